@@ -73,6 +73,8 @@ class LineChart:
         caption: what to look at, in plain text; "" for nothing.
         named: the lines of the legend; by default `lines`.
         most_points: how many points of a line are drawn; of more, some are left out.
+        least: y cannot be lower; None for no such end.
+        most: y cannot be higher, likewise.
     """
 
     title: str
@@ -84,6 +86,8 @@ class LineChart:
     caption: str = ""
     named: Sequence[Line] | None = None
     most_points: int = _MOST_POINTS
+    least: float | None = None
+    most: float | None = None
 
     def to_figure(self) -> Markup:
         """The chart between its title and its legend."""
@@ -107,9 +111,15 @@ class LineChart:
         if not usable:
             return Markup("<p>Nothing was recorded.</p>")
         xs = [x for x, _ in usable]
-        x = _Axis.over(min([*xs, *(start for start, _ in self.stages)]), max(xs))
+        x = _Axis.between(min([*xs, *(start for start, _ in self.stages)]), max(xs))
         ys = [y for _, y in usable]
-        y = _Axis.over(0.0 if self.from_zero else min(ys), max(ys), logarithmic=self.logarithmic)
+        y = _Axis.over(
+            0.0 if self.from_zero else min(ys),
+            max(ys),
+            logarithmic=self.logarithmic,
+            least=-math.inf if self.least is None else self.least,
+            most=math.inf if self.most is None else self.most,
+        )
         frame = _Frame(x, y)
         return _joined(
             [
@@ -133,15 +143,37 @@ class _Axis:
     logarithmic: bool = False
 
     @classmethod
-    def over(cls, low: float, high: float, *, logarithmic: bool = False) -> "_Axis":
+    def over(
+        cls,
+        low: float,
+        high: float,
+        *,
+        logarithmic: bool = False,
+        least: float = -math.inf,
+        most: float = math.inf,
+    ) -> "_Axis":
+        """From a mark at or below the lowest value to one at or above the highest.
+
+        No mark is below `least` or above `most`, between which all values are.
+        """
         if logarithmic:
             return cls(*_logarithmic(low, high), logarithmic=True)
         if high <= low:
             low, high = low - (abs(low) or 1.0) / 2, high + (abs(high) or 1.0) / 2
+        low, high = max(low, least), min(high, most)
         distance = _tick_distance((high - low) / 5)
         first, last = math.floor(low / distance + 1e-9), math.ceil(high / distance - 1e-9)
         ticks = tuple(index * distance for index in range(first, last + 1))
-        return cls(ticks[0], ticks[-1], ticks)
+        ends = max(ticks[0], least), min(ticks[-1], most)
+        return cls(*ends, tuple(tick for tick in ticks if ends[0] <= tick <= ends[1]))
+
+    @classmethod
+    def between(cls, low: float, high: float) -> "_Axis":
+        """From the lowest value to the highest, marked in between."""
+        wide = cls.over(low, high)
+        if high <= low:
+            return wide
+        return cls(low, high, tuple(tick for tick in wide.ticks if low <= tick <= high))
 
     def place(self, value: float) -> float:
         """0 at the low end, 1 at the high one."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import rich.table
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from rich.console import Console
 from rich.text import Text
 
@@ -175,7 +175,12 @@ class Table(Generic[_Row]):
         if self.totals:
             rows.append(("", list(self.totals)))
         return render(
-            "presentation/table.html", columns=self.columns, rows=rows, label=label, zip=zip
+            "presentation/table.html",
+            columns=self.columns,
+            rows=rows,
+            label=label,
+            zip=zip,
+            breakable=_breakable,
         )
 
     def to_markdown(self) -> str:
@@ -214,6 +219,18 @@ def printed(show: Callable[[Console], None], width: int) -> str:
 def marked_text(cell: Cell) -> Text:
     """The contents of a cell, for a terminal."""
     return Text(cell.words, _STYLES.get(cell.kind, "")) if isinstance(cell, Marked) else Text(cell)
+
+
+def _breakable(name: str) -> Markup:
+    """A name that may go on in another line behind its words, and not in the middle of one.
+
+    >>> _breakable("block_1/add<int8>")
+    Markup('block_<wbr>1/<wbr>add&lt;int8&gt;')
+    """
+    text = str(escape(name))
+    for end in ("_", "/"):
+        text = text.replace(end, f"{end}<wbr>")
+    return Markup(text)
 
 
 def _markdown(cell: Cell) -> str:

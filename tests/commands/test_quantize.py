@@ -150,7 +150,8 @@ def test_pictures_without_labels_calibrate_where_the_range_is_given(told, tmp_pa
     path = tmp_path / "out" / "model.tflite"
     assert sat_tf.verify_tflite(model, path, pixels).codes_differing == 0
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "Accuracy is not measured" in page and "Not finished" not in page
+    assert "Accuracy is not measured" in page
+    assert "Not finished" not in page
     assert told("float.keras", "plain", "--input_range", "tf")[0] == 0  # the former files move
     assert (tmp_path / "out" / "earlier-1" / "model.tflite").is_file()
 
@@ -203,7 +204,8 @@ def test_pictures_that_a_gray_model_is_measured_on_are_held_out(told, files, tmp
     assert results["tflite_top1"] == certificate["top1"]["tflite"]
     page = (tmp_path / "out" / "report.html").read_text()
     assert f"{100 * results['tflite_top1']:.2f} % top-1 in" in page
-    assert "Calibrated in" in page and "Confusion matrix" in page
+    assert "Calibrated in" in page
+    assert "Confusion matrix" in page
     labels = (tmp_path / "out" / "labels.txt").read_text().splitlines()
     assert labels == [f"class_{label}" for label in range(3)]
 

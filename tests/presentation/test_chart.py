@@ -31,7 +31,24 @@ def test_larger_values_are_further_right_and_higher_up():
 def test_marks_are_round_numbers_that_hold_all_values():
     found = marks(chart((0.0, 0.13), (703.0, 0.97)).to_svg())
     assert found[:6] == ["0", "0.2", "0.4", "0.6", "0.8", "1"]
-    assert found[6:12] == ["0", "200", "400", "600", "800", "step of the run"]
+    # Steps end with the last one.
+    assert found[6:11] == ["0", "200", "400", "600", "step of the run"]
+
+
+def test_the_last_step_is_at_the_right_end_and_no_mark_is_beyond_it():
+    svg = chart((0.0, 0.13), (703.0, 0.97)).to_svg()
+    assert places(svg)[-1][0] == 460.0
+    across = {element.text: float(element.get("x")) for element in ET.fromstring(svg).iter("text")}
+    assert across["600"] < 460.0
+
+
+@pytest.mark.parametrize("values", [(100.0, 100.0), (97.3, 100.0), (0.0, 100.0), (0.0, 0.0)])
+def test_no_mark_is_where_no_value_can_be(values):
+    svg = chart((0.0, values[0]), (1.0, values[1]), least=0.0, most=100.0).to_svg()
+    found = [float(mark) for mark in marks(svg)[: marks(svg).index("step of the run") - 3]]
+    assert min(found) >= 0.0
+    assert max(found) <= 100.0
+    assert all(34.0 <= y <= 248.0 for _, y in places(svg))
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, -3.0, 1e-9, 1e9])

@@ -166,8 +166,8 @@ class Translator:
                 return f"received {kind}, which tf_keras does not have; build the model without it"
             return (
                 f"received {kind}, a layer of your own; write it with tf_keras too, and pass "
-                f"custom_layers={{{kind!r}: ...}} to sat_tf.from_keras3, whose model quantize_model "
-                "takes"
+                f"custom_layers={{{kind!r}: ...}} to sat_tf.from_keras3; quantize_model takes "
+                "its model"
             )
         if getattr(layer, "quantization_mode", None):
             return (

@@ -62,12 +62,22 @@ _DECAY = "var(--soft)"
 _MOST_POINTS = 3000
 
 
-def charts(epochs: Sequence[EpochMetrics], steps: Sequence[StepMetrics]) -> list[LineChart]:
+# Of training that asks for more than the labels, or for less.
+_OTHER_LOSS = (
+    "The two losses are not to be compared: the held-out one is of the labels alone, that of "
+    "training has {}."
+)
+
+
+def charts(
+    epochs: Sequence[EpochMetrics], steps: Sequence[StepMetrics], *, targets: str = ""
+) -> list[LineChart]:
     """Loss, accuracy, learning rate and clipping levels over all stages, with a gap between stages.
 
     Args:
         epochs: the rows of the metrics file; they give the held-out images.
         steps: the rows of the steps file; without any, the epochs' means are drawn.
+        targets: what is asked of the model in training beside the labels, in words; "" for nothing.
     """
     starts = _starts(epochs, steps)
     stages = [(float(start), name.replace("_", " ")) for name, start in starts.items()]
@@ -132,6 +142,7 @@ def charts(epochs: Sequence[EpochMetrics], steps: Sequence[StepMetrics]) -> list
             stages=stages,
             logarithmic=True,
             summary=_ends("loss", loss),
+            caption=_OTHER_LOSS.format(targets) if targets else "",
             most_points=_MOST_POINTS,
         ),
         LineChart(
@@ -140,6 +151,8 @@ def charts(epochs: Sequence[EpochMetrics], steps: Sequence[StepMetrics]) -> list
             stages=stages,
             summary=_ends("accuracy in percent", top1),
             most_points=_MOST_POINTS,
+            least=0.0,
+            most=100.0,
         ),
         LineChart(
             title="Learning rate",

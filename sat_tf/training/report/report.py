@@ -56,6 +56,7 @@ def report_page(folder: RunFolder) -> str:
     epochs = history.from_csv(folder.read_text(run_folder.METRICS))
     steps = history.steps_from_csv(folder.read_text(run_folder.STEPS))
     answers = _answers(folder)
+    targets = _targets(config)
     of_layers = Table(columns=_LAYER, rows=layers.layers) if layers else None
     return render_page(
         "training/report/report.html",
@@ -64,7 +65,7 @@ def report_page(folder: RunFolder) -> str:
         is_run=bool(config),
         is_trained=bool(epochs),
         accuracy=_accuracy(results).without_empty("").to_html("Accuracy") if results else "",
-        curves=[chart.to_figure() for chart in curves.charts(epochs, steps)]
+        curves=[chart.to_figure() for chart in curves.charts(epochs, steps, targets=targets)]
         if epochs or steps
         else [],
         answers=answers_section(answers) if answers else "",
@@ -259,12 +260,26 @@ def _duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
-def _name(config: str) -> str:
+def _values(config: str) -> dict[str, Any]:
+    """The configuration as it is written; nothing where it cannot be read."""
     try:
         values = load_yaml(config)
     except ValueError:
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _name(config: str) -> str:
+    return str(_values(config).get("name", ""))
+
+
+def _targets(config: str) -> str:
+    """What the recipes ask of a model in training beside the labels."""
+    recipes = _values(config).get("recipes")
+    if not isinstance(recipes, dict):
         return ""
-    return str(values.get("name", "")) if isinstance(values, dict) else ""
+    found = {"the teacher": "distillation", "smoothed labels": "label_smoothing"}
+    return " and ".join(words for words, recipe in found.items() if recipes.get(recipe))
 
 
 def _read(folder: RunFolder, name: str, kind: type[_Kind]) -> _Kind | None:

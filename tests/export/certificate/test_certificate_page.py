@@ -8,7 +8,7 @@ import sat_tf
 from sat_tf.export.certificate.page import certificate_page
 from sat_tf.export.file_verification import verify_file
 
-VOID = {"meta", "path", "img"}
+VOID = {"meta", "path", "img", "wbr"}
 
 
 class Outline(html.parser.HTMLParser):

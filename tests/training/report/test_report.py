@@ -130,3 +130,18 @@ def test_classes_and_preprocessing_are_those_of_the_run(tmp_path):
     folder.write_text(run_folder.PREPROCESSING, "{}")
     with pytest.raises(RunError, match=r"preprocessing.json: received a damaged file"):
         shown(folder)
+
+
+def test_losses_that_are_not_of_the_same_thing_are_said_to_be_so(tmp_path):
+    folder = fill(RunFolder(tmp_path))
+    assert "The two losses" not in shown(folder)
+    recipes = "recipes:\n  distillation: {weight: 0.5}\n  label_smoothing: {amount: 0.1}\n"
+    folder.write_text(run_folder.CONFIG, recipes)
+    assert "that of training has the teacher and smoothed labels." in shown(folder)
+
+
+def test_a_run_that_was_not_trained_says_so(tmp_path):
+    folder = fill(RunFolder(tmp_path))
+    assert "Trained in" in shown(folder)
+    folder.file(run_folder.METRICS).unlink()
+    assert "Calibrated in" in shown(folder)
