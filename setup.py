@@ -72,7 +72,7 @@ setuptools.setup(
             "types-PyYAML",
         ],
     },
-    entry_points={"console_scripts": ["sat-tf = sat_tf.commands.main:main"]},
+    entry_points={"console_scripts": ["sat-tf = sat_tf.__main__:main"]},
     classifiers=[
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",

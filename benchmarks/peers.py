@@ -127,7 +127,7 @@ _QKERAS_OPTIONS: Mapping[int, tuple[str, ...]] = {2: ("--ternary",)}
 _NO_TEACHER = "recipes.distillation=null"
 # As in the configuration of sat-tf.
 _DISTILLED = {"distillation": 0.5, "temperature": 4.0}
-# For batches of 64 images; higher ones follow as long as the highest is the best.
+# For batches of 64 images; more follow as long as the highest or the lowest is the best.
 _RATES = (0.1, 0.2, 0.4)
 # What --search found for each number of bits. QKeras for Keras 3 has the settings of QKeras.
 _BEST_RATES: Mapping[str, Mapping[int, float]] = {
@@ -198,8 +198,10 @@ def _search(
                 console.print(str(known[0]))
             found[rate] = float(known[0]["chosen_on"])
             chosen = max(found, key=found.__getitem__)
-            if not rates and chosen == rate:
-                rates = [2 * rate]
+            if not rates and chosen == max(found):
+                rates = [2 * chosen]
+            elif not rates and chosen == min(found):
+                rates = [chosen / 2]
         tried = ", ".join(f"{rate}: {top1:.2f}" for rate, top1 in found.items())
         best.append({"method": name, "bits": case.bits, "tried": tried, "best": chosen})
     console.print(as_table(best, "top-1 in percent on half of the held-out images"))

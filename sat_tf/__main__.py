@@ -1,7 +1,20 @@
-"""`python -m sat_tf` is the command `sat-tf`."""
+"""The command `sat-tf`, which is also `python -m sat_tf`."""
 
 import sys
 
-from sat_tf.commands.main import main
 
-sys.exit(main())
+def main() -> int:
+    """Loads the commands and runs the one that is asked for; returns the exit status.
+
+    Loading takes half a second, in which Ctrl-C is no error either.
+    """
+    try:
+        from sat_tf.commands.main import main as run
+    except KeyboardInterrupt:
+        print("interrupted; nothing has been done", file=sys.stderr)
+        return 130
+    return run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

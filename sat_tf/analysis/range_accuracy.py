@@ -147,10 +147,12 @@ def found_range(
     """
     measured = _measured(model, pixels, labels, _USUAL)
     if measured is None:
-        raise ValueError(
-            f"{subject}: received no pictures in folders of its classes, expected them, or the "
-            f"range of its input; {_GIVE}."
+        received = (
+            "a model of one class, which is right in every range, expected the range of its input"
+            if labels is not None and model.outputs[0].shape[-1] == 1
+            else "no pictures in folders of its classes, expected them, or the range of its input"
         )
+        raise ValueError(f"{subject}: received {received}; {_GIVE}.")
     right, most_frequent = measured
     top1 = {found: float(np.mean(hits)) for found, hits in right.items()}
     best = max(top1, key=top1.__getitem__)

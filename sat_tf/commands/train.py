@@ -54,7 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_trust(parser)
     add_overrides(parser, "change one setting, with a dotted key; can be given several times")
     parser.add_argument(
-        "--run_dir", metavar="DIR", help="where the files go; default: runs/<name in the config>"
+        "--run_dir",
+        "--out",
+        metavar="DIR",
+        help="where the files go; default: runs/<name in the config>",
     )
     add_resume(parser)
     parser.add_argument("--seed", type=seed, help="overrides the seed in the config")
@@ -107,7 +110,7 @@ def folder_config(
     chosen = choose(data_dir)
     named = data_override(data_dir)
     if path is None:
-        changes = [named, *chosen.overrides, *overrides]
+        changes = [named, *chosen.overrides(overrides), *overrides]
         config = parse_config(read_yaml_text(FOLDER), changes, seed=seed, subject="folder")
         console.print(chosen.describe(), highlight=False, markup=False, soft_wrap=True)
         return config

@@ -267,10 +267,13 @@ class CorruptPictures:
         )
 
     def _too_many(self) -> str:
+        allowed = f"max_corrupt={self._max_corrupt}"
+        if self._max_corrupt:
+            allowed = f"{ALWAYS_ALLOWED}, or a share of {allowed} where that is more"
         return (
             f"{self._subject}: received {len(self._names)} corrupt pictures, expected at most "
-            f"{self._most} of {self._count} (max_corrupt={self._max_corrupt}); "
-            f"{self._last_ones()}; repair or delete them, or raise max_corrupt."
+            f"{self._most} of {self._count} ({allowed}); {self._last_ones()}; repair or "
+            "delete them, or raise max_corrupt."
         )
 
     def _last_ones(self) -> str:

@@ -84,7 +84,9 @@ def rebuilt(path: pathlib.Path, config: dict[str, Any]) -> "keras.Model":
             f"received a SavedModel without {_VARIABLES}.index, expected its variables"
         )
     try:
-        model.load_weights(str(path / _VARIABLES)).assert_existing_objects_matched()
+        # Partial: the optimizer's are left.
+        loaded = model.load_weights(str(path / _VARIABLES)).expect_partial()
+        loaded.assert_existing_objects_matched()
     except (AssertionError, tf.errors.OpError) as error:
         raise ValueError(
             f"received a SavedModel whose variables are not those of its model ({error})"

@@ -403,6 +403,11 @@ def expect_policy(policy: Any) -> BitPolicy:
         return policy
     if is_bits(policy):
         return BitPolicy.mobile(policy)
+    if isinstance(policy, int) and not isinstance(policy, bool):
+        raise ValueError(
+            f"policy={policy!r}: expected a sat_tf.BitPolicy, or bits from 1 to 8; models "
+            "of 8 need no training, of 4 a little."
+        )
     fix = "write BitPolicy(**policy)" if isinstance(policy, Mapping) else "write BitPolicy(...)"
     raise ValueError(
         f"policy={policy!r}: received {type(policy).__name__}, expected a sat_tf.BitPolicy, or an "

@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
+import sat_tf.__main__
 from sat_tf import models
 from sat_tf.commands import main
 from sat_tf.export.tflite.structure import read_structure
@@ -425,6 +426,19 @@ def test_training_that_breaks_is_an_error_and_leaves_whole_files_only(
     text = {"config.yaml", "environment.json", "state.json", "metrics.csv", "steps.csv"}
     text |= {"labels.txt", "preprocessing.json"}
     assert left <= {*text, "tensorboard"}
+
+
+def test_ctrl_c_while_the_commands_are_loaded_is_no_error(monkeypatch, capsys):
+    class Interrupts:
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            if name == "sat_tf.commands.main":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "sat_tf.commands.main")
+    monkeypatch.setattr(sys, "meta_path", [Interrupts, *sys.meta_path])
+    assert sat_tf.__main__.main() == 130
+    assert capsys.readouterr().err == "interrupted; nothing has been done\n"
 
 
 def test_ctrl_c_ends_with_a_line_and_status_130(capsys):

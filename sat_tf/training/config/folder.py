@@ -4,6 +4,7 @@ import math
 import os
 import pathlib
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from sat_tf.data.class_folders import median_side
@@ -41,6 +42,7 @@ SIZES = (
 _SIDE = 32
 _FULL_STRIDE_FROM = 64
 _FEWEST_STEPS = 4
+_FEW_EPOCHS = 10
 
 
 class FolderChoice(NamedTuple):
@@ -73,12 +75,17 @@ class FolderChoice(NamedTuple):
         most = max(self.num_train // _FEWEST_STEPS, 2)
         return min(self.size.batch_size, 2 ** int(math.log2(most)))
 
-    @property
-    def overrides(self) -> list[str]:
-        """The settings, as `parse_config` takes them."""
+    def overrides(self, given: Sequence[str] = ()) -> list[str]:
+        """The settings, as `parse_config` takes them.
+
+        Args:
+            given: those of the user, which come behind these. Stages that they make short warm up
+                for a tenth of their epochs.
+        """
         stride = 2 if self.image_size >= _FULL_STRIDE_FROM else 1
         size = self.size
         return [
+            *_short_warmups(given),
             f"name={self.name}",
             f"data.options.image_size={self.image_size}",
             f"model.options.width_multiplier={size.width_multiplier}",
@@ -98,6 +105,17 @@ class FolderChoice(NamedTuple):
             f"{self.batch_size}, {self.size.epochs} + {self.size.epochs // 2} epochs; "
             "--set changes each."
         )
+
+
+def _short_warmups(given: Sequence[str]) -> list[str]:
+    """The warm-ups of stages that have few epochs by these settings."""
+    found = []
+    for setting in given:
+        key, _, value = setting.partition("=")
+        stage = key.removesuffix(".epochs")
+        if stage != key and value.isdecimal() and int(value) < _FEW_EPOCHS:
+            found.append(f"{stage}.warmup_epochs={int(value) / 10:g}")
+    return found
 
 
 def data_override(data_dir: str | os.PathLike[str]) -> str:

@@ -25,7 +25,7 @@ def pictures(root, count, side=70):
 
 def test_the_shipped_configuration_is_the_one_that_is_chosen_for_hundreds():
     config = read_config(FOLDER)
-    changed = read_config(FOLDER, choice(500).overrides)
+    changed = read_config(FOLDER, choice(500).overrides())
     assert changed.model_copy(update={"name": "folder"}) == config
 
 
@@ -44,7 +44,7 @@ def test_the_shipped_configuration_is_the_one_that_is_chosen_for_hundreds():
     ],
 )
 def test_sizes_follow_from_the_set(num_train, side, image_size, batch_size):
-    config = read_config(FOLDER, choice(num_train, side).overrides)
+    config = read_config(FOLDER, choice(num_train, side).overrides())
     assert config.data.options["image_size"] == image_size
     assert config.stages.float.batch_size == batch_size
     assert config.stages.quantized.batch_size == batch_size
@@ -64,6 +64,18 @@ def test_a_folder_is_all_that_is_needed(tmp_path, monkeypatch):
         "Chosen for 16 pictures to train on: mobilenet_v2 of width 0.35, 64x64 pixels, batches of "
         "4, 60 + 30 epochs; --set changes each.\n"
     )
+
+
+@pytest.mark.parametrize(("epochs", "warmups"), [(9, (0.9, 1)), (1, (0.1, 1)), (10, (2, 1))])
+def test_stages_that_are_made_short_warm_up_for_less(tmp_path, epochs, warmups):
+    root = pictures(tmp_path / "photos", 5)
+    settings = [f"stages.float.epochs={epochs}"]
+    config = folder_config(str(root), Console(file=io.StringIO()), overrides=settings)
+    found = config.stages.float.warmup_epochs, config.stages.quantized.warmup_epochs
+    assert found == pytest.approx(warmups)
+    longer = [*settings, "stages.float.warmup_epochs=0.5"]
+    config = folder_config(str(root), Console(file=io.StringIO()), overrides=longer)
+    assert config.stages.float.warmup_epochs == 0.5
 
 
 def test_a_file_decides_everything_else(tmp_path):

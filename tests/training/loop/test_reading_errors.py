@@ -88,7 +88,8 @@ def test_a_run_whose_pictures_are_corrupt_goes_on_when_they_are_mended(tmp_path,
     broken = subprocess.run(command, capture_output=True, text=True, check=False)
     told = broken.stderr
     assert broken.returncode == 2
-    assert "error: set: received 6 corrupt pictures, expected at most 5" in told
+    assert "error: set: received 6 corrupt pictures, expected at most 5 of " in told
+    assert "(5, or a share of max_corrupt=0.001 where that is more)" in told
     assert "the same command resumes the run" in told
     assert "Traceback" not in told
     for path, content in bad.items():
