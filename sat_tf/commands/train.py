@@ -108,7 +108,7 @@ def folder_config(
         RunError: it is no such folder, or the file is for other data; see `read_config`.
     """
     chosen = choose(data_dir)
-    named = data_override(data_dir)
+    named, overrides = data_override(data_dir), list(overrides)
     if path is None:
         changes = [named, *chosen.overrides(overrides), *overrides]
         config = parse_config(read_yaml_text(FOLDER), changes, seed=seed, subject="folder")

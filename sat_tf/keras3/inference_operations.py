@@ -1,6 +1,7 @@
 """Operations of quantized networks as Keras 3 layers; like `inference_layers`, on any backend."""
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -119,6 +120,52 @@ class InferenceOperation(keras3.layers.Layer):
         return {**super().get_config(), **own}
 
 
+@_register()
+class OfSeveralTensors(keras3.layers.Wrapper):
+    """A layer that takes its tensors one by one, called with a list of them; never quantized.
+
+    Args:
+        layer: the layer, such as MultiHeadAttention, whose call has a query, a value and a key.
+        arguments: its positional and its keyword arguments, as `template_of` makes them, with
+            {"tensor": i} for the i-th tensor of the list.
+        **options: options of any Keras layer.
+    """
+
+    def __init__(self, layer: Any, arguments: Sequence[Any], **options: Any) -> None:
+        super().__init__(layer, **{**options, "dtype": layer.dtype_policy})
+        self.arguments = arguments
+
+    def build(self, input_shape: Any) -> None:
+        """Builds the layer by calling it on tensors of these shapes, as only it knows how."""
+        if not self.layer.built:
+            self._on(self.layer, self._symbols(input_shape))
+        self.built = True
+
+    def call(self, inputs: Any, training: Any = None) -> Any:
+        """The layer on the tensors."""
+        options = {}
+        if "training" in inspect.signature(self.layer.call).parameters:
+            options["training"] = training
+        return self._on(self.layer, keras3.tree.flatten(inputs), **options)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """That of the layer."""
+        return self._on(self.layer.compute_output_spec, self._symbols(input_shape)).shape
+
+    def _on(self, function: Callable[..., Any], tensors: Sequence[Any], **options: Any) -> Any:
+        args, own = filled_in(self.arguments, tensors)
+        return function(*args, **{**options, **own})
+
+    def _symbols(self, input_shape: Any) -> list[Any]:
+        is_one = all(size is None or isinstance(size, int) for size in input_shape)
+        shapes = [input_shape] if is_one else input_shape
+        return [keras3.KerasTensor(tuple(shape), self.layer.compute_dtype) for shape in shapes]
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {**super().get_config(), "arguments": self.arguments}
+
+
 def is_known(function: str) -> bool:
     """Whether Keras 3 computes one of TensorFlow's operations, bit for bit."""
     return function in _OPERATIONS
@@ -195,6 +242,18 @@ def _transpose(a: Any, perm: Any = None, conjugate: bool = False) -> Any:
     return ops.transpose(a, perm)
 
 
+def _matmul(
+    a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False, *rest: Any, **options: Any
+) -> Any:
+    if any(rest) or any(options.values()):
+        raise ValueError("tf.matmul: expected real, dense matrices.")
+    a, b = (
+        ops.swapaxes(x, -1, -2) if turned else x
+        for x, turned in ((a, transpose_a), (b, transpose_b))
+    )
+    return ops.matmul(a, b)
+
+
 # All take their arguments in TensorFlow's order and by TensorFlow's names.
 _OPERATIONS: dict[str, Callable[..., Any]] = {
     "__operators__.add": _of_two(ops.add),
@@ -212,6 +271,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "expand_dims": lambda input, axis: ops.expand_dims(input, axis),
     "identity": lambda input: input + 0.0,
     "image.resize": _resize,
+    "linalg.matmul": _matmul,
     "math.abs": lambda x: ops.abs(x),
     "math.add": _of_two(ops.add),
     "math.cos": lambda x: ops.cos(x),

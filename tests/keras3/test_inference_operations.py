@@ -62,6 +62,8 @@ OPERATIONS = [
     lambda x: tf.image.resize(x, (5, 6), "nearest"),
     lambda x: tf.image.resize(x, (5, 6), antialias=True),
     lambda x: tf.math.squared_difference(x, 0.7),
+    lambda x: tf.matmul(x, x, transpose_b=True),
+    lambda x: tf.matmul(x, x[:, ::-1], transpose_a=True),
     lambda x: tf.maximum(x, 1.0),
     lambda x: tf.minimum(x, x[:, :1]),
     lambda x: tf.nn.depth_to_space(x, 2),

@@ -23,7 +23,10 @@ _PROGRAMS = ("TorchModuleWrapper", "TFSMLayer", "JaxLayer", "FlaxLayer", "__lamb
 _FUNCTION_MODULES = ("builtins", "keras.activations", "keras.ops", "keras.ops.nn")
 _OURS = "sat_tf>"
 # What models have that `quantize_model` makes of Keras 3 ones, and that are trained.
-_TRAINED = tuple(f"{_OURS}{name}" for name in ("QuantizedLayer", "Operation", "Scaling", "Slice"))
+_TRAINED = tuple(
+    f"{_OURS}{name}"
+    for name in ("QuantizedLayer", "OfSeveralTensors", "Operation", "Scaling", "Slice")
+)
 
 
 class Conversion(NamedTuple):

@@ -78,6 +78,8 @@ def _problem(layer: Any, originals: Mapping[str, Original]) -> str | None:
             return str(error)
     if _original(inner, originals) is not None:
         return None
+    if isinstance(inner, operation_layers.OfSeveralTensors):
+        return _problem(inner.layer, originals)
     return inference_table.training_problem_of(inner)
 
 
@@ -120,6 +122,9 @@ def _plain(layer: Any, name: str, originals: Mapping[str, Original]) -> Any:
             name=name,
             dtype=layer.dtype_policy.name,
         )
+    elif isinstance(layer, operation_layers.OfSeveralTensors):
+        one = _plain(layer.layer, layer.layer.name, originals)
+        made = inference_operations.OfSeveralTensors(one, layer.arguments, name=name)
     else:
         made = inference_table.training_layer(layer, name)
     made.trainable = layer.trainable

@@ -154,7 +154,7 @@ class Translator:
                 "received a Lambda layer, whose Python code cannot be shown to do the same in "
                 "tf_keras; write it with keras.ops or with layers"
             )
-        if isinstance(layer, QuantizedLayer3):
+        if isinstance(layer, QuantizedLayer3 | inference_operations.OfSeveralTensors):
             return self._inner_problem(layer)
         if type(layer).__module__.startswith("sat_tf.") and not _is_operation(layer):
             return (
@@ -177,10 +177,10 @@ class Translator:
         self._layer(layer)
         return self._weights_problem(layer)
 
-    def _inner_problem(self, layer: QuantizedLayer3) -> str | None:
-        """What is wrong with a quantized layer, or with the layer inside."""
+    def _inner_problem(self, layer: Any) -> str | None:
+        """What is wrong with a layer of ours around another one, or with the layer inside."""
         inner = layer.layer
-        if layer.place == INSTEAD and not layer_table.is_known(inner):
+        if getattr(layer, "place", None) == INSTEAD and not layer_table.is_known(inner):
             return f"received a quantizer instead of {type(inner).__name__}, expected a rectifier"
         self._layer(layer)
         return self._weights_problem(layer)
@@ -199,6 +199,10 @@ class Translator:
                 self._model(layer)
             elif isinstance(layer, QuantizedLayer3):
                 self._made[id(layer)] = self._quantized(layer)
+            elif isinstance(layer, inference_operations.OfSeveralTensors):
+                inner, arguments = self._inner(layer.layer), layer.arguments
+                made = operation_layers.OfSeveralTensors(inner, arguments, name=layer.name)
+                self._made[id(layer)] = made
             elif _is_operation(layer):
                 self._made[id(layer)] = _operation_layer(layer)
             else:

@@ -4,7 +4,7 @@ import math
 import os
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from sat_tf.data.class_folders import median_side
@@ -75,7 +75,7 @@ class FolderChoice(NamedTuple):
         most = max(self.num_train // _FEWEST_STEPS, 2)
         return min(self.size.batch_size, 2 ** int(math.log2(most)))
 
-    def overrides(self, given: Sequence[str] = ()) -> list[str]:
+    def overrides(self, given: Iterable[str] = ()) -> list[str]:
         """The settings, as `parse_config` takes them.
 
         Args:
@@ -107,7 +107,7 @@ class FolderChoice(NamedTuple):
         )
 
 
-def _short_warmups(given: Sequence[str]) -> list[str]:
+def _short_warmups(given: Iterable[str]) -> list[str]:
     """The warm-ups of stages that have few epochs by these settings."""
     found = []
     for setting in given:

@@ -243,6 +243,53 @@ def test_nested_shared_and_several(network, tmp_path):
         np.testing.assert_allclose(numpy(found[name]), expected[name], atol=1e-4)
 
 
+def attention_network():
+    """Its own attention, one that is called by names, and a product of two tensors."""
+    layers = keras.layers
+    image = keras.Input((8, 8, 3), name="image")
+    x = layers.Conv2D(8, 2, strides=2, name="patches")(layers.Rescaling(1 / 128, -1.0)(image))
+    x = layers.Reshape((16, 8), name="tokens")(x)
+    attention = layers.MultiHeadAttention(2, 4, dropout=0.1, name="attention")
+    x = layers.Add(name="added")([x, attention(x, x)])
+    query = layers.Dense(8, name="query")(x)
+    cross = layers.MultiHeadAttention(2, 4, name="cross")
+    x = cross(query=query, value=x, key=x, use_causal_mask=True)
+    x = keras.ops.matmul(x, keras.ops.transpose(query, (0, 2, 1)))
+    x = layers.GlobalAveragePooling1D(name="mean")(x)
+    return keras.Model(image, layers.Dense(10, name="head")(x))
+
+
+def test_attention_stays_float_learns_and_is_exported(tmp_path):
+    keras.utils.set_random_seed(2)
+    network = attention_network()
+    policy = sat_tf.BitPolicy.mobile(4, unsupported="float")
+    images, _ = pixels_and_labels(64)
+    quantized = sat_tf.calibrate(sat_tf.quantize_model(network, policy), images)
+    # Its layers are those of the user, with what tf_keras does not have.
+    assert quantized.get_layer("quant_attention").layer.layer.dropout == 0.1
+    before = [numpy(variable).copy() for variable in quantized.trainable_variables]
+    assert fit(quantized)[-1] < 3.0
+    for variable, value in zip(quantized.trainable_variables, before, strict=True):
+        if "attention" in variable.path and "key/bias" not in variable.path:
+            assert not np.array_equal(numpy(variable), value), variable.path
+    quantized.save(tmp_path / "attention.keras")
+    again = keras.saving.load_model(tmp_path / "attention.keras")
+    np.testing.assert_array_equal(numpy(again(images)), numpy(quantized(images)))
+    finer = sat_tf.requantize(again, sat_tf.BitPolicy.mobile(8, unsupported="float"))
+    pixels = images.astype(np.uint8)
+    for number, model in enumerate((quantized, finer)):
+        path = tmp_path / f"{number}.tflite"
+        sat_tf.export_tflite(model, path)
+        assert sat_tf.verify_tflite(model, path, pixels).codes_differing == 0
+    expected = twin.twin_of(finer)(images)
+    np.testing.assert_allclose(numpy(finer(images)), expected, atol=1e-4)
+
+
+def test_attention_is_refused_where_float_is_not_allowed():
+    with pytest.raises(ValueError, match=r"attention.*MultiHeadAttention(.|\n)*unsupported"):
+        sat_tf.quantize_model(attention_network(), W4A4)
+
+
 def test_a_quantized_model_is_not_quantized_again(calibrated):
     with pytest.raises(ValueError, match=r"quantized already.*sat_tf\.requantize"):
         sat_tf.quantize_model(calibrated, W4A4)
