@@ -131,11 +131,11 @@ _DISTILLED = {"distillation": 0.5, "temperature": 4.0}
 _RATES = (0.1, 0.2, 0.4)
 # What --search found for each number of bits. QKeras for Keras 3 has the settings of QKeras.
 _BEST_RATES: Mapping[str, Mapping[int, float]] = {
-    "TFMOT clusters; distilled": {4: 0.1, 3: 0.1, 2: 0.1},
-    "QKeras": {4: 0.1, 3: 0.1, 2: 0.1},
-    "QKeras; distilled": {4: 0.1, 3: 0.1, 2: 0.1},
-    "qkeras-v3": {4: 0.1, 3: 0.1, 2: 0.1},
-    "qkeras-v3; distilled": {4: 0.1, 3: 0.1, 2: 0.1},
+    "TFMOT clusters; distilled": {4: 0.4, 3: 0.2, 2: 0.2},
+    "QKeras": {4: 0.05, 3: 0.1, 2: 0.2},
+    "QKeras; distilled": {4: 0.1, 3: 0.2, 2: 0.4},
+    "qkeras-v3": {4: 0.05, 3: 0.1, 2: 0.2},
+    "qkeras-v3; distilled": {4: 0.1, 3: 0.2, 2: 0.4},
 }
 METHODS: dict[str, Method] = {
     "float": Method(run=peer_start.trained, bits=(32,), quantizes="nothing; 1000 steps"),
