@@ -241,8 +241,10 @@ def _own_names(quantized: keras.Model, name: str) -> Iterator[str]:
 def _checked(model: keras.Model, path: pathlib.Path, images: Any, labels: Any) -> Pixels:
     """Images as arrays; raises unless they fit the model, with what is wrong with the labels."""
     problems = file_problems(path)
+    network = Network(_quantized(model))
     shapes = [tuple(tensor.shape[1:]) for tensor in model.inputs]
-    kinds = list(input_types(Network(_quantized(model))).values())
+    kinds = list(input_types(network).values())
+    images = network.given(images)
     if len(shapes) > 1:
         images, found = several_problems(images, shapes, kinds)
         problems += found

@@ -40,7 +40,7 @@ def unique_name(wanted: str, taken: set[str]) -> str:
     return name
 
 
-def layer_copy(layer: keras.layers.Layer, **changes: Any) -> keras.layers.Layer:
+def layer_copy(layer: keras.layers.Layer, /, **changes: Any) -> keras.layers.Layer:
     """A layer with the same configuration, without weights.
 
     Args:

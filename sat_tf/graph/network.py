@@ -219,6 +219,21 @@ class Network:
             "list or a dictionary with one for each."
         )
 
+    def given(self, images: Any) -> Any:
+        """What users pass for the inputs: a list of several, in their order, or that of the one.
+
+        Args:
+            images: for a model with one input they may be in a list or a dictionary of one.
+
+        Raises:
+            ValueError: a dictionary does not have one value for each input.
+        """
+        if isinstance(images, Mapping):
+            images = self.in_order(images)
+        one = len(self.inputs) == 1 and isinstance(images, list | tuple) and len(images) == 1
+        is_array = one and np.ndim(images[0]) == len(self[self.inputs[0]].shape) + 1
+        return images[0] if is_array else images
+
     def assemble(self, made: Mapping[str, Any], name: str | None = None) -> keras.Model:
         """A model of other tensors, called with the same structure of inputs and outputs.
 

@@ -53,7 +53,7 @@ def conversions(graph: Graph) -> Conversions:
         kind = _kind(layer, shapes)
         if kind not in tried:
             try:
-                tried[kind] = float_operators(operation.node, shapes), weights
+                tried[kind] = float_operators(operation.node, operation.layer, shapes), weights
             except ValueError as error:
                 tried[kind] = str(error).removeprefix(f"{layer.name}: ")
         outcome = tried[kind]

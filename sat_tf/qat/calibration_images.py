@@ -2,7 +2,7 @@
 
 import os
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,7 @@ def gather(dataset: Any, num_images: int, network: Network) -> Images:
     """
     if isinstance(dataset, str | os.PathLike):
         dataset = _pictures(pathlib.Path(dataset), num_images, network)
-    if isinstance(dataset, np.ndarray | tf.Tensor | tuple | dict) or _is_list_of_inputs(
+    if isinstance(dataset, np.ndarray | tf.Tensor | tuple | Mapping) or _is_list_of_inputs(
         dataset, network
     ):
         dataset = [dataset]  # one batch, of images or of (images, labels)
@@ -105,7 +105,9 @@ def _checked_batch(element: Any, network: Network) -> Images:
     # As in Keras: (images, labels), and a list or a dictionary of images.
     if isinstance(element, tuple) or (isinstance(element, list) and not several):
         element = element[0]
-    arrays = [np.asarray(array) for array in (network.in_order(element) if several else [element])]
+    is_named = isinstance(element, Mapping)
+    given = network.in_order(element) if several or is_named else [element]
+    arrays = [np.asarray(array) for array in given]
     for name, array in zip(network.inputs, arrays, strict=True):
         shape, where = network[name].shape, f" for {name}" if several else ""
         fits = array.ndim == len(shape) + 1 and all(

@@ -23,11 +23,14 @@ _L = keras.layers
 _CONVOLUTIONAL = (_L.ConvLSTM1D, _L.ConvLSTM2D, _L.ConvLSTM3D)
 
 
-def float_operators(node: Node, shapes: Sequence[tuple[int, ...]]) -> bytes:
+def float_operators(
+    node: Node, layer: keras.layers.Layer, shapes: Sequence[tuple[int, ...]]
+) -> bytes:
     """A TFLite file of one float layer.
 
     Args:
-        node: the layer, and how it is called.
+        node: how the layer is called.
+        layer: what is called, in float32.
         shapes: of its inputs, without the batch dimension.
 
     Raises:
@@ -39,7 +42,7 @@ def float_operators(node: Node, shapes: Sequence[tuple[int, ...]]) -> bytes:
     # whose output is empty.
     for size in (None, 1):
         try:
-            content = _converted(node, shapes, size)
+            content = _converted(node, layer, shapes, size)
         except Exception as error:  # The converter and the layer may raise anything.
             problem = problem or error
             continue
@@ -81,8 +84,9 @@ def _received(node: Node) -> str:
     return f"{layer.name}: received {kind_of(layer)} that is left float and that"
 
 
-def _converted(node: Node, shapes: Sequence[tuple[int, ...]], batch: int | None) -> bytes:
-    layer = inner_layer(node.layer)
+def _converted(
+    node: Node, layer: keras.layers.Layer, shapes: Sequence[tuple[int, ...]], batch: int | None
+) -> bytes:
     signature = [
         tf.TensorSpec([batch, *shape], tf.float32, name=f"{INPUT_NAME}{i}")
         for i, shape in enumerate(shapes)

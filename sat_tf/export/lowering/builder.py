@@ -23,6 +23,7 @@ from sat_tf.export.lowering.pending import (
     identity,
     window_mean,
 )
+from sat_tf.export.lowering.quantized_network import in_float32
 from sat_tf.export.operations.add import Add, AddConstant
 from sat_tf.export.operations.concatenate import Concatenate
 from sat_tf.export.operations.float_layer import FloatLayer
@@ -37,6 +38,7 @@ from sat_tf.export.operations.quantize import Dequantize, Quantize, ShiftImage
 from sat_tf.export.operations.shapes import Reshape
 from sat_tf.export.operations.softmax import Softmax
 from sat_tf.export.tflite.tensors import WHOLE, Codes, Tensor
+from sat_tf.graph.network import Node
 
 # XNNPACK leaves a sum to other kernels, with another rounding, where a scale of what it adds is
 # less than 2^-10 of its own. A summand of 2^-9 still counts hundredths of an output code.
@@ -66,6 +68,13 @@ class GraphBuilder:
         """Adds an operation and the tensor it makes; returns the tensor's name."""
         self.operations.append(operation)
         return self.tensor(operation.output, shape, codes)
+
+    def float_layer(
+        self, node: Node, sources: tuple[str, ...], name: str, shape: tuple[int, ...]
+    ) -> str:
+        """Adds a layer that is left float, which reads float tensors; see `add`."""
+        layer = in_float32(node, [self.tensors[source].shape for source in sources])
+        return self.add(FloatLayer(sources, name, node, layer), shape, None)
 
     def move(self, operation: Operation, shape: tuple[int, ...]) -> str:
         """Adds an operation that makes its tensor from the codes of its input as they are."""
@@ -139,7 +148,7 @@ class GraphBuilder:
         if isinstance(pending, PendingMean):
             return self.add(Mean(sources, name, pending.keep_dims), shape, None)
         if isinstance(pending, PendingFunction):
-            return self.add(FloatLayer(sources, name, pending.node), shape, None)
+            return self.float_layer(pending.node, sources, name, shape)
         if isinstance(pending, PendingConstantSum):
             return self._with_constant(sources[0], Pointwise.SUM, pending.values, name, shape)
         if isinstance(pending, PendingPair):

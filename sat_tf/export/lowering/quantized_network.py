@@ -1,12 +1,20 @@
 """Questions of the export's stages about a quantized network."""
 
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+import tf_keras as keras
+
 from sat_tf.graph import functions, layer_kinds
+from sat_tf.graph.flatten import layer_copy
 from sat_tf.graph.layers.kind import KernelForm, Role
-from sat_tf.graph.network import Network, Node
+from sat_tf.graph.network import Network, Node, call_on_floats
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.protocol import ActivationQuantizer, PixelQuantizer, SatQuantizer
 
+_LOWER_PRECISIONS = ("float16", "bfloat16")
 _KERNELS_OF_8_BITS = (Role.SUM, Role.PRODUCT, Role.CONCATENATION, Role.MEAN)
 _NATURAL_READERS = (*_KERNELS_OF_8_BITS, Role.SOFTMAX, Role.OPAQUE)
 
@@ -35,6 +43,45 @@ def is_input(node: Node) -> bool:
 def quantizes(node: Node) -> bool:
     """Whether the layer's output becomes codes: it has a quantizer, or an observer for one."""
     return output_quantizer(node) is not None and not is_image(node)
+
+
+def in_float32(node: Node, shapes: Sequence[tuple[int, ...]]) -> keras.layers.Layer:
+    """The user's layer as files compute it: in float32, in whatever precision it trains.
+
+    Args:
+        node: the layer, and how it is called.
+        shapes: of its inputs, without the batch dimension.
+
+    Returns:
+        The layer itself, or a copy with its weights where it, or one inside, has another precision.
+    """
+    layer = inner_layer(node.layer)
+    parts = (layer, *layer.submodules)
+    if not any(getattr(part, "compute_dtype", None) in _LOWER_PRECISIONS for part in parts):
+        return layer
+    copy = layer_copy(layer, **_with_float32(layer.get_config()))
+    call_on_floats(node, copy, [tf.zeros([1, *shape]) for shape in shapes])  # which builds it
+    copy.set_weights(layer.get_weights())
+    return copy
+
+
+def _with_float32(settings: Any) -> Any:
+    """Settings of a layer, and of those inside, with float32 instead of other policies."""
+    if isinstance(settings, list | tuple):
+        return [_with_float32(value) for value in settings]
+    if not isinstance(settings, dict):
+        return settings
+    return {
+        key: "float32" if key == "dtype" and _is_lower(value) else _with_float32(value)
+        for key, value in settings.items()
+    }
+
+
+def _is_lower(policy: Any) -> bool:
+    """Whether what a configuration has for a type or a policy computes in less than float32."""
+    if isinstance(policy, dict):
+        policy = policy.get("config", {}).get("name")
+    return str(policy).removeprefix("mixed_") in _LOWER_PRECISIONS
 
 
 def is_left_float(node: Node) -> bool:

@@ -278,7 +278,7 @@ class _Tracer:
             "TensorFlow's converter writes it"
         )
         return FinishedTensor(
-            self.builder.add(FloatLayer(sources, call_name(node), node), _shape(node), None)
+            self.builder.float_layer(node, sources, call_name(node), _shape(node))
         )
 
     def _linear(self, node: Node) -> Lowered:

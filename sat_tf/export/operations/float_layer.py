@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -20,9 +20,15 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class FloatLayer(Operation):
-    """A Keras layer, `node`, that is left float: it reads and makes float tensors."""
+    """A Keras layer that is left float: it reads and makes float tensors.
+
+    Attributes:
+        node: the call of the layer.
+        layer: what is called: the user's layer, or a copy that computes in float32.
+    """
 
     node: "Node"
+    layer: Any
 
     @property
     def float_layer(self) -> str:
@@ -43,9 +49,7 @@ class FloatLayer(Operation):
 
     @property
     def _class_name(self) -> str:
-        from sat_tf.qat.layout import inner_layer
-
-        return type(inner_layer(self.node.layer)).__name__
+        return type(self.layer).__name__
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """The layer itself, in Keras."""
@@ -56,7 +60,7 @@ class FloatLayer(Operation):
         from sat_tf.export.converter.float_layers import float_operators
 
         shapes = [writer.tensors[name].shape for name in self.inputs]
-        content = float_operators(self.node, shapes)
+        content = float_operators(self.node, self.layer, shapes)
         inputs = [writer.indices[name] for name in self.inputs]
         output = writer.indices[self.output]
         result = splice(content, writer.model, writer.subgraph, inputs, output, writer.unused)
@@ -71,11 +75,9 @@ class FloatLayer(Operation):
     def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
         """The layer itself; the converter may quantize it too."""
         from sat_tf.graph.network import call_on_floats
-        from sat_tf.qat.layout import inner_layer
 
         del graph
-        node = self.node
-        return lambda *sources: call_on_floats(node, inner_layer(node.layer), list(sources))
+        return lambda *sources: call_on_floats(self.node, self.layer, list(sources))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,9 +1,13 @@
 """Data of the other backends of Keras 3, as tf_keras takes it."""
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras as keras3
+import numpy as np
+
+_BATCH_SIZE = 64
 
 
 def as_numpy(value: Any) -> Any:
@@ -13,12 +17,17 @@ def as_numpy(value: Any) -> Any:
     if type(value) in (tuple, list):
         return type(value)(as_numpy(inner) for inner in value)
     top = type(value).__module__.split(".")[0]
-    if top in ("torch", "jax", "jaxlib") and hasattr(value, "shape"):
+    if isinstance(value, keras3.Variable):
         return keras3.ops.convert_to_numpy(value)
+    if top in ("torch", "jax", "jaxlib") and hasattr(value, "shape"):
+        return np.asarray(value.detach().cpu() if top == "torch" else value)
     if isinstance(value, keras3.utils.PyDataset):
         return _Batches(lambda: (value[index] for index in range(len(value))))
-    if type(value).__module__.startswith("torch.utils.data"):
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.utils.data.DataLoader):
         return _Batches(lambda: iter(value))
+    if torch is not None and isinstance(value, torch.utils.data.Dataset):
+        return _Batches(lambda: iter(torch.utils.data.DataLoader(value, batch_size=_BATCH_SIZE)))
     return value
 
 

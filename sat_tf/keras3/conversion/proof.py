@@ -167,7 +167,7 @@ def _run(
                 kind_of(call.operation),
                 max(map(difference, outputs3, alone), default=0.0),
                 max(map(difference, outputs3, outputs), default=0.0),
-                max([TOLERANCE, *(_tolerance(output) for output in call.outputs)]),
+                max([TOLERANCE, *(_tolerance(output) for output in (*call.outputs, *outputs3))]),
             )
         for tensor, output3, output in zip(call.outputs, outputs3, outputs, strict=True):
             # Equal outputs are shared, so that what reads them is run once.

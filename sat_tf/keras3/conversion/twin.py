@@ -107,7 +107,8 @@ def warn_of_other_answers(model: Any, images: Any) -> None:
         images: as `verify_tflite` takes them.
     """
     twin = twin_of(model)
-    given = images if isinstance(images, list | tuple) else [images]
+    images = Network(twin).given(images)
+    given = images if len(twin.inputs) > 1 else [images]
     arrays = [np.asarray(array)[:_COMPARED] for array in given]
     if any(array.dtype == np.int8 for array in arrays):  # codes, which no model of Keras takes
         return

@@ -379,9 +379,40 @@ class Batches(keras.utils.PyDataset):
         return self.images[part], np.zeros(16)
 
 
-def test_images_for_calibration_come_as_keras_takes_them(network):
+def _tensors_of_torch(images):
+    torch = pytest.importorskip("torch")
+    return torch.utils.data.TensorDataset(torch.from_numpy(images), torch.zeros(len(images)))
+
+
+def _tensor_with_gradient(images):
+    return pytest.importorskip("torch").tensor(images, requires_grad=True)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        Batches,
+        keras.Variable,
+        lambda images: [images],
+        lambda images: {"image": images},
+        _tensors_of_torch,
+        _tensor_with_gradient,
+    ],
+)
+def test_images_for_calibration_come_as_keras_takes_them(network, given):
     images, _ = pixels_and_labels(64)
     expected = sat_tf.calibrate(sat_tf.quantize_model(network, W4A4), images)
-    found = sat_tf.calibrate(sat_tf.quantize_model(network, W4A4), Batches(images))
+    found = sat_tf.calibrate(sat_tf.quantize_model(network, W4A4), given(images))
     for one, other in zip(expected.weights, found.weights, strict=True):
         np.testing.assert_array_equal(numpy(one), numpy(other))
+
+
+def test_images_to_verify_with_come_as_the_model_is_called(calibrated, tmp_path):
+    images, _ = pixels_and_labels(8)
+    pixels = images.astype(np.uint8)
+    sat_tf.export_tflite(calibrated, tmp_path / "model.tflite")
+    for given in (pixels, [pixels], {"image": pixels}):
+        found = sat_tf.verify_tflite(calibrated, tmp_path / "model.tflite", given)
+        assert (found.codes_differing, found.num_images) == (0, 8)
+    with pytest.raises(ValueError, match=r"received \['picture'\] for the inputs image"):
+        sat_tf.verify_tflite(calibrated, tmp_path / "model.tflite", {"picture": pixels})
