@@ -17,6 +17,8 @@ def constant_of(value: Any) -> np.ndarray | None:
     """Numbers as an array; None for anything else, such as tensors of the model."""
     if value is None or any(map(is_keras, tf.nest.flatten(value))):
         return None
+    if tf.is_tensor(value) and value.dtype == tf.bfloat16:  # which NumPy does not have
+        value = tf.cast(value, tf.float32)
     array = np.asarray(value)
     return array if np.issubdtype(array.dtype, np.number) else None
 
