@@ -1,5 +1,6 @@
 """The tables of measurements in the README and the documentation are those of the result files."""
 
+import ast
 import csv
 import pathlib
 import re
@@ -297,6 +298,38 @@ def test_the_accuracy_beside_other_tools_is_that_of_the_file(label, method):
     assert _line(no_teacher, *with_ranges) in _ACCURACY
 
 
+def _best_rates():
+    """The rates by which `benchmarks/peers.py` runs each method, read without its imports."""
+    source = (_ROOT / "benchmarks" / "peers.py").read_text()
+    (table,) = (
+        node.value
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "_BEST_RATES"
+    )
+    return ast.literal_eval(table)
+
+
+@pytest.mark.parametrize("method", ["QKeras", "QKeras; distilled", "TFMOT clusters; distilled"])
+def test_other_tools_run_at_the_rates_that_their_search_found(method):
+    rates = _best_rates()
+    for bits in "432":
+        rows = _rows("peers_search", method=method, bits=bits)
+        found = {float(row["rate"]): float(row["chosen_on"]) for row in rows}
+        best = max(found, key=found.__getitem__)
+        assert rates[method][int(bits)] == best
+        assert min(found) < best < max(found)
+        run = _the_row("peers", method=method, bits=bits, seed="0")["chosen_on"]
+        assert float(run) == found[best]
+    for name in ("QKeras", "QKeras; distilled"):
+        assert rates[name] == rates[name.replace("QKeras", "qkeras-v3")]
+
+
+def test_the_weights_in_clusters_of_tfmot_have_the_accuracy_of_the_file():
+    rows = [_rows("peers", method="TFMOT clusters; distilled", bits=bits) for bits in "432"]
+    cells = [_spread(row["not_chosen_on"] for row in found) for found in rows]
+    assert _line("TFMOT's `cluster_weights`, all else in float", *cells) in _SIDE_BY_SIDE
+
+
 @pytest.mark.parametrize(
     ("method", "bits", "in_readme", "on_page"),
     [
@@ -443,8 +476,10 @@ def test_allocated_bits_and_searches_have_the_accuracy_of_the_file(label):
     assert {len(rows) for rows in by_bits} == {3}
     cells = [_spread(row["top-1 %"] for row in rows) for rows in by_bits]
     assert _line(label, *cells) in _SIDE_BY_SIDE
-    alone = [_the_row("allocated_weights", seed="0", bits=bits, **wanted) for bits in "432"]
-    assert _line(label, *(f"{float(row['top-1 %']):.1f}" for row in alone)) in _SIDE_BY_SIDE
+    alone = [_rows("allocated_weights", bits=bits, **wanted) for bits in "432"]
+    assert {len(rows) for rows in alone} == {3}
+    cells = [_spread(row["top-1 %"] for row in rows) for rows in alone]
+    assert _line(label, *cells) in _SIDE_BY_SIDE
 
 
 def test_no_choice_uses_more_than_the_same_everywhere_and_no_code_differs():
