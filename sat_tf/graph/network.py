@@ -123,8 +123,8 @@ class Network:
             self.problems[layer.name] = (
                 "received a model inside the model, expected layers only; use what "
                 "sat_tf.graph.flatten.flatten(model) returns (of a Keras 3 model, "
-                "flatten(sat_tf.from_keras3(model))), or call sat_tf.quantize_model(model, policy), "
-                "which flattens a float one"
+                "flatten(sat_tf.from_keras3(model))), or call sat_tf.quantize_model(model, "
+                "policy), which flattens a float one"
             )
         elif not call.is_input and (
             len(call.call_args) != 1
