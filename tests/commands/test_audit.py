@@ -65,7 +65,7 @@ def test_strict_fails_where_a_rule_is_broken(tmp_path, capsys):
         (["keras.applications:resnet50"], "Did you mean ResNet50?"),
         (["resnet18", "--page", "nowhere/audit.html"], "which does not exist"),
         (["resnet18", "--dataset", "digit"], "Did you mean digits?"),
-        ([__file__], "expected a model that tf_keras (Keras 2) has saved"),
+        ([__file__], "expected a model that Keras 2 or 3 has saved"),
         ([__file__, "--image_size", "8"], "received --image_size for a saved model"),
         (["."], "has no quantized.keras, config.yaml"),
     ],

@@ -399,7 +399,7 @@ def test_limits_that_exclude_each_other_say_what_is_possible_within_the_others(m
         ({"probes": 0}, "probes: received 0"),
         ({"seed": -1}, "seed: received -1"),
         ({"seconds": 0}, "seconds: received 0"),
-        ({"policy": 9}, r"integer from 1 to 8; write BitPolicy\(...\)"),
+        ({"policy": 9}, r"policy=9: expected .* bits from 1 to 8"),
         ({"latency": {"two": 1}}, "latency: 6 problems"),
     ],
 )
