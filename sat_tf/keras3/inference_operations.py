@@ -102,6 +102,8 @@ class InferenceOperation(keras3.layers.Layer):
         **options: Any,
     ) -> None:
         super().__init__(**options)
+        # Of truths and integers, Keras would make the floats that they are computed from such, too.
+        self.autocast = keras3.backend.is_float_dtype(self.compute_dtype)
         self.function = function
         self.arguments = arguments
         self.twin = twin
@@ -242,6 +244,12 @@ def _transpose(a: Any, perm: Any = None, conjugate: bool = False) -> Any:
     return ops.transpose(a, perm)
 
 
+def _l2_normalize(x: Any, axis: Any = None, epsilon: float = 1e-12) -> Any:
+    axes = tuple(axis) if isinstance(axis, list) else axis
+    squares = ops.sum(ops.square(x), axes, keepdims=True)
+    return ops.multiply(x, ops.rsqrt(ops.maximum(squares, epsilon)))
+
+
 def _matmul(
     a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False, *rest: Any, **options: Any
 ) -> Any:
@@ -277,16 +285,29 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "math.cos": lambda x: ops.cos(x),
     "math.divide": _of_two(ops.divide),
     "math.erf": lambda x: ops.erf(x),
+    "math.equal": _of_two(ops.equal),
     "math.exp": lambda x: ops.exp(x),
+    "math.floor": lambda x: ops.floor(x),
+    "math.greater": _of_two(ops.greater),
+    "math.greater_equal": _of_two(ops.greater_equal),
+    "math.l2_normalize": _l2_normalize,
+    "math.less": _of_two(ops.less),
+    "math.less_equal": _of_two(ops.less_equal),
     "math.log": lambda x: ops.log(x),
+    "math.logical_and": _of_two(ops.logical_and),
+    "math.logical_not": lambda x: ops.logical_not(x),
+    "math.logical_or": _of_two(ops.logical_or),
     "math.maximum": _of_two(ops.maximum),
     "math.minimum": _of_two(ops.minimum),
     "math.multiply": _of_two(ops.multiply),
     "math.negative": lambda x: -x,
+    "math.not_equal": _of_two(ops.not_equal),
     "math.pow": _of_two(ops.power),
+    "math.reciprocal": lambda x: ops.reciprocal(x),
     "math.reduce_max": _reduced(ops.max),
     "math.reduce_mean": _reduced(ops.mean),
     "math.reduce_min": _reduced(ops.min),
+    "math.reduce_prod": _reduced(ops.prod),
     "math.reduce_sum": _reduced(ops.sum),
     "math.rsqrt": lambda x: ops.rsqrt(x),
     "math.sigmoid": lambda x: ops.sigmoid(x),
@@ -303,6 +324,9 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "nn.elu": lambda features: ops.elu(features),
     "nn.gelu": lambda features, approximate=False: ops.gelu(features, approximate),
     "nn.leaky_relu": lambda features, alpha=0.2: ops.leaky_relu(features, alpha),
+    "nn.log_softmax": lambda logits, axis=-1: ops.log_softmax(
+        logits, axis=-1 if axis is None else axis
+    ),
     "nn.relu": lambda features: ops.relu(features),
     "nn.relu6": lambda features: ops.relu6(features),
     "nn.selu": lambda features: ops.selu(features),
@@ -316,6 +340,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "stop_gradient": lambda input: ops.stop_gradient(input),
     "tile": lambda input, multiples: ops.tile(input, multiples),
     "transpose": _transpose,
+    "where": lambda condition, x, y: ops.where(condition, x, y),
 }
 
 

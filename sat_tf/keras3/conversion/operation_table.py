@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import keras as keras3
 import numpy as np
 import tensorflow as tf
 import tf_keras as keras
@@ -70,6 +71,26 @@ def _merge(layer: str, function: Function) -> Callable[[Any, Any], Function]:
         return lambda x1, x2: function(_typed(x1, output.dtype), _typed(x2, output.dtype))
 
     return make
+
+
+def _comparison(function: Function) -> Callable[[Any, Any], Function]:
+    """A function of two operands in the type that Keras 3 promotes both to; it gives truths."""
+
+    def make(operation: Any, node: Any) -> Function:
+        given = [*node.arguments.args, *node.arguments.kwargs.values()]
+        dtype = keras3.backend.result_type(*(getattr(one, "dtype", type(one)) for one in given))
+        return lambda x1, x2: function(_typed(x1, dtype), _typed(x2, dtype))
+
+    return make
+
+
+def _where(operation: Any, node: Any) -> Function:
+    dtype = node.outputs[0].dtype
+
+    def where(condition: Any, x1: Any, x2: Any) -> Any:
+        return tf.where(tf.cast(condition, "bool"), _typed(x1, dtype), _typed(x2, dtype))
+
+    return where
 
 
 def _typed(value: Any, dtype: str) -> Any:
@@ -237,6 +258,19 @@ _ROWS: dict[str, Callable[[Any, Any], Function]] = {
         )
     },
     **{
+        name: _comparison(function)
+        for name, function in (
+            ("Equal", tf.equal),
+            ("Greater", tf.greater),
+            ("GreaterEqual", tf.greater_equal),
+            ("Less", tf.less),
+            ("LessEqual", tf.less_equal),
+            ("LogicalAnd", tf.logical_and),
+            ("LogicalOr", tf.logical_or),
+            ("NotEqual", tf.not_equal),
+        )
+    },
+    **{
         name: _plain(function)
         for name, function in (
             ("Abs", tf.abs),
@@ -244,6 +278,7 @@ _ROWS: dict[str, Callable[[Any, Any], Function]] = {
             ("Exp", tf.exp),
             ("Floor", tf.floor),
             ("Log", tf.math.log),
+            ("LogicalNot", tf.logical_not),
             ("Negative", tf.negative),
             ("Reciprocal", tf.math.reciprocal),
             ("Rsqrt", tf.math.rsqrt),
@@ -287,4 +322,5 @@ _ROWS: dict[str, Callable[[Any, Any], Function]] = {
     "Squeeze": lambda op, node: lambda x: tf.squeeze(x, _squeeze(op.axis)),
     "Stack": lambda op, node: lambda x: tf.stack(x, axis=op.axis),
     "Transpose": _transpose,
+    "Where": _where,
 }

@@ -288,6 +288,32 @@ def test_attention_stays_float_learns_and_is_exported(tmp_path):
     np.testing.assert_allclose(numpy(finer(images)), expected, atol=1e-4)
 
 
+def test_operations_on_truths_and_others_stay_float(tmp_path):
+    ops = keras.ops
+    image = keras.Input((8, 8, 3), name="image")
+    x = keras.layers.Conv2D(4, 3, name="conv")(keras.layers.Rescaling(1 / 64)(image))
+    x = ops.where(x > 0.0, x, 0.1 * x)
+    near = ops.logical_and(x >= -2, ops.logical_not(ops.equal(x, x[:, :1])))
+    far = ops.logical_or(ops.less(x, -3.0), ops.not_equal(x, 0.5))
+    x = ops.where(ops.logical_or(near, far), x, ops.floor(x)) + ops.cast(x <= 1.0, "float32")
+    x = ops.normalize(x, axis=-1) + ops.log_softmax(x) + ops.reciprocal(1.0 + ops.square(x))
+    x = ops.mean(x, axis=(1, 2)) + ops.prod(x[:, :1, 0], axis=1)
+    model = keras.Model(image, keras.layers.Dense(3, name="head")(x))
+    policy = sat_tf.BitPolicy.mobile(8, unsupported="float")
+    images, labels = pixels_and_labels(32)
+    quantized = sat_tf.calibrate(sat_tf.quantize_model(model, policy), images)
+    expected = numpy(model(images))
+    assert np.mean(np.abs(numpy(quantized(images)) - expected)) < 0.05 * np.ptp(expected)
+    quantized.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    quantized.fit(images, labels % 3, verbose=0)
+    quantized.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(numpy(again(images)), numpy(quantized(images)))
+    sat_tf.export_tflite(quantized, tmp_path / "model.tflite")
+    pixels = images.astype(np.uint8)
+    assert sat_tf.verify_tflite(quantized, tmp_path / "model.tflite", pixels).codes_differing == 0
+
+
 def test_attention_is_refused_where_float_is_not_allowed():
     with pytest.raises(ValueError, match=r"attention.*MultiHeadAttention(.|\n)*unsupported"):
         sat_tf.quantize_model(attention_network(), W4A4)
