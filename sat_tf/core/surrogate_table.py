@@ -19,6 +19,7 @@ smaller those that push it back. The mean of dsq's factor over a cell is 1.
 
 import dataclasses
 import math
+import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -73,7 +74,7 @@ def strength_of(surrogate: str, strength: float | None = None) -> float | None:
     >>> strength_of("ewgs"), strength_of("dsq", 0.1), strength_of("ste")
     (0.001, 0.1, None)
     """
-    if surrogate not in SURROGATES:
+    if not isinstance(surrogate, str) or surrogate not in SURROGATES:
         hint = did_you_mean(str(surrogate), SURROGATES)
         raise ValueError(f"surrogate={surrogate!r} is not a surrogate gradient. {hint}")
     if strength is None:
@@ -84,7 +85,8 @@ def strength_of(surrogate: str, strength: float | None = None) -> float | None:
             f"surrogate_strength={strength!r} with surrogate={surrogate!r}: that gradient has no "
             "strength; leave surrogate_strength out."
         )
-    number = isinstance(strength, int | float) and not isinstance(strength, bool)
+    given: Any = strength  # NumPy's numbers too
+    number = isinstance(given, numbers.Real) and not isinstance(given, bool)
     if not number or not row.lowest <= strength <= row.highest:
         raise ValueError(
             f"surrogate_strength={strength!r} with surrogate={surrogate!r}: expected a number from "

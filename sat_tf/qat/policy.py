@@ -469,6 +469,10 @@ def _with_own_options(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {**options, **fields}
 
 
+# Fields that not every quantizer takes all values of.
+_OF_QUANTIZERS = {"weight": {"weight_bits"}, "activation": {"clipping_gradient"}}
+
+
 def _check_overrides(overrides: Any, values: Mapping[str, Any]) -> list[str]:
     if not isinstance(overrides, Mapping):
         return [
@@ -492,8 +496,9 @@ def _check_overrides(overrides: Any, values: Mapping[str, Any]) -> list[str]:
             found += pair_problems(merged)
         for kind in DEFAULT_QUANTIZERS:
             names = {f"{kind}_quantizer", f"{kind}_options"}
-            if names & known.keys():
+            if known.keys() & (names | _OF_QUANTIZERS[kind]):
                 of_layer = {"weight_grid": known.get("weight_grid")}
+                of_layer |= {name: merged.get(name) for name in _OF_QUANTIZERS[kind]}
                 of_layer["weight_bits"] = merged.get("weight_bits")
                 found += quantizer_problems({name: merged.get(name) for name in names} | of_layer)
         problems += [f"{where}: {problem}" for problem in found]

@@ -209,8 +209,7 @@ def quantizer_problems(values: Mapping[str, Any]) -> list[str]:
         importlib.import_module("tensorflow_model_optimization")
         table = importlib.import_module("sat_tf.quantizers.table")
         problems += getattr(table, f"{kind}_quantizer_problems")(name, options)
-        if kind == "weight":
-            problems += table.weight_field_problems(name, values)
+        problems += getattr(table, f"{kind}_field_problems")(name, values)
     return problems
 
 

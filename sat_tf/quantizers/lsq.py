@@ -184,6 +184,8 @@ class LsqActivationQuantizer(OfLsqActivation, UpToItsLevel):
         **settings: those of the other quantizers with a clipping level.
     """
 
+    has_own_gradient: ClassVar[bool] = True
+
     @classmethod
     def serves(cls, request: ActivationRequest) -> bool:
         """All but what has its own range by definition, or a small negative part."""
@@ -261,6 +263,7 @@ class LsqPlusQuantizer(OfLsqPlus, RoundingQuantizer):
 
     signed = True
     rounds_before_clipping: ClassVar[bool] = True
+    has_own_gradient: ClassVar[bool] = True
 
     @classmethod
     def serves(cls, request: ActivationRequest) -> bool:

@@ -476,11 +476,14 @@ class ActivationQuantizer(SatQuantizer):
             takes the place of a rectifier in front of it, unless `rectifies` says otherwise.
         has_clipping_level: whether its range is a variable, `clipping_level`, that is trained and
             calibrated.
+        has_own_gradient: whether it defines the gradient of its level, so that `clipping_gradient`
+            of a policy has no say.
     """
 
     num_bits: int
     signed: bool = False
     has_clipping_level: ClassVar[bool] = False
+    has_own_gradient: ClassVar[bool] = False
     # Of the arithmetic: x / scale is rounded, and clipped after that.
     rounds_before_clipping: ClassVar[bool] = False
     # What the policy's fields say of it.

@@ -4,6 +4,7 @@ Needs no TensorFlow: quantizers of Keras 3 have the same arguments and variables
 """
 
 import math
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -171,4 +172,4 @@ def check_channel_limits(lowest: Any, highest: Any) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)

@@ -203,6 +203,19 @@ def activation_quantizer_problems(name: str, options: Any) -> list[str]:
     return _problems("activation", name, options, ACTIVATION_QUANTIZERS)
 
 
+def activation_field_problems(name: str, fields: Mapping[str, Any]) -> list[str]:
+    """What is wrong with a policy's other fields for an activation quantizer of this name."""
+    gradient = fields.get("clipping_gradient")
+    if name not in ACTIVATION_QUANTIZERS or gradient in (None, "calibrated"):
+        return []
+    if not ACTIVATION_QUANTIZERS[name].has_own_gradient:
+        return []
+    return [
+        f"clipping_gradient={gradient!r} with activation_quantizer={name!r}: that quantizer has a "
+        "gradient of its own; leave clipping_gradient out."
+    ]
+
+
 def _problems(kind: str, name: Any, options: Any, table: dict[str, Any]) -> list[str]:
     if name not in table:
         return [

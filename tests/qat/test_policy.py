@@ -276,6 +276,32 @@ def test_bad_overrides_are_all_named():
     ]
 
 
+@pytest.mark.parametrize("name", ["lsq", "lsq_plus"])
+def test_a_gradient_is_refused_where_the_quantizer_has_its_own(name):
+    problem = f"clipping_gradient='pact' with activation_quantizer='{name}': .* leave clipping"
+    with pytest.raises(ValueError, match=problem):
+        BitPolicy(activation_quantizer=name, clipping_gradient="pact")
+    with pytest.raises(ValueError, match=rf"overrides\['a'\]: {problem}"):
+        BitPolicy(activation_quantizer=name, overrides={"a": {"clipping_gradient": "pact"}})
+    overrides = {"a": {"activation_quantizer": name}}
+    with pytest.raises(ValueError, match=rf"overrides\['a'\]: {problem}"):
+        BitPolicy(clipping_gradient="pact", overrides=overrides)
+    BitPolicy(activation_quantizer=name, clipping_gradient="calibrated")
+
+
+def test_bits_of_one_layer_are_held_against_the_quantizer_of_all():
+    with pytest.raises(ValueError, match=r"overrides\['pw'\]: weight_bits=1 with .*'lsq'"):
+        BitPolicy(weight_quantizer="lsq", overrides={"pw": {"weight_bits": 1}})
+    BitPolicy(weight_quantizer="l1", overrides={"pw": {"weight_bits": 1}})
+
+
+def test_options_are_numbers_of_any_kind_and_nothing_else():
+    options = {"surrogate": "ewgs", "surrogate_strength": np.float32(0.25)}
+    BitPolicy(weight_quantizer="lsq", weight_options=options)
+    with pytest.raises(ValueError, match=r"surrogate=\['ste'\] is not a surrogate gradient"):
+        BitPolicy(weight_quantizer="lsq", weight_options={"surrogate": ["ste"]})
+
+
 @pytest.mark.parametrize("bits", [9, 0, -1])
 def test_bits_that_there_are_not_are_refused_as_such(bits):
     with pytest.raises(ValueError, match=f"policy={bits}: expected .*bits from 1 to 8; models of"):

@@ -47,10 +47,12 @@ USUAL_IMAGES = 256
 USUAL_PROBES = 4
 # How often the file of a solution may be longer than the sum over its layers says.
 _MOST_ROUNDS = 8
-# How many choices to try that the sum over layers says are a little too long, and may not be.
-_MOST_RAISED = 12
-# Buffers of a file start at multiples of this: what each layer may have too much in the sum.
-_ALIGNMENT = 16
+# How many lengths of files to try that the sum over layers says are a little too long, and may not
+# be.
+_MOST_RAISED = 30
+# What each layer may have too much in the sum: buffers of a file start at multiples of 16, and its
+# tensor is 8 bytes shorter at 8 bits than at fewer.
+_MOST_OVER = 16 + 8
 
 
 COLUMNS = tuple(field.name for field in dataclasses.fields(AllocatedLayer))
@@ -195,7 +197,9 @@ def allocate(
     check(
         "allocate",
         [
-            Rule("num_images", num_images, is_integer(num_images, lowest=2), "2 or more", "64"),
+            Rule(
+                "num_images", num_images, is_integer(num_images, lowest=2), "2 or more", "pass 64"
+            ),
             Rule("probes", probes, is_integer(probes, lowest=1), "1 or more", "pass 4"),
             seed_rule(seed),
             Rule(
@@ -240,17 +244,19 @@ def _solved(
     A file is shorter or longer than the sum over its layers by its alignment, and by entries that
     it has once for all layers. So the limit on the sum is first raised by the most of that, and
     choices are tried from the cheapest on, until the file of one keeps the real limit: no choice
-    that is left out is cheaper. Where too many do not keep it, the limit on the sum is lowered
-    instead, and the proof holds for that.
+    that is left out is cheaper. With one whose file is too long go all whose files are as long.
+    Where too many do not keep it, the limit on the sum is no longer raised, and lowered where that
+    is not enough. The proof then holds for files that are shorter by as much.
     """
     limits = dict(zip(problem.names, map(float, problem.knapsack.limits), strict=True))
     margin, real = 0, 0
     excluded: list[np.ndarray] = []
+    lengths: np.ndarray | None = None
     counts = not choices.file_problem and math.isfinite(limits["bytes"])
     slack = _slack(choices) if counts else 0
     for attempt in range(_MOST_RAISED + _MOST_ROUNDS):
-        if attempt == _MOST_RAISED:
-            slack, excluded = 0, []
+        if counts and attempt == _MOST_RAISED:
+            margin = slack
         lowered = problem
         if counts:
             lowered = problem.with_limit("bytes", limits["bytes"] + slack - margin)
@@ -266,9 +272,10 @@ def _solved(
             raise _unpacked(pack) from error
         if real <= limits["bytes"]:
             break
-        if slack:
-            excluded.append(solution.chosen)
-        else:
+        if lengths is None:
+            lengths = _lengths(model, choices, problem, pack)
+        excluded.append(_as_long(problem, lengths, solution.chosen))
+        if attempt >= _MOST_RAISED:
             margin += max(1, int(np.ceil(real - limits["bytes"])))
     else:
         raise RuntimeError(
@@ -313,9 +320,40 @@ def _unpacked(pack: str) -> ValueError:
     )
 
 
+def _lengths(
+    model: keras.Model, choices: ModelChoices, problem: BitProblem, pack: str
+) -> np.ndarray:
+    """A number for each option: options of a layer with the same one make files equally long.
+
+    Activation bits are alike where files with these everywhere are.
+    """
+    lowest = min((own for own, _ in problem.choices if own is not None), default=0)
+    of_bits: dict[int | None, int] = {None: 0}
+    for bits in {read for _, read in problem.choices if read is not None}:
+        try:
+            of_bits[bits] = file_bytes(model, choices.policy_at(lowest, bits), pack=pack)
+        except NothingPackedError:  # at these weight bits: each number is by itself
+            of_bits[bits] = -bits
+    bytes_of_weights = problem.knapsack.usage[problem.names.index("bytes")]
+    pairs = np.array(
+        [
+            (own, of_bits[read])
+            for own, (_, read) in zip(bytes_of_weights, problem.choices, strict=True)
+        ]
+    )
+    return np.unique(pairs, axis=0, return_inverse=True)[1].reshape(-1)
+
+
+def _as_long(problem: BitProblem, lengths: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """The options of each layer that make a file as long as the chosen ones do."""
+    of_item = np.empty(problem.knapsack.num_items, lengths.dtype)
+    of_item[problem.knapsack.item[chosen]] = lengths[chosen]
+    return np.flatnonzero(lengths == of_item[problem.knapsack.item])
+
+
 def _slack(choices: ModelChoices) -> int:
     """By how many bytes the sum over layers may be longer than the file."""
-    return _ALIGNMENT * (len(choices.layers) + 1)
+    return _MOST_OVER * (len(choices.layers) + 1)
 
 
 def _raised(problem: BitProblem, choices: ModelChoices) -> BitProblem:

@@ -157,7 +157,8 @@ def solve(
     Args:
         problem: what to choose from.
         seconds: the most time to take; by default as much as the proof needs.
-        excluded: choices that do not count, each (items,).
+        excluded: choices that do not count, each the options of all items: one of an item, or
+            several of which any makes the choice one that does not count.
 
     Raises:
         ValueError: the time was over before any choice was found.

@@ -167,7 +167,8 @@ def unreachable(problem: BitProblem) -> ValueError:
     alone = {row: fewest(problem.knapsack, row) or 0.0 for row in rows}
     # Where each can be kept by itself, it is the others that exclude every choice.
     together = len(rows) > 1 and all(alone[row] <= limits[row] for row in rows)
-    for row in rows:
+    at_fault = rows if together else [row for row in rows if alone[row] > limits[row]]
+    for row in at_fault or rows:
         name = problem.names[row]
         line = f"{name}={shown(name, limits[row])}: the smallest possible is "
         line += shown(name, alone[row])
@@ -180,6 +181,6 @@ def unreachable(problem: BitProblem) -> ValueError:
     message = list_problems("budget: received limits that no choice of bits keeps", problems)
     return ValueError(
         f"{message}\nExpected at least these; raise them, allow fewer weight_bits (or "
-        "activation_bits, which change no bytes of a file), or let the ends be chosen for too, by "
-        "first_last_weight_bits=None."
+        "activation_bits, which hardly change the bytes of a file), or let the ends be chosen for "
+        "too, by first_last_weight_bits=None."
     )

@@ -105,8 +105,8 @@ def proof_lines(found: AllocatedModel) -> list[str]:
         lines = [f"{line}: gap {proof.gap:.2g}, stopped before the proof was complete."]
     if proof.margin:
         lines.append(
-            f"The limit on file bytes was lowered by {proof.margin} for the proof: entries of a "
-            "file that the sum over its layers does not count."
+            f"The proof holds for a limit on file bytes that is lower by {proof.margin}: a file "
+            "has entries that the sum over its layers does not count."
         )
     return lines
 

@@ -49,6 +49,56 @@ def found(model):
     return by_table(model, budget={"bit_operations": "35%", "bytes": 9_600})
 
 
+# -- the bytes of real files ---------------------------------------------------------------------
+
+
+def _pointwise():
+    keras.utils.set_random_seed(1)
+    image = keras.Input((8, 8, 3), name="image")
+    x = L.ReLU()(L.BatchNormalization()(L.Conv2D(8, 3, padding="same", use_bias=False)(image)))
+    for name in ("one", "two"):
+        x = L.BatchNormalization()(L.Conv2D(16, 1, use_bias=False, name=name)(x))
+        x = L.ReLU()(x)
+    return keras.Model(image, L.Dense(5, name="head")(L.GlobalAveragePooling2D()(x)))
+
+
+@pytest.mark.thorough
+def test_no_other_choice_whose_file_keeps_a_limit_costs_less():
+    model, bits = _pointwise(), (2, 4, 8)
+    costs = np.random.default_rng(2).uniform(size=(2, 3, 3))
+    cost = {
+        name: {(w, a): costs[i, j, k] for j, w in enumerate(bits) for k, a in enumerate(bits)}
+        for i, name in enumerate(("one", "two"))
+    }
+    # Of each choice, what it costs and the length of its file.
+    every = []
+    for one, two in itertools.product(itertools.product(bits, repeat=2), repeat=2):
+        fields = {
+            name: {"weight_bits": own, "activation_bits": read}
+            for name, (own, read) in (("one", one), ("two", two))
+        }
+        length = file_bytes(model, BitPolicy.mobile(4, overrides=fields))
+        every.append((cost["one"][one] + cost["two"][two], length))
+    lengths = sorted({length for _, length in every})
+    assert len(lengths) > 5
+    options = {"cost": cost, "weight_bits": bits, "activation_bits": bits}
+    for limit in [*lengths, *(length + 1 for length in lengths)]:
+        found = sat_tf.allocate(model, None, 4, budget={"bytes": limit}, **options)
+        best = min(costs for costs, length in every if length <= limit)
+        assert found.proof.cost == pytest.approx(best, abs=1e-9)
+        assert (found.proof.gap, found.proof.margin) == (0.0, 0)
+        assert found.totals["bytes"].value <= limit
+    with pytest.raises(ValueError, match="received limits that no choice of bits keeps"):
+        sat_tf.allocate(model, None, 4, budget={"bytes": lengths[0] - 1}, **options)
+
+
+def test_only_the_limit_that_no_choice_keeps_is_at_fault(model):
+    with pytest.raises(ValueError, match="1 problem") as caught:
+        by_table(model, budget={"average_weight_bits": 0.5, "average_activation_bits": 8})
+    assert "average_weight_bits=0.500: the smallest possible is" in str(caught.value)
+    assert "average_activation_bits" not in str(caught.value)
+
+
 # -- what is chosen ----------------------------------------------------------------------------
 
 
