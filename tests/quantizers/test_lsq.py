@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_model_optimization as tfmot
 import tf_keras as keras
 
 import sat_tf
@@ -384,10 +385,16 @@ def test_a_policy_names_what_there_is_not(fields, text):
 
 
 def test_bits_of_one_layer_that_the_quantizer_does_not_have_are_refused_before_training():
-    model = keras.Sequential([L.Conv2D(3, 3, input_shape=(8, 8, 3), name="stem"), L.Flatten()])
-    policy = BitPolicy(weight_quantizer="lsq", overrides={"stem": {"weight_bits": 1}})
+    with pytest.raises(ValueError, match=r"stem'\]: weight_bits=1 with weight_quantizer='lsq'"):
+        BitPolicy(weight_quantizer="lsq", overrides={"stem": {"weight_bits": 1}})
+    # An annotation is seen with its layer.
+    stem = L.Conv2D(3, 3, input_shape=(8, 8, 3), name="stem")
+    annotated = tfmot.quantization.keras.quantize_annotate_layer(
+        stem, quantize_config=sat_tf.configs.LayerConfig(weight_bits=1)
+    )
+    model = keras.Sequential([annotated, L.Flatten()])
     with pytest.raises(ValueError, match="stem: weight_bits=1 with weight_quantizer='lsq'"):
-        sat_tf.quantize_model(model, policy)
+        sat_tf.quantize_model(model, BitPolicy(weight_quantizer="lsq"))
 
 
 def test_magnitudes_are_not_scales_at_other_bits_by_chance():
