@@ -202,7 +202,8 @@ FAMILIES = [
     ("mobilenet_v1", "mobile", (27, 27)),
     ("mobilenet_v2", "paper", (52, 36)),
     ("resnet18", "paper", (17, 8)),
-    pytest.param("mobilenet_v2", "mobile", (52, 52), marks=pytest.mark.slow),
+    # Convolutions read ten streams that an addition reads, too, of which no kernel tells the sum.
+    pytest.param("mobilenet_v2", "mobile", (42, 52), marks=pytest.mark.slow),
     pytest.param("preresnet50", "paper", (49, 48), marks=pytest.mark.slow),
     pytest.param("resnet50", "paper", (49, 33), marks=pytest.mark.slow),
     pytest.param("vgg16_bn", "paper", (15, 13), marks=pytest.mark.slow),
