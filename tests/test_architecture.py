@@ -153,6 +153,7 @@ PYTHON = {
     "functools",
     "itertools",
     "math",
+    "numbers",
     "threading",
     "types",
     "typing",
