@@ -104,7 +104,8 @@ def write_calibrated(
     )
     with folder.written(run_folder.QUANTIZED_MODEL) as temporary:
         quantized.save(temporary)
-    for warning in report.warnings:
+    # Those of the certificate are printed with it.
+    for warning in (text for text in report.warnings if text not in certificate.warnings):
         console.print(f"Note: {escape(warning)}", highlight=False, soft_wrap=True)
     print_certificate(certificate, str(file), console)
     _write_report(model, quantized, pictures, feed, folder, certificate, begun)
