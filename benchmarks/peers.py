@@ -77,12 +77,12 @@ class Method:
 
 def _tfmot(
     make: Callable[[keras.Model, int], keras.Model], **settings: Any
-) -> Callable[[Case], Result]:
+) -> Callable[..., Result]:
     def run(case: Case, **searched: Any) -> Result:
         train, test = peer_task.read(str(case.data))
         # Two, as clusters are made in the layers of the model that is given.
         start, teacher = (keras.models.load_model(case.start, compile=False) for _ in range(2))
-        recipe = peer_task.Recipe(steps=_STEPS, **{**settings, **searched})
+        recipe = peer_task.Recipe(steps=_STEPS, **settings, **searched)
         model = make(start, case.bits)
         return peer_task.train_and_measure(
             model, train, test, recipe, seed=case.seed, teacher=teacher
@@ -91,9 +91,7 @@ def _tfmot(
     return run
 
 
-def _qkeras(
-    python: flags.FlagHolder[str | None] = _QKERAS, **recipe: Any
-) -> Callable[[Case], Result]:
+def _qkeras(python: flags.FlagHolder[str | None] = _QKERAS, **recipe: Any) -> Callable[..., Result]:
     def run(case: Case, **searched: Any) -> Result:
         options = _QKERAS_OPTIONS.get(case.bits, ())
         command = [python.value, str(pathlib.Path(__file__).with_name("peer_qkeras.py"))]

@@ -115,6 +115,16 @@ def is_integer(value: Any, *, lowest: float = -math.inf, limit: float = math.inf
     )
 
 
+def is_number(value: Any) -> bool:
+    """Whether a value is a real number, of Python or of NumPy; bool is none, as for `is_integer`.
+
+    Example:
+        >>> [is_number(value) for value in (1, 0.5, True, "0.5")]
+        [True, True, False, False]
+    """
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
 def is_between(value: Any, low: float, high: float) -> bool:
     """Whether a value is a number in (low, high), both ends excluded.
 
@@ -122,11 +132,7 @@ def is_between(value: Any, low: float, high: float) -> bool:
         >>> [is_between(value, 0, 1) for value in (0, 0.5, 1, True, "0.5")]
         [False, True, False, False, False]
     """
-    return (
-        not isinstance(value, bool)
-        and isinstance(value, numbers.Real)
-        and low < float(value) < high
-    )
+    return is_number(value) and low < float(value) < high
 
 
 def seed_rule(seed: Any) -> Rule:

@@ -153,7 +153,6 @@ PYTHON = {
     "functools",
     "itertools",
     "math",
-    "numbers",
     "threading",
     "types",
     "typing",

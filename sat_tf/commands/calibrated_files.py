@@ -23,9 +23,6 @@ from sat_tf.training.state.run_folder import RunFolder
 if TYPE_CHECKING:
     import tf_keras as keras
 
-# Images that the use of codes is counted on.
-_SAMPLE = 32
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pictures:
@@ -124,11 +121,12 @@ def _write_report(
     """Writes the page, and what it shows: with labels, the results and the answers too."""
     from sat_tf.analysis.layer_table import layer_rows
     from sat_tf.training.loop.outcome import write_answers_to
+    from sat_tf.training.loop.stage import SAMPLE
     from sat_tf.training.report.report import write_layers, write_report
     from sat_tf.training.report.results import Results
 
     folder.write_text(run_folder.PREPROCESSING, pictures.preprocessing.to_json())
-    write_layers(folder, layer_rows(quantized, feed(pictures.images[:_SAMPLE])))
+    write_layers(folder, layer_rows(quantized, feed(pictures.images[:SAMPLE])))
     if pictures.labels is not None:
         names = pictures.class_names
         if names is not None:

@@ -19,10 +19,10 @@ smaller those that push it back. The mean of dsq's factor over a cell is 1.
 
 import dataclasses
 import math
-import numbers
 from collections.abc import Callable
 from typing import Any
 
+from sat_tf.arguments import is_number
 from sat_tf.messages import did_you_mean
 
 
@@ -85,9 +85,7 @@ def strength_of(surrogate: str, strength: float | None = None) -> float | None:
             f"surrogate_strength={strength!r} with surrogate={surrogate!r}: that gradient has no "
             "strength; leave surrogate_strength out."
         )
-    given: Any = strength  # NumPy's numbers too
-    number = isinstance(given, numbers.Real) and not isinstance(given, bool)
-    if not number or not row.lowest <= strength <= row.highest:
+    if not is_number(strength) or not row.lowest <= strength <= row.highest:
         raise ValueError(
             f"surrogate_strength={strength!r} with surrogate={surrogate!r}: expected a number from "
             f"{row.lowest:g} to {row.highest:g}, usually {row.strength:g}."

@@ -206,6 +206,13 @@ def _reduced(function: Callable[..., Any]) -> Callable[..., Any]:
     return of
 
 
+def _along_last(function: Callable[..., Any]) -> Callable[..., Any]:
+    def of(logits: Any, axis: int | None = None) -> Any:
+        return function(logits, axis=-1 if axis is None else axis)
+
+    return of
+
+
 def _pad(
     tensor: Any, paddings: Any, mode: str = "CONSTANT", _: Any = None, constant_values: Any = 0
 ) -> Any:
@@ -245,8 +252,7 @@ def _transpose(a: Any, perm: Any = None, conjugate: bool = False) -> Any:
 
 
 def _l2_normalize(x: Any, axis: Any = None, epsilon: float = 1e-12) -> Any:
-    axes = tuple(axis) if isinstance(axis, list) else axis
-    squares = ops.sum(ops.square(x), axes, keepdims=True)
+    squares = _reduced(ops.sum)(ops.square(x), axis, keepdims=True)
     return ops.multiply(x, ops.rsqrt(ops.maximum(squares, epsilon)))
 
 
@@ -324,14 +330,12 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "nn.elu": lambda features: ops.elu(features),
     "nn.gelu": lambda features, approximate=False: ops.gelu(features, approximate),
     "nn.leaky_relu": lambda features, alpha=0.2: ops.leaky_relu(features, alpha),
-    "nn.log_softmax": lambda logits, axis=-1: ops.log_softmax(
-        logits, axis=-1 if axis is None else axis
-    ),
+    "nn.log_softmax": _along_last(ops.log_softmax),
     "nn.relu": lambda features: ops.relu(features),
     "nn.relu6": lambda features: ops.relu6(features),
     "nn.selu": lambda features: ops.selu(features),
     "nn.silu": lambda features: ops.silu(features),
-    "nn.softmax": lambda logits, axis=-1: ops.softmax(logits, axis=-1 if axis is None else axis),
+    "nn.softmax": _along_last(ops.softmax),
     "nn.space_to_depth": _space_to_depth,
     "nn.softsign": lambda features: ops.softsign(features),
     "reshape": lambda tensor, shape: ops.reshape(tensor, tuple(shape)),

@@ -101,8 +101,8 @@ def _refuse_several_widths(file: ModelFile) -> None:
 def _from_folder(path: pathlib.Path, safe_mode: bool) -> "keras.Model":
     if not saved_model.is_saved_model(path):
         raise ValueError("received a folder without a saved_model.pb, expected a SavedModel")
+    saved_model.expect_layers(path)
     if not safe_mode:
-        saved_model.expect_layers(path)
         with _loading(None), trusted_maker():
             import tf_keras as keras
 

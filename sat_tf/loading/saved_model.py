@@ -38,16 +38,14 @@ def expect_layers(path: pathlib.Path) -> None:
 
 
 def saved_model_config(path: pathlib.Path) -> dict[str, Any]:
-    """The configuration of the model in a SavedModel.
+    """The configuration of the model in a SavedModel with layers, see `expect_layers`.
 
     Raises:
-        OtherFileError: it has no layers.
         UntrustedModelError: it has no configuration, such as that of a subclassed model.
         ValueError: it is damaged.
     """
     from tf_keras.protobuf import saved_metadata_pb2
 
-    expect_layers(path)
     metadata = saved_metadata_pb2.SavedMetadata()
     try:
         metadata.ParseFromString((path / _METADATA).read_bytes())

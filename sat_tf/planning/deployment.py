@@ -19,7 +19,7 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network, Node
 from sat_tf.planning.planned_model import Export
 from sat_tf.planning.preview import by_layer, kernel_outlines, user_name
-from sat_tf.qat.layout import in_inference, inner_layer
+from sat_tf.qat.layout import in_inference
 
 _FLOAT_BYTES = 4
 
@@ -47,13 +47,13 @@ def conversions(graph: Graph) -> Conversions:
     for operation in graph.operations:
         if not isinstance(operation, FloatLayer):
             continue
-        layer = inner_layer(operation.node.layer)
+        layer = operation.layer
         shapes = [graph.tensors[name].shape for name in operation.inputs]
         weights = _FLOAT_BYTES * int(layer.count_params())
         kind = _kind(layer, shapes)
         if kind not in tried:
             try:
-                tried[kind] = float_operators(operation.node, operation.layer, shapes), weights
+                tried[kind] = float_operators(operation.node, layer, shapes), weights
             except ValueError as error:
                 tried[kind] = str(error).removeprefix(f"{layer.name}: ")
         outcome = tried[kind]

@@ -73,8 +73,8 @@ class LineChart:
         caption: what to look at, in plain text; "" for nothing.
         named: the lines of the legend; by default `lines`.
         most_points: how many points of a line are drawn; of more, some are left out.
-        least: y cannot be lower; None for no such end.
-        most: y cannot be higher, likewise.
+        least: y cannot be lower.
+        most: y cannot be higher.
     """
 
     title: str
@@ -86,8 +86,8 @@ class LineChart:
     caption: str = ""
     named: Sequence[Line] | None = None
     most_points: int = _MOST_POINTS
-    least: float | None = None
-    most: float | None = None
+    least: float = -math.inf
+    most: float = math.inf
 
     def to_figure(self) -> Markup:
         """The chart between its title and its legend."""
@@ -117,8 +117,8 @@ class LineChart:
             0.0 if self.from_zero else min(ys),
             max(ys),
             logarithmic=self.logarithmic,
-            least=-math.inf if self.least is None else self.least,
-            most=math.inf if self.most is None else self.most,
+            least=self.least,
+            most=self.most,
         )
         frame = _Frame(x, y)
         return _joined(

@@ -497,9 +497,8 @@ def _check_overrides(overrides: Any, values: Mapping[str, Any]) -> list[str]:
         for kind in DEFAULT_QUANTIZERS:
             names = {f"{kind}_quantizer", f"{kind}_options"}
             if known.keys() & (names | _OF_QUANTIZERS[kind]):
-                of_layer = {"weight_grid": known.get("weight_grid")}
-                of_layer |= {name: merged.get(name) for name in _OF_QUANTIZERS[kind]}
-                of_layer["weight_bits"] = merged.get("weight_bits")
-                found += quantizer_problems({name: merged.get(name) for name in names} | of_layer)
+                of_layer = {name: merged.get(name) for name in names | _OF_QUANTIZERS[kind]}
+                of_layer["weight_grid"] = known.get("weight_grid")
+                found += quantizer_problems(of_layer)
         problems += [f"{where}: {problem}" for problem in found]
     return problems

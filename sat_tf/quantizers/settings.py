@@ -4,12 +4,12 @@ Needs no TensorFlow: quantizers of Keras 3 have the same arguments and variables
 """
 
 import math
-import numbers
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from sat_tf.arguments import is_number
 from sat_tf.core.grid_table import is_bits
 from sat_tf.core.surrogate_table import STRAIGHT_THROUGH
 from sat_tf.messages import did_you_mean
@@ -140,7 +140,7 @@ def momentum_of_basis(momentum: Any) -> float:
     Raises:
         ValueError: it is no number from 0 to 1.
     """
-    if not _is_number(momentum) or not 0 <= momentum <= 1:
+    if not is_number(momentum) or not 0 <= momentum <= 1:
         raise ValueError(
             f"momentum={momentum!r}: expected a number from 0 to 1; the paper has 0.9."
         )
@@ -153,7 +153,7 @@ def factor_of_interval(factor: Any) -> float:
     Raises:
         ValueError: it is no number of 0 or more.
     """
-    if not _is_number(factor) or not 0 <= factor < math.inf:
+    if not is_number(factor) or not 0 <= factor < math.inf:
         raise ValueError(f"gradient_factor={factor!r}: expected a number of 0 or more, as 0.01.")
     return float(factor)
 
@@ -169,7 +169,3 @@ def check_channel_limits(lowest: Any, highest: Any) -> None:
         problems.append(f"lowest={lowest}, highest={highest}: expected lowest to be no more.")
     if problems:
         raise ValueError(" ".join(problems))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)

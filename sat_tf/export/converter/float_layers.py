@@ -17,7 +17,6 @@ from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.tflite.splice import INPUT_NAME
 from sat_tf.graph.network import Node, call_on_floats
 from sat_tf.messages import is_standard_error, kind_of
-from sat_tf.qat.layout import inner_layer
 
 _L = keras.layers
 _CONVOLUTIONAL = (_L.ConvLSTM1D, _L.ConvLSTM2D, _L.ConvLSTM3D)
@@ -51,36 +50,35 @@ def float_operators(
             break
     if not content:
         raise ValueError(
-            f"{_received(node)} TensorFlow's converter does not convert ({first_line(problem)}), "
+            f"{_received(layer)} TensorFlow's converter does not convert ({first_line(problem)}), "
             "expected a layer with builtin TFLite operators; replace it, or end the model before "
             "it."
         ) from problem
     if batch is None:
         raise ValueError(
-            f"{_received(node)} LiteRT does not run as TensorFlow's converter writes it, "
+            f"{_received(layer)} LiteRT does not run as TensorFlow's converter writes it, "
             "expected a layer that it does; replace it, or end the model before it."
         )
     if batch != 1:
         raise ValueError(
-            f"{_received(node)} makes {batch} of one image, expected a layer that takes each image "
-            "of a batch by itself; replace it, or end the model before it."
+            f"{_received(layer)} makes {batch} of one image, expected a layer that takes each "
+            "image of a batch by itself; replace it, or end the model before it."
         )
     parsed = tfl.ModelT.InitFromPackedBuf(content, 0)
     if len(parsed.subgraphs) != 1 or any(code.customCode for code in parsed.operatorCodes):
         raise ValueError(
-            f"{_received(node)} becomes more than builtin operators in a row, such as a loop, "
+            f"{_received(layer)} becomes more than builtin operators in a row, such as a loop, "
             "expected a layer that does not; replace it, or end the model before it."
         )
     if any(tensor.isVariable for tensor in parsed.subgraphs[0].tensors):
         raise ValueError(
-            f"{_received(node)} remembers something from one image to the next, expected a layer "
+            f"{_received(layer)} remembers something from one image to the next, expected a layer "
             "that takes each image by itself; replace it, or end the model before it."
         )
     return content
 
 
-def _received(node: Node) -> str:
-    layer = inner_layer(node.layer)
+def _received(layer: keras.layers.Layer) -> str:
     return f"{layer.name}: received {kind_of(layer)} that is left float and that"
 
 

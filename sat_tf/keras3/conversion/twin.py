@@ -107,12 +107,13 @@ def warn_of_other_answers(model: Any, images: Any) -> None:
         images: as `verify_tflite` takes them.
     """
     twin = twin_of(model)
-    images = Network(twin).given(images)
+    network = Network(twin)
+    images = network.given(images)
     given = images if len(twin.inputs) > 1 else [images]
     arrays = [np.asarray(array)[:_COMPARED] for array in given]
     if any(array.dtype == np.int8 for array in arrays):  # codes, which no model of Keras takes
         return
-    ranges = input_ranges(Network(twin))
+    ranges = input_ranges(network)
     fed = [
         ranges[name].fed(array) if array.dtype == np.uint8 else array
         for name, array in zip(twin.input_names, arrays, strict=True)

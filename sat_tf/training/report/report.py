@@ -50,17 +50,18 @@ def write_answers(folder: RunFolder, answers: Answers) -> None:
 def report_page(folder: RunFolder) -> str:
     """The HTML of the report; see `write_report`."""
     config = folder.read_text(run_folder.CONFIG)
+    settings = _settings(config)
     results = _read(folder, run_folder.RESULTS, Results)
     layers = _read(folder, run_folder.LAYERS, _Layers)
     certificate = folder.read_json(run_folder.CERTIFICATE)
     epochs = history.from_csv(folder.read_text(run_folder.METRICS))
     steps = history.steps_from_csv(folder.read_text(run_folder.STEPS))
     answers = _answers(folder)
-    targets = _targets(config)
+    targets = _targets(settings)
     of_layers = Table(columns=_LAYER, rows=layers.layers) if layers else None
     return render_page(
         "training/report/report.html",
-        name=_name(config),
+        name=str(settings.get("name", "")),
         verdict=_verdict(results) if results else {},
         is_run=bool(config),
         is_trained=bool(epochs),
@@ -260,7 +261,7 @@ def _duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
-def _values(config: str) -> dict[str, Any]:
+def _settings(config: str) -> dict[str, Any]:
     """The configuration as it is written; nothing where it cannot be read."""
     try:
         values = load_yaml(config)
@@ -269,13 +270,9 @@ def _values(config: str) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-def _name(config: str) -> str:
-    return str(_values(config).get("name", ""))
-
-
-def _targets(config: str) -> str:
+def _targets(settings: Mapping[str, Any]) -> str:
     """What the recipes ask of a model in training beside the labels."""
-    recipes = _values(config).get("recipes")
+    recipes = settings.get("recipes")
     if not isinstance(recipes, dict):
         return ""
     found = {"the teacher": "distillation", "smoothed labels": "label_smoothing"}
