@@ -132,7 +132,7 @@ def is_between(value: Any, low: float, high: float) -> bool:
         >>> [is_between(value, 0, 1) for value in (0, 0.5, 1, True, "0.5")]
         [False, True, False, False, False]
     """
-    return is_number(value) and low < float(value) < high
+    return is_number(value) and bool(low < value < high)
 
 
 def seed_rule(seed: Any) -> Rule:

@@ -40,8 +40,8 @@ class ArraySource(ImageSource):
                 Rule(
                     "shift_pixels",
                     shift_pixels,
-                    is_integer(shift_pixels, lowest=0),
-                    "an integer, 0 (none) or more",
+                    is_integer(shift_pixels, lowest=0, limit=images.image_size),
+                    f"an integer from 0 (none) to below {images.image_size}, the image's size",
                     "pass 0",
                 )
             ],

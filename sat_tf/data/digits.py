@@ -8,6 +8,7 @@ from sat_tf.data.images import ImageSet
 
 NUM_CLASSES = 10
 _SCANNED_SIZE = 8
+_LARGEST_SIZE = 512
 _SCANNED_MAX = 16
 
 
@@ -41,8 +42,9 @@ def load_digits(image_size: int = 32, *, test_fraction: float = 0.2, seed: int =
             Rule(
                 "image_size",
                 image_size,
-                is_integer(image_size, lowest=1) and image_size % _SCANNED_SIZE == 0,
-                "a positive multiple of 8",
+                is_integer(image_size, lowest=1, limit=_LARGEST_SIZE + 1)
+                and image_size % _SCANNED_SIZE == 0,
+                f"a positive multiple of 8 up to {_LARGEST_SIZE}",
                 "pass for example 32",
             ),
             Rule(

@@ -340,6 +340,8 @@ def _colour(ink: Floats, amounts: Mapping[str, Floats]) -> Floats:
 
 _ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 _CODE_POINTS = "code_points"
+# Of all characters, 24 GB; there are fewer characters than that, too.
+_MOST_PER_CLASS = 10_000
 # In every picture's seed, so that no picture is drawn with the amounts of another.
 _SPLITS = {"train": 0, "test": 1}
 
@@ -394,7 +396,13 @@ def load_glyphs(
         "load_glyphs",
         (
             *(
-                Rule(name, value, is_integer(value, lowest=1), "a positive integer", fix)
+                Rule(
+                    name,
+                    value,
+                    is_integer(value, lowest=1, limit=_MOST_PER_CLASS + 1),
+                    f"a positive integer up to {_MOST_PER_CLASS:,}",
+                    fix,
+                )
                 for name, value, fix in (
                     ("num_classes", num_classes, "pass 1000 for the full set"),
                     ("train_per_class", train_per_class, "pass 64 for the full set"),

@@ -17,6 +17,8 @@ from sat_tf.messages import list_problems
 if TYPE_CHECKING:
     from sat_tf.data.records import RecordFiles
 
+# As of the models of `sat_tf.models`.
+_MOST_CLASSES = 1_000_000
 TRAIN = "train"
 HELD_OUT = ("validation", "val", "test")
 # The length and its checksum; behind the data another checksum.
@@ -76,11 +78,17 @@ def load_tfrecords(
             Rule(
                 "num_classes",
                 num_classes,
-                is_integer(num_classes, lowest=1),
-                "a positive integer",
+                is_integer(num_classes, lowest=1, limit=_MOST_CLASSES + 1),
+                f"a positive integer up to {_MOST_CLASSES:,}",
                 "count the classes",
             ),
-            Rule("first_label", first_label, is_integer(first_label), "an integer", "pass 0 or 1"),
+            Rule(
+                "first_label",
+                first_label,
+                is_integer(first_label, lowest=-_MOST_CLASSES, limit=_MOST_CLASSES + 1),
+                f"an integer from {-_MOST_CLASSES:,} to {_MOST_CLASSES:,}",
+                "pass 0 or 1",
+            ),
             *(
                 Rule(
                     name,

@@ -13,6 +13,10 @@ from sat_tf.arguments import Rule, check, is_between, is_integer
 from sat_tf.data.shards import Shard
 from sat_tf.preprocessing import COVERING, Preprocessing
 
+# Beyond every published model. TensorFlow reserves the places of a shuffle buffer at once.
+_LARGEST_IMAGE = 4096
+_LARGEST_BUFFER = 10_000_000
+
 
 def picture_rules(image_size: Any, max_corrupt: Any, deterministic: Any) -> list[Rule]:
     """Rules for the options that all sets of pictures share.
@@ -27,8 +31,8 @@ def picture_rules(image_size: Any, max_corrupt: Any, deterministic: Any) -> list
         Rule(
             "image_size",
             image_size,
-            is_integer(image_size, lowest=1),
-            "a positive integer",
+            is_integer(image_size, lowest=1, limit=_LARGEST_IMAGE + 1),
+            f"a positive integer up to {_LARGEST_IMAGE:,}",
             "pass 224",
         ),
         Rule(
@@ -49,8 +53,8 @@ def buffer_rule(shuffle_buffer: Any) -> Rule:
     return Rule(
         "shuffle_buffer",
         shuffle_buffer,
-        is_integer(shuffle_buffer, lowest=1),
-        "a positive integer",
+        is_integer(shuffle_buffer, lowest=1, limit=_LARGEST_BUFFER + 1),
+        f"a positive integer up to {_LARGEST_BUFFER:,}",
         "pass 10000",
     )
 

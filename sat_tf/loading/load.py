@@ -124,21 +124,35 @@ def bounded_weights(weight_bytes: int | None) -> Iterator[None]:
     Raises:
         ValueError: in the scope, before a variable beyond that is created.
     """
+    if weight_bytes is None:
+        yield
+        return
+    most = max(_LARGEST_RATIO * weight_bytes, _ALWAYS_BUILT_BYTES)
+    problem = f"in a file that holds {weight_bytes:,}, expected them all in it"
+    with bounded_variables(most, problem):
+        yield
+
+
+@contextlib.contextmanager
+def bounded_variables(most: int, problem: str) -> Iterator[None]:
+    """A scope in which TensorFlow creates variables of `most` bytes in all.
+
+    Args:
+        most: bytes.
+        problem: how the error goes on behind the bytes that it received.
+
+    Raises:
+        ValueError: in the scope, before a variable beyond that is created.
+    """
     import tensorflow as tf
 
-    most = None
-    if weight_bytes is not None:
-        most = max(_LARGEST_RATIO * weight_bytes, _ALWAYS_BUILT_BYTES)
     built = 0
 
     def creator(make: Any, **options: Any) -> Any:
         nonlocal built
-        built += _variable_bytes(options) if most is not None else 0
-        if most is not None and built > most:
-            raise ValueError(
-                f"received a model of more than {built:,} bytes of weights in a file that holds "
-                f"{weight_bytes:,}, expected them all in it"
-            )
+        built += _variable_bytes(options)
+        if built > most:
+            raise ValueError(f"received a model of more than {most:,} bytes of weights {problem}")
         return make(**options)
 
     with tf.variable_creator_scope(creator):

@@ -24,6 +24,17 @@ class Option:
     fix: str
 
 
+# Beyond every published model, and small enough that one wrong option alone takes no machine down;
+# `build` bounds what several make together.
+_LARGEST_IMAGE = 4096
+_MOST_CLASSES = 1_000_000
+_LARGEST_WIDTH = 16
+_MOST_STAGES, _MOST_BLOCKS = 8, 200
+_LARGEST_KERNEL = 31
+_MOST_UNITS = 65_536
+_LARGEST_NUMBER = 1_000_000
+
+
 def _is_share(value: Any) -> bool:
     return not isinstance(value, bool) and (value == 0 or is_between(value, 0, 1))
 
@@ -31,36 +42,36 @@ def _is_share(value: Any) -> bool:
 def _is_stages(value: Any) -> bool:
     return (
         isinstance(value, list | tuple)
-        and len(value) > 0
-        and all(is_integer(blocks, lowest=1) for blocks in value)
+        and 0 < len(value) <= _MOST_STAGES
+        and all(is_integer(blocks, lowest=1, limit=_MOST_BLOCKS + 1) for blocks in value)
     )
 
 
 OPTIONS: Mapping[str, Option] = types.MappingProxyType(
     {
         "image_size": Option(
-            lambda value: is_integer(value, lowest=1),
-            "a positive integer",
+            lambda value: is_integer(value, lowest=1, limit=_LARGEST_IMAGE + 1),
+            f"a positive integer up to {_LARGEST_IMAGE:,}",
             "pass the height of the square images in pixels, such as 224",
         ),
         "num_classes": Option(
-            lambda value: is_integer(value, lowest=1),
-            "a positive integer",
+            lambda value: is_integer(value, lowest=1, limit=_MOST_CLASSES + 1),
+            f"a positive integer up to {_MOST_CLASSES:,}",
             "pass the number of logits, such as 1000",
         ),
         "width_multiplier": Option(
-            lambda value: is_between(value, 0, math.inf),
-            "a finite positive number",
+            lambda value: is_between(value, 0, math.inf) and value <= _LARGEST_WIDTH,
+            f"a positive number up to {_LARGEST_WIDTH}",
             "pass 1.0 for the published width, 0.5 for half the channels",
         ),
         "stage_blocks": Option(
             _is_stages,
-            "a list of positive integers",
+            f"a list of 1 to {_MOST_STAGES} positive integers up to {_MOST_BLOCKS}",
             "pass the number of blocks of each stage, such as [3, 4, 6, 3]",
         ),
         "stem_kernel_size": Option(
-            lambda value: is_integer(value, lowest=1),
-            "a positive integer",
+            lambda value: is_integer(value, lowest=1, limit=_LARGEST_KERNEL + 1),
+            f"a positive integer up to {_LARGEST_KERNEL}",
             "pass 7 for large images, 3 for images of about 32 pixels",
         ),
         "stem_stride": Option(
@@ -74,8 +85,8 @@ OPTIONS: Mapping[str, Option] = types.MappingProxyType(
             "pass True for large images, False for images of about 32 pixels",
         ),
         "hidden_units": Option(
-            lambda value: is_integer(value, lowest=1),
-            "a positive integer",
+            lambda value: is_integer(value, lowest=1, limit=_MOST_UNITS + 1),
+            f"a positive integer up to {_MOST_UNITS:,}",
             "pass 4096 for the published width, 512 for images of about 32 pixels",
         ),
         "head": Option(
@@ -89,13 +100,17 @@ OPTIONS: Mapping[str, Option] = types.MappingProxyType(
             "pass True for a rectifier in front of every linear layer, False for fewer",
         ),
         "classifier_stddev": Option(
-            lambda value: value is None or is_between(value, 0, math.inf),
-            "a finite positive number or None",
+            lambda value: (
+                value is None or (is_between(value, 0, math.inf) and value <= _LARGEST_NUMBER)
+            ),
+            f"a positive number up to {_LARGEST_NUMBER:,}, or None",
             "pass a standard deviation such as 0.01, None for sqrt(1 / num_classes)",
         ),
         "rectifier_max": Option(
-            lambda value: value is None or is_between(value, 0, math.inf),
-            "a finite positive number or None",
+            lambda value: (
+                value is None or (is_between(value, 0, math.inf) and value <= _LARGEST_NUMBER)
+            ),
+            f"a positive number up to {_LARGEST_NUMBER:,}, or None",
             "pass 6.0 for ReLU6, None for a ReLU without an upper end",
         ),
         "dropout": Option(
@@ -126,8 +141,8 @@ def check_options(model: str, **received: Any) -> None:
         >>> check_options("resnet18", image_size=0, stem_stride=1)
         Traceback (most recent call last):
         ValueError: resnet18 does not accept these arguments:
-          image_size: received 0; expected a positive integer; pass the height of the square \
-images in pixels, such as 224.
+          image_size: received 0; expected a positive integer up to 4,096; pass the height of \
+the square images in pixels, such as 224.
     """
     rows = ((name, value, OPTIONS[name]) for name, value in received.items())
     check(

@@ -3,7 +3,6 @@
 import dataclasses
 import difflib
 import importlib
-import math
 import numbers
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -18,6 +17,9 @@ from sat_tf.quantizers.input_range import range_problem, type_problem
 UNSTATED_RANGE = (0.0, 255.0)
 # The old name of input_range=(0, input_max).
 OLD_INPUT_RANGE = "input_max"
+
+# Levels and rates beyond it leave float32 a few steps later.
+_LARGEST = 1e9
 
 GRID_NAMES = (*AUTOMATIC, *GRIDS)
 
@@ -78,9 +80,9 @@ def plain_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_positive(value: Any) -> bool:
-    """Whether a value is a finite number above 0."""
+    """Whether a value is a number above 0 and within `_LARGEST`."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(value) and value > 0
+    return number and 0 < value <= _LARGEST
 
 
 def _is_level(value: Any) -> bool:
@@ -97,7 +99,7 @@ def _is_options(value: Any) -> bool:
 
 _QUANTIZER_NAME = "the name of a quantizer"
 _OPTIONS = "a mapping of the quantizer's options by name"
-_LEVEL = "a positive number, or None (what the model's weights tell)"
+_LEVEL = f"a positive number up to {_LARGEST:g}, or None (what the model's weights tell)"
 
 
 def _bits_or_none(meaning: str, fewest: int = 1) -> _Field:
@@ -132,7 +134,7 @@ FIELDS: dict[str, _Field] = {
     "rescale": _one_of("constant", "stddev", "none"),
     "clipping_gradient": _one_of(*CLIPPING_GRADIENTS),
     "clipping_level_rate": _Field(
-        is_positive, "a positive number: 1 is the learning rate of the weights"
+        is_positive, f"a positive number up to {_LARGEST:g}: 1 is the learning rate of the weights"
     ),
     "initial_clipping_level": _Field(_is_level, _LEVEL, per_layer=True),
     "initial_classifier_clipping_level": _Field(_is_level, _LEVEL),

@@ -25,6 +25,8 @@ import numpy as np
 from sat_tf.messages import did_you_mean
 
 _LARGEST_PIXEL = 255
+# Of a range's ends: float32 still holds the difference of two.
+_LARGEST = 1e30
 # Closer to a pixel than any sum of float32 numbers says, real 0 is that pixel.
 _SAME_PIXEL = 1e-4
 # Of ImageNet's pixels, red, green and blue, as `keras.applications` has them.
@@ -243,7 +245,7 @@ def _numbers(value: Any) -> tuple[float, ...] | None:
     if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray):
         return None
     plain = all(isinstance(v, numbers.Real) and not isinstance(v, bool) for v in values)
-    if not plain or not all(math.isfinite(v) for v in values):
+    if not plain or not all(abs(v) <= _LARGEST for v in values):  # of NaN this is false
         return None
     return tuple(float(v) for v in values)
 

@@ -141,7 +141,7 @@ def test_all_wrong_arguments_are_named_at_once():
         PLAIN.training_batches(batch_size=16, seed=0, first_step=5)
     with pytest.raises(ValueError, match="batch_size: received 3; expected an integer of at least"):
         PLAIN.held_out_batches(batch_size=3, shard=contract.SHARDS[0])
-    with pytest.raises(ValueError, match="shift_pixels: received -1; expected an integer, 0"):
+    with pytest.raises(ValueError, match="shift_pixels: received -1; expected an integer from 0"):
         ArraySource(IMAGES, shift_pixels=-1)
 
 

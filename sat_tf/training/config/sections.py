@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 
-from sat_tf.arguments import required_arguments
+from sat_tf.arguments import is_number, required_arguments
 from sat_tf.data import DATA_SETS, is_in_memory
 from sat_tf.messages import did_you_mean
 
@@ -80,10 +80,23 @@ def _model_of(field: FieldInfo) -> type[BaseModel] | None:
     return None
 
 
+# No setting needs a larger number, and larger ones overflow somewhere far behind its key.
+_LARGEST = 2**32
+_MOST_EPOCHS = 1_000_000
+
+
 class Section(BaseModel):
-    """Strict types, no unknown keys, frozen."""
+    """Strict types, no unknown keys, no number beyond `_LARGEST`, frozen."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _is_bounded(cls, value: Any) -> Any:
+        numbers = value if isinstance(value, list) else [value]
+        if any(is_number(number) and abs(number) > _LARGEST for number in numbers):
+            raise ValueError(f"={value!r}: expected at most {_LARGEST:,}.")
+        return value
 
 
 def known_name(name: str, known: Sequence[str], what: str) -> str:
@@ -229,8 +242,9 @@ class StageConfig(Section):
     epochs: int = Field(
         default=150,
         ge=0,
-        description="an integer, 0 (a stage behind the float one is calibrated, not trained) or "
-        "more: passes over the images",
+        le=_MOST_EPOCHS,
+        description="an integer from 0 (a stage behind the float one is calibrated, not trained) "
+        f"to {_MOST_EPOCHS:,}: passes over the images",
     )
     steps: int | None = Field(
         default=None,

@@ -16,7 +16,7 @@ from sat_tf.data.source import ImageSource
 from sat_tf.export.deployed import DeployedModel, deployed_model
 from sat_tf.export.snapping import snap_biases
 from sat_tf.export.tflite.metadata import checked_metadata, label_text
-from sat_tf.loading.load import load_model
+from sat_tf.loading.load import bounded_variables, load_model
 from sat_tf.messages import RunError, first_ones, list_problems
 from sat_tf.qat.calibrate import StaleStatisticsWarning, calibrate, estimate_statistics
 from sat_tf.qat.layout import inner_layer
@@ -59,6 +59,8 @@ from sat_tf.training.step.distribution import (
 from sat_tf.training.step.fed_source import fed_range, fed_source
 from sat_tf.training.step.stage_plan import StepReport
 
+# Twice those of the largest model in its published form; training holds several copies.
+_MOST_WEIGHT_BYTES = 2**30
 _RESUME = "\nOnce the files can be read, the same command resumes the run."
 
 
@@ -126,14 +128,20 @@ def float_model(config: Config, source: ImageSource) -> tuple[keras.Model, Input
 def _built(config: Config, source: ImageSource) -> keras.Model:
     if config.model is None:
         raise RunError("model: received none, expected a mapping with the name of a model.")
+    problem = (
+        f"for {config.model.name} with model.options={config.model.options}, "
+        f"{source.num_classes:,} classes and images of {source.image_size} pixels, expected a "
+        "smaller one; lower width_multiplier, stage_blocks, hidden_units or image_size"
+    )
     try:
-        return models.build(
-            config.model.name,
-            image_size=source.image_size,
-            num_classes=source.num_classes,
-            seed=config.seed,
-            **config.model.options,
-        )
+        with bounded_variables(_MOST_WEIGHT_BYTES, problem):
+            return models.build(
+                config.model.name,
+                image_size=source.image_size,
+                num_classes=source.num_classes,
+                seed=config.seed,
+                **config.model.options,
+            )
     except ValueError as error:
         raise RunError(str(error)) from error
 

@@ -1,4 +1,5 @@
 import inspect
+import typing
 
 import pytest
 from pydantic import ValidationError
@@ -93,7 +94,7 @@ def test_all_problems_are_reported_at_once_with_the_nearest_name():
         "policy.actvation_bits is not a key. Did you mean activation_bits?",
         "policy.rescale='std': expected one of constant, stddev, none. Did you mean stddev?",
         "stages.float.learnig_rate is not a key.",
-        "stages.float.epochs=-1: expected an integer, 0 (a stage behind",
+        "stages.float.epochs=-1: expected an integer from 0 (a stage behind",
         "stages.quantized.momentum=1.0: expected a number from 0 to below 1.",
         "sed is not a key. Did you mean seed?",
         "distribution='mirored': expected one of auto, none, mirrored, multi_worker, tpu. "
@@ -104,9 +105,36 @@ def test_all_problems_are_reported_at_once_with_the_nearest_name():
         assert expected in text
 
 
+def numeric_keys(section=Config, prefix=""):
+    """The dotted keys of all numbers, with a list where the key takes one."""
+    for name, field in section.model_fields.items():
+        kinds = [field.annotation, *typing.get_args(field.annotation)]
+        inner = next((kind for kind in kinds if hasattr(kind, "model_fields")), None)
+        if inner is not None:
+            yield from numeric_keys(inner, f"{prefix}{name}.")
+        elif {int, float} & {*kinds}:
+            yield f"{prefix}{name}", typing.get_origin(field.annotation) is list
+
+
+def test_every_number_has_an_upper_bound_that_names_its_key():
+    keys = dict(numeric_keys())
+    assert len(keys) > 30
+    for key, takes_list in keys.items():
+        for huge in ("1000000000000000", "1.0e+300"):
+            value = f"[{huge}]" if takes_list else huge
+            with pytest.raises(RunError) as error:
+                parse_config(SMALLEST, [f"{key}={value}"])
+            assert key.split(".")[-1] in str(error.value), key
+
+
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
+        ("stages.float.epochs=1000001", "epochs=1000001: expected an integer from 0"),
+        ("stages.float.steps=5000000000", "steps=5000000000: expected at most 4,294,967,296"),
+        ("recipes={distillation: {temperature: 1.0e+12}}", "expected at most 4,294,967,296"),
+        ("policy.clipping_level_rate=1.0e+12", "expected a positive number up to 1e+09"),
+        ("policy.input_range=[0, 1.0e+200]", "policy.input_range"),
         ("seed='3'", "seed='3': expected an integer in [0, 4294967296)"),
         ("seed=-1", "seed=-1: expected an integer in [0, 4294967296)"),
         ("seed=1.0", "seed=1.0: expected an integer in [0, 4294967296)"),
@@ -119,7 +147,10 @@ def test_all_problems_are_reported_at_once_with_the_nearest_name():
         ("policy=4", "policy=4: expected a mapping of BitPolicy's fields"),
         ("policy.weight_bits=null", "policy.weight_bits=None: expected an integer from 1 to 8"),
         ("policy.overrides={a: {bits: 8}}", "policy.overrides['a']: bits cannot be set"),
-        ("stages.float.epochs=two", "stages.float.epochs='two': expected an integer, 0 (a stage"),
+        (
+            "stages.float.epochs=two",
+            "stages.float.epochs='two': expected an integer from 0 (a stage",
+        ),
         ("stages.float.nesterov=yes please", "nesterov='yes please': expected true or false"),
         ("stages.float.weight_decay=-1", "weight_decay=-1: expected a number, 0 (none) or more"),
         ("stages.float.base_learning_rate=.inf", "base_learning_rate=inf: expected a positive"),
