@@ -123,7 +123,15 @@ MAY_IMPORT_WITHIN = {
     },
 }
 # Modules that all rooms share, and those at the top that may use everything.
-SHARED = {"arguments", "atomic_file", "messages", "preprocessing", "saved_by", "version"}
+SHARED = {
+    "arguments",
+    "atomic_file",
+    "messages",
+    "preprocessing",
+    "saved_by",
+    "version",
+    "zip_archive",
+}
 TOP = {"__init__", "__main__", "either_keras"}
 
 # Where classes of Keras layers are named: where the registry of layer kinds is and models are

@@ -138,7 +138,7 @@ def evaluate_file(
                 f"{path}: received a file that takes {interface.input_type}, expected one that "
                 "takes uint8 pixels; evaluate others with sat_tf.export.evaluate_tflite."
             )
-        said = read_metadata(path.read_bytes())
+        said = read_metadata(path.read_bytes(), str(path))
         pixels = wanted.load(interface.input_shape, interface.num_outputs, said)
         if pixels.labels is None:
             raise RunError(

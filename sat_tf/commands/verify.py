@@ -391,7 +391,8 @@ def _pixels(
 ) -> Pixels:
     """The images that were chosen, or those of the run."""
     if target.folder is None or wanted.is_given:
-        pixels = wanted.load(shape, num_classes, read_metadata(target.tflite.read_bytes()))
+        said = read_metadata(target.tflite.read_bytes(), str(target.tflite))
+        pixels = wanted.load(shape, num_classes, said)
         for note in pixels.notes:
             console.print(f"Note: {note}", highlight=False, markup=False, soft_wrap=True)
         return pixels

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from sat_tf.atomic_file import expect_path
 from sat_tf.messages import reason_of
+from sat_tf.zip_archive import expect_honest, is_archive, opened_archive, read_member
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 # Models of thousands of layers have one megabyte.
@@ -121,16 +122,16 @@ def open_model_file(path: str | os.PathLike[str]) -> ModelFile:
 
 def _opened(path: pathlib.Path) -> ModelFile:
     """The head of a file; raises ValueError as `open_model_file` does."""
+    if not _is_hdf5(path) and not is_archive(path):
+        raise ValueError(
+            "received a file that is neither a .keras archive nor HDF5, or a damaged one"
+        )
     try:
         if _is_hdf5(path):
             version, text, weight_bytes = _read_hdf5(path)
         else:
             version, text, weight_bytes = _read_archive(path)
         config = json.loads(text)
-    except zipfile.BadZipFile as error:
-        raise ValueError(
-            f"received a file that is neither a .keras archive nor HDF5, or a damaged one ({error})"
-        ) from error
     except RecursionError as error:
         raise ValueError("received a configuration that is nested too deeply") from error
     except MemoryError as error:
@@ -156,8 +157,8 @@ def check_arrays(path: pathlib.Path) -> None:
     if _is_hdf5(path):
         with h5py.File(path) as file:
             _expect_size(_array_bytes(file), path)
-    elif zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
+    elif is_archive(path):
+        with opened_archive(path) as archive:
             _archive_bytes(archive, path)
 
 
@@ -174,17 +175,16 @@ def read_model_file(path: str | os.PathLike[str]) -> ModelFile | None:
 
 
 def _read_archive(path: pathlib.Path) -> tuple[str, str, int]:
-    with zipfile.ZipFile(path) as archive:
+    with opened_archive(path) as archive:
         weight_bytes = _archive_bytes(archive, path)
-        heads = {}
-        for name in ("config.json", "metadata.json"):
-            if name == "metadata.json" and name not in archive.namelist():
-                continue
-            if archive.getinfo(name).file_size > _LARGEST_CONFIG_BYTES:
-                raise ValueError(f"its {name} has more than {_LARGEST_CONFIG_BYTES:,} bytes")
-            heads[name] = archive.read(name).decode()
-    metadata = json.loads(heads.get("metadata.json", "{}"))
-    return str(metadata.get("keras_version", "")), heads["config.json"], weight_bytes
+        config, metadata = (
+            read_member(archive, name, _LARGEST_CONFIG_BYTES)
+            for name in ("config.json", "metadata.json")
+        )
+    if config is None:
+        raise ValueError("received a zip archive without the config.json of a model")
+    version = json.loads(metadata or b"{}").get("keras_version", "")
+    return str(version), config.decode(), weight_bytes
 
 
 def _is_hdf5(path: pathlib.Path) -> bool:
@@ -212,6 +212,7 @@ def _archive_bytes(archive: zipfile.ZipFile, path: pathlib.Path) -> int:
 
     entries = archive.infolist()
     _expect_size(sum(entry.file_size for entry in entries), path)
+    expect_honest(archive)
     total = 0
     for entry in entries:
         if entry.filename.endswith(".h5"):

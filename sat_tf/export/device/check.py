@@ -65,7 +65,7 @@ def read(name: str) -> bytes:
             return (HERE / name).read_bytes()
         with zipfile.ZipFile(HERE) as kit:
             return kit.read(name)
-    except (OSError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise UnusableError(f"{name} cannot be read ({error}); copy the kit again.") from error
 
 

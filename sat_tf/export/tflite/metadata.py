@@ -18,6 +18,7 @@ import numpy as np
 from sat_tf.export.tflite.tensors import Image
 from sat_tf.messages import first_ones
 from sat_tf.preprocessing import Preprocessing
+from sat_tf.zip_archive import is_archive, opened_archive, read_member
 
 # The names that TFLite's libraries look for.
 METADATA_NAME = "TFLITE_METADATA"
@@ -31,6 +32,8 @@ _TENSOR_AXIS_LABELS = 2
 _COLOR_SPACES = {3: 1, 1: 2}  # channels: RGB, grayscale
 _IMAGE_PROPERTIES = 2  # of the union ContentProperties
 _NORMALIZATION_OPTIONS = 1  # of the union ProcessUnitOptions
+# A million labels of 16 letters.
+_MOST_TEXT_BYTES = 2**24
 # The oldest date of a zip archive: the same model gives the same file.
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
@@ -189,33 +192,38 @@ def append_archive(content: bytes, files: Mapping[str, str]) -> bytes:
     return stream.getvalue()
 
 
-def read_metadata(content: bytes) -> Metadata:
+def read_metadata(content: bytes, name: str) -> Metadata:
     """The labels and the preprocessing that a file holds; without its description.
 
+    Args:
+        content: the file.
+        name: what errors call it.
+
     Raises:
-        ValueError: the archive behind the file is damaged, or of another version.
+        ValueError: the archive behind the file is damaged, larger than any labels, or of another
+            version.
     """
-    labels, said = (_text_of(content, name) for name in (LABELS_NAME, PREPROCESSING_NAME))
+    stream = io.BytesIO(content)
+    if not is_archive(stream):
+        return Metadata()
+    try:
+        with opened_archive(stream) as archive:
+            labels, said = (
+                None if found is None else found.decode()
+                for found in (
+                    read_member(archive, member, _MOST_TEXT_BYTES)
+                    for member in (LABELS_NAME, PREPROCESSING_NAME)
+                )
+            )
+    except ValueError as error:
+        raise ValueError(
+            f"{name}: received a file whose labels cannot be read ({error}), expected one that "
+            "sat_tf.export_tflite wrote; export the model again."
+        ) from error
     return Metadata(
         labels=None if labels is None else tuple(labels.splitlines()),
         preprocessing=None if said is None else Preprocessing.from_json(said),
     )
-
-
-def _text_of(content: bytes, name: str) -> str | None:
-    """A text in the archive behind a file; None where there is none of this name."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            return archive.read(name).decode()
-    except KeyError:
-        return None
-    except (zipfile.BadZipFile, UnicodeDecodeError) as error:
-        if not zipfile.is_zipfile(io.BytesIO(content)):
-            return None
-        raise ValueError(
-            f"received a file whose {name} is damaged ({error}), expected one that "
-            "sat_tf.export_tflite wrote; export the model again."
-        ) from error
 
 
 def _image(builder: Any, image: Image, preprocessing: Preprocessing | None) -> int:

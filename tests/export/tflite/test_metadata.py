@@ -29,7 +29,7 @@ DESCRIPTION = "Tells four things apart."
 
 
 def _labels(content: bytes) -> list[str] | None:
-    labels = read_metadata(content).labels
+    labels = read_metadata(content, "model.tflite").labels
     return None if labels is None else list(labels)
 
 
@@ -161,7 +161,7 @@ def test_preprocessing_stands_in_words_and_in_a_file_beside_the_labels(model, tm
     path = tmp_path / "model.tflite"
     sat_tf.export_tflite(model, path, labels=LABELS, preprocessing=RESIZED_AND_CROPPED)
     content = path.read_bytes()
-    assert read_metadata(content) == Metadata(
+    assert read_metadata(content, "model.tflite") == Metadata(
         labels=tuple(LABELS), preprocessing=RESIZED_AND_CROPPED
     )
     with zipfile.ZipFile(io.BytesIO(content)) as archive:

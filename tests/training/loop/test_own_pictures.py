@@ -85,7 +85,7 @@ def test_its_file_knows_the_classes_and_the_preprocessing(tmp_path):
     assert folder.file("labels.txt").read_text() == "cat\ndog\n"
     said = Metadata(labels=("cat", "dog"), preprocessing=RESIZED_AND_CROPPED)
     path = folder.file("model.tflite")
-    assert read_metadata(path.read_bytes()) == said
+    assert read_metadata(path.read_bytes(), "model.tflite") == said
     assert "cat, dog" in folder.file("report.html").read_text()
     assert "held-out images of pets" in folder.file("certificate.html").read_text()
     with zipfile.ZipFile(path) as archive:
