@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tf_keras as keras
 
+from sat_tf.export.certificate.outputs import classes_of
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.input_range import NAMED, PIXELS, InputRange
@@ -235,8 +236,7 @@ def _right(
     for start in range(0, len(pixels), _BATCH):
         fed = found.fed(pixels[start : start + _BATCH])
         outputs = np.asarray(model(fed, training=False), np.float32)
-        finite = np.all(np.isfinite(outputs), axis=1)
-        hits.append(finite & (np.argmax(outputs, axis=1) == labels[start : start + _BATCH]))
+        hits.append(classes_of(outputs) == labels[start : start + _BATCH])
     return np.concatenate(hits)
 
 

@@ -160,7 +160,8 @@ def verify_tflite(
             labels or None for each, in the order of `model.outputs`, or a dictionary by their
             names. What a sigmoid makes of one number has the classes 0 and 1.
         float_model: the float model, to be compared with the file on the same images. It is fed
-            what the quantized Keras model is fed.
+            what the quantized Keras model is fed. Outputs are compared as classes where a softmax,
+            a sigmoid or labels say so, else as values, channel by channel.
         certificate_path: where to write the certificate as JSON, if anywhere; a page to read goes
             beside it, with the suffix .html.
         runtimes: what to compare: "xnnpack", which always takes part; "builtin"; "reference",
@@ -255,7 +256,7 @@ def _checked(model: keras.Model, path: pathlib.Path, images: Any, labels: Any) -
         if np.ndim(arrays_of(images)[0]) and (count := number_of(images)):
             # Without the file, by the model's own outputs; whether a sigmoid makes one is unknown.
             outputs = [
-                Output(name, tuple(tensor.shape[1:]), is_sigmoid=True)
+                Output(name, tuple(tensor.shape[1:]), "sigmoid")
                 for name, tensor in zip(model.output_names, model.outputs, strict=True)
             ]
             problems += labels_of(labels, outputs, count, _names_of_outputs(model))[1]

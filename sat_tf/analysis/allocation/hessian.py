@@ -124,8 +124,8 @@ def model_traces(
     """The traces for kernels and for activations of a model, in inference mode.
 
     With labels, the loss is the mean cross entropy. Without them it is the divergence from the
-    model's own classes, or half the squared distance from its own output where that is not a row of
-    classes; their Hessians are never negative.
+    model's own classes where it ends in a softmax, else half the squared distance from its own
+    output; their Hessians are never negative.
 
     Args:
         model: a flat float model.
@@ -201,9 +201,8 @@ class _Loss:
             if labels is not None:
                 shares = class_shares(labels, int(self._output.shape[1]))
                 self._shares = tf.cast(shares, self._output.dtype)
-            else:
-                own = self._output if self._is_softmax else tf.nn.softmax(self._output)
-                self._shares = tf.stop_gradient(own)
+            elif self._is_softmax:
+                self._shares = tf.stop_gradient(self._output)
         self.moves = {name: tf.zeros_like(tensors[name]) for name in reads}
 
     def __call__(self) -> tf.Tensor:

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from sat_tf.analysis.answers.counting import NO_ANSWER, example_groups, spread
+from sat_tf.analysis.answers.counting import example_groups, spread
 from sat_tf.arguments import Rule, check
+from sat_tf.export.certificate.outputs import NO_CLASS
 
 # How many examples of each group are shown.
 EXAMPLES = {"float_only": 8, "file_only": 8, "both_wrong": 8, "both_right": 4}
@@ -34,7 +35,7 @@ class Answers:
 
     Attributes:
         labels: the right class numbers (n,).
-        float_answers: those of the float model (n,); `NO_ANSWER` for none.
+        float_answers: those of the float model (n,); `NO_CLASS` for none.
         file_answers: those of the file (n,), likewise.
         num_classes: number of classes.
         class_names: by class number; None without names.
@@ -64,7 +65,7 @@ class Answers:
         Args:
             images: uint8 (n, rows, columns, 1 or 3), to take examples from; None for no pictures.
             labels: the right class numbers (n,).
-            float_answers: of the float model, for example by `counting.answers_of`.
+            float_answers: of the float model, for example by `classes_of`.
             file_answers: of the file.
             num_classes: number of classes.
             class_names: one for each class; None shows numbers.
@@ -94,7 +95,7 @@ class Answers:
 
     def name(self, label: int) -> str:
         """What a class is called."""
-        if label == NO_ANSWER:
+        if label == NO_CLASS:
             return "no answer"
         return str(label) if self.class_names is None else self.class_names[label]
 
@@ -143,7 +144,7 @@ def _check(
     count = len(arrays["labels"]) if arrays["labels"].ndim else 0
     rules = []
     for name, found in arrays.items():
-        least = 0 if name == "labels" else NO_ANSWER
+        least = 0 if name == "labels" else NO_CLASS
         fits = (
             found.shape == (count,)
             and count > 0

@@ -1,6 +1,6 @@
 """Counts of a classifier's answers: confusion, accuracy by class, and examples to look at.
 
-An answer is a class number, or `NO_ANSWER`. Everything here is arithmetic on class numbers.
+An answer is a class number, or `NO_CLASS`. Everything here is arithmetic on class numbers.
 """
 
 import dataclasses
@@ -9,24 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-# The answer of a model whose outputs for an image are NaN or infinite.
-NO_ANSWER = -1
-
-
-def answers_of(outputs: np.ndarray) -> np.ndarray:
-    """The class of the largest output, the first of equal ones, for each image.
-
-    Args:
-        outputs: logits or probabilities (n, classes).
-
-    Returns:
-        Class numbers (n,), int64; `NO_ANSWER` where an output is NaN or infinite.
-
-    >>> answers_of(np.array([[0.1, 0.7, 0.7], [np.nan, 0.0, 1.0]])).tolist()
-    [1, -1]
-    """
-    finite = np.isfinite(outputs).all(axis=1)
-    return np.where(finite, np.argmax(outputs, axis=1), NO_ANSWER)
+from sat_tf.export.certificate.outputs import NO_CLASS
 
 
 def confusion(labels: np.ndarray, answers: np.ndarray, num_classes: int) -> np.ndarray:
@@ -34,11 +17,11 @@ def confusion(labels: np.ndarray, answers: np.ndarray, num_classes: int) -> np.n
 
     Images without an answer are in no column.
 
-    >>> confusion(np.array([0, 0, 1]), np.array([0, 1, NO_ANSWER]), 2).tolist()
+    >>> confusion(np.array([0, 0, 1]), np.array([0, 1, NO_CLASS]), 2).tolist()
     [[1, 1], [0, 0]]
     """
     counts = np.zeros((num_classes, num_classes), np.int64)
-    answered = answers != NO_ANSWER
+    answered = answers != NO_CLASS
     np.add.at(counts, (labels[answered], answers[answered]), 1)
     return counts
 
@@ -65,7 +48,7 @@ def most_confused(
     labels: np.ndarray, float_answers: np.ndarray, file_answers: np.ndarray, *, most: int
 ) -> list[Confusion]:
     """The pairs that the file confuses most often, most often first; equal ones in class order."""
-    wrong = (file_answers != labels) & (file_answers != NO_ANSWER)
+    wrong = (file_answers != labels) & (file_answers != NO_CLASS)
     pairs = np.stack([labels[wrong], file_answers[wrong]], axis=1)
     found, counts = np.unique(pairs, axis=0, return_counts=True)
     return [
@@ -112,7 +95,7 @@ def binned(labels: np.ndarray, answers: np.ndarray, num_classes: int, *, most: i
     """
     each = max(1, -(-num_classes // most))
     starts = tuple(range(0, num_classes, each))
-    bins = np.where(answers == NO_ANSWER, NO_ANSWER, answers // each)
+    bins = np.where(answers == NO_CLASS, NO_CLASS, answers // each)
     return Bins(confusion(labels // each, bins, len(starts)), starts, num_classes)
 
 

@@ -5,6 +5,8 @@ import math
 
 import numpy as np
 
+from sat_tf.export.certificate.outputs import top_hits
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Damage:
@@ -14,7 +16,8 @@ class Damage:
         top1_drop: share of the images, 0 to 1, by which top-1 falls; negative if it rises.
         distance: relative error of the outputs, |y' - y| / |y|, Euclidean norms over all images.
         divergence: Kullback-Leibler divergence of the class probabilities from the float model's,
-            in nats, its mean over the images; None if the output is not a row of classes.
+            in nats, its mean over the images; None if nothing says that the output is a row
+            of classes.
     """
 
     top1_drop: float | None
@@ -51,14 +54,15 @@ class DamageMeter:
 
     Args:
         probabilities: the outputs are probabilities, not logits.
+        classes: the outputs are a row of classes.
     """
 
-    def __init__(self, *, probabilities: bool) -> None:
+    def __init__(self, *, probabilities: bool, classes: bool) -> None:
         self._probabilities = probabilities
+        self._has_classes = classes
         self._count = 0
         self._fewer_right = 0
         self._has_labels = False
-        self._has_classes = False
         self._error = self._size = self._divergence = 0.0
 
     def add(self, own: np.ndarray, reference: np.ndarray, labels: np.ndarray | None) -> None:
@@ -67,14 +71,13 @@ class DamageMeter:
         self._count += len(own)
         self._error += float(np.sum(np.square(own - reference)))
         self._size += float(np.sum(np.square(reference)))
-        if own.ndim == 2 and own.shape[1] > 1:
-            self._has_classes = True
+        if self._has_classes:
             wanted = self._log_shares(reference)
             terms = np.exp(wanted) * (wanted - self._log_shares(own))
             self._divergence += float(np.sum(terms))
             if labels is not None:
                 self._has_labels = True
-                self._fewer_right += right(reference, labels) - right(own, labels)
+                self._fewer_right += top_hits(reference, labels, 1) - top_hits(own, labels, 1)
 
     def damage(self) -> Damage:
         """The damage over all batches."""
@@ -91,12 +94,3 @@ class DamageMeter:
             return np.log(np.maximum(outputs, float(np.finfo(np.float32).tiny)))
         shifted = outputs - outputs.max(axis=1, keepdims=True)
         return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-
-
-def right(outputs: np.ndarray, labels: np.ndarray) -> int:
-    """How many images have their largest output at their class.
-
-    >>> right(np.array([[0.0, 1.0], [2.0, 1.0]]), np.array([1, 1]))
-    1
-    """
-    return int(np.count_nonzero(np.argmax(outputs, axis=1) == labels))

@@ -15,7 +15,7 @@ from sat_tf.analysis.labelled_images import (
     labelled_images,
 )
 from sat_tf.analysis.range_accuracy import range_accuracies
-from sat_tf.analysis.sensitivity.damage import METRICS, Damage, DamageMeter, right
+from sat_tf.analysis.sensitivity.damage import METRICS, Damage, DamageMeter
 from sat_tf.analysis.sensitivity.measured_model import LayerSensitivity, MeasuredModel
 from sat_tf.analysis.sensitivity.one_at_a_time import (
     OneAtATime,
@@ -24,6 +24,7 @@ from sat_tf.analysis.sensitivity.one_at_a_time import (
 )
 from sat_tf.analysis.sensitivity.picture import write_picture
 from sat_tf.analysis.sensitivity.table import TITLE, layer_table, print_sensitivity, summary
+from sat_tf.export.certificate.outputs import top_hits
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import flatten
 from sat_tf.graph.network import check_model, check_one_of_each
@@ -134,7 +135,8 @@ def sensitivity(
             its function.
         metric: "top1" (the drop, a share of the images), "distance" (relative error of the
             outputs) or "divergence" (of the class probabilities, in nats): what layers are ranked
-            by. All possible ones are measured. By default top1 with labels, distance without.
+            by. All possible ones are measured: the divergence where a softmax, labels or this
+            metric say that the outputs are classes. By default top1 with labels, distance without.
         num_images: how many images to take at most. A drop of top-1 is a multiple of one image.
         progress: show a bar if it takes more than two seconds, on a terminal or in a notebook.
 
@@ -174,7 +176,13 @@ def sensitivity(
         for one in (found.whole, found.weights, found.activations, found.stream)
         if one is not None
     ]
-    meters = _measure(runner, quantized, quantizations, sample.images, classes, progress)
+    is_softmax = layer_kinds.is_softmax(runner.last_layer)
+    has_classes = _is_row(model) and (is_softmax or classes is not None or metric == "divergence")
+    meters = _Meters(
+        [DamageMeter(probabilities=is_softmax, classes=has_classes) for _ in quantizations],
+        DamageMeter(probabilities=is_softmax, classes=has_classes),
+    )
+    _measure(meters, runner, quantized, quantizations, sample.images, classes, progress)
     errors = runner.activation_errors(sample.images[: runner.images_at_once()])
     damages = {
         id(one): meter.damage() for one, meter in zip(quantizations, meters.alone, strict=True)
@@ -217,18 +225,14 @@ class _Meters:
 
 
 def _measure(
+    meters: _Meters,
     runner: OneAtATime,
     quantized: keras.Model,
     quantizations: list[Quantization],
     images: np.ndarray,
     classes: np.ndarray | None,
     progress: bool,
-) -> _Meters:
-    probabilities = layer_kinds.is_softmax(runner.last_layer)
-    meters = _Meters(
-        [DamageMeter(probabilities=probabilities) for _ in quantizations],
-        DamageMeter(probabilities=probabilities),
-    )
+) -> None:
     every = runner.images_at_once()
     total = len(images) * len(quantizations)
     with image_bar("measuring layers", total, shown=progress) as advance:
@@ -247,8 +251,7 @@ def _measure(
             together = quantized(batch, training=False).numpy()
             meters.together.add(_finite(together, "the quantized model"), reference, labels)
             if labels is not None:
-                meters.num_right += right(reference, labels)
-    return meters
+                meters.num_right += top_hits(reference, labels, 1)
 
 
 def _finite(outputs: np.ndarray, whose: str) -> np.ndarray:
@@ -288,10 +291,15 @@ def _sample(model: keras.Model, dataset: Any, num_images: int) -> LabelledImages
 
 def _classes(model: keras.Model, sample: LabelledImages) -> np.ndarray | None:
     """The class of each image; None without labels or classes."""
-    shape = model.outputs[0].shape
-    if sample.labels is None or len(shape) != 2 or shape[1] < 2:
+    if sample.labels is None or not _is_row(model):
         return None
-    return np.argmax(class_shares(sample.labels, shape[1]), axis=1)
+    return np.argmax(class_shares(sample.labels, model.outputs[0].shape[1]), axis=1)
+
+
+def _is_row(model: keras.Model) -> bool:
+    """Whether the output is a row of numbers, which may be classes."""
+    shape = model.outputs[0].shape
+    return len(shape) == 2 and shape[1] > 1
 
 
 def _refuse_other_range(model: keras.Model, images: np.ndarray, classes: np.ndarray | None) -> None:
@@ -310,12 +318,11 @@ def _refuse_other_range(model: keras.Model, images: np.ndarray, classes: np.ndar
 def _metric(metric: str | None, model: keras.Model, classes: np.ndarray | None) -> str:
     if metric is None:
         return "distance" if classes is None else "top1"
-    shape = model.outputs[0].shape
-    is_classifier = len(shape) == 2 and shape[1] > 1
-    if metric in ("top1", "divergence") and not is_classifier:
+    if metric in ("top1", "divergence") and not _is_row(model):
         raise ValueError(
             f"metric={metric!r}: received a model, {model.name!r}, whose output of shape "
-            f"{tuple(shape)} is not a row of classes, expected metric='distance' for it."
+            f"{tuple(model.outputs[0].shape)} is not a row of classes, expected "
+            "metric='distance' for it."
         )
     if metric == "top1" and classes is None:
         raise ValueError(

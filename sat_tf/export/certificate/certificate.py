@@ -11,6 +11,7 @@ from typing import Any
 import pydantic
 
 from sat_tf.atomic_file import written_whole
+from sat_tf.export.certificate.channels import FEWEST_VALUES, MOST_ERROR
 from sat_tf.export.certificate.counts import RuntimeCount, TensorCount, runtime_table
 from sat_tf.export.certificate.device_check import DeviceCheck
 from sat_tf.export.certificate.holds import Hold, are_portable, verdict_of
@@ -20,9 +21,16 @@ from sat_tf.messages import list_problems
 from sat_tf.presentation.notebook import Displayed
 from sat_tf.presentation.tables import Cell, Marked, Table, points
 
-# How far the file and the float model may differ before it is shown in red: in accuracy, in
-# classes, or, without classes, in the mean of values, in standard deviations.
+# How far the file and the float model may differ in accuracy, or in classes, before it is shown in
+# red. What values may differ by stands in `channels`.
 FEW_POINTS = 0.03
+FLOAT_RULE = (
+    "Red beside the float model: accuracy or classes that differ by more than "
+    f"{100 * FEW_POINTS:g} points; of values, a channel that differs by more than {MOST_ERROR:g} "
+    f"of its standard deviations (root mean square), or of which fewer than {FEWEST_VALUES} "
+    "different values are left. An output holds classes where a softmax, a sigmoid or labels say "
+    "so, else values; channels of sigmoids are in red where both classes and values differ."
+)
 
 _LISTS_OF_NUMBERS = re.compile(r"\[[-\d,\s]*\]")
 
@@ -33,7 +41,7 @@ class FloatNote:
 
     Attributes:
         text: in words.
-        is_bad: whether by more than `FEW_POINTS`.
+        is_bad: whether by too much: by more than `FEW_POINTS`, or channels of values are off.
     """
 
     text: str
@@ -50,20 +58,28 @@ def _float_note(count: OutputCount, right: Mapping[str, float], *, several: bool
             f"{100 * right['tflite']:.2f} % right, the float model {100 * right['float']:.2f} % "
             f"({points(lost)} points)"
         )
-    if count.agreement is not None:
-        is_bad |= not count.agreement >= 1.0 - FEW_POINTS
-        what = "pixels, rows or boxes" if len(count.shape) > 1 else "images"
+    parts_alike = count.agreement is None or count.agreement >= 1.0 - FEW_POINTS
+    if count.values is None or (count.is_one_class and not count.is_values):
+        is_bad |= not parts_alike
+    else:
+        # Of many sigmoids, numbers that are close differ on both sides of a half.
+        is_bad |= count.values.is_bad and (count.is_values or not parts_alike)
+    if count.agreement is not None and not count.is_values:
         parts.append(
             f"the same class as the float model for {100 * count.agreement:.2f} % of "
-            f"{count.places:,} {what}"
+            f"{count.places:,} {count.what}"
         )
-    else:
-        is_bad |= not count.mean_difference <= FEW_POINTS * count.spread
     if not right:
+        of = f"their standard deviation is {count.spread:.4g}"
         parts.append(
             f"values differ from the float model's by {count.mean_difference:.4g} in the mean and "
-            f"{count.largest_difference:.4g} at most (their standard deviation is "
-            f"{count.spread:.4g})"
+            f"{count.largest_difference:.4g} at most "
+            f"({of if count.values is None else str(count.values)})"
+        )
+    if count.agreement is not None and count.is_values:
+        parts.append(
+            f"if the channels are classes, which no softmax, sigmoid or label says, the same one "
+            f"for {100 * count.agreement:.2f} % of {count.places:,} {count.what}"
         )
     return FloatNote(f"{where}{'; '.join(parts)}", is_bad)
 

@@ -126,6 +126,13 @@ def runtime_columns(
     def counted(show: Callable[[RuntimeCount], Cell]) -> Callable[[RuntimeRow], Cell]:
         return lambda row: "" if row.found is None else show(row.found)
 
+    outputs = [output for count in runtimes.values() for output in count.outputs]
+    if outputs and all(output.is_values for output in outputs):
+        beside = Column(f"from {of}, std. dev.", counted(_largest_error), number=True)
+    else:
+        beside = Column(
+            f"classes of {of}", counted(lambda c: shown_share(c.agreement)), number=True
+        )
     return [
         Column("runtime", lambda row: row.title, wrap="fold"),
         Column("codes differing", _codes_differing, number=True),
@@ -136,11 +143,20 @@ def runtime_columns(
             wrap="fold",
         ),
         Column("top-1", lambda row: row.top1, percent(), number=True),
-        Column(f"classes of {of}", counted(lambda c: shown_share(c.agreement)), number=True),
+        beside,
         Column(
             "largest difference", counted(lambda c: _FOUR(c.largest_output_difference)), number=True
         ),
     ]
+
+
+def _largest_error(count: RuntimeCount) -> Cell:
+    """The error of the channel of values that differs most."""
+    return _FOUR(
+        max(
+            output.values.channels[0].error for output in count.outputs if output.values is not None
+        )
+    )
 
 
 def _codes_differing(row: RuntimeRow) -> Cell:

@@ -1,10 +1,13 @@
 """The float model that a file is compared with, on the same images."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from sat_tf.export.certificate.outputs import Output, separated
 from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.softmax import softmax
 from sat_tf.export.tflite.images import Pixels, arrays_of, joined
 from sat_tf.export.tflite.tensors import Image
 from sat_tf.messages import kind_of
@@ -28,6 +31,32 @@ class FloatReference:
             raise ValueError(f"float_model: {problem}.")
         self._model, self._graph = model, graph
         self.name = str(model.name)
+
+    @property
+    def softmaxes(self) -> list[str]:
+        """What makes each output: "softmax", or "" for anything else."""
+        from sat_tf.graph import layer_kinds
+        from sat_tf.graph.network import Network
+        from sat_tf.qat.layout import inner_layer
+
+        network = Network(self._model)
+        layers = [inner_layer(network[name].layer) for name in network.outputs]
+        return ["softmax" if layer_kinds.is_softmax(layer) else "" for layer in layers]
+
+    def as_given(self, values: np.ndarray, outputs: Sequence[Output]) -> np.ndarray:
+        """The outputs of the file as this model gives them: probabilities where it has a softmax.
+
+        Args:
+            values: the outputs, joined.
+            outputs: as the file alone describes them: its logits have no softmax.
+        """
+        pieces = [
+            softmax(piece) if ends and output.classes_by != "softmax" else piece
+            for piece, output, ends in zip(
+                separated(values, outputs), outputs, self.softmaxes, strict=True
+            )
+        ]
+        return joined(pieces)
 
     def run(self, images: Pixels) -> np.ndarray:
         """The model's outputs for a batch, as one array.

@@ -1,4 +1,9 @@
-"""The outputs of a model, each by itself: their meaning, and how those of two models compare."""
+"""The outputs of a model, each by itself: their meaning, and how those of two models compare.
+
+What an output means is decided here alone. Its numbers are classes where something says so: a
+softmax or a sigmoid makes them, or there are labels. Otherwise they are values, of which the
+largest says nothing: boxes, landmarks, pixels, or logits that nobody has called classes.
+"""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from sat_tf.export.certificate.channels import ValueCount, compared_channels
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.softmax import Softmax
+from sat_tf.export.tflite.structure import Structure
 
 # Of the sum of the probabilities of one image, which softmax makes 1 up to its last bits.
 _OFF_ONE = 1e-3
@@ -45,6 +52,25 @@ def mean_difference(expected: np.ndarray, computed: np.ndarray) -> float:
     return float("inf") if np.isnan(found) else float(found)
 
 
+# The class of a place where a number is NaN or infinite.
+NO_CLASS = -1
+
+
+def classes_of(values: np.ndarray) -> np.ndarray:
+    """The class of every place: where the last axis is largest, the first of equal ones.
+
+    Args:
+        values: logits or probabilities (..., classes).
+
+    Returns:
+        Class numbers (...), int64; `NO_CLASS` where a number is NaN or infinite.
+
+    >>> classes_of(np.array([[0.1, 0.7, 0.7], [np.nan, 0.0, 1.0]])).tolist()
+    [1, -1]
+    """
+    return np.where(np.all(np.isfinite(values), axis=-1), np.argmax(values, axis=-1), NO_CLASS)
+
+
 def top_hits(outputs: np.ndarray, labels: np.ndarray, k: int) -> int:
     """How many labels are among the k largest of finite outputs; equal ones in order of class.
 
@@ -53,7 +79,7 @@ def top_hits(outputs: np.ndarray, labels: np.ndarray, k: int) -> int:
     >>> top_hits(np.array([[0.0, 2.0, 2.0], [np.nan, 1.0, 0.0]]), np.array([2, 1]), 2)
     1
     """
-    finite = np.all(np.isfinite(outputs), axis=1)
+    finite = classes_of(outputs) != NO_CLASS
     largest = np.argsort(-outputs.astype(np.float64), axis=1, kind="stable")[:, :k]
     return int(np.count_nonzero(finite & np.any(largest == labels[:, np.newaxis], axis=1)))
 
@@ -66,27 +92,38 @@ _HALF = 0.5
 class Output:
     """One output.
 
-    Its last axis holds a number for each class, and every place of the others is classified by
+    Where its last axis holds a number for each class, every place of the others is classified by
     itself: the image, or each pixel, row or box of it. One number alone is a class only behind a
     sigmoid. Several sigmoids are as many answers, yes or no: places agree where all of them do.
 
     Attributes:
         name: of the tensor.
         shape: without the batch dimension.
-        is_sigmoid: it is what a sigmoid makes.
+        classes_by: what says that it holds classes: "softmax", "sigmoid" or "labels"; "" where
+            nothing does.
     """
 
     name: str
     shape: tuple[int, ...]
-    is_sigmoid: bool = False
+    classes_by: str = ""
+
+    @property
+    def is_sigmoid(self) -> bool:
+        """Whether it is what a sigmoid makes."""
+        return self.classes_by == "sigmoid"
 
     @property
     def num_classes(self) -> int:
-        """How many classes it has; 0 where it does not classify."""
+        """How many classes it has, or would have; 0 where it cannot classify."""
         channels = self.shape[-1] if self.shape else 1
         if channels > 1:
             return int(channels)
         return 2 if self.is_sigmoid else 0
+
+    def said_by(self, *others: str) -> "Output":
+        """The same, where others say that it holds classes, too: the first that says so counts."""
+        said = next((said for said in (self.classes_by, *others) if said), "")
+        return dataclasses.replace(self, classes_by=said)
 
     @property
     def answers(self) -> int:
@@ -99,14 +136,14 @@ class Output:
         return self.shape[:-1]
 
     def classes(self, values: np.ndarray) -> np.ndarray:
-        """The class of every place, (n, *places); -1 where one of its numbers is not finite."""
-        finite = np.all(np.isfinite(values), axis=-1)
+        """The class of every place, (n, *places); `NO_CLASS` where a number is not finite."""
+        found = classes_of(values)
         if values.shape[-1] > 1:
-            return np.where(finite, np.argmax(values, axis=-1), -1)
-        return np.where(finite, values[..., 0] > _HALF, -1).astype(int)
+            return found
+        return np.where(found == NO_CLASS, NO_CLASS, values[..., 0] > _HALF).astype(int)
 
     def agreement(self, values: np.ndarray, reference: np.ndarray) -> float | None:
-        """Share of places with the same class; None where there are no classes.
+        """Share of places with the same class, or largest channel; None for a single value.
 
         >>> mask = Output("mask", (1, 2, 2))
         >>> one = np.array([[[[0.0, 1.0], [1.0, 0.0]]]])
@@ -138,12 +175,15 @@ class OutputCount:
     Attributes:
         name: of the tensor.
         shape: without the batch dimension.
-        places: how many images, pixels, rows or boxes are classified, over all images; 0 where
-            the output does not classify.
-        agreement: share of them with the class of the reference; None where there are none.
+        places: how many images, pixels, rows or boxes have a class, or a largest channel, over all
+            images; 0 for a single value.
+        agreement: share of them with that of the reference; None where there are none.
         largest_difference: of its values; infinite where one is NaN.
         mean_difference: mean absolute difference; infinite where one is NaN.
         spread: standard deviation of the reference's values.
+        classes_by: see `Output`.
+        values: the channels, unless a softmax or labels say that they are classes; None in
+            certificates of earlier versions, too.
     """
 
     name: str
@@ -153,6 +193,23 @@ class OutputCount:
     largest_difference: float
     mean_difference: float
     spread: float
+    classes_by: str = ""
+    values: ValueCount | None = None
+
+    @property
+    def is_values(self) -> bool:
+        """Whether nothing says that it holds classes."""
+        return self.values is not None and not self.classes_by
+
+    @property
+    def what(self) -> str:
+        """What is classified, in words."""
+        return "pixels, rows or boxes" if len(self.shape) > 1 else "images"
+
+    @property
+    def is_one_class(self) -> bool:
+        """Whether each image has one class."""
+        return len(self.shape) == 1 and (self.classes_by != "sigmoid" or self.shape == (1,))
 
 
 def compared(output: Output, values: np.ndarray, reference: np.ndarray) -> OutputCount:
@@ -167,24 +224,49 @@ def compared(output: Output, values: np.ndarray, reference: np.ndarray) -> Outpu
         largest_difference=largest_difference(reference, values),
         mean_difference=mean_difference(reference, values),
         spread=spread,
+        classes_by=output.classes_by,
+        values=None
+        if output.classes_by in ("softmax", "labels")
+        else compared_channels(values, reference),
     )
 
 
 def smallest_agreement(counts: Sequence[OutputCount]) -> float | None:
-    """The agreement of the output that agrees least; None where none has classes."""
-    return min((count.agreement for count in counts if count.agreement is not None), default=None)
+    """The agreement of the output that agrees least, of those with classes where any has some."""
+    classes = [count for count in counts if not count.is_values] or counts
+    return min((count.agreement for count in classes if count.agreement is not None), default=None)
 
 
-def outputs_in(graph: Graph, makers: Mapping[str, str]) -> list[Output]:
+# Operators behind which probabilities are still some: they move numbers, or average them.
+_KEEPING = (
+    *("RESHAPE", "SQUEEZE", "EXPAND_DIMS", "CONCATENATION", "DEQUANTIZE", "QUANTIZE"),
+    *("MEAN", "AVERAGE_POOL_2D"),
+)
+_CLASSES = {"SOFTMAX": "softmax", "LOGISTIC": "sigmoid"}
+
+
+def outputs_in(graph: Graph, structure: Structure, labels: Sequence[str] | None) -> list[Output]:
     """The outputs of a graph.
 
     Args:
         graph: the graph.
-        makers: the operators of its file, by the tensor that each makes.
+        structure: of its file.
+        labels: the names of classes in the file; None where it has none.
     """
+    makers = {made.name: operator for operator in structure.operators for made in operator.outputs}
+
+    def said(name: str) -> str:
+        maker = makers.get(name)
+        if maker is None or maker.name not in _KEEPING:
+            return "" if maker is None else _CLASSES.get(maker.name, "")
+        kept = [tensor for tensor in maker.inputs if tensor.name in makers]
+        found = {said(tensor.name) for tensor in kept}
+        moved = any(tensor.shape[-1:] != maker.outputs[0].shape[-1:] for tensor in kept)
+        return found.pop() if found in ({"sigmoid"}, set() if moved else {"softmax"}) else ""
+
     return [
-        Output(name, tuple(graph.tensors[name].shape), makers.get(name) == "LOGISTIC")
-        for name in graph.outputs
+        Output(name, shape, said(name)).said_by("labels" if (len(labels or ()),) == shape else "")
+        for name, shape in ((name, tuple(graph.tensors[name].shape)) for name in graph.outputs)
     ]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from markupsafe import Markup
 
 from sat_tf.atomic_file import check_writable, written_whole
-from sat_tf.export.certificate.certificate import Certificate, TensorCodes
+from sat_tf.export.certificate.certificate import FLOAT_RULE, Certificate, TensorCodes
 from sat_tf.export.certificate.counts import (
     MODEL_TITLES,
     RUNTIME_TITLES,
@@ -60,6 +60,7 @@ def certificate_page(certificate: Certificate) -> str:
     return render_page(
         "export/certificate/page.html",
         certificate=certificate,
+        float_rule=FLOAT_RULE,
         verdict=certificate.verdict,
         num_images=f"{certificate.num_images:,}",
         first=certificate.runtimes["xnnpack"].first_differing,
@@ -84,7 +85,7 @@ def certificate_page(certificate: Certificate) -> str:
 def _outputs(certificate: Certificate) -> str:
     """A table of the outputs, where there is more to say than the table of runtimes does."""
     counts = certificate.runtimes["xnnpack"].outputs
-    plain = all(count.places and len(count.shape) == 1 for count in counts)
+    plain = all(len(count.shape) == 1 and not count.is_values for count in counts)
     if not certificate.float_outputs and len(counts) < 2 and plain:
         return ""
     models = [
@@ -97,7 +98,7 @@ def _outputs(certificate: Certificate) -> str:
     columns: list[Column[int]] = [
         Column("output", lambda index: Marked(counts[index].name, "name")),
         Column("shape", lambda index: counts[index].shape, _shape),
-        Column("classified", lambda index: counts[index].places or None, digits(",", "–")),
+        Column("read as", lambda index: _read_as(counts[index])),
         *(
             Column(
                 f"right, {MODEL_TITLES[name]}", _right(certificate, name), shown_share, number=True
@@ -113,6 +114,13 @@ def _outputs(certificate: Certificate) -> str:
     return Table(columns=columns, rows=range(len(counts))).to_html("Outputs")
 
 
+def _read_as(count: OutputCount) -> str:
+    if count.is_values:
+        return "values"
+    by = f", by the {count.classes_by}" if count.classes_by else ""
+    return f"classes of {count.places:,} {count.what}{by}"
+
+
 def _right(certificate: Certificate, model: str) -> Callable[[int], float | None]:
     counts = certificate.runtimes["xnnpack"].outputs
     return lambda index: certificate.accuracy.get(counts[index].name, {}).get(model)
@@ -120,10 +128,19 @@ def _right(certificate: Certificate, model: str) -> Callable[[int], float | None
 
 def _compared(side: str, found: Sequence[OutputCount]) -> list[Column[int]]:
     """Columns that compare outputs with those of another model."""
+
+    def same(index: int) -> float | None:
+        return None if found[index].is_values else found[index].agreement
+
+    def worst(index: int) -> str:
+        values = found[index].values
+        return "–" if values is None else str(values)
+
     return [
-        Column(f"same class as {side}", lambda i: found[i].agreement, shown_share, number=True),
+        Column(f"same class as {side}", same, shown_share, number=True),
         Column("mean difference", lambda i: found[i].mean_difference, _FOUR, number=True),
         Column("largest difference", lambda i: found[i].largest_difference, _FOUR, number=True),
+        Column(f"channels beside {side}", worst, wrap="fold"),
     ]
 
 

@@ -30,6 +30,7 @@ from sat_tf.export.litert.processes import refusals
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.simulator import batches, outputs_of, simulate
 from sat_tf.export.tflite.images import Pixels, number_of
+from sat_tf.export.tflite.metadata import read_metadata
 from sat_tf.export.tflite.structure import Structure, gzip_size
 from sat_tf.presentation.progress_bar import image_bar
 
@@ -69,7 +70,8 @@ class Subject:
     @property
     def outputs(self) -> list[Output]:
         """The outputs, in the order of the model's."""
-        return outputs_in(self.graph, self.makers)
+        labels = read_metadata(self.content).labels
+        return outputs_in(self.graph, self.structure, labels)
 
     @property
     def sha256(self) -> str:
@@ -137,12 +139,19 @@ def prove(
         expected = outputs["quantized"] = keras.outputs
     outputs["tflite"] = counters["xnnpack"].outputs
     counted = subject.outputs
-    reference = Reference(expected, counted, labels or [None] * len(counted))
+    labels = labels or [None] * len(counted)
+    softmaxes = float_model.softmaxes if float_model else [""] * len(counted)
+    counted = [
+        output.said_by(softmax, "" if given is None else "labels")
+        for output, softmax, given in zip(counted, softmaxes, labels, strict=True)
+    ]
+    reference = Reference(expected, counted, labels)
     float_counts = []
     if float_model:
         outputs["float"] = np.concatenate(float_outputs)
         beside = dataclasses.replace(reference, values=outputs["float"])
-        float_counts = beside.compared(outputs["tflite"])
+        as_given = float_model.as_given(outputs["tflite"], subject.outputs)
+        float_counts = beside.compared(as_given)
     right = {name: reference.accuracy(values) for name, values in outputs.items()}
     xnnpack = counters["xnnpack"].result(reference)
     machine = this_machine(content)

@@ -12,6 +12,12 @@ from sat_tf.export.tflite.tensors import Tensors
 from sat_tf.export.tflite.writer import Operator, Writer
 
 
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Probabilities over the last axis, float32."""
+    powers = np.exp(logits - np.max(logits, axis=-1, keepdims=True))
+    return np.asarray(powers / np.sum(powers, axis=-1, keepdims=True), np.float32)
+
+
 @dataclasses.dataclass(frozen=True)
 class Softmax(Operation):
     """Float softmax over the last axis."""
@@ -23,8 +29,7 @@ class Softmax(Operation):
         """See `Operation`; in the last bits, kernels differ."""
         del graph
         (source,) = inputs
-        powers = np.exp(source - np.max(source, axis=-1, keepdims=True))
-        return np.asarray(powers / np.sum(powers, axis=-1, keepdims=True), np.float32)
+        return softmax(source)
 
     def write(self, writer: Writer) -> None:
         """See `Operation`."""

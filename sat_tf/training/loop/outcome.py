@@ -9,10 +9,10 @@ import numpy as np
 import tf_keras as keras
 
 from sat_tf.analysis.answers.answers import Answers
-from sat_tf.analysis.answers.counting import answers_of
 from sat_tf.analysis.layer_table import layer_rows
 from sat_tf.data.source import ImageSource
 from sat_tf.export.certificate.certificate import Certificate, ImagesFrom
+from sat_tf.export.certificate.outputs import classes_of
 from sat_tf.export.deployed import DeployedModel
 from sat_tf.export.evaluate import run_tflite
 from sat_tf.export.export import ExportReport, export_tflite
@@ -165,8 +165,8 @@ def write_answers_to(
     answers = Answers.of(
         pixels,
         labels,
-        answers_of(np.concatenate(logits)),
-        answers_of(outputs),
+        classes_of(np.concatenate(logits)),
+        classes_of(outputs),
         num_classes=outputs.shape[-1],
         class_names=class_names,
     )

@@ -9,7 +9,7 @@ import pydantic
 from sat_tf.analysis.answers.answers import Answers
 from sat_tf.analysis.answers.page import answers_section
 from sat_tf.analysis.layer_table import LayerRow
-from sat_tf.export.certificate.certificate import FloatNote
+from sat_tf.export.certificate.certificate import FLOAT_RULE, FloatNote
 from sat_tf.messages import RunError, first_ones, list_problems
 from sat_tf.presentation.page import render_page
 from sat_tf.presentation.tables import Column, Marked, Table, digits, percent, plain, points
@@ -220,6 +220,7 @@ def _certificate(certificate: Mapping[str, Any]) -> dict[str, Any]:
         ),
         "page": run_folder.CERTIFICATE_PAGE,
         "file": run_folder.CERTIFICATE,
+        "float_rule": FLOAT_RULE,
         "float_notes": [FloatNote(**note) for note in certificate.get("float_notes", [])],
         "facts": {
             "SHA-256 of the file": str(certificate.get("sha256", "")),

@@ -129,7 +129,7 @@ def test_the_same_seed_gives_the_same_traces(model):
     assert found != traces(model, LABELS, both, ["two"], probes=2, seed=1)
 
 
-def test_without_labels_the_trace_is_that_of_the_divergence(all_signs):
+def test_without_labels_the_trace_of_a_softmax_is_that_of_the_divergence(all_signs):
     # Of softmax regression: Σ p (1 - p) · |x|², the mean over images.
     image = keras.Input((2,), dtype="float64", name="image")
     one = keras.Model(image, L.Dense(3, use_bias=False, dtype="float64", name="one")(image))
@@ -138,19 +138,19 @@ def test_without_labels_the_trace_is_that_of_the_divergence(all_signs):
     shares /= shares.sum(axis=1, keepdims=True)
     expected = np.mean((shares * (1 - shares)).sum(axis=1) * (IMAGES**2).sum(axis=1))
     probes = all_signs(6)
-    found = traces(one, None, ["one"], [], probes=probes)
-    assert found.kernels["one"] == pytest.approx(expected, rel=1e-12)
     softmax = keras.Model(image, L.Softmax(dtype="float64")(one.output))
-    again = traces(softmax, None, ["one"], [], probes=probes)
-    assert again.kernels["one"] == pytest.approx(expected, rel=1e-12)
+    found = traces(softmax, None, ["one"], [], probes=probes)
+    assert found.kernels["one"] == pytest.approx(expected, rel=1e-12)
 
 
-def test_an_output_without_classes_has_the_squared_distance(all_signs):
+@pytest.mark.parametrize("units", [1, 2])
+def test_an_output_that_nothing_calls_classes_has_the_squared_distance(units, all_signs):
     image = keras.Input((2,), dtype="float64", name="image")
-    one = keras.Model(image, L.Dense(1, use_bias=False, dtype="float64", name="one")(image))
-    found = traces(one, None, ["one"], [], probes=all_signs(2))
+    one = keras.Model(image, L.Dense(units, use_bias=False, dtype="float64", name="one")(image))
+    found = traces(one, None, ["one"], [], probes=all_signs(2 * units))
     # The Hessian of the mean of (x w)² / 2 is that of x xᵀ.
-    assert found.kernels["one"] == pytest.approx(np.mean((IMAGES**2).sum(axis=1)), rel=1e-12)
+    expected = units * np.mean((IMAGES**2).sum(axis=1))
+    assert found.kernels["one"] == pytest.approx(expected, rel=1e-12)
 
 
 def test_a_tensor_with_several_readers_is_shared_out_among_them():

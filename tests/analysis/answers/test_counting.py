@@ -2,12 +2,10 @@ import numpy as np
 import pytest
 
 from sat_tf.analysis.answers.counting import (
-    NO_ANSWER,
     Agreement,
     ClassAccuracy,
     Confusion,
     agreement,
-    answers_of,
     binned,
     class_accuracies,
     confusion,
@@ -16,10 +14,11 @@ from sat_tf.analysis.answers.counting import (
     most_confused,
     spread,
 )
+from sat_tf.export.certificate.outputs import NO_CLASS, classes_of
 
 LABELS = np.array([0, 0, 0, 1, 1, 2, 2, 2])
 FLOAT = np.array([0, 0, 1, 1, 1, 2, 2, 0])
-FILE = np.array([0, 1, 1, 1, 0, 2, NO_ANSWER, 2])
+FILE = np.array([0, 1, 1, 1, 0, 2, NO_CLASS, 2])
 
 
 def test_a_row_of_the_confusion_matrix_is_a_class_and_a_column_an_answer():
@@ -33,11 +32,11 @@ def test_an_image_without_an_answer_is_in_no_column():
 @pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
 def test_non_finite_outputs_are_no_answer(broken):
     outputs = np.array([[0.0, broken, 1.0], [0.0, 2.0, 1.0]])
-    assert answers_of(outputs).tolist() == [NO_ANSWER, 1]
+    assert classes_of(outputs).tolist() == [NO_CLASS, 1]
 
 
 def test_integer_outputs_have_answers_and_of_equal_ones_the_first():
-    assert answers_of(np.array([[-3, 5, 5]], np.int8)).tolist() == [1]
+    assert classes_of(np.array([[-3, 5, 5]], np.int8)).tolist() == [1]
 
 
 def test_pairs_are_sorted_by_what_the_file_confuses_and_say_what_the_float_model_does():

@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from sat_tf.analysis.answers.answers import EXAMPLES, Answers
-from sat_tf.analysis.answers.counting import NO_ANSWER
 from sat_tf.analysis.answers.page import answers_section, write_page
+from sat_tf.export.certificate.outputs import NO_CLASS
 from tests.export.certificate.test_certificate_page import outline
 
 HOSTILE = "<script>alert('x')</script>"
@@ -77,9 +77,9 @@ def test_many_classes_share_rows():
 
 
 def test_classes_without_names_are_numbers_and_no_answer_is_said():
-    answers = Answers.of(None, [0, 1], [0, 1], [0, NO_ANSWER], num_classes=2)
+    answers = Answers.of(None, [0, 1], [0, 1], [0, NO_CLASS], num_classes=2)
     assert answers.name(1) == "1"
-    assert answers.name(NO_ANSWER) == "no answer"
+    assert answers.name(NO_CLASS) == "no answer"
     assert "-50.0" not in answers_section(answers)
     assert "-100.0" in answers_section(answers)
 

@@ -153,13 +153,16 @@ def test_a_softmax_counts_as_the_probabilities_it_gives():
     logits = float_models.build("plain")
     softmax = keras.Model(logits.input, L.Softmax(name="softmax")(logits.output))
     images = float_models.images(64)
-    one, other = (sat_tf.sensitivity(each, images).together for each in (logits, softmax))
+    one = sat_tf.sensitivity(logits, images, metric="divergence").together
+    other = sat_tf.sensitivity(softmax, images).together
     assert one.divergence == pytest.approx(other.divergence, rel=1e-3)
     assert one.distance != pytest.approx(other.distance, rel=1e-3)
+    # Nothing says that these are classes: they may be landmarks.
+    assert sat_tf.sensitivity(logits, images).together.divergence is None
 
 
 def test_divergence_is_that_of_the_probabilities():
-    meter = DamageMeter(probabilities=False)
+    meter = DamageMeter(probabilities=False, classes=True)
     meter.add(np.array([[0.0, 0.0]]), np.log([[0.25, 0.75]]), None)
     wanted = 0.25 * np.log(0.5) + 0.75 * np.log(1.5)
     assert meter.damage().divergence == pytest.approx(wanted)

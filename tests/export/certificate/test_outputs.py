@@ -1,5 +1,6 @@
 """Outputs are compared each by itself, and every place of a dense one for itself."""
 
+import functools
 import json
 import re
 
@@ -11,7 +12,14 @@ from rich.console import Console
 import sat_tf
 from sat_tf.commands.verification_table import print_certificate
 from sat_tf.export.certificate.certificate import FEW_POINTS, read_certificate
-from sat_tf.export.certificate.outputs import Output, compared, labels_of, smallest_agreement
+from sat_tf.export.certificate.outputs import (
+    Output,
+    compared,
+    labels_of,
+    outputs_in,
+    smallest_agreement,
+)
+from sat_tf.export.tflite.structure import OperatorRecord, Structure, TensorRecord
 from sat_tf.qat.calibrate import estimate_statistics
 from sat_tf.qat.policy import BitPolicy
 from tests.export.task_models import detector, unet
@@ -36,7 +44,7 @@ def test_each_place_of_a_dense_output_has_a_class_of_its_own():
 
 def test_one_number_is_a_class_behind_a_sigmoid_alone():
     one, other = np.array([[0.2], [0.6], [0.9]]), np.array([[0.4], [0.4], [0.8]])
-    sigmoid, number = Output("same", (1,), is_sigmoid=True), Output("age", (1,))
+    sigmoid, number = Output("same", (1,), "sigmoid"), Output("age", (1,))
     assert sigmoid.agreement(one, other) == pytest.approx(2 / 3)
     assert sigmoid.accuracy(one, np.array([0, 1, 0])) == pytest.approx(2 / 3)
     assert number.agreement(one, other) is None
@@ -180,7 +188,8 @@ def test_several_outputs_are_told_one_by_one(tmp_path):
     boxes, classes = found.runtimes["xnnpack"].outputs
     assert (boxes.shape, classes.shape) == ((240, 4), (240, 5))
     assert boxes.places == classes.places == 4 * 240
-    assert found.agreement == min(boxes.agreement, classes.agreement)
+    assert found.agreement == classes.agreement  # boxes are no classes
+    assert (boxes.classes_by, classes.classes_by) == ("", "sigmoid")
     assert list(found.accuracy) == [classes.name]
     assert found.accuracy[classes.name]["quantized"] == 1.0
     assert found.accuracy[classes.name]["tflite"] >= 0.9
@@ -190,6 +199,126 @@ def test_several_outputs_are_told_one_by_one(tmp_path):
     page = written.with_suffix(".html").read_text()
     assert "<h2>Outputs</h2>" in page
     assert classes.name in page
+
+
+def _file(*operators):
+    """The structure of a file: of each operator its name, its inputs and its outputs."""
+
+    def record(name, shape):
+        return TensorRecord(name, "FLOAT32", shape, (), (), 0, "")
+
+    return Structure(
+        tuple(
+            OperatorRecord(kind, tuple(record(*one) for one in inputs), (record(*made),), "")
+            for kind, inputs, made in operators
+        ),
+        "",
+        None,
+    )
+
+
+class _Graph:
+    def __init__(self, **shapes):
+        self.outputs = tuple(shapes)
+        self.tensors = {name: Output(name, shape) for name, shape in shapes.items()}
+
+
+_LOGITS = ("FULLY_CONNECTED", [("image", (8,))], ("logits", (3,)))
+
+
+@pytest.mark.parametrize(
+    ("operators", "labels", "said"),
+    [
+        ([_LOGITS], None, ""),
+        ([_LOGITS], ("cat", "dog", "cow"), "labels"),
+        ([_LOGITS], ("cat", "dog"), ""),
+        ([_LOGITS, ("SOFTMAX", [("logits", (3,))], ("end", (3,)))], None, "softmax"),
+        ([_LOGITS, ("LOGISTIC", [("logits", (3,))], ("end", (3,)))], None, "sigmoid"),
+        # Nothing but numbers that move.
+        (
+            [
+                ("SOFTMAX", [("image", (2, 3))], ("one", (2, 3))),
+                ("SOFTMAX", [("image", (4, 3))], ("two", (4, 3))),
+                ("CONCATENATION", [("one", (2, 3)), ("two", (4, 3))], ("both", (6, 3))),
+                ("MEAN", [("both", (6, 3)), ("axes", (1,))], ("end", (3,))),
+            ],
+            None,
+            "softmax",
+        ),
+        # Boxes beside the scores of their classes.
+        (
+            [
+                ("LOGISTIC", [("image", (6, 2))], ("scores", (6, 2))),
+                ("FULLY_CONNECTED", [("image", (6, 2))], ("boxes", (6, 4))),
+                ("CONCATENATION", [("boxes", (6, 4)), ("scores", (6, 2))], ("end", (6, 6))),
+            ],
+            None,
+            "",
+        ),
+        # The numbers of a softmax that is part of the model.
+        ([("SOFTMAX", [("image", (4,))], ("a", (4,))), ("RESHAPE", [("a", (4,))], ("b", (2, 2)))],
+         None, ""),
+    ],
+)  # fmt: skip
+def test_a_softmax_a_sigmoid_or_labels_say_that_there_are_classes(operators, labels, said):
+    name, shape = operators[-1][2]
+    (output,) = outputs_in(_Graph(**{name: shape}), _file(*operators), labels)
+    assert output.classes_by == said
+
+
+def _of_two_numbers(end):
+    """A model of pictures with two numbers, of 0 to 100 and of 0 to 1, and its pictures."""
+    keras.utils.set_random_seed(3)
+    image = keras.Input((8, 8, 3), name="image")
+    tensor = L.Flatten()(L.Conv2D(4, 3, activation="relu")(image))
+    tensor = L.Dense(2, name="two")(tensor)
+    images = np.random.default_rng(2).integers(0, 256, (64, 8, 8, 3)).astype(np.uint8)
+    logits = keras.Model(image, tensor)
+    found = logits(images.astype(np.float32)).numpy()
+    kernel, bias = logits.get_layer("two").get_weights()
+    sizes = np.array([25.0, 0.05]) / found.std(axis=0)
+    means = np.array([50.0, 0.5]) - found.mean(axis=0) * sizes
+    logits.get_layer("two").set_weights([kernel * sizes, bias * sizes + means])
+    return keras.Model(image, L.Softmax()(logits.output)) if end else logits, logits, images
+
+
+def test_two_numbers_of_an_image_are_values_unless_something_says_classes(tmp_path):
+    _, model, images = _of_two_numbers(end=False)
+    path, written = tmp_path / "model.tflite", tmp_path / "certificate.json"
+    quantized = sat_tf.quantize_model(model, BitPolicy.mobile(8))
+    sat_tf.calibrate(quantized, images.astype(np.float32))
+    sat_tf.export_tflite(quantized, path)
+    verify = functools.partial(sat_tf.verify_tflite, quantized, path, images, float_model=model)
+    found = verify(certificate_path=written)
+    (note,) = found.float_notes  # the larger one is always the same
+    assert note.is_bad
+    assert "in channel 1; 1 channel is off" in note.text
+    assert "same class" not in note.text
+    assert "if the channels are classes, which no softmax, sigmoid or label says" in note.text
+    (count,) = found.float_outputs
+    assert (count.classes_by, count.agreement, count.values.off) == ("", 1.0, 1)
+    assert read_certificate(written) == found
+    page = written.with_suffix(".html").read_text()
+    assert "a channel that differs by more than 0.25 of its standard deviations" in page
+    assert "<td>values</td>" in page
+    (note,) = verify(np.zeros(64, int)).float_notes
+    assert note.text.endswith("the same class as the float model for 100.00 % of 64 images")
+    assert not note.is_bad
+    sat_tf.export_tflite(quantized, path, labels=["far", "near"])
+    (count,) = verify().float_outputs
+    assert (count.classes_by, count.values) == ("labels", None)
+
+
+def test_a_float_model_with_a_softmax_is_compared_by_probabilities_with_a_file_of_logits(tmp_path):
+    probabilities, model, images = _of_two_numbers(end=True)
+    path = tmp_path / "model.tflite"
+    quantized = sat_tf.quantize_model(model, BitPolicy.mobile(8))
+    sat_tf.calibrate(quantized, images.astype(np.float32))
+    sat_tf.export_tflite(quantized, path)
+    found = sat_tf.verify_tflite(quantized, path, images, float_model=probabilities)
+    (count,) = found.float_outputs
+    assert (count.classes_by, count.largest_difference < 1.0) == ("softmax", True)
+    assert not found.float_notes[0].is_bad
 
 
 def test_a_regression_has_errors_and_no_agreement(tmp_path):
@@ -230,7 +359,7 @@ def test_certificates_without_what_is_new_are_read_back(segmented, tmp_path):
 
 
 def test_several_sigmoids_are_answers_of_their_own():
-    output = Output("labels", (3,), is_sigmoid=True)
+    output = Output("labels", (3,), "sigmoid")
     values = np.array([[0.9, 0.6, 0.2], [0.1, 0.7, 0.4]])
     other = np.array([[0.9, 0.4, 0.2], [0.1, 0.7, 0.6]])
     assert output.agreement(values, other) == 0.0  # the largest number is the same in both
