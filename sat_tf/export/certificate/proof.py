@@ -70,7 +70,7 @@ class Subject:
     @property
     def outputs(self) -> list[Output]:
         """The outputs, in the order of the model's."""
-        labels = read_metadata(self.content).labels
+        labels = read_metadata(self.content, str(self.path)).labels
         return outputs_in(self.graph, self.structure, labels)
 
     @property
