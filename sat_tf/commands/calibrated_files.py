@@ -34,6 +34,7 @@ class Pictures:
             no classes.
         labels: of those held out; None where they are not the model's classes.
         class_names: in the order of the labels; None where there are none.
+        images_from: where those held out come from.
         why_not: why they cannot be trained on, in words.
         preprocessing: how they have been prepared.
     """
@@ -42,6 +43,7 @@ class Pictures:
     held_out: np.ndarray
     labels: np.ndarray | None = None
     class_names: tuple[str, ...] | None = None
+    images_from: ImagesFrom
     why_not: str
     preprocessing: Preprocessing = COVERING
 
@@ -96,7 +98,7 @@ def write_calibrated(
         pictures.labels,
         float_model=model,
         certificate_path=folder.file(run_folder.CERTIFICATE),
-        images_from=ImagesFrom("pictures of a folder, scaled and cropped to the input"),
+        images_from=pictures.images_from,
         progress=True,
     )
     with folder.written(run_folder.QUANTIZED_MODEL) as temporary:

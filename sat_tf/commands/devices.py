@@ -132,11 +132,11 @@ def check_device_certificate(
         )
     kit = read_device_certificate(certificate).kit
     images = None
-    if wanted.is_given or (of_run and kit.images_from.seed is None):
-        count = wanted.num_images or kit.num_images
-        # A file of another shape cannot take the kit's images: that is said first.
-        if read_subject(tflite).sha256 == kit.sha256:
-            images = load(dataclasses.replace(wanted, num_images=count)).images
+    # A file of another shape cannot take the kit's images: that is said first.
+    if (wanted.is_given or (of_run and kit.images_from.seed is None)) and read_subject(
+        tflite
+    ).sha256 == kit.sha256:
+        images = load(wanted.again(kit.images_from, kit.num_images)).images
     found, is_simulated = read_device_check(tflite, certificate, images)
     print_devices([found], console)
     held = (

@@ -5,6 +5,7 @@ import dataclasses
 import inspect
 import os
 import pathlib
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from sat_tf.data import DATA_SETS, source
-from sat_tf.data.picture_folder import load_folder, resized
+from sat_tf.data.picture_folder import load_files, load_folder, resized
 from sat_tf.data.shards import spread_evenly
 from sat_tf.export.certificate.certificate import ImagesFrom
 from sat_tf.export.certificate.inputs import image_problems, random_images
@@ -66,6 +67,7 @@ class ImageOptions:
         num_images: how many at most, spread evenly; None takes the usual number.
         usual: of a folder or a data set; None takes all.
         data_dir: where the data set is, for those that are not made here.
+        files: of the folder, the very ones to take; see `ImagesFrom`.
     """
 
     images: str | None = None
@@ -73,6 +75,12 @@ class ImageOptions:
     num_images: int | None = None
     usual: int | None = USUAL_IMAGES
     data_dir: str | None = None
+    files: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def again(self, images_from: ImagesFrom, count: int) -> "ImageOptions":
+        """The same, to take what a certificate or a kit of so many images was made with."""
+        most = self.num_images or images_from.asked or count
+        return dataclasses.replace(self, num_images=most, files=images_from.files)
 
     @property
     def is_given(self) -> bool:
@@ -142,6 +150,9 @@ class ImageOptions:
 
     def _of_folder(self, path: str, shape: tuple[int, ...], said: Metadata) -> Pixels:
         preprocessing = said.preprocessing or COVERING
+        if self.files:
+            images = load_files(path, self.files, shape, preprocessing=preprocessing)
+            return Pixels(images, None, ImagesFrom(f"{len(images):,} pictures of {path}"))
         most = self.num_images or self.usual
         found = load_folder(path, shape, most=most, preprocessing=preprocessing)
         notes = []
@@ -157,7 +168,9 @@ class ImageOptions:
         name = pathlib.Path(path).resolve().name + (f"/{found.part}" if found.part else "")
         if found.part:
             notes.append(f"{path} is divided: the pictures are those of {found.part}")
-        source = ImagesFrom(f"pictures of the folder {name}, scaled and cropped to the input")
+        source = ImagesFrom(
+            f"pictures of the folder {name}, scaled and cropped to the input", files=found.files
+        )
         return Pixels(found.images, labels, source, tuple(notes))
 
     def _of_dataset(
@@ -172,12 +185,13 @@ class ImageOptions:
             )
         except ValueError:  # of another size than the set is made in: it is resized
             found = source(name, **place)
-        images, labels = found.held_out_sample(self.num_images or self.usual or found.num_test)
+        asked = self.num_images or self.usual or found.num_test
+        images, labels = found.held_out_sample(asked)
         notes = list(found.notes)
         if found.class_names is not None:
             labels, note = _labels_of_file(labels, found.class_names, said.labels, name)
             notes += [] if said.labels in (None, found.class_names) else [note]
-        held_out = ImagesFrom.held_out(name)
+        held_out = ImagesFrom.held_out(name, asked)
         return Pixels(resized(images, shape), labels, held_out, tuple(notes))
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import itertools
 import json
 import pathlib
 import types
@@ -28,6 +29,7 @@ from sat_tf.data import source as data_source
 from sat_tf.data.folder_tree import HELD_OUT_SHARE, TRAIN
 from sat_tf.data.picture_folder import FolderImages, load_folder
 from sat_tf.data.source import ImageSource
+from sat_tf.export.certificate.certificate import ImagesFrom
 from sat_tf.messages import RunError
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.input_range import PIXELS, InputRange
@@ -194,6 +196,9 @@ def _found(folder: pathlib.Path, model: "keras.Model", console: Console) -> Imag
             held_out=found.images,
             labels=found.labels if fits else None,
             class_names=found.class_names if fits else None,
+            images_from=ImagesFrom(
+                "pictures of a folder, scaled and cropped to the input", files=found.files
+            ),
             why_not="pictures without labels" if not has_folders else f"a model of {shape}",
         )
     source = data_source("folder", data_dir=str(folder), image_size=shape[0], **_CROPS)
@@ -211,6 +216,7 @@ def _found(folder: pathlib.Path, model: "keras.Model", console: Console) -> Imag
     return Pictures(
         images=source.training_sample(min(_CALIBRATION_IMAGES, source.num_train), seed=0),
         held_out=source.held_out_sample(_HELD_OUT_IMAGES)[0],
+        images_from=ImagesFrom.held_out(source.name, _HELD_OUT_IMAGES),
         why_not=why,
         preprocessing=source.preprocessing,
     )
@@ -227,7 +233,10 @@ def _parted(folder: pathlib.Path, shape: tuple[int, ...]) -> tuple[np.ndarray, F
     # Sorted by class, so that every fifth is a fifth of each.
     is_held_out = np.arange(len(found.images)) % _PARTS == _PARTS // 2
     held_out = dataclasses.replace(
-        found, images=found.images[is_held_out], labels=found.labels[is_held_out]
+        found,
+        images=found.images[is_held_out],
+        labels=found.labels[is_held_out],
+        files=dict(itertools.compress(found.files.items(), is_held_out)),
     )
     return found.images[~is_held_out], held_out
 

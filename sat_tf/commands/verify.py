@@ -403,7 +403,7 @@ def _pixels(
     most = wanted.num_images or config.export.verify_images
     held_out = load_source(config)
     images, labels = held_out.held_out_sample(most)
-    return Pixels(images, labels, ImagesFrom.held_out(held_out.name))
+    return Pixels(images, labels, ImagesFrom.held_out(held_out.name, most))
 
 
 def _file_pixels(target: Target, wanted: ImageOptions, console: Console) -> Pixels:
@@ -426,8 +426,8 @@ def _check(
     recorded = read_certificate(certificate)
     images = None
     if wanted.is_given or (target.folder and recorded.images_from.seed is None):
-        # As many as recorded, from the same source: their hash shows whether they are the same.
-        wanted = dataclasses.replace(wanted, num_images=wanted.num_images or recorded.num_images)
+        # Their hash shows whether they are the same.
+        wanted = wanted.again(recorded.images_from, recorded.num_images)
         images = _file_pixels(target, wanted, console).images
     found = recheck(target.tflite, recorded, images, runtimes=runtimes, progress=True)
     certificate_now = dataclasses.replace(found.certificate, devices=recorded.devices)

@@ -1,8 +1,10 @@
 """Pictures in a folder, as pixels for a model."""
 
 import dataclasses
+import hashlib
 import pathlib
 import warnings
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +12,7 @@ from PIL import ExifTags, Image, ImageOps, TiffImagePlugin
 
 from sat_tf.data.folder_tree import HELD_OUT, TRAIN, printable
 from sat_tf.data.shards import spread_evenly
+from sat_tf.messages import first_ones, list_problems
 from sat_tf.preprocessing import COVERING, Preprocessing
 
 _MODES = {1: "L", 3: "RGB"}
@@ -28,12 +31,14 @@ class FolderImages:
         part: which of the folders train, val, validation and test was read, of a folder that holds
             those; "" of another.
         unreadable: everything else: other files, pipes, sockets, devices, broken links.
+        files: the SHA-256 of the file of each picture, by its path in the folder, in their order.
     """
 
     images: npt.NDArray[np.uint8]
     labels: npt.NDArray[np.int32] | None
     class_names: tuple[str, ...]
     unreadable: tuple[str, ...]
+    files: dict[str, str]
     part: str = ""
 
 
@@ -68,7 +73,7 @@ def load_folder(
     part = _held_out(path)
     files, labels, class_names = _files(path / part)
     chosen = spread_evenly(len(files), most)
-    images, kept, unreadable = [], [], []
+    images, kept, unreadable, hashes = [], [], [], {}
     for index in chosen:
         pixels = _read(files[index], shape, preprocessing)
         if pixels is None:
@@ -76,6 +81,7 @@ def load_folder(
         else:
             images.append(pixels)
             kept.append(index)
+            hashes[files[index].relative_to(path).as_posix()] = _sha256(files[index])
     if not images:
         found = f"{len(unreadable)} unreadable files" if unreadable else "none"
         raise ValueError(
@@ -87,8 +93,54 @@ def load_folder(
         labels=None if labels is None else labels[kept],
         class_names=class_names,
         unreadable=tuple(unreadable),
+        files=hashes,
         part=part,
     )
+
+
+def load_files(
+    path: str | pathlib.Path,
+    files: Mapping[str, str],
+    shape: tuple[int, ...],
+    *,
+    preprocessing: Preprocessing = COVERING,
+) -> npt.NDArray[np.uint8]:
+    """Reads the very pictures that `load_folder` has read, whatever else the folder holds now.
+
+    Args:
+        path: of the folder.
+        files: `FolderImages.files`.
+        shape: see `load_folder`.
+        preprocessing: likewise.
+
+    Returns:
+        uint8 (n, rows, columns, channels).
+
+    Raises:
+        ValueError: some are missing, or not what they were; names them.
+    """
+    path = pathlib.Path(path)
+    _expect_pictures(str(path), shape)
+    missing = [name for name in files if not (path / name).is_file()]
+    there = [name for name in files if name not in set(missing)]
+    changed = [name for name in there if _sha256(path / name) != files[name]]
+    problems = [
+        f"{len(names):,} of {len(files):,} pictures {what}: {first_ones(names)}"
+        for names, what in ((missing, "are not there"), (changed, "have changed"))
+        if names
+    ]
+    pixels = [_read(path / name, shape, preprocessing) for name in ([] if problems else there)]
+    if broken := [name for name, image in zip(there, pixels, strict=False) if image is None]:
+        problems.append(f"{len(broken):,} pictures can no longer be read: {first_ones(broken)}")
+    if problems:
+        problems.append("expected the files that were taken; put them back, or name their folder")
+        raise ValueError(list_problems(str(path), problems))
+    return np.stack([image for image in pixels if image is not None])
+
+
+def _sha256(path: pathlib.Path) -> str:
+    with path.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _held_out(path: pathlib.Path) -> str:

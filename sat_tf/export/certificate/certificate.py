@@ -126,15 +126,21 @@ class ImagesFrom:
     Attributes:
         description: in words.
         seed: with which `random_images` draws them; None where they are not random.
+        files: of a folder of pictures, those that were taken, in order: their paths in it, and the
+            SHA-256 of each.
+        asked: how many were asked for; there are fewer where some cannot be read. None in
+            certificates of earlier versions, and where it does not decide which are taken.
     """
 
     description: str
     seed: int | None = None
+    files: dict[str, str] = dataclasses.field(default_factory=dict)
+    asked: int | None = None
 
     @classmethod
-    def held_out(cls, data: str) -> "ImagesFrom":
-        """The held-out images of a data set."""
-        return cls(f"held-out images of {data}")
+    def held_out(cls, data: str, asked: int) -> "ImagesFrom":
+        """The held-out images of a data set, spread evenly over it."""
+        return cls(f"held-out images of {data}", asked=asked)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

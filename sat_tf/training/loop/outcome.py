@@ -41,6 +41,7 @@ def deploy(
     sample: Sample,
     folder: RunFolder,
     *,
+    asked: int,
     float_head: bool,
     pack: str,
     softmax: bool = False,
@@ -53,6 +54,7 @@ def deploy(
         source: the data set.
         sample: pixels of held-out images, to verify with, and their labels.
         folder: of the run.
+        asked: how many held-out images the sample was to have.
         float_head: see `sat_tf.export_tflite`.
         pack: likewise.
         softmax: likewise.
@@ -86,7 +88,7 @@ def deploy(
             labels,
             float_model=float_model,
             certificate_path=folder.file(CERTIFICATE),
-            images_from=ImagesFrom.held_out(source.name),
+            images_from=ImagesFrom.held_out(source.name, asked),
         )
     except ValueError as error:
         raise RunError(f"{error}\nThe trained models are in {folder.path}.") from error
@@ -186,6 +188,7 @@ def _of_file(run: Run, model: keras.Model) -> dict[str, Any]:
         run.source,
         sample,
         run.folder,
+        asked=config.verify_images,
         float_head=config.float_head,
         pack=config.pack,
         softmax=config.softmax,
