@@ -503,3 +503,17 @@ def lq_fit(w: np.ndarray, v: Sequence[float], ridge: float = 1e-4) -> np.ndarray
         [np.float64(w).ravel() / math.sqrt(count), math.sqrt(ridge) * np.array(v)]
     )
     return np.asarray(np.linalg.lstsq(rows, wanted, rcond=None)[0])
+
+
+# -- observed ranges -----------------------------------------------------------------------------
+
+
+def expected_largest(values):
+    """Peaks over threshold with an exponential tail: the largest of 30 times as many values."""
+    values = [float(v) for v in values if math.isfinite(v)]
+    if not values or max(values) <= 0.0:
+        return 0.0
+    tail = min(-(-len(values) // 10), len(values) - 1)
+    ordered = sorted(values, reverse=True)
+    excess = sum(v - ordered[tail] for v in ordered[:tail]) / tail if tail else 0.0
+    return ordered[0] + excess * math.log(30.0)

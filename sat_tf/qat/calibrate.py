@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.core.ranges import expected_largest
 from sat_tf.graph import functions, layer_kinds
 from sat_tf.graph.network import Network, Node
 from sat_tf.messages import first_ones, warn
@@ -403,28 +404,31 @@ def _estimate_statistics(
 
 
 def _observe_ranges(network: Network, batches: Collection[Images], *, of_inputs: bool) -> None:
-    """Gives the observers of inputs, or all others, the range of all batches."""
+    """Gives the observers of inputs, or all others, the range that all images let expect."""
     observing = _observing(network, of_inputs=of_inputs)
     if not observing:
         return
-    ranges: dict[str, list[float]] = {}
+    # Of every image the negative of its smallest value, and its largest.
+    extremes: dict[str, list[np.ndarray]] = {}
 
     def call(node: Node, inputs: Any) -> tf.Tensor:
         layer = node.layer
         if node.name in observing:
-            before = layer.before_quantization(inputs)
-            seen = ranges.setdefault(node.name, [0.0, 0.0])
-            seen[0] = min(seen[0], float(tf.reduce_min(before)))
-            seen[1] = max(seen[1], float(tf.reduce_max(before)))
+            before = tf.cast(layer.before_quantization(inputs), tf.float32)
+            axes = list(range(1, before.shape.rank))
+            ends = [tf.reduce_max(-before, axes), tf.reduce_max(before, axes)]
+            extremes.setdefault(node.name, []).append(np.array(ends))
         return layer(inputs, **_arguments(node, on_batch_statistics=False))
 
     for images in batches:
         _run(network, images, call)
-    for name, (lowest, highest) in ranges.items():
-        variables = network[name].layer.output_variables
-        variables["lowest"].assign(lowest)
-        variables["highest"].assign(highest)
-        variables["observations"].assign(float(len(batches)))
+    for name, found in extremes.items():
+        layer = network[name].layer
+        below, highest = map(expected_largest, np.concatenate(found, axis=1))
+        ceiling = layer_kinds.rectifier_ceiling(inner_layer(layer))
+        if ceiling is not None:
+            highest = min(highest, ceiling)
+        layer.quantize_config.output.remember(-below, highest, layer.output_variables, len(batches))
 
 
 def _observing(network: Network, *, of_inputs: bool) -> set[str]:

@@ -454,9 +454,13 @@ class _Placer:
                 self.streams.add(name)
                 return self._quantizer(name, stream_bits, demands)
             # It stays float here; the export needs its range if integer kernels compute it.
-            return make_range_observer() if self._is_linear_kernel(node) else None
-        observed = "float" not in kinds and self._is_linear_kernel(node)
-        return make_range_observer() if kinds == {"output"} or observed else None
+            observed = self._is_linear_kernel(node)
+        else:
+            observed = kinds == {"output"} or (
+                "float" not in kinds and self._is_linear_kernel(node)
+            )
+        # Float layers are trained on what the file gives them.
+        return make_range_observer(rounds=bool(floats)) if observed else None
 
     def _is_read_as_stream(self, node: Node, demands: list[Demand]) -> bool:
         """Whether a tensor that only linear layers read is a stream, and one reads it as such."""

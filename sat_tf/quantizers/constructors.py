@@ -418,21 +418,22 @@ class OfImage:
 class OfObserver:
     """`RangeObserver`."""
 
-    def __init__(self, *, momentum: float = 0.99) -> None:
-        self.momentum = momentum
+    def __init__(self, *, rounds: bool = False, momentum: float | None = None) -> None:
+        del momentum  # of the moving average in models that earlier versions saved
+        self.rounds: bool = rounds
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""
-        return {"momentum": self.momentum}
+        return {"rounds": self.rounds}
 
 
 class OfInput(OfObserver):
     """`InputQuantizer`."""
 
-    def __init__(self, *, input_type: str, momentum: float = 0.99) -> None:
-        super().__init__(momentum=momentum)
+    def __init__(self, *, input_type: str, momentum: float | None = None) -> None:
+        super().__init__(rounds=True, momentum=momentum)
         self.input_type: str | None = input_type
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""
-        return {"input_type": self.input_type, **super().get_config()}
+        return {"input_type": self.input_type}

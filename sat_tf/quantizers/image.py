@@ -11,7 +11,12 @@ from sat_tf.core.custom_gradient import compiles_with_xla
 from sat_tf.messages import warn
 from sat_tf.quantizers.constructors import OfImage
 from sat_tf.quantizers.input_range import INPUT_TYPES, InputRange
-from sat_tf.quantizers.observers import add_observed, move_averages, when_training
+from sat_tf.quantizers.observers import (
+    add_observed,
+    move_averages,
+    over_replicas,
+    when_training,
+)
 from sat_tf.quantizers.protocol import PixelQuantizer, register_quantizer
 from sat_tf.quantizers.seen_values import USUAL, SeenValues, has_channels, misfit, pixel_doubt
 from sat_tf.quantizers.settings import COUNT, FEW_IMAGES, IMAGE_MOMENTUM
@@ -101,6 +106,7 @@ class ImageQuantizer(OfImage, PixelQuantizer):
         }
         if self.compares:
             batch["off_usual"] = tf.stack([_off_pixels(few, usual) for usual in USUAL])
+        batch = over_replicas(batch)
         seen = move_averages(weights, batch, IMAGE_MOMENTUM)
         if not compiles_with_xla():
             arguments = [*batch.values()]

@@ -1,27 +1,35 @@
-"""Ranges observed in training: of tensors that only the file quantizes, and of other inputs."""
+"""Ranges observed in training: of outputs, of what float layers read, and of other inputs."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.core.asymmetric import quantize_observed
+from sat_tf.core.ranges import scale_and_zero_point
 from sat_tf.quantizers.constructors import OfInput, OfObserver
-from sat_tf.quantizers.protocol import SatQuantizer, register_quantizer
-from sat_tf.quantizers.settings import COUNT
+from sat_tf.quantizers.protocol import CodeRange, SatQuantizer, register_quantizer
+from sat_tf.quantizers.settings import COUNT, ENDS
 
 
 @register_quantizer
 class RangeObserver(OfObserver, SatQuantizer):
-    """Passes a tensor through and remembers its range, for the 8-bit codes of the export.
+    """Remembers the range of a tensor, for the 8-bit codes of the export.
 
-    In training, `lowest` and `highest` follow the batch's minimum and maximum: the mean over the
-    first batches, then a moving average. `observations` counts the batches; 0 means never observed.
-    The range always holds zero. Infinite and NaN values leave it as it is.
+    `sat_tf.calibrate` sets the range, `lowest` and `highest`, to what its images let expect. In
+    training it takes in the extremes of every batch, whatever their number of images, and never
+    shrinks: a mean over batches would be the range of one of them, which is none of the whole data
+    set where batches are small. `observations` counts the batches; 0 means never observed. The
+    range always holds zero. Batches with infinite or NaN values leave it as it is.
+
+    Forward and backward: the tensor itself; or with `rounds`, `asymmetric.quantize_observed`, once
+    something was observed.
 
     Args:
-        momentum: weight of the past in the moving average, in [0, 1).
+        rounds: the tensor is rounded here too, because float layers read what the file rounds.
+        momentum: ignored; of models that earlier versions saved.
     """
 
     observes_range: ClassVar[bool] = True
@@ -29,32 +37,47 @@ class RangeObserver(OfObserver, SatQuantizer):
     def build(self, tensor_shape: Any, name: str, layer: keras.layers.Layer) -> dict[str, Any]:
         """Makes the variables `lowest`, `highest` and `observations`."""
         del tensor_shape, name
-        return {name: add_observed(layer, name) for name in ("lowest", "highest", COUNT)}
+        return {name: add_observed(layer, name) for name in (*ENDS, COUNT)}
 
     def assume_fed(self, weights: Mapping[str, Any], scale: float) -> None:
         """The range is [-scale, scale]."""
-        for name, value in (("lowest", -1.0), ("highest", 1.0), (COUNT, 1.0)):
-            weights[name].assign(value * scale)
+        self.remember(-scale, scale, weights, 1)
+
+    def remember(
+        self, lowest: float, highest: float, weights: Mapping[str, Any], batches: int
+    ) -> None:
+        """Replaces the range."""
+        for name, value in zip((*ENDS, COUNT), (lowest, highest, float(batches)), strict=True):
+            weights[name].assign(value)
+
+    def code_range(self, weights: Mapping[str, Any]) -> CodeRange:
+        """The 256 codes of the range, once something was observed."""
+        low, high = (np.float64(weights[name].numpy()) for name in ENDS)
+        scale, zero_point = scale_and_zero_point(low, high, np.rint)
+        return CodeRange(np.float32(scale), np.float32(-128.0 - zero_point), 255)
 
     def __call__(
         self, inputs: tf.Tensor, training: Any, weights: dict[str, Any], **kwargs: Any
     ) -> tf.Tensor:
-        """Returns `inputs`; in training, the range has taken them in."""
+        """The tensor, rounded or as it is; in training, the range has taken it in."""
         del kwargs
         when_training(training, lambda: self.observe(inputs, weights))
-        return inputs
+        if not self.rounds:
+            return inputs
+        return quantize_observed(inputs, *(tf.convert_to_tensor(weights[name]) for name in ENDS))
 
     def observe(self, inputs: tf.Tensor, weights: dict[str, Any]) -> tf.Tensor:
         """Takes one batch into the range; returns how many there were before."""
         values = tf.cast(tf.stop_gradient(inputs), tf.float32)
-        lowest, highest = tf.reduce_min(values), tf.reduce_max(values)
-        context = tf.distribute.get_replica_context()
-        if context is not None and context.num_replicas_in_sync > 1:
-            # The range of the whole batch, so that it does not depend on the number of devices.
-            pieces = context.all_gather(tf.stack([lowest, highest])[None], axis=0)
-            lowest, highest = tf.reduce_min(pieces[:, 0]), tf.reduce_max(pieces[:, 1])
-        batch = {"lowest": tf.minimum(lowest, 0.0), "highest": tf.maximum(highest, 0.0)}
-        return move_averages(weights, batch, self.momentum)
+        ends = {"lowest": tf.reduce_min(values), "highest": tf.reduce_max(values)}
+        lowest, highest = over_replicas(ends).values()
+        finite = tf.math.is_finite(lowest) & tf.math.is_finite(highest)
+        before, after = (tf.convert_to_tensor(weights[name]) for name in ENDS)
+        weights["lowest"].assign(tf.where(finite, tf.minimum(lowest, before), before))
+        weights["highest"].assign(tf.where(finite, tf.maximum(highest, after), after))
+        seen = tf.convert_to_tensor(weights[COUNT])
+        weights[COUNT].assign_add(tf.cast(finite, tf.float32))
+        return seen
 
 
 def when_training(training: Any, observe: Callable[[], tf.Tensor]) -> None:
@@ -68,8 +91,8 @@ def when_training(training: Any, observe: Callable[[], tf.Tensor]) -> None:
 
 def add_observed(layer: keras.layers.Layer, name: str, shape: tuple[int, ...] = ()) -> tf.Variable:
     """Makes a variable that follows the data in training."""
-    # Like the statistics of BatchNormalization: every replica keeps its own, and their mean is
-    # what is read and saved.
+    # Every replica assigns its own, in its step; `over_replicas` has made them equal, so that any
+    # one of them is saved bit for bit, which their mean is not.
     return layer.add_weight(
         name=name,
         shape=shape,
@@ -77,8 +100,27 @@ def add_observed(layer: keras.layers.Layer, name: str, shape: tuple[int, ...] = 
         initializer=keras.initializers.Zeros(),
         trainable=False,
         synchronization=tf.VariableSynchronization.ON_READ,
-        aggregation=tf.VariableAggregation.MEAN,
+        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
     )
+
+
+def over_replicas(batch: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """What the whole batch has, of what each replica's share has, on all devices and workers.
+
+    Args:
+        batch: float32; the largest is taken of each value, but of "lowest" the smallest.
+    """
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return dict(batch)
+    signs = {name: -1.0 if name == "lowest" else 1.0 for name in batch}
+    flat = tf.concat([tf.reshape(signs[name] * v, [-1]) for name, v in batch.items()], axis=0)
+    largest = tf.reduce_max(context.all_gather(flat[None], axis=0), axis=0)
+    parts = tf.split(largest, [value.shape.num_elements() for value in batch.values()])
+    return {
+        name: signs[name] * tf.reshape(part, value.shape)
+        for (name, value), part in zip(batch.items(), parts, strict=True)
+    }
 
 
 def move_averages(
@@ -103,18 +145,9 @@ def move_averages(
 class InputQuantizer(OfInput, RangeObserver):
     """Quantizes an input that is no image to 8 bits, on the range that it has observed.
 
-    Forward and backward: `observed.quantize_observed`, once something was observed; until then its
-    input. The range follows the data as that of any `RangeObserver`.
+    Forward and backward: those of a `RangeObserver` that rounds.
 
     Args:
         input_type: what the file takes: "int8", the codes, or "float32", of which it makes them.
         momentum: see `RangeObserver`.
     """
-
-    def __call__(
-        self, inputs: tf.Tensor, training: Any, weights: dict[str, Any], **kwargs: Any
-    ) -> tf.Tensor:
-        """The quantized tensor, in the type of `inputs`."""
-        inputs = super().__call__(inputs, training, weights, **kwargs)
-        ends = (tf.convert_to_tensor(weights[name]) for name in ("lowest", "highest"))
-        return quantize_observed(inputs, *ends)

@@ -26,7 +26,8 @@ MAGNITUDE = "magnitude"
 CENTER, DISTANCE = "interval_center", "interval_distance"
 # Of weight quantizers with a rescaling: what gives a pretrained layer its size back.
 GAIN = "rescale_gain"
-# Of observers: how many batches there were; 0 means never observed.
+# Of observers: the range, and how many batches there were; 0 means never observed.
+ENDS = ("lowest", "highest")
 COUNT = "observations"
 
 # -- starts, and what is kept above them -----------------------------------------------------------

@@ -158,9 +158,9 @@ def make_input_quantizer(input_type: str) -> SatQuantizer:
     return InputQuantizer(input_type=input_type)
 
 
-def make_range_observer() -> SatQuantizer:
-    """What remembers the range of a tensor that stays float."""
-    return RangeObserver()
+def make_range_observer(*, rounds: bool) -> SatQuantizer:
+    """The observer of a tensor that only the file stores as codes; see `RangeObserver`."""
+    return RangeObserver(rounds=rounds)
 
 
 def weight_quantizer_problems(name: str, options: Any) -> list[str]:

@@ -227,14 +227,56 @@ def test_statistics_are_the_mean_over_batches(quantized):
     np.testing.assert_allclose(inner_layer(norm).moving_variance, variance, rtol=1e-3)
 
 
-def test_the_range_of_the_logits_is_observed(quantized):
+def _observed(model, name="quant_classifier"):
+    variables = model.get_layer(name).output_variables
+    return [float(variables[key]) for key in ("lowest", "highest", "observations")]
+
+
+def test_the_range_of_the_logits_is_what_their_extremes_let_expect(quantized):
     images = float_models.images(64)
     sat_tf.calibrate(quantized, images)
     logits = quantized(images).numpy()
-    variables = quantized.get_layer("quant_classifier").output_variables
-    assert float(variables["lowest"]) == pytest.approx(min(logits.min(), 0.0), rel=1e-5)
-    assert float(variables["highest"]) == pytest.approx(max(logits.max(), 0.0), rel=1e-5)
-    assert float(variables["observations"]) == 1.0
+    below, above = (
+        reference.expected_largest(-logits.min(1)),
+        reference.expected_largest(logits.max(1)),
+    )
+    assert _observed(quantized) == pytest.approx([-below, above, 1.0], rel=1e-5)
+    assert below >= max(0.0, -logits.min())
+    assert above >= logits.max()
+
+
+@pytest.mark.parametrize("size", [1, 2, 8, 32])
+def test_no_batch_size_shrinks_a_calibrated_range(quantized, size):
+    images = float_models.images(64)
+    sat_tf.calibrate(quantized, images)
+    before = _observed(quantized)
+    quantized.compile(keras.optimizers.SGD(0.0), "mse")
+    quantized.fit(images[:32], np.zeros(quantized(images[:32]).shape), batch_size=size, verbose=0)
+    lowest, highest, count = _observed(quantized)
+    assert lowest <= before[0]
+    assert highest >= before[1]
+    assert count == before[2] + 32 / size
+
+
+def test_what_a_float_layer_reads_is_rounded_in_keras_as_in_the_file(tmp_path):
+    inputs = keras.Input((6,), name="x")
+    hidden = keras.layers.Dense(8, activation="relu", name="hidden")(inputs)
+    outputs = tf.exp(keras.layers.Dense(2, name="variance")(hidden))
+    policy = sat_tf.BitPolicy.mobile(8, input_type="float32", unsupported="float")
+    model = sat_tf.quantize_model(keras.Model(inputs, outputs), policy)
+    x = np.random.default_rng(0).normal(0, 2, (400, 6)).astype(np.float32)
+    sat_tf.calibrate(model, x)
+    rounded = keras.Model(model.input, model.get_layer("quant_variance").output)(x).numpy()
+    codes = model.get_layer("quant_variance").quantize_config.output.code_range(
+        model.get_layer("quant_variance").output_variables
+    )
+    np.testing.assert_array_equal(rounded, np.rint(rounded / codes.scale) * codes.scale)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(model(x, training=True))
+    assert all(np.any(g) for g in tape.gradient(loss, model.trainable_variables))
+    path = tmp_path / "model.tflite"
+    sat_tf.export_tflite(model, path)
+    assert sat_tf.verify_tflite(model, path, x[:64]).codes_differing == 0
 
 
 def test_calibrating_twice_gives_the_same(quantized):

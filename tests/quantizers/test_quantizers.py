@@ -98,8 +98,8 @@ EXAMPLES = [
     PactQuantizer(num_bits=2, surrogate="dsq", surrogate_strength=0.1),
     StreamQuantizer(num_bits=5, initial_clipping_level=3.0, gradient="pact", ceiling=6.0, rate=0.1),
     ImageQuantizer(low=(-1, -2), high=(1.0, 3.0), reversed_channels=True, observes=False),
-    RangeObserver(momentum=0.5),
-    InputQuantizer(input_type="int8", momentum=0.5),
+    RangeObserver(rounds=True),
+    InputQuantizer(input_type="int8"),
     UnitQuantizer(num_bits=3, signed=True),
     OffsetQuantizer(num_bits=3, initial_clipping_level=3.0, rate=0.1, lowest=-0.3, share=0.2),
     LsqActivationQuantizer(
@@ -309,17 +309,45 @@ def _range(weights):
     return [float(weights[name]) for name in ("lowest", "highest", "observations")]
 
 
-def test_the_observed_range_is_the_mean_over_the_first_batches_then_a_moving_one():
-    observer = RangeObserver(momentum=0.5)
+def test_the_observed_range_takes_in_extremes_and_never_shrinks():
+    observer = RangeObserver()
     layer, weights = _built(observer)
     assert not layer.trainable_weights
     observer(tf.constant([-1.0, 4.0]), training=True, weights=weights)
     assert _range(weights) == [-1.0, 4.0, 1.0]
     observer(tf.constant([-3.0, 2.0]), training=True, weights=weights)
-    assert _range(weights) == [-2.0, 3.0, 2.0]
-    # The third batch weighs a third in a mean, but a half in this moving average.
-    observer(tf.constant([-4.0, 1.0]), training=True, weights=weights)
-    assert _range(weights) == [-3.0, 2.0, 3.0]
+    assert _range(weights) == [-3.0, 4.0, 2.0]
+    observer.remember(-8.0, 1.0, weights, 5)
+    observer(tf.constant([0.5, 0.25]), training=True, weights=weights)
+    assert _range(weights) == [-8.0, 1.0, 6.0]
+
+
+@pytest.mark.parametrize("quantizer", [RangeObserver(), InputQuantizer(input_type="float32")])
+def test_the_observed_range_does_not_depend_on_the_batch_size(quantizer):
+    values = np.random.default_rng(0).standard_t(3, (256, 8)).astype(np.float32)
+    for size in (1, 2, 8, 32, 256):
+        _, weights = _built(quantizer)
+        for start in range(0, 256, size):
+            quantizer(tf.constant(values[start : start + size]), training=True, weights=weights)
+        assert _range(weights) == [values.min(), values.max(), 256 / size]
+
+
+def test_an_observer_that_rounds_does_so_in_training_and_inference():
+    observer = RangeObserver(rounds=True)
+    _, weights = _built(observer)
+    x = tf.constant([-1.0, 0.4, 1.6, 254.0])
+    assert observer(x, training=False, weights=weights).numpy().tolist() == x.numpy().tolist()
+    for training in (True, False):
+        rounded = observer(x, training=training, weights=weights)
+        assert rounded.numpy().tolist() == [-1.0, 0.0, 2.0, 254.0]
+    codes = observer.code_range(weights)
+    assert (float(codes.scale), *codes.ends, codes.zero_point) == (1.0, -1, 254, -127)
+
+
+def test_observers_of_earlier_versions_are_read():
+    kept = {"momentum": 0.99}
+    assert RangeObserver(**kept) == RangeObserver()
+    assert InputQuantizer(input_type="int8", **kept) == InputQuantizer(input_type="int8")
 
 
 def test_the_observed_range_holds_zero():

@@ -9,45 +9,40 @@ from sat_tf.keras3.core.asymmetric import quantize_observed
 from sat_tf.keras3.core.precision import in_float32
 from sat_tf.keras3.quantizers.protocol import Quantizer, Variables, VariableSpec
 from sat_tf.quantizers.constructors import OfInput, OfObserver
-from sat_tf.quantizers.settings import COUNT
+from sat_tf.quantizers.settings import COUNT, ENDS
 
 
 class RangeObserver(OfObserver, Quantizer):
-    """Passes a tensor through and remembers its range, for the 8-bit codes of the export.
-
-    In training, `lowest` and `highest` follow the batch's minimum and maximum: the mean over the
-    first batches, then a moving average. `observations` counts the batches; 0 means never observed.
-    The range always holds zero. Infinite and NaN values leave it as it is.
-    """
+    """Remembers the range of a tensor; see `sat_tf.quantizers.observers.RangeObserver`."""
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
         """`lowest`, `highest` and `observations`."""
         del shape
-        return {name: VariableSpec(follows_data=True) for name in ("lowest", "highest", COUNT)}
+        return {name: VariableSpec(follows_data=True) for name in (*ENDS, COUNT)}
 
     def __call__(self, inputs: Any, training: bool, variables: Variables) -> Any:
-        """Returns `inputs`; in training, the range has taken them in."""
+        """The tensor, rounded or as it is; in training, the range has taken it in."""
         if training:
-            values = ops.stop_gradient(inputs)
-            batch = {
-                "lowest": ops.minimum(in_float32(ops.min(values)), 0.0),
-                "highest": ops.maximum(in_float32(ops.max(values)), 0.0),
-            }
-            move_averages(variables, batch, self.momentum)
-        return inputs
+            self._observe(ops.stop_gradient(inputs), variables)
+        if not self.rounds:
+            return inputs
+        return quantize_observed(inputs, *(variables[name] for name in ENDS))
+
+    def _observe(self, values: Any, variables: Variables) -> None:
+        lowest, highest = in_float32(ops.min(values)), in_float32(ops.max(values))
+        finite = ops.isfinite(lowest) & ops.isfinite(highest)
+        before, after = (ops.convert_to_tensor(variables[name]) for name in ENDS)
+        variables["lowest"].assign(ops.where(finite, ops.minimum(lowest, before), before))
+        variables["highest"].assign(ops.where(finite, ops.maximum(highest, after), after))
+        count = ops.convert_to_tensor(variables[COUNT])
+        variables[COUNT].assign(count + ops.cast(finite, "float32"))
 
 
 class InputQuantizer(OfInput, RangeObserver):
     """Quantizes an input that is no image to 8 bits, on the range that it has observed.
 
-    Forward and backward: `asymmetric.quantize_observed`, once something was observed; until then
-    its input. The range follows the data as that of any `RangeObserver`.
+    Forward and backward: those of a `RangeObserver` that rounds.
     """
-
-    def __call__(self, inputs: Any, training: bool, variables: Variables) -> Any:
-        """The quantized tensor, in the type of `inputs`."""
-        inputs = super().__call__(inputs, training, variables)
-        return quantize_observed(inputs, variables["lowest"], variables["highest"])
 
 
 def move_averages(variables: Variables, batch: Mapping[str, Any], momentum: float) -> None:
