@@ -1,23 +1,13 @@
-"""Ranges: which axes share one, when it counts as none, its scale and zero; those observed.
+"""Ranges: which axes share one, when it counts as none, its scale and zero. Needs no TensorFlow."""
 
-Needs no TensorFlow.
-"""
-
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
-
-import numpy as np
 
 # A range of weights whose size is smaller counts as one of zeros. The square of this is still a
 # normal number, by which gradients divide.
 SMALLEST_SIZE = 2.0**-63
 # Below this nothing but zeros was observed: there is no range.
 SMALLEST_RANGE = 1e-24
-# The share of the largest values that tells how a distribution ends, and how many times as many
-# values its end is extrapolated to.
-_TAIL_SHARE = 0.1
-_TIMES_AS_MANY = 30.0
 
 
 def axes_within(rank: int, range_axes: Iterable[int]) -> list[int]:
@@ -79,29 +69,3 @@ def scale_and_zero_point(lowest: Any, highest: Any, rint: Callable[[Any], Any]) 
     scale = (highest - lowest) / 255.0
     zero_point = rint(-128.0 - lowest / scale)
     return scale, zero_point
-
-
-def expected_largest(values: np.ndarray) -> float:
-    """The largest value that is expected of 30 times as many as were seen, and at least 0.
-
-        max(v) + b ln 30,  b = mean of v - t over the tenth of the values above t
-
-    An end that falls off exponentially beyond t, the peaks-over-threshold method, has its largest
-    value there. Values that all end at one bound, like probabilities, leave it where it is; that of
-    a normal distribution is a quarter higher, and that of a heavy-tailed one twice as high. Where
-    no value is positive, none is expected to be.
-
-    Args:
-        values: any number of them; those that are not finite do not count.
-
-    >>> expected_largest(np.array([1.0, 1.0, 0.5])), expected_largest(np.array([-1.0, -2.0]))
-    (1.0, 0.0)
-    >>> round(expected_largest(np.arange(101.0)), 1)
-    120.4
-    """
-    ordered = np.sort(values[np.isfinite(values)].astype(np.float64))
-    if not ordered.size or ordered[-1] <= 0.0:
-        return 0.0
-    count = min(math.ceil(_TAIL_SHARE * ordered.size), ordered.size - 1)
-    excess = np.mean(ordered[-count:] - ordered[-count - 1]) if count else 0.0
-    return float(ordered[-1] + excess * math.log(_TIMES_AS_MANY))

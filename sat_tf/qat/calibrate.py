@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.core.ranges import expected_largest
 from sat_tf.graph import functions, layer_kinds
 from sat_tf.graph.network import Network, Node
 from sat_tf.messages import first_ones, warn
@@ -19,6 +18,7 @@ from sat_tf.qat.calibration_images import Images, gather, in_batches, observe_pi
 from sat_tf.qat.layout import in_inference, inner_layer, quantized_network
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.best_levels import Sample, itself
+from sat_tf.quantizers.observers import expected_largest
 from sat_tf.quantizers.protocol import (
     ActivationQuantizer,
     Function,
@@ -150,7 +150,8 @@ def calibrate(
     7 bits and 4 at 8 bits, measured behind a function if that alone reads x (see
     `sat_tf.quantizers.best_levels`). Here x is the tensor in inference, with quantized weights and
     moving statistics of BatchNormalization that fit them. The second pass quantizes activations and
-    measures the statistics as the mean over batches. The last observes the range of the logits.
+    measures the statistics as the mean over batches. The last sets the ranges of outputs, and of
+    what float layers read, to what their extremes let expect (`observers.expected_largest`).
     BatchNormalization that is frozen (trainable=False) or called with training=False keeps its
     moving statistics, and so does all of it with batch_normalization=False.
 

@@ -1,5 +1,6 @@
-"""Ranges observed in training: of outputs, of what float layers read, and of other inputs."""
+"""Ranges that are observed: of outputs, of what float layers read, and of inputs but images."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -8,10 +9,15 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.core.asymmetric import quantize_observed
-from sat_tf.core.ranges import scale_and_zero_point
+from sat_tf.core.ranges import SMALLEST_RANGE, scale_and_zero_point
 from sat_tf.quantizers.constructors import OfInput, OfObserver
 from sat_tf.quantizers.protocol import CodeRange, SatQuantizer, register_quantizer
 from sat_tf.quantizers.settings import COUNT, ENDS
+
+# The share of the largest values that tells how a distribution ends, and how many times as many
+# values its end is extrapolated to.
+_TAIL_SHARE = 0.1
+_TIMES_AS_MANY = 30.0
 
 
 @register_quantizer
@@ -33,6 +39,7 @@ class RangeObserver(OfObserver, SatQuantizer):
     """
 
     observes_range: ClassVar[bool] = True
+    rounds_before_clipping: ClassVar[bool] = True
 
     def build(self, tensor_shape: Any, name: str, layer: keras.layers.Layer) -> dict[str, Any]:
         """Makes the variables `lowest`, `highest` and `observations`."""
@@ -50,9 +57,11 @@ class RangeObserver(OfObserver, SatQuantizer):
         for name, value in zip((*ENDS, COUNT), (lowest, highest, float(batches)), strict=True):
             weights[name].assign(value)
 
-    def code_range(self, weights: Mapping[str, Any]) -> CodeRange:
-        """The 256 codes of the range, once something was observed."""
+    def code_range(self, weights: Mapping[str, Any]) -> CodeRange | None:
+        """The 256 codes of the range; None where nothing but zeros was observed."""
         low, high = (np.float64(weights[name].numpy()) for name in ENDS)
+        if high - low < SMALLEST_RANGE:
+            return None
         scale, zero_point = scale_and_zero_point(low, high, np.rint)
         return CodeRange(np.float32(scale), np.float32(-128.0 - zero_point), 255)
 
@@ -151,3 +160,29 @@ class InputQuantizer(OfInput, RangeObserver):
         input_type: what the file takes: "int8", the codes, or "float32", of which it makes them.
         momentum: see `RangeObserver`.
     """
+
+
+def expected_largest(values: np.ndarray) -> float:
+    """The largest value that is expected of 30 times as many as were seen, and at least 0.
+
+        max(v) + b ln 30,  b = mean of v - t over the tenth of the values above t
+
+    An end that falls off exponentially beyond t, the peaks-over-threshold method, has its largest
+    value there. Values that all end at one bound, like probabilities, leave it where it is; that of
+    a normal distribution is a quarter higher, and that of a heavy-tailed one twice as high. Where
+    no value is positive, none is expected to be.
+
+    Args:
+        values: any number of them; those that are not finite do not count.
+
+    >>> expected_largest(np.array([1.0, 1.0, 0.5])), expected_largest(np.array([-1.0, -2.0]))
+    (1.0, 0.0)
+    >>> round(expected_largest(np.arange(101.0)), 1)
+    120.4
+    """
+    ordered = np.sort(values[np.isfinite(values)].astype(np.float64))
+    if not ordered.size or ordered[-1] <= 0.0:
+        return 0.0
+    count = min(math.ceil(_TAIL_SHARE * ordered.size), ordered.size - 1)
+    excess = np.mean(ordered[-count:] - ordered[-count - 1]) if count else 0.0
+    return float(ordered[-1] + excess * math.log(_TIMES_AS_MANY))

@@ -43,11 +43,13 @@ class SatQuantizer(tfmot.quantization.keras.quantizers.Quantizer):
         policy_name: what policies call its class, set by the table; "" for one that none names.
         observes_range: whether it remembers the range of its tensor in its variables `lowest`,
             `highest` and `observations`.
+        rounds: whether what it makes is on a grid, of which `code_range` tells.
     """
 
     input_type: str | None = None
     policy_name: ClassVar[str] = ""
     observes_range: ClassVar[bool] = False
+    rounds: bool = False
 
     def build(self, tensor_shape: Any, name: str, layer: keras.layers.Layer) -> dict[str, Any]:
         """Makes no variables."""
@@ -485,6 +487,7 @@ class ActivationQuantizer(SatQuantizer):
     has_clipping_level: ClassVar[bool] = False
     has_own_gradient: ClassVar[bool] = False
     # Of the arithmetic: x / scale is rounded, and clipped after that.
+    rounds: bool = True
     rounds_before_clipping: ClassVar[bool] = False
     # What the policy's fields say of it.
     gradient: str | None = None

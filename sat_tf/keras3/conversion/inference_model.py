@@ -23,8 +23,12 @@ from sat_tf.keras3.inference_layers import PixelGrid, QuantizedActivation
 from sat_tf.keras3.inference_operations import InferenceOperation
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.input_range import PIXELS
-from sat_tf.quantizers.observers import RangeObserver
-from sat_tf.quantizers.protocol import ActivationQuantizer, PixelQuantizer, SatQuantizer
+from sat_tf.quantizers.protocol import (
+    ActivationQuantizer,
+    CodeRange,
+    PixelQuantizer,
+    SatQuantizer,
+)
 
 
 def problem_of(layer: Any, *, exact: bool) -> str | None:
@@ -91,13 +95,14 @@ def _quantizer(layer: QuantizedLayer, names: Names, exact: bool) -> list[Callabl
     quantizer = layer.quantize_config.output
     if isinstance(quantizer, PixelQuantizer):
         return _pixel_grid(layer, quantizer, names, exact)
-    rounds_observed = isinstance(quantizer, RangeObserver) and quantizer.rounds
-    if not isinstance(quantizer, ActivationQuantizer) and not rounds_observed:
+    if quantizer is None or not quantizer.rounds:
         return []
-    codes = quantizer.code_range(layer.output_variables)
+    codes: CodeRange | None = quantizer.code_range(layer.output_variables)
+    if codes is None:
+        return []
     made = QuantizedActivation(
         *codes.ends,
-        from_zero=rounds_observed or quantizer.rounds_before_clipping,
+        from_zero=quantizer.rounds_before_clipping,
         name=names.give(layer.name),
         dtype=_policy(layer.layer),
         trainable=False,

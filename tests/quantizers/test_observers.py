@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from sat_tf.core.ranges import expected_largest
+from sat_tf.quantizers.observers import expected_largest
 from tests import reference
 
 
