@@ -139,6 +139,7 @@ def _write_report(
             quantized_top1=certificate.top1["quantized"],
             tflite_top1=certificate.top1["tflite"],
             held_out_images=len(pictures.held_out),
+            tflite_images=len(pictures.held_out),
             verified_images=len(pictures.held_out),
             parameters=model.count_params(),
             file_bytes=certificate.bytes,

@@ -206,6 +206,9 @@ def test_the_results_agree_with_metrics_and_certificate_and_no_code_differs(tiny
     assert results["codes_differing"] == certificate["codes_differing"] == 0
     assert results["codes_compared"] == certificate["codes_compared"] > 0
     assert certificate["num_images"] == results["verified_images"] == 20
+    # Its accuracy is that of all of them, not only of those whose codes were compared.
+    assert results["tflite_images"] == results["held_out_images"] > 20
+    assert 20 * results["tflite_top1"] != round(20 * results["tflite_top1"])
     assert results["file_bytes"] == (tiny_run / "model.tflite").stat().st_size
 
 

@@ -22,8 +22,9 @@ class Outcome:
         top1: held-out top-1 in percent: of the quantized model, or of the float model if the row
             measures that.
         top5: the same for top-5; None if it was not measured.
-        tflite_top1: top-1 of the TFLite file in LiteRT in percent, on the images it was verified
-            with; None without a file.
+        tflite_top1: top-1 of the TFLite file in LiteRT in percent; None without a file.
+        tflite_images: how many of the held-out images it was measured on; None without a file, and
+            in lines of earlier versions, which do not say.
         codes_differing: codes of the file that LiteRT computes differently; None without a file.
         images: how many held-out images top-1 was measured on.
         seconds: of the run, without the run of a float model that it started from.
@@ -39,6 +40,7 @@ class Outcome:
     top1: float
     top5: float | None
     tflite_top1: float | None
+    tflite_images: int | None
     codes_differing: int | None
     images: int
     seconds: float
@@ -54,10 +56,11 @@ class Outcome:
 
 COLUMNS = tuple(field.name for field in dataclasses.fields(Outcome))
 _TYPES: Mapping[str, Callable[[str], Any]] = {
-    **dict.fromkeys(("seed", "images", "codes_differing"), int),
+    **dict.fromkeys(("seed", "images", "tflite_images", "codes_differing"), int),
     **dict.fromkeys(("top1", "top5", "tflite_top1", "seconds"), float),
 }
-_MAY_LACK = {"top5", "tflite_top1", "codes_differing", "commit"}
+_MAY_LACK = {"top5", "tflite_top1", "tflite_images", "codes_differing", "commit"}
+_NEW = "tflite_images"  # files of earlier versions have no such column
 
 
 def outcome_of(
@@ -90,6 +93,7 @@ def outcome_of(
         top1=round(100 * measured["top1"], 3),
         top5=_percent(measured.get("top5")),
         tflite_top1=_percent(results["tflite_top1"]),
+        tflite_images=results["tflite_images"],
         codes_differing=results["codes_differing"],
         images=results["held_out_images"],
         seconds=round(results["seconds"], 1),
@@ -110,7 +114,8 @@ def read_outcomes(path: pathlib.Path) -> list[Outcome]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
-            if tuple(reader.fieldnames or ()) != COLUMNS:
+            columns = tuple(reader.fieldnames or ())
+            if columns not in (COLUMNS, tuple(name for name in COLUMNS if name != _NEW)):
                 raise ValueError(f"received the columns {', '.join(reader.fieldnames or ())}")
             return [_read(line) for line in reader]
     except (OSError, ValueError, TypeError) as error:
@@ -153,7 +158,7 @@ def _write(path: pathlib.Path, outcomes: Iterable[Outcome]) -> None:
 def _read(line: dict[str, str]) -> Outcome:
     values: dict[str, Any] = {}
     for name in COLUMNS:
-        text = line[name]
+        text = line.get(name, "")
         if text == "" and name in _MAY_LACK:
             values[name] = None
         else:

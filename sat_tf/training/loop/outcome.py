@@ -10,12 +10,13 @@ import tf_keras as keras
 
 from sat_tf.analysis.answers.answers import Answers
 from sat_tf.analysis.layer_table import layer_rows
-from sat_tf.data.source import ImageSource
+from sat_tf.data.source import NO_LABEL, ImageSource
 from sat_tf.export.certificate.certificate import Certificate, ImagesFrom
 from sat_tf.export.certificate.outputs import classes_of
 from sat_tf.export.deployed import DeployedModel
-from sat_tf.export.evaluate import run_tflite
+from sat_tf.export.evaluate import evaluate_tflite, run_tflite
 from sat_tf.export.export import ExportReport, export_tflite
+from sat_tf.export.file_verification import read_subject
 from sat_tf.export.verify import verify_tflite
 from sat_tf.graph.network import Network
 from sat_tf.loading.load import load_model
@@ -31,6 +32,8 @@ from sat_tf.training.state.run_state import RunState
 from sat_tf.training.step.fed_source import fed, pixels_of
 
 _BATCH_SIZE = 64
+# The file of a run is measured on all held-out images if they are no more, which takes a minute.
+_MOST_MEASURED = 10_000
 
 Sample = tuple[np.ndarray, np.ndarray]
 
@@ -124,11 +127,12 @@ def conclude(run: Run, state: RunState, model: keras.Model | None, *, parameters
         if stage in state.stages
         for metric in ("top1", "top5")
     }
+    num_held_out = int(state.stages["float"].get("images", run.source.num_test))
     results = Results(
-        held_out_images=int(state.stages["float"].get("images", run.source.num_test)),
+        held_out_images=num_held_out,
         parameters=parameters,
         **accuracies,
-        **({} if model is None else _of_file(run, model)),
+        **({} if model is None else _of_file(run, model, num_held_out)),
         seconds=state.seconds_so_far(),
     )
     folder.write_json(run_folder.RESULTS, results.to_dict())
@@ -175,7 +179,31 @@ def write_answers_to(
     write_answers(folder, answers)
 
 
-def _of_file(run: Run, model: keras.Model) -> dict[str, Any]:
+def _accuracy_of_file(run: Run, certificate: Certificate, num_held_out: int) -> dict[str, Any]:
+    """The file's entries of accuracy: on all held-out images where they are few."""
+    if certificate.num_images >= num_held_out or num_held_out > _MOST_MEASURED:
+        return {"tflite_top1": certificate.top1["tflite"], "tflite_images": certificate.num_images}
+    run.say(f"file       measuring its top-1 on all {num_held_out:,} held-out images")
+    kind = read_subject(run.folder.file(TFLITE_MODEL)).graph.images[0].type
+    batches = pixels_of(run.source).held_out_batches(batch_size=_BATCH_SIZE)
+    five = (5,) if run.source.num_classes > 5 else ()
+    found = evaluate_tflite(
+        run.folder.file(TFLITE_MODEL),
+        (
+            (pixels[labels != NO_LABEL].astype(kind), labels[labels != NO_LABEL])
+            for pixels, labels in batches.as_numpy_iterator()
+        ),
+        top=(1, *five),
+        progress=True,
+    )
+    return {
+        "tflite_top1": found.top[1],
+        "tflite_top5": found.top.get(5),
+        "tflite_images": found.num_images,
+    }
+
+
+def _of_file(run: Run, model: keras.Model, num_held_out: int) -> dict[str, Any]:
     """Writes the file and its certificate; returns their entries in the results."""
     config = run.config.export
     floats = run.folder.file(run_folder.FLOAT_MODEL)
@@ -203,7 +231,7 @@ def _of_file(run: Run, model: keras.Model) -> dict[str, Any]:
     for warning in report.warnings:
         run.say(f"Note: {warning}")
     return {
-        "tflite_top1": certificate.top1["tflite"],
+        **_accuracy_of_file(run, certificate, num_held_out),
         "verified_images": len(sample[0]),
         "file_bytes": report.bytes,
         "gzip_bytes": report.gzip_bytes,

@@ -108,7 +108,7 @@ def _verdict(results: Results) -> dict[str, Any]:
     if results.tflite_top1 is None:
         return found
     # Top-1 on fewer images cannot be compared with the float model's.
-    on_all = results.verified_images == results.held_out_images
+    on_all = results.images("tflite") == results.held_out_images
     trained = results.quantized_top1 if results.deployed_top1 is None else results.deployed_top1
     top1 = results.tflite_top1 if on_all or trained is None else trained
     differing = f"{results.codes_differing:,} of {results.codes_compared:,} codes differ"
@@ -135,9 +135,8 @@ def _accuracy(results: Results) -> Table[_ModelAccuracy]:
     rows = []
     for name, title in MODELS.items():
         top1, top5 = (getattr(results, f"{name}_{metric}") for metric in ("top1", "top5"))
-        images = results.verified_images if name == "tflite" else results.held_out_images
         if top1 is not None:
-            rows.append(_ModelAccuracy(title, top1, top5, images))
+            rows.append(_ModelAccuracy(title, top1, top5, results.images(name)))
     columns: list[Column[_ModelAccuracy]] = [
         Column("model", lambda row: row.title),
         Column("top-1", lambda row: row.top1, _percent, number=True),

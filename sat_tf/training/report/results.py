@@ -29,9 +29,11 @@ class Results(Displayed):
         quantized_top1: the same of the quantized model, before any deploy tail. This and everything
             about the TFLite file is None if the run ends with the float model.
         deployed_top1: the same of the deployed model after a deploy tail; None without one.
-        tflite_top1: the same of the TFLite file in LiteRT, on the images it was verified with.
+        tflite_top1: the same of the TFLite file in LiteRT, on `tflite_images`.
         held_out_images: how many images the Keras models were measured on.
-        verified_images: how many the TFLite file was measured on.
+        tflite_images: how many of them the TFLite file was measured on: all, where that takes
+            little, else those that it was verified with.
+        verified_images: how many its codes were compared on.
         parameters: of the float model.
         file_bytes: size of the TFLite file.
         gzip_bytes: its size after gzip.
@@ -59,6 +61,7 @@ class Results(Displayed):
     deployed_top5: float | None = None
     tflite_top5: float | None = None
     tflite_top1: float | None = None
+    tflite_images: int | None = None
     verified_images: int | None = None
     file_bytes: int | None = None
     gzip_bytes: int | None = None
@@ -87,6 +90,17 @@ class Results(Displayed):
             )
             raise folder.damaged(run_folder.RESULTS, "; ".join(problems), "results") from error
 
+    def images(self, name: str) -> int | None:
+        """How many held-out images one of `MODELS` was measured on.
+
+        Args:
+            name: a key of `MODELS`.
+        """
+        if name != "tflite":
+            return self.held_out_images
+        # Results of earlier versions do not name it.
+        return self.verified_images if self.tflite_images is None else self.tflite_images
+
     def accuracy(self, name: str) -> str:
         """Top-1 of one of `MODELS` in words, with top-5 where it is known; "" without either.
 
@@ -105,6 +119,8 @@ class Results(Displayed):
     def _headline(self) -> str:
         accuracies = {model: self.accuracy(name) for name, model in MODELS.items()}
         found = [f"{model} {words}" for model, words in accuracies.items() if words]
+        if found and self.images("tflite") not in (None, self.held_out_images):
+            found[-1] += f" on {self.images('tflite'):,} of {self.held_out_images:,} images"
         if self.codes_differing is not None:
             found.append(f"{self.codes_differing:,} of {self.codes_compared:,} codes differ")
         return ", ".join(found)
@@ -113,12 +129,10 @@ class Results(Displayed):
         return {"Results": self._facts()}
 
     def _facts(self) -> Table[tuple[str, Cell]]:
-        held_out = f"held-out top-1 ({self.held_out_images} images)"
-        verified = f"held-out top-1 ({self.verified_images} images)"
         count = digits(",")
         rows: list[tuple[str, Cell]] = [
             *(
-                (f"{model}, {verified if name == 'tflite' else held_out}", self.accuracy(name))
+                (f"{model}, held-out top-1 ({self.images(name)} images)", self.accuracy(name))
                 for name, model in MODELS.items()
             ),
             ("parameters", count(self.parameters)),

@@ -17,6 +17,7 @@ def outcome(**fields):
         "top1": 71.25,
         "top5": 90.5,
         "tflite_top1": 71.0,
+        "tflite_images": 1024,
         "codes_differing": 0,
         "images": 8000,
         "seconds": 60.5,

@@ -31,9 +31,21 @@ def test_the_same_row_data_seed_and_changes_take_the_place_of_the_former(tmp_pat
     assert read_outcomes(file) == [outcome(top1=70.0), *others]
 
 
+def test_files_that_do_not_say_how_many_images_a_file_was_measured_on_are_read(tmp_path):
+    file = tmp_path / "paper.csv"
+    add_outcomes(file, [outcome(seed=1)])
+    lines = [line.split(",") for line in file.read_text().splitlines()]
+    place = lines[0].index("tflite_images")
+    file.write_text("".join(",".join(x[:place] + x[place + 1 :]) + "\n" for x in lines))
+    assert read_outcomes(file) == [outcome(seed=1, tflite_images=None)]
+    add_outcomes(file, [outcome(seed=2)])
+    assert read_outcomes(file) == [outcome(seed=1, tflite_images=None), outcome(seed=2)]
+
+
 def test_an_outcome_has_the_quantized_model_and_shares_in_percent():
     results = {
         "tflite_top1": 0.625,
+        "tflite_images": 64,
         "codes_differing": 0,
         "held_out_images": 80,
         "seconds": 12.345,
@@ -48,11 +60,13 @@ def test_an_outcome_has_the_quantized_model_and_shares_in_percent():
         environment={"seed": 4, "commit": "c", "started": "now"},
     )
     assert (found.top1, found.top5, found.tflite_top1) == (61.249, 70.0, 62.5)
+    assert (found.images, found.tflite_images) == (80, 64)
     assert (found.changes, found.seed, found.seconds, found.date) == ("a=1; b=2", 4, 12.3, "now")
 
 
 def test_of_a_run_without_a_quantized_stage_it_has_the_float_model():
-    results = {"tflite_top1": None, "codes_differing": None, "held_out_images": 1, "seconds": 1}
+    results = {"held_out_images": 1, "seconds": 1}
+    results |= dict.fromkeys(("tflite_top1", "tflite_images", "codes_differing"))
     found = outcome_of(
         "row",
         "glyphs",
