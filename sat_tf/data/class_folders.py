@@ -40,8 +40,8 @@ def load_folder_tree(
     orientation. The defaults are ImageNet's.
 
     JPEG, PNG, GIF, BMP, WebP and TIFF are read, whatever their suffix. A picture that cannot be
-    decoded is corrupt, and so is a JPEG with more than 5 % of its rows missing. Training takes the
-    next good one in its place; a held-out one is left out.
+    decoded is corrupt, and so is one with missing data or more than 178,956,970 pixels. Training
+    takes the next good one in its place; a held-out one is left out.
 
     Args:
         data_dir: the folder.

@@ -5,12 +5,13 @@ that are turned by their EXIF orientation, are decoded whole and then cropped.
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from sat_tf.data.batch_order import RANDOM
 from sat_tf.data.orientation import jpeg_may_be_turned, may_be_turned, turned_upright
+from sat_tf.data.whole import JPEG, MOST_PER_BYTE, MOST_PIXELS, expect_pixels
 from sat_tf.preprocessing import AS_IN_IMAGENET, Preprocessing
 
 SMALLEST_AREA = 0.08
@@ -24,10 +25,13 @@ _ACCURATE = "INTEGER_ACCURATE"
 _REDUCTIONS = (1, 2, 4, 8)
 # Pixels decoded around the held-out crop: libjpeg interpolates colour across three of them.
 _MARGIN = 4
-# The first bytes of a JPEG.
-JPEG = b"\xff\xd8\xff"
 # Bytes at the end of a file that are searched for the end marker; some programs pad files.
-TAIL = 32
+_TAIL = 32
+# Larger pictures of other formats, which are decoded whole, are left to the slow path, which takes
+# a few at a time.
+_MOST_ON_THE_FAST_PATH = 2**25
+# What decoders draw where data are missing.
+_MISSING = (128, 128, 128)
 
 
 class TrainingCrops(NamedTuple):
@@ -148,12 +152,13 @@ def training_crop_of_jpeg(
     encoded = _whole_jpeg(encoded)
 
     def as_stored() -> tf.Tensor:
-        window, is_mirrored = _training_window(tf.io.extract_jpeg_shape(encoded), seed, crops)
+        window, is_mirrored = _training_window(_jpeg_shape(encoded), seed, crops)
 
         def reduced(ratio: int) -> tf.Tensor:
-            return tf.raw_ops.DecodeAndCropJpeg(
+            crop = tf.raw_ops.DecodeAndCropJpeg(
                 contents=encoded, crop_window=window // ratio, channels=3, ratio=ratio
             )
+            return _not_missing(crop)
 
         halvings = _halvings(window, image_size)
         branches = [lambda ratio=ratio: reduced(ratio) for ratio in _REDUCTIONS]
@@ -175,9 +180,12 @@ def held_out_crop_of_jpeg(
     encoded = _whole_jpeg(encoded)
 
     def as_stored() -> tf.Tensor:
-        shape = tf.io.extract_jpeg_shape(encoded)
+        shape = _jpeg_shape(encoded)
         window = _held_out_window(shape, image_size, preprocessing)
-        crop = tf.io.decode_and_crop_jpeg(encoded, window, channels=3, dct_method=_ACCURATE)
+        # To the last pixel, which shows whether any are missing.
+        rest = tf.concat([window[:2], shape[:2] - window[:2]], 0)
+        pixels = tf.io.decode_and_crop_jpeg(encoded, rest, channels=3, dct_method=_ACCURATE)
+        crop = _not_missing(pixels)[: window[2], : window[3]]
         return _centre(crop, shape, window, image_size, preprocessing)
 
     if not preprocessing.exif_orientation:
@@ -209,13 +217,50 @@ def _turned_held_out_crop(
 
 
 def _decoded_and_turned(encoded: tf.Tensor) -> tf.Tensor:
-    return turned_upright(tf.io.decode_jpeg(encoded, channels=3, dct_method=_ACCURATE), encoded)
+    with tf.control_dependencies([_jpeg_shape(encoded)]):
+        pixels = tf.io.decode_jpeg(encoded, channels=3, dct_method=_ACCURATE)
+    return turned_upright(_not_missing(pixels), encoded)
+
+
+def _jpeg_shape(encoded: tf.Tensor) -> tf.Tensor:
+    """Height, width and channels; raises for more pixels than the bound, or than its data hold."""
+    shape = tf.io.extract_jpeg_shape(encoded)
+    pixels = tf.reduce_prod(tf.cast(shape[:2], tf.int64))
+    most = MOST_PER_BYTE * tf.cast(tf.strings.length(encoded), tf.int64)
+    check = tf.raw_ops.Assert(
+        condition=pixels <= tf.minimum(most, MOST_PIXELS), data=["a JPEG of too many pixels"]
+    )
+    with tf.control_dependencies([] if check is None else [check]):
+        return tf.identity(shape)
+
+
+def _not_missing(pixels: tf.Tensor) -> tf.Tensor:
+    """The same; raises where the last pixel is as decoders draw those that are missing.
+
+    The slow path tells whether they are: to look for it in every file would take as long as a crop.
+    A training crop above all that is missing is as good as any other.
+    """
+    check = tf.raw_ops.Assert(
+        condition=tf.reduce_any(pixels[-1, -1] != _MISSING), data=["a JPEG that may break off"]
+    )
+    with tf.control_dependencies([] if check is None else [check]):
+        return tf.identity(pixels)
+
+
+def _of_usual_size(content: Any) -> bytes:
+    # Bytes in a graph; outside of one, an array of them.
+    encoded = content if isinstance(content, bytes) else content.item()
+    expect_pixels(encoded, _MOST_ON_THE_FAST_PATH)
+    return encoded
 
 
 def _decoded(encoded: tf.Tensor, turns: bool) -> tf.Tensor:
     # TensorFlow decodes the palette indices of a BMP file as shades of grey.
     is_bmp = tf.strings.substr(encoded, 0, 2) == b"BM"
-    tf.debugging.Assert(~is_bmp, ["a BMP file, which may have a palette"])
+    # TensorFlow decodes all pictures of an animation.
+    is_gif = tf.strings.substr(encoded, 0, 3) == b"GIF"
+    tf.debugging.Assert(~is_bmp & ~is_gif, ["a BMP file, which may have a palette, or a GIF"])
+    encoded = tf.numpy_function(_of_usual_size, [encoded], tf.string)
     pixels = tf.ensure_shape(
         tf.io.decode_image(encoded, channels=3, expand_animations=False), (None, None, 3)
     )
@@ -228,7 +273,7 @@ def _whole_jpeg(encoded: tf.Tensor) -> tf.Tensor:
     """The same; raises for other formats, and for a JPEG that is cut short even below the crop."""
     length = tf.strings.length(encoded)
     tail = tf.io.decode_raw(
-        tf.strings.substr(encoded, tf.maximum(length - TAIL, 0), TAIL), tf.uint8
+        tf.strings.substr(encoded, tf.maximum(length - _TAIL, 0), _TAIL), tf.uint8
     )
     is_end = tf.reduce_any((tail[:-1] == 0xFF) & (tail[1:] == 0xD9))
     is_begin = tf.strings.substr(encoded, 0, len(JPEG)) == JPEG

@@ -13,10 +13,10 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from sat_tf.data.batch_order import as_given
-from sat_tf.data.crops import JPEG, TAIL
 from sat_tf.data.orientation import orientation_of, turned
 from sat_tf.data.picture_folder import eight_bits
 from sat_tf.data.source import NO_LABEL, FirstError, ImageSource, ReadingError
+from sat_tf.data.whole import expect_whole
 
 # From one row to an image and a label. The slow one takes arrays instead of tensors.
 Fast = Callable[..., tuple[tf.Tensor, tf.Tensor]]
@@ -113,13 +113,10 @@ def decoded(
     )
 
 
-_JPEG_END, _BMP = b"\xff\xd9", b"BM"
+# TensorFlow decodes the palette indices of a BMP file as shades of grey, and all of an animation.
+_LEFT_TO_PILLOW = (b"BM", b"GIF")
 _LOG = logging.getLogger(__name__)
 
-# Share of its rows that a truncated JPEG must still have; the rest is filled with grey, and more of
-# it would be a bar across the picture. Rows are read in blocks of up to 16 and two more: a picture
-# of less than about 320 rows has to be whole.
-SMALLEST_SHARE = 0.95
 # Small sets may have this many corrupt pictures, even if their share of the set is larger.
 ALWAYS_ALLOWED = 5
 
@@ -138,26 +135,20 @@ def decode_slowly(encoded: bytes, *, turns: bool = False) -> npt.NDArray[np.uint
         (height, width, 3), uint8.
 
     Raises:
-        ValueError: it cannot be decoded, or more than 5 % of the rows of a JPEG are missing.
+        ValueError: it cannot be decoded, or as `expect_whole`.
     """
-    if not encoded:
-        raise ValueError("it is empty")
-    if encoded.startswith(JPEG):
-        # Zeros, as a full disk leaves behind, are valid codes for libjpeg: it would draw them.
-        encoded = encoded.rstrip(b"\0")
-    breaks_off = encoded.startswith(JPEG) and _JPEG_END not in encoded[-TAIL:]
-    for decode in (_by_tensorflow, _of_broken_jpeg if breaks_off else _by_pillow):
-        try:
-            return decode(encoded, turns)
-        except tf.errors.OpError:
-            continue
-    raise ValueError("it is truncated")
+    expect_whole(encoded)
+    try:
+        return _by_tensorflow(encoded, turns)
+    except tf.errors.OpError:
+        return _by_pillow(encoded, turns)
 
 
 def _by_tensorflow(encoded: bytes, turns: bool) -> npt.NDArray[np.uint8]:
-    if encoded.startswith(_BMP):
-        # TensorFlow decodes palette indices as shades of grey.
-        raise tf.errors.InvalidArgumentError(None, None, "a BMP file, which may have a palette")
+    if encoded.startswith(_LEFT_TO_PILLOW):
+        raise tf.errors.InvalidArgumentError(
+            None, None, "a file of a format that is left to Pillow"
+        )
     pixels = tf.io.decode_image(encoded, channels=3, expand_animations=False).numpy()
     if pixels.ndim != 3 or not pixels.size:
         raise tf.errors.InvalidArgumentError(None, None, "no picture")
@@ -166,18 +157,6 @@ def _by_tensorflow(encoded: bytes, turns: bool) -> npt.NDArray[np.uint8]:
 
 def _turned(pixels: npt.NDArray[np.uint8], encoded: bytes, turns: bool) -> npt.NDArray[np.uint8]:
     return turned(pixels, orientation_of(encoded)) if turns else pixels
-
-
-def _of_broken_jpeg(encoded: bytes, turns: bool) -> npt.NDArray[np.uint8]:
-    height, width, _ = tf.io.extract_jpeg_shape(encoded).numpy()
-    # libjpeg fills missing rows without reporting how many: strict decoding of the required rows
-    # does.
-    rows = int(np.ceil(SMALLEST_SHARE * height))
-    tf.io.decode_and_crop_jpeg(encoded, [0, 0, rows, width], channels=3)
-    pixels = tf.io.decode_jpeg(
-        encoded, channels=3, try_recover_truncated=True, acceptable_fraction=SMALLEST_SHARE
-    ).numpy()
-    return _turned(pixels, encoded, turns)
 
 
 def _by_pillow(encoded: bytes, turns: bool) -> npt.NDArray[np.uint8]:

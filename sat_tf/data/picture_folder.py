@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import io
 import pathlib
 import warnings
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from PIL import ExifTags, Image, ImageOps, TiffImagePlugin
 
 from sat_tf.data.folder_tree import HELD_OUT, TRAIN, printable
 from sat_tf.data.shards import spread_evenly
+from sat_tf.data.whole import expect_whole
 from sat_tf.messages import first_ones, list_problems
 from sat_tf.preprocessing import COVERING, Preprocessing
 
@@ -188,7 +190,9 @@ def _read(
     if not path.is_file():  # opening a pipe waits for its writer
         return None
     try:
-        with warnings.catch_warnings(), Image.open(path) as opened:
+        encoded = path.read_bytes()
+        expect_whole(encoded)
+        with warnings.catch_warnings(), Image.open(io.BytesIO(encoded)) as opened:
             # Warnings about very large pictures and odd metadata.
             warnings.simplefilter("ignore")
             image = eight_bits(opened)

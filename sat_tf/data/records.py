@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from sat_tf.data.batch_order import RANDOM, check_batches, in_pieces
 from sat_tf.data.crops import (
-    JPEG,
     held_out_crop,
     held_out_crop_of_jpeg,
     held_out_crop_of_pixels,
@@ -29,6 +28,7 @@ from sat_tf.data.decoding import (
 )
 from sat_tf.data.shards import Shard
 from sat_tf.data.source import NO_LABEL, ReadingError, expect_images
+from sat_tf.data.whole import JPEG
 from sat_tf.preprocessing import AS_IN_IMAGENET
 
 # Text that TensorFlow adds around its messages.

@@ -10,7 +10,7 @@ from sat_tf.data.decoding import (
     decode_slowly,
     first_good,
 )
-from tests.data.photographs import corrupt_files, encoded, odd_files, photograph
+from tests.data.photographs import corrupt_files, odd_files, photograph
 
 ODD, CORRUPT = odd_files(), corrupt_files()
 
@@ -32,14 +32,6 @@ def test_odd_files_show_their_picture(name):
 def test_corrupt_files_are_refused_with_a_reason(name):
     with pytest.raises(ValueError, match=r"it is empty|it is truncated|it cannot be decoded"):
         decode_slowly(CORRUPT[name])
-
-
-def test_a_jpeg_may_lack_its_last_rows():
-    # Grain all over, so that bytes and rows go together.
-    jpeg = encoded(photograph(400, 400))
-    assert decode_slowly(jpeg[: int(0.99 * len(jpeg))]).shape == (400, 400, 3)
-    with pytest.raises(ValueError, match="it is truncated"):
-        decode_slowly(jpeg[: int(0.9 * len(jpeg))])
 
 
 def test_each_corrupt_picture_is_named_in_the_log_once(caplog):
