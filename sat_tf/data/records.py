@@ -204,6 +204,23 @@ def _refuse() -> bytes:
     raise ValueError("its file is damaged here or before it")
 
 
+# A worker may have more pictures than its share of an epoch by this part of the share.
+_UNEVEN = 0.01
+
+
+def _are_even(counts: Sequence[int], batch_size: int, shard: Shard) -> bool:
+    """Whether dealt files give all workers their share, whichever they get.
+
+    >>> _are_even([100] * 3, 32, Shard(workers=2)), _are_even([100] * 300, 32, Shard(workers=2))
+    (False, True)
+    >>> _are_even([100] * 4, 33, Shard(workers=2))  # the first gets 17 of 33
+    False
+    """
+    most = sum(sorted(counts, reverse=True)[: -(-len(counts) // shard.workers)])
+    is_even = most * shard.workers <= (1.0 + _UNEVEN) * sum(counts)
+    return shard.workers == 1 or (is_even and batch_size % (shard.workers * shard.replicas) == 0)
+
+
 def _printable(path: str) -> str:
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
@@ -218,11 +235,11 @@ _SAMPLED_AT_ONCE = 64
 class RecordSource(PictureSource):
     """Batches of the pictures in record files.
 
-    Every epoch, the files are shuffled and sharded over the workers, each of which interleaves
-    several of its own and draws from a shuffle buffer. Each worker reads only its own files, so the
-    images of a batch also depend on the number of workers. A worker with fewer images than its
-    share of an epoch repeats them; with fewer files than workers, each reads all files and takes,
-    say, every third record.
+    Every epoch, the files are shuffled, interleaved and drawn from a shuffle buffer. Several
+    workers are dealt files of their own, if no worker can get more than a hundredth above its share
+    of the pictures: it leaves these few out of the epoch, and another repeats as many. Otherwise
+    each worker reads all files and takes its places of every batch, so that an epoch has no picture
+    twice. In both cases the images of a batch also depend on the number of workers.
 
     A run that starts in the middle of an epoch reads that epoch from its beginning, but decodes
     only what is left of it.
@@ -304,7 +321,7 @@ class RecordSource(PictureSource):
                 alg=RANDOM,
             )
             records = _shuffled(
-                self._records(self._train, files, shard),
+                self._records(self._train, files, shard, batch_size=batch_size),
                 self._shuffle_buffer,
                 tf.cast(draw, tf.int64),
             )
@@ -397,10 +414,27 @@ class RecordSource(PictureSource):
         return self._first_images(batches, most)
 
     def _records(
-        self, part: RecordFiles, files: tf.Tensor, shard: Shard, *, at_once: int = _FILES_AT_ONCE
+        self,
+        part: RecordFiles,
+        files: tf.Tensor,
+        shard: Shard,
+        *,
+        at_once: int = _FILES_AT_ONCE,
+        batch_size: int | None = None,
     ) -> tf.data.Dataset:
-        """The number of the file, the number in the file and the content of each record."""
+        """The number of the file, the number in the file and the content of each record.
+
+        Args:
+            part: the split.
+            files: the numbers of its files, in order.
+            shard: of this process.
+            at_once: files to interleave.
+            batch_size: of the global batches, of which a process takes its places; None for shards
+                of any size.
+        """
         is_dealt = len(part.names) >= shard.workers
+        if batch_size is not None:
+            is_dealt = is_dealt and _are_even(part.counts, batch_size, shard)
         if is_dealt:
             files = files[shard.worker :: shard.workers]
 
@@ -422,7 +456,16 @@ class RecordSource(PictureSource):
             # Workers that share the same records have to read them in the same order.
             deterministic=self._deterministic or not is_dealt,
         )
-        return records if is_dealt else records.shard(shard.workers, shard.worker)
+        if is_dealt:
+            return records
+        if batch_size is None:
+            return records.shard(shard.workers, shard.worker)
+        first, span = shard.span(batch_size)
+        places = tf.data.Dataset.range(batch_size).repeat()
+        own = tf.data.Dataset.zip((places, records)).filter(
+            lambda place, _: (place >= first) & (place < first + span)
+        )
+        return own.map(lambda _, record: record)
 
     def _shard_count(self, shard: Shard) -> int:
         """The number of held-out images in a shard."""

@@ -287,6 +287,21 @@ def test_workers_get_uneven_held_out_files_whole(tmp_path):
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("counts", "workers", "batch_size"),
+    [((7, 7, 7), 2, 4), ((2, 9, 3, 6), 2, 4), ((9, 9), 3, 3), ((8, 8), 2, 5)],
+)
+def test_an_epoch_of_several_workers_has_no_picture_twice(counts, workers, batch_size, tmp_path):
+    source = open_records(write_set(tmp_path / "set", counts, (1,)), num_classes=29)
+    steps = sum(counts) // batch_size
+    shards = [Shard(worker=worker, workers=workers) for worker in range(workers)]
+    seen = [labels_of(source, 2 * steps, batch_size=batch_size, shard=one) for one in shards]
+    for epoch in range(2):
+        labels = np.concatenate([np.split(one, 2)[epoch] for one in seen])
+        assert len(np.unique(labels)) == len(labels) == steps * batch_size
+
+
+@pytest.mark.thorough
 def test_files_without_records_are_dealt_to_nobody(tmp_path):
     root = write_set(tmp_path / "set", (2, 0, 2), (1,))
     shards = [Shard(worker=worker, workers=2) for worker in range(2)]
