@@ -28,6 +28,16 @@ class SynchronizedBatchNormalization(keras.layers.BatchNormalization):
     def __init__(self, **options: Any) -> None:
         super().__init__(**{**options, "synchronized": True})
 
+    def add_weight(self, *args: Any, **options: Any) -> tf.Variable:
+        """A variable; of moving statistics, the first replica's are read and saved.
+
+        All replicas have the same. Their mean, which Keras would take, is rounded: a third of three
+        equal numbers need not be that number.
+        """
+        if options.get("aggregation") == tf.VariableAggregation.MEAN:
+            options["aggregation"] = tf.VariableAggregation.ONLY_FIRST_REPLICA
+        return super().add_weight(*args, **options)
+
     def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
         """The normalized inputs; in training, this updates the moving statistics."""
         updates = isinstance(training, bool | int) and training and self.trainable
