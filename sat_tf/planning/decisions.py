@@ -1,6 +1,7 @@
 """What a placement decides for each layer, and why."""
 
 from collections.abc import Sequence
+from typing import TypeGuard
 
 import numpy as np
 import tf_keras as keras
@@ -215,6 +216,8 @@ class LayerDecisions:
             if self._takes_pixels(name):
                 return "pixels from 0 to 255 are already codes"
             return "real values, with 8-bit codes of their calibrated range"
+        if _observes(output) and output.rounds:
+            return "float layers read it: rounded to the file's 8-bit codes of its observed range"
         if _observes(output):
             end = " before the softmax" if layer_kinds.is_softmax(self._network[name].layer) else ""
             made = "the model's output" if self._is_output(name) else "it stays float"
@@ -284,5 +287,5 @@ def activation_plan(quantizer: SatQuantizer, *, stream: bool = False) -> Activat
     )
 
 
-def _observes(quantizer: SatQuantizer | None) -> bool:
+def _observes(quantizer: SatQuantizer | None) -> TypeGuard[SatQuantizer]:
     return quantizer is not None and quantizer.observes_range
