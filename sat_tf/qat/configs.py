@@ -23,7 +23,6 @@ from sat_tf.quantizers.protocol import (
 from sat_tf.quantizers.table import (
     activation_quantizer,
     deserialize_quantizer,
-    make_weight_quantizer,
     serialize_quantizer,
     weight_quantizer,
 )
@@ -50,8 +49,8 @@ class LayerConfig(tfmot.quantization.keras.QuantizeConfig):
 
     For `tfmot.quantization.keras.quantize_annotate_layer(layer, LayerConfig(weight_bits=8))`. The
     fields are those of `BitPolicy` that make sense for one layer, with the meaning they have in
-    its `overrides`. The scheme's placement turns it into quantizers; a foreign scheme gets the
-    weight quantizer alone.
+    its `overrides`. The placement of `SatQuantizeScheme` turns it into quantizers; with another
+    scheme, `quantize_apply` raises ValueError.
 
     Args:
         **fields: any of weight_bits, activation_bits, stream_bits, weight_grid, weight_range,
@@ -85,36 +84,35 @@ class LayerConfig(tfmot.quantization.keras.QuantizeConfig):
         return cls(**{name: fields[name] for name in PER_LAYER_FIELDS})
 
     def get_weights_and_quantizers(self, layer: keras.layers.Layer) -> list[tuple[Any, Any]]:
-        """The kernel with a quantizer made without the graph, and therefore without rescaling."""
-        policy = BitPolicy().at(layer.name, self.fields)
-        support = layer_kinds.find_support(layer)
-        if support is None or not support.kernel:
-            return []
-        request = weight_request(policy, channel_axes=support.channel_axes)
-        quantizer = make_weight_quantizer(policy.weight_quantizer, request)
-        return [(getattr(layer, support.kernel), quantizer)]
+        """Raises ValueError: TFMOT asks for them where another scheme is applied.
+
+        Such a layer would train with weights alone quantized, and by rules of two packages.
+        """
+        raise ValueError(
+            f"layer {layer.name!r}: received {type(self).__name__} with another scheme, expected "
+            "that of sat-tf, which places the quantizers; call quantize_apply(annotated, "
+            "scheme=sat_tf.SatQuantizeScheme(policy))."
+        )
 
     def set_quantize_weights(
         self, layer: keras.layers.Layer, quantize_weights: Sequence[tf.Tensor]
     ) -> None:
-        """Puts the effective kernel in the place of the latent one."""
-        _set_kernel(layer, quantize_weights)
+        """See `get_weights_and_quantizers`."""
+        self.get_weights_and_quantizers(layer)
 
     def get_activations_and_quantizers(self, layer: keras.layers.Layer) -> list[tuple[Any, Any]]:
-        """None: where activations are quantized depends on the graph."""
-        del layer
-        return []
+        """See `get_weights_and_quantizers`."""
+        return self.get_weights_and_quantizers(layer)
 
     def set_quantize_activations(
         self, layer: keras.layers.Layer, quantize_activations: Sequence[Any]
     ) -> None:
-        """Does nothing: there are none."""
-        del layer, quantize_activations
+        """See `get_weights_and_quantizers`."""
+        self.get_weights_and_quantizers(layer)
 
     def get_output_quantizers(self, layer: keras.layers.Layer) -> list[Any]:
-        """None, as for activations."""
-        del layer
-        return []
+        """See `get_weights_and_quantizers`."""
+        return self.get_weights_and_quantizers(layer)
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""

@@ -1,6 +1,5 @@
 import json
 
-import numpy as np
 import pytest
 import tensorflow_model_optimization as tfmot
 import tf_keras as keras
@@ -12,7 +11,6 @@ from sat_tf.qat.policy_fields import PER_LAYER_FIELDS
 from sat_tf.quantizers.dorefa import DorefaQuantizer
 from sat_tf.quantizers.observers import RangeObserver
 from sat_tf.quantizers.pact import PactQuantizer, StreamQuantizer
-from tests.qat import float_models
 
 L = keras.layers
 
@@ -62,22 +60,7 @@ def test_a_layer_config_can_be_made_of_a_policy():
     assert set(config.fields) == set(PER_LAYER_FIELDS)
 
 
-def test_a_foreign_scheme_gets_the_weight_quantizer_alone():
-    layer = L.DepthwiseConv2D(3, name="c")
-    layer.build((None, 8, 8, 4))
-    config = LayerConfig(weight_bits=3, weight_range="channel", detach_max=True)
-    ((kernel, quantizer),) = config.get_weights_and_quantizers(layer)
-    assert kernel is layer.depthwise_kernel
-    assert quantizer == DorefaQuantizer(
-        num_bits=3, grid="packed", range_axes=(2, 3), detach_max=True
-    )
-    assert config.get_activations_and_quantizers(layer) == []
-    assert config.get_output_quantizers(layer) == []
-    assert config.get_weights_and_quantizers(L.ReLU()) == []
-
-
-@pytest.mark.thorough
-def test_tfmots_own_scheme_works_with_a_layer_config():
+def test_a_layer_config_is_refused_by_name_with_tfmots_own_scheme():
     annotate = tfmot.quantization.keras.quantize_annotate_layer
     model = keras.Sequential(
         [
@@ -87,11 +70,9 @@ def test_tfmots_own_scheme_works_with_a_layer_config():
             annotate(L.Dense(3)),
         ]
     )
-    quantized = tfmot.quantization.keras.quantize_apply(model)
-    quantized(float_models.images(2) / 255.0)
-    # TFMOT leaves what the convolution used in the place of the kernel: the four 2-bit values.
-    used = quantized.get_layer("quant_a").layer.kernel.numpy()
-    np.testing.assert_allclose(np.unique(used), [-1, -1 / 3, 1 / 3, 1], rtol=1e-6)
+    with pytest.raises(ValueError, match="'a': received LayerConfig with another scheme") as error:
+        tfmot.quantization.keras.quantize_apply(model)
+    assert "scheme=sat_tf.SatQuantizeScheme(policy)" in str(error.value)
 
 
 PLACED = PlacedConfig(

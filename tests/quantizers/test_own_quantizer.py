@@ -154,8 +154,7 @@ def test_a_policy_places_it_by_name_for_single_layers_and_explain_shows_its_line
     own = quantized.get_layer("quant_pointwise").quantize_config.weights
     assert (own.clipped, own.num_bits) == (1, 4)
     config = sat_tf.configs.LayerConfig(weight_quantizer="power_of_two", weight_bits=3)
-    ((_, quantizer),) = config.get_weights_and_quantizers(model.get_layer("pointwise"))
-    assert (type(quantizer).__name__, quantizer.num_bits) == ("PowerOfTwo", 3)
+    assert config.fields == {"weight_quantizer": "power_of_two", "weight_bits": 3}
 
 
 @pytest.mark.parametrize(
