@@ -21,14 +21,18 @@ def round_half_up(x: tf.Tensor) -> tf.Tensor:
     The only rounding of the package (Eq. 8 of the paper writes the bracket), and that of
     TensorFlow's FakeQuant kernels; `tf.round` sends ties to even numbers instead.
 
+    The sum and, in front of it, the quotient of a value by its scale are floating-point numbers: a
+    tie is what is one after that rounding. Half a step of a scale of 0.1 need not be one, and
+    0.49999997, the largest float32 below a half, is taken for it.
+
     Args:
         x: a floating tensor of any shape.
 
     Returns:
         A tensor like `x` that holds integers.
 
-    >>> round_half_up(tf.constant([-1.5, -0.5, 0.5, 1.5])).numpy().tolist()
-    [-1.0, 0.0, 1.0, 2.0]
+    >>> round_half_up(tf.constant([-1.5, -0.5, 0.49999997, 0.5, 1.5])).numpy().tolist()
+    [-1.0, 0.0, 1.0, 1.0, 2.0]
     """
     return tf.floor(x + 0.5)
 

@@ -43,5 +43,9 @@ def read_model(path: str | os.PathLike[str], *, safe_mode: bool = True) -> ReadM
     return ReadModel(
         converted.model,
         f"{path}: saved by Keras {found.version}; converted to tf_keras with sat_tf.from_keras3, "
-        f"outputs equal to {converted.proof.difference:.1g}.",
+        + (
+            f"outputs differ by at most {converted.proof.difference:.1g} of their largest value."
+            if converted.proof.difference
+            else "outputs are equal."
+        ),
     )

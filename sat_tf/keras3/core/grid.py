@@ -13,7 +13,7 @@ Bits = Any
 
 
 def round_half_up(x: Any) -> Any:
-    """Rounds to the nearest integer, ties upwards: floor(x + 1/2)."""
+    """Rounds to the nearest integer, ties upwards: floor(x + 1/2); see the one in TensorFlow."""
     return ops.floor(x + 0.5)
 
 

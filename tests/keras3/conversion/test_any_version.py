@@ -1,3 +1,5 @@
+import re
+
 import keras as keras3
 import numpy as np
 import pytest
@@ -27,6 +29,9 @@ def test_a_file_of_keras_3_is_converted_and_says_so(suffix, tmp_path):
     read = read_model(tmp_path / f"model{suffix}")
     assert isinstance(read.model, keras.Model)
     assert f"saved by Keras {keras3.__version__}; converted to tf_keras" in read.note
+    assert re.search(
+        r"outputs (are equal|differ by at most \S+ of their largest value)\.$", read.note
+    )
     np.testing.assert_allclose(read.model(IMAGES), np.asarray(model(IMAGES)), atol=1e-5)
 
 
