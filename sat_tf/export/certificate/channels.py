@@ -109,7 +109,7 @@ def compared_channels(values: np.ndarray, reference: np.ndarray) -> ValueCount:
     ...     np.stack([pixels, pixels / 300], axis=1),
     ... )
     >>> print(found)
-    0.5 standard deviations in the worst of 2 channels (1), 2 different values left of 400 in \
+    1 standard deviations in the worst of 2 channels (1), 2 different values left of 400 in \
 channel 1; 1 channel is off
     """
     channels = reference.shape[-1] if reference.ndim > 1 else 1
