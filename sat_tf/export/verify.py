@@ -161,7 +161,7 @@ def verify_tflite(
             names. What a sigmoid makes of one number has the classes 0 and 1.
         float_model: the float model, to be compared with the file on the same images. It is fed
             what the quantized Keras model is fed. Outputs are compared as classes where a softmax,
-            a sigmoid or labels say so, else as values, channel by channel.
+            a sigmoid, labels or its loss say so, else as values, channel by channel.
         certificate_path: where to write the certificate as JSON, if anywhere; a page to read goes
             beside it, with the suffix .html.
         runtimes: what to compare: "xnnpack", which always takes part; "builtin"; "reference",

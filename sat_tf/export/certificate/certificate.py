@@ -28,8 +28,9 @@ FLOAT_RULE = (
     "Red beside the float model: accuracy or classes that differ by more than "
     f"{100 * FEW_POINTS:g} points; of values, a channel that differs by more than {MOST_ERROR:g} "
     f"of its standard deviations (root mean square), or of which fewer than {FEWEST_VALUES} "
-    "different values are left. An output holds classes where a softmax, a sigmoid or labels say "
-    "so, else values; channels of sigmoids are in red where both classes and values differ."
+    "different values are left. An output holds classes where a softmax, a sigmoid, labels or the "
+    "float model's loss say so, else values; many sigmoids are in red where both classes and values "
+    "differ."
 )
 
 _LISTS_OF_NUMBERS = re.compile(r"\[[-\d,\s]*\]")
@@ -78,7 +79,7 @@ def _float_note(count: OutputCount, right: Mapping[str, float], *, several: bool
         )
     if count.agreement is not None and count.is_values:
         parts.append(
-            f"if the channels are classes, which no softmax, sigmoid or label says, the same one "
+            f"if the channels are classes, which nothing says, the same one "
             f"for {100 * count.agreement:.2f} % of {count.places:,} {count.what}"
         )
     return FloatNote(f"{where}{'; '.join(parts)}", is_bad)

@@ -16,9 +16,10 @@ import numpy as np
 MOST_ERROR = 0.25
 # It is off, too, where fewer different values are left, of twice as many or more.
 FEWEST_VALUES = 8
-# Channels that hardly vary, such as pixels at the border of a picture, are off by an error that is
-# no larger than that of others: that is no fault where they are the end of a row of ever quieter
-# channels. Behind a gap of this factor they are values of another unit, and lost.
+# Channels that vary by less than this share of the usual, such as pixels at a border, are off by an
+# error that is no larger than that of others: that is no fault where they are the end of a row of
+# ever quieter channels. Behind a gap of this factor they are values of another unit, and lost.
+_QUIET = 0.2
 _GAP = 10.0
 # Beyond this, a standard deviation is what float32 rounds.
 _CONSTANT = 1e-6
@@ -92,7 +93,7 @@ class ValueCount:
         if several and self.off:
             text += f"; {self.off:,} channel{' is' if self.off == 1 else 's are'} off"
         if self.quiet:
-            text += f"; {self.quiet:,} channels that hardly vary are not judged"
+            text += f"; not judged, as they hardly vary: {self.quiet:,}"
         return text
 
 
@@ -148,7 +149,12 @@ def _quiet(found: Sequence[ChannelCount], errors: np.ndarray) -> list[ChannelCou
     """The channels that are off, but belong to the quiet end of those that are not."""
     kept = [count for count in found if not count.is_off]
     usual = max((errors[count.channel] for count in kept), default=0.0)
-    quiet = [count for count in found if count.is_off and errors[count.channel] <= usual]
+    spread = float(np.sqrt(np.mean([count.spread**2 for count in found])))
+    quiet = [
+        count
+        for count in found
+        if count.is_off and count.spread < _QUIET * spread and errors[count.channel] <= usual
+    ]
     loudest = max((count.spread for count in quiet), default=0.0)
     is_row = any(count.spread < _GAP * loudest for count in kept)
     return quiet if is_row else []

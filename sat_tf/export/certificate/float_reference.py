@@ -33,6 +33,14 @@ class FloatReference:
         self.name = str(model.name)
 
     @property
+    def loss(self) -> str:
+        """What the loss that it was compiled with says of one output: "loss" of classes, or ""."""
+        loss = getattr(self._model, "loss", None)
+        name = loss if isinstance(loss, str) else getattr(loss, "name", None) or ""
+        is_known = isinstance(name, str) and name.endswith("categorical_crossentropy")
+        return "loss" if is_known and len(self._model.outputs) == 1 else ""
+
+    @property
     def softmaxes(self) -> list[str]:
         """What makes each output: "softmax", or "" for anything else."""
         from sat_tf.graph import layer_kinds

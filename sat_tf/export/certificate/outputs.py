@@ -1,8 +1,9 @@
 """The outputs of a model, each by itself: their meaning, and how those of two models compare.
 
 What an output means is decided here alone. Its numbers are classes where something says so: a
-softmax or a sigmoid makes them, or there are labels. Otherwise they are values, of which the
-largest says nothing: boxes, landmarks, pixels, or logits that nobody has called classes.
+softmax or a sigmoid makes them, there are labels, or the loss of a classifier. Otherwise they are
+values, of which the largest says nothing: boxes, landmarks, pixels, or logits that nobody has
+called classes.
 """
 
 import dataclasses
@@ -99,8 +100,8 @@ class Output:
     Attributes:
         name: of the tensor.
         shape: without the batch dimension.
-        classes_by: what says that it holds classes: "softmax", "sigmoid" or "labels"; "" where
-            nothing does.
+        classes_by: what says that it holds classes: "softmax", "sigmoid", "labels" or "loss"; ""
+            where nothing does.
     """
 
     name: str
@@ -182,7 +183,7 @@ class OutputCount:
         mean_difference: mean absolute difference; infinite where one is NaN.
         spread: standard deviation of the reference's values.
         classes_by: see `Output`.
-        values: the channels, unless a softmax or labels say that they are classes; None in
+        values: the channels, unless a softmax, labels or a loss say that they are classes; None in
             certificates of earlier versions, too.
     """
 
@@ -226,7 +227,7 @@ def compared(output: Output, values: np.ndarray, reference: np.ndarray) -> Outpu
         spread=spread,
         classes_by=output.classes_by,
         values=None
-        if output.classes_by in ("softmax", "labels")
+        if output.classes_by not in ("", "sigmoid")
         else compared_channels(values, reference),
     )
 

@@ -141,8 +141,9 @@ def prove(
     counted = subject.outputs
     labels = labels or [None] * len(counted)
     softmaxes = float_model.softmaxes if float_model else [""] * len(counted)
+    loss = float_model.loss if float_model else ""
     counted = [
-        output.said_by(softmax, "" if given is None else "labels")
+        output.said_by(softmax, "" if given is None else "labels", loss)
         for output, softmax, given in zip(counted, softmaxes, labels, strict=True)
     ]
     reference = Reference(expected, counted, labels)

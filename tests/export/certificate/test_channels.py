@@ -62,10 +62,18 @@ def test_the_quiet_pixels_at_a_border_are_counted_and_not_judged():
     found = compared_channels(noisy, values)
     assert (found.is_bad, found.off) == (False, 0)
     assert found.quiet > 10
-    assert "channels that hardly vary are not judged" in str(found)
+    assert "; not judged, as they hardly vary: " in str(found)
     broken = noisy.copy()
     broken[:, 60] = 0.0
     assert compared_channels(broken, values).off == 1
+
+
+def test_noise_that_drowns_many_channels_is_judged():
+    spreads = np.linspace(5.0, 12.0, 64)
+    values = RNG.normal(0, spreads, (500, 64))
+    found = compared_channels(values + RNG.normal(0, 2.0, values.shape), values)
+    assert (found.is_bad, found.quiet) == (True, 0)
+    assert 20 < found.off < 40
 
 
 def test_few_values_are_left_where_there_were_many():

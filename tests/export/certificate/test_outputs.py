@@ -294,13 +294,18 @@ def test_two_numbers_of_an_image_are_values_unless_something_says_classes(tmp_pa
     assert note.is_bad
     assert "in channel 1; 1 channel is off" in note.text
     assert "same class" not in note.text
-    assert "if the channels are classes, which no softmax, sigmoid or label says" in note.text
+    assert (
+        "if the channels are classes, which nothing says, the same one for 100.00 % of" in note.text
+    )
     (count,) = found.float_outputs
     assert (count.classes_by, count.agreement, count.values.off) == ("", 1.0, 1)
     assert read_certificate(written) == found
     page = written.with_suffix(".html").read_text()
     assert "a channel that differs by more than 0.25 of its standard deviations" in page
     assert "<td>values</td>" in page
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    assert verify().float_outputs[0].classes_by == "loss"
+    model.compile(loss="mse")
     (note,) = verify(np.zeros(64, int)).float_notes
     assert note.text.endswith("the same class as the float model for 100.00 % of 64 images")
     assert not note.is_bad
