@@ -29,8 +29,8 @@ FLOAT_RULE = (
     f"{100 * FEW_POINTS:g} points; of values, a channel that differs by more than {MOST_ERROR:g} "
     f"of its standard deviations (root mean square), or of which fewer than {FEWEST_VALUES} "
     "different values are left. An output holds classes where a softmax, a sigmoid, labels or the "
-    "float model's loss say so, else values; many sigmoids are in red where both classes and values "
-    "differ."
+    "float model's loss say so, else values; of many sigmoids, classes and values "
+    "must both differ."
 )
 
 _LISTS_OF_NUMBERS = re.compile(r"\[[-\d,\s]*\]")
