@@ -60,7 +60,7 @@ def write_calibrated(
     folder: RunFolder,
     console: Console,
 ) -> bool:
-    """Calibrates, exports and verifies, without a run; returns whether no code differs."""
+    """Calibrates, exports and verifies, without a run; returns whether the certificate is exact."""
     if folder.holds_run:
         raise RunError(
             f"{folder.path}: received the folder of a run, expected one for other files; name one "
@@ -108,7 +108,7 @@ def write_calibrated(
         console.print(f"Note: {escape(warning)}", highlight=False, soft_wrap=True)
     print_certificate(certificate, str(file), console)
     _write_report(model, quantized, pictures, feed, folder, certificate, begun)
-    return not certificate.codes_differing
+    return certificate.is_exact
 
 
 def _write_report(

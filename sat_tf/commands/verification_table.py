@@ -25,6 +25,8 @@ def print_certificate(certificate: Certificate, path: str, console: Console) -> 
     if certificate.float_verdict:
         verdict.append(f"; {certificate.float_verdict}")
     console.print(verdict, highlight=False, soft_wrap=True)
+    for words in map(marked_text, certificate.trained_notes):
+        console.print(words, highlight=False, soft_wrap=True)
     for note in certificate.float_notes:
         console.print(
             f"Beside the float model: {note.text}",

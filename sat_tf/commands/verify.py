@@ -257,7 +257,7 @@ def verify(
         devices: what to do for other machines.
 
     Returns:
-        Whether no code differs, on emulated processors either.
+        Whether the certificate is exact, and so are emulated processors.
 
     Raises:
         RunError: something is missing or does not fit.
@@ -296,7 +296,7 @@ def verify(
             page = (folder / CERTIFICATE).with_suffix(".html")
             console.print(f"Certificate: {page}", highlight=False, markup=False, soft_wrap=True)
             write_device_kit(target.tflite, wanted, load, devices, console)
-            return found.codes_differing == 0 and all(one.is_exact for one in machines)
+            return found.is_exact and all(one.is_exact for one in machines)
     except RunError:
         raise
     except ValueError as error:

@@ -389,6 +389,11 @@ class DeployedModel(keras.Model):
         """The tensors that are integers in the file."""
         return list(self._view.graph.integer_tensors)
 
+    @property
+    def raw_inputs(self) -> frozenset[str]:
+        """None of them: its inputs are codes of the file, which nothing clips once more."""
+        return frozenset()
+
     # -- Keras ---------------------------------------------------------------------------------
 
     def compile(self, *arguments: Any, **options: Any) -> None:

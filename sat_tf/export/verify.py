@@ -28,12 +28,14 @@ from sat_tf.export.export import file_content, file_graph
 from sat_tf.export.file_verification import file_problems
 from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.lowering.pipeline import is_sized, with_image_size
+from sat_tf.export.lowering.quantized_network import is_input, role_of
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import Linear
 from sat_tf.export.tflite.images import Pixels, arrays_of, joined, number_of
 from sat_tf.export.tflite.structure import differences, read_structure
 from sat_tf.export.tflite.tensors import Codes, Storage
 from sat_tf.graph import layer_kinds
+from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, call_in_inference, check_model
 from sat_tf.messages import list_problems
 from sat_tf.qat.inputs import input_types
@@ -63,13 +65,25 @@ class TrainedModel:
             if tensor.codes is not None and name in layers
         }
 
+        # Of an input of real values, those that its quantizer reads: it clips as the file does.
+        self._inputs = {
+            call_name(node): node.inputs[0]
+            for node in self._network
+            if is_input(node) and role_of(node) is Role.IDENTITY
+        }
+
     @property
     def names(self) -> list[str]:
         """The tensors that a layer makes, and that are integers in the file."""
         return list(self._layers)
 
+    @property
+    def raw_inputs(self) -> frozenset[str]:
+        """Those of them that are inputs, shown before Keras clips them."""
+        return frozenset(self._inputs) & set(self._layers)
+
     def run(self, images: Pixels) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """The stored integers by tensor, and the model's output.
+        """The integers by tensor, neither of them clipped to what a file stores, and the output.
 
         Args:
             images: uint8 (n, rows, columns, channels); a tuple of arrays for several inputs.
@@ -82,7 +96,9 @@ class TrainedModel:
                 inputs = [made[name] for name in node.inputs]
                 made[node.name] = call_in_inference(node, node.layer, inputs)
         codes = {
-            name: stored_codes(made[layer].numpy(), self._graph.codes(name))
+            name: rounded_codes(
+                made[self._inputs.get(name, layer)].numpy(), self._graph.codes(name)
+            )
             for name, layer in self._layers.items()
         }
         return codes, joined([np.asarray(made[name]) for name in self._network.outputs])
@@ -117,15 +133,19 @@ def _storage(graph: Graph) -> dict[str, Storage]:
     return {operation.output: operation.storage for operation in linear}
 
 
-def stored_codes(real: np.ndarray, codes: Codes) -> np.ndarray:
-    """Real values as stored integers: rounded half up, and saturated.
+# Where codes end that are compared: the real values of Keras may be any, and not be numbers.
+_FAR = 2**30
 
-    >>> stored_codes(np.array([-1.0, 0.5, 9.0]), Codes(np.float32(0.5), zero_point=-100)).tolist()
-    [-102, -99, -82]
+
+def rounded_codes(real: np.ndarray, codes: Codes) -> np.ndarray:
+    """Real values as integers, rounded half up; those that a file would saturate stay beyond.
+
+    >>> rounded_codes(np.array([-1.0, 0.5, 99.0]), Codes(np.float32(0.5), zero_point=0)).tolist()
+    [-2, 1, 198]
     """
     with np.errstate(invalid="ignore"):
         rounded = np.floor(real / np.float32(codes.real_scale) + np.float32(0.5)) + codes.zero_point
-        return np.clip(rounded, codes.lowest, codes.highest).astype(np.int32)
+        return np.clip(np.nan_to_num(rounded, nan=_FAR), -_FAR, _FAR).astype(np.int32)
 
 
 def verify_tflite(

@@ -12,7 +12,13 @@ import pydantic
 
 from sat_tf.atomic_file import written_whole
 from sat_tf.export.certificate.channels import FEWEST_VALUES, MOST_ERROR
-from sat_tf.export.certificate.counts import RuntimeCount, TensorCount, runtime_table
+from sat_tf.export.certificate.counts import (
+    MOST_UNEXPLAINED,
+    RuntimeCount,
+    TensorCount,
+    TrainedCount,
+    runtime_table,
+)
 from sat_tf.export.certificate.device_check import DeviceCheck
 from sat_tf.export.certificate.holds import Hold, are_portable, verdict_of
 from sat_tf.export.certificate.outputs import OutputCount
@@ -21,7 +27,7 @@ from sat_tf.messages import list_problems
 from sat_tf.presentation.notebook import Displayed
 from sat_tf.presentation.tables import Cell, Marked, Table, points
 
-# How far the file and the float model may differ in accuracy, or in classes, before it is shown in
+# How far the file and a Keras model, float or quantized, may differ in accuracy, or in classes, before it is shown in
 # red. What values may differ by stands in `channels`.
 FEW_POINTS = 0.03
 FLOAT_RULE = (
@@ -32,6 +38,12 @@ FLOAT_RULE = (
     "float model's loss say so, else values; of many sigmoids, classes and values "
     "must both differ."
 )
+# Of few images, so many may get another class than from the quantized model: they may be ties.
+_FEW_PLACES = 2
+# Of tensors whose codes differ by themselves, so many are named in a sentence.
+_MOST_NAMED = 5
+# Which share of a tensor may saturate in the file, and not in Keras, before it is shown in red.
+MOST_SATURATED = 0.01
 
 _LISTS_OF_NUMBERS = re.compile(r"\[[-\d,\s]*\]")
 
@@ -83,6 +95,24 @@ def _float_note(count: OutputCount, right: Mapping[str, float], *, several: bool
             f"for {100 * count.agreement:.2f} % of {count.places:,} {count.what}"
         )
     return FloatNote(f"{where}{'; '.join(parts)}", is_bad)
+
+
+def _parting(count: OutputCount) -> str:
+    """How far an output of the file parts from that of Keras; "" where it is near enough."""
+    if count.agreement is not None:
+        differing = round((1.0 - count.agreement) * count.places)
+        if differing <= max(FEW_POINTS * count.places, _FEW_PLACES):
+            return ""
+        return (
+            f"{count.name}: the same class as the quantized Keras model for "
+            f"{100 * count.agreement:.2f} % of {count.places:,}"
+        )
+    if count.spread == 0.0 or count.mean_difference <= FEW_POINTS * count.spread:
+        return ""
+    return (
+        f"{count.name}: values differ from the quantized Keras model's by "
+        f"{count.mean_difference / count.spread:.3g} standard deviations in the mean"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,8 +209,7 @@ class Certificate(Displayed):
         refused: why other runtimes do not run the file, by runtime.
         codes: which codes every integer tensor uses, producers first.
         trained: the comparison of the Keras model with the simulation, for every integer tensor
-            that one of its layers makes; both compute from the image on, so that a code that
-            differs can change others behind it. Empty without the Keras model.
+            that one of its layers makes. Empty without the Keras model.
         warnings: what to know about the file.
         accuracy: `top1` of every output that has labels, by its name.
         float_model: name of the float model that the file is compared with; None without one.
@@ -210,7 +239,7 @@ class Certificate(Displayed):
     runtimes: dict[str, RuntimeCount]
     refused: dict[str, str]
     codes: list[TensorCodes]
-    trained: list[TensorCount]
+    trained: list[TrainedCount]
     warnings: list[str]
     accuracy: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     float_model: str | None = None
@@ -254,14 +283,82 @@ class Certificate(Displayed):
         ]
 
     @property
+    def parting(self) -> list[str]:
+        """How outputs of the file part from those of the quantized Keras model.
+
+        A sentence for each that has other classes for more than 3 % of images, pixels, rows or
+        boxes, and for more than two of them; or, without classes, values that differ by more than
+        0.03 standard deviations in the mean.
+        """
+        if self.reference != "keras":
+            return []
+        return [text for count in self.runtimes["xnnpack"].outputs if (text := _parting(count))]
+
+    @property
+    def saturated(self) -> int:
+        """Values of the Keras model that the file saturates, and Keras does not."""
+        return sum(tensor.saturated for tensor in self.trained)
+
+    @property
+    def trained_notes(self) -> list[Marked]:
+        """What the file computes otherwise than the quantized Keras model, and where that begins.
+
+        In red where its answers part or more than 1 % of a tensor saturate. Random images may be
+        near to many ties, and far from what ranges were observed on, so that nothing is red there.
+        """
+        bad = "watch" if self.images_from.seed is not None else "bad"
+        notes = [Marked(f"The file's answers part: {text}", bad) for text in self.parting]
+        if self.saturated:
+            most = max(self.trained, key=lambda tensor: tensor.saturated_share)
+            words = (
+                f"{self.saturated:,} values of Keras are beyond the range that was observed, where "
+                f"the file saturates: {100 * most.saturated_share:.2g} % of those of {most.name}, "
+                f"and {100 * most.worst_share:.2g} % of those of its channel {most.worst_channel}"
+            )
+            notes.append(Marked(words, bad if self._saturates else "plain"))
+        if unexplained := [tensor for tensor in self.trained if tensor.is_unexplained]:
+            operators = {tensor.name: tensor.operator for tensor in self.codes}
+            named = [
+                f"{tensor.name} ({operators[tensor.name]}) {100 * tensor.alone_share:.3g} %"
+                for tensor in unexplained[:_MOST_NAMED]
+            ]
+            more = len(unexplained) - len(named)
+            words = (
+                "Codes that differ from what Keras makes of the same inputs, of which rounding of "
+                f"biases explains up to {100 * MOST_UNEXPLAINED:.0f} %: {', '.join(named)}"
+                f"{f' and {more} more tensors' if more else ''}"
+            )
+            notes.append(Marked(words, "watch"))
+        return notes
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether nothing is wrong: no code differs, and no note on the Keras model is red."""
+        return not self.codes_differing and all(note.kind != "bad" for note in self.trained_notes)
+
+    @property
     def verdict(self) -> Marked:
-        """How many codes differ, and on which architecture, where others have other kernels."""
+        """How many codes differ, and on which architecture, where others have other kernels.
+
+        It is good only where the answers of the file are those of the quantized Keras model too.
+        """
         words = f"{self.codes_differing:,} of {self.codes_compared:,} codes differ"
-        kind = "bad" if self.codes_differing else "good"
+        kind = "good"
         if self.machine is not None and not self.is_portable:
             words += f" on {self.machine.architecture}"
-            kind = "bad" if self.codes_differing else "watch"
-        return Marked(words, kind)
+            kind = "watch"
+        if self.parting or self._saturates:
+            what = "its answers part from" if self.parting else "it saturates values of"
+            words, kind = f"{words}, but {what} the trained model", "watch"
+        return Marked(words, kind if self.is_exact else "bad")
+
+    @property
+    def _saturates(self) -> bool:
+        """Whether more than 1 % of a tensor saturate; where Keras clips too, nothing differs."""
+        return any(
+            tensor.saturated_share > MOST_SATURATED and tensor.codes_differing
+            for tensor in self.trained
+        )
 
     @property
     def measured_on(self) -> str:
@@ -285,7 +382,10 @@ class Certificate(Displayed):
 
     @property
     def trained_differing(self) -> float:
-        """Share of the codes of the Keras model that differ from the simulation, in [0, 1]."""
+        """Share of the codes of the Keras model that differ from the simulation, in [0, 1].
+
+        Values that the file saturates, and Keras does not, are among them.
+        """
         compared = sum(tensor.codes_compared for tensor in self.trained)
         return sum(tensor.codes_differing for tensor in self.trained) / max(compared, 1)
 
@@ -303,6 +403,9 @@ class Certificate(Displayed):
             "codes_compared": self.codes_compared,
             "codes_differing": self.codes_differing,
             "trained_differing": self.trained_differing if self.trained else None,
+            "saturated": self.saturated if self.trained else None,
+            "verdict": self.verdict._asdict(),
+            "trained_notes": [note._asdict() for note in self.trained_notes],
             "is_portable": self.is_portable,
             "float_notes": [dataclasses.asdict(note) for note in self.float_notes],
             **values,
@@ -332,6 +435,7 @@ class Certificate(Displayed):
         beside = [Marked(text, "bad") if is_bad else text for text, is_bad in notes]
         holds = Marked(verdict_of(self.holds), "good" if self.is_portable else "watch")
         return [
+            *self.trained_notes,
             *beside,
             *([holds] if self.holds else []),
             self.measured_on,

@@ -3,12 +3,13 @@
 import dataclasses
 import hashlib
 import math
+from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
 
 from sat_tf.export.certificate.certificate import TensorCodes
-from sat_tf.export.certificate.counts import RuntimeCount, TensorCount
+from sat_tf.export.certificate.counts import RuntimeCount, TensorCount, TrainedCount
 from sat_tf.export.certificate.outputs import (
     Output,
     OutputCount,
@@ -220,8 +221,16 @@ class Trained(Protocol):
     def names(self) -> list[str]:
         """The tensors it shows."""
 
+    @property
+    def raw_inputs(self) -> frozenset[str]:
+        """Those of them that are inputs, shown before Keras clips them as the file does."""
+
     def run(self, images: Pixels) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """The stored integers by tensor, and the model's output."""
+        """The integers by tensor, also those that no file stores, and the model's output."""
+
+
+# How many images are simulated once more, from what Keras itself makes of each tensor.
+_MOST_ALONE = 16
 
 
 class TrainedCounter:
@@ -235,23 +244,62 @@ class TrainedCounter:
     def __init__(self, trained: Trained, graph: Graph) -> None:
         self._trained = trained
         self._graph = graph
-        self._tensors = {n: TensorCount(n, graph.tensors[n].shape) for n in trained.names}
+        self._tensors = {n: TrainedCount(n, graph.tensors[n].shape) for n in trained.names}
+        # How many values of each channel are beyond all codes.
+        self._saturated: dict[str, np.ndarray] = {}
         self._outputs: list[np.ndarray] = []
+        self._alone_images = 0
 
     @property
     def outputs(self) -> np.ndarray:
         """The model's outputs for all images so far."""
         return np.concatenate(self._outputs)
 
-    def add(self, images: Pixels, simulated: dict[str, np.ndarray]) -> None:
-        """Runs and counts a batch."""
+    def add(
+        self,
+        images: Pixels,
+        simulated: dict[str, np.ndarray],
+        given: Mapping[str, np.ndarray],
+    ) -> None:
+        """Runs and counts a batch.
+
+        Args:
+            images: the batch.
+            simulated: every tensor of it.
+            given: what a runtime makes of the layers that are left float.
+        """
         codes, output = self._trained.run(images)
         self._outputs.append(as_in_file(output, self._graph))
+        stored = {name: self._stored(name, found) for name, found in codes.items()}
         for name, counted in self._tensors.items():
-            counted.add(simulated[name], codes[name])
+            beyond = stored[name] != codes[name]
+            axes = tuple(range(beyond.ndim - 1))
+            self._saturated[name] = self._saturated.get(name, 0) + np.sum(beyond, axis=axes)
+            is_input = name in self._trained.raw_inputs
+            counted.add(simulated[name], stored[name] if is_input else codes[name])
+        count = min(_MOST_ALONE - self._alone_images, number_of(images))
+        if count > 0:
+            self._alone_images += count
+            first = {name: found[:count] for name, found in {**given, **stored}.items()}
+            alone = simulate(self._graph, some_of(images, 0, count), first)
+            for name, counted in self._tensors.items():
+                counted.alone_compared += alone[name].size
+                counted.alone_differing += int(np.count_nonzero(alone[name] != first[name]))
 
-    def result(self) -> list[TensorCount]:
+    def _stored(self, name: str, found: np.ndarray) -> np.ndarray:
+        """Codes as the file can store them."""
+        codes = self._graph.codes(name)
+        return np.clip(found, codes.lowest, codes.highest)
+
+    def result(self) -> list[TrainedCount]:
         """All counts."""
+        for name, counted in self._tensors.items():
+            saturated = self._saturated[name]
+            counted.saturated = int(np.sum(saturated))
+            if counted.saturated:
+                counted.worst_channel = int(np.argmax(saturated))
+                each = counted.codes_compared // saturated.size
+                counted.worst_share = float(np.max(saturated) / each)
         return list(self._tensors.values())
 
 

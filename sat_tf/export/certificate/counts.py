@@ -36,6 +36,51 @@ class TensorCount:
         self.codes_differing += int(np.count_nonzero(expected != computed))
 
 
+# A tensor is named where more of its codes than this share, and more than so many, are others than
+# Keras makes of the same inputs: rounding biases changes fewer.
+MOST_UNEXPLAINED, FEW_CODES = 0.02, 10
+
+
+@dataclasses.dataclass
+class TrainedCount(TensorCount):
+    """How one tensor of the Keras model compares with that of the simulation.
+
+    Both compute from the image on, so that a code that differs can change others behind it. To tell
+    where differences begin, the operations that make the tensor are also given Keras' own codes.
+
+    Attributes:
+        saturated: how many values of Keras lie beyond all codes of the file, by more than half a
+            code: the range was only observed, and Keras does not clip there. They differ, except in
+            an input, which Keras clips alike.
+        worst_channel: the channel with most of them; None where there are none.
+        worst_share: of its values, in [0, 1].
+        alone_compared: how many codes were computed from Keras' own, of the first images.
+        alone_differing: how many of them differ, beside those saturated.
+    """
+
+    saturated: int = 0
+    worst_channel: int | None = None
+    worst_share: float = 0.0
+    alone_compared: int = 0
+    alone_differing: int = 0
+
+    @property
+    def saturated_share(self) -> float:
+        """Share of its values that saturate, in [0, 1]."""
+        return self.saturated / max(self.codes_compared, 1)
+
+    @property
+    def alone_share(self) -> float:
+        """Share of its codes that differ by themselves, in [0, 1]."""
+        return self.alone_differing / max(self.alone_compared, 1)
+
+    @property
+    def is_unexplained(self) -> bool:
+        """Whether more codes differ by themselves than rounding of biases explains."""
+        most = max(MOST_UNEXPLAINED * self.alone_compared, FEW_CODES)
+        return self.alone_differing > most
+
+
 @dataclasses.dataclass(frozen=True)
 class RuntimeCount:
     """How one runtime compares with the simulation, and its outputs with the reference.

@@ -13,6 +13,7 @@ from sat_tf.export.certificate.counts import (
     MODEL_TITLES,
     RUNTIME_TITLES,
     RuntimeRow,
+    TrainedCount,
     runtime_columns,
     shown_share,
 )
@@ -275,6 +276,12 @@ def _tensors(certificate: Certificate) -> Table[TensorCodes]:
         columns.append(
             _differing(name, {tensor.name: tensor.codes_differing for tensor in tensors})
         )
+    if certificate.trained:
+        trained = {tensor.name: tensor for tensor in certificate.trained}
+        columns += [
+            Column("by itself", lambda tensor: trained.get(tensor.name), _by_itself, number=True),
+            Column("saturated", lambda tensor: trained.get(tensor.name), _saturated, number=True),
+        ]
     return Table(columns=columns, rows=certificate.codes)
 
 
@@ -302,6 +309,20 @@ def _differing(runtime: str, differing: dict[str, int]) -> Column[TensorCodes]:
     return Column(
         f"differing, {runtime}", lambda tensor: differing.get(tensor.name), show, number=True
     )
+
+
+def _by_itself(count: TrainedCount | None) -> Cell:
+    if count is None or not count.alone_compared:
+        return ""
+    share = f"{100 * count.alone_share:.3g} %"
+    return Marked(share, "bad") if count.is_unexplained else share
+
+
+def _saturated(count: TrainedCount | None) -> str:
+    if count is None or not count.saturated:
+        return ""
+    worst = f"{100 * count.worst_share:.3g} % of channel {count.worst_channel}"
+    return f"{count.saturated:,} ({worst})"
 
 
 def _shape(shape: tuple[int, ...]) -> str:

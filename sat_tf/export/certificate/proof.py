@@ -129,7 +129,7 @@ def prove(
             for other in others.values():
                 other.add(batch, simulated)
             if keras:
-                keras.add(batch, simulated)
+                keras.add(batch, simulated, given)
             if float_model:
                 float_outputs.append(as_in_file(float_model.run(batch), graph))
             advance(number_of(batch))

@@ -326,7 +326,7 @@ class _Tracer:
         return PendingSum(sources, len(sources) if combination is Combination.MEAN else 1)
 
     def _function(self, node: Node) -> Lowered:
-        layer, source = inner_layer(node.layer), self._natural(node.inputs[0])
+        layer, source = inner_layer(node.layer), self._tensor(node.inputs[0])
         each = functions.works_on_each_value(layer)
 
         # Keras layers take whole images; the values of a table are passed as one.
@@ -455,9 +455,9 @@ class _Tracer:
         if codes is None or codes.unit == 1.0:
             return name
         made = self.builder.between(f"{name}_natural")
-        low, high = codes.real_range
-        shape = _shape(self.network[node_name])
-        return self.builder.materialize(pending, range_codes(low, high), made, shape)
+        # The same integers: another grid would round what was trained once more.
+        same = Codes(np.float32(codes.real_scale), codes.zero_point)
+        return self.builder.materialize(pending, same, made, _shape(self.network[node_name]))
 
 
 def _image_of(name: str, shape: tuple[int, ...], found: InputRange) -> Image:

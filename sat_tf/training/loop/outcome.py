@@ -226,6 +226,8 @@ def _of_file(run: Run, model: keras.Model, num_held_out: int) -> dict[str, Any]:
         run.say("report     comparing the answers of the file and of the float model")
         feed = functools.partial(fed, run.source)
         write_answers_to(sample, float_model, feed, run.folder, run.source.class_names)
+    for noted in certificate.trained_notes:
+        run.say(noted.words, style="red" if noted.kind == "bad" else None)
     for note in certificate.float_notes:
         run.say(f"Beside the float model: {note.text}", style="red" if note.is_bad else None)
     for warning in report.warnings:

@@ -213,10 +213,13 @@ _EPOCH: list[Column[history.EpochMetrics]] = [
 
 def _certificate(certificate: Mapping[str, Any]) -> dict[str, Any]:
     compared, differing = certificate["codes_compared"], certificate["codes_differing"]
+    counted = {
+        "words": f"{differing:,} of {compared:,} codes differ",
+        "kind": "bad" if differing else "good",
+    }
     return {
-        "differing": Marked(
-            f"{differing:,} of {compared:,} codes differ", "bad" if differing else "good"
-        ),
+        "differing": Marked(**certificate.get("verdict", counted)),
+        "trained_notes": [Marked(**note) for note in certificate.get("trained_notes", [])],
         "page": run_folder.CERTIFICATE_PAGE,
         "file": run_folder.CERTIFICATE,
         "float_rule": FLOAT_RULE,

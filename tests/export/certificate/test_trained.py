@@ -1,0 +1,146 @@
+"""What a certificate says of the quantized Keras model beside its file."""
+
+import numpy as np
+import pytest
+import tf_keras as keras
+
+import sat_tf
+from sat_tf.export.certificate.comparison import TrainedCounter
+from sat_tf.export.certificate.page import certificate_page
+from sat_tf.export.lowering.pipeline import deployed_graph
+from sat_tf.export.operations.simulator import simulate
+from sat_tf.export.verify import TrainedModel
+from sat_tf.qat.policy import BitPolicy
+from tests.export.zoo import images_for
+
+L = keras.layers
+VALUES = np.random.default_rng(0).normal(size=(256, 8)).astype(np.float32)
+
+
+def regression(numbers=3):
+    keras.utils.set_random_seed(0)
+    features = keras.Input((8,), name="features")
+    hidden = L.Dense(16, activation="relu", name="hidden")(features)
+    model = keras.Model(features, L.Dense(numbers, name="numbers")(hidden))
+    quantized = sat_tf.quantize_model(model, BitPolicy.mobile(8, input_type="float32"))
+    sat_tf.calibrate(quantized, VALUES, progress=False)
+    return quantized
+
+
+def range_of(quantized, name, factor):
+    """Multiplies the ends of an observed range."""
+    variables = quantized.get_layer(name).output_variables
+    for end in ("lowest", "highest"):
+        variables[end].assign(factor * variables[end])
+
+
+def certified(quantized, values, tmp_path, **settings):
+    path = tmp_path / "model.tflite"
+    sat_tf.export_tflite(quantized, path)
+    settings = {"runtimes": ("xnnpack",), "progress": False, **settings}
+    return sat_tf.verify_tflite(quantized, path, values, **settings)
+
+
+def test_values_beyond_an_observed_range_are_counted_and_differ(tmp_path):
+    quantized = regression()
+    range_of(quantized, "quant_numbers", 0.5)
+    found = certified(quantized, VALUES, tmp_path)
+    outputs = quantized(VALUES, training=False).numpy()
+    codes = deployed_graph(quantized).codes("numbers")
+    low, high = codes.real_range
+    half = 0.5 * codes.real_scale
+    beyond = (outputs < low - half) | (outputs >= high + half)
+    (count,) = (tensor for tensor in found.trained if tensor.name == "numbers")
+    assert count.saturated == np.count_nonzero(beyond) > 20
+    assert count.worst_channel == np.argmax(np.sum(beyond, axis=0))
+    assert count.worst_share == pytest.approx(np.max(np.mean(beyond, axis=0)))
+    assert found.codes_differing == 0 < found.trained_differing
+    assert count.codes_differing >= count.saturated
+    # It is the range, not an operator that computes something else.
+    assert not count.is_unexplained
+
+
+def test_a_file_that_saturates_is_not_headed_in_green(tmp_path):
+    quantized = regression(1)
+    assert certified(quantized, VALUES, tmp_path).verdict.kind == "good"
+    range_of(quantized, "quant_numbers", 0.5)
+    found = certified(quantized, VALUES, tmp_path)
+    assert (found.verdict.kind, found.is_exact) == ("bad", False)
+    assert found.verdict.words.startswith(f"0 of {found.codes_compared:,} codes differ, but its")
+    parting, saturated = (note.words for note in found.trained_notes)
+    assert "numbers_float: values differ from the quantized Keras model's by 0." in parting
+    share = 100 * found.trained[-1].saturated_share
+    assert f"the file saturates: {share:.2g} % of those of numbers" in saturated
+    assert f"channel {found.trained[-1].worst_channel}" in saturated
+    page = certificate_page(found)
+    assert '<p class="verdict bad">' in page
+    values = found.to_dict()
+    assert values["saturated"] == found.saturated
+    for note in found.trained_notes:
+        assert note.words.replace("'", "&#39;") in page
+        assert note._asdict() in values["trained_notes"]
+        assert note.words in str(found._notes())
+
+
+def test_what_a_clipping_level_clips_in_keras_too_does_not_saturate(tmp_path):
+    quantized = regression()
+    level = quantized.get_layer("quant_hidden").output_variables["clipping_level"]
+    level.assign(0.3 * level)
+    range_of(quantized, "quant_numbers", 2.0)
+    found = certified(quantized, VALUES, tmp_path)
+    assert (found.saturated, found.verdict.kind) == (0, "good")
+
+
+def test_an_input_beyond_its_range_saturates_in_keras_too(tmp_path):
+    quantized = regression()
+    range_of(quantized, "quant_numbers", 9.0)
+    found = certified(quantized, 3.0 * VALUES, tmp_path)
+    (count,) = (tensor for tensor in found.trained if tensor.saturated)
+    low, high = deployed_graph(quantized).codes(count.name).real_range
+    outside = np.mean(np.abs(3.0 * VALUES - (low + high) / 2) > (high - low) / 2)
+    assert count.saturated_share == pytest.approx(outside, abs=0.01)
+    assert count.codes_differing == 0
+    assert (found.verdict.kind, found.is_exact) == ("good", True)
+
+
+class WithOneOff:
+    """A Keras model of which some codes of one tensor are others."""
+
+    def __init__(self, trained, name, share):
+        self._trained, self._name, self._share = trained, name, share
+        self.names, self.raw_inputs = trained.names, trained.raw_inputs
+
+    def run(self, images):
+        codes, output = self._trained.run(images)
+        found = codes[self._name].copy()
+        found.flat[:: int(1 / self._share)] ^= 1  # stays within what int8 holds
+        return {**codes, self._name: found}, output
+
+
+@pytest.mark.parametrize(("share", "is_named"), [(0.05, True), (0.01, False)])
+def test_only_the_tensor_whose_codes_differ_by_themselves_is_named(small, share, is_named):
+    graph, images = deployed_graph(small), images_for(small, 16)
+    plain = TrainedModel(small, graph)
+    name = plain.names[-1]  # which nothing reads
+    counter = TrainedCounter(WithOneOff(plain, name, share), graph)
+    counter.add(images, simulate(graph, images), {})
+    found = counter.result()
+    assert [count.name for count in found if count.is_unexplained] == [name] * is_named
+    (count,) = (count for count in found if count.name == name)
+    assert count.alone_share == pytest.approx(share, abs=0.015)
+
+
+@pytest.mark.parametrize(
+    ("differing", "places", "is_bad"), [(3, 64, True), (2, 8, False), (3, 100, False)]
+)
+def test_answers_part_where_more_than_a_few_classes_are_others(differing, places, is_bad, tmp_path):
+    found = certified(regression(), VALUES[:8], tmp_path)
+    (output,) = found.runtimes["xnnpack"].outputs
+    changed = type(output)(
+        **{**vars(output), "places": places, "agreement": 1.0 - differing / places}
+    )
+    runtime = found.runtimes["xnnpack"]
+    runtime = type(runtime)(**{**vars(runtime), "outputs": [changed]})
+    found = type(found)(**{**vars(found), "runtimes": {"xnnpack": runtime}})
+    assert bool(found.parting) == is_bad
+    assert found.is_exact != is_bad
