@@ -271,7 +271,7 @@ def _tensors(certificate: Certificate) -> Table[TensorCodes]:
     ]
     counts = {name: count.tensors for name, count in certificate.runtimes.items()}
     if certificate.trained:
-        counts["Keras"] = certificate.trained
+        counts["Keras"] = list(certificate.trained)
     for name, tensors in counts.items():
         columns.append(
             _differing(name, {tensor.name: tensor.codes_differing for tensor in tensors})
