@@ -13,6 +13,7 @@ import pydantic
 from sat_tf.atomic_file import written_whole
 from sat_tf.export.certificate.channels import FEWEST_VALUES, MOST_ERROR
 from sat_tf.export.certificate.counts import (
+    FEW_CODES,
     MOST_UNEXPLAINED,
     RuntimeCount,
     TensorCount,
@@ -39,10 +40,10 @@ FLOAT_RULE = (
     "must both differ."
 )
 # Of few images, so many may get another class than from the quantized model: they may be ties.
-_FEW_PLACES = 2
+_FEW_PLACES = 5
 # Of tensors whose codes differ by themselves, so many are named in a sentence.
 _MOST_NAMED = 5
-# Which share of a tensor may saturate in the file, and not in Keras, before it is shown in red.
+# Which share of a tensor may saturate in the file, and not in Keras, in a headline that is green.
 MOST_SATURATED = 0.01
 
 _LISTS_OF_NUMBERS = re.compile(r"\[[-\d,\s]*\]")
@@ -287,7 +288,7 @@ class Certificate(Displayed):
         """How outputs of the file part from those of the quantized Keras model.
 
         A sentence for each that has other classes for more than 3 % of images, pixels, rows or
-        boxes, and for more than two of them; or, without classes, values that differ by more than
+        boxes, and for more than five of them; or, without classes, values that differ by more than
         0.03 standard deviations in the mean.
         """
         if self.reference != "keras":
@@ -303,11 +304,10 @@ class Certificate(Displayed):
     def trained_notes(self) -> list[Marked]:
         """What the file computes otherwise than the quantized Keras model, and where that begins.
 
-        In red where its answers part or more than 1 % of a tensor saturate. Random images may be
-        near to many ties, and far from what ranges were observed on, so that nothing is red there.
+        In red where its answers part, except on random images, which may be near to many ties.
         """
-        bad = "watch" if self.images_from.seed is not None else "bad"
-        notes = [Marked(f"The file's answers part: {text}", bad) for text in self.parting]
+        kind = "watch" if self.images_from.seed is not None else "bad"
+        notes = [Marked(f"The file's answers part: {text}", kind) for text in self.parting]
         if self.saturated:
             most = max(self.trained, key=lambda tensor: tensor.saturated_share)
             words = (
@@ -315,7 +315,7 @@ class Certificate(Displayed):
                 f"the file saturates: {100 * most.saturated_share:.2g} % of those of {most.name}, "
                 f"and {100 * most.worst_share:.2g} % of those of its channel {most.worst_channel}"
             )
-            notes.append(Marked(words, bad if self._saturates else "plain"))
+            notes.append(Marked(words, "watch" if self._saturates else "plain"))
         if unexplained := [tensor for tensor in self.trained if tensor.is_unexplained]:
             operators = {tensor.name: tensor.operator for tensor in self.codes}
             named = [
@@ -356,7 +356,8 @@ class Certificate(Displayed):
     def _saturates(self) -> bool:
         """Whether more than 1 % of a tensor saturate; where Keras clips too, nothing differs."""
         return any(
-            tensor.saturated_share > MOST_SATURATED and tensor.codes_differing
+            tensor.saturated > max(MOST_SATURATED * tensor.codes_compared, FEW_CODES)
+            and tensor.codes_differing
             for tensor in self.trained
         )
 

@@ -30,6 +30,7 @@ from sat_tf.export.operations.float_layer import FloatLayer
 from sat_tf.export.operations.linear import Linear, LinearKind
 from sat_tf.export.operations.lookup import Lookup, table_of
 from sat_tf.export.operations.mean import Mean
+from sat_tf.export.operations.movements import StridedSlice
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.pairs import Pair, PairKind
 from sat_tf.export.operations.pointwise import Pointwise, WithConstant
@@ -37,7 +38,7 @@ from sat_tf.export.operations.pools import AveragePool
 from sat_tf.export.operations.quantize import Dequantize, Quantize, ShiftImage
 from sat_tf.export.operations.shapes import Reshape
 from sat_tf.export.operations.softmax import Softmax
-from sat_tf.export.tflite.tensors import WHOLE, Codes, Tensor
+from sat_tf.export.tflite.tensors import WHOLE, Codes, Tensor, Window
 from sat_tf.graph.network import Node
 
 # XNNPACK leaves a sum to other kernels, with another rounding, where a scale of what it adds is
@@ -101,7 +102,7 @@ class GraphBuilder:
         if isinstance(pending, PendingFunction):
             return self._function(pending, codes, name, shape)
         if isinstance(pending, PendingAveragePool):
-            pending = FinishedTensor(self._average(pending, name, shape))
+            return self._average(pending, codes, name, shape)
         if isinstance(pending, FinishedTensor):
             pending = identity(pending.source, shape[-1])
         if isinstance(pending, PendingMean) and not self._means_saturate(pending.source, codes):
@@ -245,19 +246,61 @@ class GraphBuilder:
         name = self.between(f"{part.name}_part") if part.name in self.tensors else part.name
         return self.materialize(pending, codes, name, part.shape)
 
-    def _average(self, pending: PendingAveragePool, name: str, shape: tuple[int, ...]) -> str:
-        """The means on a grid of 8 bits: their kernel rounds them to the codes that it reads."""
+    def _average(
+        self, pending: PendingAveragePool, codes: Codes, name: str, shape: tuple[int, ...]
+    ) -> str:
+        """Means of windows beyond the image, by depthwise convolutions of parts of it.
+
+        One such convolution divides by one number, so that windows which reach equally far beyond
+        the image are pooled together, and joined. AVERAGE_POOL_2D, where there are too many, rounds
+        to the codes that it reads, and slowly.
+        """
+        sizes = self._shape(pending.source)
+        found = pending.parts(sizes)
+        if found is None:
+            return self._rounded_average(pending, codes, name, shape)
+        down, across = found
+        joined = []
+        for row in down:
+            rows = name if len(down) == 1 else self.between(f"{name}_rows")
+            parts = []
+            for column in across:
+                part = rows if len(across) == 1 else self.between(f"{name}_part")
+                ends = ((row.start, row.stop), (column.start, column.stop), (0, sizes[-1]))
+                source = self._cut(pending.source, ends, self.between(f"{name}_input"))
+                window = Window((row.stride, column.stride))
+                mean = window_mean(source, sizes[-1], (row.size, column.size), window)
+                parts.append(self._linear(mean, codes, part, (row.made, column.made, sizes[-1])))
+            if len(across) > 1:
+                self.add(Concatenate(tuple(parts), rows, 1), (row.made, *shape[1:]), codes)
+            joined.append(rows)
+        if len(down) > 1:
+            self.add(Concatenate(tuple(joined), name, 0), shape, codes)
+        return name
+
+    def _cut(self, source: str, ends: tuple[tuple[int, int], ...], name: str) -> str:
+        """A part of a tensor, from start to stop along each axis; itself where that is all."""
+        shape = tuple(stop - start for start, stop in ends)
+        if shape == self._shape(source):
+            return source
+        slices = tuple((start, stop, 1) for start, stop in ends)
+        return self.move(StridedSlice((source,), name, slices), shape)
+
+    def _rounded_average(
+        self, pending: PendingAveragePool, codes: Codes, name: str, shape: tuple[int, ...]
+    ) -> str:
+        """Means on a grid of 8 bits, to which their kernel rounds, and these on another one."""
         source = self.tensors[pending.source]
         if source.codes is None:
             raise TypeError(f"{name}: the codes of a mean of float values.")
-        read, codes = pending.source, source.codes
-        low, high = codes.real_range
-        fine = range_codes(low, high)
-        if codes.real_scale > fine.real_scale:
-            read, codes = self.between(f"{name}_fine"), fine
+        read, grid = pending.source, source.codes
+        fine = range_codes(*grid.real_range)
+        if grid.real_scale > fine.real_scale:
+            read, grid = self.between(f"{name}_fine"), fine
             self._linear(identity(pending.source, source.shape[-1]), fine, read, source.shape)
         operation = AveragePool((read,), self.between(f"{name}_mean"), pending.size, pending.window)
-        return self.add(operation, shape, codes)
+        mean = self.add(operation, shape, grid)
+        return self._linear(identity(mean, shape[-1]), codes, name, shape)
 
     def _two_summands(self, sources: tuple[str, ...], name: str) -> tuple[str, str]:
         """The sum of all tensors but the last, whose codes cannot saturate, and the last."""

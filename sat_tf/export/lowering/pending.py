@@ -6,7 +6,7 @@ pending: `builder.GraphBuilder` makes a tensor of it, of codes or of float value
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -129,12 +129,65 @@ class PendingMean(_OfOneTensor):
     keep_dims: bool
 
 
+class Strip(NamedTuple):
+    """Windows along an axis that lie equally far inside an image, beside each other.
+
+    Attributes:
+        start: the first place that they read.
+        stop: behind the last.
+        size: how many places each reads.
+        stride: from one to the next.
+        made: how many they are.
+    """
+
+    start: int
+    stop: int
+    size: int
+    stride: int
+    made: int
+
+
+def strips(length: int, size: int, stride: int) -> list[Strip]:
+    """The windows of SAME padding along an axis, without the padding.
+
+    >>> [(strip.start, strip.stop, strip.size, strip.made) for strip in strips(6, 3, 1)]
+    [(0, 2, 2, 1), (0, 6, 3, 4), (4, 6, 2, 1)]
+    """
+    made = -(-length // stride)
+    front = max((made - 1) * stride + size - length, 0) // 2
+    starts = [place * stride - front for place in range(made)]
+    inside = [start for start in starts if 0 <= start <= length - size]
+    found = []
+    for start in starts:
+        if start not in inside:
+            first, stop = max(start, 0), min(start + size, length)
+            found.append(Strip(first, stop, stop - first, 1, 1))
+        elif start == inside[0]:
+            found.append(Strip(start, inside[-1] + size, size, stride, len(inside)))
+    return found
+
+
+# In more parts than these, of windows of 7x7, an image is not pooled.
+_MOST_PARTS = 49
+
+
 @dataclasses.dataclass(frozen=True)
 class PendingAveragePool(_OfOneTensor):
-    """The mean of `source` in each of many windows, without padding."""
+    """The mean of `source` in each of many windows, of which some reach beyond the image."""
 
     size: tuple[int, int]
     window: Window
+
+    def parts(self, shape: tuple[int, ...]) -> tuple[list[Strip], list[Strip]] | None:
+        """The windows that are pooled together, by rows and columns; None where they are too many.
+
+        Args:
+            shape: of `source`.
+        """
+        rows, columns = (
+            strips(*axis) for axis in zip(shape, self.size, self.window.strides, strict=False)
+        )
+        return (rows, columns) if len(rows) * len(columns) <= _MOST_PARTS else None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -345,8 +345,16 @@ class _Tracer:
             return PendingMean(source, bool(layer.keepdims))
         window = Window(tuple(layer.strides), layer.padding.upper())
         size = tuple(layer.pool_size)
-        if self.builder.tensors[source].codes is None or quantized_network.pads(self.network, node):
-            return PendingAveragePool(source, size, window)
+        made = self.builder.tensors[source]
+        if made.codes is None or quantized_network.pads(self.network, node):
+            pending = PendingAveragePool(source, size, window)
+            if made.codes is not None and pending.parts(made.shape) is None:
+                self.warnings.append(
+                    f"{layer.name}: AVERAGE_POOL_2D rounds its means to the codes that it reads, "
+                    "and they are rounded again to codes of their own: some 20 % differ from those "
+                    "of Keras by one; windows of up to 7x7, or padding='valid', are exact"
+                )
+            return pending
         window = Window(window.strides, "VALID")
         return window_mean(source, _shape(node)[-1], size, window)
 
