@@ -28,8 +28,8 @@ from sat_tf.messages import list_problems
 from sat_tf.presentation.notebook import Displayed
 from sat_tf.presentation.tables import Cell, Marked, Table, points
 
-# How far the file and a Keras model, float or quantized, may differ in accuracy, or in classes, before it is shown in
-# red. What values may differ by stands in `channels`.
+# How far the file and a Keras model, float or quantized, may differ in accuracy, or in classes,
+# before it is shown in red. What values may differ by stands in `channels`.
 FEW_POINTS = 0.03
 FLOAT_RULE = (
     "Red beside the float model: accuracy or classes that differ by more than "
@@ -39,6 +39,8 @@ FLOAT_RULE = (
     "float model's loss say so, else values; of many sigmoids, classes and values "
     "must both differ."
 )
+# How far values may be from the quantized model's, in the mean, in standard deviations.
+MOST_PARTING = 0.1
 # Of few images, so many may get another class than from the quantized model: they may be ties.
 _FEW_PLACES = 5
 # Of tensors whose codes differ by themselves, so many are named in a sentence.
@@ -98,21 +100,26 @@ def _float_note(count: OutputCount, right: Mapping[str, float], *, several: bool
     return FloatNote(f"{where}{'; '.join(parts)}", is_bad)
 
 
+PARTING_RULE = (
+    f"Answers part where more than {100 * FEW_POINTS:g} % of images, pixels, rows or boxes, and "
+    f"more than {_FEW_PLACES} of them, have another class than from the quantized Keras model; of "
+    f"values, where they differ by more than {MOST_PARTING:g} of their standard deviation in the "
+    "mean."
+)
+
+
 def _parting(count: OutputCount) -> str:
     """How far an output of the file parts from that of Keras; "" where it is near enough."""
-    if count.agreement is not None:
-        differing = round((1.0 - count.agreement) * count.places)
+    if count.values is None or not count.is_values:
+        differing = round((1.0 - (count.agreement or 0.0)) * count.places)
         if differing <= max(FEW_POINTS * count.places, _FEW_PLACES):
             return ""
-        return (
-            f"{count.name}: the same class as the quantized Keras model for "
-            f"{100 * count.agreement:.2f} % of {count.places:,}"
-        )
-    if count.spread == 0.0 or count.mean_difference <= FEW_POINTS * count.spread:
+        return f"{count.name}: another class for {differing:,} of {count.places:,} {count.what}"
+    if count.spread == 0.0 or count.mean_difference <= MOST_PARTING * count.spread:
         return ""
     return (
-        f"{count.name}: values differ from the quantized Keras model's by "
-        f"{count.mean_difference / count.spread:.3g} standard deviations in the mean"
+        f"{count.name}: values differ by {count.mean_difference / count.spread:.3g} of their "
+        "standard deviation in the mean"
     )
 
 
@@ -285,12 +292,7 @@ class Certificate(Displayed):
 
     @property
     def parting(self) -> list[str]:
-        """How outputs of the file part from those of the quantized Keras model.
-
-        A sentence for each that has other classes for more than 3 % of images, pixels, rows or
-        boxes, and for more than five of them; or, without classes, values that differ by more than
-        0.03 standard deviations in the mean.
-        """
+        """How outputs of the file part from the quantized Keras model's; see `PARTING_RULE`."""
         if self.reference != "keras":
             return []
         return [text for count in self.runtimes["xnnpack"].outputs if (text := _parting(count))]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from markupsafe import Markup
 
 from sat_tf.atomic_file import check_writable, written_whole
-from sat_tf.export.certificate.certificate import FLOAT_RULE, Certificate, TensorCodes
+from sat_tf.export.certificate.certificate import FLOAT_RULE, PARTING_RULE, Certificate, TensorCodes
 from sat_tf.export.certificate.counts import (
     MODEL_TITLES,
     RUNTIME_TITLES,
@@ -65,6 +65,7 @@ def certificate_page(certificate: Certificate) -> str:
         verdict=certificate.verdict,
         num_images=f"{certificate.num_images:,}",
         first=certificate.runtimes["xnnpack"].first_differing,
+        parting_rule=PARTING_RULE,
         trained_differing=f"{100 * certificate.trained_differing:.4f}"
         if certificate.trained
         else "",
