@@ -5,7 +5,9 @@ channels get another scale for that (`lowering.scales`); this is nearly all that
 compute other numbers than the trained model. In a deep network of few bits these differences do not
 stay small: a code that flips in an early layer flips others behind it, and in the end the logits
 differ as if the model had been quantized again. With the model itself moved to that grid before
-top-1 is measured, the measured model is, except for ties, the shipped one.
+top-1 is measured, the measured model is the shipped one, except for ties and for what the
+certificate names: sums and products of more than two tensors, windows of means that reach far
+beyond an image, and values of signed streams below all codes.
 """
 
 import numpy as np

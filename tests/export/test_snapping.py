@@ -14,6 +14,8 @@ from sat_tf.quantizers.pact import StreamQuantizer
 from sat_tf.training.step.learner import training_copy
 from tests.training.small import small_float_model, small_images, small_quantized_model
 
+L = keras.layers
+
 
 def trained_model():
     model = training_copy(small_quantized_model())
@@ -201,3 +203,44 @@ def test_a_snapped_model_computes_the_logits_of_its_file(tmp_path):
 def test_a_float_model_has_no_grid():
     with pytest.raises(ValueError, match="expected one quantized by sat-tf"):
         snap_biases(small_float_model())
+
+
+FUNCTIONS = ("sigmoid", "swish", "gelu", "tanh", "softplus", "elu", "hard_sigmoid")
+
+
+def _functions_of_signed_tensors():
+    """Each function behind a normalization, and some behind a sum, a product and a mean."""
+    keras.utils.set_random_seed(4)
+    image = keras.Input((8, 8, 3), name="image")
+
+    def signed():
+        convolution = L.Conv2D(4, 3, padding="same", use_bias=False)(image)
+        return L.BatchNormalization()(convolution)
+
+    gate = L.Activation("sigmoid", name="gate")(L.GlobalAveragePooling2D(keepdims=True)(signed()))
+    branches = [
+        *(L.Activation(name, name=name)(signed()) for name in FUNCTIONS),
+        L.Activation("swish", name="of_sum")(L.Add()([signed(), signed()])),
+        L.Activation("tanh", name="of_product")(L.Multiply()([signed(), signed()])),
+        L.Multiply(name="gated")([signed(), gate]),
+    ]
+    parts = [L.Conv2D(2, 1, name=f"behind_{place}")(x) for place, x in enumerate(branches)]
+    return keras.Model(image, L.Dense(3)(L.Flatten()(L.Concatenate()(parts))))
+
+
+@pytest.mark.thorough
+def test_functions_read_the_codes_that_were_trained(tmp_path):
+    model = _functions_of_signed_tensors()
+    images = np.random.default_rng(0).integers(0, 256, (64, 8, 8, 3)).astype(np.uint8)
+    model = sat_tf.quantize_model(model, sat_tf.BitPolicy.mobile(8))
+    sat_tf.calibrate(model, images.astype(np.float32), progress=False)
+    snap_biases(model)
+    path = tmp_path / "model.tflite"
+    sat_tf.export_tflite(model, path)
+    found = sat_tf.verify_tflite(model, path, images, runtimes=("xnnpack",), progress=False)
+    shares = {count.name: count.alone_share for count in found.trained}
+    read = {*FUNCTIONS, "of_sum", "of_product", "gate", "gated"}
+    assert {name: shares[name] for name in read if shares[name] > 1e-3} == {}
+    assert found.trained_differing < 2e-3
+    # Nothing stands between a function and the tensor that it reads.
+    assert not [tensor.name for tensor in found.codes if "natural" in tensor.name]

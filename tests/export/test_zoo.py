@@ -83,8 +83,11 @@ def test_the_file_has_the_expected_operators(exported):
     assert kinds == exported.specimen.float_operators
 
 
-def test_only_what_was_never_observed_is_warned_of(exported):
-    assert bool(exported.report.warnings) == (not exported.specimen.calibrated)
+def test_only_what_was_never_observed_and_sums_of_many_are_warned_of(exported):
+    sums = [text for text in exported.report.warnings if "the file combines two at a time" in text]
+    assert bool(sums) == exported.specimen.combines_many
+    others = set(exported.report.warnings) - set(sums)
+    assert bool(others) == (not exported.specimen.calibrated)
 
 
 def test_each_operation_gives_the_codes_of_its_keras_layer(exported):

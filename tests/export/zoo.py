@@ -52,6 +52,7 @@ class Specimen:
         calibrated: whether clipping levels, statistics and ranges come from images.
         annotated: the model is annotated by hand.
         change: what is done to the quantized model before it is exported.
+        combines_many: whether a sum or a product is of more than two tensors.
         differing: share of a tensor's codes that may differ from Keras, as biases are integers.
         largest: by how many codes they may differ.
         packed: how many convolutions are matrix products in the file, with weights of 4 bits.
@@ -66,6 +67,7 @@ class Specimen:
     annotated: bool = False
     change: Callable[[keras.Model], None] = lambda model: None
     differing: float = 0.02
+    combines_many: bool = False
     largest: int = 1
     packed: int = 0
 
@@ -886,6 +888,7 @@ ZOO: dict[str, Specimen] = {
         {"ADD": 7, "CONV_2D": 7, "MEAN": 1, "FULLY_CONNECTED": 1},
         differing=0.5,  # partial sums are rounded to 8 bits too
         largest=2,
+        combines_many=True,
     ),
     "pooled_stem": Specimen(
         pooled_stem,

@@ -14,7 +14,6 @@ from sat_tf.atomic_file import written_whole
 from sat_tf.export.certificate.channels import FEWEST_VALUES, MOST_ERROR
 from sat_tf.export.certificate.counts import (
     FEW_CODES,
-    MOST_UNEXPLAINED,
     RuntimeCount,
     TensorCount,
     TrainedCount,
@@ -326,8 +325,8 @@ class Certificate(Displayed):
             ]
             more = len(unexplained) - len(named)
             words = (
-                "Codes that differ from what Keras makes of the same inputs, of which rounding of "
-                f"biases explains up to {100 * MOST_UNEXPLAINED:.0f} %: {', '.join(named)}"
+                "More codes differ from what Keras makes of the same inputs than rounding of "
+                f"biases explains: {', '.join(named)}"
                 f"{f' and {more} more tensors' if more else ''}"
             )
             notes.append(Marked(words, "watch"))

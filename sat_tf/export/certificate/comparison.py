@@ -24,7 +24,11 @@ from sat_tf.export.certificate.runtimes import RUNTIMES
 from sat_tf.export.kernels.kernel_sets import KernelSet
 from sat_tf.export.litert.processes import loaded
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.linear import Linear, weight_counts
+from sat_tf.export.operations.linear import (
+    Linear,
+    requantization_multipliers,
+    weight_counts,
+)
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.simulator import outputs_of, simulate, simulate_on
 from sat_tf.export.tflite.images import Pixels, number_of, some_of
@@ -229,6 +233,14 @@ class Trained(Protocol):
         """The integers by tensor, also those that no file stores, and the model's output."""
 
 
+def _explained_share(graph: Graph, operation: Operation) -> float:
+    """See `TrainedCount`."""
+    if not isinstance(operation, Linear):
+        return 0.0
+    multipliers = requantization_multipliers(graph, operation).astype(np.float64)
+    return float(np.mean(np.minimum(multipliers / 2.0, 1.0)))
+
+
 # How many images are simulated once more, from what Keras itself makes of each tensor.
 _MOST_ALONE = 16
 
@@ -244,7 +256,15 @@ class TrainedCounter:
     def __init__(self, trained: Trained, graph: Graph) -> None:
         self._trained = trained
         self._graph = graph
-        self._tensors = {n: TrainedCount(n, graph.tensors[n].shape) for n in trained.names}
+        makers = {operation.output: operation for operation in graph.operations}
+        self._tensors = {
+            name: TrainedCount(
+                name,
+                graph.tensors[name].shape,
+                explained_share=_explained_share(graph, makers[name]),
+            )
+            for name in trained.names
+        }
         # How many values of each channel are beyond all codes.
         self._saturated: dict[str, np.ndarray] = {}
         self._outputs: list[np.ndarray] = []

@@ -37,7 +37,7 @@ class TensorCount:
 
 
 # A tensor is named where more of its codes than this share, and more than so many, are others than
-# Keras makes of the same inputs: rounding biases changes fewer.
+# Keras makes of the same inputs, beside those that rounding of biases explains.
 MOST_UNEXPLAINED, FEW_CODES = 0.02, 10
 
 
@@ -56,6 +56,8 @@ class TrainedCount(TensorCount):
         worst_share: of its values, in [0, 1].
         alone_compared: how many codes were computed from Keras' own, of the first images.
         alone_differing: how many of them differ, beside those saturated.
+        explained_share: the share that differs at most because biases are integers: of each
+            channel, half of what a unit of its sum is worth in codes.
     """
 
     saturated: int = 0
@@ -63,6 +65,7 @@ class TrainedCount(TensorCount):
     worst_share: float = 0.0
     alone_compared: int = 0
     alone_differing: int = 0
+    explained_share: float = 0.0
 
     @property
     def saturated_share(self) -> float:
@@ -77,8 +80,8 @@ class TrainedCount(TensorCount):
     @property
     def is_unexplained(self) -> bool:
         """Whether more codes differ by themselves than rounding of biases explains."""
-        most = max(MOST_UNEXPLAINED * self.alone_compared, FEW_CODES)
-        return self.alone_differing > most
+        most = self.explained_share + MOST_UNEXPLAINED
+        return self.alone_differing > max(most * self.alone_compared, FEW_CODES)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -321,6 +321,13 @@ class _Tracer:
         if isinstance(layer, ConstantSum):
             return PendingConstantSum(sources[0], *layer.codes())
         combination = layer_kinds.combination_of(layer)
+        if len(sources) > 2 and all(self.builder.tensors[name].codes for name in sources):
+            self.warnings.append(
+                f"{layer.name}: of {len(sources)} tensors, the file combines two at a time and "
+                "rounds each result to 8 bits, as Keras does not: some 30 % of its codes differ by "
+                "one from those of Keras; combine two at a time in the model, so that training "
+                "rounds them too"
+            )
         if combination in _PAIRS:
             return PendingPair(sources, _PAIRS[combination])
         return PendingSum(sources, len(sources) if combination is Combination.MEAN else 1)
