@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import re
 from collections.abc import Iterator
 
 import tensorflow as tf
@@ -70,8 +71,7 @@ def outside_failures_explained(
     try:
         yield
     except tf.errors.OpError as error:
-        # TensorFlow names the file in front of what the system says.
-        if str(folder.path) in error.message:
+        if _names_a_file(error.message, folder):
             raise _refused(folder, _last_line(error.message)) from error
         if shard_of(strategy).workers > 1 and _is_of_workers(error):
             raise RunError(
@@ -92,6 +92,12 @@ def _refused(folder: RunFolder, reason: str) -> RunError:
         "one until the run ends; free some space, or fix its permissions.\n"
         "Then the same command resumes from the last checkpoint."
     )
+
+
+def _names_a_file(message: str, folder: RunFolder) -> bool:
+    """Whether a message of TensorFlow is about a file of a folder: "PATH; REASON"."""
+    path = re.escape(str(folder.path))
+    return re.search(rf"(?<![\w./-]){path}(/[^;\n]*)?; ", message) is not None
 
 
 def _is_of_workers(error: tf.errors.OpError) -> bool:

@@ -39,6 +39,7 @@ from sat_tf.training.loop.start import (
     quantized_start,
     trained_float_model,
 )
+from sat_tf.training.loop.workers import expect_same_on_all_workers
 from sat_tf.training.recipes.recipes import check_teacher
 from sat_tf.training.report.results import Results
 from sat_tf.training.state import run_folder
@@ -54,6 +55,7 @@ from sat_tf.training.step.distribution import (
     from_first_worker,
     make_strategy,
     strategy_note,
+    waiting_note,
     writes_files,
 )
 from sat_tf.training.step.fed_source import fed_range, fed_source
@@ -308,10 +310,14 @@ def train(
             tf.config.experimental.enable_op_determinism()
         # Dropout then draws from generators that every step can set.
         keras.backend.experimental.enable_tf_random_generator()
+        if note := waiting_note(config.distribution):
+            console.print(note, highlight=False, markup=False, soft_wrap=True)
         strategy = make_strategy(config.distribution)
         keras.utils.set_random_seed(config.seed)
         writes = writes_files(strategy)
         pixels = load_source(config, replicas=strategy.num_replicas_in_sync)
+        with outside_failures_explained(folder, strategy):
+            expect_same_on_all_workers(strategy, config, pixels)
         start_model, fed = float_model(config, pixels)
         run = Run(
             config=config,

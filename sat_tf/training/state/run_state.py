@@ -158,7 +158,7 @@ def expect_same_config(folder: RunFolder, config: Config) -> None:
         ) from error
     problems = [
         f"{key}: {old!r} in the folder, {new!r} asked for"
-        for key, old, new in _differences(there.model_dump(), config.model_dump())
+        for key, old, new in differences(there.model_dump(), config.model_dump())
         if key not in _MAY_DIFFER
     ]
     if problems:
@@ -204,12 +204,13 @@ def expect_same_float_model(folder: RunFolder, config: Config) -> None:
         )
 
 
-def _differences(
+def differences(
     old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
 ) -> Iterator[tuple[str, Any, Any]]:
+    """The dotted keys whose values are not the same in two configurations, with both values."""
     for key in {**old, **new}:
         one, other = old.get(key), new.get(key)
         if isinstance(one, Mapping) and isinstance(other, Mapping):
-            yield from _differences(one, other, f"{prefix}{key}.")
+            yield from differences(one, other, f"{prefix}{key}.")
         elif one != other:
             yield f"{prefix}{key}", one, other

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,7 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from sat_tf.data.shards import Shard
-from sat_tf.messages import RunError
+from sat_tf.messages import RunError, first_ones, list_problems, reason_of
+
+_LAST_PORT = 65_535
 
 
 def make_strategy(name: str) -> tf.distribute.Strategy:
@@ -30,8 +33,15 @@ def make_strategy(name: str) -> tf.distribute.Strategy:
     if name == "mirrored":
         return tf.distribute.MirroredStrategy()
     if name == "multi_worker":
-        _cluster()
-        return tf.distribute.MultiWorkerMirroredStrategy()
+        _expect_free_port(_cluster())
+        try:
+            return tf.distribute.MultiWorkerMirroredStrategy()
+        except (ValueError, RuntimeError, tf.errors.OpError) as error:
+            raise RunError(
+                f"TF_CONFIG={os.environ['TF_CONFIG']!r}: its cluster cannot be formed "
+                f"({reason_of(error)}), expected every worker to start and to reach the others; "
+                "correct the addresses, and start the same command on all of them."
+            ) from error
     if name == "tpu":
         return _tpu_strategy()
     return tf.distribute.get_strategy()
@@ -104,22 +114,49 @@ def from_first_worker(strategy: tf.distribute.Strategy, arrays: Sequence[Any]) -
         strategy: the strategy.
         arrays: of the same shapes on every worker; numbers.
     """
+    if shard_of(strategy).workers == 1:
+        return [np.asarray(array) for array in arrays]
+    return _summed(strategy, arrays, [0])
+
+
+def from_all_workers(strategy: tf.distribute.Strategy, text: str) -> list[str]:
+    """The texts of all workers, in order, on every worker; all have to call it together."""
     shard = shard_of(strategy)
-    own = [np.asarray(array) for array in arrays]
     if shard.workers == 1:
-        return own
+        return [text]
+    own = np.frombuffer(text.encode(), np.uint8)
+    senders = [worker * shard.replicas for worker in range(shard.workers)]
+
+    def gathered(row: np.ndarray) -> np.ndarray:
+        rows = np.zeros((shard.workers, *row.shape), row.dtype)
+        rows[shard.worker] = row
+        return _summed(strategy, [rows], senders)[0]
+
+    sizes = gathered(np.array(len(own)))
+    padded = np.zeros(sizes.max(), np.uint8)
+    padded[: len(own)] = own
+    return [
+        row[:size].tobytes().decode() for row, size in zip(gathered(padded), sizes, strict=True)
+    ]
+
+
+def _summed(
+    strategy: tf.distribute.Strategy, arrays: Sequence[Any], senders: Sequence[int]
+) -> list[np.ndarray]:
+    """The sums of the arrays of some replicas, on every worker."""
+    own = [np.asarray(array) for array in arrays]
 
     @tf.function
     def gathered(given: list[tf.Tensor]) -> Any:
-        def first(given: list[tf.Tensor]) -> list[tf.Tensor]:
+        def summed(given: list[tf.Tensor]) -> list[tf.Tensor]:
             context = tf.distribute.get_replica_context()
-            is_first = tf.equal(context.replica_id_in_sync_group, 0)
-            kept = [tf.where(is_first, tensor, tf.zeros_like(tensor)) for tensor in given]
+            sends = tf.reduce_any(tf.equal(context.replica_id_in_sync_group, senders))
+            kept = [tf.where(sends, tensor, tf.zeros_like(tensor)) for tensor in given]
             return [context.all_reduce(tf.distribute.ReduceOp.SUM, tensor) for tensor in kept]
 
-        return strategy.run(first, args=(given,))
+        return strategy.run(summed, args=(given,))
 
-    # float32 holds every weight exactly, and every count that is sent.
+    # float32 holds every weight exactly, and every count and byte that is sent.
     found = gathered([tf.constant(array, tf.float32) for array in own])
     return [
         strategy.experimental_local_results(tensor)[0].numpy().astype(array.dtype)
@@ -137,8 +174,28 @@ def _chosen() -> str:
     return "mirrored" if len(tf.config.list_physical_devices("GPU")) > 1 else "none"
 
 
+def waiting_note(name: str) -> str | None:
+    """What to say before `make_strategy` waits for other workers; None where it does not."""
+    if name not in ("multi_worker", "auto") or not os.environ.get("TF_CONFIG"):
+        return None
+    found = _cluster()
+    task, own = found["task"], _address(found)
+    others = [address for of_job in found["cluster"].values() for address in of_job]
+    others.remove(own)
+    if not others:
+        return None
+    return (
+        f"This is {task['type']} {task['index']} at {own}; it waits for "
+        f"{first_ones(others)}, which run the same command."
+    )
+
+
 def _cluster() -> dict[str, Any]:
-    """The contents of TF_CONFIG."""
+    """The contents of TF_CONFIG.
+
+    Raises:
+        RunError: it describes no cluster, or addresses that are none.
+    """
     text = os.environ.get("TF_CONFIG", "")
     try:
         values = json.loads(text)
@@ -146,13 +203,67 @@ def _cluster() -> dict[str, Any]:
         index, workers = found["task"]["index"], found["cluster"][found["task"]["type"]]
         # A negative index would count from the end.
         workers[index if index >= 0 else len(workers)]
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+        problems = _address_problems(found["cluster"])
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise RunError(
             f"TF_CONFIG={text!r}: expected the cluster and the task of this process, such as "
             '{"cluster": {"worker": ["first:2222", "second:2222"]}, "task": {"type": "worker", '
             '"index": 0}}; set it, or choose another distribution.'
         ) from error
+    if problems:
+        raise RunError(list_problems("TF_CONFIG", problems))
     return found
+
+
+def _address_problems(cluster: dict[str, Any]) -> list[str]:
+    """What is wrong with the addresses of a cluster; raises TypeError where they are no lists."""
+    if not all(isinstance(addresses, list) for addresses in cluster.values()):
+        raise TypeError("addresses that are not in lists")
+    named = [(job, address) for job, addresses in cluster.items() for address in addresses]
+    problems = [
+        f"cluster.{job}: received the address {address!r}, expected a host and a port from 1 to "
+        f"{_LAST_PORT}, such as 'first:2222'; correct it."
+        for job, address in named
+        if not _is_address(address)
+    ]
+    addresses = [str(address) for _, address in named]
+    twice = sorted({address for address in addresses if addresses.count(address) > 1})
+    if twice:
+        problems.append(
+            f"cluster: received {first_ones(twice)} more than once, expected an address of its own "
+            "for each process; correct it."
+        )
+    return problems
+
+
+def _is_address(address: Any) -> bool:
+    host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
+    known = bool(host.strip()) and not set(host) & set(" /\t\n,")
+    return known and port.isascii() and port.isdigit() and 0 < int(port[:6]) <= _LAST_PORT
+
+
+def _address(found: dict[str, Any]) -> str:
+    """The address of this process."""
+    return str(found["cluster"][found["task"]["type"]][found["task"]["index"]])
+
+
+def _expect_free_port(found: dict[str, Any]) -> None:
+    """Raises RunError where this process cannot listen on its port: gRPC would abort, or share it.
+
+    It listens on all addresses of the machine, whatever the host in front of the port.
+    """
+    port = int(_address(found).rpartition(":")[2])
+    try:
+        with socket.socket() as one:
+            if os.name != "nt":  # where it would take a port that is in use
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            one.bind(("", port))
+    except OSError as error:
+        raise RunError(
+            f"TF_CONFIG: received the port {port} for this process, which cannot be opened "
+            f"({error.strerror}), expected a free one; end the process that has it, give each "
+            "process its own task.index, or choose another port on all of them."
+        ) from error
 
 
 def _tpu_strategy() -> tf.distribute.Strategy:

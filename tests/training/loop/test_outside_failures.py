@@ -1,5 +1,6 @@
 import errno
 import os
+import pathlib
 import signal
 
 import pytest
@@ -35,6 +36,17 @@ def test_a_lost_worker_is_one_message_with_the_fix(tmp_path, monkeypatch, kind):
     expected = r"\(Collective ops is aborted by: Socket closed\), .* start the same command on all"
     with pytest.raises(RunError, match=expected):
         told(tmp_path, kind(None, None, LOST))
+
+
+@pytest.mark.parametrize("name", ["dd", "node", "Collective", "aborted by"])
+def test_a_lost_worker_is_none_of_a_folder_whose_name_is_in_the_message(name, monkeypatch):
+    monkeypatch.setattr(outside_failures, "shard_of", lambda strategy: Shard(worker=0, workers=2))
+    lost = f"{LOST}\nAdditional GRPC error; failed to connect to all addresses; last error: {name}"
+    with pytest.raises(RunError, match=r"another worker no longer answers"):
+        told(pathlib.Path(name), tf.errors.UnavailableError(None, None, lost))
+    full = f"{name}/checkpoints/ckpt-1.index; No space left on device"
+    with pytest.raises(RunError, match=r"can no longer be written to .*No space left on device"):
+        told(pathlib.Path(name), tf.errors.ResourceExhaustedError(None, None, full))
 
 
 def test_one_process_has_lost_nobody(tmp_path):

@@ -1,4 +1,5 @@
 import json
+import socket
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from sat_tf.data.arrays import ArraySource
 from sat_tf.data.shards import Shard
 from sat_tf.messages import RunError
 from sat_tf.training.loop.stage import train_stage
-from sat_tf.training.step.distribution import make_strategy, shard_of, writes_files
+from sat_tf.training.step.distribution import make_strategy, shard_of, waiting_note, writes_files
 from tests.training import processes
 from tests.training.loop.test_stage import make_run
 from tests.training.small import small_float_model, small_images, small_quantized_model
@@ -77,6 +78,32 @@ def test_a_tf_config_that_describes_no_cluster_is_an_error_that_shows_one(monkey
     monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(RunError, match=r'expected the cluster and the task .*"first:2222"'):
         make_strategy("multi_worker")
+
+
+@pytest.mark.parametrize(
+    "address", ["first", "first:", "first:port", "first:0", "first:99999", ":2222", "a b:1", 5]
+)
+def test_bad_addresses_are_named_before_anything_waits(monkeypatch, address):
+    cluster = {"cluster": {"worker": ["localhost:2222", address, address]}, "task": TASK}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
+    with pytest.raises(RunError) as error:
+        make_strategy("multi_worker")
+    text = str(error.value)
+    assert "TF_CONFIG: 3 problems" in text
+    assert f"received the address {address!r}, expected a host and a port" in text
+    assert f"received {address} more than once" in text
+
+
+def test_a_port_in_use_is_named_before_anything_waits(monkeypatch):
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        cluster = {"cluster": {"worker": [f"localhost:{port}", "other:1"]}, "task": TASK}
+        monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
+        with pytest.raises(RunError, match=rf"the port {port} for this process, .*expected a free"):
+            make_strategy("multi_worker")
+        assert "worker 0" in waiting_note("auto")
+        assert "waits for other:1" in waiting_note("auto")
+    assert waiting_note("mirrored") is None
 
 
 # 33 images do not divide evenly between two, and 96 do not between batches of 33.

@@ -1,0 +1,87 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import tensorflow as tf
+
+from sat_tf.data.arrays import ArraySource
+from sat_tf.messages import RunError
+from sat_tf.training.config.config import parse_config
+from sat_tf.training.loop import workers
+from sat_tf.training.loop.workers import expect_same_on_all_workers
+from tests.training import processes
+from tests.training.small import small_images
+
+SOURCE = ArraySource(small_images())
+
+
+def told(monkeypatch, *of_workers):
+    """What the workers with these settings say, each of which has to say the same."""
+    configs = [
+        parse_config("{name: small, data: {name: digits}, model: {name: mobilenet_v2}}", settings)
+        for settings in of_workers
+    ]
+    sent = []
+    for passes in (False, True):  # all are sent before one is read
+        said = set()
+        for config in configs:
+            monkeypatch.setattr(
+                workers,
+                "from_all_workers",
+                lambda strategy, text, passes=passes: (
+                    sent if passes else sent.append(text) or [text]
+                ),
+            )
+            try:
+                expect_same_on_all_workers(tf.distribute.get_strategy(), config, SOURCE)
+            except RunError as error:
+                said.add(str(error))
+    return said
+
+
+def test_workers_with_the_same_settings_start(monkeypatch):
+    assert not told(monkeypatch, ["seed=3"], ["seed=3"])
+    here, there = (
+        f"data={{name: folder, options: {{data_dir: {name}, image_size: 8}}}}" for name in "ab"
+    )
+    assert not told(monkeypatch, [here], [there])
+
+
+def test_all_workers_name_the_settings_that_differ(monkeypatch):
+    rate = "stages.float.base_learning_rate=0.1"
+    (text,) = told(monkeypatch, ["seed=3"], ["seed=4", rate, "stages.quantized=null"])
+    assert text.startswith("workers of one run that are not to do the same: 3 problems")
+    assert "seed: 3 in worker 0, 4 in worker 1" in text
+    assert "stages.float.base_learning_rate: 0.05 in worker 0, 0.1 in worker 1" in text
+    assert text.endswith("Start the same command with the same settings on all of them.")
+
+
+@pytest.mark.slow
+def test_two_processes_with_other_seeds_refuse_to_start(tmp_path):
+    ports = processes.free_ports(2)
+    cluster = {"worker": [f"localhost:{port}" for port in ports]}
+    command = ["train", "--run_dir", str(tmp_path / "run")]
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-m", "sat_tf", *command, "--seed", str(index)],
+            cwd=processes.ROOT,
+            env={
+                **os.environ,
+                "TF_CONFIG": json.dumps(
+                    {"cluster": cluster, "task": {"type": "worker", "index": index}}
+                ),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    for process in running:
+        said, errors = process.communicate(timeout=300)
+        assert process.returncode == 2, said + errors[-4000:]
+        assert "it waits for localhost" in said
+        assert "seed: 0 in worker 0, 1 in worker 1" in errors
+    assert not (tmp_path / "run").exists()
