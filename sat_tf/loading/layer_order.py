@@ -13,6 +13,7 @@ from sat_tf.loading.trust import keras_classes
 # What tf_keras writes instead of a layer's name in front of a constant.
 _CONSTANT = "_CONSTANT_VALUE"
 _MODELS = ("Functional", "Model", "Sequential")
+_FUNCTIONS = ("TFOpLambda", "SlicingOpLambda")
 _OURS = "sat_tf>"
 
 # The name of a layer, and which of its calls.
@@ -61,6 +62,10 @@ def _check_layers(layers: list[dict[str, Any]], known: frozenset[str]) -> None:
         for name, of_layer in nodes.items()
         for number, node in enumerate(of_layer)
     }
+    functions = {layer["name"] for layer in layers if layer.get("class_name") in _FUNCTIONS}
+    for (name, _), of_call in read.items():
+        if name in functions and not of_call:  # tf_keras would call it at once, on its numbers
+            raise ValueError(f"{name}: received a function of no tensor, expected one of some")
     # Layers whose calls are counted from 1, as far as the calls that are read show it.
     past = {
         name for of_call in read.values() for name, index in of_call if _is_past(nodes, name, index)

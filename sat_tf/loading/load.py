@@ -55,9 +55,10 @@ def load_model(path: str | os.PathLike[str], *, safe_mode: bool = True) -> "kera
         with named_by_content(file) as name, _loading(file.weight_bytes):
             import tf_keras as keras
 
-            check_order(file.config)
             if safe_mode:
                 trust.check(file.config)
+            check_order(file.config)
+            if safe_mode:
                 return keras.models.load_model(name, compile=False)
             with trusted_maker():
                 return keras.models.load_model(name, compile=False, safe_mode=False)
@@ -109,8 +110,8 @@ def _from_folder(path: pathlib.Path, safe_mode: bool) -> "keras.Model":
             return keras.models.load_model(path, compile=False)
     config = saved_model.saved_model_config(path)
     with _loading(saved_model.variable_bytes(path)):
-        check_order(config)
         trust.check(config)
+        check_order(config)
         return saved_model.rebuilt(path, config)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from sat_tf.atomic_file import expect_path
+from sat_tf.loading.size import expect_usual_size
 from sat_tf.messages import reason_of
 from sat_tf.zip_archive import expect_honest, is_archive, opened_archive, read_member
 
@@ -143,6 +144,7 @@ def _opened(path: pathlib.Path) -> ModelFile:
         ) from error
     if not isinstance(config, dict):
         raise ValueError("received a file without the configuration of a model")
+    expect_usual_size(config)
     return ModelFile(path, ".h5" if _is_hdf5(path) else ".keras", version, config, weight_bytes)
 
 

@@ -10,7 +10,9 @@ import pathlib
 from typing import TYPE_CHECKING, Any
 
 from sat_tf.loading.model_file import OtherFileError
+from sat_tf.loading.size import expect_usual_size
 from sat_tf.loading.trust import SWITCH, UntrustedModelError
+from sat_tf.messages import first_ones
 
 if TYPE_CHECKING:
     import tf_keras as keras
@@ -62,6 +64,7 @@ def saved_model_config(path: pathlib.Path) -> dict[str, Any]:
             "which can only be run as a program, expected one that tf_keras wrote of such a model; "
             f"save it as .keras, or {SWITCH}."
         )
+    expect_usual_size(found)
     return found
 
 
@@ -93,5 +96,15 @@ def rebuilt(path: pathlib.Path, config: dict[str, Any]) -> "keras.Model":
 
 
 def variable_bytes(path: pathlib.Path) -> int:
-    """Bytes of the variables of a SavedModel on disk, where they are not compressed."""
-    return sum(file.stat().st_size for file in (path / _VARIABLES).parent.glob("variables.data-*"))
+    """Bytes of the variables of a SavedModel on disk, where they are not compressed.
+
+    Raises:
+        ValueError: something else than files is among them; a pipe would wait for its writer.
+    """
+    found = sorted((path / _VARIABLES).parent.glob(f"{_VARIABLES.name}.*"))
+    if others := [file.name for file in found if not file.is_file()]:
+        raise ValueError(
+            f"received a SavedModel whose variables are no files ({first_ones(others)}), expected "
+            "those that TensorFlow wrote"
+        )
+    return sum(file.stat().st_size for file in found if ".data-" in file.name)
