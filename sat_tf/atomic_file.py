@@ -2,10 +2,16 @@
 
 import contextlib
 import errno
+import functools
+import hashlib
 import importlib
 import importlib.util
 import os
 import pathlib
+import re
+import shutil
+import socket
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator
@@ -77,8 +83,11 @@ def renamed_when_done(path: pathlib.Path) -> Iterator[pathlib.Path]:
     Renaming is atomic: nobody ever sees half a file, even if the writer is killed; a unique
     temporary name separates two writers of the same file. The contents are on the disk before the
     file is renamed: otherwise a power cut could leave an empty file of that name.
+
+    What killed writers have left in the folder is removed first.
     """
-    temporary = path.with_name(f".{uuid.uuid4().hex}{path.suffix}")
+    remove_left_files(path.parent)
+    temporary = path.with_name(f".{_own_prefix()}{uuid.uuid4().hex}{path.suffix}")
     try:
         yield temporary
         on_disk(temporary)
@@ -87,6 +96,78 @@ def renamed_when_done(path: pathlib.Path) -> Iterator[pathlib.Path]:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def temporary_folder() -> "tempfile.TemporaryDirectory[str]":
+    """A new folder for temporary files, once what killed processes have left is removed."""
+    remove_left_files(pathlib.Path(tempfile.gettempdir()))
+    return tempfile.TemporaryDirectory(prefix=_own_prefix())
+
+
+_LEFT = re.compile(r"\.?sat_tf-(?P<machine>[0-9a-f]{8})-(?P<process>\d+)-(?P<start>\d+)-")
+_A_DAY = 24 * 60 * 60
+
+
+def remove_left_files(folder: pathlib.Path) -> None:
+    """Removes temporary files of this user whose process has ended.
+
+    Where that cannot be told, because another machine has made them, they have to be a day old.
+    """
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            found = _LEFT.match(entry.name)
+            if found is None or not _is_left(entry, **found.groupdict()):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            else:
+                with contextlib.suppress(OSError):
+                    os.unlink(entry.path)
+
+
+def _is_left(entry: "os.DirEntry[str]", machine: str, process: str, start: str) -> bool:
+    facts = entry.stat(follow_symlinks=False)
+    if hasattr(os, "getuid") and facts.st_uid != os.getuid():
+        return False
+    if machine == _machine():
+        return _start_of(int(process)) != start
+    return time.time() - facts.st_mtime > _A_DAY
+
+
+def _own_prefix() -> str:
+    """What the temporary files of this process begin with."""
+    return f"sat_tf-{_machine()}-{os.getpid()}-{_start_of(os.getpid())}-"
+
+
+@functools.cache
+def _machine() -> str:
+    """A name for all that sees the same processes: a machine since its start, or a container."""
+    facts = [socket.gethostname()]
+    with contextlib.suppress(OSError):
+        facts.append(pathlib.Path("/proc/sys/kernel/random/boot_id").read_text())
+        facts.append(os.readlink("/proc/self/ns/pid"))
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:8]
+
+
+def _start_of(process: int) -> str | None:
+    """When a process has started, in a unit of the system, or "0"; None where it has ended."""
+    try:
+        state, *facts = pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return None if state == "Z" else facts[18]
+    except FileNotFoundError:
+        if os.path.exists("/proc/self/stat"):
+            return None
+    except OSError:
+        return "0"
+    if os.name == "nt":  # where asking for a process would end it
+        return "0"
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return None
+    except OSError:  # one of another user
+        pass
+    return "0"
 
 
 def on_disk(path: pathlib.Path) -> None:

@@ -1,6 +1,8 @@
 import errno
 import os
+import subprocess
 import sys
+import time
 import types
 
 import pytest
@@ -29,6 +31,48 @@ def test_an_older_file_stays_when_the_block_fails(tmp_path):
         write_half()
     assert (tmp_path / "a.json").read_text() == "old"
     assert os.listdir(tmp_path) == ["a.json"]
+
+
+WRITER = """
+import pathlib, sys, time
+from sat_tf.atomic_file import temporary_folder, written_whole
+folder = temporary_folder()
+with written_whole(pathlib.Path(sys.argv[1], "b.json")) as temporary:
+    temporary.write_text("half")
+    print(temporary.name, folder.name, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows cannot tell which processes have ended")
+def test_what_killed_writers_left_is_removed_and_nothing_of_a_living_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, tmp_path], stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    (left, left_folder), (kept, kept_folder) = (one.stdout.readline().split() for one in writers)
+    elsewhere = [tmp_path / left.replace(left[8:16], machine) for machine in ("0" * 8, "1" * 8)]
+    for path in elsewhere:
+        path.write_text("of another machine")
+    os.utime(elsewhere[1], (0, 0))
+    (tmp_path / ".sat_tf-notes").write_text("of the user")
+    writers[0].kill()  # it is waited for below: what the system still lists has ended, too
+    try:
+        until_gone = time.monotonic() + 30
+        while (tmp_path / left).exists() and time.monotonic() < until_gone:
+            with written_whole(tmp_path / "a.json") as temporary:
+                temporary.write_text("new")
+        expected = {"a.json", ".sat_tf-notes", kept, os.path.basename(kept_folder)}
+        expected.add(elsewhere[0].name)
+        assert set(os.listdir(tmp_path)) == expected
+        assert not os.path.exists(left_folder)
+    finally:
+        for one in writers:
+            one.kill()
+            one.communicate()
 
 
 def test_a_full_disk_is_named_and_leaves_the_older_file(tmp_path):

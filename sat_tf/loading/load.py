@@ -4,11 +4,10 @@ import contextlib
 import os
 import pathlib
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from sat_tf.atomic_file import expect_path
+from sat_tf.atomic_file import expect_path, temporary_folder
 from sat_tf.loading import saved_model, trust
 from sat_tf.loading.layer_order import check_order
 from sat_tf.loading.model_file import ModelFile, OtherFileError, open_model_file
@@ -77,7 +76,7 @@ def named_by_content(file: ModelFile) -> Iterator[pathlib.Path]:
     if file.path.suffix == file.suffix:
         yield file.path
         return
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder() as folder:
         name = pathlib.Path(folder, f"model{file.suffix}")
         try:
             name.symlink_to(file.path.resolve())

@@ -2,12 +2,12 @@
 
 import dataclasses
 import pathlib
-import tempfile
 import zipfile
 from collections.abc import Sequence
 
 import numpy as np
 
+from sat_tf.atomic_file import temporary_folder
 from sat_tf.export.certificate.certificate import ImagesFrom
 from sat_tf.export.certificate.device_check import DeviceCheck
 from sat_tf.export.certificate.proof import Subject
@@ -50,7 +50,7 @@ def check_emulated(
     work = sum(operation.multiply_adds(subject.graph) for operation in subject.graph.operations)
     seconds = _SECONDS_TO_START + len(images) * work / _MULTIPLY_ADDS_PER_SECOND
     found = []
-    with tempfile.TemporaryDirectory() as name:
+    with temporary_folder() as name:
         folder = pathlib.Path(name)
         path = folder / "kit.zip"
         kit = pack_kit(

@@ -2,14 +2,13 @@
 
 import contextlib
 import errno
-import re
 from collections.abc import Iterator
 
 import tensorflow as tf
 
 from sat_tf.data.source import ImageSource, ReadingError
 from sat_tf.messages import RunError
-from sat_tf.training.state.run_folder import RunFolder
+from sat_tf.training.state.run_folder import RunFolder, is_about_a_file
 from sat_tf.training.step.distribution import shard_of
 
 
@@ -71,7 +70,7 @@ def outside_failures_explained(
     try:
         yield
     except tf.errors.OpError as error:
-        if _names_a_file(error.message, folder):
+        if is_about_a_file(error, folder.path):
             raise _refused(folder, _last_line(error.message)) from error
         if shard_of(strategy).workers > 1 and _is_of_workers(error):
             raise RunError(
@@ -92,12 +91,6 @@ def _refused(folder: RunFolder, reason: str) -> RunError:
         "one until the run ends; free some space, or fix its permissions.\n"
         "Then the same command resumes from the last checkpoint."
     )
-
-
-def _names_a_file(message: str, folder: RunFolder) -> bool:
-    """Whether a message of TensorFlow is about a file of a folder: "PATH; REASON"."""
-    path = re.escape(str(folder.path))
-    return re.search(rf"(?<![\w./-]){path}(/[^;\n]*)?; ", message) is not None
 
 
 def _is_of_workers(error: tf.errors.OpError) -> bool:

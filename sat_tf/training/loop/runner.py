@@ -3,7 +3,6 @@
 import contextlib
 import pathlib
 import shutil
-import tempfile
 import warnings
 from collections.abc import Callable
 
@@ -12,6 +11,7 @@ import tf_keras as keras
 from rich.console import Console
 
 from sat_tf import data, models
+from sat_tf.atomic_file import temporary_folder
 from sat_tf.data.source import ImageSource
 from sat_tf.export.deployed import DeployedModel, deployed_model
 from sat_tf.export.snapping import snap_biases
@@ -305,7 +305,7 @@ def train(
             console.print("This run is finished; these are its results.", highlight=False)
             return Results.read(folder)
     interruption = Interruption()
-    with interruption.catching_signals(), tempfile.TemporaryDirectory() as elsewhere:
+    with interruption.catching_signals(), temporary_folder() as elsewhere:
         if config.training.deterministic_ops:
             tf.config.experimental.enable_op_determinism()
         # Dropout then draws from generators that every step can set.

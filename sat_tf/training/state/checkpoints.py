@@ -5,7 +5,7 @@ import dataclasses
 import math
 import pathlib
 import re
-import tempfile
+import shutil
 import warnings
 from collections.abc import Iterable
 
@@ -13,9 +13,10 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.atomic_file import on_disk
+from sat_tf.atomic_file import on_disk, temporary_folder
 from sat_tf.messages import RunError, first_ones
 from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.training.state.run_folder import is_about_a_file
 from sat_tf.training.step.learner import Learner
 
 _MOST_NAMED = 3
@@ -139,8 +140,14 @@ class Checkpoints:
             step=self._step,
         )
         # All processes have to save together; what the others write is thrown away.
-        self._elsewhere = None if writes else tempfile.TemporaryDirectory()
+        self._elsewhere = None if writes else temporary_folder()
         self._own = folder if self._elsewhere is None else pathlib.Path(self._elsewhere.name)
+        # Of a process that was killed while it saved: nobody else writes here now.
+        for left in self._own.glob("ckpt-*temp*"):
+            if left.is_dir():
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                _remove([left])
 
     @property
     def latest(self) -> str | None:
@@ -209,7 +216,7 @@ class Checkpoints:
             on_disk(self._own)
         except (tf.errors.OpError, OSError) as error:
             _remove(_files(self._own).get(number, ()))
-            if isinstance(error, tf.errors.OpError) and str(self._own) not in str(error):
+            if isinstance(error, tf.errors.OpError) and not is_about_a_file(error, self._own):
                 raise  # of another worker, not of a file
             raise RunError(
                 f"{self.folder}: a checkpoint cannot be written ({_reason(error)}), expected a "

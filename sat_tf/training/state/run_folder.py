@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -276,3 +277,9 @@ class RunFolder:
             f"run folder {self.path}: {error.strerror}; expected a folder that can be created and "
             "written to; choose another one."
         )
+
+
+def is_about_a_file(error: Exception, folder: pathlib.Path) -> bool:
+    """Whether an error of TensorFlow says "PATH; REASON" of a folder, or of a file in it."""
+    path = re.escape(str(folder))
+    return re.search(rf"(?<![\w./-]){path}(/[^;\n]*)?; ", str(error)) is not None
