@@ -1,14 +1,62 @@
 """Error messages: what was received, what was expected, and the fix; every problem at once."""
 
 import difflib
+import itertools
+import re
 import sys
 import warnings
 from collections.abc import Iterable
 from typing import Any
 
+# A message is read by people: what a file or a caller has put into it is shown in part.
+_MOST_OF_A_NAME, _MOST_OF_A_LINE, _MOST_IN_ALL, _MOST_KNOWN = 200, 2000, 20_000, 100
+# What moves the cursor of a terminal, rings its bell, or turns the direction of its text.
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def printable(text: str) -> str:
+    r"""Returns text with its control characters as Python writes them; lines and tabs stay.
+
+    >>> printable("layer\x1b[2J")
+    'layer\\x1b[2J'
+    """
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def shortened(text: str, most: int = _MOST_OF_A_LINE) -> str:
+    """Returns the ends of a text that is longer than `most`, and how long it is.
+
+    >>> shortened("abcdefghij", 4)
+    'ab ... ij (10 characters)'
+    """
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]} ... {text[-half:]} ({len(text):,} characters)"
+
+
+def shown(message: object) -> str:
+    r"""Returns a message as it is shown: printable, and of bounded length.
+
+    >>> shown("\n".join(["layers:", *["x" * 900] * 30, "Fix them."])).splitlines()[-2:]
+    ['  ... and 8 more lines', 'Fix them.']
+    """
+    lines = [shortened(line) for line in printable(str(message)).split("\n")]
+    ends = itertools.accumulate(len(line) + 1 for line in lines)
+    kept = sum(end <= _MOST_IN_ALL for end in ends)
+    if kept < len(lines) - 1:  # the last line is often the fix
+        more = len(lines) - 1 - kept
+        lines = [*lines[:kept], f"  ... and {more:,} more lines", lines[-1]]
+    return "\n".join(lines)
+
 
 class RunError(ValueError):
     """A run cannot start or resume; the message says what was received, expected, and the fix."""
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(shown(message))
 
 
 _BETWEEN = ("sat_tf", "dataclasses", "tensorflow_model_optimization", "tf_keras", "keras")
@@ -26,7 +74,7 @@ def did_you_mean(received: str, known: Iterable[str]) -> str:
     nearest = difflib.get_close_matches(str(received), names, n=1, cutoff=0.6)
     if nearest:
         return f"Did you mean {nearest[0]}?"
-    return f"Known: {', '.join(names)}."
+    return f"Known: {first_ones(names, _MOST_KNOWN)}."
 
 
 def first_ones(names: Iterable[object], most: int = 5, *, between: str = ", ") -> str:
@@ -35,7 +83,7 @@ def first_ones(names: Iterable[object], most: int = 5, *, between: str = ", ") -
     >>> first_ones(["a", "b", "c"], 2), first_ones([1, 2])
     ('a, b and 1 more', '1, 2')
     """
-    listed = list(map(str, names))
+    listed = [shortened(printable(str(name)), _MOST_OF_A_NAME) for name in names]
     more = len(listed) - most
     end = between.rstrip(", ")  # a comma alone needs none before the last
     return between.join(listed[:most]) + (f"{end} and {more} more" if more > 0 else "")
@@ -65,7 +113,8 @@ def reason_of(error: BaseException) -> str:
     >>> reason_of(OSError("disk full")), reason_of(OSError())
     ('disk full', 'OSError')
     """
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+    lines = str(error).splitlines()
+    return shortened(printable(lines[0])) if lines else type(error).__name__
 
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:
@@ -73,7 +122,7 @@ def warn(text: str, category: type[Warning] = UserWarning) -> None:
     level = 2
     while _package(level) in _BETWEEN:
         level += 1
-    warnings.warn(text, category, stacklevel=level)
+    warnings.warn(shown(text), category, stacklevel=level)
 
 
 def _package(level: int) -> str:
@@ -93,7 +142,7 @@ def list_problems(subject: str, problems: Iterable[str]) -> str:
     """
     lines = list(problems)
     count = f"{len(lines)} problem{'s' if len(lines) != 1 else ''}"
-    return "\n".join([f"{subject}: {count}", *(f"  - {line}" for line in lines)])
+    return shown("\n".join([f"{subject}: {count}", *(f"  - {line}" for line in lines)]))
 
 
 def listed_problems(error: Exception) -> list[str]:

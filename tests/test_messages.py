@@ -24,6 +24,35 @@ def test_names_that_are_no_text_have_no_nearest():
     assert did_you_mean(3, ["a", "b"]) == "Known: a, b."
 
 
+ATTACK = "conv\x1b]0;owned\x07\r\x9b2J\u202e"
+
+
+def test_control_characters_and_giants_are_not_in_messages():
+    for text in (
+        str(messages.RunError(f"{ATTACK}: {'x' * 131_000}")),
+        list_problems(ATTACK, [ATTACK] * 10_000),
+        messages.first_ones([ATTACK] * 9000),
+        messages.reason_of(ValueError(f"{ATTACK}{'x' * 131_000}")),
+        did_you_mean("x", [f"{ATTACK}{number}" for number in range(9000)]),
+    ):
+        assert not set(text) & set("\x1b\x07\r\x9b\u202e")
+        assert r"conv\x1b]0;owned\x07" in text
+        assert len(text) < 25_000
+    with pytest.warns(UserWarning, match="conv") as caught:
+        messages.warn(ATTACK * 10_000)
+    assert "\x1b" not in str(caught[0].message)
+    assert len(str(caught[0].message)) < 3000
+
+
+def test_what_is_short_and_printable_stays_as_it_is():
+    text = "größe 模型 \U0001f600: received\tone\n  - two"
+    assert messages.shown(text) == text
+    many = [
+        f"layer {number}: received what is not known, expected a layer" for number in range(200)
+    ]
+    assert list_problems("model", many).endswith(f"  - {many[-1]}")
+
+
 def test_every_problem_has_a_line_of_its_own():
     problems = (text for text in ["first.", "second."])
     assert list_problems("thing", problems) == "thing: 2 problems\n  - first.\n  - second."

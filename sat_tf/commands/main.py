@@ -29,7 +29,8 @@ from sat_tf.commands import (
 )
 from sat_tf.commands.options import with_negative_ranges
 from sat_tf.data.source import ReadingError
-from sat_tf.messages import RunError
+from sat_tf.messages import RunError, shown
+from sat_tf.presentation.console import make_console
 from sat_tf.version import __version__
 
 _FAILED = 1
@@ -78,18 +79,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _show_warning(message: Warning | str, *where: Any, **further: Any) -> None:
     """A warning of a library as a line for who does not see the code that it points at."""
     del where, further
-    console = Console(stderr=True)
+    console = make_console(stderr=True)
     console.print(
-        f"warning: {message}", style="yellow", highlight=False, markup=False, soft_wrap=True
+        f"warning: {shown(message)}", style="yellow", highlight=False, markup=False, soft_wrap=True
     )
 
 
 def _output() -> Console:
     """Standard output; in a file or a pipe every row of a table stays on one line."""
-    console = Console()
+    console = make_console()
     if console.is_terminal or "COLUMNS" in os.environ:
         return console
-    return Console(width=_WIDTH_WITHOUT_TERMINAL)
+    return make_console(width=_WIDTH_WITHOUT_TERMINAL)
 
 
 def report_errors(command: Callable[[], bool | None]) -> int:
@@ -101,12 +102,14 @@ def report_errors(command: Callable[[], bool | None]) -> int:
     Returns:
         The exit status; see `main`.
     """
-    errors = Console(stderr=True)
+    errors = make_console(stderr=True)
     try:
         return _FAILED if command() is False else 0
     # An OSError is a full disk, or a folder that vanished.
     except (RunError, ReadingError, OSError) as error:
-        errors.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        errors.print(
+            f"error: {shown(error)}", style="red", highlight=False, markup=False, soft_wrap=True
+        )
         return _BAD_INPUT
     except Exception as error:
         if not _is_out_of_memory(error):

@@ -6,6 +6,7 @@ import os
 import pathlib
 from typing import NamedTuple
 
+from sat_tf import messages
 from sat_tf.messages import first_ones, list_problems
 
 TRAIN = "train"
@@ -286,9 +287,10 @@ def _split(folder: pathlib.Path, classes: list[str], unreadable: list[OSError]) 
 
 
 def printable(name: str | os.PathLike[str]) -> str:
-    """A file name as one line of text; names need neither be UTF-8 nor free of line breaks."""
+    """A file name as one line of text; names need not be UTF-8, nor free of line breaks."""
     text = os.fsencode(name).decode("utf-8", "backslashreplace")
-    return " ".join(text.split()) if len(text.splitlines()) > 1 else text
+    text = " ".join(text.split()) if len(text.splitlines()) > 1 else text
+    return messages.printable(text)
 
 
 def _is_picture(name: str) -> bool:

@@ -26,6 +26,7 @@ from sat_tf.data.decoding import (
     PictureSource,
     first_good,
 )
+from sat_tf.data.folder_tree import printable
 from sat_tf.data.shards import Shard
 from sat_tf.data.source import NO_LABEL, ReadingError, expect_images
 from sat_tf.data.whole import JPEG
@@ -83,7 +84,7 @@ class RecordFiles:
                 pass
         except OSError as error:
             raise ReadingError(
-                f"{_printable(path)}: received a file that cannot be opened ({error.strerror}); "
+                f"{printable(path)}: received a file that cannot be opened ({error.strerror}); "
                 "expected the one found at the start; restore it."
             ) from error
 
@@ -177,7 +178,7 @@ def tfrecord_files(
         return whole.map(lambda serialized: (serialized,))
 
     part = RecordFiles(
-        names=[_printable(pathlib.Path(path).name) for path in kept],
+        names=[printable(pathlib.Path(path).name) for path in kept],
         counts=sizes,
         read=read,
         parse=parse,
@@ -219,10 +220,6 @@ def _are_even(counts: Sequence[int], batch_size: int, shard: Shard) -> bool:
     most = sum(sorted(counts, reverse=True)[: -(-len(counts) // shard.workers)])
     is_even = most * shard.workers <= (1.0 + _UNEVEN) * sum(counts)
     return shard.workers == 1 or (is_even and batch_size % (shard.workers * shard.replicas) == 0)
-
-
-def _printable(path: str) -> str:
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 # Files read at a time, interleaved.

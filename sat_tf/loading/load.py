@@ -12,6 +12,7 @@ from sat_tf.loading import saved_model, trust
 from sat_tf.loading.layer_order import check_order
 from sat_tf.loading.model_file import ModelFile, OtherFileError, open_model_file
 from sat_tf.loading.tensor_functions import trusted_maker
+from sat_tf.messages import shown
 
 if TYPE_CHECKING:
     import tf_keras as keras
@@ -62,9 +63,9 @@ def load_model(path: str | os.PathLike[str], *, safe_mode: bool = True) -> "kera
             with trusted_maker():
                 return keras.models.load_model(name, compile=False, safe_mode=False)
     except (trust.UntrustedModelError, OtherFileError) as error:
-        raise type(error)(f"{path}: {error}") from error
+        raise type(error)(shown(f"{path}: {error}")) from error
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise ValueError(shown(f"{path}: {error}")) from error
 
 
 @contextlib.contextmanager

@@ -12,6 +12,8 @@ from markupsafe import Markup
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from sat_tf.presentation.console import make_console
+
 Advance = Callable[[int], None]
 
 # What takes less has no bar.
@@ -103,7 +105,7 @@ class _TerminalBar:
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
-            console=Console(stderr=True),
+            console=make_console(stderr=True),
             transient=True,
         )
         self._task = self._progress.add_task(title, total=total, completed=done)

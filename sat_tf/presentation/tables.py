@@ -17,6 +17,7 @@ from rich.text import Text
 
 from sat_tf.atomic_file import written_whole
 from sat_tf.messages import RunError
+from sat_tf.presentation.console import make_console
 from sat_tf.presentation.page import render
 
 if TYPE_CHECKING:
@@ -212,7 +213,7 @@ class Table(Generic[_Row]):
 def printed(show: Callable[[Console], None], width: int) -> str:
     """The plain text that `show` prints on a console of this width."""
     text = io.StringIO()
-    show(Console(file=text, width=width))
+    show(make_console(file=text, width=width))
     return text.getvalue()
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import io
 from collections.abc import Mapping
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -12,6 +12,7 @@ from sat_tf.export.kernels.kernel_sets import X86, KernelSet
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.portability import Basis
 from sat_tf.export.tflite.tensors import Codes, Image, Tensor
+from sat_tf.presentation.console import make_console
 
 _LISTING_WIDTH = 160
 
@@ -71,7 +72,7 @@ class Graph:
             )
 
     def __str__(self) -> str:
-        console = Console(width=_LISTING_WIDTH, color_system=None, file=io.StringIO())
+        console = make_console(width=_LISTING_WIDTH, color_system=None, file=io.StringIO())
         with console.capture() as capture:
             console.print(graph_table(self))
         return capture.get()

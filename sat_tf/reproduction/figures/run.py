@@ -4,9 +4,9 @@ import pathlib
 import time
 from collections.abc import Callable
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from sat_tf.presentation.console import make_console
 from sat_tf.presentation.page import image_source, render_page
 from sat_tf.presentation.tables import Column, Table
 from sat_tf.reproduction.figures.figure import (
@@ -78,7 +78,7 @@ def run(
     Raises:
         RunError: a file cannot be written, or that of an older figure cannot be read.
     """
-    console = Console(stderr=True)
+    console = make_console(stderr=True)
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from sat_tf.messages import RunError, list_problems
+from sat_tf.presentation.console import make_console
 from sat_tf.reproduction.figures.figure import Figure, write_figure
 from sat_tf.reproduction.miniature import kappa
 from sat_tf.reproduction.miniature.claims import CLAIMS, ClaimVerdict, Judged, by_row, judge
@@ -90,7 +91,7 @@ def run(
                     [job],
                     folder,
                     results,
-                    Console(file=log, width=120),
+                    make_console(file=log, width=120),
                     report_step=_Steps(job, to_do, work, bar),
                 )
                 for config in configs_of(job):
