@@ -5,7 +5,9 @@ is, on the backend of the user; all else is done on its twin in tf_keras, which 
 see `sat_tf.keras3.conversion.twin`.
 """
 
+import dataclasses
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -28,6 +30,7 @@ def for_either(name: str, of_tf_keras: Callable[..., Any]) -> Callable[..., Any]
 def _both(of_tf_keras: Callable[..., Any], of_keras3: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(of_tf_keras)
     def function(*args: Any, **kwargs: Any) -> Any:
+        _expect_known(of_tf_keras, kwargs)
         model = args[0] if args else kwargs.get("model")
         if not is_keras3(model):
             return of_tf_keras(*args, **kwargs)
@@ -35,6 +38,23 @@ def _both(of_tf_keras: Callable[..., Any], of_keras3: Callable[..., Any]) -> Cal
         return of_keras3(of_tf_keras, model, *args[1:], **rest)
 
     return function
+
+
+def _expect_known(function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    """Raises TypeError where settings of the policy are given beside it, as in `bits=4`."""
+    known = inspect.signature(function).parameters
+    unknown = {name: repr(value) for name, value in arguments.items() if name not in known}
+    if not unknown or "policy" not in known:
+        return
+    from sat_tf.qat.policy import BitPolicy
+
+    bits = unknown.pop("bits", "bits")
+    if set(unknown) <= {field.name for field in dataclasses.fields(BitPolicy)}:
+        given = ", ".join([bits, *(f"{name}={value}" for name, value in unknown.items())])
+        raise TypeError(
+            f"{function.__name__}: received settings of the policy as arguments, expected them in "
+            f"the policy; call sat_tf.{function.__name__}(model, sat_tf.BitPolicy.mobile({given}))."
+        )
 
 
 def is_keras3(model: Any) -> bool:

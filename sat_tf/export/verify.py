@@ -2,7 +2,7 @@
 
 import os
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -240,10 +240,8 @@ def _names_of_outputs(model: keras.Model) -> list[set[str]]:
     """The names of each output for the user: of its layer, and its key in a dictionary."""
     quantized = _quantized(model)
     names = [{name, *_own_names(quantized, name)} for name in quantized.output_names]
-    structure = quantized._nested_outputs  # Keras has no public view of it
-    if isinstance(structure, Mapping):
-        for called, key in zip(names, sorted(structure), strict=True):
-            called.add(key)
+    for called, key in zip(names, Network(quantized).keys[1], strict=False):
+        called.add(key)
     return names
 
 

@@ -151,6 +151,19 @@ class Network:
             name, layer, inputs, takes_list, arguments, shape, types, makes_mask
         )
 
+    @property
+    def keys(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The keys of the inputs, and of the outputs, where the model has a dictionary of them.
+
+        They are in the order of `inputs` and of `outputs`, and empty for other structures. What is
+        nested has its whole path as a key, such as "boxes/0".
+        """
+        inputs, outputs = (
+            tuple(_paths(structure)) if isinstance(structure, Mapping) else ()
+            for structure in self._structures
+        )
+        return inputs, outputs
+
     def refuse_problems(self) -> None:
         """Raises ValueError, with all `problems`, where there are any."""
         if self.problems:
@@ -205,9 +218,9 @@ class Network:
         Raises:
             ValueError: it does not have one value for each input.
         """
-        structure, names = self._structures[0], list(self.inputs)
+        names = list(self.inputs)
         if isinstance(given, Mapping):
-            keys = sorted(structure) if isinstance(structure, Mapping) else names
+            keys = list(self.keys[0]) or names
             if set(keys) <= set(given):
                 return [given[key] for key in keys]
             if set(names) <= set(given):
@@ -317,6 +330,18 @@ class Network:
             self._calls.setdefault(id(node.layer), []).append(node)
             for producer in node.inputs:
                 self._consumers[producer].append(node.name)
+
+
+def _paths(structure: Any) -> Iterator[str]:
+    """The path of each tensor of a structure, in the order of `tf.nest.flatten`."""
+    if isinstance(structure, list | tuple):
+        structure = dict(enumerate(structure))
+    for key in sorted(structure):
+        inner = structure[key]
+        if tf.nest.is_nested(inner):
+            yield from (f"{key}/{path}" for path in _paths(inner))
+        else:
+            yield str(key)
 
 
 def _has_mask(tensor: Any) -> bool:

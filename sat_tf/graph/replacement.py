@@ -49,11 +49,11 @@ class OldCall:
             return self.node.call_args[position]
         return self.node.call_kwargs.get(name, default)
 
-    def readers(self) -> Iterator[keras.layers.Layer]:
-        """The layers that read what it makes."""
+    def readers(self) -> "Iterator[OldCall]":
+        """The calls that read what it makes."""
         for node in self.nodes:
             if any(tensor is self.node.outputs for tensor in node.keras_inputs):
-                yield node.layer
+                yield OldCall(node, self.nodes)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -166,11 +166,15 @@ def _separable(call: OldCall) -> list[NewLayer] | None:
 
 
 def _is_read_inside(call: OldCall) -> bool:
-    """Whether anything other than data movement to the output reads the layer."""
-    return any(
-        not (layer_kinds.role_of(reader).keeps_codes or layer_kinds.role_of(reader) is Role.SOFTMAX)
-        for reader in call.readers()
-    )
+    """Whether anything but the output reads the layer, directly or behind data movement."""
+    for reader in call.readers():
+        role = layer_kinds.role_of(reader.layer)
+        if role.keeps_codes:
+            if _is_read_inside(reader):
+                return True
+        elif role is not Role.SOFTMAX:
+            return True
+    return False
 
 
 def _pool(two_dimensional: Any) -> Callable[[OldCall], list[NewLayer] | None]:

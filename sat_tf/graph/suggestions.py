@@ -50,7 +50,8 @@ _FIXES = {
     "math.reduce_max": _REDUCED,
     "math.reduce_mean": _REDUCED,
     "math.reduce_min": "the smallest is -tf.reduce_max(-x)",
-    "math.reduce_sum": "tf.reduce_mean over [1, 2] times a number is quantized",
+    "math.reduce_sum": "write tf.reduce_mean(x, axes) * n for the sum of n values; of a mean, "
+    + _REDUCED,
     "math.subtract": _SUMMED,
     "math.truediv": "sat-tf divides by numbers: one, or one a channel",
     "nn.avg_pool": _POOLING,

@@ -1,5 +1,6 @@
 """Layers of sequences that are left float: in the file what they are in Keras, without noise."""
 
+import logging
 import os
 import re
 import sys
@@ -101,6 +102,7 @@ class _Loud:
         os.write(2, b"loc(\"here\"): error: 'tf.X' op has no form\n")
         warnings.warn("a warning of Python", stacklevel=1)
         print("progress", file=sys.stderr)
+        logging.getLogger("first").addHandler(logging.StreamHandler())
         raise RuntimeError("\n")
 
 
@@ -118,7 +120,13 @@ def test_output_of_native_code_is_kept_for_the_error_and_that_of_python_is_not_l
         assert sys.stderr is standard
     assert os.path.samestat(before, os.fstat(2))
     os.write(2, b"after\n")
-    assert capfd.readouterr().err == "progress\nafter\n"
+    # A handler that was made meanwhile writes where Python writes then.
+    (handler,) = logging.getLogger("first").handlers
+    logging.getLogger("first").removeHandler(handler)
+    with open(2, "w", closefd=False) as standard, monkeypatch.context() as patch:
+        patch.setattr(handler.stream, "lender", standard)
+        handler.emit(logging.makeLogRecord({"msg": "logged"}))
+    assert capfd.readouterr().err == "progress\nafter\nlogged\n"
 
 
 @pytest.mark.parametrize("around", [lambda layer: layer, L.Bidirectional])

@@ -238,6 +238,7 @@ def test_an_operation_without_a_layer_is_refused_by_its_name_or_left_float():
         ),
         (lambda x, y: tf.nn.pool(x, (2, 2), "MAX", dilations=(2, 2)), "without dilation"),
         (lambda x, y: tf.reduce_max(x, 1), r"channels, -1"),
+        (lambda x, y: tf.reduce_sum(x, -1), r"tf.reduce_mean\(x, axes\) \* n .* channels, -1"),
         (lambda x, y: tf.pad(x, [[0, 0], [1, 1], [0, 0], [0, 0]], "REFLECT"), "takes zeros"),
         (lambda x, y: tf.gather(x, [[0, 1]], axis=-1), "a list of numbers"),
         (lambda x, y: tf.minimum(x, MAP), "a tensor and one number"),
@@ -395,6 +396,26 @@ def test_a_layer_of_the_user_is_not_taken_for_a_weighted_sum():
 def test_a_softmax_at_the_end_stays_in_its_layer():
     model = keras.Sequential([L.Input((8,)), L.Dense(3, activation="softmax")])
     assert with_layers_for_operations(model) is model
+
+
+BEHIND_A_SOFTMAX = {
+    "dropout": [L.Dropout(0.1), L.Conv2D(2, 3)],
+    "largest": [L.MaxPooling2D(), L.Conv2D(2, 3)],
+    "flat": [L.Flatten(), L.Dense(2)],
+    "several": [L.ZeroPadding2D(), L.Dropout(0.1), L.Flatten(), L.Dense(2)],
+    "mean": [L.Dropout(0.1), L.AveragePooling2D()],
+    "sum": [L.Activation("linear"), L.GlobalAveragePooling2D(), L.Reshape((1, 4))],
+}
+
+
+@pytest.mark.parametrize("name", BEHIND_A_SOFTMAX)
+def test_a_softmax_that_is_read_behind_data_movement_gets_a_layer_of_its_own(name):
+    softmax = L.Conv2D(4, 3, activation="softmax", name="gate")
+    model = keras.Sequential([L.Input((8, 8, 3)), softmax, *BEHIND_A_SOFTMAX[name]])
+    quantized = sat_tf.quantize_model(model, 8)
+    assert quantized.get_layer("quant_gate_softmax").layer.activation.__name__ == "softmax"
+    found = with_layers_for_operations(model)(_images((8, 8, 3)))
+    np.testing.assert_array_equal(found, model(_images((8, 8, 3))))
 
 
 def test_a_layer_that_is_called_twice_stays_one_layer():

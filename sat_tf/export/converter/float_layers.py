@@ -7,7 +7,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import IO, Any, cast
 
 import tensorflow as tf
 import tf_keras as keras
@@ -169,6 +169,23 @@ def run_converter(converter: Any) -> bytes:
     return content
 
 
+class _Lent:
+    """A stream that writes where another one does, which can change.
+
+    A handler of the logging module that is made while `sys.stderr` is another stream keeps that
+    one for good, so that it must stay open.
+
+    Args:
+        lender: the other stream.
+    """
+
+    def __init__(self, lender: Any) -> None:
+        self.lender = lender
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.lender, name)
+
+
 @contextlib.contextmanager
 def _native_output_in(file: Any) -> Iterator[None]:
     """Sends what C++ code prints to the process' standard error into a file.
@@ -190,7 +207,9 @@ def _native_output_in(file: Any) -> Iterator[None]:
                     closefd=False,
                 )  # fmt: skip
                 stack.enter_context(kept)
-                stack.enter_context(contextlib.redirect_stderr(kept))
+                lent = _Lent(kept)
+                stack.callback(setattr, lent, "lender", stream)
+                stack.enter_context(contextlib.redirect_stderr(cast(IO[str], lent)))
             os.dup2(file.fileno(), 2)
             try:
                 yield

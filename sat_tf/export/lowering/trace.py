@@ -194,6 +194,7 @@ class _Tracer:
                 and pending.source in self.builder.tensors
             },
             more_outputs=tuple(outputs[1:]),
+            keys=self.network.keys,
         )
 
     # -- what a layer computes -----------------------------------------------------------------

@@ -30,6 +30,7 @@ class Graph:
         warnings: what its user should know.
         layer_outputs: the tensor with the output of each Keras layer that has one, by their names.
         more_outputs: names of the other output tensors.
+        keys: of the inputs, and of the outputs, where the model has a dictionary of them.
         storage_notes: why kernels are not stored in fewer bits, by the tensors of their layers.
         kernels: the kernels whose rounding `simulate` has; the portable part of a graph, which is
             most often all of it, has the same codes with any of XNNPACK's.
@@ -45,6 +46,7 @@ class Graph:
     warnings: tuple[str, ...] = ()
     layer_outputs: Mapping[str, str] = dataclasses.field(default_factory=dict)
     more_outputs: tuple[str, ...] = ()
+    keys: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     storage_notes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     kernels: KernelSet = X86
     moved_scales: Mapping[str, int] = dataclasses.field(default_factory=dict)

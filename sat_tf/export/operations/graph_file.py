@@ -40,7 +40,7 @@ def serialize(graph: Graph, metadata: Mapping[str, bytes], *, resizable: bool = 
     for operation in graph.operations:
         writer.begin(operation.output)
         operation.write(writer)
-    return writer.finish(graph.outputs, metadata)
+    return writer.finish(graph.outputs, metadata, graph.keys)
 
 
 def read_graph(content: bytes, name: str) -> Graph:

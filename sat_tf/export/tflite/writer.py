@@ -155,12 +155,19 @@ class Writer:
             setattr(operator.builtinOptions, option, value)
         self.subgraph.operators.append(operator)
 
-    def finish(self, outputs: Sequence[str], metadata: Mapping[str, bytes]) -> bytes:
+    def finish(
+        self,
+        outputs: Sequence[str],
+        metadata: Mapping[str, bytes],
+        keys: tuple[Sequence[str], Sequence[str]] = ((), ()),
+    ) -> bytes:
         """The file.
 
         Args:
             outputs: names of the output tensors, in order.
             metadata: what the file says of itself, by the names of its entries.
+            keys: what its signature calls the inputs, and the outputs; without any, it calls them
+                as their tensors are called.
         """
         self.subgraph.inputs = [self.indices[image.name] for image in self.images]
         self.subgraph.outputs = [self.indices[name] for name in outputs]
@@ -169,7 +176,7 @@ class Writer:
         self.model.description = f"sat-tf {__version__}"
         self.model.subgraphs = [self.subgraph]
         self.model.metadata = [self._metadata(name, data) for name, data in metadata.items()]
-        self.model.signatureDefs = [self._signature(outputs)]
+        self.model.signatureDefs = [self._signature(outputs, keys)]
         builder = flatbuffers.Builder(1 << 20)
         builder.Finish(self.model.Pack(builder), file_identifier=_FILE_IDENTIFIER)
         return bytes(builder.Output())
@@ -221,18 +228,21 @@ class Writer:
         self.model.operatorCodes.append(code)
         return len(self.model.operatorCodes) - 1
 
-    def _signature(self, outputs: Sequence[str]) -> Any:
+    def _signature(self, outputs: Sequence[str], keys: tuple[Sequence[str], Sequence[str]]) -> Any:
         signature = tfl.SignatureDefT()
         signature.signatureKey = "serving_default"
         signature.subgraphIndex = 0
         images = [image.name for image in self.images]
-        for role, names in (("inputs", images), ("outputs", dict.fromkeys(outputs))):
-            setattr(signature, role, [self._entry(name) for name in names])
+        for role, tensors, called in zip(
+            ("inputs", "outputs"), (images, outputs), keys, strict=True
+        ):
+            named = dict(zip(called or tensors, tensors, strict=True))
+            setattr(signature, role, [self._entry(name, named[name]) for name in named])
         return signature
 
-    def _entry(self, name: str) -> Any:
+    def _entry(self, name: str, tensor: str) -> Any:
         entry = tfl.TensorMapT()
-        entry.name, entry.tensorIndex = name, self.indices[name]
+        entry.name, entry.tensorIndex = name, self.indices[tensor]
         return entry
 
 

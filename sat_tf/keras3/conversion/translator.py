@@ -1,7 +1,7 @@
 """Builds the tf_keras model of a Keras 3 one, layer by layer; its results are proved afterwards."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras as keras3
@@ -64,6 +64,14 @@ class Translated:
             nested.is_quantized if nested else isinstance(layer, QuantizedLayer)
             for _, layer, nested in self.calls
         )
+
+    def pairs(self) -> Iterator[tuple[Any, Any]]:
+        """Its layers at any depth: each in Keras 3, and what it is in tf_keras."""
+        for call, layer, nested in self.calls:
+            if nested is not None:
+                yield from nested.pairs()
+            elif isinstance(call.operation, keras3.layers.Layer):
+                yield call.operation, layer
 
 
 class Translator:

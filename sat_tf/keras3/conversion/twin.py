@@ -27,7 +27,12 @@ from sat_tf.keras3.conversion.incoming import translated
 from sat_tf.keras3.conversion.proof import Proof, expect_same, prove
 from sat_tf.keras3.conversion.trainable import Original, settings_text, trainable
 from sat_tf.keras3.conversion.translator import Translated
-from sat_tf.keras3.conversion.values import copy_to_keras3, copy_to_twin, copy_trainable
+from sat_tf.keras3.conversion.values import (
+    copy_to_keras3,
+    copy_to_twin,
+    copy_trainable,
+    keep_codes,
+)
 from sat_tf.keras3.quantized_layer import QuantizedLayer
 from sat_tf.messages import warn
 from sat_tf.qat.inputs import input_ranges
@@ -70,13 +75,15 @@ def twin_of(model: keras3.Model, made_of: keras.Model | None = None) -> keras.Mo
     found = _twins.get(model)
     if found is None or found.settings != _settings(layer for layer, _ in _layers(found)):
         made = translated(model)
-        proof = prove(made)
         if made_of is not None:
             expect_same(made, made_of)
+        layers = list(made.pairs())
+        for layer, twin in layers:
+            keep_codes(layer, twin)
+        proof = prove(made)
         policy = None if found is None else policy_of(found.model)
         if policy is not None:
             remember(made.model, policy)
-        layers = list(_pairs(made))
         # Weakly: models go when their users let them.
         pairs = [(weakref.ref(one), other) for one, other in layers]
         _twins[model] = _Twin(made.model, pairs, proof, _settings(one for one, _ in layers))
@@ -84,6 +91,7 @@ def twin_of(model: keras3.Model, made_of: keras.Model | None = None) -> keras.Mo
     for layer, twin in _layers(found):
         copy_trainable(layer, twin)
         copy_to_twin(layer, twin)
+        keep_codes(layer, twin)
     return found.model
 
 
@@ -145,14 +153,6 @@ def _settings(layers: Iterable[Any]) -> str:
 def _layers(found: _Twin) -> Iterator[tuple[Any, Any]]:
     for reference, twin in found.pairs:
         yield reference(), twin
-
-
-def _pairs(made: Translated) -> Iterator[tuple[Any, Any]]:
-    for call, layer, nested in made.calls:
-        if nested is not None:
-            yield from _pairs(nested)
-        elif isinstance(call.operation, keras3.layers.Layer):
-            yield call.operation, layer
 
 
 def is_quantized(model: keras3.Model) -> bool:

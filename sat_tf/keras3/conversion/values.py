@@ -5,6 +5,7 @@ from typing import Any
 
 import keras as keras3
 import numpy as np
+import tensorflow as tf
 
 from sat_tf.keras3.quantized_layer import QuantizedLayer as QuantizedLayer3
 from sat_tf.qat.wrapper import QuantizedLayer
@@ -125,6 +126,43 @@ def copy_to_twin(layer: Any, twin: Any) -> None:
             fill(one, *weights_of_keras3(other), [variable.name for variable in one.weights])
     for one, other in _own_variables(twin, layer):
         one.assign(np.asarray(keras3.ops.convert_to_numpy(other)))
+
+
+# The last place of a value near 1 in float32, and how often it is doubled.
+_LAST_PLACE = 2.0**-24
+_DOUBLINGS = 7
+
+
+def keep_codes(layer: Any, twin: Any) -> None:
+    """Moves latent weights of a twin whose codes are not those of the layer in Keras 3.
+
+    Backends round tanh in different last bits: a weight that is nearly halfway between two codes
+    has one code on one backend, and the next on another. Such a weight is moved towards the code
+    that it has in Keras 3, where it was trained, by 2⁻²⁴ of the largest weight, doubled until the
+    codes are equal; one that would need more than 2⁻¹⁷ stays for the proof to find.
+    """
+    if not (isinstance(twin, QuantizedLayer) and isinstance(layer, QuantizedLayer3)):
+        return
+    quantizer = twin.quantize_config.weights
+    if quantizer is None or quantizer.num_bits is None:
+        return
+    effective = _as_array(layer.effective_kernel())
+    ((kernel, _),) = twin.quantize_config.get_weights_and_quantizers(twin.layer)
+    start = kernel.numpy()
+    step = _LAST_PLACE * np.max(np.abs(start), initial=0.0)
+    for doubling in range(_DOUBLINGS + 1):
+        found = quantizer.integer_weights(tf.convert_to_tensor(kernel), twin.kernel_variables)
+        wanted = np.rint(effective / found.scales.numpy().astype(np.float64))
+        towards = np.sign(wanted - found.codes.numpy())
+        if not np.any(towards):
+            return
+        if doubling < _DOUBLINGS:
+            moved = start + towards.astype(np.float32) * np.float32(step * 2.0**doubling)
+            kernel.assign(np.where(towards != 0.0, moved, kernel.numpy()))
+
+
+def _as_array(values: Any) -> np.ndarray:
+    return np.asarray(keras3.ops.convert_to_numpy(values), np.float64)
 
 
 def copy_trainable(layer: Any, twin: Any) -> None:
