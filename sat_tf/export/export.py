@@ -309,11 +309,11 @@ def export_tflite(
     Input: one uint8 image (1, rows, columns, channels). Output: what the Keras model gives,
     float32. Several inputs and outputs are in the order of `model.inputs` and `model.outputs`,
     which for dictionaries is that of the sorted keys; in the file's signature they are named by
-    these keys, else after the Keras inputs, and after the tensors of the layers. Between them all tensors are int8, with
-    the trained codes as their integers: weights keep their lattice, BatchNormalization is folded
-    into scales and int32 biases, and activations are clipped at their clipping levels by int8
-    saturation. Only the last DEQUANTIZE is float, and with it what the policy keeps float: the sums
-    of float streams, and a softmax.
+    these keys, else after the Keras inputs, and after the tensors of the layers. Between them all
+    tensors are int8, with the trained codes as their integers: weights keep their lattice,
+    BatchNormalization is folded into scales and int32 biases, and activations are clipped at their
+    clipping levels by int8 saturation. Only the last DEQUANTIZE is float, and with it what the
+    policy keeps float: the sums of float streams, and a softmax.
 
     The file differs from the trained model in what integers cannot hold: biases are rounded to
     multiples of input scale · weight scale, nearly constant channels get another scale for that or,

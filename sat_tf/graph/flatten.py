@@ -1,16 +1,21 @@
 """Flattens nested models into one level of layers, which share nothing but weights."""
 
+import copy
 import dataclasses
+import functools
 import inspect
 import re
 import textwrap
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
-from sat_tf.graph.layers.kind import Role
+from sat_tf.graph.functions import works_on_each_value
+from sat_tf.graph.layers.activations import is_of_keras
+from sat_tf.graph.layers.kind import KernelForm, Role
 from sat_tf.graph.network import check_model, keras_calls, own_call_problem, subclassed_problem
 from sat_tf.messages import kind_of, list_problems
 
@@ -51,10 +56,10 @@ def layer_copy(layer: keras.layers.Layer, /, **changes: Any) -> keras.layers.Lay
         ValueError: Keras cannot create it from its configuration; names the layer and the fix.
     """
     try:
-        copy = type(layer).from_config({**layer.get_config(), **changes})
+        made = type(layer).from_config(_settings(layer, changes))
         if isinstance(layer, keras.layers.Lambda):
-            copy.function = layer.function  # one created from its code would lack its closure
-        return copy
+            made.function = layer.function  # one created from its code would lack its closure
+        return made
     except Exception as error:  # code of users may raise anything
         reason = textwrap.shorten(str(error) or type(error).__name__, 160)
         raise ValueError(
@@ -64,9 +69,30 @@ def layer_copy(layer: keras.layers.Layer, /, **changes: Any) -> keras.layers.Lay
         ) from error
 
 
+def _settings(layer: keras.layers.Layer, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of a layer, with functions in it as they are: files hold few of them."""
+    functions = {
+        name: function
+        for name in ("activation", "recurrent_activation")
+        if callable(function := getattr(layer, name, None))
+        and not isinstance(function, keras.layers.Layer)
+    }
+    if "activation" in vars(layer) and "activation" in {*functions, *changes}:
+        layer = copy.copy(layer)
+        vars(layer)["activation"] = keras.activations.linear  # a partial one has no configuration
+    settings = {**layer.get_config()}
+    settings |= {name: functions[name] for name in functions.keys() & settings.keys()}
+    return {**settings, **changes}
+
+
 def _fix(layer: keras.layers.Layer) -> str:
     if isinstance(layer, keras.layers.Lambda):
         return "give it a function written in Python, or use a layer for it"
+    if type(layer).__module__.split(".")[0] == "tf_keras":
+        return (
+            "give it functions with def in place of functools.partial, each registered by "
+            "@tf_keras.saving.register_keras_serializable()"
+        )
     return f"write {type(layer).__name__}.get_config so that it returns all arguments"
 
 
@@ -81,6 +107,10 @@ class Flattened:
 
     model: keras.Model
     origins: dict[str, str]
+
+    def carried(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """What is given for layers of the given model, by the names of the flat one's."""
+        return {name: values[path] for name, path in self.origins.items() if path in values}
 
 
 def flatten(model: keras.Model) -> keras.Model:
@@ -119,7 +149,13 @@ def flattened(model: keras.Model) -> Flattened:
 def copied_weights(source: keras.layers.Layer, copy: keras.layers.Layer) -> None:
     """Gives a built layer the weights of another, unless it has them as settings."""
     if copy.weights:
-        copy.set_weights(source.get_weights())
+        # Without those of an activation that has become a layer of its own.
+        values = source.get_weights()
+        if len(values) != len(copy.weights):
+            apart = {id(weight) for weight in getattr(source.activation, "weights", ())}
+            pairs = zip(source.weights, values, strict=True)
+            values = [value for weight, value in pairs if id(weight) not in apart]
+        copy.set_weights(values)
         if isinstance(copy, keras.layers.experimental.preprocessing.PreprocessingLayer):
             copy.finalize_state()  # they take their mean from their weights only now
 
@@ -146,15 +182,58 @@ def _has_graph(model: keras.Model) -> bool:
 
 def _splits(layer: keras.layers.Layer, calls: int) -> bool:
     """Whether a layer becomes several."""
-    if calls == 1 or isinstance(layer, keras.layers.InputLayer):
+    if isinstance(layer, keras.layers.InputLayer):
         return False
-    return not layer.weights or _has_own_activation(layer)
+    if _unwrapped(layer) is not layer:
+        return True
+    return _parts_with_activation(layer, calls) or (calls > 1 and not layer.weights)
 
 
-def _has_own_activation(layer: keras.layers.Layer) -> bool:
-    return (
-        layer_kinds.role_of(layer) is Role.LINEAR and layer_kinds.activation_name(layer) != "linear"
-    )
+def _unwrapped(layer: keras.layers.Layer) -> keras.layers.Layer:
+    """The layer in a TimeDistributed that does the same to all steps at once; else the layer."""
+    if type(layer) is not keras.layers.TimeDistributed:
+        return layer
+    inner, role = layer.layer, layer_kinds.role_of(layer.layer)
+    if layer_kinds.reshapes(inner):
+        steps, *sizes = layer.get_output_shape_at(0)[1:]
+        open_sizes = [steps, *sizes].count(None)
+        shape = [-1 if size is None else size for size in (steps, *sizes)]
+        return layer if open_sizes > 1 else keras.layers.Reshape(shape, dtype=inner.dtype_policy)
+    kernel = layer_kinds.quantized_kernel(inner)
+    if kernel is not None:
+        is_same = kernel.form is KernelForm.DENSE
+    elif hasattr(inner, "axis"):
+        # Once it is built, the axes of a normalization are counted, without the steps.
+        last = len(layer.get_output_shape_at(0)) - 2
+        is_same = tf.nest.flatten(inner.axis) in ([-1], [last]) and role is not Role.OPAQUE
+    else:
+        is_same = role in (Role.IDENTITY, Role.RECTIFIER) or works_on_each_value(inner)
+    return inner if is_same else layer
+
+
+def _parts_with_activation(layer: keras.layers.Layer, calls: int) -> bool:
+    """Whether the activation of a layer becomes layers of its own.
+
+    That of a layer with several calls does, for each call to have its quantizer; and so does code
+    of the user's: a layer, a lambda function, `functools.partial`.
+    """
+    kind = layer_kinds.find_kind(layer)
+    has_one = kind is not None and (bool(kind.kernels) or layer_kinds.is_activation(layer))
+    if not has_one or layer_kinds.activation_name(layer) == "linear":
+        return False
+    if calls > 1 and layer_kinds.role_of(layer) is Role.LINEAR:
+        return True
+    if is_of_keras(layer.activation):
+        return False
+    # A layer that is only there for a function that must be run is apart already.
+    return not layer_kinds.is_activation(layer) or _consists_of_operations(layer)
+
+
+def _consists_of_operations(layer: keras.layers.Layer) -> bool:
+    made = layer.inbound_nodes[0].outputs
+    given = keras.Input(made.shape[1:], made.shape[0], dtype=made.dtype)
+    is_layer = isinstance(layer.activation, keras.layers.Layer)
+    return is_layer or _operations_of(layer.activation, given) is not None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,9 +284,9 @@ class _Flattener:
             tf.nest.pack_sequence_as(self.model._nested_outputs, outputs),
             name=self.model.name,
         )
-        for layer, copy in self.sources:
+        for layer, made in self.sources:
             if layer.weights:
-                copied_weights(layer, copy)
+                copied_weights(layer, made)
         return Flattened(flat, self.origins)
 
     # -- what cannot be flattened --------------------------------------------------------------
@@ -264,16 +343,53 @@ class _Flattener:
         follows = options.get("training") is None and place.training is not None
         if follows and "training" in inspect.signature(layer.call).parameters:
             options["training"] = place.training
-        copy = self._copy(layer, place)
-        outputs = copy(*arguments, **options)
-        if self.counts[id(layer)] > 1 and _has_own_activation(layer):
-            origin = f"{place.path}{layer.name}"
-            name = self._name(f"{copy.name}_activation", origin)
-            end = keras.layers.Activation(
-                layer.activation, name=name, trainable=copy.trainable, dtype=layer.dtype_policy
-            )
-            outputs = end(outputs)
+        made, source = self._copy(layer, place), _unwrapped(layer)
+        if source is not layer and "training" not in inspect.signature(made.call).parameters:
+            options.pop("training", None)
+        outputs = made(*arguments, **options)
+        if _parts_with_activation(source, self._count(layer)):
+            return self._activated(source, outputs, made, place)
         return outputs
+
+    def _activated(
+        self, layer: keras.layers.Layer, tensor: Any, made: keras.layers.Layer, place: _Place
+    ) -> Any:
+        """The activation of a layer on what its copy without one has made."""
+
+        def name() -> str:
+            return self._name(f"{made.name}_activation", f"{place.path}{layer.name}")
+
+        settings = {"trainable": made.trainable, "dtype": layer.dtype_policy}
+        function, outputs = layer.activation, None
+        if isinstance(function, keras.Model) and _has_graph(function):
+            (outputs,) = self._run(function, [tensor], place.inside(function, None))
+        elif isinstance(function, keras.layers.Layer):
+            if id(function) not in self.copies:
+                self.copies[id(function)] = layer_copy(function, name=name())
+                self.sources.append((function, self.copies[id(function)]))
+            outputs = self.copies[id(function)](tensor)
+        elif not is_of_keras(function):
+            outputs = _operations_of(function, tensor)
+            self._name_operations(outputs, tensor, name)
+        if outputs is None:
+            outputs = keras.layers.Activation(function, name=name(), **settings)(tensor)
+        if layer.activity_regularizer is None:
+            return outputs
+        return regularization_of(layer)(name=name(), **settings)(outputs)
+
+    @staticmethod
+    def _name_operations(made: Any, given: Any, name: Callable[[], str]) -> None:
+        """Names the operations between two tensors: Keras counts them since the process began."""
+        waiting, seen = [] if made is None else [made], {id(given)}
+        while waiting:
+            tensor = waiting.pop()
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                tensor.node.layer._name = name()
+                waiting += tensor.node.keras_inputs
+
+    def _count(self, layer: keras.layers.Layer) -> int:
+        return self.counts.get(id(layer), 1)
 
     def _copy(self, layer: keras.layers.Layer, place: _Place) -> keras.layers.Layer:
         """The flat model's layer; one with weights is copied once for all its calls."""
@@ -283,18 +399,52 @@ class _Flattener:
         is_outer_name = not place.path and id(layer) not in self.copies
         name = path if is_outer_name else self._name(path, path)
         self.origins[name] = path
-        splits = self.counts[id(layer)] > 1 and _has_own_activation(layer)
-        copy = layer_copy(layer, name=name, **({"activation": "linear"} if splits else {}))
+        source, changes = _unwrapped(layer), dict[str, Any]()
+        if _parts_with_activation(source, self._count(layer)):
+            changes = {"activation": "linear", "activity_regularizer": None}
+        if source is not layer and hasattr(source, "axis"):
+            changes["axis"] = -1
+        made = layer_copy(source, name=name, **changes)
         if not (place.trainable and layer.trainable):
-            copy.trainable = False
-        self.copies[id(layer)] = copy
-        self.sources.append((layer, copy))
-        return copy
+            made.trainable = False
+        self.copies[id(layer)] = made
+        self.sources.append((source, made))
+        return made
 
     def _name(self, wanted: str, origin: str) -> str:
         name = unique_name(wanted, self.taken)
         self.origins[name] = origin
         return name
+
+
+def regularization_of(layer: keras.layers.Layer) -> Callable[..., keras.layers.Layer]:
+    """Creates what regularizes behind a layer what it regularizes itself, given a layer's options.
+
+    Raises:
+        ValueError: Keras has no layer for its regularizer.
+    """
+    config = layer.activity_regularizer.get_config()
+    if not set(config) <= {"l1", "l2"}:
+        raise ValueError(
+            f"{layer.name}: received activity_regularizer={layer.activity_regularizer!r} behind an "
+            "activation that becomes a layer of its own, expected 'l1', 'l2' or 'l1_l2'; use one "
+            "of these, or call model.add_loss."
+        )
+    factors = {name: float(factor) for name, factor in config.items()}
+    return functools.partial(keras.layers.ActivityRegularization, **factors)
+
+
+def _operations_of(function: Any, tensor: Any) -> Any:
+    """What the operations that a function calls make of a symbolic tensor.
+
+    None where it must be run: it looks at values, or has a gradient of its own.
+    """
+    try:
+        outputs = function(tensor)
+    except Exception:  # code of users may raise anything
+        return None
+    is_one = hasattr(outputs, "_keras_history") and outputs is not tensor
+    return outputs if is_one and tuple(outputs.shape) == tuple(tensor.shape) else None
 
 
 def _nesting_problem(call: Any) -> str | None:

@@ -2,15 +2,15 @@
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.graph import functions, layer_kinds
-from sat_tf.graph.calls.arithmetic import LAYERS
-from sat_tf.graph.flatten import layer_copy
+from sat_tf.graph.calls import arithmetic, movements
+from sat_tf.graph.flatten import Flattened, layer_copy, regularization_of
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import keras_calls
 from sat_tf.graph.operation_layers import OfSeveralTensors, Scaling
@@ -33,9 +33,7 @@ def replacement_of(call: OldCall) -> Replacement | None:
     """The replacement of a call; None where it stays."""
     if call.symbol:
         return replacement_of_operation(call)
-    if call.node.is_input:
-        return None
-    return LAYERS.get(type(call.layer), _replacement_of_layer)(call)
+    return _LAYERS.get(type(call.layer), _replacement_of_layer)(call)
 
 
 def _of_several(call: OldCall) -> Replacement | None:
@@ -100,12 +98,19 @@ def _linear(call: OldCall) -> list[NewLayer] | None:
     settings = _settings(layer)
     if layers:
         settings["padding"] = "valid"
+    behind = _behind(layer, name) if separate else []
     if separate:
-        settings["activation"] = "linear"
+        settings |= {"activation": "linear", "activity_regularizer": None}
     layers.append(NewLayer(_maker(type(layer), settings), weights=layer.get_weights()))
-    if separate:
-        layers.append(new_layer(L.Activation, layer.activation, suffix=name))
-    return layers
+    return [*layers, *behind]
+
+
+def _behind(layer: keras.layers.Layer, name: str) -> list[NewLayer]:
+    """The activation of a layer as one of its own, and what regularizes its outputs."""
+    activation = new_layer(L.Activation, layer.activation, suffix=name)
+    if layer.activity_regularizer is None:
+        return [activation]
+    return [activation, NewLayer(regularization_of(layer), suffix="regularization")]
 
 
 def _has_separate_activation(call: OldCall) -> bool:
@@ -151,10 +156,10 @@ def _separable(call: OldCall) -> list[NewLayer] | None:
         "kernel_initializer": settings["pointwise_initializer"],
         "kernel_regularizer": settings["pointwise_regularizer"],
         "kernel_constraint": settings["pointwise_constraint"],
-        "activity_regularizer": settings["activity_regularizer"],
     }
-    separate = _has_separate_activation(call)
-    pointwise["activation"] = "linear" if separate else layer.activation
+    behind = _behind(layer, name) if _has_separate_activation(call) else []
+    pointwise["activation"] = "linear" if behind else layer.activation
+    pointwise["activity_regularizer"] = None if behind else settings["activity_regularizer"]
     first, *others = layer.get_weights()
     depthwise_class, pointwise_class = layer_kinds.KINDS[type(layer)].pieces
     layers = [
@@ -162,7 +167,7 @@ def _separable(call: OldCall) -> list[NewLayer] | None:
         NewLayer(_maker(depthwise_class, depthwise), "depthwise", [first]),
         NewLayer(_maker(pointwise_class, pointwise), weights=others),
     ]
-    return layers + ([new_layer(L.Activation, layer.activation, suffix=name)] if separate else [])
+    return [*layers, *behind]
 
 
 def _is_read_inside(call: OldCall) -> bool:
@@ -220,6 +225,8 @@ def _maker(layer_class: Any, settings: dict[str, Any]) -> Callable[..., keras.la
 # `x + scale * y`, which Keras has only in its InceptionResNetV2.
 _WeightedSum = sys.modules[keras.applications.InceptionResNetV2.__module__].CustomScaleLayer
 
+_LAYERS = {**arithmetic.LAYERS, **movements.LAYERS}
+
 _InARow = Callable[[OldCall], list[NewLayer] | None]
 
 
@@ -246,7 +253,19 @@ def _replacement_of_layer(call: OldCall) -> Replacement | None:
 
 
 def with_layers_for_operations(model: keras.Model) -> keras.Model:
-    """The same model, of layers that can be quantized.
+    """The same model, of layers that can be quantized; see `rewritten`.
+
+    Args:
+        model: a built Functional or Sequential model, without models inside.
+
+    Returns:
+        A new model with copies of the weights; `model` itself where there is nothing to rewrite.
+    """
+    return rewritten(model).model
+
+
+def rewritten(model: keras.Model, annotated: Collection[str] | None = None) -> Flattened:
+    """The same model, of layers that can be quantized, and where its layers come from.
 
     - TensorFlow operations on Keras tensors (`x + y`, `x / 6`, `x[:, 1:]`, `tf.nn.relu(x)`) become
       layers of the same name.
@@ -265,16 +284,21 @@ def with_layers_for_operations(model: keras.Model) -> keras.Model:
 
     Args:
         model: a built Functional or Sequential model, without models inside.
-
-    Returns:
-        A new model with copies of the weights; `model` itself where there is nothing to rewrite.
+        annotated: names of the layers that will be quantized; None for all. The others stay, but
+            for operations, and for layers that are called in another way.
     """
     nodes = keras_calls(model)
     calls = [OldCall(node, tuple(nodes)) for node in nodes]
-    replacements = {id(call.node): replacement_of(call) for call in calls}
+
+    def found(call: OldCall) -> Replacement | None:
+        stays = annotated is not None and call.layer.name not in annotated
+        return _of_several(call) if stays and not call.symbol else replacement_of(call)
+
+    replacements = {id(call.node): found(call) for call in calls if not call.node.is_input}
     if not any(replacements.values()):
-        return model
-    return _Rewriter(model, calls, replacements).model()
+        return Flattened(model, {layer.name: layer.name for layer in model.layers})
+    rewriter = _Rewriter(model, calls, replacements)
+    return Flattened(rewriter.model(), rewriter.origins)
 
 
 class _Rewriter:
@@ -287,6 +311,7 @@ class _Rewriter:
         self.original = model
         self.replacements = replacements
         self.names = {layer.name for layer in model.layers}
+        self.origins: dict[str, str] = {}
         self.layers: dict[int, list[keras.layers.Layer]] = {}
         self.made: dict[int, Any] = {}
         # The call that each tensor comes from, made when something needs the tensor: nothing needs
@@ -322,13 +347,13 @@ class _Rewriter:
         return self.made[id(old)]
 
     def _sources(self, call: OldCall) -> list[Any]:
-        replacement = self.replacements[id(call.node)]
         if call.node.is_input:
             return []
+        replacement = self.replacements[id(call.node)]
         return replacement.sources if replacement else call.node.keras_inputs
 
     def _call(self, call: OldCall) -> Any:
-        replacement = self.replacements[id(call.node)]
+        replacement = self.replacements.get(id(call.node))
         layers = self._layers(call, replacement)
         if call.node.is_input:
             return layers[0].output
@@ -366,6 +391,7 @@ class _Rewriter:
                 ]
             for layer in made:
                 layer.trainable = call.layer.trainable
+                self.origins[layer.name] = call.layer.name
             self.layers[key] = made
         return self.layers[key]
 

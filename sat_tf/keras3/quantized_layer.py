@@ -139,7 +139,7 @@ class QuantizedLayer(keras3.layers.Wrapper):
                 stand_ins["activation"] = quantize
             elif self.place == BEFORE_ACTIVATION:
                 stand_ins["activation"] = None
-            with _standing_in(self.layer, stand_ins):
+            with standing_in(self.layer, stand_ins):
                 outputs = self.layer(inputs, **arguments)
         if self.place == ACTIVATION:
             return outputs
@@ -210,7 +210,7 @@ def _kernel_name(layer: Any) -> str:
 
 
 @contextlib.contextmanager
-def _standing_in(layer: Any, values: Mapping[str, Any]) -> Iterator[None]:
+def standing_in(layer: Any, values: Mapping[str, Any]) -> Iterator[None]:
     """Other values for attributes of a layer; Keras does not see them."""
     attributes = vars(layer)
     before = {name: attributes[name] for name in values}

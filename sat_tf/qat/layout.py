@@ -11,6 +11,7 @@ from sat_tf.graph.flatten import copied_weights, flattened, layer_copy, unique_n
 from sat_tf.graph.layers.preprocessing import adapted_copy, is_adapted
 from sat_tf.graph.network import Network, Node
 from sat_tf.graph.operation_layers import ConstantSum
+from sat_tf.graph.rewrite import rewritten
 from sat_tf.messages import list_problems, warn
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.inputs import apply_fold, find_folds
@@ -155,7 +156,8 @@ def quantized_model(
     frozen if the layer in front of it and all of its readers are.
 
     Args:
-        model: the float model; one that nests or shares layers is flattened first.
+        model: the float model; one that nests or shares layers is flattened first, and what can
+            only be quantized as other layers becomes these.
         annotations: for every layer to quantize, its `LayerConfig` or None.
         policy: what the annotations leave open.
         keep_function: give the latent weights and gains that keep the function; requires a policy
@@ -168,10 +170,10 @@ def quantized_model(
         ValueError: the model cannot be quantized; lists every problem.
     """
     flat = flattened(model)
-    network = Network(flat.model)
-    annotations = {
-        name: annotations[origin] for name, origin in flat.origins.items() if origin in annotations
-    }
+    annotations = flat.carried(annotations)
+    of_layers = rewritten(flat.model, annotations)
+    annotations = of_layers.carried(annotations)
+    network = Network(of_layers.model)
     placement = place(network, annotations, policy, kernels)
     problems = non_finite_weights(network)
     if problems:

@@ -26,8 +26,9 @@ from sat_tf.quantizers.table import QUANTIZERS
 class SatQuantizeScheme(tfmot.quantization.keras.QuantizeScheme):
     """SAT and CG-PACT for `tfmot.quantization.keras.quantize_apply`.
 
-    Every annotated layer becomes a `QuantizedLayer` named `quant_<name>`; layers without an
-    annotation stay as they are.
+    Every annotated layer becomes a `QuantizedLayer` named `quant_<name>`, or several where it can
+    only be quantized in parts, as by `quantize_model`; layers without an annotation stay as they
+    are, and float.
 
     Args:
         policy: how many bits, and by which variant; the default is 4 bits, integer end to end.

@@ -44,7 +44,7 @@ def test_a_saved_model_is_explained_and_the_files_are_written(files, tmp_path, c
 def test_a_model_that_cannot_be_quantized_ends_with_status_1(files, capsys):
     path = str(files / "odd.keras")
     assert main.main(["explain", path, "--image_size", "16"]) == 1
-    assert "odd: received activation='sin', expected one of" in said(capsys)
+    assert "odd_activation: received activation='sin', expected one of" in said(capsys)
     assert main.main(["explain", path, "--policy", "unsupported=float"]) == 0
     assert "multiply-adds: unknown" in said(capsys)
 

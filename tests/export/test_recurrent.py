@@ -103,13 +103,14 @@ class _Loud:
         warnings.warn("a warning of Python", stacklevel=1)
         print("progress", file=sys.stderr)
         logging.getLogger("first").addHandler(logging.StreamHandler())
+        logging.getLogger().addHandler(logging.StreamHandler())
         raise RuntimeError("\n")
 
 
 def test_output_of_native_code_is_kept_for_the_error_and_that_of_python_is_not_lost(
     capfd, monkeypatch
 ):
-    before = os.fstat(2)
+    before, handlers = os.fstat(2), list(logging.getLogger().handlers)
     with open(2, "w", closefd=False) as standard, monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", standard)
         with (
@@ -119,6 +120,7 @@ def test_output_of_native_code_is_kept_for_the_error_and_that_of_python_is_not_l
             run_converter(_Loud())
         assert sys.stderr is standard
     assert os.path.samestat(before, os.fstat(2))
+    assert logging.getLogger().handlers == handlers
     os.write(2, b"after\n")
     # A handler that was made meanwhile writes where Python writes then.
     (handler,) = logging.getLogger("first").handlers

@@ -1,3 +1,5 @@
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -6,6 +8,7 @@ import tf_keras as keras
 import sat_tf
 from sat_tf.graph.flatten import flatten, flattened
 from sat_tf.graph.network import Network
+from sat_tf.graph.rewrite import with_layers_for_operations
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.policy import BitPolicy
 from tests.qat import float_models, nested_models
@@ -33,6 +36,137 @@ def test_a_flat_model_computes_the_same_bits(name):
     for one, other in zip(weights, model.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
     assert not {id(v) for v in model.variables} & {id(v) for v in flat.variables}
+
+
+def _relu(x):  # called `relu` below
+    return tf.nn.relu(x) * 0.5
+
+
+_relu.__name__ = "relu"
+
+
+@tf.custom_gradient
+def _with_its_own_gradient(x):
+    return tf.nn.relu(x), lambda upstream: upstream
+
+
+# Activations of the user's, and the layers that they become once operations have become layers.
+ACTIVATIONS = {
+    "lambda": (lambda x: keras.activations.relu(x, max_value=3.0), ["ReLU"]),
+    "partial": (functools.partial(keras.activations.relu, max_value=3.0), ["ReLU"]),
+    "partial_leaky": (functools.partial(tf.nn.leaky_relu, alpha=0.3), ["LeakyReLU"]),
+    "partial_gelu": (functools.partial(keras.activations.gelu, approximate=True), ["Activation"]),
+    "own_swish": (lambda x: x * tf.sigmoid(1.7 * x), ["Scaling", "Activation", "Multiply"]),
+    "called_relu": (_relu, ["ReLU", "Scaling"]),
+    "layer": (L.LeakyReLU(0.1), ["LeakyReLU"]),
+    "layer_with_ceiling": (L.ReLU(max_value=2.0), ["ReLU"]),
+    "layer_with_weights": (L.PReLU("ones", shared_axes=[1, 2]), ["PReLU"]),
+    "normalization": (L.BatchNormalization(), ["BatchNormalization"]),
+    "model": (keras.Sequential([L.ReLU(), L.Rescaling(0.5)]), ["ReLU", "Rescaling"]),
+    "unknown": (tf.sin, ["TensorFlowOperation"]),
+    "must_be_run": (_with_its_own_gradient, ["Activation"]),
+}
+WITH_ACTIVATIONS = {
+    "Conv2D": (lambda given: L.Conv2D(4, 3, activation=given, name="it"), ["Conv2D"]),
+    "DepthwiseConv2D": (
+        lambda given: L.DepthwiseConv2D(3, activation=given, name="it"),
+        ["DepthwiseConv2D"],
+    ),
+    "SeparableConv2D": (
+        lambda given: L.SeparableConv2D(4, 3, activation=given, name="it"),
+        ["DepthwiseConv2D", "Conv2D"],
+    ),
+    "Conv2DTranspose": (
+        lambda given: L.Conv2DTranspose(4, 3, activation=given, name="it"),
+        ["Conv2DTranspose"],
+    ),
+    "Dense": (lambda given: L.Dense(4, activation=given, name="it"), ["Dense"]),
+    "TimeDistributed": (
+        lambda given: L.TimeDistributed(L.Dense(4, activation=given), name="it"),
+        ["Dense"],
+    ),
+}
+
+
+def _rewritten(model):
+    made = with_layers_for_operations(flatten(model))
+    images = np.random.default_rng(0).normal(size=(4, *model.input_shape[1:])).astype(np.float32)
+    np.testing.assert_array_equal(made(images), model(images))
+    layers = [layer for layer in made.layers if not isinstance(layer, L.InputLayer)]
+    return made, [type(layer).__name__ for layer in layers]
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_an_activation_that_is_code_of_the_users_becomes_layers(name):
+    activation, expected = ACTIVATIONS[name]
+    model = keras.Sequential([L.Input((6, 6, 3)), L.Conv2D(4, 3, activation=activation, name="it")])
+    made, kinds = _rewritten(model)
+    assert kinds == ["Conv2D", *expected]
+    if name != "model":
+        assert made.layers[-1].name == "it_activation"
+    again = with_layers_for_operations(flatten(made))
+    assert again is made
+
+
+@pytest.mark.parametrize("name", WITH_ACTIVATIONS)
+@pytest.mark.parametrize("activation", ["lambda", "layer"])
+def test_every_layer_with_an_activation_takes_one_of_the_users(name, activation):
+    layer, expected = WITH_ACTIVATIONS[name]
+    given, behind = ACTIVATIONS[activation]
+    model = keras.Sequential([L.Input((6, 6, 3)), layer(given)])
+    assert _rewritten(model)[1] == [*expected, *behind]
+    assert sat_tf.quantize_model(model, 8).get_layer("quant_it") is not None
+
+
+def test_an_activation_layer_of_several_layers_stays_one():
+    shared, image = L.PReLU("ones", shared_axes=[1, 2]), keras.Input((6, 6, 3))
+    first, second = (L.Conv2D(3, 1, activation=shared) for _ in range(2))
+    _, kinds = _rewritten(keras.Model(image, second(first(image))))
+    assert kinds == ["Conv2D", "PReLU", "Conv2D"]
+
+
+@pytest.mark.parametrize("activation", ["swish", L.LeakyReLU(0.1), lambda x: tf.nn.relu(x) * 2])
+def test_the_regularizer_of_what_a_layer_makes_is_behind_its_activation(activation):
+    dense = L.Dense(4, activation=activation, activity_regularizer="l2")
+    model = keras.Sequential([L.Input((5,)), dense])
+    made, _ = _rewritten(model)
+    images = np.random.default_rng(1).normal(size=(8, 5)).astype(np.float32)
+    losses = []
+    for one in (model, made):
+        one(images)
+        losses.append(float(sum(one.losses)))
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
+
+
+# What a TimeDistributed does to all steps at once, on sequences of vectors of 4.
+AT_EACH_STEP = {
+    "dense": (L.Dense(3, activation="relu"), "Dense"),
+    "batch_normalization": (L.BatchNormalization(), "BatchNormalization"),
+    "layer_normalization": (L.LayerNormalization(), "LayerNormalization"),
+    "dropout": (L.Dropout(0.5), "Dropout"),
+    "function": (L.Activation("tanh"), "Activation"),
+    "reshape": (L.Reshape((2, 2)), "Reshape"),
+    "flatten": (L.Flatten(), "Reshape"),
+    "convolution": (L.Conv1D(2, 1), "TimeDistributed"),
+}
+
+
+@pytest.mark.parametrize("name", AT_EACH_STEP)
+def test_a_layer_at_each_step_is_that_layer_where_it_works_on_all_steps_at_once(name):
+    inner, expected = AT_EACH_STEP[name]
+    size = (5, 4, 1) if name == "convolution" else (5, 4)
+    model = keras.Sequential([L.Input(size), L.TimeDistributed(inner, name="steps")])
+    draws = np.random.default_rng(2)
+    model.set_weights([draws.uniform(0.5, 2.0, array.shape) for array in model.get_weights()])
+    made, kinds = _rewritten(model)
+    assert kinds == [expected]
+    assert made.layers[-1].name == "steps"
+
+
+def test_a_repeated_vector_is_a_sequence_made_longer():
+    model = keras.Sequential([L.Input((4,)), L.RepeatVector(3), L.TimeDistributed(L.Dense(2))])
+    assert _rewritten(model)[1] == ["Reshape", "UpSampling1D", "Dense"]
+    assert sat_tf.quantize_model(model, 8).output_shape == (None, 3, 2)
 
 
 def test_a_model_that_is_flat_is_returned_as_it_is():

@@ -1,5 +1,7 @@
 """Small float models whose numbers are worked out by hand in the tests."""
 
+from collections.abc import Callable
+
 import tensorflow as tf
 import tf_keras as keras
 
@@ -8,8 +10,13 @@ L = keras.layers
 
 @keras.utils.register_keras_serializable(package="tests")
 def sin(x: tf.Tensor) -> tf.Tensor:
-    """No activation that sat-tf knows."""
-    return tf.sin(x)
+    """No activation that sat-tf knows, and none that consists of operations."""
+    return _of_its_own_gradient(x)
+
+
+@tf.custom_gradient
+def _of_its_own_gradient(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+    return tf.sin(x), lambda upstream: upstream * tf.cos(x)
 
 
 def convolutions() -> keras.Model:
@@ -33,7 +40,7 @@ def residual() -> keras.Model:
 
 
 def with_odd_activation() -> keras.Model:
-    """A convolution that is not quantized, between two that are, of any image size."""
+    """A convolution whose activation is not quantized, between two others, of any image size."""
     image = keras.Input((None, None, 3), name="image")
     tensor = L.Conv2D(4, 3, activation="relu", name="first")(image)
     tensor = L.Conv2D(4, 3, padding="same", activation=sin, name="odd")(tensor)

@@ -74,10 +74,14 @@ def test_a_plan_says_what_is_read_at_how_many_bits_and_how_weights_start():
 
 
 def test_float_layers_count_with_32_bits():
+    class OfTheUser(keras.layers.Conv2D):
+        pass
+
     policy = BitPolicy.mobile(4, unsupported="float")
-    plan = sat_tf.explain(with_odd_activation(), policy, image_size=10)
+    layers = [keras.layers.Conv2D(4, 3), OfTheUser(4, 3, padding="same", name="odd")]
+    model = keras.Sequential([keras.Input((10, 10, 3)), *layers])
     # 8 x 8 places of 3 x 3 x 4 x 4 weights
-    assert plan["odd"].bit_operations == 64 * 144 * 32 * 32
+    assert sat_tf.explain(model, policy)["odd"].bit_operations == 64 * 144 * 32 * 32
 
 
 @pytest.mark.parametrize("build", [convolutions, residual, with_odd_activation])
@@ -226,8 +230,9 @@ def test_problems_are_those_that_quantize_model_raises(build):
 
 def test_problems_stand_with_their_layers_and_the_others_are_planned():
     plan = sat_tf.explain(with_odd_activation(), BitPolicy.mobile(4))
-    assert plan["odd"].fate is Fate.PROBLEM
-    assert f"odd: {plan['odd'].problems[0]}" == plan.problems[0]
+    assert plan["odd_activation"].fate is Fate.PROBLEM
+    assert f"odd_activation: {plan['odd_activation'].problems[0]}" == plan.problems[0]
+    assert plan["odd"].weights.bits == 4
     assert plan["second"].weights.bits == 4
     assert plan["first"].weights.bits == 8
 

@@ -42,6 +42,47 @@ def test_tfmots_way_and_the_short_one_give_the_same_model(name, policy):
     np.testing.assert_array_equal(ours(images), theirs(images))
 
 
+# What is quantized in parts, on sequences of vectors of 4.
+IN_PARTS = {
+    "function": lambda x: L.Dense(4, activation="swish", name="a")(x),
+    "separable": lambda x: L.SeparableConv1D(4, 2, activation="tanh", name="a")(x),
+    "causal": lambda x: L.Conv1D(4, 2, padding="causal", name="a")(x),
+    "pool": lambda x: L.MaxPooling1D(2, name="a")(x),
+    "softmax": lambda x: L.Dropout(0.1, name="b")(L.Dense(4, activation="softmax", name="a")(x)),
+}
+
+
+@pytest.mark.parametrize("name", IN_PARTS)
+def test_tfmots_way_takes_what_is_quantized_in_parts(name):
+    keras.utils.set_random_seed(4)
+    steps = keras.Input((6, 4), name="steps")
+    tensor = L.Dense(3, name="classifier")(L.Flatten(name="flat")(IN_PARTS[name](steps)))
+    model, policy = keras.Model(steps, tensor), BitPolicy.mobile(8, input_type="float32")
+    ours = sat_tf.quantize_model(model, policy)
+    scheme = sat_tf.SatQuantizeScheme(policy)
+    theirs = quantize_apply(annotate_model(model), scheme=scheme)
+    assert [type(layer) for layer in theirs.layers] == [type(layer) for layer in ours.layers]
+    given = np.random.default_rng(4).normal(size=(8, 6, 4)).astype(np.float32)
+    np.testing.assert_array_equal(theirs(given), ours(given))
+
+
+@pytest.mark.parametrize("batch", [None, 4])
+def test_attention_without_an_annotation_stays_as_it_is(batch):
+    steps = keras.Input((6, 4), batch_size=batch, name="steps")
+    attention = L.MultiHeadAttention(2, 4, name="attention")
+    model = keras.Model(
+        steps, annotate_layer(L.Dense(3, name="classifier"))(attention(query=steps, value=steps))
+    )
+    scheme = sat_tf.SatQuantizeScheme(BitPolicy.mobile(8, input_type="float32"))
+    quantized = quantize_apply(model, scheme=scheme)
+    given = np.random.default_rng(4).normal(size=(4, 6, 4)).astype(np.float32)
+    np.testing.assert_array_equal(
+        quantized.get_layer("attention")(given), attention(query=given, value=given)
+    )
+    assert not isinstance(quantized.get_layer("attention"), QuantizedLayer)
+    assert _bits(quantized, "classifier") == 8
+
+
 def test_the_policy_may_be_left_out():
     assert sat_tf.SatQuantizeScheme().policy == BitPolicy()
     model = sat_tf.quantize_model(float_models.dense_only())

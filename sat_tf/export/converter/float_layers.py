@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import logging
 import os
 import re
 import sys
@@ -160,13 +161,29 @@ def run_converter(converter: Any) -> bytes:
     """
     with tempfile.TemporaryFile() as printed:
         try:
-            with _native_output_in(printed):
+            with _root_logger_as_it_is(), _native_output_in(printed):
                 content: bytes = converter.convert()
         except Exception as error:  # The converter may raise anything.
             printed.seek(0)
             told = printed.read().decode(errors="replace")
             raise ValueError(_useful(f"{first_line(error)}\n{error}\n{told}")) from error
     return content
+
+
+@contextlib.contextmanager
+def _root_logger_as_it_is() -> Iterator[None]:
+    """Takes off the handlers that are put on the root logger inside.
+
+    The converter logs through absl, which calls `logging.basicConfig`: that of the user would then
+    do nothing any more, and all that TensorFlow logs would be told twice.
+    """
+    root = logging.getLogger()
+    before = list(root.handlers)
+    try:
+        yield
+    finally:
+        for handler in [one for one in root.handlers if one not in before]:
+            root.removeHandler(handler)
 
 
 class _Lent:

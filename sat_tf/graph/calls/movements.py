@@ -250,6 +250,16 @@ def _bounds(value: Any) -> list[int | None] | None:
     return None
 
 
+def _repeated(call: OldCall) -> Replacement:
+    """A vector for each of several steps: a sequence of one, made longer."""
+    tensor = call.node.call_args[0]
+    row = new_layer(L.Reshape, (1, tensor.shape[-1] or -1), suffix="row")
+    return Replacement([tensor], [row, new_layer(L.UpSampling1D, call.layer.n)])
+
+
+# Layers that are moves of others.
+LAYERS: dict[type, Finder] = {L.RepeatVector: _repeated}
+
 CALLS: dict[str, Finder] = {
     "reshape": _reshaped,
     "expand_dims": _reshaped,

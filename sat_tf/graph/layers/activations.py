@@ -42,20 +42,38 @@ REACHES: dict[str, Reach] = {
 RECTIFIERS: dict[str, float | None] = {"relu": None, "relu6": 6.0}
 
 
+_NAMES = ("linear", "softmax", *RECTIFIERS, *sorted(REACHES))
+
+
 def activation_name(layer: keras.layers.Layer) -> str:
     """Name of the layer's activation function; "linear" where it has none."""
     activation = getattr(layer, "activation", None)
-    return "linear" if activation is None else getattr(activation, "__name__", str(activation))
+    if activation is None:
+        return "linear"
+    name = str(getattr(activation, "__name__", type(activation).__name__))
+    return f"{name} of your own" if name in _NAMES and not is_of_keras(activation) else name
+
+
+def is_of_keras(activation: Any) -> bool:
+    """Whether an activation is the function that a row of these tables means by its name.
+
+    A layer is none, nor is a function of the user's that is called `relu`.
+
+    >>> is_of_keras(keras.activations.relu), is_of_keras(lambda x: x)
+    (True, False)
+    """
+    package = str(getattr(activation, "__module__", "")).split(".")[0]
+    is_named = getattr(activation, "__name__", "") in _NAMES
+    return is_named and package in ("tensorflow", "tf_keras", "sat_tf")
 
 
 def refuse_activation(layer: keras.layers.Layer) -> str | None:
     """What is wrong with the activation function of a layer."""
     name = activation_name(layer)
-    if name in ("linear", "softmax", *RECTIFIERS) or name in REACHES:
+    if name in _NAMES:
         return None
-    names = ", ".join(["linear", "softmax", *RECTIFIERS, *sorted(REACHES)])
     return (
-        f"received activation={name!r}, expected one of {names}; use one of these, or "
+        f"received activation={name!r}, expected one of {', '.join(_NAMES)}; use one of these, or "
         "unsupported='float'"
     )
 
@@ -77,7 +95,7 @@ def _activation_role(layer: Any) -> Role:
 
 
 def _activation_reach(layer: Any) -> Reach:
-    name = getattr(layer.activation, "__name__", "")
+    name = activation_name(layer)
     return UNIT if name == "softmax" else REACHES.get(name, UNKNOWN)
 
 

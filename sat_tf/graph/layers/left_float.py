@@ -29,12 +29,22 @@ KINDS: Kinds = {
     L.LSTM: _IN_BOTH,
     L.SimpleRNN: _IN_BOTH,
     L.Masking: _IN_BOTH,
-    L.RepeatVector: _IN_BOTH,
+    L.RepeatVector: LayerKind(
+        quantized=False,
+        fix="sat_tf.quantize_model does; else use Reshape((1, size)) and UpSampling1D(n)",
+        keras3=SAME,
+    ),
     L.CategoryEncoding: _IN_BOTH,
     L.CenterCrop: _IN_BOTH,
     L.Discretization: _IN_BOTH,
     L.SpectralNormalization: LayerKind(quantized=False, keras3=Keras3(wrapped={"layer": "layer"})),
-    L.TimeDistributed: LayerKind(quantized=False, keras3=Keras3(wrapped={"layer": "layer"})),
+    L.TimeDistributed: LayerKind(
+        quantized=False,
+        fix="sat-tf takes it around a Dense, an activation, a normalization of the last axis, "
+        "Flatten and Reshape, which work on all steps at once; let another layer do so too, as a "
+        "Conv2D of kernel_size (1, n) does in place of a Conv1D, or pass unsupported='float'",
+        keras3=Keras3(wrapped={"layer": "layer"}),
+    ),
     L.Bidirectional: LayerKind(
         quantized=False,
         keras3=Keras3(

@@ -5,12 +5,14 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import keras as keras3
 import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import SAME, Keras3
 from sat_tf.keras3.conversion import own_functions
 from sat_tf.keras3.conversion.activations import ACTIVATIONS
+from sat_tf.keras3.quantized_layer import standing_in
 from sat_tf.messages import did_you_mean, reason_of
 
 
@@ -170,18 +172,61 @@ def make_layer(
     """
     name = type(layer).__name__
     made = own.get(name) or _own_class(layer) or getattr(keras.layers, name)
-    config = dict(layer.get_config())
+    activation = _activation_of_users(layer)
+    if activation is None:
+        config = dict(layer.get_config())
+    else:
+        with standing_in(
+            layer, {"activation": keras3.activations.linear}
+        ):  # functools.partial has no configuration
+            config = dict(layer.get_config())
     for key, attribute in _counterpart(name).wrapped.items():
         config[key] = inner(getattr(layer, attribute))
     settings, problems = _settings(name, config, accepted_names(made), name in own)
     if problems:
         raise ValueError("; ".join(problems))
+    if activation is not None:
+        settings["activation"] = _translated_activation(layer, activation, inner)
     try:
         return made(**settings)
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"received settings of {name} that tf_keras does not take ({reason_of(error)})"
         ) from error
+
+
+def _activation_of_users(layer: Any) -> Any:
+    """The activation of a Keras 3 layer where it is a layer, or code of the user's; else None."""
+    found = vars(layer).get("activation")
+    is_function = inspect.isfunction(found) or inspect.isbuiltin(found)
+    package = str(getattr(found, "__module__", "")).split(".")[0]
+    is_of_keras = is_function and package in ("keras", "sat_tf")
+    return found if callable(found) and not is_of_keras else None
+
+
+def _translated_activation(layer: Any, activation: Any, inner: Callable[[Any], Any]) -> Any:
+    """What tf_keras calls for an activation of the user's: a layer, or a model of operations.
+
+    Raises:
+        ValueError: it does something that is no layer or operation of Keras 3.
+    """
+    if isinstance(activation, keras3.layers.Layer):
+        return inner(activation)
+    # Keras has no public name for the calls of a layer.
+    nodes = [node for node in layer._inbound_nodes if len(node.outputs) == 1]
+    try:
+        (made,) = nodes[0].outputs
+        given = keras3.Input(batch_shape=made.shape, dtype=made.dtype)
+        traced = keras3.Model(given, activation(given), name=f"{layer.name}_activation")
+    except Exception as error:  # code of users may raise anything
+        if keras3.backend.backend() == "tensorflow":
+            return activation  # it is written for tensors of TensorFlow, and proved as any other
+        raise ValueError(
+            f"received an activation ({getattr(activation, '__name__', activation)}) that Keras 3 "
+            f"does not call on a symbolic tensor ({reason_of(error)}), expected one of keras.ops; "
+            "write it with keras.ops, or use a layer behind"
+        ) from error
+    return inner(traced)
 
 
 def _settings(

@@ -52,7 +52,7 @@ def _computing_in(dtype: str) -> Iterator[None]:
 
 
 def _is_operation_of_keras(operation: Any) -> bool:
-    return type(operation).__module__.startswith("keras.src.ops.")
+    return type(operation).__module__.startswith(("keras.src.ops.", "keras.src.activations."))
 
 
 def _tensors(node: Any) -> list[Any]:
@@ -312,6 +312,9 @@ _ROWS: dict[str, Callable[[Any, Any], Function]] = {
     "MaxPool": _pooling("MaxPooling"),
     "Normalize": _normalize,
     "Pad": _pad,
+    "ReLU": _with_name(
+        lambda op, name: keras.layers.ReLU(op.max_value, op.negative_slope, op.threshold, name=name)
+    ),
     "Relu": _with_name(lambda op, name: keras.layers.ReLU(name=name)),
     "Relu6": _with_name(lambda op, name: keras.layers.ReLU(6.0, name=name)),
     "Reshape": _reshape,
