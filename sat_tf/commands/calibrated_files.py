@@ -4,7 +4,7 @@ import dataclasses
 import time
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
@@ -32,7 +32,8 @@ class Pictures:
         images: uint8, to calibrate on.
         held_out: uint8, to verify and measure on; those that it was calibrated on where there are
             no classes.
-        labels: of those held out; None where they are not the model's classes.
+        labels: of those held out, for the only output with as many classes; None where they are
+            not the model's classes.
         class_names: in the order of the labels; None where there are none.
         images_from: where those held out come from.
         why_not: why they cannot be trained on, in words.
@@ -83,19 +84,17 @@ def write_calibrated(
     calibrate(quantized, fed, num_images=len(fed), keep_function=True)
     snap_biases(quantized)
     folder.start()  # what is there belongs to other pictures
-    file = folder.file(run_folder.TFLITE_MODEL)
-    report = export_tflite(
-        quantized,
-        file,
-        softmax=ends_in_softmax(model),
-        labels=pictures.class_names,
-        preprocessing=pictures.preprocessing,
-    )
+    file, outputs = folder.file(run_folder.TFLITE_MODEL), [*model.outputs]
+    options: dict[str, Any] = {}
+    if len(outputs) == 1:  # as TFLite Metadata are, and a softmax that is asked for
+        options["softmax"] = ends_in_softmax(model)
+        options |= {"labels": pictures.class_names, "preprocessing": pictures.preprocessing}
+    report = export_tflite(quantized, file, **options)
     certificate = verify_tflite(
         quantized,
         file,
         pictures.held_out,
-        pictures.labels,
+        _labels(pictures, outputs),
         float_model=model,
         certificate_path=folder.file(run_folder.CERTIFICATE),
         images_from=pictures.images_from,
@@ -109,6 +108,14 @@ def write_calibrated(
     print_certificate(certificate, str(file), console)
     _write_report(model, quantized, pictures, feed, folder, certificate, begun)
     return certificate.is_exact
+
+
+def _labels(pictures: Pictures, outputs: list[Any]) -> Any:
+    """The labels as `verify_tflite` takes them: of several outputs a list."""
+    if pictures.labels is None or len(outputs) == 1:
+        return pictures.labels
+    size = len(pictures.class_names or ())
+    return [pictures.labels if tuple(one.shape[1:]) == (size,) else None for one in outputs]
 
 
 def _write_report(
@@ -133,7 +140,8 @@ def _write_report(
         names = pictures.class_names
         if names is not None:
             folder.write_text(run_folder.LABELS, label_text(names))
-        write_answers_to((pictures.held_out, pictures.labels), model, feed, folder, names)
+        if len(model.outputs) == 1:
+            write_answers_to((pictures.held_out, pictures.labels), model, feed, folder, names)
         results = Results(
             float_top1=certificate.top1["float"],
             quantized_top1=certificate.top1["quantized"],

@@ -163,12 +163,19 @@ def _epochs(text: str) -> int:
 
 
 def _expect_float(path: pathlib.Path, model: "keras.Model") -> None:
-    from sat_tf.graph.network import Network, check_model, check_one_of_each
+    from sat_tf.graph.network import Network, check_model
     from sat_tf.planning.explain import is_quantized
 
     check_model(model)
-    check_one_of_each(model)
-    if is_quantized(Network(model)):
+    network = Network(model)
+    if len(network.inputs) > 1:
+        raise RunError(
+            f"{path}: received a model with {len(network.inputs)} inputs "
+            f"({', '.join(network.inputs)}), expected one, which takes the pictures; quantize it "
+            "in Python: q = sat_tf.quantize_model(model, policy), sat_tf.calibrate(q, [one, "
+            "other]), sat_tf.export_tflite(q, path)."
+        )
+    if is_quantized(network):
         raise RunError(
             f"{path}: received a model that is quantized already, expected a float one; write its "
             "file with sat-tf export."
@@ -182,7 +189,7 @@ def _found(folder: pathlib.Path, model: "keras.Model", console: Console) -> Imag
     Raises:
         ValueError: there are none, or the model takes no pictures.
     """
-    shape, outputs = fixed_input_shape(model), tuple(model.output_shape[1:])
+    shape, outputs = fixed_input_shape(model), [tuple(one.shape[1:]) for one in model.outputs]
     has_folders = any(entry.is_dir() for entry in folder.iterdir())
     if not has_folders or len(shape) != 3 or shape[0] != shape[1] or shape[2] != 3:
         images, found = _parted(folder, shape)
@@ -190,7 +197,7 @@ def _found(folder: pathlib.Path, model: "keras.Model", console: Console) -> Imag
             "" if images is found.images else f" to calibrate on, {len(found.images):,} held out"
         )
         console.print(f"{folder}: {len(images):,} pictures{apart}", highlight=False, markup=False)
-        fits = found.labels is not None and outputs == (len(found.class_names),)
+        fits = found.labels is not None and outputs.count((len(found.class_names),)) == 1
         return Pictures(
             images=images,
             held_out=found.images,
@@ -199,10 +206,17 @@ def _found(folder: pathlib.Path, model: "keras.Model", console: Console) -> Imag
             images_from=ImagesFrom(
                 "pictures of a folder, scaled and cropped to the input", files=found.files
             ),
-            why_not="pictures without labels" if not has_folders else f"a model of {shape}",
+            why_not=(
+                "pictures without labels"
+                if not has_folders
+                else f"a model of {shape}"
+                if len(outputs) == 1
+                else f"a model of {len(outputs)} outputs"
+            ),
         )
     source = data_source("folder", data_dir=str(folder), image_size=shape[0], **_CROPS)
-    if outputs == (source.num_classes,):
+    fits = outputs.count((source.num_classes,)) == 1
+    if fits and len(outputs) == 1:
         return source  # of which its run tells
     console.print(
         f"{folder}: {source.num_classes:,} classes, {source.num_train:,} pictures to calibrate on "
@@ -210,12 +224,17 @@ def _found(folder: pathlib.Path, model: "keras.Model", console: Console) -> Imag
         highlight=False,
         markup=False,
     )
-    why = f"{source.num_classes:,} classes for a model with outputs of shape {outputs}"
-    for note in (f"received {why}: accuracy is not measured.", *source.notes):
+    shapes = f"shape{'s' if len(outputs) > 1 else ''} {', '.join(map(str, outputs))}"
+    why = f"{source.num_classes:,} classes for a model with outputs of {shapes}"
+    not_measured = "the accuracy of the others" if fits else "accuracy"
+    for note in (f"received {why}: {not_measured} is not measured.", *source.notes):
         _note(note, console)
+    held_out, labels = source.held_out_sample(_HELD_OUT_IMAGES)
     return Pictures(
         images=source.training_sample(min(_CALIBRATION_IMAGES, source.num_train), seed=0),
-        held_out=source.held_out_sample(_HELD_OUT_IMAGES)[0],
+        held_out=held_out,
+        labels=labels if fits else None,
+        class_names=source.class_names if fits else None,
         images_from=ImagesFrom.held_out(source.name, _HELD_OUT_IMAGES),
         why_not=why,
         preprocessing=source.preprocessing,

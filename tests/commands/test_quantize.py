@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tf_keras as keras
 import yaml
+from ai_edge_litert.interpreter import Interpreter
 from PIL import Image
 
 import sat_tf
@@ -54,6 +55,45 @@ def told(files, tmp_path, capsys):
         return status, " ".join((captured.out + captured.err).split())
 
     return run
+
+
+@pytest.fixture
+def of_two_outputs(files):
+    """A classifier that also says how bright a picture is, by the keys of a dictionary."""
+    model = model_of_small_range(inside=True)
+    bright = keras.layers.Dense(1, name="light")(model.get_layer("relu").output[:, 0, 0])
+    keras.Model(model.input, {"kind": model.output, "bright": bright}).save(files / "two.keras")
+    return files
+
+
+def test_a_model_of_several_outputs_is_calibrated_and_measured_by_those_with_classes(
+    of_two_outputs, told, tmp_path
+):
+    status, said = told("two.keras", "photos")
+    assert status == 0
+    assert "with outputs of shapes (1,), (3,): the accuracy of the others is not measured" in said
+    certificate = json.loads((tmp_path / "out" / "certificate.json").read_text("utf-8"))
+    assert set(certificate["accuracy"]) == {"kind"}
+    assert certificate["top1"]["tflite"] > 0.9
+    run = Interpreter(str(tmp_path / "out" / "model.tflite")).get_signature_runner()
+    assert set(run.get_output_details()) == {"kind", "bright"}
+    results = json.loads((tmp_path / "out" / "results.json").read_text("utf-8"))
+    assert results["tflite_top1"] == certificate["top1"]["tflite"]
+    # Pictures without labels will do; what is trained has one output.
+    assert told("two.keras", "plain")[0] == 0
+    status, said = told("two.keras", "photos", "--epochs", "1")
+    assert status == 2
+    assert "expected pictures to train on" in said
+
+
+def test_a_model_of_several_inputs_is_refused_with_the_lines_of_python(files, told):
+    one, other = keras.Input((8, 8, 3), name="one"), keras.Input((8, 8, 3), name="other")
+    model = keras.Model([one, other], keras.layers.Add()([one, other]))
+    model.save(files / "inputs.keras")
+    status, said = told("inputs.keras", "photos")
+    assert status == 2
+    assert "received a model with 2 inputs (one, other), expected one" in said
+    assert "sat_tf.calibrate(q, [one, other])" in said
 
 
 def test_a_missing_file_is_said_before_tensorflow_is_loaded(tmp_path):

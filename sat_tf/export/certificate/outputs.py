@@ -247,7 +247,7 @@ _CLASSES = {"SOFTMAX": "softmax", "LOGISTIC": "sigmoid"}
 
 
 def outputs_in(graph: Graph, structure: Structure, labels: Sequence[str] | None) -> list[Output]:
-    """The outputs of a graph.
+    """The outputs of a graph, named by their keys where it has a dictionary of them.
 
     Args:
         graph: the graph.
@@ -265,9 +265,12 @@ def outputs_in(graph: Graph, structure: Structure, labels: Sequence[str] | None)
         moved = any(tensor.shape[-1:] != maker.outputs[0].shape[-1:] for tensor in kept)
         return found.pop() if found in ({"sigmoid"}, set() if moved else {"softmax"}) else ""
 
+    shapes = [tuple(graph.tensors[name].shape) for name in graph.outputs]
     return [
-        Output(name, shape, said(name)).said_by("labels" if (len(labels or ()),) == shape else "")
-        for name, shape in ((name, tuple(graph.tensors[name].shape)) for name in graph.outputs)
+        Output(key, shape, said(name)).said_by("labels" if (len(labels or ()),) == shape else "")
+        for key, name, shape in zip(
+            graph.keys[1] or graph.outputs, graph.outputs, shapes, strict=True
+        )
     ]
 
 

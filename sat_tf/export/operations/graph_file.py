@@ -15,6 +15,7 @@ from sat_tf.export.tflite.contents import (
     StoredOperator,
     StoredTensor,
     read_contents,
+    signature_names,
     unpacked,
 )
 from sat_tf.export.tflite.operator_view import OperatorView, Progress
@@ -63,7 +64,8 @@ def read_graph(content: bytes, name: str) -> Graph:
             if not isinstance(layers, dict):  # older files list layers, the names of their tensors
                 layers = {tensor: tensor for tensor in layers}
             by_tensor = {str(tensor): str(layer) for tensor, layer in layers.items()}
-            return _graph(read_contents(model), name, by_tensor)
+            found = _graph(read_contents(model), name, by_tensor)
+            return dataclasses.replace(found, keys=signature_names(model))
     except NotUnderstoodError as error:
         raise ValueError(
             f"{name}: received a file that sat_tf.export_tflite did not write ({error}), expected "

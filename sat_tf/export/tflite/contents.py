@@ -165,6 +165,26 @@ def _signature(packed: Any, budget: _Budget) -> Any:
     return signature
 
 
+def signature_names(model: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The keys that the signature of an unpacked file has for its inputs, and for its outputs.
+
+    They are in the order of the tensors. Either is empty where the signature has the names of the
+    tensors, or not one name for each.
+    """
+    (subgraph,), signatures = model.subgraphs, model.signatureDefs
+    found: list[tuple[str, ...]] = []
+    for role in ("inputs", "outputs"):
+        entries = getattr(signatures[0], role) if len(signatures) == 1 else []
+        names = {int(entry.tensorIndex): entry.name.decode() for entry in entries}
+        tensors = [int(index) for index in getattr(subgraph, role)]
+        is_one_each = len(names) == len(entries) and {*tensors} == {*names}
+        is_one_each = is_one_each and all(map(str.isprintable, names.values()))
+        keys = tuple(names[index] for index in tensors) if is_one_each else ()
+        own = tuple(subgraph.tensors[index].name.decode() for index in tensors)
+        found.append(() if keys == own else keys)
+    return found[0], found[1]
+
+
 def _tensor_table(packed: Any) -> Any:
     """The parts of a `TensorT` that are read here, of which none is a vector of tables."""
     tensor = tfl.TensorT()
