@@ -114,19 +114,22 @@ def convert(
     return Conversion(made.model, prove(made))
 
 
-def translated(model: Any, custom_layers: Mapping[str, type] | None = None) -> "Translated":
+def translated(
+    model: Any, custom_layers: Mapping[str, type] | None = None, *, is_twin: bool = False
+) -> "Translated":
     """A Keras 3 model in both, before its proof.
 
     Args:
         model: the Keras 3 model.
         custom_layers: see `from_keras3`.
+        is_twin: it is no model of the user's, so that it need not be saved.
 
     Raises:
         ValueError: something in the model has no counterpart in tf_keras.
     """
     from sat_tf.keras3.conversion.translator import Translator
 
-    return Translator(_expect_layers(custom_layers)).translate(model)
+    return Translator(_expect_layers(custom_layers), calls_others=is_twin).translate(model)
 
 
 def _expect_layers(given: Mapping[str, type] | None) -> Mapping[str, type]:

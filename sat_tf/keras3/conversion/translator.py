@@ -15,6 +15,7 @@ from sat_tf.graph.network import NOT_BUILT, subclassed_problem
 from sat_tf.keras3 import inference_operations
 from sat_tf.keras3.conversion import layer_table, operation_table
 from sat_tf.keras3.conversion.graph import Call, Keras3Graph, functional_of
+from sat_tf.keras3.conversion.own_layers import layer_of_keras3
 from sat_tf.keras3.conversion.values import copy_to_twin, copy_trainable, weights_of_keras3
 from sat_tf.keras3.quantized_layer import INSTEAD
 from sat_tf.keras3.quantized_layer import QuantizedLayer as QuantizedLayer3
@@ -79,10 +80,12 @@ class Translator:
 
     Args:
         own: tf_keras classes for classes of the user's own, by their names in Keras 3.
+        calls_others: other layers of the user's own are called as they are, which no file can hold.
     """
 
-    def __init__(self, own: Mapping[str, type]) -> None:
+    def __init__(self, own: Mapping[str, type], *, calls_others: bool = False) -> None:
         self._own = own
+        self._calls_others = calls_others
         self._made: dict[int, Any] = {}
         self._problems: list[str] = []
 
@@ -172,11 +175,12 @@ class Translator:
         if not (_is_operation(layer) or kind in self._own or layer_table.is_known(layer)):
             if layer_table.is_built_in(layer):
                 return f"received {kind}, which tf_keras does not have; build the model without it"
-            return (
-                f"received {kind}, a layer of your own; write it with tf_keras too, and pass "
-                f"custom_layers={{{kind!r}: ...}} to sat_tf.from_keras3; quantize_model takes "
-                "its model"
-            )
+            if not self._calls_others:
+                return (
+                    f"received {kind}, a layer of your own; write it with tf_keras too, and pass "
+                    f"custom_layers={{{kind!r}: ...}} to sat_tf.from_keras3; or quantize the Keras "
+                    "3 model as it is, by sat_tf.quantize_model with unsupported='float'"
+                )
         if getattr(layer, "quantization_mode", None):
             return (
                 "received a layer that Keras 3 has quantized, expected a float one; convert the "
@@ -213,6 +217,8 @@ class Translator:
                 self._made[id(layer)] = made
             elif _is_operation(layer):
                 self._made[id(layer)] = _operation_layer(layer)
+            elif not (type(layer).__name__ in self._own or layer_table.is_known(layer)):
+                self._made[id(layer)] = layer_of_keras3(layer)
             else:
                 self._made[id(layer)] = layer_table.make_layer(layer, self._own, self._inner)
         made = self._made[id(layer)]

@@ -74,7 +74,7 @@ def twin_of(model: keras3.Model, made_of: keras.Model | None = None) -> keras.Mo
     """
     found = _twins.get(model)
     if found is None or found.settings != _settings(layer for layer, _ in _layers(found)):
-        made = translated(model)
+        made = translated(model, is_twin=True)
         if made_of is not None:
             expect_same(made, made_of)
         layers = list(made.pairs())
@@ -182,7 +182,7 @@ def quantized(model: keras3.Model, policy: BitPolicy | int | None = None) -> ker
             f"backend {backend!r}, which the model is of and will be trained on; set KERAS_BACKEND "
             "before the first import of keras."
         )
-    made = translated(model)
+    made = translated(model, is_twin=True)
     prove(made)
     return _of_twin(quantize_model(made.model, policy), _originals(made), model)
 

@@ -218,6 +218,8 @@ def _file(*operators):
 
 
 class _Graph:
+    keys = (), ()
+
     def __init__(self, **shapes):
         self.outputs = tuple(shapes)
         self.tensors = {name: Output(name, shape) for name, shape in shapes.items()}

@@ -1,0 +1,121 @@
+"""Layers and activations of Keras 3 that are their users' own."""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sat_tf
+from sat_tf.keras3.conversion import own_layers, twin
+
+L, A, ops = keras.layers, keras.activations, keras.ops
+FLOAT = sat_tf.BitPolicy.mobile(8, input_type="float32", unsupported="float")
+
+
+@keras.saving.register_keras_serializable("tests_own_layers")
+class Gated(L.Layer):
+    """Weights of its own, one of them not trained, and layers inside."""
+
+    def build(self, shape):
+        self.gain = self.add_weight(name="gain", shape=(shape[-1],), initializer="ones")
+        self.offset = self.add_weight(name="offset", shape=(shape[-1],), trainable=False)
+        self.inner, self.noise = L.Dense(shape[-1], name="inner"), L.Dropout(0.5)
+        self.inner.build(shape)
+
+    def call(self, inputs, training=None):
+        gate = ops.tanh(self.noise(self.inner(inputs), training=training))
+        return ops.maximum(inputs * self.gain, 0.1 * gate) + self.offset
+
+
+@keras.saving.register_keras_serializable("tests_own_layers")
+class Shape(L.Layer):
+    def call(self, inputs):
+        return ops.convert_to_tensor(np.asarray(inputs) + 1.0)
+
+
+def _model(layer=None, activation=None):
+    keras.utils.set_random_seed(3)
+    given = keras.Input((8,))
+    tensor = L.Dense(6, activation=activation, name="first")(given)
+    model = keras.Model(given, L.Dense(2, name="last")(layer(tensor) if layer else tensor))
+    model(_given())
+    return model
+
+
+def _given():
+    return np.random.default_rng(3).normal(size=(64, 8)).astype(np.float32)
+
+
+def test_a_layer_of_ones_own_is_refused_by_name_or_left_float():
+    model = _model(Gated(name="own"))
+    with pytest.raises(ValueError, match="own: received Gated, which sat-tf does not quantize"):
+        sat_tf.quantize_model(model, 8)
+    with pytest.raises(ValueError, match="or quantize the Keras 3 model as it is"):
+        sat_tf.from_keras3(model)
+
+
+@pytest.mark.thorough
+def test_a_layer_that_is_left_float_learns_and_its_file_has_what_it_learnt(tmp_path):
+    model = sat_tf.calibrate(sat_tf.quantize_model(_model(Gated(name="own")), FLOAT), _given())
+    own = model.get_layer("quant_own").layer
+    assert isinstance(own, Gated)
+    before = [ops.convert_to_numpy(weight) for weight in own.weights]
+    model.compile(keras.optimizers.Adam(1e-2), "mse")
+    model.fit(_given(), np.ones((64, 2), np.float32), verbose=0)
+    pairs = zip(before, map(ops.convert_to_numpy, own.weights), strict=True)
+    moved = [np.any(one != other) for one, other in pairs]
+    assert moved == [weight.trainable for weight in own.weights]
+    sat_tf.export_tflite(model, tmp_path / "model.tflite")
+    found = sat_tf.verify_tflite(model, tmp_path / "model.tflite", _given()[:8], progress=False)
+    assert found.codes_differing == 0
+    expected = ops.convert_to_numpy(model(_given()))
+    np.testing.assert_allclose(twin.twin_of(model)(_given()), expected, rtol=0, atol=1e-5)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    sat_tf.export_tflite(loaded, tmp_path / "loaded.tflite")
+    contents = {(tmp_path / name).read_bytes() for name in ("model.tflite", "loaded.tflite")}
+    assert len(contents) == 1
+
+
+def test_other_backends_compute_the_operations_of_a_layer_with_the_twins_variables():
+    layer = Gated(name="own")
+    layer.build((None, 8))
+    layer.built = True
+    variables = {id(own): tf.Variable(ops.convert_to_numpy(own)) for own in layer.weights}
+    run = own_layers._Operations(layer, [((None, 8), "float32")], variables)
+    np.testing.assert_allclose(run(_given()), layer(_given()), rtol=0, atol=1e-6)
+    variables[id(layer.offset)].assign_add(tf.ones(8))
+    np.testing.assert_allclose(run(_given()), layer(_given()) + 1.0, rtol=0, atol=1e-6)
+    with pytest.raises(ValueError, match=r"received Shape .* functions of keras.ops"):
+        own_layers._Operations(Shape(), [((None, 8), "float32")], {})
+
+
+@keras.saving.register_keras_serializable("tests_own_layers")
+def halved(x):
+    return ops.relu(x) * 0.5
+
+
+# Activations, and the layers that they become behind the one that they were given to.
+ACTIVATIONS = {
+    "lambda": (lambda x: A.relu(x, max_value=2.0), ["ReLU"]),
+    "partial": (functools.partial(A.leaky_relu, negative_slope=0.1), ["LeakyReLU"]),
+    "registered": (halved, ["ReLU", "Scaling"]),
+    "layer": (L.LeakyReLU(0.1), ["LeakyReLU"]),
+    "own_swish": (lambda x: x * ops.sigmoid(1.7 * x), ["Scaling", "Activation", "Multiply"]),
+    "of_tensorflow": (lambda x: tf.nn.leaky_relu(x, 0.3), ["LeakyReLU"]),
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_of_ones_own_become_layers(name):
+    activation, expected = ACTIVATIONS[name]
+    model = _model(activation=activation)
+    quantized = sat_tf.calibrate(sat_tf.quantize_model(model, FLOAT), _given())
+    layers = [getattr(layer, "layer", layer) for layer in twin.twin_of(quantized).layers]
+    behind = [type(layer).__name__ for layer in layers]
+    assert behind[behind.index("Dense") + 1 : -1] == expected
+    expected = ops.convert_to_numpy(model(_given()))
+    found = ops.convert_to_numpy(quantized(_given()))
+    assert np.max(np.abs(found - expected)) < 0.05 * np.max(np.abs(expected))
