@@ -56,7 +56,20 @@ def main(argv: list[str]) -> None:
     quantized = sat_tf.quantize_model(model, policy)
     sat_tf.calibrate(quantized, train[0][:256])
     if _EPOCHS.value:
-        fit(keras, quantized, train, _EPOCHS.value, 1e-3)
+        # A small rate, because the model is trained already; and an epoch counts only if it is
+        # better than the start, so that training cannot make it worse.
+        best = folder / "best.weights.h5"
+        quantized.save_weights(best)
+        keep = keras.callbacks.ModelCheckpoint(
+            best,
+            monitor="val_accuracy",
+            save_best_only=True,
+            save_weights_only=True,
+            initial_value_threshold=accuracy(quantized, test) / 100,
+        )
+        watched = {"validation_data": test, "callbacks": [keep]}
+        fit(keras, quantized, train, _EPOCHS.value, 3e-4, **watched)
+        quantized.load_weights(best)
     quantized.save(folder / "quantized.keras")  # loads on any backend, after import sat_tf
     path = folder / "model.tflite"
     sat_tf.export_tflite(quantized, path)
@@ -80,13 +93,13 @@ def network(keras: Any) -> Any:
     return keras.Model(image, keras.layers.Dense(10, name="logits")(x), name="digits")
 
 
-def fit(keras: Any, model: Any, train: Any, epochs: int, rate: float) -> None:
+def fit(keras: Any, model: Any, train: Any, epochs: int, rate: float, **options: Any) -> None:
     """Trains a model, with a progress bar, down to a rate of 0."""
     steps = epochs * -(-len(train[0]) // _BATCH_SIZE.value)
     schedule = keras.optimizers.schedules.CosineDecay(rate, steps)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(schedule), loss, metrics=["accuracy"])
-    model.fit(*train, batch_size=_BATCH_SIZE.value, epochs=epochs, verbose=2)
+    model.fit(*train, batch_size=_BATCH_SIZE.value, epochs=epochs, verbose=2, **options)
 
 
 def accuracy(model: Any, test: Any) -> float:

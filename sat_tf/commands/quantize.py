@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import itertools
 import json
+import math
 import pathlib
 import types
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ import numpy as np
 from rich.console import Console
 from rich.markup import escape
 
+from sat_tf.arguments import is_between
 from sat_tf.commands.calibrated_files import Pictures, write_calibrated
 from sat_tf.commands.models import quiet_tensorflow, read_keras_model, value_errors_as_run_errors
 from sat_tf.commands.options import (
@@ -35,6 +37,7 @@ from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.input_range import PIXELS, InputRange
 from sat_tf.training.config.config import parse_config
 from sat_tf.training.config.folder import run_name
+from sat_tf.training.config.sections import AUTO, TRIED_RATES, StageConfig
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.run_folder import RunFolder
 
@@ -46,6 +49,7 @@ _CALIBRATION_IMAGES = 512
 _PARTS = round(1 / HELD_OUT_SHARE)
 _HELD_OUT_IMAGES = 1024
 _BATCH_SIZE = 32
+_OF_STAGE = {"batch_size", "warmup_learning_rate", "base_learning_rate"}
 # Nothing is cut off, and what has a left and a right, as letters have, is not mirrored: how the
 # model was trained is not known.
 _CROPS: Mapping[str, Any] = types.MappingProxyType(
@@ -97,6 +101,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_epochs,
         default=0,
         help="of training, which needs folders of classes; default: 0, calibrated only",
+    )
+    parser.add_argument(
+        "--learning_rate",
+        metavar="N",
+        type=_learning_rate,
+        help="where the learning rate of the training starts to fall; default: one of "
+        f"{TRIED_RATES[0]:g} to {TRIED_RATES[-1]:g}, chosen by a short trial",
     )
     add_input_range(parser, default="found, by the accuracy on folders of classes")
     parser.add_argument(
@@ -160,6 +171,16 @@ def _epochs(text: str) -> int:
     if text.isdecimal():
         return int(text)
     raise argparse.ArgumentTypeError(f"{text!r}: expected an integer, 0 or more")
+
+
+def _learning_rate(text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = math.nan
+    if is_between(rate, 0, math.inf):
+        return rate
+    raise argparse.ArgumentTypeError(f"{text!r}: expected a positive number")
 
 
 def _expect_float(path: pathlib.Path, model: "keras.Model") -> None:
@@ -322,11 +343,10 @@ def _run(
     from sat_tf.training.state.classifier_file import ends_in_softmax
 
     name, folder = run
-    stage = {
-        "batch_size": min(_BATCH_SIZE, source.num_train),
-        "base_learning_rate": 0.1,
-        "warmup_learning_rate": 0.0,
-    }
+    batch_size, rate = min(_BATCH_SIZE, source.num_train), arguments.learning_rate
+    stage = StageConfig(batch_size=batch_size, warmup_learning_rate=0.0, base_learning_rate=AUTO)
+    if rate is not None:
+        stage = stage.with_peak(rate)
     values = {
         "name": name,
         "seed": arguments.seed,
@@ -340,7 +360,7 @@ def _run(
         },
         "policy": policy.to_dict(),
         "stages": {
-            "float": stage,
+            "float": stage.model_dump(include=_OF_STAGE),
             "quantized": {"epochs": arguments.epochs, "warmup_epochs": arguments.epochs / 10},
         },
         "calibration": {"num_images": _CALIBRATION_IMAGES, "final_statistics": True},

@@ -186,12 +186,13 @@ def test_the_config_in_the_run_folder_is_the_resolved_one(tiny_run):
     assert "clipping_gradient: calibrated" in (tiny_run / "config.yaml").read_text()
 
 
-def test_the_metrics_have_a_row_for_every_epoch_of_both_stages(tiny_run):
+def test_the_metrics_have_a_row_for_every_epoch_of_both_stages_and_for_the_start(tiny_run):
     with (tiny_run / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["stage"], row["epoch"]) for row in rows] == [
         ("float", "1"),
         ("float", "2"),
+        ("quantized", "0"),
         ("quantized", "1"),
     ]
     assert all(0 <= float(row["held_out_top1"]) <= 1 for row in rows)

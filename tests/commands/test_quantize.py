@@ -120,6 +120,7 @@ def test_what_is_no_folder_of_pictures_is_refused(words, expected, files, monkey
     [
         (["--bits", "9"], "'9': expected an integer from 1 to 8"),
         (["--epochs", "-1"], "'-1': expected an integer, 0 or more"),
+        (["--learning_rate", "0"], "'0': expected a positive number"),
     ],
 )
 def test_numbers_out_of_their_range_are_refused(words, expected, capsys):
@@ -170,10 +171,41 @@ def test_training_resumes_and_keeps_the_softmax_of_the_model(told, files, tmp_pa
     status, said = told("softmax.keras", "photos", *words)
     assert status == 0, said
     assert "epoch 1/1" in said
+    assert "trying learning rates from 0.0001 to 0.03" in said
+    assert "before training: held-out top-1" in said
+    assert "the float model may have been trained on these very images" in said
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    stage = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())["stages"]["quantized"]
+    assert results["learning_rate"] == pytest.approx(stage["base_learning_rate"] * 32 / 256)
+    assert str(results["learning_rate"]) in results["tried_learning_rates"]
+    assert results["quantized_top1"] >= results["start_top1"]
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "chosen by a trial of 6 from 0.0001 to 0.03" in page
+    assert "may have been trained on these very images" in page
     content = (tmp_path / "out" / "model.tflite").read_bytes()
     assert read_structure(content, "file").operator_counts()["SOFTMAX"] == 1
     status, said = told("softmax.keras", "photos", *words)
     assert (status, "This run is finished" in said) == (0, True)
+
+
+@pytest.mark.thorough
+def test_training_that_destroys_the_model_gives_it_back_as_it_was(told, tmp_path):
+    given = ("lenient.keras", "photos", "--input_range", "0,1", "--bits", "4")
+    assert told(*given)[0] == 0
+    calibrated = json.loads((tmp_path / "out" / "results.json").read_text())
+    words = ("--epochs", "2", "--learning_rate", "1", "--no-resume")
+    status, said = told(*given, *words)
+    assert status == 0, said
+    assert "trying" not in said
+    assert "the model before training, because no epoch was better" in said
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert (results["learning_rate"], results["kept_epoch"]) == (pytest.approx(1.0), 0)
+    assert results["start_top1"] == results["quantized_top1"] == calibrated["quantized_top1"]
+    # The file is that of the calibrated model.
+    assert results["tflite_top1"] == calibrated["tflite_top1"]
+    _, *rows = (tmp_path / "out" / "metrics.csv").read_text().splitlines()
+    assert rows[0].startswith("quantized,0,0,")
+    assert len(rows) == 3
 
 
 @pytest.mark.thorough

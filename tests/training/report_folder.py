@@ -39,6 +39,8 @@ def fill(folder: RunFolder, *, layer: str = "block_{}_relu", codes_differing: in
                     else {name: 2 + i + step / 50 for i, name in enumerate(names)},
                 )
             )
+        if stage != "float":
+            epochs.append(EpochMetrics(stage=stage, epoch=0, step=0, held_out_top1=0.9))
         for step in range(_STEPS_PER_EPOCH, total + 1, _STEPS_PER_EPOCH):
             epochs.append(
                 EpochMetrics(

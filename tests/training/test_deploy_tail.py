@@ -94,7 +94,7 @@ def test_the_stage_leaves_its_start_alone_and_measures_what_the_file_computes(tm
     run = make_run(tmp_path, TAIL)
     deployed = train_deploy_tail(run, start)
     assert isinstance(deployed, DeployedModel)
-    assert [(row.stage, row.epoch) for row in run.rows] == [("deploy_tail", 1), ("deploy_tail", 2)]
+    assert [(row.stage, row.epoch) for row in run.rows] == [("deploy_tail", n) for n in range(3)]
     assert all(np.array_equal(*pair) for pair in zip(before, start.get_weights(), strict=True))
     assert held_out_metrics(deployed, run.source)["top1"] == run.rows[-1].held_out_top1
     path = tmp_path / "model.tflite"
@@ -111,7 +111,7 @@ def test_weight_decay_is_part_of_the_loss(tmp_path):
     for decay in (0.0, 1.0):
         run = make_run(tmp_path, TAIL, f"stages.deploy_tail.weight_decay={decay}")
         train_deploy_tail(run, small_quantized_model())
-        losses.append(run.rows[0].loss)
+        losses.append(run.rows[1].loss)
     assert losses[1] > losses[0] + 1.0
 
 
@@ -124,7 +124,8 @@ def test_two_replicas_train_like_one_device(tmp_path):
     for strategy in (None, mirrored):
         run = make_run(tmp_path, TAIL, strategy=strategy)
         weights.append(train_deploy_tail(run, small_quantized_model()).quantized.get_weights())
-        runs.append([(row.loss, row.train_top1, row.held_out_top1) for row in run.rows])
+        runs.append([(row.held_out_loss, row.held_out_top1) for row in run.rows])
+        runs[-1] += [(row.loss, row.train_top1) for row in run.rows[1:]]
     # Sums over the batch are taken in another order, in float32.
     np.testing.assert_allclose(runs[1], runs[0], rtol=1e-5)
     for of_one, of_two in zip(*weights, strict=True):
@@ -183,7 +184,14 @@ def test_a_run_with_a_tail_reports_what_the_file_computes(tmp_path, monkeypatch,
     certificate = json.loads((folder / "certificate.json").read_text())
     with (folder / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [row["stage"] for row in rows] == ["float", "float", "quantized", "deploy_tail"]
+    assert [(row["stage"], row["epoch"]) for row in rows] == [
+        ("float", "1"),
+        ("float", "2"),
+        ("quantized", "0"),
+        ("quantized", "1"),
+        ("deploy_tail", "0"),
+        ("deploy_tail", "1"),
+    ]
     assert (results["codes_differing"], results["trained_differing"]) == (0, 0)
     assert certificate["top1"]["quantized"] == certificate["top1"]["tflite"]
     assert results["deployed_top1"] == pytest.approx(float(rows[-1]["held_out_top1"]), abs=1e-5)

@@ -38,7 +38,9 @@ def test_a_run_starts_from_an_ordinary_model_and_another_one_from_its_file(tmp_p
     answers = Answers.from_dict(first.read_json(ANSWERS))
     assert len(answers.labels) == 8
     assert np.mean(answers.file_answers == answers.labels) == results.tflite_top1
-    again, from_file = run("again", f"training.float_model={first.file(FLOAT_MODEL)}")
+    given = f"training.float_model={first.file(FLOAT_MODEL)}"
+    as_before = ("training.keep=last", "stages.quantized.base_learning_rate=0.05")
+    again, from_file = run("again", given, *as_before)
     assert from_file.float_top1 == results.float_top1
     one, other = (
         keras.models.load_model(folder.file(QUANTIZED_MODEL), compile=False).get_weights()

@@ -27,6 +27,7 @@ from sat_tf.training.config.sections import (
     DataConfig,
     ModelConfig,
     Section,
+    StageConfig,
     StagesConfig,
     TrainingConfig,
     describe,
@@ -127,22 +128,27 @@ class Config(Section):
         default=None,
         description="a mapping, or null where training.float_model names the file of a trained one",
     )
+    training: TrainingConfig = Field(
+        default=TrainingConfig(), validate_default=True, description="a mapping"
+    )
     policy: Annotated[
         BitPolicy, PlainValidator(_read_policy), PlainSerializer(BitPolicy.to_dict)
     ] = Field(default=BitPolicy(), description="a mapping of BitPolicy's fields")
     stages: StagesConfig = Field(
         default=StagesConfig(),
+        validate_default=True,
         description="a mapping with the keys float, quantized and deploy_tail",
     )
     calibration: CalibrationConfig = Field(default=CalibrationConfig(), description="a mapping")
     export: ExportConfig = Field(default=ExportConfig(), description="a mapping")
-    training: TrainingConfig = Field(
-        default=TrainingConfig(), validate_default=True, description="a mapping"
-    )
     recipes: RecipesConfig = Field(default=RecipesConfig(), description="a mapping")
     distribution: Literal["auto", "none", "mirrored", "multi_worker", "tpu"] = Field(
         default="auto", description="one of auto, none, mirrored, multi_worker, tpu"
     )
+
+    def with_stages(self, stages: Mapping[str, StageConfig]) -> "Config":
+        """The same with other stages in the place of some, by their names."""
+        return self.model_copy(update={"stages": self.stages.model_copy(update=stages)})
 
     @field_validator("training")
     @classmethod
@@ -157,8 +163,11 @@ class Config(Section):
 
     @field_validator("stages")
     @classmethod
-    def _each_follows_the_one_before(cls, stages: StagesConfig) -> StagesConfig:
-        return stages.inherited()
+    def _each_follows_the_one_before(
+        cls, stages: StagesConfig, info: ValidationInfo
+    ) -> StagesConfig:
+        training: TrainingConfig | None = info.data.get("training")
+        return stages.inherited(from_file=training is not None and training.float_model is not None)
 
     @model_validator(mode="after")
     def _deploy_tail_has_its_kernels(self) -> "Config":

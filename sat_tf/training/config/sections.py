@@ -1,15 +1,24 @@
 """The sections of a configuration, and the messages about what is wrong in one."""
 
 import inspect
+import math
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic.fields import FieldInfo
 
-from sat_tf.arguments import is_number, required_arguments
+from sat_tf.arguments import is_between, is_number, required_arguments
 from sat_tf.data import DATA_SETS, is_in_memory
 from sat_tf.messages import did_you_mean
 
@@ -232,6 +241,24 @@ class ModelConfig(Section):
         return known_options(options, MODEL_OPTIONS[name], _KNOWN_TO_THE_RUN)
 
 
+# The learning rate is chosen when the stage starts; see `sat_tf.training.loop.rate_trial`. The
+# rates that are tried go from steps that change nearly nothing to those of a fresh network.
+AUTO: Literal["auto"] = "auto"
+TRIED_RATES = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03)
+_A_RATE = (
+    "a positive number: the peak for batches of 256 images; or auto (a short trial at the start of "
+    "a stage behind a trained model chooses it)"
+)
+
+
+def _rate(value: Any) -> Any:
+    if value == AUTO:
+        return AUTO
+    if not is_between(value, 0, math.inf):
+        raise ValueError(f"={value!r}: expected {_A_RATE}.")
+    return float(value)
+
+
 class StageConfig(Section):
     """How one stage trains; the defaults are the paper's for MobileNets on ImageNet.
 
@@ -255,14 +282,15 @@ class StageConfig(Section):
     batch_size: int = Field(
         default=2048, ge=1, description="a positive integer: images a step, over all devices"
     )
-    base_learning_rate: float = Field(
-        default=0.05, gt=0, description="a positive number: the peak for batches of 256 images"
+    base_learning_rate: Annotated[float | Literal["auto"], PlainValidator(_rate)] = Field(
+        default=0.05, description=_A_RATE
     )
     warmup_epochs: float = Field(default=5, ge=0, description="a number, 0 (no warm-up) or more")
     warmup_learning_rate: float | None = Field(
         default=None,
         ge=0,
-        description="a number, 0 or more, or null (base_learning_rate, the peak if that is lower)",
+        description="a number from 0 to the peak, or null (base_learning_rate, the peak if that is "
+        "lower)",
     )
     momentum: float = Field(default=0.9, ge=0, lt=1, description="a number from 0 to below 1")
     nesterov: bool = Field(default=True, description="true or false")
@@ -270,15 +298,30 @@ class StageConfig(Section):
 
     @property
     def peak_learning_rate(self) -> float:
-        """The learning rate where the warm-up ends: it grows with the batch."""
-        return self.base_learning_rate * self.batch_size / 256
+        """The learning rate where the warm-up ends: it grows with the batch.
+
+        Raises:
+            ValueError: it is still to be chosen.
+        """
+        return self._base * self.batch_size / _BASE_BATCH_SIZE
 
     @property
     def first_learning_rate(self) -> float:
-        """The learning rate where the warm-up starts."""
+        """The learning rate where the warm-up starts; ValueError as for the peak."""
         if self.warmup_learning_rate is not None:
             return self.warmup_learning_rate
-        return min(self.base_learning_rate, self.peak_learning_rate)
+        return min(self._base, self.peak_learning_rate)
+
+    @property
+    def _base(self) -> float:
+        if self.base_learning_rate == AUTO:
+            raise ValueError("base_learning_rate='auto': expected the number that a trial chose.")
+        return self.base_learning_rate
+
+    def with_peak(self, learning_rate: float) -> "StageConfig":
+        """The same with another peak."""
+        base = learning_rate * _BASE_BATCH_SIZE / self.batch_size
+        return self.model_copy(update={"base_learning_rate": base})
 
     def steps_per_epoch(self, num_images: int) -> int:
         """How many full batches the given number of training images make."""
@@ -305,7 +348,29 @@ class StageConfig(Section):
             found.append(
                 "momentum=0 with nesterov=true: expected momentum above 0; set nesterov to false."
             )
-        return found
+        return [*found, *self._warmup_problems()]
+
+    def _warmup_problems(self) -> list[str]:
+        first, base = self.warmup_learning_rate, self.base_learning_rate
+        if not first or not self.warmup_epochs:
+            return []
+        if base == AUTO:
+            return [
+                f"warmup_learning_rate={first:g} with base_learning_rate='auto': expected 0 or "
+                "null, because the peak is not known before the trial; set it to null."
+            ]
+        if first <= self.peak_learning_rate * (1 + 1e-9):  # which is a rounded product
+            return []
+        return [
+            f"warmup_learning_rate={first:g} with base_learning_rate={base:g} and "
+            f"batch_size={self.batch_size}: the warm-up would go down, from {first:g} to "
+            f"{self.peak_learning_rate:g} (base_learning_rate * batch_size / 256); expected at "
+            "most that peak; lower it, or set it to null."
+        ]
+
+
+# The batch of which base_learning_rate is the peak.
+_BASE_BATCH_SIZE = 256
 
 
 class StagesConfig(Section):
@@ -333,8 +398,12 @@ class StagesConfig(Section):
         asked_for = {name: stage for name, stage in stages.items() if stage is not None}
         return {"float": self.float, **asked_for}
 
-    def inherited(self) -> "StagesConfig":
+    def inherited(self, *, from_file: bool = False) -> "StagesConfig":
         """The same, with every setting that a stage leaves out taken from the stage before.
+
+        Args:
+            from_file: the float model is read, not trained. The rate of what follows is then
+                chosen by a trial where no stage states one: that of a fresh model destroys it.
 
         Raises:
             ValueError: settings of a stage do not fit each other; a line for each.
@@ -342,11 +411,14 @@ class StagesConfig(Section):
         resolved: dict[str, StageConfig] = {}
         problems: list[str] = []
         inherited: list[str] = []
+        rate = "base_learning_rate"
         for name, stage in self.by_name().items():
             own = {field: getattr(stage, field) for field in stage.model_fields_set}
             if "epochs" in own:
                 own.setdefault("steps", None)  # steps would win over them
             before = list(resolved.values())
+            if before and from_file and rate not in before[-1].model_fields_set:
+                own.setdefault(rate, AUTO)
             resolved[name] = before[-1].model_copy(update=own) if before else stage
             found = resolved[name].problems()
             # Inherited ones are reported once.
@@ -358,6 +430,11 @@ class StagesConfig(Section):
                     f"{name}.epochs=0: expected a positive integer; only the quantized stage can "
                     "do without training."
                 )
+        if self.float.base_learning_rate == AUTO and not from_file:
+            problems.append(
+                f"float.{rate}='auto': expected a positive number, because rates are tried on a "
+                "trained model; give one."
+            )
         if self.quantized is None and self.deploy_tail is not None:
             problems.append(
                 "deploy_tail is given and quantized=null: expected a quantized stage for it to "
@@ -380,6 +457,13 @@ class TrainingConfig(Section):
         default=None,
         description="the file of a trained float model of Keras 2 or 3, or a SavedModel, which "
         "takes the place of `model` and of the float stage, or null (train one)",
+    )
+    keep: Literal["best", "last"] | None = Field(
+        default=None,
+        validate_default=True,
+        description="best (a stage behind a trained model ends with its best epoch on the held-out "
+        "images, its start included), last (with its last epoch, as in the paper), or null (best "
+        "where float_model is given)",
     )
     trust_model: bool = Field(
         default=False,
@@ -414,3 +498,8 @@ class TrainingConfig(Section):
     keep_checkpoints: int = Field(
         default=2, ge=1, description="a positive integer: how many checkpoints to keep"
     )
+
+    @field_validator("keep")
+    @classmethod
+    def _best_of_a_given_model(cls, keep: str | None, info: ValidationInfo) -> str:
+        return keep or ("last" if info.data.get("float_model") is None else "best")

@@ -28,7 +28,7 @@ from sat_tf.training.report.report import write_answers, write_layers, write_rep
 from sat_tf.training.report.results import Results
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.run_folder import CERTIFICATE, TFLITE_MODEL, RunFolder
-from sat_tf.training.state.run_state import RunState
+from sat_tf.training.state.run_state import RunState, read_trials, settled
 from sat_tf.training.step.fed_source import fed, pixels_of
 
 _BATCH_SIZE = 64
@@ -132,6 +132,7 @@ def conclude(run: Run, state: RunState, model: keras.Model | None, *, parameters
         held_out_images=num_held_out,
         parameters=parameters,
         **accuracies,
+        **_of_training(run, state),
         **({} if model is None else _of_file(run, model, num_held_out)),
         seconds=state.seconds_so_far(),
     )
@@ -144,6 +145,24 @@ def conclude(run: Run, state: RunState, model: keras.Model | None, *, parameters
     write_report(folder)
     shutil.rmtree(folder.file(run_folder.CHECKPOINTS), ignore_errors=True)
     return results
+
+
+def _of_training(run: Run, state: RunState) -> dict[str, Any]:
+    """How the quantized stage was trained, as entries of the results."""
+    found: dict[str, Any] = {"given_float_model": run.config.training.float_model is not None}
+    stage = settled(run.folder, run.config).stages.quantized
+    if stage is None or not stage.trains:
+        return found
+    for row in run.rows:
+        if (row.stage, row.epoch) == ("quantized", 0):
+            found |= {"start_top1": row.held_out_top1, "start_top5": row.held_out_top5}
+    trial = read_trials(run.folder).get("quantized")
+    return {
+        **found,
+        "learning_rate": stage.peak_learning_rate,
+        "tried_learning_rates": None if trial is None else trial.distances,
+        "kept_epoch": state.stages["quantized"].get("kept_epoch"),
+    }
 
 
 def write_answers_to(

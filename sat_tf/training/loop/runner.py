@@ -4,7 +4,7 @@ import contextlib
 import pathlib
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 import tf_keras as keras
@@ -50,6 +50,7 @@ from sat_tf.training.state.run_state import (
     expect_same_config,
     expect_same_float_model,
     float_model_hash,
+    settled,
 )
 from sat_tf.training.step.distribution import (
     from_first_worker,
@@ -59,10 +60,15 @@ from sat_tf.training.step.distribution import (
     writes_files,
 )
 from sat_tf.training.step.fed_source import fed_range, fed_source
+from sat_tf.training.step.learner import training_copy
 from sat_tf.training.step.stage_plan import StepReport
 
 # Twice those of the largest model in its published form; training holds several copies.
 _MOST_WEIGHT_BYTES = 2**30
+# A model, and the epoch whose weights it has where that was chosen; 0 is the start of the stage.
+Candidate = tuple[int | None, keras.Model]
+# Shares are read from a file with fewer digits where a run has been resumed.
+_ROUNDING = 1e-6
 _RESUME = "\nOnce the files can be read, the same command resumes the run."
 
 
@@ -213,7 +219,11 @@ def snapped(run: Run, model: keras.Model) -> keras.Model:
 
 
 def stage_model(
-    run: Run, state: RunState, name: str, file: str, make: Callable[[], keras.Model]
+    run: Run,
+    state: RunState,
+    name: str,
+    file: str,
+    make: Callable[[], Iterator[Candidate]],
 ) -> keras.Model:
     """The model of a stage: read where the stage is done, otherwise trained and saved.
 
@@ -222,7 +232,8 @@ def stage_model(
         state: how far the run has come.
         name: of the stage.
         file: name of the saved model in the run folder.
-        make: trains and finishes the model.
+        make: trains the model, and gives it as the stage ends; behind it, where the stage ends with
+            its best epoch, what else is to be measured, the start last.
 
     Raises:
         RunError: the saved model is gone, or cannot be read.
@@ -241,18 +252,58 @@ def stage_model(
     # A request to stop waits: within the stage until its next step, after it until the model is
     # saved.
     with run.interruption.deferred():
-        model = make()
+        candidates = make()
+        if run.writes:
+            model, metrics = best_of(run, name, candidates)
+        else:
+            _, model = next(candidates)
         saved = model.quantized if isinstance(model, DeployedModel) else model
         if run.writes:
-            run.say(f"{name:9}  measuring held-out accuracy")
-            metrics = held_out_metrics(model, run.source)
             with run.folder.written(file) as temporary:
                 saved.save(temporary)
             state.finish(name, metrics)
             shutil.rmtree(run.folder.file(run_folder.CHECKPOINTS) / name, ignore_errors=True)
-            top1 = 100 * metrics["top1"]
-            run.say(f"{name:9}  done: held-out top-1 {top1:.2f} %")
+            top1, remark = 100 * metrics["top1"], _remark(run, name, metrics)
+            run.say(f"{name:9}  done: held-out top-1 {top1:.2f} %{remark}")
     return saved
+
+
+def best_of(
+    run: Run, name: str, candidates: Iterator[Candidate]
+) -> tuple[keras.Model, dict[str, float]]:
+    """The first candidate that is as good as the stage's best epoch; failing that, the best.
+
+    Statistics that are measured again, and snapped biases, can take some of the accuracy away.
+
+    Args:
+        run: of the stage.
+        name: of the stage.
+        candidates: at least one.
+
+    Returns:
+        The model, and its held-out metrics, with `kept_epoch` where that was chosen.
+    """
+    measured: list[tuple[keras.Model, dict[str, float]]] = []
+    for epoch, model in candidates:  # of which the first is trained now
+        if not measured:
+            run.say(f"{name:9}  measuring held-out accuracy")
+        metrics = held_out_metrics(model, run.source)
+        measured.append((model, metrics if epoch is None else {**metrics, "kept_epoch": epoch}))
+        if epoch is None or metrics["top1"] >= run.best_measured(name) - _ROUNDING:
+            break
+    return max(measured, key=lambda pair: pair[1]["top1"])  # the first of equal ones
+
+
+def _remark(run: Run, name: str, metrics: dict[str, float]) -> str:
+    """Words behind an accuracy: what it is of, and how far it can be trusted."""
+    epoch = metrics.get("kept_epoch")
+    if name == "float" and run.config.training.float_model is not None:
+        return "; the float model may have been trained on these very pictures"
+    if epoch is None:
+        return ""
+    if epoch == 0:
+        return ": the model before training, because no epoch was better"
+    return f": the weights of epoch {epoch}, the best on these pictures"
 
 
 def loaded(path: pathlib.Path, *, safe_mode: bool = True) -> keras.Model:
@@ -304,6 +355,7 @@ def train(
         if folder.is_finished:
             console.print("This run is finished; these are its results.", highlight=False)
             return Results.read(folder)
+        config = settled(folder, config)
     interruption = Interruption()
     with interruption.catching_signals(), temporary_folder() as elsewhere:
         if config.training.deterministic_ops:
@@ -377,7 +429,7 @@ def _train(run: Run, state: RunState, start_model: keras.Model) -> Results | Non
             state,
             "deploy_tail",
             run_folder.TUNED_MODEL,
-            lambda: train_deploy_tail(run, quantized),
+            lambda: _deploy_tail(run, quantized),
         )
         export = config.export
         measured = deployed_model(tuned, float_head=export.float_head, pack=export.pack)
@@ -412,20 +464,59 @@ def _rows(folder: RunFolder) -> list[EpochMetrics]:
     return folder.read_rows(run_folder.METRICS, from_csv, "epochs with their metrics")
 
 
-def _float(run: Run, start: keras.Model) -> keras.Model:
-    if run.config.training.float_model is not None:
-        return start
-    return finished(run, "float", train_stage(run, "float", start))
+def _float(run: Run, start: keras.Model) -> Iterator[Candidate]:
+    if run.config.training.float_model is None:
+        start = finished(run, "float", train_stage(run, "float", start))
+    yield None, start
 
 
-def _quantized(run: Run, trained: keras.Model) -> keras.Model:
-    calibration = run.config.calibration
-    quantized = quantized_start(run.config, trained)
-    stage = run.config.stages.quantized
+def calibrated_start(run: Run, trained: keras.Model) -> keras.Model:
+    """The model that the quantized stage of a run starts from, in the form in which it is shipped.
+
+    Args:
+        run: of the stage.
+        trained: the float model; it is not changed.
+
+    Raises:
+        RunError: the policy does not fit the model, or activations are non-finite.
+    """
+    config, stage = run.config, run.config.stages.quantized
+    quantized = quantized_start(config, trained)
     trains = stage is None or stage.trains
-    if calibration.num_images:
-        levels = calibration.clipping_levels
-        calibrate_run(run, quantized, clipping_levels=levels, keep_function=not trains)
-    if not trains:
-        return snapped(run, quantized)
-    return finished(run, "quantized", train_stage(run, "quantized", quantized))
+    if config.calibration.num_images:
+        # A given model keeps its function, whether it is trained or not.
+        keeps = not trains or config.training.float_model is not None
+        levels = config.calibration.clipping_levels
+        calibrate_run(run, quantized, clipping_levels=levels, keep_function=keeps)
+    # The start that can be kept is measured as it would end.
+    return snapped(run, quantized) if not trains or run.keeps_best("quantized") else quantized
+
+
+def train_quantized(run: Run, start: keras.Model) -> Iterator[Candidate]:
+    """Trains through the quantized stage, and gives what it can end with, the best guess first.
+
+    Args:
+        run: of the stage.
+        start: see `calibrated_start`; it is not changed.
+    """
+    model = train_stage(run, "quantized", start)
+    epoch = run.kept.get("quantized")
+    if epoch is None:
+        yield None, finished(run, "quantized", model)
+        return
+    if epoch:
+        yield epoch, finished(run, "quantized", training_copy(model))
+        yield epoch, snapped(run, model)
+    yield 0, start
+
+
+def _quantized(run: Run, trained: keras.Model) -> Iterator[Candidate]:
+    start, stage = calibrated_start(run, trained), run.config.stages.quantized
+    if stage is None or stage.trains:
+        return train_quantized(run, start)
+    return iter([(None, start)])
+
+
+def _deploy_tail(run: Run, quantized: keras.Model) -> Iterator[Candidate]:
+    tuned = train_deploy_tail(run, quantized)
+    yield run.kept.get("deploy_tail"), tuned

@@ -10,7 +10,9 @@ from rich.console import Console
 
 from sat_tf.data.source import ImageSource
 from sat_tf.export.deployed import DeployedModel
+from sat_tf.loading.load import load_model
 from sat_tf.messages import RunError
+from sat_tf.training.callbacks.best_weights import BestWeights, KeepBestMeasured
 from sat_tf.training.callbacks.callback_list import recording
 from sat_tf.training.callbacks.epoch_recorder import StopWhenNotFinite
 from sat_tf.training.callbacks.progress import StepReporter
@@ -19,16 +21,24 @@ from sat_tf.training.callbacks.saving import (
     DeployedRefresher,
     constant_while_measured,
 )
-from sat_tf.training.config.config import Config
-from sat_tf.training.config.sections import StageConfig
+from sat_tf.training.config.config import Config, config_text
+from sat_tf.training.config.sections import AUTO, TRIED_RATES, StageConfig
 from sat_tf.training.interruption import Interruption
 from sat_tf.training.loop.outside_failures import reading_errors_explained
+from sat_tf.training.loop.rate_trial import MEASURED_IMAGES, STEPS, Distance, chosen, try_rates
 from sat_tf.training.recipes.recipes import stage_recipes, stage_teacher
 from sat_tf.training.state.checkpoints import Checkpoints, Position, steps_left
-from sat_tf.training.state.history import EpochMetrics
-from sat_tf.training.state.run_folder import CHECKPOINTS, RunFolder
+from sat_tf.training.state.history import EpochMetrics, to_csv
+from sat_tf.training.state.run_folder import (
+    CHECKPOINTS,
+    CONFIG,
+    FLOAT_MODEL,
+    METRICS,
+    RunFolder,
+)
+from sat_tf.training.state.run_state import RateTrial, settled, write_trial
 from sat_tf.training.step.distribution import distributed, from_first_worker
-from sat_tf.training.step.learner import Learner, training_copy
+from sat_tf.training.step.learner import ImageLoss, Learner, training_copy
 from sat_tf.training.step.schedule import WarmupCosine
 from sat_tf.training.step.stage_plan import StagePlan, StepReport
 
@@ -53,6 +63,7 @@ class Run:
         interruption: whether the run has been asked to stop.
         report_step: called after every step.
         rows: the metrics so far; every epoch appends one.
+        kept: the epoch whose weights a stage ended with, by the name of the stage; 0 is its start.
     """
 
     config: Config
@@ -65,6 +76,15 @@ class Run:
     interruption: Interruption = dataclasses.field(default_factory=Interruption)
     report_step: StepReport | None = None
     rows: list[EpochMetrics] = dataclasses.field(default_factory=list)
+    kept: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    def keeps_best(self, name: str) -> bool:
+        """Whether a stage ends with its best epoch; only one behind a trained model does."""
+        return name != "float" and self.config.training.keep == "best"
+
+    def best_measured(self, name: str) -> float:
+        """The best held-out top-1 of a stage, its start included."""
+        return max(row.held_out_top1 for row in self.rows if row.stage == name)
 
     def say(self, text: str, *, style: str | None = None) -> None:
         """Prints a line as it is."""
@@ -72,7 +92,11 @@ class Run:
 
 
 def make_optimizer(
-    stage: StageConfig, steps_per_epoch: int, *, precision: str = "float32"
+    stage: StageConfig,
+    steps_per_epoch: int,
+    *,
+    precision: str = "float32",
+    learning_rate: float | None = None,
 ) -> keras.optimizers.Optimizer:
     """The optimizer of a stage.
 
@@ -85,9 +109,10 @@ def make_optimizer(
         stage: its settings.
         steps_per_epoch: how many batches an epoch has.
         precision: name of the dtype policy that the model computes by.
+        learning_rate: in place of the schedule, to be set.
     """
     optimizer = keras.optimizers.SGD(
-        WarmupCosine.of_stage(stage, steps_per_epoch),
+        learning_rate or WarmupCosine.of_stage(stage, steps_per_epoch),
         momentum=stage.momentum,
         nesterov=stage.nesterov,
     )
@@ -111,13 +136,14 @@ def train_stage(
         view: gives the model to fit, which shares the variables of its argument.
 
     Returns:
-        The trained model, neither compiled nor bound to the strategy.
+        The trained model, neither compiled nor bound to the strategy: as it was after the last
+        step, or the best epoch; see `Run.keeps_best`.
 
     Raises:
         RunError: the loss or a logit is non-finite, or a checkpoint cannot be written or read.
         Stopped: the run has been asked to stop, and a checkpoint is written.
     """
-    config, stage = run.config.training, getattr(run.config.stages, name)
+    config = run.config.training
     plan = stage_plan(run, name)
     # The tail trains on integers, which half precision does not hold.
     precision = "float32" if name == "deploy_tail" else config.precision
@@ -128,7 +154,7 @@ def train_stage(
     with run.strategy.scope():
         trained = training_copy(
             model,
-            weight_decay=stage.weight_decay,
+            weight_decay=getattr(run.config.stages, name).weight_decay,
             precision=precision,
             synchronized=config.synchronized_batch_normalization
             and run.strategy.num_replicas_in_sync > 1,
@@ -142,12 +168,18 @@ def train_stage(
             teacher=stage_teacher(run.config, name, run.source, run.folder),
             folder=run.folder if run.writes else None,
         )
+        student = view(trained)
+    run = with_chosen_rate(run, name, trained, student, recipes.image_loss, precision)
+    with run.strategy.scope():
+        stage: StageConfig = getattr(run.config.stages, name)
         learner = Learner(
-            view(trained),
+            student,
             batch_size=stage.batch_size,
             image_loss=recipes.image_loss,
             after_step=recipes.after_step,
         )
+        # The learner's checkpoints include it.
+        learner.best = BestWeights(trained) if run.keeps_best(name) else None
         optimizer = make_optimizer(stage, plan.steps_per_epoch, precision=precision)
         learner.compile(optimizer=optimizer, jit_compile=config.jit_compile)
         learner.optimizer.build(learner.student.trainable_variables)
@@ -159,6 +191,9 @@ def train_stage(
         )
     _fit(run, name, trained, learner, checkpoints, recipes.callbacks)
     recipes.finish()
+    if learner.best is not None:
+        learner.best.restore()
+        run.kept[name] = learner.best.epoch
     return training_copy(trained)
 
 
@@ -176,15 +211,24 @@ def _fit(
     if start > _FROM_THE_START:
         run.say(f"Resuming the {name} stage from epoch {start.epoch + 1}, step {start.step + 1}.")
     plan = stage_plan(run, name, start)
-    run.rows[:] = [row for row in run.rows if row.stage != name or row.epoch <= start.epoch]
+    is_resumed = start > _FROM_THE_START
+    run.rows[:] = [
+        row for row in run.rows if row.stage != name or (is_resumed and row.epoch <= start.epoch)
+    ]
     saver = CheckpointSaver(checkpoints, run.interruption, run.config.training)
-    refreshers = (
-        [DeployedRefresher(learner.student)] if isinstance(learner.student, DeployedModel) else []
-    )
+    around_measuring = [
+        *_refreshers(learner.student),
+        *([] if learner.best is None else [KeepBestMeasured(learner.best)]),
+        *of_recipes,
+        *constant_while_measured(learner.student),
+    ]
     held_out = distributed(
         run.strategy,
         lambda shard: run.source.held_out_batches(batch_size=_HELD_OUT_BATCH_SIZE, shard=shard),
     )
+    held_out_steps = -(-run.source.num_test // _HELD_OUT_BATCH_SIZE)
+    if name != "float" and not is_resumed:
+        _measure_start(run, name, learner, held_out, held_out_steps, around_measuring)
     parts = steps_left(start, total_steps=plan.total_steps, steps_per_epoch=plan.steps_per_epoch)
     recorded = recording(
         plan,
@@ -197,9 +241,7 @@ def _fit(
     with recorded as watchers:
         saver.flush_first(watchers)
         callbacks = [
-            *refreshers,
-            *of_recipes,
-            *constant_while_measured(learner.student),
+            *around_measuring,
             StopWhenNotFinite(name, run.source, checkpoints),
             *watchers,
             *([StepReporter(plan, run.report_step)] if run.report_step else []),
@@ -214,10 +256,94 @@ def _fit(
                 epochs=position.epoch + epochs,
                 steps_per_epoch=steps,
                 validation_data=held_out,
-                validation_steps=-(-run.source.num_test // _HELD_OUT_BATCH_SIZE),
+                validation_steps=held_out_steps,
                 callbacks=callbacks,
                 verbose=0,
             )
+
+
+def _refreshers(student: keras.Model) -> list[keras.callbacks.Callback]:
+    return [DeployedRefresher(student)] if isinstance(student, DeployedModel) else []
+
+
+def _measure_start(
+    run: Run,
+    name: str,
+    learner: Learner,
+    held_out: tf.data.Dataset,
+    steps: int,
+    callbacks: Sequence[keras.callbacks.Callback],
+) -> None:
+    """Measures what a stage starts from, as its epochs are measured: it is epoch 0."""
+    found = learner.evaluate(
+        held_out, steps=steps, callbacks=list(callbacks), verbose=0, return_dict=True
+    )
+    run.rows.append(
+        EpochMetrics(
+            stage=name,
+            epoch=0,
+            step=0,
+            held_out_loss=float(found["loss"]),
+            held_out_top1=float(found["top1"]),
+            held_out_top5=float(found["top5"]) if "top5" in found else None,
+        )
+    )
+    (run.records or run.folder).write_text(METRICS, to_csv(run.rows))
+    run.say(f"{name:9}  before training: held-out top-1 {100 * found['top1']:.2f} %")
+
+
+def with_chosen_rate(
+    run: Run,
+    name: str,
+    trained: keras.Model,
+    student: keras.Model,
+    image_loss: ImageLoss,
+    precision: str,
+) -> Run:
+    """The run with a number for the learning rate of a stage: where it is auto, a trial finds it.
+
+    What was tried is recorded in the run folder, and the number in its configuration.
+
+    Args:
+        run: what it is a stage of.
+        name: of the stage.
+        trained: the model that is trained; it has its weights again afterwards.
+        student: what is fitted, a view of it.
+        image_loss: of the stage.
+        precision: see `make_optimizer`.
+    """
+    stage: StageConfig = getattr(run.config.stages, name)
+    if stage.base_learning_rate != AUTO:
+        return run
+    run.say(
+        f"{name:9}  trying learning rates from {TRIED_RATES[0]:g} to {TRIED_RATES[-1]:g}, for "
+        f"{STEPS} steps each"
+    )
+    with run.strategy.scope():
+        learner = Learner(student, batch_size=stage.batch_size, image_loss=image_loss)
+        optimizer = make_optimizer(stage, 1, precision=precision, learning_rate=TRIED_RATES[0])
+        learner.compile(optimizer=optimizer, jit_compile=run.config.training.jit_compile)
+        learner.optimizer.build(student.trainable_variables)
+    float_model = load_model(
+        run.folder.file(FLOAT_MODEL), safe_mode=not run.config.training.trust_model
+    )
+    count = min(MEASURED_IMAGES, run.source.num_train)
+    images = run.source.training_sample(count, seed=run.config.seed)
+    distances = try_rates(
+        trained,
+        learner,
+        getattr(optimizer, "inner_optimizer", optimizer),
+        lambda: _training_batches(run, stage, _FROM_THE_START),
+        Distance(float_model, training_copy(trained), images),
+        around=_refreshers(student),
+    )
+    rate = float(from_first_worker(run.strategy, [chosen(distances)])[0])
+    trial = RateTrial(learning_rate=rate, distances=distances)
+    run.say(f"{name:9}  learning rate {rate:g}: {trial.in_words()}")
+    if run.writes:
+        write_trial(run.folder, name, trial)
+        run.folder.write_text(CONFIG, config_text(settled(run.folder, run.config)))
+    return dataclasses.replace(run, config=run.config.with_stages({name: stage.with_peak(rate)}))
 
 
 def stage_plan(run: Run, name: str, start: Position = _FROM_THE_START) -> StagePlan:

@@ -34,8 +34,11 @@ def draw_curves(rows: list[EpochMetrics], title: str, path: str | os.PathLike[st
         epochs = [before + row.epoch for row in own]
         colour = _COLOURS.get(stage)
         held_out = [100 * row.held_out_top1 for row in own]
-        train = [100 * row.train_top1 for row in own]
         top1.plot(epochs, held_out, color=colour, marker=".", label=f"{stage}, held out")
+        # Epoch 0 is the start of a stage, which nothing is known of but the held-out images.
+        own = [row for row in own if row.epoch]
+        epochs = [before + row.epoch for row in own]
+        train = [_percent(row.train_top1) for row in own]
         top1.plot(epochs, train, color=colour, linestyle=":", label=f"{stage}, training")
         total = [row.loss for row in own]
         data = [row.data_loss for row in own]

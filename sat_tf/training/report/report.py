@@ -9,7 +9,7 @@ import pydantic
 from sat_tf.analysis.answers.answers import Answers
 from sat_tf.analysis.answers.page import answers_section
 from sat_tf.analysis.layer_table import LayerRow
-from sat_tf.export.certificate.certificate import FLOAT_RULE, FloatNote
+from sat_tf.export.certificate.certificate import FEW_POINTS, FLOAT_RULE, FloatNote
 from sat_tf.messages import RunError, first_ones, list_problems
 from sat_tf.presentation.page import render_page
 from sat_tf.presentation.tables import Column, Marked, Table, digits, percent, plain, points
@@ -18,6 +18,7 @@ from sat_tf.training.report import curves
 from sat_tf.training.report.results import MODELS, Results
 from sat_tf.training.state import history, run_folder
 from sat_tf.training.state.run_folder import RunFolder
+from sat_tf.training.state.run_state import RateTrial, read_trials
 
 _FLOAT_BYTES = 4
 _NAMED_CLASSES = 20
@@ -69,6 +70,8 @@ def report_page(folder: RunFolder) -> str:
         curves=[chart.to_figure() for chart in curves.charts(epochs, steps, targets=targets)]
         if epochs or steps
         else [],
+        caveat=results.caveat() if results else "",
+        training=_training(results, read_trials(folder).get("quantized")) if results else {},
         answers=answers_section(answers) if answers else "",
         layers=of_layers.to_html("Layers") if of_layers else "",
         images=_images(folder),
@@ -111,13 +114,14 @@ def _verdict(results: Results) -> dict[str, Any]:
     on_all = results.images("tflite") == results.held_out_images
     trained = results.quantized_top1 if results.deployed_top1 is None else results.deployed_top1
     top1 = results.tflite_top1 if on_all or trained is None else trained
+    gained = top1 - results.float_top1
     differing = f"{results.codes_differing:,} of {results.codes_compared:,} codes differ"
     return {
         **found,
         "file": f"{results.file_bytes:,}",
         "top1": _percent(top1),
         "what": "TFLite file" if top1 is results.tflite_top1 else "trained model",
-        "gained": points(top1 - results.float_top1),
+        "gained": Marked(f"{points(gained)} points", "bad" if gained < -FEW_POINTS else ""),
         "differing": Marked(differing, "bad" if results.codes_differing else "good"),
     }
 
@@ -154,6 +158,15 @@ def _images(folder: RunFolder) -> dict[str, str]:
     if preprocessing is not None:
         facts["Preprocessing"] = preprocessing.describe()
     return facts
+
+
+def _training(results: Results, trial: RateTrial | None) -> dict[str, str]:
+    facts = {
+        "Learning rate": results.rate(),
+        "Trial": trial.in_words() if trial else "",
+        "Weights of epoch": results.kept(),
+    }
+    return {name: words for name, words in facts.items() if words}
 
 
 def _sizes(results: Results) -> dict[str, str]:

@@ -14,6 +14,7 @@ from sat_tf.training.state.run_folder import RunFolder
 # The models that a run measures, by the prefix of their results.
 MODELS = {
     "float": "float model",
+    "start": "quantized model before training",
     "quantized": "quantized model",
     "deployed": "deployed model",
     "tflite": "TFLite in LiteRT",
@@ -46,6 +47,16 @@ class Results(Displayed):
         quantized_top5: the same for quantized_top1.
         deployed_top5: the same for deployed_top1.
         tflite_top5: the same for tflite_top1.
+        start_top1: that of the quantized model before training, calibrated if it is; None if it is
+            not trained.
+        start_top5: the same for top-5.
+        given_float_model: whether the float model comes from a file; it may have been trained on
+            the held-out images.
+        learning_rate: the peak of the quantized stage; None without training.
+        tried_learning_rates: of each peak that was tried, how far the model was from the float one
+            after a few steps, or None where it diverged; None where the rate was given.
+        kept_epoch: whose weights the quantized model has, where the best was kept; 0 are those
+            before training.
     """
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
@@ -68,6 +79,12 @@ class Results(Displayed):
     codes_compared: int | None = None
     codes_differing: int | None = None
     trained_differing: float | None = None
+    start_top1: float | None = None
+    start_top5: float | None = None
+    given_float_model: bool = False
+    learning_rate: float | None = None
+    tried_learning_rates: dict[float, float | None] | None = None
+    kept_epoch: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -112,6 +129,34 @@ class Results(Displayed):
             return ""
         return f"{100 * top1:.2f} %" + ("" if top5 is None else f" (top-5 {100 * top5:.2f} %)")
 
+    def caveat(self) -> str:
+        """A warning about the accuracy of a float model that was given; "" for others."""
+        if not self.given_float_model:
+            return ""
+        return "the float model may have been trained on these very images"
+
+    def rate(self) -> str:
+        """The learning rate, and how it was found; "" without training."""
+        if self.learning_rate is None:
+            return ""
+        tried = self.tried_learning_rates
+        if not tried:
+            return f"{self.learning_rate:g}"
+        return (
+            f"{self.learning_rate:g}, chosen by a trial of {len(tried)} from {min(tried):g} to "
+            f"{max(tried):g}"
+        )
+
+    def kept(self) -> str:
+        """The epoch whose weights the quantized model has; "" where that was not chosen."""
+        if self.kept_epoch is None:
+            return ""
+        return (
+            f"{self.kept_epoch}, the best on the held-out images"
+            if self.kept_epoch
+            else ("0: no epoch was better than the model before training")
+        )
+
     def table(self, title: str) -> rich.table.Table:
         """The table that ends a run."""
         return self._facts().to_rich(title=title, show_header=False, title_justify="left")
@@ -135,6 +180,9 @@ class Results(Displayed):
                 (f"{model}, held-out top-1 ({self.images(name)} images)", self.accuracy(name))
                 for name, model in MODELS.items()
             ),
+            ("", self.caveat()),
+            ("learning rate", self.rate()),
+            ("weights of epoch", self.kept()),
             ("parameters", count(self.parameters)),
             ("TFLite file, bytes", count(self.file_bytes)),
             ("TFLite file after gzip, bytes", count(self.gzip_bytes)),

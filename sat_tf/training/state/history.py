@@ -12,7 +12,8 @@ class EpochMetrics:
 
     Attributes:
         stage: "float", "quantized" or "deploy_tail".
-        epoch: counted from 1 in each stage.
+        epoch: counted from 1 in each stage; 0 is the model that the stage starts from, of which
+            only the held-out images are measured.
         step: steps of the stage at the end of the epoch.
         learning_rate: at the last step of the epoch.
         loss: mean over the epoch's training batches, weight decay included.
@@ -29,15 +30,15 @@ class EpochMetrics:
     stage: str
     epoch: int
     step: int
-    learning_rate: float
-    loss: float
+    learning_rate: float | None = None
+    loss: float | None = None
     data_loss: float | None = None
-    train_top1: float
+    train_top1: float | None = None
     train_top5: float | None = None
     held_out_loss: float | None = None
     held_out_top1: float
     held_out_top5: float | None = None
-    seconds: float
+    seconds: float | None = None
 
 
 COLUMNS = tuple(field.name for field in dataclasses.fields(EpochMetrics))

@@ -21,6 +21,7 @@ ENVIRONMENT = "environment.json"
 LABELS = "labels.txt"  # the name of a class on each line
 PREPROCESSING = "preprocessing.json"
 METRICS = "metrics.csv"
+RATES = "rates.json"  # learning rates that were tried, and which of them was chosen
 OSCILLATIONS = "oscillations.csv"
 STEPS = "steps.csv"
 TENSORBOARD = "tensorboard"  # a folder
@@ -45,6 +46,7 @@ FILES = (
     LABELS,
     PREPROCESSING,
     METRICS,
+    RATES,
     OSCILLATIONS,
     STEPS,
     TENSORBOARD,

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sat_tf.messages import RunError, list_problems
 from sat_tf.training.config.config import Config, read_config
+from sat_tf.training.config.sections import AUTO
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.run_folder import RunFolder
 
@@ -37,6 +38,7 @@ class _Metrics(BaseModel):
     top1: float
     top5: float | None = None  # of more than five classes
     images: int | None = None
+    kept_epoch: int | None = None  # the stage ended with its weights; 0 is its start
 
 
 @dataclasses.dataclass
@@ -150,7 +152,7 @@ def expect_same_config(folder: RunFolder, config: Config) -> None:
         return
     file = folder.file(run_folder.CONFIG)
     try:
-        there = read_config(file)
+        there = settled(folder, read_config(file))
     except RunError as error:
         raise RunError(
             f"{error}\nThe run in {folder.path} cannot be resumed; start over with --no-resume, or "
@@ -158,7 +160,7 @@ def expect_same_config(folder: RunFolder, config: Config) -> None:
         ) from error
     problems = [
         f"{key}: {old!r} in the folder, {new!r} asked for"
-        for key, old, new in differences(there.model_dump(), config.model_dump())
+        for key, old, new in differences(there.model_dump(), settled(folder, config).model_dump())
         if key not in _MAY_DIFFER
     ]
     if problems:
@@ -168,6 +170,67 @@ def expect_same_config(folder: RunFolder, config: Config) -> None:
             )
             + "\nUse the same settings, start over with --no-resume, or choose another folder."
         )
+
+
+class RateTrial(BaseModel):
+    """How far a model is from the float one after a few steps at each of several learning rates.
+
+    Attributes:
+        learning_rate: the one that was chosen, the peak of the stage's schedule.
+        distances: of each rate that was tried; None where it diverged.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+    learning_rate: float
+    distances: dict[float, float | None]
+
+    def in_words(self) -> str:
+        """The rates with their distances.
+
+        >>> RateTrial(learning_rate=0.01, distances={0.001: 0.52, 0.01: 0.4, 0.1: None}).in_words()
+        'distance from the float model 0.52 at 0.001, 0.4 at 0.01, diverged at 0.1'
+        """
+        found = [
+            f"{'diverged' if distance is None else f'{distance:.3g}'} at {rate:g}"
+            for rate, distance in self.distances.items()
+        ]
+        return f"distance from the float model {', '.join(found)}"
+
+
+def read_trials(folder: RunFolder) -> dict[str, RateTrial]:
+    """The trials of learning rates that a run has made, by stage.
+
+    Raises:
+        RunError: the file holds something else.
+    """
+    values = folder.read_json(run_folder.RATES)
+    try:
+        return {name: RateTrial.model_validate(trial) for name, trial in values.items()}
+    except ValidationError as error:
+        problem = f"{error.error_count()} of its values are invalid"
+        raise folder.damaged(run_folder.RATES, problem, "learning rates with losses") from error
+
+
+def write_trial(folder: RunFolder, stage: str, trial: RateTrial) -> None:
+    """Records the trial of a stage."""
+    trials = {**read_trials(folder), stage: trial}
+    folder.write_json(
+        run_folder.RATES, {name: one.model_dump(mode="json") for name, one in trials.items()}
+    )
+
+
+def settled(folder: RunFolder, config: Config) -> Config:
+    """A configuration with the learning rates that the run in a folder has chosen for itself.
+
+    Raises:
+        RunError: see `read_trials`.
+    """
+    chosen = {
+        name: stage.with_peak(trial.learning_rate)
+        for name, trial in read_trials(folder).items()
+        if (stage := config.stages.by_name().get(name)) and stage.base_learning_rate == AUTO
+    }
+    return config.with_stages(chosen)
 
 
 def float_model_hash(config: Config) -> str | None:

@@ -229,6 +229,8 @@ class Learner(keras.Model):
         self.batch_size = batch_size
         self.image_loss = image_loss
         self.after_step = list(after_step)
+        # Its checkpoints hold the best weights so far, where a stage keeps them.
+        self.best: Any = None
         # What the step returns is the same on every replica.
         self.distribute_reduction_method = "first"
         self._loss = keras.metrics.Mean("loss")

@@ -18,7 +18,7 @@ class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
     0                                               from T on
 
     Args:
-        first_learning_rate: at step 0 of a warm-up; not used where w is 0.
+        first_learning_rate: at step 0 of a warm-up, at most the peak; not used where w is 0.
         peak_learning_rate: at step w.
         warmup_steps: w, 0 or more.
         total_steps: T, above w.
@@ -42,6 +42,12 @@ class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
             raise ValueError(
                 f"WarmupCosine: received warmup_steps={warmup_steps} and total_steps={total_steps};"
                 " expected a warm-up of 0 or more steps that ends before the last one."
+            )
+        if warmup_steps and first_learning_rate > peak_learning_rate * (1 + 1e-9):
+            raise ValueError(
+                f"WarmupCosine: received first_learning_rate={first_learning_rate:g} and "
+                f"peak_learning_rate={peak_learning_rate:g}; expected a warm-up that goes up; "
+                "lower the first."
             )
         self.first_learning_rate = first_learning_rate
         self.peak_learning_rate = peak_learning_rate

@@ -64,6 +64,51 @@ def test_the_warm_up_starts_at_the_rate_of_batches_of_256_unless_the_peak_is_low
     assert first(base_learning_rate=0.05, batch_size=64, warmup_learning_rate=0.001) == 0.001
 
 
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (
+            ["stages.float={batch_size: 32, warmup_learning_rate: 0.05}"],
+            "stages.float.warmup_learning_rate=0.05 with base_learning_rate=0.05 and "
+            "batch_size=32: the warm-up would go down, from 0.05 to 0.00625 (base_learning_rate * "
+            "batch_size / 256); expected at most that peak; lower it, or set it to null.",
+        ),
+        (  # inherited
+            ["stages.float.warmup_learning_rate=0.1", "stages.quantized.base_learning_rate=0.01"],
+            "stages.quantized.warmup_learning_rate=0.1 with base_learning_rate=0.01",
+        ),
+        (
+            ["stages.float.base_learning_rate=auto"],
+            "stages.float.base_learning_rate='auto': expected a positive number, because",
+        ),
+        (
+            ["stages.quantized={base_learning_rate: auto, warmup_learning_rate: 0.1}"],
+            "stages.quantized.warmup_learning_rate=0.1 with base_learning_rate='auto'",
+        ),
+    ],
+)
+def test_a_warm_up_never_starts_above_its_peak(overrides, expected):
+    (line,) = problems(*overrides)
+    assert line.startswith(expected)
+
+
+def test_behind_a_given_model_the_rate_is_tried_unless_it_is_stated():
+    def rates(*overrides):
+        config = parse_config(SMALLEST, ["stages.deploy_tail={epochs: 8}", *overrides])
+        found = [stage.base_learning_rate for stage in config.stages.by_name().values()]
+        assert parse_config(config_text(config)) == config
+        return found, config.training.keep
+
+    given = "training.float_model=float.h5"
+    assert parse_config(SMALLEST, [given]).stages.quantized.base_learning_rate == "auto"
+    assert rates() == ([0.05, 0.05, 0.05], "last")
+    assert rates(given) == ([0.05, "auto", "auto"], "best")
+    assert rates(given, "training.keep=last") == ([0.05, "auto", "auto"], "last")
+    assert rates(given, "stages.float.base_learning_rate=0.1")[0] == [0.1, 0.1, 0.1]
+    assert rates(given, "stages.quantized.base_learning_rate=0.1")[0] == [0.05, 0.1, 0.1]
+    assert rates("stages.quantized.base_learning_rate=auto")[0] == [0.05, "auto", "auto"]
+
+
 def test_an_error_of_python_in_one_line_is_a_problem_of_the_policy():
     # Its digits are more than Python writes, so that the policy's own message is one of Python's.
     with pytest.raises(ValidationError, match="Exceeds the limit"):

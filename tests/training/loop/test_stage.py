@@ -9,7 +9,8 @@ from rich.console import Console
 import sat_tf
 from sat_tf.data.arrays import ArraySource
 from sat_tf.messages import RunError
-from sat_tf.training.config.config import parse_config
+from sat_tf.training.config.config import config_text, parse_config, read_config
+from sat_tf.training.config.sections import TRIED_RATES
 from sat_tf.training.loop.stage import (
     Run,
     batch_size_problems,
@@ -17,9 +18,11 @@ from sat_tf.training.loop.stage import (
     make_optimizer,
     train_stage,
 )
-from sat_tf.training.state.run_folder import METRICS, RunFolder
+from sat_tf.training.state.run_folder import CONFIG as CONFIG_FILE
+from sat_tf.training.state.run_folder import FLOAT_MODEL, METRICS, RunFolder
+from sat_tf.training.state.run_state import expect_same_config, read_trials, settled
 from sat_tf.training.step.learner import Learner, training_copy
-from tests.training.small import small_images, small_quantized_model
+from tests.training.small import small_float_model, small_images, small_quantized_model
 
 CONFIG = """
 name: small
@@ -77,6 +80,46 @@ def test_a_stage_can_have_a_number_of_steps_that_ends_within_an_epoch(tmp_path):
     assert [row.epoch for row in run.rows] == [1, 2]
     # Two steps of warm-up and two of cooling, of which the last one is halfway down.
     assert run.rows[-1].learning_rate == pytest.approx(0.05)
+
+
+@pytest.mark.thorough
+def test_a_stage_tries_rates_takes_one_of_them_and_ends_with_its_best_epoch(tmp_path):
+    start = small_quantized_model()
+    settings = ("training.keep=best", "stages.quantized.base_learning_rate=auto")
+    run = make_run(tmp_path, *settings)
+    run.folder.write_text(CONFIG_FILE, config_text(run.config))
+    small_float_model().save(run.folder.file(FLOAT_MODEL))
+    model = train_stage(run, "quantized", start)
+    trial = read_trials(run.folder)["quantized"]
+    assert tuple(trial.distances) == TRIED_RATES
+    assert trial.distances[trial.learning_rate] == min(trial.distances.values())
+    resolved = read_config(tmp_path / CONFIG_FILE).stages.quantized
+    assert resolved.peak_learning_rate == pytest.approx(trial.learning_rate)
+    assert settled(run.folder, run.config) == read_config(tmp_path / CONFIG_FILE)
+    expect_same_config(run.folder, run.config)  # auto resumes the run that chose
+    assert max(row.learning_rate or 0 for row in run.rows) <= trial.learning_rate
+    of_start, *of_epochs = run.rows
+    assert (of_start.epoch, of_start.step, of_start.loss) == (0, 0, None)
+    assert held_out_metrics(start, run.source)["top1"] == of_start.held_out_top1
+    assert [row.epoch for row in of_epochs] == [1, 2]
+    best = max(row.held_out_top1 for row in run.rows)
+    assert held_out_metrics(model, run.source)["top1"] == best
+    assert run.rows[run.kept["quantized"]].held_out_top1 == best
+
+
+@pytest.mark.thorough
+def test_a_trial_leaves_no_trace_in_the_training(tmp_path):
+    for name in ("auto", "set"):
+        (tmp_path / name).mkdir()
+        small_float_model().save(tmp_path / name / FLOAT_MODEL)
+    trial = make_run(tmp_path / "auto", "stages.quantized.base_learning_rate=auto")
+    model = train_stage(trial, "quantized", small_quantized_model())
+    rate = read_trials(trial.folder)["quantized"].learning_rate
+    run = make_run(tmp_path / "set", f"stages.quantized.base_learning_rate={rate * 256 / 32!r}")
+    other = train_stage(run, "quantized", small_quantized_model())
+    assert metrics(trial) == metrics(run)
+    for one, two in zip(model.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, two)
 
 
 @pytest.mark.thorough
@@ -140,7 +183,7 @@ def test_mixed_precision_trains_float32_variables_and_exports_exactly(tmp_path, 
 
     model = train_stage(run, "quantized", small_quantized_model(), view)
     assert seen == {"dtypes": {tf.float32}, "computes": precision.removeprefix("mixed_")}
-    assert run.rows[-1].loss < run.rows[0].loss
+    assert run.rows[-1].loss < run.rows[1].loss
     # What is handed back computes in float32, and so does its file, in integers.
     assert model.get_layer("quant_stem").layer.compute_dtype == "float32"
     sat_tf.export_tflite(model, tmp_path / "model.tflite")

@@ -48,6 +48,40 @@ def test_a_file_that_parts_from_the_float_model_is_said_in_red(tmp_path):
     assert f'<span class="bad">{note}</span>' in page
 
 
+@pytest.mark.parametrize(("lost", "kind"), [(0.031, "bad"), (0.029, "")])
+def test_a_loss_of_more_than_three_points_is_red_in_the_headline(tmp_path, lost, kind):
+    folder = fill(RunFolder(tmp_path))
+    results = folder.read_json(run_folder.RESULTS)
+    folder.write_json(run_folder.RESULTS, {**results, "float_top1": results["tflite_top1"] + lost})
+    assert f'<span class="{kind}">-{100 * lost:.2f} points</span>' in shown(folder)
+
+
+def test_how_a_given_model_was_trained_is_said(tmp_path):
+    folder = fill(RunFolder(tmp_path))
+    assert "very images" not in shown(folder)
+    distances = {"0.001": 0.4, "0.01": None}
+    found = {
+        "given_float_model": True,
+        "start_top1": 0.95,
+        "learning_rate": 0.001,
+        "tried_learning_rates": distances,
+        "kept_epoch": 2,
+    }
+    folder.write_json(run_folder.RESULTS, {**folder.read_json(run_folder.RESULTS), **found})
+    folder.write_json(
+        run_folder.RATES, {"quantized": {"learning_rate": 0.001, "distances": distances}}
+    )
+    text = outline(shown(folder)).text
+    for words in (
+        "The float model may have been trained on these very images.",
+        "quantized model before training",
+        "0.001, chosen by a trial of 2 from 0.001 to 0.01",
+        "distance from the float model 0.4 at 0.001, diverged at 0.01",
+        "2, the best on the held-out images",
+    ):
+        assert words in text, words
+
+
 def test_it_loads_nothing_and_links_only_to_the_certificate(tmp_path):
     page = shown(fill(RunFolder(tmp_path)))
     for word in ("<script", "url(", "@import", "http:", "https:", "<link"):

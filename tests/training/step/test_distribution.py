@@ -114,15 +114,18 @@ def test_two_replicas_train_like_one_device(tmp_path, batch_size):
         f"stages.quantized={{batch_size: {batch_size}, steps: 20, base_learning_rate: 0.1}}",
         "stages.float.batch_size=24",
     ]
-    rows, weights = [], []
+    starts, rows, weights = [], [], []
     for strategy in (None, two_replicas()):
         source = ArraySource(small_images(), shift_pixels=1)
         run = make_run(tmp_path / str(len(rows)), *settings, strategy=strategy, source=source)
         run.folder.make()
         weights.append(train_stage(run, "quantized", small_quantized_model()).trainable_variables)
-        rows.append([(row.loss, row.train_top1, row.held_out_top1) for row in run.rows])
+        of_start, *of_epochs = run.rows
+        starts.append((of_start.held_out_loss, of_start.held_out_top1))
+        rows.append([(row.loss, row.train_top1, row.held_out_top1) for row in of_epochs])
     # Sums over the batch are taken in another order, in float32: that moves a weight by an ulp,
     # and, after the first epoch, a code that lies on the boundary between two by a step.
+    np.testing.assert_allclose(starts[1], starts[0], rtol=1e-5)
     one, two = (np.array(found) for found in rows)
     np.testing.assert_allclose(two[:1], one[:1], rtol=1e-5)
     np.testing.assert_allclose(two[:, 0], one[:, 0], rtol=2e-3)

@@ -38,7 +38,13 @@ def test_learning_rates_of_a_hand_worked_schedule(step, expected):
 
 @pytest.mark.parametrize(
     ("first", "peak", "warmup", "total"),
-    [(0.05, 0.4, 7, 40), (0.0, 1.0, 1, 2), (0.4, 0.05, 5, 50), (0.1, 0.1, 0, 30), (0.3, 0.2, 0, 1)],
+    [
+        (0.05, 0.4, 7, 40),
+        (0.0, 1.0, 1, 2),
+        (0.05, 0.05, 5, 50),
+        (0.1, 0.1, 0, 30),
+        (0.3, 0.2, 0, 1),
+    ],
 )
 def test_every_step_is_that_of_the_formula_in_double_precision(first, peak, warmup, total):
     schedule = WarmupCosine(
@@ -78,6 +84,15 @@ def test_a_warm_up_has_to_end_before_the_stage(warmup, total):
             warmup_steps=warmup,
             total_steps=total,
         )
+
+
+def test_a_warm_up_that_goes_down_is_refused():
+    options = {"first_learning_rate": 0.05, "peak_learning_rate": 0.00625, "total_steps": 9}
+    with pytest.raises(
+        ValueError, match=r"first_learning_rate=0\.05 and peak_learning_rate=0\.00625"
+    ):
+        WarmupCosine(**options, warmup_steps=1)
+    assert float(WarmupCosine(**options, warmup_steps=0)(0)) == pytest.approx(0.00625)
 
 
 def test_an_optimizer_with_the_schedule_survives_serialization():
