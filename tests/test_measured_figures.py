@@ -53,6 +53,18 @@ def _line(*cells):
     return f"| {' | '.join(cells)} |".replace("|  |", "| |")
 
 
+def test_pretrained_models_are_those_of_the_file_and_never_end_below_their_start():
+    rows = _rows("pretrained")
+    for row in rows:
+        assert float(row["trained"]) >= float(row["start"]), row
+    for first in rows:
+        same = {name: first[name] for name in ("kind", "examples", "bits", "float", "start")}
+        trained = [row["trained"] for row in rows if same.items() <= row.items()]
+        kind, examples, bits, of_float, start = same.values()
+        cells = [kind, f"{int(examples):,}", bits, of_float, start, *trained, first["rate"]]
+        assert _line(*cells) in _ACCURACY
+
+
 @pytest.mark.parametrize(
     ("label", "contender", "file"),
     [
