@@ -8,7 +8,7 @@ import math
 import pathlib
 import types
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from rich.console import Console
@@ -43,6 +43,8 @@ from sat_tf.training.state.run_folder import RunFolder
 
 if TYPE_CHECKING:
     import tf_keras as keras
+
+    from sat_tf.data.folder_source import FolderSource
 
 _CALIBRATION_IMAGES = 512
 # One of so many is held out, where folders of classes are not divided.
@@ -235,7 +237,10 @@ def _found(folder: pathlib.Path, model: "keras.Model", console: Console) -> Imag
                 else f"a model of {len(outputs)} outputs"
             ),
         )
-    source = data_source("folder", data_dir=str(folder), image_size=shape[0], **_CROPS)
+    source = cast(
+        "FolderSource",
+        data_source("folder", data_dir=str(folder), image_size=shape[0], **_CROPS),
+    )
     fits = outputs.count((source.num_classes,)) == 1
     if fits and len(outputs) == 1:
         return source  # of which its run tells
@@ -250,13 +255,22 @@ def _found(folder: pathlib.Path, model: "keras.Model", console: Console) -> Imag
     not_measured = "the accuracy of the others" if fits else "accuracy"
     for note in (f"received {why}: {not_measured} is not measured.", *source.notes):
         _note(note, console)
-    held_out, labels = source.held_out_sample(_HELD_OUT_IMAGES)
+    labels = source.held_out_files
+    held_out = load_folder(
+        folder,
+        shape,
+        most=_HELD_OUT_IMAGES,
+        preprocessing=source.preprocessing,
+        among=list(labels),
+    )
     return Pictures(
         images=source.training_sample(min(_CALIBRATION_IMAGES, source.num_train), seed=0),
-        held_out=held_out,
-        labels=labels if fits else None,
+        held_out=held_out.images,
+        labels=np.array([labels[str(folder / name)] for name in held_out.files], np.int32)
+        if fits
+        else None,
         class_names=source.class_names if fits else None,
-        images_from=ImagesFrom.held_out(source.name, _HELD_OUT_IMAGES),
+        images_from=ImagesFrom(f"held-out pictures of {source.name}", files=held_out.files),
         why_not=why,
         preprocessing=source.preprocessing,
     )

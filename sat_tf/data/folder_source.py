@@ -80,6 +80,14 @@ class FolderSource(PictureSource):
         self._turns = preprocessing.exif_orientation
         self._crops = crops
 
+    @property
+    def held_out_files(self) -> dict[str, int]:
+        """The labels of all held-out pictures, by their paths, in order."""
+        split = self._tree.held_out
+        return {
+            str(pathlib.Path(p)): label for p, label in zip(split.paths, split.labels, strict=True)
+        }
+
     def training_batches(
         self,
         *,

@@ -5,7 +5,7 @@ import hashlib
 import io
 import pathlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +50,7 @@ def load_folder(
     *,
     most: int | None = None,
     preprocessing: Preprocessing = COVERING,
+    among: Sequence[str] | None = None,
 ) -> FolderImages:
     """Reads the pictures of a folder, sorted by name.
 
@@ -65,6 +66,7 @@ def load_folder(
         most: how many pictures at most, spread evenly; None reads all.
         preprocessing: how they become images of the input; by default they are resized until they
             just cover it, and one that has its size keeps its pixels.
+        among: the paths of the only files to take, in their order and without labels; None for all.
 
     Raises:
         ValueError: there is no such folder, it holds no pictures, or pictures beside folders, or
@@ -72,8 +74,10 @@ def load_folder(
     """
     path = pathlib.Path(path)
     _expect_pictures(str(path), shape)
-    part = _held_out(path)
-    files, labels, class_names = _files(path / part)
+    part = _held_out(path) if among is None else ""
+    files, labels, class_names = (
+        _files(path / part) if among is None else (list(map(pathlib.Path, among)), None, ())
+    )
     chosen = spread_evenly(len(files), most)
     images, kept, unreadable, hashes = [], [], [], {}
     for index in chosen:

@@ -301,3 +301,24 @@ def test_a_float_model_may_be_of_operations_and_nested(told, files):
     assert status == 0, said
     assert "Input range: pixels" in said
     assert "100.00 %" in said
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("outputs", [2, 4])
+def test_the_certificate_of_pictures_that_are_not_the_models_classes_can_be_checked(
+    outputs, told, files, tmp_path, capsys
+):
+    image = keras.Input((8, 8, 3))
+    x = keras.layers.Conv2D(2, 3, activation="relu")(image)
+    model = keras.Model(image, keras.layers.Dense(outputs)(keras.layers.Flatten()(x)))
+    model.save(files / "values.keras")
+    status, said = told("values.keras", "photos", "--input_range", "0,1")
+    assert status == 0, said
+    assert "accuracy is not measured" in said
+    # Landmarks may have these shapes: nothing says that they are classes.
+    assert "standard deviations in the worst of" in said
+    assert "same class" not in said
+    tflite, certificate = (str(tmp_path / "out" / n) for n in ("model.tflite", "certificate.json"))
+    words = ["verify", tflite, "--certificate", certificate, "--images", str(files / "photos")]
+    assert main.main(words) == 0
+    assert "holds; the codes of" in " ".join(capsys.readouterr().out.split())

@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import flattened
 from sat_tf.graph.network import Network
 from sat_tf.keras3.conversion.graph import functional_of
@@ -36,6 +37,7 @@ from sat_tf.keras3.conversion.values import (
 from sat_tf.keras3.quantized_layer import QuantizedLayer
 from sat_tf.messages import warn
 from sat_tf.qat.inputs import input_ranges
+from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.model_class import in_class_of
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.policy_of import policy_of, remember
@@ -44,7 +46,7 @@ from sat_tf.qat.scheme import quantize_model
 
 # Images on which a Keras 3 model is compared with its twin, whose file is verified.
 _COMPARED = 64
-# Of an output of one number, as a fraction of the largest: more than single codes make of it.
+# Of a value, as a fraction of the largest of its channel: more than single codes make of it.
 _ANOTHER_NUMBER = 0.05
 
 
@@ -129,12 +131,13 @@ def warn_of_other_answers(model: Any, images: Any) -> None:
     packed = keras3.tree.pack_sequence_as(functional_of(model)._inputs_struct, fed)
     ours = keras3.tree.flatten(model(packed, training=False))
     others = tf.nest.flatten(twin(fed if len(fed) > 1 else fed[0], training=False))
-    for one, other in zip(ours, others, strict=True):
+    for one, other, name in zip(ours, others, network.outputs, strict=True):
         found, expected = np.asarray(keras3.ops.convert_to_numpy(one)), other.numpy()
-        if expected.shape[-1] > 1:
+        if layer_kinds.is_softmax(inner_layer(network[name].layer)):
             differs = np.argmax(found, axis=-1) != np.argmax(expected, axis=-1)
         else:
-            differs = np.abs(found - expected) > _ANOTHER_NUMBER * np.max(np.abs(expected))
+            largest = np.max(np.abs(expected), axis=tuple(range(expected.ndim - 1)))
+            differs = np.abs(found - expected) > _ANOTHER_NUMBER * largest
         differs = np.reshape(differs, (len(fed[0]), -1))
         differing = int(np.count_nonzero(np.any(differs, axis=1)))
         if differing:

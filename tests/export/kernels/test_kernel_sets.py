@@ -23,6 +23,7 @@ from sat_tf.export.operations.pairs import Pair, PairKind
 from sat_tf.export.operations.quantize import Dequantize, Quantize, ShiftImage
 from sat_tf.export.operations.simulator import simulate
 from sat_tf.export.tflite.images import Pixels
+from sat_tf.export.tflite.structure import Structure
 from sat_tf.export.tflite.tensors import Codes, Image, Tensor
 from sat_tf.quantizers.input_range import PIXELS
 from tests.export import layer_models, zoo
@@ -35,7 +36,7 @@ def own_count(content: bytes, images: Pixels, runtime: str) -> tuple[int, int]:
     graph = read_graph(content, "made.tflite")
     counter = RuntimeCounter(graph, content, runtime)
     counter.run(images)
-    outputs = outputs_in(graph, {})
+    outputs = outputs_in(graph, Structure((), "", None), None)
     found = counter.result(Reference(counter.outputs, outputs, [None] * len(outputs)))
     return found.own_compared, found.own_differing
 
