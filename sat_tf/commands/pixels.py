@@ -49,11 +49,15 @@ class Pixels:
     notes: tuple[str, ...] = ()
 
     def of_input(self, image: Image) -> "Pixels":
-        """The same for an input of a file: random ones over its range, pictures as its values."""
-        if image.type == "uint8" or self.images.dtype != np.uint8:
-            return self
-        if self.source.seed is not None:
+        """The same for an input of a file: random ones over its range, pictures as its values.
+
+        Raises:
+            ValueError: random ones, for an input that is kept as it is.
+        """
+        if self.source.seed is not None and (image.is_kept or image.type != "uint8"):
             return dataclasses.replace(self, images=image.drawn(self.images))
+        if image.is_kept or image.type == "uint8" or self.images.dtype != np.uint8:
+            return self
         return dataclasses.replace(self, images=self.images.astype(np.float32))
 
 

@@ -58,7 +58,10 @@ def keras_of_graph(graph: Graph) -> keras.Model:
             for name in streams
         ]
         raise ValueError(list_problems(f"model {graph.name!r}", problems))
-    images = [keras.Input(image.shape, name=image.name) for image in graph.images]
+    images = [
+        keras.Input(image.shape, name=image.name, dtype=image.type if image.is_kept else "float32")
+        for image in graph.images
+    ]
     tensors: dict[str, Any] = {tensor.name: tensor for tensor in images}
     for operation in _told_apart(graph.operations):
         inputs = [tensors[name] for name in operation.inputs]

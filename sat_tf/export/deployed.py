@@ -275,7 +275,13 @@ class DeployedModel(keras.Model):
         self, quantized: keras.Model, graph: Graph, *, float_head: bool, pack: str
     ) -> None:
         network, replacements = Network(quantized), replacements_of(graph)
-        images = {image.name: keras.Input(image.shape, name=image.name) for image in graph.images}
+        # Pixels and codes are fed as the real values that they stand for.
+        images = {
+            image.name: keras.Input(
+                image.shape, name=image.name, dtype=image.type if image.is_kept else "float32"
+            )
+            for image in graph.images
+        }
         real, tensors, layers = dict(images), dict(images), {}
         for node in network:
             if node.name in images:

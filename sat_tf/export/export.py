@@ -84,13 +84,14 @@ def converted(graph: Graph) -> bytes:
     """
     converter = tf.lite.TFLiteConverter.from_keras_model(keras_of_graph(graph))
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
-    (kind, *others) = dict.fromkeys(image.type for image in graph.images)
-    if others:
+    kinds = list(dict.fromkeys(image.type for image in graph.images if not image.is_kept))
+    if len(kinds) > 1:
         raise ValueError(
-            f"model {graph.name!r}: received inputs of the types {kind} and {', '.join(others)}, "
+            f"model {graph.name!r}: received inputs of the types {' and '.join(kinds)}, "
             "expected one for all, as TensorFlow's converter has it; use route='direct'."
         )
-    converter.inference_input_type = tf.as_dtype(kind)
+    if kinds:
+        converter.inference_input_type = tf.as_dtype(kinds[0])
     try:
         return run_converter(converter)
     except ValueError as error:

@@ -239,7 +239,8 @@ def checked_inputs(
     graph = subject.graph
     graph.expect_one_of_each(caller)
     images, found = as_array("images", images)
-    problems = found or image_problems(images, graph.images[0].shape, graph.images[0].type)
+    image = graph.images[0]
+    problems = found or image_problems(images, image.shape, image.type, kept=image.is_kept)
     arrays, found = labels_of(labels, subject.outputs, len(images) if images.ndim else 0)
     problems += found
     if problems:

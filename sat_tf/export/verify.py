@@ -38,7 +38,7 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, call_in_inference, check_model
 from sat_tf.messages import list_problems
-from sat_tf.qat.inputs import input_types
+from sat_tf.qat.inputs import input_types, kept_inputs
 from sat_tf.qat.layout import call_name, inner_layer
 
 
@@ -173,7 +173,8 @@ def verify_tflite(
         path: the TFLite file.
         images: uint8 (n, rows, columns, channels): the pixels as they are. For an input of another
             `input_type`, the real values that Keras takes, (n, ...), in float32; for "int8" also
-            the codes of them. For several inputs, a list with such an array for each, in the order
+            the codes of them. For one that only layers left float read, such as ids, what Keras
+            takes. For several inputs, a list with such an array for each, in the order
             of `model.inputs`. A model of images of any size is verified for theirs.
         labels: class numbers, to count accuracy too: integers (n,), or, where each pixel, row or
             box is classified, (n, rows, columns) and the like. For several outputs a list with
@@ -262,14 +263,15 @@ def _checked(model: keras.Model, path: pathlib.Path, images: Any, labels: Any) -
     problems = file_problems(path)
     network = Network(_quantized(model))
     shapes = [tuple(tensor.shape[1:]) for tensor in model.inputs]
-    kinds = list(input_types(network).values())
+    kinds, kept_names = list(input_types(network).values()), kept_inputs(network)
+    kept = [name in kept_names for name in network.inputs]
     images = network.given(images)
     if len(shapes) > 1:
-        images, found = several_problems(images, shapes, kinds)
+        images, found = several_problems(images, shapes, kinds, kept)
         problems += found
     else:
         images, found = as_array("images", images)
-        problems += found or image_problems(images, shapes[0], kinds[0])
+        problems += found or image_problems(images, shapes[0], kinds[0], kept=kept[0])
     if problems:
         if np.ndim(arrays_of(images)[0]) and (count := number_of(images)):
             # Without the file, by the model's own outputs; whether a sigmoid makes one is unknown.

@@ -73,6 +73,12 @@ def role_of(layer: keras.layers.Layer) -> Role:
     return support.role if isinstance(support.role, Role) else support.role(layer)
 
 
+def reads_ids(layer: keras.layers.Layer) -> bool:
+    """Whether a layer, or one inside it, takes its input for ids, as Embedding does."""
+    kinds = map(find_kind, (layer, *layer.submodules))
+    return any(kind is not None and kind.reads_ids for kind in kinds)
+
+
 def is_identity(layer: keras.layers.Layer, arguments: Mapping[str, Any]) -> bool:
     """Whether a layer called with these arguments passes its input through in inference."""
     return role_of(layer) is Role.IDENTITY and not arguments.get("training")

@@ -40,6 +40,7 @@ class Node:
         shape: its output's shape without the batch dimension; None where unknown.
         types: of the tensors it reads, where it is a call of a Keras model.
         makes_mask: it tells the layers behind it which positions to skip, as Masking does.
+        type: of its output.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Node:
     shape: tuple[int | None, ...]
     types: tuple[tf.DType, ...] = ()
     makes_mask: bool = False
+    type: tf.DType = tf.float32
 
     def call(self, layer: keras.layers.Layer, tensors: list[Any]) -> Any:
         """Calls `layer` the way this node calls its own."""
@@ -69,17 +71,6 @@ def call_in_inference(node: Node, layer: keras.layers.Layer, tensors: list[Any])
     if "training" in inspect.signature(layer.call).parameters:
         arguments["training"] = False
     return dataclasses.replace(node, arguments=arguments).call(layer, tensors)
-
-
-def call_on_floats(node: Node, layer: keras.layers.Layer, tensors: list[Any]) -> Any:
-    """The same with float32 in and out, as files have it around layers that are left float.
-
-    Booleans and integers, which such layers pass to each other, are cast on the way.
-    """
-    for index, (tensor, wanted) in enumerate(zip(tensors, node.types, strict=False)):
-        if not wanted.is_floating:
-            tensors[index] = tf.cast(tensor, wanted)
-    return tf.cast(call_in_inference(node, layer, tensors), tf.float32)
 
 
 class Network:
@@ -148,7 +139,7 @@ class Network:
         types = () if call.is_input else tuple(tensor.dtype for tensor in call.keras_inputs)
         makes_mask = any(map(_has_mask, outputs)) and not any(map(_has_mask, call.keras_inputs))
         self._nodes[name] = Node(
-            name, layer, inputs, takes_list, arguments, shape, types, makes_mask
+            name, layer, inputs, takes_list, arguments, shape, types, makes_mask, outputs[0].dtype
         )
 
     @property

@@ -13,6 +13,9 @@ _OPERATIONS: dict[str, Finder] = {**arithmetic.CALLS, **movements.CALLS, **pooli
 def replacement_of_operation(call: OldCall) -> Replacement | None:
     """The layers that replace an operation; None where sat-tf has none."""
     find = _OPERATIONS.get(call.symbol)
+    # The layers for arithmetic are those of real numbers; others move values of any type.
+    if call.symbol in arithmetic.CALLS and not call.makes_reals:
+        find = None
     replacement = find(call) if find else None
     if replacement is None and is_keras(call.node.outputs):  # one result, not a list
         return _as_it_is(call)

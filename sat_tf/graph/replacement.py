@@ -43,6 +43,11 @@ class OldCall:
         outputs = tf.nest.flatten(self.node.outputs)
         return outputs[0].dtype if self.symbol else self.layer.dtype_policy
 
+    @property
+    def makes_reals(self) -> bool:
+        """Whether it makes real numbers, not integers, truth values or complex numbers."""
+        return all(output.dtype.is_floating for output in tf.nest.flatten(self.node.outputs))
+
     def argument(self, position: int, name: str, default: Any = None) -> Any:
         """An argument of the function, however it was passed."""
         if position < len(self.node.call_args):

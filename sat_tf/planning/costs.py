@@ -14,7 +14,6 @@ from sat_tf.graph.layers.kind import LayerKind, Role
 from sat_tf.graph.network import Network, Node
 from sat_tf.planning.deployment import Deployment
 from sat_tf.planning.preview import Shape
-from sat_tf.qat.layout import inner_layer
 
 FLOAT_BITS = 32
 
@@ -106,7 +105,8 @@ def operation_bytes(
         float_layer_bytes: of what the converter writes, by the names of layers.
     """
     if isinstance(operation, FloatLayer):
-        unknown = _FLOAT_LAYER + _FLOAT * int(inner_layer(operation.node.layer).count_params())
+        parameters = sum(int(call.layer.count_params()) for call in operation.calls)
+        unknown = _FLOAT_LAYER + _FLOAT * parameters
         spliced = float_layer_bytes.get(operation.float_layer, unknown)
         return _OPERATOR + len(operation.output) + spliced
     parts = operation.file_parts(graph, shares_kernel=again)

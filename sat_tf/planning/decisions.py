@@ -1,6 +1,6 @@
 """What a placement decides for each layer, and why."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TypeGuard
 
 import numpy as np
@@ -10,7 +10,7 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network
 from sat_tf.planning.planned_model import ActivationPlan, Fate, WeightPlan
-from sat_tf.qat.inputs import changes, find_folds
+from sat_tf.qat.inputs import changes, find_folds, own_type
 from sat_tf.qat.placement import Placement
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.policy_fields import fitting_grid
@@ -25,14 +25,25 @@ _TAKEN = {
 }
 
 
-def input_lines(network: Network, policy: BitPolicy) -> tuple[str, ...]:
+def input_lines(network: Network, policy: BitPolicy, kept: Collection[str] = ()) -> tuple[str, ...]:
     """How each input of a float model is fed.
+
+    Args:
+        network: the float model.
+        policy: what it is quantized by.
+        kept: the inputs that only layers left float read.
 
     >>> model = keras.Sequential([keras.Input((4, 4, 3), name="image"), keras.layers.Flatten()])
     >>> input_lines(Network(model), BitPolicy())
     ('image: pixels 0 to 255 stand for 0 to 255, uint8 in the file',)
     """
-    return tuple(f"{name}: {_line(network, name, policy)}" for name in network.inputs)
+    as_it_is = {
+        name: f"{own_type(network[name])} as it is, which only layers left float read"
+        for name in kept
+    }
+    return tuple(
+        f"{name}: {as_it_is.get(name) or _line(network, name, policy)}" for name in network.inputs
+    )
 
 
 def of_requantized(model: keras.Model, policy: BitPolicy) -> tuple[BitPolicy, list[str]]:
@@ -213,6 +224,8 @@ class LayerDecisions:
         config = self._placement.configs.get(name)
         output = config.output if config else None
         if role is Role.INPUT:
+            if name in self._placement.kept:
+                return "only layers left float read it, as it is"
             if self._takes_pixels(name):
                 return "pixels from 0 to 255 are already codes"
             return "real values, with 8-bit codes of their calibrated range"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import tf_keras as keras
 
-from sat_tf.export.converter.float_layers import float_operators
+from sat_tf.export.converter.float_layers import Signature, float_operators
 from sat_tf.export.lowering.packing import pack_graph
 from sat_tf.export.lowering.refusals import find_problems
 from sat_tf.export.lowering.trace import trace_network
@@ -47,18 +47,17 @@ def conversions(graph: Graph) -> Conversions:
     for operation in graph.operations:
         if not isinstance(operation, FloatLayer):
             continue
-        layer = operation.layer
-        shapes = [graph.tensors[name].shape for name in operation.inputs]
-        weights = _FLOAT_BYTES * int(layer.count_params())
-        kind = _kind(layer, shapes)
+        layers, signature = [call.layer for call in operation.calls], operation.signature(graph)
+        weights = _FLOAT_BYTES * sum(int(layer.count_params()) for layer in layers)
+        kind = _kind(layers, signature)
         if kind not in tried:
             try:
-                tried[kind] = float_operators(operation.node, layer, shapes), weights
+                tried[kind] = float_operators(operation, signature), weights
             except ValueError as error:
-                tried[kind] = str(error).removeprefix(f"{layer.name}: ")
-        outcome = tried[kind]
+                tried[kind] = str(error).removeprefix(f"{layers[-1].name}: ")
+        outcome, name = tried[kind], operation.calls[-1].name
         if isinstance(outcome, str):
-            found.problems[operation.float_layer] = f"{operation.float_layer}: {outcome}"
+            found.problems[name] = f"{name}: {outcome}"
         else:
             content, of_content = outcome
             spliced = spliced_bytes(content, operation.output)
@@ -66,14 +65,18 @@ def conversions(graph: Graph) -> Conversions:
     return found
 
 
-def _kind(layer: keras.layers.Layer, shapes: Sequence[tuple[int, ...]]) -> str:
+def _kind(layers: Sequence[keras.layers.Layer], signature: Signature) -> str:
     # A conversion takes most of a second: layers that give the same operators at every size share
     # one.
-    known = layer_kinds.find_kind(layer)
-    alike = known is not None and known.alike_at_all_sizes
-    sizes = [len(shape) if alike else shape for shape in shapes]
-    settings = {key: value for key, value in layer.get_config().items() if key != "name"}
-    return json.dumps([type(layer).__qualname__, settings, sizes], default=str)
+    known = [layer_kinds.find_kind(layer) for layer in layers]
+    alike = all(kind is not None and kind.alike_at_all_sizes for kind in known)
+    sizes = [(len(shape) if alike else shape, kind) for shape, kind in signature]
+    settings = [
+        {key: value for key, value in layer.get_config().items() if key != "name"}
+        for layer in layers
+    ]
+    names = [type(layer).__qualname__ for layer in layers]
+    return json.dumps([names, settings, sizes], default=str)
 
 
 @dataclasses.dataclass(frozen=True)

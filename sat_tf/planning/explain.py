@@ -143,8 +143,9 @@ def explain(
     refused: list[str] = []
     if source.requantized:
         policy, refused = of_requantized(model, policy)
-    inputs = input_lines(source.network, policy)
     problems, placement, decided_by = _placed(source, policy)
+    kept = placement.kept if placement is not None else ()
+    inputs = input_lines(source.network, policy, kept)
     problems = refused + problems
     if placement is None:
         rows = tuple(_rows_without_placement(source.network, problems))

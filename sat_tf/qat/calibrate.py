@@ -15,6 +15,7 @@ from sat_tf.graph.network import Network, Node
 from sat_tf.messages import first_ones, warn
 from sat_tf.presentation.progress_bar import Advance, image_bar
 from sat_tf.qat.calibration_images import Images, gather, in_batches, observe_pixels
+from sat_tf.qat.inputs import kept_inputs
 from sat_tf.qat.layout import in_inference, inner_layer, quantized_network
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.best_levels import Sample, itself
@@ -259,8 +260,10 @@ def _run(
     call: Callable[[Node, Any], tf.Tensor],
 ) -> None:
     """Runs the model layer by layer, each by `call(node, inputs)`."""
+    kept = kept_inputs(network)
     tensors: dict[str, Any] = {
-        name: tf.cast(array, tf.float32) for name, array in zip(network.inputs, images, strict=True)
+        name: tf.cast(array, network[name].type if name in kept else tf.float32)
+        for name, array in zip(network.inputs, images, strict=True)
     }
     readers = {node.name: len(network.consumers(node.name)) for node in network}
     for node in network:

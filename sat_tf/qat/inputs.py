@@ -1,24 +1,32 @@
 """The inputs of a quantized model: the range of each, folded into the layers that read it."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
+import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.graph import layer_kinds
+from sat_tf.graph import functions, layer_kinds
 from sat_tf.graph.layers.kind import Kernel, Role
 from sat_tf.graph.network import Network, Node
 from sat_tf.messages import did_you_mean
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.quantizers.input_range import INPUT_TYPES, NO_CHANGE, PIXELS, Change, InputRange
+from sat_tf.quantizers.input_range import (
+    INPUT_TYPES,
+    KEPT_TYPES,
+    NO_CHANGE,
+    PIXELS,
+    Change,
+    InputRange,
+)
 from sat_tf.quantizers.protocol import PixelQuantizer
 
 
 def input_nodes(network: Network) -> dict[str, Node]:
     """The layer that holds the quantizer of each input, by the input's name.
 
-    Models of older versions, which did not mark it, and inputs that nothing reads have none.
+    Inputs that stay as they are or that nothing reads, and models of older versions have none.
     """
     found = {}
     for node in network:
@@ -33,10 +41,12 @@ def input_nodes(network: Network) -> dict[str, Node]:
 
 def input_ranges(network: Network) -> dict[str, InputRange]:
     """The input range of each image input."""
-    nodes = input_nodes(network)
+    nodes, kept = input_nodes(network), kept_inputs(network)
     ranges = {}
     for name in network.inputs:
         quantizer = nodes[name].layer.quantize_config.output if name in nodes else None
+        if name in kept:
+            continue
         if quantizer is None:
             ranges[name] = PIXELS
         elif isinstance(quantizer, PixelQuantizer):
@@ -45,22 +55,68 @@ def input_ranges(network: Network) -> dict[str, InputRange]:
 
 
 def input_types(network: Network) -> dict[str, str]:
-    """The type of each input in the file, one of `INPUT_TYPES`."""
+    """The type of each input in the file: one of `INPUT_TYPES`, or its own where it is kept."""
     types = dict.fromkeys(network.inputs, "uint8")
+    types |= {name: own_type(network[name]) for name in kept_inputs(network)}
     for name, node in input_nodes(network).items():
         types[name] = node.layer.quantize_config.output.input_type
     return types
 
 
+def kept_inputs(network: Network) -> frozenset[str]:
+    """The inputs that stay as they are: only layers left float read them.
+
+    Args:
+        network: a quantized model; of a float one, these are all of its inputs.
+    """
+    marked = input_nodes(network)
+    return frozenset(
+        name
+        for name in network.inputs
+        if name not in marked and network.consumers(name) and _is_read_as_it_is(network, name)
+    )
+
+
+def _is_read_as_it_is(network: Network, name: str) -> bool:
+    for reader in network.consumers(name):
+        config = getattr(reader.layer, "quantize_config", None)
+        layer = reader.layer if config is None else reader.layer.layer
+        if reads_floats(layer):
+            continue
+        if config is not None and (config.weights is not None or config.output is not None):
+            return False
+        passes_on = layer_kinds.role_of(layer).keeps_codes
+        if passes_on and not _is_read_as_it_is(network, reader.name):
+            return False
+    return True
+
+
+def reads_floats(layer: keras.layers.Layer) -> bool:
+    """Whether files compute a layer in float, though its output may be quantized."""
+    is_function = layer_kinds.role_of(layer) is Role.FUNCTION
+    return is_function and not functions.works_on_each_value(layer)
+
+
+def own_type(node: Node) -> str:
+    """The type that a file has for an input that it takes as it is."""
+    lower = node.type in (tf.float16, tf.bfloat16)  # files compute in float32
+    return "float32" if lower else str(node.type.name)
+
+
 def takes_pixels(network: Network) -> bool:
     """Whether the file of a quantized model takes uint8 pixels, and nothing else."""
-    return set(input_types(network).values()) == {"uint8"}
+    is_kept = bool(kept_inputs(network))
+    return not is_kept and set(input_types(network).values()) == {"uint8"}
 
 
 def changes(network: Network) -> dict[str, Change]:
-    """For each input, the change from what the first layers read to what the model is fed."""
-    ranges = input_ranges(network)
-    return {name: ranges[name].change if name in ranges else NO_CHANGE for name in network.inputs}
+    """The change from what the first layers read to what the model is fed, of quantized inputs."""
+    ranges, kept = input_ranges(network), kept_inputs(network)
+    return {
+        name: ranges[name].change if name in ranges else NO_CHANGE
+        for name in network.inputs
+        if name not in kept
+    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,8 +170,14 @@ class _NoFoldError(Exception):
     """Why a layer cannot fold a change."""
 
 
-def range_problems(network: Network, policy: BitPolicy) -> list[str]:
-    """Why the inputs of a float model cannot have the ranges that a policy gives them."""
+def range_problems(network: Network, policy: BitPolicy, kept: Collection[str]) -> list[str]:
+    """Why the inputs of a float model cannot have the ranges that a policy gives them.
+
+    Args:
+        network: the float model.
+        policy: what its inputs are fed.
+        kept: those that only layers left float read.
+    """
     problems = []
     if isinstance(policy.input_range, Mapping):
         problems += [
@@ -133,6 +195,9 @@ def range_problems(network: Network, policy: BitPolicy) -> list[str]:
         ]
     changes = {}
     for name in network.inputs:
+        if name in kept:
+            problems += _problems_of_kept(network, name, policy, kept)
+            continue
         found, shape, kind = policy.range_of(name), network[name].shape, policy.type_of(name)
         if kind != INPUT_TYPES[0]:
             if policy.states_range_of(name):
@@ -150,6 +215,30 @@ def range_problems(network: Network, policy: BitPolicy) -> list[str]:
         else:
             changes[name] = found.change
     return problems + find_folds(network, changes)[1]
+
+
+def _problems_of_kept(
+    network: Network, name: str, policy: BitPolicy, kept: Collection[str]
+) -> Iterator[str]:
+    """Why an input that only layers left float read cannot stay as it is."""
+    own = own_type(network[name])
+    if own not in KEPT_TYPES:
+        yield (
+            f"{name}: received an input of {own}, expected one of {', '.join(KEPT_TYPES)}, which "
+            "files can take; compute them in front of the model."
+        )
+    # A setting for all inputs is meant for the others.
+    alone = len(kept) == len(network.inputs)
+    for setting, value, stated in (
+        ("input_type", policy.type_of(name), policy.states_type_of(name)),
+        ("input_range", policy.range_of(name), policy.states_range_of(name)),
+    ):
+        is_own = isinstance(getattr(policy, setting), Mapping)
+        if stated and (is_own or alone) and value != own:
+            yield (
+                f"{name}: received {setting}={value} for an input that only layers left float "
+                f"read, expected none: it stays {own}, as it is; leave {setting} out."
+            )
 
 
 def entrance(network: Network, name: str, policy: BitPolicy) -> str:

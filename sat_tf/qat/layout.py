@@ -1,6 +1,6 @@
 """The layout transform: builds the quantized Keras model that a placement describes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow_model_optimization as tfmot
@@ -185,7 +185,8 @@ def quantized_model(
     for node in network:
         if node.layer.weights:
             copied_weights(node.layer, inner_layer(layers[node.layer.name]))
-    folds, problems = find_folds(network, _changes(network, policy, reads))
+    quantized = [name for name in network.inputs if name not in placement.kept]
+    folds, problems = find_folds(network, _changes(quantized, policy, reads))
     if problems:
         raise ValueError(list_problems(f"model {model.name!r}", problems))
     for fold in folds:
@@ -202,10 +203,10 @@ def quantized_model(
 
 
 def _changes(
-    network: Network, policy: BitPolicy, reads: Mapping[str, Change] | None
+    inputs: Sequence[str], policy: BitPolicy, reads: Mapping[str, Change] | None
 ) -> dict[str, Change]:
     """For each input, the change from what the first layers will read to what they read now."""
-    changes = {name: policy.change_of(name) for name in network.inputs}
+    changes = {name: policy.change_of(name) for name in inputs}
     if reads is None:
         return changes
     return {name: change.after(reads[name]) for name, change in changes.items()}

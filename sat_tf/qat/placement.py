@@ -11,10 +11,10 @@ from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node
 from sat_tf.messages import kind_of, list_problems, listed_problems
 from sat_tf.qat.configs import LayerConfig, PlacedConfig, weight_request
-from sat_tf.qat.inputs import entrance, range_problems
+from sat_tf.qat.inputs import entrance, range_problems, reads_floats
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.value_ranges import PixelRanges, Spreads, ValueRanges
-from sat_tf.quantizers.input_range import INPUT_TYPES
+from sat_tf.quantizers.input_range import INPUT_TYPES, PIXELS
 from sat_tf.quantizers.protocol import (
     ActivationQuantizer,
     ActivationRequest,
@@ -57,12 +57,14 @@ class Placement:
         insertions: the inserted quantizers.
         norms_behind: for every call of a linear layer with nothing but BatchNormalization right
             behind it, these layers; the others are rescaled.
+        kept: the inputs that stay as they are, because only layers left float read them.
         reasons: why it was decided so.
     """
 
     configs: dict[str, PlacedConfig]
     insertions: tuple[Insertion, ...]
     norms_behind: dict[str, tuple[str, ...]]
+    kept: frozenset[str]
     reasons: "Reasons"
 
 
@@ -140,6 +142,11 @@ def place(
     return _Placer(network, annotations, policy, kernels or {}).place()
 
 
+def _are_numbers(kind: tf.DType) -> bool:
+    """Whether values of a type are real numbers, or can be cast to them without a loss."""
+    return bool(kind.is_floating or kind.is_integer or kind.is_bool)
+
+
 class _Placer:
     def __init__(
         self,
@@ -167,9 +174,20 @@ class _Placer:
             for name in network.inputs
             if policy.type_of(name) == INPUT_TYPES[0]
         }
-        self.entrances = {name: entrance(network, name, policy) for name in network.inputs}
         self.pixels = PixelRanges(self.network, grids)
+        # Left float, though of a kind that is quantized: what they read has no codes.
+        self.without_codes: set[str] = set()
         self.roles = {node.name: self._role(node) for node in network}
+        self._leave_ids_alone()
+        self.kept = {name for name in network.inputs if self._is_for_float_layers(name)}
+        self.pixels = PixelRanges(
+            self.network, {name: grid for name, grid in grids.items() if name not in self.kept}
+        )
+        self.entrances = {
+            name: entrance(network, name, policy)
+            for name in network.inputs
+            if name not in self.kept
+        }
         self.ranges = ValueRanges(self.network, self.roles, self.pixels)
         self.kernels = kernels
         self.spreads = Spreads(self.network, self.pixels, self._kernel)
@@ -194,7 +212,7 @@ class _Placer:
         insertions = tuple(self._insertions(outputs))
         configs = {}
         for name in self.annotations:
-            if self.roles.get(name, Role.INPUT) is Role.INPUT:
+            if self.roles.get(name, Role.INPUT) is Role.INPUT or name in self.without_codes:
                 continue
             configs[name] = PlacedConfig(
                 weights=self._weights(name) if name in self.linear else None,
@@ -203,7 +221,7 @@ class _Placer:
             )
         self._raise_problems()
         behind = {name: found for name in self.linear if (found := self._norms_behind(name))}
-        return Placement(configs, insertions, behind, self._reasons())
+        return Placement(configs, insertions, behind, frozenset(self.kept), self._reasons())
 
     def _reasons(self) -> Reasons:
         names = [node.name for node in self.network]
@@ -271,6 +289,9 @@ class _Placer:
                 "quantizers nor files pass on; build the model without it."
             )
             return Role.OPAQUE
+        if not all(_are_numbers(kind) for kind in node.types):
+            self.without_codes.add(node.name)
+            return Role.OPAQUE
         if node.name not in self.annotations:
             left_float = (Role.LINEAR, Role.FUNCTION)
             return Role.OPAQUE if problem or role in left_float else role
@@ -280,6 +301,56 @@ class _Placer:
             self._refuse(f"{node.layer.name}: {problem}.")
             self.unsupported |= layer_kinds.find_support(node.layer) is None
         return role
+
+    def _leave_ids_alone(self) -> None:
+        """Leaves layers float whose output is ids, or no real number, for layers left float."""
+        for node in reversed(list(self.network)):
+            role = self.roles[node.name]
+            readers = self.network.consumers(node.name)
+            if role in (Role.LINEAR, Role.OPAQUE) or not any(
+                self._takes_for_ids(reader, node) for reader in readers
+            ):
+                continue
+            if not self._is_for_float_layers(node.name):
+                self._refuse_other_readers(node, readers)
+            elif role is not Role.INPUT:
+                self.roles[node.name] = Role.OPAQUE
+                self.without_codes.add(node.name)
+
+    def _takes_for_ids(self, reader: Node, read: Node) -> bool:
+        """Whether a layer left float takes what it reads for numbers that codes cannot replace."""
+        if self.roles[reader.name] is not Role.OPAQUE:
+            return False
+        if not read.type.is_floating:
+            return True
+        computed = {self.roles[name] for name in self.network.before(read.name)}
+        prepares = computed.isdisjoint((Role.LINEAR, Role.OPAQUE))
+        ids = reader.name in self.without_codes or layer_kinds.reads_ids(reader.layer)
+        return prepares and ids
+
+    def _is_for_float_layers(self, name: str) -> bool:
+        """Whether layers that files compute in float read a tensor, and nothing else does."""
+        demands = list(self._demands(name))
+        return bool(demands) and all(
+            demand.kind == "left float"
+            or (demand.reader is not None and reads_floats(self.network[demand.reader].layer))
+            for demand in demands
+        )
+
+    def _refuse_other_readers(self, node: Node, readers: list[Node]) -> None:
+        policy, name = self.policy, node.name
+        pixels = policy.type_of(name) == INPUT_TYPES[0] and policy.range_of(name) == PIXELS
+        if node.type == tf.uint8 and name in self.network.inputs and pixels:
+            return  # codes of pixels are these numbers themselves
+        ids = [reader.name for reader in readers if self._takes_for_ids(reader, node)]
+        others = [reader.name for reader in readers if reader.name not in ids]
+        others += ["the output"] if name in self.network.outputs else []
+        self._refuse(
+            f"{name}: received {node.type.name} numbers that {', '.join(ids)}, left float, takes "
+            f"as they are, and of which {', '.join(others)} would need codes, expected one kind of "
+            "reader: codes would make other numbers of them; give the model an input for each, and "
+            "feed both the same."
+        )
 
     def _tell_functions_apart(self) -> None:
         """A smooth function at the end is part of the output, like a softmax; others are not."""
@@ -306,8 +377,14 @@ class _Placer:
             f"overrides[{pattern!r}] matches no layer; the layers are {', '.join(named)}."
             for pattern in self.policy.unmatched_overrides(named)
         ]
-        self.problems += range_problems(self.network, self.policy)
+        self.problems += range_problems(self.network, self.policy, self.kept)
         for node in self.network:
+            if not _are_numbers(node.type) and not self._is_for_float_layers(node.name):
+                self.problems.append(
+                    f"{node.name}: received an output of {node.type.name} that is not for layers "
+                    "left float alone, expected real numbers; take its real part, or its size, in "
+                    "the model."
+                )
             if self._ends_in_softmax(node) and any(
                 demand.kind != "output" for demand in self._demands(node.name)
             ):
@@ -478,8 +555,8 @@ class _Placer:
         return pooling is not None and pooling.mean and not pooling.whole
 
     def _insertions(self, outputs: dict[str, SatQuantizer | None]) -> Iterator[Insertion]:
-        for name in self.network.inputs:
-            made, kind = self.entrances[name], self.policy.type_of(name)
+        for name, made in self.entrances.items():
+            kind = self.policy.type_of(name)
             readers = frozenset(node.name for node in self.whole.consumers(made))
             quantizer: SatQuantizer
             if kind == INPUT_TYPES[0]:
@@ -490,7 +567,9 @@ class _Placer:
             yield Insertion(f"{name}_{call}", made, readers, config)
         if not self.quantizes_activations:
             return
-        carried: dict[str, int | None] = dict.fromkeys(self.network.inputs, 8)
+        carried: dict[str, int | None] = {
+            name: 8 if name in self.entrances else None for name in self.network.inputs
+        }
         streams: set[str] = set()
         for node in self.network:
             if self.roles[node.name] is Role.MOVEMENT:

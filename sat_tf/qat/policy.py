@@ -342,6 +342,12 @@ class BitPolicy(Displayed):
             return input_name in self.input_range
         return self.states_input_range
 
+    def states_type_of(self, input_name: str) -> bool:
+        """Whether `input_type` speaks of one of the model's inputs."""
+        if isinstance(self.input_type, Mapping):
+            return input_name in self.input_type
+        return self.input_type is not None
+
     def unmatched_overrides(self, layer_names: Iterable[str]) -> list[str]:
         """The override patterns that match none of these layer names."""
         names = list(layer_names)

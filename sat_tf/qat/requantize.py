@@ -13,7 +13,7 @@ from sat_tf.graph.flatten import copied_weights
 from sat_tf.graph.network import Network
 from sat_tf.messages import list_problems
 from sat_tf.qat.configs import LayerConfig
-from sat_tf.qat.inputs import apply_fold, find_folds, input_ranges, input_types
+from sat_tf.qat.inputs import apply_fold, find_folds, input_ranges, input_types, kept_inputs
 from sat_tf.qat.inputs import changes as changes_of
 from sat_tf.qat.layout import inner_layer, quantized_model, quantized_network
 from sat_tf.qat.model_class import of_class_of
@@ -98,13 +98,15 @@ def with_inputs_of(network: Network, policy: BitPolicy) -> BitPolicy:
     """The policy with the ranges and types of a model's inputs, unless it states its own."""
     fields: dict[str, Any] = {}
     if policy.input_type is None:
-        fields["input_type"] = input_types(network)
+        kept = kept_inputs(network)
+        types = input_types(network).items()
+        fields["input_type"] = {name: kind for name, kind in types if name not in kept}
     if not policy.states_input_range:
         types = fields.get("input_type") or {name: policy.type_of(name) for name in network.inputs}
         fields["input_range"] = {
             name: found.spelling
             for name, found in input_ranges(network).items()
-            if types[name] == INPUT_TYPES[0]
+            if types.get(name) == INPUT_TYPES[0]
         }
     return dataclasses.replace(policy, **fields)
 

@@ -171,6 +171,11 @@ NAMED: dict[str, InputRange] = {
 
 # What a file can take for an input: pixels, codes of a calibrated range, or real values.
 INPUT_TYPES = ("uint8", "int8", "float32")
+# What it can take as it is, for layers left float alone.
+KEPT_TYPES = (
+    *("float32", "float64", "bool"),
+    *("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
+)
 
 _EXPECTED = (
     "(low, high), the real values of the pixels 0 and 255, each a number or one for each channel, "

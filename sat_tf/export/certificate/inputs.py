@@ -54,11 +54,20 @@ def as_array(name: str, values: Any) -> tuple[np.ndarray, list[str]]:
 
 
 def image_problems(
-    images: np.ndarray, shape: tuple[int, ...] | None, kind: str = "uint8"
+    images: np.ndarray, shape: tuple[int, ...] | None, kind: str = "uint8", *, kept: bool = False
 ) -> list[str]:
-    """Why these do not fit an input of some shape, None for any, and type."""
+    """Why these do not fit an input.
+
+    Args:
+        images: they.
+        shape: of the input, without the batch; None for any.
+        kind: its type.
+        kept: it is kept as it is, for layers left float.
+    """
     problems = []
-    if kind != "uint8":
+    if kept:
+        problems += _kept_problems(images, kind)
+    elif kind != "uint8":
         problems += _value_problems(images, kind)
     elif images.dtype != np.uint8:
         problems.append(
@@ -90,6 +99,21 @@ def _value_problems(values: np.ndarray, kind: str) -> list[str]:
     return []
 
 
+def _kept_problems(values: np.ndarray, kind: str) -> list[str]:
+    """Problems of the values of an input that is kept as it is."""
+    if values.dtype.kind not in "biuf" or not np.all(np.isfinite(values)):
+        return [f"images: received {values.dtype} values, expected finite ones of {kind}."]
+    wanted = np.dtype(kind)
+    with np.errstate(invalid="ignore"):
+        same = wanted.kind == "f" or np.array_equal(values.astype(wanted), values)
+    if same:
+        return []
+    return [
+        f"images: received {values.dtype} values that {kind} does not hold, expected the ones that "
+        f"the Keras model takes, such as ids; pass them as {kind}."
+    ]
+
+
 def images_hash(images: Pixels) -> str:
     """SHA-256 of all pixels; of several inputs, one after the other."""
     digest = hashlib.sha256()
@@ -99,7 +123,7 @@ def images_hash(images: Pixels) -> str:
 
 
 def several_problems(
-    images: Any, shapes: list[tuple[int, ...]], kinds: list[str]
+    images: Any, shapes: list[tuple[int, ...]], kinds: list[str], kept: list[bool]
 ) -> tuple[Pixels, list[str]]:
     """Images for each of several inputs as arrays, and what is wrong with them."""
     if not isinstance(images, list | tuple) or len(images) != len(shapes):
@@ -109,9 +133,10 @@ def several_problems(
             "expected a list with one for each, in the order of the model's inputs."
         ]
     arrays, problems = [], []
-    for index, (given, shape, kind) in enumerate(zip(images, shapes, kinds, strict=True)):
+    expected = zip(images, shapes, kinds, kept, strict=True)
+    for index, (given, shape, kind, is_kept) in enumerate(expected):
         array, found = as_array("images", given)
-        found = found or image_problems(array, shape, kind)
+        found = found or image_problems(array, shape, kind, kept=is_kept)
         problems += [problem.replace("images", f"images[{index}]", 1) for problem in found]
         arrays.append(array)
     if not problems and len({len(array) for array in arrays}) > 1:

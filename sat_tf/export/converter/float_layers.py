@@ -15,34 +15,35 @@ import tf_keras as keras
 from ai_edge_litert import schema_py_generated as tfl
 
 from sat_tf.export.litert.runtime import Runtime
+from sat_tf.export.operations.float_layer import FloatLayer
 from sat_tf.export.tflite.splice import INPUT_NAME
-from sat_tf.graph.network import Node, call_on_floats
 from sat_tf.messages import is_standard_error, kind_of
 
 _L = keras.layers
 _CONVOLUTIONAL = (_L.ConvLSTM1D, _L.ConvLSTM2D, _L.ConvLSTM3D)
 
+# Shape, without the batch dimension, and type of each tensor that a layer reads.
+Signature = Sequence[tuple[tuple[int, ...], str]]
 
-def float_operators(
-    node: Node, layer: keras.layers.Layer, shapes: Sequence[tuple[int, ...]]
-) -> bytes:
+
+def float_operators(operation: FloatLayer, signature: Signature) -> bytes:
     """A TFLite file of one float layer.
 
     Args:
-        node: how the layer is called.
-        layer: what is called, in float32.
-        shapes: of its inputs, without the batch dimension.
+        operation: the layer, in float32.
+        signature: shape, without the batch dimension, and type of each tensor that it reads.
 
     Raises:
         ValueError: TensorFlow's converter has no builtin operators for the layer, LiteRT does not
             run them, or the layer mixes the images of a batch.
     """
+    layers = [call.layer for call in operation.calls]
     content, batch, problem = b"", None, None
     # For some layers and an open batch, the converter fails, or writes a file that does not run, or
     # whose output is empty.
     for size in (None, 1):
         try:
-            content = _converted(node, layer, shapes, size)
+            content = _converted(operation, layers, signature, size)
         except Exception as error:  # The converter and the layer may raise anything.
             problem = problem or error
             continue
@@ -51,61 +52,68 @@ def float_operators(
             break
     if not content:
         raise ValueError(
-            f"{_received(layer)} TensorFlow's converter does not convert ({first_line(problem)}), "
+            f"{_received(layers)} TensorFlow's converter does not convert ({first_line(problem)}), "
             "expected a layer with builtin TFLite operators; replace it, or end the model before "
             "it."
         ) from problem
     if batch is None:
         raise ValueError(
-            f"{_received(layer)} LiteRT does not run as TensorFlow's converter writes it, "
+            f"{_received(layers)} LiteRT does not run as TensorFlow's converter writes it, "
             "expected a layer that it does; replace it, or end the model before it."
         )
     if batch != 1:
         raise ValueError(
-            f"{_received(layer)} makes {batch} of one image, expected a layer that takes each "
+            f"{_received(layers)} makes {batch} of one image, expected a layer that takes each "
             "image of a batch by itself; replace it, or end the model before it."
         )
     parsed = tfl.ModelT.InitFromPackedBuf(content, 0)
     if len(parsed.subgraphs) != 1 or any(code.customCode for code in parsed.operatorCodes):
         raise ValueError(
-            f"{_received(layer)} becomes more than builtin operators in a row, such as a loop, "
+            f"{_received(layers)} becomes more than builtin operators in a row, such as a loop, "
             "expected a layer that does not; replace it, or end the model before it."
         )
     if any(tensor.isVariable for tensor in parsed.subgraphs[0].tensors):
         raise ValueError(
-            f"{_received(layer)} remembers something from one image to the next, expected a layer "
+            f"{_received(layers)} remembers something from one image to the next, expected a layer "
             "that takes each image by itself; replace it, or end the model before it."
         )
     return content
 
 
-def _received(layer: keras.layers.Layer) -> str:
-    return f"{layer.name}: received {kind_of(layer)} that is left float and that"
+def _received(layers: Sequence[keras.layers.Layer]) -> str:
+    *others, layer = layers
+    behind = f" behind {', '.join(other.name for other in others)}" if others else ""
+    return f"{layer.name}: received {kind_of(layer)}{behind} that is left float and that"
 
 
 def _converted(
-    node: Node, layer: keras.layers.Layer, shapes: Sequence[tuple[int, ...]], batch: int | None
+    operation: FloatLayer,
+    layers: Sequence[keras.layers.Layer],
+    signature: Signature,
+    batch: int | None,
 ) -> bytes:
-    signature = [
-        tf.TensorSpec([batch, *shape], tf.float32, name=f"{INPUT_NAME}{i}")
-        for i, shape in enumerate(shapes)
+    specs = [
+        tf.TensorSpec([batch, *shape], kind, name=f"{INPUT_NAME}{i}")
+        for i, (shape, kind) in enumerate(signature)
     ]
     # A function instead of a Keras model, which would call the user's layer once more.
-    function = tf.function(lambda *tensors: call_on_floats(node, layer, list(tensors)), signature)
-    with _without_loops(layer):
+    function = tf.function(operation.function(), specs)
+    with _without_loops(layers):
         concrete = [function.get_concrete_function()]
-    return run_converter(tf.lite.TFLiteConverter.from_concrete_functions(concrete, layer))
+    owner = tf.Module()
+    owner.layers = list(layers)
+    return run_converter(tf.lite.TFLiteConverter.from_concrete_functions(concrete, owner))
 
 
 @contextlib.contextmanager
-def _without_loops(layer: keras.layers.Layer) -> Iterator[None]:
-    """Unrolls recurrent layers, also those inside `layer`, for the converter.
+def _without_loops(layers: Sequence[keras.layers.Layer]) -> Iterator[None]:
+    """Unrolls recurrent layers, also those inside others, for the converter.
 
     A loop is a subgraph of its own in a file; and the operator that the converter fuses an LSTM
     into keeps its state from one image to the next.
     """
-    found = [part for part in layer.submodules if isinstance(part, keras.layers.RNN)]
-    found += [layer] if isinstance(layer, keras.layers.RNN) else []
+    parts = (part for layer in layers for part in (layer, *layer.submodules))
+    found = [part for part in parts if isinstance(part, keras.layers.RNN)]
     # LSTM and GRU read `unroll` when they are created, and keep in the second attribute, for which
     # Keras has no public name, whether they may take a kernel of cuDNN with a loop in it.
     names = "unroll", "_could_use_gpu_kernel"

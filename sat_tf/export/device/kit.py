@@ -22,7 +22,9 @@ from sat_tf.export.certificate.certificate import ImagesFrom
 from sat_tf.export.certificate.inputs import images_hash
 from sat_tf.export.certificate.proof import Subject
 from sat_tf.export.device import check, start
+from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.portability import Basis
 from sat_tf.export.operations.simulator import batches, simulate
 from sat_tf.export.tflite.images import number_of
 from sat_tf.presentation.progress_bar import image_bar
@@ -109,7 +111,7 @@ def pack_kit(
         add("__main__.py", pathlib.Path(start.__file__).read_bytes())
         expected = Expected(compared)
         with image_bar(f"{path.name}", len(images), shown=progress) as advance:
-            for number, stored in enumerate(simulated(subject.graph, images)):
+            for number, stored in enumerate(simulated(subject, images)):
                 content = expected.add(stored)
                 if codes:
                     add(f"codes/{number}", content)
@@ -134,8 +136,12 @@ def pack_kit(
 
 
 def tensors_of(graph: Graph) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The integer tensors that every machine must agree on, and those behind layers left float."""
-    behind = set(graph.layers_left_float)
+    """The integer tensors that every machine must agree on, and those behind float arithmetic."""
+    behind = {
+        operation.output
+        for operation in graph.operations
+        if operation.float_layer is not None and operation.portability(graph).basis is Basis.FLOAT
+    }
     for operation in graph.operations:
         if behind.intersection(operation.inputs):
             behind.add(operation.output)
@@ -146,19 +152,22 @@ def tensors_of(graph: Graph) -> tuple[tuple[str, ...], tuple[str, ...]]:
     )
 
 
-def simulated(graph: Graph, images: np.ndarray) -> Iterator[dict[str, np.ndarray]]:
+def simulated(subject: Subject, images: np.ndarray) -> Iterator[dict[str, np.ndarray]]:
     """The codes of all tensors that every machine must agree on, int8 (1, ...), by image."""
+    graph = subject.graph
     names, _ = tensors_of(graph)
+    left_float = graph.layers_left_float
+    runtime = Runtime(subject.content, keep_tensors=True) if left_float else None
     for batch in batches(images, graph):
-        count = number_of(batch)
-        # Layers left float are not simulated, and nothing behind them is asked for.
-        given = {
-            name: np.zeros((count, *graph.tensors[name].shape), np.float32)
-            for name in graph.layers_left_float
-        }
+        # Layers left float are not simulated: of most, nothing behind them is asked for, and
+        # others copy values.
+        given = {}
+        if runtime is not None:
+            runtime.run(batch)
+            given = runtime.tensors(left_float)
         with np.errstate(all="ignore"):
             tensors = simulate(graph, batch, given)
-        for index in range(count):
+        for index in range(number_of(batch)):
             yield {name: tensors[name][index : index + 1].astype(np.int8) for name in names}
 
 

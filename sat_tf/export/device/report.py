@@ -240,7 +240,7 @@ def _other_hashes(
     wrong = sorted(set(compared) ^ set(recorded))
     if not wrong and images is not None:
         expected = Expected(compared)
-        for stored in simulated(subject.graph, images):
+        for stored in simulated(subject, images):
             expected.add(stored)
         own: list[dict[str, Any]] = expected.result()
         wrong = [row["name"] for row in own if recorded[row["name"]] != row["sha256"]]

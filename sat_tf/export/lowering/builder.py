@@ -13,6 +13,7 @@ from sat_tf.export.lowering.pending import (
     PendingAveragePool,
     PendingConcatenation,
     PendingConstantSum,
+    PendingFloatLayer,
     PendingFunction,
     PendingLinear,
     PendingMean,
@@ -26,7 +27,7 @@ from sat_tf.export.lowering.pending import (
 from sat_tf.export.lowering.quantized_network import in_float32
 from sat_tf.export.operations.add import Add, AddConstant
 from sat_tf.export.operations.concatenate import Concatenate
-from sat_tf.export.operations.float_layer import FloatLayer
+from sat_tf.export.operations.float_layer import FloatCall, FloatLayer
 from sat_tf.export.operations.linear import Linear, LinearKind
 from sat_tf.export.operations.lookup import Lookup, table_of
 from sat_tf.export.operations.mean import Mean
@@ -39,7 +40,7 @@ from sat_tf.export.operations.quantize import Dequantize, Quantize, ShiftImage
 from sat_tf.export.operations.shapes import Reshape
 from sat_tf.export.operations.softmax import Softmax
 from sat_tf.export.tflite.tensors import WHOLE, Codes, Tensor, Window
-from sat_tf.graph.network import Node
+from sat_tf.qat.layout import call_name
 
 # XNNPACK leaves a sum to other kernels, with another rounding, where a scale of what it adds is
 # less than 2^-10 of its own. A summand of 2^-9 still counts hundredths of an output code.
@@ -69,13 +70,6 @@ class GraphBuilder:
         """Adds an operation and the tensor it makes; returns the tensor's name."""
         self.operations.append(operation)
         return self.tensor(operation.output, shape, codes)
-
-    def float_layer(
-        self, node: Node, sources: tuple[str, ...], name: str, shape: tuple[int, ...]
-    ) -> str:
-        """Adds a layer that is left float, which reads float tensors; see `add`."""
-        layer = in_float32(node, [self.tensors[source].shape for source in sources])
-        return self.add(FloatLayer(sources, name, node, layer), shape, None)
 
     def move(self, operation: Operation, shape: tuple[int, ...]) -> str:
         """Adds an operation that makes its tensor from the codes of its input as they are."""
@@ -137,6 +131,8 @@ class GraphBuilder:
                 self.as_float(part.pending, part.name, part.shape) for part in pending.parts
             )
             return self._joined(pending, parts, name, shape, None)
+        if isinstance(pending, PendingFloatLayer):
+            return self.add(FloatLayer(pending.sources, name, pending.calls), shape, None)
         if isinstance(pending, PendingRectifier):
             return self._float_rectifier(pending, name, shape)
         if isinstance(pending, PendingLinear) and not pending.is_pointwise:
@@ -149,7 +145,9 @@ class GraphBuilder:
         if isinstance(pending, PendingMean):
             return self.add(Mean(sources, name, pending.keep_dims), shape, None)
         if isinstance(pending, PendingFunction):
-            return self.float_layer(pending.node, sources, name, shape)
+            layer = in_float32(pending.node, [self.tensors[source].shape for source in sources])
+            calls = (FloatCall(call_name(pending.node), pending.node, layer, sources),)
+            return self.add(FloatLayer(sources, name, calls), shape, None)
         if isinstance(pending, PendingConstantSum):
             return self._with_constant(sources[0], Pointwise.SUM, pending.values, name, shape)
         if isinstance(pending, PendingPair):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from sat_tf.export.lowering.fold import ChannelCodes
+from sat_tf.export.operations.float_layer import FloatCall
 from sat_tf.export.operations.linear import LinearKind
 from sat_tf.export.operations.pairs import PairKind
 from sat_tf.export.tflite.tensors import WHOLE, Codes, Window
@@ -120,6 +121,19 @@ class PendingFunction(_OfOneTensor):
 
     node: "Node"
     function: Callable[[np.ndarray], np.ndarray] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class PendingFloatLayer:
+    """A layer left float whose output is no float32: what reads it takes it in, as it is.
+
+    Attributes:
+        sources: the tensors it is made of.
+        calls: of it, and of the layers in front of it of which the same holds.
+    """
+
+    sources: tuple[str, ...]
+    calls: tuple[FloatCall, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,6 +260,7 @@ Lowered = (
     | PendingSum
     | PendingPair
     | PendingFunction
+    | PendingFloatLayer
     | PendingMean
     | PendingAveragePool
     | PendingConstantSum
@@ -307,7 +322,8 @@ def worst_range(pending: Lowered, codes_of: Callable[[str], Codes]) -> Range:
         return ends[0] + float(np.min(pending.values)), ends[1] + float(np.max(pending.values))
     if isinstance(pending, PendingPair):
         return _of_pairs(pending.kind, [codes_of(source).real_range for source in pending.sources])
-    return codes_of(pending.source).real_range
+    (source, *_) = pending.sources
+    return codes_of(source).real_range
 
 
 def _of_pairs(kind: PairKind, ranges: list[Range]) -> Range:

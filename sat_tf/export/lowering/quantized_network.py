@@ -9,7 +9,7 @@ import tf_keras as keras
 from sat_tf.graph import functions, layer_kinds
 from sat_tf.graph.flatten import layer_copy
 from sat_tf.graph.layers.kind import KernelForm, Role
-from sat_tf.graph.network import Network, Node, call_on_floats
+from sat_tf.graph.network import Network, Node, call_in_inference
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.protocol import ActivationQuantizer, PixelQuantizer, SatQuantizer
@@ -60,7 +60,9 @@ def in_float32(node: Node, shapes: Sequence[tuple[int, ...]]) -> keras.layers.La
     if not any(getattr(part, "compute_dtype", None) in _LOWER_PRECISIONS for part in parts):
         return layer
     copy = layer_copy(layer, **_with_float32(layer.get_config()))
-    call_on_floats(node, copy, [tf.zeros([1, *shape]) for shape in shapes])  # which builds it
+    types = [tf.float32 if kind.is_floating else kind for kind in node.types]
+    read = [tf.zeros([1, *shape], kind) for shape, kind in zip(shapes, types, strict=True)]
+    call_in_inference(node, copy, read)  # which builds it
     copy.set_weights(layer.get_weights())
     return copy
 
@@ -89,7 +91,11 @@ def is_left_float(node: Node) -> bool:
     layer = inner_layer(node.layer)
     if role_of(node) is Role.INPUT:
         return False
-    plain = role_of(node) is Role.LINEAR and not isinstance(node.layer, QuantizedLayer)
+    # Integers, and what is no real number, have no codes.
+    no_codes = any(not kind.is_floating for kind in node.types)
+    plain = not isinstance(node.layer, QuantizedLayer) and (
+        role_of(node) is Role.LINEAR or no_codes
+    )
     return plain or layer_kinds.unsupported_problem(layer) is not None
 
 

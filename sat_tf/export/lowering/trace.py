@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
+import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.export.lowering import codes, quantized_network
@@ -22,6 +23,7 @@ from sat_tf.export.lowering.pending import (
     PendingAveragePool,
     PendingConcatenation,
     PendingConstantSum,
+    PendingFloatLayer,
     PendingFunction,
     PendingLinear,
     PendingMean,
@@ -35,8 +37,9 @@ from sat_tf.export.lowering.pending import (
     worst_range,
 )
 from sat_tf.export.lowering.portable_scales import untie_means
+from sat_tf.export.lowering.quantized_network import in_float32
 from sat_tf.export.lowering.refusals import find_problems
-from sat_tf.export.operations.float_layer import FloatLayer
+from sat_tf.export.operations.float_layer import FloatCall, FloatLayer
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import Linear, LinearKind
 from sat_tf.export.operations.operation import Operation
@@ -49,7 +52,7 @@ from sat_tf.graph.layers.preprocessing import is_plain_factor, slope_and_offset
 from sat_tf.graph.network import Network, Node
 from sat_tf.graph.operation_layers import ConstantSum
 from sat_tf.messages import list_problems
-from sat_tf.qat.inputs import input_nodes, input_types
+from sat_tf.qat.inputs import input_nodes, input_types, kept_inputs, own_type
 from sat_tf.qat.layout import call_name, in_inference, inner_layer
 from sat_tf.quantizers.input_range import PIXELS, InputRange
 from sat_tf.quantizers.protocol import PixelQuantizer
@@ -80,8 +83,9 @@ def one_image_only(operations: Iterable[Operation]) -> Iterator[str]:
 def float_functions(operations: Iterable[Operation]) -> Iterator[str]:
     """The warnings for functions that have no table, or no codes to look up."""
     for operation in operations:
-        if isinstance(operation, FloatLayer) and quantized_network.is_function(operation.node):
-            layer = inner_layer(operation.node.layer)
+        node = operation.calls[-1].node if isinstance(operation, FloatLayer) else None
+        if node is not None and quantized_network.is_function(node):
+            layer = inner_layer(node.layer)
             yield (
                 f"{layer.name}: this {type(layer).__name__} is computed in float32, by the "
                 "operators that TensorFlow's converter writes"
@@ -123,6 +127,8 @@ def trace_network(
     return untie_means(_Tracer(network, head, kernels).trace())
 
 
+# Lower precisions are those of training.
+_MADE_IN_FLOAT32 = (tf.float32, tf.float16, tf.bfloat16)
 _PAIRS = {
     Combination.DIFFERENCE: PairKind.DIFFERENCE,
     Combination.PRODUCT: PairKind.PRODUCT,
@@ -145,18 +151,23 @@ class _Tracer:
         self.lowered: dict[str, Lowered] = {}
         self.warnings: list[str] = []
         # The images, and the tensors of codes that are images, with the image.
+        kept = kept_inputs(network)
         self.images = {
-            name: _image_of(name, _shape(network[name]), PIXELS) for name in network.inputs
+            name: Image(name, _shape(network[name]), None, type=own_type(network[name]))
+            if name in kept
+            else _image_of(name, _shape(network[name]), PIXELS)
+            for name in network.inputs
         }
         self.pixels: dict[str, str] = {}
 
     def trace(self) -> Graph:
         if not input_nodes(self.network):
-            self.lowered |= {name: self._float_image(name) for name in self.network.inputs}
+            pixels = (name for name, image in self.images.items() if not image.is_kept)
+            self.lowered |= {name: self._float_image(name) for name in pixels}
         if not any(quantized_network.quantizes(node) for node in self.network):
             self.warnings.append(float_activations(self.network))
         for name, kind in input_types(self.network).items():
-            if kind == "float32":
+            if kind == "float32" or self.images[name].is_kept:
                 shape = _shape(self.network[name])
                 self.lowered[name] = FinishedTensor(self.builder.tensor(name, shape, None))
         for node in self.network:
@@ -273,14 +284,32 @@ class _Tracer:
     def _float_layer(self, node: Node) -> Lowered:
         """A layer that is left float, between what is dequantized and what is quantized again."""
         layer = inner_layer(node.layer)
-        sources = tuple(self.builder.dequantized(self._tensor(name)) for name in node.inputs)
         self.warnings.append(
             f"{layer.name}: this {layer_kinds.class_name(layer)} is left float, as "
             "TensorFlow's converter writes it"
         )
-        return FinishedTensor(
-            self.builder.float_layer(node, sources, call_name(node), _shape(node))
-        )
+        pending = self._with_layers_in_front(node)
+        if node.type not in _MADE_IN_FLOAT32:
+            return pending
+        return FinishedTensor(self.builder.as_float(pending, call_name(node), _shape(node)))
+
+    def _with_layers_in_front(self, node: Node) -> PendingFloatLayer:
+        """A layer left float, and those in front of it that make no float32 for it."""
+        calls: dict[str, FloatCall] = {}
+        sources: dict[str, None] = {}
+        reads: list[str] = []
+        for name in node.inputs:
+            found = self.lowered[name]
+            if isinstance(found, PendingFloatLayer):
+                sources |= dict.fromkeys(found.sources)
+                calls |= {call.name: call for call in found.calls}
+                reads.append(call_name(self.network[name]))
+            else:
+                reads.append(self.builder.dequantized(self._tensor(name)))
+                sources[reads[-1]] = None
+        layer = in_float32(node, [_shape(self.network[name]) for name in node.inputs])
+        call = FloatCall(call_name(node), node, layer, tuple(reads))
+        return PendingFloatLayer(tuple(sources), (*calls.values(), call))
 
     def _linear(self, node: Node) -> Lowered:
         layer = inner_layer(node.layer)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from sat_tf.export.operations.operation import Made, Operation, TfTensor
+from sat_tf.export.operations.operation import SELECTED, Made, Operation, TfTensor
+from sat_tf.export.operations.portability import Basis, Portability
 from sat_tf.export.operations.shapes import write_reshape
 from sat_tf.export.tflite.contents import NotUnderstoodError, StoredOperator
 from sat_tf.export.tflite.operator_view import OperatorView, Progress
@@ -19,48 +20,77 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
+class FloatCall:
+    """The call of a Keras layer that is left float.
+
+    Attributes:
+        name: of the layer, and of the call where there are several.
+        node: the call.
+        layer: what is called: the user's layer, or a copy that computes in float32.
+        reads: names of tensors of the operation, and of calls before it.
+    """
+
+    name: str
+    node: "Node"
+    layer: Any
+    reads: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class FloatLayer(Operation):
     """A Keras layer that is left float: it reads and makes float tensors.
 
+    Layers in front of it are part of it where what they make is no float32, but integers, truth
+    values or complex numbers: these reach it exactly as they are.
+
     Attributes:
-        node: the call of the layer.
-        layer: what is called: the user's layer, or a copy that computes in float32.
+        calls: that of the layer at the end.
     """
 
-    node: "Node"
-    layer: Any
+    calls: tuple[FloatCall, ...]
 
     @property
     def float_layer(self) -> str:
-        """The name of the layer, and of the call where there are several."""
-        from sat_tf.qat.layout import call_name  # which loads TensorFlow
-
-        return call_name(self.node)
+        """The name of the layer, and of the call where there are several, behind those in front."""
+        return " + ".join(call.name for call in self.calls)
 
     @property
     def operators(self) -> tuple[str, ...]:
-        """The layer's class: TensorFlow's converter chooses its operators."""
-        return (f"float {self._class_name}",)
+        """The layers' classes: TensorFlow's converter chooses their operators."""
+        return (self._title,)
 
     def title(self, graph: Tensors) -> str:
         """See `operators`."""
         del graph
-        return f"float {self._class_name}"
+        return self._title
 
     @property
-    def _class_name(self) -> str:
-        return type(self.layer).__name__
+    def _title(self) -> str:
+        return f"float {' + '.join(type(call.layer).__name__ for call in self.calls)}"
+
+    def signature(self, graph: Tensors) -> list[tuple[tuple[int, ...], str]]:
+        """Shape, without the batch dimension, and type of each tensor that it reads."""
+        images = [name for name in self.inputs if name not in graph.tensors]
+        kept = {name: (graph.image(name).shape, graph.image(name).type) for name in images}
+        return [kept.get(name) or (graph.tensors[name].shape, "float32") for name in self.inputs]
+
+    def portability(self, graph: Tensors) -> Portability:
+        """See `Operation`: an Embedding copies values."""
+        import tf_keras as keras
+
+        copies = all(type(call.layer) is keras.layers.Embedding for call in self.calls)
+        return Portability(Basis.RULE, SELECTED) if copies else super().portability(graph)
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        """The layer itself, in Keras."""
-        return np.asarray(self.keras_function(graph)(*inputs), np.float32)
+        """The layers themselves, in Keras."""
+        del graph
+        return np.asarray(self.function()(*inputs), np.float32)
 
     def write(self, writer: Writer) -> None:
-        """The operators that TensorFlow's converter makes of the layer."""
+        """The operators that TensorFlow's converter makes of the layers."""
         from sat_tf.export.converter.float_layers import float_operators
 
-        shapes = [writer.tensors[name].shape for name in self.inputs]
-        content = float_operators(self.node, self.layer, shapes)
+        content = float_operators(self, self.signature(writer))
         inputs = [writer.indices[name] for name in self.inputs]
         output = writer.indices[self.output]
         result = splice(content, writer.model, writer.subgraph, inputs, output, writer.unused)
@@ -73,11 +103,33 @@ class FloatLayer(Operation):
         raise NotUnderstoodError(f"{operator.name}: it belongs to no layer that is left float")
 
     def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
-        """The layer itself; the converter may quantize it too."""
-        from sat_tf.graph.network import call_on_floats
-
+        """The layers themselves; the converter may quantize them too."""
         del graph
-        return lambda *sources: call_on_floats(self.node, self.layer, list(sources))
+        return self.function()
+
+    def function(self) -> Callable[..., TfTensor]:
+        """What the layers compute, in inference and to float32."""
+        import tensorflow as tf
+
+        from sat_tf.graph.network import call_in_inference
+
+        def function(*sources: TfTensor) -> TfTensor:
+            made = dict(zip(self.inputs, sources, strict=True))
+            for call in self.calls:
+                read = [made[name] for name in call.reads]
+                made[call.name] = call_in_inference(call.node, call.layer, read)
+            return tf.cast(made[self.calls[-1].name], tf.float32)
+
+        return function
+
+
+# Operators of which no processor makes other values of the same ones.
+_SELECTING = (
+    *("CAST", "CONCATENATION", "EMBEDDING_LOOKUP", "EQUAL", "EXPAND_DIMS", "GATHER", "GATHER_ND"),
+    *("NOT_EQUAL", "ONE_HOT", "PACK", "PAD", "PADV2", "RESHAPE", "REVERSE_V2", "SELECT"),
+    *("SELECT_V2", "SHAPE", "SLICE", "SPLIT", "SQUEEZE", "STRIDED_SLICE", "TILE", "TRANSPOSE"),
+    "UNPACK",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,9 +138,17 @@ class FloatLayerOperator(Operation):
 
     Attributes:
         layer: the layer that it is part of.
+        kind: its name.
     """
 
     layer: str
+    kind: str
+
+    def portability(self, graph: Tensors) -> Portability:
+        """See `Operation`."""
+        if self.kind in _SELECTING:
+            return Portability(Basis.RULE, SELECTED)
+        return super().portability(graph)
 
     @property
     def float_layer(self) -> str:
@@ -123,7 +183,7 @@ class FloatLayerOperator(Operation):
             raise NotUnderstoodError(f"{operator.name}: it belongs to no layer that is left float")
         given = [tensor for tensor in stored.inputs if tensor is not None and tensor.values is None]
         where = f"{operator.name} {operator.output.name}"
-        if any(tensor.type in ("INT8", "UINT8") for tensor in (*stored.outputs, *given)):
+        if any(tensor.scales.size for tensor in (*stored.outputs, *given)):
             raise NotUnderstoodError(f"{where}: it is left float, and has codes")
         if any(tensor.name not in progress.known for tensor in given):
             raise NotUnderstoodError(f"{where}: its tensors are not in order")
@@ -134,9 +194,9 @@ class FloatLayerOperator(Operation):
             if output.name in progress.known:
                 raise NotUnderstoodError(f"{where}: its tensors are not in order")
         for output in others:
-            progress.operations.append(cls(names, output.name, layer))
+            progress.operations.append(cls(names, output.name, layer, operator.name))
             progress.tensors[output.name] = Tensor(output.name, output.shape[1:], None)
-        return cls(names, last.name, layer), None
+        return cls(names, last.name, layer, operator.name), None
 
     def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
         """Raises ValueError: its arithmetic is unknown."""

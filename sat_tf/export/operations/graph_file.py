@@ -22,6 +22,7 @@ from sat_tf.export.tflite.operator_view import OperatorView, Progress
 from sat_tf.export.tflite.structure import read_settings
 from sat_tf.export.tflite.tensors import Codes, Image, Tensor
 from sat_tf.export.tflite.writer import Writer
+from sat_tf.quantizers.input_range import KEPT_TYPES
 
 _EMPTY = Graph("", {}, (), (), "")
 
@@ -98,18 +99,18 @@ def _graph(contents: Contents, name: str, float_layers: dict[str, str]) -> Graph
     )
 
 
-# The types of inputs, with the smallest and the largest zero point.
-_INPUT_TYPES = {"UINT8": (0, 255), "INT8": (-128, 127), "FLOAT32": None}
+# The types of inputs that are codes, with the smallest and the largest zero point.
+_INPUT_TYPES = {"UINT8": (0, 255), "INT8": (-128, 127)}
 
 
 def _check_input(found: StoredTensor) -> None:
+    if not found.scales.size and found.type.lower() in KEPT_TYPES:
+        return
     if found.type not in _INPUT_TYPES:
         raise NotUnderstoodError(
             f"its input is {found.type}, expected one of {', '.join(_INPUT_TYPES)}"
         )
     ends = _INPUT_TYPES[found.type]
-    if ends is None:
-        return
     if found.scales.size != 1 or found.zero_points.size != 1:
         raise NotUnderstoodError(f"its input has {found.scales.size} scales, expected one")
     if not ends[0] <= found.zero_points[0] <= ends[1]:
@@ -120,12 +121,15 @@ def _check_input(found: StoredTensor) -> None:
 
 def _input(found: StoredTensor, progress: Progress) -> Image:
     shape, kind = found.shape[1:], found.type.lower()
-    if found.type != "FLOAT32":
+    if found.scales.size:
         return Image(found.name, shape, found.scales[0], int(found.zero_points[0]), type=kind)
+    readers = [operation for operation in progress.operations if found.name in operation.inputs]
+    if all(isinstance(reader, FloatLayerOperator) for reader in readers):
+        return Image(found.name, shape, None, type=kind)
     # Its codes, where the first operation on it quantizes it.
-    for operation in progress.operations:
+    for operation in readers:
         codes = progress.tensors[operation.output].codes
-        if codes and found.name in operation.inputs:
+        if codes:
             return Image(found.name, shape, codes.scale, codes.zero_point, type=kind)
     return Image(found.name, shape, np.float32(1.0 / 128.0), 0, type=kind)
 

@@ -58,7 +58,7 @@ class ShiftImage(_ToCodes):
     def recognizes(cls, operator: OperatorView) -> bool:
         """Operators that read an input of integers."""
         image = operator.progress.image(operator.source())
-        return image is not None and image.type != "FLOAT32"
+        return image is not None and image.type != "FLOAT32" and image.scales.size > 0
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:

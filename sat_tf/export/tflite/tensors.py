@@ -89,21 +89,25 @@ class Image:
     Attributes:
         name: its name in the file.
         shape: rows, columns and channels, or any other shape of the model's input.
-        scale: the real value of one pixel level, or one code, in the first kernels.
+        scale: the real value of one pixel level, or one code, in the first kernels; None for values
+            that only layers left float read, as they are.
         zero_point: the pixel, or the code, of the real value 0.
         range: what the Keras model is fed, for pixels; None where only the file is known.
-        type: "uint8", "int8" for codes of real values, or "float32" for these themselves.
+        type: "uint8", "int8" for codes of real values, or "float32" for these themselves; of values
+            as they are, any that files have.
     """
 
     name: str
     shape: tuple[int, ...]
-    scale: np.float32
+    scale: np.float32 | None
     zero_point: int = 0
     range: InputRange | None = None
     type: str = "uint8"
 
     def fed(self, pixels: np.ndarray) -> np.ndarray:
-        """The input of the Keras model for that of the file, in float32."""
+        """The input of the Keras model for that of the file; pixels and codes as float32."""
+        if self.is_kept:
+            return pixels
         if self.type != "uint8":
             return dequantized(pixels, self.codes) if self.type == "int8" else pixels
         if self.range is None:
@@ -112,20 +116,39 @@ class Image:
 
     def taken(self, values: np.ndarray) -> np.ndarray:
         """The input of the file for values: real ones become codes where it takes codes."""
+        if self.is_kept:
+            return values.astype(self.type)
         if self.type == "int8" and values.dtype != np.int8:
             return quantized(values.astype(np.float32), self.codes).astype(np.int8)
         return values.astype(np.float32) if self.type == "float32" else values
 
     def drawn(self, pixels: np.ndarray) -> np.ndarray:
-        """Random pixels as random values of this type, over all codes."""
+        """Random pixels as random values of this type, over all codes.
+
+        Raises:
+            ValueError: it takes values as they are, and which ones have a meaning is unknown.
+        """
+        if self.is_kept:
+            raise ValueError(
+                f"{self.name}: received random values for an input that takes {self.type} as it "
+                "is, such as ids, expected values that mean something; give the arrays that the "
+                "Keras model takes."
+            )
         if self.type == "uint8":
             return pixels
         stored = (pixels.astype(np.int32) - 128).astype(np.int8)
         return stored if self.type == "int8" else dequantized(stored, self.codes)
 
     @property
+    def is_kept(self) -> bool:
+        """Whether only layers left float read it, as it is."""
+        return self.scale is None
+
+    @property
     def codes(self) -> Codes:
         """The input as int8; of pixels, pixel - 128."""
+        if self.scale is None:
+            raise TypeError(f"{self.name}: received an input that is kept, expected codes.")
         return Codes(self.scale, self.zero_point - (128 if self.type == "uint8" else 0))
 
 

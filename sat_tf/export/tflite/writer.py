@@ -9,18 +9,14 @@ from ai_edge_litert import schema_py_generated as tfl
 
 from sat_tf.export.kernels.kernel_sets import X86, KernelSet
 from sat_tf.export.tflite.tensors import Activation, Codes, Image, Storage, Tensor, Window
+from sat_tf.quantizers.input_range import KEPT_TYPES
 from sat_tf.version import __version__
 
 _FILE_IDENTIFIER = b"TFL3"
 _SCHEMA_VERSION = 3
 _BITS_PER_BYTE = 8
 
-_TYPES = {
-    np.dtype(np.int8): tfl.TensorType.INT8,
-    np.dtype(np.uint8): tfl.TensorType.UINT8,
-    np.dtype(np.int32): tfl.TensorType.INT32,
-    np.dtype(np.float32): tfl.TensorType.FLOAT32,
-}
+_TYPES = {np.dtype(name): getattr(tfl.TensorType, name.upper()) for name in KEPT_TYPES}
 _STORAGE_TYPES = {
     Storage.INT8: tfl.TensorType.INT8,
     Storage.INT4: tfl.TensorType.INT4,
@@ -71,7 +67,8 @@ class Writer:
         self._names = {*(image.name for image in images), *tensors}
         for image in images:
             kind = np.dtype(image.type)
-            codes = None if kind == np.float32 else Codes(image.scale, image.zero_point)
+            is_real = image.scale is None or kind == np.float32
+            codes = None if is_real else Codes(image.scale, image.zero_point)
             self._activation(image.name, image.shape, kind, codes)
 
     # -- what it knows of the graph, see `Tensors` ------------------------------------------------

@@ -289,6 +289,7 @@ class LayerKind:
         short_name: of its class in tables; "" for the name itself.
         alike_at_all_sizes: TensorFlow's converter makes the same operators of it at all sizes.
         in_training: its output in training, where that of Keras has no gradient.
+        reads_ids: it takes its input for numbers of things, of which no neighbour is like another.
         keras3: its counterpart in Keras 3, or None.
     """
 
@@ -312,6 +313,7 @@ class LayerKind:
     short_name: str = ""
     alike_at_all_sizes: bool = False
     in_training: Callable[[Any, Any], Any] | None = None
+    reads_ids: bool = False
     keras3: Keras3 | None = None
 
     @property

@@ -8,6 +8,7 @@ L = keras.layers
 
 _OPEN_SIZE = "the size of images is unknown behind it; use RandomZoom, or resize in the data"
 _IN_BOTH = LayerKind(quantized=False, keras3=SAME)
+_OF_IDS = LayerKind(quantized=False, keras3=SAME, reads_ids=True)
 
 KINDS: Kinds = {
     L.Lambda: LayerKind(
@@ -24,7 +25,7 @@ KINDS: Kinds = {
     L.MultiHeadAttention: _IN_BOTH,
     L.Dot: _IN_BOTH,
     L.EinsumDense: _IN_BOTH,
-    L.Embedding: _IN_BOTH,
+    L.Embedding: _OF_IDS,
     L.GRU: _IN_BOTH,
     L.LSTM: _IN_BOTH,
     L.SimpleRNN: _IN_BOTH,
@@ -34,7 +35,7 @@ KINDS: Kinds = {
         fix="sat_tf.quantize_model does; else use Reshape((1, size)) and UpSampling1D(n)",
         keras3=SAME,
     ),
-    L.CategoryEncoding: _IN_BOTH,
+    L.CategoryEncoding: _OF_IDS,
     L.CenterCrop: _IN_BOTH,
     L.Discretization: _IN_BOTH,
     L.SpectralNormalization: LayerKind(quantized=False, keras3=Keras3(wrapped={"layer": "layer"})),

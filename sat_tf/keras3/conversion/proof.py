@@ -283,16 +283,14 @@ def _random_inputs(made: Translated, low: float, high: float) -> Iterator[np.nda
         elif "int" in dtype:
             yield draws.integers(0, _largest_index(made), shape).astype(dtype)
         else:
-            numbers = draws.uniform(low, high, shape).astype(np.float32)
+            # These may be ids too.
+            numbers = draws.uniform(low, min(high, _largest_index(made)), shape).astype(np.float32)
             yield np.asarray(tf.cast(numbers, dtype))
 
 
 def _largest_index(made: Translated) -> int:
     """The bound of random integers: pixels, or what all tables of embeddings hold."""
-    sizes = [
-        call.operation.input_dim
-        for call, _, _ in made.calls
-        if hasattr(call.operation, "input_dim")
-    ]
+    layers = [getattr(call.operation, "layer", call.operation) for call, _, _ in made.calls]
+    sizes = [layer.input_dim for layer in layers if hasattr(layer, "input_dim")]
     nested = [_largest_index(inner) for _, _, inner in made.calls if inner is not None]
     return min([*sizes, *nested, 256])

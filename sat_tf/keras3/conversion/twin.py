@@ -125,7 +125,7 @@ def warn_of_other_answers(model: Any, images: Any) -> None:
         return
     ranges = input_ranges(network)
     fed = [
-        ranges[name].fed(array) if array.dtype == np.uint8 else array
+        ranges[name].fed(array) if array.dtype == np.uint8 and name in ranges else array
         for name, array in zip(twin.input_names, arrays, strict=True)
     ]
     packed = keras3.tree.pack_sequence_as(functional_of(model)._inputs_struct, fed)
