@@ -56,9 +56,19 @@ def layer_copy(layer: keras.layers.Layer, /, **changes: Any) -> keras.layers.Lay
         ValueError: Keras cannot create it from its configuration; names the layer and the fix.
     """
     try:
-        made = type(layer).from_config(_settings(layer, changes))
+        settings = _settings(layer, changes)
+        left_out = left_out_of_config(layer, settings)
+        made = type(layer).from_config({**left_out, **settings})
         if isinstance(layer, keras.layers.Lambda):
-            made.function = layer.function  # one created from its code would lack its closure
+            # Created from their code, they would lack their closures.
+            made.function, made.mask = layer.function, layer.mask
+        lost = [
+            f"{name}={value!r}"
+            for name, value in left_out.items()
+            if name != _ON_OUTPUTS and getattr(made, name, None) != value
+        ]
+        if lost:
+            raise ValueError(f"it loses {', '.join(lost)}")
         return made
     except Exception as error:  # code of users may raise anything
         reason = textwrap.shorten(str(error) or type(error).__name__, 160)
@@ -83,6 +93,47 @@ def _settings(layer: keras.layers.Layer, changes: Mapping[str, Any]) -> dict[str
     settings = {**layer.get_config()}
     settings |= {name: functions[name] for name in functions.keys() & settings.keys()}
     return {**settings, **changes}
+
+
+# An argument of every layer, which few have in their configuration.
+_ON_OUTPUTS = "activity_regularizer"
+
+
+def left_out_of_config(
+    layer: keras.layers.Layer, config: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Arguments of a layer's constructor that its `get_config` leaves out, unless they are default.
+
+    Keras leaves out some of its own, such as synchronized=True of BatchNormalization, so that a
+    layer created from its configuration is another one.
+
+    Args:
+        layer: any layer that keeps its arguments as attributes of the same names.
+        config: its configuration, where that is known.
+
+    >>> left_out_of_config(keras.layers.BatchNormalization(synchronized=True))
+    {'synchronized': True}
+    """
+    if isinstance(layer, keras.layers.InputLayer):
+        return {}
+    config = layer.get_config() if config is None else config
+    arguments = inspect.signature(type(layer).__init__).parameters.values()
+    values = {
+        argument.name: getattr(layer, argument.name, argument.default)
+        for argument in arguments
+        if argument.name not in config
+    }
+    found = {
+        argument.name: values[argument.name]
+        for argument in arguments
+        if isinstance(values.get(argument.name), bool | int | float | str)
+        and values[argument.name] != argument.default
+    }
+    # Past the property: that of a quantized layer speaks of the layer inside.
+    regularizer = getattr(layer, "_activity_regularizer", None)
+    if regularizer is not None and _ON_OUTPUTS not in config:
+        found[_ON_OUTPUTS] = keras.regularizers.serialize(regularizer)
+    return found
 
 
 def _fix(layer: keras.layers.Layer) -> str:

@@ -97,6 +97,8 @@ class Network:
         self._structures = model._nested_inputs, model._nested_outputs
         names, made_by = _names_of_calls(model), {}
         for call in keras_calls(model):
+            if id(call) not in names:  # of a loss or a metric, which leads to no output
+                continue
             made_by.update(
                 {id(tensor): names[id(call)] for tensor in tf.nest.flatten(call.outputs)}
             )
@@ -362,6 +364,45 @@ def keras_calls(model: keras.Model) -> list[Any]:
     # Keras has no public view of which of a layer's calls belong to which model.
     depths = sorted(model._nodes_by_depth, reverse=True)
     return [call for depth in depths for call in model._nodes_by_depth[depth]]
+
+
+_ADDED = {"AddLoss": "loss", "AddMetric": "metric"}
+
+
+def loss_problems(model: keras.Model, path: str = "") -> list[str]:
+    """The losses and metrics that are parts of a model itself, each with the fix.
+
+    A model that is made of its graph has none of them.
+
+    Args:
+        model: a Functional or Sequential model.
+        path: of the model it is nested in.
+    """
+    # Keras has no public names for the layers that `add_loss` and `add_metric` put into a model,
+    # and none for functions that they are given.
+    found = [
+        (kind, str(tensor.node.layer.name))
+        for call in keras_calls(model)
+        if (kind := _ADDED.get(type(getattr(call.layer, "layer", call.layer)).__name__))
+        for tensor in call.keras_inputs
+    ]
+    found += [("loss", "a function")] * len(model._callable_losses)
+    problems = [
+        f"{path}{model.name}: received a model with a {kind} of its own ({of}), from "
+        f"add_{kind}, expected a model without: leave it out, and call add_{kind} on the quantized "
+        f"model, with outputs of its layers, as quantized.get_layer('quant_...').output."
+        for kind, of in found
+    ]
+    for layer in {id(call.layer): call.layer for call in keras_calls(model)}.values():
+        if isinstance(layer, keras.Model) and getattr(layer, "_is_graph_network", False):
+            problems += loss_problems(layer, f"{path}{model.name}/")
+    return problems
+
+
+def refuse_losses(model: keras.Model) -> None:
+    """Raises ValueError where a model has losses or metrics of its own; see `loss_problems`."""
+    if problems := loss_problems(model):
+        raise ValueError(list_problems(f"model {model.name!r}", problems))
 
 
 def layer_of_call(name: str) -> str:

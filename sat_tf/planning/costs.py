@@ -105,7 +105,7 @@ def operation_bytes(
         float_layer_bytes: of what the converter writes, by the names of layers.
     """
     if isinstance(operation, FloatLayer):
-        parameters = sum(int(call.layer.count_params()) for call in operation.calls)
+        parameters = sum(int(layer.count_params()) for layer in operation.layers)
         unknown = _FLOAT_LAYER + _FLOAT * parameters
         spliced = float_layer_bytes.get(operation.float_layer, unknown)
         return _OPERATOR + len(operation.output) + spliced

@@ -47,12 +47,12 @@ def conversions(graph: Graph) -> Conversions:
     for operation in graph.operations:
         if not isinstance(operation, FloatLayer):
             continue
-        layers, signature = [call.layer for call in operation.calls], operation.signature(graph)
+        layers, signature = operation.layers, operation.signature(graph)
         weights = _FLOAT_BYTES * sum(int(layer.count_params()) for layer in layers)
         kind = _kind(layers, signature)
         if kind not in tried:
             try:
-                tried[kind] = float_operators(operation, signature), weights
+                tried[kind] = float_operators(operation.function(), layers, signature), weights
             except ValueError as error:
                 tried[kind] = str(error).removeprefix(f"{layers[-1].name}: ")
         outcome, name = tried[kind], operation.calls[-1].name

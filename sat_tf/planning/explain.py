@@ -9,7 +9,7 @@ import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import flatten
-from sat_tf.graph.network import Network, Node, check_model
+from sat_tf.graph.network import Network, Node, check_model, loss_problems
 from sat_tf.graph.rewrite import with_layers_for_operations
 from sat_tf.planning.costs import bit_operations, bytes_of, float_bytes, header_bytes, multiply_adds
 from sat_tf.planning.decisions import (
@@ -139,10 +139,11 @@ def explain(
             )
     policy = BitPolicy() if policy is None else expect_policy(policy)
     source = read_source(model)
+    refused = loss_problems(model)
     with_image_size(source.network, image_size)  # reports a bad size before anything else
-    refused: list[str] = []
     if source.requantized:
-        policy, refused = of_requantized(model, policy)
+        policy, of_inputs = of_requantized(model, policy)
+        refused += of_inputs
     problems, placement, decided_by = _placed(source, policy)
     kept = placement.kept if placement is not None else ()
     inputs = input_lines(source.network, policy, kept)

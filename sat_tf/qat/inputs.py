@@ -228,17 +228,20 @@ def _problems_of_kept(
             "files can take; compute them in front of the model."
         )
     # A setting for all inputs is meant for the others.
-    alone = len(kept) == len(network.inputs)
-    for setting, value, stated in (
-        ("input_type", policy.type_of(name), policy.states_type_of(name)),
-        ("input_range", policy.range_of(name), policy.states_range_of(name)),
-    ):
-        is_own = isinstance(getattr(policy, setting), Mapping)
-        if stated and (is_own or alone) and value != own:
-            yield (
-                f"{name}: received {setting}={value} for an input that only layers left float "
-                f"read, expected none: it stays {own}, as it is; leave {setting} out."
-            )
+    others = len(kept) < len(network.inputs)
+    for_all = not any(isinstance(v, Mapping) for v in (policy.input_type, policy.input_range))
+    if states_codes(network[name], policy) and not (others and for_all):
+        yield (
+            f"{name}: received an input_type or an input_range for an input that only layers left "
+            f"float read, and take for ids, of which codes would make others, expected neither: "
+            f"it stays {own}, as it is; leave them out."
+        )
+
+
+def states_codes(node: Node, policy: BitPolicy) -> bool:
+    """Whether a policy says of an input that it is pixels, or becomes codes."""
+    is_other = policy.type_of(node.name) != own_type(node)
+    return policy.states_range_of(node.name) or (policy.states_type_of(node.name) and is_other)
 
 
 def entrance(network: Network, name: str, policy: BitPolicy) -> str:

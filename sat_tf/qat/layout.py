@@ -9,7 +9,7 @@ import tf_keras as keras
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import copied_weights, flattened, layer_copy, unique_name
 from sat_tf.graph.layers.preprocessing import adapted_copy, is_adapted
-from sat_tf.graph.network import Network, Node
+from sat_tf.graph.network import Network, Node, refuse_losses
 from sat_tf.graph.operation_layers import ConstantSum
 from sat_tf.graph.rewrite import rewritten
 from sat_tf.messages import list_problems, warn
@@ -169,6 +169,7 @@ def quantized_model(
     Raises:
         ValueError: the model cannot be quantized; lists every problem.
     """
+    refuse_losses(model)
     flat = flattened(model)
     annotations = flat.carried(annotations)
     of_layers = rewritten(flat.model, annotations)

@@ -11,7 +11,7 @@ from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node
 from sat_tf.messages import kind_of, list_problems, listed_problems
 from sat_tf.qat.configs import LayerConfig, PlacedConfig, weight_request
-from sat_tf.qat.inputs import entrance, range_problems, reads_floats
+from sat_tf.qat.inputs import entrance, range_problems, reads_floats, states_codes
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.value_ranges import PixelRanges, Spreads, ValueRanges
 from sat_tf.quantizers.input_range import INPUT_TYPES, PIXELS
@@ -179,7 +179,7 @@ class _Placer:
         self.without_codes: set[str] = set()
         self.roles = {node.name: self._role(node) for node in network}
         self._leave_ids_alone()
-        self.kept = {name for name in network.inputs if self._is_for_float_layers(name)}
+        self.kept = {name for name in network.inputs if self._is_kept(name)}
         self.pixels = PixelRanges(
             self.network, {name: grid for name, grid in grids.items() if name not in self.kept}
         )
@@ -316,6 +316,16 @@ class _Placer:
             elif role is not Role.INPUT:
                 self.roles[node.name] = Role.OPAQUE
                 self.without_codes.add(node.name)
+
+    def _is_kept(self, name: str) -> bool:
+        """Whether an input stays as it is.
+
+        Real numbers that the policy says to be pixels, or to become codes, do not.
+        """
+        node = self.network[name]
+        taken = any(self._takes_for_ids(reader, node) for reader in self.network.consumers(name))
+        is_stated = states_codes(node, self.policy)
+        return self._is_for_float_layers(name) and (taken or not is_stated)
 
     def _takes_for_ids(self, reader: Node, read: Node) -> bool:
         """Whether a layer left float takes what it reads for numbers that codes cannot replace."""

@@ -9,8 +9,8 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
-from sat_tf.graph.flatten import copied_weights
-from sat_tf.graph.network import Network
+from sat_tf.graph.flatten import copied_weights, layer_copy
+from sat_tf.graph.network import Network, refuse_losses
 from sat_tf.messages import list_problems
 from sat_tf.qat.configs import LayerConfig
 from sat_tf.qat.inputs import apply_fold, find_folds, input_ranges, input_types, kept_inputs
@@ -129,6 +129,7 @@ def channel_problems(
 def without_quantizers(model: keras.Model) -> tuple[keras.Model, dict[str, Any]]:
     """The user's layers with latent weights, and how each of them was annotated."""
     network = quantized_network(model, when="instead")
+    refuse_losses(model)
     annotations: dict[str, Any] = {}
     made: dict[str, Any] = {}
     layers: dict[int, keras.layers.Layer] = {}
@@ -146,7 +147,7 @@ def without_quantizers(model: keras.Model) -> tuple[keras.Model, dict[str, Any]]
             annotations[layer.layer.name] = LayerConfig(**annotation) if annotation else None
             layer = layer.layer
         if id(layer) not in layers:
-            layers[id(layer)] = type(layer).from_config(layer.get_config())
+            layers[id(layer)] = layer_copy(layer)
         made[node.name] = node.call(layers[id(layer)], tensors)
         copied_weights(layer, layers[id(layer)])
     return network.assemble(made), annotations

@@ -8,7 +8,7 @@ import tf_keras as keras
 
 from sat_tf.graph import layer_kinds, operation_layers
 from sat_tf.graph.flatten import flatten
-from sat_tf.graph.network import Network, check_model
+from sat_tf.graph.network import Network, check_model, refuse_losses
 from sat_tf.graph.rewrite import with_layers_for_operations
 from sat_tf.graph.tfmot_layers import is_annotated, refuse_wrapped
 from sat_tf.messages import first_ones, warn
@@ -105,6 +105,7 @@ def quantize_model(model: keras.Model, policy: BitPolicy | int | None = None) ->
     scheme, original = SatQuantizeScheme(policy), model
     check_model(model)
     refuse_wrapped(model)
+    refuse_losses(model)
     model = with_layers_for_operations(flatten(model))
     network = Network(model)
     if any(isinstance(node.layer, QuantizedLayer) for node in network):

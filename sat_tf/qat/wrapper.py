@@ -12,7 +12,7 @@ import tensorflow as tf
 import tf_keras as keras
 from tensorflow.python.framework import ops
 
-from sat_tf.graph import layer_kinds
+from sat_tf.graph import flatten, layer_kinds
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.quantizers.protocol import BIT_FLOOR
 from sat_tf.saved_by import marked, unmarked
@@ -83,6 +83,8 @@ class QuantizedLayer(keras.layers.Wrapper):
         # Quantizers compute in float32 in every precision; the layer casts its own inputs.
         super().__init__(layer, **{**options, "dtype": "float32", "autocast": False})
         self.quantize_config = quantize_config
+        if quantize_config.replaces(layer):  # which is then never called
+            self._activity_regularizer = layer.activity_regularizer
         # Past Keras' own __setattr__, which would track it and make the layer impossible to copy.
         object.__setattr__(self, "_one_call_at_a_time", threading.RLock())
         object.__setattr__(self, "_bit_floor", None)
@@ -234,7 +236,7 @@ class QuantizedLayer(keras.layers.Wrapper):
 
     @property
     def activity_regularizer(self) -> None:
-        """None: the wrapped layer adds its own."""
+        """None: the wrapped layer adds its own, or its quantizer does in place of a rectifier."""
         return None
 
     # `quantize_apply` builds the layout's model and then the final one from the same layers, so a
@@ -260,6 +262,7 @@ class QuantizedLayer(keras.layers.Wrapper):
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""
         config = {**super().get_config(), "quantize_config": self.quantize_config.get_config()}
+        config["layer"]["config"] |= flatten.left_out_of_config(self.layer)
         return marked(config)
 
     @classmethod

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any, cast
 
 import tensorflow as tf
@@ -15,7 +15,6 @@ import tf_keras as keras
 from ai_edge_litert import schema_py_generated as tfl
 
 from sat_tf.export.litert.runtime import Runtime
-from sat_tf.export.operations.float_layer import FloatLayer
 from sat_tf.export.tflite.splice import INPUT_NAME
 from sat_tf.messages import is_standard_error, kind_of
 
@@ -26,24 +25,26 @@ _CONVOLUTIONAL = (_L.ConvLSTM1D, _L.ConvLSTM2D, _L.ConvLSTM3D)
 Signature = Sequence[tuple[tuple[int, ...], str]]
 
 
-def float_operators(operation: FloatLayer, signature: Signature) -> bytes:
-    """A TFLite file of one float layer.
+def float_operators(
+    function: Callable[..., Any], layers: Sequence[keras.layers.Layer], signature: Signature
+) -> bytes:
+    """A TFLite file of one float layer, and of layers in front that are part of it.
 
     Args:
-        operation: the layer, in float32.
+        function: what they compute, in float32.
+        layers: they, that at the end last.
         signature: shape, without the batch dimension, and type of each tensor that it reads.
 
     Raises:
         ValueError: TensorFlow's converter has no builtin operators for the layer, LiteRT does not
             run them, or the layer mixes the images of a batch.
     """
-    layers = [call.layer for call in operation.calls]
     content, batch, problem = b"", None, None
     # For some layers and an open batch, the converter fails, or writes a file that does not run, or
     # whose output is empty.
     for size in (None, 1):
         try:
-            content = _converted(operation, layers, signature, size)
+            content = _converted(function, layers, signature, size)
         except Exception as error:  # The converter and the layer may raise anything.
             problem = problem or error
             continue
@@ -87,7 +88,7 @@ def _received(layers: Sequence[keras.layers.Layer]) -> str:
 
 
 def _converted(
-    operation: FloatLayer,
+    function: Callable[..., Any],
     layers: Sequence[keras.layers.Layer],
     signature: Signature,
     batch: int | None,
@@ -97,9 +98,9 @@ def _converted(
         for i, (shape, kind) in enumerate(signature)
     ]
     # A function instead of a Keras model, which would call the user's layer once more.
-    function = tf.function(operation.function(), specs)
+    traced = tf.function(function, specs)
     with _without_loops(layers):
-        concrete = [function.get_concrete_function()]
+        concrete = [traced.get_concrete_function()]
     owner = tf.Module()
     owner.layers = list(layers)
     return run_converter(tf.lite.TFLiteConverter.from_concrete_functions(concrete, owner))

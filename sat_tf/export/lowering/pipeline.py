@@ -16,7 +16,7 @@ from sat_tf.export.lowering.trace import trace
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.softmax import Softmax
 from sat_tf.export.tflite.tensors import Tensor
-from sat_tf.graph.flatten import copied_weights
+from sat_tf.graph.flatten import copied_weights, layer_copy
 from sat_tf.graph.network import Network, Node
 
 
@@ -65,10 +65,10 @@ def with_image_size(model: keras.Model, image_size: Sequence[int]) -> keras.Mode
     for node in network:
         layer = node.layer
         if id(layer) not in layers:
-            config = layer.get_config()
-            if isinstance(layer, keras.layers.InputLayer):
-                config["batch_input_shape"] = (None, *_sized(node, sizes, is_open))
-            layers[id(layer)] = type(layer).from_config(config)
+            is_input = isinstance(layer, keras.layers.InputLayer)
+            shape = (None, *_sized(node, sizes, is_open)) if is_input else None
+            changes = {"batch_input_shape": shape} if is_input else {}
+            layers[id(layer)] = layer_copy(layer, **changes)
         copy = layers[id(layer)]
         if node.name in network.inputs:
             made[node.name] = copy.output

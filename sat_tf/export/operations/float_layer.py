@@ -65,8 +65,13 @@ class FloatLayer(Operation):
         return self._title
 
     @property
+    def layers(self) -> list[Any]:
+        """The layers that it calls, in order."""
+        return [call.layer for call in self.calls]
+
+    @property
     def _title(self) -> str:
-        return f"float {' + '.join(type(call.layer).__name__ for call in self.calls)}"
+        return f"float {' + '.join(type(layer).__name__ for layer in self.layers)}"
 
     def signature(self, graph: Tensors) -> list[tuple[tuple[int, ...], str]]:
         """Shape, without the batch dimension, and type of each tensor that it reads."""
@@ -75,10 +80,11 @@ class FloatLayer(Operation):
         return [kept.get(name) or (graph.tensors[name].shape, "float32") for name in self.inputs]
 
     def portability(self, graph: Tensors) -> Portability:
-        """See `Operation`: an Embedding copies values."""
-        import tf_keras as keras
+        """See `Operation`: what is looked up by ids is copied."""
+        from sat_tf.graph.layer_kinds import KINDS
 
-        copies = all(type(call.layer) is keras.layers.Embedding for call in self.calls)
+        kinds = [KINDS.get(type(layer)) for layer in self.layers]
+        copies = all(kind is not None and kind.reads_ids for kind in kinds)
         return Portability(Basis.RULE, SELECTED) if copies else super().portability(graph)
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
@@ -90,7 +96,7 @@ class FloatLayer(Operation):
         """The operators that TensorFlow's converter makes of the layers."""
         from sat_tf.export.converter.float_layers import float_operators
 
-        content = float_operators(self, self.signature(writer))
+        content = float_operators(self.function(), self.layers, self.signature(writer))
         inputs = [writer.indices[name] for name in self.inputs]
         output = writer.indices[self.output]
         result = splice(content, writer.model, writer.subgraph, inputs, output, writer.unused)

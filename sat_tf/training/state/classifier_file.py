@@ -9,7 +9,7 @@ import tf_keras as keras
 
 from sat_tf import models
 from sat_tf.graph import layer_kinds
-from sat_tf.graph.flatten import flatten
+from sat_tf.graph.flatten import flatten, layer_copy
 from sat_tf.graph.network import Network, check_one_of_each
 from sat_tf.graph.rewrite import with_layers_for_operations
 from sat_tf.keras3.conversion.any_version import read_model
@@ -217,7 +217,7 @@ def _with_logits(model: keras.Model) -> keras.Model:
         return keras.Model(model.inputs, last.input, name=model.name)
 
     def fresh(layer: keras.layers.Layer) -> keras.layers.Layer:
-        copy = type(layer).from_config(layer.get_config())
+        copy = layer_copy(layer)
         if layer is last:
             inner_layer(copy).activation = keras.activations.linear
         return copy
