@@ -131,7 +131,9 @@ def left_out_of_config(
     }
     # Past the property: that of a quantized layer speaks of the layer inside.
     regularizer = getattr(layer, "_activity_regularizer", None)
-    if regularizer is not None and _ON_OUTPUTS not in config:
+    if regularizer is None or _ON_OUTPUTS in config:
+        return found
+    if type(layer).from_config(config).activity_regularizer is None:  # few make their own
         found[_ON_OUTPUTS] = keras.regularizers.serialize(regularizer)
     return found
 

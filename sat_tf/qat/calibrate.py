@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
@@ -12,11 +13,12 @@ import tf_keras as keras
 
 from sat_tf.graph import functions, layer_kinds
 from sat_tf.graph.network import Network, Node
-from sat_tf.messages import first_ones, warn
+from sat_tf.messages import warn
 from sat_tf.presentation.progress_bar import Advance, image_bar
 from sat_tf.qat.calibration_images import Images, gather, in_batches, observe_pixels
 from sat_tf.qat.inputs import kept_inputs
 from sat_tf.qat.layout import in_inference, inner_layer, quantized_network
+from sat_tf.qat.shared_grids import SharedGrids
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.best_levels import Sample, itself
 from sat_tf.quantizers.observers import expected_largest
@@ -130,10 +132,6 @@ def mean_deviation(own: Sequence[Statistics], measured: Sequence[Statistics]) ->
     return float(np.mean(np.concatenate(deviations))) if deviations else 0.0
 
 
-# A feature with fewer codes has lost most of its information.
-_FEW_CODES = 16
-
-
 def calibrate(
     model: keras.Model,
     dataset: Any,
@@ -194,10 +192,9 @@ def calibrate(
     passes += sum(bool(_observing(network, of_inputs=of_inputs)) for of_inputs in (True, False))
     total = passes * sum(len(batch[0]) for batch in batches)
     with image_bar("calibrating", total, shown=progress) as advance:
-        batches = _Counted(batches, advance)
+        (first, *_), batches = batches, _Counted(batches, advance)
         # First of all, because what the first layers read depends on it.
         _observe_ranges(network, batches, of_inputs=True)
-        _warn_of_coarse_features(network, images)
         if clipping_levels and norms:
             _fit_both(network, batches, norms, keep_function=keep_function)
         elif clipping_levels:
@@ -205,6 +202,9 @@ def calibrate(
         elif norms:
             _estimate_statistics(network, batches, _call)
         _observe_ranges(network, batches, of_inputs=False)
+    grids = SharedGrids(network)
+    _run(network, first, grids.watched(functools.partial(_call, on_batch_statistics=False)))
+    grids.warn()
     return model
 
 
@@ -445,34 +445,6 @@ def _observing(network: Network, *, of_inputs: bool) -> set[str]:
         and quantizer.observes_range
         and (quantizer.input_type is not None) is of_inputs
     }
-
-
-def _warn_of_coarse_features(network: Network, images: Images) -> None:
-    """Warns if one scale for all features of an input leaves some of them only a few codes."""
-    for node in network:
-        quantizer = _output_quantizer(node)
-        if quantizer is None or not quantizer.observes_range or quantizer.input_type is None:
-            continue
-        if node.inputs[0] not in network.inputs:
-            continue
-        (name,) = node.inputs
-        values = images[network.inputs.index(name)]
-        features = np.moveaxis(values, -1, 0).reshape(values.shape[-1], -1)
-        lowest, highest = (float(node.layer.output_variables[end]) for end in ("lowest", "highest"))
-        codes = np.rint(features * (255.0 / max(highest - lowest, 1e-30)))
-        coarse = [
-            index
-            for index, (found, real) in enumerate(zip(codes, features, strict=True))
-            if len(np.unique(found)) < min(_FEW_CODES, len(np.unique(real)) / 2)
-        ]
-        if coarse:
-            warn(
-                f"calibrate: {name}: {len(coarse)} of {len(features)} features "
-                f"({first_ones(coarse)}) get fewer than {_FEW_CODES} of 256 codes, because one "
-                f"scale serves all of them, which range from {lowest:.4g} to {highest:.4g}; "
-                "standardize them, or put a Normalization layer in front and set "
-                "BitPolicy(input_type='float32').",
-            )
 
 
 def _output_quantizer(node: Node) -> SatQuantizer | None:

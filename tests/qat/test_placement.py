@@ -271,7 +271,8 @@ def test_layers_without_an_annotation_stay_float():
     network = _network("plain")
     sketch = _sketch(place(network, {"b": None, "b_relu": None}, BitPolicy()))
     # The only linear layer left is the first and the last; its input is quantized in front of it.
-    assert sketch == {"image > a": "image", "a_relu > b": "u4", "b": "w8", "b_relu": "u8"}
+    # Only layers without an annotation read the image, which stays as it is.
+    assert sketch == {"a_relu > b": "u4", "b": "w8", "b_relu": "u8"}
 
 
 def test_a_layer_config_is_stronger_than_the_policy():

@@ -1,0 +1,202 @@
+"""Grids that serve values of very different sizes, and leave some of them only a few codes.
+
+The features of an input, the parts of a concatenation and the channels of an output share one
+scale: a file has one for each tensor. The largest of them sets it.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tf_keras as keras
+
+from sat_tf.graph import layer_kinds
+from sat_tf.graph.layers.kind import Combination, Role
+from sat_tf.graph.network import Network, Node
+from sat_tf.messages import first_ones, warn
+from sat_tf.qat.layout import call_name, inner_layer
+from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.quantizers.protocol import ActivationQuantizer, SatQuantizer
+
+_CODES_OF_FILE = 256
+
+
+class CoarseValuesWarning(UserWarning):
+    """Some of the values that share a grid get only a few of its codes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Grid:
+    """A tensor with one grid.
+
+    Attributes:
+        holder: the quantized layer with the grid.
+        called: what messages call the tensor.
+        parts: where the pieces that may differ in size are on one axis, by what they are called.
+        axis: that axis, without the batch.
+        fix: what to do about it.
+    """
+
+    holder: str
+    called: str
+    parts: dict[str, slice]
+    axis: int
+    fix: str
+
+
+class SharedGrids:
+    """Finds, while a quantized model runs on data, what its grids leave too few codes.
+
+    Args:
+        network: the quantized model, calibrated.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._grids = {
+            grid.holder: grid
+            for grids in (_inputs(network), _concatenations(network), _outputs(network))
+            for grid in grids
+        }
+        self._problems: list[str] = []
+
+    def watched(self, call: Callable[[Node, Any], Any]) -> Callable[[Node, Any], Any]:
+        """A function that calls a node, and looks at what the node makes.
+
+        Args:
+            call: calls a node with its inputs.
+        """
+
+        def watching(node: Node, inputs: Any) -> Any:
+            made = call(node, inputs)
+            if (grid := self._grids.get(node.name)) is not None:
+                self._look_at(grid, node.layer, inputs, made)
+            return made
+
+        return watching
+
+    def warn(self) -> None:
+        """Warns of all that was found."""
+        for problem in self._problems:
+            warn(f"calibrate: {problem}", CoarseValuesWarning)
+
+    def _look_at(self, grid: _Grid, layer: QuantizedLayer, inputs: Any, made: Any) -> None:
+        real = np.asarray(layer.before_quantization(inputs))
+        quantizer = layer.quantize_config.output
+        codes, num_codes = _codes(quantizer, layer, real, np.asarray(made))
+        few = math.isqrt(num_codes)  # half of the bits
+        found = {}
+        for name, part in grid.parts.items():
+            place = (slice(None),) * (grid.axis + 1) + (part,)
+            left, own = (len(np.unique(values[place])) for values in (codes, real))
+            if left < min(few, own / 2):
+                found[name] = left
+        if found:
+            listed = first_ones(f"{name}: {left}" for name, left in found.items())
+            self._problems.append(
+                f"{grid.called}: {len(found)} of {len(grid.parts)} get fewer than {few} of the "
+                f"{num_codes} codes ({listed}), because one scale serves all values, which range "
+                f"from {np.min(real):.4g} to {np.max(real):.4g}; {grid.fix}."
+            )
+
+
+def _codes(
+    quantizer: SatQuantizer, layer: QuantizedLayer, real: np.ndarray, made: np.ndarray
+) -> tuple[np.ndarray, int]:
+    """What stands for the codes of values, and how many codes there are."""
+    if isinstance(quantizer, ActivationQuantizer):
+        return made, 2**quantizer.num_bits
+    lowest, highest = (float(layer.output_variables[end]) for end in ("lowest", "highest"))
+    step = max(highest - lowest, 1e-30) / (_CODES_OF_FILE - 1)
+    return np.rint(real / step), _CODES_OF_FILE
+
+
+def _quantizer(node: Node) -> SatQuantizer | None:
+    """The quantizer that gives a tensor its grid."""
+    if not isinstance(node.layer, QuantizedLayer):
+        return None
+    found: SatQuantizer | None = node.layer.quantize_config.output
+    clips = isinstance(found, ActivationQuantizer)
+    return found if clips or (found is not None and found.observes_range) else None
+
+
+def _channels(size: int | None) -> dict[str, slice]:
+    return {str(index): slice(index, index + 1) for index in range(size or 0)}
+
+
+def _inputs(network: Network) -> Iterator[_Grid]:
+    """The inputs of real values that nothing preprocesses."""
+    for node in network:
+        quantizer = _quantizer(node)
+        if quantizer is None or quantizer.input_type is None or not quantizer.observes_range:
+            continue
+        (name,) = node.inputs
+        if name in network.inputs and node.shape:
+            fix = (
+                "standardize them, or put a Normalization layer in front and set "
+                "BitPolicy(input_type='float32')"
+            )
+            axis = len(node.shape) - 1
+            parts = _channels(node.shape[-1])
+            yield _Grid(node.name, f"features of the input {name}", parts, axis, fix)
+
+
+def _concatenations(network: Network) -> Iterator[_Grid]:
+    for node in network:
+        layer = inner_layer(node.layer)
+        if layer_kinds.combination_of(layer) is not Combination.JOINED:
+            continue
+        axis = layer.axis % (len(node.shape) + 1) - 1
+        sizes = [network[name].shape[axis] for name in node.inputs] if axis >= 0 else [None]
+        if None in sizes:
+            continue
+        ends = itertools.pairwise(np.cumsum([0, *sizes]).tolist())
+        names = [_origin(network, name) for name in node.inputs]
+        parts = {
+            f"{name} ({place})" if names.count(name) > 1 else name: slice(*both)
+            for place, (name, both) in enumerate(zip(names, ends, strict=True))
+        }
+        fix = (
+            "make the parts alike in size, as with a BatchNormalization behind each, or let a "
+            "layer of its own read each part, and add what these make"
+        )
+        for holder in _holders(network, node):
+            yield _Grid(holder, f"parts of {call_name(node)}", parts, axis, fix)
+
+
+def _origin(network: Network, name: str) -> str:
+    """The name of the user's layer that makes a tensor, in front of inserted quantizers."""
+    layer = network[name].layer
+    while isinstance(layer, QuantizedLayer) and layer.quantize_config.inserted:
+        (name,) = network[name].inputs
+        layer = network[name].layer
+    return call_name(network[name])
+
+
+def _holders(network: Network, node: Node) -> Iterator[str]:
+    """The layers that give a tensor its grid: its own, or those that read it as it is."""
+    if _quantizer(node) is not None:
+        yield node.name
+        return
+    for reader in network.consumers(node.name):
+        layer: keras.layers.Layer = inner_layer(reader.layer)
+        if layer_kinds.rectifies(layer) or layer_kinds.role_of(layer) is Role.IDENTITY:
+            yield from _holders(network, reader)
+
+
+def _outputs(network: Network) -> Iterator[_Grid]:
+    """The outputs of several channels with a grid of their own."""
+    for name in dict.fromkeys(network.outputs):
+        node = network[name]
+        quantizer, size = _quantizer(node), node.shape[-1] if node.shape else None
+        if quantizer is None or not quantizer.observes_range or (size or 0) < 2:
+            continue
+        fix = (
+            "give them outputs of their own, a layer for each, or train the model on targets of "
+            "like size"
+        )
+        axis = len(node.shape) - 1
+        yield _Grid(name, f"channels of the output {call_name(node)}", _channels(size), axis, fix)

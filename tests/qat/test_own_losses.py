@@ -1,0 +1,108 @@
+"""Losses and metrics that are parts of a model: kept by its layers, or refused by name."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_model_optimization as tfmot
+import tf_keras as keras
+
+import sat_tf
+
+L = keras.layers
+NUMBERS = np.ones((4, 8), np.float32)
+
+
+def _model():
+    read = keras.Input((8,), name="read")
+    code = L.Dense(4, name="code")(read)
+    return keras.Model(read, L.Dense(3, name="classifier")(code), name="net"), code
+
+
+def _with_loss(model, code):
+    model.add_loss(tf.reduce_mean(code**2))
+
+
+def _with_metric(model, code):
+    model.add_metric(tf.reduce_mean(code), name="size")
+
+
+def _with_function(model, code):
+    del code
+    model.add_loss(lambda: tf.constant(1.0))
+
+
+@pytest.mark.parametrize(
+    ("add", "named"),
+    [
+        (_with_loss, r"a loss of its own \(tf.math.reduce_mean\w*\).*call add_loss on the quantized"),
+        (_with_metric, r"a metric of its own .*call add_metric on the quantized model"),
+        (_with_function, r"a loss of its own \(a function\)"),
+    ],
+)
+class TestOfAModel:
+    def test_is_refused_with_the_fix(self, add, named):
+        model, code = _model()
+        add(model, code)
+        with pytest.raises(ValueError, match=named):
+            sat_tf.quantize_model(model, 8)
+        assert any("of its own" in problem for problem in sat_tf.explain(model, 8).problems)
+
+    def test_is_refused_inside_a_nested_model(self, add, named):
+        model, code = _model()
+        add(model, code)
+        read = keras.Input((8,))
+        with pytest.raises(ValueError, match=f"outer/net: .*{named}"):
+            sat_tf.quantize_model(keras.Model(read, model(read), name="outer"), 8)
+
+
+def test_a_loss_is_refused_under_quantize_apply():
+    model, code = _model()
+    _with_loss(model, code)
+    annotated = tfmot.quantization.keras.quantize_annotate_model(model)
+    with pytest.raises(ValueError, match="a loss of its own"):
+        tfmot.quantization.keras.quantize_apply(annotated, scheme=sat_tf.SatQuantizeScheme(8))
+
+
+def test_a_loss_of_the_quantized_model_trains_it_and_does_not_reach_the_file(tmp_path):
+    quantized = sat_tf.quantize_model(_model()[0], sat_tf.BitPolicy.mobile(8, input_type="int8"))
+    quantized.add_loss(tf.reduce_mean(quantized.get_layer("quant_code").output ** 2))
+    sat_tf.calibrate(quantized, np.tile(NUMBERS, (16, 1)), progress=False)
+    quantized(NUMBERS)
+    assert len(quantized.losses) == 1
+    sat_tf.export_tflite(quantized, tmp_path / "net.tflite")
+    with pytest.raises(ValueError, match="a loss of its own"):
+        sat_tf.requantize(quantized, 4)
+
+
+class Penalty(L.Layer):
+    """A layer of a user that adds a loss when it is called."""
+
+    def call(self, inputs):
+        self.add_loss(0.1 * tf.reduce_mean(inputs**2))
+        return inputs
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        L.Dense(4, activity_regularizer="l2"),
+        L.Dense(4, activation="relu", activity_regularizer="l2"),
+        L.ReLU(activity_regularizer="l2"),
+        L.Activation("tanh", activity_regularizer="l2"),
+        L.BatchNormalization(activity_regularizer="l2"),
+        L.ActivityRegularization(0.1),
+        Penalty(),
+    ],
+    ids=lambda layer: layer.name,
+)
+def test_losses_of_layers_are_kept(layer):
+    keras.utils.set_random_seed(5)
+    read = keras.Input((8,))
+    model = keras.Model(read, L.Dense(3)(layer(L.Dense(4)(read))))
+    policy = sat_tf.BitPolicy.mobile(8, unsupported="float", input_type="int8")
+    quantized = sat_tf.quantize_model(model, policy)
+    values = np.random.default_rng(5).normal(size=(64, 8)).astype(np.float32)
+    sat_tf.calibrate(quantized, values, batch_normalization=False, progress=False)
+    model(values), quantized(values)
+    assert len(quantized.losses) == len(model.losses) == 1
+    np.testing.assert_allclose(quantized.losses[0], model.losses[0], rtol=0.05)
