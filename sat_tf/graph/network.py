@@ -386,17 +386,35 @@ def loss_problems(model: keras.Model, path: str = "") -> list[str]:
         if (kind := _ADDED.get(type(getattr(call.layer, "layer", call.layer)).__name__))
         for tensor in call.keras_inputs
     ]
-    found += [("loss", "a function")] * len(model._callable_losses)
+    layers = {id(call.layer): call.layer for call in keras_calls(model)}.values()
+    holders = [model, *(layer for layer in layers if _is_of_keras(layer))]
+    found += [
+        ("loss", f"a function of {holder.name}")
+        for holder in holders
+        for loss in holder._callable_losses
+        if not _is_of_a_weight(loss)
+    ]
     problems = [
         f"{path}{model.name}: received a model with a {kind} of its own ({of}), from "
         f"add_{kind}, expected a model without: leave it out, and call add_{kind} on the quantized "
         f"model, with outputs of its layers, as quantized.get_layer('quant_...').output."
         for kind, of in found
     ]
-    for layer in {id(call.layer): call.layer for call in keras_calls(model)}.values():
+    for layer in layers:
         if isinstance(layer, keras.Model) and getattr(layer, "_is_graph_network", False):
             problems += loss_problems(layer, f"{path}{model.name}/")
     return problems
+
+
+def _is_of_keras(layer: keras.layers.Layer) -> bool:
+    """Whether Keras makes all that a layer has: one of a user may add its losses again."""
+    return type(layer).__module__.split(".")[0] == "tf_keras"
+
+
+def _is_of_a_weight(loss: Any) -> bool:
+    """Whether a loss is that of a regularizer, which each layer with the setting makes itself."""
+    inside = getattr(loss, "args", (None,))[0]
+    return getattr(getattr(inside, "func", None), "__name__", "") == "_loss_for_variable"
 
 
 def refuse_losses(model: keras.Model) -> None:

@@ -77,6 +77,8 @@ class QuantizedLayer(keras3.layers.Wrapper):
         self.weight_quantizer = weights
         self.output_quantizer = output
         self.place = place
+        if place == INSTEAD:  # the layer is then never called
+            self.activity_regularizer = layer.activity_regularizer
         self.annotation = None if annotation is None else dict(annotation)
         self.inserted = bool(inserted)
         self.supports_masking = bool(layer.supports_masking)

@@ -14,7 +14,7 @@ NUMBERS = np.ones((4, 8), np.float32)
 
 def _model():
     read = keras.Input((8,), name="read")
-    code = L.Dense(4, name="code")(read)
+    code = L.Dense(4, name="code", kernel_regularizer="l2")(read)
     return keras.Model(read, L.Dense(3, name="classifier")(code), name="net"), code
 
 
@@ -31,12 +31,21 @@ def _with_function(model, code):
     model.add_loss(lambda: tf.constant(1.0))
 
 
+def _with_function_of_a_layer(model, code):
+    del code
+    model.get_layer("code").add_loss(lambda: tf.constant(1.0))
+
+
 @pytest.mark.parametrize(
     ("add", "named"),
     [
-        (_with_loss, r"a loss of its own \(tf.math.reduce_mean\w*\).*call add_loss on the quantized"),
+        (
+            _with_loss,
+            r"a loss of its own \(tf.math.reduce_mean\w*\).*call add_loss on the quantized",
+        ),
         (_with_metric, r"a metric of its own .*call add_metric on the quantized model"),
-        (_with_function, r"a loss of its own \(a function\)"),
+        (_with_function, r"a loss of its own \(a function of net\)"),
+        (_with_function_of_a_layer, r"a loss of its own \(a function of code\)"),
     ],
 )
 class TestOfAModel:
@@ -68,7 +77,7 @@ def test_a_loss_of_the_quantized_model_trains_it_and_does_not_reach_the_file(tmp
     quantized.add_loss(tf.reduce_mean(quantized.get_layer("quant_code").output ** 2))
     sat_tf.calibrate(quantized, np.tile(NUMBERS, (16, 1)), progress=False)
     quantized(NUMBERS)
-    assert len(quantized.losses) == 1
+    assert len(quantized.losses) == 2  # with that of the regularizer
     sat_tf.export_tflite(quantized, tmp_path / "net.tflite")
     with pytest.raises(ValueError, match="a loss of its own"):
         sat_tf.requantize(quantized, 4)
@@ -87,6 +96,7 @@ class Penalty(L.Layer):
     [
         L.Dense(4, activity_regularizer="l2"),
         L.Dense(4, activation="relu", activity_regularizer="l2"),
+        L.Dense(4, activation="tanh", activity_regularizer="l2"),
         L.ReLU(activity_regularizer="l2"),
         L.Activation("tanh", activity_regularizer="l2"),
         L.BatchNormalization(activity_regularizer="l2"),

@@ -127,6 +127,9 @@ def _plain(layer: Any, name: str, originals: Mapping[str, Original]) -> Any:
         made = inference_operations.OfSeveralTensors(one, layer.arguments, name=name)
     else:
         made = inference_table.training_layer(layer, name)
+    if layer.activity_regularizer is not None and made.activity_regularizer is None:
+        settings = keras.regularizers.serialize(layer.activity_regularizer)
+        made.activity_regularizer = keras3.regularizers.get(settings)
     made.trainable = layer.trainable
     return made
 
