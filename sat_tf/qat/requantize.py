@@ -98,9 +98,8 @@ def with_inputs_of(network: Network, policy: BitPolicy) -> BitPolicy:
     """The policy with the ranges and types of a model's inputs, unless it states its own."""
     fields: dict[str, Any] = {}
     if policy.input_type is None:
-        kept = kept_inputs(network)
-        types = input_types(network).items()
-        fields["input_type"] = {name: kind for name, kind in types if name not in kept}
+        kept, own = kept_inputs(network), input_types(network)
+        fields["input_type"] = {name: own[name] for name in network.inputs if name not in kept}
     if not policy.states_input_range:
         types = fields.get("input_type") or {name: policy.type_of(name) for name in network.inputs}
         fields["input_range"] = {

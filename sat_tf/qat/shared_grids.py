@@ -85,8 +85,7 @@ class SharedGrids:
 
     def _look_at(self, grid: _Grid, layer: QuantizedLayer, inputs: Any, made: Any) -> None:
         real = np.asarray(layer.before_quantization(inputs))
-        quantizer = layer.quantize_config.output
-        codes, num_codes = _codes(quantizer, layer, real, np.asarray(made))
+        codes, num_codes = _codes(layer, real, np.asarray(made))
         few = math.isqrt(num_codes)  # half of the bits
         found = {}
         for name, part in grid.parts.items():
@@ -103,10 +102,9 @@ class SharedGrids:
             )
 
 
-def _codes(
-    quantizer: SatQuantizer, layer: QuantizedLayer, real: np.ndarray, made: np.ndarray
-) -> tuple[np.ndarray, int]:
+def _codes(layer: QuantizedLayer, real: np.ndarray, made: np.ndarray) -> tuple[np.ndarray, int]:
     """What stands for the codes of values, and how many codes there are."""
+    quantizer = layer.quantize_config.output
     if isinstance(quantizer, ActivationQuantizer):
         return made, 2**quantizer.num_bits
     lowest, highest = (float(layer.output_variables[end]) for end in ("lowest", "highest"))

@@ -88,7 +88,7 @@ class FloatReference:
 
 def _fed(image: Image, pixels: np.ndarray) -> np.ndarray:
     """The input of the quantized model; of a file alone, pixels on the grid of its kernels."""
-    if image.range is not None or image.type != "uint8":
+    if image.range is not None or image.type != "uint8" or image.scale is None:
         return image.fed(pixels)
     return (pixels.astype(np.float32) - np.float32(image.zero_point)) * image.scale
 

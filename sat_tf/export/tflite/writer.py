@@ -67,8 +67,9 @@ class Writer:
         self._names = {*(image.name for image in images), *tensors}
         for image in images:
             kind = np.dtype(image.type)
-            is_real = image.scale is None or kind == np.float32
-            codes = None if is_real else Codes(image.scale, image.zero_point)
+            codes = None
+            if image.scale is not None and kind != np.float32:
+                codes = Codes(image.scale, image.zero_point)
             self._activation(image.name, image.shape, kind, codes)
 
     # -- what it knows of the graph, see `Tensors` ------------------------------------------------
