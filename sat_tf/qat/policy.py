@@ -158,7 +158,9 @@ class BitPolicy(Displayed):
         input_type: what the file takes: "uint8", the pixels of a picture; "int8", codes with a
             scale and a zero point from data, and "float32", real values that a QUANTIZE in the file
             makes such codes of, for inputs that are not pictures. {"input name": type} gives each
-            input its own. None is "uint8", and to `requantize` what the model has.
+            input its own. None is "uint8", and to `requantize` what the model has. An input that
+            only layers left float read stays as it is, unless this or `input_range` speaks of it;
+            one that they take for ids, in any case.
         latent_start: "keep_function" gives a float model latent weights that keep its function;
             "as_is" keeps its weights and lets the clamp bend them, for training from scratch.
         unsupported: "error" refuses a model with layers sat-tf cannot quantize, "float" leaves

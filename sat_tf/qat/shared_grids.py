@@ -103,7 +103,7 @@ class SharedGrids:
 
 
 def _codes(layer: QuantizedLayer, real: np.ndarray, made: np.ndarray) -> tuple[np.ndarray, int]:
-    """What stands for the codes of values, and how many codes there are."""
+    """Values that differ where codes do, and the number of codes that there are."""
     quantizer = layer.quantize_config.output
     if isinstance(quantizer, ActivationQuantizer):
         return made, 2**quantizer.num_bits

@@ -114,7 +114,7 @@ class FloatLayer(Operation):
         return self.function()
 
     def function(self) -> Callable[..., TfTensor]:
-        """What the layers compute, in inference and to float32."""
+        """The function that the layers compute, in inference and to float32."""
         import tensorflow as tf
 
         from sat_tf.graph.network import call_in_inference
