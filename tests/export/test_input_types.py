@@ -145,5 +145,5 @@ def test_features_of_different_sizes_are_warned_of_with_what_to_do():
     image = keras.Input((3,), name="features")
     float_model = keras.Model(image, keras.layers.Dense(2, name="classifier")(image))
     model = sat_tf.quantize_model(float_model, BitPolicy(input_type="int8"))
-    with pytest.warns(UserWarning, match=r"features: 2 of 3 features \(0, 1\) get fewer than 16"):
+    with pytest.warns(UserWarning, match=r"features: 2 of 3 get fewer than 16 .*input_type="):
         sat_tf.calibrate(model, features)

@@ -48,9 +48,3 @@ class TestCoarseValues:
         kernel.assign(kernel * np.float32([1000.0, 1.0, 500.0]))
         with pytest.warns(CoarseValuesWarning, match=r"the output head: 1 of 3 .*\(1: 1\)"):
             _calibrated(model)
-
-    def test_features_of_an_input_that_are_left_few_codes_are_named(self):
-        model = keras.Sequential([keras.Input((8,), name="read"), L.Dense(3)])
-        sizes = np.float32([1000.0] + [1.0] * 7)
-        with pytest.warns(CoarseValuesWarning, match="the input read: 7 of 8 .*input_type='float3"):
-            _calibrated(model, NUMBERS * sizes)

@@ -191,7 +191,7 @@ def test_every_operation_is_told_in_words_and_bytes(graph):
 
 
 def test_what_stands_for_an_operator_that_nobody_knows_says_so():
-    operation = FloatLayerOperator(("x",), "y", "layer")
+    operation = FloatLayerOperator(("x",), "y", "layer", "GELU")
     graph = graph_of(operation, SHAPE)
     for ask in (
         lambda: operation.simulate(graph),
