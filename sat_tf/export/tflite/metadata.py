@@ -128,7 +128,8 @@ def _label_problems(labels: tuple[Any, ...]) -> list[str]:
 
 def preprocessing_problem(metadata: Metadata, image: Image) -> str | None:
     """Why the preprocessing is not that of an input; None where it is."""
-    is_picture = image.type == "uint8" and len(image.shape) == 3 and image.shape[-1] in (1, 3)
+    has_pixels = image.type == "uint8" and not image.is_kept
+    is_picture = has_pixels and len(image.shape) == 3 and image.shape[-1] in (1, 3)
     if metadata.preprocessing is None or is_picture:
         return None
     return (
@@ -229,8 +230,9 @@ def read_metadata(content: bytes, name: str) -> Metadata:
 def _image(builder: Any, image: Image, preprocessing: Preprocessing | None) -> int:
     """The input's TensorMetadata: pixels from 0 to 255, used as they are."""
     name = builder.CreateString(image.name)
-    if image.type != "uint8":
-        about = builder.CreateString("Values as the model was trained on; codes of them if int8.")
+    if image.type != "uint8" or image.is_kept:
+        own = "Values as the model was trained on"
+        about = builder.CreateString(own if image.is_kept else f"{own}; codes of them if int8.")
         return _table(builder, {0: name, 1: about})
     words = (
         "The image, pixels from 0 to 255 as they are."
