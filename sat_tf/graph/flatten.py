@@ -200,7 +200,15 @@ def flattened(model: keras.Model) -> Flattened:
 
 
 def copied_weights(source: keras.layers.Layer, copy: keras.layers.Layer) -> None:
-    """Gives a built layer the weights of another, unless it has them as settings."""
+    """Gives a built layer the weights of another, unless it has them as settings.
+
+    Layers inside are frozen as those of the other are, which configurations may not say: Keras
+    lists weights that are not trained behind all others.
+    """
+    inside = ([part for part in layer.submodules if _is_layer(part)] for layer in (source, copy))
+    for one, other in zip(*inside, strict=False):  # outer ones first
+        if other.trainable != one.trainable:
+            other.trainable = one.trainable
     if copy.weights:
         # Without those of an activation that has become a layer of its own.
         values = source.get_weights()
@@ -211,6 +219,10 @@ def copied_weights(source: keras.layers.Layer, copy: keras.layers.Layer) -> None
         copy.set_weights(values)
         if isinstance(copy, keras.layers.experimental.preprocessing.PreprocessingLayer):
             copy.finalize_state()  # they take their mean from their weights only now
+
+
+def _is_layer(part: Any) -> bool:
+    return isinstance(part, keras.layers.Layer)
 
 
 def _has_models(model: keras.Model) -> bool:

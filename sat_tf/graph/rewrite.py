@@ -10,7 +10,7 @@ import tf_keras as keras
 
 from sat_tf.graph import functions, layer_kinds
 from sat_tf.graph.calls import arithmetic, movements
-from sat_tf.graph.flatten import Flattened, layer_copy, regularization_of
+from sat_tf.graph.flatten import Flattened, copied_weights, layer_copy, regularization_of
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import keras_calls
 from sat_tf.graph.operation_layers import OfSeveralTensors, Scaling
@@ -363,7 +363,7 @@ class _Rewriter:
                 lambda value: self.made.get(id(value), value), arguments
             )
             made = layers[0](*args, **kwargs)
-            layers[0].set_weights(call.layer.get_weights())
+            copied_weights(call.layer, layers[0])
             return made
         tensors = [self.made[id(source)] for source in replacement.sources]
         for place, layer in zip(replacement.fronts, layers, strict=False):

@@ -113,3 +113,29 @@ def test_a_copy_that_would_lose_an_argument_is_refused():
 
     with pytest.raises(ValueError, match=r"it loses units=8.*write Doubled\.get_config"):
         layer_copy(Doubled(4))
+
+
+class InTwoSteps(L.Layer):
+    """A layer of a user with two layers inside, of which the first may be frozen."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.first, self.second = L.Dense(4), L.Dense(4)
+
+    def call(self, inputs):
+        return self.second(tf.nn.tanh(self.first(inputs)))
+
+
+# Only a gelu of its own makes the model be rewritten before it is quantized.
+@pytest.mark.parametrize("activation", ["linear", "gelu"])
+def test_layers_inside_others_stay_frozen_and_keep_their_own_weights(activation):
+    keras.utils.set_random_seed(5)
+    read, inside = keras.Input((4,)), InTwoSteps(name="inside")
+    model = keras.Model(read, L.Dense(2, activation=activation)(inside(L.Dense(4)(read))))
+    inside.first.trainable = False
+    policy = sat_tf.BitPolicy.mobile(8, unsupported="float", input_type="float32")
+    quantized = sat_tf.quantize_model(model, policy)
+    copy = quantized.get_layer("quant_inside").layer
+    assert (copy.first.trainable, copy.second.trainable) == (False, True)
+    np.testing.assert_array_equal(copy.first.kernel, inside.first.kernel)
+    np.testing.assert_array_equal(copy.second.kernel, inside.second.kernel)

@@ -7,7 +7,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.graph import functions, layer_kinds
-from sat_tf.graph.flatten import layer_copy
+from sat_tf.graph.flatten import copied_weights, layer_copy
 from sat_tf.graph.layers.kind import KernelForm, Role
 from sat_tf.graph.network import Network, Node, call_in_inference
 from sat_tf.qat.layout import inner_layer
@@ -63,7 +63,7 @@ def in_float32(node: Node, shapes: Sequence[tuple[int, ...]]) -> keras.layers.La
     types = [tf.float32 if kind.is_floating else kind for kind in node.types]
     read = [tf.zeros([1, *shape], kind) for shape, kind in zip(shapes, types, strict=True)]
     call_in_inference(node, copy, read)  # which builds it
-    copy.set_weights(layer.get_weights())
+    copied_weights(layer, copy)
     return copy
 
 
