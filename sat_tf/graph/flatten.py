@@ -65,7 +65,7 @@ def layer_copy(layer: keras.layers.Layer, /, **changes: Any) -> keras.layers.Lay
         lost = [
             f"{name}={value!r}"
             for name, value in left_out.items()
-            if name != _ON_OUTPUTS and getattr(made, name, None) != value
+            if name not in (_ON_OUTPUTS, *_OF_EVERY) and getattr(made, name, None) != value
         ]
         if lost:
             raise ValueError(f"it loses {', '.join(lost)}")
@@ -97,6 +97,8 @@ def _settings(layer: keras.layers.Layer, changes: Mapping[str, Any]) -> dict[str
 
 # An argument of every layer, which few have in their configuration.
 _ON_OUTPUTS = "activity_regularizer"
+# Those that all have there, but layers of users that have not written it.
+_OF_EVERY = ("name", "trainable", "dtype")
 
 
 def left_out_of_config(
@@ -129,6 +131,9 @@ def left_out_of_config(
         if isinstance(values.get(argument.name), bool | int | float | str)
         and values[argument.name] != argument.default
     }
+    if any(argument.kind is argument.VAR_KEYWORD for argument in arguments):
+        own = zip(_OF_EVERY, (layer.name, layer.trainable, layer.dtype_policy.name), strict=True)
+        found |= {name: value for name, value in own if name not in config}
     # Past the property: that of a quantized layer speaks of the layer inside.
     regularizer = getattr(layer, "_activity_regularizer", None)
     if regularizer is None or _ON_OUTPUTS in config:
