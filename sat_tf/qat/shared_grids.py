@@ -90,7 +90,8 @@ class SharedGrids:
         found = {}
         for name, part in grid.parts.items():
             place = (slice(None),) * (grid.axis + 1) + (part,)
-            left, own = (len(np.unique(values[place])) for values in (codes, real))
+            left = int(np.ptp(codes[place])) + 1
+            own = len(np.unique(real[place]))
             if left < min(few, own / 2):
                 found[name] = left
         if found:
@@ -103,10 +104,12 @@ class SharedGrids:
 
 
 def _codes(layer: QuantizedLayer, real: np.ndarray, made: np.ndarray) -> tuple[np.ndarray, int]:
-    """Values that differ where codes do, and the number of codes that there are."""
+    """The codes of values, up to a constant, and the number of codes that there are."""
     quantizer = layer.quantize_config.output
     if isinstance(quantizer, ActivationQuantizer):
-        return made, 2**quantizer.num_bits
+        steps = np.diff(np.unique(made))
+        step = np.min(steps, initial=np.inf)
+        return np.rint(made / step), 2**quantizer.num_bits
     lowest, highest = (float(layer.output_variables[end]) for end in ("lowest", "highest"))
     step = max(highest - lowest, 1e-30) / (_CODES_OF_FILE - 1)
     return np.rint(real / step), _CODES_OF_FILE

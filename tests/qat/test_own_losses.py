@@ -108,7 +108,7 @@ class Penalty(L.Layer):
 def test_losses_of_layers_are_kept(layer):
     keras.utils.set_random_seed(5)
     read = keras.Input((8,))
-    model = keras.Model(read, L.Dense(3)(layer(L.Dense(4)(read))))
+    model = keras.Model(read, L.Dense(3, name="end")(layer(L.Dense(4, name="start")(read))))
     policy = sat_tf.BitPolicy.mobile(8, unsupported="float", input_type="int8")
     quantized = sat_tf.quantize_model(model, policy)
     values = np.random.default_rng(5).normal(size=(64, 8)).astype(np.float32)
