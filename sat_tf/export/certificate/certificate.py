@@ -42,6 +42,8 @@ FLOAT_RULE = (
 MOST_PARTING = 0.1
 # Of few images, so many may get another class than from the quantized model: they may be ties.
 _FEW_PLACES = 5
+# Once biases are those of the file, fewer codes of a convolution differ by themselves.
+_SNAPPED = 0.005
 # Of tensors whose codes differ by themselves, so many are named in a sentence.
 _MOST_NAMED = 5
 # Which share of a tensor may saturate in the file, and not in Keras, in a headline that is green.
@@ -308,7 +310,9 @@ class Certificate(Displayed):
         In red where its answers part, except on random images, which may be near to many ties.
         """
         kind = "watch" if self.images_from.seed is not None else "bad"
-        notes = [Marked(f"The file's answers part: {text}", kind) for text in self.parting]
+        rounds = any(t.explained_share and t.alone_share > _SNAPPED for t in self.trained)
+        remedy = "; sat_tf.export.snap_biases moves the model to where its file is" * rounds
+        notes = [Marked(f"The file's answers part: {text}{remedy}", kind) for text in self.parting]
         if self.saturated:
             most = max(self.trained, key=lambda tensor: tensor.saturated_share)
             words = (
