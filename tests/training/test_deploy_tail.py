@@ -134,9 +134,9 @@ def test_two_replicas_train_like_one_device(tmp_path):
 
 @pytest.mark.thorough
 def test_a_learning_rate_that_blows_up_is_an_error_that_names_stage_and_fix(tmp_path):
-    run = make_run(tmp_path, TAIL, "stages.deploy_tail.base_learning_rate=1e30")
+    run = make_run(tmp_path, TAIL, "stages.deploy_tail.base_learning_rate=4e9")
     with pytest.raises(
-        RunError, match=r"deploy_tail stage, epoch 1, .* NaN or infinite \(.*\), expected"
+        RunError, match=r"deploy_tail stage, epoch 2, .* NaN or infinite \(.*\), expected"
     ):
         train_deploy_tail(run, small_quantized_model())
 

@@ -81,9 +81,10 @@ def _first_broken_output(model: keras.Model, images: np.ndarray) -> str | None:
         return None  # not a graph of layers
     layers = [layer for layer in model.layers if not isinstance(layer, keras.layers.InputLayer)]
     probe = keras.Model(model.inputs, [layer.output for layer in layers])
-    outputs = tf.nest.flatten(probe(tf.cast(images, tf.float32), training=False))
+    outputs = probe(tf.cast(images, tf.float32), training=False)
     for layer, output in zip(layers, outputs, strict=True):
-        if not bool(tf.reduce_all(tf.math.is_finite(output))):
+        # A layer that is called several times, or gives several tensors, has a list of them.
+        if not all(bool(tf.reduce_all(tf.math.is_finite(t))) for t in tf.nest.flatten(output)):
             return _described(layer)
     return None
 

@@ -124,11 +124,11 @@ def test_a_trial_leaves_no_trace_in_the_training(tmp_path):
 
 @pytest.mark.thorough
 def test_a_learning_rate_that_blows_up_is_an_error_that_names_stage_step_layer_and_fix(tmp_path):
-    run = make_run(tmp_path, "stages.quantized.base_learning_rate=1e30")
+    run = make_run(tmp_path, "stages.quantized.base_learning_rate=4e9")
     with pytest.raises(RunError) as error:
         train_stage(run, "quantized", small_quantized_model())
     text = str(error.value)
-    assert text.startswith("quantized stage, epoch 1, step 2: the loss is NaN or infinite (")
+    assert text.startswith("quantized stage, epoch 2, step 5: the loss is NaN or infinite (")
     assert "quant_" in text
     assert "stages.quantized.base_learning_rate" in text
     assert "No checkpoint yet" in text
