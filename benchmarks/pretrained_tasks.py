@@ -128,22 +128,6 @@ def arrows(count: int) -> Arrays:
     return _drawn(count, 8, _paint_arrow, 8.0)
 
 
-def _paint_dots(canvas: Any, label: int, draw: np.random.Generator) -> None:
-    colour = tuple(int(c) for c in draw.integers(170, 256, 3))
-    places: list[np.ndarray] = []
-    while len(places) <= label:
-        place = draw.uniform(3, SIDE - 3, 2)
-        if all(np.hypot(*(place - other)) > 5.5 for other in places):
-            places.append(place)
-    for x, y in places:
-        canvas.ellipse((x - 1.7, y - 1.7, x + 1.7, y + 1.7), fill=colour)
-
-
-def dots(count: int) -> Arrays:
-    """One to six dots, to be counted."""
-    return _drawn(count, 6, _paint_dots, 8.0)
-
-
 def textures(count: int) -> Arrays:
     """Waves in four directions and of two lengths, checkers, and noise."""
     draw = np.random.default_rng(_SEED)
@@ -226,15 +210,6 @@ def _mobile_net(keras: Any, classes: int) -> Any:
     return _model(keras, image, x, classes)
 
 
-def _net_without_norm(keras: Any, classes: int) -> Any:
-    image, x = _pixels(keras)
-    for filters in (12, 24, 32):
-        x = keras.layers.Conv2D(filters, 3, padding="same", activation="relu")(x)
-        x = keras.layers.MaxPooling2D()(x)
-    x = keras.layers.Dense(32, activation="relu")(keras.layers.Flatten()(x))
-    return keras.Model(image, keras.layers.Dense(classes)(x))
-
-
 def _residual_net(keras: Any, classes: int) -> Any:
     image, x = _pixels(keras)
     x = _conv(keras, x, 16, strides=2)
@@ -244,15 +219,6 @@ def _residual_net(keras: Any, classes: int) -> Any:
         y = keras.layers.BatchNormalization(momentum=0.95)(y)
         x = keras.layers.ReLU()(keras.layers.Add()([x, y]))
     return _model(keras, image, _conv(keras, x, 32, strides=2), classes)
-
-
-def _branching_net(keras: Any, classes: int) -> Any:
-    image, x = _pixels(keras)
-    x = _conv(keras, x, 16, strides=2)
-    for filters in (8, 12):
-        branches = [_conv(keras, x, filters, size, 2) for size in (1, 3, 5)]
-        x = keras.layers.Concatenate()(branches)
-    return _model(keras, image, x, classes)
 
 
 def _gated_net(keras: Any, classes: int) -> Any:
@@ -291,14 +257,6 @@ TASKS = {
         epochs=12,
         classes=10,
     ),
-    "digits_without_norm": Task(
-        kind="digits, no normalization",
-        draw=digits,
-        network=_net_without_norm,
-        train=1200,
-        epochs=15,
-        classes=10,
-    ),
     "glyphs": Task(
         kind="glyphs, depthwise",
         draw=glyphs,
@@ -317,14 +275,6 @@ TASKS = {
         train=800,
         epochs=20,
         classes=10,
-    ),
-    "dots": Task(
-        kind="dots to count, branches",
-        draw=dots,
-        network=_branching_net,
-        train=1500,
-        epochs=40,
-        classes=6,
     ),
     "arrows": Task(
         kind="arrows, gated, Keras 3",
