@@ -164,7 +164,9 @@ class ImageOptions:
             named = ", ".join(found.unreadable[:_MOST_FILES_NAMED])
             hidden = len(found.unreadable) - _MOST_FILES_NAMED
             more = f" and {hidden} more" if hidden > 0 else ""
-            notes.append(f"{len(found.unreadable)} files are not pictures: {named}{more}")
+            count = len(found.unreadable)
+            what = f"{count} file{' is no picture' if count == 1 else 's are no pictures'}"
+            notes.append(f"{what}, or not whole, or too large: {named}{more}")
         labels = found.labels
         if labels is not None:
             labels, note = _labels_of_file(labels, found.class_names, said.labels, path)

@@ -397,7 +397,8 @@ def loss_problems(model: keras.Model, path: str = "") -> list[str]:
     problems = [
         f"{path}{model.name}: received a model with a {kind} of its own ({of}), from "
         f"add_{kind}, expected a model without: leave it out, and call add_{kind} on the quantized "
-        f"model, with outputs of its layers, as quantized.get_layer('quant_...').output."
+        "model, with outputs of its layers, as quantized.get_layer('quant_...').output; requantize "
+        "a quantized model before you do so."
         for kind, of in found
     ]
     for layer in layers:

@@ -230,7 +230,9 @@ class LayerDecisions:
                 return "pixels from 0 to 255 are already codes"
             return "real values, with 8-bit codes of their calibrated range"
         if _observes(output) and output.rounds:
-            return "float layers read it: rounded to the file's 8-bit codes of its observed range"
+            return (
+                "float32 goes on behind it: rounded to the file's 8-bit codes of its observed range"
+            )
         if _observes(output):
             end = " before the softmax" if layer_kinds.is_softmax(self._network[name].layer) else ""
             made = "the model's output" if self._is_output(name) else "it stays float"

@@ -499,8 +499,10 @@ class _Placer:
             yield Demand(None, "output")
         for reader in self.network.consumers(name):
             role = self.roles[reader.name]
-            if role in (Role.MOVEMENT, Role.SOFTMAX):
+            if role is Role.MOVEMENT:
                 yield from self._demands(reader.name)
+            elif role is Role.SOFTMAX:
+                yield Demand(reader.name, "output")
             elif role is Role.LINEAR:
                 bits = self.policies[reader.name].activation_bits
                 yield Demand(reader.name, "float" if bits is None else "linear", bits)
@@ -546,8 +548,11 @@ class _Placer:
             observed = kinds == {"output"} or (
                 "float" not in kinds and self._is_linear_kernel(node)
             )
-        # Float layers are trained on what the file gives them.
-        return make_range_observer(rounds=bool(floats)) if observed else None
+        # Float layers, and functions at the end but softmax, are trained on what the file gives.
+        functions_at_end = (d.reader for d in demands if d.kind == "output" and d.reader)
+        ends = [self.network[name].layer for name in functions_at_end]
+        rounds = bool(floats) or not all(map(layer_kinds.is_softmax, ends))
+        return make_range_observer(rounds=rounds) if observed else None
 
     def _is_read_as_stream(self, node: Node, demands: list[Demand]) -> bool:
         """Whether a tensor that only linear layers read is a stream, and one reads it as such."""

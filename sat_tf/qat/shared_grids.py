@@ -189,15 +189,20 @@ def _holders(network: Network, node: Node) -> Iterator[str]:
 
 
 def _outputs(network: Network) -> Iterator[_Grid]:
-    """The outputs of several channels with a grid of their own."""
-    for name in dict.fromkeys(network.outputs):
-        node = network[name]
+    """The outputs, and what functions at the end and float layers read, of several channels."""
+    for node in network:
         quantizer, size = _quantizer(node), node.shape[-1] if node.shape else None
         if quantizer is None or not quantizer.observes_range or (size or 0) < 2:
+            continue
+        if quantizer.input_type is not None or not (
+            node.name in network.outputs or quantizer.rounds
+        ):
             continue
         fix = (
             "give them outputs of their own, a layer for each, or train the model on targets of "
             "like size"
         )
         axis = len(node.shape) - 1
-        yield _Grid(name, f"channels of the output {call_name(node)}", _channels(size), axis, fix)
+        what = "the output " if node.name in network.outputs else ""
+        called = f"channels of {what}{call_name(node)}"
+        yield _Grid(node.name, called, _channels(size), axis, fix)

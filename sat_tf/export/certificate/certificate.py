@@ -38,8 +38,6 @@ FLOAT_RULE = (
     "float model's loss say so, else values; of many sigmoids, classes and values "
     "must both differ."
 )
-# How far values may be from the quantized model's, in the mean, in standard deviations.
-MOST_PARTING = 0.1
 # Of few images, so many may get another class than from the quantized model: they may be ties.
 _FEW_PLACES = 5
 # Once biases are those of the file, fewer codes of a convolution differ by themselves.
@@ -65,6 +63,19 @@ class FloatNote:
     is_bad: bool
 
 
+def _is_off(count: OutputCount, *, classes_differ: bool) -> bool:
+    """Whether an output is another function than the reference's.
+
+    Args:
+        count: the output.
+        classes_differ: whether too many places have another class.
+    """
+    if count.values is None:
+        return classes_differ
+    # Of sigmoids, numbers that are close may be on both sides of a half.
+    return count.values.is_bad and (count.is_values or classes_differ)
+
+
 def _float_note(count: OutputCount, right: Mapping[str, float], *, several: bool) -> FloatNote:
     where = f"{count.name}: " if several else ""
     is_bad, parts = False, []
@@ -76,11 +87,7 @@ def _float_note(count: OutputCount, right: Mapping[str, float], *, several: bool
             f"({points(lost)} points)"
         )
     parts_alike = count.agreement is None or count.agreement >= 1.0 - FEW_POINTS
-    if count.values is None or (count.is_one_class and not count.is_values):
-        is_bad |= not parts_alike
-    else:
-        # Of many sigmoids, numbers that are close differ on both sides of a half.
-        is_bad |= count.values.is_bad and (count.is_values or not parts_alike)
+    is_bad |= _is_off(count, classes_differ=not parts_alike)
     if count.agreement is not None and not count.is_values:
         parts.append(
             f"the same class as the float model for {100 * count.agreement:.2f} % of "
@@ -104,24 +111,19 @@ def _float_note(count: OutputCount, right: Mapping[str, float], *, several: bool
 PARTING_RULE = (
     f"Answers part where more than {100 * FEW_POINTS:g} % of images, pixels, rows or boxes, and "
     f"more than {_FEW_PLACES} of them, have another class than from the quantized Keras model; of "
-    f"values, where they differ by more than {MOST_PARTING:g} of their standard deviation in the "
-    "mean."
+    "values, where a channel is off by the rule for values; of sigmoids, where both hold."
 )
 
 
 def _parting(count: OutputCount) -> str:
     """How far an output of the file parts from that of Keras; "" where it is near enough."""
-    if count.values is None or not count.is_values:
-        differing = round((1.0 - (count.agreement or 0.0)) * count.places)
-        if differing <= max(FEW_POINTS * count.places, _FEW_PLACES):
-            return ""
-        return f"{count.name}: another class for {differing:,} of {count.places:,} {count.what}"
-    if count.spread == 0.0 or count.mean_difference <= MOST_PARTING * count.spread:
+    differing = round((1.0 - (count.agreement or 0.0)) * count.places)
+    classes_differ = differing > max(FEW_POINTS * count.places, _FEW_PLACES)
+    if not _is_off(count, classes_differ=classes_differ):
         return ""
-    return (
-        f"{count.name}: values differ by {count.mean_difference / count.spread:.3g} of their "
-        "standard deviation in the mean"
-    )
+    if not count.is_values:
+        return f"{count.name}: another class for {differing:,} of {count.places:,} {count.what}"
+    return f"{count.name}: values differ by {count.values}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,6 +21,8 @@ FEWEST_VALUES = 8
 # ever quieter channels. Behind a gap of this factor they are values of another unit, and lost.
 _QUIET = 0.2
 _GAP = 10.0
+# Fewer channels than these are each a value of its own, and none of them is excused.
+_FEWEST_ALIKE = 16
 # Beyond this, a standard deviation is what float32 rounds.
 _CONSTANT = 1e-6
 # Different values are counted in as many places at most: counting sorts them.
@@ -147,6 +149,8 @@ channel 1; 1 channel is off
 
 def _quiet(found: Sequence[ChannelCount], errors: np.ndarray) -> list[ChannelCount]:
     """The channels that are off, but belong to the quiet end of those that are not."""
+    if len(found) < _FEWEST_ALIKE:
+        return []
     kept = [count for count in found if not count.is_off]
     usual = max((errors[count.channel] for count in kept), default=0.0)
     spread = float(np.sqrt(np.mean([count.spread**2 for count in found])))

@@ -97,7 +97,10 @@ def _problem(model: Any, graph: Graph) -> str | None:
     import tf_keras as keras
 
     if not isinstance(model, keras.Model):
-        return f"received {kind_of(model)}, expected a tf_keras model; load it first"
+        return (
+            f"received {kind_of(model)}, expected a tf_keras model; sat_tf.from_keras3 makes one "
+            "of a Keras 3 model, and a file is to be loaded first"
+        )
     if not model.built or model.inputs is None:
         return (
             "received a model without a known input, expected a built one; call it once on images"

@@ -207,11 +207,6 @@ class OutputCount:
         """What is classified, in words."""
         return "pixels, rows or boxes" if len(self.shape) > 1 else "images"
 
-    @property
-    def is_one_class(self) -> bool:
-        """Whether each image has one class."""
-        return len(self.shape) == 1 and (self.classes_by != "sigmoid" or self.shape == (1,))
-
 
 def compared(output: Output, values: np.ndarray, reference: np.ndarray) -> OutputCount:
     """One output against the reference's."""

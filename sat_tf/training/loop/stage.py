@@ -423,6 +423,8 @@ def batch_size_problems(config: Config, source: ImageSource, replicas: int = 1) 
     """Problems of batch sizes and steps that depend on the data and the devices."""
     problems = []
     for name, stage in config.stages.by_name().items():
+        if name == "float" and config.training.float_model is not None:
+            continue  # which is loaded
         if stage.batch_size > source.num_train:
             problems.append(
                 f"stages.{name}.batch_size={stage.batch_size}: expected at most "

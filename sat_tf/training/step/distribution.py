@@ -238,7 +238,7 @@ def _address_problems(cluster: dict[str, Any]) -> list[str]:
 
 def _is_address(address: Any) -> bool:
     host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
-    known = bool(host.strip()) and not set(host) & set(" /\t\n,")
+    known = bool(host) and host.isprintable() and not set(host) & set(" /,")
     return known and port.isascii() and port.isdigit() and 0 < int(port[:6]) <= _LAST_PORT
 
 
