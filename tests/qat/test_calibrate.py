@@ -258,10 +258,11 @@ def test_no_batch_size_shrinks_a_calibrated_range(quantized, size):
     assert count == before[2] + 32 / size
 
 
-def test_what_a_float_layer_reads_is_rounded_in_keras_as_in_the_file(tmp_path):
+@pytest.mark.parametrize("function", [tf.exp, tf.nn.softplus, tf.tanh, tf.nn.elu])
+def test_what_float_layers_read_is_rounded_in_keras_as_in_the_file(function, tmp_path):
     inputs = keras.Input((6,), name="x")
     hidden = keras.layers.Dense(8, activation="relu", name="hidden")(inputs)
-    outputs = tf.exp(keras.layers.Dense(2, name="variance")(hidden))
+    outputs = function(keras.layers.Dense(2, name="variance")(hidden))
     policy = sat_tf.BitPolicy.mobile(8, input_type="float32", unsupported="float")
     model = sat_tf.quantize_model(keras.Model(inputs, outputs), policy)
     x = np.random.default_rng(0).normal(0, 2, (400, 6)).astype(np.float32)

@@ -21,6 +21,8 @@ FEWEST_VALUES = 8
 # ever quieter channels. Behind a gap of this factor they are values of another unit, and lost.
 _QUIET = 0.2
 _GAP = 10.0
+# Errors are estimated from a sample: one that is larger by this factor is no larger.
+_ROOM = 1.25
 # Fewer channels than these are each a value of its own, and none of them is excused.
 _FEWEST_ALIKE = 16
 # Beyond this, a standard deviation is what float32 rounds.
@@ -152,7 +154,7 @@ def _quiet(found: Sequence[ChannelCount], errors: np.ndarray) -> list[ChannelCou
     if len(found) < _FEWEST_ALIKE:
         return []
     kept = [count for count in found if not count.is_off]
-    usual = max((errors[count.channel] for count in kept), default=0.0)
+    usual = _ROOM * max((errors[count.channel] for count in kept), default=0.0)
     spread = float(np.sqrt(np.mean([count.spread**2 for count in found])))
     quiet = [
         count

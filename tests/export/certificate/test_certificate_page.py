@@ -119,9 +119,9 @@ def test_top1_is_shown_where_there_are_labels(small_file, small_images):
 
 def test_a_notebook_shows_the_verdict_and_every_runtime(certificate):
     found, _ = certificate
+    assert str(found.verdict.words).startswith(f"0 of {found.codes_compared:,} codes differ")
     assert repr(found) == (
-        f"<Certificate: 0 of {found.codes_compared:,} codes differ (model.tflite, "
-        f"{found.num_images} images)>"
+        f"<Certificate: {found.verdict.words} (model.tflite, {found.num_images} images)>"
     )
     html = found._repr_html_()
     assert outline(html).rows > len(found.runtimes)

@@ -6,6 +6,12 @@ import pytest
 from sat_tf.export.certificate.channels import FEWEST_VALUES, MOST_ERROR, compared_channels
 
 RNG = np.random.default_rng(0)
+_START = RNG.bit_generator.state
+
+
+@pytest.fixture(autouse=True)
+def _draws_do_not_depend_on_other_tests():
+    RNG.bit_generator.state = _START
 
 
 def _on_one_grid(values):
@@ -66,6 +72,13 @@ def test_the_quiet_pixels_at_a_border_are_counted_and_not_judged():
     broken = noisy.copy()
     broken[:, 60] = 0.0
     assert compared_channels(broken, values).off == 1
+
+
+def test_a_score_beside_boxes_in_pixels_is_judged():
+    score = RNG.integers(0, 2, 400) * RNG.uniform(0.9, 1.0, 400)
+    values = np.stack([*RNG.normal(16, 3.2, (2, 400)), np.full(400, 200.0), score], axis=1)
+    found = compared_channels(np.round(values / 0.8) * 0.8, values)
+    assert (found.is_bad, found.off, found.quiet) == (True, 1, 0)
 
 
 def test_noise_that_drowns_many_channels_is_judged():

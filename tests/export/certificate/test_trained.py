@@ -141,9 +141,37 @@ def test_answers_part_where_more_than_a_few_classes_are_others(differing, places
     found = certified(regression(), VALUES[:8], tmp_path)
     (output,) = found.runtimes["xnnpack"].outputs
     changed = dataclasses.replace(
-        output, classes_by="labels", places=places, agreement=1.0 - differing / places
+        output, classes_by="labels", values=None, places=places, agreement=1.0 - differing / places
     )
     runtime = dataclasses.replace(found.runtimes["xnnpack"], outputs=[changed])
     found = dataclasses.replace(found, runtimes={"xnnpack": runtime})
     assert bool(found.parting) == is_bad
     assert found.is_exact != is_bad
+
+
+def test_channels_that_one_scale_leaves_no_codes_part(tmp_path):
+    quantized = regression(4)
+    kernel = quantized.get_layer("quant_numbers").layer.kernel
+    kernel.assign(kernel * np.array([1.0, 0.002, 0.002, 0.002]))
+    with pytest.warns(UserWarning, match="fewer than 16 of the 256 codes"):
+        sat_tf.calibrate(quantized, VALUES, progress=False)
+    found = certified(quantized, VALUES, tmp_path)
+    assert found.codes_differing == 0
+    assert len(found.parting) == 1
+    assert "3 channels are off" in found.parting[0]
+    assert (found.verdict.kind, found.is_exact) == ("bad", False)
+
+
+def test_numbers_behind_sigmoids_part_where_values_and_classes_do(tmp_path):
+    found = certified(regression(), VALUES[:8], tmp_path)
+    (output,) = found.runtimes["xnnpack"].outputs
+    parts = {}
+    for is_off in (False, True):
+        values = dataclasses.replace(output.values, off=int(is_off))
+        changed = dataclasses.replace(
+            output, classes_by="sigmoid", values=values, places=200, agreement=0.9
+        )
+        runtime = dataclasses.replace(found.runtimes["xnnpack"], outputs=[changed])
+        parts[is_off] = dataclasses.replace(found, runtimes={"xnnpack": runtime}).parting
+    assert not parts[False]
+    assert "another class for 20 of 200 images" in parts[True][0]
