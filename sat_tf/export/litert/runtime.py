@@ -203,9 +203,12 @@ def explained(action: str, runtime: str = "LiteRT") -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError, TypeError, IndexError, OverflowError) as error:
+        of_inputs = action == "run"
+        inputs = ", on inputs that it takes, such as ids of its vocabulary" if of_inputs else ""
+        fix = "export the model again" + (", or mend the inputs" if of_inputs else "")
         raise ValueError(
             f"received a TFLite file that {runtime} does not {action} ({error}), expected one that "
-            "sat_tf.export_tflite wrote; export the model again."
+            f"sat_tf.export_tflite wrote{inputs}; {fix}."
         ) from error
 
 
