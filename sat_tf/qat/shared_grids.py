@@ -20,6 +20,7 @@ from sat_tf.messages import first_ones, warn
 from sat_tf.qat.layout import call_name, inner_layer
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.protocol import ActivationQuantizer, SatQuantizer
+from sat_tf.quantizers.settings import ENDS
 
 _CODES_OF_FILE = 256
 
@@ -110,7 +111,7 @@ def _codes(layer: QuantizedLayer, real: np.ndarray, made: np.ndarray) -> tuple[n
         steps = np.diff(np.unique(made))
         step = np.min(steps, initial=np.inf)
         return np.rint(made / step), 2**quantizer.num_bits
-    lowest, highest = (float(layer.output_variables[end]) for end in ("lowest", "highest"))
+    lowest, highest = (float(layer.output_variables[end].numpy()) for end in ENDS)
     step = max(highest - lowest, 1e-30) / (_CODES_OF_FILE - 1)
     return np.rint(real / step), _CODES_OF_FILE
 
