@@ -29,7 +29,7 @@ from tests.export.zoo import (
     normalization,
 )
 
-POLICY = BitPolicy.mobile(4, unsupported="float")
+POLICY = BitPolicy.mobile(4, unsupported="float", input_range=(0, 255))
 
 
 def _unknown(layer_class: type) -> type:
