@@ -33,7 +33,6 @@ LEFT_FLOAT = {
     "simple": lambda x: L.SimpleRNN(3, go_backwards=True, name="left")(x),
     "cells": lambda x: L.RNN([L.LSTMCell(3), L.GRUCell(2)], name="left")(x),
     "bidirectional": lambda x: L.Bidirectional(L.LSTM(2, activation="relu"), name="left")(x),
-    "each_step": lambda x: L.TimeDistributed(L.Dense(3), name="left")(x),
     "images": lambda x: L.ConvLSTM2D(2, 2, name="left")(_frames(x)),
     "images_both_ways": lambda x: L.Bidirectional(
         L.ConvLSTM2D(2, 2, padding="same", return_sequences=True), name="left"
