@@ -486,8 +486,8 @@ class ActivationQuantizer(SatQuantizer):
     signed: bool = False
     has_clipping_level: ClassVar[bool] = False
     has_own_gradient: ClassVar[bool] = False
-    # Of the arithmetic: x / scale is rounded, and clipped after that.
     rounds: bool = True
+    # Of the arithmetic: x / scale is rounded, and clipped after that.
     rounds_before_clipping: ClassVar[bool] = False
     # What the policy's fields say of it.
     gradient: str | None = None

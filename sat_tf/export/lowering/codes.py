@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from sat_tf.core.grid_table import LARGEST_INT8
+from sat_tf.core.ranges import scale_and_zero_point
 from sat_tf.export.tflite.tensors import Codes
 from sat_tf.graph import layer_kinds
 from sat_tf.qat.wrapper import QuantizedLayer
@@ -117,9 +118,8 @@ def range_codes(lowest: float, highest: float) -> Codes:
     lowest, highest = min(lowest, 0.0), max(highest, 0.0)
     if highest - lowest < _SMALLEST_RANGE:
         return Codes(np.float32(1.0 / 255.0), -128)
-    scale = (highest - lowest) / 255.0
-    zero_point = int(np.clip(np.rint(-128.0 - lowest / scale), -128, 127))
-    return Codes(np.float32(scale), zero_point)
+    scale, zero_point = scale_and_zero_point(lowest, highest, np.rint)
+    return Codes(np.float32(scale), int(np.clip(zero_point, -128, 127)))
 
 
 def quantizer_codes(wrapper: QuantizedLayer, *, unit_free: bool) -> Codes:
