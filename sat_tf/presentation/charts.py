@@ -1,41 +1,166 @@
-"""SVG charts inside a page, in the page's colours.
+"""Charts of a page: matplotlib's drawings as SVG elements, in the page's colours.
 
-Lines over the steps of a run, a number for each layer, rows of dots, and histograms of codes. The
-style sheet is "presentation/charts.css".
+Lines over the steps of a run, a number for each layer, matrices of shares; and the histograms of
+codes inside tables. The style sheet is "presentation/charts.css".
 """
 
+import contextlib
 import dataclasses
+import io
 import math
+import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
 
+import numpy as np
 from markupsafe import Markup, escape
 
+from sat_tf.messages import printable
 
-@dataclasses.dataclass(frozen=True)
-class _Area:
-    """A drawing, and where its axes are.
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Picture
 
-    Attributes:
-        width: of the drawing.
-        height: of the drawing.
-        left: where x starts.
-        right: where x ends.
-        top: where y ends.
-        bottom: where y starts.
+# A page has its own colours, which depend on whether it is dark. matplotlib knows no variables of
+# CSS, and draws with stand-ins for them.
+_VARIABLES = (
+    *("ink", "paper", "soft", "line", "good", "float", "plain"),
+    *("curve", "other", "third", "kind0", "kind1", "kind2", "kind3"),
+)
+STAND_INS = {f"var(--{name})": f"#fe01{index:02x}" for index, name in enumerate(_VARIABLES)}
+_COLOUR_OF = {stand_in: name for name, stand_in in STAND_INS.items()}
+_SOFT, _LINE, _INK = (STAND_INS[f"var(--{name})"] for name in ("soft", "line", "ink"))
+
+_POINTS_PER_INCH = 72.0  # of which a unit of an SVG is one
+_FONT = 11.5
+_STYLE = {
+    "font.size": _FONT,
+    # Names of layers and classes are no formulas.
+    "text.parse_math": False,
+    "text.color": _SOFT,
+    "axes.labelcolor": _SOFT,
+    "xtick.labelcolor": _SOFT,
+    "ytick.labelcolor": _SOFT,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": _LINE,
+    "grid.linewidth": 1.0,
+    **{f"{axis}tick.{size}.size": 0.0 for axis in "xy" for size in ("major", "minor")},
+    "lines.linewidth": 1.6,
+    "lines.markersize": 4.4,
+    # Text stays text, which can be selected and searched.
+    "svg.fonttype": "none",
+    # Ids would otherwise be random.
+    "svg.hashsalt": "sat-tf",
+}
+_TIP = "tip:"
+_REFERENCE = "{http://www.w3.org/1999/xlink}href"
+_LONG_NUMBER = re.compile(r"\d+\.\d{3,}")
+
+
+@contextlib.contextmanager
+def drawn_for_a_page() -> Iterator[None]:
+    """Pictures created and saved inside have the style of pages; `STAND_INS` are their colours."""
+    import matplotlib  # here and below because it is slow to load
+
+    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+        # The fonts of the browser have what matplotlib's own lack.
+        warnings.filterwarnings("ignore", message="Glyph")
+        yield
+
+
+def tip(words: str) -> str:
+    """The id of an artist that has a tooltip on a page."""
+    return _TIP + printable(words)
+
+
+def canvas(width: float, height: float) -> "Picture":
+    """An empty picture of this size in units of its SVG, without a ground."""
+    from matplotlib.figure import Figure
+
+    size = width / _POINTS_PER_INCH, height / _POINTS_PER_INCH
+    return Figure(figsize=size, dpi=_POINTS_PER_INCH, frameon=False)
+
+
+def svg_element(
+    picture: "Picture", *, kind: str, title: str, summary: str = "", style: str = ""
+) -> Markup:
+    """A picture as an element of a page.
+
+    Args:
+        picture: drawn inside `drawn_for_a_page`.
+        kind: the CSS class, which sets the size and the font of its text.
+        title: for screen readers, in plain text.
+        summary: what it shows, likewise; "" for nothing more than the title.
+        style: of the element, in CSS.
     """
+    root = ElementTree.fromstring(printable(svg_of(picture)))
+    root.remove(root[0])  # a style of everything on the page
+    _tidy(root)
+    root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "class": kind}
+    root.attrib |= {"stroke-linejoin": "round"} | ({"style": style} if style else {})
+    root[:0] = [_named("title", title), *([_named("desc", summary)] if summary else [])]
+    text = ElementTree.tostring(root, encoding="unicode")
+    # Letters are those of the page, of which matplotlib's are as wide or wider.
+    text = re.sub("'DejaVu Sans'[^;]*sans-serif", "system-ui, sans-serif", text)
+    return Markup(re.sub("#fe01[0-9a-f]{2}", lambda found: _COLOUR_OF[found[0]], text))
 
-    width: float
-    height: float
-    left: float
-    right: float
-    top: float
-    bottom: float
+
+def _tidy(element: ElementTree.Element) -> None:
+    """Leaves what is drawn, with tooltips, and to a hundredth of a unit.
+
+    Nothing is clipped: dots at the ends of an axis are whole.
+    """
+    element.tag = element.tag.partition("}")[2]
+    element.attrib.pop("clip-path", None)
+    identity = element.attrib.pop("id", "")
+    if element.tag == "path" and identity:
+        element.set("id", identity)  # of a mark, which is drawn by reference
+    if (mark := element.attrib.pop(_REFERENCE, None)) is not None:
+        element.set("href", mark)
+    for name in {"d", "x", "y", "transform"} & element.attrib.keys():
+        rounded = _LONG_NUMBER.sub(lambda found: f"{float(found[0]):.2f}", element.attrib[name])
+        element.set(name, " ".join(rounded.split()))
+    if element.get("transform", "").startswith("rotate(-0 "):
+        del element.attrib["transform"]
+    children: list[ElementTree.Element] = []
+    for child in element:
+        if child.tag.endswith("}clipPath"):
+            continue
+        _tidy(child)
+        child.tail = ""
+        is_group = child.tag == "g" and not child.attrib and child.find("title") is None
+        children += child if is_group else [child]
+    element[:] = children
+    if children:
+        element.text = ""
+    if identity.startswith(_TIP):
+        element.insert(0, _named("title", identity.removeprefix(_TIP)))
 
 
-_LINES = _Area(width=480.0, height=284.0, left=52.0, right=460.0, top=34.0, bottom=248.0)
-_LETTER = 7.0  # about the width of one
-_MOST_POINTS = 400
+def svg_of(picture: "Picture") -> str:
+    """A picture as an SVG file, equal for equal pictures."""
+    content = io.StringIO()
+    metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    picture.savefig(content, format="svg", metadata=metadata)
+    return content.getvalue()
+
+
+def scrolled(element: Markup, label: str) -> Markup:
+    """An element that scrolls by itself where it is wider than the page."""
+    return Markup('<div class="wide" tabindex="0" role="region" aria-label="{}">{}</div>').format(
+        label, element
+    )
+
+
+def _named(tag: str, words: str) -> ElementTree.Element:
+    element = ElementTree.Element(tag)
+    element.text = words
+    return element
+
 
 Point = tuple[float, float]
 
@@ -59,6 +184,10 @@ class Line:
     dots: bool = False
 
 
+_LINES_SIZE = (480.0, 284.0)
+_LINES_AREA = (52.0, 36.0, 408.0, 214.0)  # left, bottom, width and height of the axes
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LineChart:
     """A chart of lines over the steps of a run.
@@ -72,7 +201,6 @@ class LineChart:
         summary: what it shows, in words, for screen readers.
         caption: what to look at, in plain text; "" for nothing.
         named: the lines of the legend; by default `lines`.
-        most_points: how many points of a line are drawn; of more, some are left out.
         least: y cannot be lower.
         most: y cannot be higher.
     """
@@ -85,7 +213,6 @@ class LineChart:
     from_zero: bool = False
     caption: str = ""
     named: Sequence[Line] | None = None
-    most_points: int = _MOST_POINTS
     least: float = -math.inf
     most: float = math.inf
 
@@ -98,191 +225,108 @@ class LineChart:
             pieces.append(legend(self.lines))
         if self.caption:
             pieces.append(f"<p>{escape(self.caption)}</p>")
-        return _joined([*pieces, "</figure>"])
+        return Markup("\n".join([*pieces, "</figure>"]))
 
     def to_svg(self) -> Markup:
         """The chart as an SVG element; a sentence if there is nothing to draw."""
-        usable = [
-            point
-            for line in self.lines
-            for point in line.points
-            if math.isfinite(point[1]) and (point[1] > 0 or not self.logarithmic)
-        ]
+        usable = [point for line in self.lines for point in line.points if self._is_drawn(point[1])]
         if not usable:
             return Markup("<p>Nothing was recorded.</p>")
-        xs = [x for x, _ in usable]
-        x = _Axis.between(min([*xs, *(start for start, _ in self.stages)]), max(xs))
-        ys = [y for _, y in usable]
-        y = _Axis.over(
-            0.0 if self.from_zero else min(ys),
-            max(ys),
-            logarithmic=self.logarithmic,
-            least=self.least,
-            most=self.most,
+        xs, ys = zip(*usable, strict=True)
+        with drawn_for_a_page():
+            picture, axes = _with_axes(_LINES_SIZE, _LINES_AREA)
+            low = min([*xs, *(start for start, _ in self.stages)])
+            # One step alone is in the middle.
+            axes.set_xlim((low, max(xs)) if low < max(xs) else (low - 0.5, low + 0.5))
+            axes.set_xlabel("step of the run", labelpad=3.0)
+            _show_marks(axes.xaxis, logarithmic=False, count=5)
+            if self.logarithmic:
+                axes.set_yscale("log")
+            _show_marks(axes.yaxis, logarithmic=self.logarithmic, count=6)
+            low, high = _held(axes.yaxis, 0.0 if self.from_zero else min(ys), max(ys))
+            axes.set_ylim(max(low, self.least), min(high, self.most))
+            for line in self.lines:
+                self._draw(axes, line)
+            self._draw_stages(axes)
+            return svg_element(picture, kind="chart", title=self.title, summary=self.summary)
+
+    def _is_drawn(self, y: float) -> bool:
+        return math.isfinite(y) and (y > 0 or not self.logarithmic)
+
+    def _draw(self, axes: "Axes", line: Line) -> None:
+        drawn = np.array([self._is_drawn(y) for _, y in line.points], bool)
+        # A point between two gaps has no line through it.
+        around = np.pad(drawn, 1)
+        lonely = np.flatnonzero(drawn & ~around[:-2] & ~around[2:]).tolist()
+        colour = STAND_INS.get(line.colour, line.colour)
+        axes.plot(
+            [x for x, _ in line.points],
+            np.where(drawn, [y for _, y in line.points], np.nan),
+            color=colour,
+            linestyle=(0, (5, 4)) if line.dashed else "-",
+            marker="o" if line.dots or lonely else "",
+            markevery=None if line.dots else lonely or None,
+            gid=tip(line.label),
         )
-        frame = _Frame(x, y)
-        return _joined(
-            [
-                f'<svg viewBox="0 0 {_LINES.width:g} {_LINES.height:g}" role="img" class="chart">',
-                f"<title>{escape(self.title)}</title><desc>{escape(self.summary)}</desc>",
-                *frame.grid(),
-                *frame.stages(self.stages),
-                *(frame.line(line, self.most_points) for line in self.lines),
-                "</svg>",
-            ]
-        )
 
-
-@dataclasses.dataclass(frozen=True)
-class _Axis:
-    """Where values lie between the ends of an axis, and which of them are marked."""
-
-    low: float
-    high: float
-    ticks: tuple[float, ...]
-    logarithmic: bool = False
-
-    @classmethod
-    def over(
-        cls,
-        low: float,
-        high: float,
-        *,
-        logarithmic: bool = False,
-        least: float = -math.inf,
-        most: float = math.inf,
-    ) -> "_Axis":
-        """From a mark at or below the lowest value to one at or above the highest.
-
-        No mark is below `least` or above `most`, between which all values are.
-        """
-        if logarithmic:
-            return cls(*_logarithmic(low, high), logarithmic=True)
-        if high <= low:
-            low, high = low - (abs(low) or 1.0) / 2, high + (abs(high) or 1.0) / 2
-        low, high = max(low, least), min(high, most)
-        distance = _tick_distance((high - low) / 5)
-        first, last = math.floor(low / distance + 1e-9), math.ceil(high / distance - 1e-9)
-        ticks = tuple(index * distance for index in range(first, last + 1))
-        ends = max(ticks[0], least), min(ticks[-1], most)
-        return cls(*ends, tuple(tick for tick in ticks if ends[0] <= tick <= ends[1]))
-
-    @classmethod
-    def between(cls, low: float, high: float) -> "_Axis":
-        """From the lowest value to the highest, marked in between."""
-        wide = cls.over(low, high)
-        if high <= low:
-            return wide
-        return cls(low, high, tuple(tick for tick in wide.ticks if low <= tick <= high))
-
-    def place(self, value: float) -> float:
-        """0 at the low end, 1 at the high one."""
-        if self.logarithmic:
-            return math.log(value / self.low) / math.log(self.high / self.low)
-        return (value - self.low) / (self.high - self.low)
-
-
-def _tick_distance(least: float) -> float:
-    """The next 1, 2 or 5 times a power of ten."""
-    power = 10.0 ** math.floor(math.log10(least))
-    return next(times * power for times in (1, 2, 5, 10) if times * power >= least * (1 - 1e-9))
-
-
-def _logarithmic(low: float, high: float) -> tuple[float, float, tuple[float, ...]]:
-    """Ends and marks of a logarithmic axis: 1, 2 and 5 of each decade, or the decades of many."""
-    few = math.log10(high / low) < 3
-    times = (1.0, 2.0, 5.0) if few else (1.0,)
-    decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 2)
-    marks = [factor * 10.0**decade for decade in decades for factor in times]
-    first = max(mark for mark in marks if mark <= low * (1 + 1e-9))
-    last = min(mark for mark in marks if mark >= high * (1 - 1e-9) and mark > first)
-    return first, last, tuple(mark for mark in marks if first <= mark <= last)
-
-
-class _Frame:
-    """The area between two axes."""
-
-    def __init__(self, x: _Axis, y: _Axis) -> None:
-        self._x, self._y = x, y
-
-    def grid(self) -> list[str]:
-        """The axes with their marks."""
-        parts = []
-        for tick in self._y.ticks:
-            height = self._down(tick)
-            parts.append(
-                f'<path d="M{_LINES.left:g} {height:.1f}H{_LINES.right:g}" class="grid"/>'
-                f'<text x="{_LINES.left - 6:g}" y="{height + 4:.1f}" text-anchor="end">'
-                f"{_number(tick)}</text>"
-            )
-        for tick in self._x.ticks:
-            parts.append(
-                f'<text x="{self._across(tick):.1f}" y="{_LINES.bottom + 16:g}" '
-                f'text-anchor="middle">{_number(tick)}</text>'
-            )
-        middle = (_LINES.left + _LINES.right) / 2
-        parts.append(
-            f'<text x="{middle:g}" y="{_LINES.height - 4:g}" text-anchor="middle">'
-            "step of the run</text>"
-        )
-        return parts
-
-    def stages(self, stages: Sequence[tuple[float, str]]) -> list[str]:
-        """A line where each stage but the first starts, and the names of all, in two rows."""
-        parts = []
-        ends = [0.0, 0.0]
-        for index, (start, name) in enumerate(stages):
-            left = self._across(start)
+    def _draw_stages(self, axes: "Axes") -> None:
+        """Draws a line where each stage but the first starts, and the names of all in two rows."""
+        left, right = axes.get_xlim()
+        for index, (start, name) in enumerate(self.stages):
             if index:
-                bottom = _LINES.bottom
-                parts.append(f'<path d="M{left:.1f} {_LINES.top:g}V{bottom:g}" class="stage"/>')
-            width = _LETTER * len(name)
-            left = min(left + 3, _LINES.width - width)
-            level = 0 if left >= ends[0] else 1
-            if left >= ends[level]:
-                ends[level] = left + width
-                height = _LINES.top - 7 - 15 * level
-                parts.append(f'<text x="{left:.1f}" y="{height:g}">{escape(name)}</text>')
-        return parts
-
-    def line(self, line: Line, most_points: int) -> str:
-        """One line, with its name as a tooltip."""
-        pieces: list[list[Point]] = [[]]
-        for x, y in line.points:
-            if not math.isfinite(y) or (self._y.logarithmic and y <= 0):
-                pieces.append([])
-            else:
-                pieces[-1].append((x, y))
-        share = most_points / max(len(line.points), most_points)
-        path = dots = ""
-        for piece in filter(None, pieces):
-            thin = thinned(piece, max(2, math.ceil(share * len(piece))))
-            places = [(f"{self._across(x):.1f}", f"{self._down(y):.1f}") for x, y in thin]
-            path += "M" + "L".join(" ".join(place) for place in places)
-            if line.dots or len(places) == 1:
-                dots += "".join(f'<circle cx="{x}" cy="{y}" r="2.2"/>' for x, y in places)
-        return (
-            f'<g stroke="{line.colour}" fill="{line.colour}" class="line">'
-            f"<title>{escape(line.label)}</title>"
-            f'<path d="{path}"{_dashes(line)}/>{dots}</g>'
-        )
-
-    def _across(self, x: float) -> float:
-        return _LINES.left + self._x.place(x) * (_LINES.right - _LINES.left)
-
-    def _down(self, y: float) -> float:
-        return _LINES.bottom - self._y.place(y) * (_LINES.bottom - _LINES.top)
+                axes.axvline(start, color=_SOFT, linewidth=1.0, linestyle=(0, (2, 3)))
+            is_late = start - left > 0.75 * (right - left)
+            axes.annotate(
+                printable(name),
+                (start, 1.0),
+                xycoords=("data", "axes fraction"),
+                xytext=(-3 if is_late else 3, 7 + 14 * (index % 2)),
+                textcoords="offset points",
+                horizontalalignment="right" if is_late else "left",
+            )
 
 
-def thinned(points: Sequence[Point], most: int) -> list[Point]:
-    """At most `most` of the points, two or more, spread evenly with both ends.
+def _with_axes(
+    size: tuple[float, float], area: tuple[float, float, float, float]
+) -> "tuple[Picture, Axes]":
+    """A picture with axes in this area: left, bottom, width and height, in units of the SVG."""
+    picture = canvas(*size)
+    width, height = size
+    left, bottom, across, up = area
+    place = (left / width, bottom / height, across / width, up / height)
+    axes = picture.add_axes(place, frameon=False)
+    axes.set_axisbelow(True)
+    return picture, axes
 
-    >>> thinned([(0, 5), (1, 6), (2, 7), (3, 8), (4, 9)], most=3)
-    [(0, 5), (2, 7), (4, 9)]
-    """
-    if len(points) <= most:
-        return list(points)
-    return [points[index * (len(points) - 1) // (most - 1)] for index in range(most)]
+
+def _show_marks(axis: Any, *, logarithmic: bool, count: int) -> None:
+    """Marks an axis at round numbers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+    locator = (
+        LogLocator(subs=(1.0, 2.0, 5.0)) if logarithmic else MaxNLocator(count, steps=[1, 2, 5, 10])
+    )
+    axis.set_major_locator(locator)
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: _number(value)))
+
+
+def _held(axis: Any, low: float, high: float) -> tuple[float, float]:
+    """The last mark at or below the lowest value, and the first at or above the highest."""
+    locator, place = axis.get_major_locator(), np.asarray
+    if axis.get_scale() == "log":
+        place = np.log10
+        if high >= 1000 * low:
+            locator.set_params(subs=(1.0,))
+        ends = low / 10, high * 10
+    elif high <= low:
+        low, high = ends = low - (abs(low) or 1.0) / 2, high + (abs(high) or 1.0) / 2
+    else:
+        ends = low, high
+    marks = np.asarray(locator.tick_values(*ends))
+    slack = 1e-9 * np.ptp(place(marks))
+    first = marks[place(marks) <= place(low) + slack][-1]
+    return first, marks[(marks > first) & (place(marks) >= place(high) - slack)][0]
 
 
 def legend(lines: Sequence[Line]) -> Markup:
@@ -290,7 +334,8 @@ def legend(lines: Sequence[Line]) -> Markup:
     return _legend(
         (
             f'<svg viewBox="0 0 22 8" width="22" height="8" aria-hidden="true">'
-            f'<path d="M1 4H21" stroke="{line.colour}" stroke-width="2"{_dashes(line)}/></svg>',
+            f'<path d="M1 4H21" stroke="{line.colour}" stroke-width="2" '
+            f'stroke-dasharray="{"5 4" if line.dashed else "none"}"/></svg>',
             line.label,
         )
         for line in lines
@@ -301,15 +346,6 @@ def _legend(items: Iterable[tuple[str, str]]) -> Markup:
     """A list of drawings, each with the words that it stands for."""
     listed = "".join(f"<li>{drawing}{escape(words)}</li>" for drawing, words in items)
     return Markup(f'<ul class="legend">{listed}</ul>')
-
-
-def _joined(pieces: Iterable[str]) -> Markup:
-    """Pieces of HTML, of which all that is plain text has been escaped."""
-    return Markup("\n".join(pieces))
-
-
-def _dashes(line: Line) -> str:
-    return ' stroke-dasharray="5 4"' if line.dashed else ""
 
 
 def _number(value: float) -> str:
@@ -323,13 +359,10 @@ def _number(value: float) -> str:
     return f"{value:,.0f}".replace(",", " ") if abs(value) >= 1000 else f"{value:.4g}"
 
 
-_DOTS = _Area(width=900.0, height=300.0, left=64.0, right=884.0, top=14.0, bottom=266.0)
-_MARKS = (
-    '<circle cx="{x:.1f}" cy="{y:.1f}" r="4"/>',
-    '<path d="M{x:.1f} {y:.1f}m-4-4h8v8h-8z"/>',
-    '<path d="M{x:.1f} {y:.1f}m0-5l5 9h-10z"/>',
-    '<path d="M{x:.1f} {y:.1f}m0-5l5 5l-5 5l-5-5z"/>',
-)
+_DOTS_SIZE = (900.0, 300.0)
+_DOTS_AREA = (64.0, 34.0, 820.0, 252.0)
+# For matplotlib, and in the legend.
+_MARKS = (("o", "●"), ("s", "■"), ("^", "▲"), ("D", "◆"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -367,105 +400,146 @@ class DotChart:
     wanted: tuple[float, float] | None = None
     is_share: bool = False
 
-    def to_svg(self) -> Markup:
-        """The chart with its legend; "" if there is nothing to draw."""
-        kinds = [dots for dots in self.dots if any(map(self._drawable, dots.values))]
+    def to_figure(self) -> Markup:
+        """The chart between its title and its legend; "" if there is nothing to draw."""
+        kinds = [dots for dots in self.dots if any(map(self._is_drawn, dots.values))]
         if not kinds:
             return Markup("")
-        low, high, ticks = self._axis(kinds)
-        parts = [
-            f"<figure><figcaption>{escape(self.title)}</figcaption>",
-            f'<svg viewBox="0 0 {_DOTS.width:g} {_DOTS.height:g}" role="img" class="dots">'
-            f"<title>{escape(self.title)}</title>",
-            self._band(low, high),
-            *(self._tick(tick, low, high) for tick in ticks),
-            self._labels(),
-        ]
-        for number, dots in enumerate(kinds):
-            parts.append(f'<g class="kind{number}">')
-            parts += [
-                self._mark(number, index, value, low, high, dots.label)
-                for index, value in enumerate(dots.values)
-                if self._drawable(value) and value is not None
+        with drawn_for_a_page():
+            picture, axes = _with_axes(_DOTS_SIZE, _DOTS_AREA)
+            self._set_axes(axes, [value for dots in kinds for value in dots.values])
+            axes.set_xlabel(self.x_label)
+            axes.set_ylabel(self.y_label, rotation_mode="anchor")
+            axes.yaxis.set_label_coords(-50.0 / _DOTS_AREA[2], 0.5)
+            if self.wanted is not None:
+                axes.axhspan(
+                    *self.wanted, color=STAND_INS["var(--good)"], alpha=0.13, gid=tip("wanted")
+                )
+            for number, dots in enumerate(kinds):
+                for index, value in enumerate(dots.values):
+                    if self._is_drawn(value):
+                        words = f"{index + 1} {self.names[index]}: {dots.label} {value:.3g}"
+                        axes.plot(
+                            index + 1,
+                            value,
+                            marker=_MARKS[number][0],
+                            markersize=8.0,
+                            color=STAND_INS[f"var(--kind{number})"],
+                            gid=tip(words),
+                        )
+            pieces = [
+                f"<figure><figcaption>{escape(self.title)}</figcaption>",
+                scrolled(svg_element(picture, kind="dots", title=self.title), self.title),
             ]
-            parts.append("</g>")
-        parts.append("</svg>")
         if len(kinds) > 1:
-            parts.append(_legend_of_dots(kinds))
-        return _joined([*parts, "</figure>"])
+            pieces.append(
+                _legend(
+                    (
+                        f'<span style="color:var(--kind{number})" aria-hidden="true">'
+                        f"{_MARKS[number][1]}</span>",
+                        dots.label,
+                    )
+                    for number, dots in enumerate(kinds)
+                )
+            )
+        return Markup("\n".join([*pieces, "</figure>"]))
 
-    def _drawable(self, value: float | None) -> bool:
+    def _is_drawn(self, value: float | None) -> bool:
         return value is not None and math.isfinite(value) and (value > 0 or self.is_share)
 
-    def _axis(self, kinds: Sequence[Dots]) -> tuple[float, float, list[float]]:
-        if self.is_share:
-            return 0.0, 1.0, [0.0, 0.25, 0.5, 0.75, 1.0]
-        values = [v for dots in kinds for v in dots.values if self._drawable(v) and v is not None]
-        values += list(self.wanted or ())
-        first = math.floor(math.log10(min(values)) + 1e-9)
-        last = max(math.ceil(math.log10(max(values)) - 1e-9), first + 1)
-        every = math.ceil((last - first) / 8)
-        return 10.0**first, 10.0**last, [10.0**k for k in range(first, last + 1, every)]
-
-    def _down(self, value: float, low: float, high: float) -> float:
-        place = value if self.is_share else math.log(value / low) / math.log(high / low)
-        return _DOTS.bottom - place * (_DOTS.bottom - _DOTS.top)
-
-    def _across(self, index: int) -> float:
-        return _DOTS.left + (index + 0.5) / len(self.names) * (_DOTS.right - _DOTS.left)
-
-    def _band(self, low: float, high: float) -> str:
-        if self.wanted is None:
-            return ""
-        bottom, top = (self._down(min(max(v, low), high), low, high) for v in self.wanted)
-        width = _DOTS.right - _DOTS.left
-        return (
-            f'<rect x="{_DOTS.left:g}" y="{top:.1f}" width="{width:g}" height="{bottom - top:.1f}" '
-            'class="wanted"><title>wanted</title></rect>'
-        )
-
-    def _tick(self, tick: float, low: float, high: float) -> str:
-        height = self._down(tick, low, high)
-        return (
-            f'<path d="M{_DOTS.left:g} {height:.1f}H{_DOTS.right:g}" class="grid"/>'
-            f'<text x="{_DOTS.left - 6:g}" y="{height + 4:.1f}" text-anchor="end">{tick:g}</text>'
-        )
-
-    def _labels(self) -> str:
+    def _set_axes(self, axes: "Axes", values: Sequence[float | None]) -> None:
         count = len(self.names)
-        every = max(1, math.ceil(count / 20))
-        numbers = "".join(
-            f'<text x="{self._across(index):.1f}" y="{_DOTS.bottom + 15:g}" '
-            f'text-anchor="middle">{index + 1}</text>'
-            for index in range(0, count, every)
-        )
-        middle, half = (
-            (_DOTS.left + _DOTS.right) / 2,
-            (_DOTS.top + _DOTS.bottom) / 2,
-        )
-        return (
-            f'{numbers}<text x="{middle:g}" y="{_DOTS.height - 4:g}" text-anchor="middle">'
-            f'{escape(self.x_label)}</text><text transform="translate(12 {half:g}) rotate(-90)" '
-            f'text-anchor="middle">{escape(self.y_label)}</text>'
-        )
-
-    def _mark(
-        self, kind: int, index: int, value: float, low: float, high: float, label: str
-    ) -> str:
-        shape = _MARKS[kind].format(x=self._across(index), y=self._down(value, low, high))
-        words = f"{index + 1} {self.names[index]}: {label} {value:.3g}"
-        return f"<g>{shape}<title>{escape(words)}</title></g>"
+        axes.set_xlim(0.5, count + 0.5)
+        axes.set_xticks(range(1, count + 1, max(1, math.ceil(count / 20))))
+        if self.is_share:
+            axes.set_ylim(0.0, 1.0)
+            axes.set_yticks([0.0, 0.25, 0.5, 0.75, 1.0], ["0", "0.25", "0.5", "0.75", "1"])
+            return
+        axes.set_yscale("log")
+        _show_marks(axes.yaxis, logarithmic=True, count=8)
+        axes.yaxis.get_major_locator().set_params(subs=(1.0,))
+        drawn = [*filter(self._is_drawn, values), *(self.wanted or ())]
+        axes.set_ylim(_held(axes.yaxis, min(drawn), max(drawn)))
 
 
-def _legend_of_dots(kinds: Sequence[Dots]) -> Markup:
-    return _legend(
-        (
-            f'<svg viewBox="0 0 14 14" width="14" height="14" class="dots" aria-hidden="true">'
-            f'<g class="kind{number}">{_MARKS[number].format(x=7.0, y=7.0)}</g></svg>',
-            dots.label,
-        )
-        for number, dots in enumerate(kinds)
-    )
+_PIXELS_PER_REM = 16.0
+# Of the matrix, in pixels; few rows fit a telephone.
+_WIDEST_MATRIX, _WIDTH_OF_FEW, _WIDTH_OF_ROW = 480.0, 110.0, 46.0
+_LONGEST_NAME = 14
+_MOST_WITH_NUMBERS = 16
+# Labels of more rows than this are left out in between.
+_MOST_LABELS = 25
+
+
+def heat_map(
+    counts: np.ndarray,
+    names: Sequence[str],
+    *,
+    title: str,
+    summary: str,
+    tip_of: Callable[[int, int], str],
+) -> Markup:
+    """A square matrix, each cell as strong as its share of its row, the diagonal in another colour.
+
+    Strengths are square roots of shares, so that rare cells are visible.
+
+    Args:
+        counts: (n, n), 0 or more; cells of 0 are not drawn.
+        names: of the rows, which are also those of the columns, in plain text.
+        title: for screen readers, in plain text.
+        summary: what it shows, likewise.
+        tip_of: what the tooltip of a row and a column says, in plain text.
+    """
+    size = len(counts)
+    side = min(_WIDEST_MATRIX, _WIDTH_OF_FEW + _WIDTH_OF_ROW * size)
+    shown = [printable(_shortened(name)) for name in names]
+    labelled = range(0, size, max(1, -(-size // _MOST_LABELS)))
+    # A letter is less wide than its size; names above the columns are tilted by 60 degrees.
+    longest = 0.62 * _FONT * max(len(shown[index]) for index in labelled)
+    left, top, right = 8.0 + longest, 14.0 + 0.87 * longest, 6.0 + 0.5 * longest
+    strengths = np.sqrt(counts / np.maximum(counts.sum(axis=1, keepdims=True), 1))
+    with drawn_for_a_page():
+        from matplotlib.patches import Rectangle
+
+        width = left + side + right
+        picture, axes = _with_axes((width, top + side + 2.0), (left, 2.0, side, side))
+        axes.set(xlim=(0, size), ylim=(size, 0))
+        axes.grid(visible=False)
+        middles, words = [i + 0.5 for i in labelled], [shown[i] for i in labelled]
+        axes.set_yticks(middles, words)
+        axes.xaxis.tick_top()
+        turned = {"rotation": 60.0, "rotation_mode": "anchor", "horizontalalignment": "left"}
+        axes.set_xticks(middles, words, **turned)
+        axes.add_patch(Rectangle((0, 0), size, size, fill=False, edgecolor=_LINE))
+        for row, column in np.argwhere(counts > 0).tolist():
+            strength = max(0.12, float(strengths[row, column]))
+            colour = STAND_INS["var(--curve)" if row == column else "var(--other)"]
+            cell = Rectangle((column, row), 1, 1, alpha=strength, linewidth=0.0, color=colour)
+            cell.set_gid(tip(tip_of(row, column)))
+            axes.add_patch(cell)
+            if size <= _MOST_WITH_NUMBERS:
+                axes.text(
+                    column + 0.5,
+                    row + 0.5,
+                    str(int(counts[row, column])),
+                    color=STAND_INS["var(--paper)"] if strength > 0.75 else _INK,
+                    horizontalalignment="center",
+                    verticalalignment="center_baseline",
+                )
+        style = f"--widest:{width / _PIXELS_PER_REM:.1f}rem"
+        return svg_element(picture, kind="heat", title=title, summary=summary, style=style)
+
+
+def _shortened(name: str) -> str:
+    """The name, without its middle if it is long: names differ at both ends.
+
+    >>> _shortened("golden retriever, male")
+    'golden r… male'
+    """
+    if len(name) <= _LONGEST_NAME:
+        return name
+    end = (_LONGEST_NAME - 1) // 3 + 1
+    return f"{name[: _LONGEST_NAME - 1 - end]}…{name[-end:]}"
 
 
 _ROW_WIDTH, _ROW_HEIGHT = 480.0, 24.0
@@ -540,7 +614,10 @@ _WIDEST_BAR = 8.0
 
 
 def histogram(counts: Sequence[int], caption: str) -> Markup:
-    """An SVG with a place for every code, in the page's colours.
+    """A picture for a cell of a table with a place for every code, in the page's colours.
+
+    It is one path, written here: a page of a certificate has two for each tensor, for which
+    matplotlib would take seconds.
 
     Heights are square roots of shares, because one code, often that of 0, has most of them. A code
     that occurs at all has a visible bar, and one that does not has none.

@@ -19,7 +19,7 @@ from sat_tf.analysis.answers.counting import (
     most_confused,
 )
 from sat_tf.atomic_file import written_whole
-from sat_tf.presentation.heat_map import heat_map
+from sat_tf.presentation.charts import heat_map, scrolled
 from sat_tf.presentation.page import render, render_page
 from sat_tf.presentation.tables import Cell, Column, Marked, Table, digits, percent, points
 
@@ -87,18 +87,15 @@ def _matrix(answers: Answers, title: str, given: np.ndarray) -> Markup:
         return f"{names[row]} taken for {names[column]}: {count} of {of}"
 
     right = int(np.count_nonzero(answers.labels == given))
-    return Markup(
-        '<figure><figcaption>{0}</figcaption><div class="wide" tabindex="0" role="region" '
-        'aria-label="{0}">{1}</div></figure>'
-    ).format(
-        title,
-        heat_map(
-            bins.counts,
-            names,
-            title=f"Confusion matrix: {title}",
-            summary=f"{right} of {len(given)} images are classified right.",
-            tip=tip,
-        ),
+    drawn = heat_map(
+        bins.counts,
+        names,
+        title=f"Confusion matrix: {title}",
+        summary=f"{right} of {len(given)} images are classified right.",
+        tip_of=tip,
+    )
+    return Markup("<figure><figcaption>{}</figcaption>{}</figure>").format(
+        title, scrolled(drawn, title)
     )
 
 

@@ -48,7 +48,7 @@ def audit_page(audit: AuditedModel) -> str:
         kind=KINDS[audit.verdict],
         summary=summary(audit),
         wrong={rule: (RULES[rule], lines) for rule, lines in by_rule(audit).items()},
-        charts=[chart.to_svg() for chart in _charts(audit)],
+        charts=[chart.to_figure() for chart in _charts(audit)],
         layers=Table(columns=_LAYER, rows=_numbered(audit.layers)).to_html("linear layers"),
         activations=Table(columns=_ACTIVATION, rows=_numbered(activations)).to_html(
             "quantized activations"

@@ -61,9 +61,6 @@ def draw_curves(rows: list[EpochMetrics], title: str, path: str | os.PathLike[st
 
 _TRAINING, _HELD_OUT, _FIVE = "var(--curve)", "var(--other)", "var(--third)"
 _DECAY = "var(--soft)"
-# Every recorded step is drawn: a stage has a thousand of them, a run rarely more than three stages.
-_MOST_POINTS = 3000
-
 
 # Of training that asks for more than the labels, or for less.
 _OTHER_LOSS = (
@@ -146,14 +143,12 @@ def charts(
             logarithmic=True,
             summary=_ends("loss", loss),
             caption=_OTHER_LOSS.format(targets) if targets else "",
-            most_points=_MOST_POINTS,
         ),
         LineChart(
             title="Accuracy (%)",
             lines=_drawn(top1),
             stages=stages,
             summary=_ends("accuracy in percent", top1),
-            most_points=_MOST_POINTS,
             least=0.0,
             most=100.0,
         ),
@@ -163,7 +158,6 @@ def charts(
             stages=stages,
             from_zero=True,
             summary=_ends("learning rate", [rate]),
-            most_points=_MOST_POINTS,
         ),
         LineChart(
             title="Clipping levels",

@@ -51,11 +51,10 @@ def test_no_line_joins_two_stages():
     assert [math.isnan(y) for y in ys(found[0].lines[0])] == [False, False, True, False, False]
 
 
-@pytest.mark.parametrize("count", [3, 1000, 2500])
-def test_every_recorded_step_is_drawn(count):
-    chart = charts([], [step(1 + index) for index in range(count)])[2]
-    path = chart.to_svg().split('class="line"')[1].split("</g>")[0]
-    assert path.count("L") + path.count("M") == count
+@pytest.mark.parametrize("count", [3, 2500])
+def test_every_recorded_step_has_a_point(count):
+    (rate,) = charts([], [step(1 + index) for index in range(count)])[2].lines
+    assert len(rate.points) == count
 
 
 def levels(**by_name):
