@@ -52,7 +52,7 @@ MAY_IMPORT = {
         "data",
         "presentation",
     },
-    "reproduction": {"core", "qat", "analysis", "models", "data", "training", "presentation"},
+    "reproduction": {"qat", "training", "presentation"},
     "commands": {
         "graph",
         "quantizers",
@@ -114,12 +114,6 @@ MAY_IMPORT_WITHIN = {
         "quantizers": {"core"},
         ".": {"core", "quantizers"},
         "conversion": {".", "quantizers"},
-    },
-    "reproduction": {
-        ".": set(),
-        "figures": set(),
-        "paper": set(),
-        "miniature": {"figures", "paper"},
     },
 }
 # Modules that all rooms share, and those at the top that may use everything.

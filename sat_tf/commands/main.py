@@ -19,8 +19,6 @@ from sat_tf.commands import (
     evaluate,
     explain,
     export,
-    figures,
-    miniature,
     paper,
     quantize,
     sensitivity,
@@ -51,8 +49,6 @@ _COMMANDS: dict[str, ModuleType] = {
     "sensitivity": sensitivity,
     "allocate": allocate,
     "paper": paper,
-    "figures": figures,
-    "miniature": miniature,
 }
 
 

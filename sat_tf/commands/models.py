@@ -90,15 +90,6 @@ def load_tensorflow() -> None:
     gc.freeze()
 
 
-def compute_on_one_thread() -> None:
-    """Has TensorFlow compute each operation on one thread; to be called before it is loaded.
-
-    Sums are then added in one order, whatever the number of processors. For networks so small that
-    more threads gain nothing, and whose training amplifies a difference in the last digit.
-    """
-    os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
-
-
 _APPLICATIONS = "keras.applications:"
 _FILES = (".keras", ".h5", ".hdf5")
 

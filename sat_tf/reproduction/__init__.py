@@ -1,1 +1,1 @@
-"""The paper's experiments: its rows, its figures, and its ablation in miniature."""
+"""The paper's experiments: the rows of its tables and figures."""

@@ -16,7 +16,6 @@ from sat_tf.training.report.results import Results
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.run_folder import RunFolder
 from sat_tf.training.state.run_state import RunState
-from sat_tf.training.step.stage_plan import StepReport
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,8 +86,6 @@ def run(
     folder: pathlib.Path,
     results: pathlib.Path,
     console: Console,
-    *,
-    report_step: StepReport | None = None,
 ) -> bool:
     """Runs jobs one after the other, and records each outcome.
 
@@ -100,7 +97,6 @@ def run(
         folder: in which each run has a folder of its own.
         results: the file that outcomes are added to.
         console: where to show progress.
-        report_step: called after every step of a training.
 
     Returns:
         Whether LiteRT computes the integers that were trained, in all of them.
@@ -117,11 +113,11 @@ def run(
         console.print(f"[bold]{number}/{len(jobs)}[/] {what}", highlight=False)
         config = job.config
         if job.float_config is not None:
-            start = _finish(job.float_config, folder, console, done, report_step)
+            start = _finish(job.float_config, folder, console, done)
             file = str(start.file(run_folder.FLOAT_MODEL).absolute())
             training = config.training.model_copy(update={"float_model": file})
             config = config.model_copy(update={"training": training})
-        finished = _finish(config, folder, console, done, report_step)
+        finished = _finish(config, folder, console, done)
         if not finished.is_finished:
             continue  # another worker has the files
         try:
@@ -182,7 +178,6 @@ def _finish(
     folder: pathlib.Path,
     console: Console,
     done: set[str],
-    report_step: StepReport | None,
 ) -> RunFolder:
     """The folder of a run, which is trained unless it is finished.
 
@@ -199,6 +194,6 @@ def _finish(
 
         # Frees the last run's memory, and names layers as in a new process.
         keras.backend.clear_session()
-        runner.train(config, own, console, wait=True, report_step=report_step)
+        runner.train(config, own, console, wait=True)
     done.add(config.name)
     return own

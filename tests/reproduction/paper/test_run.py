@@ -37,8 +37,8 @@ def run_dir(tmp_path_factory):
     return tmp_path_factory.mktemp("paper")
 
 
-def _run(jobs, folder, report_step=None):
-    return run(jobs, folder, folder / "results.csv", Console(quiet=True), report_step=report_step)
+def _run(jobs, folder):
+    return run(jobs, folder, folder / "results.csv", Console(quiet=True))
 
 
 def test_rows_are_planned_seed_by_seed_with_the_float_model_they_start_from():
@@ -173,15 +173,6 @@ def _train(row, folder):
 @pytest.mark.parametrize("row", REPRESENTATIVE)
 def test_a_row_of_every_kind_trains_for_two_steps(row, run_dir):
     _train(row, run_dir)
-
-
-@pytest.mark.thorough
-def test_a_listener_is_told_of_every_step(run_dir):
-    told = []
-    changes = [*TWO_STEPS, "seed=1"]
-    jobs = plan(["table1/mobilenet_v2/4bits"], data="digits", changes=changes)
-    _run(jobs, run_dir, report_step=lambda stage, step: told.append((stage, step)))
-    assert told == [("float", 1), ("float", 2), ("quantized", 1), ("quantized", 2)]
 
 
 @pytest.mark.slow

@@ -1,1 +1,0 @@
-"""The paper's figures and tables that need no ImageNet, recomputed and drawn."""

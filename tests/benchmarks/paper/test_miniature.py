@@ -1,0 +1,221 @@
+import collections
+import io
+
+import pytest
+import tensorflow as tf
+from rich.console import Console
+
+from benchmarks.paper.miniature import GROUPS, SHORT, curves, draw, jobs, page, run
+from sat_tf.messages import RunError
+from sat_tf.reproduction.paper.library import entries
+from sat_tf.reproduction.paper.record import read_outcomes
+from sat_tf.training.loop import runner
+from sat_tf.training.state.history import StepMetrics, steps_to_csv
+from tests.reproduction.paper.fake import FakeRunner, outcome
+from tests.reproduction.paper.test_run import TWO_STEPS
+
+# Full: three seeds of 4 float models, of 8 quantized ones and of 4 from the other start; once 6
+# grids, 2 with streams, 9 with the other head and 4 with gradients through the maximum.
+FULL = {3: 16, 1: 21}
+
+
+def test_all_rows_are_in_the_library():
+    assert {row for group in GROUPS for row in group.rows} <= set(entries())
+
+
+def test_the_short_run_is_two_float_models_and_the_ablation_at_2_bits():
+    planned = jobs(full=False)
+    assert [job.row for job in planned] == list(SHORT)
+    assert {job.config.seed for job in planned} == {0}
+    names = {job.config.name for job in planned}
+    assert {job.float_config.name for job in planned if job.float_config} < names
+    assert [job.config.seed for job in jobs(full=False, seeds=(4, 7))] == [4] * 6 + [7] * 6
+
+
+def test_the_full_run_repeats_what_the_seeds_are_asked_of():
+    planned = jobs(full=True)
+    count = collections.Counter(job.row for job in planned)
+    assert collections.Counter(count.values()) == FULL
+    seeds = {row: [job.config.seed for job in planned if job.row == row] for row in count}
+    assert seeds["glyphs/2bits/pact"] == seeds["glyphs_common_start/2bits/pact_from_sat"]
+    assert seeds["glyphs/2bits/pact"] == [0, 1, 2]
+    assert seeds["glyphs_gap_head/float/clamp"] == [0]
+
+
+def test_other_seeds_take_their_place():
+    seeds = {}
+    for job in jobs(full=True, seeds=(5, 6)):
+        seeds.setdefault(job.row, []).append(job.config.seed)
+    assert seeds["glyphs/4bits/pact"] == [5, 6]
+    assert seeds["glyphs_grids/4bits/rounded"] == [5]
+
+
+def test_no_training_is_planned_twice():
+    names = [job.config.name for job in jobs(full=True)]
+    assert len(set(names)) == len(names)
+
+
+def test_grids_differ_from_the_papers_in_the_inner_layers_alone():
+    by_row = {job.row: job.config.policy for job in jobs(full=True, seeds=(0,))}
+    rounded = by_row["glyphs_grids/2bits/rounded"]
+    assert (rounded.at("block_1_depthwise").weight_grid, rounded.weight_bits) == ("rounded", 2)
+    for layer in ("stem_conv", "classifier"):
+        assert rounded.at(layer).weight_grid == "auto"
+        assert rounded.at(layer).weight_bits == 8
+
+
+def test_the_other_head_is_the_same_task_but_for_what_its_name_says():
+    by_row = {job.row: job.config for job in jobs(full=True, seeds=(0,))}
+    plain, other = (by_row[f"{group}/float/clamp"] for group in ("glyphs", "glyphs_gap_head"))
+    assert other.model.options == {**plain.model.options, "head": "gap"}
+    rates = [config.stages.float.peak_learning_rate for config in (plain, other)]
+    assert rates == pytest.approx([0.3, 0.1])
+    assert (plain.policy, plain.data) == (other.policy, other.data)
+    through = by_row["glyphs_gap_head/float_through_max/clamp"].policy
+    assert (through.detach_max, other.policy.detach_max) == (False, True)
+
+
+def test_changes_hold_for_all_rows():
+    for job in jobs(full=True, changes=["stages.float.steps=7"]):
+        assert job.config.stages.float.steps == 7
+        assert job.changes == ("stages.float.steps=7",)
+
+
+def test_changes_that_do_not_fit_are_errors():
+    with pytest.raises(RunError, match=r"stages\.float\.step is not a key\. Did you mean steps"):
+        jobs(full=False, changes=["stages.float.step=7"])
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    runs = FakeRunner()
+    monkeypatch.setattr(runner, "train", runs.train)
+    return runs
+
+
+def _run(folder, planned=None):
+    output = io.StringIO()
+    same = run(planned or jobs(full=False), folder, Console(file=output, width=200))
+    return same, output.getvalue()
+
+
+def test_everything_is_trained_once_recorded_and_shown(fake, tmp_path):
+    same, output = _run(tmp_path)
+    assert same
+    assert len(fake.configs) == len(SHORT)
+    assert [one.row for one in read_outcomes(tmp_path / "results.csv")] == list(SHORT)
+    assert "6 of 6: glyphs/2bits/pact_sat_cg, seed 0" in output
+    assert "| 2 bits | PACT+SAT+CG | 55.0 |" in (tmp_path / "miniature.md").read_text()
+
+
+def test_what_was_stopped_goes_on_where_it_was(monkeypatch, tmp_path):
+    runs = FakeRunner()
+
+    def stop_at_the_fourth(*arguments, **keywords):
+        if len(runs.configs) == 3:
+            raise KeyboardInterrupt
+        return runs.train(*arguments, **keywords)
+
+    monkeypatch.setattr(runner, "train", stop_at_the_fourth)
+    with pytest.raises(KeyboardInterrupt):
+        _run(tmp_path)
+    # The page has been written after each row.
+    assert "52.0" in (tmp_path / "miniature.md").read_text()
+    first = [config.name for config in runs.configs]
+    monkeypatch.setattr(runner, "train", runs.train)
+    _run(tmp_path)
+    assert [config.name for config in runs.configs][:3] == first
+    assert len({config.name for config in runs.configs}) == len(runs.configs) == 6
+    _run(tmp_path)
+    assert len(runs.configs) == 6
+
+
+def test_a_training_that_breaks_does_not_stop_the_others(monkeypatch, tmp_path):
+    runs = FakeRunner()
+
+    def broken_without_rescale(config, *arguments, **keywords):
+        if config.policy.clipping_gradient == "pact" and config.stages.quantized:
+            raise RunError("the loss is not finite")
+        return runs.train(config, *arguments, **keywords)
+
+    monkeypatch.setattr(runner, "train", broken_without_rescale)
+    with pytest.raises(RunError) as error:
+        _run(tmp_path)
+    lines = str(error.value).splitlines()
+    assert lines[0] == "miniature: 2 problems"
+    assert lines[1] == "  - glyphs/2bits/pact, seed 0: the loss is not finite"
+    assert len(read_outcomes(tmp_path / "results.csv")) == 4
+
+
+def test_integers_that_differ_are_reported(monkeypatch, tmp_path):
+    monkeypatch.setattr(runner, "train", FakeRunner(codes_differing=1).train)
+    assert not _run(tmp_path)[0]
+
+
+def test_the_page_has_every_seed_and_says_what_does_not_show(tmp_path):
+    top1 = {"glyphs/float/clamp": 70.0, "glyphs/float/clamp_constant": 60.0}
+    outcomes = [outcome(row=row, top1=value) for row, value in top1.items()]
+    told = page(outcomes, tmp_path)
+    assert "0 of 1 claims of the paper show, 14 not run" in told
+    assert (
+        "| **Rescaling the clamped weights recovers it** | ✗ does not show | -10.0 (1 seed)" in told
+    )
+    outcomes += [outcome(row=row, top1=value + 1, seed=1) for row, value in top1.items()]
+    assert "| Float models | clamp | 70.5 ± 0.7 |" in page(outcomes, tmp_path)
+
+
+def test_runs_with_other_settings_are_shown_alone_and_said_to_be_so(tmp_path):
+    plain = outcome(row="glyphs/float/clamp", top1=12.25)
+    tiny = outcome(row="glyphs/float/clamp", top1=33.5, changes="stages.float.steps=2")
+    told = page([plain, tiny], tmp_path, "stages.float.steps=2")
+    assert "33.5" in told
+    assert "12.2" not in told
+    assert "other settings than the rows: stages.float.steps=2" in told
+    assert "33.5" not in page([plain, tiny], tmp_path)
+
+
+def test_the_first_and_the_last_kappa_stand_beside_the_accuracy(tmp_path):
+    writer = tf.summary.create_file_writer(str(tmp_path / "one" / "tensorboard"))
+    with writer.as_default():
+        for step, value in {0: 25.5, 500: 9.0, 1000: 4.0}.items():
+            tf.summary.scalar("train/loss", 1.0, step=step)
+            tf.summary.scalar("kappa_0", value, step=step)
+    writer.close()
+    rows = [
+        outcome(row="glyphs/float/clamp", run=run, seed=2, top1=58.25) for run in ("one", "two")
+    ]
+    assert "| glyphs/float/clamp | 2 | 25.5 | 4 | 58.2 |" in page(rows, tmp_path)
+    assert page(rows, tmp_path).count("glyphs/float/clamp | 2 |") == 1
+
+
+def test_each_run_has_a_curve_of_its_mean_level_and_each_method_a_name(tmp_path):
+    rows = []
+    for name, row, last in (
+        ("one", "glyphs/2bits/pact", 6.0),
+        ("two", "glyphs/2bits/pact", 5.0),
+        ("three", "glyphs/2bits/pact_cg", 3.0),
+    ):
+        common = {"stage": "quantized", "learning_rate": 0.1, "loss": 1.0, "top1": 0.5}
+        steps = [
+            StepMetrics(
+                **common, step=step, step_of_run=step, clipping_levels={"a": m - 0.5, "b": m + 0.5}
+            )
+            for step, m in ((10, 2.5), (20, last))
+        ]
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "steps.csv").write_text(steps_to_csv(steps))
+        rows.append(outcome(row=row, run=name))
+    found = curves([*rows, outcome(row="glyphs/4bits/pact", run="none")], tmp_path)
+    assert [curve.level for curve in found] == [[2.5, 6.0], [2.5, 5.0], [2.5, 3.0]]
+    accuracy, level = draw(found).axes
+    assert (accuracy.get_title(), level.get_title()) == ("2 bits", "2 bits")
+    assert len(level.lines) == 3
+    assert [text.get_text() for text in level.get_legend().get_texts()] == ["PACT", "PACT+CG"]
+    assert draw([]) is None
+
+
+@pytest.mark.slow
+def test_the_short_run_trains_for_two_steps_each(tmp_path):
+    assert _run(tmp_path, jobs(full=False, changes=TWO_STEPS))[0]
+    assert "These runs have other settings" in (tmp_path / "miniature.md").read_text()
+    assert len(read_outcomes(tmp_path / "results.csv")) == 6
