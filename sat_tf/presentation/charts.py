@@ -9,9 +9,8 @@ import dataclasses
 import io
 import math
 import re
-import statistics
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
@@ -200,7 +199,6 @@ class LineChart:
         from_zero: whether y starts at 0.
         summary: what it shows, in words, for screen readers.
         caption: what to look at, in plain text; "" for nothing.
-        named: the lines of the legend; by default `lines`.
         least: y cannot be lower.
         most: y cannot be higher.
     """
@@ -212,16 +210,13 @@ class LineChart:
     logarithmic: bool = False
     from_zero: bool = False
     caption: str = ""
-    named: Sequence[Line] | None = None
     least: float = -math.inf
     most: float = math.inf
 
     def to_figure(self) -> Markup:
         """The chart between its title and its legend."""
         pieces = [f"<figure><figcaption>{escape(self.title)}</figcaption>", self.to_svg()]
-        if self.named is not None:
-            pieces.append(legend(self.named))
-        elif len(self.lines) > 1:
+        if len(self.lines) > 1:
             pieces.append(legend(self.lines))
         if self.caption:
             pieces.append(f"<p>{escape(self.caption)}</p>")
@@ -540,70 +535,6 @@ def _shortened(name: str) -> str:
         return name
     end = (_LONGEST_NAME - 1) // 3 + 1
     return f"{name[: _LONGEST_NAME - 1 - end]}…{name[-end:]}"
-
-
-_ROW_WIDTH, _ROW_HEIGHT = 480.0, 24.0
-_ROW_LEFT, _ROW_RIGHT, _ROWS_TOP, _ROWS_BOTTOM = 176.0, 432.0, 6.0, 40.0
-
-
-def rows_of_dots(rows: Sequence[tuple[str, Mapping[int, float]]], *, title: str) -> Markup:
-    """A drawing with a line for each row, its mean beside it; "" if nothing was measured.
-
-    Args:
-        rows: label and top-1 in percent by seed; rows without seeds are drawn empty.
-        title: for screen readers, in plain text.
-    """
-    values = [value for _, by_seed in rows for value in by_seed.values()]
-    if not values:
-        return Markup("")
-    distance = 10.0 if max(values) - min(values) > 15 else 5.0
-    low = max(0.0, distance * ((min(values) - 1) // distance))
-    high = min(100.0, distance * -(-(max(values) + 1) // distance))
-    height = _ROWS_TOP + _ROW_HEIGHT * len(rows) + _ROWS_BOTTOM
-
-    def across(value: float) -> float:
-        return _ROW_LEFT + (value - low) / (high - low) * (_ROW_RIGHT - _ROW_LEFT)
-
-    parts = []
-    bottom = height - _ROWS_BOTTOM
-    for tick in range(round((high - low) / distance) + 1):
-        value = low + distance * tick
-        parts.append(
-            f'<path d="M{across(value):.1f} {_ROWS_TOP:g}V{bottom:g}" class="grid"/>'
-            f'<text x="{across(value):.1f}" y="{bottom + 16:g}" text-anchor="middle">'
-            f"{value:g}</text>"
-        )
-    centre = (_ROW_LEFT + _ROW_RIGHT) / 2
-    parts.append(
-        f'<text x="{centre:g}" y="{height - 6:g}" text-anchor="middle">held-out top-1, %</text>'
-    )
-    for index, (label, by_seed) in enumerate(rows):
-        middle = _ROWS_TOP + _ROW_HEIGHT * (index + 0.5)
-        parts.append(
-            f'<text x="{_ROW_LEFT - 10:g}" y="{middle + 4:.1f}" text-anchor="end" class="name">'
-            f"{escape(label)}</text>"
-        )
-        if not by_seed:
-            parts.append(f'<text x="{_ROW_LEFT + 6:g}" y="{middle + 4:.1f}">not run</text>')
-            continue
-        mean = statistics.fmean(by_seed.values())
-        parts.append(
-            f'<path d="M{across(mean):.1f} {middle - 8:.1f}V{middle + 8:.1f}" class="mean"/>'
-            f'<text x="{_ROW_RIGHT + 8:g}" y="{middle + 4:.1f}" class="name">{mean:.1f}</text>'
-        )
-        parts += [
-            f'<circle cx="{across(value):.1f}" cy="{middle:.1f}" r="3.6">'
-            f"<title>seed {seed}: {value:.2f} %</title></circle>"
-            for seed, value in sorted(by_seed.items())
-        ]
-    summary = "; ".join(
-        f"{label} {statistics.fmean(by_seed.values()):.1f}" for label, by_seed in rows if by_seed
-    )
-    return Markup(
-        f'<svg viewBox="0 0 {_ROW_WIDTH:g} {height:g}" role="img" class="chart strips">'
-        f"<title>{escape(title)}</title><desc>Mean top-1 in percent: {escape(summary)}.</desc>"
-        f"{''.join(parts)}</svg>"
-    )
 
 
 _BARS_HEIGHT, _BARS_WIDTH = 24, 128
