@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from sat_tf.export.export import export_tflite as export_tflite
     from sat_tf.export.verify import verify_tflite as verify_tflite
     from sat_tf.keras3.conversion.incoming import from_keras3 as from_keras3
-    from sat_tf.keras3.conversion.outgoing import to_keras3 as to_keras3
     from sat_tf.planning.explain import explain as explain
     from sat_tf.qat import configs as configs
     from sat_tf.qat.adaptive_bits import quantize_for_bits as quantize_for_bits
@@ -51,7 +50,6 @@ _HOMES = {
     "quantize_scope": "sat_tf.qat.scheme",
     "requantize": "sat_tf.qat.requantize",
     "sensitivity": "sat_tf.analysis.sensitivity.sensitivity",
-    "to_keras3": "sat_tf.keras3.conversion.outgoing",
     "verify_tflite": "sat_tf.export.verify",
 }
 
@@ -99,9 +97,8 @@ def _register_with_keras(module: ModuleType) -> None:
 
 
 def _register_with_keras3(_: ModuleType | None = None) -> None:
-    """Registers the layers of quantized Keras 3 models, and of `to_keras3`, with Keras 3."""
-    importlib.import_module("sat_tf.keras3.inference_layers")
-    importlib.import_module("sat_tf.keras3.inference_operations")
+    """Registers the layers of quantized Keras 3 models with Keras 3."""
+    importlib.import_module("sat_tf.keras3.operations")
     importlib.import_module("sat_tf.keras3.quantized_layer")
 
 

@@ -120,6 +120,5 @@ _OF_KERAS3: Mapping[str, Callable[..., Any]] = {
     "quantize_model": _quantized,
     "requantize": _requantized,
     "sensitivity": _on_twin,
-    "to_keras3": _on_twin,
     "verify_tflite": _verified,
 }

@@ -73,10 +73,3 @@ def test_two_outputs_may_be_one_tensor(tmp_path):
     path = tmp_path / "model.tflite"
     sat_tf.export_tflite(quantized, path)
     assert sat_tf.verify_tflite(quantized, path, images(4).astype(np.uint8)).codes_differing == 0
-
-
-@pytest.mark.thorough
-def test_keras_3_has_it_neither():
-    quantized = _quantized(at(OF_IMAGES["rotation"], "image", "bn"))
-    names = [layer.name for layer in sat_tf.to_keras3(quantized).layers]
-    assert not [name for name in names if "at_" in name]

@@ -4,7 +4,7 @@ from typing import Any
 
 import tf_keras as keras
 
-from sat_tf.graph.layers.kind import SAME, Combination, Keras3, Kinds, LayerKind, Role
+from sat_tf.graph.layers.kind import SAME, Combination, Kinds, LayerKind, Role
 from sat_tf.graph.operation_layers import ConstantSum, Scaling
 
 
@@ -33,5 +33,5 @@ KINDS: Kinds = {
         keras3=SAME,
     ),
     ConstantSum: LayerKind(Role.SUM, combination=Combination.SUM),
-    Scaling: LayerKind(Role.SCALING, keras3=Keras3(inference=lambda layer: "InferenceScaling")),
+    Scaling: LayerKind(Role.SCALING, keras3=SAME),
 }

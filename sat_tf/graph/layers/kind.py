@@ -210,8 +210,6 @@ class Keras3:
         channels_last: on CPUs tf_keras computes it with the channels last only.
         wrapped: settings that hold layers, with the attribute that holds each there.
         one_axis: tf_keras gives the axis as a list, Keras 3 takes one number.
-        inference: name of the class in `sat_tf.keras3` that infers as tf_keras does, bit for bit;
-            "" where Keras 3's own does.
     """
 
     name: str = ""
@@ -219,7 +217,6 @@ class Keras3:
     channels_last: bool = False
     wrapped: Mapping[str, str] = dataclasses.field(default_factory=dict)
     one_axis: bool = False
-    inference: Callable[[Any], str] = lambda layer: ""
 
 
 SAME = Keras3()

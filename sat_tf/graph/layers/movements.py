@@ -11,7 +11,6 @@ import tf_keras as keras
 from sat_tf.graph.layers.kind import (
     SAME,
     Function,
-    Keras3,
     Kinds,
     LayerKind,
     Move,
@@ -174,7 +173,5 @@ KINDS: Kinds = {
         Role.MOVEMENT,
         moves=one_move("GATHER", lambda layer: (tuple(layer.indices), layer.axis)),
     ),
-    Slice: LayerKind(
-        Role.MOVEMENT, moves=_slice, keras3=Keras3(inference=lambda layer: "InferenceSlice")
-    ),
+    Slice: LayerKind(Role.MOVEMENT, moves=_slice, keras3=SAME),
 }

@@ -110,10 +110,7 @@ _BATCH_NORMALIZATION = LayerKind(
 KINDS: Kinds = {
     keras.layers.BatchNormalization: dataclasses.replace(
         _BATCH_NORMALIZATION,
-        keras3=Keras3(
-            one_axis=True,
-            inference=lambda layer: "FusedBatchNormalization" if layer.fused else "",
-        ),
+        keras3=Keras3(one_axis=True),
         short_name="BN",
     ),
     SynchronizedBatchNormalization: _BATCH_NORMALIZATION,
@@ -125,7 +122,7 @@ KINDS: Kinds = {
         moments=_moments,
         function=Function(),
         alike_at_all_sizes=True,
-        keras3=Keras3(inference=lambda layer: "FusedLayerNormalization"),
+        keras3=SAME,
     ),
     keras.layers.GroupNormalization: LayerKind(
         quantized=False, weights_by_channel=True, normalizes=True, keras3=SAME

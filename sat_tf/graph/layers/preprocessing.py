@@ -83,21 +83,6 @@ def adapted_copy(layer: keras.layers.Normalization) -> AdaptedNormalization:
     return AdaptedNormalization.from_config(layer.get_config())
 
 
-def constant_copy(layer: keras.layers.Normalization) -> keras.layers.Normalization:
-    """An adapted layer with its mean and variance as settings, which any Keras reads."""
-    mean, variance = (np.asarray(value).reshape(-1) for value in _mean_and_variance(layer))
-    by_channel = mean.size > 1 or layer.axis
-    return keras.layers.Normalization(
-        axis=-1 if by_channel else None,
-        mean=mean.tolist() if by_channel else float(mean[0]),
-        variance=variance.tolist() if by_channel else float(variance[0]),
-        invert=layer.invert,
-        name=layer.name,
-        trainable=layer.trainable,
-        dtype=layer.dtype_policy,
-    )
-
-
 def _mean_and_variance(layer: keras.layers.Normalization) -> tuple[Any, ...]:
     values = layer.mean, layer.variance
     if not is_adapted(layer):

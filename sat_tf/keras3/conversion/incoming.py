@@ -22,8 +22,8 @@ _PROGRAMS = ("TorchModuleWrapper", "TFSMLayer", "JaxLayer", "FlaxLayer", "__lamb
 # Where Keras 3 has its activations, by the public names of its modules.
 _FUNCTION_MODULES = ("builtins", "keras.activations", "keras.ops", "keras.ops.nn")
 _OURS = "sat_tf>"
-# What models have that `quantize_model` makes of Keras 3 ones, and that are trained.
-_TRAINED = tuple(
+# Layers of the models that `quantize_model` makes of those of Keras 3.
+_OURS_IN_KERAS3 = tuple(
     f"{_OURS}{name}"
     for name in ("QuantizedLayer", "OfSeveralTensors", "Operation", "Scaling", "Slice")
 )
@@ -225,10 +225,10 @@ def _part_problem(part: Part) -> str | None:
         )
     # Keras looks for each of the two, in the tables of registered classes first.
     is_ours = kind.startswith(_OURS) or (registered_name or "").startswith(_OURS)
-    if is_ours and registered_name not in _TRAINED:
+    if is_ours and registered_name not in _OURS_IN_KERAS3:
         return (
-            f"{kind}, which sat_tf.to_keras3 made; it only infers: use the quantized model that it "
-            "was made of."
+            f"{kind}, which sat-tf does not train; if an earlier release exported it for inference "
+            "alone, use the quantized model that it was made of."
         )
     if kind == "function":
         return _function_problem(part)

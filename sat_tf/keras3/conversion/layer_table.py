@@ -8,12 +8,20 @@ from typing import Any
 import keras as keras3
 import tf_keras as keras
 
-from sat_tf.graph import layer_kinds
+from sat_tf.graph import layer_kinds, operation_layers
+from sat_tf.graph.calls.arithmetic import gelu_by_tanh
 from sat_tf.graph.layers.kind import SAME, Keras3
-from sat_tf.keras3.conversion import own_functions
+from sat_tf.keras3 import operations
 from sat_tf.keras3.conversion.activations import ACTIVATIONS
 from sat_tf.keras3.quantized_layer import standing_in
 from sat_tf.messages import did_you_mean, reason_of
+
+# Functions of tf_keras for which Keras 3 has no name, and what sat-tf has for them there.
+FUNCTIONS: dict[Any, Callable[[Any], Any]] = {
+    keras.activations.hard_sigmoid: operations.hard_sigmoid_of_keras2,
+    gelu_by_tanh: operations.gelu_by_tanh,
+    operation_layers.absolute: operations.absolute,
+}
 
 
 class _Omitted:
@@ -57,9 +65,9 @@ def _activation(key: str, value: Any) -> Any:
     if isinstance(value, str) and value in ACTIVATIONS:
         return ACTIVATIONS[value]
     name = value if isinstance(value, str) else _named(value)
-    own = own_functions.of_tf_keras(name)
-    if own is not None:
-        return own
+    for function, own in FUNCTIONS.items():
+        if keras3.saving.get_registered_name(own) == name:
+            return function
     raise ValueError(
         f"received {key}={name!r}, which tf_keras does not have; use a function that both have, "
         "or a layer behind. " + did_you_mean(name, ACTIVATIONS)

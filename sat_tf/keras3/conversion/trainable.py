@@ -6,24 +6,42 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import keras as keras3
+import numpy as np
 import tf_keras as keras
 
 from sat_tf.graph import layer_kinds, operation_layers
-from sat_tf.keras3 import inference_operations
-from sat_tf.keras3.conversion import inference_table
+from sat_tf.graph.layers.kind import SAME, Keras3
+from sat_tf.keras3 import operations
+from sat_tf.keras3.conversion import layer_table
+from sat_tf.keras3.conversion.activations import keras3_name
 from sat_tf.keras3.conversion.assembly import Filled, Names, build
 from sat_tf.keras3.conversion.calls import calls_of
 from sat_tf.keras3.conversion.values import copy_to_keras3
 from sat_tf.keras3.quantized_layer import ACTIVATION, BEFORE_ACTIVATION, BEHIND, INSTEAD
 from sat_tf.keras3.quantized_layer import QuantizedLayer as QuantizedLayer3
 from sat_tf.keras3.quantizers import table as table3
-from sat_tf.messages import list_problems
+from sat_tf.messages import did_you_mean, list_problems
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.table import serialize_quantizer
 
 # Settings that say nothing of what a layer computes, or are set beside.
 _BESIDE = ("name", "trainable", "dtype", "batch_input_shape")
+# A layer that gets its weights needs no initializers; `rng_type` is of random layers of tf_keras.
+_WITHOUT_EFFECT = ("_initializer", "rng_type")
+# Settings that both Kerases write alike, by the ends of their names.
+_SERIALIZED = {"regularizer": keras3.regularizers, "constraint": keras3.constraints}
+# Settings that Keras 3 does not have, with the value at which tf_keras does the same.
+_NEUTRAL: dict[str, Any] = {
+    "dynamic": False,
+    "groups": 1,
+    "input_length": None,
+    "noise_shape": None,
+    "robust_masking": False,
+    "softmax_robust_masking": False,
+    "sparse": False,
+    "time_major": False,
+}
 
 
 class Original(NamedTuple):
@@ -80,7 +98,7 @@ def _problem(layer: Any, originals: Mapping[str, Original]) -> str | None:
         return None
     if isinstance(inner, operation_layers.OfSeveralTensors):
         return _problem(inner.layer, originals)
-    return inference_table.training_problem_of(inner)
+    return _settings_problem(inner)
 
 
 def _made(layer: Any, names: Names, originals: Mapping[str, Original]) -> Any:
@@ -115,18 +133,18 @@ def _plain(layer: Any, name: str, originals: Mapping[str, Original]) -> Any:
         config = {**original.get_config(), "name": name}
         made = type(original).from_config(config)
     elif isinstance(layer, operation_layers.OfTensorFlow):
-        made = inference_operations.InferenceOperation(
+        made = operations.Operation(
             layer.function,
             layer.arguments,
-            twin=keras.saving.serialize_keras_object(layer),
+            keras.saving.serialize_keras_object(layer),
             name=name,
             dtype=layer.dtype_policy.name,
         )
     elif isinstance(layer, operation_layers.OfSeveralTensors):
         one = _plain(layer.layer, layer.layer.name, originals)
-        made = inference_operations.OfSeveralTensors(one, layer.arguments, name=name)
+        made = operations.OfSeveralTensors(one, layer.arguments, name=name)
     else:
-        made = inference_table.training_layer(layer, name)
+        made = _class_of(layer)(**_settings(layer)[0], name=name)
     if layer.activity_regularizer is not None and made.activity_regularizer is None:
         settings = keras.regularizers.serialize(layer.activity_regularizer)
         made.activity_regularizer = keras3.regularizers.get(settings)
@@ -142,7 +160,8 @@ def _original(layer: Any, originals: Mapping[str, Original]) -> Any:
     original, translation = found
     if type(original).__module__.startswith("sat_tf."):
         return original
-    if type(original).__name__ not in inference_table.names_in_keras3(layer):
+    names = {kind.__name__ for kind in type(layer).__mro__}
+    if type(original).__name__ not in names | {(_counterpart(layer) or SAME).name}:
         return None
     # An activation, or padding, may have become a layer of its own.
     one, other = (
@@ -155,3 +174,66 @@ def _original(layer: Any, originals: Mapping[str, Original]) -> Any:
 def settings_text(settings: Any) -> str:
     """What layers of either Keras have in `get_config`, as text that can be compared."""
     return json.dumps(settings, default=str, sort_keys=True)
+
+
+def _settings_problem(layer: Any) -> str | None:
+    """Why a layer of tf_keras has no form in Keras 3; None where it has one."""
+    if isinstance(layer, operation_layers.OfTensorFlow):
+        if operations.is_known(layer.function):
+            return None
+        hint = did_you_mean(layer.function, operations.known_operations())
+        return (
+            f"received the operation tf.{layer.function}, which sat-tf does not know in Keras 3; "
+            f"build the model with a layer for it. {hint.rstrip('.')}"
+        )
+    if _counterpart(layer) is None:
+        return f"received {type(layer).__name__}, which sat-tf does not know in Keras 3"
+    return "; ".join(_settings(layer)[1]) or None
+
+
+def _counterpart(layer: Any) -> Keras3 | None:
+    kind = layer_kinds.KINDS.get(type(layer))
+    return kind.keras3 if kind else None
+
+
+def _class_of(layer: Any) -> Any:
+    """The class in Keras 3 of a layer that has a `_counterpart`."""
+    own = {operation_layers.Scaling: operations.Scaling, operation_layers.Slice: operations.Slice}
+    name = (_counterpart(layer) or SAME).name or type(layer).__name__
+    return own.get(type(layer)) or getattr(keras3.layers, name)
+
+
+def _settings(layer: Any) -> tuple[dict[str, Any], list[str]]:
+    """The settings in Keras 3 of a layer of tf_keras, and what is wrong with them."""
+    counterpart = _counterpart(layer) or SAME
+    accepted = layer_table.accepted_names(_class_of(layer))
+    settings: dict[str, Any] = {}
+    problems: list[str] = []
+    for key, value in layer.get_config().items():
+        given = counterpart.renamed.get(key, key)
+        module = _SERIALIZED.get(key.rsplit("_", 1)[-1])
+        if module is not None and given in accepted:
+            settings[given] = None if value is None else module.deserialize(value)
+            continue
+        if key.endswith(_WITHOUT_EFFECT) or key in ("name", "trainable"):
+            continue
+        if key.endswith("activation"):
+            function = getattr(layer, key)
+            value = layer_table.FUNCTIONS.get(function) or keras3_name(function)
+            if value is None:
+                problems.append(
+                    f"received {key}={getattr(function, '__name__', key)!r}, which Keras 3 does "
+                    "not have"
+                )
+        if counterpart.one_axis and key == "axis":
+            axes = np.atleast_1d(value)
+            value = int(axes[0])
+            if len(axes) > 1:
+                problems.append(f"received axis={axes.tolist()}, expected one axis")
+        if key == "dtype":
+            value = layer.dtype_policy.name if hasattr(layer, "dtype_policy") else value
+        if given in accepted or key == "dtype":
+            settings[given] = value.item() if isinstance(value, np.ndarray | np.generic) else value
+        elif key != "batch_input_shape" and (key not in _NEUTRAL or value != _NEUTRAL[key]):
+            problems.append(f"received {key}={value!r}, which Keras 3 does not have")
+    return settings, problems

@@ -12,7 +12,7 @@ import tf_keras as keras
 from sat_tf.graph import operation_layers
 from sat_tf.graph.layers.preprocessing import adapted_copy, is_adapted
 from sat_tf.graph.network import NOT_BUILT, subclassed_problem
-from sat_tf.keras3 import inference_operations
+from sat_tf.keras3 import operations
 from sat_tf.keras3.conversion import layer_table, operation_table
 from sat_tf.keras3.conversion.graph import Call, Keras3Graph, functional_of
 from sat_tf.keras3.conversion.own_layers import layer_of_keras3
@@ -23,10 +23,10 @@ from sat_tf.messages import kind_of, list_problems, reason_of
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.wrapper import QuantizedLayer
 
-# Layers of `inference_operations` with the layer of tf_keras that has the same settings.
+# Layers of sat-tf's own, with the layer of tf_keras that has the same settings.
 _OPERATIONS: dict[type, tuple[Any, tuple[str, ...]]] = {
-    inference_operations.InferenceScaling: (operation_layers.Scaling, ("formula", "number")),
-    inference_operations.InferenceSlice: (operation_layers.Slice, ("slices", "dropped")),
+    operations.Scaling: (operation_layers.Scaling, ("formula", "number")),
+    operations.Slice: (operation_layers.Slice, ("slices", "dropped")),
 }
 
 
@@ -165,13 +165,8 @@ class Translator:
                 "received a Lambda layer, whose Python code cannot be shown to do the same in "
                 "tf_keras; write it with keras.ops or with layers"
             )
-        if isinstance(layer, QuantizedLayer3 | inference_operations.OfSeveralTensors):
+        if isinstance(layer, QuantizedLayer3 | operations.OfSeveralTensors):
             return self._inner_problem(layer)
-        if type(layer).__module__.startswith("sat_tf.") and not _is_operation(layer):
-            return (
-                f"received {kind}, which sat_tf.to_keras3 made; it only infers: use the quantized "
-                "model that it was made of"
-            )
         if not (_is_operation(layer) or kind in self._own or layer_table.is_known(layer)):
             if layer_table.is_built_in(layer):
                 return f"received {kind}, which tf_keras does not have; build the model without it"
@@ -211,7 +206,7 @@ class Translator:
                 self._model(layer)
             elif isinstance(layer, QuantizedLayer3):
                 self._made[id(layer)] = self._quantized(layer)
-            elif isinstance(layer, inference_operations.OfSeveralTensors):
+            elif isinstance(layer, operations.OfSeveralTensors):
                 inner, arguments = self._inner(layer.layer), layer.arguments
                 made = operation_layers.OfSeveralTensors(inner, arguments, name=layer.name)
                 self._made[id(layer)] = made
@@ -338,10 +333,10 @@ def _input_layer(layer: Any) -> keras.layers.InputLayer:
 
 
 def _is_operation(layer: Any) -> bool:
-    """Whether a layer stands for an operation of a quantized model that is trained."""
+    """Whether a layer stands for an operation of a quantized model."""
     if type(layer) in _OPERATIONS:
         return True
-    is_one = isinstance(layer, inference_operations.InferenceOperation) and layer.twin is not None
+    is_one = isinstance(layer, operations.Operation)
     return is_one and str(layer.twin.get("registered_name")).startswith("sat_tf>")
 
 

@@ -327,7 +327,7 @@ def test_classes_that_a_file_needs_are_named_at_once(tmp_path):
     assert "lambda: received a Lambda layer" in message
 
 
-@pytest.mark.parametrize("name", ["calibrate", "export_tflite", "requantize", "to_keras3"])
+@pytest.mark.parametrize("name", ["calibrate", "export_tflite", "requantize"])
 def test_what_takes_quantized_models_says_so_of_a_float_one(name, tmp_path):
     image = keras3.Input((8, 8, 3), name="image")
     model = keras3.Model(image, L.Dense(2)(L.Flatten()(image)))
@@ -445,4 +445,4 @@ def test_each_name_of_a_layer_of_ours_is_looked_at(suffix, tmp_path):
         {"class_name": "Dense", "registered_name": "sat_tf>PixelGrid"},
     ):
         path = _changed(tmp_path / f"model{suffix}", **names)
-        assert ", which sat_tf.to_keras3 made; it only infers" in _error(path)
+        assert ", which sat-tf does not train" in _error(path)

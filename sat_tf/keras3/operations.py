@@ -1,4 +1,8 @@
-"""Operations of quantized networks as Keras 3 layers; like `inference_layers`, on any backend."""
+"""Operations between the layers of quantized networks, as layers of Keras 3 on any backend.
+
+They need Keras 3, NumPy and a backend: files with them load and train where TensorFlow is not. The
+names under which they are registered are those of the same layers in tf_keras.
+"""
 
 import functools
 import inspect
@@ -22,9 +26,8 @@ _SCALINGS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-# The names in saved files are those of the tf_keras layers.
-@_register(name="Scaling")
-class InferenceScaling(keras3.layers.Layer):
+@_register()
+class Scaling(keras3.layers.Layer):
     """A tensor and a number, or one number a channel, added to each other or multiplied.
 
     Args:
@@ -54,8 +57,8 @@ class InferenceScaling(keras3.layers.Layer):
         return {**super().get_config(), "formula": self.formula, "number": self.number}
 
 
-@_register(name="Slice")
-class InferenceSlice(keras3.layers.Layer):
+@_register()
+class Slice(keras3.layers.Layer):
     """A part of each image, as Python's slices take it.
 
     Args:
@@ -82,15 +85,14 @@ class InferenceSlice(keras3.layers.Layer):
         return {**super().get_config(), "slices": self.slices, "dropped": self.dropped}
 
 
-@_register(name="Operation")
-class InferenceOperation(keras3.layers.Layer):
+@_register()
+class Operation(keras3.layers.Layer):
     """One of TensorFlow's operations, by its counterpart in Keras 3.
 
     Args:
         function: its name without "tf.", such as "math.sin"; one that `is_known`.
         arguments: its positional and its keyword arguments, as `template_of` makes them.
-        twin: the layer of tf_keras that it stands for, as `tf_keras` serializes it, in models that
-            are trained; None in others.
+        twin: the layer of tf_keras that it stands for, as `tf_keras` serializes it.
         **options: options of any Keras layer.
     """
 
@@ -98,7 +100,7 @@ class InferenceOperation(keras3.layers.Layer):
         self,
         function: str,
         arguments: Sequence[Any],
-        twin: Mapping[str, Any] | None = None,
+        twin: Mapping[str, Any],
         **options: Any,
     ) -> None:
         super().__init__(**options)
@@ -116,9 +118,7 @@ class InferenceOperation(keras3.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""
-        own: dict[str, Any] = {"function": self.function, "arguments": self.arguments}
-        if self.twin is not None:
-            own["twin"] = self.twin
+        own = {"function": self.function, "arguments": self.arguments, "twin": self.twin}
         return {**super().get_config(), **own}
 
 
@@ -169,7 +169,7 @@ class OfSeveralTensors(keras3.layers.Wrapper):
 
 
 def is_known(function: str) -> bool:
-    """Whether Keras 3 computes one of TensorFlow's operations, bit for bit."""
+    """Whether Keras 3 computes one of TensorFlow's operations."""
     return function in _OPERATIONS
 
 
