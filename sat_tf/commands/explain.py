@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> bool:
     """Does what the arguments ask for; False if the model cannot be quantized as asked."""
-    from sat_tf.planning.pictures import check_diagram_path  # which loads no TensorFlow
+    from sat_tf.planning.diagram import check_diagram_path  # which loads no TensorFlow
 
     name = arguments.model
     folder = pathlib.Path(name)

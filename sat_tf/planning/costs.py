@@ -38,7 +38,7 @@ def multiply_adds(node: Node, input_shapes: list[Shape]) -> int | None:
 
 
 def _products(node: Node, kind: LayerKind, read: Shape) -> int | None:
-    """Of all kernels of a layer, at the positions of its input or output."""
+    """Counts the multiply-adds of all kernels of a layer; None where a size is open."""
     channels_first = getattr(node.layer, "data_format", None) == "channels_first"
     axes = slice(1, None) if channels_first else slice(None, -1)
     places = _places(read, axes), _places(node.shape, axes)
@@ -67,14 +67,14 @@ def _places(shape: Shape, axes: slice) -> int | None:
     return None if None in sizes else math.prod(size for size in sizes if size is not None)
 
 
-# Of a file without operators: its input, its signature and its metadata.
+# Bytes are those of the flatbuffer. A file without operators has an input, a signature, metadata.
 _HEADER = 782
 _OPERATOR = 71
 _CONSTANT = 151
 _FLOAT = 4
-# Of an input or output beside the first.
+# An input or output beside the first takes these.
 _END = 200
-# Of a layer left float that has not been converted.
+# A layer left float that has not been converted is guessed.
 _FLOAT_LAYER = 400
 
 # How the graph names calls of a layer from the second on.

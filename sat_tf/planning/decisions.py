@@ -1,4 +1,4 @@
-"""What a placement decides for each layer, and why."""
+"""The decisions of a placement for each layer, and their reasons."""
 
 from collections.abc import Collection, Sequence
 from typing import TypeGuard
@@ -259,7 +259,7 @@ class LayerDecisions:
         return "none of its readers needs codes"
 
     def level_source(self, name: str) -> str:
-        """Where the clipping level of a tensor comes from, to be appended to a reason."""
+        """The origin of a tensor's clipping level in words, to be appended to a reason."""
         source = self._reasons.level_sources.get(name)
         if not source:
             return ""

@@ -60,7 +60,7 @@ def read_source(model: keras.Model) -> Source:
         kernels = effective_kernels(model)
         return Source(Network(float_model), annotations, requantized=True, kernels=kernels)
     if not any(_is_annotated(node.layer) for node in network):
-        # As `quantize_model` reads it.
+        # `quantize_model` reads it in the same form.
         network = Network(with_layers_for_operations(flatten(model)))
         return Source(network, {node.name: None for node in network})
     renamed = {node.name: node.layer.layer.name for node in network if _is_annotated(node.layer)}

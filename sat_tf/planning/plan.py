@@ -4,7 +4,7 @@ import dataclasses
 import os
 from typing import Any
 
-from sat_tf.planning.pictures import write_diagram
+from sat_tf.planning.diagram import write_diagram
 from sat_tf.planning.plan_page import write_page
 from sat_tf.planning.plan_table import layers, plan_text, reasons, summary, verdict
 from sat_tf.planning.planned_model import LayerPlan, PlannedModel, shape_text

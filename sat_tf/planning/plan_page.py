@@ -4,8 +4,7 @@ import operator
 import os
 
 from sat_tf.atomic_file import written_whole
-from sat_tf.planning.diagram import draw
-from sat_tf.planning.pictures import svg_element
+from sat_tf.planning.diagram import diagram_element
 from sat_tf.planning.plan_table import (
     NUMBERS,
     number_text,
@@ -18,8 +17,8 @@ from sat_tf.planning.planned_model import Export, Fate, LayerPlan, PlannedModel,
 from sat_tf.presentation.page import render_page
 from sat_tf.presentation.tables import Column, Table, digits
 
-# Of the diagram, in pixels: what a window of 1100 has room for.
-_WIDTH = 1050.0
+# The diagram is as wide, in pixels, as a window of 1280 has room for.
+_WIDTH = 1230.0
 _KINDS = {Fate.PROBLEM: "problem", Fate.INSERTED: "inserted"}
 
 
@@ -46,7 +45,7 @@ def plan_page(plan: PlannedModel) -> str:
         plan=plan,
         verdict=verdict(plan),
         summary=summary(plan),
-        diagram=svg_element(draw(plan, width=_WIDTH, headed=False)),
+        diagram=diagram_element(plan, _WIDTH),
         layers=layers.to_html("layers"),
         policy={name: str(value) for name, value in plan.policy.to_dict().items()},
     )

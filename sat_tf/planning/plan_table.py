@@ -26,7 +26,7 @@ def number_text(value: int | None) -> str:
     return "unknown" if value is None else f"{value:,}" if value else _NONE
 
 
-# Of a layer, and of a whole plan.
+# A layer and a whole plan have the same numbers.
 NUMBERS: tuple[Column[Any], ...] = tuple(
     Column(title, operator.attrgetter(field), number_text, number=True, wrap="never")
     for title, field in (

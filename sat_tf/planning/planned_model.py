@@ -212,12 +212,12 @@ class PlannedModel:
 
     @property
     def multiply_adds(self) -> int | None:
-        """Of one image; None where those of some layer are unknown."""
+        """Multiply-adds of one image; None where those of some layer are unknown."""
         return _total(row.multiply_adds for row in self.rows)
 
     @property
     def bit_operations(self) -> int | None:
-        """Of one image; None where those of some layer are unknown."""
+        """Bit operations of one image; None where those of some layer are unknown."""
         return _total(row.bit_operations for row in self.rows)
 
     @property
@@ -228,12 +228,12 @@ class PlannedModel:
 
     @property
     def bytes(self) -> int | None:
-        """Of the TFLite file, estimated; None without a file."""
+        """The estimated size of the TFLite file; None without a file."""
         return _total(row.bytes for row in self.rows)
 
     @property
     def float_bytes(self) -> int:
-        """Of a float TFLite file of the model, estimated."""
+        """The estimated size of a float TFLite file of the model."""
         return sum(row.float_bytes for row in self.rows)
 
     @property

@@ -458,7 +458,7 @@ class DotChart:
 
 
 _PIXELS_PER_REM = 16.0
-# Of the matrix, in pixels; few rows fit a telephone.
+# The matrix is this wide, in pixels; one of few rows fits a telephone.
 _WIDEST_MATRIX, _WIDTH_OF_FEW, _WIDTH_OF_ROW = 480.0, 110.0, 46.0
 _LONGEST_NAME = 14
 _MOST_WITH_NUMBERS = 16

@@ -26,7 +26,7 @@ class _Printable(RenderHook):
 
 
 class _Shown:
-    """What is shown of something.
+    """A renderable whose text shows its control characters.
 
     Args:
         renderable: for a console.
@@ -37,5 +37,5 @@ class _Shown:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[Segment]:
         for segment in console.render(self._renderable, options):
-            # Those of Rich itself, such as the moves of a progress bar, are marked.
+            # Rich marks its own ones, such as the moves of a progress bar.
             yield segment if segment.control else segment._replace(text=printable(segment.text))

@@ -21,7 +21,7 @@ class Displayed(abc.ABC):
 
     @abc.abstractmethod
     def _headline(self) -> Cell:
-        """What matters most, in a line of plain text."""
+        """The most important finding, in a line of plain text."""
 
     @abc.abstractmethod
     def _tables(self) -> Mapping[str, Table[Any]]:

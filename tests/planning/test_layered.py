@@ -4,7 +4,7 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from sat_tf.planning.diagram import lay_out
+from sat_tf.planning.layered import lay_out
 
 
 @st.composite

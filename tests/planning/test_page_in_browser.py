@@ -11,7 +11,7 @@ from sat_tf.models.mobilenet_v2 import mobilenet_v2
 from sat_tf.planning.plan_page import plan_page
 from tests.training.test_report_in_browser import BROWSER, browse
 
-WIDTHS = (1100, 390)
+WIDTHS = (1280, 1100, 390)
 
 pytestmark = [
     pytest.mark.thorough,
@@ -27,6 +27,8 @@ addEventListener("load", () => {
     const width = () => plan.getBoundingClientRect().width;
     const seen = { overflow: page.documentElement.scrollWidth - frame.clientWidth };
     seen.room = graph.clientWidth;
+    seen.cut = [...page.querySelectorAll(".wide")].filter(
+      e => e.scrollWidth > e.clientWidth + 1).length;
     seen.first = width();
     for (const button of buttons) {
       button.click();
@@ -62,6 +64,10 @@ def test_the_page_never_scrolls_sideways_and_loads_nothing(found, width):
     assert found[width]["loaded"] == 0
 
 
+def test_nothing_is_cut_on_a_desktop(found):
+    assert found["1280"]["cut"] == 0
+
+
 def test_the_diagram_fits_into_a_window_and_stays_readable_on_a_phone(found):
     assert found["1100"]["first"] <= found["1100"]["room"] + 1
     for seen in found.values():
@@ -74,5 +80,5 @@ def test_the_buttons_zoom(found, width):
     assert seen["shown"]
     assert seen["−"] == pytest.approx(0.8 * seen["first"], rel=0.01)
     assert seen["+"] == pytest.approx(seen["first"], rel=0.01)
-    assert seen["fit"] == pytest.approx(min(seen["room"], seen["natural"]), rel=0.01)
+    assert seen["fit"] == pytest.approx(min(seen["room"], 1.25 * seen["natural"]), rel=0.01)
     assert seen["100 %"] == pytest.approx(seen["natural"], rel=0.01)

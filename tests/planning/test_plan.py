@@ -6,15 +6,7 @@ import pytest
 from PIL import Image
 
 import sat_tf
-from sat_tf.planning.diagram import (
-    BIT_COLORS,
-    FLOAT_COLOR,
-    NO_COLOR,
-    PLAIN_COLOR,
-    Rectangle,
-    boxes_of,
-    draw,
-)
+from sat_tf.planning.diagram import BIT_COLORS, boxes_of, legend
 from sat_tf.planning.plan import COLUMNS
 from sat_tf.planning.plan_page import plan_page
 from sat_tf.qat.policy import BitPolicy
@@ -135,12 +127,7 @@ def test_no_two_swatches_of_the_legend_look_alike_in_the_light_or_the_dark(refus
     style = plan_page(refused).split("</style>")[0]
     for dark in (False, True):
         own = {name: re.findall(rf"--{name}: (#\w+)", style)[dark] for name in ("float", "plain")}
-        fills = {FLOAT_COLOR: own["float"], PLAIN_COLOR: own["plain"], NO_COLOR: "none"}
-        fills |= {color: color for color in BIT_COLORS.values()}
-        assert len(set(fills.values())) == len(fills)
-    swatches = [
-        (shape.fill, shape.outline, shape.dashed)
-        for shape in draw(refused).shapes
-        if isinstance(shape, Rectangle) and shape.width == 18
-    ]
+        fills = [*own.values(), "none", *BIT_COLORS.values()]
+        assert len(set(fills)) == len(fills)
+    swatches = [swatch[1:] for swatch in legend(boxes_of(refused))]
     assert len(set(swatches)) == len(swatches) > 2

@@ -1,1 +1,1 @@
-"""What a classifier and its file answer for the same images: counts, pictures, examples."""
+"""Answers of a classifier and of its file for the same images: counts, pictures, examples."""

@@ -31,7 +31,7 @@ class Example(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Answers:
-    """What two models answer for the same images.
+    """The answers of two models for the same images.
 
     Attributes:
         labels: the right class numbers (n,).
@@ -94,7 +94,7 @@ class Answers:
         )
 
     def name(self, label: int) -> str:
-        """What a class is called."""
+        """The name of a class."""
         if label == NO_CLASS:
             return "no answer"
         return str(label) if self.class_names is None else self.class_names[label]

@@ -123,7 +123,7 @@ class ClassAccuracy(NamedTuple):
 def class_accuracies(
     labels: np.ndarray, float_answers: np.ndarray, file_answers: np.ndarray
 ) -> list[ClassAccuracy]:
-    """Of every class that has images, in class order."""
+    """The accuracy of every class that has images, in class order."""
     found = []
     for label in np.unique(labels).tolist():
         of_class = labels == label

@@ -62,7 +62,7 @@ def draw_curves(rows: list[EpochMetrics], title: str, path: str | os.PathLike[st
 _TRAINING, _HELD_OUT, _FIVE = "var(--curve)", "var(--other)", "var(--third)"
 _DECAY = "var(--soft)"
 
-# Of training that asks for more than the labels, or for less.
+# This stands below the chart of a run whose training asks for more than the labels, or for less.
 _OTHER_LOSS = (
     "The two losses are not to be compared: the held-out one is of the labels alone, that of "
     "training has {}."
@@ -245,7 +245,7 @@ def _drawn(lines: Sequence[Line]) -> list[Line]:
 
 
 def _ends(what: str, lines: Sequence[Line]) -> str:
-    """Where each line starts and ends, in words."""
+    """The first and the last value of each line, in words."""
     ends = [
         f"{line.label} from {line.points[0][1]:.4g} to {line.points[-1][1]:.4g}"
         for line in _drawn(lines)
