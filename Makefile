@@ -22,7 +22,7 @@ test-all: test arm backends thorough ## The same, and all other tests but those 
 
 .PHONY: arm
 arm: $(VENV)/installed ## Make the Arm system that some of the tests emulate, where it can be had
-	@$(BIN)/sat-tf arm_root || echo "Tests on emulated Arm processors are skipped."
+	@$(BIN)/python -m tests.arm.system || echo "Tests on emulated Arm processors are skipped."
 
 # Of PyTorch, a version whose CPU build can be had: TORCH="torch==2.13.0".
 TORCH ?= torch>=2.4

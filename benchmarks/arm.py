@@ -4,9 +4,9 @@ Every code of every tensor is compared with the simulation. Weights are random, 
 dead, and clipping levels are calibrated. Beside the counts stands how many scales of products and
 means were moved so that all rules of XNNPACK agree, and by how many units in the last place.
 
-    sat-tf arm_root
-    python benchmarks/arm.py
-    python benchmarks/arm.py --files=mobilenet,gates --images=4
+    python -m tests.arm.system
+    PYTHONPATH=. python benchmarks/arm.py
+    PYTHONPATH=. python benchmarks/arm.py --files=mobilenet,gates --images=4
 """
 
 import pathlib
@@ -26,10 +26,12 @@ from small_networks import NETWORKS
 
 import sat_tf
 from sat_tf import models
-from sat_tf.export import verify_on_arm
 from sat_tf.export.certificate.runtimes import installed
+from sat_tf.export.file_verification import read_subject
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.qat.policy import BitPolicy
+from tests.arm.processors import check_on_arm
+from tests.arm.system import find_system
 
 L = keras.layers
 
@@ -181,7 +183,8 @@ def _measure(file: File, folder: pathlib.Path) -> dict[str, Any]:
     names = [name for name in _RUNTIMES if name in installed()]
     start = time.perf_counter()
     certificate = sat_tf.verify_tflite(quantized, path, held_out, runtimes=names)
-    on_arm = {check.kernels: check for check in verify_on_arm(path, held_out)}
+    checks = check_on_arm(read_subject(path), held_out, find_system())
+    on_arm = {check.kernels: check for check in checks}
     moved = {abs(units) for name, units in graph.moved_scales.items() if name in _rounded(graph)}
     return {
         "model": file.model,

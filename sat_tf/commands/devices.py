@@ -2,19 +2,18 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from rich.console import Console
 
 from sat_tf.commands.pixels import ImageOptions, Pixels
 from sat_tf.export.certificate.device_check import DeviceCheck
-from sat_tf.export.certificate.page import device_columns
 from sat_tf.export.device.kit import check_kit_path
 from sat_tf.export.device.report import is_device_certificate, read_device_certificate
-from sat_tf.export.device_verification import read_device_check, verify_on_arm, write_kit
+from sat_tf.export.device_verification import read_device_check, write_kit
 from sat_tf.export.file_verification import read_subject
 from sat_tf.messages import RunError
-from sat_tf.presentation.tables import Table
+from sat_tf.presentation.tables import Column, Marked, Table, digits
 
 # As many as a slow machine runs in a moment; noise of this many reaches nearly all codes.
 USUAL_IMAGES = 16
@@ -30,12 +29,10 @@ class DeviceOptions:
     Attributes:
         kit: where to write a proof kit, if anywhere.
         kit_codes: put the codes in.
-        arm: run the file on emulated Arm processors.
     """
 
     kit: str | None = None
     kit_codes: bool = False
-    arm: bool = False
 
     def check(self, certificate: str | None) -> None:
         """Checks that they go together.
@@ -50,18 +47,11 @@ class DeviceOptions:
                 check_kit_path(self.kit)
             except ValueError as error:
                 raise RunError(str(error)) from error
-        if certificate is not None and (self.kit or self.arm):
-            given = "--kit" if self.kit else "--arm"
+        if certificate is not None and self.kit is not None:
             raise RunError(
-                f"received --certificate and {given}, expected one of them; --certificate checks "
+                "received --certificate and --kit, expected one of them; --certificate checks "
                 "what was verified before: leave one out."
             )
-
-
-def check_on_arm(tflite: pathlib.Path, wanted: ImageOptions, load: LoadPixels) -> list[DeviceCheck]:
-    """What the emulated Arm processors compute; raises ValueError where they cannot run."""
-    pixels = load(_few(wanted))
-    return verify_on_arm(tflite, pixels.images, images_from=pixels.source, progress=True)
 
 
 def write_device_kit(
@@ -138,7 +128,7 @@ def check_device_certificate(
     ).sha256 == kit.sha256:
         images = load(wanted.again(kit.images_from, kit.num_images)).images
     found, is_simulated = read_device_check(tflite, certificate, images)
-    print_devices([found], console)
+    _print_device(found, console)
     held = (
         "the codes that its kit expected are those of the simulation here"
         if is_simulated
@@ -156,22 +146,31 @@ def check_device_certificate(
     return found.is_exact
 
 
-def print_devices(devices: Sequence[DeviceCheck], console: Console) -> None:
-    """Prints a line for each machine."""
-    if not devices:
-        return
-    table = Table(columns=device_columns(), rows=devices)
-    console.print(table.to_rich(title="Other machines", title_justify="left"))
-    for device in devices:
-        if device.delegate != "XNNPACK":
-            console.print(
-                f"{device.title}: received the delegate {device.delegate}, expected XNNPACK, "
-                "which files are exact with",
-                style="yellow",
-                highlight=False,
-                markup=False,
-                soft_wrap=True,
-            )
+_COLUMNS: list[Column[DeviceCheck]] = [
+    Column("machine", lambda device: device.title),
+    Column("kernels", lambda device: device.kernels),
+    Column(
+        "codes differing",
+        lambda device: Marked(device.counted, "good" if device.is_exact else "bad"),
+        number=True,
+        wrap="never",
+    ),
+    Column("first that differs", lambda device: device.first_differing or "none", wrap="fold"),
+    Column("ms an image", lambda device: device.milliseconds, digits(".3g"), number=True),
+]
+
+
+def _print_device(device: DeviceCheck, console: Console) -> None:
+    console.print(Table(columns=_COLUMNS, rows=[device]).to_rich())
+    if device.delegate != "XNNPACK":
+        console.print(
+            f"{device.title}: received the delegate {device.delegate}, expected XNNPACK, which "
+            "files are exact with",
+            style="yellow",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 def _few(wanted: ImageOptions) -> ImageOptions:

@@ -14,7 +14,6 @@ from rich.console import Console
 
 from sat_tf.commands import (
     allocate,
-    arm_root,
     audit,
     evaluate,
     explain,
@@ -43,7 +42,6 @@ _COMMANDS: dict[str, ModuleType] = {
     "evaluate": evaluate,
     "export": export,
     "verify": verify,
-    "arm_root": arm_root,
     "audit": audit,
     "explain": explain,
     "sensitivity": sensitivity,

@@ -12,8 +12,6 @@ from rich.console import Console
 from sat_tf.commands.devices import (
     DeviceOptions,
     check_device_certificate,
-    check_on_arm,
-    print_devices,
     write_device_kit,
 )
 from sat_tf.commands.models import load_model, quiet_tensorflow
@@ -133,7 +131,7 @@ SUMMARY = "compare a TFLite file with its model, code by code"
 DESCRIPTION = (
     "Runs a TFLite file in LiteRT, compares every integer with a simulation of the quantized model "
     "or, without one, of the file itself, and writes certificate.json and certificate.html. Exit "
-    "status 1 if any differs with XNNPACK. --kit and --arm take the comparison to other machines."
+    "status 1 if any differs with XNNPACK. --kit takes the comparison to another machine."
 )
 EXAMPLES = """\
 examples:
@@ -145,7 +143,6 @@ examples:
   sat-tf verify model.tflite --certificate proof/certificate.json --images photos/
   sat-tf verify model.tflite --images photos/ --kit kit.zip
   sat-tf verify model.tflite --certificate certificate_aarch64.json --images photos/
-  sat-tf verify model.tflite --images photos/ --arm
 """
 
 
@@ -191,12 +188,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="put every code into the kit, so that it counts those that differ",
     )
     parser.add_argument(
-        "--arm",
-        action="store_true",
-        help="also run the file on three emulated Arm processors; needs what `sat-tf arm_root` "
-        "makes; default of --num_images: 16",
-    )
-    parser.add_argument(
         "--runtime",
         choices=list(RUNTIMES),
         action="append",
@@ -227,7 +218,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         out=arguments.out,
         trust=arguments.trust_model,
         float_model=arguments.float_model,
-        devices=DeviceOptions(arguments.kit, arguments.kit_codes, arguments.arm),
+        devices=DeviceOptions(arguments.kit, arguments.kit_codes),
     )
 
 
@@ -257,7 +248,7 @@ def verify(
         devices: what to do for other machines.
 
     Returns:
-        Whether the certificate is exact, and so are emulated processors.
+        Whether the certificate is exact.
 
     Raises:
         RunError: something is missing or does not fit.
@@ -285,18 +276,12 @@ def verify(
             return _check(target, console, wanted, certificate, runtimes, out)
         with _folder_for(out, target.tflite) as folder:
             path = _float_model(target, float_model)
-            # First what may be missing.
-            machines = check_on_arm(target.tflite, wanted, load) if devices.arm else []
             found = _prove(target, console, wanted, runtimes, folder / CERTIFICATE, trust, path)
-            if machines:
-                found = dataclasses.replace(found, devices=machines)
-                write_both(found, folder / CERTIFICATE)
             print_certificate(found, str(target.tflite), console)
-            print_devices(found.devices, console)
             page = (folder / CERTIFICATE).with_suffix(".html")
             console.print(f"Certificate: {page}", highlight=False, markup=False, soft_wrap=True)
             write_device_kit(target.tflite, wanted, load, devices, console)
-            return found.is_exact and all(one.is_exact for one in machines)
+            return found.is_exact
     except RunError:
         raise
     except ValueError as error:
@@ -430,14 +415,12 @@ def _check(
         wanted = wanted.again(recorded.images_from, recorded.num_images)
         images = _file_pixels(target, wanted, console).images
     found = recheck(target.tflite, recorded, images, runtimes=runtimes, progress=True)
-    certificate_now = dataclasses.replace(found.certificate, devices=recorded.devices)
-    print_certificate(certificate_now, str(target.tflite), console)
-    print_devices(recorded.devices, console)
+    print_certificate(found.certificate, str(target.tflite), console)
     for difference in found.differences:
         console.print(f"  {difference}", style="red", highlight=False, markup=False, soft_wrap=True)
     if out is not None:
         with _folder_for(out, target.tflite) as folder:
-            write_both(certificate_now, folder / CERTIFICATE)
+            write_both(found.certificate, folder / CERTIFICATE)
     if found.differences:
         console.print(f"{certificate}: does not hold", style="red", highlight=False, soft_wrap=True)
         return False

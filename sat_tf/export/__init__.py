@@ -8,7 +8,7 @@ fixes the size of a model of images of any size.
 
 A file needs no model: `read_graph` reads it back, `simulate` runs it in NumPy, `verify_file`
 compares LiteRT with that, and `evaluate_tflite` measures accuracy on all cores. `write_kit` takes
-the verification to another machine, `verify_on_arm` to emulated ones.
+the verification to another machine, and `read_device_check` reads what comes back.
 
 The names below load TensorFlow when they are first used: processes that only run files do without.
 """
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from sat_tf.export.converter_route import to_keras as to_keras
     from sat_tf.export.deployed import deployed_model as deployed_model
     from sat_tf.export.device_verification import read_device_check as read_device_check
-    from sat_tf.export.device_verification import verify_on_arm as verify_on_arm
     from sat_tf.export.device_verification import write_kit as write_kit
     from sat_tf.export.evaluate import evaluate_simulator as evaluate_simulator
     from sat_tf.export.evaluate import evaluate_tflite as evaluate_tflite
@@ -40,7 +39,6 @@ _HOMES = {
     "snap_biases": "sat_tf.export.snapping",
     "to_keras": "sat_tf.export.converter_route",
     "verify_file": "sat_tf.export.file_verification",
-    "verify_on_arm": "sat_tf.export.device_verification",
     "with_image_size": "sat_tf.export.lowering.pipeline",
     "write_kit": "sat_tf.export.device_verification",
 }

@@ -1,4 +1,4 @@
-"""The verification on other machines: a kit to take to one, and emulated Arm processors."""
+"""The verification on another machine: a kit to take there, and the certificate that it writes."""
 
 import os
 from typing import Any
@@ -9,8 +9,6 @@ from sat_tf.atomic_file import expect_path
 from sat_tf.export.certificate.certificate import ImagesFrom
 from sat_tf.export.certificate.device_check import DeviceCheck
 from sat_tf.export.certificate.inputs import GIVEN, random_images
-from sat_tf.export.device.arm_root import find_root
-from sat_tf.export.device.emulated import check_emulated
 from sat_tf.export.device.kit import Kit, check_kit_path, pack_kit
 from sat_tf.export.device.report import hold_against, read_device_certificate
 from sat_tf.export.file_verification import checked_inputs, read_subject
@@ -58,37 +56,6 @@ def write_kit(
     return pack_kit(
         subject, images, kit_path, images_from=images_from, codes=codes, progress=progress
     )
-
-
-def verify_on_arm(
-    path: str | os.PathLike[str],
-    images: Any,
-    *,
-    images_from: ImagesFrom = GIVEN,
-    progress: bool = False,
-) -> list[DeviceCheck]:
-    """Runs a file on emulated Arm processors, and compares every code with the simulation.
-
-    There are three of them, for which XNNPACK has other kernels each: with NEON alone, with the dot
-    product, and with matrix instructions. They need the Arm root that `sat-tf arm_root` makes.
-
-    Args:
-        path: a TFLite file that sat-tf wrote.
-        images: as for `verify_file`.
-        images_from: where they come from.
-        progress: show bars.
-
-    Returns:
-        A `DeviceCheck` for each processor. A code that differs is counted in it, not raised.
-
-    Raises:
-        ValueError: bad images, a file that sat-tf did not write, no Arm root, or an emulator that
-            ends early.
-    """
-    root = find_root()
-    subject = read_subject(expect_path(path))
-    images, _ = checked_inputs("verify_on_arm", subject, images, None)
-    return check_emulated(subject, images, root, images_from=images_from, progress=progress)
 
 
 def read_device_check(

@@ -5,7 +5,6 @@ extends "presentation/page.html" and fills the blocks `style` and `body`; its va
 and are escaped, unless they are `Markup`: a table, a chart, another template.
 """
 
-import base64
 import functools
 import pathlib
 from typing import Any
@@ -29,14 +28,6 @@ def render(template: str, **values: Any) -> Markup:
         **values: by name; it is an error if one is missing.
     """
     return Markup(_environment().get_template(template).render(values))
-
-
-def image_source(svg: bytes) -> str:
-    """A picture as a data URL.
-
-    As an image, because elements of two drawings inside a page could have the same id.
-    """
-    return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
 
 
 @functools.cache

@@ -19,7 +19,6 @@ from sat_tf.export.certificate.counts import (
     TrainedCount,
     runtime_table,
 )
-from sat_tf.export.certificate.device_check import DeviceCheck
 from sat_tf.export.certificate.holds import Hold, are_portable, verdict_of
 from sat_tf.export.certificate.outputs import OutputCount
 from sat_tf.export.litert.machine import Machine
@@ -229,7 +228,6 @@ class Certificate(Displayed):
         machine: where LiteRT ran; None in certificates of earlier versions.
         holds: on which processors each operator has these codes, and why; empty in certificates of
             earlier versions.
-        devices: other processors that were held against the same simulation.
     """
 
     model: str
@@ -257,7 +255,6 @@ class Certificate(Displayed):
     float_outputs: list[OutputCount] = dataclasses.field(default_factory=list)
     machine: Machine | None = None
     holds: list[Hold] = dataclasses.field(default_factory=list)
-    devices: list[DeviceCheck] = dataclasses.field(default_factory=list)
 
     @property
     def codes_compared(self) -> int:

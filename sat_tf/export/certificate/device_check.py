@@ -39,7 +39,6 @@ class DeviceCheck:
         outputs_differing: outputs that differ between a run that keeps every tensor and one that
             does not; not counted where layers are left float.
         milliseconds: an image with one thread, in the median.
-        emulated: the machine was emulated here, so that its time says nothing.
     """
 
     machine: str
@@ -55,7 +54,6 @@ class DeviceCheck:
     first_differing: str | None
     outputs_differing: int
     milliseconds: float
-    emulated: bool = False
 
     @property
     def is_exact(self) -> bool:
@@ -64,8 +62,8 @@ class DeviceCheck:
 
     @property
     def title(self) -> str:
-        """The processor, and its architecture or that it was emulated."""
-        return f"{self.processor}, {'emulated' if self.emulated else self.machine}"
+        """The processor, and its architecture."""
+        return f"{self.processor}, {self.machine}"
 
     @property
     def kernels(self) -> str:

@@ -17,7 +17,6 @@ from sat_tf.export.certificate.counts import (
     runtime_columns,
     shown_share,
 )
-from sat_tf.export.certificate.device_check import DeviceCheck
 from sat_tf.export.certificate.holds import NOT_SAID, Hold, verdict_of
 from sat_tf.export.certificate.outputs import OutputCount
 from sat_tf.export.certificate.runtimes import RUNTIMES
@@ -79,7 +78,6 @@ def certificate_page(certificate: Certificate) -> str:
         ),
         measured_on=certificate.measured_on,
         not_said=NOT_SAID,
-        devices=_devices(certificate),
         tensors=_tensors(certificate).to_html("Tensors"),
     )
 
@@ -221,38 +219,6 @@ def _on_images(certificate: Certificate, hold: Hold, kernels: KernelSet) -> str:
             differing = sum(tensor.codes_differing for tensor in tensors)
             return f"{differing:,} of {sum(tensor.codes_compared for tensor in tensors):,} differ"
     return "may differ"
-
-
-def device_columns() -> list[Column[DeviceCheck]]:
-    """The columns of the table of other machines that a terminal has room for."""
-
-    def differing(device: DeviceCheck) -> Cell:
-        return Marked(device.counted, "good" if device.is_exact else "bad")
-
-    def time(device: DeviceCheck) -> float | None:
-        return None if device.emulated else device.milliseconds
-
-    return [
-        Column("machine", lambda device: device.title),
-        Column("kernels", lambda device: device.kernels),
-        Column("codes differing", differing, number=True, wrap="never"),
-        Column("first that differs", lambda device: device.first_differing or "none", wrap="fold"),
-        Column("ms an image", time, digits(".3g", "–"), number=True),
-    ]
-
-
-def _devices(certificate: Certificate) -> str:
-    if not certificate.devices:
-        return ""
-    more: list[Column[DeviceCheck]] = [
-        Column("images", lambda device: device.num_images, number=True),
-        Column("features", lambda device: " ".join(device.features)),
-        Column("delegate", lambda device: device.delegate),
-        Column("LiteRT", lambda device: device.versions.get("ai-edge-litert")),
-        Column("system", lambda device: device.versions.get("system")),
-    ]
-    columns = [*device_columns(), *more]
-    return Table(columns=columns, rows=certificate.devices).to_html("Other machines")
 
 
 def _tensors(certificate: Certificate) -> Table[TensorCodes]:

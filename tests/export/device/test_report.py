@@ -1,11 +1,9 @@
-import dataclasses
 import json
 
 import pytest
 
-from sat_tf.export.certificate.certificate import ImagesFrom, read_certificate
+from sat_tf.export.certificate.certificate import ImagesFrom
 from sat_tf.export.certificate.inputs import random_images
-from sat_tf.export.certificate.page import certificate_page, write_both
 from sat_tf.export.device import check
 from sat_tf.export.device.report import is_device_certificate, read_device_certificate
 from sat_tf.export.device_verification import read_device_check, write_kit
@@ -127,24 +125,3 @@ def test_certificates_of_devices_are_told_from_those_of_files(
     assert is_device_certificate(certificate_path)
     assert not is_device_certificate(own)
     assert not is_device_certificate(tmp_path / "none.json")
-
-
-def test_a_certificate_keeps_what_other_machines_computed(
-    certificate_path, small_file, few_images, tmp_path
-):
-    found = read_device_certificate(certificate_path).check
-    emulated = dataclasses.replace(found, processor="Cortex-A53", emulated=True)
-    certificate = verify_file(small_file, few_images, runtimes=())
-    certificate = dataclasses.replace(certificate, devices=[emulated])
-    path = tmp_path / "certificate.json"
-    write_both(certificate, path)
-    assert read_certificate(path) == certificate
-    page = path.with_suffix(".html").read_text()
-    assert "Other machines" in page
-    assert "Cortex-A53, emulated" in page
-    # Those of older versions say nothing of them.
-    values = json.loads(path.read_text())
-    del values["devices"]
-    path.write_text(json.dumps(values))
-    assert read_certificate(path).devices == []
-    assert "Other machines" not in certificate_page(read_certificate(path))

@@ -5,11 +5,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from sat_tf.export.certificate.inputs import GIVEN
 from sat_tf.export.certificate.proof import Subject
-from sat_tf.export.device.arm_root import ArmRoot, find_root
-from sat_tf.export.device.emulated import check_emulated
-from sat_tf.export.device.emulator import PROCESSORS
 from sat_tf.export.kernels.kernel_sets import ARM, X86, KernelSet
 from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.lowering.portable_scales import make_portable
@@ -23,6 +19,8 @@ from sat_tf.export.operations.quantize import Dequantize, ShiftImage
 from sat_tf.export.operations.simulator import simulate
 from sat_tf.export.tflite.structure import read_structure
 from sat_tf.export.tflite.tensors import Codes, Image, Tensor
+from tests.arm.processors import PROCESSORS, check_on_arm
+from tests.arm.system import ArmSystem, find_system
 
 ONE = np.float32(1.0)
 
@@ -122,29 +120,28 @@ def test_litert_here_has_the_rules_of_x86_on_every_input(case):
 
 
 @pytest.fixture(scope="module")
-def arm_root() -> ArmRoot:
+def system() -> ArmSystem:
     try:
-        return find_root()
+        return find_system()
     except ValueError as error:
         pytest.skip(str(error))
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", DIFFERING)
-def test_litert_on_arm_has_the_rules_of_arm_on_every_input(name, arm_root):
+def test_litert_on_arm_has_the_rules_of_arm_on_every_input(name, system):
     graph, images = CASES[name]()
-    found = check_emulated(_subject(graph, ARM), images, arm_root, images_from=GIVEN)
+    found = check_on_arm(_subject(graph, ARM), images, system)
     assert [check.codes_differing for check in found] == [0, 0, 0]
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", DIFFERING)
-def test_portable_graphs_have_the_codes_of_x86_on_arm(name, arm_root):
+def test_portable_graphs_have_the_codes_of_x86_on_arm(name, system):
     graph, images = CASES[name]()
     moved = make_portable(graph)
     assert not moved.warnings
     # One processor: what they differ in is not the rounding of products and means.
-    subject, settings = _subject(moved, X86), {"processors": PROCESSORS[:1]}
-    (found,) = check_emulated(subject, images, arm_root, images_from=GIVEN, **settings)
+    (found,) = check_on_arm(_subject(moved, X86), images, system, PROCESSORS[:1])
     assert found.codes_differing == 0
     np.testing.assert_array_equal(_litert(moved, images), simulate(moved, images)["y"])

@@ -1,0 +1,278 @@
+"""The Arm system: a small Debian for Arm with Python, NumPy and LiteRT, in the user's cache.
+
+    python -m tests.arm.system            # makes it, unless one that fits is there
+    python -m tests.arm.system --again
+
+Nothing is installed: Debian's packages, wheels, and qemu where this machine has none, are
+downloaded (55 MB, and 63 MB for qemu) and unpacked into sat-tf/arm in $XDG_CACHE_HOME, by default
+~/.cache, which takes no rights. It needs Debian or a relative of it, and a network; without the
+system, tests on emulated Arm processors are skipped.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Sequence
+from importlib import metadata
+
+from tests.arm.processors import PROCESSORS, emulator_in, lay_out, run_python, system_emulator
+
+# apt-get finds what these need.
+_PACKAGES = ("python3-minimal", "libpython3-stdlib", "libstdc++6", "libgomp1", "zlib1g")
+_QEMU_PACKAGES = ("qemu-user-static", "qemu-user")
+_NUMPY = "numpy==2.2.*"
+_PLATFORMS = tuple(
+    f"{name}_aarch64"
+    for name in ("manylinux_2_28", "manylinux_2_27", "manylinux2014", "manylinux_2_17")
+)
+# What neither Python's start nor LiteRT's interpreter reads.
+_SPARED = (
+    *("root/usr/share", "root/usr/include", "root/usr/lib/dpkg", "root/var", "root/usr/sbin"),
+    *(f"root/usr/lib/python3.*/{name}" for name in ("test", "idlelib", "lib2to3", "turtledemo")),
+    *("site/numpy/**/tests", "site/numpy/f2py", "site/ai_edge_litert/libLiteRtWebGpu*"),
+    *(f"site/ai_edge_litert/{name}" for name in ("aot", "vendors", "tools")),
+    *("site/ai_edge_litert/_pywrap_litert_converter.so", "site/ai_edge_litert/pywrap_genai*"),
+)
+_SECONDS = 900
+_TRIAL_SECONDS = 300
+_TRIAL = "import numpy, ai_edge_litert.interpreter, platform; print(platform.machine())"
+_RECORD = "root.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class ArmSystem:
+    """An Arm system that has been made.
+
+    Attributes:
+        folder: with all of it.
+        emulator: qemu.
+        litert: version of ai-edge-litert in it.
+        python: version of Python in it.
+    """
+
+    folder: pathlib.Path
+    emulator: pathlib.Path
+    litert: str
+    python: str
+
+
+def system_folder() -> pathlib.Path:
+    """Where the Arm system is, or will be: sat-tf/arm in $XDG_CACHE_HOME, by default ~/.cache."""
+    named = os.environ.get("XDG_CACHE_HOME")
+    # A relative one is invalid, and to be ignored.
+    cache = (
+        pathlib.Path(named) if named and os.path.isabs(named) else pathlib.Path.home() / ".cache"
+    )
+    return cache / "sat-tf" / "arm"
+
+
+def find_system() -> ArmSystem:
+    """The Arm system in the cache, and the emulator for it.
+
+    Raises:
+        ValueError: there is none, it is damaged, or it has another LiteRT than this Python.
+    """
+    folder, litert = system_folder(), metadata.version("ai-edge-litert")
+    try:
+        values = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
+        emulator = system_emulator() or emulator_in(folder / "emulator")
+        found = ArmSystem(folder, emulator, values["litert"], values["python"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{folder}: received no Arm system there ({error!r}), expected one; make it with "
+            "python -m tests.arm.system"
+        ) from error
+    if found.emulator is None or found.litert != litert:
+        raise ValueError(
+            f"{folder}: received an Arm system with the emulator {found.emulator} and "
+            f"ai-edge-litert {found.litert}, expected qemu-aarch64 and {litert}; make it anew with "
+            "python -m tests.arm.system"
+        )
+    return found
+
+
+def make_system() -> ArmSystem:
+    """Makes the Arm system, in place of an older one; it is there whole, or not at all.
+
+    Debian's packages come from the sources that this machine has, the wheels from those of pip.
+
+    Raises:
+        ValueError: this is not Debian, or a download, or what was made, fails.
+    """
+    missing = [name for name in ("apt-get", "dpkg-deb", "dpkg") if not shutil.which(name)]
+    if platform.system() != "Linux" or missing:
+        raise ValueError(
+            f"received {platform.system()} without {' and '.join(missing)}, expected Linux, whose "
+            "programs are all that qemu runs this way, with Debian's tools"
+        )
+    folder = system_folder()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".arm_", dir=folder.parent) as name:
+        aside = pathlib.Path(name) / "arm"
+        aside.mkdir()
+        steps: Sequence[Callable[[pathlib.Path], None]] = (
+            *(_update, _unpack_system, _unpack_wheels, _unpack_emulator, _finish),
+        )
+        for step in steps:
+            step(aside)
+        if folder.exists():
+            folder.rename(pathlib.Path(name) / "older")
+        aside.rename(folder)
+    return find_system()
+
+
+def _run(words: Sequence[str], doing: str, folder: pathlib.Path) -> None:
+    """Runs a tool; raises with the first error that it names where it fails."""
+    quiet = {"LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"}
+    done = subprocess.run(
+        words,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env={**os.environ, **quiet},
+        cwd=folder,
+        timeout=_SECONDS,
+        check=False,
+    )
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        errors = [line for line in said if line.startswith(("E:", "Err:", "ERROR:"))] or said
+        raise ValueError(
+            f"{doing} failed ({errors[0] if errors else f'status {done.returncode}'}), expected a "
+            "network, and sources of packages for Arm"
+        )
+
+
+def _unpack(package: pathlib.Path, folder: pathlib.Path) -> None:
+    _run(["dpkg-deb", "-x", str(package), str(folder)], f"unpacking {package.name}", folder)
+
+
+def _apt(folder: pathlib.Path, *words: str) -> list[str]:
+    """apt-get with lists, a cache and installed packages, none, of its own."""
+    settings = {
+        "APT::Architecture": "arm64",
+        "APT::Architectures": f"arm64,{_architecture()}",
+        "APT::Update::Error-Mode": "any",
+        "Dir::State": folder / "apt",
+        "Dir::State::status": folder / "apt" / "status",
+        "Dir::Cache": folder / "apt" / "cache",
+        "Dir::Log": folder / "apt",
+        "Debug::NoLocking": "1",
+    }
+    if os.geteuid() == 0:
+        # The user that it becomes otherwise may not write into a cache of root's.
+        settings["APT::Sandbox::User"] = "root"
+    return ["apt-get", "--quiet", *(f"-o{key}={value}" for key, value in settings.items()), *words]
+
+
+def _architecture() -> str:
+    """What Debian calls this machine."""
+    done = subprocess.run(
+        ["dpkg", "--print-architecture"], capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() or "amd64"
+
+
+def _update(folder: pathlib.Path) -> None:
+    (folder / "apt" / "lists" / "partial").mkdir(parents=True)
+    (folder / "apt" / "cache" / "archives" / "partial").mkdir(parents=True)
+    (folder / "apt" / "status").touch()
+    _run(_apt(folder, "update"), "reading the lists of Debian's packages", folder)
+
+
+def _unpack_system(folder: pathlib.Path) -> None:
+    wanted = ("install", "--yes", "--download-only", "--no-install-recommends", *_PACKAGES)
+    _run(_apt(folder, *wanted), "downloading Debian's packages", folder)
+    root = folder / "root"
+    root.mkdir()
+    for package in sorted((folder / "apt" / "cache" / "archives").glob("*.deb")):
+        _unpack(package, root)
+    if not (root / "lib").exists():
+        (root / "lib").symlink_to("usr/lib")
+
+
+def _python_in(folder: pathlib.Path) -> str:
+    """The version of the Python in a system, such as "3.11"."""
+    found = sorted((folder / "root" / "usr" / "bin").glob("python3.*"))
+    if not found:
+        raise ValueError(f"received packages without Python 3 ({', '.join(_PACKAGES)})")
+    return found[0].name.removeprefix("python")
+
+
+def _unpack_wheels(folder: pathlib.Path) -> None:
+    version, litert = _python_in(folder), metadata.version("ai-edge-litert")
+    words = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--no-input"]
+    words += ["--disable-pip-version-check", "--only-binary=:all:", "--python-version", version]
+    words += [word for name in _PLATFORMS for word in ("--platform", name)]
+    words += ["--dest", str(folder / "wheels"), f"ai-edge-litert=={litert}", _NUMPY]
+    _run(words, f"downloading ai-edge-litert {litert} and NumPy for Arm", folder)
+    for wheel in sorted((folder / "wheels").glob("*.whl")):
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(folder / "site")
+
+
+def _unpack_emulator(folder: pathlib.Path) -> None:
+    """Debian's qemu, where this machine has none."""
+    if system_emulator():
+        return
+    for package in _QEMU_PACKAGES:
+        place = folder / "qemu" / package
+        place.mkdir(parents=True)
+        words = _apt(folder, "download", f"{package}:{_architecture()}")
+        _run(words, f"downloading {package}", place)
+        for file in sorted(place.glob("*.deb")):
+            _unpack(file, place)
+        if found := emulator_in(place):
+            kept = folder / "emulator" / "usr" / "bin"
+            kept.mkdir(parents=True)
+            found.rename(kept / found.name)
+            return
+    raise ValueError(f"received {' and '.join(_QEMU_PACKAGES)} without qemu-aarch64")
+
+
+def _finish(folder: pathlib.Path) -> None:
+    """Leaves out what nobody reads, tries it on every processor, and records it."""
+    python = _python_in(folder)
+    for name in ("apt", "wheels", "qemu"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    for pattern in _SPARED:
+        for found in folder.glob(pattern):
+            if found.is_dir() and not found.is_symlink():
+                shutil.rmtree(found)
+            else:
+                found.unlink(missing_ok=True)
+    emulator = system_emulator() or emulator_in(folder / "emulator") or pathlib.Path()
+    for processor in PROCESSORS:
+        lay_out(folder, processor)
+        words = (emulator, folder, processor, "-c", _TRIAL)
+        said = run_python(*words, seconds=_TRIAL_SECONDS, working=folder)
+        if said.split() != ["aarch64"]:
+            raise ValueError(f"{processor.title}: received {said[:80]!r}, expected aarch64")
+    record = {"litert": metadata.version("ai-edge-litert"), "python": python}
+    (folder / _RECORD).write_text(json.dumps(record) + "\n", encoding="utf-8")
+
+
+def main(words: Sequence[str]) -> int:
+    """Makes the system, unless one that fits is there."""
+    try:
+        found = find_system() if "--again" not in words else None
+    except ValueError:
+        found = None
+    try:
+        found = found or make_system()
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        print(f"The Arm system: {error}", file=sys.stderr)
+        return 2
+    versions = f"Python {found.python}, ai-edge-litert {found.litert}"
+    print(f"The Arm system is in {found.folder}: {versions}, {found.emulator}.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
