@@ -20,8 +20,9 @@ from rich.console import Console
 
 import sat_tf
 from sat_tf.commands.train import load_config
-from sat_tf.training.callbacks.callback_list import recording
-from sat_tf.training.loop.runner import float_model, load_source
+from sat_tf.training.callbacks.progress import ProgressBar
+from sat_tf.training.callbacks.recording import Recorder
+from sat_tf.training.loop.start import float_model, load_source
 from sat_tf.training.state.run_folder import RunFolder
 from sat_tf.training.step.learner import accuracy_metrics
 from sat_tf.training.step.stage_plan import StagePlan
@@ -36,7 +37,7 @@ def main(argv: list[str]) -> None:
         raise app.UsageError(f"received {argv[1:]}, expected no arguments.")
     config = load_config()
     source = load_source(config)
-    model = sat_tf.requantize(float_model(config, source), config.policy)
+    model = sat_tf.requantize(float_model(config, source)[0], config.policy)
     stage = config.stages.quantized
     steps = source.num_train // stage.batch_size
     batches = source.training_batches(batch_size=stage.batch_size, seed=0).map(
@@ -56,16 +57,16 @@ def main(argv: list[str]) -> None:
     console = Console(file=io.StringIO(), force_terminal=True)
     with (
         tempfile.TemporaryDirectory() as folder,
-        recording(
+        Recorder(
             plan,
             model,
             RunFolder(pathlib.Path(folder)),
             rows=[],
             sample=source.training_sample(_IMAGES, seed=0),
-            console=console,
-        ) as callbacks,
+        ) as recorder,
+        ProgressBar(plan, console=console) as progress,
     ):
-        watching = _Timed(callbacks)
+        watching = _Timed([recorder, progress])
         _epoch(model, batches, steps, [])
         _epoch(model, batches, steps, [watching])
         watching.steps.clear()

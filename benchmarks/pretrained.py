@@ -32,6 +32,7 @@ from sat_tf.quantizers.input_range import PIXELS
 from sat_tf.training.config.config import parse_config
 from sat_tf.training.loop import runner
 from sat_tf.training.loop.stage import Run, held_out_metrics
+from sat_tf.training.loop.start import float_model, load_source
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.run_folder import RunFolder
 from sat_tf.training.state.run_state import read_trials, settled
@@ -91,7 +92,7 @@ class _Pictures:
     def __init__(self, file: pathlib.Path, bits: str) -> None:
         self._file, self._bits, self._rate = file, bits, "auto"
         run = self._run("1")
-        self._model, _ = runner.float_model(run.config, run.source)
+        self._model, _ = float_model(run.config, run.source)
         self._float = held_out_metrics(self._model, run.source)["top1"]
         self._start = runner.calibrated_start(run, self._model)
 
@@ -135,7 +136,7 @@ class _Pictures:
             "recipes": {"distillation": {}},
         }
         config = parse_config(json.dumps(values))
-        source = runner.load_source(config)
+        source = load_source(config)
         return Run(
             config=config,
             source=fed_source(source, PIXELS),

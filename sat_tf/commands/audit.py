@@ -145,7 +145,7 @@ def _images(
     path = pathlib.Path(arguments.model)
     if not (path / CONFIG).is_file():
         return None
-    from sat_tf.training.loop.runner import load_source
+    from sat_tf.training.loop.start import load_source
 
     source = load_source(read_config(path / CONFIG))
     return source.held_out_sample(arguments.num_images or _USUAL_IMAGES)

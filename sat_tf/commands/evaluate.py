@@ -84,8 +84,8 @@ def evaluate(folder: RunFolder, console: Console, *, trust: bool = False) -> Non
     config = read_config(folder.file(CONFIG))
     quiet_tensorflow()
     from sat_tf.export.deployed import deployed_model
-    from sat_tf.training.loop.runner import load_source
     from sat_tf.training.loop.stage import held_out_metrics
+    from sat_tf.training.loop.start import load_source
     from sat_tf.training.state.classifier_file import data_problems
     from sat_tf.training.step.fed_source import fed_range, fed_source
 

@@ -383,7 +383,7 @@ def _pixels(
         return pixels
     config = read_config(target.folder.file(CONFIG))
     quiet_tensorflow()
-    from sat_tf.training.loop.runner import load_source
+    from sat_tf.training.loop.start import load_source
 
     most = wanted.num_images or config.export.verify_images
     held_out = load_source(config)

@@ -14,8 +14,9 @@ from sat_tf.export.deployed import DeployedModel
 from sat_tf.messages import RunError
 from sat_tf.training.config.config import parse_config
 from sat_tf.training.loop import runner
-from sat_tf.training.loop.deploy_tail import deploy_tail, train_deploy_tail
+from sat_tf.training.loop.deploy_tail import deploy_tail
 from sat_tf.training.loop.stage import held_out_metrics
+from sat_tf.training.loop.start import load_source
 from sat_tf.training.state.run_folder import QUANTIZED_MODEL, RunFolder
 from sat_tf.training.state.run_state import RunState
 from sat_tf.training.step.learner import training_copy
@@ -39,6 +40,11 @@ export: {verify_images: 300}
 
 def copy_of(model):
     return training_copy(model)
+
+
+def train_deploy_tail(run, start):
+    ((_, deployed),) = runner.STAGES["deploy_tail"].candidates(run, start)
+    return deployed
 
 
 def batches(images, size=16):
@@ -196,7 +202,7 @@ def test_a_run_with_a_tail_reports_what_the_file_computes(tmp_path, monkeypatch,
     assert certificate["top1"]["quantized"] == certificate["top1"]["tflite"]
     assert results["deployed_top1"] == pytest.approx(float(rows[-1]["held_out_top1"]), abs=1e-5)
     model = keras.models.load_model(folder / "quantized.keras")
-    source = runner.load_source(parse_config(TINY))
+    source = load_source(parse_config(TINY))
     carried = {"labels": source.class_names, "preprocessing": source.preprocessing}
     report = sat_tf.export_tflite(model, tmp_path / "again.tflite", **carried)
     assert report.sha256 == certificate["sha256"]

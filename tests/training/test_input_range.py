@@ -11,7 +11,7 @@ from sat_tf.messages import RunError
 from sat_tf.quantizers.input_range import PIXELS, range_of
 from sat_tf.training.config.config import parse_config
 from sat_tf.training.loop import runner
-from sat_tf.training.loop.start import check_range, check_range_of_teacher
+from sat_tf.training.loop.start import check_range, float_model
 from sat_tf.training.state.run_folder import RunFolder
 from sat_tf.training.step.fed_source import FedSource, fed_source, pixels_of
 from tests.training.range_model import model_of_small_range
@@ -90,7 +90,7 @@ def test_a_run_with_the_range_of_its_model_is_fed_it_from_start_to_file(files, t
 def _checked(files, name, given, *overrides):
     config = parse_config(CONFIG, [f"training.float_model={files}/{name}.keras", *overrides])
     console = Console(file=io.StringIO(), width=2000)
-    model, fed = runner.float_model(config, SOURCE)
+    model, fed = float_model(config, SOURCE)
     assert fed == range_of(given)
     check_range(config, model, SOURCE, fed, console)
     return console.file.getvalue()
@@ -105,7 +105,7 @@ def test_a_range_that_the_policy_states_is_kept_with_a_note(files):
 def test_a_teacher_that_is_fed_what_it_was_not_trained_with_is_refused(files):
     def check(name, given):
         config = parse_config(CONFIG, [f"recipes.distillation={{teacher: {files}/{name}.keras}}"])
-        check_range_of_teacher(config, SOURCE, range_of(given))
+        check_range(config, None, SOURCE, range_of(given), Console(quiet=True))
 
     with pytest.raises(RunError, match="a Rescaling or a Normalization layer in front") as error:
         check("float", (0, 255))

@@ -11,19 +11,14 @@ from rich.console import Console
 
 from sat_tf.data.arrays import ArraySource
 from sat_tf.messages import RunError
-from sat_tf.training.callbacks.epoch_recorder import EpochRecorder, StopWhenNotFinite
-from sat_tf.training.loop.environment import describe_environment
+from sat_tf.training.callbacks.saving import StopWhenNotFinite
+from sat_tf.training.loop.start import describe_environment
 from sat_tf.training.report.curves import draw_curves
 from sat_tf.training.report.results import Results
 from sat_tf.training.state.history import COLUMNS, EpochMetrics, from_csv, to_csv
-from sat_tf.training.state.run_folder import METRICS, RunFolder
-from sat_tf.training.step.stage_plan import StagePlan
 from tests.training.small import small_images, small_quantized_model
 
 LOGS = {"loss": 0.5, "top1": 0.9, "val_loss": 0.6, "val_top1": 0.8, "top5": 0.99, "val_top5": 0.95}
-PLAN = StagePlan(
-    stage="quantized", batch_size=8, steps_per_epoch=3, total_steps=6, first_step=0, steps_before=9
-)
 RESULTS = Results(
     float_top1=0.98765,
     quantized_top1=0.9825,
@@ -66,26 +61,6 @@ def test_the_metrics_file_has_a_header_and_a_row_an_epoch():
         ("quantized", "1"),
     ]
     assert float(read[2]["loss"]) == pytest.approx(2 / 3, rel=1e-5)
-
-
-def test_the_metrics_file_is_complete_after_every_epoch(tmp_path):
-    all_rows = rows()[:3]
-    recorder = EpochRecorder(PLAN, all_rows, RunFolder(tmp_path))
-    optimizer = types.SimpleNamespace(learning_rate=0.25)
-    recorder.set_model(types.SimpleNamespace(optimizer=optimizer))
-    for epoch in (0, 1):
-        recorder.on_epoch_begin(epoch)
-        for batch in range(3):
-            recorder.on_train_batch_begin(batch)
-            recorder.on_train_batch_end(batch, LOGS)
-        recorder.on_epoch_end(epoch, LOGS)
-        assert (tmp_path / METRICS).read_text() == to_csv(all_rows)
-    assert [path.name for path in tmp_path.iterdir()] == [METRICS]
-    last = all_rows[-1]
-    assert len(all_rows) == 5
-    assert (last.stage, last.epoch, last.step, last.learning_rate) == ("quantized", 2, 6, 0.25)
-    assert (last.loss, last.train_top1, last.held_out_top1) == (0.5, 0.9, 0.8)
-    assert (last.held_out_loss, last.train_top5, last.held_out_top5) == (0.6, 0.99, 0.95)
 
 
 def test_the_metrics_file_reads_back():

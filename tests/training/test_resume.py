@@ -5,7 +5,7 @@ import signal
 import numpy as np
 import pytest
 
-from sat_tf.training.callbacks.step_recorder import recorded_steps
+from sat_tf.training.callbacks.recording import recorded_steps
 from sat_tf.training.state.run_folder import RunFolder
 from tests.methods import METHODS
 from tests.training import processes

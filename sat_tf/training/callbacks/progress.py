@@ -1,4 +1,8 @@
-"""Keras callbacks that show how training goes, or tell whoever runs it."""
+"""The progress of a stage, in the terminal and to whoever runs it.
+
+Keras's ProgbarLogger knows one epoch at a time: neither the stage, nor how long what is left of it
+takes, and where the output is no terminal it fills the log with a line a step.
+"""
 
 import datetime
 import time
@@ -7,27 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from sat_tf.training.callbacks.step_recorder import StepCallback
+from sat_tf.training.callbacks.recording import StepCallback
 from sat_tf.training.step.stage_plan import StagePlan, StepReport
-
-
-class StepReporter(StepCallback):
-    """Calls a listener after every step; it has to be quick.
-
-    Args:
-        plan: the steps of the stage.
-        report_step: what to call.
-    """
-
-    def __init__(self, plan: StagePlan, report_step: StepReport) -> None:
-        super().__init__(plan)
-        self._report_step = report_step
-
-    def on_step(self, before: int, logs: Any) -> None:
-        """Calls the listener."""
-        del before, logs
-        self._report_step(self.plan.stage, self.step)
-
 
 _SECONDS_BETWEEN_READINGS = 0.2
 _SECONDS_BETWEEN_LINES = 60.0
@@ -48,11 +33,15 @@ class ProgressBar(StepCallback):
     Args:
         plan: the steps of the stage.
         console: where to show it.
+        report_step: called after every step; it has to be quick.
     """
 
-    def __init__(self, plan: StagePlan, *, console: Console) -> None:
+    def __init__(
+        self, plan: StagePlan, *, console: Console, report_step: StepReport | None = None
+    ) -> None:
         super().__init__(plan)
         self.console = console
+        self._report_step = report_step
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
             # The words take the rest of the line.
@@ -66,7 +55,7 @@ class ProgressBar(StepCallback):
         self._task = self._bar.add_task(
             self._short_title(), total=plan.total_steps, completed=self.step, metrics=""
         )
-        # Step and time from which on the pace counts: of the process, and of the epoch.
+        # The pace counts from this step and time on: of the process, and of the epoch.
         self._started: tuple[int, float] | None = None
         self._epoch_started: tuple[int, float] | None = None
         self._last_reading = self._last_line = 0.0
@@ -86,9 +75,10 @@ class ProgressBar(StepCallback):
         self._epoch_started = (self.step, self._last_line) if self._started else None
         self._bar.update(self._task, description=self._short_title())
 
-    def on_step(self, before: int, logs: Any) -> None:
+    def on_step(self, logs: Any) -> None:
         """Moves the bar on."""
-        del before
+        if self._report_step is not None:
+            self._report_step(self.plan.stage, self.step)
         now = time.perf_counter()
         if self._epoch_started is None:
             self._epoch_started = self._started = (self.step, now)

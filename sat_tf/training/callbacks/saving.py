@@ -1,18 +1,25 @@
-"""Keras callbacks that save a stage, and keep what is measured up to date."""
+"""Callbacks that save a stage, and end one that diverges.
 
+Keras's BackupAndRestore saves neither the running means of an epoch nor where in it a run was
+stopped, and without these a resumed run would record other values than one that was left alone.
+"""
+
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import tf_keras as keras
 
-from sat_tf.export.deployed import DeployedModel
-from sat_tf.qat.wrapper import ConstantWeights, has_quantized_layers
-from sat_tf.training.callbacks.step_recorder import StepCallback
+from sat_tf.data.source import ImageSource
+from sat_tf.messages import RunError
 from sat_tf.training.config.sections import TrainingConfig
 from sat_tf.training.interruption import Interruption
-from sat_tf.training.state.checkpoints import Checkpoints, Position
+from sat_tf.training.state.checkpoints import Checkpoints, describe_break
 from sat_tf.training.step.learner import Learner
+from sat_tf.training.step.stage_plan import Position
+
+_PROBED_IMAGES = 16
 
 
 class CheckpointSaver(keras.callbacks.Callback):
@@ -25,17 +32,24 @@ class CheckpointSaver(keras.callbacks.Callback):
         checkpoints: where to.
         interruption: whether to stop.
         config: how often.
+        flush: writes out what was recorded; called before a checkpoint, so that resuming from it
+            leaves no gap.
     """
+
+    # Keras would otherwise fetch every logged value after every step, and wait for the device.
+    _supports_tf_logs = True
 
     def __init__(
         self,
         checkpoints: Checkpoints,
         interruption: Interruption,
         config: TrainingConfig,
+        *,
+        flush: Callable[[], None],
     ) -> None:
         super().__init__()
-        self._supports_tf_logs = True
         self._checkpoints = checkpoints
+        self._flush = flush
         self._interruption = interruption
         self._seconds = 60 * config.checkpoint_minutes
         self._every = config.checkpoint_steps
@@ -45,11 +59,6 @@ class CheckpointSaver(keras.callbacks.Callback):
         self._position = Position()
         self._wanted: set[str] = set()
         self._metrics: list[Any] | None = None
-        self._flushed_first: Sequence[StepCallback] = ()
-
-    def flush_first(self, callbacks: Sequence[StepCallback]) -> None:
-        """Sets what to write out before a checkpoint, so that resuming from it leaves no gap."""
-        self._flushed_first = callbacks
 
     def start_at(self, position: Position, steps: int) -> None:
         """Sets where training resumes; metrics of an epoch that has begun are kept.
@@ -60,11 +69,9 @@ class CheckpointSaver(keras.callbacks.Callback):
         """
         self._position = position
         self._last_step = position.step + steps
-        learner: Learner = self.model
-        values = [
-            variable.read_value() for metric in learner.metrics for variable in metric.weights
-        ]
-        self._metrics = values if position.step else None
+        if position.step:
+            metrics = self.model.metrics
+            self._metrics = [value.read_value() for metric in metrics for value in metric.weights]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Restores the metrics of an epoch that had begun, which `fit` has reset."""
@@ -86,7 +93,9 @@ class CheckpointSaver(keras.callbacks.Callback):
             self._act()
         if self._interruption.requested:
             self.model.signal("stop")
-        elif self._is_time():
+        elif (self._every is not None and self._since >= self._every - 1) or (
+            time.monotonic() - self._saved >= self._seconds
+        ):
             self.model.signal("save")
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -96,14 +105,8 @@ class CheckpointSaver(keras.callbacks.Callback):
         if self._wanted:
             self._act()
 
-    def _is_time(self) -> bool:
-        if self._every is not None and self._since >= self._every - 1:
-            return True
-        return time.monotonic() - self._saved >= self._seconds
-
     def _act(self) -> None:
-        for callback in self._flushed_first:
-            callback.flush()
+        self._flush()
         self._checkpoints.save(self._position)
         self._saved, self._since = time.monotonic(), 0
         stops = "stop" in self._wanted
@@ -112,62 +115,51 @@ class CheckpointSaver(keras.callbacks.Callback):
             raise self._interruption.stopped()
 
 
-class DeployedRefresher(keras.callbacks.Callback):
-    """Takes the integers from the quantized model before every step and every measurement.
+class StopWhenNotFinite(keras.callbacks.Callback):
+    """Raises `RunError` as soon as the loss or a logit is NaN or infinite.
+
+    Keras's TerminateOnNaN ends `fit` as if all were well, without a word on what broke.
 
     Args:
-        deployed: the model that a learner trains.
+        stage: name of the stage, for the message.
+        source: the data set, whose images tell which layer broke.
+        checkpoints: whose last good one is named.
     """
 
-    def __init__(self, deployed: DeployedModel) -> None:
+    _supports_tf_logs = True  # see `CheckpointSaver`
+
+    def __init__(self, stage: str, source: ImageSource, checkpoints: Checkpoints) -> None:
         super().__init__()
-        self._supports_tf_logs = True
-        self._deployed = deployed
+        self._stage, self._source, self._checkpoints = stage, source, checkpoints
+        self._epoch = 0
 
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Takes all of them: weights may come from a checkpoint."""
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Remembers the epoch, for the message."""
         del logs
-        self._deployed.refresh()
+        self._epoch = epoch + 1
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Takes those that a step changes."""
-        del batch, logs
-        self._deployed.refresh_quickly()
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Checks what training reports."""
+        del batch
+        # The running mean stays NaN in every later batch; the message names the first one.
+        self._check("", loss=logs["batch_loss"], top1=logs["top1"])
 
-    def on_test_begin(self, logs: Any = None) -> None:
-        """Takes all of them, exactly as the export computes them."""
-        del logs
-        self._deployed.refresh()
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Checks what the held-out images report."""
+        del batch
+        self._check("held-out images, after ", loss=logs["loss"], top1=logs["top1"])
 
-
-class ConstantWhileMeasured(keras.callbacks.Callback):
-    """Copies the effective weights when measuring begins, for all of its steps.
-
-    For a model that is measured with this callback or not at all: what Keras traces reads the
-    copies. It comes after callbacks that change weights when measuring begins.
-
-    Args:
-        weights: of the model that is measured.
-    """
-
-    def __init__(self, weights: ConstantWeights) -> None:
-        super().__init__()
-        self._weights = weights
-
-    def on_test_begin(self, logs: Any = None) -> None:
-        """Makes the copies."""
-        del logs
-        self._weights.fill()
-
-    def on_test_end(self, logs: Any = None) -> None:
-        """Training computes effective weights again."""
-        del logs
-        self._weights.clear()
-
-
-def constant_while_measured(model: keras.Model) -> list[ConstantWhileMeasured]:
-    """The callback for a quantized model; none for others, whose weights are not quantized."""
-    # A deployed model holds the weights of its file, and these only.
-    if isinstance(model, DeployedModel) or not has_quantized_layers(model):
-        return []
-    return [ConstantWhileMeasured(ConstantWeights(model))]
+    def _check(self, where: str, *, loss: Any, top1: Any) -> None:
+        for value, what in ((loss, "the loss"), (top1, "a logit")):
+            if not math.isfinite(float(value)):
+                learner: Learner = self.model
+                step = int(learner.optimizer.iterations.numpy())
+                images = self._source.training_sample(_PROBED_IMAGES, seed=0)
+                latest = self._checkpoints.latest
+                raise RunError(
+                    f"{self._stage} stage, epoch {self._epoch}, {where}step {step}: {what} is NaN "
+                    f"or infinite ({describe_break(learner.student, images)}), expected finite "
+                    f"values; lower stages.{self._stage}.base_learning_rate, lengthen its "
+                    "warmup_epochs, or start from lower clipping levels. "
+                    + (f"The last good checkpoint is {latest}." if latest else "No checkpoint yet.")
+                )

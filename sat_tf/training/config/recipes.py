@@ -14,7 +14,7 @@ _STAGES = "a list of stages, out of float, quantized and deploy_tail"
 
 
 class DistillationConfig(Section):
-    """The logits of a teacher as a second target; see `sat_tf.training.recipes.targets`."""
+    """The logits of a teacher as a second target; see `sat_tf.training.recipes.recipes`."""
 
     teacher: str = Field(
         default=FLOAT_STAGE,
@@ -51,7 +51,7 @@ class DistillationConfig(Section):
 
 
 class ProgressiveBitsConfig(Section):
-    """Bits that come down during training; see `sat_tf.training.recipes.progressive_bits`."""
+    """Bits that come down during training; see `sat_tf.training.recipes.recipes`."""
 
     bits: list[int] = Field(
         default=[8, 6, 4],
@@ -138,7 +138,7 @@ class OscillationConfig(Section):
 
 
 class WeightAverageConfig(Section):
-    """A moving average of the weights; see `sat_tf.training.recipes.weight_average`."""
+    """A moving average of the weights; see `sat_tf.training.recipes.recipes`."""
 
     decay: float = Field(
         default=0.999, gt=0, lt=1, description="a number between 0 and 1: weight of the past"
@@ -151,7 +151,7 @@ class WeightAverageConfig(Section):
 
 
 class LabelSmoothingConfig(Section):
-    """Targets that are not quite certain; see `sat_tf.training.recipes.targets`."""
+    """Targets that are not quite certain; see `sat_tf.training.recipes.recipes`."""
 
     amount: float = Field(default=0.1, gt=0, lt=1, description="a number between 0 and 1")
     stages: list[StageName] = Field(

@@ -1,4 +1,4 @@
-"""The last stage of training: the quantized model on the integers of its file."""
+"""Training on the integers of the file, with plain Keras: what a run does in its last stage."""
 
 import math
 from collections.abc import Iterable
@@ -10,8 +10,6 @@ import tf_keras as keras
 from sat_tf import arguments
 from sat_tf.arguments import Rule
 from sat_tf.export.deployed import DeployedModel, deployed_model
-from sat_tf.messages import RunError
-from sat_tf.training.loop.stage import Run, train_stage
 from sat_tf.training.step.learner import accuracy_metrics
 from sat_tf.training.step.schedule import WarmupCosine
 
@@ -111,31 +109,3 @@ def deploy_tail(
         verbose=verbose,
     )
     return deployed
-
-
-def train_deploy_tail(run: Run, model: keras.Model) -> DeployedModel:
-    """Trains a quantized model through the deploy tail of a run.
-
-    Args:
-        run: what it is the last stage of.
-        model: the one to start from; it is not changed.
-
-    Returns:
-        The deployed model, neither compiled nor bound to the strategy.
-
-    Raises:
-        RunError: the model has no integer form, or the loss or a logit is non-finite.
-    """
-    export = run.config.export
-
-    def view(quantized: keras.Model) -> DeployedModel:
-        return deployed_model(quantized, float_head=export.float_head, pack=export.pack)
-
-    try:
-        return view(train_stage(run, "deploy_tail", model, view))
-    except RunError:
-        raise
-    except ValueError as error:
-        raise RunError(
-            f"{error}\nThe model of the quantized stage is in {run.folder.path}."
-        ) from error

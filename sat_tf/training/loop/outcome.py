@@ -1,6 +1,5 @@
 """The end of a run: export, verification, results, curves and report."""
 
-import functools
 import shutil
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,12 +9,12 @@ import tf_keras as keras
 
 from sat_tf.analysis.answers.answers import Answers
 from sat_tf.analysis.layer_table import layer_rows
-from sat_tf.data.source import NO_LABEL, ImageSource
+from sat_tf.data.source import NO_LABEL
 from sat_tf.export.certificate.certificate import Certificate, ImagesFrom
 from sat_tf.export.certificate.outputs import classes_of
-from sat_tf.export.deployed import DeployedModel
+from sat_tf.export.deployed import deployed_model
 from sat_tf.export.evaluate import evaluate_tflite, run_tflite
-from sat_tf.export.export import ExportReport, export_tflite
+from sat_tf.export.export import export_tflite
 from sat_tf.export.file_verification import read_subject
 from sat_tf.export.verify import verify_tflite
 from sat_tf.graph.network import Network
@@ -35,95 +34,30 @@ _BATCH_SIZE = 64
 # The file of a run is measured on all held-out images if they are no more, which takes a minute.
 _MOST_MEASURED = 10_000
 
-Sample = tuple[np.ndarray, np.ndarray]
 
-
-def deploy(
-    model: keras.Model,
-    source: ImageSource,
-    sample: Sample,
-    folder: RunFolder,
-    *,
-    asked: int,
-    float_head: bool,
-    pack: str,
-    softmax: bool = False,
-    float_model: keras.Model | None = None,
-) -> tuple[ExportReport, Certificate]:
-    """Writes the TFLite file of a quantized model into its run folder, and the certificate.
-
-    Args:
-        model: the quantized model, or its deployed one.
-        source: the data set.
-        sample: pixels of held-out images, to verify with, and their labels.
-        folder: of the run.
-        asked: how many held-out images the sample was to have.
-        float_head: see `sat_tf.export_tflite`.
-        pack: likewise.
-        softmax: likewise.
-        float_model: that of the run, to compare the file with.
-
-    Returns:
-        The export's report and the certificate.
-
-    Raises:
-        RunError: the model has no integer form.
-    """
-    path = folder.file(TFLITE_MODEL)
-    pixels, labels = sample
-    quantized = model.quantized if isinstance(model, DeployedModel) else model
-    is_of_pixels = takes_pixels(Network(quantized))
-    images = pixels if is_of_pixels else pixels.astype(np.float32)
-    try:
-        report = export_tflite(
-            model,
-            path,
-            float_head=float_head,
-            pack=pack,
-            softmax=softmax,
-            labels=source.class_names,
-            preprocessing=source.preprocessing if is_of_pixels else None,
-        )
-        certificate = verify_tflite(
-            model,
-            path,
-            images,
-            labels,
-            float_model=float_model,
-            certificate_path=folder.file(CERTIFICATE),
-            images_from=ImagesFrom.held_out(source.name, asked),
-        )
-    except ValueError as error:
-        raise RunError(f"{error}\nThe trained models are in {folder.path}.") from error
-    return report, certificate
-
-
-def conclude(run: Run, state: RunState, model: keras.Model | None, *, parameters: int) -> Results:
+def conclude(run: Run, state: RunState, model: keras.Model, *, parameters: int) -> Results:
     """Exports and verifies the model of a run, and writes its results, curves and report.
 
     Args:
         run: whose stages are done.
         state: what they have achieved.
-        model: the quantized model, or its deployed one; None if the run ends with the float one.
+        model: of the last stage; the float one has no file.
         parameters: of the float model.
 
     Raises:
         RunError: the model has no integer form.
     """
-    folder = run.folder
+    folder, stages = run.folder, run.config.stages
     tuned = folder.file(run_folder.TUNED_MODEL)
     if tuned.is_file():
         tuned.replace(folder.file(run_folder.QUANTIZED_MODEL))
     if run.rows:
         with folder.written(run_folder.CURVES) as temporary:
             draw_curves(run.rows, run.config.name, temporary)
+    names = {"float": "float", "quantized": "quantized", "deploy_tail": "deployed"}
     accuracies: dict[str, Any] = {
         f"{name}_{metric}": state.stages[stage].get(metric)
-        for name, stage in (
-            ("float", "float"),
-            ("quantized", "quantized"),
-            ("deployed", "deploy_tail"),
-        )
+        for stage, name in names.items()
         if stage in state.stages
         for metric in ("top1", "top5")
     }
@@ -133,15 +67,14 @@ def conclude(run: Run, state: RunState, model: keras.Model | None, *, parameters
         parameters=parameters,
         **accuracies,
         **_of_training(run, state),
-        **({} if model is None else _of_file(run, model, num_held_out)),
+        **({} if stages.quantized is None else _of_file(run, model, num_held_out)),
         seconds=state.seconds_so_far(),
     )
     folder.write_json(run_folder.RESULTS, results.to_dict())
-    if model is not None:
-        quantized = model.quantized if isinstance(model, DeployedModel) else model
+    if stages.quantized is not None:
         run.say("report     measuring each layer")
         sample = run.source.training_sample(SAMPLE, seed=run.config.seed)
-        write_layers(folder, layer_rows(quantized, sample))
+        write_layers(folder, layer_rows(model, sample))
     write_report(folder)
     shutil.rmtree(folder.file(run_folder.CHECKPOINTS), ignore_errors=True)
     return results
@@ -165,8 +98,90 @@ def _of_training(run: Run, state: RunState) -> dict[str, Any]:
     }
 
 
+def _of_file(run: Run, quantized: keras.Model, num_held_out: int) -> dict[str, Any]:
+    """Writes the file and its certificate; returns their entries in the results."""
+    folder, source, config = run.folder, run.source, run.config.export
+    path = folder.file(TFLITE_MODEL)
+    floats = folder.file(run_folder.FLOAT_MODEL)
+    is_safe = not run.config.training.trust_model
+    float_model = load_model(floats, safe_mode=is_safe) if floats.is_file() else None
+    pixels, labels = pixels_of(source).held_out_sample(config.verify_images)
+    run.say(f"file       exporting, and verifying on {len(pixels):,} held-out images")
+    is_of_pixels = takes_pixels(Network(quantized))
+    form: dict[str, Any] = {"float_head": config.float_head, "pack": config.pack}
+    try:
+        has_tail = run.config.stages.deploy_tail is not None
+        model = deployed_model(quantized, **form) if has_tail else quantized
+        report = export_tflite(
+            model,
+            path,
+            **form,
+            softmax=config.softmax,
+            labels=source.class_names,
+            preprocessing=source.preprocessing if is_of_pixels else None,
+        )
+        certificate = verify_tflite(
+            model,
+            path,
+            pixels if is_of_pixels else pixels.astype(np.float32),
+            labels,
+            float_model=float_model,
+            certificate_path=folder.file(CERTIFICATE),
+            images_from=ImagesFrom.held_out(source.name, config.verify_images),
+        )
+    except ValueError as error:
+        raise RunError(f"{error}\nThe trained models are in {folder.path}.") from error
+    if float_model is not None:
+        run.say("report     comparing the answers of the file and of the float model")
+        write_answers_to(
+            (pixels, labels),
+            float_model,
+            lambda images: fed(source, images),
+            folder,
+            source.class_names,
+        )
+    for noted in certificate.trained_notes:
+        run.say(noted.words, style="red" if noted.kind == "bad" else None)
+    for note in certificate.float_notes:
+        run.say(f"Beside the float model: {note.text}", style="red" if note.is_bad else None)
+    for warning in report.warnings:
+        run.say(f"Note: {warning}")
+    return {
+        **_accuracy_of_file(run, certificate, num_held_out),
+        "verified_images": len(pixels),
+        "file_bytes": report.bytes,
+        "gzip_bytes": report.gzip_bytes,
+        "codes_compared": certificate.codes_compared,
+        "codes_differing": certificate.codes_differing,
+        "trained_differing": certificate.trained_differing,
+    }
+
+
+def _accuracy_of_file(run: Run, certificate: Certificate, num_held_out: int) -> dict[str, Any]:
+    """The file's entries of accuracy: on all held-out images where they are few."""
+    if certificate.num_images >= num_held_out or num_held_out > _MOST_MEASURED:
+        return {"tflite_top1": certificate.top1["tflite"], "tflite_images": certificate.num_images}
+    run.say(f"file       measuring its top-1 on all {num_held_out:,} held-out images")
+    kind = read_subject(run.folder.file(TFLITE_MODEL)).graph.images[0].type
+    batches = pixels_of(run.source).held_out_batches(batch_size=_BATCH_SIZE)
+    found = evaluate_tflite(
+        run.folder.file(TFLITE_MODEL),
+        (
+            (pixels[labels != NO_LABEL].astype(kind), labels[labels != NO_LABEL])
+            for pixels, labels in batches.as_numpy_iterator()
+        ),
+        top=(1, 5) if run.source.num_classes > 5 else (1,),
+        progress=True,
+    )
+    return {
+        "tflite_top1": found.top[1],
+        "tflite_top5": found.top.get(5),
+        "tflite_images": found.num_images,
+    }
+
+
 def write_answers_to(
-    sample: Sample,
+    sample: tuple[np.ndarray, np.ndarray],
     float_model: keras.Model,
     feed: Callable[[np.ndarray], np.ndarray],
     folder: RunFolder,
@@ -196,67 +211,3 @@ def write_answers_to(
         class_names=class_names,
     )
     write_answers(folder, answers)
-
-
-def _accuracy_of_file(run: Run, certificate: Certificate, num_held_out: int) -> dict[str, Any]:
-    """The file's entries of accuracy: on all held-out images where they are few."""
-    if certificate.num_images >= num_held_out or num_held_out > _MOST_MEASURED:
-        return {"tflite_top1": certificate.top1["tflite"], "tflite_images": certificate.num_images}
-    run.say(f"file       measuring its top-1 on all {num_held_out:,} held-out images")
-    kind = read_subject(run.folder.file(TFLITE_MODEL)).graph.images[0].type
-    batches = pixels_of(run.source).held_out_batches(batch_size=_BATCH_SIZE)
-    five = (5,) if run.source.num_classes > 5 else ()
-    found = evaluate_tflite(
-        run.folder.file(TFLITE_MODEL),
-        (
-            (pixels[labels != NO_LABEL].astype(kind), labels[labels != NO_LABEL])
-            for pixels, labels in batches.as_numpy_iterator()
-        ),
-        top=(1, *five),
-        progress=True,
-    )
-    return {
-        "tflite_top1": found.top[1],
-        "tflite_top5": found.top.get(5),
-        "tflite_images": found.num_images,
-    }
-
-
-def _of_file(run: Run, model: keras.Model, num_held_out: int) -> dict[str, Any]:
-    """Writes the file and its certificate; returns their entries in the results."""
-    config = run.config.export
-    floats = run.folder.file(run_folder.FLOAT_MODEL)
-    is_safe = not run.config.training.trust_model
-    float_model = load_model(floats, safe_mode=is_safe) if floats.is_file() else None
-    sample = pixels_of(run.source).held_out_sample(config.verify_images)
-    run.say(f"file       exporting, and verifying on {len(sample[0]):,} held-out images")
-    report, certificate = deploy(
-        model,
-        run.source,
-        sample,
-        run.folder,
-        asked=config.verify_images,
-        float_head=config.float_head,
-        pack=config.pack,
-        softmax=config.softmax,
-        float_model=float_model,
-    )
-    if float_model is not None:
-        run.say("report     comparing the answers of the file and of the float model")
-        feed = functools.partial(fed, run.source)
-        write_answers_to(sample, float_model, feed, run.folder, run.source.class_names)
-    for noted in certificate.trained_notes:
-        run.say(noted.words, style="red" if noted.kind == "bad" else None)
-    for note in certificate.float_notes:
-        run.say(f"Beside the float model: {note.text}", style="red" if note.is_bad else None)
-    for warning in report.warnings:
-        run.say(f"Note: {warning}")
-    return {
-        **_accuracy_of_file(run, certificate, num_held_out),
-        "verified_images": len(sample[0]),
-        "file_bytes": report.bytes,
-        "gzip_bytes": report.gzip_bytes,
-        "codes_compared": certificate.codes_compared,
-        "codes_differing": certificate.codes_differing,
-        "trained_differing": certificate.trained_differing,
-    }

@@ -17,20 +17,6 @@ MEASURED_IMAGES = 256
 _BATCH_SIZE = 64
 
 
-class _Cooling(keras.callbacks.Callback):
-    """Takes the learning rate to 0 on half a cosine, as the stage will."""
-
-    def __init__(self, optimizer: keras.optimizers.Optimizer, rate: float) -> None:
-        super().__init__()
-        self._optimizer, self._rate = optimizer, rate
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Sets the rate of the step."""
-        del logs
-        cosine = math.cos(math.pi * batch / STEPS)
-        self._optimizer.learning_rate = self._rate * 0.5 * (1.0 + cosine)
-
-
 class Distance:
     """How far the answers of a model are from those of the float model that it comes from.
 
@@ -101,7 +87,11 @@ def try_rates(
         model.set_weights(weights)
         for variable in optimizer.variables:
             variable.assign(tf.zeros_like(variable))
-        callbacks = [*around, _Cooling(optimizer, rate)]
+
+        def cool(step: int, logs: Any, rate: float = rate) -> None:
+            optimizer.learning_rate = rate * 0.5 * (1.0 + math.cos(math.pi * step / STEPS))
+
+        callbacks = [*around, keras.callbacks.LambdaCallback(on_train_batch_begin=cool)]
         learner.fit(batches(), steps_per_epoch=STEPS, callbacks=callbacks, verbose=0)
         distances[rate] = distance(model.get_weights())
     model.set_weights(weights)
@@ -109,7 +99,7 @@ def try_rates(
 
 
 def chosen(distances: Mapping[float, float | None]) -> float:
-    """The rate with the smallest distance; the lowest rate where there is none.
+    """Returns the rate with the smallest distance; the lowest rate where all have diverged.
 
     >>> chosen({0.001: 0.52, 0.01: 0.41, 0.1: None})
     0.01

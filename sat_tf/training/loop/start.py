@@ -1,15 +1,27 @@
-"""The model that training starts from, and whether it is fed the range it was trained with."""
+"""What a run starts from: data and models, and whether they fit each other and the settings."""
 
 import dataclasses
+import datetime
+import json
+import os
+import pathlib
+import platform
+import subprocess
 import warnings
+from importlib import metadata
+from typing import Any
 
+import tensorflow as tf
 import tf_keras as keras
 from rich.console import Console
 from rich.markup import escape
 
+from sat_tf import data, models
 from sat_tf.analysis.range_accuracy import USUAL_IMAGES, range_accuracies
 from sat_tf.data.source import ImageSource
-from sat_tf.messages import RunError
+from sat_tf.export.tflite.metadata import checked_metadata
+from sat_tf.loading.load import bounded_variables
+from sat_tf.messages import RunError, first_ones, list_problems
 from sat_tf.qat.layout import GuessedClippingLevelsWarning
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.requantize import requantize
@@ -19,94 +31,148 @@ from sat_tf.quantizers.input_range import InputRange
 from sat_tf.training.config.config import Config
 from sat_tf.training.recipes.recipes import check_teacher
 from sat_tf.training.state.classifier_file import read_float_model
+from sat_tf.training.state.run_state import differences, float_model_hash
+from sat_tf.training.step.distribution import from_all_workers
+from sat_tf.training.step.fed_source import fed_range
+from sat_tf.version import __version__
+
+# Twice those of the largest model in its published form; training holds several copies.
+_MOST_WEIGHT_BYTES = 2**30
+# These settings name files, which may be elsewhere on another machine.
+_OF_A_MACHINE = {
+    *("data.options.data_dir", "data.options.cache_dir", "training.float_model"),
+    *("recipes.distillation.teacher", "training.trust_model"),
+}
+_PACKAGES = (
+    *("tensorflow", "tf_keras", "tensorflow-model-optimization", "ai-edge-litert", "numpy"),
+    *("scikit-learn", "matplotlib", "pillow"),
+)
 
 
-def check_range(
-    config: Config, model: keras.Model, pixels: ImageSource, given: InputRange, console: Console
+def load_source(config: Config, *, replicas: int = 1) -> ImageSource:
+    """Opens the data set of a run, whose images are pixels; see `fed_source`.
+
+    Args:
+        config: of the run.
+        replicas: how many share a batch.
+
+    Raises:
+        RunError: an option is out of its range, or a batch is larger than the data set.
+    """
+    try:
+        source = data.source(
+            config.data.name, shift_pixels=config.data.shift_pixels, **config.data.options
+        )
+    except ValueError as error:
+        raise RunError(f"data.options: {error}") from error
+    problems = batch_size_problems(config, source, replicas)
+    # Class names go into the file that ends the training, and are checked before it.
+    problems += checked_metadata(None, source.class_names)[1]
+    if source.num_classes == 1:
+        named = "" if source.class_names is None else f" ({source.class_names[0]})"
+        problems.append(
+            f"data: received one class{named}, which every picture is in; expected two or more to "
+            "tell apart; add a folder of other pictures."
+        )
+    if problems:
+        raise RunError(list_problems("config", problems))
+    return source
+
+
+def batch_size_problems(config: Config, source: ImageSource, replicas: int = 1) -> list[str]:
+    """Lists problems of batch sizes and steps that depend on the data and the devices."""
+    problems = []
+    for name, stage in config.stages.by_name().items():
+        if name == "float" and config.training.float_model is not None:
+            continue  # which is loaded
+        if stage.batch_size > source.num_train:
+            problems.append(
+                f"stages.{name}.batch_size={stage.batch_size}: expected at most "
+                f"{source.num_train}, the number of training images; lower it."
+            )
+            continue
+        if stage.batch_size < replicas:
+            problems.append(
+                f"stages.{name}.batch_size={stage.batch_size}: expected at least {replicas}, the "
+                "number of devices that share a batch; raise it, or train on fewer."
+            )
+        steps_per_epoch = stage.steps_per_epoch(source.num_train)
+        total = stage.total_steps(steps_per_epoch)
+        if stage.warmup_epochs * steps_per_epoch >= total and stage.trains:
+            problems.append(
+                f"stages.{name}.warmup_epochs={stage.warmup_epochs:g}: "
+                f"{stage.warmup_epochs * steps_per_epoch:g} steps of {total}; expected a warm-up "
+                "shorter than the stage; lower it."
+            )
+    return problems
+
+
+def about_data(source: ImageSource) -> list[str]:
+    """Lines on what a run trains on."""
+    named = "" if source.class_names is None else f" ({first_ones(source.class_names)})"
+    return [
+        f"{source.name}: {source.num_classes:,} classes{named}, {source.num_train:,} pictures to "
+        f"train on, {source.num_test:,} held out, {source.image_size}x{source.image_size} pixels",
+        *(f"Note: {note}" for note in source.notes),
+    ]
+
+
+def expect_same_on_all_workers(
+    strategy: tf.distribute.Strategy, config: Config, source: ImageSource
 ) -> None:
-    """Measures `training.float_model` in the range it is to be fed, and in the other usual ranges.
+    """Raises the same error on all workers unless they are to do the same; all call it together.
 
     Args:
-        config: of the run.
-        model: the float model.
-        pixels: the data set.
-        given: what the model is to be fed.
-        console: where to warn, if the policy asks for this range.
+        strategy: that they train under.
+        config: of this worker.
+        source: its data set.
 
     Raises:
-        RunError: another range is clearly better, and the policy states none.
+        RunError: lists every setting, version and size of the data that differs.
     """
-    if config.training.float_model is None:
-        return
-    images, labels = pixels.held_out_sample(USUAL_IMAGES)
-    found = range_accuracies(model, images, labels, given)
-    if found is None or found.fitting is None:
-        return
-    problem = f"training.float_model={config.training.float_model!r}: {found.problem}"
-    if not config.policy.states_input_range:
-        raise RunError(f"{problem}; set policy.input_range={found.setting}.")
-    console.print(f"Note: {escape(problem)}.", style="yellow", highlight=False, soft_wrap=True)
-
-
-def check_range_of_teacher(config: Config, pixels: ImageSource, given: InputRange) -> None:
-    """Measures the teacher of a file in the range that it is fed, which is the student's.
-
-    Args:
-        config: of the run.
-        pixels: the data set.
-        given: what the student is to be fed.
-
-    Raises:
-        RunError: another range is clearly better.
-    """
-    plan, teacher = config.recipes.distillation, check_teacher(config, pixels)
-    if plan is None or teacher is None:
-        return
-    images, labels = pixels.held_out_sample(USUAL_IMAGES)
-    found = range_accuracies(teacher, images, labels, given)
-    if found is not None and found.fitting is not None:
+    own = {
+        **config.model_dump(),
+        "the float model": float_model_hash(config),
+        "images to train on": source.num_train,
+        "held-out images": source.num_test,
+        "classes": source.num_classes,
+        "sat-tf": __version__,
+        "TensorFlow": tf.__version__,
+    }
+    # Text makes every worker see the same values.
+    first, *others = map(json.loads, from_all_workers(strategy, json.dumps(own, default=str)))
+    problems = [
+        f"{key}: {one!r} in worker 0, {other!r} in worker {number}"
+        for number, found in enumerate(others, start=1)
+        for key, one, other in differences(first, found)
+        if key not in _OF_A_MACHINE
+    ]
+    if problems:
         raise RunError(
-            f"recipes.distillation.teacher={plan.teacher!r}: {found.problem}; save it with a "
-            "Rescaling or a Normalization layer in front that converts the student's range to "
-            f"this, or set policy.input_range={found.setting} for both."
+            list_problems("workers of one run that are not to do the same", problems)
+            + "\nStart the same command with the same settings on all of them."
         )
 
 
-# The bits of a policy, which the float stage leaves out.
-_BITS = ("weight_bits", "activation_bits", "stream_bits")
+def float_model(config: Config, source: ImageSource) -> tuple[keras.Model, InputRange]:
+    """The float model that a run starts from: the trained one of a file, or one to be trained.
 
+    The model of the quantized stage is built as well, and the file of a teacher read, so that what
+    does not fit is an error before the training and not halfway through it.
 
-def float_policy(policy: BitPolicy) -> BitPolicy:
-    """The policy of the float stage: the same variant of the method, nothing rounded or clipped.
-
-    Weights are clamped and rescaled from the start, so that quantization later changes as little
-    as it can (the paper's float model).
-    """
-    overrides = {
-        pattern: {name: value for name, value in fields.items() if name not in _BITS}
-        for pattern, fields in policy.overrides.items()
-    }
-    return dataclasses.replace(
-        policy, weight_bits=None, activation_bits=None, latent_start="as_is", overrides=overrides
-    )
-
-
-def float_start(config: Config, plain: keras.Model) -> keras.Model:
-    """The model that the float stage trains: `plain` itself, or a copy with clamped weights.
-
-    Args:
-        config: of the run; `training.start` decides.
-        plain: an ordinary float model, not trained.
+    Returns:
+        The model, and what it is fed for the pixels of the source.
 
     Raises:
-        RunError: the policy does not fit the model; lists every problem.
+        RunError: an option is out of its range, the file holds something else, or the policy does
+            not fit.
     """
-    if config.training.start == "vanilla":
-        return plain
-    try:
-        return quantize_model(plain, float_policy(config.policy))
-    except ValueError as error:
-        raise RunError(str(error)) from error
+    model = trained_float_model(config, source)
+    if model is None:
+        model = float_start(config, _built(config, source))
+    found = fed_range(quantized_start(config, model))
+    check_teacher(config, source)
+    return model, found
 
 
 def trained_float_model(config: Config, source: ImageSource) -> keras.Model | None:
@@ -125,6 +191,61 @@ def trained_float_model(config: Config, source: ImageSource) -> keras.Model | No
         key="training.float_model",
         safe_mode=not config.training.trust_model,
     )
+
+
+def _built(config: Config, source: ImageSource) -> keras.Model:
+    if config.model is None:
+        raise RunError("model: received none, expected a mapping with the name of a model.")
+    problem = (
+        f"for {config.model.name} with model.options={config.model.options}, "
+        f"{source.num_classes:,} classes and images of {source.image_size} pixels, expected a "
+        "smaller one; lower width_multiplier, stage_blocks, hidden_units or image_size"
+    )
+    try:
+        with bounded_variables(_MOST_WEIGHT_BYTES, problem):
+            return models.build(
+                config.model.name,
+                image_size=source.image_size,
+                num_classes=source.num_classes,
+                seed=config.seed,
+                **config.model.options,
+            )
+    except ValueError as error:
+        raise RunError(str(error)) from error
+
+
+def float_start(config: Config, plain: keras.Model) -> keras.Model:
+    """The model that the float stage trains: `plain` itself, or a copy with clamped weights.
+
+    The copy is quantized by the policy with nothing rounded or clipped: weights are clamped and
+    rescaled from the start, so that quantization later changes as little as it can (the paper's
+    float model).
+
+    Args:
+        config: of the run; `training.start` decides.
+        plain: an ordinary float model, not trained.
+
+    Raises:
+        RunError: the policy does not fit the model; lists every problem.
+    """
+    if config.training.start == "vanilla":
+        return plain
+    bits = ("weight_bits", "activation_bits", "stream_bits")
+    overrides = {
+        pattern: {name: value for name, value in fields.items() if name not in bits}
+        for pattern, fields in config.policy.overrides.items()
+    }
+    try:
+        policy: BitPolicy = dataclasses.replace(
+            config.policy,
+            weight_bits=None,
+            activation_bits=None,
+            latent_start="as_is",
+            overrides=overrides,
+        )
+        return quantize_model(plain, policy)
+    except ValueError as error:
+        raise RunError(str(error)) from error
 
 
 def is_ordinary(model: keras.Model) -> bool:
@@ -155,3 +276,94 @@ def quantized_start(config: Config, float_model: keras.Model) -> keras.Model:
             return quantize_model(float_model, policy)
     except ValueError as error:
         raise RunError(str(error)) from error
+
+
+def check_range(
+    config: Config, model: keras.Model, pixels: ImageSource, given: InputRange, console: Console
+) -> None:
+    """Measures trained models of files in the range they are to be fed, and in other usual ranges.
+
+    These are `training.float_model`, and the teacher, which is fed what the student is.
+
+    Args:
+        config: of the run.
+        model: the float model.
+        pixels: the data set.
+        given: what the model is to be fed.
+        console: where to warn, if the policy asks for this range.
+
+    Raises:
+        RunError: another range is clearly better, and for the float model the policy states none.
+    """
+    trained = {}
+    if config.training.float_model is not None:
+        trained[f"training.float_model={config.training.float_model!r}"] = model
+    plan, teacher = config.recipes.distillation, check_teacher(config, pixels)
+    if plan is not None and teacher is not None:
+        trained[f"recipes.distillation.teacher={plan.teacher!r}"] = teacher
+    for key, one in trained.items():
+        images, labels = pixels.held_out_sample(USUAL_IMAGES)
+        found = range_accuracies(one, images, labels, given)
+        if found is None or found.fitting is None:
+            continue
+        problem = f"{key}: {found.problem}"
+        if one is teacher:
+            raise RunError(
+                f"{problem}; save it with a Rescaling or a Normalization layer in front that "
+                "converts the student's range to this, or set "
+                f"policy.input_range={found.setting} for both."
+            )
+        if not config.policy.states_input_range:
+            raise RunError(f"{problem}; set policy.input_range={found.setting}.")
+        console.print(f"Note: {escape(problem)}.", style="yellow", highlight=False, soft_wrap=True)
+
+
+def describe_environment(seed: int) -> dict[str, Any]:
+    """Describes versions, machine, devices and commit in plain values, for JSON.
+
+    Args:
+        seed: of the run.
+    """
+    details = tf.config.experimental.get_device_details
+    return {
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "seed": seed,
+        "sat_tf": __version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        **{package: _version(package) for package in _PACKAGES},
+        "platform": platform.platform(),
+        "processors": os.cpu_count(),
+        # An operation takes as many threads as there are processors, unless this is set.
+        "threads": os.environ.get("TF_NUM_INTRAOP_THREADS"),
+        "devices": [
+            f"{device.device_type}: {details(device).get('device_name', device.name)}"
+            for device in tf.config.list_physical_devices()
+        ],
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The commit of the checkout this package runs from; "+" where files have changed since."""
+    checkout = pathlib.Path(__file__).parents[3]
+    if not (checkout / ".git").exists():
+        return None
+    try:
+        described = subprocess.run(
+            ["git", "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"],
+            cwd=checkout,
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return described.stdout.strip()

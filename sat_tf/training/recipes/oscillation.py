@@ -1,17 +1,14 @@
 """Weights that oscillate between two codes: counted, and frozen (Nagel et al., 2022)."""
 
-import csv
 import dataclasses
-import io
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
-from sat_tf.presentation.tables import read_table
+from sat_tf.presentation.tables import read_table, write_table
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.protocol import WeightQuantizer
 from sat_tf.training.state.run_folder import OSCILLATIONS, RunFolder
@@ -120,8 +117,11 @@ class Oscillation(tf.Module):
         self.steps = replica_variable(0, "steps", dtype=tf.int64)
         self.kernels = [
             _Kernel(layer, quantizer, quantizer.num_bits)
-            for layer, quantizer in _quantized_kernels(model)
-            if quantizer.num_bits is not None and quantizer.num_bits <= most_bits
+            for layer in model.layers
+            if isinstance(layer, QuantizedLayer)
+            and (quantizer := layer.quantize_config.weights) is not None
+            and quantizer.num_bits is not None
+            and quantizer.num_bits <= most_bits
         ]
 
     def __call__(self) -> None:
@@ -158,7 +158,7 @@ class _Kernel(tf.Module):
         super().__init__(name="kernel")
         layer, variables = wrapper.layer, wrapper.kernel_variables
         variable = getattr(layer, layer_kinds.kernel_name(layer))
-        # Behind functions, so that tf.Module does not track them and they are not saved twice.
+        # Functions hide them from tf.Module, so that they are not saved twice.
         self._variable = lambda: variable
         self._own = lambda: variables
         self._quantizer = quantizer
@@ -224,14 +224,6 @@ class _Kernel(tf.Module):
         )
 
 
-def _quantized_kernels(
-    model: keras.Model,
-) -> Iterator[tuple[QuantizedLayer, WeightQuantizer]]:
-    for layer in model.layers:
-        if isinstance(layer, QuantizedLayer) and layer.quantize_config.weights is not None:
-            yield layer, layer.quantize_config.weights
-
-
 COLUMNS = ("epoch", *(field.name for field in dataclasses.fields(OscillationCount)))
 
 
@@ -259,8 +251,9 @@ class OscillationLog(keras.callbacks.Callback):
             logs["oscillating"] = sum(count.oscillating for count in counts) / weights
             logs["frozen"] = sum(count.frozen for count in counts) / weights
         if self.folder is not None:
-            rows = [{"epoch": epoch + 1, **dataclasses.asdict(count)} for count in counts]
-            self.folder.write_text(OSCILLATIONS, _table(self._rows_before(epoch + 1) + rows))
+            rows = [(epoch + 1, *dataclasses.astuple(count)) for count in counts]
+            before = [row.values() for row in self._rows_before(epoch + 1)]
+            self.folder.write_text(OSCILLATIONS, write_table(COLUMNS, [*before, *rows]))
 
     def _rows_before(self, epoch: int) -> list[dict[str, Any]]:
         """The table's rows of earlier epochs; a resumed run writes the others again."""
@@ -271,15 +264,9 @@ class OscillationLog(keras.callbacks.Callback):
 
 
 def _from_csv(text: str) -> list[dict[str, Any]]:
-    def row(values: dict[str, str]) -> dict[str, Any]:
-        return {**values, "epoch": int(values["epoch"])}
-
-    return read_table(text, row, name="oscillations", columns=COLUMNS)
-
-
-def _table(rows: list[dict[str, Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return read_table(
+        text,
+        lambda values: {**values, "epoch": int(values["epoch"])},
+        name="oscillations",
+        columns=COLUMNS,
+    )

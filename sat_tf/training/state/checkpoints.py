@@ -1,8 +1,6 @@
 """Checkpoints of a stage: everything needed to resume it bit for bit."""
 
 import contextlib
-import dataclasses
-import math
 import pathlib
 import re
 import shutil
@@ -18,6 +16,7 @@ from sat_tf.messages import RunError, first_ones
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.training.state.run_folder import is_about_a_file
 from sat_tf.training.step.learner import Learner
+from sat_tf.training.step.stage_plan import Position
 
 _MOST_NAMED = 3
 
@@ -98,19 +97,6 @@ def _described(layer: keras.layers.Layer) -> str:
 _NAME = re.compile(r"ckpt-(\d+)\.(?:index|data-\d+-of-\d+)")
 
 
-@dataclasses.dataclass(frozen=True, order=True)
-class Position:
-    """The step that comes next.
-
-    Attributes:
-        epoch: counted from 0.
-        step: in that epoch, from 0.
-    """
-
-    epoch: int = 0
-    step: int = 0
-
-
 class Checkpoints:
     """Saves and restores a learner: weights, clipping levels, optimizer, metrics and position.
 
@@ -143,7 +129,7 @@ class Checkpoints:
         # All processes have to save together; what the others write is thrown away.
         self._elsewhere = None if writes else temporary_folder()
         self._own = folder if self._elsewhere is None else pathlib.Path(self._elsewhere.name)
-        # Of a process that was killed while it saved: nobody else writes here now.
+        # A process that was killed while it saved has left these: nobody else writes here now.
         for left in self._own.glob("ckpt-*temp*"):
             if left.is_dir():
                 shutil.rmtree(left, ignore_errors=True)
@@ -262,34 +248,3 @@ def _reason(error: BaseException) -> str:
     """The first line of an error's message, or its type if that is empty."""
     lines = str(getattr(error, "message", error)).strip().splitlines()
     return lines[0] if lines else type(error).__name__
-
-
-def steps_left(
-    start: Position, *, total_steps: int, steps_per_epoch: int
-) -> list[tuple[Position, int, int]]:
-    """What is left of a stage, in parts whose epochs are equally long.
-
-    Args:
-        start: the step that comes next.
-        total_steps: how many the whole stage has.
-        steps_per_epoch: how many an epoch has; the last one may be shorter.
-
-    Returns:
-        Where each part begins, how many epochs it has, and how many steps each of them has.
-
-    >>> steps_left(Position(1, 3), total_steps=48, steps_per_epoch=10)
-    [(Position(epoch=1, step=3), 1, 7), (Position(epoch=2, step=0), 2, 10), \
-(Position(epoch=4, step=0), 1, 8)]
-    """
-    whole, rest = divmod(total_steps, steps_per_epoch)
-    parts = []
-    if start.step:
-        end = steps_per_epoch if start.epoch < whole else rest
-        parts.append((start, 1, end - start.step))
-        start = Position(start.epoch + 1)
-    if start.epoch < whole:
-        parts.append((start, whole - start.epoch, steps_per_epoch))
-        start = Position(whole)
-    if start.epoch < math.ceil(total_steps / steps_per_epoch):
-        parts.append((start, 1, rest))
-    return parts

@@ -40,6 +40,9 @@ LAYERS = "layers.json"
 ANSWERS = "answers.json"  # of the float model and of the file, to held-out images
 REPORT = "report.html"
 
+# The model that each stage saves.
+MODELS = {"float": FLOAT_MODEL, "quantized": QUANTIZED_MODEL, "deploy_tail": TUNED_MODEL}
+
 FILES = (
     CONFIG,
     ENVIRONMENT,

@@ -22,12 +22,6 @@ _MAY_DIFFER = {
     f"training.{name}"
     for name in ("checkpoint_minutes", "checkpoint_steps", "keep_checkpoints", "trust_model")
 }
-# The model that each stage saves.
-_MODELS = {
-    "float": run_folder.FLOAT_MODEL,
-    "quantized": run_folder.QUANTIZED_MODEL,
-    "deploy_tail": run_folder.TUNED_MODEL,
-}
 
 
 class _Metrics(BaseModel):
@@ -95,7 +89,7 @@ class RunState:
                 f"{missing} stage is done; put it back, start over with --no-resume, or remove "
                 "the folder."
             )
-        model = self.folder.file(_MODELS[missing])
+        model = self.folder.file(run_folder.MODELS[missing])
         if model.exists():
             warnings.warn(
                 f"{file}: received {received} beside {model.name}: the {missing} stage is trained "
@@ -107,8 +101,8 @@ class RunState:
         """The files that a stage has left, as they are called in the folder."""
         if any((self.folder.file(run_folder.CHECKPOINTS) / stage).glob("ckpt-*")):
             yield f"{run_folder.CHECKPOINTS}/{stage}"
-        if self.folder.file(_MODELS[stage]).exists():
-            yield _MODELS[stage]
+        if self.folder.file(run_folder.MODELS[stage]).exists():
+            yield run_folder.MODELS[stage]
 
     def finish(self, stage: str, metrics: dict[str, float]) -> None:
         """Records that a stage has saved its model."""

@@ -1,4 +1,4 @@
-"""The learning rate: a linear warm-up, then half a cosine, both step by step."""
+"""The optimizer of a stage, and its learning rate: a linear warm-up, then half a cosine."""
 
 import math
 from typing import Any
@@ -83,3 +83,33 @@ class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
             "warmup_steps": self.warmup_steps,
             "total_steps": self.total_steps,
         }
+
+
+def make_optimizer(
+    stage: StageConfig,
+    steps_per_epoch: int,
+    *,
+    precision: str = "float32",
+    learning_rate: float | None = None,
+) -> keras.optimizers.Optimizer:
+    """The optimizer of a stage.
+
+    SGD with Nesterov momentum μ: v <- μ v - η g, W <- W + μ v - η g, with the learning rate η of
+    `WarmupCosine` and g the gradient of the loss, weight decay included where `training_copy` put
+    it. In mixed_float16 the loss is multiplied before, and the gradient divided after, so that
+    small gradients are not lost; a step whose gradients overflow is left out.
+
+    Args:
+        stage: its settings.
+        steps_per_epoch: how many batches an epoch has.
+        precision: name of the dtype policy that the model computes by.
+        learning_rate: in place of the schedule, to be set.
+    """
+    optimizer = keras.optimizers.SGD(
+        learning_rate or WarmupCosine.of_stage(stage, steps_per_epoch),
+        momentum=stage.momentum,
+        nesterov=stage.nesterov,
+    )
+    if precision == "mixed_float16":
+        return keras.mixed_precision.LossScaleOptimizer(optimizer)
+    return optimizer

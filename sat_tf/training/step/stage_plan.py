@@ -3,8 +3,21 @@
 import dataclasses
 from collections.abc import Callable
 
-# Called after every step with the name of the stage and how many of its steps are done.
+# What is called after every step with the name of the stage and how many of its steps are done.
 StepReport = Callable[[str, int], None]
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Position:
+    """The step that comes next.
+
+    Attributes:
+        epoch: counted from 0.
+        step: in that epoch, from 0.
+    """
+
+    epoch: int = 0
+    step: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -16,19 +29,21 @@ class StagePlan:
         batch_size: images a step, over all devices.
         steps_per_epoch: steps of a full epoch.
         total_steps: steps of the stage; its last epoch may be shorter than the others.
-        first_step: how many of them are done when training starts; above 0 in a resumed stage.
         steps_before: steps of the stages before.
-        metric_steps: how many steps of the current epoch Keras' running means already cover when
-            training starts; above 0 only where they came from a checkpoint.
+        start: the step that training starts with; behind the first one in a resumed stage.
     """
 
     stage: str
     batch_size: int
     steps_per_epoch: int
     total_steps: int
-    first_step: int = 0
     steps_before: int = 0
-    metric_steps: int = 0
+    start: Position = Position()
+
+    @property
+    def first_step(self) -> int:
+        """How many steps are done when training starts."""
+        return self.start.epoch * self.steps_per_epoch + self.start.step
 
     @property
     def epochs(self) -> int:
@@ -47,3 +62,30 @@ class StagePlan:
     def step_of_run(self, step: int) -> int:
         """The same step counted from the start of the run."""
         return self.steps_before + step
+
+    def parts(self) -> list[tuple[Position, int, int]]:
+        """The steps still to do, in parts whose epochs are equally long.
+
+        Returns:
+            Where each part begins, how many epochs it has, and how many steps each of them has.
+
+        >>> start = Position(1, 3)
+        >>> plan = StagePlan(
+        ...     stage="float", batch_size=8, steps_per_epoch=10, total_steps=48, start=start
+        ... )
+        >>> plan.parts()
+        [(Position(epoch=1, step=3), 1, 7), (Position(epoch=2, step=0), 2, 10), \
+(Position(epoch=4, step=0), 1, 8)]
+        """
+        whole, rest = divmod(self.total_steps, self.steps_per_epoch)
+        found, start = [], self.start
+        if start.step:
+            end = self.steps_per_epoch if start.epoch < whole else rest
+            found.append((start, 1, end - start.step))
+            start = Position(start.epoch + 1)
+        if start.epoch < whole:
+            found.append((start, whole - start.epoch, self.steps_per_epoch))
+            start = Position(whole)
+        if start.epoch < self.epochs:
+            found.append((start, 1, rest))
+        return found

@@ -1,7 +1,7 @@
 import numpy as np
 import tf_keras as keras
 
-from sat_tf.training.callbacks.best_weights import BestWeights
+from sat_tf.training.callbacks.measuring import BestWeights
 
 
 def test_the_weights_of_the_best_measurement_come_back():

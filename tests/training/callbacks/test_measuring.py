@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 from sat_tf.export.deployed import deployed_model
-from sat_tf.training.callbacks.saving import constant_while_measured
-from sat_tf.training.recipes.weight_average import AverageMeasured, WeightAverage
+from sat_tf.training.callbacks.measuring import constant_while_measured
+from sat_tf.training.recipes.recipes import WeightAverage
 from sat_tf.training.step.learner import training_copy
 from tests.training.recipes.trained import fitted, on_each_number_of_replicas
 from tests.training.small import small_float_model, small_images, small_quantized_model
@@ -43,7 +43,7 @@ def test_behind_an_average_it_is_the_average_that_is_copied():
     model = training_copy(small_quantized_model())
     average = functools.partial(WeightAverage, decay=0.9)
     learner, _ = fitted(model, average, tf.distribute.get_strategy(), steps=3)
-    measured = AverageMeasured(learner.after_step[0])
+    measured = learner.after_step[0].measured()
     expected = learner.evaluate(_held_out(), verbose=0, callbacks=[measured])
     learner.test_function = None
     callbacks = [measured, *constant_while_measured(model)]

@@ -9,7 +9,7 @@ from rich.console import Console
 from sat_tf.messages import RunError
 from sat_tf.training.callbacks import progress as module
 from sat_tf.training.callbacks.progress import ProgressBar
-from sat_tf.training.step.stage_plan import StagePlan
+from sat_tf.training.step.stage_plan import Position, StagePlan
 
 LOGS = {"loss": 0.5, "top1": 0.9, "val_loss": 0.6, "val_top1": 0.8}
 
@@ -91,7 +91,7 @@ def test_the_time_left_is_that_of_the_whole_stage_with_its_held_out_images(clock
 
 def test_a_stage_that_goes_on_within_an_epoch_counts_from_there(clock):
     text = io.StringIO()
-    bar = ProgressBar(plan(first_step=35), console=Console(file=text, width=120))
+    bar = ProgressBar(plan(start=Position(3, 5)), console=Console(file=text, width=120))
     run(bar, clock, 1, 5)
     run(bar, clock, 1, 10)
     first, second = text.getvalue().splitlines()
@@ -113,12 +113,13 @@ def test_the_last_epoch_of_a_stage_given_in_steps_may_be_shorter(clock):
     assert second.endswith("left 0:00:00")
 
 
-def test_several_batches_at_once_are_several_steps(clock):
-    bar = ProgressBar(plan(), console=Console(file=io.StringIO()))
-    for batch in (0, 4, 8):
-        bar.on_train_batch_begin(batch)
-        bar.on_train_batch_end(min(batch + 3, 9), LOGS)
-    assert bar.step == 10
+def test_who_runs_it_is_told_of_every_step(clock):
+    told = []
+    bar = ProgressBar(
+        plan(), console=Console(quiet=True), report_step=lambda *step: told.append(step)
+    )
+    run(bar, clock, 1, 2)
+    assert told == [("float", 1), ("float", 2)]
 
 
 def test_logs_are_read_five_times_a_second_at_most(clock):

@@ -7,17 +7,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
-from rich.console import Console
 
 import sat_tf
 from sat_tf.analysis.activations import ActivationProbe, clipping_levels
 from sat_tf.analysis.kappa import kappa_0
-from sat_tf.training.callbacks.callback_list import recording
-from sat_tf.training.callbacks.step_recorder import recorded_steps
-from sat_tf.training.callbacks.tensorboard import drop_events_after
+from sat_tf.training.callbacks.recording import Recorder, drop_events_after, recorded_steps
+from sat_tf.training.state.history import to_csv
 from sat_tf.training.state.run_folder import METRICS, STEPS, TENSORBOARD, RunFolder
 from sat_tf.training.step.learner import Top1, Top5
-from sat_tf.training.step.stage_plan import StagePlan
+from sat_tf.training.step.stage_plan import Position, StagePlan
 from tests.training.small import small_float_model, small_images, small_quantized_model
 
 BATCH = 8
@@ -35,26 +33,26 @@ def batches(first=0):
 def train(
     model, folder, *, epochs=2, first_step=0, stage="quantized", before=0, every=5, rows=None
 ):
-    """Trains from some step of a stage on."""
+    """Trains from some step of a stage on; metrics.csv is complete after every epoch."""
+    epoch, skipped = divmod(first_step, STEPS_PER_EPOCH)
     plan = StagePlan(
         stage=stage,
         batch_size=BATCH,
         steps_per_epoch=STEPS_PER_EPOCH,
         total_steps=epochs * STEPS_PER_EPOCH,
-        first_step=first_step,
+        start=Position(epoch, skipped),
         steps_before=before,
     )
     rows = [] if rows is None else rows
-    with recording(
-        plan,
-        model,
-        folder,
-        rows=rows,
-        sample=small_images().train_images[:16],
-        console=Console(file=io.StringIO()),
-        every=every,
-    ) as callbacks:
-        epoch, skipped = divmod(first_step, STEPS_PER_EPOCH)
+
+    class Complete(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            assert folder.file(METRICS).read_text() == to_csv(rows)
+
+    with Recorder(
+        plan, model, folder, rows=rows, sample=small_images().train_images[:16], every=every
+    ) as recorder:
+        callbacks = [recorder, Complete()]
         if skipped:
             model.fit(batches(skipped), validation_data=batches(), callbacks=callbacks, verbose=0)
             epoch += 1
@@ -99,7 +97,13 @@ def events(folder):
 def test_a_stage_leaves_metrics_steps_and_events(tmp_path, model):
     folder = RunFolder(tmp_path)
     rows = train(model, folder, before=100)
-    assert [(row.epoch, row.step) for row in rows] == [(1, 12), (2, 24)]
+    assert [(row.stage, row.epoch, row.step) for row in rows] == [
+        ("quantized", 1, 12),
+        ("quantized", 2, 24),
+    ]
+    assert rows[-1].learning_rate == pytest.approx(0.01)
+    for name in ("loss", "train_top1", "train_top5", "held_out_loss", "held_out_top5", "seconds"):
+        assert getattr(rows[-1], name) >= 0
     steps = recorded_steps(folder, 1000)
     assert [(row.step, row.step_of_run) for row in steps] == [(n, 100 + n) for n in (5, 10, 15, 20)]
     levels = clipping_levels(model)
@@ -120,6 +124,10 @@ def test_a_stage_leaves_metrics_steps_and_events(tmp_path, model):
     for step in (112, 124):
         for tag in ("held_out/loss", "held_out/top1", "held_out/top5"):
             assert (tag, step) in found
+    last = rows[-1]
+    held_out = {"loss": last.held_out_loss, "top1": last.held_out_top1, "top5": last.held_out_top5}
+    for name, value in held_out.items():
+        assert found[f"held_out/{name}", 124] == pytest.approx([value], rel=1e-5)
     assert {step for tag, step in found if tag == "kappa_0"} == {100, 112, 124}
     assert found["kappa_0", 124] == pytest.approx([kappa_0(model)], rel=1e-5)
     for name, use in ActivationProbe(model, small_images().train_images[:16])().items():
@@ -200,17 +208,11 @@ def test_files_are_whole_when_training_breaks(tmp_path, model):
     plan = StagePlan(stage="float", batch_size=8, steps_per_epoch=12, total_steps=24)
     with (
         pytest.raises(KeyboardInterrupt),
-        recording(
-            plan,
-            model,
-            folder,
-            rows=[],
-            sample=small_images().train_images[:4],
-            console=Console(file=io.StringIO()),
-            every=1,
-        ) as callbacks,
+        Recorder(
+            plan, model, folder, rows=[], sample=small_images().train_images[:4], every=1
+        ) as recorder,
     ):
-        model.fit(batches(), callbacks=[*callbacks, Break()], verbose=0)
+        model.fit(batches(), callbacks=[recorder, Break()], verbose=0)
     assert len(list(csv.DictReader(io.StringIO((tmp_path / STEPS).read_text())))) == 8
     assert ("train/loss", 8) in events(folder)
     assert sorted(path.name for path in tmp_path.iterdir()) == [STEPS, TENSORBOARD]

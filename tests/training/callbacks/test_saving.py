@@ -7,13 +7,13 @@ import pytest
 from sat_tf.training.callbacks.saving import CheckpointSaver
 from sat_tf.training.config.sections import TrainingConfig
 from sat_tf.training.interruption import Interruption, Stopped
-from sat_tf.training.state.checkpoints import Position
+from sat_tf.training.step.stage_plan import Position
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_run_that_has_saved_itself_knows_what_stopped_it(number):
-    checkpoints, interruption = mock.Mock(), Interruption()
-    saver = CheckpointSaver(checkpoints, interruption, TrainingConfig())
+    checkpoints, interruption, flush = mock.Mock(), Interruption(), mock.Mock()
+    saver = CheckpointSaver(checkpoints, interruption, TrainingConfig(), flush=flush)
     saver.set_model(mock.Mock(metrics=[]))
 
     def step():
@@ -27,4 +27,5 @@ def test_a_run_that_has_saved_itself_knows_what_stopped_it(number):
     with pytest.raises(Stopped) as stopped:
         step()
     assert stopped.value.by_keyboard is (number == signal.SIGINT)
+    flush.assert_called_once_with()
     checkpoints.save.assert_called_once_with(Position(0, 2))

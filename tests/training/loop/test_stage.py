@@ -13,15 +13,15 @@ from sat_tf.training.config.config import config_text, parse_config, read_config
 from sat_tf.training.config.sections import TRIED_RATES
 from sat_tf.training.loop.stage import (
     Run,
-    batch_size_problems,
     held_out_metrics,
-    make_optimizer,
     train_stage,
 )
+from sat_tf.training.loop.start import batch_size_problems
 from sat_tf.training.state.run_folder import CONFIG as CONFIG_FILE
 from sat_tf.training.state.run_folder import FLOAT_MODEL, METRICS, RunFolder
 from sat_tf.training.state.run_state import expect_same_config, read_trials, settled
 from sat_tf.training.step.learner import Learner, training_copy
+from sat_tf.training.step.schedule import make_optimizer
 from tests.training.small import small_float_model, small_images, small_quantized_model
 
 CONFIG = """

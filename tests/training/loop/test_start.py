@@ -8,8 +8,13 @@ from sat_tf.data.arrays import ArraySource
 from sat_tf.messages import RunError
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.training.config.config import parse_config
-from sat_tf.training.loop import runner
-from sat_tf.training.loop.start import float_start, quantized_start, trained_float_model
+from sat_tf.training.loop import start as module
+from sat_tf.training.loop.start import (
+    float_model,
+    float_start,
+    quantized_start,
+    trained_float_model,
+)
 from tests.training.small import small_float_model, small_images
 
 CONFIG = "{name: small, data: {name: digits}, model: {name: mobilenet_v2}}"
@@ -38,9 +43,9 @@ def test_the_float_stage_trains_clamped_weights_or_an_ordinary_model():
 
 
 def test_options_that_together_make_a_giant_are_refused_before_its_weights(monkeypatch):
-    monkeypatch.setattr(runner, "_MOST_WEIGHT_BYTES", 2**16)
+    monkeypatch.setattr(module, "_MOST_WEIGHT_BYTES", 2**16)
     with pytest.raises(RunError, match=r"more than 65,536 bytes of weights for mobilenet_v2 with"):
-        runner.float_model(config("model.options={width_multiplier: 1.5}"), SOURCE)
+        float_model(config("model.options={width_multiplier: 1.5}"), SOURCE)
 
 
 @pytest.mark.parametrize("rescale", ["constant", "stddev"])

@@ -9,8 +9,8 @@ import tensorflow as tf
 from sat_tf.data.arrays import ArraySource
 from sat_tf.messages import RunError
 from sat_tf.training.config.config import parse_config
-from sat_tf.training.loop import workers
-from sat_tf.training.loop.workers import expect_same_on_all_workers
+from sat_tf.training.loop import start
+from sat_tf.training.loop.start import expect_same_on_all_workers
 from tests.training import processes
 from tests.training.small import small_images
 
@@ -28,7 +28,7 @@ def told(monkeypatch, *of_workers):
         said = set()
         for config in configs:
             monkeypatch.setattr(
-                workers,
+                start,
                 "from_all_workers",
                 lambda strategy, text, passes=passes: (
                     sent if passes else sent.append(text) or [text]

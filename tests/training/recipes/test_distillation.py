@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sat_tf.training.recipes.targets import distilled, soft_divergence
+from sat_tf.training.recipes.recipes import distilled, soft_divergence
 from sat_tf.training.step.learner import cross_entropy, training_copy
 from tests.training.recipes.trained import fitted, on_each_number_of_replicas
 from tests.training.small import small_float_model, small_quantized_model

@@ -1,7 +1,7 @@
 import numpy as np
 import tensorflow as tf
 
-from sat_tf.training.recipes.targets import smoothed_cross_entropy
+from sat_tf.training.recipes.recipes import smoothed_cross_entropy
 from sat_tf.training.step.learner import cross_entropy
 
 LOGITS = np.random.RandomState(0).normal(0, 3, (5, 4)).astype(np.float32)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sat_tf.training.recipes.weight_average import AverageMeasured, WeightAverage
+from sat_tf.training.recipes.recipes import WeightAverage
 from sat_tf.training.step.learner import Learner, training_copy
 from tests.training.recipes.trained import fitted, on_each_number_of_replicas
 from tests.training.small import small_images, small_quantized_model
@@ -52,7 +52,7 @@ def test_held_out_images_are_measured_with_the_average():
     learner, _ = fitted(model, _recipe, tf.distribute.get_strategy(), steps=3)
     average, images = learner.after_step[0], small_images()
     pairs = tf.data.Dataset.from_tensor_slices((images.test_images, images.test_labels)).batch(11)
-    found = learner.evaluate(pairs, verbose=0, callbacks=[AverageMeasured(average)])
+    found = learner.evaluate(pairs, verbose=0, callbacks=[average.measured()])
     weights = model.get_weights()
     average.keep()
     averaged = Learner(model, batch_size=11)

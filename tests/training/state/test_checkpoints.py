@@ -12,8 +12,9 @@ import tf_keras as keras
 
 from sat_tf.messages import RunError
 from sat_tf.training.state import checkpoints
-from sat_tf.training.state.checkpoints import Checkpoints, Position, steps_left
+from sat_tf.training.state.checkpoints import Checkpoints
 from sat_tf.training.step.learner import Learner, training_copy
+from sat_tf.training.step.stage_plan import Position, StagePlan
 from tests.training.small import small_images, small_quantized_model
 
 IMAGES = small_images()
@@ -215,9 +216,14 @@ def test_the_parts_of_what_is_left_are_all_steps_once(start, total_steps):
     if done >= total_steps:
         pytest.skip("such a stage is over")
     found = []
-    for position, epochs, steps in steps_left(
-        start, total_steps=total_steps, steps_per_epoch=steps_per_epoch
-    ):
+    plan = StagePlan(
+        stage="float",
+        batch_size=1,
+        steps_per_epoch=steps_per_epoch,
+        total_steps=total_steps,
+        start=start,
+    )
+    for position, epochs, steps in plan.parts():
         assert epochs == 1 or (position.step == 0 and steps == steps_per_epoch)
         for epoch in range(epochs):
             first = (position.epoch + epoch) * steps_per_epoch + position.step

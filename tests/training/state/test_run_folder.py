@@ -6,8 +6,7 @@ import pathlib
 import pytest
 
 from sat_tf.messages import RunError
-from sat_tf.training.callbacks.step_recorder import recorded_steps
-from sat_tf.training.loop.runner import _rows
+from sat_tf.training.callbacks.recording import recorded_steps
 from sat_tf.training.recipes import oscillation
 from sat_tf.training.recipes.oscillation import OscillationLog
 from sat_tf.training.report.results import Results
@@ -173,7 +172,10 @@ def test_a_table_that_is_no_text_is_named_with_what_to_do(tmp_path, name, kind):
 
 
 TABLES = {
-    run_folder.METRICS: (_rows, history.COLUMNS),
+    run_folder.METRICS: (
+        lambda folder: folder.read_rows(run_folder.METRICS, history.from_csv, "epochs"),
+        history.COLUMNS,
+    ),
     run_folder.STEPS: (lambda folder: recorded_steps(folder, 10), history.STEP_COLUMNS),
     run_folder.OSCILLATIONS: (
         lambda folder: OscillationLog(None, folder)._rows_before(9),

@@ -6,7 +6,7 @@ import pytest
 
 from sat_tf.messages import RunError
 from sat_tf.training.config.config import config_text, parse_config
-from sat_tf.training.loop.runner import stage_model
+from sat_tf.training.loop import runner
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.run_folder import RunFolder
 from sat_tf.training.state.run_state import RunState, expect_same_config
@@ -143,14 +143,14 @@ def test_what_runs_leave_when_they_are_killed_is_whole(tmp_path, done, names):
 
 
 @pytest.mark.parametrize(
-    ("stage", "file", "named"),
+    ("stage", "named"),
     [
-        ("float", run_folder.FLOAT_MODEL, "float.keras"),
-        ("quantized", run_folder.QUANTIZED_MODEL, "quantized.keras"),
-        ("deploy_tail", run_folder.TUNED_MODEL, "quantized.keras"),  # what it ends as
+        ("float", "float.keras"),
+        ("quantized", "quantized.keras"),
+        ("deploy_tail", "quantized.keras"),  # what it ends as
     ],
 )
-def test_the_model_of_a_stage_that_is_gone_is_named(tmp_path, stage, file, named):
+def test_the_model_of_a_stage_that_is_gone_is_named(tmp_path, stage, named):
     folder = RunFolder(tmp_path)
     state = RunState(folder, {stage: METRICS})
     run = types.SimpleNamespace(folder=folder)
@@ -160,7 +160,7 @@ def test_the_model_of_a_stage_that_is_gone_is_named(tmp_path, stage, file, named
         RunError,
         match=rf"{named}: received no file, expected the model of the {stage} stage.*--no-resume",
     ):
-        stage_model(run, state, stage, file, lambda: None)
+        runner.STAGES[stage].carry_out(run, state, None)
 
 
 def test_a_run_may_save_more_or_less_often_when_it_goes_on(tmp_path):

@@ -1,4 +1,4 @@
-"""The weights of a stage that did best on the held-out images, its start included."""
+"""Callbacks around the measuring of held-out images: what is measured, and what of it is kept."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,13 +7,17 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.export.deployed import DeployedModel
+from sat_tf.qat.wrapper import ConstantWeights, has_quantized_layers
 from sat_tf.training.step.distribution import replica_variable
 
 
 class BestWeights(tf.Module):
-    """A copy of a model's variables, and what they were measured with.
+    """The weights that did best on the held-out images, the start of the stage included.
 
-    Part of the learner's checkpoints. Create it in the strategy's scope.
+    They are copies of a model's variables, part of the learner's checkpoints, which Keras's
+    ModelCheckpoint keeps in a file that no checkpoint goes back with. Create it in the strategy's
+    scope.
 
     Args:
         model: the one that is trained.
@@ -21,7 +25,7 @@ class BestWeights(tf.Module):
 
     def __init__(self, model: keras.Model) -> None:
         super().__init__(name="best_weights")
-        # Behind a function, so that tf.Module does not track them and they are not saved twice.
+        # A function hides them from tf.Module, so that they are not saved twice.
         weights = list(model.weights)
         self._weights = lambda: weights
         self._copies = [replica_variable(tf.convert_to_tensor(w), "best") for w in weights]
@@ -81,3 +85,53 @@ class KeepBestMeasured(keras.callbacks.Callback):
     def on_test_end(self, logs: Any = None) -> None:
         """Copies the weights, if they are the best so far."""
         self._best.take_if_better(self._epoch, logs)
+
+
+class DeployedRefresher(keras.callbacks.Callback):
+    """Takes the integers from the quantized model before every step and every measurement.
+
+    Args:
+        deployed: the model that a learner trains.
+    """
+
+    # Keras would otherwise fetch every logged value after every step, and wait for the device.
+    _supports_tf_logs = True
+
+    def __init__(self, deployed: DeployedModel) -> None:
+        super().__init__()
+        self._deployed = deployed
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Takes all of them: weights may come from a checkpoint."""
+        del logs
+        self._deployed.refresh()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Takes those that a step changes."""
+        del batch, logs
+        self._deployed.refresh_quickly()
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Takes all of them, exactly as the export computes them."""
+        del logs
+        self._deployed.refresh()
+
+
+def constant_while_measured(model: keras.Model) -> list[keras.callbacks.Callback]:
+    """A callback that copies the effective weights when measuring begins, for all of its steps.
+
+    It is for a model that is measured with this callback or not at all: what Keras traces reads the
+    copies. It comes after callbacks that change weights when measuring begins.
+
+    Returns:
+        The callback of a quantized model; none for others, whose weights are not quantized.
+    """
+    # A deployed model holds the weights of its file, and these only.
+    if isinstance(model, DeployedModel) or not has_quantized_layers(model):
+        return []
+    weights = ConstantWeights(model)
+    return [
+        keras.callbacks.LambdaCallback(
+            on_test_begin=lambda logs: weights.fill(), on_test_end=lambda logs: weights.clear()
+        )
+    ]
