@@ -73,7 +73,7 @@ class Interruption:
             print("\nStopping after this step, to save; Ctrl-C again aborts.", file=sys.stderr)
 
     def stopped(self) -> Stopped:
-        """What ends a run that has saved itself."""
+        """The exception that ends a run once it has saved itself."""
         return Stopped(by_keyboard=self._by_keyboard)
 
     def _stop_if_requested(self) -> None:

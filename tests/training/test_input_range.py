@@ -1,4 +1,4 @@
-"""What runs feed to their models, and what they say where that cannot be right."""
+"""Runs feed their models the range that these take, and say where that cannot be right."""
 
 import io
 

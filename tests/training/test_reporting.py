@@ -1,4 +1,4 @@
-"""What a run shows: metrics file, curves, progress, table, environment."""
+"""A run shows its metrics file, curves, table and environment."""
 
 import csv
 import io

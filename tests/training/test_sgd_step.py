@@ -1,4 +1,4 @@
-"""What `fit` does to every variable of a quantized model, against the formulas written out."""
+"""`fit` changes every variable of a quantized model by the formulas, which are written out."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What a stage records as it trains: a row an epoch, a row every few steps, events for TensorBoard.
+"""The records of a stage in training: a row an epoch, one every few steps, TensorBoard's events.
 
 Keras has CSVLogger and TensorBoard, but both go on where the file ends: a run that was killed a few
 steps behind its last checkpoint would have these steps twice. They also begin to count anew in each

@@ -37,7 +37,7 @@ _FEWEST_CALIBRATION_IMAGES = 64
 
 
 class CalibrationConfig(Section):
-    """What is fitted to training images without training on them; see `sat_tf.calibrate`."""
+    """Settings of calibration, which fits ranges and statistics without training on the images."""
 
     num_images: int = Field(
         default=512,
@@ -188,9 +188,9 @@ class Config(Section):
 
 # A link to the folder `configs` of the repository; a copy of it in an installed package.
 SHIPPED = pathlib.Path(__file__).parents[1] / "configs"
-# What runs where no configuration is named: minutes, and no download.
+# This one runs where none is named: it takes minutes, and no download.
 DEMO = SHIPPED / "digits" / "mobilenet_v2_w4a4.yaml"
-# What is changed by how many pictures a folder has.
+# This one is changed by how many pictures a folder has.
 FOLDER = SHIPPED / "folder.yaml"
 
 # Ten times the longest configuration; PyYAML takes a second to read it.
@@ -231,15 +231,15 @@ def read_config(
 
 
 def _own_or_shipped(path: pathlib.Path) -> pathlib.Path:
-    """The file itself, or, where there is none, the one that comes with the package."""
+    """Finds a file of that name, or else the one that comes with the package."""
     if path.exists() or path.as_posix() not in _shipped_names():
         return path
     return SHIPPED.joinpath(*path.parts[1:])
 
 
 def _shipped_names() -> list[str]:
-    """Such as configs/digits/mobilenet_v2_w4a4.yaml, wherever the package is."""
-    # Those of the paper are no configurations but rows made of them.
+    """Names such as configs/digits/mobilenet_v2_w4a4.yaml, wherever the package is."""
+    # Files of the paper are no configurations but rows made of them.
     found = (path.relative_to(SHIPPED) for path in SHIPPED.glob("**/*.yaml"))
     return [f"configs/{path.as_posix()}" for path in found if path.parts[0] != "paper"]
 

@@ -13,7 +13,7 @@ from sat_tf.messages import RunError
 
 
 class Size(NamedTuple):
-    """What sets below a size are trained with.
+    """The settings of sets below a size.
 
     Attributes:
         below: pictures to train on.
@@ -64,14 +64,14 @@ class FolderChoice(NamedTuple):
 
     @property
     def image_size(self) -> int:
-        """That of the row, or the largest multiple of 32 that the pictures have."""
+        """The size of the row, or the largest multiple of 32 that the pictures have."""
         if self.side is None:
             return self.size.image_size
         return min(self.size.image_size, max(self.side // _SIDE * _SIDE, _SIDE))
 
     @property
     def batch_size(self) -> int:
-        """That of the row, or the largest power of two that makes four batches; at least 2."""
+        """The size of the row, or the largest power of two that makes four batches; at least 2."""
         most = max(self.num_train // _FEWEST_STEPS, 2)
         return min(self.size.batch_size, 2 ** int(math.log2(most)))
 

@@ -199,7 +199,7 @@ class RecipesConfig(Section):
         changed: dict[str, Any] = {}
         for name in type(self).model_fields:
             recipe = getattr(self, name)
-            # Those without a key `stages` concern bits, and act in the quantized stage.
+            # A recipe without a key `stages` concerns bits, and acts in the quantized stage.
             stages = getattr(recipe, "stages", ["quantized"])
             left = [stage for stage in stages if stage in kept]
             if recipe is None or left == list(stages):

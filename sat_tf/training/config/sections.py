@@ -53,7 +53,7 @@ def _lines(problem: Any, config: type[BaseModel]) -> Iterator[str]:
         words = typing.get_args(field.annotation) if field else ()
         if kind == "literal_error" and all(isinstance(word, str) for word in words):
             hint = did_you_mean(str(problem["input"]), words)
-            # What is expected names all of them.
+            # The words on what is expected name all of them already.
             line += f" {hint}" if hint.startswith("Did") else ""
         yield line
 
@@ -95,7 +95,7 @@ _MOST_EPOCHS = 1_000_000
 
 
 class Section(BaseModel):
-    """Strict types, no unknown keys, no number beyond `_LARGEST`, frozen."""
+    """The base of all sections: strict types, no unknown keys, no large numbers, frozen."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -138,7 +138,7 @@ def known_options(
 
 
 class DataConfig(Section):
-    """Which images to train on."""
+    """The images to train on."""
 
     name: str = Field(description="the name of a data set")
     options: dict[str, Any] = Field(
@@ -220,7 +220,7 @@ _KNOWN_TO_THE_RUN = {
 
 
 class ModelConfig(Section):
-    """Which float model to build. Its image size and number of classes follow from the data."""
+    """The float model to build. Its image size and number of classes follow from the data."""
 
     name: str = Field(description="the name of a model family")
     options: dict[str, Any] = Field(

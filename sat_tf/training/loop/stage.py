@@ -226,7 +226,7 @@ def _fit(
         sample=run.source.training_sample(SAMPLE, seed=run.config.seed),
     )
     if name != "float" and not is_resumed:
-        # What a stage starts from is measured as its epochs are; it is epoch 0.
+        # The start of a stage is measured as its epochs are; it is epoch 0.
         found = learner.evaluate(
             held_out,
             steps=held_out_steps,

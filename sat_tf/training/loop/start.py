@@ -1,4 +1,4 @@
-"""What a run starts from: data and models, and whether they fit each other and the settings."""
+"""The start of a run: its data and models, and whether they fit each other and the settings."""
 
 import dataclasses
 import datetime
@@ -28,9 +28,10 @@ from sat_tf.qat.requantize import requantize
 from sat_tf.qat.scheme import quantize_model
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.input_range import InputRange
+from sat_tf.quantizers.protocol import ActivationQuantizer
 from sat_tf.training.config.config import Config
 from sat_tf.training.recipes.recipes import check_teacher
-from sat_tf.training.state.classifier_file import read_float_model
+from sat_tf.training.state.classifier_file import read_classifier
 from sat_tf.training.state.run_state import differences, float_model_hash
 from sat_tf.training.step.distribution import from_all_workers
 from sat_tf.training.step.fed_source import fed_range
@@ -178,18 +179,37 @@ def float_model(config: Config, source: ImageSource) -> tuple[keras.Model, Input
 def trained_float_model(config: Config, source: ImageSource) -> keras.Model | None:
     """The trained float model that `training.float_model` names; None if it names none.
 
+    It is an ordinary one, or one with clamped weights.
+
     Raises:
-        RunError: there is no such file, or it holds something else.
+        RunError: there is no such file, or it holds something else, such as a quantized model.
     """
     path = config.training.float_model
     if path is None:
         return None
-    return read_float_model(
+    model = read_classifier(
         path,
         image_size=source.image_size,
         num_classes=source.num_classes,
         key="training.float_model",
         safe_mode=not config.training.trust_model,
+    )
+    rounded = [layer.name for layer in model.layers if _rounds(layer)]
+    if rounded:
+        raise RunError(
+            f"training.float_model={path!r}: received a model with quantized layers "
+            f"({len(rounded)}, the first is {rounded[0]}), expected a float one; give the "
+            "float.keras of its run."
+        )
+    return model
+
+
+def _rounds(layer: keras.layers.Layer) -> bool:
+    if not isinstance(layer, QuantizedLayer):
+        return False
+    weights, output = layer.quantize_config.weights, layer.quantize_config.output
+    return isinstance(output, ActivationQuantizer) or (
+        weights is not None and weights.num_bits is not None
     )
 
 

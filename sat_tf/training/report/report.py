@@ -1,8 +1,8 @@
 """The report of a run: one HTML page with everything about it."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import pydantic
 
@@ -10,7 +10,7 @@ from sat_tf.analysis.answers.answers import Answers
 from sat_tf.analysis.answers.page import answers_section
 from sat_tf.analysis.layer_table import LayerRow
 from sat_tf.export.certificate.certificate import FEW_POINTS, FLOAT_RULE, FloatNote
-from sat_tf.messages import RunError, first_ones, list_problems
+from sat_tf.messages import first_ones
 from sat_tf.presentation.page import render_page
 from sat_tf.presentation.tables import Column, Marked, Table, digits, percent, plain, points
 from sat_tf.training.config.config import load_yaml
@@ -22,7 +22,6 @@ from sat_tf.training.state.run_state import RateTrial, read_trials
 
 _FLOAT_BYTES = 4
 _NAMED_CLASSES = 20
-_Kind = TypeVar("_Kind")
 
 
 def write_report(folder: RunFolder) -> None:
@@ -52,14 +51,13 @@ def report_page(folder: RunFolder) -> str:
     """The HTML of the report; see `write_report`."""
     config = folder.read_text(run_folder.CONFIG)
     settings = _settings(config)
-    results = _read(folder, run_folder.RESULTS, Results)
-    layers = _read(folder, run_folder.LAYERS, _Layers)
+    # Only the folder of a finished run has results.
+    results = Results.read(folder) if folder.file(run_folder.RESULTS).exists() else None
+    layers = folder.read_values(run_folder.LAYERS, _Layers, "a row for each layer").layers
     certificate = folder.read_json(run_folder.CERTIFICATE)
     epochs = history.from_csv(folder.read_text(run_folder.METRICS))
     steps = history.steps_from_csv(folder.read_text(run_folder.STEPS))
-    answers = _answers(folder)
     targets = _targets(settings)
-    of_layers = Table(columns=_LAYER, rows=layers.layers) if layers else None
     return render_page(
         "training/report/report.html",
         name=str(settings.get("name", "")),
@@ -72,8 +70,8 @@ def report_page(folder: RunFolder) -> str:
         else [],
         caveat=results.caveat() if results else "",
         training=_training(results, read_trials(folder).get("quantized")) if results else {},
-        answers=answers_section(answers) if answers else "",
-        layers=of_layers.to_html("Layers") if of_layers else "",
+        answers=_answers(folder),
+        layers=Table(columns=_LAYER, rows=layers).to_html("Layers") if layers else "",
         images=_images(folder),
         sizes=_sizes(results) if results else {},
         certificate=_certificate(certificate) if certificate else {},
@@ -87,15 +85,13 @@ def report_page(folder: RunFolder) -> str:
 class _Layers(pydantic.BaseModel):
     """The file of layers."""
 
-    layers: list[LayerRow]
+    layers: list[LayerRow] = []
 
 
-def _answers(folder: RunFolder) -> Answers | None:
+def _answers(folder: RunFolder) -> str:
     values = folder.read_json(run_folder.ANSWERS)
-    if not values:
-        return None
     try:
-        return Answers.from_dict(values)
+        return answers_section(Answers.from_dict(values)) if values else ""
     except ValueError as error:
         raise folder.damaged(run_folder.ANSWERS, error, "answers") from error
 
@@ -151,7 +147,7 @@ def _accuracy(results: Results) -> Table[_ModelAccuracy]:
 
 
 def _images(folder: RunFolder) -> dict[str, str]:
-    """What the run has written down of its classes and of how pictures become its input."""
+    """Facts that the run has written down: its classes, and how pictures become its input."""
     names = folder.read_text(run_folder.LABELS).splitlines()
     preprocessing = folder.preprocessing
     facts = {"Classes": f"{len(names):,}: {first_ones(names, _NAMED_CLASSES)}"} if names else {}
@@ -287,22 +283,9 @@ def _settings(config: str) -> dict[str, Any]:
 
 
 def _targets(settings: Mapping[str, Any]) -> str:
-    """What the recipes ask of a model in training beside the labels."""
+    """Names the targets that recipes give a model in training beside the labels."""
     recipes = settings.get("recipes")
     if not isinstance(recipes, dict):
         return ""
     found = {"the teacher": "distillation", "smoothed labels": "label_smoothing"}
     return " and ".join(words for words, recipe in found.items() if recipes.get(recipe))
-
-
-def _read(folder: RunFolder, name: str, kind: type[_Kind]) -> _Kind | None:
-    values = folder.read_json(name)
-    if not values:
-        return None
-    try:
-        return pydantic.TypeAdapter(kind).validate_python(values)
-    except pydantic.ValidationError as error:
-        problems: Iterable[str] = [
-            f"{'.'.join(map(str, found['loc']))}: {found['msg']}" for found in error.errors()
-        ]
-        raise RunError(list_problems(str(folder.file(name)), problems)) from error

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any, ClassVar
 
 import rich.table
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict
 
 from sat_tf.presentation.notebook import Displayed
 from sat_tf.presentation.tables import Cell, Column, Marked, Table, digits, percent
@@ -98,14 +98,7 @@ class Results(Displayed):
             RunError: the file is missing, or holds something else.
         """
         folder.require(run_folder.RESULTS)
-        try:
-            values = folder.read_json(run_folder.RESULTS)
-            return TypeAdapter(cls).validate_python(values)
-        except ValidationError as error:
-            problems = (
-                f"{'.'.join(map(str, found['loc']))}: {found['msg']}" for found in error.errors()
-            )
-            raise folder.damaged(run_folder.RESULTS, "; ".join(problems), "results") from error
+        return folder.read_values(run_folder.RESULTS, cls, "results")
 
     def images(self, name: str) -> int | None:
         """How many held-out images one of `MODELS` was measured on.

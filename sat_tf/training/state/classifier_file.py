@@ -18,8 +18,6 @@ from sat_tf.loading.saved_model import is_saved_model
 from sat_tf.loading.trust import UntrustedModelError
 from sat_tf.messages import RunError, list_problems
 from sat_tf.qat.layout import inner_layer
-from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.quantizers.protocol import ActivationQuantizer
 
 
 def read_classifier(
@@ -68,38 +66,6 @@ def read_classifier(
     if problems:
         raise RunError(list_problems(f"{key}={str(path)!r}", problems))
     return _with_logits(model)
-
-
-def read_float_model(
-    path: str | os.PathLike[str],
-    *,
-    image_size: int,
-    num_classes: int,
-    key: str,
-    safe_mode: bool = True,
-) -> keras.Model:
-    """As `read_classifier`, but refuses a model with rounded weights or activations.
-
-    Args:
-        path: see there; an ordinary float model, or one with clamped weights.
-        image_size: see there.
-        num_classes: see there.
-        key: see there.
-        safe_mode: see there.
-
-    Raises:
-        RunError: as there, or the model is quantized.
-    """
-    model = read_classifier(
-        path, image_size=image_size, num_classes=num_classes, key=key, safe_mode=safe_mode
-    )
-    rounded = [layer.name for layer in model.layers if _rounds(layer)]
-    if rounded:
-        raise RunError(
-            f"{key}={str(path)!r}: received a model with quantized layers ({len(rounded)}, the "
-            f"first is {rounded[0]}), expected a float one; give the float.keras of its run."
-        )
-    return model
 
 
 def read_weights(
@@ -190,15 +156,6 @@ def _of_layers(model: keras.Model) -> keras.Model:
         return with_layers_for_operations(flatten(model))
     except ValueError:  # which the check of the model tells
         return model
-
-
-def _rounds(layer: keras.layers.Layer) -> bool:
-    if not isinstance(layer, QuantizedLayer):
-        return False
-    weights, output = layer.quantize_config.weights, layer.quantize_config.output
-    return isinstance(output, ActivationQuantizer) or (
-        weights is not None and weights.num_bits is not None
-    )
 
 
 def ends_in_softmax(model: keras.Model) -> bool:

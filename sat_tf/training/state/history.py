@@ -42,7 +42,6 @@ class EpochMetrics:
 
 
 COLUMNS = tuple(field.name for field in dataclasses.fields(EpochMetrics))
-_INTEGERS = ("epoch", "step")
 
 
 def to_csv(rows: list[EpochMetrics]) -> str:
@@ -64,11 +63,12 @@ def from_csv(text: str) -> list[EpochMetrics]:
     Raises:
         RunError: the file cannot be read, or has other columns.
     """
-    return read_table(text, _row, name="metrics", columns=COLUMNS)
 
+    def row(values: dict[str, str]) -> EpochMetrics:
+        found = numbers(values, COLUMNS[1:], ("epoch", "step"))
+        return EpochMetrics(stage=values["stage"], **found)
 
-def _row(values: dict[str, str]) -> EpochMetrics:
-    return EpochMetrics(stage=values["stage"], **numbers(values, COLUMNS[1:], _INTEGERS))
+    return read_table(text, row, name="metrics", columns=COLUMNS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,6 @@ class StepMetrics:
 
 
 STEP_COLUMNS = tuple(field.name for field in dataclasses.fields(StepMetrics))[:-1]
-_STEP_INTEGERS = ("step", "step_of_run")
 _LEVEL = "clipping_level/"
 
 
@@ -132,17 +131,14 @@ def steps_from_csv(text: str) -> list[StepMetrics]:
     Raises:
         RunError: the file cannot be read, or has other columns.
     """
-    return read_table(text, _step_row, name="steps", columns=STEP_COLUMNS, more=_LEVEL)
 
+    def row(values: dict[str, str]) -> StepMetrics:
+        levels = {
+            name.removeprefix(_LEVEL): float(value)
+            for name, value in values.items()
+            if name.startswith(_LEVEL) and value
+        }
+        found = numbers(values, STEP_COLUMNS[1:], ("step", "step_of_run"))
+        return StepMetrics(stage=values["stage"], clipping_levels=levels, **found)
 
-def _step_row(values: dict[str, str]) -> StepMetrics:
-    levels = {
-        name.removeprefix(_LEVEL): float(value)
-        for name, value in values.items()
-        if name.startswith(_LEVEL) and value
-    }
-    return StepMetrics(
-        stage=values["stage"],
-        clipping_levels=levels,
-        **numbers(values, STEP_COLUMNS[1:], _STEP_INTEGERS),
-    )
+    return read_table(text, row, name="steps", columns=STEP_COLUMNS, more=_LEVEL)

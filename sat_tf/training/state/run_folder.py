@@ -10,11 +10,14 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from pydantic import TypeAdapter, ValidationError
+
 from sat_tf.atomic_file import locked, renamed_when_done
-from sat_tf.messages import RunError
+from sat_tf.messages import RunError, first_ones
 from sat_tf.preprocessing import Preprocessing
 
 _Row = TypeVar("_Row")
+_Kind = TypeVar("_Kind")
 
 CONFIG = "config.yaml"
 ENVIRONMENT = "environment.json"
@@ -71,7 +74,7 @@ FILES = (
 
 @dataclasses.dataclass(frozen=True)
 class RunFolder:
-    """Where a run puts its files.
+    """The folder that a run puts its files into.
 
     Attributes:
         path: the folder; it need not exist.
@@ -158,6 +161,25 @@ class RunFolder:
         if not isinstance(values, dict):
             raise self.damaged(name, f"a {type(values).__name__}", "a JSON object")
         return values
+
+    def read_values(self, name: str, kind: type[_Kind], expected: str) -> _Kind:
+        """Reads one of `FILES` that is JSON, as a value of a type; a missing file holds {}.
+
+        Args:
+            name: of the file.
+            kind: what it holds, as pydantic knows types.
+            expected: the same in words, for errors.
+
+        Raises:
+            RunError: it holds something else; lists every problem.
+        """
+        try:
+            return TypeAdapter(kind).validate_python(self.read_json(name))
+        except ValidationError as error:
+            problems = [
+                f"{'.'.join(map(str, found['loc']))}: {found['msg']}" for found in error.errors()
+            ]
+            raise self.damaged(name, first_ones(problems, between="; "), expected) from error
 
     @property
     def preprocessing(self) -> Preprocessing | None:

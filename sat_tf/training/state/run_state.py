@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from sat_tf.messages import RunError, list_problems
 from sat_tf.training.config.config import Config, read_config
@@ -35,6 +35,14 @@ class _Metrics(BaseModel):
     kept_epoch: int | None = None  # the stage ended with its weights; 0 is its start
 
 
+class _Values(BaseModel):
+    """The contents of the file."""
+
+    model_config = ConfigDict(extra="forbid")
+    stages: dict[str, _Metrics] = {}
+    seconds: float = 0.0
+
+
 @dataclasses.dataclass
 class RunState:
     """The results of the stages that are done, by their names, in order.
@@ -57,13 +65,8 @@ class RunState:
         Raises:
             RunError: the file holds something else.
         """
-        values = folder.read_json(run_folder.STATE)
-        try:
-            return cls(folder, **_Values.model_validate(values).model_dump(exclude_none=True))
-        except ValidationError as error:
-            problem = f"{error.error_count()} of its values are invalid"
-            expected = "stages with their metrics"
-            raise folder.damaged(run_folder.STATE, problem, expected) from error
+        values = folder.read_values(run_folder.STATE, _Values, "stages with their metrics")
+        return cls(folder, **values.model_dump(exclude_none=True))
 
     def expect_whole(self, stages: Iterable[str]) -> None:
         """Raises an error if a later stage has left files, and one before it is not done.
@@ -128,14 +131,6 @@ class RunState:
         self.folder.write_json(run_folder.STATE, values)
 
 
-class _Values(BaseModel):
-    """The contents of the file."""
-
-    model_config = ConfigDict(extra="forbid")
-    stages: dict[str, _Metrics] = {}
-    seconds: float = 0.0
-
-
 def expect_same_config(folder: RunFolder, config: Config) -> None:
     """Raises an error unless a folder holds no run, or one of this configuration.
 
@@ -197,12 +192,7 @@ def read_trials(folder: RunFolder) -> dict[str, RateTrial]:
     Raises:
         RunError: the file holds something else.
     """
-    values = folder.read_json(run_folder.RATES)
-    try:
-        return {name: RateTrial.model_validate(trial) for name, trial in values.items()}
-    except ValidationError as error:
-        problem = f"{error.error_count()} of its values are invalid"
-        raise folder.damaged(run_folder.RATES, problem, "learning rates with losses") from error
+    return folder.read_values(run_folder.RATES, dict[str, RateTrial], "learning rates with losses")
 
 
 def write_trial(folder: RunFolder, stage: str, trial: RateTrial) -> None:

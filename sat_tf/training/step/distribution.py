@@ -48,7 +48,7 @@ def make_strategy(name: str) -> tf.distribute.Strategy:
 
 
 def strategy_note(name: str, strategy: tf.distribute.Strategy) -> str | None:
-    """What to say where a strategy has nothing to distribute over; None where it has.
+    """Says that a strategy has nothing to distribute over; None where it has.
 
     Args:
         name: as for `make_strategy`.
@@ -68,7 +68,7 @@ def writes_files(strategy: tf.distribute.Strategy) -> bool:
 
 
 def shard_of(strategy: tf.distribute.Strategy) -> Shard:
-    """Which shard of every global batch this process computes."""
+    """The shard of every global batch that this process computes."""
     resolver = strategy.cluster_resolver
     spec = resolver.cluster_spec().as_dict() if resolver is not None else {}
     # A TPU's cluster lists the hosts that drive it, not this process.
@@ -175,7 +175,7 @@ def _chosen() -> str:
 
 
 def waiting_note(name: str) -> str | None:
-    """What to say before `make_strategy` waits for other workers; None where it does not."""
+    """Says that `make_strategy` is going to wait for other workers; None where it does not."""
     if name not in ("multi_worker", "auto") or not os.environ.get("TF_CONFIG"):
         return None
     found = _cluster()
@@ -216,7 +216,7 @@ def _cluster() -> dict[str, Any]:
 
 
 def _address_problems(cluster: dict[str, Any]) -> list[str]:
-    """What is wrong with the addresses of a cluster; raises TypeError where they are no lists."""
+    """Problems of the addresses of a cluster; raises TypeError where they are no lists."""
     if not all(isinstance(addresses, list) for addresses in cluster.values()):
         raise TypeError("addresses that are not in lists")
     named = [(job, address) for job, addresses in cluster.items() for address in addresses]
@@ -323,7 +323,7 @@ def assign_alike(variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) 
                 variable, lambda own, new: own.assign(new), args=(value,), group=False
             )
 
-    # As the optimizers of Keras do it: XLA on several accelerators has no merge_call.
+    # The optimizers of Keras do the same: XLA on several accelerators has no merge_call.
     tf.__internal__.distribute.interim.maybe_merge_call(
         assign, tf.distribute.get_strategy(), *values
     )

@@ -6,7 +6,6 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.data.shards import Shard
 from sat_tf.data.source import ImageSource, ReadingError
 from sat_tf.graph.network import Network
 from sat_tf.qat.inputs import input_ranges
@@ -39,28 +38,13 @@ class FedSource(ImageSource):
         """The error of the source."""
         return self.pixels.reading_error
 
-    def training_batches(
-        self,
-        *,
-        batch_size: int,
-        seed: int,
-        first_epoch: int = 0,
-        first_step: int = 0,
-        shard: Shard | None = None,
-    ) -> Any:
+    def training_batches(self, **options: Any) -> Any:
         """The batches of the source in the input range."""
-        batches = self.pixels.training_batches(
-            batch_size=batch_size,
-            seed=seed,
-            first_epoch=first_epoch,
-            first_step=first_step,
-            shard=shard,
-        )
-        return batches.map(self._fed)
+        return self.pixels.training_batches(**options).map(self._fed)
 
-    def held_out_batches(self, *, batch_size: int = 256, shard: Shard | None = None) -> Any:
+    def held_out_batches(self, **options: Any) -> Any:
         """The batches of the source in the input range."""
-        return self.pixels.held_out_batches(batch_size=batch_size, shard=shard).map(self._fed)
+        return self.pixels.held_out_batches(**options).map(self._fed)
 
     def training_sample(self, count: int, *, seed: int) -> Any:
         """The sample of the source in the input range: float32."""

@@ -107,7 +107,7 @@ class RandomGenerators:
     """
 
     def __init__(self, model: keras.Model) -> None:
-        # By private names: Keras has no public ones.
+        # The names are private: Keras has no public ones.
         holders = (getattr(layer, "_random_generator", None) for layer in model.submodules)
         found = (getattr(holder, "_generator", None) for holder in holders)
         self._generators = [one for one in found if isinstance(one, tf.random.Generator)]
@@ -122,7 +122,7 @@ class RandomGenerators:
             # Philox has a counter of 128 bits and a key: the counter's upper half is the step.
             state = generator.state.read_value()
             begin = tf.concat([tf.zeros_like(state[:1]), step[None], state[2:]], axis=0)
-            # As the generator itself does: `assign` would not reach the replica's own copy.
+            # The generator itself does so: `assign` would not reach the replica's own copy.
             tf.raw_ops.AssignVariableOp(resource=generator.state.handle, value=begin)
 
 
@@ -181,8 +181,8 @@ def training_copy(
     return copy
 
 
-# From images (batch, rows, columns, 3), labels (batch,) and float32 logits (batch, classes) to a
-# loss for each image (batch,), float32. Losses of images without a label are ignored.
+# It takes images (batch, rows, columns, 3), labels (batch,) and float32 logits (batch, classes).
+# It gives a loss for each image (batch,), float32; losses of images without a label are ignored.
 ImageLoss = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
 
 _SIGNALS = ("stop", "save")
@@ -231,7 +231,7 @@ class Learner(keras.Model):
         self.after_step = list(after_step)
         # Its checkpoints hold the best weights so far, where a stage keeps them.
         self.best: Any = None
-        # What the step returns is the same on every replica.
+        # Every replica returns the same from a step.
         self.distribute_reduction_method = "first"
         self._loss = keras.metrics.Mean("loss")
         self._data_loss = keras.metrics.Mean("data_loss")

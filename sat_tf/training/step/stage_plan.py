@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 
-# What is called after every step with the name of the stage and how many of its steps are done.
+# It is called after every step with the name of the stage and how many of its steps are done.
 StepReport = Callable[[str, int], None]
 
 

@@ -15,7 +15,7 @@ from sat_tf.training.config.config import (
 
 SMALLEST = "{name: small, data: {name: digits}, model: {name: mobilenet_v2}}"
 
-# Those in configs/paper are no configurations but rows made of them.
+# Files in configs/paper are no configurations but rows made of them.
 CONFIGS = sorted(path for path in SHIPPED.glob("*/*.yaml") if path.parent.name != "paper")
 
 

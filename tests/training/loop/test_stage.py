@@ -184,7 +184,7 @@ def test_mixed_precision_trains_float32_variables_and_exports_exactly(tmp_path, 
     model = train_stage(run, "quantized", small_quantized_model(), view)
     assert seen == {"dtypes": {tf.float32}, "computes": precision.removeprefix("mixed_")}
     assert run.rows[-1].loss < run.rows[1].loss
-    # What is handed back computes in float32, and so does its file, in integers.
+    # The model handed back computes in float32, and its file the same in integers.
     assert model.get_layer("quant_stem").layer.compute_dtype == "float32"
     sat_tf.export_tflite(model, tmp_path / "model.tflite")
     pixels = run.source.images.test_images

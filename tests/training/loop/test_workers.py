@@ -18,7 +18,7 @@ SOURCE = ArraySource(small_images())
 
 
 def told(monkeypatch, *of_workers):
-    """What the workers with these settings say, each of which has to say the same."""
+    """The words of workers with these settings, each of which has to say the same."""
     configs = [
         parse_config("{name: small, data: {name: digits}, model: {name: mobilenet_v2}}", settings)
         for settings in of_workers

@@ -49,7 +49,7 @@ def test_held_weights_keep_their_codes_wherever_the_maximum_moves(name, bits, ra
         assert np.array_equal(found[held], units[held])
         free = np.where(held, 0.0, moved)
         alone = dorefa.weight_units(free, bits, name, range_axes=range_axes).numpy()
-        # Those that are free have the codes they would have without the others.
+        # Free weights have the codes they would have without the others.
         assert np.array_equal(found[~held], alone[~held])
         assert np.array_equal(latent.numpy()[~held], moved[~held])
 
@@ -130,7 +130,7 @@ def test_in_training_frozen_weights_keep_their_codes(replicas):
     frozen, codes = {}, {}
 
     def look(recipe):
-        # Those that were frozen before this step.
+        # These were frozen before this step.
         for kernel, count in zip(recipe.kernels, recipe.counts(), strict=True):
             name = count.layer
             now = units_of(model, name)

@@ -62,7 +62,7 @@ def test_each_recipe_changes_what_a_stage_learns(name, tmp_path, without_recipes
     assert all(np.isfinite(weight).all() for weight in model.get_weights())
     pairs = zip(without_recipes, model.get_weights(), strict=True)
     assert not all(np.array_equal(*pair) for pair in pairs)
-    # What was measured after the last epoch is what the stage hands back.
+    # The stage hands back the model that was measured after the last epoch.
     assert held_out_metrics(model, run.source)["top1"] == run.rows[-1].held_out_top1
 
 

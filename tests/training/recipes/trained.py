@@ -11,7 +11,7 @@ from tests.training.small import small_images
 
 BATCH_SIZE = 16
 
-# What holds on one replica is tried on two as well, which takes longer to trace.
+# Facts of one replica are tried on two as well, which takes longer to trace.
 on_each_number_of_replicas = pytest.mark.parametrize(
     "replicas", [1, pytest.param(2, marks=pytest.mark.slow)], indirect=True
 )

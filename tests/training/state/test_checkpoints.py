@@ -101,7 +101,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint_and_names_it(tmp_path):
     assert again.restore() == Position(0, 1)
     for one, two in zip(good, other.get_weights(), strict=True):
         np.testing.assert_array_equal(one, two)
-    # With room again, the same run goes on.
+    # The same run goes on once there is room again.
     checkpoints.save(Position(0, 2))
     assert make(tmp_path)[1].restore() == Position(0, 2)
 

@@ -58,7 +58,7 @@ def learner_of(strategy, folder):
 @pytest.mark.thorough
 def test_replicas_with_unequal_shares_draw_the_same_again_after_a_resume(replicas, tmp_path):
     def batches(_):
-        # Of each batch of five, three go to one replica and two to the other.
+        # Three images of each batch of five go to one replica, and two to the other.
         pixels = tf.data.Dataset.from_tensor_slices((IMAGES.train_images, IMAGES.train_labels))
         return pixels.batch(3).enumerate().map(_every_second_shorter)
 
