@@ -3,10 +3,12 @@
 import dataclasses
 import pathlib
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import matplotlib
 import pandas as pd
 import rich.table
+from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure as Picture
 
 from sat_tf.atomic_file import written_whole
@@ -49,8 +51,7 @@ class Figure:
 
     def write(self, path: pathlib.Path, numbers: pd.DataFrame) -> None:
         """Writes the numbers as PATH.csv, to six digits, and the picture as PATH.png."""
-        with palette.styled(), written_whole(path.with_suffix(".png")) as temporary:
-            palette.save(self.draw(numbers), temporary)
+        palette.write(lambda: self.draw(numbers), path.with_suffix(".png"))
         with written_whole(path.with_suffix(".csv")) as temporary:
             numbers.to_csv(temporary, index=False, float_format="%.6g", lineterminator="\n")
 
@@ -62,3 +63,16 @@ def as_table(title: str, comparisons: list[Comparison]) -> rich.table.Table:
         verdict = "[green]✓ agrees" if found.holds else "[red]✗ differs"
         table.add_row(found.about, found.paper, found.ours, verdict, found.reason)
     return table
+
+
+def depths(count: int) -> Any:
+    """A colour map for 1 to `count`, from dark to light, and its normalization."""
+    # The lightest end of the colour map is invisible on white.
+    shades = [matplotlib.colormaps["viridis"](0.78 * index / 255) for index in range(256)]
+    return ListedColormap(shades), Normalize(1, count)
+
+
+def plain_ticks(axis: Any, marks: list[float]) -> None:
+    """Marks of a logarithmic axis, written as plain numbers."""
+    axis.set_ticks(marks, [f"{mark:g}" for mark in marks])
+    axis.set_ticks([], minor=True)

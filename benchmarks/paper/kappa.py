@@ -9,7 +9,7 @@ import tf_keras as keras
 from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure as Picture
 
-from benchmarks.paper.figure import Comparison, Figure
+from benchmarks.paper.figure import Comparison, Figure, depths, plain_ticks
 from benchmarks.paper.variances import SAMPLES, clamping_ratio, gaussian
 from sat_tf import data, models
 from sat_tf.analysis.audit.kappa_1 import GradientProbe
@@ -134,7 +134,7 @@ def draw_table(table: pd.DataFrame) -> Picture:
         axes.plot(places, table[column], label=label, **stars)
     axes.set_yscale("log")
     axes.set_ylim(0.004, 5.0)
-    palette.plain_ticks(axes.yaxis, [0.01, 0.1, 1])
+    plain_ticks(axes.yaxis, [0.01, 0.1, 1])
     axes.set_xlim(-0.5, len(places) - 0.5)
     axes.set_xticks(places, [PRINTED[name].title for name in table["model"]])
     axes.set_ylabel(r"$\kappa_0$", fontsize=16)
@@ -264,7 +264,7 @@ def draw_training(table: pd.DataFrame) -> Picture:
 
     flow = table[table["quantity"] == "kappa_1"]
     layers = list(flow["layer"].unique())
-    colours, depth = palette.depths(len(layers))
+    colours, depth = depths(len(layers))
     for number, layer in enumerate(layers, start=1):
         line = flow[flow["layer"] == layer]
         style: dict[str, Any] = {"color": colours(depth(number)), "linewidth": 1.5}
@@ -286,8 +286,8 @@ def draw_training(table: pd.DataFrame) -> Picture:
     for axes in (left, right):
         axes.set_yscale("log")
         axes.set_xlabel("training step")
-    palette.plain_ticks(left.yaxis, [0.01, 0.1, 1])
-    palette.plain_ticks(right.yaxis, [0.1, 0.2, 0.5, 1, 2, 5, 10])
+    plain_ticks(left.yaxis, [0.01, 0.1, 1])
+    plain_ticks(right.yaxis, [0.1, 0.2, 0.5, 1, 2, 5, 10])
     return picture
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 import tensorflow as tf
 from matplotlib.figure import Figure as Picture
 
-from benchmarks.paper.figure import Comparison, Figure
+from benchmarks.paper.figure import Comparison, Figure, plain_ticks
 from sat_tf.analysis.measurement import as_graph
 from sat_tf.core import dorefa
 from sat_tf.core.grid_table import GRIDS
@@ -142,8 +142,8 @@ def draw_clamp_variance(table: pd.DataFrame) -> Picture:
     )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    palette.plain_ticks(axes.xaxis, [16, 64, 256, 1000, 4096])
-    palette.plain_ticks(axes.yaxis, [2, 5, 10, 20, 50, 100, 200])
+    plain_ticks(axes.xaxis, [16, 64, 256, 1000, 4096])
+    plain_ticks(axes.yaxis, [2, 5, 10, 20, 50, 100, 200])
     axes.set_xlabel("number of neurons n (layer of n × n weights)")
     axes.set_ylabel("VAR[clamped] / VAR[original]")
     axes.text(
@@ -215,7 +215,7 @@ def draw_quantized_deviation(table: pd.DataFrame) -> Picture:
         axes.set_title("DoReFa (the paper's)" if grid == "dorefa" else str(grid))
         axes.set_yscale("log")
         axes.set_ylim(0.45, 6.5)
-        palette.plain_ticks(axes.yaxis, [0.5, 1, 2, 5])
+        plain_ticks(axes.yaxis, [0.5, 1, 2, 5])
         axes.set_xticks(range(1, 9))
         axes.set_xlim(0.7, 8.3)
         axes.axhline(1.0, color=palette.GREY, linewidth=1)

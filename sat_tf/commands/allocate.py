@@ -22,6 +22,7 @@ from sat_tf.commands.options import seed as seed_option
 from sat_tf.commands.pixels import add_image_arguments, image_options, images_as_fed
 from sat_tf.commands.policies import add_policy, read_policy
 from sat_tf.messages import RunError, did_you_mean, list_problems
+from sat_tf.presentation.palette import check_picture_path
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.state.run_folder import CONFIG
 
@@ -213,7 +214,7 @@ def _cost_table(text: str) -> dict[str, Any]:
 
 
 def _check_outputs(arguments: argparse.Namespace) -> None:
-    for path in (arguments.out, arguments.csv, arguments.picture):
+    for path in (arguments.out, arguments.csv):
         if path is not None:
             check_writable(path)
     if arguments.over is not None and arguments.picture is None:
@@ -224,9 +225,7 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
             f"{did_you_mean(arguments.over, LIMITS)}"
         )
     if arguments.picture is not None:
-        from sat_tf.analysis.sensitivity.picture import check_format
-
-        check_format(pathlib.Path(arguments.picture))
+        check_picture_path(arguments.picture)
 
 
 def _bits(text: str) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from sat_tf.commands.models import (
 )
 from sat_tf.commands.options import add_input_range, input_range_fields
 from sat_tf.commands.policies import add_policy, read_policy
+from sat_tf.presentation.palette import check_picture_path
 from sat_tf.training.state.run_folder import CONFIG
 
 SUMMARY = "show how a model will be quantized and exported, layer by layer"
@@ -63,8 +64,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> bool:
     """Does what the arguments ask for; False if the model cannot be quantized as asked."""
-    from sat_tf.planning.diagram import check_diagram_path  # which loads no TensorFlow
-
     name = arguments.model
     folder = pathlib.Path(name)
     policy = read_policy(arguments.policy, folder / CONFIG, input_range_fields(arguments))
@@ -73,11 +72,11 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         size, arguments.image_size = arguments.image_size, None
     make = model_maker(arguments, "explain")
     with value_errors_as_run_errors():
-        for path in (arguments.page, arguments.diagram, arguments.csv):
+        for path in (arguments.page, arguments.csv):
             if path is not None:
                 check_writable(path)
         if arguments.diagram is not None:
-            check_diagram_path(arguments.diagram)
+            check_picture_path(arguments.diagram)
     quiet_tensorflow()
     from sat_tf.planning.explain import explain
     from sat_tf.planning.plan_table import print_plan

@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import pathlib
 
 from rich.console import Console
 
@@ -17,6 +16,7 @@ from sat_tf.commands.models import (
 from sat_tf.commands.options import add_input_range, input_range_fields
 from sat_tf.commands.pixels import add_image_arguments, image_options, images_as_fed
 from sat_tf.messages import RunError
+from sat_tf.presentation.palette import check_picture_path
 from sat_tf.qat.policy import BitPolicy
 
 SUMMARY = "show which layers of a float model lose most when quantized"
@@ -95,11 +95,10 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
             first_last_weight_bits=arguments.first_last_weight_bits,
             **input_range_fields(arguments),
         )
-        for path in (arguments.csv, arguments.picture):
-            if path is not None:
-                check_writable(path)
+        if arguments.csv is not None:
+            check_writable(arguments.csv)
         if arguments.picture is not None:
-            _check_format(arguments.picture)
+            check_picture_path(arguments.picture)
     quiet_tensorflow()
     from sat_tf.analysis.sensitivity.sensitivity import sensitivity
     from sat_tf.analysis.sensitivity.table import print_sensitivity
@@ -132,9 +131,3 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
                 console.print(f"  {name!r}: {fields}", highlight=False, markup=False)
             if not overrides:
                 console.print("  none: the policy already meets it", highlight=False)
-
-
-def _check_format(path: str) -> None:
-    from sat_tf.analysis.sensitivity.picture import check_format
-
-    check_format(pathlib.Path(path))

@@ -231,7 +231,7 @@ class _Reading:
         return tuple(dict.fromkeys(found))
 
     def _way(self, operations: Iterable[Operation], name: str) -> Export:
-        """How a layer gets into the file, told by the operation that makes its tensor, or the last."""
+        """The way of a layer into the file, by the operation that makes its tensor, or the last."""
         made = list(operations)
         if any(isinstance(operation, FloatLayer) for operation in made):
             return Export.CONVERTER

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from sat_tf.atomic_file import expect_path, written_whole
+from sat_tf.atomic_file import written_whole
 from sat_tf.messages import printable
 from sat_tf.planning.layered import Point, lay_out
 from sat_tf.planning.plan_table import summary
 from sat_tf.planning.planned_model import Export, Fate, LayerPlan, PlannedModel, shape_text
 from sat_tf.presentation.charts import STAND_INS, canvas, drawn_for_a_page, svg_element, tip
+from sat_tf.presentation.palette import check_picture_path
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -410,19 +411,8 @@ def _element(picture: "Picture", plan: PlannedModel) -> Markup:
     return svg_element(picture, kind="plan", title=plan.model, style=f"width: {width:.0f}px")
 
 
-SUFFIXES = (".svg", ".png")
 # Two pixels for each unit; fewer in pictures so large that few programs would open them.
 _MOST_DOTS, _LARGEST_PIXELS, _LONGEST_PIXELS = 2.0, 120_000_000, 60_000
-
-
-def check_diagram_path(path: str | os.PathLike[str]) -> None:
-    """Raises ValueError unless a diagram can have this name."""
-    suffix = expect_path(path).suffix.lower()
-    if suffix not in SUFFIXES:
-        raise ValueError(
-            f"{path}: received a diagram with {suffix or 'no suffix'}, expected "
-            f"{' or '.join(SUFFIXES)}; give the name one of these."
-        )
 
 
 def write_diagram(plan: PlannedModel, path: str | os.PathLike[str]) -> None:
@@ -431,7 +421,7 @@ def write_diagram(plan: PlannedModel, path: str | os.PathLike[str]) -> None:
     Raises:
         ValueError: the path has another suffix, or cannot be written.
     """
-    check_diagram_path(path)
+    path = check_picture_path(path)
     with drawn_for_a_page(), written_whole(path) as temporary:
         picture = draw(plan)
         picture.set(frameon=True, facecolor=_ON_DARK)

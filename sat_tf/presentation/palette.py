@@ -1,8 +1,12 @@
 """The style of pictures: colours for the colour-blind, letters readable at half the size."""
 
 import contextlib
-from collections.abc import Iterator
+import os
+import pathlib
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
+
+from sat_tf.atomic_file import check_writable, written_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
@@ -72,23 +76,35 @@ def canvas(
     return picture, picture.subplots(rows, columns, sharex=sharex, sharey=sharey)
 
 
-def depths(count: int) -> Any:
-    """A colour map for 1 to `count`, from dark to light, and its normalization."""
-    import matplotlib
-    from matplotlib.colors import ListedColormap, Normalize
-
-    # The lightest end of the colour map is invisible on white.
-    shades = [matplotlib.colormaps["viridis"](0.78 * index / 255) for index in range(256)]
-    return ListedColormap(shades), Normalize(1, count)
-
-
-def plain_ticks(axis: Any, marks: list[float]) -> None:
-    """Marks of a logarithmic axis, written as plain numbers."""
-    axis.set_ticks(marks, [f"{mark:g}" for mark in marks])
-    axis.set_ticks([], minor=True)
-
-
 def save(picture: "Picture", path: Any) -> None:
     """Writes a picture; equal pictures give equal files."""
     metadata = {"Date": None} if str(path).endswith(".svg") else {"Software": "sat-tf"}
     picture.savefig(path, metadata=metadata)
+
+
+_FORMATS = (".png", ".svg")
+
+
+def check_picture_path(path: str | os.PathLike[str]) -> pathlib.Path:
+    """The path of a picture that can be written.
+
+    Raises:
+        ValueError: as in `check_writable`, or its name ends in neither .png nor .svg.
+    """
+    path = check_writable(path)
+    if path.suffix.lower() not in _FORMATS:
+        raise ValueError(
+            f"{path}: received a picture that ends in {path.suffix or 'nothing'}, expected "
+            f"{' or '.join(_FORMATS)}; give it such a name."
+        )
+    return path
+
+
+def write(draw: "Callable[[], Picture]", path: str | os.PathLike[str]) -> None:
+    """Draws a picture in the common style; the file appears whole, or not at all.
+
+    Raises:
+        ValueError: as in `check_picture_path`, before anything is drawn.
+    """
+    with styled(), written_whole(check_picture_path(path)) as temporary:
+        save(draw(), temporary)

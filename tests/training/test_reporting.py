@@ -79,7 +79,7 @@ def test_a_metrics_file_of_another_version_is_named(text):
 def test_the_curves_are_a_picture(tmp_path, count):
     draw_curves(rows()[:count], "a run", tmp_path / "curves.png")
     picture = matplotlib.image.imread(tmp_path / "curves.png")
-    assert picture.shape[:2] == (600, 1350)
+    assert picture.shape[:2] == (736, 1664)
     assert picture.std() > 0
 
 

@@ -9,8 +9,6 @@ from rich.console import Console
 from sat_tf.analysis.allocation.allocated_model import AllocatedLayer, AllocatedModel, Total
 from sat_tf.analysis.allocation.baselines import uniform
 from sat_tf.analysis.allocation.budget import LIMITS, shown
-from sat_tf.analysis.sensitivity.picture import check_format
-from sat_tf.atomic_file import check_writable, written_whole
 from sat_tf.messages import first_ones
 from sat_tf.presentation import palette
 from sat_tf.presentation.tables import Column, Table, digits
@@ -118,13 +116,7 @@ def write_curve(
     path: str | os.PathLike[str],
 ) -> None:
     """Draws the curve, as `Allocation.write_picture` says; the path is checked first."""
-    path = check_writable(path)
-    check_format(path)
-    points = curve()
-    with palette.styled():
-        picture = _draw(found, name, points)
-        with written_whole(path) as temporary:
-            palette.save(picture, temporary)
+    palette.write(lambda: _draw(found, name, curve()), path)
 
 
 def _draw(found: AllocatedModel, name: str, points: list[dict[str, float]]) -> "Picture":

@@ -1,18 +1,15 @@
 """The sensitivity of layers, as a picture."""
 
 import os
-import pathlib
 from typing import TYPE_CHECKING, Any
 
 from sat_tf.analysis.sensitivity.damage import METRICS
 from sat_tf.analysis.sensitivity.measured_model import LayerSensitivity, MeasuredModel
-from sat_tf.atomic_file import check_writable, written_whole
 from sat_tf.presentation import palette
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
 
-_FORMATS = (".png", ".svg")
 _MOST_LAYERS = 40
 # Above this ratio a linear axis would hide the smaller half.
 _WIDE_RANGE = 30.0
@@ -20,21 +17,7 @@ _WIDE_RANGE = 30.0
 
 def write_picture(found: MeasuredModel, path: str | os.PathLike[str]) -> None:
     """Draws what each layer loses, as `Sensitivity.write_picture` says."""
-    path = check_writable(path)
-    check_format(path)
-    with palette.styled():
-        picture = draw(found)
-        with written_whole(path) as temporary:
-            palette.save(picture, temporary)
-
-
-def check_format(path: pathlib.Path) -> None:
-    """Raises ValueError unless the name of a picture ends in .png or .svg."""
-    if path.suffix.lower() not in _FORMATS:
-        raise ValueError(
-            f"{path}: received a picture that ends in {path.suffix or 'nothing'}, expected "
-            f"{' or '.join(_FORMATS)}; give it such a name."
-        )
+    palette.write(lambda: draw(found), path)
 
 
 def draw(found: MeasuredModel) -> "Picture":

@@ -4,11 +4,16 @@ import math
 import os
 import statistics
 from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
 
+from sat_tf.presentation import palette
 from sat_tf.presentation.charts import Line, LineChart, Point
 from sat_tf.training.state.history import EpochMetrics, StepMetrics
 
-_COLOURS = {"float": "tab:blue", "quantized": "tab:orange", "deploy_tail": "tab:green"}
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Picture
+
+_COLOURS = {"float": palette.BLUE, "quantized": palette.ORANGE, "deploy_tail": palette.GREEN}
 
 
 def draw_curves(rows: list[EpochMetrics], title: str, path: str | os.PathLike[str]) -> None:
@@ -19,15 +24,14 @@ def draw_curves(rows: list[EpochMetrics], title: str, path: str | os.PathLike[st
         title: of the picture.
         path: of the PNG file.
     """
-    # Imported here because matplotlib is slow to load; a figure without pyplot needs no screen and
-    # leaves no global state.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
+    with palette.styled():
+        palette.save(_curves(rows, title), path)
 
-    figure = Figure(figsize=(9, 4), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    top1, loss = figure.subplots(1, 2)
+
+def _curves(rows: list[EpochMetrics], title: str) -> "Picture":
+    from matplotlib.ticker import MaxNLocator  # here because it is slow to load
+
+    picture, (top1, loss) = palette.canvas(1, 2, size=(10.4, 4.6))
     before = 0
     for stage in dict.fromkeys(row.stage for row in rows):
         own = [row for row in rows if row.stage == stage]
@@ -47,16 +51,15 @@ def draw_curves(rows: list[EpochMetrics], title: str, path: str | os.PathLike[st
         loss.plot(epochs, total, color=colour, linestyle=":", label=f"{stage}, with weight decay")
         if before:
             for axes in (top1, loss):
-                axes.axvline(before + 0.5, color="0.7", linewidth=0.8)
+                axes.axvline(before + 0.5, color=palette.GREY, linewidth=0.8)
         before += len(own)
     top1.set(xlabel="epoch", ylabel="top-1 (%)")
     loss.set(xlabel="epoch", ylabel="training loss", yscale="log")
     for axes in (top1, loss):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.grid(alpha=0.3)
-        axes.legend()
-    figure.suptitle(title)
-    figure.savefig(path, format="png")
+        axes.legend(fontsize=10)
+    picture.suptitle(title)
+    return picture
 
 
 _TRAINING, _HELD_OUT, _FIVE = "var(--curve)", "var(--other)", "var(--third)"

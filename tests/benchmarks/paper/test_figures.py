@@ -1,7 +1,8 @@
+import numpy as np
 import pytest
 
 from benchmarks.paper import gradients, kappa, variances
-from benchmarks.paper.figure import as_table
+from benchmarks.paper.figure import as_table, depths
 from benchmarks.paper.figures import FIGURES
 from sat_tf import models
 from sat_tf.presentation import palette
@@ -45,3 +46,11 @@ def test_a_figure_is_two_files_the_same_each_time_whose_letters_can_be_read(name
         texts += [*axes.get_xticklabels(), *axes.get_yticklabels()]
         texts += axes.get_legend().get_texts() if axes.get_legend() else []
         assert min(text.get_fontsize() for text in texts) >= 11
+
+
+def test_depths_go_from_dark_to_light_and_never_to_white():
+    colours, depth = depths(20)
+    shares = (0.2126, 0.7152, 0.0722)  # of red, green and blue in how bright a colour is
+    bright = [np.dot(shares, colours(depth(number))[:3]) for number in range(1, 21)]
+    assert bright == sorted(bright)
+    assert bright[-1] < 0.7
