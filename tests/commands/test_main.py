@@ -21,6 +21,7 @@ from sat_tf.export.verify import verify_tflite
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.config.config import read_config
 from sat_tf.training.state import run_folder
+from tests.commands.light import run_alone
 from tests.export import zoo
 from tests.export.zoo import Specimen
 from tests.training.small import small_float_model
@@ -36,30 +37,6 @@ stages:
 calibration: {num_images: 64}
 export: {verify_images: 20}
 """
-
-# Runs the command line in a process of its own, and prints which heavy libraries it loaded.
-PROBE = """
-import sys
-from sat_tf.commands import main
-try:
-    status = main.main(sys.argv[1:])
-except SystemExit as end:
-    status = end.code
-heavy = {"tensorflow", "tf_keras", "matplotlib", "sklearn", "pandas"}
-print(*sorted(heavy & set(sys.modules)), file=sys.stderr)
-print("loaded above", file=sys.stderr)
-sys.exit(status)
-"""
-
-
-def run_alone(*arguments):
-    return subprocess.run(
-        [sys.executable, "-c", PROBE, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
 
 
 @pytest.mark.parametrize(
@@ -90,9 +67,8 @@ def test_too_little_memory_is_one_message(error, capsys):
 )
 def test_help_and_version_load_no_tensorflow(arguments, expected):
     done = run_alone(*arguments)
-    assert done.returncode == 0
-    assert expected in " ".join(done.stdout.split())
-    assert done.stderr == "\nloaded above\n"
+    assert expected in " ".join(done.out.split())
+    assert (done.status, done.err, done.loaded) == (0, "", set())
 
 
 @pytest.mark.thorough
@@ -126,10 +102,9 @@ def test_bad_input_is_answered_without_tensorflow_or_a_traceback(
 ):
     monkeypatch.chdir(tmp_path)
     done = run_alone(*arguments)
-    assert done.returncode == status
-    assert expected in done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stderr.endswith("\n\nloaded above\n")
+    assert expected in done.err
+    assert "Traceback" not in done.err
+    assert (done.status, done.loaded) == (status, set())
     assert list(tmp_path.iterdir()) == []
 
 
