@@ -1,4 +1,15 @@
-"""What all tests share: two logical CPUs for distribution strategies, and repeatable draws."""
+"""The setting of all tests: two logical CPUs for distribution strategies, and repeatable draws."""
+
+import gc
+import os
+
+# TensorFlow's half a million objects stay: the garbage collector need not walk through them.
+gc.disable()
+
+# Workers of a parallel run share the processors; more threads would wait for each other.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
 
 import hypothesis
 import pytest
@@ -15,6 +26,11 @@ hypothesis.settings.register_profile(
     "repeatable", derandomize=True, deadline=None, max_examples=50, database=None
 )
 hypothesis.settings.load_profile("repeatable")
+
+
+def pytest_collection_finish():
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", params=[1, 2])
