@@ -11,10 +11,14 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
 
+import random
+
 import hypothesis
 import pytest
 import tensorflow as tf
 import tf_keras as keras
+from tensorflow.python.eager import context
+from tensorflow.python.framework import random_seed
 
 # Devices can be divided only before TensorFlow first uses them.
 tf.config.set_logical_device_configuration(
@@ -26,6 +30,36 @@ hypothesis.settings.register_profile(
     "repeatable", derandomize=True, deadline=None, max_examples=50, database=None
 )
 hypothesis.settings.load_profile("repeatable")
+
+
+class _Seeds:
+    """Sets TensorFlow's global seed as it does itself, in less time.
+
+    TensorFlow throws all of its kernels away whenever the seed is set, as those that draw remember
+    where they are, and makes them again, which took a quarter of the time of these tests. Here they
+    stay where no operation has asked for a seed since. Both names are private ones, for want of
+    public ones.
+    """
+
+    def __init__(self) -> None:
+        self.set_seed, self.get_seed = context.Context._set_global_seed, random_seed.get_seed
+        self.drawn = True
+
+    def drawing(self, op_seed):
+        self.drawn = True
+        return self.get_seed(op_seed)
+
+    def set(self, eager, seed):
+        if self.drawn:
+            self.set_seed(eager, seed)
+            self.drawn = False
+        else:
+            eager._seed, eager._rng = seed, random.Random(seed)
+
+
+_seeds = _Seeds()
+context.Context._set_global_seed = lambda eager, seed: _seeds.set(eager, seed)
+random_seed.get_seed = _seeds.drawing
 
 
 def pytest_collection_finish():
