@@ -22,16 +22,17 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
+import haq_searches
 import numpy as np
 import rich.console
 import tf_keras as keras
 from absl import app, flags
 from calibrated_loss import CalibratedLoss
+from hessian import hessian_costs
 from rows import as_table, read_csv, write_csv
 
 import sat_tf
 from sat_tf import data
-from sat_tf.analysis.allocation import baselines
 from sat_tf.analysis.allocation.budget import read_budget
 from sat_tf.analysis.allocation.choices import ModelChoices
 from sat_tf.analysis.allocation.problem import make_problem
@@ -161,12 +162,17 @@ class _Task:
         if way in _SEARCHES:
             policy, evaluations = self._searched(way)
             return _Chosen(policy, time.perf_counter() - start, evaluations)
+        images, cost = (self.images, self.labels), way
+        if way == "hessian":
+            choices = ModelChoices(self.model, self.uniform, **self.choices)
+            fewest = choices.policy_at(*(min(bits) for bits in self.choices.values()))
+            cost = hessian_costs(self.model, images, choices, fewest, num_images=_IMAGES.value)
         found = sat_tf.allocate(
             self.model,
-            (self.images, self.labels),
+            images,
             self.uniform,
             budget=self.budget,
-            cost=way,
+            cost=cost,
             **self.choices,
             num_images=_IMAGES.value,
         )
@@ -184,10 +190,11 @@ class _Task:
             return loss(problem.chosen(chosen))
 
         given = problem.knapsack, problem.bits, evaluate
+        times = {"evaluations": _EVALUATIONS.value}
         if way == "haq_random":
-            found = baselines.random_search(*given, evaluations=_EVALUATIONS.value, seed=self.seed)
+            found = haq_searches.random_search(*given, **times, seed=self.seed)
         else:
-            found = baselines.greedy_search(*given, evaluations=_EVALUATIONS.value)
+            found = haq_searches.greedy_search(*given, **times)
         if found is None:
             raise RuntimeError(f"{way}: received a budget that no choice of bits keeps.")
         return choices.policy_of(problem.chosen(found.chosen)), len(found.history)

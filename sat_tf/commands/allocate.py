@@ -18,7 +18,6 @@ from sat_tf.commands.models import (
     value_errors_as_run_errors,
 )
 from sat_tf.commands.options import add_input_range, input_range_fields
-from sat_tf.commands.options import seed as seed_option
 from sat_tf.commands.pixels import add_image_arguments, image_options, images_as_fed
 from sat_tf.commands.policies import add_policy, read_policy
 from sat_tf.messages import RunError, did_you_mean, list_problems
@@ -39,7 +38,7 @@ _LIMIT_LINES = "\n".join(
 EXAMPLES = f"""\
 examples:
   sat-tf allocate model.keras --images photos/ --budget bytes=500000 --out policy.yaml
-  sat-tf allocate model.keras --dataset digits --budget average_bits=4 --cost hessian
+  sat-tf allocate model.keras --dataset digits --budget average_bits=4
   sat-tf allocate model.keras --images photos/ --budget bytes=60% bit_operations=30% \\
       --weight_bits 2,4,8 --csv layers.csv --picture curve.svg
   sat-tf allocate model.keras --budget milliseconds=12 --cost costs.csv --latency phone.csv
@@ -58,7 +57,7 @@ exit status: 0; 2 if something cannot be read or measured, or no choice keeps th
 """
 
 _USUAL_IMAGES = 256
-_MEASURED = ("sensitivity", "hessian")
+_SENSITIVITY = "sensitivity"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,9 +73,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cost",
         metavar="NAME|FILE",
-        default="sensitivity",
-        help="what is minimized: sensitivity (the loss with one layer quantized), hessian (the "
-        "curvature of the loss times the rounding error), or a CSV file; default: sensitivity",
+        default=_SENSITIVITY,
+        help="what is minimized: sensitivity (the loss with one layer quantized), or a CSV file; "
+        "default: sensitivity",
     )
     parser.add_argument(
         "--latency", metavar="FILE", help="milliseconds of all linear layers, as a CSV file"
@@ -99,14 +98,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_range(parser)
     add_image_arguments(parser, default="none; measured costs need them", usual=str(_USUAL_IMAGES))
     add_model_sizes(parser)
-    parser.add_argument(
-        "--probes",
-        metavar="N",
-        type=int,
-        default=4,
-        help="of --cost hessian: random directions for each batch of images; default: 4",
-    )
-    parser.add_argument("--seed", type=seed_option, default=0, help="of these directions")
     parser.add_argument(
         "--seconds",
         metavar="X",
@@ -135,10 +126,11 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     budget = _budget(arguments.budget)
     with value_errors_as_run_errors():
         read_budget(budget, has_latency=arguments.latency is not None)
-        cost = arguments.cost if arguments.cost in _MEASURED else _cost_table(arguments.cost)
+        is_measured = arguments.cost == _SENSITIVITY
+        cost = _SENSITIVITY if is_measured else _cost_table(arguments.cost)
         latency = arguments.latency and read_csv(arguments.latency, "milliseconds")
         _check_outputs(arguments)
-    if cost in _MEASURED and not wanted.is_given:
+    if is_measured and not wanted.is_given:
         raise RunError(
             f"--cost {cost}: received no images, expected --images or --dataset, on which it is "
             "measured; or a CSV file of costs."
@@ -152,7 +144,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         model = make()
         found = allocate(
             model,
-            _fed(model, wanted, policy, console) if cost in _MEASURED else None,
+            _fed(model, wanted, policy, console) if is_measured else None,
             policy,
             budget=budget,
             cost=cost,
@@ -161,8 +153,6 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
             activation_bits=arguments.activation_bits,
             pack=arguments.pack,
             num_images=arguments.num_images or _USUAL_IMAGES,
-            probes=arguments.probes,
-            seed=arguments.seed,
             seconds=arguments.seconds,
         )
         print_allocation(found, console)
@@ -207,8 +197,8 @@ def _budget(words: list[str]) -> dict[str, Any]:
 def _cost_table(text: str) -> dict[str, Any]:
     if not pathlib.Path(text).exists():
         raise ValueError(
-            f"--cost: received {text!r}, expected {', '.join(_MEASURED)} or a CSV file that is "
-            f"there. {did_you_mean(text, _MEASURED)}"
+            f"--cost: received {text!r}, expected {_SENSITIVITY} or a CSV file that is there; name "
+            "one of them."
         )
     return read_csv(text, "cost")
 

@@ -23,7 +23,7 @@ from sat_tf.export.litert.processes import describe_ending
 _SECONDS_TO_START = 300
 _MULTIPLY_ADDS_PER_SECOND = 2e7
 
-# As its packages call it.
+# Its packages call it by these names.
 _EMULATORS = ("qemu-aarch64-static", "qemu-aarch64")
 
 
@@ -64,7 +64,7 @@ class Processor:
 _NEON = "fp asimd evtstrm aes pmull sha1 sha2 crc32 cpuid"
 _DOT = f"{_NEON} atomics fphp asimdhp asimdrdm lrcpc dcpop asimddp"
 _MATRIX = f"{_DOT} jscvt fcma sha3 sm3 sm4 sha512 asimdfhm dit uscat ilrcpc flagm i8mm bf16"
-# From the slowest kernels to the fastest that qemu can run.
+# They are ordered from the slowest kernels to the fastest that qemu can run.
 PROCESSORS = (
     Processor("neon", "Cortex-A53", "cortex-a53", "0xd03", _NEON),
     Processor("dot", "Cortex-A76", "cortex-a76", "0xd0b", _DOT),
@@ -116,7 +116,7 @@ def run_python(
     working: pathlib.Path,
     settings: Mapping[str, str] | None = None,
 ) -> str:
-    """What Python prints on an emulated processor.
+    """Runs Python on an emulated processor, and returns what it prints.
 
     Args:
         emulator: qemu.

@@ -32,7 +32,7 @@ _PLATFORMS = tuple(
     f"{name}_aarch64"
     for name in ("manylinux_2_28", "manylinux_2_27", "manylinux2014", "manylinux_2_17")
 )
-# What neither Python's start nor LiteRT's interpreter reads.
+# Neither Python's start nor LiteRT's interpreter reads these.
 _SPARED = (
     *("root/usr/share", "root/usr/include", "root/usr/lib/dpkg", "root/var", "root/usr/sbin"),
     *(f"root/usr/lib/python3.*/{name}" for name in ("test", "idlelib", "lib2to3", "turtledemo")),
@@ -64,7 +64,7 @@ class ArmSystem:
 
 
 def system_folder() -> pathlib.Path:
-    """Where the Arm system is, or will be: sat-tf/arm in $XDG_CACHE_HOME, by default ~/.cache."""
+    """The folder of the Arm system: sat-tf/arm in $XDG_CACHE_HOME, by default ~/.cache."""
     named = os.environ.get("XDG_CACHE_HOME")
     # A relative one is invalid, and to be ignored.
     cache = (
@@ -172,7 +172,7 @@ def _apt(folder: pathlib.Path, *words: str) -> list[str]:
 
 
 def _architecture() -> str:
-    """What Debian calls this machine."""
+    """Debian's name of this architecture."""
     done = subprocess.run(
         ["dpkg", "--print-architecture"], capture_output=True, text=True, check=False
     )

@@ -10,7 +10,7 @@ from tests.arm import system
 from tests.arm.processors import PROCESSORS, check_on_arm, lay_out, run_python
 from tests.arm.system import find_system
 
-# What the emulator is given: -cpu NAME -L ROOT PYTHON SCRIPT.
+# The emulator is given -cpu NAME -L ROOT PYTHON SCRIPT.
 NATIVELY = f'exec env -i "{sys.executable}" -I "$6"'
 
 

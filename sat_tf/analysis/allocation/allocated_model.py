@@ -94,9 +94,9 @@ class AllocatedModel:
         layers: the quantized linear layers, in graph order.
         totals: what the model uses, by the names of limits.
         proof: why no other choice is better.
-        cost_kind: what was minimized: "sensitivity", "hessian" or "table".
+        cost_kind: what was minimized: "sensitivity" or "table".
         pack: how the file stores kernels.
-        problem: the knapsack, for baselines and curves.
+        problem: the knapsack, for curves.
         solution: its solution.
     """
 

@@ -29,22 +29,19 @@ from sat_tf.analysis.allocation.show import (
     write_curve,
 )
 from sat_tf.analysis.sensitivity.measured_model import MeasuredModel
-from sat_tf.arguments import Rule, check, is_between, is_integer, seed_rule
+from sat_tf.arguments import Rule, check, is_between, is_integer
 from sat_tf.atomic_file import written_whole
 from sat_tf.export.lowering.packing import NothingPackedError, packing_problem
 from sat_tf.graph.network import Network, check_model, check_one_of_each
 from sat_tf.graph.tfmot_layers import refuse_wrapped
-from sat_tf.messages import did_you_mean
 from sat_tf.planning.explain import is_quantized
 from sat_tf.planning.file_size import file_bytes
 from sat_tf.presentation.notebook import Displayed
 from sat_tf.presentation.tables import RowTable, Table, printed
 from sat_tf.qat.policy import BitPolicy, expect_policy
 
-COSTS = ("sensitivity", "hessian")
 ALL_BITS = tuple(range(2, 9))
 USUAL_IMAGES = 256
-USUAL_PROBES = 4
 # How often the file of a solution may be longer than the sum over its layers says.
 _MOST_ROUNDS = 8
 # How many lengths of files to try that the sum over layers says are a little too long, and may not
@@ -130,8 +127,6 @@ def allocate(
     activation_bits: Iterable[int] = ALL_BITS,
     pack: str = "auto",
     num_images: int = USUAL_IMAGES,
-    probes: int = USUAL_PROBES,
-    seed: int = 0,
     seconds: float | None = None,
     progress: bool = True,
 ) -> Allocation:
@@ -155,10 +150,9 @@ def allocate(
             "bit_operations" (multiply-adds · weight bits · activation bits) and "milliseconds" (by
             `latency`); "average_weight_bits", "average_activation_bits", or "average_bits" for
             both.
-        cost: "sensitivity", the measured loss with one layer quantized; "hessian", the trace of the
-            loss's Hessian for a tensor over its values, times its squared quantization error
-            (HAWQ-V3); what `sat_tf.sensitivity` has returned; or a table {layer: {(weight bits,
-            activation bits): cost}}, whose keys may be weight bits alone.
+        cost: "sensitivity", the measured loss with one layer quantized; what `sat_tf.sensitivity`
+            has returned; or a table {layer: {(weight bits, activation bits): cost}}, whose keys may
+            be weight bits alone.
         latency: milliseconds of all linear layers, {layer: milliseconds} or a table as for `cost`.
             On LiteRT it hardly depends on bits: activations are int8 whatever their bits, and
             kernels of 4 bits run at nearly the speed of 8.
@@ -167,8 +161,6 @@ def allocate(
         pack: how the file stores kernels, as for `export_tflite`: with "auto", those of dense
             layers and 1x1 convolutions have 4 bits where their codes fit, all others 8.
         num_images: how many images to take at most.
-        probes: of the Hessian: directions for each batch of images.
-        seed: of these directions.
         seconds: the most time to take for the proof; by default as much as it needs.
         progress: show a bar if it takes more than two seconds, on a terminal or in a notebook.
 
@@ -200,8 +192,6 @@ def allocate(
             Rule(
                 "num_images", num_images, is_integer(num_images, lowest=2), "2 or more", "pass 64"
             ),
-            Rule("probes", probes, is_integer(probes, lowest=1), "1 or more", "pass 4"),
-            seed_rule(seed),
             Rule(
                 "seconds",
                 seconds,
@@ -226,9 +216,10 @@ def allocate(
     problem = make_problem(choices, zeros, limits, milliseconds)
     if solve(_raised(problem, choices).knapsack) is None:
         raise unreachable(problem)
-    values = _costs(cost, model, dataset, choices, bits, num_images, probes, seed, progress)
+    values = _costs(cost, model, dataset, choices, bits, num_images, progress)
     problem = make_problem(choices, values, limits, milliseconds)
-    return _solved(model, choices, problem, pack, _kind(cost), seconds)
+    kind = "sensitivity" if isinstance(cost, str | MeasuredModel) else "table"
+    return _solved(model, choices, problem, pack, kind, seconds)
 
 
 def _solved(
@@ -433,10 +424,10 @@ def _bits(name: str, given: Any) -> tuple[int, ...]:
 
 def _check_cost(cost: Any, dataset: Any) -> None:
     if isinstance(cost, str):
-        if cost not in COSTS:
+        if cost != "sensitivity":
             raise ValueError(
-                f"cost={cost!r}: expected {' or '.join(COSTS)}, what sat_tf.sensitivity has "
-                f"returned, or a table of costs. {did_you_mean(cost, COSTS)}"
+                f"cost={cost!r}: expected 'sensitivity', what sat_tf.sensitivity has returned, or "
+                "a table of costs; pass one of them."
             )
         if dataset is None:
             raise ValueError(
@@ -445,16 +436,10 @@ def _check_cost(cost: Any, dataset: Any) -> None:
             )
     elif not isinstance(cost, MeasuredModel | Mapping):
         raise ValueError(
-            f"cost: received {type(cost).__name__}, expected {' or '.join(map(repr, COSTS))}, what "
+            f"cost: received {type(cost).__name__}, expected 'sensitivity', what "
             "sat_tf.sensitivity has returned, or a table {layer: {(weight bits, activation bits): "
             "cost}}."
         )
-
-
-def _kind(cost: Any) -> str:
-    if isinstance(cost, str):
-        return cost
-    return "sensitivity" if isinstance(cost, MeasuredModel) else "table"
 
 
 def _costs(
@@ -464,8 +449,6 @@ def _costs(
     choices: ModelChoices,
     bits: Mapping[str, tuple[int, ...]],
     num_images: int,
-    probes: int,
-    seed: int,
     progress: bool,
 ) -> bit_costs.Costs:
     layers: tuple[LayerChoices, ...] = choices.layers
@@ -475,13 +458,5 @@ def _costs(
         return bit_costs.of_table(cost, layers)
     fewest = choices.policy_at(min(bits["weight_bits"]), min(bits["activation_bits"]))
     return bit_costs.measured(
-        cost,
-        model,
-        dataset,
-        fewest,
-        layers,
-        num_images=num_images,
-        probes=probes,
-        seed=seed,
-        progress=progress,
+        model, dataset, fewest, layers, num_images=num_images, progress=progress
     )

@@ -1,4 +1,4 @@
-"""What a choice of bits costs each layer: by sensitivity, by the Hessian, or by a table.
+"""What a choice of bits costs each layer: by sensitivity, or by a table.
 
 Costs of layers are added up, and so are those of a layer's kernel and of what it reads: whoever
 takes them for the whole model assumes that rounding errors do not meet.
@@ -10,19 +10,16 @@ from typing import Any
 import tf_keras as keras
 
 from sat_tf.analysis.allocation.choices import LayerChoices
-from sat_tf.analysis.allocation.hessian import BitCosts, hessian_costs
 from sat_tf.analysis.allocation.tables import LayerTable, Wanted, read_values
-from sat_tf.analysis.labelled_images import expect_fitting, labelled_images
 from sat_tf.analysis.sensitivity.measured_model import BitWidth, LayerSensitivity, MeasuredModel
-from sat_tf.analysis.sensitivity.one_at_a_time import one_at_a_time
 from sat_tf.analysis.sensitivity.sensitivity import sensitivity
-from sat_tf.graph.flatten import flatten
 from sat_tf.graph.network import layer_of_call
-from sat_tf.graph.rewrite import with_layers_for_operations
 from sat_tf.messages import list_problems
 from sat_tf.qat.policy import BitPolicy
 
 Costs = list[list[float]]
+# {layer: {bits: cost}}
+BitCosts = dict[str, dict[int, float]]
 _MOST_BITS = 8
 
 
@@ -60,7 +57,7 @@ def of_sensitivity(found: MeasuredModel, layers: Sequence[LayerChoices]) -> Cost
             own = costs.setdefault(name, {})
             for bits, loss in _losses(layer, field).items():
                 own[bits] = own.get(bits, 0.0) + loss
-    return _combined(layers, weights, activations)
+    return combined(layers, weights, activations)
 
 
 def _losses(layer: LayerSensitivity, field: str) -> dict[int, float]:
@@ -75,59 +72,43 @@ def _losses(layer: LayerSensitivity, field: str) -> dict[int, float]:
 
 
 def measured(
-    kind: str,
     model: keras.Model,
     dataset: Any,
     policy: BitPolicy,
     layers: Sequence[LayerChoices],
     *,
     num_images: int,
-    probes: int,
-    seed: int,
     progress: bool,
 ) -> Costs:
-    """The costs from images.
+    """The estimated losses, measured on images.
 
     Args:
-        kind: "sensitivity" or "hessian".
         model: a float model.
         dataset: as for `sat_tf.sensitivity`.
         policy: with the fewest bits of the choices.
         layers: with their choices.
         num_images: how many images to take at most.
-        probes: see `hessian.model_traces`.
-        seed: likewise.
         progress: show bars.
 
     Raises:
         ValueError: the data do not fit, are a single image, or give NaN.
     """
-    if kind == "sensitivity":
-        losses = sensitivity(model, dataset, policy, num_images=num_images, progress=progress)
-        found = of_sensitivity(losses, layers)
-        if not any(cost for layer in found for cost in layer):
-            raise ValueError(
-                "cost='sensitivity': received images on which no number of bits changes anything, "
-                "by which all bits would cost the same; give images as the model is used with."
-            )
-        return found
-    flat = with_layers_for_operations(flatten(model))
-    sample = labelled_images(dataset, most=num_images)
-    expect_fitting(sample, flat)
-    if len(sample) < 2:
+    losses = sensitivity(model, dataset, policy, num_images=num_images, progress=progress)
+    found = of_sensitivity(losses, layers)
+    if not any(cost for layer in found for cost in layer):
         raise ValueError(
-            "dataset: received 1 image, expected 2 or more to measure clipping levels and the "
-            "curvature; give 64 or more."
+            "cost='sensitivity': received images on which no number of bits changes anything, by "
+            "which all bits would cost the same; give images as the model is used with."
         )
-    runner, _ = one_at_a_time(flat, policy, sample.images, progress=progress)
-    weights, activations = hessian_costs(
-        flat, sample, runner, probes=probes, seed=seed, progress=progress
-    )
-    return _combined(layers, weights, activations)
+    return found
 
 
-def _combined(layers: Sequence[LayerChoices], weights: BitCosts, activations: BitCosts) -> Costs:
-    """The sum of both for each choice; what is not chosen costs the same, and counts as 0."""
+def combined(layers: Sequence[LayerChoices], weights: BitCosts, activations: BitCosts) -> Costs:
+    """The sum of both for each choice; what is not chosen costs the same, and counts as 0.
+
+    Raises:
+        ValueError: the cost of a number of bits is missing; lists all of them.
+    """
     problems: list[str] = []
     costs: Costs = []
     for layer in layers:

@@ -40,6 +40,19 @@ class BitProblem:
             layer: self.choices[option] for layer, option in zip(self.layers, options, strict=True)
         }
 
+    def uniform(self, number: int) -> np.ndarray | None:
+        """The option with the same bits for each layer that has a choice; None if there is none."""
+        chosen = []
+        for item in range(self.knapsack.num_items):
+            options = self.knapsack.options(item)
+            bits = self.bits[options]
+            settled = bits.min(axis=0) == bits.max(axis=0)
+            found = options[((bits == number) | settled).all(axis=1)]
+            if not len(found):
+                return None
+            chosen.append(found[0])
+        return np.array(chosen)
+
     def with_limit(self, name: str, value: float) -> "BitProblem":
         """The same with another value of one limit."""
         limits = self.knapsack.limits.copy()

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from sat_tf.analysis.allocation.allocated_model import AllocatedLayer, AllocatedModel, Total
-from sat_tf.analysis.allocation.baselines import uniform
 from sat_tf.analysis.allocation.budget import LIMITS, shown
 from sat_tf.messages import first_ones
 from sat_tf.presentation import palette
@@ -169,7 +168,7 @@ def _same_bits(found: AllocatedModel, name: str) -> list[tuple[float, float, str
     row = problem.names.index(name)
     marks = []
     for bits in _UNIFORM:
-        chosen = uniform(problem.knapsack, problem.bits, bits)
+        chosen = problem.uniform(bits)
         if chosen is not None:
             used = float(problem.knapsack.used(chosen)[row])
             marks.append((used, problem.knapsack.costs(chosen), f"{bits} bits"))

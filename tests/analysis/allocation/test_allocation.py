@@ -10,7 +10,6 @@ import yaml
 import sat_tf
 from sat_tf.analysis.allocation import allocation
 from sat_tf.analysis.allocation.allocation import COLUMNS
-from sat_tf.analysis.allocation.baselines import uniform
 from sat_tf.planning.file_size import file_bytes
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.config.config import DEMO, read_config
@@ -210,28 +209,27 @@ def test_sensitivity_of_a_measured_model_is_taken_as_it_is(model):
 
 @pytest.mark.thorough
 def test_measured_costs_fall_with_bits(model):
-    images = images_for(model)
-    for cost in ("sensitivity", "hessian"):
-        found = sat_tf.allocate(
-            model, images, budget={"bit_operations": "40%"}, cost=cost, num_images=64
-        )
-        problem, bits = found.problem.knapsack, found.problem.bits
-        for item in range(problem.num_items):
-            options = problem.options(item)
-            low, high = options[0], options[-1]
-            assert tuple(bits[low]) <= tuple(bits[high])
-            assert problem.cost[low] >= problem.cost[high] >= 0.0
-        # Both find that two bits cost a hundred times what eight do, at the least.
-        low, high = (problem.costs(uniform(problem, bits, number)) for number in (2, 8))
-        assert low > 100 * high > 0.0
-        assert found.cost_kind == cost
+    found = sat_tf.allocate(
+        model, images_for(model), budget={"bit_operations": "40%"}, num_images=64
+    )
+    problem, bits = found.problem.knapsack, found.problem.bits
+    for item in range(problem.num_items):
+        options = problem.options(item)
+        low, high = options[0], options[-1]
+        assert tuple(bits[low]) <= tuple(bits[high])
+        assert problem.cost[low] >= problem.cost[high] >= 0.0
+    # Two bits cost a hundred times what eight do, at the least.
+    low, high = (problem.costs(found.problem.uniform(number)) for number in (2, 8))
+    assert low > 100 * high > 0.0
+    assert found.cost_kind == "sensitivity"
 
 
-@pytest.mark.thorough
-def test_the_same_seed_gives_the_same_choice(model):
-    options = {"budget": {"bit_operations": "40%"}, "cost": "hessian", "num_images": 64}
-    one, other = (sat_tf.allocate(model, images_for(model), **options) for _ in range(2))
-    assert (one.layers, one.proof) == (other.layers, other.proof)
+def test_the_same_bits_everywhere_leave_what_is_settled(found):
+    # The first and the last layer have 8 bits, and read an image and a stream.
+    chosen = found.problem.chosen(found.problem.uniform(4))
+    assert chosen.pop("stem")[0] == chosen.pop("classifier")[0] == 8
+    assert set(chosen.values()) == {(4, 4)}
+    assert found.problem.uniform(3) is None
 
 
 # -- what the policy is good for ---------------------------------------------------------------
@@ -331,10 +329,9 @@ def test_the_users_own_overrides_stay(model):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("cost", ["sensitivity", "hessian"])
-def test_bits_of_layers_are_means_where_channels_have_their_own(cost, model, tmp_path):
+def test_bits_of_layers_are_means_where_channels_have_their_own(model, tmp_path):
     policy = BitPolicy.mobile(4, weight_quantizer="channel_bits", **EVERYWHERE)
-    given = {"budget": {"average_weight_bits": 3}, "cost": cost, "num_images": 64}
+    given = {"budget": {"average_weight_bits": 3}, "num_images": 64}
     found = sat_tf.allocate(model, images_for(model), policy, **given)
     assert found.totals["average_weight_bits"].value <= 3
     quantized = sat_tf.quantize_model(model, found.policy)
@@ -439,15 +436,13 @@ def test_limits_that_exclude_each_other_say_what_is_possible_within_the_others(m
     [
         ({"budget": {"byte": 3}}, "Did you mean bytes"),
         ({"budget": {"bytes": 0}}, "expected a number above 0"),
-        ({"cost": "hesian"}, "Did you mean hessian"),
-        ({"cost": "hessian"}, "received no dataset"),
+        ({"cost": "hessian"}, "cost='hessian': expected 'sensitivity'"),
+        ({"cost": "sensitivity"}, "received no dataset"),
         ({"cost": 3}, "cost: received int"),
         ({"weight_bits": ()}, r"weight_bits=\(\): expected integers from 1 to 8"),
         ({"weight_bits": (4, 9)}, "expected integers from 1 to 8"),
         ({"activation_bits": "48"}, "expected integers from 1 to 8"),
         ({"num_images": 1}, "num_images: received 1"),
-        ({"probes": 0}, "probes: received 0"),
-        ({"seed": -1}, "seed: received -1"),
         ({"seconds": 0}, "seconds: received 0"),
         ({"policy": 9}, r"policy=9: expected .* bits from 1 to 8"),
         ({"latency": {"two": 1}}, "latency: 6 problems"),
@@ -469,10 +464,9 @@ def test_a_table_with_problems_lists_all_of_them(model):
     assert "four: received nothing" in str(caught.value)
 
 
-@pytest.mark.parametrize("cost", ["sensitivity", "hessian"])
-def test_one_image_is_too_few(cost, model):
+def test_one_image_is_too_few(model):
     with pytest.raises(ValueError, match="received 1 image, expected 2 or more"):
-        sat_tf.allocate(model, images_for(model, 1), budget={"bytes": 1e6}, cost=cost)
+        sat_tf.allocate(model, images_for(model, 1), budget={"bytes": 1e6})
 
 
 def test_models_of_open_sizes_have_no_bit_operations():
@@ -503,7 +497,7 @@ def test_weights_that_are_not_finite_are_refused(model):
     broken = keras.models.clone_model(model)
     broken.set_weights([np.full_like(weight, np.nan) for weight in model.get_weights()])
     with pytest.raises(ValueError, match="NaN"):
-        sat_tf.allocate(broken, images_for(model), cost="hessian", budget={"bytes": 1e6})
+        sat_tf.allocate(broken, images_for(model), budget={"bytes": 1e6})
 
 
 def test_outputs_that_are_not_finite_are_refused(model):
@@ -511,15 +505,7 @@ def test_outputs_that_are_not_finite_are_refused(model):
     # Finite themselves, but not what they sum up to.
     broken.set_weights([np.full_like(weight, 1e20) for weight in model.get_weights()])
     with pytest.raises(ValueError, match=r"NaN|infinite"):
-        sat_tf.allocate(broken, images_for(model), cost="hessian", budget={"bytes": 1e6})
-
-
-def test_a_loss_without_any_curvature_is_refused(model):
-    certain = keras.models.clone_model(model)
-    certain.set_weights([100 * weight for weight in model.get_weights()])
-    certain = keras.Model(certain.input, L.Softmax()(certain.output))
-    with pytest.raises(ValueError, match="the trace 0 for every layer"):
-        sat_tf.allocate(certain, images_for(model), cost="hessian", budget={"bytes": 1e6})
+        sat_tf.allocate(broken, images_for(model), budget={"bytes": 1e6})
 
 
 @pytest.mark.parametrize(
@@ -537,19 +523,6 @@ def test_bits_that_a_quantizer_does_not_have_are_refused(policy, bits, expected)
     model = keras.Model(image, L.Dense(3, name="end")(L.Flatten()(tensor)))
     with pytest.raises(ValueError, match=expected):
         by_table(model, policy=BitPolicy.mobile(4, **policy), budget={"bytes": 1e6}, **bits)
-
-
-@pytest.mark.thorough
-def test_a_model_at_no_minimum_is_warned_of(model):
-    labels = np.arange(64) % 4
-    with pytest.warns(UserWarning, match="the trace of .* is negative"):
-        sat_tf.allocate(
-            model,
-            (images_for(model), labels),
-            cost="hessian",
-            num_images=64,
-            budget={"bytes": 1e6},
-        )
 
 
 def test_a_file_that_fits_is_not_left_out_because_the_sum_over_layers_is_too_long():

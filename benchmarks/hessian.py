@@ -21,18 +21,22 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.analysis.labelled_images import LabelledImages, class_shares
-from sat_tf.analysis.sensitivity.one_at_a_time import OneAtATime
+from sat_tf.analysis.allocation.choices import ModelChoices
+from sat_tf.analysis.allocation.costs import BitCosts, combined
+from sat_tf.analysis.allocation.tables import Choice
+from sat_tf.analysis.labelled_images import LabelledImages, class_shares, labelled_images
+from sat_tf.analysis.sensitivity.one_at_a_time import one_at_a_time
 from sat_tf.graph import layer_kinds
+from sat_tf.graph.flatten import flatten
 from sat_tf.graph.network import Network, call_in_inference, layer_of_call
+from sat_tf.graph.rewrite import with_layers_for_operations
 from sat_tf.messages import first_ones, warn
 from sat_tf.presentation.progress_bar import image_bar
+from sat_tf.qat.policy import BitPolicy
 
 # What of the memory of a forward pass the gradients of gradients need beside it.
 _TIMES_THE_MEMORY = 4
 _MOST_BITS = 8
-# {layer: {bits: cost}}
-BitCosts = dict[str, dict[int, float]]
 
 
 def hutchinson(
@@ -90,8 +94,8 @@ def hutchinson(
     ):
         if not np.all(np.isfinite(numbers)):
             raise ValueError(
-                f"cost='hessian': received NaN or infinite {what}, expected finite ones; check the "
-                "images, and the weights and statistics of the model, or take cost='sensitivity'."
+                f"the Hessian: received NaN or infinite {what}, expected finite ones; check the "
+                "images, and the weights and statistics of the model."
             )
     return found
 
@@ -233,41 +237,44 @@ class _Loss:
 
 def hessian_costs(
     model: keras.Model,
-    sample: LabelledImages,
-    runner: OneAtATime,
+    dataset: Any,
+    choices: ModelChoices,
+    fewest: BitPolicy,
     *,
-    probes: int,
-    seed: int,
-    progress: bool,
-) -> tuple[BitCosts, BitCosts]:
-    """What quantization costs kernels and activations, by the traces and the rounding errors.
+    num_images: int = 256,
+    probes: int = 4,
+    seed: int = 0,
+    progress: bool = False,
+) -> dict[str, dict[Choice, float]]:
+    """The costs of choices by the traces and the rounding errors, as a table for `allocate`.
 
     Args:
-        model: a flat float model.
-        sample: images as the model is fed, with labels or without.
-        runner: of the model, at the fewest bits.
+        model: a float model.
+        dataset: images as the model is fed, with labels or without.
+        choices: that the table is about.
+        fewest: the policy with the fewest bits of them.
+        num_images: how many images to take at most.
         probes: how many directions to take for each batch.
         seed: of the directions.
         progress: show a bar.
 
-    Returns:
-        {layer: {bits: cost}} of kernels, and of what layers read.
-
     Raises:
         ValueError: see `model_traces`.
     """
+    flat = with_layers_for_operations(flatten(model))
+    sample = labelled_images(dataset, most=num_images)
+    runner, _ = one_at_a_time(flat, fewest, sample.images, progress=progress)
     names = {found.name: layer_of_call(found.name) for found in runner.layers}
     kernels = {names[one.name]: one for one in runner.layers if one.weights is not None}
     readers = {one.name: one for one in runner.layers if one.activations is not None}
-    size = max(1, runner.images_at_once() // _TIMES_THE_MEMORY)
     traces = model_traces(
-        model,
+        flat,
         sample,
         list(kernels),
         list(readers),
         probes=probes,
         seed=seed,
-        images_at_once=size,
+        images_at_once=max(1, runner.images_at_once() // _TIMES_THE_MEMORY),
         progress=progress,
     )
     found = {**traces.inputs, **traces.kernels}
@@ -287,17 +294,20 @@ def hessian_costs(
         own_errors = errors.get(call) or (0.0,) * len(bits)
         for number, error in zip(bits, own_errors, strict=True):
             own[number] = own.get(number, 0.0) + abs(traces.inputs[call]) * error
-    return weights, activations
+    costs = combined(choices.layers, weights, activations)
+    return {
+        layer.name: dict(zip(layer.choices, values, strict=True))
+        for layer, values in zip(choices.layers, costs, strict=True)
+    }
 
 
 def _refuse_flat(traces: Mapping[str, float]) -> None:
     """Raises ValueError where no layer has any curvature, by which all bits would cost the same."""
     if traces and not any(traces.values()):
         raise ValueError(
-            "cost='hessian': received a loss whose Hessian has the trace 0 for every layer, "
+            "the Hessian: received a loss whose Hessian has the trace 0 for every layer, "
             "expected curvature: the model is so certain of its classes that float32 knows no "
-            "other, or a kernel on the way is all 0. Give other images or weights, or take "
-            "cost='sensitivity'."
+            "other, or a kernel on the way is all 0. Give other images or weights."
         )
 
 
@@ -305,7 +315,7 @@ def _warn_of_negative_traces(traces: Mapping[str, float]) -> None:
     negative = [name for name, trace in traces.items() if trace < 0.0]
     if negative:
         warn(
-            f"cost='hessian': the trace of {first_ones(negative)} is negative, and its magnitude "
+            f"the Hessian: the trace of {first_ones(negative)} is negative, and its magnitude "
             "is taken: the model is at no minimum of the loss on these images, or there are too "
             "few directions. Train further, or give more images or more probes."
         )

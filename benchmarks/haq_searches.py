@@ -1,4 +1,4 @@
-"""What an allocation is compared with: the same bits everywhere, and HAQ's searches.
+"""The searches that an allocation is compared with: HAQ's rule on random and on greedy proposals.
 
 HAQ (Wang et al., CVPR 2019) proposes bits by reinforcement learning, and brings every proposal
 within the budget by one rule: from the last layer backwards, activation bits and then weight bits
@@ -34,34 +34,6 @@ class Search:
     chosen: np.ndarray
     cost: float
     history: tuple[float, ...]
-
-
-def uniform(problem: Knapsack, bits: np.ndarray, number: int) -> np.ndarray | None:
-    """The same bits in all items that have a choice; None where some cannot have them.
-
-    >>> pair = np.array([[2, 8], [4, 8], [8, 8]])
-    >>> item = np.zeros(3, int)
-    >>> three = Knapsack(item, np.zeros(3), np.zeros((0, 3)), *np.zeros((2, 0)), item, item[:1] - 1)
-    >>> uniform(three, pair, 4).tolist(), uniform(three, pair, 3)
-    ([1], None)
-    """
-    chosen = np.zeros(problem.num_items, int)
-    for item in range(problem.num_items):
-        options = problem.options(item)
-        wanted = [
-            {number} if len(set(bits[options, kind])) > 1 else set(bits[options, kind])
-            for kind in (WEIGHTS, ACTIVATIONS)
-        ]
-        found = [
-            option
-            for option in options
-            if bits[option, WEIGHTS] in wanted[WEIGHTS]
-            and bits[option, ACTIVATIONS] in wanted[ACTIVATIONS]
-        ]
-        if not found:
-            return None
-        chosen[item] = found[0]
-    return chosen
 
 
 def within_budget(problem: Knapsack, bits: np.ndarray, chosen: np.ndarray) -> np.ndarray | None:

@@ -3,13 +3,12 @@ import itertools
 import numpy as np
 import pytest
 
-from sat_tf.analysis.allocation.baselines import (
+from benchmarks.haq_searches import (
     ACTIVATIONS,
     WEIGHTS,
     greedy_search,
     random_search,
     stepped,
-    uniform,
     within_budget,
 )
 from sat_tf.analysis.allocation.knapsack import Knapsack, solve
@@ -41,22 +40,9 @@ def chosen_bits(bits, chosen):
     return [tuple(map(int, bits[option])) for option in chosen]
 
 
-def test_uniform_bits_are_the_same_everywhere():
-    problem, bits = layers(1e9)
-    assert chosen_bits(bits, uniform(problem, bits, 4)) == [(4, 4)] * 3
-    assert uniform(problem, bits, 3) is None
-
-
-def test_uniform_bits_leave_what_is_settled():
-    problem, bits = layers(1e9)
-    kept = (problem.item != 0) | ((bits == (8, 8)).all(axis=1))
-    settled = Knapsack(
-        **{
-            name: value[..., kept] if name in ("item", "cost", "usage", "level") else value
-            for name, value in vars(problem).items()
-        }
-    )
-    assert chosen_bits(bits[kept], uniform(settled, bits[kept], 2)) == [(8, 8), (2, 2), (2, 2)]
+def same_bits(bits, number):
+    """The option of each layer that has these bits."""
+    return np.flatnonzero((bits == number).all(axis=1))
 
 
 def test_the_budget_is_met_from_the_last_layer_backwards():
@@ -70,22 +56,22 @@ def test_the_budget_is_met_from_the_last_layer_backwards():
         (280, [(2, 2), (2, 2), (2, 2)]),
     ):
         problem, bits = layers(limit)
-        most = uniform(problem, bits, 8)
+        most = same_bits(bits, 8)
         found = within_budget(problem, bits, most)
         assert problem.within(found)
         assert chosen_bits(bits, found) == expected
     problem, bits = layers(279)
-    assert within_budget(problem, bits, uniform(problem, bits, 8)) is None
+    assert within_budget(problem, bits, same_bits(bits, 8)) is None
 
 
 def test_items_of_a_tie_step_together():
     problem, bits = layers(1e9, tie=(0, -1, 0))
-    start = uniform(problem, bits, 4)
+    start = same_bits(bits, 4)
     moved = stepped(problem, bits, start, 0, ACTIVATIONS, -1)
     assert chosen_bits(bits, moved) == [(4, 2), (4, 4), (4, 2)]
     moved = stepped(problem, bits, start, 0, WEIGHTS, 1)
     assert chosen_bits(bits, moved) == [(8, 4), (4, 4), (4, 4)]
-    assert stepped(problem, bits, uniform(problem, bits, 8), 0, WEIGHTS, 1) is None
+    assert stepped(problem, bits, same_bits(bits, 8), 0, WEIGHTS, 1) is None
 
 
 @pytest.mark.parametrize("tie", [(-1, -1, -1), (0, -1, 0)])

@@ -5,8 +5,12 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.analysis.allocation.hessian import hutchinson, model_traces
+import sat_tf
+from benchmarks.hessian import hessian_costs, hutchinson, model_traces
+from sat_tf.analysis.allocation.choices import ModelChoices
 from sat_tf.analysis.labelled_images import LabelledImages
+from sat_tf.qat.policy import BitPolicy
+from tests.analysis.allocation.small_models import images_for, residual
 
 L = keras.layers
 IMAGES = np.random.default_rng(0).normal(size=(3, 2))
@@ -187,3 +191,39 @@ def test_a_point_that_the_loss_does_not_read_has_no_curvature():
     read, unread = tf.Variable([2.0]), tf.Variable([1.0, 1.0])
     found = hutchinson(lambda: tf.reduce_sum(read**2), [read, unread], np.random.default_rng(0))
     assert found.tolist() == [2.0, 0.0]
+
+
+def table_of(model, dataset, **settings):
+    """The costs of 2, 4 and 8 bits."""
+    choices = ModelChoices(model, BitPolicy(), (2, 4, 8), (2, 4, 8))
+    fewest = choices.policy_at(2, 2)
+    return hessian_costs(model, dataset, choices, fewest, num_images=64, **settings)
+
+
+@pytest.mark.thorough
+def test_costs_fall_with_bits_follow_the_seed_and_are_a_table_of_allocate():
+    model = residual()
+    table = table_of(model, images_for(model))
+    assert table == table_of(model, images_for(model))
+    for costs in table.values():
+        bits = sorted(costs)
+        assert costs[bits[0]] >= costs[bits[-1]] >= 0.0
+    assert table["two"][2, 2] > 100 * table["two"][8, 8] > 0.0
+    bits = {"weight_bits": (2, 4, 8), "activation_bits": (2, 4, 8)}
+    found = sat_tf.allocate(model, cost=table, budget={"bit_operations": "40%"}, **bits)
+    assert found.proof.gap == 0.0
+
+
+@pytest.mark.thorough
+def test_a_model_at_no_minimum_is_warned_of():
+    model = residual()
+    with pytest.warns(UserWarning, match="the trace of .* is negative"):
+        table_of(model, (images_for(model), np.arange(64) % 4))
+
+
+def test_a_loss_without_any_curvature_is_refused():
+    model = residual()
+    model.set_weights([100 * weight for weight in model.get_weights()])
+    certain = keras.Model(model.input, L.Softmax()(model.output))
+    with pytest.raises(ValueError, match="the trace 0 for every layer"):
+        table_of(certain, images_for(model))
