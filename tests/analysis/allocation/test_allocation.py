@@ -225,10 +225,10 @@ def test_measured_costs_fall_with_bits(model):
 
 
 def test_the_same_bits_everywhere_leave_what_is_settled(found):
-    # The first and the last layer have 8 bits, and read an image and a stream.
+    # The first and the last layer have 8 bits; some layers read an image or a stream.
     chosen = found.problem.chosen(found.problem.uniform(4))
     assert chosen.pop("stem")[0] == chosen.pop("classifier")[0] == 8
-    assert set(chosen.values()) == {(4, 4)}
+    assert set(chosen.values()) == {(4, 4), (4, 8)}
     assert found.problem.uniform(3) is None
 
 
