@@ -54,7 +54,8 @@ test-slow: $(VENV)/installed-test ## Run the tests that take minutes each
 
 .PHONY: test-versions
 test-versions: $(VENV)/installed ## Try the oldest and newest versions of Python, TensorFlow, NumPy and LiteRT, and those between; an hour
-	$(BIN)/python benchmarks/versions.py
+	$(BIN)/python -m pip install --quiet --editable '.[dist]'
+	$(BIN)/python -m nox
 
 .PHONY: dist
 dist: $(VENV)/installed ## Build the wheel and the source distribution into dist/, check them, and try the wheel in a new environment
@@ -62,7 +63,7 @@ dist: $(VENV)/installed ## Build the wheel and the source distribution into dist
 	$(BIN)/python -m pip install --quiet --editable '.[dist]'
 	$(BIN)/python -m build
 	$(BIN)/python -m twine check --strict dist/*
-	$(BIN)/python benchmarks/versions.py --rows=newest --output=dist/tried.csv --distribution="$$(ls dist/*.whl)"
+	$(BIN)/python -m nox --session versions-newest -- "$$(ls dist/*.whl)"
 
 .PHONY: docs
 docs: $(VENV)/installed-docs ## Build the documentation into site/; warnings are errors

@@ -58,7 +58,7 @@ setuptools.setup(
         "torch": ["torch>=2.4"],
         # Only pre-releases of it exist.
         "micro": ["tflite-micro>=0.dev20260101"],
-        "dist": ["build>=1.2", "twine>=6"],
+        "dist": ["build>=1.2", "nox>=2024.4", "twine>=6"],
         "docs": _DOCS,
         "test": [
             *_DOCS,

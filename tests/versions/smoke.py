@@ -6,7 +6,7 @@ tests, from any folder:
     python tests/versions/smoke.py
 
 One line for each check; the status is 1 if one failed. The last line is JSON, with the versions
-found and the outcomes, for `run.py`.
+found and the outcomes, for `noxfile.py`.
 """
 
 import importlib.metadata
