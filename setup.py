@@ -38,6 +38,7 @@ setuptools.setup(
         "numpy>=1.26,<3",
         "pandas>=2.2,<4",
         "absl-py>=1.4,<3",
+        "filelock>=3.20,<5",
         "flatbuffers>=24.3,<26",
         "h5py>=3.10,<4",
         "jinja2>=3.1,<4",
@@ -49,6 +50,7 @@ setuptools.setup(
         "rich>=13,<16",
         "scikit-learn>=1.4,<2",
         "scipy>=1.11,<2",
+        "tqdm>=4.60,<5",
         "wrapt>=1.14,<3",
     ],
     extras_require={

@@ -1,11 +1,9 @@
-"""Files that appear whole or not at all, and locks between processes that write them."""
+"""Files that appear whole or not at all."""
 
 import contextlib
 import errno
 import functools
 import hashlib
-import importlib
-import importlib.util
 import os
 import pathlib
 import re
@@ -189,55 +187,3 @@ def on_disk(path: pathlib.Path) -> None:
             raise
     finally:
         os.close(handle)
-
-
-_POLLING_SECONDS = 0.1
-
-
-@contextlib.contextmanager
-def locked(folder: pathlib.Path, name: str, *, wait: bool) -> Iterator[None]:
-    """Holds a lock for the block, which one process at a time can have.
-
-    The system releases it however the process ends.
-
-    Args:
-        folder: an existing one.
-        name: of what is locked in it, beside which a file `.<name>.lock` stays; "" is the folder
-            itself, in which Windows alone leaves a `.lock`.
-        wait: until another process releases it.
-
-    Raises:
-        BlockingIOError: another process has it, and `wait` is False.
-        OSError: the file of the lock cannot be opened, or its file system has no locks.
-    """
-    on_windows = importlib.util.find_spec("fcntl") is None
-    # Not the file itself, which is replaced; and Windows cannot open folders.
-    own = f".{name}.lock" if name else ".lock"
-    place = folder / own if name or on_windows else folder
-    handle = os.open(place, os.O_RDONLY if place == folder else os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        if on_windows:
-            _take_first_byte(handle, wait)
-        else:
-            _take_whole(handle, wait)
-        yield
-    finally:
-        os.close(handle)
-
-
-def _take_whole(handle: int, wait: bool) -> None:
-    import fcntl
-
-    fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def _take_first_byte(handle: int, wait: bool) -> None:
-    # A plain import would have no such names for a type checker elsewhere.
-    msvcrt: Any = importlib.import_module("msvcrt")
-    while True:
-        try:
-            return msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
-        except PermissionError as error:
-            if not wait:
-                raise BlockingIOError(error.errno, error.strerror) from error
-        time.sleep(_POLLING_SECONDS)

@@ -123,6 +123,7 @@ SHARED = {
     "messages",
     "preprocessing",
     "saved_by",
+    "top_k",
     "version",
     "zip_archive",
 }

@@ -3,11 +3,10 @@ import os
 import subprocess
 import sys
 import time
-import types
 
 import pytest
 
-from sat_tf.atomic_file import check_writable, locked, written_whole
+from sat_tf.atomic_file import check_writable, written_whole
 
 
 def test_a_file_appears_when_the_block_ends_well(tmp_path):
@@ -166,47 +165,3 @@ def test_a_folder_that_is_not_writable_is_named(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(ValueError, match=r"which is not writable"):
         check_writable(tmp_path / "a.json")
-
-
-@pytest.fixture(params=["flock", "first byte"])
-def system(request, monkeypatch):
-    """The locks of Linux and macOS, and those of Windows."""
-    if request.param == "first byte":
-        held = {}
-
-        def locking(handle, mode, count):
-            assert (mode, count) == ("LK_NBLCK", 1)
-            place = os.fstat(handle).st_ino
-            held.pop(handle, None)  # of a file that was closed
-            if any(one == place and _is_open(other) for other, one in held.items()):
-                raise PermissionError(errno.EACCES, "Permission denied")
-            held[handle] = place
-
-        fake = types.SimpleNamespace(locking=locking, LK_NBLCK="LK_NBLCK")
-        monkeypatch.setitem(sys.modules, "fcntl", None)
-        monkeypatch.setitem(sys.modules, "msvcrt", fake)
-    return request.param
-
-
-def _is_open(handle):
-    try:
-        os.fstat(handle)
-    except OSError:
-        return False
-    return True
-
-
-@pytest.mark.parametrize("name", ["", "results.csv"])
-def test_a_lock_is_held_by_one_at_a_time(tmp_path, system, name):
-    with locked(tmp_path, name, wait=False), pytest.raises(BlockingIOError):
-        locked(tmp_path, name, wait=False).__enter__()
-    with locked(tmp_path, name, wait=True):
-        pass
-    left = f".{name}.lock" if name else ".lock" if system == "first byte" else None
-    assert os.listdir(tmp_path) == list(filter(None, [left]))
-
-
-@pytest.mark.usefixtures("system")
-def test_locks_of_two_files_are_two(tmp_path):
-    with locked(tmp_path, "a", wait=False), locked(tmp_path, "b", wait=False):
-        pass

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import tf_keras as keras
 
-from sat_tf.export.certificate.outputs import classes_of
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.input_range import NAMED, PIXELS, InputRange
+from sat_tf.top_k import classes_of
 
 # Enough pictures for a clear result, in a few seconds at most.
 USUAL_IMAGES = 256

@@ -13,7 +13,6 @@ import numpy as np
 
 from sat_tf.arguments import Rule, check, is_integer
 from sat_tf.atomic_file import expect_path
-from sat_tf.export.certificate.outputs import top_hits
 from sat_tf.export.file_verification import file_problems
 from sat_tf.export.litert.workers import Interface, Task, TfliteTask, Worker
 from sat_tf.export.operations.graph import Graph
@@ -21,6 +20,7 @@ from sat_tf.export.operations.graph_file import read_graph
 from sat_tf.export.operations.simulator import batches, simulate
 from sat_tf.messages import list_problems
 from sat_tf.presentation.progress_bar import Advance, image_bar
+from sat_tf.top_k import top_hits
 
 _MOST_AT_ONCE = 16
 

@@ -136,7 +136,7 @@ def test_a_run_leaves_every_file_and_no_other(tiny_run):
     passing = {run_folder.CHECKPOINTS, run_folder.TUNED_MODEL}
     passing |= {run_folder.OSCILLATIONS, run_folder.RATES}
     expected = set(run_folder.FILES) - passing
-    assert {path.name for path in tiny_run.iterdir()} == expected
+    assert {path.name for path in tiny_run.iterdir()} == {*expected, ".lock"}
 
 
 def test_a_finished_run_is_not_run_again(tiny_run, capsys):
@@ -405,7 +405,7 @@ def test_training_that_breaks_is_an_error_and_leaves_whole_files_only(
     left = {path.name for path in (tmp_path / "run").iterdir()}
     text = {"config.yaml", "environment.json", "state.json", "metrics.csv", "steps.csv"}
     text |= {"labels.txt", "preprocessing.json"}
-    assert left <= {*text, "tensorboard"}
+    assert left <= {*text, "tensorboard", ".lock"}
 
 
 def test_ctrl_c_while_the_commands_are_loaded_is_no_error(monkeypatch, capsys):

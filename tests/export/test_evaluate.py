@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sat_tf.export.certificate.outputs import top_hits
 from sat_tf.export.evaluate import (
     _Tally,
     evaluate_simulator,
@@ -17,6 +16,7 @@ from sat_tf.export.evaluate import (
 from sat_tf.export.litert import processes
 from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.operations.graph_file import read_graph
+from sat_tf.top_k import top_hits
 
 
 @pytest.fixture(scope="module")

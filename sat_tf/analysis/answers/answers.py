@@ -10,7 +10,7 @@ import numpy as np
 
 from sat_tf.analysis.answers.counting import example_groups, spread
 from sat_tf.arguments import Rule, check
-from sat_tf.export.certificate.outputs import NO_CLASS
+from sat_tf.top_k import NO_CLASS
 
 # How many examples of each group are shown.
 EXAMPLES = {"float_only": 8, "file_only": 8, "both_wrong": 8, "both_right": 4}

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sat_tf.export.certificate.outputs import NO_CLASS
+from sat_tf.top_k import NO_CLASS
 
 
 def confusion(labels: np.ndarray, answers: np.ndarray, num_classes: int) -> np.ndarray:

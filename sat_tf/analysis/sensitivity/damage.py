@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-from sat_tf.export.certificate.outputs import top_hits
+from sat_tf.top_k import top_hits
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

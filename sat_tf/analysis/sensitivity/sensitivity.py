@@ -24,7 +24,6 @@ from sat_tf.analysis.sensitivity.one_at_a_time import (
 )
 from sat_tf.analysis.sensitivity.picture import write_picture
 from sat_tf.analysis.sensitivity.table import TITLE, layer_table, print_sensitivity, summary
-from sat_tf.export.certificate.outputs import top_hits
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import flatten
 from sat_tf.graph.network import check_model, check_one_of_each
@@ -37,6 +36,7 @@ from sat_tf.presentation.tables import RowTable, Table, printed
 from sat_tf.qat.policy import BitPolicy, expect_policy
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.input_range import PIXELS
+from sat_tf.top_k import top_hits
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)

@@ -16,6 +16,7 @@ from sat_tf.export.certificate.channels import ValueCount, compared_channels
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.softmax import Softmax
 from sat_tf.export.tflite.structure import Structure
+from sat_tf.top_k import NO_CLASS, classes_of
 
 # Of the sum of the probabilities of one image, which softmax makes 1 up to its last bits.
 _OFF_ONE = 1e-3
@@ -51,38 +52,6 @@ def mean_difference(expected: np.ndarray, computed: np.ndarray) -> float:
             float(np.mean(np.abs(expected.astype(np.float64) - computed))) if expected.size else 0
         )
     return float("inf") if np.isnan(found) else float(found)
-
-
-# The class of a place where a number is NaN or infinite.
-NO_CLASS = -1
-
-
-def classes_of(values: np.ndarray) -> np.ndarray:
-    """The class of every place: where the last axis is largest, the first of equal ones.
-
-    Args:
-        values: logits or probabilities (..., classes).
-
-    Returns:
-        Class numbers (...), int64; `NO_CLASS` where a number is NaN or infinite.
-
-    >>> classes_of(np.array([[0.1, 0.7, 0.7], [np.nan, 0.0, 1.0]])).tolist()
-    [1, -1]
-    """
-    return np.where(np.all(np.isfinite(values), axis=-1), np.argmax(values, axis=-1), NO_CLASS)
-
-
-def top_hits(outputs: np.ndarray, labels: np.ndarray, k: int) -> int:
-    """How many labels are among the k largest of finite outputs; equal ones in order of class.
-
-    >>> top_hits(np.array([[0.0, 2.0, 2.0], [np.nan, 1.0, 0.0]]), np.array([2, 1]), 1)
-    0
-    >>> top_hits(np.array([[0.0, 2.0, 2.0], [np.nan, 1.0, 0.0]]), np.array([2, 1]), 2)
-    1
-    """
-    finite = classes_of(outputs) != NO_CLASS
-    largest = np.argsort(-outputs.astype(np.float64), axis=1, kind="stable")[:, :k]
-    return int(np.count_nonzero(finite & np.any(largest == labels[:, np.newaxis], axis=1)))
 
 
 # The output of a single sigmoid is class 1 above this, else 0.

@@ -6,7 +6,9 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from sat_tf.atomic_file import locked, written_whole
+from filelock import FileLock
+
+from sat_tf.atomic_file import written_whole
 from sat_tf.messages import RunError
 
 
@@ -135,7 +137,7 @@ def add_outcomes(path: pathlib.Path, outcomes: Iterable[Outcome]) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(path.parent, path.name, wait=True):
+        with FileLock(path.with_name(f".{path.name}.lock")):
             kept = {outcome.key: outcome for outcome in read_outcomes(path)}
             kept.update((outcome.key, outcome) for outcome in outcomes)
             _write(path, kept.values())

@@ -11,7 +11,6 @@ from sat_tf.analysis.answers.answers import Answers
 from sat_tf.analysis.layer_table import layer_rows
 from sat_tf.data.source import NO_LABEL
 from sat_tf.export.certificate.certificate import Certificate, ImagesFrom
-from sat_tf.export.certificate.outputs import classes_of
 from sat_tf.export.deployed import deployed_model
 from sat_tf.export.evaluate import evaluate_tflite, run_tflite
 from sat_tf.export.export import export_tflite
@@ -21,6 +20,7 @@ from sat_tf.graph.network import Network
 from sat_tf.loading.load import load_model
 from sat_tf.messages import RunError
 from sat_tf.qat.inputs import takes_pixels
+from sat_tf.top_k import classes_of
 from sat_tf.training.loop.stage import SAMPLE, Run
 from sat_tf.training.report.curves import draw_curves
 from sat_tf.training.report.report import write_answers, write_layers, write_report

@@ -57,7 +57,7 @@ def _curves(rows: list[EpochMetrics], title: str) -> "Picture":
     loss.set(xlabel="epoch", ylabel="training loss", yscale="log")
     for axes in (top1, loss):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.legend(fontsize=10)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=11)
     picture.suptitle(title)
     return picture
 

@@ -10,9 +10,10 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from filelock import FileLock, Timeout
 from pydantic import TypeAdapter, ValidationError
 
-from sat_tf.atomic_file import locked, renamed_when_done
+from sat_tf.atomic_file import renamed_when_done
 from sat_tf.messages import RunError, first_ones
 from sat_tf.preprocessing import Preprocessing
 
@@ -237,6 +238,8 @@ class RunFolder:
     def held(self, *, wait: bool = False) -> Iterator[None]:
         """Locks this folder for the block; creates it if it does not exist.
 
+        A file `.lock` stays in it. The system releases the lock however the process ends.
+
         Args:
             wait: for another process to release it; otherwise its lock is an error.
 
@@ -246,13 +249,13 @@ class RunFolder:
         self.make()
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(locked(self.path, "", wait=wait))
-            except BlockingIOError as error:
+                stack.enter_context(FileLock(self.path / ".lock").acquire(blocking=wait))
+            except Timeout as error:
                 raise RunError(
                     f"run folder {self.path}: another process trains in it, expected one that is "
                     "free; wait for it, or choose another one."
                 ) from error
-            except OSError:
+            except (OSError, NotImplementedError):
                 pass  # a file system without locks
             yield
 

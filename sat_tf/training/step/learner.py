@@ -13,6 +13,7 @@ from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.layers.normalization import synchronized_class
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.wrapper import QuantizedLayer, graphs_go_with
+from sat_tf.top_k import comes_before
 
 
 @keras.utils.register_keras_serializable(package="sat_tf")
@@ -90,8 +91,8 @@ def _rank(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
     classes = tf.range(tf.shape(logits)[-1])[None]
     own = classes == labels[:, None]
     of_label = tf.reduce_sum(tf.where(own, logits, tf.zeros_like(logits)), axis=-1, keepdims=True)
-    larger = (logits > of_label) | ((logits == of_label) & (classes < labels[:, None]))
-    rank = tf.reduce_sum(tf.cast(larger, tf.int32), axis=-1)
+    before = comes_before(logits, of_label, classes, labels[:, None])
+    rank = tf.reduce_sum(tf.cast(before, tf.int32), axis=-1)
     return tf.where(tf.reduce_any(own, axis=-1), rank, tf.int32.max)
 
 

@@ -14,7 +14,7 @@ from sat_tf.analysis.answers.counting import (
     most_confused,
     spread,
 )
-from sat_tf.export.certificate.outputs import NO_CLASS, classes_of
+from sat_tf.top_k import NO_CLASS, classes_of
 
 LABELS = np.array([0, 0, 0, 1, 1, 2, 2, 2])
 FLOAT = np.array([0, 0, 1, 1, 1, 2, 2, 0])

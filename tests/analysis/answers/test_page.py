@@ -9,7 +9,7 @@ from PIL import Image
 
 from sat_tf.analysis.answers.answers import EXAMPLES, Answers
 from sat_tf.analysis.answers.page import answers_section, write_page
-from sat_tf.export.certificate.outputs import NO_CLASS
+from sat_tf.top_k import NO_CLASS
 from tests.export.certificate.test_certificate_page import outline
 
 HOSTILE = "<script>alert('x')</script>"

@@ -1,0 +1,63 @@
+"""Right answers of classifiers, counted: a class number of every row, and the k largest outputs.
+
+A row with an output that is NaN or infinite has no class and is never right: no output is larger
+than NaN, so that a count of larger ones would call it right for any label.
+"""
+
+from typing import Any
+
+import numpy as np
+
+# The class of a row with an output that is NaN or infinite.
+NO_CLASS = -1
+
+
+def classes_of(values: np.ndarray) -> np.ndarray:
+    """The class of every place: where the last axis is largest, the first of equal ones.
+
+    Args:
+        values: logits or probabilities (..., classes).
+
+    Returns:
+        Class numbers (...), int64; `NO_CLASS` where a number is NaN or infinite.
+
+    >>> classes_of(np.array([[0.1, 0.7, 0.7], [np.nan, 0.0, 1.0]])).tolist()
+    [1, -1]
+    """
+    return np.where(np.all(np.isfinite(values), axis=-1), np.argmax(values, axis=-1), NO_CLASS)
+
+
+def comes_before(outputs: Any, of_label: Any, classes: Any, labels: Any) -> Any:
+    """Whether classes come before the label: theirs are larger, or equal and their number is lower.
+
+    So exactly k classes are among the k largest, however coarse outputs are; the first of them is
+    the argmax.
+
+    Args:
+        outputs: (n, classes), arrays or tensors like all others.
+        of_label: the outputs of the labels (n, 1).
+        classes: the class numbers (1, classes).
+        labels: (n, 1).
+    """
+    return (outputs > of_label) | ((outputs == of_label) & (classes < labels))
+
+
+def top_hits(outputs: np.ndarray, labels: np.ndarray, k: int) -> int:
+    """How many labels are among the k largest of finite outputs; equal ones in order of class.
+
+    Args:
+        outputs: (n, classes).
+        labels: class numbers (n,).
+        k: 1 or more.
+
+    >>> top_hits(np.array([[0.0, 2.0, 2.0], [np.nan, 1.0, 0.0]]), np.array([2, 1]), 1)
+    0
+    >>> top_hits(np.array([[0.0, 2.0, 2.0], [np.nan, 1.0, 0.0]]), np.array([2, 1]), 2)
+    1
+    """
+    classes, labels = np.arange(outputs.shape[1])[np.newaxis], labels[:, np.newaxis]
+    own = classes == labels
+    of_label = np.sum(np.where(own, outputs, 0), axis=1, keepdims=True)
+    before = np.count_nonzero(comes_before(outputs, of_label, classes, labels), axis=1)
+    finite = np.all(np.isfinite(outputs), axis=1)
+    return int(np.count_nonzero(finite & np.any(own, axis=1) & (before < k)))
