@@ -1,21 +1,19 @@
 """Ranges that are not symmetric around zero: of functions such as swish, or observed in data."""
 
 import dataclasses
-from collections.abc import Callable
-
-import tensorflow as tf
+from typing import Any
 
 from sat_tf.core import grid as grids
 from sat_tf.core.clipping_gradients import find_clipping_gradient
-from sat_tf.core.custom_gradient import with_gradient
 from sat_tf.core.ranges import SMALLEST_RANGE, scale_and_zero, scale_and_zero_point
 from sat_tf.core.surrogate_gradients import passed_back
 from sat_tf.core.surrogate_table import STRAIGHT_THROUGH, strength_of
+from sat_tf.core.tensors import Namespace, Tensor, in_float32, namespace
 
 
 def quantize_offset(
-    x: tf.Tensor,
-    clipping_level: tf.Tensor,
+    x: Tensor,
+    clipping_level: Tensor,
     num_bits: grids.Bits,
     gradient: str = "calibrated",
     *,
@@ -23,7 +21,7 @@ def quantize_offset(
     share: float = 0.0,
     surrogate: str = STRAIGHT_THROUGH,
     strength: float | None = None,
-) -> tf.Tensor:
+) -> Tensor:
     """Clips and quantizes a tensor whose negative part is small: swish, GELU, a leaky rectifier.
 
     The range goes from -(ℓ + ρ α) to α, with ℓ = -lowest and the share ρ. With a = 2^b - 1 levels,
@@ -56,66 +54,73 @@ def quantize_offset(
     Raises:
         ValueError: bits out of range, or an unknown gradient or surrogate.
 
-    >>> x = tf.constant([-9.0, -0.4, 0.6, 9.0])
-    >>> quantize_offset(x, 6.0, 3, lowest=-1.0).numpy().tolist()
+    >>> quantize_offset([-9.0, -0.4, 0.6, 9.0], 6.0, 3, lowest=-1.0).numpy().tolist()
     [-1.0, 0.0, 1.0, 6.0]
     """
-    levels = grids.levels(num_bits)
     find_clipping_gradient(gradient)
     strength_of(surrogate, strength)
-
-    given = tf.convert_to_tensor(x)
-    x = tf.cast(given, tf.float32)
-    alpha = tf.cast(tf.convert_to_tensor(clipping_level), tf.float32)
-    scale, below = scale_and_zero(alpha, levels, lowest, share, tf.floor)
-    above = levels - below
-    units = x / scale
-    codes = tf.clip_by_value(grids.round_half_up(units), -below, above)
-    # NaN would be clipped to an end of the range.
-    codes = tf.where(tf.math.is_nan(x), x, codes)
-    made = with_gradient(
+    n = namespace(x)
+    given = n.tensor(x)
+    made = n.with_gradient(
+        _forward,
         _backward,
-        codes * scale,
-        [x, alpha],
-        kept=[codes, units, below, above, tf.convert_to_tensor(levels, tf.float32)],
+        [in_float32(n, given), in_float32(n, clipping_level)],
+        levels=grids.levels(num_bits),
         gradient=gradient,
+        lowest=lowest,
         share=share,
         surrogate=surrogate,
         strength=strength,
     )
-    return tf.cast(made, given.dtype)
+    return n.cast(made, given.dtype)
+
+
+def _forward(
+    n: Namespace,
+    x: Tensor,
+    alpha: Tensor,
+    *,
+    levels: Any,
+    lowest: float,
+    share: float,
+    **settings: Any,
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    del settings
+    divisor = n.exact_divisor(levels, alpha)
+    scale, below = scale_and_zero(alpha, divisor, lowest, share, n.floor)
+    units = x / scale
+    codes = n.clip(grids.round_half_up(units), -below, levels - below)
+    return codes * scale, (codes, units, below)
 
 
 def _backward(
-    upstream: tf.Tensor,
-    value: tf.Tensor,
-    x: tf.Tensor,
-    alpha: tf.Tensor,
-    codes: tf.Tensor,
-    units: tf.Tensor,
-    below: tf.Tensor,
-    above: tf.Tensor,
-    levels: tf.Tensor,
+    n: Namespace,
+    upstream: Tensor,
+    value: Tensor,
+    x: Tensor,
+    alpha: Tensor,
+    codes: Tensor,
+    units: Tensor,
+    below: Tensor,
     *,
+    levels: Any,
     gradient: str,
+    lowest: float,
     share: float,
     surrogate: str,
     strength: float | None,
-) -> tuple[tf.Tensor, tf.Tensor]:
-    del value, alpha
-    inside = (units > -below) & (units < above)
-    passed = passed_back(upstream, units - codes, levels, surrogate, strength)
+) -> tuple[Tensor, Tensor]:
+    del value, x, alpha, lowest
+    passed = upstream
+    if surrogate != STRAIGHT_THROUGH:
+        passed = passed_back(upstream, units - codes, levels, surrogate, strength)
+    inside = (units > -below) & (units < levels - below)
     r = find_clipping_gradient(gradient)(units, codes)
-    slope = tf.where(inside, codes - r, codes)
-    slope = upstream * tf.where(tf.math.is_nan(x), 0.0, slope)
-    # The original PACT has no gradient between the ends, whatever rounding passes back.
-    if surrogate != STRAIGHT_THROUGH and r is not codes:
-        slope += tf.where(inside, (upstream - passed) * r, 0.0)
-    to_scale = tf.reduce_sum(slope)
-    return tf.where(inside, passed, 0.0), to_scale * (1.0 + share) / levels
+    dx, total = n.range_gradients(upstream, passed, codes, r, inside)
+    return dx, total * (1.0 + share) / levels
 
 
-def quantize_observed(x: tf.Tensor, lowest: tf.Tensor, highest: tf.Tensor) -> tf.Tensor:
+def quantize_observed(x: Tensor, lowest: Tensor, highest: Tensor) -> Tensor:
     """Rounds a tensor as LiteRT's QUANTIZE does with XNNPACK: x · (1 / s), ties to even.
 
     Forward:   q = s · (clip(round(x / s) + z, -128, 127) - z); x where the range is none.
@@ -129,32 +134,38 @@ def quantize_observed(x: tf.Tensor, lowest: tf.Tensor, highest: tf.Tensor) -> tf
         lowest: smallest value of the range, float32 scalar; above 0 it counts as 0.
         highest: largest value, likewise below 0.
 
-    >>> x = tf.constant([-9.0, 0.4, 0.5, 1.5, 300.0])
-    >>> quantize_observed(x, tf.constant(-1.0), tf.constant(254.0)).numpy().tolist()
+    >>> quantize_observed([-9.0, 0.4, 0.5, 1.5, 300.0], -1.0, 254.0).numpy().tolist()
     [-1.0, 0.0, 0.0, 2.0, 254.0]
     """
-    low = tf.cast(tf.minimum(lowest, 0.0), tf.float64)
-    high = tf.cast(tf.maximum(highest, 0.0), tf.float64)
+    n = namespace(x)
+    given = n.tensor(x)
+    lowest, highest = in_float32(n, lowest), in_float32(n, highest)
+    made = n.with_gradient(
+        _observed, _of_observed, [in_float32(n, given)], lowest=lowest, highest=highest
+    )
+    return n.cast(made, given.dtype)
+
+
+def _observed(
+    n: Namespace, x: Tensor, *, lowest: Tensor, highest: Tensor
+) -> tuple[Tensor, tuple[Tensor]]:
+    low, high = n.in_widest(n.minimum(lowest, 0.0)), n.in_widest(n.maximum(highest, 0.0))
     some = high - low >= SMALLEST_RANGE
-    ends = tf.where(some, low, -1.0), tf.where(some, high, 1.0)
-    scale, zero_point = scale_and_zero_point(*ends, tf.round)
-    scale = tf.cast(scale, tf.float32)
-    zero = tf.cast(tf.clip_by_value(zero_point, -128.0, 127.0), tf.float32)
+    ends = n.where(some, low, -1.0), n.where(some, high, 1.0)
+    scale, zero_point = scale_and_zero_point(*ends, n.round)
+    scale = n.cast(scale, "float32")
+    zero = n.cast(n.maximum(n.minimum(zero_point, 127.0), -128.0), "float32")
+    units = x * (1.0 / scale)
+    codes = n.clip(n.round(units) + zero, -128.0, 127.0) - zero
+    inside = (units + zero >= -128.0) & (units + zero <= 127.0)
+    return n.where(some, codes * scale, x), (inside | ~some,)
 
-    @tf.custom_gradient
-    def quantize(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        units = x * (1.0 / scale)
-        codes = tf.clip_by_value(tf.round(units) + zero, -128.0, 127.0) - zero
-        codes = tf.where(tf.math.is_nan(x), x, codes)
-        inside = (units + zero >= -128.0) & (units + zero <= 127.0)
 
-        def backward(upstream: tf.Tensor) -> tf.Tensor:
-            return tf.where(inside | ~some, upstream, 0.0)
-
-        return tf.where(some, codes * scale, x), backward
-
-    x = tf.convert_to_tensor(x)
-    return tf.cast(quantize(tf.cast(x, tf.float32)), x.dtype)
+def _of_observed(
+    n: Namespace, upstream: Tensor, value: Tensor, x: Tensor, passes: Tensor, **ends: Tensor
+) -> tuple[Tensor]:
+    del value, x, ends
+    return (n.where(passes, upstream, 0.0),)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,19 +1,19 @@
 """DoReFa weights: clamp by tanh over its maximum, then round to a grid (Eq. 5 to 9)."""
 
-import tensorflow as tf
+from typing import Any
 
-from sat_tf.core import backward_pass
 from sat_tf.core import grid as grids
-from sat_tf.core.custom_gradient import compiles_with_xla, with_gradient
+from sat_tf.core.grid import grid_units
 from sat_tf.core.grid_table import find_grid
-from sat_tf.core.ranges import SMALLEST_SIZE
+from sat_tf.core.ranges import SMALLEST_SIZE, axes_within
 from sat_tf.core.surrogate_gradients import passed_back
 from sat_tf.core.surrogate_table import STRAIGHT_THROUGH, strength_of
+from sat_tf.core.tensors import Namespace, Tensor, in_float32, namespace
 
 
 def clamp_weights(
-    kernel: tf.Tensor, detach_max: bool = False, *, range_axes: tuple[int, ...] = ()
-) -> tf.Tensor:
+    kernel: Tensor, detach_max: bool = False, *, range_axes: tuple[int, ...] = ()
+) -> Tensor:
     """Clamps latent weights to [-1, 1] (Eq. 5 and 6).
 
     Forward: Ŵ = t / m with t = tanh(W), m = max |t|.
@@ -35,17 +35,23 @@ def clamp_weights(
     Returns:
         Clamped weights in [-1, 1], shaped and typed like `kernel`.
 
-    >>> print(clamp_weights(tf.constant([0.0, 0.5, -1.0])).numpy())
+    >>> print(clamp_weights([0.0, 0.5, -1.0]).numpy())
     [ 0.         0.6067761 -1.       ]
     """
-    kernel = tf.convert_to_tensor(kernel)
-    squash = _Squash(tf.cast(kernel, tf.float32), range_axes)
-    clamped = squash.values / squash.maximum
-    return tf.cast(squash.with_gradient(clamped, detach_max), kernel.dtype)
+    n = namespace(kernel)
+    given = n.tensor(kernel)
+    made = n.through_tanh(
+        _clamped,
+        _of_clamp,
+        in_float32(n, given),
+        detach_max=detach_max,
+        axes=_range(given, range_axes),
+    )
+    return n.cast(made, given.dtype)
 
 
 def quantize_weights(
-    kernel: tf.Tensor,
+    kernel: Tensor,
     num_bits: grids.Bits,
     grid: str = "auto",
     detach_max: bool = False,
@@ -53,7 +59,7 @@ def quantize_weights(
     range_axes: tuple[int, ...] = (),
     surrogate: str = STRAIGHT_THROUGH,
     strength: float | None = None,
-) -> tf.Tensor:
+) -> Tensor:
     """Clamps and quantizes latent weights (Eq. 9).
 
     Forward: Q = 2 n / d - 1 with n = min(round_half_up(d (Ŵ + 1) / 2), top); on the DoReFa grid
@@ -82,38 +88,34 @@ def quantize_weights(
         ValueError: bits out of range, unknown grid or surrogate, or a grid without a step at these
             bits.
 
-    >>> print(quantize_weights(tf.constant([-2.0, -0.1, 0.1, 2.0]), 2).numpy())
+    >>> print(quantize_weights([-2.0, -0.1, 0.1, 2.0], 2).numpy())
     [-1.         -0.33333334  0.33333334  1.        ]
     """
     strength_of(surrogate, strength)
-    half = grids.divisor(num_bits, grid) / 2.0
-    middle = grids.middle(num_bits, grid)
-    kernel = tf.convert_to_tensor(kernel)
-    squash = _Squash(tf.cast(kernel, tf.float32), range_axes)
-    # Subtracting first is exact, so that opposite codes are opposite numbers.
-    units = grid_units(squash.values, squash.maximum, num_bits, grid)
-    quantized = (units - middle) * (1.0 / half)
-    if surrogate == STRAIGHT_THROUGH:
-        return tf.cast(squash.with_gradient(quantized, detach_max), kernel.dtype)
-    clamped = squash.with_gradient(squash.values / squash.maximum, detach_max)
-    rounded = with_gradient(
-        _through_rounding,
-        quantized,
-        [clamped],
-        kept=[units - middle, tf.convert_to_tensor(half, tf.float32)],
+    grids.levels(num_bits, grid)
+    n = namespace(kernel)
+    given = n.tensor(kernel)
+    made = n.through_tanh(
+        _quantized,
+        _of_quantized,
+        in_float32(n, given),
+        num_bits=num_bits,
+        grid=grid,
+        detach_max=detach_max,
+        axes=_range(given, range_axes),
         surrogate=surrogate,
         strength=strength,
     )
-    return tf.cast(rounded, kernel.dtype)
+    return n.cast(made, given.dtype)
 
 
 def weight_codes(
-    kernel: tf.Tensor,
+    kernel: Tensor,
     num_bits: int,
     grid: str = "auto",
     *,
     range_axes: tuple[int, ...] = (),
-) -> tf.Tensor:
+) -> Tensor:
     """Integer codes of the quantized weights: Q = code * scale.
 
     Codes are 2n - a (odd numbers) on the DoReFa grid, n - a/2 on the narrow one; the scale is
@@ -132,23 +134,24 @@ def weight_codes(
         ValueError: as in `quantize_weights`.
         tf.errors.InvalidArgumentError: a weight is NaN, for which there is no code.
 
-    >>> weight_codes(tf.constant([-2.0, -0.1, 0.1, 2.0]), 2).numpy().tolist()
+    >>> weight_codes([-2.0, -0.1, 0.1, 2.0], 2).numpy().tolist()
     [-3, -1, 1, 3]
     """
+    n = namespace(kernel)
     row = find_grid(grid, num_bits)
     units = weight_units(kernel, num_bits, grid, range_axes=range_axes)
-    units = tf.debugging.check_numerics(units, "weight_codes: NaN has no integer code")
-    units = tf.cast(units, tf.int32)
+    units = n.check_numerics(units, "weight_codes: NaN has no integer code")
+    units = n.cast(units, "int32")
     return row.codes_per_unit * units - row.code_offset(num_bits)
 
 
 def weight_units(
-    kernel: tf.Tensor,
+    kernel: Tensor,
     num_bits: int,
     grid: str = "auto",
     *,
     range_axes: tuple[int, ...] = (),
-) -> tf.Tensor:
+) -> Tensor:
     """The integers n = 0..top of the quantized weights: Q = 2 n / d - 1.
 
     Args:
@@ -163,22 +166,23 @@ def weight_units(
     Raises:
         ValueError: as in `quantize_weights`.
 
-    >>> weight_units(tf.constant([-2.0, -0.1, 0.1, 2.0]), 2).numpy().tolist()
+    >>> weight_units([-2.0, -0.1, 0.1, 2.0], 2).numpy().tolist()
     [0.0, 1.0, 2.0, 3.0]
     """
-    squash = _Squash(tf.cast(kernel, tf.float32), range_axes)
-    return grid_units(squash.values, squash.maximum, num_bits, grid)
+    n = namespace(kernel)
+    values, maximum = _squashed(n, in_float32(n, kernel), range_axes)
+    return grid_units(values, maximum, num_bits, grid)
 
 
 def held_weights(
-    kernel: tf.Tensor,
-    units: tf.Tensor,
-    held: tf.Tensor,
+    kernel: Tensor,
+    units: Tensor,
+    held: Tensor,
     num_bits: int,
     grid: str = "auto",
     *,
     range_axes: tuple[int, ...] = (),
-) -> tf.Tensor:
+) -> Tensor:
     """Latent weights of which some stay at given codes, whatever the others do.
 
     A held weight becomes W = atanh(m (2 u - 1)), where m = max |tanh| over the weights of its range
@@ -199,152 +203,126 @@ def held_weights(
     Returns:
         Latent weights, shaped like `kernel`.
 
-    >>> kernel = tf.constant([1.0, 0.1, -0.5])
-    >>> held = held_weights(kernel, tf.constant([3, 3, 0]), tf.constant([False, True, False]), 2)
+    >>> import numpy as np
+    >>> kernel, is_held = np.float32([1.0, 0.1, -0.5]), np.array([False, True, False])
+    >>> held = held_weights(kernel, np.array([3, 3, 0]), is_held, 2)
     >>> weight_units(held, 2).numpy().tolist()
     [3.0, 3.0, 1.0]
     """
+    n = namespace(kernel)
     row = find_grid(grid, num_bits)
     divisor, top = float(row.divisor(num_bits)), float(row.top(num_bits))
-    units = tf.cast(units, tf.float32)
+    units = n.cast(units, "float32")
     below = 0.5 if row.rounding == "half up" else 0.0
-    lowest = tf.maximum(units - below, 0.0)
-    highest = tf.where(units < top, units + (1.0 - below), divisor)
+    lowest = n.maximum(units - below, 0.0)
+    highest = n.where(units < top, units + (1.0 - below), divisor)
     middle = (lowest + highest) / divisor - 1.0
-    free = _Squash(tf.where(held, 0.0, kernel), range_axes)
-    there_is_one = tf.reduce_any(free.values != 0.0, free.reduced, keepdims=True)
-    return tf.where(held & there_is_one, tf.atanh(free.maximum * middle), kernel)
+    values, maximum = _squashed(n, n.where(held, 0.0, kernel), range_axes)
+    axes = tuple(axes_within(len(kernel.shape), range_axes))
+    there_is_one = n.any(values != 0.0, axis=axes, keepdims=True)
+    return n.where(held & there_is_one, n.arctanh(maximum * middle), kernel)
 
 
-def largest_weights(kernel: tf.Tensor, *, range_axes: tuple[int, ...] = ()) -> tf.Tensor:
+def largest_weights(kernel: Tensor, *, range_axes: tuple[int, ...] = ()) -> Tensor:
     """Which latent weights are the largest of their range in magnitude, a boolean for each.
 
-    >>> largest_weights(tf.constant([0.5, -2.0, 1.0])).numpy().tolist()
+    >>> import numpy as np
+    >>> largest_weights(np.float32([0.5, -2.0, 1.0])).numpy().tolist()
     [False, True, False]
     """
-    squash = _Squash(kernel, range_axes)
-    return tf.abs(squash.values) >= squash.maximum
+    n = namespace(kernel)
+    values, maximum = _squashed(n, n.tensor(kernel), range_axes)
+    return n.abs(values) >= maximum
 
 
-class _Squash:
-    """tanh(W) and its largest magnitude m, which counts as 1 where all weights are (nearly) 0.
-
-    Sums and maxima over the layer leave NaN out; elementwise operations keep it.
-    """
-
-    def __init__(self, latent: tf.Tensor, range_axes: tuple[int, ...]) -> None:
-        rank = latent.shape.rank
-        self.reduced = tuple(sorted(set(range(rank)) - {axis % rank for axis in range_axes}))
-        self._one_range = len(self.reduced) == rank
-        self._latent = latent
-        self.values = tf.tanh(latent)
-        self._may_be_nan, largest = self._largest()
-        self.maximum = tf.where(largest >= SMALLEST_SIZE, largest, 1.0)
-
-    def _largest(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """Whether there may be a NaN, and the largest magnitude of the others."""
-
-        def largest_of(values: tf.Tensor) -> tf.Tensor:
-            # Without |t| in memory.
-            highest = tf.reduce_max(values, axis=self.reduced, keepdims=not self._one_range)
-            lowest = tf.reduce_min(values, axis=self.reduced, keepdims=not self._one_range)
-            return tf.maximum(highest, -lowest)
-
-        if compiles_with_xla():  # its maximum of NaN may be a number
-            return tf.constant(True), largest_of(_without_nan(self.values))
-        largest = largest_of(self.values)
-        is_nan = tf.math.is_nan(largest)
-        there_is_nan = is_nan if self._one_range else tf.reduce_any(is_nan)
-        return there_is_nan, tf.cond(
-            there_is_nan, lambda: largest_of(_without_nan(self.values)), lambda: largest
-        )
-
-    def with_gradient(self, value: tf.Tensor, detach_max: bool) -> tf.Tensor:
-        """`value`, with the gradient of tanh(W) / m with respect to W."""
-        return with_gradient(
-            _backward,
-            value,
-            [self._latent],
-            kept=[self.maximum, self._may_be_nan],
-            detach_max=detach_max,
-            reduced=None if self._one_range else self.reduced,
-        )
+def _range(kernel: Tensor, range_axes: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The axes along which each range extends; None where there is one range."""
+    axes = tuple(axes_within(len(kernel.shape), range_axes))
+    return None if len(axes) == len(kernel.shape) else axes
 
 
-def _through_rounding(
-    upstream: tf.Tensor,
-    value: tf.Tensor,
-    clamped: tf.Tensor,
-    centred: tf.Tensor,
-    half: tf.Tensor,
+def _maximum(n: Namespace, values: Tensor, axes: tuple[int, ...] | None) -> tuple[Tensor, Any]:
+    """M = max |t| of each range, 1 where all are (nearly) 0; and whether there may be a NaN."""
+    largest, holds_nan = n.largest_magnitude(values, axes)
+    return n.where(largest >= SMALLEST_SIZE, largest, 1.0), holds_nan
+
+
+def _squashed(n: Namespace, latent: Tensor, range_axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """T = tanh(W), and m."""
+    values = n.tanh(latent)
+    return values, _maximum(n, values, _range(latent, range_axes))[0]
+
+
+def _clamped(
+    n: Namespace, values: Tensor, *, axes: tuple[int, ...] | None, **settings: Any
+) -> tuple[Tensor, tuple[Any, ...]]:
+    del settings
+    maximum, holds_nan = _maximum(n, values, axes)
+    return values / maximum, (maximum, holds_nan)
+
+
+def _of_clamp(
+    n: Namespace,
+    upstream: Tensor,
+    value: Tensor,
+    values: Tensor,
+    maximum: Tensor,
+    holds_nan: Any,
     *,
+    axes: tuple[int, ...] | None,
+    detach_max: bool,
+) -> tuple[Tensor]:
+    """The gradient of t / m with respect to t."""
+    del value
+    slopes = upstream / maximum
+    if not detach_max:
+        numbers = n.without_nan(values, holds_nan)
+        # t where |t| = m, else 0: the gradient through the maximum is shared by its ties.
+        at_maximum = n.largest_alone(numbers, maximum)
+        total = n.inner_product(slopes, numbers, axes)
+        squares = n.inner_product(at_maximum, at_maximum, axes)  # m² a tie
+        slopes -= at_maximum * n.divide_no_nan(total, squares)
+    return (slopes,)
+
+
+def _quantized(
+    n: Namespace,
+    values: Tensor,
+    *,
+    num_bits: grids.Bits,
+    grid: str,
+    axes: tuple[int, ...] | None,
+    surrogate: str,
+    **settings: Any,
+) -> tuple[Tensor, tuple[Any, ...]]:
+    del settings
+    maximum, holds_nan = _maximum(n, values, axes)
+    # Subtracting first is exact, so that opposite codes are opposite numbers.
+    centred = grid_units(values, maximum, num_bits, grid) - grids.middle(num_bits, grid)
+    made = centred * (1.0 / (grids.divisor(num_bits, grid) / 2.0))
+    kept = (maximum, holds_nan) if surrogate == STRAIGHT_THROUGH else (maximum, holds_nan, centred)
+    return made, kept
+
+
+def _of_quantized(
+    n: Namespace,
+    upstream: Tensor,
+    value: Tensor,
+    values: Tensor,
+    maximum: Tensor,
+    holds_nan: Any,
+    *centred: Tensor,
+    num_bits: grids.Bits,
+    grid: str,
+    axes: tuple[int, ...] | None,
+    detach_max: bool,
     surrogate: str,
     strength: float | None,
-) -> tuple[tf.Tensor]:
-    del value
-    error = clamped * half - centred
-    return (passed_back(upstream, error, 2.0 * half, surrogate, strength),)
-
-
-def _backward(
-    upstream: tf.Tensor,
-    value: tf.Tensor,
-    latent: tf.Tensor,
-    maximum: tf.Tensor,
-    may_be_nan: tf.Tensor,
-    *,
-    detach_max: bool,
-    reduced: tuple[int, ...] | None,
-) -> tuple[tf.Tensor]:
-    """Gradient of tanh(W) / m; `reduced` are the axes of each range, None where there is one."""
-    del value
-    # tanh(W) again: kept since the forward pass, it would take as much memory as the weights.
-    with tf.control_dependencies([upstream]):
-        values = tf.tanh(latent)
-    through_tanh = upstream / maximum
-    if not detach_max:
-        numbers = tf.cond(may_be_nan, lambda: _without_nan(values), lambda: values)
-        # t where |t| = m, else 0: the gradient through the maximum is shared by its ties.
-        if reduced is None:
-            edge = maximum * backward_pass.JUST_BELOW_ONE
-            at_maximum = numbers - backward_pass.keep_inside(numbers, numbers, -edge, edge)
-        else:
-            at_maximum = tf.where(tf.abs(numbers) == maximum, numbers, 0.0)
-        total = _sum(through_tanh, numbers, reduced)
-        squares = _sum(at_maximum, at_maximum, reduced)  # m² a tie
-        through_tanh -= at_maximum * tf.math.divide_no_nan(total, squares)
-    return (tf.raw_ops.TanhGrad(y=values, dy=through_tanh),)
-
-
-def _sum(a: tf.Tensor, b: tf.Tensor, reduced: tuple[int, ...] | None) -> tf.Tensor:
-    """Σ a b over each range."""
-    if reduced is None:
-        return backward_pass.dot(a, b)
-    return tf.reduce_sum(a * b, reduced, keepdims=True)
-
-
-def _without_nan(values: tf.Tensor) -> tf.Tensor:
-    """The values, with 0 in the place of NaN."""
-    return tf.where(tf.math.is_nan(values), 0.0, values)
-
-
-def grid_units(values: tf.Tensor, maximum: tf.Tensor, num_bits: grids.Bits, grid: str) -> tf.Tensor:
-    """Integers n = 0..top of a grid on [-maximum, maximum], as float32.
-
-    Args:
-        values: any shape, float32; those beyond the maximum are clipped.
-        maximum: positive, float32; of a shape that broadcasts to that of the values.
-        num_bits: see `quantize_weights`.
-        grid: see there.
-    """
-    half, top = grids.divisor(num_bits, grid) / 2.0, grids.levels(num_bits, grid)
-    rounding = grids.rounding(num_bits, grid)
-    position = values * (half / maximum) + half
-    fixed = not tf.is_tensor(num_bits)
-    if fixed and rounding is grids.round_half_up and num_bits >= 2 and not compiles_with_xla():
-        # On a range as long as it has intervals, the FakeQuant kernel's scale is exactly 1: it
-        # clips and rounds to integers in one pass over memory.
-        return tf.quantization.fake_quant_with_min_max_vars(
-            position, 0.0, float(top), num_bits, narrow_range=top == 2**num_bits - 2
-        )
-    return tf.clip_by_value(rounding(position), 0.0, float(top) if fixed else top)
+) -> tuple[Tensor]:
+    if surrogate != STRAIGHT_THROUGH:
+        half = grids.divisor(num_bits, grid) / 2.0
+        error = values / maximum * half - centred[0]
+        upstream = passed_back(upstream, error, 2.0 * half, surrogate, strength)
+    return _of_clamp(
+        n, upstream, value, values, maximum, holds_nan, axes=axes, detach_max=detach_max
+    )

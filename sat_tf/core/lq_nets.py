@@ -9,14 +9,13 @@ the file have the basis that `snapped_basis` gives, of which every level is an i
 """
 
 import math
-
-import tensorflow as tf
+from collections.abc import Sequence
 
 from sat_tf.core.custom_gradient import straight_through
 from sat_tf.core.grid import round_half_up
 from sat_tf.core.grid_table import LARGEST_INT8, check_bits
-from sat_tf.core.kmeans import sums_by_id
-from sat_tf.core.ranges import SMALLEST_SIZE, range_shape
+from sat_tf.core.ranges import SMALLEST_SIZE, axes_within, range_shape
+from sat_tf.core.tensors import Namespace, Tensor, in_float32, namespace
 from sat_tf.core.weight_levels import LQ_RIDGE, lq_patterns
 
 # Of the first basis: reaches that are tried, in parts of the largest weight, and fits after that.
@@ -24,7 +23,7 @@ _FIRST_REACHES = tuple(percent / 100.0 for percent in range(100, 0, -10))
 _FIRST_FITS = 8
 
 
-def snapped_basis(basis: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def snapped_basis(basis: Tensor) -> tuple[Tensor, Tensor]:
     """The basis as integers: v = s · n / 2, so that all levels are integers times s.
 
     With t = sum|v| / (254 - b/2): n = round(v / t), of which the sum of magnitudes is at most 254;
@@ -37,29 +36,33 @@ def snapped_basis(basis: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     Returns:
         n, float32 and shaped like the basis, and s, positive: one number in each row.
 
-    >>> integers, scale = snapped_basis(tf.constant([[0.5, 1.0]]))
+    >>> import numpy as np
+    >>> integers, scale = snapped_basis(np.float32([[0.5, 1.0]]))
     >>> integers.numpy().tolist(), scale.numpy().round(4)
     ([[84.0, 168.0]], array([[0.0119]], dtype=float32))
     """
-    size = tf.abs(basis)
-    reach = tf.reduce_sum(size, -1, keepdims=True)
+    n = namespace(basis)
+    bits = basis.shape[-1]
+    size = n.abs(basis)
+    reach = n.sum(size, axis=-1, keepdims=True)
     # Of what is not finite too: codes are sorted, which NaN would make nonsense of.
-    is_zero = ~(tf.math.is_finite(reach) & (reach >= SMALLEST_SIZE))
+    is_zero = ~(n.isfinite(reach) & (reach >= SMALLEST_SIZE))
     largest_sum = 2.0 * LARGEST_INT8
-    unit = tf.where(is_zero, 1.0, reach) / (largest_sum - basis.shape[-1] / 2.0)
+    reach = n.where(is_zero, 1.0, reach)
+    unit = reach / n.exact_divisor(largest_sum - bits / 2.0, reach)
     count = round_half_up(size / unit)
-    odd = tf.math.floormod(tf.reduce_sum(count, -1, keepdims=True), 2.0)
-    count -= odd * tf.one_hot(tf.argmax(count, -1), basis.shape[-1])
-    count = tf.where(is_zero, 0.0, count)
-    integers = tf.where(is_zero, 0.0, tf.sign(basis) * count)
-    fit = tf.math.divide_no_nan(
-        tf.reduce_sum(size * count, -1, keepdims=True),
-        tf.reduce_sum(tf.square(count), -1, keepdims=True),
+    odd = n.mod(n.sum(count, axis=-1, keepdims=True), 2.0)
+    largest = n.one_hot(n.argmax(count, axis=-1), bits, dtype="float32")
+    count = n.where(is_zero, 0.0, count - odd * largest)
+    integers = n.where(is_zero, 0.0, n.sign(basis) * count)
+    fit = n.divide_no_nan(
+        n.sum(size * count, axis=-1, keepdims=True),
+        n.sum(n.square(count), axis=-1, keepdims=True),
     )
-    return integers, tf.where(is_zero, 2.0 / largest_sum, 2.0 * fit)
+    return integers, n.where(is_zero, 2.0 / largest_sum, 2.0 * fit)
 
 
-def levels(basis: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+def levels(basis: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The codes of a basis in ascending order.
 
     Args:
@@ -69,19 +72,20 @@ def levels(basis: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         The codes, float32, a row of 2^b for each row; the rows of `weight_levels.lq_patterns` that
         make them, int32; and the scales of `snapped_basis`.
 
-    >>> codes, order, _ = levels(tf.constant([[1.0, 0.5]]))
+    >>> import numpy as np
+    >>> codes, order, _ = levels(np.float32([[1.0, 0.5]]))
     >>> codes.numpy().tolist(), order.numpy().tolist()
     ([[-126.0, -42.0, 42.0, 126.0]], [[0, 2, 1, 3]])
     """
+    n = namespace(basis)
+    patterns = n.constant(lq_patterns(basis.shape[-1]), "float32")
     integers, scale = snapped_basis(basis)
-    made = tf.matmul(integers, tf.constant(lq_patterns(basis.shape[-1])), transpose_b=True) / 2.0
-    order = tf.argsort(made, axis=-1, stable=True)
-    return tf.gather(made, order, batch_dims=1), order, scale
+    made = n.matmul(integers, n.transpose(patterns)) / 2.0
+    order = n.argsort(made, axis=-1)
+    return n.take_along_axis(made, order, axis=-1), order, scale
 
 
-def quantize_weights(
-    kernel: tf.Tensor, basis: tf.Tensor, *, range_axes: tuple[int, ...] = ()
-) -> tf.Tensor:
+def quantize_weights(kernel: Tensor, basis: Tensor, *, range_axes: tuple[int, ...] = ()) -> Tensor:
     """Moves latent weights to the nearest level of their range.
 
     Forward: q = s · (n · e) / 2 with the integers n and the scale s of `snapped_basis`, and e that
@@ -98,64 +102,65 @@ def quantize_weights(
     Raises:
         ValueError: bits out of range.
 
-    >>> quantize_weights(tf.constant([-3.0, 0.0, 0.4, 1.1]), tf.constant([[0.5, 1.0]])).numpy()
+    >>> import numpy as np
+    >>> quantize_weights([-3.0, 0.0, 0.4, 1.1], np.float32([[0.5, 1.0]])).numpy()
     array([-1.5,  0.5,  0.5,  1.5], dtype=float32)
     """
-    given = tf.convert_to_tensor(kernel)
-    latent = tf.cast(given, tf.float32)
-    rows = _rows(latent, range_axes)
+    n = namespace(kernel)
+    given = n.tensor(kernel)
+    latent, basis = in_float32(n, given), n.stop_gradient(in_float32(n, basis))
+    held = n.stop_gradient(latent)
     codes, _, scale = levels(basis)
-    made = tf.gather(codes * scale, _nearest(rows, codes, scale), batch_dims=1)
-    made = _unrows(made, latent.shape, range_axes)
-    made = straight_through(tf.where(tf.math.is_nan(latent), latent, made), latent)
-    return tf.cast(made, given.dtype)
+    made = n.take_along_axis(codes * scale, _nearest(n, held, codes, scale, range_axes), axis=-1)
+    made = _unrows(n, made, latent.shape, range_axes)
+    made = straight_through(n.where(n.isnan(held), held, made), latent)
+    return n.cast(made, given.dtype)
 
 
 def weight_codes(
-    kernel: tf.Tensor, basis: tf.Tensor, *, range_axes: tuple[int, ...] = ()
-) -> tuple[tf.Tensor, tf.Tensor]:
+    kernel: Tensor, basis: Tensor, *, range_axes: tuple[int, ...] = ()
+) -> tuple[Tensor, Tensor]:
     """The codes of `quantize_weights`, int32, and the float64 scales of the ranges.
 
     Raises:
         ValueError: as there.
         tf.errors.InvalidArgumentError: a weight is NaN, for which there is no code.
     """
-    latent = tf.cast(kernel, tf.float32)
-    codes, _, scale = levels(basis)
-    made = tf.gather(codes, _nearest(_rows(latent, range_axes), codes, scale), batch_dims=1)
-    made = tf.where(tf.math.is_nan(latent), latent, _unrows(made, latent.shape, range_axes))
-    made = tf.cast(tf.debugging.check_numerics(made, "lq_nets: NaN has no integer code"), tf.int32)
-    return made, tf.cast(tf.reshape(scale, range_shape(latent.shape, range_axes)), tf.float64)
+    n = namespace(kernel)
+    latent = in_float32(n, kernel)
+    codes, _, scale = levels(n.tensor(basis))
+    made = n.take_along_axis(codes, _nearest(n, latent, codes, scale, range_axes), axis=-1)
+    made = n.where(n.isnan(latent), latent, _unrows(n, made, latent.shape, range_axes))
+    made = n.cast(n.check_numerics(made, "lq_nets: NaN has no integer code"), "int32")
+    return made, n.in_widest(n.reshape(scale, range_shape(latent.shape, range_axes)))
 
 
-def weight_units(
-    kernel: tf.Tensor, basis: tf.Tensor, *, range_axes: tuple[int, ...] = ()
-) -> tf.Tensor:
+def weight_units(kernel: Tensor, basis: Tensor, *, range_axes: tuple[int, ...] = ()) -> Tensor:
     """The levels 0..2^b - 1, float32, by the first one of those that are equal."""
-    rows = _rows(tf.cast(kernel, tf.float32), range_axes)
-    codes, _, scale = levels(basis)
-    made = tf.gather(codes, _nearest(rows, codes, scale), batch_dims=1)
-    units = tf.cast(tf.searchsorted(codes, made, side="left"), tf.float32)
-    return _unrows(units, kernel.shape, range_axes)
+    n = namespace(kernel)
+    latent = in_float32(n, kernel)
+    codes, _, scale = levels(n.tensor(basis))
+    made = n.take_along_axis(codes, _nearest(n, latent, codes, scale, range_axes), axis=-1)
+    units = n.cast(n.search_rows(codes, made, side="left"), "float32")
+    return _unrows(n, units, latent.shape, range_axes)
 
 
-def level_values(
-    units: tf.Tensor, basis: tf.Tensor, *, range_axes: tuple[int, ...] = ()
-) -> tf.Tensor:
+def level_values(units: Tensor, basis: Tensor, *, range_axes: tuple[int, ...] = ()) -> Tensor:
     """The values of the levels that `weight_units` counts."""
-    codes, _, scale = levels(basis)
-    rows = tf.cast(_rows(units, range_axes), tf.int32)
-    made = tf.gather(codes * scale, rows, batch_dims=1)
-    return _unrows(made, units.shape, range_axes)
+    n = namespace(units)
+    codes, _, scale = levels(n.tensor(basis))
+    rows = n.cast(_rows(n, units, range_axes), "int32")
+    made = n.take_along_axis(codes * scale, rows, axis=-1)
+    return _unrows(n, made, units.shape, range_axes)
 
 
 def next_basis(
-    kernel: tf.Tensor,
-    basis: tf.Tensor,
+    kernel: Tensor,
+    basis: Tensor,
     *,
     range_axes: tuple[int, ...] = (),
     momentum: float = 0.9,
-) -> tf.Tensor:
+) -> Tensor:
     """The basis of the next step: the paper's quantization error minimization, QEM.
 
     With B the e of the nearest levels, one a column: v* = (B B^T)^-1 B w, and
@@ -170,34 +175,36 @@ def next_basis(
         range_axes: see there.
         momentum: m, of 0 to 1.
 
-    >>> kernel = tf.constant([-3.0, -1.0, 1.0, 3.0])
-    >>> next_basis(kernel, tf.constant([[0.8, 1.7]]), momentum=0.0).numpy().round(3).tolist()
+    >>> import numpy as np
+    >>> kernel = np.float32([-3.0, -1.0, 1.0, 3.0])
+    >>> next_basis(kernel, np.float32([[0.8, 1.7]]), momentum=0.0).numpy().round(3).tolist()
     [[1.0, 2.0]]
     """
-    rows = _rows(kernel, range_axes)
+    n = namespace(kernel)
+    kernel, basis = n.tensor(kernel), n.tensor(basis)
+    rows = _rows(n, kernel, range_axes)
     codes, order, scale = levels(basis)
-    finite, (ranges, number), size = tf.math.is_finite(rows), codes.shape, basis.shape[-1]
-    first = tf.constant([[number * row] for row in range(ranges)])
-    ids = _nearest(rows, codes, scale) + first
-    values = tf.where(finite, rows, 0.0), finite
-    of_ids = [tf.reshape(sums_by_id(each, ids, ranges * number), codes.shape) for each in values]
+    finite, (ranges, number), size = n.isfinite(rows), codes.shape, basis.shape[-1]
+    first = n.reshape(n.arange(ranges, dtype="int32") * number, [ranges, 1])
+    ids = n.cast(_nearest(n, kernel, codes, scale, range_axes), "int32") + first
+    values = n.where(finite, rows, 0.0), finite
+    of_ids = [n.reshape(n.sums_by_id(each, ids, ranges * number), codes.shape) for each in values]
     # By patterns again, whose products are the same for all ranges.
-    back = tf.argsort(order)
-    sums, counts = (tf.gather(each, back, batch_dims=1) for each in of_ids)
-    total = tf.maximum(tf.reduce_sum(counts, -1, keepdims=True), 1.0)
+    back = n.argsort(order, axis=-1)
+    sums, counts = (n.take_along_axis(each, back, axis=-1) for each in of_ids)
+    total = n.maximum(n.sum(counts, axis=-1, keepdims=True), 1.0)
     sums, counts = sums / total, counts / total
-    signs = tf.cast(tf.constant(lq_patterns(size)), tf.float64)
-    products = tf.reshape(signs[:, :, None] * signs[:, None, :], [number, -1])
-    gram = tf.reshape(tf.matmul(counts, products), [ranges, size, size])
-    old = tf.cast(basis, tf.float64)
-    right = tf.matmul(sums, signs) + LQ_RIDGE * old
-    factor = tf.linalg.cholesky(gram + LQ_RIDGE * tf.eye(size, dtype=tf.float64))
-    best = tf.squeeze(tf.linalg.cholesky_solve(factor, tf.expand_dims(right, -1)), -1)
-    found = tf.cast(momentum * old + (1.0 - momentum) * best, tf.float32)
-    return tf.where(tf.math.is_finite(found), found, basis)
+    signs = n.in_widest(n.constant(lq_patterns(size), "float32"))
+    products = n.reshape(signs[:, :, None] * signs[:, None, :], [number, -1])
+    gram = n.reshape(n.matmul(counts, products), [ranges, size, size])
+    old = n.in_widest(basis)
+    right = n.matmul(sums, signs) + LQ_RIDGE * old
+    best = n.solve(gram + LQ_RIDGE * n.in_widest(n.eye(size, dtype="float32")), right)
+    found = n.cast(momentum * old + (1.0 - momentum) * best, "float32")
+    return n.where(n.isfinite(found), found, basis)
 
 
-def first_basis(kernel: tf.Tensor, num_bits: int, *, range_axes: tuple[int, ...] = ()) -> tf.Tensor:
+def first_basis(kernel: Tensor, num_bits: int, *, range_axes: tuple[int, ...] = ()) -> Tensor:
     """A basis that fits a kernel: 2^(k-1) times what makes the smallest error, and QEM from there.
 
     A range of zeros has one of zeros, which keeps them.
@@ -207,50 +214,56 @@ def first_basis(kernel: tf.Tensor, num_bits: int, *, range_axes: tuple[int, ...]
         num_bits: 1 to 8.
         range_axes: see `quantize_weights`.
 
-    >>> first_basis(tf.constant([-3.0, -1.0, 1.0, 3.0]), 2).numpy().round(2).tolist()
+    >>> import numpy as np
+    >>> first_basis(np.float32([-3.0, -1.0, 1.0, 3.0]), 2).numpy().round(2).tolist()
     [[1.0, 2.0]]
     """
     check_bits(num_bits)
-    kernel = tf.where(tf.math.is_finite(kernel), kernel, 0.0)
-    rows = _rows(kernel, range_axes)
+    n = namespace(kernel)
+    kernel = n.where(n.isfinite(kernel), kernel, 0.0)
+    rows = _rows(n, kernel, range_axes)
     intervals = 2.0**num_bits - 1.0
-    powers = tf.constant([2.0**place / intervals for place in range(num_bits)])
-    largest = tf.reduce_max(tf.abs(rows), -1, keepdims=True)
-    best, smallest = largest, tf.fill(tf.shape(largest), float("inf"))
+    powers = n.constant([2.0**place / intervals for place in range(num_bits)], "float32")
+    largest = n.max(n.abs(rows), axis=-1, keepdims=True)
+    best, smallest = largest, float("inf")
     for part in _FIRST_REACHES:
         reach = largest * part
-        position = tf.clip_by_value(tf.math.divide_no_nan(rows, reach), -1.0, 1.0)
+        position = n.divide_no_nan(rows, reach)
+        position = n.maximum(n.minimum(position, 1.0), -1.0)
         units = round_half_up((position + 1.0) * (intervals / 2.0))
         off = rows - reach * (units * (2.0 / intervals) - 1.0)
-        error = tf.reduce_mean(tf.square(off), -1, keepdims=True)
-        best = tf.where(error < smallest, reach, best)
-        smallest = tf.minimum(error, smallest)
+        error = n.mean(n.square(off), axis=-1, keepdims=True)
+        best = n.where(error < smallest, reach, best)
+        smallest = n.minimum(error, smallest)
     basis = best * powers
     for _ in range(_FIRST_FITS):
         basis = next_basis(kernel, basis, range_axes=range_axes, momentum=0.0)
     return basis
 
 
-def _nearest(rows: tf.Tensor, codes: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
-    """The places of the nearest levels, int32."""
+def _nearest(
+    n: Namespace, kernel: Tensor, codes: Tensor, scale: Tensor, range_axes: tuple[int, ...]
+) -> Tensor:
+    """The places of the nearest levels, int32, one range a row."""
     middle = (codes[:, 1:] + codes[:, :-1]) * (0.5 * scale)
-    return tf.searchsorted(middle, rows, side="right")
+    return n.search_rows(middle, _rows(n, kernel, range_axes), side="right")
 
 
 def _kept_first(rank: int, range_axes: tuple[int, ...]) -> list[int]:
-    keep = sorted({axis % rank for axis in range_axes})
-    return keep + [axis for axis in range(rank) if axis not in keep]
+    within = axes_within(rank, range_axes)
+    return [axis for axis in range(rank) if axis not in within] + within
 
 
-def _rows(kernel: tf.Tensor, range_axes: tuple[int, ...]) -> tf.Tensor:
+def _rows(n: Namespace, kernel: Tensor, range_axes: tuple[int, ...]) -> Tensor:
     """The weights of each range in a row."""
-    rank = kernel.shape.rank
-    keep = {axis % rank for axis in range_axes}
-    ranges = math.prod(kernel.shape[axis] for axis in keep)
-    return tf.reshape(tf.transpose(kernel, _kept_first(rank, range_axes)), [ranges, -1])
+    order = _kept_first(len(kernel.shape), range_axes)
+    ranges = math.prod(kernel.shape[axis] for axis in {axis % len(order) for axis in range_axes})
+    return n.reshape(n.transpose(kernel, order), [ranges, -1])
 
 
-def _unrows(rows: tf.Tensor, shape: tf.TensorShape, range_axes: tuple[int, ...]) -> tf.Tensor:
-    order = _kept_first(shape.rank, range_axes)
-    made = tf.reshape(rows, [shape[axis] for axis in order])
-    return tf.transpose(made, [order.index(axis) for axis in range(len(order))])
+def _unrows(
+    n: Namespace, rows: Tensor, shape: Sequence[int], range_axes: tuple[int, ...]
+) -> Tensor:
+    order = _kept_first(len(shape), range_axes)
+    made = n.reshape(rows, [shape[axis] for axis in order])
+    return n.transpose(made, [order.index(axis) for axis in range(len(order))])

@@ -15,21 +15,21 @@ gradients are scaled so that under SGD, with or without momentum, s is in every 
 the papers: a variable c · s gets g c² times its own gradient.
 """
 
+import math
 from typing import Any
 
-import tensorflow as tf
-
 from sat_tf.core import grid as grids
-from sat_tf.core.custom_gradient import straight_through, with_gradient
+from sat_tf.core.custom_gradient import scaled_gradient
 from sat_tf.core.ranges import SMALLEST_SIZE, axes_within
 from sat_tf.core.surrogate_gradients import passed_back
 from sat_tf.core.surrogate_table import STRAIGHT_THROUGH, strength_of
+from sat_tf.core.tensors import Namespace, Tensor, in_float32, is_tensor, namespace, sum_as
 from sat_tf.core.weight_levels import lsq_code_ends, lsq_ends_by_bits
 
 # -- weights -----------------------------------------------------------------------------------
 
 
-def weight_magnitude(kernel: tf.Tensor, *, range_axes: tuple[int, ...] = ()) -> tf.Tensor:
+def weight_magnitude(kernel: Tensor, *, range_axes: tuple[int, ...] = ()) -> Tensor:
     """Where magnitudes start, 2 mean|v|: the scale is the paper's 2 mean|v| / sqrt(highest).
 
     Args:
@@ -39,16 +39,16 @@ def weight_magnitude(kernel: tf.Tensor, *, range_axes: tuple[int, ...] = ()) -> 
     Returns:
         float32; of the kernel's rank with length 1 along the other axes, or a scalar.
 
-    >>> weight_magnitude(tf.constant([[1.0, -2.0], [3.0, 0.0]]), range_axes=(1,)).numpy()
+    >>> import numpy as np
+    >>> weight_magnitude(np.float32([[1.0, -2.0], [3.0, 0.0]]), range_axes=(1,)).numpy()
     array([[4., 2.]], dtype=float32)
     """
-    axes = axes_within(kernel.shape.rank, range_axes)
-    return 2.0 * tf.reduce_mean(tf.abs(kernel), axes, keepdims=bool(range_axes))
+    n = namespace(kernel)
+    axes = tuple(axes_within(len(kernel.shape), range_axes))
+    return 2.0 * n.mean(n.abs(kernel), axis=axes, keepdims=bool(range_axes))
 
 
-def best_magnitude(
-    kernel: tf.Tensor, num_bits: int, *, range_axes: tuple[int, ...] = ()
-) -> tf.Tensor:
+def best_magnitude(kernel: Tensor, num_bits: int, *, range_axes: tuple[int, ...] = ()) -> Tensor:
     """The magnitude with the smallest mean square error, of 100 up to what clips no weight.
 
     Args:
@@ -56,39 +56,40 @@ def best_magnitude(
         num_bits: 2 to 8.
         range_axes: as in `weight_magnitude`; the shape of what is returned is the same.
 
-    >>> kernel = tf.constant([3.0, 1.0, -2.0, 0.0])
+    >>> import numpy as np
+    >>> kernel = np.float32([3.0, 1.0, -2.0, 0.0])
     >>> scale = weight_scale(best_magnitude(kernel, 3), 3)
     >>> round(float(scale), 6)
     1.0
     """
+    n = namespace(kernel)
     _, highest = lsq_code_ends(num_bits)
-    axes, has_ranges = axes_within(kernel.shape.rank, range_axes), bool(range_axes)
-    largest = tf.reduce_max(tf.abs(kernel), axes, keepdims=has_ranges) / highest**0.5
-    best, smallest = largest, tf.fill(tf.shape(largest), float("inf"))
+    axes, has_ranges = tuple(axes_within(len(kernel.shape), range_axes)), bool(range_axes)
+    largest = n.max(n.abs(kernel), axis=axes, keepdims=has_ranges) / highest**0.5
+    best, smallest = largest, float("inf")
     for percent in range(100, 0, -1):
         magnitude = largest * (percent / 100.0)
-        off = quantize_weights(kernel, tf.maximum(magnitude, SMALLEST_SIZE), num_bits) - kernel
-        error = tf.reduce_mean(tf.square(off), axes, keepdims=has_ranges)
-        best = tf.where(error < smallest, magnitude, best)
-        smallest = tf.minimum(error, smallest)
+        off = quantize_weights(kernel, n.maximum(magnitude, SMALLEST_SIZE), num_bits) - kernel
+        error = n.mean(n.square(off), axis=axes, keepdims=has_ranges)
+        best = n.where(error < smallest, magnitude, best)
+        smallest = n.minimum(error, smallest)
     return best
 
 
-def weight_scale(magnitude: tf.Tensor, num_bits: grids.Bits) -> tf.Tensor:
+def weight_scale(magnitude: Tensor, num_bits: grids.Bits) -> Tensor:
     """The real value of one code, s = m / sqrt(highest)."""
-    magnitude = tf.convert_to_tensor(magnitude, tf.float32)
-    # XLA turns a division by a constant into a product with its reciprocal, which rounds twice.
-    return magnitude / (tf.sqrt(_weight_ends(num_bits)[1]) + 0.0 * magnitude)
+    n = namespace(magnitude)
+    return _scale(n, in_float32(n, magnitude), _weight_ends(num_bits)[1])
 
 
 def quantize_weights(
-    kernel: tf.Tensor,
-    magnitude: tf.Tensor,
+    kernel: Tensor,
+    magnitude: Tensor,
     num_bits: grids.Bits,
     *,
     surrogate: str = STRAIGHT_THROUGH,
     strength: float | None = None,
-) -> tf.Tensor:
+) -> Tensor:
     """Quantizes latent weights with a scale that is learnt (Esser et al. 2020, Eq. 1 to 5).
 
     Forward, with s = m / sqrt(highest):  q = s · clip(round(v / s), lowest, highest).
@@ -110,99 +111,111 @@ def quantize_weights(
     Raises:
         ValueError: bits out of range, or an unknown surrogate.
 
-    >>> kernel = tf.constant([-9.0, -0.4, 0.6, 9.0])
-    >>> quantize_weights(kernel, 1.0, 2).numpy().tolist()
+    >>> quantize_weights([-9.0, -0.4, 0.6, 9.0], 1.0, 2).numpy().tolist()
     [-2.0, 0.0, 1.0, 1.0]
     """
     strength_of(surrogate, strength)
-    given = tf.convert_to_tensor(kernel)
-    latent = tf.cast(given, tf.float32)
-    magnitude = tf.convert_to_tensor(magnitude, tf.float32)
     lowest, highest = _weight_ends(num_bits)
-    scale = weight_scale(magnitude, num_bits)
-    made = with_gradient(
+    n = namespace(kernel)
+    given = n.tensor(kernel)
+    made = n.with_gradient(
+        _weights,
         _of_weights,
-        _clipped_codes(latent / scale, lowest, highest) * scale,
-        [latent, magnitude],
-        kept=[scale, lowest, highest],
+        [in_float32(n, given), in_float32(n, magnitude)],
+        lowest=lowest,
+        highest=highest,
         surrogate=surrogate,
         strength=strength,
     )
-    return tf.cast(made, given.dtype)
+    return n.cast(made, given.dtype)
 
 
-def weight_codes(kernel: tf.Tensor, magnitude: tf.Tensor, num_bits: int) -> tf.Tensor:
+def weight_codes(kernel: Tensor, magnitude: Tensor, num_bits: int) -> Tensor:
     """The codes of `quantize_weights`, int32.
 
     Raises:
         ValueError: bits out of range.
         tf.errors.InvalidArgumentError: a weight is NaN, for which there is no code.
     """
-    ends = _weight_ends(num_bits)
-    codes = _clipped_codes(tf.cast(kernel, tf.float32) / weight_scale(magnitude, num_bits), *ends)
-    return tf.cast(tf.debugging.check_numerics(codes, "lsq: NaN has no integer code"), tf.int32)
+    n = namespace(kernel)
+    units = in_float32(n, kernel) / weight_scale(magnitude, num_bits)
+    codes = n.clip(grids.round_half_up(units), *_weight_ends(num_bits))
+    return n.cast(n.check_numerics(codes, "lsq: NaN has no integer code"), "int32")
 
 
-def _weight_ends(num_bits: grids.Bits) -> tuple[tf.Tensor, tf.Tensor]:
-    """`weight_levels.lsq_code_ends` as float32 scalars."""
-    if not tf.is_tensor(num_bits):
+def _weight_ends(num_bits: grids.Bits) -> tuple[Any, Any]:
+    """`lsq_code_ends` as numbers, or as float32 tensors where the bits are one."""
+    if not is_tensor(num_bits):
         lowest, highest = lsq_code_ends(num_bits)
-        return tf.constant(float(lowest)), tf.constant(float(highest))
-    ends = tf.gather(tf.constant(lsq_ends_by_bits(), tf.float32), num_bits)
+        return float(lowest), float(highest)
+    n = namespace(num_bits)
+    ends = n.take(n.constant(lsq_ends_by_bits(), "float32"), num_bits, axis=0)
     return ends[0], ends[1]
 
 
+def _scale(n: Namespace, magnitude: Tensor, highest: Any) -> Tensor:
+    # XLA turns a division by a constant into a product with its reciprocal, which rounds twice.
+    return magnitude / (n.sqrt(in_float32(n, highest)) + 0.0 * magnitude)
+
+
+def _weights(
+    n: Namespace, latent: Tensor, magnitude: Tensor, *, lowest: Any, highest: Any, **settings: Any
+) -> tuple[Tensor, tuple[Tensor]]:
+    del settings
+    scale = _scale(n, magnitude, highest)
+    return n.clip(grids.round_half_up(latent / scale), lowest, highest) * scale, (scale,)
+
+
 def _of_weights(
-    upstream: tf.Tensor,
-    value: tf.Tensor,
-    latent: tf.Tensor,
-    magnitude: tf.Tensor,
-    scale: tf.Tensor,
-    lowest: tf.Tensor,
-    highest: tf.Tensor,
+    n: Namespace,
+    upstream: Tensor,
+    value: Tensor,
+    latent: Tensor,
+    magnitude: Tensor,
+    scale: Tensor,
     *,
+    lowest: Any,
+    highest: Any,
     surrogate: str,
     strength: float | None,
-) -> tuple[tf.Tensor, tf.Tensor]:
+) -> tuple[Tensor, Tensor]:
     del value
-    by_latent, slopes = _slopes(upstream, latent / scale, lowest, highest, surrogate, strength)
-    shared = None  # all axes
-    if magnitude.shape.rank:
-        shared = [axis for axis, size in enumerate(magnitude.shape) if size == 1]
-    by_scale = tf.reduce_sum(slopes, shared, keepdims=shared is not None)
-    count = tf.size(latent) / tf.size(magnitude)
-    return by_latent, by_scale * tf.math.rsqrt(tf.cast(count, tf.float32))
+    by_latent, by_scale = _slopes(
+        n, upstream, latent / scale, lowest, highest, surrogate, strength, like=magnitude
+    )
+    count = math.prod(latent.shape) / math.prod(magnitude.shape)
+    return by_latent, by_scale * n.inverse_root(count)
 
 
 def _slopes(
-    upstream: tf.Tensor,
-    units: tf.Tensor,
-    lowest: tf.Tensor,
-    highest: tf.Tensor,
+    n: Namespace,
+    upstream: Tensor,
+    units: Tensor,
+    lowest: Any,
+    highest: Any,
     surrogate: str,
     strength: float | None,
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """The gradient of what is quantized, and that of the scale, element by element (Eq. 3)."""
-    codes = _clipped_codes(units, lowest, highest)
-    inside = (units > lowest) & (units < highest)
-    passed = passed_back(upstream, units - codes, highest - lowest, surrogate, strength)
-    between = tf.where(inside, codes - units, codes)
-    slopes = upstream * tf.where(tf.math.is_nan(units), 0.0, between)
+    like: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The gradient of what is quantized, and that of a scale shaped as `like` (Eq. 3)."""
+    codes = n.clip(grids.round_half_up(units), lowest, highest)
+    passed = upstream
     if surrogate != STRAIGHT_THROUGH:
-        slopes += tf.where(inside, (upstream - passed) * units, 0.0)
-    return tf.where(inside, passed, 0.0), slopes
-
-
-def _clipped_codes(units: tf.Tensor, lowest: tf.Tensor, highest: tf.Tensor) -> tf.Tensor:
-    """Rounded and clipped, where NaN, which would be clipped to an end, stays NaN."""
-    codes = tf.clip_by_value(grids.round_half_up(units), lowest, highest)
-    return tf.where(tf.math.is_nan(units), units, codes)
+        passed = passed_back(upstream, units - codes, highest - lowest, surrogate, strength)
+    return n.range_gradients(
+        upstream,
+        passed,
+        codes,
+        units,
+        (units > lowest) & (units < highest),
+        lambda slopes: sum_as(n, slopes, like),
+    )
 
 
 # -- activations -------------------------------------------------------------------------------
 
 
-def level_factor(x: tf.Tensor, highest: Any, *, counts_batch: bool = False) -> tf.Tensor:
+def level_factor(x: Tensor, highest: Any, *, counts_batch: bool = False) -> Tensor:
     """The factor g · highest² on the gradient of a clipping level α = s · highest.
 
     N in g is the number of features of one sample. With `counts_batch` it is that of the batch of
@@ -213,42 +226,39 @@ def level_factor(x: tf.Tensor, highest: Any, *, counts_batch: bool = False) -> t
         highest: its highest code, a number or a float32 scalar.
         counts_batch: count all samples.
 
-    >>> round(float(level_factor(tf.zeros([9, 2, 2]), 1.0)), 3)
+    >>> import numpy as np
+    >>> round(float(level_factor(np.zeros([9, 2, 2]), 1.0)), 3)
     0.5
     """
-    highest = tf.cast(highest, tf.float32)
-    return gradient_factor(x, highest, counts_batch=counts_batch) * tf.square(highest)
+    n = namespace(x)
+    highest = in_float32(n, highest)
+    return gradient_factor(x, highest, counts_batch=counts_batch) * n.square(highest)
 
 
-def gradient_factor(x: tf.Tensor, highest: Any, *, counts_batch: bool = False) -> tf.Tensor:
+def gradient_factor(x: Tensor, highest: Any, *, counts_batch: bool = False) -> Tensor:
     """The paper's g = 1 / sqrt(N · highest) of a scale; arguments as in `level_factor`."""
-    x = tf.convert_to_tensor(x)
-    samples = tf.cast(tf.shape(x)[0], tf.float32)
-    features = x.shape[1:].num_elements()
-    if features is None:  # of images of any size
-        features = tf.cast(tf.reduce_prod(tf.shape(x, tf.int64)[1:]), tf.float32)
-    features = tf.maximum(tf.cast(features, tf.float32), 1.0)
+    n = namespace(x)
+    samples, features = n.count_samples_and_features(n.tensor(x))
+    features = n.maximum(features, 1.0)
     if counts_batch:
-        replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        features *= tf.maximum(samples, 1.0) * float(replicas)
-    return tf.math.rsqrt(features * tf.cast(highest, tf.float32))
+        features *= n.maximum(samples, 1.0) * float(n.replicas())
+    return n.rsqrt(features * in_float32(n, highest))
 
 
-def times(variable: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+def times(variable: Tensor, factor: Tensor) -> Tensor:
     """A variable, exactly, of which the gradient is multiplied by a factor."""
-    value = tf.convert_to_tensor(variable)
-    return straight_through(tf.identity(value), value * tf.stop_gradient(factor))
+    return scaled_gradient(variable, factor)
 
 
 def quantize_with_offset(
-    x: tf.Tensor,
-    scale: tf.Tensor,
-    offset: tf.Tensor,
+    x: Tensor,
+    scale: Tensor,
+    offset: Tensor,
     num_bits: grids.Bits,
     *,
     surrogate: str = STRAIGHT_THROUGH,
     strength: float | None = None,
-) -> tf.Tensor:
+) -> Tensor:
     """Clips and quantizes a tensor with a scale and an offset that are learnt: LSQ+.
 
     Forward, with a = 2^b - 1 and z = clip(round(-β / s), 0, a) codes below zero:
@@ -273,51 +283,57 @@ def quantize_with_offset(
     Raises:
         ValueError: bits out of range, or an unknown surrogate.
 
-    >>> x = tf.constant([-9.0, -0.4, 0.6, 9.0])
-    >>> quantize_with_offset(x, 1.0, -1.2, 3).numpy().tolist()
+    >>> quantize_with_offset([-9.0, -0.4, 0.6, 9.0], 1.0, -1.2, 3).numpy().tolist()
     [-1.0, 0.0, 1.0, 6.0]
     """
     strength_of(surrogate, strength)
-    given = tf.convert_to_tensor(x)
-    x = tf.cast(given, tf.float32)
-    scale, offset = (tf.convert_to_tensor(each, tf.float32) for each in (scale, offset))
-    levels = tf.cast(grids.levels(num_bits), tf.float32)
-    below = codes_below_zero(scale, offset, num_bits)
-    codes = _clipped_codes(x / scale, -below, levels - below)
-    made = with_gradient(
+    n = namespace(x)
+    given = n.tensor(x)
+    made = n.with_gradient(
         _with_offset,
-        codes * scale,
-        [x, scale, offset],
-        kept=[below, levels],
+        _of_offset,
+        [in_float32(n, each) for each in (given, scale, offset)],
+        levels=grids.levels(num_bits),
         surrogate=surrogate,
         strength=strength,
     )
-    return tf.cast(made, given.dtype)
+    return n.cast(made, given.dtype)
 
 
-def codes_below_zero(scale: tf.Tensor, offset: tf.Tensor, num_bits: grids.Bits) -> tf.Tensor:
+def codes_below_zero(scale: Tensor, offset: Tensor, num_bits: grids.Bits) -> Tensor:
     """The codes below zero of `quantize_with_offset`, z = clip(round(-β / s), 0, 2^b - 1)."""
-    levels = tf.cast(grids.levels(num_bits), tf.float32)
-    return tf.clip_by_value(grids.round_half_up(-offset / scale), 0.0, levels)
+    return _below(namespace(scale), scale, offset, grids.levels(num_bits))
+
+
+def _below(n: Namespace, scale: Tensor, offset: Tensor, levels: Any) -> Tensor:
+    return n.maximum(n.minimum(grids.round_half_up(-offset / scale), levels), 0.0)
 
 
 def _with_offset(
-    upstream: tf.Tensor,
-    value: tf.Tensor,
-    x: tf.Tensor,
-    scale: tf.Tensor,
-    offset: tf.Tensor,
-    below: tf.Tensor,
-    levels: tf.Tensor,
+    n: Namespace, x: Tensor, scale: Tensor, offset: Tensor, *, levels: Any, **settings: Any
+) -> tuple[Tensor, tuple[()]]:
+    del settings
+    below = _below(n, scale, offset, levels)
+    return n.clip(grids.round_half_up(x / scale), -below, levels - below) * scale, ()
+
+
+def _of_offset(
+    n: Namespace,
+    upstream: Tensor,
+    value: Tensor,
+    x: Tensor,
+    scale: Tensor,
+    offset: Tensor,
     *,
+    levels: Any,
     surrogate: str,
     strength: float | None,
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    del value, offset
-    units = x / scale
-    by_x, slopes = _slopes(upstream, units, -below, levels - below, surrogate, strength)
-    outside = (units <= -below) | (units >= levels - below)
-    clipped = tf.where(outside, upstream, 0.0)
+) -> tuple[Tensor, Tensor, Tensor]:
+    del value
+    below = _below(n, scale, offset, levels)
+    units, above = x / scale, levels - below
+    by_x, by_scale = _slopes(n, upstream, units, -below, above, surrogate, strength, like=scale)
+    outside = (units <= -below) | (units >= above)
+    clipped = n.sum(n.where(outside, upstream, 0.0))
     # Where it is clipped q is (code + z) s + β.
-    by_scale = tf.reduce_sum(slopes) + below * tf.reduce_sum(clipped)
-    return by_x, by_scale, tf.reduce_sum(clipped)
+    return by_x, by_scale + below * clipped, clipped

@@ -9,17 +9,17 @@ Here they are multiplied by the end of the interval, c + d, without a gradient: 
 of the latent weights, so that a pretrained layer keeps its function, with or without normalization.
 """
 
-import tensorflow as tf
+from typing import Any
 
 from sat_tf.core import grid as grids
-from sat_tf.core.custom_gradient import with_gradient
 from sat_tf.core.ranges import axes_within
 from sat_tf.core.surrogate_gradients import passed_back
 from sat_tf.core.surrogate_table import STRAIGHT_THROUGH, strength_of
+from sat_tf.core.tensors import Namespace, Tensor, in_float32, is_tensor, namespace, sum_as
 from sat_tf.core.weight_levels import qil_largest_code
 
 
-def first_end(kernel: tf.Tensor, *, range_axes: tuple[int, ...] = ()) -> tf.Tensor:
+def first_end(kernel: Tensor, *, range_axes: tuple[int, ...] = ()) -> Tensor:
     """Where the interval ends at the start, max|w|; it begins at 0. What is not finite is left out.
 
     Args:
@@ -29,24 +29,26 @@ def first_end(kernel: tf.Tensor, *, range_axes: tuple[int, ...] = ()) -> tf.Tens
     Returns:
         float32; of the kernel's rank with length 1 along the other axes, or a scalar.
 
-    >>> first_end(tf.constant([[1.0, -2.0], [3.0, 0.0]]), range_axes=(1,)).numpy()
+    >>> import numpy as np
+    >>> first_end(np.float32([[1.0, -2.0], [3.0, 0.0]]), range_axes=(1,)).numpy()
     array([[3., 2.]], dtype=float32)
     """
-    axes = axes_within(kernel.shape.rank, range_axes)
-    finite = tf.where(tf.math.is_finite(kernel), tf.abs(kernel), 0.0)
-    return tf.reduce_max(finite, axes, keepdims=bool(range_axes))
+    n = namespace(kernel)
+    axes = tuple(axes_within(len(kernel.shape), range_axes))
+    finite = n.where(n.isfinite(kernel), n.abs(kernel), 0.0)
+    return n.max(finite, axis=axes, keepdims=bool(range_axes))
 
 
 def quantize_weights(
-    kernel: tf.Tensor,
-    center: tf.Tensor,
-    distance: tf.Tensor,
+    kernel: Tensor,
+    center: Tensor,
+    distance: Tensor,
     num_bits: grids.Bits,
     *,
     gradient_factor: float = 1.0,
     surrogate: str = STRAIGHT_THROUGH,
     strength: float | None = None,
-) -> tf.Tensor:
+) -> Tensor:
     """Quantizes latent weights between c - d and c + d (Jung et al. 2019, Eq. 2 to 5, γ = 1).
 
     Forward, with h = 2^(b-1) - 1:
@@ -74,97 +76,95 @@ def quantize_weights(
     Raises:
         ValueError: bits out of range, or an unknown surrogate.
 
-    >>> kernel = tf.constant([-9.0, -2.0, 0.9, 2.5])
-    >>> quantize_weights(kernel, 2.0, 1.0, 3).numpy().tolist()
+    >>> quantize_weights([-9.0, -2.0, 0.9, 2.5], 2.0, 1.0, 3).numpy().tolist()
     [-3.0, -2.0, 0.0, 2.0]
     """
     strength_of(surrogate, strength)
-    given = tf.convert_to_tensor(kernel)
-    latent = tf.cast(given, tf.float32)
-    center, distance = (tf.convert_to_tensor(each, tf.float32) for each in (center, distance))
-    highest = _highest(num_bits)
-    made = with_gradient(
+    n = namespace(kernel)
+    given = n.tensor(kernel)
+    made = n.with_gradient(
+        _forward,
         _backward,
-        _codes(latent, center, distance, highest) * weight_scale(center, distance, num_bits),
-        [latent, center, distance],
-        kept=[highest],
+        [in_float32(n, each) for each in (given, center, distance)],
+        highest=_highest(num_bits),
         gradient_factor=gradient_factor,
         surrogate=surrogate,
         strength=strength,
     )
-    return tf.cast(made, given.dtype)
+    return n.cast(made, given.dtype)
 
 
-def weight_scale(center: tf.Tensor, distance: tf.Tensor, num_bits: grids.Bits) -> tf.Tensor:
+def weight_scale(center: Tensor, distance: Tensor, num_bits: grids.Bits) -> Tensor:
     """The real value of one code, (c + d) / h."""
-    end = tf.convert_to_tensor(center, tf.float32) + distance
-    # XLA turns a division by a constant into a product with its reciprocal, which rounds twice.
-    return end / (_highest(num_bits) + 0.0 * end)
+    n = namespace(center)
+    return _scale(in_float32(n, center) + distance, _highest(num_bits))
 
 
-def weight_codes(
-    kernel: tf.Tensor, center: tf.Tensor, distance: tf.Tensor, num_bits: int
-) -> tf.Tensor:
+def weight_codes(kernel: Tensor, center: Tensor, distance: Tensor, num_bits: int) -> Tensor:
     """The codes of `quantize_weights`, int32.
 
     Raises:
         ValueError: bits out of range.
         tf.errors.InvalidArgumentError: a weight is NaN, for which there is no code.
     """
-    latent = tf.cast(kernel, tf.float32)
-    center, distance = (tf.convert_to_tensor(each, tf.float32) for each in (center, distance))
-    codes = _codes(latent, center, distance, _highest(num_bits))
-    return tf.cast(tf.debugging.check_numerics(codes, "qil: NaN has no integer code"), tf.int32)
+    n = namespace(kernel)
+    latent, center, distance = (in_float32(n, each) for each in (kernel, center, distance))
+    codes = _codes(n, latent, _position(n, latent, center, distance), _highest(num_bits))
+    return n.cast(n.check_numerics(codes, "qil: NaN has no integer code"), "int32")
 
 
-def _highest(num_bits: grids.Bits) -> tf.Tensor:
-    """`weight_levels.qil_largest_code` as a float32 scalar."""
-    if not tf.is_tensor(num_bits):
-        return tf.constant(float(qil_largest_code(num_bits)))
-    return tf.cast(grids.levels(num_bits, "narrow"), tf.float32) / 2.0
+def _highest(num_bits: grids.Bits) -> Any:
+    """`qil_largest_code`, a number, or a float32 tensor where the bits are one."""
+    if is_tensor(num_bits):
+        return grids.levels(num_bits, "narrow") / 2.0
+    return float(qil_largest_code(num_bits))
 
 
-def _position(latent: tf.Tensor, center: tf.Tensor, distance: tf.Tensor) -> tf.Tensor:
+def _position(n: Namespace, latent: Tensor, center: Tensor, distance: Tensor) -> Tensor:
     """The transformed magnitude t, before it is clipped."""
-    return (tf.abs(latent) - center) / (2.0 * distance) + 0.5
+    return (n.abs(latent) - center) / (2.0 * distance) + 0.5
 
 
-def _codes(
-    latent: tf.Tensor, center: tf.Tensor, distance: tf.Tensor, highest: tf.Tensor
-) -> tf.Tensor:
-    position = _position(latent, center, distance)
-    magnitudes = grids.round_half_up(highest * tf.clip_by_value(position, 0.0, 1.0))
-    return tf.where(tf.math.is_nan(latent), latent, tf.sign(latent) * magnitudes)
+def _codes(n: Namespace, latent: Tensor, position: Tensor, highest: Any) -> Tensor:
+    clipped = n.maximum(n.minimum(position, 1.0), 0.0)
+    codes = n.sign(latent) * grids.round_half_up(highest * clipped)
+    return n.where(n.isnan(latent), latent, codes)
+
+
+def _scale(end: Tensor, highest: Any) -> Tensor:
+    # XLA turns a division by a constant into a product with its reciprocal, which rounds twice.
+    return end / (highest + 0.0 * end)
+
+
+def _forward(
+    n: Namespace, latent: Tensor, center: Tensor, distance: Tensor, *, highest: Any, **settings: Any
+) -> tuple[Tensor, tuple[()]]:
+    del settings
+    codes = _codes(n, latent, _position(n, latent, center, distance), highest)
+    return codes * _scale(center + distance, highest), ()
 
 
 def _backward(
-    upstream: tf.Tensor,
-    value: tf.Tensor,
-    latent: tf.Tensor,
-    center: tf.Tensor,
-    distance: tf.Tensor,
-    highest: tf.Tensor,
+    n: Namespace,
+    upstream: Tensor,
+    value: Tensor,
+    latent: Tensor,
+    center: Tensor,
+    distance: Tensor,
     *,
+    highest: Any,
     gradient_factor: float,
     surrogate: str,
     strength: float | None,
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     del value
-    position = _position(latent, center, distance)
+    position = _position(n, latent, center, distance)
     inside = (position > 0.0) & (position < 1.0)
-    sign = tf.sign(latent)
+    sign = n.sign(latent)
     if surrogate != STRAIGHT_THROUGH:
-        units = sign * highest * position
-        error = units - _codes(latent, center, distance, highest)
+        error = sign * highest * position - _codes(n, latent, position, highest)
         upstream = passed_back(upstream, error, 2.0 * highest, surrogate, strength)
-    slopes = tf.where(inside, upstream * (center + distance) / (2.0 * distance), 0.0)
-    outwards = tf.where(inside, -gradient_factor * slopes * sign, 0.0)
-    from_center = tf.where(inside, (tf.abs(latent) - center) / distance, 0.0)
-    shared = None  # all axes
-    if center.shape.rank:
-        shared = [axis for axis, size in enumerate(center.shape) if size == 1]
-    by_center, by_distance = (
-        tf.reduce_sum(each, shared, keepdims=shared is not None)
-        for each in (outwards, outwards * from_center)
-    )
-    return slopes, by_center, by_distance
+    slopes = n.where(inside, upstream * (center + distance) / (2.0 * distance), 0.0)
+    outwards = n.where(inside, -gradient_factor * slopes * sign, 0.0)
+    from_center = n.where(inside, (n.abs(latent) - center) / distance, 0.0)
+    return slopes, sum_as(n, outwards, center), sum_as(n, outwards * from_center, center)

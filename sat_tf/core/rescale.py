@@ -1,20 +1,18 @@
 """Rescaling of quantized weights, so that the network stays trainable (Eq. 7, 10 and S23)."""
 
-import tensorflow as tf
-
-from sat_tf.core.custom_gradient import with_gradient
 from sat_tf.core.ranges import axes_within
 from sat_tf.core.rescale_table import SMALLEST_SQUARE, check_rescale
+from sat_tf.core.tensors import Namespace, Tensor, namespace
 
 
 def rescale_factor(
-    weights: tf.Tensor,
+    weights: Tensor,
     fan_out: int,
     method: str = "constant",
-    latent: tf.Tensor | None = None,
+    latent: Tensor | None = None,
     *,
     range_axes: tuple[int, ...] = (),
-) -> tf.Tensor:
+) -> Tensor:
     """The constant c by which `rescale_weights` multiplies.
 
     c = 1 / sqrt(n̂ mean(Q²)) ("constant", Eq. 7 and 10), sqrt(mean(W²) / mean(Q²)) ("stddev",
@@ -39,19 +37,22 @@ def rescale_factor(
         ValueError: as in `rescale_weights`.
     """
     check_rescale(method, fan_out, has_latent=latent is not None)
+    n = namespace(weights)
     if method == "none":
-        return tf.constant(1.0)
+        return n.constant(1.0)
+    # Before anything is computed of them, so that nothing is kept for a gradient.
+    weights = n.stop_gradient(weights)
     if method == "constant":
-        factor = tf.math.rsqrt(float(fan_out) * _mean_square(weights))
+        factor = n.rsqrt(float(fan_out) * _mean_square(n, weights))
     else:
-        factor = tf.sqrt(_mean_square(latent, range_axes) / _mean_square(weights, range_axes))
-    usable = tf.math.is_finite(factor) & (factor > 0.0)
-    return tf.stop_gradient(tf.where(usable, factor, 1.0))
+        latent = _mean_square(n, n.stop_gradient(latent), range_axes)
+        factor = n.sqrt(latent / _mean_square(n, weights, range_axes))
+    return n.where(n.isfinite(factor) & (factor > 0.0), factor, 1.0)
 
 
 def rescale_weights(
-    weights: tf.Tensor, fan_out: int, method: str = "constant", latent: tf.Tensor | None = None
-) -> tf.Tensor:
+    weights: Tensor, fan_out: int, method: str = "constant", latent: Tensor | None = None
+) -> Tensor:
     """Brings quantized weights back to a trainable size: SAT's constant rescaling (Eq. 10).
 
     Forward: Q* = c Q with c = 1 / sqrt(n̂ mean(Q²)) ("constant", Eq. 7 and 10),
@@ -73,15 +74,16 @@ def rescale_weights(
     Raises:
         ValueError: unknown method, "stddev" without latent weights, or a fan_out below 1.
 
-    >>> rescale_weights(tf.constant([[-1.0, 1.0], [1.0, -1.0]]), fan_out=4).numpy().tolist()
+    >>> rescale_weights([[-1.0, 1.0], [1.0, -1.0]], fan_out=4).numpy().tolist()
     [[-0.5, 0.5], [0.5, -0.5]]
     """
-    weights = tf.convert_to_tensor(weights)
+    n = namespace(weights)
+    weights = n.tensor(weights)
     factor = rescale_factor(weights, fan_out, method, latent)
-    return tf.cast(tf.cast(weights, tf.float32) * factor, weights.dtype)
+    return n.cast(n.cast(weights, "float32") * factor, weights.dtype)
 
 
-def without_size(weights: tf.Tensor) -> tf.Tensor:
+def without_size(weights: Tensor) -> Tensor:
     """Weights whose size is taken from them anyway, with the gradient that has no part along them.
 
     Forward: Q. Backward: dQ = g - Q Σ(g Q) / Σ Q², so that rescaled by c, Q* = c Q, they have the
@@ -94,6 +96,7 @@ def without_size(weights: tf.Tensor) -> tf.Tensor:
     Args:
         weights: float32, any shape. Those that are not finite have no part in the sums.
 
+    >>> import tensorflow as tf
     >>> weights = tf.constant([3.0, 4.0])
     >>> with tf.GradientTape() as tape:
     ...     tape.watch(weights)
@@ -101,24 +104,28 @@ def without_size(weights: tf.Tensor) -> tf.Tensor:
     >>> print(tape.gradient(made, weights, tf.constant([1.0, 0.0])).numpy().round(2))
     [ 0.64 -0.48]
     """
-    return with_gradient(_across, weights, [weights])
+    n = namespace(weights)
+    return n.with_gradient(_itself, _across, [n.tensor(weights)])
 
 
-def _across(upstream: tf.Tensor, value: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor]:
+def _itself(n: Namespace, weights: Tensor) -> tuple[Tensor, tuple[()]]:
+    del n
+    return weights, ()
+
+
+def _across(n: Namespace, upstream: Tensor, value: Tensor, weights: Tensor) -> tuple[Tensor]:
     del value
-    counted = tf.where(tf.math.is_finite(weights), weights, 0.0)
-    along = tf.reduce_sum(upstream * counted) / tf.maximum(
-        tf.reduce_sum(tf.square(counted)), SMALLEST_SQUARE
-    )
-    return (upstream - counted * along,)
+    counted = n.where(n.isfinite(weights), weights, 0.0)
+    squares = n.maximum(n.sum(n.square(counted)), SMALLEST_SQUARE)
+    return (upstream - counted * (n.sum(upstream * counted) / squares),)
 
 
-def _mean_square(values: tf.Tensor, keep: tuple[int, ...] = ()) -> tf.Tensor:
-    squares = tf.square(tf.cast(values, tf.float32))
-    finite = tf.math.is_finite(squares)
-    axes = axes_within(squares.shape.rank, keep)
+def _mean_square(n: Namespace, values: Tensor, keep: tuple[int, ...] = ()) -> Tensor:
+    squares = n.square(n.cast(values, "float32"))
+    finite = n.isfinite(squares)
+    axes = tuple(axes_within(len(squares.shape), keep))
     count, total = (
-        tf.reduce_sum(terms, axes, keepdims=bool(keep))
-        for terms in (tf.cast(finite, tf.float32), tf.where(finite, squares, 0.0))
+        n.sum(terms, axis=axes, keepdims=bool(keep))
+        for terms in (n.cast(finite, "float32"), n.where(finite, squares, 0.0))
     )
-    return total / tf.maximum(count, 1.0)
+    return total / n.maximum(count, 1.0)

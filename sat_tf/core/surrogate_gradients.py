@@ -2,18 +2,17 @@
 
 from typing import Any
 
-import tensorflow as tf
-
 from sat_tf.core.surrogate_table import STRAIGHT_THROUGH, SURROGATES, strength_of
+from sat_tf.core.tensors import Tensor, namespace
 
 
 def passed_back(
-    upstream: tf.Tensor,
-    error: tf.Tensor,
+    upstream: Tensor,
+    error: Tensor,
     intervals: Any,
     surrogate: str = STRAIGHT_THROUGH,
     strength: float | None = None,
-) -> tf.Tensor:
+) -> Tensor:
     """The gradient at what was rounded, g · f(g, e).
 
     Args:
@@ -30,5 +29,7 @@ def passed_back(
     factor, strength = SURROGATES[surrogate].factor, strength_of(surrogate, strength)
     if factor is None or strength is None:
         return upstream
-    error = tf.clip_by_value(tf.where(tf.math.is_nan(error), 0.0, error), -0.5, 0.5)
-    return upstream * factor(tf, upstream, error, intervals, strength)
+    n = namespace(upstream)
+    error = n.where(n.isnan(error), 0.0, error)
+    error = n.maximum(n.minimum(error, 0.5), -0.5)
+    return upstream * factor(n, upstream, error, intervals, strength)

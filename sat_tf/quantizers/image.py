@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.core.custom_gradient import compiles_with_xla
+from sat_tf.core.on_tensorflow import compiles_with_xla
 from sat_tf.messages import warn
 from sat_tf.quantizers.constructors import OfImage
 from sat_tf.quantizers.input_range import INPUT_TYPES, InputRange

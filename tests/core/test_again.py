@@ -5,8 +5,7 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.core import backward_pass, pact
-from sat_tf.core import backward_pass as again
+from sat_tf.core import on_tensorflow, pact
 from sat_tf.core.clipping_gradients import CLIPPING_GRADIENTS
 from tests.core.ancestors import ancestors
 
@@ -48,7 +47,7 @@ def test_computing_a_tensor_again_changes_no_bit(quantizer, gradient, training, 
     quantize = QUANTIZERS[quantizer]
     found, graph = _gradients(_norm(), quantize, gradient, training)
     assert _recomputed(graph)
-    monkeypatch.setattr(backward_pass, "computed_again", lambda x, upstream: x)
+    monkeypatch.setattr(on_tensorflow, "computed_again", lambda x, upstream: x)
     kept, graph = _gradients(_norm(), quantize, gradient, training)
     assert not _recomputed(graph)
     for one, other in zip(found, kept, strict=True):
@@ -76,10 +75,10 @@ def test_what_no_batch_normalization_puts_out_is_kept():
     @tf.function
     def kept(x):
         doubled = 2.0 * x
-        return tf.constant(backward_pass.computed_again(doubled, doubled) is doubled)
+        return tf.constant(on_tensorflow.computed_again(doubled, doubled) is doubled)
 
     assert kept(x)
-    assert backward_pass.computed_again(x, x) is x  # eager
+    assert on_tensorflow.computed_again(x, x) is x  # eager
 
 
 def test_half_floats_and_statistics_are_kept():
@@ -92,11 +91,11 @@ def test_half_floats_and_statistics_are_kept():
         normalized = norm(images, training=True)
         (op,) = [op for op in _norms(graph) if op.inputs[0].dtype == tf.float32]
         seen = (
-            backward_pass.normalization_of(normalized),
-            backward_pass.normalization_of(op.outputs[1]),
+            on_tensorflow.normalization_of(normalized),
+            on_tensorflow.normalization_of(op.outputs[1]),
         )
         return [
-            tf.constant(each is not None) for each in (backward_pass.normalization_of(half), *seen)
+            tf.constant(each is not None) for each in (on_tensorflow.normalization_of(half), *seen)
         ]
 
     flags = found(tf.zeros([2, 6, 5, 3]))
@@ -106,7 +105,7 @@ def test_half_floats_and_statistics_are_kept():
 def test_xla_and_accelerators_keep_everything(monkeypatch):
     for asked in "compiles_with_xla", "has_accelerator":
         with monkeypatch.context() as patch:
-            patch.setattr(again, asked, lambda: True)
+            patch.setattr(on_tensorflow, asked, lambda: True)
             _, graph = _gradients(_norm(), pact.quantize_activation, "calibrated", True)
             assert not _recomputed(graph)
 

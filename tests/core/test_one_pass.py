@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sat_tf.core import backward_pass
+from sat_tf.core import on_tensorflow
 from tests.core.execution import MODES
 
 
@@ -14,7 +14,7 @@ def _run(function, arguments, mode):
 def test_what_is_inside_is_kept_with_both_ends_and_nothing_of_nan(mode):
     x = np.float32([-np.inf, -1.0, np.nextafter(-1.0, 0), 0.0, 2.0, 2.0000002, np.inf, np.nan])
     values = np.arange(1.0, 9.0, dtype=np.float32)
-    found = _run(backward_pass.keep_inside, [values, x, np.float32(-1.0), np.float32(2.0)], mode)
+    found = _run(on_tensorflow.keep_inside, [values, x, np.float32(-1.0), np.float32(2.0)], mode)
     np.testing.assert_array_equal(found, [0, 2, 3, 4, 5, 0, 0, 0])
 
 
@@ -24,7 +24,7 @@ def test_a_dot_product_is_the_sum_in_float64_to_the_precision_of_float32(shape, 
     draw = np.random.default_rng(4)
     a, b = (draw.normal(0.0, 1.0, shape).astype(np.float32) for _ in range(2))
     products = a.astype(np.float64) * b
-    found = _run(backward_pass.dot, [a, b], mode)
+    found = _run(on_tensorflow.dot, [a, b], mode)
     assert found.shape == ()
     # One rounding of the largest sum there is.
     assert found == pytest.approx(np.sum(products), abs=2.0**-24 * np.sum(np.abs(products)))
@@ -32,5 +32,5 @@ def test_a_dot_product_is_the_sum_in_float64_to_the_precision_of_float32(shape, 
 
 def test_the_largest_number_below_another_one_is_next_to_it():
     for number in np.float32([1e-30, 0.3, 1.0, 2.0**0.5, 7.0, 1e30]):
-        below = np.float32(number) * np.float32(backward_pass.JUST_BELOW_ONE)
+        below = np.float32(number) * np.float32(on_tensorflow.JUST_BELOW_ONE)
         assert np.nextafter(number, np.float32(0)) >= below >= number * np.float32(1 - 2.0**-22)

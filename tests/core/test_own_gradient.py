@@ -7,7 +7,8 @@ import tensorflow as tf
 
 from sat_tf.core import asymmetric, dorefa, grid, pact
 from sat_tf.core.clipping_gradients import CLIPPING_GRADIENTS
-from sat_tf.core.custom_gradient import straight_through, with_gradient
+from sat_tf.core.custom_gradient import straight_through
+from sat_tf.core.on_tensorflow import with_gradient
 from tests.core.execution import MODES, value_and_gradients
 
 # Each with a gradient of its own.
@@ -23,9 +24,14 @@ FUNCTIONS = {
 }
 
 
-def _times(upstream, value, x, kept, *, times):
-    del value
-    return [upstream * times + 0.0 * x + kept]
+def _floored(n, x, *, times, constant):
+    del times, constant
+    return n.floor(x), (n.tensor(4.0),)
+
+
+def _times(n, upstream, value, x, kept, *, times, constant):
+    del n, value
+    return [upstream * times + 0.0 * x + kept * constant]
 
 
 def _graph_with_gradient(function):
@@ -44,11 +50,11 @@ def _graph_with_gradient(function):
 @pytest.mark.parametrize("mode", MODES)
 def test_the_gradient_is_that_of_the_function_whatever_made_the_value(mode):
     def function(x):
-        return with_gradient(_times, tf.floor(x), [x], kept=[tf.constant(4.0)], times=3.0)
+        return with_gradient(_floored, _times, [x], times=3.0, constant=tf.constant(0.5))
 
     value, gradient = value_and_gradients(function, [[1.5, 2.5]], [1.0, 10.0], mode)
     np.testing.assert_array_equal(value, [1.0, 2.0])
-    np.testing.assert_array_equal(gradient, [7.0, 34.0])
+    np.testing.assert_array_equal(gradient, [5.0, 32.0])
 
 
 def test_a_function_that_was_traced_before_is_differentiated_as_well():

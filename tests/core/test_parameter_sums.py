@@ -6,8 +6,8 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.core import backward_pass
-from sat_tf.core.backward_pass import sum_by_normalization, sum_by_readers
+from sat_tf.core import on_tensorflow
+from sat_tf.core.on_tensorflow import sum_by_normalization, sum_by_readers
 from sat_tf.models import build
 
 layers = keras.layers
@@ -242,16 +242,16 @@ def test_gradients_of_clipping_levels_are_those_of_the_direct_form(
 
     with monkeypatch.context() as patch:
         patch.setattr(
-            backward_pass, "sum_by_readers", functools.partial(counted, 0, sum_by_readers)
+            on_tensorflow, "sum_by_readers", functools.partial(counted, 0, sum_by_readers)
         )
         patch.setattr(
-            backward_pass,
+            on_tensorflow,
             "sum_by_normalization",
             functools.partial(counted, 1, sum_by_normalization),
         )
         found = gradients()
-    monkeypatch.setattr(backward_pass, "sum_by_readers", lambda y, upstream: None)
-    monkeypatch.setattr(backward_pass, "sum_by_normalization", lambda y, upstream: None)
+    monkeypatch.setattr(on_tensorflow, "sum_by_readers", lambda y, upstream: None)
+    monkeypatch.setattr(on_tensorflow, "sum_by_normalization", lambda y, upstream: None)
     direct = gradients()
     for variable, gradient in direct.items():
         if "clipping_level" not in variable:

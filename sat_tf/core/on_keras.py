@@ -1,0 +1,207 @@
+"""The namespace of `keras.ops`: the mathematics in its plain form, on JAX and PyTorch.
+
+Rounding and clipping have gradients here that no backend derives: zero at the ends of a range to
+the last bit, nothing of a NaN in a sum over a tensor, and surrogates that depend on the sign of
+what arrives. Written out, they are also the fewest passes over memory.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from keras import backend, ops
+
+
+def _with_gradient(
+    forward: Callable[..., Any],
+    backward: Callable[..., Any],
+    inputs: Sequence[Any],
+    **settings: Any,
+) -> Any:
+    constants = {name: each for name, each in settings.items() if ops.is_tensor(each)}
+    fixed = {name: each for name, each in settings.items() if name not in constants}
+    without = (None,) * len(constants)
+
+    # JAX differentiates no tensor that a function finds outside, so all of them are arguments.
+    def run(*tensors: Any) -> tuple[Any, Callable[..., Any]]:
+        given = tensors[: len(inputs)]
+        known = dict(zip(constants, tensors[len(inputs) :], strict=True), **fixed)
+        value, kept = forward(NAMESPACE, *given, **known)
+        # Torch would hold the value and its gradient for ever, each by the other.
+        seen = ops.stop_gradient(value)
+
+        def gradient(*arrived: Any, upstream: Any = None) -> Any:
+            # Torch gives the tensors first, and the upstream gradient by its name.
+            upstream = arrived[0] if upstream is None else upstream
+            found = (*backward(NAMESPACE, upstream, seen, *given, *kept, **known), *without)
+            return found if len(found) > 1 else found[0]
+
+        return value, gradient
+
+    return ops.custom_gradient(run)(*inputs, *map(ops.stop_gradient, constants.values()))
+
+
+def _through_tanh(
+    forward: Callable[..., Any], backward: Callable[..., Any], x: Any, **settings: Any
+) -> Any:
+    return _with_gradient(forward, backward, [ops.tanh(x)], **settings)
+
+
+def _clip(x: Any, lowest: Any, highest: Any) -> Any:
+    # `ops.clip` may move NaN to an end.
+    return ops.maximum(ops.minimum(x, highest), lowest)
+
+
+def _largest_magnitude(values: Any, axes: Sequence[int] | None) -> tuple[Any, Any]:
+    # XLA turns a division by a scalar into a product with its reciprocal, so there is none.
+    return ops.max(ops.abs(_without_nan(values, None)), axis=axes, keepdims=True), None
+
+
+def _without_nan(values: Any, holds_nan: Any) -> Any:
+    del holds_nan
+    return ops.where(ops.isnan(values), 0.0, values)
+
+
+def _range_gradients(
+    upstream: Any,
+    passed: Any,
+    value: Any,
+    reference: Any,
+    inside: Any,
+    add_up: Callable[[Any], Any] = ops.sum,
+) -> tuple[Any, Any]:
+    # A product with the mask takes half as long as a choice by it.
+    mask = ops.cast(inside, "float32")
+    dx = passed * mask
+    through = upstream * mask if reference is value else dx
+    total = add_up(upstream * value) - add_up(through * reference)
+
+    def by_choice() -> Any:
+        between = ops.where(inside, through * reference, 0.0)
+        return add_up(ops.where(ops.isnan(value), 0.0, upstream * value - between))
+
+    # Most tensors hold numbers alone; of one that does not, the sum is made once more.
+    return dx, ops.cond(ops.all(ops.isfinite(total)), lambda: total, by_choice)
+
+
+def _clipped_gradients(
+    upstream: Any,
+    passed: Any,
+    x: Any,
+    value: Any,
+    lowest: Any,
+    highest: Any,
+    reference: Callable[[Any, Any], Any],
+) -> tuple[Any, Any]:
+    clipped = _clip(x, lowest, highest)
+    inside = (clipped > lowest) & (clipped < highest)
+    return _range_gradients(upstream, passed, value, reference(clipped, value), inside)
+
+
+def _in_widest(values: Any) -> Any:
+    # Asked for float64, JAX would warn; of an array it takes what it can.
+    widest = backend.standardize_dtype(ops.convert_to_tensor(np.zeros((), np.float64)).dtype)
+    return ops.cast(values, widest)
+
+
+def _count_samples_and_features(x: Any) -> tuple[Any, Any]:
+    samples, *sizes = x.shape
+    counts = float(samples), float(math.prod(sizes))
+    return ops.convert_to_tensor(counts[0], "float32"), ops.convert_to_tensor(counts[1], "float32")
+
+
+def _check_numerics(x: Any, message: str) -> Any:
+    if not bool(ops.all(ops.isfinite(x))):
+        raise ValueError(message)
+    return x
+
+
+def _sums_by_id(values: Any, ids: Any, size: int) -> Any:
+    flat = ops.reshape(_in_widest(values), [-1])
+    return ops.segment_sum(flat, ops.reshape(ids, [-1]), num_segments=size)
+
+
+def _solve(matrices: Any, right: Any) -> Any:
+    factor = ops.cholesky(matrices)
+    found = ops.solve_triangular(factor, right[..., None], lower=True)
+    return ops.solve_triangular(ops.transpose(factor, (0, 2, 1)), found, lower=False)[..., 0]
+
+
+def _search_rows(ascending: Any, rows: Any, side: str) -> Any:
+    # By bisection, because Keras searches in one sorted sequence at a time.
+    place = ops.zeros_like(rows, dtype="int32")
+    step = (ascending.shape[-1] + 1) // 2
+    while step:
+        tried = ops.take_along_axis(ascending, place + (step - 1), axis=-1)
+        passes = rows >= tried if side == "right" else rows > tried
+        place = place + step * ops.cast(passes, "int32")
+        step //= 2
+    return place
+
+
+# See `tensors`; what has a name of its own is explained by its row in `on_tensorflow`.
+NAMESPACE = SimpleNamespace(
+    abs=ops.abs,
+    all=ops.all,
+    any=ops.any,
+    arange=ops.arange,
+    arctanh=ops.arctanh,
+    argmax=ops.argmax,
+    argsort=ops.argsort,
+    cast=ops.cast,
+    check_numerics=_check_numerics,
+    clip=_clip,
+    clipped_gradients=_clipped_gradients,
+    cond=ops.cond,
+    constant=ops.convert_to_tensor,
+    count_samples_and_features=_count_samples_and_features,
+    divide_no_nan=ops.divide_no_nan,
+    # XLA turns a division by a constant into a product with its reciprocal, which rounds twice.
+    exact_divisor=lambda number, like: number + 0.0 * like,
+    eye=ops.eye,
+    fake_quant=lambda *arguments, **settings: None,
+    floor=ops.floor,
+    in_widest=_in_widest,
+    inner_product=lambda a, b, axes: ops.sum(a * b, axis=axes, keepdims=True),
+    inverse_root=lambda number: 1.0 / math.sqrt(number),
+    is_tensor=ops.is_tensor,
+    isfinite=ops.isfinite,
+    isnan=ops.isnan,
+    largest_alone=lambda values, largest: ops.where(ops.abs(values) == largest, values, 0.0),
+    largest_magnitude=_largest_magnitude,
+    matmul=ops.matmul,
+    max=ops.max,
+    maximum=ops.maximum,
+    mean=ops.mean,
+    min=ops.min,
+    minimum=ops.minimum,
+    mod=ops.mod,
+    one_hot=ops.one_hot,
+    ones_like=ops.ones_like,
+    range_gradients=_range_gradients,
+    replicas=lambda: 1,
+    reshape=ops.reshape,
+    round=ops.round,
+    rsqrt=ops.rsqrt,
+    search_rows=_search_rows,
+    searchsorted=ops.searchsorted,
+    sign=ops.sign,
+    solve=_solve,
+    sqrt=ops.sqrt,
+    square=ops.square,
+    stack=ops.stack,
+    stop_gradient=ops.stop_gradient,
+    sum=ops.sum,
+    sums_by_id=_sums_by_id,
+    take=ops.take,
+    take_along_axis=ops.take_along_axis,
+    tanh=ops.tanh,
+    tensor=ops.convert_to_tensor,
+    through_tanh=_through_tanh,
+    transpose=ops.transpose,
+    where=ops.where,
+    with_gradient=_with_gradient,
+    without_nan=_without_nan,
+)

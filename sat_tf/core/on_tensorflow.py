@@ -1,0 +1,674 @@
+"""The namespace of TensorFlow: its functions, and its own forms of what costs most on CPUs.
+
+`tensors` tells what a namespace is. Of its rows, these are more than a function of TensorFlow:
+
+- a gradient is known to TensorFlow by a name, once for each configuration, because each call of
+  `tf.custom_gradient` would stay in memory;
+- FakeQuant's kernel rounds and clips in one pass over memory;
+- the backward pass of clipping has fewer passes, and keeps fewer tensors until then: masks and sums
+  go over memory once, tensors are computed again instead of being kept, and sums of activations
+  times their gradients are taken from the gradients of the parameters around them.
+
+Where XLA compiles the graph the plain forms are computed, of which it makes few passes by itself.
+"""
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import tensorflow as tf
+
+# The neighbours of 0 and 1 among the normal float32 numbers. A closed range that starts at the
+# first leaves out 0, and one that ends at the second times a number leaves out that number.
+JUST_ABOVE_ZERO = 2.0**-126
+JUST_BELOW_ONE = 1.0 - 2.0**-24
+
+_UNSAVED = (
+    "sat_tf: a SavedModel that was opened by tf.saved_model.load computes values, and no gradients "
+    "of quantizers; load it with keras.models.load_model to train it."
+)
+
+_registered: set[str] = set()
+_registering = threading.Lock()
+
+# -- gradients of our own ------------------------------------------------------------------------
+
+
+def with_gradient(
+    forward: Callable[..., Any],
+    backward: Callable[..., Any],
+    inputs: Sequence[tf.Tensor],
+    **settings: Any,
+) -> tf.Tensor:
+    """The value of `forward`, with the gradient of `backward`; see `tensors`.
+
+    >>> def forward(n, x, *, times):
+    ...     return n.floor(x), ()
+    >>> def backward(n, upstream, value, x, *, times):
+    ...     return [upstream * times]
+    >>> x = tf.constant(3.0)
+    >>> with tf.GradientTape() as tape:
+    ...     tape.watch(x)
+    ...     y = with_gradient(forward, backward, [x], times=2.0)
+    >>> float(tape.gradient(y, x))
+    2.0
+    """
+    constants = {
+        name: tf.convert_to_tensor(settings[name])
+        for name in sorted(settings)
+        if tf.is_tensor(settings[name])
+    }
+    fixed = {name: value for name, value in settings.items() if name not in constants}
+    value, kept = forward(NAMESPACE, *inputs, **constants, **fixed)
+    name = _register(backward, len(inputs), tuple(constants), fixed)
+    tensors = [value, *inputs, *constants.values(), *kept]
+    if tf.executing_eagerly():
+        made = tf.identity(value)
+    else:
+        # As tf.custom_gradient does it: the operation has whatever the gradient needs for inputs.
+        with tf.compat.v1.get_default_graph().gradient_override_map({"IdentityN": name}):
+            made = tf.identity_n(tensors)[0]
+    # For tapes, which know operations by their types alone.
+    tf.__internal__.record_gradient(name, tensors, (), [made])
+    return made
+
+
+def _register(
+    backward: Callable[..., Any], inputs: int, constants: tuple[str, ...], fixed: dict[str, Any]
+) -> str:
+    """The name of a gradient, which is registered where it is not yet."""
+    described = [f"{key}={_described(value)}" for key, value in sorted(fixed.items())]
+    name = f"{_described(backward)}({', '.join([*constants, *described])})"
+    with _registering:  # replicas trace in threads of their own
+        if name in _registered:
+            return name
+
+        @tf.RegisterGradient(name)
+        def gradient(op: Any, upstream: tf.Tensor, *others: tf.Tensor) -> list[tf.Tensor | None]:
+            if op is None:
+                return [_refused(each) for each in (upstream, *others)]
+            value, *rest = op.inputs
+            given, kept = rest[:inputs], rest[inputs + len(constants) :]
+            known = dict(zip(constants, rest[inputs:], strict=False))
+            found = backward(NAMESPACE, upstream, value, *given, *kept, **known, **fixed)
+            return [None, *found] + [None] * (len(rest) - inputs)
+
+        _registered.add(name)
+    return name
+
+
+def _described(value: Any) -> str:
+    return f"{value.__module__}.{value.__qualname__}" if callable(value) else repr(value)
+
+
+def _refused(tensor: tf.Tensor) -> tf.Tensor | None:
+    """What stands for a gradient where the tensors that it needs are not there.
+
+    TensorFlow writes a gradient into a SavedModel as a function of the upstream gradients alone.
+    """
+    if not tensor.dtype.is_floating:
+        return None
+    with tf.control_dependencies([tf.debugging.Assert(False, [_UNSAVED])]):
+        # XLA leaves assertions out.
+        return tf.fill(tf.shape(tensor), tf.constant(float("nan"), tensor.dtype))
+
+
+def through_tanh(
+    forward: Callable[..., Any], backward: Callable[..., Any], x: tf.Tensor, **settings: Any
+) -> tf.Tensor:
+    """`with_gradient` of what is computed from tanh(x), with respect to x.
+
+    tanh(x) is computed again for the gradient: kept since the forward pass, it would take as much
+    memory as x.
+    """
+    return with_gradient(
+        _of_tanh, _back_through_tanh, [x], of_tanh=forward, back=backward, **settings
+    )
+
+
+def _of_tanh(n: Any, x: tf.Tensor, *, of_tanh: Any, back: Any, **settings: Any) -> Any:
+    del back
+    return of_tanh(n, tf.tanh(x), **settings)
+
+
+def _back_through_tanh(
+    n: Any,
+    upstream: tf.Tensor,
+    value: tf.Tensor,
+    x: tf.Tensor,
+    *kept: tf.Tensor,
+    of_tanh: Any,
+    back: Any,
+    **settings: Any,
+) -> tuple[tf.Tensor]:
+    del of_tanh
+    with tf.control_dependencies([upstream]):
+        values = tf.tanh(x)
+    (slopes,) = back(n, upstream, value, values, *kept, **settings)
+    return (tf.raw_ops.TanhGrad(y=values, dy=slopes),)
+
+
+def compiles_with_xla() -> bool:
+    """Whether the graph that is being traced will be compiled by XLA."""
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        # TensorFlow offers no public way to ask.
+        if type(graph._get_control_flow_context()).__name__ == "XLAControlFlowContext":
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
+
+
+@functools.cache
+def has_accelerator() -> bool:
+    """Whether TensorFlow sees a device that is not a CPU."""
+    return any(device.device_type != "CPU" for device in tf.config.list_physical_devices())
+
+
+# -- rows of the namespace -----------------------------------------------------------------------
+
+
+def fake_quant(
+    x: tf.Tensor, lowest: Any, highest: Any, num_bits: Any, narrow_range: bool = False
+) -> tf.Tensor | None:
+    """FakeQuant's kernel, which rounds and clips in one pass over memory; None without it.
+
+    It takes no bits in a tensor and not 1 bit. XLA's own turns NaN into a number and 0 into nearly
+    0.
+    """
+    if tf.is_tensor(num_bits) or num_bits == 1 or compiles_with_xla():
+        return None
+    return tf.quantization.fake_quant_with_min_max_vars(
+        x, lowest, highest, num_bits, narrow_range=narrow_range
+    )
+
+
+def count_samples_and_features(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
+    """The first size of a tensor, and the product of the others, float32 or numbers."""
+    features = x.shape[1:].num_elements()
+    if features is None:  # of images of any size
+        features = tf.reduce_prod(tf.shape(x, tf.int64)[1:])
+    return tf.cast(tf.shape(x)[0], tf.float32), tf.cast(features, tf.float32)
+
+
+def sums_by_id(values: tf.Tensor, ids: tf.Tensor, size: int) -> tf.Tensor:
+    """The sum of the values with each of the ids 0..size - 1, in float64.
+
+    In float64 it makes no difference to float32 in which order they are added.
+
+    Args:
+        values: any shape.
+        ids: int32, of the same shape.
+        size: how many ids there are.
+
+    >>> sums_by_id(tf.constant([1.0, 2.0, 4.0]), tf.constant([2, 0, 2]), 3).numpy().tolist()
+    [2.0, 0.0, 5.0]
+    """
+    values = tf.cast(values, tf.float64)
+    if compiles_with_xla() or has_accelerator():
+        return tf.math.unsorted_segment_sum(values, ids, size)
+    # On CPUs twenty times as fast. It is not deterministic on GPUs.
+    ids, values = tf.reshape(ids, [-1]), tf.reshape(values, [-1])
+    return tf.math.bincount(ids, weights=values, minlength=size, maxlength=size, dtype=tf.float64)
+
+
+def solve(matrices: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
+    """The vectors x of A x = b, for a row of symmetric positive definite A and one of b."""
+    factor = tf.linalg.cholesky(matrices)
+    return tf.squeeze(tf.linalg.cholesky_solve(factor, tf.expand_dims(right, -1)), -1)
+
+
+def clip(x: tf.Tensor, lowest: Any, highest: Any) -> tf.Tensor:
+    """`x` between two ends, where NaN, which might be clipped to one of them, stays NaN."""
+    return tf.where(tf.math.is_nan(x), x, tf.clip_by_value(x, lowest, highest))
+
+
+def largest_magnitude(values: tf.Tensor, axes: Sequence[int] | None) -> tuple[tf.Tensor, tf.Tensor]:
+    """Max |values|, of which NaN is left out, and whether there may be a NaN.
+
+    Args:
+        values: float32, any shape.
+        axes: those along which it is taken, which stay with length 1; None gives one scalar.
+    """
+
+    def largest_of(values: tf.Tensor) -> tf.Tensor:
+        # Without |values| in memory.
+        highest = tf.reduce_max(values, axis=axes, keepdims=axes is not None)
+        lowest = tf.reduce_min(values, axis=axes, keepdims=axes is not None)
+        return tf.maximum(highest, -lowest)
+
+    if compiles_with_xla():  # its maximum of NaN may be a number
+        return largest_of(without_nan(values, True)), tf.constant(True)
+    largest = largest_of(values)
+    is_nan = tf.math.is_nan(largest)
+    holds_nan = is_nan if axes is None else tf.reduce_any(is_nan)
+    without = tf.cond(holds_nan, lambda: largest_of(without_nan(values, True)), lambda: largest)
+    return without, holds_nan
+
+
+def without_nan(values: tf.Tensor, holds_nan: Any) -> tf.Tensor:
+    """The values, with 0 in the place of NaN; as they are where `holds_nan` is False."""
+
+    def chosen() -> tf.Tensor:
+        return tf.where(tf.math.is_nan(values), 0.0, values)
+
+    return chosen() if holds_nan is True else tf.cond(holds_nan, chosen, lambda: values)
+
+
+def largest_alone(values: tf.Tensor, largest: tf.Tensor) -> tf.Tensor:
+    """The values whose magnitude is the largest, and 0 in the place of all others."""
+    if largest.shape.rank:
+        return tf.where(tf.abs(values) == largest, values, 0.0)
+    edge = largest * JUST_BELOW_ONE
+    return values - keep_inside(values, values, -edge, edge)
+
+
+def inner_product(a: tf.Tensor, b: tf.Tensor, axes: Sequence[int] | None) -> tf.Tensor:
+    """Σ a b over some axes, which stay with length 1, or over all."""
+    return dot(a, b) if axes is None else tf.reduce_sum(a * b, axes, keepdims=True)
+
+
+def range_gradients(
+    upstream: tf.Tensor,
+    passed: tf.Tensor,
+    value: tf.Tensor,
+    reference: tf.Tensor,
+    inside: tf.Tensor,
+    add_up: Callable[[tf.Tensor], tf.Tensor] = tf.reduce_sum,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """The gradients of x in y = s · R(clip(x / s)), and the sum of those of s, times s.
+
+        dx = g f where x is between the ends, else 0
+        s · ds = Σ g y - Σ dx r
+
+    With r = y, as the original PACT has it, nothing is left between the ends, whatever f is. y and
+    r may both be in units of s; then the sum is that of ds. A NaN has no part in it.
+
+    Here it is one sum of the slopes, element by element.
+
+    Args:
+        upstream: g.
+        passed: g f, what rounding passes back; `upstream` itself where it is straight-through.
+        value: y.
+        reference: r, which may be anything at and beyond the ends.
+        inside: where x is between the ends, boolean.
+        add_up: the sum over what shares an s.
+    """
+    slopes = tf.where(inside, value - reference, value)
+    slopes = upstream * tf.where(tf.math.is_nan(value), 0.0, slopes)
+    if passed is not upstream and reference is not value:
+        slopes += tf.where(inside, (upstream - passed) * reference, 0.0)
+    return tf.where(inside, passed, 0.0), add_up(slopes)
+
+
+def clipped_gradients(
+    upstream: tf.Tensor,
+    passed: tf.Tensor,
+    x: tf.Tensor,
+    value: tf.Tensor,
+    lowest: tf.Tensor | float,
+    highest: tf.Tensor,
+    reference: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """The `range_gradients` of an activation, in its own units.
+
+    On CPUs in fewer passes over memory: x is computed again instead of being kept, and the two sums
+    are taken from gradients of parameters where the graph has them. dx is the same bit for bit, and
+    the sum has its terms in another order.
+
+    Args:
+        upstream: see `range_gradients`; float32.
+        passed: see there.
+        x: what was clipped.
+        value: what was made of it.
+        lowest: the lower end: 0, or the negative of `highest`.
+        highest: the upper end, float32 scalar.
+        reference: r, from x and y.
+    """
+    if passed is not upstream:
+        within = (x > lowest) & (x < highest)
+        dx, r = tf.where(within, passed, 0.0), reference(x, value)
+        through = tf.where(within, upstream, 0.0) if r is value else dx
+        q = tf.where(tf.math.is_nan(value), 0.0, value)
+        return dx, tf.reduce_sum(upstream * q - through * tf.where(within, r, 0.0))
+    edge = highest * JUST_BELOW_ONE
+    first = -edge if tf.is_tensor(lowest) else tf.constant(JUST_ABOVE_ZERO)
+    values = computed_again(x, upstream)
+    inside = keep_inside(upstream, values, first, edge)
+    r = reference(values, value)
+    if compiles_with_xla() or has_accelerator():
+        total = tf.reduce_sum(upstream * value - inside * r)
+    else:
+        by_readers = sum_by_readers(value, upstream)
+        by_normalization = sum_by_normalization(x, inside) if r is values else None
+        if by_readers is not None and by_normalization is not None and of_batch_statistics(x):
+            # One number that is not finite, and the statistics of the batch are not, nor anything
+            # that is computed from them: there is nothing to leave out.
+            return inside, by_readers - by_normalization
+        if by_readers is None:
+            by_readers = dot(upstream, value)
+        if by_normalization is None:
+            by_normalization = dot(inside, r)
+        total = by_readers - by_normalization
+
+    def of_finite() -> tf.Tensor:
+        # 0 · inf is NaN: where dx is 0, a non-finite x must not count.
+        q = tf.where(tf.math.is_nan(value), 0.0, value)
+        return tf.reduce_sum(upstream * q - inside * tf.where(tf.math.is_finite(r), r, 0.0))
+
+    return inside, tf.cond(tf.math.is_finite(total), lambda: total, of_finite)
+
+
+def keep_inside(
+    values: tf.Tensor, x: tf.Tensor, lowest: tf.Tensor, highest: tf.Tensor
+) -> tf.Tensor:
+    """`values` where lowest <= x <= highest, else 0; also where x is NaN.
+
+    Args:
+        values: float32, any shape.
+        x: float32, of the same shape.
+        lowest: float32 scalar.
+        highest: float32 scalar.
+
+    >>> keep_inside(tf.constant([1.0, 2.0]), tf.constant([0.5, 7.0]), 0.0, 1.0).numpy().tolist()
+    [1.0, 0.0]
+    """
+    if compiles_with_xla():
+        return tf.where((x >= lowest) & (x <= highest), values, 0.0)
+    # No mask is written, but there is no XLA kernel. FakeQuant's gradient kernel computes more than
+    # is needed, which takes two to three times as long, and its range cannot leave out zero.
+    return tf.raw_ops.QuantizeAndDequantizeV4Grad(
+        gradients=values, input=x, input_min=lowest, input_max=highest
+    ).input_backprop
+
+
+def dot(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+    """Σ a b over all elements.
+
+    Args:
+        a: float32, any shape.
+        b: float32, of the same shape.
+
+    >>> float(dot(tf.constant([1.0, 2.0]), tf.constant([3.0, 4.0])))
+    11.0
+    """
+    if compiles_with_xla() or has_accelerator():
+        # Accelerators multiply matrices in less than float32; XLA fuses this into one pass.
+        return tf.reduce_sum(a * b)
+    # The product of a row and a column writes nothing to memory, and all cores take part. Both are
+    # given as rows, one transposed: in other layouts of the same product they are copied first.
+    row = tf.constant([1, -1])
+    product = tf.matmul(tf.reshape(a, row), tf.reshape(b, row), transpose_b=True)
+    return tf.squeeze(product)
+
+
+def computed_again(x: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
+    """The values of a tensor of the forward pass, for the backward pass.
+
+    Keeping them costs as much memory as the tensor has. What BatchNormalization puts out is cheap
+    to compute again from what it reads, which its own gradient keeps anyway, and its statistics: in
+    one pass over memory, and bit for bit the same. Then only the quantized tensor stays, as in a
+    float network only the rectified one does. Any other tensor is kept; so are all where XLA or an
+    accelerator runs the graph, whose kernels round in their own way.
+
+    Args:
+        x: a tensor of the forward pass.
+        upstream: the gradient that arrives at what is made of it; nothing is computed before it is
+            there.
+
+    Returns:
+        A tensor with the values of `x`, or `x` itself.
+    """
+    norm = normalization_of(x)
+    if norm is None:
+        return x
+    mean, variance = statistics_of(norm)
+    with tf.control_dependencies([upstream]):
+        return tf.raw_ops.FusedBatchNormV3(
+            x=norm.inputs[0],
+            scale=norm.inputs[1],
+            offset=norm.inputs[2],
+            mean=mean,
+            variance=variance,
+            epsilon=norm.get_attr("epsilon"),
+            data_format=norm.get_attr("data_format"),
+            is_training=False,
+        ).y
+
+
+def normalization_of(x: tf.Tensor) -> tf.Operation | None:
+    """The BatchNormalization kernel whose output, in this graph on a CPU, a tensor is; or None."""
+    if not tf.is_symbolic_tensor(x) or compiles_with_xla() or has_accelerator():
+        return None
+    while x.op.type == "Identity":
+        x = x.op.inputs[0]
+    is_output = x.op.type == "FusedBatchNormV3" and x.value_index == 0
+    return x.op if is_output and x.dtype == x.op.inputs[0].dtype == tf.float32 else None
+
+
+def statistics_of(norm: tf.Operation) -> list[tf.Tensor]:
+    """Mean and variance that a BatchNormalization kernel works on, as its gradient takes them.
+
+    In training they are those of the batch, which the kernel keeps for its gradient.
+    """
+    return list(norm.outputs if norm.get_attr("is_training") else norm.inputs)[3:5]
+
+
+def of_batch_statistics(x: tf.Tensor) -> bool:
+    """Whether a tensor is the output of BatchNormalization by the statistics of its batch."""
+    norm = normalization_of(x)
+    return norm is not None and norm.get_attr("is_training")
+
+
+# What keeps the sum, with the operation that its gradient is made of, and which of that operation's
+# inputs is the gradient that it takes.
+_KEEPS_THE_SUM = {
+    "Reshape": ("Reshape", 0),
+    "Pad": ("Slice", 0),
+    "MaxPool": ("MaxPoolGrad", 2),
+    "AvgPool": ("AvgPoolGrad", 1),
+    "SpaceToBatchND": ("BatchToSpaceND", 0),  # of a dilated layer
+}
+_GRADIENT_INPUTS = dict(_KEEPS_THE_SUM.values())
+_PASSES_ON = ("Identity", "IdentityN")
+# Readers that gradients do not come from: of a function with a custom gradient the copies of its
+# arguments, of an activation the mask of its own gradient.
+_NO_GRADIENT = ("IdentityN", "QuantizeAndDequantizeV4Grad", "Shape", "StopGradient")
+_CONVOLUTIONS = {
+    "Conv2DBackpropInput": "Conv2DBackpropFilter",
+    "DepthwiseConv2dNativeBackpropInput": "DepthwiseConv2dNativeBackpropFilter",
+}
+
+
+def sum_by_readers(y: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor | None:
+    """Σ g y as Σ_k ⟨Ξ_k, ∂L/∂Ξ_k⟩ over the linear layers that read y.
+
+    Args:
+        y: a tensor of the forward pass.
+        upstream: g, the gradient of the loss with respect to it, shaped like `y`.
+
+    Returns:
+        A float32 scalar; None where not all of g is the gradient of such layers in this graph.
+    """
+    if not (tf.is_symbolic_tensor(y) and tf.is_symbolic_tensor(upstream)):
+        return None
+    if y.graph is not upstream.graph:
+        return None
+    products: list[tf.Tensor] = []
+    waiting: list[tuple[tf.Tensor, tuple[str, ...]]] = [(upstream, ())]
+    while waiting:
+        gradient, steps = waiting.pop()
+        op = gradient.op
+        if op.type in _PASSES_ON:
+            waiting.append((op.inputs[gradient.value_index], steps))
+        elif op.type in ("AddN", "AddV2") and all(t.shape == gradient.shape for t in op.inputs):
+            waiting.extend((term, steps) for term in op.inputs)
+        elif op.type in _GRADIENT_INPUTS:
+            waiting.append((op.inputs[_GRADIENT_INPUTS[op.type]], (*steps, op.type)))
+        else:
+            product = _weights_by_their_gradient(op, y, steps)
+            if product is None:
+                return None
+            products.append(product)
+    return tf.add_n(products)
+
+
+def sum_by_normalization(y: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor | None:
+    """Σ g y as ⟨γ, ∂L/∂γ⟩ + ⟨β, ∂L/∂β⟩ of the BatchNormalization that y comes out of.
+
+    Args:
+        y: a tensor of the forward pass.
+        upstream: g, all of the gradient of the loss with respect to it.
+
+    Returns:
+        A float32 scalar; None where y is not the output of BatchNormalization in this graph, read
+        by nothing else.
+    """
+    norm = normalization_of(y)
+    if norm is None or not tf.is_symbolic_tensor(upstream) or upstream.graph is not norm.graph:
+        return None
+    if not _read_once(norm.outputs[0], y):
+        return None
+    # Word for word what the gradient of BatchNormalization will be computed by, which comes next:
+    # the graph optimizer keeps one of the two.
+    mean, variance = statistics_of(norm)
+    made = tf.raw_ops.FusedBatchNormGradV3(
+        y_backprop=upstream,
+        x=norm.inputs[0],
+        scale=norm.inputs[1],
+        reserve_space_1=mean,
+        reserve_space_2=variance,
+        reserve_space_3=norm.outputs[5],
+        epsilon=norm.get_attr("epsilon"),
+        data_format=norm.get_attr("data_format"),
+        is_training=norm.get_attr("is_training"),
+    )
+    scale, offset = norm.inputs[1:3]
+    return tf.reduce_sum(scale * made.scale_backprop + offset * made.offset_backprop)
+
+
+def _weights_by_their_gradient(
+    op: tf.Operation, y: tf.Tensor, steps: tuple[str, ...]
+) -> tf.Tensor | None:
+    """⟨Ξ, ∂L/∂Ξ⟩ of a layer that reads y, or what `steps` lead back to from there.
+
+    Args:
+        op: what the gradient of the layer's input may be computed by.
+        y: the tensor.
+        steps: types of the operations between that gradient and the one of y.
+    """
+    if op.type in _CONVOLUTIONS:
+        _, weights, upstream = op.inputs
+        kind, data, place = _CONVOLUTIONS[op.type], 0, 2
+        settings = {
+            name: op.get_attr(name)
+            for name in ("strides", "padding", "dilations", "data_format", "explicit_paddings")
+        }
+    elif op.type == "MatMul" and op.get_attr("transpose_b") and not op.get_attr("transpose_a"):
+        upstream, weights = op.inputs
+        kind, data, place = "MatMul", 0, 1
+        settings = {"transpose_a": True, "transpose_b": False}
+    else:
+        return None
+    for other in upstream.consumers():
+        if (
+            other.type == kind
+            and other.inputs[place] is upstream
+            and all(other.get_attr(name) == value for name, value in settings.items())
+            and other.outputs[0].shape == weights.shape
+            and _leads_to(other.inputs[data], y, steps)
+        ):
+            # Another one is of layers whose outputs are added: its values are the same.
+            return dot(weights, other.outputs[0])
+    return None
+
+
+def _leads_to(tensor: tf.Tensor, y: tf.Tensor, steps: tuple[str, ...]) -> bool:
+    """Whether a tensor is y behind operations whose gradients, from y on, are `steps`."""
+    for step in (*reversed(steps), None):
+        while tensor is not y and tensor.op.type in _PASSES_ON:
+            tensor = tensor.op.inputs[tensor.value_index]
+        if step is not None:
+            if _KEEPS_THE_SUM.get(tensor.op.type, ("", 0))[0] != step:
+                return False
+            tensor = tensor.op.inputs[0]
+    return tensor is y
+
+
+def _read_once(normalized: tf.Tensor, y: tf.Tensor) -> bool:
+    """Whether all gradient of the output of BatchNormalization comes through y, a copy of it."""
+    while True:
+        readers = [op for op in y.consumers() if op.type not in _NO_GRADIENT]
+        if len(readers) > 1:
+            return False
+        if y is normalized:
+            return True
+        (y,) = y.op.inputs
+
+
+# `tensors` says where it is used. Names are those of `keras.ops` where it has the function.
+NAMESPACE = SimpleNamespace(
+    abs=tf.abs,
+    all=tf.reduce_all,
+    any=tf.reduce_any,
+    arange=lambda stop, dtype="int32": tf.range(stop, dtype=dtype),
+    arctanh=tf.atanh,
+    argmax=tf.argmax,
+    argsort=lambda x, axis=-1: tf.argsort(x, axis=axis, stable=True),
+    cast=tf.cast,
+    check_numerics=tf.debugging.check_numerics,
+    clip=clip,
+    clipped_gradients=clipped_gradients,
+    cond=tf.cond,
+    constant=tf.constant,
+    count_samples_and_features=count_samples_and_features,
+    divide_no_nan=tf.math.divide_no_nan,
+    # Its graphs divide by a constant as they always have, by a product with the reciprocal.
+    exact_divisor=lambda number, like: number,
+    eye=tf.eye,
+    fake_quant=fake_quant,
+    floor=tf.floor,
+    inner_product=inner_product,
+    in_widest=lambda values: tf.cast(values, tf.float64),
+    inverse_root=lambda number: tf.math.rsqrt(tf.constant(number, tf.float32)),
+    is_tensor=tf.is_tensor,
+    isfinite=tf.math.is_finite,
+    isnan=tf.math.is_nan,
+    largest_alone=largest_alone,
+    largest_magnitude=largest_magnitude,
+    matmul=tf.matmul,
+    max=tf.reduce_max,
+    maximum=tf.maximum,
+    mean=tf.reduce_mean,
+    min=tf.reduce_min,
+    minimum=tf.minimum,
+    mod=tf.math.floormod,
+    one_hot=tf.one_hot,
+    ones_like=tf.ones_like,
+    range_gradients=range_gradients,
+    replicas=lambda: tf.distribute.get_strategy().num_replicas_in_sync,
+    reshape=tf.reshape,
+    round=tf.round,
+    rsqrt=tf.math.rsqrt,
+    search_rows=tf.searchsorted,
+    searchsorted=tf.searchsorted,
+    sign=tf.sign,
+    solve=solve,
+    sqrt=tf.sqrt,
+    square=tf.square,
+    stack=tf.stack,
+    stop_gradient=tf.stop_gradient,
+    sum=tf.reduce_sum,
+    sums_by_id=sums_by_id,
+    take=lambda x, indices, axis=0: tf.gather(x, indices, axis=axis),
+    take_along_axis=lambda x, indices, axis=-1: tf.gather(x, indices, batch_dims=1),
+    tanh=tf.tanh,
+    tensor=tf.convert_to_tensor,
+    through_tanh=through_tanh,
+    transpose=tf.transpose,
+    where=tf.where,
+    with_gradient=with_gradient,
+    without_nan=without_nan,
+)

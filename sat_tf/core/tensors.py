@@ -1,0 +1,71 @@
+"""The tensor functions that the mathematics is written in, chosen by the tensor.
+
+Every method of this package is written once against a namespace `n`. Of a TensorFlow tensor that is
+`on_tensorflow.NAMESPACE`, with TensorFlow's own functions and kernels; of any other tensor it is
+`on_keras.NAMESPACE`, with those of `keras.ops`, on JAX and PyTorch. Both hold the same names, which
+are those of `keras.ops` where it has the function. Whichever is not used is not imported.
+
+A gradient of its own is a pair of functions of a module:
+
+    forward(n, *inputs, **settings)                             gives the value, and what to keep
+    backward(n, upstream, value, *inputs, *kept, **settings)    gives a gradient for each input
+
+and `n.with_gradient(forward, backward, inputs, **settings)` is the value with that gradient.
+Whatever operations have made the value, their own gradients have no part in it. A setting may be a
+tensor, which has no gradient. The others are numbers, names or tuples of them; TensorFlow registers
+each combination once, so they must not be as many as there are calls.
+"""
+
+import sys
+from typing import Any, TypeAlias
+
+import numpy as np
+
+# A tensor of TensorFlow, JAX or PyTorch.
+Tensor: TypeAlias = Any
+# A namespace of tensor functions.
+Namespace: TypeAlias = Any
+
+_PLAIN = (int, float, list, tuple, np.ndarray, np.generic)
+
+
+def namespace(x: Any) -> Namespace:
+    """The functions of whatever library a tensor belongs to.
+
+    Arrays and numbers belong to TensorFlow where it is loaded, else to Keras 3.
+
+    >>> float(namespace(2.0).sqrt(namespace(2.0).tensor(2.25)))
+    1.5
+    """
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is not None and (isinstance(x, _PLAIN) or tensorflow.is_tensor(x)):
+        from sat_tf.core.on_tensorflow import NAMESPACE as OF_TENSORFLOW
+
+        return OF_TENSORFLOW
+    from sat_tf.core.on_keras import NAMESPACE as OF_KERAS
+
+    return OF_KERAS
+
+
+def is_tensor(x: Any) -> bool:
+    """Whether a value is a tensor, and no number or array."""
+    return not isinstance(x, (*_PLAIN, str, type(None))) and namespace(x).is_tensor(x)
+
+
+def in_float32(n: Namespace, x: Any) -> Tensor:
+    """A tensor, a variable, an array or a number as a float32 tensor."""
+    return n.cast(n.tensor(x), "float32")
+
+
+def sum_as(n: Namespace, values: Tensor, like: Tensor) -> Tensor:
+    """The sum of a tensor over the axes along which another one, that broadcasts to it, has one.
+
+    Args:
+        n: the namespace of the tensors.
+        values: of any shape.
+        like: of the same rank, or a scalar.
+    """
+    if not len(like.shape):
+        return n.sum(values)
+    shared = tuple(axis for axis, size in enumerate(like.shape) if size == 1)
+    return n.sum(values, axis=shared, keepdims=True) if shared else values
