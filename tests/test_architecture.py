@@ -147,8 +147,10 @@ NAMED_BESIDE = {
     "export/converter/float_layers.py": {"ConvLSTM1D", "ConvLSTM2D", "ConvLSTM3D"},
 }
 
-# All that the arithmetic needs besides Python itself.
-CORE_LIBRARIES = {"tensorflow", "sat_tf"}
+# All that the mathematics needs besides Python itself, and the one file for each library of tensors,
+# by whose import that library is loaded.
+CORE_LIBRARIES = {"numpy", "sat_tf"}
+LIBRARY_OF = {"core/on_tensorflow.py": "tensorflow", "core/on_keras.py": "keras"}
 PYTHON = {
     "abc",
     "collections",
@@ -156,6 +158,7 @@ PYTHON = {
     "functools",
     "itertools",
     "math",
+    "sys",
     "threading",
     "types",
     "typing",
@@ -312,11 +315,12 @@ def test_every_part_has_its_arrows():
     assert {_part(name) for name in TREES} <= set(MAY_IMPORT) | SHARED | TOP
 
 
-def test_the_core_imports_nothing_but_tensorflow():
+def test_the_core_is_written_in_no_library_of_tensors():
     def others(name, tree):
         if _part(name) != "core":
             return set()
-        return {imported.split(".")[0] for imported in _imported(tree)} - CORE_LIBRARIES - PYTHON
+        imported = {imported.split(".")[0] for imported in _imported(tree)}
+        return imported - CORE_LIBRARIES - {LIBRARY_OF.get(name)} - PYTHON
 
     assert not _offenders(others)
 
@@ -402,7 +406,8 @@ def test_there_is_one_keras():
         names = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
         wrong = names & {"tf.keras", "tensorflow.keras"}
         imported = set(_imported(tree))
-        beside = ("tensorflow.keras",) if _part(name) == "keras3" else ("keras", "tensorflow.keras")
+        of_keras3 = _part(name) == "keras3" or LIBRARY_OF.get(name) == "keras"
+        beside = ("tensorflow.keras",) if of_keras3 else ("keras", "tensorflow.keras")
         return wrong | {n for n in imported if n.startswith(beside)}
 
     assert not _offenders(others)
