@@ -147,7 +147,7 @@ NAMED_BESIDE = {
     "export/converter/float_layers.py": {"ConvLSTM1D", "ConvLSTM2D", "ConvLSTM3D"},
 }
 
-# All that the mathematics needs besides Python itself, and the one file for each library of tensors,
+# All that the mathematics needs besides Python itself, and the file for each library of tensors,
 # by whose import that library is loaded.
 CORE_LIBRARIES = {"numpy", "sat_tf"}
 LIBRARY_OF = {"core/on_tensorflow.py": "tensorflow", "core/on_keras.py": "keras"}
