@@ -25,7 +25,7 @@ from sat_tf.training.callbacks.recording import Recorder
 from sat_tf.training.loop.start import float_model, load_source
 from sat_tf.training.state.run_folder import RunFolder
 from sat_tf.training.step.learner import accuracy_metrics
-from sat_tf.training.step.stage_plan import StagePlan
+from sat_tf.training.step.schedule import StagePlan
 
 _PAIRS = 8
 _IMAGES = 32

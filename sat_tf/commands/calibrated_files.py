@@ -129,7 +129,7 @@ def _write_report(
 ) -> None:
     """Writes the page, and what it shows: with labels, the results and the answers too."""
     from sat_tf.analysis.layer_table import layer_rows
-    from sat_tf.training.loop.outcome import write_answers_to
+    from sat_tf.training.loop.outcome import of_certificate, write_answers_to
     from sat_tf.training.loop.stage import SAMPLE
     from sat_tf.training.report.report import write_layers, write_report
     from sat_tf.training.report.results import Results
@@ -145,17 +145,10 @@ def _write_report(
         results = Results(
             float_top1=certificate.top1["float"],
             quantized_top1=certificate.top1["quantized"],
-            tflite_top1=certificate.top1["tflite"],
             held_out_images=len(pictures.held_out),
-            tflite_images=len(pictures.held_out),
-            verified_images=len(pictures.held_out),
             parameters=model.count_params(),
-            file_bytes=certificate.bytes,
-            gzip_bytes=certificate.gzip_bytes,
-            codes_compared=certificate.codes_compared,
-            codes_differing=certificate.codes_differing,
-            trained_differing=certificate.trained_differing,
             seconds=time.monotonic() - begun,
+            **of_certificate(certificate),
         )
         folder.write_json(run_folder.RESULTS, results.to_dict())
     write_report(folder)

@@ -85,9 +85,8 @@ def evaluate(folder: RunFolder, console: Console, *, trust: bool = False) -> Non
     quiet_tensorflow()
     from sat_tf.export.deployed import deployed_model
     from sat_tf.training.loop.stage import held_out_metrics
-    from sat_tf.training.loop.start import load_source
+    from sat_tf.training.loop.start import fed_range, fed_source, load_source
     from sat_tf.training.state.classifier_file import data_problems
-    from sat_tf.training.step.fed_source import fed_range, fed_source
 
     model = load_model(folder.file(QUANTIZED_MODEL), trust=trust)
     source = load_source(config)

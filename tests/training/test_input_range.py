@@ -11,9 +11,8 @@ from sat_tf.messages import RunError
 from sat_tf.quantizers.input_range import PIXELS, range_of
 from sat_tf.training.config.config import parse_config
 from sat_tf.training.loop import runner
-from sat_tf.training.loop.start import check_range, float_model
+from sat_tf.training.loop.start import FedSource, check_range, fed_source, float_model, pixels_of
 from sat_tf.training.state.run_folder import RunFolder
-from sat_tf.training.step.fed_source import FedSource, fed_source, pixels_of
 from tests.training.range_model import model_of_small_range
 from tests.training.small import small_images
 

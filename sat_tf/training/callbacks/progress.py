@@ -1,4 +1,4 @@
-"""The progress of a stage, in the terminal and to whoever runs it.
+"""The progress of a stage in the terminal.
 
 Keras's ProgbarLogger knows one epoch at a time: neither the stage, nor how long what is left of it
 takes, and where the output is no terminal it fills the log with a line a step.
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from sat_tf.training.callbacks.recording import StepCallback
-from sat_tf.training.step.stage_plan import StagePlan, StepReport
+from sat_tf.training.step.schedule import StagePlan
 
 _SECONDS_BETWEEN_READINGS = 0.2
 _SECONDS_BETWEEN_LINES = 60.0
@@ -33,15 +33,11 @@ class ProgressBar(StepCallback):
     Args:
         plan: the steps of the stage.
         console: where to show it.
-        report_step: called after every step; it has to be quick.
     """
 
-    def __init__(
-        self, plan: StagePlan, *, console: Console, report_step: StepReport | None = None
-    ) -> None:
+    def __init__(self, plan: StagePlan, *, console: Console) -> None:
         super().__init__(plan)
         self.console = console
-        self._report_step = report_step
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
             # The words take the rest of the line.
@@ -77,8 +73,6 @@ class ProgressBar(StepCallback):
 
     def on_step(self, logs: Any) -> None:
         """Moves the bar on."""
-        if self._report_step is not None:
-            self._report_step(self.plan.stage, self.step)
         now = time.perf_counter()
         if self._epoch_started is None:
             self._epoch_started = self._started = (self.step, now)

@@ -28,7 +28,7 @@ from sat_tf.training.state.history import (
     to_csv,
 )
 from sat_tf.training.state.run_folder import METRICS, STEPS, TENSORBOARD, RunFolder
-from sat_tf.training.step.stage_plan import StagePlan
+from sat_tf.training.step.schedule import StagePlan
 
 
 class StepCallback(keras.callbacks.Callback, abc.ABC):

@@ -17,7 +17,7 @@ from sat_tf.training.config.sections import TrainingConfig
 from sat_tf.training.interruption import Interruption
 from sat_tf.training.state.checkpoints import Checkpoints, describe_break
 from sat_tf.training.step.learner import Learner
-from sat_tf.training.step.stage_plan import Position
+from sat_tf.training.step.schedule import Position
 
 _PROBED_IMAGES = 16
 

@@ -241,7 +241,7 @@ class ModelConfig(Section):
         return known_options(options, MODEL_OPTIONS[name], _KNOWN_TO_THE_RUN)
 
 
-# The learning rate is chosen when the stage starts; see `sat_tf.training.loop.rate_trial`. The
+# The learning rate is chosen when the stage starts; see `sat_tf.training.loop.stage`. The
 # rates that are tried go from steps that change nearly nothing to those of a fresh network.
 AUTO: Literal["auto"] = "auto"
 TRIED_RATES = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03)

@@ -22,13 +22,13 @@ from sat_tf.messages import RunError
 from sat_tf.qat.inputs import takes_pixels
 from sat_tf.top_k import classes_of
 from sat_tf.training.loop.stage import SAMPLE, Run
+from sat_tf.training.loop.start import fed, pixels_of
 from sat_tf.training.report.curves import draw_curves
 from sat_tf.training.report.report import write_answers, write_layers, write_report
 from sat_tf.training.report.results import Results
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.run_folder import CERTIFICATE, TFLITE_MODEL, RunFolder
 from sat_tf.training.state.run_state import RunState, read_trials, settled
-from sat_tf.training.step.fed_source import fed, pixels_of
 
 _BATCH_SIZE = 64
 # The file of a run is measured on all held-out images if they are no more, which takes a minute.
@@ -146,37 +146,40 @@ def _of_file(run: Run, quantized: keras.Model, num_held_out: int) -> dict[str, A
         run.say(f"Beside the float model: {note.text}", style="red" if note.is_bad else None)
     for warning in report.warnings:
         run.say(f"Note: {warning}")
-    return {
-        **_accuracy_of_file(run, certificate, num_held_out),
-        "verified_images": len(pixels),
-        "file_bytes": report.bytes,
-        "gzip_bytes": report.gzip_bytes,
-        "codes_compared": certificate.codes_compared,
-        "codes_differing": certificate.codes_differing,
-        "trained_differing": certificate.trained_differing,
-    }
-
-
-def _accuracy_of_file(run: Run, certificate: Certificate, num_held_out: int) -> dict[str, Any]:
-    """The file's entries of accuracy: on all held-out images where they are few."""
+    entries = of_certificate(certificate)
     if certificate.num_images >= num_held_out or num_held_out > _MOST_MEASURED:
-        return {"tflite_top1": certificate.top1["tflite"], "tflite_images": certificate.num_images}
+        return entries
     run.say(f"file       measuring its top-1 on all {num_held_out:,} held-out images")
-    kind = read_subject(run.folder.file(TFLITE_MODEL)).graph.images[0].type
-    batches = pixels_of(run.source).held_out_batches(batch_size=_BATCH_SIZE)
+    kind = read_subject(path).graph.images[0].type
+    batches = pixels_of(source).held_out_batches(batch_size=_BATCH_SIZE)
     found = evaluate_tflite(
-        run.folder.file(TFLITE_MODEL),
+        path,
         (
             (pixels[labels != NO_LABEL].astype(kind), labels[labels != NO_LABEL])
             for pixels, labels in batches.as_numpy_iterator()
         ),
-        top=(1, 5) if run.source.num_classes > 5 else (1,),
+        top=(1, 5) if source.num_classes > 5 else (1,),
         progress=True,
     )
     return {
+        **entries,
         "tflite_top1": found.top[1],
         "tflite_top5": found.top.get(5),
         "tflite_images": found.num_images,
+    }
+
+
+def of_certificate(certificate: Certificate) -> dict[str, Any]:
+    """The entries of the results that the certificate of a file with labelled images gives."""
+    return {
+        "tflite_top1": certificate.top1["tflite"],
+        "tflite_images": certificate.num_images,
+        "verified_images": certificate.num_images,
+        "file_bytes": certificate.bytes,
+        "gzip_bytes": certificate.gzip_bytes,
+        "codes_compared": certificate.codes_compared,
+        "codes_differing": certificate.codes_differing,
+        "trained_differing": certificate.trained_differing,
     }
 
 

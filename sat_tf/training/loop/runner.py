@@ -32,6 +32,7 @@ from sat_tf.training.loop.start import (
     check_range,
     describe_environment,
     expect_same_on_all_workers,
+    fed_source,
     float_model,
     is_ordinary,
     load_source,
@@ -55,9 +56,7 @@ from sat_tf.training.step.distribution import (
     waiting_note,
     writes_files,
 )
-from sat_tf.training.step.fed_source import fed_source
 from sat_tf.training.step.learner import training_copy
-from sat_tf.training.step.stage_plan import StepReport
 
 # Shares are read from a file with fewer digits where a run has been resumed.
 _ROUNDING = 1e-6
@@ -71,7 +70,6 @@ def train(
     *,
     resume: bool | None = None,
     wait: bool = False,
-    report_step: StepReport | None = None,
 ) -> Results | None:
     """Runs everything, or what is left of it, and fills the run folder as it goes.
 
@@ -82,7 +80,6 @@ def train(
         resume: resume the run in the folder (True), start over and move the old files aside
             (False), or resume if there is one (None).
         wait: for another process that trains in this folder, and take over what it leaves.
-        report_step: called after every step, to show the progress of several runs.
 
     Returns:
         The results, or None where another worker has them.
@@ -128,7 +125,6 @@ def train(
             # All workers record, because what one reads of a model, all do; one record is kept.
             records=folder if writes else RunFolder(pathlib.Path(elsewhere)),
             interruption=interruption,
-            report_step=report_step,
         )
         for line in about_data(pixels):
             run.say(line)

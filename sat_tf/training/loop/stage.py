@@ -1,9 +1,12 @@
 """One stage of training: compile, fit, and hand back a plain model."""
 
 import dataclasses
+import math
 import zlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 from rich.console import Console
@@ -12,6 +15,7 @@ from sat_tf.data.source import ImageSource
 from sat_tf.export.deployed import DeployedModel
 from sat_tf.loading.load import load_model
 from sat_tf.messages import RunError
+from sat_tf.qat.calibrate import estimate_statistics
 from sat_tf.training.callbacks.measuring import (
     BestWeights,
     DeployedRefresher,
@@ -25,7 +29,6 @@ from sat_tf.training.config.config import Config, config_text
 from sat_tf.training.config.sections import AUTO, TRIED_RATES, StageConfig
 from sat_tf.training.interruption import Interruption
 from sat_tf.training.loop.outside_failures import reading_errors_explained
-from sat_tf.training.loop.rate_trial import MEASURED_IMAGES, STEPS, Distance, chosen, try_rates
 from sat_tf.training.recipes.recipes import stage_recipes, stage_teacher
 from sat_tf.training.state.checkpoints import Checkpoints
 from sat_tf.training.state.history import EpochMetrics
@@ -33,12 +36,13 @@ from sat_tf.training.state.run_folder import CHECKPOINTS, CONFIG, FLOAT_MODEL, R
 from sat_tf.training.state.run_state import RateTrial, settled, write_trial
 from sat_tf.training.step.distribution import distributed, from_first_worker
 from sat_tf.training.step.learner import ImageLoss, Learner, training_copy
-from sat_tf.training.step.schedule import make_optimizer
-from sat_tf.training.step.stage_plan import Position, StagePlan, StepReport
+from sat_tf.training.step.schedule import Position, StagePlan, make_optimizer
 
 _HELD_OUT_BATCH_SIZE = 256
 # How many training images activations are measured on.
 SAMPLE = 32
+# A trial of learning rates takes so many steps, and is judged by so many images.
+_TRIED_STEPS, _TRIED_IMAGES, _MEASURED_BATCH_SIZE = 16, 256, 64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,7 +58,6 @@ class Run:
         writes: whether this process writes the folder.
         records: where this process writes metrics and curves; None is the folder.
         interruption: whether the run has been asked to stop.
-        report_step: called after every step.
         rows: the metrics so far; every epoch appends one.
         kept: the epoch whose weights a stage ended with, by the name of the stage; 0 is its start.
     """
@@ -67,7 +70,6 @@ class Run:
     writes: bool = True
     records: RunFolder | None = None
     interruption: Interruption = dataclasses.field(default_factory=Interruption)
-    report_step: StepReport | None = None
     rows: list[EpochMetrics] = dataclasses.field(default_factory=list)
     kept: dict[str, int] = dataclasses.field(default_factory=dict)
 
@@ -248,7 +250,7 @@ def _fit(
     saver = CheckpointSaver(
         checkpoints, run.interruption, run.config.training, flush=recorder.flush
     )
-    progress = ProgressBar(plan, console=run.console, report_step=run.report_step)
+    progress = ProgressBar(plan, console=run.console)
     with recorder, progress:
         for position, epochs, steps in plan.parts():
             saver.set_model(learner)
@@ -298,7 +300,11 @@ def _with_chosen_rate(
 ) -> StageConfig:
     """The settings of a stage with the learning rate that a trial finds best.
 
-    What was tried is recorded in the run folder, and the rate in its configuration.
+    A few steps are trained at each of `TRIED_RATES`, from the same weights. Each trial is the stage
+    in miniature: the same batches, momentum from 0, and a rate that falls to 0 on half a cosine.
+    The loss of the steps themselves is no guide, because a model that leaves all that it knows
+    behind for the batches at hand lowers it fastest: `Distance` judges. What was tried is recorded
+    in the run folder, and the rate in its configuration.
 
     Args:
         run: what it is a stage of.
@@ -311,7 +317,7 @@ def _with_chosen_rate(
     stage = run.config.stages.by_name()[name]
     run.say(
         f"{name:9}  trying learning rates from {TRIED_RATES[0]:g} to {TRIED_RATES[-1]:g}, for "
-        f"{STEPS} steps each"
+        f"{_TRIED_STEPS} steps each"
     )
     with run.strategy.scope():
         learner = Learner(student, batch_size=stage.batch_size, image_loss=image_loss)
@@ -321,23 +327,77 @@ def _with_chosen_rate(
     float_model = load_model(
         run.folder.file(FLOAT_MODEL), safe_mode=not run.config.training.trust_model
     )
-    count = min(MEASURED_IMAGES, run.source.num_train)
+    count = min(_TRIED_IMAGES, run.source.num_train)
     images = run.source.training_sample(count, seed=run.config.seed)
-    distances = try_rates(
-        trained,
-        learner,
-        getattr(optimizer, "inner_optimizer", optimizer),
-        lambda: _training_batches(run, stage.batch_size, Position()),
-        Distance(float_model, training_copy(trained), images),
-        around=_refreshers(student),
-    )
-    rate = float(from_first_worker(run.strategy, [chosen(distances)])[0])
-    trial = RateTrial(learning_rate=rate, distances=distances)
-    run.say(f"{name:9}  learning rate {rate:g}: {trial.in_words()}")
+    distance = Distance(float_model, training_copy(trained), images)
+    sgd = getattr(optimizer, "inner_optimizer", optimizer)
+    weights = trained.get_weights()
+    distances: dict[float, float | None] = {}
+    for rate in TRIED_RATES:
+        trained.set_weights(weights)
+        for variable in sgd.variables:
+            variable.assign(tf.zeros_like(variable))
+
+        def cool(step: int, logs: Any, rate: float = rate) -> None:
+            sgd.learning_rate = rate * 0.5 * (1.0 + math.cos(math.pi * step / _TRIED_STEPS))
+
+        cooling = keras.callbacks.LambdaCallback(on_train_batch_begin=cool)
+        learner.fit(
+            _training_batches(run, stage.batch_size, Position()),
+            steps_per_epoch=_TRIED_STEPS,
+            callbacks=[*_refreshers(student), cooling],
+            verbose=0,
+        )
+        distances[rate] = distance(trained.get_weights())
+    trained.set_weights(weights)
+    # The lowest rate is taken where all have diverged.
+    sizes = {rate: math.inf if far is None else far for rate, far in distances.items()}
+    best = min(sizes, key=lambda rate: (sizes[rate], rate))
+    best = float(from_first_worker(run.strategy, [best])[0])
+    trial = RateTrial(learning_rate=best, distances=distances)
+    run.say(f"{name:9}  learning rate {best:g}: {trial.in_words()}")
     if run.writes:
         write_trial(run.folder, name, trial)
         run.folder.write_text(CONFIG, config_text(settled(run.folder, run.config)))
-    return stage.with_peak(rate)
+    return stage.with_peak(best)
+
+
+class Distance:
+    """How far the answers of a model are from those of the float model that it comes from.
+
+    The mean over training images, prepared like held-out ones, of the divergence
+    Σ p log(p / q), with p and q the probabilities of the float model and of the other, whose
+    statistics of normalization are measured first: a few steps leave moving averages behind.
+
+    Args:
+        float_model: from images to logits.
+        model: a copy of the one that is trained, not bound to a strategy.
+        images: as both take them.
+    """
+
+    def __init__(self, float_model: keras.Model, model: keras.Model, images: np.ndarray) -> None:
+        self._model, self._images = model, images
+        self._expected = self._log_probabilities(float_model)
+
+    def __call__(self, weights: Sequence[np.ndarray]) -> float | None:
+        """The distance with these weights; None where it is not finite."""
+        self._model.set_weights(weights)
+        try:
+            estimate_statistics(self._model, self._images, num_images=len(self._images))
+        except ValueError:  # an activation is not finite
+            return None
+        of_model = self._log_probabilities(self._model)
+        mean = np.sum(np.exp(self._expected) * (self._expected - of_model), axis=-1).mean()
+        return float(mean) if np.isfinite(mean) else None
+
+    def _log_probabilities(self, model: keras.Model) -> np.ndarray:
+        batches = (
+            self._images[start : start + _MEASURED_BATCH_SIZE]
+            for start in range(0, len(self._images), _MEASURED_BATCH_SIZE)
+        )
+        logits = [model(tf.cast(batch, tf.float32), training=False) for batch in batches]
+        values: np.ndarray = tf.nn.log_softmax(tf.cast(tf.concat(logits, 0), tf.float64)).numpy()
+        return values
 
 
 def held_out_metrics(model: keras.Model, source: ImageSource) -> dict[str, float]:

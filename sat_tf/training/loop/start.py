@@ -11,6 +11,7 @@ import warnings
 from importlib import metadata
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 from rich.console import Console
@@ -18,23 +19,24 @@ from rich.markup import escape
 
 from sat_tf import data, models
 from sat_tf.analysis.range_accuracy import USUAL_IMAGES, range_accuracies
-from sat_tf.data.source import ImageSource
+from sat_tf.data.source import ImageSource, ReadingError
 from sat_tf.export.tflite.metadata import checked_metadata
+from sat_tf.graph.network import Network
 from sat_tf.loading.load import bounded_variables
 from sat_tf.messages import RunError, first_ones, list_problems
+from sat_tf.qat.inputs import input_ranges
 from sat_tf.qat.layout import GuessedClippingLevelsWarning
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.requantize import requantize
 from sat_tf.qat.scheme import quantize_model
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.quantizers.input_range import InputRange
+from sat_tf.quantizers.input_range import PIXELS, InputRange
 from sat_tf.quantizers.protocol import ActivationQuantizer
 from sat_tf.training.config.config import Config
 from sat_tf.training.recipes.recipes import check_teacher
 from sat_tf.training.state.classifier_file import read_classifier
 from sat_tf.training.state.run_state import differences, float_model_hash
 from sat_tf.training.step.distribution import from_all_workers
-from sat_tf.training.step.fed_source import fed_range
 from sat_tf.version import __version__
 
 # Twice those of the largest model in its published form; training holds several copies.
@@ -44,6 +46,7 @@ _OF_A_MACHINE = {
     *("data.options.data_dir", "data.options.cache_dir", "training.float_model"),
     *("recipes.distillation.teacher", "training.trust_model"),
 }
+_CHANNELS = 3
 _PACKAGES = (
     *("tensorflow", "tf_keras", "tensorflow-model-optimization", "ai-edge-litert", "numpy"),
     *("scikit-learn", "matplotlib", "pillow"),
@@ -116,6 +119,77 @@ def about_data(source: ImageSource) -> list[str]:
         f"train on, {source.num_test:,} held out, {source.image_size}x{source.image_size} pixels",
         *(f"Note: {note}" for note in source.notes),
     ]
+
+
+class FedSource(ImageSource):
+    """The images of a source of pixels as float32 real values of an input range.
+
+    Args:
+        pixels: the source.
+        found: the real values of its pixels.
+    """
+
+    def __init__(self, pixels: ImageSource, found: InputRange) -> None:
+        self.pixels, self.range = pixels, found
+        self.name, self.image_size = pixels.name, pixels.image_size
+        self.num_classes = pixels.num_classes
+        self.num_train, self.num_test = pixels.num_train, pixels.num_test
+        self.class_names, self.preprocessing = pixels.class_names, pixels.preprocessing
+        self.notes = pixels.notes
+        # The real value of each pixel in each channel, the channels of a pixel side by side.
+        every = np.repeat(np.arange(256, dtype=np.uint8)[:, None], _CHANNELS, axis=1)
+        self._values = found.fed(every).reshape(-1)
+
+    @property
+    def reading_error(self) -> ReadingError | None:
+        """The error of the source."""
+        return self.pixels.reading_error
+
+    def training_batches(self, **options: Any) -> Any:
+        """The batches of the source in the input range."""
+        return self.pixels.training_batches(**options).map(self._fed)
+
+    def held_out_batches(self, **options: Any) -> Any:
+        """The batches of the source in the input range."""
+        return self.pixels.held_out_batches(**options).map(self._fed)
+
+    def training_sample(self, count: int, *, seed: int) -> Any:
+        """The sample of the source in the input range: float32."""
+        return self.range.fed(self.pixels.training_sample(count, seed=seed))
+
+    def held_out_sample(self, most: int) -> tuple[Any, Any]:
+        """The sample of the source in the input range: float32, and labels."""
+        images, labels = self.pixels.held_out_sample(most)
+        return self.range.fed(images), labels
+
+    def _fed(self, images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        if self.range.reversed_channels:
+            images = images[..., ::-1]
+        numbers = tf.cast(images, tf.int32) * _CHANNELS + tf.range(_CHANNELS)
+        return tf.gather(tf.constant(self._values), numbers), labels
+
+
+def fed_source(pixels: ImageSource, found: InputRange) -> ImageSource:
+    """The source in an input range; the source itself where models take pixels."""
+    return pixels if found == PIXELS else FedSource(pixels, found)
+
+
+def fed(source: ImageSource, pixels: np.ndarray) -> np.ndarray:
+    """Pixels as the models of a source take them: float32."""
+    if isinstance(source, FedSource):
+        return np.asarray(source.range.fed(pixels))
+    return pixels.astype(np.float32)
+
+
+def pixels_of(source: ImageSource) -> ImageSource:
+    """The source of pixels, which the file takes."""
+    return source.pixels if isinstance(source, FedSource) else source
+
+
+def fed_range(model: keras.Model) -> InputRange:
+    """The input range of a quantized model with one input; pixels if that is not an image."""
+    network = Network(model)
+    return input_ranges(network).get(network.inputs[0], PIXELS)
 
 
 def expect_same_on_all_workers(

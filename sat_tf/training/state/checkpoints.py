@@ -16,7 +16,7 @@ from sat_tf.messages import RunError, first_ones
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.training.state.run_folder import is_about_a_file
 from sat_tf.training.step.learner import Learner
-from sat_tf.training.step.stage_plan import Position
+from sat_tf.training.step.schedule import Position
 
 _MOST_NAMED = 3
 

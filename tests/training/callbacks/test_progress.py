@@ -9,7 +9,7 @@ from rich.console import Console
 from sat_tf.messages import RunError
 from sat_tf.training.callbacks import progress as module
 from sat_tf.training.callbacks.progress import ProgressBar
-from sat_tf.training.step.stage_plan import Position, StagePlan
+from sat_tf.training.step.schedule import Position, StagePlan
 
 LOGS = {"loss": 0.5, "top1": 0.9, "val_loss": 0.6, "val_top1": 0.8}
 
@@ -111,15 +111,6 @@ def test_the_last_epoch_of_a_stage_given_in_steps_may_be_shorter(clock):
     assert "left 0:00:05" in first
     assert "epoch 2/2" in second
     assert second.endswith("left 0:00:00")
-
-
-def test_who_runs_it_is_told_of_every_step(clock):
-    told = []
-    bar = ProgressBar(
-        plan(), console=Console(quiet=True), report_step=lambda *step: told.append(step)
-    )
-    run(bar, clock, 1, 2)
-    assert told == [("float", 1), ("float", 2)]
 
 
 def test_logs_are_read_five_times_a_second_at_most(clock):

@@ -15,7 +15,7 @@ from sat_tf.training.callbacks.recording import Recorder, drop_events_after, rec
 from sat_tf.training.state.history import to_csv
 from sat_tf.training.state.run_folder import METRICS, STEPS, TENSORBOARD, RunFolder
 from sat_tf.training.step.learner import Top1, Top5
-from sat_tf.training.step.stage_plan import Position, StagePlan
+from sat_tf.training.step.schedule import Position, StagePlan
 from tests.training.small import small_float_model, small_images, small_quantized_model
 
 BATCH = 8

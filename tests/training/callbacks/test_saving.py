@@ -7,7 +7,7 @@ import pytest
 from sat_tf.training.callbacks.saving import CheckpointSaver
 from sat_tf.training.config.sections import TrainingConfig
 from sat_tf.training.interruption import Interruption, Stopped
-from sat_tf.training.step.stage_plan import Position
+from sat_tf.training.step.schedule import Position
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -14,7 +14,7 @@ from sat_tf.messages import RunError
 from sat_tf.training.state import checkpoints
 from sat_tf.training.state.checkpoints import Checkpoints
 from sat_tf.training.step.learner import Learner, training_copy
-from sat_tf.training.step.stage_plan import Position, StagePlan
+from sat_tf.training.step.schedule import Position, StagePlan
 from tests.training.small import small_images, small_quantized_model
 
 IMAGES = small_images()
