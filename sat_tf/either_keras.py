@@ -78,8 +78,7 @@ def _requantized(of_tf_keras: Any, model: Any, *args: Any, **kwargs: Any) -> Any
 
 
 def _on_twin(of_tf_keras: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-    from sat_tf.keras3.conversion.arrays import as_numpy
-    from sat_tf.keras3.conversion.twin import twin_of
+    from sat_tf.keras3.conversion.twin import as_numpy, twin_of
 
     return of_tf_keras(twin_of(model), *as_numpy(args), **as_numpy(kwargs))
 
@@ -94,8 +93,7 @@ def _in_place(of_tf_keras: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _verified(of_tf_keras: Any, model: Any, path: Any, images: Any, *args: Any, **kw: Any) -> Any:
-    from sat_tf.keras3.conversion.arrays import as_numpy
-    from sat_tf.keras3.conversion.twin import warn_of_other_answers
+    from sat_tf.keras3.conversion.twin import as_numpy, warn_of_other_answers
 
     certificate = _on_twin(of_tf_keras, model, path, images, *args, **kw)
     warn_of_other_answers(model, as_numpy(images))

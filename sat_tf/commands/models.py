@@ -48,7 +48,7 @@ def read_keras_model(path: pathlib.Path, advice: str, *, trust: bool = False) ->
         RunError: it cannot be loaded or converted, or would run code; says why.
     """
     load_tensorflow()
-    from sat_tf.keras3.conversion.any_version import read_model
+    from sat_tf.keras3.conversion.incoming import read_model
     from sat_tf.loading.model_file import OtherFileError, is_keras3_file
     from sat_tf.loading.trust import UntrustedModelError
 

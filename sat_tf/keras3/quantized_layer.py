@@ -156,6 +156,22 @@ class QuantizedLayer(keras3.layers.Wrapper):
         latent = ops.cast(ops.convert_to_tensor(kernel), "float32")
         return self.weight_quantizer(latent, training, self.kernel_variables)
 
+    def compute_output_spec(self, inputs: Any, **options: Any) -> Any:
+        """Shape and type of the output: those of the layer inside, which quantizers keep.
+
+        Without it, Keras runs the quantizers to find out, which takes most of the time of building
+        a model. It still does where the layer inside may make parts of itself when it is called.
+        """
+        if self.place == INSTEAD:
+            made = inputs
+        elif type(self.layer).__module__.startswith("keras."):
+            made = self.layer.compute_output_spec(inputs)
+        else:
+            made = None
+        if not keras3.backend.is_float_dtype(getattr(made, "dtype", None) or "int32"):
+            return super().compute_output_spec(inputs, **options)
+        return keras3.KerasTensor(made.shape, made.dtype)
+
     # Not `compute_output_shape`: Keras would then take the output to be of this layer's type.
     def _output_shape(self, input_shape: Any) -> Any:
         if self.place == INSTEAD:

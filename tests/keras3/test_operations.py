@@ -13,7 +13,7 @@ from sat_tf.graph.calls.arithmetic import gelu_by_tanh
 from sat_tf.graph.operation_layers import absolute
 from sat_tf.graph.rewrite import with_layers_for_operations
 from sat_tf.keras3 import operations
-from sat_tf.keras3.conversion.trainable import trainable
+from sat_tf.keras3.conversion.placed import placed
 
 VALUES = np.random.default_rng(4).uniform(0.1, 3.0, (3, 8, 8, 4)).astype(np.float32)
 
@@ -103,7 +103,7 @@ OPERATIONS = [
 def test_operations_are_those_of_tensorflow_bit_for_bit(function):
     image = keras.Input((8, 8, 4), name="image")
     model = with_layers_for_operations(keras.Model(image, function(image)))
-    made = trainable(model, {})
+    made = placed(model, {}).model
     again = keras3.Model.from_config(made.get_config())
     expected, received = model(VALUES), again(VALUES)
     assert received.dtype == expected.dtype
@@ -162,7 +162,7 @@ OWN_LAYERS = [
 @pytest.mark.parametrize("layer", OWN_LAYERS, ids=lambda layer: layer.name)
 def test_layers_of_quantized_operations_are_those_of_tf_keras(layer):
     image = keras.Input(VALUES.shape[1:], name="image")
-    made = trainable(keras.Model(image, layer(image)), {})
+    made = placed(keras.Model(image, layer(image)), {}).model
     np.testing.assert_array_equal(made(VALUES), layer(VALUES))
     copy = type(layer).from_config(layer.get_config())
     np.testing.assert_array_equal(copy(VALUES), layer(VALUES))

@@ -1,4 +1,4 @@
-"""From Keras 3 to tf_keras: the conversion and its proof."""
+"""The conversion of Keras 3 models and files to tf_keras, with its proof."""
 
 import os
 import pathlib
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sat_tf.atomic_file import expect_path
-from sat_tf.loading.load import bounded_weights, named_by_content
-from sat_tf.loading.model_file import ModelFile, Part, open_model_file, parts
+from sat_tf.loading.load import bounded_weights, load_model, named_by_content
+from sat_tf.loading.model_file import ModelFile, Part, open_model_file, parts, read_model_file
 from sat_tf.loading.trust import UntrustedModelError, untrusted
 from sat_tf.messages import list_problems, reason_of
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Layers of Keras 3 that hold programs: of PyTorch, JAX and TensorFlow.
 _PROGRAMS = ("TorchModuleWrapper", "TFSMLayer", "JaxLayer", "FlaxLayer", "__lambda__")
-# Where Keras 3 has its activations, by the public names of its modules.
+# Modules of Keras 3 in which files find its activations.
 _FUNCTION_MODULES = ("builtins", "keras.activations", "keras.ops", "keras.ops.nn")
 _OURS = "sat_tf>"
 # Layers of the models that `quantize_model` makes of those of Keras 3.
@@ -112,6 +112,46 @@ def convert(
     for layer, twin in made.pairs():
         keep_codes(layer, twin)
     return Conversion(made.model, prove(made))
+
+
+class ReadModel(NamedTuple):
+    """A model of tf_keras that was read from a file, and how it was converted.
+
+    Attributes:
+        model: not compiled.
+        note: a line that says so for a model of Keras 3; None for one of tf_keras.
+    """
+
+    model: "keras.Model"
+    note: str | None
+
+
+def read_model(path: str | os.PathLike[str], *, safe_mode: bool = True) -> ReadModel:
+    """The model of a `.keras` or HDF5 file of Keras 2 or Keras 3, or of a SavedModel of Keras 2.
+
+    A model of Keras 3 is converted, with the proof of `from_keras3`.
+
+    Args:
+        path: of the file or the folder.
+        safe_mode: see `sat_tf.loading.load.load_model`.
+
+    Raises:
+        UntrustedModelError: it would run code.
+        ValueError: there is no such model, it is damaged, or has no counterpart in tf_keras.
+    """
+    found = read_model_file(path)
+    if found is None or not found.is_keras3:
+        return ReadModel(load_model(path, safe_mode=safe_mode), None)
+    converted = convert(path, safe_mode=safe_mode)
+    return ReadModel(
+        converted.model,
+        f"{path}: saved by Keras {found.version}; converted to tf_keras with sat_tf.from_keras3, "
+        + (
+            f"outputs differ by at most {converted.proof.difference:.1g} of their largest value."
+            if converted.proof.difference
+            else "outputs are equal."
+        ),
+    )
 
 
 def translated(

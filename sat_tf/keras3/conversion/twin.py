@@ -1,18 +1,20 @@
 """The tf_keras twin of a Keras 3 model: on it everything is planned, measured and exported.
 
-    float Keras 3 model → float twin → quantized twin → quantized Keras 3 model
-                                                     ↑ values ↓
-                                        twin of the quantized model → TFLite file
+    float Keras 3 model → float twin → plan
+            ↓                           ↓ what is placed where
+    quantized Keras 3 model ← values → quantized twin → TFLite file
 
-The plan of a quantized model is in its layers, so that its twin can be made at any time, also of a
-file that was trained on another machine. Models keep theirs: it is made and proved once, and gets
-the values of the Keras 3 model again whenever it is asked for.
+The plan is a quantized model of tf_keras, and stays the twin of the Keras 3 model that it was
+applied to. It is in the layers of that model too, so that a file that was trained on another
+machine gets a twin again. A twin is made and proved once, and takes the values of the Keras 3 model
+again whenever it is asked for.
 """
 
 import dataclasses
 import os
+import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import keras as keras3
@@ -23,10 +25,10 @@ import tf_keras as keras
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import flattened
 from sat_tf.graph.network import Network
-from sat_tf.keras3.conversion.graph import functional_of
+from sat_tf.keras3.conversion.graph import Keras3Graph, functional_of
 from sat_tf.keras3.conversion.incoming import translated
-from sat_tf.keras3.conversion.proof import Proof, expect_same, prove
-from sat_tf.keras3.conversion.trainable import Original, settings_text, trainable
+from sat_tf.keras3.conversion.placed import Original, placed, settings_text
+from sat_tf.keras3.conversion.proof import Proof, prove
 from sat_tf.keras3.conversion.translator import Translated
 from sat_tf.keras3.conversion.values import (
     copy_to_keras3,
@@ -44,9 +46,12 @@ from sat_tf.qat.policy_of import policy_of, remember
 from sat_tf.qat.requantize import requantize
 from sat_tf.qat.scheme import quantize_model
 
+# The batches of a data set of PyTorch that has none.
+_BATCH_SIZE = 64
 # Images on which a Keras 3 model is compared with its twin, whose file is verified.
 _COMPARED = 64
-# Of a value, as a fraction of the largest of its channel: more than single codes make of it.
+# A value that differs by more than this fraction of the largest of its channel is not one of single
+# codes that differ.
 _ANOTHER_NUMBER = 0.05
 
 
@@ -63,12 +68,11 @@ class _Twin:
 _twins: "weakref.WeakKeyDictionary[Any, _Twin]" = weakref.WeakKeyDictionary()
 
 
-def twin_of(model: keras3.Model, made_of: keras.Model | None = None) -> keras.Model:
+def twin_of(model: keras3.Model) -> keras.Model:
     """The tf_keras model that computes what a Keras 3 model does, with the values of now.
 
     Args:
         model: a float or a quantized Keras 3 model.
-        made_of: the tf_keras model that it was just made of, which the twin is compared with.
 
     Raises:
         ValueError: it cannot be translated, or a layer computes something else in tf_keras; names
@@ -77,24 +81,27 @@ def twin_of(model: keras3.Model, made_of: keras.Model | None = None) -> keras.Mo
     found = _twins.get(model)
     if found is None or found.settings != _settings(layer for layer, _ in _layers(found)):
         made = translated(model, is_twin=True)
-        if made_of is not None:
-            expect_same(made, made_of)
-        layers = list(made.pairs())
-        for layer, twin in layers:
-            keep_codes(layer, twin)
-        proof = prove(made)
         policy = None if found is None else policy_of(found.model)
         if policy is not None:
             remember(made.model, policy)
-        # Weakly: models go when their users let them.
-        pairs = [(weakref.ref(one), other) for one, other in layers]
-        _twins[model] = _Twin(made.model, pairs, proof, _settings(one for one, _ in layers))
-        return made.model
+        return _kept(model, made)
     for layer, twin in _layers(found):
         copy_trainable(layer, twin)
         copy_to_twin(layer, twin)
         keep_codes(layer, twin)
     return found.model
+
+
+def _kept(model: keras3.Model, made: Translated) -> keras.Model:
+    """The twin of a model, which is proved, and found by `twin_of` from now on."""
+    layers = list(made.pairs())
+    for layer, twin in layers:
+        keep_codes(layer, twin)
+    proof = prove(made)
+    # Weakly: models go when their users let them.
+    pairs = [(weakref.ref(one), other) for one, other in layers]
+    _twins[model] = _Twin(made.model, pairs, proof, _settings(one for one, _ in layers))
+    return made.model
 
 
 def proof_of(model: keras3.Model) -> Proof:
@@ -187,7 +194,7 @@ def quantized(model: keras3.Model, policy: BitPolicy | int | None = None) -> ker
         )
     made = translated(model, is_twin=True)
     prove(made)
-    return _of_twin(quantize_model(made.model, policy), _originals(made), model)
+    return _of_plan(quantize_model(made.model, policy), _originals(made), model)
 
 
 def requantized(model: keras3.Model, policy: BitPolicy) -> keras3.Model:
@@ -196,12 +203,12 @@ def requantized(model: keras3.Model, policy: BitPolicy) -> keras3.Model:
     Raises:
         ValueError: it is not quantized, or cannot be quantized as asked.
     """
-    twin = requantize(twin_of(model), policy)
+    plan = requantize(twin_of(model), policy)
     inner = (
         (layer.layer, other.layer) if isinstance(layer, QuantizedLayer) else (layer, other)
         for layer, other in _layers(_twins[model])
     )
-    return _of_twin(twin, {layer.name: Original(layer, other) for layer, other in inner}, model)
+    return _of_plan(plan, {layer.name: Original(layer, other) for layer, other in inner}, model)
 
 
 def _originals(made: Translated) -> dict[str, Original]:
@@ -219,16 +226,27 @@ def _by_path(made: Translated, prefix: str) -> Iterator[tuple[str, Original]]:
             yield f"{prefix}{layer.name}", Original(call.operation, layer)
 
 
-def _of_twin(
-    twin: keras.Model, originals: dict[str, Original], original: keras3.Model
+def _of_plan(
+    plan: keras.Model, originals: Mapping[str, Original], original: keras3.Model
 ) -> keras3.Model:
-    """The Keras 3 model of a quantized twin, of the class of the user's model."""
-    model = in_class_of(original, trainable(twin, originals), _built)
-    again = twin_of(model, twin)  # and with it the proof
-    policy = policy_of(twin)
-    if policy is not None:
-        remember(again, policy)
+    """The quantized model of the class of the user's, whose twin the plan is."""
+    found = placed(plan, originals)
+    model = in_class_of(original, found.model, _built)
+    for layer, twin in found.pairs:
+        _take_names(layer, twin)
+    plan._set_output_names()  # Keras keeps them apart from the layers'
+    of_layer = {id(layer): twin for layer, twin in found.pairs}
+    graph = Keras3Graph(model)
+    calls = ((call, of_layer[id(call.operation)], None) for call in graph.calls)
+    _kept(model, Translated(graph, plan, list(calls)))
     return model
+
+
+def _take_names(layer: Any, twin: Any) -> None:
+    """Gives a layer of the plan its name in Keras 3, which refuses slashes, and the one inside."""
+    twin._name = layer.name
+    if isinstance(layer, QuantizedLayer):
+        _take_names(layer.layer, twin.layer)
 
 
 def _built(kind: type, model: keras3.Model, further: dict[str, Any]) -> keras3.Model:
@@ -238,3 +256,36 @@ def _built(kind: type, model: keras3.Model, further: dict[str, Any]) -> keras3.M
     if functional_of(made) is None or len(made.layers) != len(model.layers):
         raise TypeError("its constructor builds another graph from inputs and outputs")
     return made
+
+
+def as_numpy(value: Any) -> Any:
+    """Tensors of any backend as NumPy's, also in tuples, lists and dictionaries, and in batches."""
+    if isinstance(value, dict):
+        return {key: as_numpy(inner) for key, inner in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(as_numpy(inner) for inner in value)
+    top = type(value).__module__.split(".")[0]
+    if isinstance(value, keras3.Variable):
+        return keras3.ops.convert_to_numpy(value)
+    if top in ("torch", "jax", "jaxlib") and hasattr(value, "shape"):
+        return np.asarray(value.detach().cpu() if top == "torch" else value)
+    if isinstance(value, keras3.utils.PyDataset):
+        return _Batches(lambda: (value[index] for index in range(len(value))))
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.utils.data.DataLoader):
+        return _Batches(lambda: iter(value))
+    if torch is not None and isinstance(value, torch.utils.data.Dataset):
+        return _Batches(lambda: iter(torch.utils.data.DataLoader(value, batch_size=_BATCH_SIZE)))
+    return value
+
+
+class _Batches:
+    """The batches of a data set of another library, with NumPy's arrays."""
+
+    def __init__(self, batches: Callable[[], Iterator[Any]]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._batches():
+            found = as_numpy(batch)
+            yield tuple(found) if isinstance(found, list) else found

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.keras3.conversion.any_version import read_model
+from sat_tf.keras3.conversion.incoming import read_model
 from sat_tf.training.state.classifier_file import read_classifier
 
 IMAGES = tf.constant(np.random.default_rng(0).uniform(0.0, 1.0, (8, 8, 8, 3)), tf.float32)

@@ -1,8 +1,12 @@
-"""From a quantized tf_keras model to a Keras 3 model that trains, layer by layer."""
+"""A plan of quantizers, applied to the layers of a Keras 3 model.
 
-import functools
+The plan is the quantized twin in tf_keras: a graph of layers by name, with what is placed at each.
+"""
+
+import dataclasses
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import keras as keras3
@@ -10,18 +14,19 @@ import numpy as np
 import tf_keras as keras
 
 from sat_tf.graph import layer_kinds, operation_layers
+from sat_tf.graph.flatten import unique_name
 from sat_tf.graph.layers.kind import SAME, Keras3
+from sat_tf.graph.network import Network, Node
 from sat_tf.keras3 import operations
 from sat_tf.keras3.conversion import layer_table
 from sat_tf.keras3.conversion.activations import keras3_name
-from sat_tf.keras3.conversion.assembly import Filled, Names, build
-from sat_tf.keras3.conversion.calls import calls_of
 from sat_tf.keras3.conversion.values import copy_to_keras3
 from sat_tf.keras3.quantized_layer import ACTIVATION, BEFORE_ACTIVATION, BEHIND, INSTEAD
 from sat_tf.keras3.quantized_layer import QuantizedLayer as QuantizedLayer3
 from sat_tf.keras3.quantizers import table as table3
 from sat_tf.messages import did_you_mean, list_problems
 from sat_tf.qat.configs import PlacedConfig
+from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.table import serialize_quantizer
 
@@ -45,41 +50,100 @@ _NEUTRAL: dict[str, Any] = {
 
 
 class Original(NamedTuple):
-    """A Keras 3 layer, and what it has become in tf_keras.
-
-    Attributes:
-        layer: the Keras 3 layer.
-        translation: the layer of tf_keras.
-    """
+    """A Keras 3 layer of the user's, and the layer of tf_keras that it was translated to."""
 
     layer: Any
     translation: Any
 
 
-def trainable(model: keras.Model, originals: Mapping[str, Original]) -> keras3.Model:
-    """The Keras 3 model that trains as a quantized tf_keras model does, with its values.
+class Placed(NamedTuple):
+    """A Keras 3 model with quantizers.
+
+    Attributes:
+        model: the model.
+        pairs: its layers, each with the layer of the plan that it was made of.
+    """
+
+    model: keras3.Model
+    pairs: list[tuple[Any, Any]]
+
+
+def placed(plan: keras.Model, originals: Mapping[str, Original]) -> Placed:
+    """The Keras 3 model in which the user's layers have the quantizers of a plan, and its values.
+
+    Layers have the names of the plan, but for slashes, which Keras 3 refuses and which become `_`.
 
     Args:
-        model: the quantized model.
-        originals: the Keras 3 layers that its layers come from, by their names in it. Their
-            settings are taken, which tf_keras may not have, of those that have not become other
-            ones since they were translated; other layers get those of tf_keras.
+        plan: the quantized model of tf_keras: which layer reads which, and what is placed there.
+        originals: the user's layers by the names that they have in the plan. They are copied with
+            their own settings, which tf_keras may not have, unless the plan has made another layer
+            of them; what the user's model does not have is made with the plan's settings.
 
     Raises:
-        ValueError: a layer or a quantizer has no form in Keras 3; names all of them.
+        ValueError: a layer or a quantizer has no form in Keras 3; names all of them. Or Keras 3
+            cannot call a layer as tf_keras does; names the first.
     """
-    calls = list(calls_of(model))
-    layers = {call.layer.name: call.layer for call in calls}
+    network = Network(plan)
+    layers = {node.layer.name: node.layer for node in network}
     found = {name: _problem(layer, originals) for name, layer in layers.items()}
     problems = [f"{name}: {problem.rstrip('.')}." for name, problem in found.items() if problem]
     if problems:
-        raise ValueError(list_problems(f"model {model.name!r}", problems))
+        raise ValueError(list_problems(f"model {plan.name!r}", problems))
+    name_of = _names([*layers.values(), *map(inner_layer, layers.values())])
+    made: dict[int, Any] = {}
+    pairs: list[tuple[Any, Any]] = []
+    tensors: dict[str, Any] = {}
+    for node in network:
+        layer = node.layer
+        if isinstance(layer, keras.layers.InputLayer):
+            tensors[node.name] = keras3.Input(
+                batch_shape=tuple(layer.output.shape), dtype=layer.dtype, name=name_of(layer.name)
+            )
+            continue
+        is_new = id(layer) not in made
+        if is_new:
+            made[id(layer)] = _made(layer, name_of, originals)
+            pairs.append((made[id(layer)], layer))
+        tensors[node.name] = _called(plan, node, made[id(layer)], tensors)
+        if is_new:
+            copy_to_keras3(layer, made[id(layer)])  # the first call has built it
+    inputs, outputs = network.pack(tensors)
+    return Placed(keras3.Model(inputs, outputs, name=plan.name.replace("/", "_")), pairs)
 
-    def pieces_of(layer: Any, names: Names) -> list[Callable[..., Any]]:
-        made = _made(layer, names, originals)
-        return [Filled(made, functools.partial(copy_to_keras3, layer))]
 
-    return build(model, calls, pieces_of)[0]
+def _names(layers: Iterable[Any]) -> Callable[[str], str]:
+    """A function that gives each layer of a plan its name in Keras 3; call it once for each."""
+    taken = {layer.name for layer in layers if "/" not in layer.name}
+
+    def name_of(name: str) -> str:
+        return unique_name(name.replace("/", "_"), taken) if "/" in name else name
+
+    return name_of
+
+
+def _called(plan: keras.Model, node: Node, layer: Any, tensors: Mapping[str, Any]) -> Any:
+    # Keras 3 decides itself whether it trains, and where a tensor carries a mask.
+    kept = {
+        name: value
+        for name, value in node.arguments.items()
+        if value is not None and name not in ("training", "mask")
+    }
+    try:
+        given = [tensors[name] for name in node.inputs]
+        return dataclasses.replace(node, arguments=kept).call(layer, given)
+    except Exception as error:  # code of users may raise anything
+        raise ValueError(
+            f"model {plan.name!r}: {node.layer.name}: received a layer that Keras 3 cannot call "
+            f"this way ({_reason(error)}); build the model without it."
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    """The line with the reason, without what Keras puts around it in bold."""
+    text = re.sub("\x1b\\[[0-9;]*m", "", str(error)) or type(error).__name__
+    inside = re.search(r"Error encountered:\s*([^\n]+)", text)
+    inside = inside or re.search(r"Exception encountered[^\n]*\s*([^\n]+)", text)
+    return (inside.group(1) if inside else text.splitlines()[0]).strip().rstrip(".")
 
 
 def _problem(layer: Any, originals: Mapping[str, Original]) -> str | None:
@@ -101,19 +165,19 @@ def _problem(layer: Any, originals: Mapping[str, Original]) -> str | None:
     return _settings_problem(inner)
 
 
-def _made(layer: Any, names: Names, originals: Mapping[str, Original]) -> Any:
+def _made(layer: Any, name_of: Callable[[str], str], originals: Mapping[str, Original]) -> Any:
     if not isinstance(layer, QuantizedLayer):
-        return _plain(layer, names.give(layer.name), originals)
+        return _plain(layer, name_of(layer.name), originals)
     config, inner = layer.quantize_config, layer.layer
     plain = config.get_config()
     return QuantizedLayer3(
-        _plain(inner, names.give(inner.name), originals),
+        _plain(inner, name_of(inner.name), originals),
         table3.deserialize_quantizer(plain["weights"]),
         table3.deserialize_quantizer(plain["output"]),
         place=_place(config, inner),
         annotation=config.annotation,
         inserted=config.inserted,
-        name=names.give(layer.name),
+        name=name_of(layer.name),
         trainable=layer.trainable,
     )
 
@@ -127,7 +191,7 @@ def _place(config: PlacedConfig, layer: Any) -> str:
 
 
 def _plain(layer: Any, name: str, originals: Mapping[str, Original]) -> Any:
-    """The layer of Keras 3 that does in training, too, what one of tf_keras does."""
+    """The user's layer again, or a layer of Keras 3 with the settings of one of tf_keras."""
     original = _original(layer, originals)
     if original is not None:
         config = {**original.get_config(), "name": name}
@@ -172,7 +236,7 @@ def _original(layer: Any, originals: Mapping[str, Original]) -> Any:
 
 
 def settings_text(settings: Any) -> str:
-    """What layers of either Keras have in `get_config`, as text that can be compared."""
+    """Settings from `get_config` of either Keras as text, so that they can be compared."""
     return json.dumps(settings, default=str, sort_keys=True)
 
 
