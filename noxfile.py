@@ -53,7 +53,7 @@ def lowest_requirements() -> dict[str, str]:
         for node in ast.walk(tree)
         if isinstance(node, ast.keyword) and node.arg == "install_requires"
     )
-    # Those of some Pythons alone, behind a semicolon, are left out.
+    # Requirements of some Pythons alone, behind a semicolon, are left out.
     split = (re.fullmatch(r"([\w-]+)>=([\d.]+)[^;]*", words) for words in found)
     return {one[1]: f"{one[2]}.*" for one in split if one and one[1] != "tf_keras"}
 

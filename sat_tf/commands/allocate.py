@@ -17,9 +17,14 @@ from sat_tf.commands.models import (
     quiet_tensorflow,
     value_errors_as_run_errors,
 )
-from sat_tf.commands.options import add_input_range, input_range_fields
+from sat_tf.commands.options import (
+    Parser,
+    add_input_range,
+    add_policy,
+    input_range_fields,
+    read_policy,
+)
 from sat_tf.commands.pixels import add_image_arguments, image_options, images_as_fed
-from sat_tf.commands.policies import add_policy, read_policy
 from sat_tf.messages import RunError, did_you_mean, list_problems
 from sat_tf.presentation.palette import check_picture_path
 from sat_tf.qat.policy import BitPolicy
@@ -60,7 +65,7 @@ _USUAL_IMAGES = 256
 _SENSITIVITY = "sensitivity"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Adds the command's arguments."""
     add_model_argument(parser)
     parser.add_argument(
@@ -77,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what is minimized: sensitivity (the loss with one layer quantized), or a CSV file; "
         "default: sensitivity",
     )
-    parser.add_argument(
+    parser.advanced.add_argument(
         "--latency", metavar="FILE", help="milliseconds of all linear layers, as a CSV file"
     )
     for name in ("weight_bits", "activation_bits"):
@@ -88,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             default=tuple(range(2, 9)),
             help="to choose from; default: 2,3,4,5,6,7,8",
         )
-    parser.add_argument(
+    parser.advanced.add_argument(
         "--pack",
         default="auto",
         help="how the file stores kernels, as for sat-tf export: auto, none, int4 or int2; "
@@ -98,7 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_range(parser)
     add_image_arguments(parser, default="none; measured costs need them", usual=str(_USUAL_IMAGES))
     add_model_sizes(parser)
-    parser.add_argument(
+    parser.advanced.add_argument(
         "--seconds",
         metavar="X",
         type=float,
@@ -109,7 +114,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--picture", metavar="FILE", help="draw the least cost over a limit, as .png or .svg"
     )
-    parser.add_argument(
+    parser.advanced.add_argument(
         "--over",
         metavar="LIMIT",
         help="the limit of that curve; default: the tightest of the budget",

@@ -17,7 +17,7 @@ from sat_tf.commands.models import (
     quiet_tensorflow,
     value_errors_as_run_errors,
 )
-from sat_tf.commands.options import add_input_range, input_range_fields
+from sat_tf.commands.options import Parser, add_input_range, input_range_fields
 from sat_tf.commands.pixels import (
     ImageOptions,
     add_image_arguments,
@@ -54,21 +54,20 @@ exit status: 0; with --strict 1 if a rule is broken; 2 if something cannot be re
 _USUAL_IMAGES = 32
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Adds the command's arguments."""
     add_model_argument(parser)
     add_image_arguments(
         parser, default="none; for a run, its held-out images", usual=str(_USUAL_IMAGES)
     )
-    parser.add_argument("--data", dest="dataset", help=argparse.SUPPRESS)
     add_model_sizes(parser)
     add_input_range(parser)
     parser.add_argument("--page", metavar="FILE", help="write a page with pictures (HTML)")
     parser.add_argument("--csv", metavar="FILE", help="write the full table as CSV")
-    parser.add_argument(
+    parser.advanced.add_argument(
         "--only_findings", action="store_true", help="leave out layers that keep all rules"
     )
-    parser.add_argument(
+    parser.advanced.add_argument(
         "--strict", action="store_true", help="exit with status 1 if a rule is broken"
     )
 

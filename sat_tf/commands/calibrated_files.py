@@ -49,7 +49,7 @@ class Pictures:
     preprocessing: Preprocessing = COVERING
 
     def held_out_sample(self, most: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """As that of a source, but without labels where there are none."""
+        """Takes images as a source does, without labels where there are none."""
         chosen = spread_evenly(len(self.held_out), most)
         return self.held_out[chosen], None if self.labels is None else self.labels[chosen]
 
@@ -102,7 +102,7 @@ def write_calibrated(
     )
     with folder.written(run_folder.QUANTIZED_MODEL) as temporary:
         quantized.save(temporary)
-    # Those of the certificate are printed with it.
+    # Warnings of the certificate are printed with it.
     for warning in (text for text in report.warnings if text not in certificate.warnings):
         console.print(f"Note: {escape(warning)}", highlight=False, soft_wrap=True)
     print_certificate(certificate, str(file), console)

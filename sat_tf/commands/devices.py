@@ -15,7 +15,7 @@ from sat_tf.export.file_verification import read_subject
 from sat_tf.messages import RunError
 from sat_tf.presentation.tables import Column, Marked, Table, digits
 
-# As many as a slow machine runs in a moment; noise of this many reaches nearly all codes.
+# A slow machine runs so many in a moment, and noise of so many reaches nearly all codes.
 USUAL_IMAGES = 16
 
 # The images that options name, for the input of a file.
@@ -24,7 +24,7 @@ LoadPixels = Callable[[ImageOptions], Pixels]
 
 @dataclasses.dataclass(frozen=True)
 class DeviceOptions:
-    """What the arguments say of other machines.
+    """The arguments that are about other machines.
 
     Attributes:
         kit: where to write a proof kit, if anywhere.

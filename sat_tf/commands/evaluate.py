@@ -8,7 +8,7 @@ import numpy as np
 from rich.console import Console
 
 from sat_tf.commands.models import load_model, quiet_tensorflow
-from sat_tf.commands.options import add_trust
+from sat_tf.commands.options import Parser, add_trust
 from sat_tf.commands.pixels import ImageOptions, add_image_arguments, image_options
 from sat_tf.export.evaluate import evaluate_simulator, evaluate_tflite, file_interface
 from sat_tf.export.tflite.metadata import read_metadata
@@ -31,19 +31,19 @@ examples:
 _USUAL_TOP = (1, 5)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Adds the command's arguments."""
     parser.add_argument(
         "source", metavar="RUN_DIR|TFLITE", help="folder of a finished run, or a TFLite file"
     )
     add_trust(parser)
     add_image_arguments(parser, default="the held-out images of the run", usual="all")
-    parser.add_argument(
+    parser.advanced.add_argument(
         "--simulator",
         action="store_true",
         help="run the integer simulation of the TFLite file, not LiteRT",
     )
-    parser.add_argument(
+    parser.advanced.add_argument(
         "--processes", metavar="N", type=int, help="for a TFLite file; default: one for each core"
     )
 

@@ -13,8 +13,13 @@ from sat_tf.commands.models import (
     quiet_tensorflow,
     value_errors_as_run_errors,
 )
-from sat_tf.commands.options import add_input_range, input_range_fields
-from sat_tf.commands.policies import add_policy, read_policy
+from sat_tf.commands.options import (
+    Parser,
+    add_input_range,
+    add_policy,
+    input_range_fields,
+    read_policy,
+)
 from sat_tf.presentation.palette import check_picture_path
 from sat_tf.training.state.run_folder import CONFIG
 
@@ -43,18 +48,18 @@ exit status: 0; 1 if the model cannot be quantized as asked; 2 if something cann
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Adds the command's arguments."""
     add_model_argument(parser)
     add_policy(parser)
     add_input_range(parser)
-    parser.add_argument(
+    parser.advanced.add_argument(
         "--image_size",
         metavar="N",
         type=int,
         help="of a model given by its name (default: 224), or of open image sizes",
     )
-    parser.add_argument(
+    parser.advanced.add_argument(
         "--num_classes", metavar="N", type=int, help="of a model given by its name; default: 1000"
     )
     parser.add_argument("--page", metavar="FILE", help="write a page with the diagram (HTML)")

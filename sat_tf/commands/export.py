@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from sat_tf.commands.models import load_model, quiet_tensorflow
-from sat_tf.commands.options import add_trust
+from sat_tf.commands.options import Parser, add_trust
 from sat_tf.export.certificate.holds import verdict_of
 from sat_tf.messages import RunError
 from sat_tf.training.config.config import read_config
@@ -39,7 +39,7 @@ examples:
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Adds the command's arguments."""
     parser.add_argument(
         "source", metavar="RUN_DIR|MODEL", help="folder of a run, or a quantized .keras model"
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry_run", action="store_true", help="print every operation of the file, and write none"
     )
-    parser.add_argument(
+    parser.advanced.add_argument(
         "--route",
         default="direct",
         metavar="direct|converter",
@@ -73,14 +73,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="append a softmax: outputs are probabilities; default: as in the run's config",
     )
-    parser.add_argument("--resizable", action="store_true", help="leave the batch size open")
+    parser.advanced.add_argument(
+        "--resizable", action="store_true", help="leave the batch size open"
+    )
     parser.add_argument(
         "--labels",
         metavar="FILE",
         help="text file with the name of a class on each line; default: the run's labels.txt",
     )
-    parser.add_argument("--description", metavar="TEXT", help="what the model does")
-    parser.add_argument(
+    parser.advanced.add_argument("--description", metavar="TEXT", help="what the model does")
+    parser.advanced.add_argument(
         "--compare_storage",
         action="store_true",
         help="print what each choice of --pack costs in bytes and in time",
@@ -236,7 +238,7 @@ def export(
 
 
 def _of_run(folder: RunFolder, model: "keras.Model") -> dict[str, Any]:
-    """What a run has written down of its classes and its preprocessing, for its file.
+    """Reads what a run has written down of its classes and its preprocessing, for its file.
 
     Raises:
         RunError: these files are damaged.

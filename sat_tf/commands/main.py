@@ -24,7 +24,7 @@ from sat_tf.commands import (
     train,
     verify,
 )
-from sat_tf.commands.options import with_negative_ranges
+from sat_tf.commands.options import Parser, with_negative_ranges
 from sat_tf.data.source import ReadingError
 from sat_tf.messages import RunError, shown
 from sat_tf.presentation.console import make_console
@@ -127,8 +127,8 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or bool(exhausted and isinstance(error, exhausted))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="sat-tf",
         description="Low-bit quantization-aware training for Keras, with a certified TFLite export."
         " `sat-tf COMMAND --help` explains a command.",

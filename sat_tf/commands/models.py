@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from sat_tf.commands.noise import hide_noise
-from sat_tf.commands.options import add_trust
+from sat_tf.commands.options import Parser, add_trust
 from sat_tf.messages import RunError, did_you_mean
 from sat_tf.training.config.sections import MODEL_OPTIONS
 from sat_tf.training.state.run_folder import CONFIG, QUANTIZED_MODEL, RunFolder
@@ -94,7 +94,7 @@ _APPLICATIONS = "keras.applications:"
 _FILES = (".keras", ".h5", ".hdf5")
 
 
-def add_model_argument(parser: argparse.ArgumentParser) -> None:
+def add_model_argument(parser: Parser) -> None:
     """Adds MODEL and --trust_model, for `model_maker`."""
     parser.add_argument(
         "model",
@@ -105,12 +105,12 @@ def add_model_argument(parser: argparse.ArgumentParser) -> None:
     add_trust(parser)
 
 
-def add_model_sizes(parser: argparse.ArgumentParser) -> None:
+def add_model_sizes(parser: Parser) -> None:
     """Adds --image_size and --num_classes."""
-    parser.add_argument(
+    parser.advanced.add_argument(
         "--image_size", metavar="N", type=int, help="of a model given by its name; default: 224"
     )
-    parser.add_argument(
+    parser.advanced.add_argument(
         "--num_classes", metavar="N", type=int, help="of a model given by its name; default: 1000"
     )
 

@@ -1,4 +1,4 @@
-"""What libraries in C++ say though nothing is wrong, and how the command line keeps quiet of it.
+"""Keeps quiet of what libraries in C++ say though nothing is wrong.
 
 Such lines go straight to the standard error of the process, some of them while a library is
 imported. Here another process reads them, and passes on what it does not know: it outlives a
@@ -21,7 +21,8 @@ _NOISE = re.compile(
     rb"|[IW]\d{4} [\d.:]+ "
     rb"|\d{4}-\d\d-\d\d [\d.:]+: [IW] "
     rb"|To enable the following instructions: "
-    # What it calls errors on machines without a GPU or AVX-512, or with two copies of a library.
+    # TensorFlow calls these errors on machines without a GPU or AVX-512, or with two copies of a
+    # library.
     rb"|(E\d{4} |\d{4}-\d\d-\d\d [\d.:]+: E ).*"
     rb"(cuInit|Unable to register cu\w+ factory|computation placer already registered"
     rb"|oneDNN supports DT_UINT8 only)"

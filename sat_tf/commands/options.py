@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import functools
 import os
 import pathlib
 import re
@@ -11,17 +12,29 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from sat_tf.arguments import SEED_LIMIT
-from sat_tf.messages import RunError
+from sat_tf.messages import RunError, list_problems, listed_problems
+from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.policy_fields import OLD_INPUT_RANGE
 from sat_tf.quantizers.input_range import range_problem
+from sat_tf.training.config.config import load_yaml, read_yaml_text
 from sat_tf.training.interruption import Interruption, Stopped
 
-_RANGE_OPTIONS = ("--input_range", "--input_max")
+_RANGE = "--input_range"
 _NEGATIVE = re.compile(r"-[\d.]")
 
 
-def add_resume(parser: argparse.ArgumentParser) -> None:
+class Parser(argparse.ArgumentParser):
+    """The parser of a command, whose help ends with the options that few users need."""
+
+    @functools.cached_property
+    def advanced(self) -> "argparse._ArgumentGroup":
+        """The group of these options."""
+        return self.add_argument_group("advanced")
+
+
+def add_resume(parser: Parser) -> None:
     """Adds --resume and --no-resume."""
-    parser.add_argument(
+    parser.advanced.add_argument(
         "--resume",
         action=argparse.BooleanOptionalAction,
         help="resume the run in the folder, or start over and move its files aside; default: "
@@ -41,9 +54,9 @@ def seeds(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(seed(word.strip()) for word in text.split(",")))
 
 
-def add_trust(parser: argparse.ArgumentParser) -> None:
+def add_trust(parser: Parser) -> None:
     """Adds --trust_model, for every command that loads a model."""
-    parser.add_argument(
+    parser.advanced.add_argument(
         "--trust_model",
         action="store_true",
         help="load a model that runs code: one of Keras 2 with Lambda layers or classes of other "
@@ -66,7 +79,7 @@ def add_input_range(parser: argparse.ArgumentParser, *, default: str = "0,255") 
         default: what holds if it is left out, in words.
     """
     parser.add_argument(
-        *_RANGE_OPTIONS,
+        _RANGE,
         metavar="LOW,HIGH|NAME",
         type=_input_range,
         help="the real values of the pixels 0 and 255 for a float model, such as 0,1 for x / 255, "
@@ -83,7 +96,7 @@ def with_negative_ranges(words: Sequence[str]) -> list[str]:
     """
     joined: list[str] = []
     for word in words:
-        if joined and joined[-1] in _RANGE_OPTIONS and _NEGATIVE.match(word):
+        if joined and joined[-1] == _RANGE and _NEGATIVE.match(word):
             joined[-1] += f"={word}"
         else:
             joined.append(word)
@@ -107,6 +120,82 @@ def _input_range(text: str) -> Any:
     if problem:
         raise argparse.ArgumentTypeError(f"{text!r}: {problem}")
     return value
+
+
+def add_policy(parser: argparse.ArgumentParser) -> None:
+    """Adds --policy, for `read_policy`."""
+    parser.add_argument(
+        "--policy",
+        nargs="+",
+        default=[],
+        metavar="FILE|KEY=VALUE",
+        help="how to quantize: a YAML file, fields of BitPolicy, or a file and then fields",
+    )
+
+
+def read_policy(words: list[str], config: pathlib.Path, flags: dict[str, Any]) -> BitPolicy | None:
+    """The policy that --policy describes, or the run's, with flags; None if nothing is given.
+
+    Args:
+        words: a file and fields, in any order.
+        config: of the run whose folder is explained, if it is one.
+        flags: fields that have options of their own, which override the others.
+
+    Raises:
+        RunError: the policy is invalid; lists every problem.
+    """
+    files = [word for word in words if "=" not in word]
+    if len(files) > 1:
+        raise RunError(
+            f"--policy: received the files {' and '.join(files)}, expected one at most; write "
+            "fields as KEY=VALUE."
+        )
+    if not words and not flags and not config.is_file():
+        return None
+    fields: dict[str, Any] = {}
+    if files:
+        fields = _fields_in(pathlib.Path(files[0]))
+    elif config.is_file():
+        fields = _fields_in(config)
+    problems = []
+    for word in words:
+        if word in files:
+            continue
+        key, _, text = word.partition("=")
+        try:
+            fields[key.strip()] = load_yaml(text)
+        except ValueError as error:
+            problems.append(f"{word!r}: the value is not valid YAML; {error}")
+    if flags:
+        fields = {key: value for key, value in fields.items() if key != OLD_INPUT_RANGE} | flags
+    policy = None
+    try:
+        policy = BitPolicy(**fields)
+    except ValueError as error:
+        problems += listed_problems(error)
+    if problems:
+        raise RunError(list_problems("--policy", problems))
+    return policy
+
+
+def _fields_in(path: pathlib.Path) -> dict[str, Any]:
+    """The fields of a policy in a file, or in the configuration of a run."""
+    try:
+        values = load_yaml(read_yaml_text(path))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise RunError(
+            f"--policy {path}: {reason}; expected a YAML file with fields of BitPolicy, or "
+            "KEY=VALUE."
+        ) from error
+    if isinstance(values, dict) and isinstance(values.get("policy"), dict):
+        values = values["policy"]
+    if not isinstance(values, dict):
+        raise RunError(
+            f"--policy {path}: received {type(values).__name__}, expected a mapping with fields of "
+            "BitPolicy, such as `weight_bits: 4`."
+        )
+    return {str(key): value for key, value in values.items()}
 
 
 @contextlib.contextmanager
@@ -165,10 +254,5 @@ def unless_stopped(
         said = f"Stopped as asked; everything is saved in {folder}: the same command resumes."
         if stopped.by_keyboard:
             raise KeyboardInterrupt(said) from None
-        console.print(
-            said,
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
-        )
+        console.print(said, highlight=False, markup=False, soft_wrap=True)
         return None

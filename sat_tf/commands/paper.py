@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from sat_tf.commands.models import quiet_tensorflow
-from sat_tf.commands.options import add_overrides, seeds, unless_stopped
+from sat_tf.commands.options import Parser, add_overrides, seeds, unless_stopped
 from sat_tf.messages import RunError, list_problems
 from sat_tf.reproduction.paper.library import Entry, data_sets, find
 from sat_tf.reproduction.paper.record import read_outcomes
@@ -36,7 +36,7 @@ _RUN_DIR = "runs/paper"
 _RESULTS = "runs/paper/results.csv"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Adds the command's arguments."""
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 

@@ -12,6 +12,7 @@ import numpy as np
 from rich.console import Console
 from rich.markup import escape
 
+from sat_tf.commands.options import Parser
 from sat_tf.data import DATA_SETS, source
 from sat_tf.data.picture_folder import load_files, load_folder, resized
 from sat_tf.data.shards import spread_evenly
@@ -63,7 +64,7 @@ class Pixels:
 
 @dataclasses.dataclass(frozen=True)
 class ImageOptions:
-    """Which images the arguments of a command name.
+    """The images that the arguments of a command name.
 
     Attributes:
         images: a folder of pictures or an .npy file.
@@ -227,7 +228,7 @@ def _labels_of_file(
     return numbers[labels], f"{len(names)} classes, numbered by the names in the file"
 
 
-def add_image_arguments(parser: argparse.ArgumentParser, *, default: str, usual: str) -> None:
+def add_image_arguments(parser: Parser, *, default: str, usual: str) -> None:
     """Adds --images, --dataset, --data_dir and --num_images.
 
     Args:
@@ -245,7 +246,7 @@ def add_image_arguments(parser: argparse.ArgumentParser, *, default: str, usual:
     parser.add_argument(
         "--dataset", metavar="NAME", help=f"held-out images of {', '.join(DATA_SETS)}"
     )
-    parser.add_argument(
+    parser.advanced.add_argument(
         "--data_dir", metavar="DIR", help="where that data set is: for folder, tfds and tfrecords"
     )
     parser.add_argument(
@@ -273,7 +274,7 @@ class FedImages(NamedTuple):
         images: float32.
         labels: None where there are none.
         fed: the range that the model reads.
-        note: why that may be another one; None where nothing speaks for it.
+        note: why that may be another one, if anything says so.
     """
 
     images: Any

@@ -18,6 +18,7 @@ from sat_tf.arguments import is_between
 from sat_tf.commands.calibrated_files import Pictures, write_calibrated
 from sat_tf.commands.models import quiet_tensorflow, read_keras_model, value_errors_as_run_errors
 from sat_tf.commands.options import (
+    Parser,
     add_input_range,
     add_overrides,
     add_resume,
@@ -57,7 +58,7 @@ _OF_STAGE = {"batch_size", "warmup_learning_rate", "base_learning_rate"}
 _CROPS: Mapping[str, Any] = types.MappingProxyType(
     {"resize_ratio": 1.0, "smallest_area": 0.6, "mirrored": False}
 )
-# With fewer bits a network that is not trained loses what it can.
+# A network that is not trained loses accuracy with fewer bits.
 _FEWEST_WITHOUT_TRAINING = 7
 
 SUMMARY = "turn a trained model and a folder of pictures into a certified TFLite file"
@@ -75,7 +76,7 @@ examples:
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Adds the command's arguments."""
     parser.add_argument(
         "model",
@@ -104,7 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=0,
         help="of training, which needs folders of classes; default: 0, calibrated only",
     )
-    parser.add_argument(
+    parser.advanced.add_argument(
         "--learning_rate",
         metavar="N",
         type=_learning_rate,
@@ -116,7 +117,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", metavar="DIR", help="where the files go; default: runs/<model>_w<N>a<N>"
     )
     add_resume(parser)
-    parser.add_argument("--seed", type=seed, default=0, help="of the training; default: 0")
+    parser.advanced.add_argument("--seed", type=seed, default=0, help="of the training; default: 0")
     add_overrides(parser, "change one setting of the training, as in sat-tf train")
 
 
@@ -400,7 +401,7 @@ def _print_files(folder: RunFolder, console: Console) -> None:
             )
 
 
-# Of the files of a run, what to look for first.
+# These are the files of a run to look at first.
 _SHOWN = {
     run_folder.TFLITE_MODEL: "the file for the device",
     run_folder.CERTIFICATE_PAGE: "the proof, to read",

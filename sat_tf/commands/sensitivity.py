@@ -13,7 +13,7 @@ from sat_tf.commands.models import (
     quiet_tensorflow,
     value_errors_as_run_errors,
 )
-from sat_tf.commands.options import add_input_range, input_range_fields
+from sat_tf.commands.options import Parser, add_input_range, input_range_fields
 from sat_tf.commands.pixels import add_image_arguments, image_options, images_as_fed
 from sat_tf.messages import RunError
 from sat_tf.presentation.palette import check_picture_path
@@ -37,7 +37,7 @@ _USUAL_IMAGES = 256
 _METRICS = ("top1", "distance", "divergence")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Adds the command's arguments."""
     add_model_argument(parser)
     add_image_arguments(parser, default="none; images are required", usual=str(_USUAL_IMAGES))
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=4,
         help="of weights and activations, as in BitPolicy.mobile(N); default: 4",
     )
-    parser.add_argument(
+    parser.advanced.add_argument(
         "--first_last_weight_bits",
         metavar="N",
         type=int,
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the weights of the first and last layer; default: 8",
     )
     add_input_range(parser)
-    parser.add_argument(
+    parser.advanced.add_argument(
         "--metric",
         choices=_METRICS,
         help="what layers are ranked by; default: top1 with labels, distance without",

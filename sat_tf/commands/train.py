@@ -7,7 +7,14 @@ from collections.abc import Iterable
 from rich.console import Console
 
 from sat_tf.commands.models import load_tensorflow, quiet_tensorflow
-from sat_tf.commands.options import add_overrides, add_resume, add_trust, seed, unless_stopped
+from sat_tf.commands.options import (
+    Parser,
+    add_overrides,
+    add_resume,
+    add_trust,
+    seed,
+    unless_stopped,
+)
 from sat_tf.messages import RunError
 from sat_tf.training.config.config import (
     DEMO,
@@ -37,7 +44,7 @@ examples:
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Adds the command's arguments."""
     parser.add_argument(
         "--config",
@@ -60,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where the files go; default: runs/<name in the config>",
     )
     add_resume(parser)
-    parser.add_argument("--seed", type=seed, help="overrides the seed in the config")
+    parser.advanced.add_argument("--seed", type=seed, help="overrides the seed in the config")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> bool:

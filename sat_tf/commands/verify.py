@@ -15,7 +15,7 @@ from sat_tf.commands.devices import (
     write_device_kit,
 )
 from sat_tf.commands.models import load_model, quiet_tensorflow
-from sat_tf.commands.options import add_trust, open_folder
+from sat_tf.commands.options import Parser, add_trust, open_folder
 from sat_tf.commands.pixels import (
     USUAL_IMAGES,
     ImageOptions,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What to verify.
+    """The files to verify.
 
     Attributes:
         tflite: the file.
@@ -146,7 +146,7 @@ examples:
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Adds the command's arguments."""
     parser.add_argument(
         "source",
@@ -182,12 +182,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also write a proof kit, which checks the file on the machine that it is taken to, "
         "with Python, NumPy and ai-edge-litert alone; default of --num_images: 16",
     )
-    parser.add_argument(
+    parser.advanced.add_argument(
         "--kit_codes",
         action="store_true",
         help="put every code into the kit, so that it counts those that differ",
     )
-    parser.add_argument(
+    parser.advanced.add_argument(
         "--runtime",
         choices=list(RUNTIMES),
         action="append",

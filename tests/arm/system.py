@@ -74,7 +74,7 @@ def system_folder() -> pathlib.Path:
 
 
 def find_system() -> ArmSystem:
-    """The Arm system in the cache, and the emulator for it.
+    """Finds the Arm system in the cache, and the emulator for it.
 
     Raises:
         ValueError: there is none, it is damaged, or it has another LiteRT than this Python.

@@ -36,7 +36,7 @@ def test_images_give_gradients_and_the_files_that_are_asked_for(files, tmp_path,
     assert "expected 0 to 2" in said(capsys)
     assert not page.exists()
     words = ["audit", "mobilenet_v2_small", "--image_size", "16", "--num_classes", "10"]
-    words += ["--data", "digits", "--num_images", "8", "--csv", str(table), "--page", str(page)]
+    words += ["--dataset", "digits", "--num_images", "8", "--csv", str(table), "--page", str(page)]
     assert main.main(words) == 0
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
     with table.open(encoding="utf-8") as file:

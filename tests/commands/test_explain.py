@@ -4,7 +4,7 @@ import pathlib
 import pytest
 import tensorflow_model_optimization as tfmot
 
-from sat_tf.commands import main, policies
+from sat_tf.commands import main, options
 from sat_tf.messages import RunError
 from tests.commands.light import told_without_tensorflow
 from tests.planning.models import with_odd_activation
@@ -97,9 +97,9 @@ def test_what_cannot_be_explained_is_said_without_tensorflow(words, expected, tm
 
 def test_an_error_of_python_in_one_line_is_a_problem_of_the_policy(monkeypatch):
     # Its digits are more than Python writes, so that the policy's own message is one of Python's.
-    monkeypatch.setattr(policies, "load_yaml", lambda text: 10**5000)
+    monkeypatch.setattr(options, "load_yaml", lambda text: 10**5000)
     with pytest.raises(RunError, match=r"--policy: 1 problem\n  - Exceeds the limit"):
-        policies.read_policy(["weight_bits=x"], pathlib.Path("nowhere"), {})
+        options.read_policy(["weight_bits=x"], pathlib.Path("nowhere"), {})
 
 
 def test_the_help_has_examples_and_needs_no_tensorflow():

@@ -1,9 +1,8 @@
-import argparse
-
 import numpy as np
 import pytest
 from PIL import Image
 
+from sat_tf.commands.options import Parser
 from sat_tf.commands.pixels import ImageOptions, add_image_arguments, image_options
 from sat_tf.export.certificate.inputs import random_images
 from sat_tf.export.tflite.metadata import Metadata
@@ -74,7 +73,7 @@ def test_what_is_wrong_with_names_is_said_before_anything_is_read(wanted, expect
 
 
 def test_numbers_of_images_are_above_0(capsys):
-    parser = argparse.ArgumentParser()
+    parser = Parser()
     add_image_arguments(parser, default="none", usual="all")
     assert image_options(parser.parse_args(["--num_images", "7"])).num_images == 7
     with pytest.raises(SystemExit):

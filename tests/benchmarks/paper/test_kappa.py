@@ -59,12 +59,12 @@ def test_the_printed_table_is_within_sampling_error(seed, samples, monkeypatch):
     for name, printed in PRINTED.items():
         row = table[table["model"] == name].iloc[0]
         assert abs(row["one_ratio_mean"] - float(printed.clamp)) < row["one_ratio_std"]
-        # Of the paper's order also with the layer's own ratio.
+        # It is of the paper's order also with the layer's own ratio.
         assert 0.75 < row["clamp_mean"] / float(printed.clamp) < 1.0
 
 
 def test_the_printed_clamped_values_are_fifty_times_the_vanilla_ones():
-    # Which no four layers of different sizes would be.
+    # No four layers of different sizes would be that.
     for printed in PRINTED.values():
         assert float(printed.clamp) == pytest.approx(50 * float(printed.vanilla))
 

@@ -50,7 +50,7 @@ def test_the_ratio_grows_with_the_layer_and_reaches_tens():
     about_tens, at_1000 = variances.compare_clamp_variance(table)
     assert about_tens.holds
     assert at_1000.paper.startswith("50 ")
-    # Of a million normal numbers the largest is 4.9 ± 0.25 in magnitude: 1000 / 4.9² = 42.
+    # The largest of a million normal numbers is 4.9 ± 0.25 in magnitude: 1000 / 4.9² = 42.
     assert 32.0 < mean[2] < 50.0
 
 
