@@ -8,6 +8,7 @@ import tf_keras as keras
 
 import sat_tf
 import sat_tf.export
+from sat_tf.export.operations.table import OPERATIONS
 from sat_tf.graph import layer_kinds, layers
 
 PACKAGE = pathlib.Path(sat_tf.__file__).parent
@@ -387,6 +388,29 @@ def test_every_quantizer_is_in_the_table():
     for room in ("", OF_KERAS3):
         names = set(_words(TREES[room + TABLE_OF_QUANTIZERS]))
         assert set(_concrete_quantizers()) <= names
+
+
+# Where all operations are listed, beside the file of each.
+TABLE_OF_OPERATIONS = "export/operations/table.py"
+
+
+def test_an_operation_is_asked_and_never_told_by_its_class():
+    own = {kind.__name__: f"{kind.__module__}.py" for kind in OPERATIONS}
+    own = {name: path.removeprefix("sat_tf.") for name, path in own.items()}
+
+    def told(name, tree):
+        here = name.replace("/", ".")
+        checks = [
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass")
+        ]
+        named = [word for node in checks for word in _words(node.args[1])]
+        return {word for word in named if own.get(word, here) != here}
+
+    found = _offenders(told)
+    found.pop(TABLE_OF_OPERATIONS, None)
+    assert not found
 
 
 def test_what_computes_on_any_backend_names_none():

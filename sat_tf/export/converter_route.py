@@ -11,7 +11,7 @@ import tf_keras as keras
 
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.linear import Linear, LinearKind
+from sat_tf.export.operations.linear import Linear, map_linear
 from sat_tf.export.operations.operation import Operation
 from sat_tf.messages import list_problems
 
@@ -85,34 +85,34 @@ def _float_streams(graph: Graph) -> Iterator[str]:
             yield operation.output
 
 
-def _told_apart(operations: Iterable[Operation]) -> Iterator[Operation]:
+def _told_apart(operations: Iterable[Operation]) -> tuple[Operation, ...]:
     """The operations, with no two equal requantizations of one tensor.
 
     The converter would merge these into one, which then has no codes and stays float. The same
     slope is written as 127 / 127, 126 / 126, and so on; it is exact in each, as they have no bias.
     """
     seen: collections.Counter[tuple[str, int]] = collections.Counter()
-    for operation in operations:
-        if isinstance(operation, Linear) and _is_identity(operation):
-            key = operation.inputs[0], operation.kernel.size
-            code = int(operation.kernel.flat[0]) - seen[key]
-            seen[key] += 1
-            factor = operation.kernel.flat[0] / code
-            scales = (operation.scales * factor).astype(np.float32)
-            kernel = np.full_like(operation.kernel, code)
-            operation = dataclasses.replace(operation, kernel=kernel, scales=scales)
-        yield operation
+
+    def told_apart(linear: Linear) -> Linear:
+        if not _is_identity(linear):
+            return linear
+        key = linear.inputs[0], linear.kernel.size
+        code = int(linear.kernel.flat[0]) - seen[key]
+        seen[key] += 1
+        scales = (linear.scales * (linear.kernel.flat[0] / code)).astype(np.float32)
+        return dataclasses.replace(linear, kernel=np.full_like(linear.kernel, code), scales=scales)
+
+    return map_linear(operations, told_apart)
 
 
-def _is_identity(operation: Linear) -> bool:
-    depthwise = operation.kind is LinearKind.DEPTHWISE and operation.kernel.shape[:2] == (1, 1)
+def _is_identity(linear: Linear) -> bool:
     return (
-        depthwise
-        and not np.any(operation.bias)
-        and operation.kernel.size > 0
-        and operation.kernel.flat[0] > 1
-        and bool(np.all(operation.kernel == operation.kernel.flat[0]))
-        and bool(np.all(operation.scales == operation.scales[0]))
+        linear.is_pointwise
+        and not np.any(linear.bias)
+        and linear.kernel.size > 0
+        and linear.kernel.flat[0] > 1
+        and bool(np.all(linear.kernel == linear.kernel.flat[0]))
+        and bool(np.all(linear.scales == linear.scales[0]))
     )
 
 

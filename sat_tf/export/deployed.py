@@ -14,7 +14,6 @@ from sat_tf.export.lowering.codes import KernelTensors, kernel_tensors
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.lowering.quantized_network import is_left_float, role_of
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.linear import Linear
 from sat_tf.export.operations.operation import IN_THE_FILE_ONLY, Numbers, Operation
 from sat_tf.export.tflite.images import Pixels, arrays_of, joined
 from sat_tf.graph.layers.kind import Role
@@ -245,9 +244,7 @@ def deployed_model(
 
 def _expect_xnnpack(graph: Graph, pack: str) -> None:
     builtin = [
-        operation.output
-        for operation in graph.operations
-        if isinstance(operation, Linear) and operation.engine is not Engine.XNNPACK
+        operation.output for operation in graph.operations if operation.engine is not Engine.XNNPACK
     ]
     if builtin:
         raise ValueError(

@@ -31,7 +31,7 @@ from sat_tf.export.lowering.pipeline import deployed_graph, with_image_size
 from sat_tf.export.lowering.trace import one_image_only
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.graph_file import serialize
-from sat_tf.export.operations.linear import Linear
+from sat_tf.export.operations.linear import linear_operations
 from sat_tf.export.tflite.metadata import (
     METADATA_NAME,
     Metadata,
@@ -432,8 +432,7 @@ def export_tflite(
 
 def _matrices(graph: Graph) -> list[Storage]:
     """How the kernels of matrix products are stored."""
-    linear = [operation for operation in graph.operations if isinstance(operation, Linear)]
-    return [operation.storage for operation in linear if operation.is_product]
+    return [one.storage for one in linear_operations(graph.operations) if one.is_product]
 
 
 def _alternatives(

@@ -15,8 +15,7 @@ import tf_keras as keras
 
 from sat_tf.export.lowering import pipeline, quantized_network
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.linear import Linear
-from sat_tf.export.operations.shapes import Reshape
+from sat_tf.export.operations.linear import Linear, linear_operations
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network, Node
 from sat_tf.graph.operation_layers import Scaling
@@ -52,11 +51,10 @@ def snap_biases(model: keras.Model, *, pack: str = "auto") -> None:
     shaped = {
         operation.inputs[0]: operation.output
         for operation in trained.operations
-        if isinstance(operation, Reshape)
+        if operation.reshapes
     }
-    for exact, rounded in zip(trained.operations, deployed.operations, strict=True):
-        if not isinstance(exact, Linear) or not isinstance(rounded, Linear):
-            continue
+    pairs = (linear_operations(graph.operations) for graph in (trained, deployed))
+    for exact, rounded in zip(*pairs, strict=True):
         node = nodes.get(exact.output) or nodes.get(shaped.get(exact.output, ""))
         if node is not None and not trained.is_float(exact):
             holder = _bias_holder(network, node)

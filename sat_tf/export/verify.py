@@ -30,7 +30,7 @@ from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.lowering.pipeline import is_sized, with_image_size
 from sat_tf.export.lowering.quantized_network import is_input, role_of
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.linear import Linear
+from sat_tf.export.operations.linear import linear_operations
 from sat_tf.export.tflite.images import Pixels, arrays_of, joined, number_of
 from sat_tf.export.tflite.structure import differences, read_structure
 from sat_tf.export.tflite.tensors import Codes, Storage
@@ -129,8 +129,7 @@ def trained_model(model: keras.Model, graph: Graph) -> TrainedModel | DeployedMo
 
 def _storage(graph: Graph) -> dict[str, Storage]:
     """How the kernels of a graph are stored, by the tensors of their layers."""
-    linear = (operation for operation in graph.operations if isinstance(operation, Linear))
-    return {operation.output: operation.storage for operation in linear}
+    return {linear.output: linear.storage for linear in linear_operations(graph.operations)}
 
 
 # Where codes end that are compared: the real values of Keras may be any, and not be numbers.

@@ -5,9 +5,7 @@ import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from sat_tf.export.operations.float_layer import FloatLayer
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.linear import Linear
 from sat_tf.export.operations.operation import Operation
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import LayerKind, Role
@@ -74,8 +72,6 @@ _CONSTANT = 151
 _FLOAT = 4
 # An input or output beside the first takes these.
 _END = 200
-# A layer left float that has not been converted is guessed.
-_FLOAT_LAYER = 400
 
 # How the graph names calls of a layer from the second on.
 _ANOTHER_CALL = re.compile(r"@\d+$")
@@ -104,15 +100,10 @@ def operation_bytes(
         again: it is another call of a layer whose kernel is already in the file.
         float_layer_bytes: of what the converter writes, by the names of layers.
     """
-    if isinstance(operation, FloatLayer):
-        parameters = sum(int(layer.count_params()) for layer in operation.layers)
-        unknown = _FLOAT_LAYER + _FLOAT * parameters
-        spliced = float_layer_bytes.get(operation.float_layer, unknown)
-        return _OPERATOR + len(operation.output) + spliced
     parts = operation.file_parts(graph, shares_kernel=again)
     name = len(operation.output)
     tables = parts.operators * (_OPERATOR + name) + parts.constants * (_CONSTANT + name)
-    return tables + parts.data_bytes
+    return tables + float_layer_bytes.get(operation.float_layer or "", parts.data_bytes)
 
 
 def bytes_of(deployed: Deployment) -> dict[str, int]:
@@ -130,7 +121,7 @@ def bytes_of(deployed: Deployment) -> dict[str, int]:
     found = dict.fromkeys(deployed.layers, 0)
     for name, layer in deployed.layers.items():
         for operation in layer.operations:
-            elsewhere = isinstance(operation, Linear) and name not in deployed.linear_layers
+            elsewhere = operation.num_weights and name not in deployed.linear_layers
             owner = heads.get(name, name) if elsewhere else name
             found[owner] += operation_bytes(
                 operation,

@@ -11,7 +11,7 @@ from sat_tf.export.converter.float_layers import Signature, float_operators
 from sat_tf.export.lowering.packing import pack_graph
 from sat_tf.export.lowering.refusals import find_problems
 from sat_tf.export.lowering.trace import trace_network
-from sat_tf.export.operations.float_layer import FloatLayer
+from sat_tf.export.operations.float_layer import float_layers
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.tflite.splice import spliced_bytes
@@ -44,9 +44,7 @@ def conversions(graph: Graph) -> Conversions:
     """
     found = Conversions({}, {})
     tried: dict[str, tuple[bytes, int] | str] = {}
-    for operation in graph.operations:
-        if not isinstance(operation, FloatLayer):
-            continue
+    for operation in float_layers(graph.operations):
         layers, signature = operation.layers, operation.signature(graph)
         weights = _FLOAT_BYTES * sum(int(layer.count_params()) for layer in layers)
         kind = _kind(layers, signature)
@@ -233,13 +231,13 @@ class _Reading:
     def _way(self, operations: Iterable[Operation], name: str) -> Export:
         """The way of a layer into the file, by the operation that makes its tensor, or the last."""
         made = list(operations)
-        if any(isinstance(operation, FloatLayer) for operation in made):
+        if float_layers(made):
             return Export.CONVERTER
         own = [operation for operation in made if operation.output == name] or made[-1:]
         floats = any(self.graph.is_float(operation) for operation in own)
         return Export.FLOAT if floats else Export.INTEGER
 
     def _reason(self, operations: Iterable[Operation]) -> str:
-        if any(isinstance(operation, FloatLayer) for operation in operations):
+        if float_layers(operations):
             return "left float; it needs builtin TFLite operators"
         return ""

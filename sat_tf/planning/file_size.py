@@ -18,7 +18,7 @@ from sat_tf.export.lowering.packing import FileSettings, NothingPackedError, pac
 from sat_tf.export.lowering.refusals import find_problems
 from sat_tf.export.lowering.trace import trace_network
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.linear import Linear
+from sat_tf.export.operations.linear import Linear, linear_operations, map_linear
 from sat_tf.graph.network import Network, layer_of_call
 from sat_tf.messages import list_problems
 from sat_tf.planning.explain import read_source
@@ -158,8 +158,7 @@ class FileSizes:
     def _operations(self, layer: str, bits: int | None) -> list[Linear]:
         some = next(iter(self._graphs.values()))
         graph = some if bits is None else self._graphs.get(bits, some)
-        found = [graph.operations[index] for index in self._places[layer]]
-        return [operation for operation in found if isinstance(operation, Linear)]
+        return linear_operations(graph.operations[index] for index in self._places[layer])
 
 
 def _lowered(network: Network, kernels: Mapping[str, KernelOutline]) -> Graph:
@@ -196,21 +195,23 @@ def _linear_places(network: Network, graph: Graph) -> dict[str, list[int]]:
         raise RuntimeError(f"model {network.name!r}: its graph depends on the codes of kernels.")
     layers = [layer_of_call(user_name(network[name])) for name in outlines]
     places: dict[str, list[int]] = {}
-    for index, operation in enumerate(marked.operations):
-        mark = int(np.max(np.abs(operation.kernel))) if isinstance(operation, Linear) else 0
+    indices = {operation.output: index for index, operation in enumerate(marked.operations)}
+    for operation in linear_operations(marked.operations):
+        mark = int(np.max(np.abs(operation.kernel)))
         if mark >= _FIRST_MARK:
-            places.setdefault(layers[mark - _FIRST_MARK], []).append(index)
+            places.setdefault(layers[mark - _FIRST_MARK], []).append(indices[operation.output])
     return places
 
 
 def _content(graph: Graph, places: Mapping[str, Sequence[int]], pack: str) -> bytes:
     """The file, with codes of the right number and size in it."""
-    numbers = {index: number for number, one in enumerate(places.values()) for index in one}
-    filled = [
-        _filled(operation, numbers.get(index)) if isinstance(operation, Linear) else operation
-        for index, operation in enumerate(graph.operations)
-    ]
-    graph = dataclasses.replace(graph, operations=tuple(filled))
+    numbers = {
+        graph.operations[index].output: number
+        for number, indices in enumerate(places.values())
+        for index in indices
+    }
+    filled = map_linear(graph.operations, lambda one: _filled(one, numbers.get(one.output)))
+    graph = dataclasses.replace(graph, operations=filled)
     return file_content(graph, FileSettings(pack=pack).of_graph(graph))
 
 

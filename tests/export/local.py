@@ -7,8 +7,8 @@ import tf_keras as keras
 
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import Linear, requantization_multipliers
+from sat_tf.export.operations.movements import Reshape
 from sat_tf.export.operations.operation import Operation
-from sat_tf.export.operations.shapes import Reshape
 from sat_tf.export.tflite.tensors import Codes
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network

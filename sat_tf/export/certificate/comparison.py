@@ -26,6 +26,7 @@ from sat_tf.export.litert.processes import loaded
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import (
     Linear,
+    linear_operations,
     requantization_multipliers,
     weight_counts,
 )
@@ -233,11 +234,9 @@ class Trained(Protocol):
         """The integers by tensor, also those that no file stores, and the model's output."""
 
 
-def _explained_share(graph: Graph, operation: Operation) -> float:
+def _explained_share(graph: Graph, linear: Linear) -> float:
     """See `TrainedCount`."""
-    if not isinstance(operation, Linear):
-        return 0.0
-    multipliers = requantization_multipliers(graph, operation).astype(np.float64)
+    multipliers = requantization_multipliers(graph, linear).astype(np.float64)
     return float(np.mean(np.minimum(multipliers / 2.0, 1.0)))
 
 
@@ -256,12 +255,13 @@ class TrainedCounter:
     def __init__(self, trained: Trained, graph: Graph) -> None:
         self._trained = trained
         self._graph = graph
-        makers = {operation.output: operation for operation in graph.operations}
+        linear = linear_operations(graph.operations)
+        shares = {op.output: _explained_share(graph, op) for op in linear if not op.real}
         self._tensors = {
             name: TrainedCount(
                 name,
                 graph.tensors[name].shape,
-                explained_share=_explained_share(graph, makers[name]),
+                explained_share=shares.get(name, 0.0),
             )
             for name in trained.names
         }
@@ -348,8 +348,8 @@ class CodesRecorder:
         """All tensors, producers first."""
         weights = {
             operation.output: weight_counts(operation)
-            for operation in self._graph.operations
-            if isinstance(operation, Linear) and not operation.real
+            for operation in linear_operations(self._graph.operations)
+            if not operation.real
         }
         found = []
         for name, counts in self._counts.items():

@@ -7,7 +7,7 @@ import numpy as np
 
 from sat_tf.export.certificate.outputs import Output, separated
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.softmax import softmax
+from sat_tf.export.operations.pointwise import softmax
 from sat_tf.export.tflite.images import Pixels, arrays_of, joined
 from sat_tf.export.tflite.tensors import Image
 from sat_tf.messages import kind_of

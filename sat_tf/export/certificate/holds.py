@@ -5,7 +5,7 @@ import dataclasses
 
 from sat_tf.export.kernels.kernel_sets import XNNPACK_SETS
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.portability import Basis, Portability
+from sat_tf.export.operations.operation import Basis, Portability
 
 NOT_SAID = (
     "Nothing is said of GPU delegates, NNAPI and the delegates of vendors' neural processors, "

@@ -14,7 +14,6 @@ import numpy as np
 
 from sat_tf.export.certificate.channels import ValueCount, compared_channels
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.softmax import Softmax
 from sat_tf.export.tflite.structure import Structure
 from sat_tf.top_k import NO_CLASS, classes_of
 
@@ -30,7 +29,7 @@ def as_in_file(values: np.ndarray, graph: Graph) -> np.ndarray:
         graph: of the file.
     """
     last = graph.operations[-1]
-    if not isinstance(last, Softmax) or graph.outputs != (last.output,):
+    if not last.makes_probabilities or graph.outputs != (last.output,):
         return values
     off = np.abs(np.sum(values, axis=-1) - 1.0)
     if np.all(values >= 0.0) and np.all(off <= _OFF_ONE):

@@ -21,7 +21,7 @@ from sat_tf.export.certificate.holds import NOT_SAID, Hold, verdict_of
 from sat_tf.export.certificate.outputs import OutputCount
 from sat_tf.export.certificate.runtimes import RUNTIMES
 from sat_tf.export.kernels.kernel_sets import XNNPACK_SETS, KernelSet
-from sat_tf.export.operations.portability import Basis
+from sat_tf.export.operations.operation import Basis
 from sat_tf.presentation.charts import histogram
 from sat_tf.presentation.page import render_page
 from sat_tf.presentation.tables import Cell, Column, Marked, Table, digits

@@ -24,7 +24,7 @@ from sat_tf.export.certificate.proof import Subject
 from sat_tf.export.device import check, start
 from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.portability import Basis
+from sat_tf.export.operations.operation import Basis
 from sat_tf.export.operations.simulator import batches, simulate
 from sat_tf.export.tflite.images import number_of
 from sat_tf.presentation.progress_bar import image_bar

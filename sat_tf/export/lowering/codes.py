@@ -7,8 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from sat_tf.core.grid_table import LARGEST_INT8
-from sat_tf.core.ranges import scale_and_zero_point
-from sat_tf.export.tflite.tensors import Codes
+from sat_tf.export.tflite.tensors import LARGEST_RANGE, SMALLEST_RANGE, Codes
 from sat_tf.graph import layer_kinds
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.protocol import ActivationQuantizer, WeightQuantizer
@@ -104,24 +103,6 @@ def integer_kernel(
     return codes, np.array(layer_kinds.along_channels(layer, scales, codes.shape), np.float64)
 
 
-# float32 divides and multiplies scales of such ranges without loss.
-_SMALLEST_RANGE, _LARGEST_RANGE = 1e-24, 1e24
-
-
-def range_codes(lowest: float, highest: float) -> Codes:
-    """256 codes for an observed range; zero has a code of its own.
-
-    >>> codes = range_codes(-1.0, 254.0)
-    >>> float(codes.scale), codes.zero_point
-    (1.0, -127)
-    """
-    lowest, highest = min(lowest, 0.0), max(highest, 0.0)
-    if highest - lowest < _SMALLEST_RANGE:
-        return Codes(np.float32(1.0 / 255.0), -128)
-    scale, zero_point = scale_and_zero_point(lowest, highest, np.rint)
-    return Codes(np.float32(scale), int(np.clip(zero_point, -128, 127)))
-
-
 def quantizer_codes(wrapper: QuantizedLayer, *, unit_free: bool) -> Codes:
     """Storage of the tensor that a layer's quantizer makes; see `codes_of`."""
     return codes_of(_rounding(wrapper), wrapper.output_variables, unit_free=unit_free)
@@ -166,10 +147,10 @@ def quantizer_problem(wrapper: QuantizedLayer, *, unit_free: bool) -> str | None
     """Why a layer's quantized output cannot be stored, and what to do; None where it can."""
     quantizer = _rounding(wrapper)
     level = quantizer.highest_value(wrapper.output_variables)
-    if not _SMALLEST_RANGE <= level <= _LARGEST_RANGE:
+    if not SMALLEST_RANGE <= level <= LARGEST_RANGE:
         return (
-            f"received the clipping level {level:g}, expected one from {_SMALLEST_RANGE:g} to "
-            f"{_LARGEST_RANGE:g}; call sat_tf.calibrate, or go back to an earlier checkpoint"
+            f"received the clipping level {level:g}, expected one from {SMALLEST_RANGE:g} to "
+            f"{LARGEST_RANGE:g}; call sat_tf.calibrate, or go back to an earlier checkpoint"
         )
     if quantizer.is_symmetric and quantizer.num_bits < 8 and not unit_free:
         return (

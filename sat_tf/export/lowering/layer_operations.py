@@ -1,22 +1,26 @@
-"""The operations of a Keras layer: of linear layers, and of those that move codes."""
+"""The operations of a Keras layer: linear ones, normalizations, and those that move codes."""
 
 import dataclasses
-from collections.abc import Callable
 
 import numpy as np
 import tf_keras as keras
 
-from sat_tf.export.lowering.builder import GraphBuilder
-from sat_tf.export.operations.linear import LinearKind
-from sat_tf.export.operations.movements import Movement
-from sat_tf.export.operations.operation import Operation
-from sat_tf.export.operations.pools import MaxPool
-from sat_tf.export.operations.shapes import Pad, Reshape
-from sat_tf.export.operations.table import OPERATIONS
-from sat_tf.export.operations.windows import transposed_size
+from sat_tf.export.operations.builder import Affine, GraphBuilder
+from sat_tf.export.operations.table import MOVES
+from sat_tf.export.operations.windows import LinearKind, transposed_size
 from sat_tf.export.tflite.tensors import WHOLE, Window
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import KernelForm
+
+
+def affine(norm: keras.layers.Layer) -> Affine:
+    """Slope γ / sqrt(σ² + ε), offset β - slope · μ; γ = 1 and β = 0 where it has none."""
+    mean = norm.moving_mean.numpy().astype(np.float64)
+    variance = norm.moving_variance.numpy().astype(np.float64)
+    gamma = 1.0 if norm.gamma is None else norm.gamma.numpy().astype(np.float64)
+    beta = 0.0 if norm.beta is None else norm.beta.numpy().astype(np.float64)
+    slope = gamma / np.sqrt(variance + norm.epsilon)
+    return Affine(slope, beta - slope * mean, mean, np.sqrt(np.maximum(variance, 0.0)))
 
 
 def linear_operation(
@@ -93,23 +97,6 @@ def _zeros_around(size: int, kernel: int, stride: int, made: int) -> tuple[int, 
     )
 
 
-def _max_pool(
-    inputs: tuple[str, ...],
-    output: str,
-    size: tuple[int, int],
-    strides: tuple[int, int],
-    padding: str,
-) -> Operation:
-    return MaxPool(inputs, output, size, Window(strides, padding))
-
-
-# The operations of `layer_kinds.moves_of`, by TFLite's name.
-_MOVES: dict[str, Callable[..., Operation]] = {
-    **{op.operator.name: op for op in OPERATIONS if issubclass(op, Movement | Pad | Reshape)},
-    MaxPool.operator.name: _max_pool,
-}
-
-
 def moved(
     layer: keras.layers.Layer, builder: GraphBuilder, source: str, shape: tuple[int, ...]
 ) -> str:
@@ -123,6 +110,6 @@ def moved(
     """
     for move in layer_kinds.moves_of(layer, builder.tensors[source].shape, shape):
         name = builder.between(f"{layer.name}_{move.suffix}") if move.suffix else layer.name
-        operation = _MOVES[move.operator]((source,), name, *move.arguments)
+        operation = MOVES[move.operator].of_move(source, name, *move.arguments)
         source = builder.move(operation, shape if move.shape is None else move.shape)
     return source

@@ -15,8 +15,9 @@ import numpy as np
 
 from sat_tf.export.kernels.kernel_sets import Engine
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.linear import Linear, LinearKind
+from sat_tf.export.operations.linear import Linear, linear_operations, map_linear
 from sat_tf.export.operations.operation import Operation
+from sat_tf.export.operations.windows import LinearKind
 from sat_tf.export.tflite.tensors import Storage
 from sat_tf.messages import did_you_mean, first_ones, list_problems
 from sat_tf.presentation.tables import Column, Table, digits
@@ -120,26 +121,34 @@ def pack_graph(graph: Graph, pack: str) -> Graph:
     if not packing.products:
         return graph
     notes: dict[str, str] = {}
-    operations = []
-    for operation in graph.operations:
-        if isinstance(operation, Linear) and is_trained(operation):
-            operation, note = _stored(graph, operation, packing)
+
+    def stored(linear: Linear) -> Linear:
+        if is_trained(linear):
+            linear, note = _stored(graph, linear, packing)
             if note:
-                notes[operation.output] = note
-        operations.append(operation)
-    packed = [op for op in operations if isinstance(op, Linear) and _is_packed(op)]
+                notes[linear.output] = note
+        return linear
+
+    operations = map_linear(graph.operations, stored)
+    packed = _packed(operations)
     if is_asked_for(pack) and not packed:
         raise NothingPackedError(_nothing_fits(graph, pack, notes))
     return dataclasses.replace(
         graph,
-        operations=tuple(operations),
+        operations=operations,
         storage_notes=notes,
         warnings=(*graph.warnings, *_warnings(pack, packed)),
     )
 
 
-def _is_packed(operation: Operation) -> bool:
-    return isinstance(operation, Linear) and operation.storage is not Storage.INT8
+def _packed(operations: Iterable[Operation]) -> list[Linear]:
+    """The linear operations with kernels of fewer bits than 8."""
+    return [op for op in linear_operations(operations) if op.storage is not Storage.INT8]
+
+
+def _trained(operations: Iterable[Operation]) -> list[Linear]:
+    """The linear operations with weights."""
+    return list(filter(is_trained, linear_operations(operations)))
 
 
 def _nothing_fits(graph: Graph, pack: str, notes: Mapping[str, str]) -> str:
@@ -155,7 +164,7 @@ def _nothing_fits(graph: Graph, pack: str, notes: Mapping[str, str]) -> str:
 def _remedies(graph: Graph, pack: str) -> Iterator[str]:
     """What would let a packing pack a kernel of this graph."""
     packing = _ALL_PACKINGS[pack]
-    trained = [op for op in graph.operations if isinstance(op, Linear) and is_trained(op)]
+    trained = _trained(graph.operations)
     if all(linear.real for linear in trained):
         yield "requantize with activation_bits: kernels of float activations are stored in 8 bits"
         return
@@ -336,8 +345,7 @@ def stored_kernels(graph: Graph) -> list[StoredKernel]:
             bits=operation.storage.value,
             note=graph.storage_notes.get(operation.output, ""),
         )
-        for operation in graph.operations
-        if isinstance(operation, Linear) and is_trained(operation)
+        for operation in _trained(graph.operations)
     ]
 
 
@@ -388,7 +396,7 @@ class FileSettings:
 
     def of_graph(self, graph: Graph) -> "FileSettings":
         """The settings of a file of this graph: without packed kernels it is the plain one."""
-        return self if any(map(_is_packed, graph.operations)) else self.with_pack("none")
+        return self if _packed(graph.operations) else self.with_pack("none")
 
     def with_pack(self, pack: str) -> "FileSettings":
         """The same with another packing."""

@@ -14,7 +14,7 @@ from sat_tf.export.lowering.portable_scales import make_portable
 from sat_tf.export.lowering.scales import settle_constants
 from sat_tf.export.lowering.trace import trace
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.softmax import Softmax
+from sat_tf.export.operations.pointwise import Softmax
 from sat_tf.export.tflite.tensors import Tensor
 from sat_tf.graph.flatten import copied_weights, layer_copy
 from sat_tf.graph.network import Network, Node
@@ -25,7 +25,7 @@ def with_softmax(graph: Graph) -> Graph:
 
     The codes stay what they are: only the float values behind the last DEQUANTIZE change.
     """
-    if any(isinstance(operation, Softmax) for operation in graph.operations):
+    if any(operation.makes_probabilities for operation in graph.operations):
         return graph
     graph.expect_one_of_each("softmax=True")
     images = {image.name for image in graph.images}

@@ -11,15 +11,8 @@ import dataclasses
 
 import numpy as np
 
-from sat_tf.export.lowering.pending import window_mean
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.linear import Linear
-from sat_tf.export.operations.mean import Mean
-from sat_tf.export.operations.operation import Operation
-from sat_tf.export.operations.portability import Basis
-from sat_tf.export.operations.quantize import ShiftImage
-from sat_tf.export.operations.shapes import Reshape
-from sat_tf.export.tflite.tensors import WHOLE, Tensor
+from sat_tf.export.operations.operation import Basis, Operation
 
 # In units in the last place: 1 cures nearly every product and 6 every mean over maps up to 14x14,
 # some 60 those of 112x112, and some 400 nearly all of 300x300. The codes at the ends of a grid move
@@ -71,41 +64,13 @@ def untie_means(graph: Graph) -> Graph:
         graph: a traced graph.
     """
     groups = _shared_grids(graph)
-    pinned = {op.output for op in graph.operations if isinstance(op, ShiftImage)}
-    tensors, operations = dict(graph.tensors), []
+    pinned = {op.output for op in graph.operations if op.of_input}
+    tensors, operations = dict(graph.tensors), list[Operation]()
     for op in graph.operations:
-        if isinstance(op, Mean) and op.output in groups and op.inputs[0] in groups:
-            names = groups[op.output]
-            if op.inputs[0] in names or names & pinned:
-                operations += _as_convolution(op, tensors)
-                continue
-        operations.append(op)
+        names = groups.get(op.output, set())
+        shares = op.inputs[0] in groups and (op.inputs[0] in names or names & pinned)
+        operations += op.on_shared_grid(tensors) if shares else [op]
     return dataclasses.replace(graph, tensors=tensors, operations=tuple(operations))
-
-
-def _as_convolution(mean: Mean, tensors: dict[str, Tensor]) -> list[Operation]:
-    """One window of a depthwise convolution, whose tensor is added, and a mean's shape for it."""
-    source, made = tensors[mean.inputs[0]], mean.output
-    rows, columns, channels = source.shape
-    if not mean.keep_dims:
-        made = f"{made}_image"
-        while made in tensors:
-            made += "_"
-        codes = tensors[mean.output].codes
-        tensors[made] = Tensor(made, (1, 1, channels), codes)
-    pending = window_mean(source.name, channels, (rows, columns), WHOLE)
-    convolution = Linear(
-        mean.inputs,
-        made,
-        kind=pending.kind,
-        kernel=pending.kernel(),
-        scales=pending.channels.scales,
-        bias=pending.channels.bias,
-        center=pending.channels.center,
-        spread=pending.channels.spread,
-        window=pending.window,
-    )
-    return [convolution] if mean.keep_dims else [convolution, Reshape((made,), mean.output)]
 
 
 def _is_portable(graph: Graph, operation: Operation) -> bool:
@@ -143,7 +108,7 @@ def _cannot_move(graph: Graph, operation: Operation, names: set[str]) -> str:
     """
     if not names & set(graph.tensors):
         return "it has no grid"
-    if any(isinstance(op, ShiftImage) for op in graph.operations if op.output in names):
+    if any(op.of_input for op in graph.operations if op.output in names):
         return "it shares the grid of an image, which is what pixels are worth"
     if sum(name in names for name in operation.inputs) == 1:
         return "it shares its grid with what it reads"

@@ -2,22 +2,19 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from sat_tf.export.kernels.kernel_sets import Engine
-from sat_tf.export.kernels.xnnpack import product_multiplier
-from sat_tf.export.operations.add import Add, AddConstant
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import (
     Linear,
     largest_sums,
+    linear_operations,
+    map_linear,
     requantization_multipliers,
 )
-from sat_tf.export.operations.operation import Operation
-from sat_tf.export.operations.pairs import Pair, PairKind
 from sat_tf.messages import list_problems
 
 # A channel whose smallest change of the sum is worth a whole output code.
@@ -64,18 +61,17 @@ class Channel:
         return np.clip(np.rint(value), self.lowest, self.highest)
 
 
-def map_linear(graph: Graph, change: Callable[[Graph, Linear], Linear]) -> Graph:
+def _with_changed(graph: Graph, change: Callable[[Graph, Linear], Linear]) -> Graph:
     """The same graph with every integer linear operation changed."""
-    operations = tuple(
-        change(graph, op) if isinstance(op, Linear) and not op.real else op
-        for op in graph.operations
+    operations = map_linear(
+        graph.operations, lambda linear: linear if linear.real else change(graph, linear)
     )
     return dataclasses.replace(graph, operations=operations)
 
 
 def settle_constants(graph: Graph) -> Graph:
     """Moves the scales of coarse channels to where integer biases give their constants."""
-    return map_linear(graph, _settled)
+    return _with_changed(graph, _settled)
 
 
 def _settled(graph: Graph, linear: Linear) -> Linear:
@@ -158,16 +154,11 @@ def _exact_pairs(channel: Channel) -> list[tuple[float, int]]:
     return pairs
 
 
-_Operation = TypeVar("_Operation", bound=Operation)
-
 # XNNPACK refuses requantization multipliers of 256 and more. No output has more than 255 codes, so
 # that this one already gives the lowest or the highest for every sum but 0.
 _LARGEST_MULTIPLIER = 255.0
 # A sum of 2^31 times this is half an output code.
 _SMALLEST_MULTIPLIER = 2.0**-32
-# XNNPACK leaves other sums to kernels with another rounding.
-_LARGEST_SUMMAND = 256.0
-_SMALLEST_PRODUCT = 2.0**-16
 _INT32 = 2**31 - 1
 # Weights of a network whose file has megabytes.
 _LARGE_NETWORK = 2**20
@@ -188,9 +179,9 @@ def upscale(graph: Graph) -> Graph:
     have many more values than its codes, and the file be larger after compression. A small network
     has the finest grids instead, as its biases are few and its file is small anyway.
     """
-    size = sum(op.kernel.size for op in graph.operations if isinstance(op, Linear))
+    size = sum(op.kernel.size for op in linear_operations(graph.operations))
     one_factor = size >= _LARGE_NETWORK
-    return map_linear(graph, functools.partial(_upscaled, one_factor=one_factor))
+    return _with_changed(graph, functools.partial(_upscaled, one_factor=one_factor))
 
 
 def _half_range(linear: Linear) -> int:
@@ -215,7 +206,7 @@ def floor_scales(graph: Graph) -> Graph:
     Such channels are dead or nearly so (γ close to 0): their codes are rounded again on the larger
     scale, most to 0, and the bias says what they give.
     """
-    return map_linear(graph, _floored)
+    return _with_changed(graph, _floored)
 
 
 def _floored(graph: Graph, linear: Linear) -> Linear:
@@ -240,14 +231,12 @@ def round_biases(graph: Graph) -> Graph:
         ValueError: a layer cannot be computed in int32, has scales beyond float32, or is a sum with
             much smaller scales than its summands; lists every such layer with its fix.
     """
-    _check(graph, Linear, _beyond_float32)
-    _check(graph, Add, _beyond_20_bits)
-    _check(graph, AddConstant, _beyond_20_bits)
-    _check(graph, Pair, _beyond_pairs)
-    snapped = map_linear(graph, _rounded)
-    _check(snapped, Linear, _beyond_int32)
-    _check(snapped, Linear, _beyond_products)
-    _check(snapped, Linear, _beyond_builtin)
+    _check(graph, _beyond_float32)
+    others = [op for op in graph.operations if not op.is_float(graph)]
+    _refuse(graph, {op.output: op.scale_problem(graph) for op in others})
+    snapped = _with_changed(graph, _rounded)
+    for find_problem in (_beyond_int32, _beyond_products, _beyond_builtin):
+        _check(snapped, find_problem)
     return snapped
 
 
@@ -280,15 +269,14 @@ def _largest_products(graph: Graph, linear: Linear) -> np.ndarray:
     return np.asarray((largest_sums(graph, linear) + np.abs(linear.bias)) * multipliers)
 
 
-def _check(
-    graph: Graph, kind: type[_Operation], find_problem: Callable[[Graph, _Operation], str | None]
-) -> None:
-    found = [
-        (op.output, find_problem(graph, op))
-        for op in graph.operations
-        if isinstance(op, kind) and not graph.is_float(op)
-    ]
-    problems = [f"{name}: {problem}" for name, problem in found if problem]
+def _check(graph: Graph, find_problem: Callable[[Graph, Linear], str | None]) -> None:
+    linear = [op for op in linear_operations(graph.operations) if not graph.is_float(op)]
+    _refuse(graph, {op.output: find_problem(graph, op) for op in linear})
+
+
+def _refuse(graph: Graph, found: Mapping[str, str | None]) -> None:
+    """Raises ValueError where there are problems, by the tensors that operations make."""
+    problems = [f"{name}: {problem}" for name, problem in found.items() if problem]
     if problems:
         raise ValueError(list_problems(f"model {graph.name!r}", problems))
 
@@ -310,38 +298,6 @@ def _beyond_float32(graph: Graph, linear: Linear) -> str | None:
         f"and biases to {np.max(np.abs(linear.bias)):.4g} on inputs of scale {source.scale:.4g}, "
         "expected scales that float32 holds; a normalization or a clipping level has diverged: go "
         "back to an earlier checkpoint, or call sat_tf.calibrate."
-    )
-
-
-def _beyond_pairs(graph: Graph, pair: Pair) -> str | None:
-    if pair.kind is PairKind.DIFFERENCE:
-        return _beyond_20_bits(graph, pair)
-    if pair.kind is not PairKind.PRODUCT:
-        return None
-    one, other = (graph.codes(name) for name in pair.inputs)
-    output = graph.codes(pair.output)
-    multiplier = float(product_multiplier(one.scale, other.scale, output.scale))
-    if _SMALLEST_PRODUCT <= multiplier < _LARGEST_SUMMAND:
-        return None
-    return (
-        f"received a product whose codes are worth {multiplier:.4g} output codes, expected at "
-        f"least {_SMALLEST_PRODUCT:.4g} and less than {_LARGEST_SUMMAND:g}; a clipping level is "
-        "far from its values: call sat_tf.calibrate, or train longer."
-    )
-
-
-def _beyond_20_bits(graph: Graph, add: Add | AddConstant | Pair) -> str | None:
-    output = graph.codes(add.output)
-    summands = [graph.codes(name) for name in add.inputs]
-    if isinstance(add, AddConstant):
-        summands.append(add.codes)
-    largest = max(float(codes.scale / output.scale) for codes in summands)
-    if largest < _LARGEST_SUMMAND:
-        return None
-    return (
-        f"received a sum with scales {largest:.4g} times smaller than those of a tensor it adds, "
-        f"expected less than {_LARGEST_SUMMAND:g} times; its clipping level is much too small: "
-        "call sat_tf.calibrate, or train longer."
     )
 
 

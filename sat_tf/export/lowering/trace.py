@@ -8,44 +8,25 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.export.lowering import codes, quantized_network
-from sat_tf.export.lowering.builder import GraphBuilder
-from sat_tf.export.lowering.codes import (
-    integer_kernel,
-    observed_range,
-    quantizer_codes,
-    range_codes,
-)
-from sat_tf.export.lowering.fold import Affine, ChannelCodes, affine, fold, scaled
-from sat_tf.export.lowering.layer_operations import linear_operation, moved
-from sat_tf.export.lowering.pending import (
-    FinishedTensor,
-    Lowered,
-    PendingAveragePool,
-    PendingConcatenation,
-    PendingConstantSum,
-    PendingFloatLayer,
-    PendingFunction,
-    PendingLinear,
-    PendingMean,
-    PendingPair,
-    PendingPart,
-    PendingRectifier,
-    PendingSum,
-    channel_mean,
-    identity,
-    window_mean,
-    worst_range,
-)
+from sat_tf.export.lowering.codes import integer_kernel, observed_range, quantizer_codes
+from sat_tf.export.lowering.layer_operations import affine, linear_operation, moved
 from sat_tf.export.lowering.portable_scales import untie_means
 from sat_tf.export.lowering.quantized_network import in_float32
 from sat_tf.export.lowering.refusals import find_problems
-from sat_tf.export.operations.float_layer import FloatCall, FloatLayer
+from sat_tf.export.operations.add import Add, AddConstant, MeanOfTensors
+from sat_tf.export.operations.builder import Affine, Draft, GraphBuilder, Rectified
+from sat_tf.export.operations.concatenate import Concatenate, OnOneGrid, Part
+from sat_tf.export.operations.float_layer import FloatCall, FloatLayer, float_layers
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.linear import Linear, LinearKind
+from sat_tf.export.operations.linear import Linear, channel_mean, existing, identity, window_mean
+from sat_tf.export.operations.lookup import ComputedFunction
+from sat_tf.export.operations.mean import Mean
 from sat_tf.export.operations.operation import Operation
-from sat_tf.export.operations.pairs import PairKind
+from sat_tf.export.operations.pairs import Pair, PairKind
+from sat_tf.export.operations.pointwise import Softmax
+from sat_tf.export.operations.pools import AveragePool
 from sat_tf.export.operations.quantize import ShiftImage
-from sat_tf.export.tflite.tensors import Codes, Image, Window
+from sat_tf.export.tflite.tensors import Codes, Image, Window, range_codes
 from sat_tf.graph import functions, layer_kinds
 from sat_tf.graph.layers.kind import Combination, Role
 from sat_tf.graph.layers.preprocessing import is_plain_factor, slope_and_offset
@@ -71,8 +52,7 @@ def float_activations(network: Network) -> str:
 
 def one_image_only(operations: Iterable[Operation]) -> Iterator[str]:
     """The warning for transposed convolutions."""
-    linear = [operation for operation in operations if isinstance(operation, Linear)]
-    names = [found.output for found in linear if found.kind is LinearKind.TRANSPOSED]
+    names = [operation.output for operation in operations if operation.takes_one_image]
     if names:
         yield (
             f"{', '.join(names)}: TRANSPOSE_CONV has the shape of its output in the file, a "
@@ -82,9 +62,9 @@ def one_image_only(operations: Iterable[Operation]) -> Iterator[str]:
 
 def float_functions(operations: Iterable[Operation]) -> Iterator[str]:
     """The warnings for functions that have no table, or no codes to look up."""
-    for operation in operations:
-        node = operation.calls[-1].node if isinstance(operation, FloatLayer) else None
-        if node is not None and quantized_network.is_function(node):
+    for operation in float_layers(operations):
+        node = operation.calls[-1].node
+        if quantized_network.is_function(node):
             layer = inner_layer(node.layer)
             yield (
                 f"{layer.name}: this {type(layer).__name__} is computed in float32, by the "
@@ -148,7 +128,7 @@ class _Tracer:
         self.float_head = float_head
         self.kernels = kernels
         self.builder = GraphBuilder([call_name(node) for node in network])
-        self.lowered: dict[str, Lowered] = {}
+        self.drafts: dict[str, Draft] = {}
         self.warnings: list[str] = []
         # The images, and the tensors of codes that are images, with the image.
         kept = kept_inputs(network)
@@ -163,25 +143,25 @@ class _Tracer:
     def trace(self) -> Graph:
         if not input_nodes(self.network):
             pixels = (name for name, image in self.images.items() if not image.is_kept)
-            self.lowered |= {name: self._float_image(name) for name in pixels}
+            self.drafts |= {name: self._float_image(name) for name in pixels}
         if not any(quantized_network.quantizes(node) for node in self.network):
             self.warnings.append(float_activations(self.network))
         for name, kind in input_types(self.network).items():
             if kind == "float32" or self.images[name].is_kept:
                 shape = _shape(self.network[name])
-                self.lowered[name] = FinishedTensor(self.builder.tensor(name, shape, None))
+                self.drafts[name] = existing(self.builder.tensor(name, shape, None))
         for node in self.network:
             if node.name in self.network.inputs:
                 continue
             if quantized_network.is_left_float(node):
-                self.lowered[node.name] = self._float_layer(node)
+                self.drafts[node.name] = self._float_layer(node)
                 continue
-            self.lowered[node.name] = self._quantized(node, self._lowered(node))
+            self.drafts[node.name] = self._quantized(node, self._draft(node))
             if layer_kinds.is_softmax(
                 inner_layer(node.layer)
             ) and not quantized_network.is_function(node):
                 tensor = self._tensor(node.name)
-                self.lowered[node.name] = FinishedTensor(self.builder.softmax(tensor))
+                self.drafts[node.name] = existing(self._probabilities(tensor))
         outputs = [self.builder.dequantized(self._tensor(name)) for name in self.network.outputs]
         self.builder.drop_unread_images()
         operations = self.builder.operations
@@ -198,11 +178,9 @@ class _Tracer:
             output=outputs[0],
             warnings=tuple(self.warnings),
             layer_outputs={
-                name: pending.source
-                for name, pending in self.lowered.items()
-                if isinstance(pending, FinishedTensor)
-                and name not in self.network.inputs
-                and pending.source in self.builder.tensors
+                name: draft.tensor
+                for name, draft in self.drafts.items()
+                if name not in self.network.inputs and draft.tensor in self.builder.tensors
             },
             more_outputs=tuple(outputs[1:]),
             keys=self.network.keys,
@@ -210,7 +188,7 @@ class _Tracer:
 
     # -- what a layer computes -----------------------------------------------------------------
 
-    def _lowered(self, node: Node) -> Lowered:
+    def _draft(self, node: Node) -> Draft:
         role = quantized_network.role_of(node)
         if quantized_network.is_image(node):
             return self._image(node)
@@ -234,9 +212,9 @@ class _Tracer:
             return self._movement(node)
         if quantized_network.is_function(node):
             return self._function(node)
-        return self.lowered[node.inputs[0]]  # a rectifier, which its quantizer replaces
+        return self.drafts[node.inputs[0]]  # a rectifier, which its quantizer replaces
 
-    def _image(self, node: Node) -> Lowered:
+    def _image(self, node: Node) -> Draft:
         quantizer = node.layer.quantize_config.output
         (image,) = node.inputs
         shape = _shape(self.network[image])
@@ -250,7 +228,7 @@ class _Tracer:
             self.warnings.append(f"{image}: {doubt}")
         return self._pixels(image, node, 1.0)
 
-    def _codes_of_input(self, node: Node) -> Lowered:
+    def _codes_of_input(self, node: Node) -> Draft:
         """An input of real values, or its preprocessing in float."""
         kind, name, shape = (
             node.layer.quantize_config.output.input_type,
@@ -262,46 +240,46 @@ class _Tracer:
         given = _shape(self.network[image])
         self.images[image] = Image(image, given, codes.scale, codes.zero_point, type=kind)
         if kind == "int8":
-            return FinishedTensor(self.builder.add(ShiftImage((image,), name), shape, codes))
-        pending = self.lowered[node.inputs[0]]
-        return FinishedTensor(self.builder.materialize(pending, codes, name, shape))
+            return existing(self.builder.add(ShiftImage((image,), name), shape, codes))
+        draft = self.drafts[node.inputs[0]]
+        return existing(self.builder.materialize(draft, codes, name, shape))
 
-    def _pixels(self, image: str, node: Node, factor: float) -> Lowered:
+    def _pixels(self, image: str, node: Node, factor: float) -> Draft:
         """The codes of an image, whose real values are multiplied by a factor."""
         codes = self.images[image].codes
         shift = ShiftImage((image,), call_name(node))
         tensor = self.builder.add(shift, _shape(node), dataclasses.replace(codes, unit=factor))
         self.pixels[tensor] = image
-        return FinishedTensor(tensor)
+        return existing(tensor)
 
-    def _float_image(self, name: str) -> Lowered:
+    def _float_image(self, name: str) -> Draft:
         """The pixels themselves, for a model that quantizes no activations."""
         shape = _shape(self.network[name])
         shift = ShiftImage((name,), self.builder.between(f"{name}_pixels"))
         codes = self.builder.add(shift, shape, self.images[name].codes)
-        return FinishedTensor(self.builder.dequantized(codes))
+        return existing(self.builder.dequantized(codes))
 
-    def _float_layer(self, node: Node) -> Lowered:
+    def _float_layer(self, node: Node) -> Draft:
         """A layer that is left float, between what is dequantized and what is quantized again."""
         layer = inner_layer(node.layer)
         self.warnings.append(
             f"{layer.name}: this {layer_kinds.class_name(layer)} is left float, as "
             "TensorFlow's converter writes it"
         )
-        pending = self._with_layers_in_front(node)
+        draft = self._with_layers_in_front(node)
         if node.type not in _MADE_IN_FLOAT32:
-            return pending
-        return FinishedTensor(self.builder.as_float(pending, call_name(node), _shape(node)))
+            return draft
+        return existing(draft.as_float(self.builder, call_name(node), _shape(node)))
 
-    def _with_layers_in_front(self, node: Node) -> PendingFloatLayer:
+    def _with_layers_in_front(self, node: Node) -> FloatLayer:
         """A layer left float, and those in front of it that make no float32 for it."""
         calls: dict[str, FloatCall] = {}
         sources: dict[str, None] = {}
         reads: list[str] = []
         for name in node.inputs:
-            found = self.lowered[name]
-            if isinstance(found, PendingFloatLayer):
-                sources |= dict.fromkeys(found.sources)
+            found = self.drafts[name]
+            if found.calls:
+                sources |= dict.fromkeys(found.inputs)
                 calls |= {call.name: call for call in found.calls}
                 reads.append(call_name(self.network[name]))
             else:
@@ -309,47 +287,46 @@ class _Tracer:
                 sources[reads[-1]] = None
         layer = in_float32(node, [_shape(self.network[name]) for name in node.inputs])
         call = FloatCall(call_name(node), node, layer, tuple(reads))
-        return PendingFloatLayer(tuple(sources), (*calls.values(), call))
+        return FloatLayer(tuple(sources), "", (*calls.values(), call))
 
-    def _linear(self, node: Node) -> Lowered:
+    def _linear(self, node: Node) -> Draft:
         layer = inner_layer(node.layer)
         source = self._tensor(node.inputs[0])
         codes, scales = integer_kernel(node.layer, self.kernels.get(node.name))
         bias = np.zeros(scales.size) if layer.bias is None else layer.bias.numpy()
         shape = self.builder.tensors[source].shape
         kind, codes, window = linear_operation(layer, codes, shape)
-        channels = ChannelCodes.unseen(codes, scales, bias.astype(np.float64))
-        return PendingLinear(source, kind, channels, window)
+        return Linear.of_codes(source, kind, codes, scales, bias.astype(np.float64), window)
 
-    def _pointwise(self, node: Node, behind: Affine) -> Lowered:
-        pending = self.lowered[node.inputs[0]]
-        if not isinstance(pending, PendingLinear):
-            pending = identity(self._tensor(node.inputs[0]), _shape(node)[-1])
-        channels = fold(pending.channels, behind)
-        return PendingLinear(pending.source, pending.kind, channels, pending.window)
+    def _pointwise(self, node: Node, behind: Affine) -> Draft:
+        folded = self.drafts[node.inputs[0]].folded(behind)
+        return folded or self._requantized(node).folded(behind)
 
-    def _preprocessing(self, node: Node) -> Lowered:
+    def _requantized(self, node: Node) -> Linear:
+        """An exact requantization of what a layer reads, which takes in what the layer does."""
+        return identity(self._tensor(node.inputs[0]), _shape(node)[-1])
+
+    def _preprocessing(self, node: Node) -> Draft:
         layer = inner_layer(node.layer)
         slope, offset = slope_and_offset(layer)
-        pending = self.lowered[node.inputs[0]]
+        read = self.drafts[node.inputs[0]].tensor
         keeps_codes = is_plain_factor(layer) and quantized_network.output_quantizer(node) is None
-        if isinstance(pending, FinishedTensor) and pending.source in self.pixels and keeps_codes:
-            factor = self._codes(pending.source).unit * float(slope.flat[0])
-            return self._pixels(self.pixels[pending.source], node, factor)
+        if read in self.pixels and keeps_codes:
+            factor = self._codes(read).unit * float(slope.flat[0])
+            return self._pixels(self.pixels[read], node, factor)
         channels = _shape(node)[-1]
         return self._pointwise(node, Affine.of_constants(slope, offset, channels))
 
-    def _scaling(self, node: Node) -> Lowered:
-        pending = self.lowered[node.inputs[0]]
-        if not isinstance(pending, PendingLinear):
-            pending = identity(self._tensor(node.inputs[0]), _shape(node)[-1])
-        channels = scaled(pending.channels, *inner_layer(node.layer).affine())
-        return PendingLinear(pending.source, pending.kind, channels, pending.window)
+    def _scaling(self, node: Node) -> Draft:
+        slope, offset = inner_layer(node.layer).affine()
+        scaled = self.drafts[node.inputs[0]].scaled(slope, offset)
+        return scaled or self._requantized(node).scaled(slope, offset)
 
-    def _combination(self, node: Node) -> Lowered:
+    def _combination(self, node: Node) -> Draft:
         layer, sources = inner_layer(node.layer), tuple(map(self._natural, node.inputs))
         if isinstance(layer, ConstantSum):
-            return PendingConstantSum(sources[0], *layer.codes())
+            codes, scale = layer.codes()
+            return AddConstant(sources, "", codes, np.asarray(scale))
         combination = layer_kinds.combination_of(layer)
         if len(sources) > 2 and all(self.builder.tensors[name].codes for name in sources):
             self.warnings.append(
@@ -359,10 +336,10 @@ class _Tracer:
                 "rounds them too"
             )
         if combination in _PAIRS:
-            return PendingPair(sources, _PAIRS[combination])
-        return PendingSum(sources, len(sources) if combination is Combination.MEAN else 1)
+            return Pair(sources, "", _PAIRS[combination])
+        return MeanOfTensors(sources) if combination is Combination.MEAN else Add(sources, "")
 
-    def _function(self, node: Node) -> Lowered:
+    def _function(self, node: Node) -> Draft:
         layer, source = inner_layer(node.layer), self._tensor(node.inputs[0])
         each = functions.works_on_each_value(layer)
 
@@ -370,100 +347,101 @@ class _Tracer:
         def function(values: np.ndarray) -> np.ndarray:
             return np.asarray(layer(values[np.newaxis, :]))[0]
 
-        return PendingFunction(source, node, function if each else None)
+        def call(read: str) -> FloatCall:
+            shape = self.builder.shape(read)
+            return FloatCall(call_name(node), node, in_float32(node, [shape]), (read,))
 
-    def _mean(self, node: Node) -> Lowered:
+        return ComputedFunction((source,), function if each else None, call)
+
+    def _mean(self, node: Node) -> Draft:
         layer = inner_layer(node.layer)
         source = self._natural(node.inputs[0])
         pooling = layer_kinds.pooling_of(layer)
         if pooling is None:
-            return channel_mean(source, self.builder.tensors[source].shape[-1])
+            return channel_mean(source, self.builder.shape(source)[-1])
         if pooling.whole:
-            return PendingMean(source, bool(layer.keepdims))
+            return Mean((source,), "", bool(layer.keepdims))
         window = Window(tuple(layer.strides), layer.padding.upper())
         size = tuple(layer.pool_size)
         made = self.builder.tensors[source]
         if made.codes is None or quantized_network.pads(self.network, node):
-            pending = PendingAveragePool(source, size, window)
-            if made.codes is not None and pending.parts(made.shape) is None:
+            pool = AveragePool((source,), "", size, window)
+            if made.codes is not None and pool.parts(made.shape) is None:
                 self.warnings.append(
                     f"{layer.name}: AVERAGE_POOL_2D rounds its means to the codes that it reads, "
                     "and they are rounded again to codes of their own: some 20 % differ from those "
                     "of Keras by one; windows of up to 7x7, or padding='valid', are exact"
                 )
-            return pending
+            return pool
         window = Window(window.strides, "VALID")
         return window_mean(source, _shape(node)[-1], size, window)
 
-    def _concatenation(self, node: Node) -> Lowered:
+    def _concatenation(self, node: Node) -> Draft:
         parts = []
         for name in node.inputs:
             made = self.network[name]
             # What nothing else reads may get its codes from the quantizer of the concatenation.
             alone = len(self.network.consumers(name)) == 1
-            pending = self.lowered[name] if alone else FinishedTensor(self._tensor(name))
-            parts.append(PendingPart(pending, call_name(made), _shape(made)))
+            draft = self.drafts[name] if alone else existing(self._tensor(name))
+            parts.append(Part(draft, call_name(made), _shape(made)))
         layer = inner_layer(node.layer)
         combination = layer_kinds.combination_of(layer)
+        inputs = tuple(read for part in parts for read in part.draft.inputs)
         if combination in _PAIRS:
-            return PendingConcatenation(tuple(parts), kind=_PAIRS[combination])
-        return PendingConcatenation(tuple(parts), layer.axis % (len(node.shape) + 1) - 1)
+            return OnOneGrid(inputs, tuple(parts), Pair((), "", _PAIRS[combination]))
+        axis = layer.axis % (len(node.shape) + 1) - 1
+        return OnOneGrid(inputs, tuple(parts), Concatenate((), "", axis))
 
-    def _movement(self, node: Node) -> Lowered:
+    def _movement(self, node: Node) -> Draft:
         layer = inner_layer(node.layer)
         if quantized_network.role_of(node) is Role.IDENTITY:  # one that holds a quantizer
-            pending = self.lowered[node.inputs[0]]
+            draft = self.drafts[node.inputs[0]]
             # A sum that no quantizer of its own follows is a float stream, and stays one.
-            stays = isinstance(
-                pending, PendingSum | PendingPair | PendingFunction | PendingConstantSum
-            )
-            return FinishedTensor(self._tensor(node.inputs[0])) if stays else pending
+            return existing(self._tensor(node.inputs[0])) if draft.keeps_stream else draft
         source = self._tensor(node.inputs[0])
-        return FinishedTensor(moved(layer, self.builder, source, _shape(node)))
+        return existing(moved(layer, self.builder, source, _shape(node)))
 
     # -- where it becomes a tensor -------------------------------------------------------------
 
-    def _quantized(self, node: Node, pending: Lowered) -> Lowered:
+    def _quantized(self, node: Node, draft: Draft) -> Draft:
         """The layer behind its output quantizer, if it has one."""
         if quantized_network.is_image(node) or quantized_network.is_input(node):
-            return pending
+            return draft
         if quantized_network.output_quantizer(node) is None and node.name != self.float_head:
-            return self._rectified(node, pending)
+            return self._rectified(node, draft)
         wrapper, name = node.layer, call_name(node)
-        if node.name == self.float_head and isinstance(pending, PendingLinear):
-            return FinishedTensor(self.builder.as_float(pending, name, _shape(node)))
+        if node.name == self.float_head:
+            return existing(draft.as_float(self.builder, name, _shape(node)))
         if getattr(wrapper.quantize_config.output, "observes_range", False):
-            if self._stays_float(node, pending):
-                return pending
-            low, high = self._range(node, pending)
+            if self._stays_float(node, draft):
+                return draft
+            low, high = self._range(node, draft)
             codes = range_codes(low, high)
-            if isinstance(pending, PendingLinear):
-                channels = pending.channels.seen_within(low, high)
-                pending = dataclasses.replace(pending, channels=channels)
+            draft = draft.seen_within(low, high)
         elif quantized_network.has_codes(node):
             codes = quantizer_codes(
                 wrapper, unit_free=quantized_network.is_unit_free(self.network, node)
             )
         else:
-            return pending
-        return FinishedTensor(self.builder.materialize(pending, codes, name, _shape(node)))
+            return draft
+        return existing(self.builder.materialize(draft, codes, name, _shape(node)))
 
-    def _rectified(self, node: Node, pending: Lowered) -> Lowered:
+    def _rectified(self, node: Node, draft: Draft) -> Draft:
         """The layer behind a rectifier that no quantizer replaces, if it has one."""
         layer = inner_layer(node.layer)
         if not layer_kinds.rectifies(layer):
-            return pending
-        return PendingRectifier(pending, layer_kinds.rectifier_ceiling(layer))
+            return draft
+        return Rectified(draft.inputs, draft, layer_kinds.rectifier_ceiling(layer))
 
-    def _stays_float(self, node: Node, pending: Lowered) -> bool:
+    def _stays_float(self, node: Node, draft: Draft) -> bool:
         """Whether no integer kernel computes an observed layer, and nothing needs its codes."""
-        averages = isinstance(pending, PendingAveragePool) and node.name not in self.network.outputs
-        return averages and self.builder.tensors[pending.sources[0]].codes is None
+        stays = draft.stays_float and node.name not in self.network.outputs
+        return stays and self.builder.codes(draft.inputs[0]) is None
 
-    def _range(self, node: Node, pending: Lowered) -> tuple[float, float]:
+    def _range(self, node: Node, draft: Draft) -> tuple[float, float]:
         observed = codes.observed_range(node.layer)
         if observed is None:
-            observed = worst_range(pending, self._codes)
+            observed = draft.worst_range(self._codes)
             self.warnings.append(
                 f"{inner_layer(node.layer).name}: its range was never observed, so its codes span "
                 f"the worst case, {observed[0]:.4g} to {observed[1]:.4g}; train the model, or call "
@@ -475,7 +453,7 @@ class _Tracer:
         return observed
 
     def _codes(self, name: str) -> Codes:
-        codes = self.builder.tensors[name].codes
+        codes = self.builder.codes(name)
         if codes is None:
             raise ValueError(
                 f"model {self.network.name!r}: the range of what reads {name}, a float tensor, was "
@@ -485,24 +463,30 @@ class _Tracer:
 
     def _tensor(self, node_name: str) -> str:
         """The tensor with a layer's output; float where no quantizer made codes of it."""
-        pending = self.lowered[node_name]
-        if isinstance(pending, FinishedTensor):
-            return pending.source
+        draft = self.drafts[node_name]
+        if draft.tensor:
+            return draft.tensor
         name = call_name(self.network[node_name])
-        tensor = self.builder.as_float(pending, name, _shape(self.network[node_name]))
-        self.lowered[node_name] = FinishedTensor(tensor)
+        tensor = draft.as_float(self.builder, name, _shape(self.network[node_name]))
+        self.drafts[node_name] = existing(tensor)
         return tensor
+
+    def _probabilities(self, source: str) -> str:
+        """The float tensor with the probabilities over the last axis of another."""
+        name = self.builder.between(f"{source}_probabilities")
+        softmax = Softmax((self.builder.dequantized(source),), name)
+        return self.builder.add(softmax, self.builder.shape(source), None)
 
     def _natural(self, node_name: str) -> str:
         """The same, in real units: kernels that read several tensors take no others."""
-        name, pending = self._tensor(node_name), self.lowered[node_name]
-        codes = self.builder.tensors[name].codes
+        name, draft = self._tensor(node_name), self.drafts[node_name]
+        codes = self.builder.codes(name)
         if codes is None or codes.unit == 1.0:
             return name
         made = self.builder.between(f"{name}_natural")
         # The same integers: another grid would round what was trained once more.
         same = Codes(np.float32(codes.real_scale), codes.zero_point)
-        return self.builder.materialize(pending, same, made, _shape(self.network[node_name]))
+        return self.builder.materialize(draft, same, made, _shape(self.network[node_name]))
 
 
 def _image_of(name: str, shape: tuple[int, ...], found: InputRange) -> Image:

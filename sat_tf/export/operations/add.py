@@ -7,6 +7,8 @@ import numpy as np
 
 from sat_tf.export.kernels.kernel_sets import KernelSet
 from sat_tf.export.kernels.xnnpack import summand_multipliers
+from sat_tf.export.operations.builder import Draft, GraphBuilder, OperationDraft, Range, Shape
+from sat_tf.export.operations.linear import identity
 from sat_tf.export.operations.operation import (
     ROUNDED_ONCE,
     Constants,
@@ -21,25 +23,90 @@ from sat_tf.export.operations.operation import (
     fake_quantized,
     stored_codes,
 )
+from sat_tf.export.operations.pointwise import Pointwise
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
-from sat_tf.export.tflite.tensors import Codes, Tensors
+from sat_tf.export.tflite.tensors import Codes, Tensors, range_codes
 from sat_tf.export.tflite.writer import Operator, Writer, fused_activation
 
 _ADD = Operator("ADD", 2, "AddOptions")
 SUMS_ALIKE = "integers with multipliers of 20 bits, rounded half up, in all of XNNPACK's kernels"
+# XNNPACK leaves a sum to other kernels, with another rounding, where a scale of what it adds is
+# less than 2^-10 of its own. A summand of 2^-9 still counts hundredths of an output code.
+_SMALLEST_SUMMAND = 2.0**-10
+_COARSE_SUMMAND = 2.0**-9
+# The same holds where such a scale is this many times its own.
+LARGEST_SUMMAND = 256.0
+
+
+def summand(builder: GraphBuilder, source: str, output: Codes) -> str:
+    """The tensor itself, or one on a larger scale where the kernel of its sum needs that."""
+    codes = builder.codes(source)
+    if codes is None or codes.scale / output.scale >= _SMALLEST_SUMMAND:
+        return source
+    coarse = Codes(np.float32(_COARSE_SUMMAND * output.scale), 0)
+    name, shape = builder.between(f"{source}_coarse"), builder.shape(source)
+    return identity(source, shape[-1]).as_codes(builder, coarse, name, shape)
+
+
+def sum_problem(summands: Sequence[Codes], output: Codes) -> str | None:
+    """Why the kernel of a sum does not take its scales, with the fix; None where it does."""
+    largest = max(float(codes.scale / output.scale) for codes in summands)
+    if largest < LARGEST_SUMMAND:
+        return None
+    return (
+        f"received a sum with scales {largest:.4g} times smaller than those of a tensor it adds, "
+        f"expected less than {LARGEST_SUMMAND:g} times; its clipping level is much too small: "
+        "call sat_tf.calibrate, or train longer."
+    )
 
 
 @dataclasses.dataclass(frozen=True)
-class Add(Operation):
-    """Sum of two tensors, both codes or both float."""
+class Add(OperationDraft):
+    """Sum of two tensors, both codes or both float; as a draft, of any number of tensors."""
 
+    keeps_stream = True
     operator = _ADD
     reads = ("ADD",)
     same_because = SUMS_ALIKE
     same_in_float_because = ROUNDED_ONCE
     rounds = True
     mixes = True
+
+    def placed(
+        self,
+        builder: GraphBuilder,
+        inputs: tuple[str, ...],
+        codes: Codes | None,
+        name: str,
+        shape: Shape,
+    ) -> str:
+        """Adds sums of two tensors at a time; the codes of all but the last cannot saturate."""
+        total, *others, last = inputs
+        for source in others:
+            one, two = builder.codes(total), builder.codes(source)
+            sizes = np.broadcast_shapes(builder.shape(total), builder.shape(source))
+            between = None
+            if one is not None and two is not None:
+                low, high = np.add(one.real_range, two.real_range)
+                between = range_codes(float(low), float(high))
+                total, source = (summand(builder, each, between) for each in (total, source))
+            partial = self._named((total, source), builder.between(f"{name}_partial"))
+            total = builder.add(partial, sizes, between)
+        inputs = (total, last)
+        if codes is not None:
+            inputs = (summand(builder, total, codes), summand(builder, last, codes))
+        return builder.add(self._named(inputs, name), shape, codes)
+
+    def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
+        """See `Draft`."""
+        ranges = np.array([codes_of(source).real_range for source in self.inputs])
+        low, high = ranges.sum(axis=0)
+        return float(low), float(high)
+
+    def scale_problem(self, graph: Tensors) -> str | None:
+        """See `Operation`."""
+        return sum_problem([graph.codes(name) for name in self.inputs], graph.codes(self.output))
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """See `rounded_sum`."""
@@ -89,7 +156,7 @@ class Add(Operation):
 
 
 @dataclasses.dataclass(frozen=True)
-class AddConstant(Operation):
+class AddConstant(Operation, Draft):
     """Sum of a tensor of codes and a map of codes that is the same for all images.
 
     Attributes:
@@ -100,6 +167,7 @@ class AddConstant(Operation):
     constant: np.ndarray
     scale: np.ndarray
 
+    keeps_stream = True
     operator = _ADD
     reads = ("ADD",)
     same_because = SUMS_ALIKE
@@ -109,6 +177,36 @@ class AddConstant(Operation):
     def codes(self) -> Codes:
         """How the map is stored."""
         return Codes(np.float32(self.scale), 0)
+
+    @property
+    def values(self) -> np.ndarray:
+        """The map in real values."""
+        return np.asarray(self.constant * np.float32(self.scale), np.float32)
+
+    def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
+        """See `Draft`; a map of very small values gets a larger scale, as `summand`."""
+        scale, constant = np.float32(self.scale), self.constant
+        if scale / codes.scale < _SMALLEST_SUMMAND:
+            scale = np.float32(_COARSE_SUMMAND * codes.scale)
+            constant = np.rint(self.values / scale).astype(np.int32)
+        source = summand(builder, self.inputs[0], codes)
+        operation = AddConstant((source,), name, constant, np.asarray(scale, np.float32))
+        return builder.add(operation, shape, codes)
+
+    def as_float(self, builder: GraphBuilder, name: str, shape: Shape) -> str:
+        """See `Draft`."""
+        source = builder.dequantized(self.inputs[0])
+        return builder.with_constant(source, Pointwise.SUM, self.values, name, shape)
+
+    def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
+        """See `Draft`."""
+        low, high = codes_of(self.inputs[0]).real_range
+        return low + float(np.min(self.values)), high + float(np.max(self.values))
+
+    def scale_problem(self, graph: Tensors) -> str | None:
+        """See `Operation`."""
+        summands = [*(graph.codes(name) for name in self.inputs), self.codes]
+        return sum_problem(summands, graph.codes(self.output))
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """See `rounded_sum`."""
@@ -177,6 +275,38 @@ class AddConstant(Operation):
             return fake_quantized(codes, activated(codes, source + constant))
 
         return add
+
+
+@dataclasses.dataclass(frozen=True)
+class MeanOfTensors(Draft):
+    """The mean of several tensors: their sum, divided by a requantization."""
+
+    inputs: tuple[str, ...]
+
+    keeps_stream = True
+
+    def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
+        """See `Draft`."""
+        # The sum on a scale larger by the divisor: its codes are those of the mean.
+        count = len(self.inputs)
+        larger = dataclasses.replace(codes, scale=np.float32(codes.scale * count))
+        sums = Add(self.inputs, "").as_codes(builder, larger, builder.between(f"{name}_sum"), shape)
+        mean = identity(sums, shape[-1])
+        mean = dataclasses.replace(mean, scales=mean.scales / count)
+        return mean.as_codes(builder, codes, name, shape)
+
+    def as_float(self, builder: GraphBuilder, name: str, shape: Shape) -> str:
+        """See `Draft`."""
+        sources = tuple(map(builder.dequantized, self.inputs))
+        sums = Add(sources, "").as_float(builder, builder.between(f"{name}_sum"), shape)
+        share = 1.0 / len(self.inputs)
+        return builder.with_constant(sums, Pointwise.PRODUCT, share, name, shape)
+
+    def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
+        """See `Draft`."""
+        ranges = np.array([codes_of(source).real_range for source in self.inputs])
+        low, high = ranges.sum(axis=0) / len(self.inputs)
+        return float(low), float(high)
 
 
 def rounded_sum(

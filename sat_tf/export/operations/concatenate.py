@@ -5,22 +5,22 @@ from collections.abc import Callable
 
 import numpy as np
 
+from sat_tf.export.operations.builder import Draft, GraphBuilder, OperationDraft, Range, Shape
 from sat_tf.export.operations.operation import (
     SELECTED,
     Constants,
     Made,
-    Operation,
     TfTensor,
     fake_quantized,
 )
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
-from sat_tf.export.tflite.tensors import Tensors
+from sat_tf.export.tflite.tensors import Codes, Tensors
 from sat_tf.export.tflite.writer import Operator, Writer
 
 
 @dataclasses.dataclass(frozen=True)
-class Concatenate(Operation):
+class Concatenate(OperationDraft):
     """Tensors on one grid, joined along an axis.
 
     Attributes:
@@ -73,3 +73,56 @@ class Concatenate(Operation):
 
         codes = graph.tensors[self.output].codes
         return lambda *parts: fake_quantized(codes, tf.concat(parts, self.axis + 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One part of several on one grid, with the name and the shape of the tensor it becomes."""
+
+    draft: Draft
+    name: str
+    shape: Shape
+
+
+@dataclasses.dataclass(frozen=True)
+class OnOneGrid(Draft):
+    """Parts that get the grid of the whole: joined, or the largest or smallest values of them.
+
+    Attributes:
+        inputs: those of the parts.
+        parts: in order.
+        operation: what is done with them, without inputs.
+    """
+
+    inputs: tuple[str, ...]
+    parts: tuple[Part, ...]
+    operation: OperationDraft
+
+    def takes_floats(self, codes: Codes) -> bool:
+        """See `Draft`: QUANTIZE cannot make codes with a unit, and no part alone has one."""
+        return codes.unit == 1.0
+
+    def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
+        """See `Draft`."""
+        parts = tuple(_part(builder, part, codes) for part in self.parts)
+        return self.operation.placed(builder, parts, codes, name, shape)
+
+    def as_float(self, builder: GraphBuilder, name: str, shape: Shape) -> str:
+        """See `Draft`."""
+        parts = tuple(part.draft.as_float(builder, part.name, part.shape) for part in self.parts)
+        return self.operation.placed(builder, parts, None, name, shape)
+
+    def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
+        """See `Draft`."""
+        low, high = zip(*(part.draft.worst_range(codes_of) for part in self.parts), strict=True)
+        return min(low), max(high)
+
+
+def _part(builder: GraphBuilder, part: Part, codes: Codes) -> str:
+    """The tensor of a part on the grid of the whole."""
+    tensor = part.draft.tensor
+    if tensor and builder.codes(tensor) == codes:
+        return tensor
+    # A part that exists already, such as a pooled tensor, keeps its name.
+    name = builder.between(f"{part.name}_part") if part.name in builder.tensors else part.name
+    return builder.materialize(part.draft, codes, name, part.shape)

@@ -1,14 +1,22 @@
 """Layers that are left float, between what is dequantized and what is quantized again."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from sat_tf.export.operations.operation import SELECTED, Made, Operation, TfTensor
-from sat_tf.export.operations.portability import Basis, Portability
-from sat_tf.export.operations.shapes import write_reshape
+from sat_tf.export.operations.builder import OperationDraft
+from sat_tf.export.operations.movements import write_reshape
+from sat_tf.export.operations.operation import (
+    SELECTED,
+    Basis,
+    FileParts,
+    Made,
+    Operation,
+    Portability,
+    TfTensor,
+)
 from sat_tf.export.tflite.contents import NotUnderstoodError, StoredOperator
 from sat_tf.export.tflite.operator_view import OperatorView, Progress
 from sat_tf.export.tflite.splice import INNER_NAME, splice
@@ -17,6 +25,11 @@ from sat_tf.export.tflite.writer import Writer
 
 if TYPE_CHECKING:
     from sat_tf.graph.network import Node
+
+
+# What the operators and constants of most layers add to a file, beside their weights.
+_BYTES_OF_OPERATORS = 400
+_BYTES_OF_A_WEIGHT = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +50,7 @@ class FloatCall:
 
 
 @dataclasses.dataclass(frozen=True)
-class FloatLayer(Operation):
+class FloatLayer(OperationDraft):
     """A Keras layer that is left float: it reads and makes float tensors.
 
     Layers in front of it are part of it where what they make is no float32, but integers, truth
@@ -68,6 +81,12 @@ class FloatLayer(Operation):
     def layers(self) -> list[Any]:
         """The layers that it calls, in order."""
         return [call.layer for call in self.calls]
+
+    def file_parts(self, graph: Tensors, *, shares_kernel: bool = False) -> FileParts:
+        """An estimate: the converter chooses what the file holds."""
+        del graph, shares_kernel
+        weights = sum(int(layer.count_params()) for layer in self.layers)
+        return FileParts(data_bytes=_BYTES_OF_OPERATORS + _BYTES_OF_A_WEIGHT * weights)
 
     @property
     def _title(self) -> str:
@@ -129,7 +148,12 @@ class FloatLayer(Operation):
         return function
 
 
-# Operators of which no processor makes other values of the same ones.
+def float_layers(operations: Iterable[Operation]) -> list[FloatLayer]:
+    """The layers left float among some operations, in their order."""
+    return [operation for operation in operations if isinstance(operation, FloatLayer)]
+
+
+# Every processor makes the same values with these operators.
 _SELECTING = (
     *("CAST", "CONCATENATION", "EMBEDDING_LOOKUP", "EQUAL", "EXPAND_DIMS", "GATHER", "GATHER_ND"),
     *("NOT_EQUAL", "ONE_HOT", "PACK", "PAD", "PADV2", "RESHAPE", "REVERSE_V2", "SELECT"),
@@ -149,6 +173,8 @@ class FloatLayerOperator(Operation):
 
     layer: str
     kind: str
+
+    is_simulated = False
 
     def portability(self, graph: Tensors) -> Portability:
         """See `Operation`."""

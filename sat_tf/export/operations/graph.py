@@ -9,8 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sat_tf.export.kernels.kernel_sets import X86, KernelSet
-from sat_tf.export.operations.operation import Operation
-from sat_tf.export.operations.portability import Basis
+from sat_tf.export.operations.operation import Basis, Operation
 from sat_tf.export.tflite.tensors import Codes, Image, Tensor
 from sat_tf.presentation.console import make_console
 

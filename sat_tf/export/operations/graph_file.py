@@ -124,7 +124,7 @@ def _input(found: StoredTensor, progress: Progress) -> Image:
     if found.scales.size:
         return Image(found.name, shape, found.scales[0], int(found.zero_points[0]), type=kind)
     readers = [operation for operation in progress.operations if found.name in operation.inputs]
-    if all(isinstance(reader, FloatLayerOperator) for reader in readers):
+    if not any(reader.is_simulated for reader in readers):
         return Image(found.name, shape, None, type=kind)
     # Its codes, where the first operation on it quantizes it.
     for operation in readers:

@@ -1,10 +1,9 @@
 """Linear operations: convolutions of all kinds, and matrix products, with all that is folded in."""
 
 import dataclasses
-import enum
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -15,13 +14,17 @@ from sat_tf.export.kernels.kernel_sets import (
     narrow_multipliers,
     wide_multipliers,
 )
+from sat_tf.export.operations.builder import Affine, Draft, GraphBuilder, Range, Shape
+from sat_tf.export.operations.movements import Reshape
 from sat_tf.export.operations.operation import (
     IN_THE_FILE_ONLY,
+    Basis,
     Constants,
     FileParts,
     Made,
     Numbers,
     Operation,
+    Portability,
     TfTensor,
     activated,
     clipped,
@@ -29,19 +32,21 @@ from sat_tf.export.operations.operation import (
     fake_quantized,
     stored_codes,
 )
-from sat_tf.export.operations.portability import Basis, Portability
+from sat_tf.export.operations.pointwise import Pointwise
 from sat_tf.export.operations.windows import (
-    convolved,
-    depthwise_convolved,
-    depthwise_products,
-    patches,
-    transposed_convolved,
-    transposed_products,
+    EXACT_FLOAT32,
+    FAKE_QUANTIZED_SUMS,
+    SUMS,
+    LinearKind,
+    is_small_depthwise,
+    kernel_for_tensorflow,
+    products,
+    sums,
     transposed_size,
 )
-from sat_tf.export.tflite.contents import NotUnderstoodError, StoredTensor
+from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
-from sat_tf.export.tflite.tensors import WHOLE, Storage, Tensors, Window
+from sat_tf.export.tflite.tensors import WHOLE, Codes, Storage, Tensors, Window
 from sat_tf.export.tflite.writer import (
     Operator,
     Writer,
@@ -50,19 +55,10 @@ from sat_tf.export.tflite.writer import (
     placement_options,
 )
 
-# Below this every integer is a float32, and sums of such products are exact in any order.
-_EXACT_FLOAT32 = 2**24
 _INT32 = 2**31 - 1
-
-
-class LinearKind(enum.Enum):
-    """The linear operations, by how their kernel codes are laid out."""
-
-    CONVOLUTION = "CONV_2D"  # (outputs, rows, columns, inputs of its group)
-    TRANSPOSED = "TRANSPOSE_CONV"  # (outputs, rows, columns, inputs)
-    DEPTHWISE = "DEPTHWISE_CONV_2D"  # (rows, columns, outputs), outputs = inputs · multiplier
-    FULLY_CONNECTED = "FULLY_CONNECTED"  # (outputs, inputs)
-
+# The types of the numbers that a linear layer sums up in TensorFlow, and of those that the bias is
+# added to. The narrowest pair that is exact for the codes is chosen.
+WIDTHS = (("float32", "float32"), ("float32", "float64"), ("float64", "float64"))
 
 _DEQUANTIZE = Operator("DEQUANTIZE", 2, "DequantizeOptions")
 _OPERATORS = {
@@ -92,10 +88,11 @@ _SCALE_BYTES, _DEQUANTIZE_BYTES, _BIAS_BYTES = 12, 71, 4
 
 
 @dataclasses.dataclass(frozen=True)
-class Linear(Operation):
+class Linear(Operation, Draft):
     """A linear operation, with everything folded into it.
 
-    In the units of the file, y = scales · input scale · (Σ codes · input code) + bias.
+    In the units of the file, y = scales · input scale · (Σ codes · input code) + bias; those of a
+    draft are real ones.
 
     Attributes:
         kind: which one.
@@ -134,6 +131,11 @@ class Linear(Operation):
         return Engine.BUILTIN if packed and not self.is_product else Engine.XNNPACK
 
     @property
+    def takes_one_image(self) -> bool:
+        """See `Operation`: TRANSPOSE_CONV reads the shape of its output."""
+        return self.kind is LinearKind.TRANSPOSED
+
+    @property
     def operator_kind(self) -> LinearKind:
         """Its operator in the file."""
         return LinearKind.FULLY_CONNECTED if self.pixelwise else self.kind
@@ -170,6 +172,149 @@ class Linear(Operation):
         shape = [1] * self.kernel.ndim
         shape[self.channel_axis] = -1
         return np.reshape(values, shape)
+
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether it is one factor and one constant a channel."""
+        depthwise = self.kind is LinearKind.DEPTHWISE
+        return depthwise and self.kernel.shape[:2] == (1, 1) and self.window == WHOLE
+
+    # -- as a draft ------------------------------------------------------------------------------
+
+    @classmethod
+    def of_codes(
+        cls,
+        source: str,
+        kind: LinearKind,
+        codes: np.ndarray,
+        scales: np.ndarray,
+        bias: np.ndarray,
+        window: Window = WHOLE,
+    ) -> "Linear":
+        """A draft of whose values nothing is known.
+
+        Args:
+            source: the tensor that it reads.
+            kind: which operation.
+            codes: integers, with all output channels on the last axis.
+            scales: positive, one a channel.
+            bias: real values, one a channel.
+            window: strides, padding and dilation.
+        """
+        kernel = codes if kind is LinearKind.DEPTHWISE else np.moveaxis(codes, -1, 0)
+        unknown = np.zeros(scales.size), np.full(scales.size, np.inf)
+        return cls((source,), "", kind, kernel, scales, bias, *unknown, window)
+
+    def folded(self, behind: Affine) -> "Linear":
+        """The layer and the normalization behind it, as one linear layer.
+
+        The sign of γ goes into the codes and its size into the scales, so that weights stay on
+        their lattice and nothing is rounded again. A channel with γ = 0 has codes 0.
+
+        >>> codes, ones = np.array([[3, 1, 2]]), np.ones(3)
+        >>> one = Linear.of_codes("x", LinearKind.FULLY_CONNECTED, codes, ones, ones)
+        >>> slope, offset = np.array([2.0, -0.5, 0.0]), np.array([0.0, 0.0, 7.0])
+        >>> folded = one.folded(Affine(slope, offset, np.zeros(3), np.ones(3)))
+        >>> folded.kernel.T.tolist(), folded.scales.tolist(), folded.bias.tolist()
+        ([[3, -1, 0]], [2.0, 0.5, 1.0], [2.0, -0.5, 7.0])
+        """
+        slope = behind.slope
+        spread = np.where(slope == 0.0, 0.0, np.abs(slope) * behind.deviation)
+        center = slope * (behind.mean - self.bias)
+        return dataclasses.replace(
+            self,
+            kernel=self._signed(slope),
+            scales=np.where(slope == 0.0, 1.0, np.abs(slope)) * self.scales,
+            bias=self.bias * slope + behind.offset,
+            center=np.where(np.isinf(spread), 0.0, center),
+            spread=spread,
+        )
+
+    def scaled(self, slope: np.ndarray, offset: np.ndarray) -> "Linear":
+        """The layer, multiplied by numbers and added to others: y = slope · (Ξ x) + offset.
+
+        Args:
+            slope: not 0; one number, or one a channel.
+            offset: likewise.
+        """
+        count = self.scales.size
+        slope, offset = np.broadcast_to(slope, count), np.broadcast_to(offset, count)
+        return dataclasses.replace(
+            self,
+            kernel=self._signed(slope),
+            scales=self.scales * np.abs(slope),
+            bias=self.bias * slope + offset,
+            center=self.center * slope,
+            spread=self.spread * np.abs(slope),
+        )
+
+    def _signed(self, slope: np.ndarray) -> np.ndarray:
+        """The kernel with the signs of a slope for each channel."""
+        return self.kernel * self.along_channels(np.sign(slope).astype(self.kernel.dtype))
+
+    def seen_within(self, low: float, high: float) -> "Linear":
+        """See `Draft`: where nothing better is known, the ends are two deviations away."""
+        unknown = np.isinf(self.spread)
+        center = np.where(unknown, (low + high) / 2.0 - self.bias, self.center)
+        spread = np.where(unknown, (high - low) / 4.0, self.spread)
+        return dataclasses.replace(self, center=center, spread=spread)
+
+    def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
+        """See `Draft`: over any codes of the input."""
+        codes = np.moveaxis(self.kernel, self.channel_axis, -1)
+        codes = codes.reshape(-1, codes.shape[-1]).astype(np.float64)
+        ends = np.array(codes_of(self.inputs[0]).real_range)[:, np.newaxis, np.newaxis] * codes
+        low = np.min(ends, axis=0).sum(axis=0) * self.scales + self.bias
+        high = np.max(ends, axis=0).sum(axis=0) * self.scales + self.bias
+        return float(np.min(low)), float(np.max(high))
+
+    def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
+        """See `Draft`."""
+        source = builder.codes(self.inputs[0])
+        if source is None:
+            raise TypeError(f"{name}: codes of a float tensor.")
+        return self._placed(builder, self.inputs[0], (source.unit, codes.unit), codes, name, shape)
+
+    def as_float(self, builder: GraphBuilder, name: str, shape: Shape) -> str:
+        """See `Draft`; one factor and one constant a channel are two float operations."""
+        codes, read = builder.codes(self.inputs[0]), builder.dequantized(self.inputs[0])
+        if not self.is_pointwise:
+            units = (codes.unit if codes else 1.0), 1.0
+            return self._placed(builder, read, units, None, name, shape)
+        slope, product = self.kernel.reshape(-1) * self.scales, builder.between(f"{name}_product")
+        builder.with_constant(read, Pointwise.PRODUCT, slope, product, shape)
+        return builder.with_constant(product, Pointwise.SUM, self.bias, name, shape)
+
+    def _placed(
+        self,
+        builder: GraphBuilder,
+        read: str,
+        units: tuple[float, float],
+        codes: Codes | None,
+        name: str,
+        shape: Shape,
+    ) -> str:
+        """The operation that makes these codes, or float values from real ones."""
+        written = name
+        # Convolutions need rows and columns; those of other tensors are 1x1 and take any.
+        on_images = self.kind is not LinearKind.FULLY_CONNECTED
+        if on_images and len(builder.shape(read)) != 3:
+            reshape = Reshape((read,), builder.between(f"{name}_input"))
+            read = builder.move(reshape, _image(builder.shape(read)))
+        if on_images and len(shape) != 3:
+            written = builder.between(f"{name}_image")
+        operation = dataclasses.replace(
+            self,
+            inputs=(read,),
+            output=written,
+            scales=self.scales * (units[0] / units[1]),
+            bias=self.bias / units[1],
+            center=self.center / units[1],
+            spread=self.spread / units[1],
+            real=codes is None,
+        )
+        builder.add(operation, _image(shape) if written != name else shape, codes)
+        return name if written == name else builder.move(Reshape((written,), name), shape)
 
     # -- in words --------------------------------------------------------------------------------
 
@@ -236,34 +381,18 @@ class Linear(Operation):
 
     def work(self, graph: Tensors) -> LinearWork:
         """What kernels choose their rounding by."""
-        channels = graph.tensors[self.inputs[0]].shape[-1]
+        shapes = graph.tensors[self.inputs[0]].shape, graph.tensors[self.output].shape
         depth = math.prod(self.kernel.shape[axis] for axis in self.inner_axes)
         is_convolution = self.kind is LinearKind.CONVOLUTION
         return LinearWork(
             self.operator_kind.value,
             self.engine,
             depth=depth,
-            is_grouped=is_convolution and self.kernel.shape[-1] != channels,
+            is_grouped=is_convolution and self.kernel.shape[-1] != shapes[0][-1],
             one_scale=self.is_product and self._stored_scales().size == 1,
-            is_small_depthwise=self._is_small_depthwise(graph),
+            is_small_depthwise=self.kind is LinearKind.DEPTHWISE
+            and is_small_depthwise(self.kernel.shape[:2], *shapes, self.window),
         )
-
-    def _is_small_depthwise(self, graph: Tensors) -> bool:
-        """The test by which LiteRT chooses its kernel for depthwise convolutions of 3x3."""
-        if self.kind is not LinearKind.DEPTHWISE or self.kernel.shape[:2] != (3, 3):
-            return False
-        *sizes, channels = graph.tensors[self.inputs[0]].shape
-        *made, outputs = graph.tensors[self.output].shape
-        stride, other_stride = self.window.strides
-        if (stride, self.window.dilation) not in ((1, (1, 1)), (2, (1, 1))):
-            return False
-        if other_stride != stride or channels != outputs or channels % 8:
-            return False
-        missing = [(out - 1) * stride + 3 - size for out, size in zip(made, sizes, strict=True)]
-        before, other_before = (max(count, 0) // 2 for count in missing)
-        if before != other_before or before > 1 or max(missing) > 2 * before:
-            return False
-        return before == 0 or 1 not in sizes or sizes[0] == sizes[1]
 
     def _real_kernel(self) -> np.ndarray:
         scales = self.along_channels(self.scales.astype(np.float32))
@@ -349,14 +478,14 @@ class Linear(Operation):
             operator = operator.reordered(2, 1, 3)
         source = operator.source()
         kernel, scales = _kernel_of(operator, kind, real=real)
-        pixelwise = kind is LinearKind.FULLY_CONNECTED and _keeps_pixels(operator)
+        pixelwise = kind is LinearKind.FULLY_CONNECTED and operator.keeps_pixels()
         if pixelwise:
             kind, kernel = LinearKind.CONVOLUTION, kernel[:, np.newaxis, np.newaxis]
         bias = operator.constant(2, "FLOAT32" if real else "INT32")
         if bias.shape != scales.shape:
             raise NotUnderstoodError(f"its bias is not one of {scales.size} channels")
         window = WHOLE if pixelwise else _window_of(operator, kind, kernel)
-        if not real and not _has_unit(operator, scales):
+        if not real and not operator.has_units_of(scales):
             raise NotUnderstoodError("the scales of its bias are not input scale · weight scale")
         operation = cls(
             (source,),
@@ -369,7 +498,7 @@ class Linear(Operation):
             spread=np.full(scales.size, np.inf),
             window=window,
             real=real,
-            storage=Storage[_stored_kernel(operator).type],
+            storage=Storage[operator.kernel().type],
             pixelwise=pixelwise,
         )
         if (operator.source_codes() is None) != real:
@@ -391,13 +520,13 @@ class Linear(Operation):
         """Kernel, bias, multipliers, and how wide the sums have to be."""
         channels = graph.tensors[self.inputs[0]].shape[-1]
         if self.real:
-            kernel = _as_tensorflow(self._real_kernel(), self.kind, channels)
+            kernel = kernel_for_tensorflow(self._real_kernel(), self.kind, channels)
             return {"kernel": kernel, "bias": self.bias.astype(np.float32)}
         # Codes as they were before upscaling: float32 holds their smaller sums exactly for longer.
         factors = np.maximum(np.gcd.reduce(self.kernel, axis=self.inner_axes), 1)
         kernel = self.kernel // self.along_channels(factors)
         return {
-            "kernel": _as_tensorflow(kernel, self.kind, channels).astype(np.float32),
+            "kernel": kernel_for_tensorflow(kernel, self.kind, channels).astype(np.float32),
             "factors": factors.astype(np.float64),
             "bias": self.bias.astype(np.float64),
             "multipliers": requantization_multipliers(graph, self),
@@ -411,7 +540,7 @@ class Linear(Operation):
 
         del graph
         (source,) = inputs
-        multiply = _SUMS[self.kind]
+        multiply = SUMS[self.kind]
         if self.real:
             return multiply(source, constants["kernel"], self.window) + constants["bias"]
 
@@ -430,7 +559,7 @@ class Linear(Operation):
     def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
         """The product with a FakeQuant of the kernel."""
         scales = self.scales.astype(np.float32)
-        kernel, multiply = self._real_kernel(), _FAKE_QUANTIZED[self.kind]
+        kernel, multiply = self._real_kernel(), FAKE_QUANTIZED_SUMS[self.kind]
         bias = self.bias
         if not self.real:
             source = float(graph.codes(self.inputs[0]).scale)
@@ -444,6 +573,65 @@ class Linear(Operation):
             return run
         codes = graph.codes(self.output)
         return lambda source: fake_quantized(codes, activated(codes, run(source)))
+
+
+# -- drafts of other layers as linear ones ------------------------------------------------------
+
+
+def identity(source: str, num_channels: int) -> Linear:
+    """The 1x1 depthwise convolution with code 1 and scale 1: exact requantization."""
+    ones, scales = np.ones((1, 1, num_channels), np.int32), np.ones(num_channels)
+    return Linear.of_codes(source, LinearKind.DEPTHWISE, ones, scales, np.zeros(num_channels))
+
+
+def channel_mean(source: str, num_channels: int) -> Linear:
+    """The mean over the channels, as a 1x1 convolution with one of them left."""
+    ones, scales = np.ones((1, 1, num_channels, 1), np.int32), np.full(1, 1.0 / num_channels)
+    return Linear.of_codes(source, LinearKind.CONVOLUTION, ones, scales, np.zeros(1))
+
+
+def window_mean(source: str, num_channels: int, size: tuple[int, int], window: Window) -> Linear:
+    """Average pooling without padding, as a depthwise convolution."""
+    ones = np.ones((*size, num_channels), np.int32)
+    scales, bias = np.full(num_channels, 1.0 / (size[0] * size[1])), np.zeros(num_channels)
+    return Linear.of_codes(source, LinearKind.DEPTHWISE, ones, scales, bias, window)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Existing(Draft):
+    inputs: tuple[str, ...]
+    tensor: str
+
+    def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
+        return identity(self.tensor, shape[-1]).as_codes(builder, codes, name, shape)
+
+    def as_float(self, builder: GraphBuilder, name: str, shape: Shape) -> str:
+        return builder.dequantized(self.tensor)
+
+
+def existing(tensor: str) -> Draft:
+    """The draft of a layer whose tensor exists already: another grid is a requantization of it."""
+    return _Existing((tensor,), tensor)
+
+
+def _image(shape: Shape) -> Shape:
+    """Rows, columns and channels for a tensor with other axes beside the channels."""
+    return (1, math.prod(shape[:-1]), shape[-1])
+
+
+# -- linear operations of a graph ---------------------------------------------------------------
+
+
+def linear_operations(operations: Iterable[Operation]) -> list[Linear]:
+    """The linear ones of some operations, in their order."""
+    return [operation for operation in operations if isinstance(operation, Linear)]
+
+
+def map_linear(
+    operations: Iterable[Operation], change: Callable[[Linear], Operation]
+) -> tuple[Operation, ...]:
+    """The operations, with every linear one changed."""
+    return tuple(change(one) if isinstance(one, Linear) else one for one in operations)
 
 
 # -- multipliers, and what is asked of weights --------------------------------------------------
@@ -482,51 +670,13 @@ def weight_counts(linear: Linear) -> dict[int, int]:
     return dict(zip(values.tolist(), counts.tolist(), strict=True))
 
 
-# -- the kernels' arithmetic, in NumPy ----------------------------------------------------------
-
-
-def sums(
-    stored: np.ndarray, zero_point: int, kernel: np.ndarray, kind: LinearKind, window: Window
-) -> np.ndarray:
-    """Σ code · (stored - zero_point) of a linear layer; exact.
-
-    Args:
-        stored: (n, rows, columns, channels), or (n, channels) for a matrix product.
-        zero_point: of the input.
-        kernel: integer codes as `LinearKind` lays them out.
-        kind: which operation.
-        window: strides, padding and dilation.
-
-    Returns:
-        Integers in float64 or float32, which holds them exactly.
-    """
-    codes = stored - zero_point
-    if kind is LinearKind.DEPTHWISE:
-        return products(codes, kernel.astype(np.int32), kind, window)
-    widest = max(127 - zero_point, zero_point + 128)
-    magnitudes = np.abs(kernel.reshape(kernel.shape[0], -1).astype(np.int64))
-    reach = np.max(np.sum(magnitudes, axis=1), initial=0) * widest
-    exact = np.float32 if reach < _EXACT_FLOAT32 else np.float64
-    return products(codes.astype(exact), kernel.astype(exact), kind, window)
-
-
-def products(
-    values: np.ndarray, kernel: np.ndarray, kind: LinearKind, window: Window
-) -> np.ndarray:
-    """Σ kernel · value of a linear layer, in the type that both have."""
-    if kind is LinearKind.DEPTHWISE:
-        return depthwise_products(values, kernel, window)
-    if kind is LinearKind.TRANSPOSED:
-        return transposed_products(values, kernel, window)
-    if kind is LinearKind.CONVOLUTION:
-        groups = values.shape[-1] // kernel.shape[-1]
-        if groups > 1:
-            parts = zip(
-                np.split(values, groups, axis=-1), np.split(kernel, groups, axis=0), strict=True
-            )
-            return np.concatenate([products(*part, kind, window) for part in parts], axis=-1)
-        values = patches(values, kernel.shape[1:3], window)
-    return np.asarray(values @ kernel.reshape(kernel.shape[0], -1).T)
+def _width(graph: Tensors, linear: Linear, factors: np.ndarray) -> int:
+    """Which of `WIDTHS` is exact for every input."""
+    largest = largest_sums(graph, linear)
+    # With both summands exact, their float32 sum is rounded once, as the kernel does it.
+    if np.max(largest) < EXACT_FLOAT32 and np.all(np.float32(linear.bias) == linear.bias):
+        return 0
+    return 1 if np.max(largest // factors) < EXACT_FLOAT32 else 2
 
 
 # -- what a file holds --------------------------------------------------------------------------
@@ -536,7 +686,7 @@ def _kernel_of(
     operator: OperatorView, kind: LinearKind, *, real: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Integer codes as `LinearKind` lays them out, and the scale of each output channel."""
-    weights = _stored_kernel(operator)
+    weights = operator.kernel()
     if not real and weights is not operator.tensor(1):
         raise NotUnderstoodError(f"its kernel {operator.tensor(1).name} is float")
     if weights.values is None or weights.type not in _KERNEL_TYPES:
@@ -555,22 +705,6 @@ def _kernel_of(
     return kernel[0] if kind is LinearKind.DEPTHWISE else kernel, scales
 
 
-def _stored_kernel(operator: OperatorView) -> StoredTensor:
-    """The kernel, or the integers that it is made of."""
-    weights = operator.tensor(1)
-    found = operator.progress.pending.get(weights.name)
-    return found if isinstance(found, StoredTensor) else weights
-
-
-def _keeps_pixels(operator: OperatorView) -> bool:
-    """Whether a FULLY_CONNECTED multiplies each pixel of an image, as `Linear.pixelwise` does."""
-    keeps = bool(operator.option("keepNumDims"))
-    dimensions = len(operator.tensor(0).shape)
-    if dimensions != (4 if keeps else 2):
-        raise NotUnderstoodError(f"keepNumDims={keeps} with a tensor of {dimensions} dimensions")
-    return keeps
-
-
 def _window_of(operator: OperatorView, kind: LinearKind, kernel: np.ndarray) -> Window:
     if kind is LinearKind.FULLY_CONNECTED:
         return WHOLE
@@ -581,116 +715,3 @@ def _window_of(operator: OperatorView, kind: LinearKind, kernel: np.ndarray) -> 
     made = operator.output.shape[1:3]
     rows, columns = (found - size for found, size in zip(made, usual, strict=True))
     return dataclasses.replace(window, more=(rows, columns))
-
-
-def _has_unit(operator: OperatorView, scales: np.ndarray) -> bool:
-    """Whether the bias counts units of the sum; kernels differ in what they make of others."""
-    bias, source = operator.tensor(2), operator.source_codes()
-    unit = (source.scale * scales).astype(np.float32) if source else scales
-    return bias.scales.size in (1, scales.size) and bool(
-        np.all(bias.scales == unit) and not np.any(bias.zero_points)
-    )
-
-
-# -- exact sums in TensorFlow -------------------------------------------------------------------
-
-# The types of the numbers that a linear layer sums up, and of those that the bias is added to. The
-# narrowest pair that is exact for the codes is chosen.
-WIDTHS = (("float32", "float32"), ("float32", "float64"), ("float64", "float64"))
-
-
-def _as_tensorflow(kernel: np.ndarray, kind: LinearKind, channels: int) -> np.ndarray:
-    if kind is LinearKind.DEPTHWISE:
-        return kernel.reshape(*kernel.shape[:2], channels, -1)
-    if kind is LinearKind.TRANSPOSED:
-        return np.moveaxis(kernel, 0, 2)
-    return np.moveaxis(kernel, 0, -1)
-
-
-def _width(graph: Tensors, linear: Linear, factors: np.ndarray) -> int:
-    """Which of `WIDTHS` is exact for every input."""
-    largest = largest_sums(graph, linear)
-    # With both summands exact, their float32 sum is rounded once, as the kernel does it.
-    if np.max(largest) < _EXACT_FLOAT32 and np.all(np.float32(linear.bias) == linear.bias):
-        return 0
-    return 1 if np.max(largest // factors) < _EXACT_FLOAT32 else 2
-
-
-def _matrix(codes: TfTensor, kernel: TfTensor, window: Window) -> TfTensor:
-    import tensorflow as tf
-
-    del window
-    return tf.matmul(codes, kernel)
-
-
-_SUMS = {
-    LinearKind.CONVOLUTION: convolved,
-    LinearKind.TRANSPOSED: transposed_convolved,
-    LinearKind.DEPTHWISE: depthwise_convolved,
-    LinearKind.FULLY_CONNECTED: _matrix,
-}
-
-# -- for TensorFlow's converter -----------------------------------------------------------------
-
-
-def _fake_convolution(
-    x: TfTensor, kernel: np.ndarray, ends: np.ndarray, window: Window
-) -> TfTensor:
-    return convolved(x, _on_channels(np.moveaxis(kernel, 0, -1), ends), window)
-
-
-def _fake_depthwise(x: TfTensor, kernel: np.ndarray, ends: np.ndarray, window: Window) -> TfTensor:
-    import tensorflow as tf
-
-    # The converter takes the channels of a depthwise FakeQuant from this shape only; with another
-    # one it writes wrong codes, or leaves the layer float.
-    weights = _on_channels(kernel[:, :, np.newaxis, :], ends)
-    channels = x.shape[-1]
-    weights = tf.reshape(weights, [*kernel.shape[:2], channels, kernel.shape[-1] // channels])
-    # tf.nn.depthwise_conv2d dilates by moving pixels around, which the converter leaves float.
-    return tf.raw_ops.DepthwiseConv2dNative(
-        input=x,
-        filter=weights,
-        strides=[1, *window.strides, 1],
-        padding=window.padding,
-        dilations=[1, *window.dilation, 1],
-    )
-
-
-def _fake_transposed(x: TfTensor, kernel: np.ndarray, ends: np.ndarray, window: Window) -> TfTensor:
-    import tensorflow as tf
-
-    # The FakeQuant has its channels last, the operation has them third.
-    weights = tf.transpose(_on_channels(np.moveaxis(kernel, 0, -1), ends), (0, 1, 3, 2))
-    return transposed_convolved(x, weights, window)
-
-
-def _fake_matrix(x: TfTensor, kernel: np.ndarray, ends: np.ndarray, window: Window) -> TfTensor:
-    import tensorflow as tf
-
-    if np.any(ends != ends[0]):
-        # The converter takes one scale only for a matrix, so that it is a convolution of one pixel.
-        pixels = tf.reshape(x, [-1, 1, 1, kernel.shape[1]])
-        made = _fake_convolution(pixels, kernel[:, np.newaxis, np.newaxis, :], ends, window)
-        return tf.reshape(made, [-1, kernel.shape[0]])
-    end = float(ends[0])
-    weights = tf.quantization.fake_quant_with_min_max_args(
-        tf.constant(kernel.T), -end, end, num_bits=8, narrow_range=True
-    )
-    return tf.matmul(x, weights)
-
-
-def _on_channels(kernel: np.ndarray, ends: np.ndarray) -> TfTensor:
-    import tensorflow as tf
-
-    return tf.quantization.fake_quant_with_min_max_vars_per_channel(
-        tf.constant(kernel), -ends, ends, num_bits=8, narrow_range=True
-    )
-
-
-_FAKE_QUANTIZED = {
-    LinearKind.CONVOLUTION: _fake_convolution,
-    LinearKind.TRANSPOSED: _fake_transposed,
-    LinearKind.DEPTHWISE: _fake_depthwise,
-    LinearKind.FULLY_CONNECTED: _fake_matrix,
-}

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from ai_edge_litert import schema_py_generated as tfl
 
+from sat_tf.export.operations.builder import Draft, GraphBuilder, Shape
+from sat_tf.export.operations.float_layer import FloatCall, FloatLayer
 from sat_tf.export.operations.operation import (
     Constants,
     FileParts,
@@ -150,3 +152,34 @@ def table_of(
     made = np.asarray(function(real), np.float32) / np.float32(output.real_scale)
     rounded = np.floor(made + np.float32(0.5)) + output.zero_point
     return np.clip(rounded, output.lowest, output.highest).astype(np.int8)
+
+
+@dataclasses.dataclass(frozen=True)
+class ComputedFunction(Draft):
+    """A function other than a rectifier: a table, or what TensorFlow's converter makes of it.
+
+    Attributes:
+        inputs: the tensor that it reads.
+        function: the same on single values, where it works on each of them alone.
+        call: the call of the layer itself on a float tensor.
+    """
+
+    inputs: tuple[str, ...]
+    function: Callable[[np.ndarray], np.ndarray] | None
+    call: Callable[[str], FloatCall]
+
+    keeps_stream = True
+
+    def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
+        """See `Draft`."""
+        source = builder.codes(self.inputs[0])
+        if self.function is None or source is None:
+            real = self.as_float(builder, builder.between(f"{name}_float"), shape)
+            return builder.quantized(real, codes, name, shape)
+        table = table_of(self.function, source, codes)
+        return builder.add(Lookup(self.inputs, name, table), shape, codes)
+
+    def as_float(self, builder: GraphBuilder, name: str, shape: Shape) -> str:
+        """See `Draft`."""
+        source = builder.dequantized(self.inputs[0])
+        return builder.add(FloatLayer((source,), name, (self.call(source),)), shape, None)

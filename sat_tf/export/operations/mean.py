@@ -1,32 +1,36 @@
 """The mean over rows and columns."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from sat_tf.export.kernels.kernel_sets import KernelSet
 from sat_tf.export.kernels.xnnpack import mean_multiplier, mean_offset, sums_near_halves
+from sat_tf.export.operations.builder import GraphBuilder, OperationDraft, Shape
+from sat_tf.export.operations.linear import Linear, window_mean
+from sat_tf.export.operations.movements import Reshape
 from sat_tf.export.operations.operation import (
     Constants,
     FileParts,
     Made,
     Numbers,
     Operation,
+    Portability,
     TfTensor,
     clipped,
     code_ends,
+    enumerated,
     fake_quantized,
 )
-from sat_tf.export.operations.portability import Portability, enumerated
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
-from sat_tf.export.tflite.tensors import Codes, Tensors
+from sat_tf.export.tflite.tensors import WHOLE, Codes, Tensor, Tensors
 from sat_tf.export.tflite.writer import Operator, Writer
 
 
 @dataclasses.dataclass(frozen=True)
-class Mean(Operation):
+class Mean(OperationDraft):
     """Mean over rows and columns.
 
     Attributes:
@@ -39,6 +43,35 @@ class Mean(Operation):
     reads = ("MEAN",)
     rounds = True
     mixes = True
+
+    def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
+        """See `Draft`.
+
+        MEAN clips where int8 does, and nowhere else: other codes are made by a convolution.
+        """
+        read = builder.codes(self.inputs[0])
+        negative = read is None or read.lowest < read.zero_point
+        saturates = codes.highest == 127 and (codes.lowest == -128 or not negative)
+        if codes.unit == 1.0 and saturates:
+            return self.placed(builder, self.inputs, codes, name, shape)
+        return self._as_linear(builder.tensors).as_codes(builder, codes, name, shape)
+
+    def _as_linear(self, tensors: Mapping[str, Tensor]) -> Linear:
+        """The same mean as one window of a depthwise convolution."""
+        rows, columns, channels = tensors[self.inputs[0]].shape
+        return window_mean(self.inputs[0], channels, (rows, columns), WHOLE)
+
+    def on_shared_grid(self, tensors: dict[str, Tensor]) -> list[Operation]:
+        """See `Operation`: a convolution, which is rounded alike everywhere, and a mean's shape."""
+        convolution, made = self._as_linear(tensors), self.output
+        if self.keep_dims:
+            return [dataclasses.replace(convolution, output=made)]
+        image = f"{made}_image"
+        while image in tensors:
+            image += "_"
+        channels = tensors[self.inputs[0]].shape[-1]
+        tensors[image] = Tensor(image, (1, 1, channels), tensors[made].codes)
+        return [dataclasses.replace(convolution, output=image), Reshape((image,), made)]
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """An exact sum, rounded as the kernels do it."""

@@ -2,27 +2,27 @@
 
 import abc
 import dataclasses
+import enum
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from sat_tf.export.kernels.kernel_sets import X86, KernelSet, Xnnpack
-from sat_tf.export.operations.portability import Basis, Portability
+from sat_tf.export.kernels.kernel_sets import X86, XNNPACK_SETS, Engine, KernelSet, Xnnpack
 from sat_tf.export.tflite.operator_view import OperatorView
-from sat_tf.export.tflite.tensors import Activation, Codes, Tensors
+from sat_tf.export.tflite.tensors import Activation, Codes, Tensor, Tensors
 from sat_tf.export.tflite.writer import Operator, Writer
 
 # A tf.Tensor. Processes that only run files do not load TensorFlow, so that it is imported in the
 # methods that need it.
 TfTensor = Any
 
-# By name: arrays of float32, float64 or int32, as NumPy has them, and as TensorFlow does.
+# Arrays of float32, float64 or int32 by name, as NumPy has them, and as TensorFlow does.
 Numbers = dict[str, np.ndarray | np.generic]
 Constants = Mapping[str, Any]
 
-# Of an operation's field that says how a file has it, and not what it computes: training may change
-# its value, as weights move in and out of what 4 bits hold.
+# Marks a field of an operation that says how a file has it, and not what it computes: training may
+# change its value, as weights move in and out of what 4 bits hold.
 IN_THE_FILE_ONLY = {"in the file only": True}
 
 # Why kernels agree.
@@ -32,6 +32,68 @@ ROUNDED_ONCE = "one float32 operation a value, which all processors round alike"
 # What an operator of a file becomes: the operation, and the codes of its tensor. None for one that
 # is only the first of an operation's operators.
 Made = tuple["Operation", Codes | None] | None
+
+
+class Basis(enum.Enum):
+    """What a statement on an operation rests on.
+
+    `BEHIND_FLOAT` is that of operations of any kind whose inputs depend on float values in which
+    processors differ.
+    """
+
+    RULE = "by its rule"
+    ENUMERATED = "proved for every input"
+    IMAGES = "compared on images"
+    FLOAT = "float"
+    BEHIND_FLOAT = "behind float values"
+
+
+@dataclasses.dataclass(frozen=True)
+class Portability:
+    """Where an operation has the codes that it has on x86, as far as XNNPACK runs the file.
+
+    Attributes:
+        basis: what that rests on.
+        why: the reason, in words.
+        inputs: how many different inputs of its rounding there are, all of which were tried; 0
+            where none was.
+        differing: how many of these get another code, by the name of the kernel set.
+    """
+
+    basis: Basis
+    why: str
+    inputs: int = 0
+    differing: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def holds(self) -> bool:
+        """Whether it has the same codes with all kernels of XNNPACK, on all processors."""
+        known = self.basis not in (Basis.IMAGES, Basis.BEHIND_FLOAT)
+        return known and not any(self.differing.values())
+
+
+def enumerated(
+    inputs: np.ndarray,
+    codes: Callable[[Xnnpack, np.ndarray], np.ndarray],
+    what: str,
+    *,
+    total: int,
+) -> Portability:
+    """The portability of an operation whose every input is known.
+
+    Args:
+        inputs: those that rules may round differently, such as sums of a mean near half a code.
+        codes: what kernels make of them, clipped.
+        what: what they are, in the plural.
+        total: how many there are, with those that all rules round alike.
+    """
+    expected, *others = (codes(kernels, inputs) for kernels in XNNPACK_SETS)
+    differing = {
+        kernels.name: int(np.count_nonzero(found != expected))
+        for kernels, found in zip(XNNPACK_SETS[1:], others, strict=True)
+    }
+    why = f"all {what} of its codes have been tried with every rule of XNNPACK"
+    return Portability(Basis.ENUMERATED, why, total, differing)
 
 
 class FileParts(NamedTuple):
@@ -64,6 +126,11 @@ class Operation(abc.ABC):
         same_in_float_because: why all processors give it the same float values; "" where they
             differ in the last bits.
         rounds: whether runtimes have rules of their own for its codes.
+        of_input: its codes are those of an input of the model, whose grid cannot move.
+        is_simulated: its arithmetic is known; else a runtime has to give its values.
+        makes_probabilities: it is a softmax.
+        reshapes: it makes the same values in another shape.
+        moves: layers of data movement become it.
     """
 
     inputs: tuple[str, ...]
@@ -76,6 +143,16 @@ class Operation(abc.ABC):
     same_because: ClassVar[str] = SELECTED
     same_in_float_because: ClassVar[str] = ""
     rounds: ClassVar[bool] = False
+    of_input: ClassVar[bool] = False
+    is_simulated: ClassVar[bool] = True
+    makes_probabilities: ClassVar[bool] = False
+    reshapes: ClassVar[bool] = False
+    moves: ClassVar[bool] = False
+
+    @classmethod
+    def of_move(cls, source: str, output: str, *arguments: Any) -> "Operation":
+        """One that `moves`, with the arguments of a `Move` of a layer kind."""
+        return cls((source,), output, *arguments)
 
     # -- in words --------------------------------------------------------------------------------
 
@@ -116,6 +193,35 @@ class Operation(abc.ABC):
     def keeps_grid(self) -> bool:
         """Whether its codes are those of its inputs, so that all are on one grid."""
         return False
+
+    @property
+    def engine(self) -> Engine:
+        """The kernels of LiteRT that compute it."""
+        return Engine.XNNPACK
+
+    @property
+    def takes_one_image(self) -> bool:
+        """Whether its operator holds the shape of its output, the batch of 1 included."""
+        return False
+
+    def scale_problem(self, graph: Tensors) -> str | None:
+        """Why its kernel does not take its scales, with the fix; None where it does."""
+        del graph
+        return None
+
+    def on_shared_grid(self, tensors: dict[str, Tensor]) -> "list[Operation]":
+        """The operations that compute it where its grid is also that of what it reads, or pinned.
+
+        Args:
+            tensors: those of the graph, to which theirs are added.
+        """
+        del tensors
+        return [self]
+
+    def bounded(self, codes: Codes) -> Codes | None:
+        """Codes of its float tensor without those beyond a bound that it sets; None without one."""
+        del codes
+        return None
 
     def portability(self, graph: Tensors) -> Portability:
         """Where it has the codes that it has on x86, as far as XNNPACK runs the file."""

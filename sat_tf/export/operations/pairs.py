@@ -9,24 +9,33 @@ import numpy as np
 
 from sat_tf.export.kernels.kernel_sets import KernelSet
 from sat_tf.export.kernels.xnnpack import product_multiplier
-from sat_tf.export.operations.add import SUMS_ALIKE, computed_sum, scaled_multipliers
+from sat_tf.export.operations.add import (
+    LARGEST_SUMMAND,
+    SUMS_ALIKE,
+    computed_sum,
+    scaled_multipliers,
+    sum_problem,
+    summand,
+)
+from sat_tf.export.operations.builder import GraphBuilder, OperationDraft, Range, Shape
 from sat_tf.export.operations.operation import (
     ROUNDED_ONCE,
+    Basis,
     Constants,
     Made,
     Numbers,
-    Operation,
+    Portability,
     TfTensor,
     activated,
     clipped,
     code_ends,
+    enumerated,
     fake_quantized,
     stored_codes,
 )
-from sat_tf.export.operations.portability import Basis, Portability, enumerated
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
-from sat_tf.export.tflite.tensors import Codes, Tensors
+from sat_tf.export.tflite.tensors import Codes, Tensors, range_codes
 from sat_tf.export.tflite.writer import Operator, Writer, fused_activation
 
 
@@ -52,9 +61,16 @@ _OPERATORS = {
 }
 
 
+# XNNPACK leaves products to kernels with another rounding where codes are worth less than this, or
+# `LARGEST_SUMMAND` or more, of an output code.
+_SMALLEST_PRODUCT = 2.0**-16
+
+
 @dataclasses.dataclass(frozen=True)
-class Pair(Operation):
+class Pair(OperationDraft):
     """An operation of two tensors, both codes or both float; axes of size 1 are broadcast.
+
+    A draft may have more tensors, but for a difference.
 
     Attributes:
         kind: which one.
@@ -62,6 +78,7 @@ class Pair(Operation):
 
     kind: PairKind
 
+    keeps_stream = True
     reads = tuple(kind.value for kind in PairKind)
     same_in_float_because = ROUNDED_ONCE
     rounds = True
@@ -76,6 +93,57 @@ class Pair(Operation):
     def keeps_grid(self) -> bool:
         """See `Operation`."""
         return self.kind.keeps_grid
+
+    def placed(
+        self,
+        builder: GraphBuilder,
+        inputs: tuple[str, ...],
+        codes: Codes | None,
+        name: str,
+        shape: Shape,
+    ) -> str:
+        """Adds operations of two tensors at a time; codes of products between cannot saturate."""
+        first, *others, last = inputs
+        for other in others:
+            one, two = builder.codes(first), builder.codes(other)
+            sizes = np.broadcast_shapes(builder.shape(first), builder.shape(other))
+            between = codes if self.keeps_grid else None
+            if not self.keeps_grid and one is not None and two is not None:
+                ends = np.outer(one.real_range, two.real_range)
+                between = range_codes(float(np.min(ends)), float(np.max(ends)))
+            partial = self._named((first, other), builder.between(f"{name}_partial"))
+            first = builder.add(partial, sizes, between)
+        inputs = (first, last)
+        if codes is not None and self.kind is PairKind.DIFFERENCE:
+            inputs = (summand(builder, first, codes), summand(builder, last, codes))
+        return builder.add(self._named(inputs, name), shape, codes)
+
+    def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
+        """See `Draft`: of a difference or a product of tensors, one after the other."""
+        (low, high), *others = (codes_of(source).real_range for source in self.inputs)
+        for smallest, largest in others:
+            if self.kind is PairKind.DIFFERENCE:
+                low, high = low - largest, high - smallest
+            else:
+                ends = np.outer((low, high), (smallest, largest))
+                low, high = float(np.min(ends)), float(np.max(ends))
+        return low, high
+
+    def scale_problem(self, graph: Tensors) -> str | None:
+        """See `Operation`."""
+        inputs, output = [graph.codes(name) for name in self.inputs], graph.codes(self.output)
+        if self.kind is PairKind.DIFFERENCE:
+            return sum_problem(inputs, output)
+        if self.kind is not PairKind.PRODUCT:
+            return None
+        multiplier = float(product_multiplier(inputs[0].scale, inputs[1].scale, output.scale))
+        if _SMALLEST_PRODUCT <= multiplier < LARGEST_SUMMAND:
+            return None
+        return (
+            f"received a product whose codes are worth {multiplier:.4g} output codes, expected at "
+            f"least {_SMALLEST_PRODUCT:.4g} and less than {LARGEST_SUMMAND:g}; a clipping level is "
+            "far from its values: call sat_tf.calibrate, or train longer."
+        )
 
     def portability(self, graph: Tensors) -> Portability:
         """Every product of two codes is known; the rest as sums, or selected."""

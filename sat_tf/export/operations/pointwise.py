@@ -1,4 +1,4 @@
-"""Float values and a constant, value by value."""
+"""Float values: with a constant, value by value, and as probabilities."""
 
 import dataclasses
 import enum
@@ -17,7 +17,7 @@ from sat_tf.export.operations.operation import (
 )
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
-from sat_tf.export.tflite.tensors import Tensors
+from sat_tf.export.tflite.tensors import Codes, Tensors
 from sat_tf.export.tflite.writer import Operator, Writer
 
 
@@ -99,6 +99,18 @@ class WithConstant(Operation):
         constant = operator.constant(1, "FLOAT32")
         return cls((operator.source(),), operator.output.name, kind, constant), None
 
+    def bounded(self, codes: Codes) -> Codes | None:
+        """See `Operation`: a maximum or minimum with one number is a bound."""
+        is_lowest = self.kind is Pointwise.MAXIMUM
+        if self.constant.size != 1 or not (is_lowest or self.kind is Pointwise.MINIMUM):
+            return None
+        bound = float(self.constant.item()) / codes.real_scale + codes.zero_point
+        if not -128 <= bound <= 127:
+            return None
+        return dataclasses.replace(
+            codes, **{"lowest" if is_lowest else "highest": int(np.rint(bound))}
+        )
+
     def file_parts(self, graph: Tensors, *, shares_kernel: bool = False) -> FileParts:
         """The constant."""
         del graph, shares_kernel
@@ -131,3 +143,43 @@ class WithConstant(Operation):
             Pointwise.SUM: tf.add,
         }
         return functions[self.kind]
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Probabilities over the last axis, float32."""
+    powers = np.exp(logits - np.max(logits, axis=-1, keepdims=True))
+    return np.asarray(powers / np.sum(powers, axis=-1, keepdims=True), np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Softmax(Operation):
+    """Float softmax over the last axis."""
+
+    operator = Operator("SOFTMAX", 1, "SoftmaxOptions")
+    reads = ("SOFTMAX",)
+    makes_probabilities = True
+
+    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
+        """See `Operation`; in the last bits, kernels differ."""
+        del graph
+        (source,) = inputs
+        return softmax(source)
+
+    def write(self, writer: Writer) -> None:
+        """See `Operation`."""
+        writer.operator(self.operator, self.inputs, self.output, beta=1.0)
+
+    @classmethod
+    def read(cls, operator: OperatorView) -> Made:
+        """See `Operation`."""
+        operator.expect(beta=1.0, otherwise="it is scaled:")
+        if operator.source_codes() is not None or operator.codes() is not None:
+            raise NotUnderstoodError("it reads or makes codes")
+        return cls((operator.source(),), operator.output.name), None
+
+    def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
+        """See `Operation`."""
+        import tensorflow as tf
+
+        del graph
+        return tf.nn.softmax

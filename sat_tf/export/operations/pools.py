@@ -3,9 +3,14 @@
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from sat_tf.export.operations.builder import GraphBuilder, OperationDraft, Shape
+from sat_tf.export.operations.concatenate import Concatenate
+from sat_tf.export.operations.linear import identity, window_mean
+from sat_tf.export.operations.movements import StridedSlice
 from sat_tf.export.operations.operation import (
     SELECTED,
     Constants,
@@ -17,7 +22,7 @@ from sat_tf.export.operations.operation import (
 )
 from sat_tf.export.operations.windows import taps
 from sat_tf.export.tflite.operator_view import OperatorView
-from sat_tf.export.tflite.tensors import Tensors, Window
+from sat_tf.export.tflite.tensors import Codes, Tensors, Window, range_codes
 from sat_tf.export.tflite.writer import Operator, Writer, placement_options
 
 
@@ -69,6 +74,13 @@ class MaxPool(_Pool):
     operator = Operator("MAX_POOL_2D", 2, "Pool2DOptions")
     reads = ("MAX_POOL_2D",)
     same_in_float_because = SELECTED
+    moves = True
+
+    @classmethod
+    def of_move(cls, source: str, output: str, *arguments: Any) -> "MaxPool":
+        """See `Operation`: of a size, strides and a padding."""
+        size, strides, padding = arguments
+        return cls((source,), output, size, Window(strides, padding))
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """The largest value; padding is never that."""
@@ -90,17 +102,117 @@ class MaxPool(_Pool):
         return lambda source: tf.nn.max_pool2d(source, self.size, window.strides, window.padding)
 
 
-@dataclasses.dataclass(frozen=True)
-class AveragePool(_Pool):
-    """Mean of a window without its padding, on the grid of the input, as the builtin kernel rounds.
+class Strip(NamedTuple):
+    """Windows along an axis that lie equally far inside an image, beside each other.
 
-    XNNPACK leaves it to that kernel.
+    Attributes:
+        start: the first place that they read.
+        stop: behind the last.
+        size: how many places each reads.
+        stride: from one to the next.
+        made: how many they are.
     """
 
+    start: int
+    stop: int
+    size: int
+    stride: int
+    made: int
+
+
+def strips(length: int, size: int, stride: int) -> list[Strip]:
+    """The windows of SAME padding along an axis, without the padding.
+
+    >>> [(strip.start, strip.stop, strip.size, strip.made) for strip in strips(6, 3, 1)]
+    [(0, 2, 2, 1), (0, 6, 3, 4), (4, 6, 2, 1)]
+    """
+    made = -(-length // stride)
+    front = max((made - 1) * stride + size - length, 0) // 2
+    starts = [place * stride - front for place in range(made)]
+    inside = [start for start in starts if 0 <= start <= length - size]
+    found = []
+    for start in starts:
+        if start not in inside:
+            first, stop = max(start, 0), min(start + size, length)
+            found.append(Strip(first, stop, stop - first, 1, 1))
+        elif start == inside[0]:
+            found.append(Strip(start, inside[-1] + size, size, stride, len(inside)))
+    return found
+
+
+# An image is pooled in at most so many parts, which are those of windows of 7x7.
+_MOST_PARTS = 49
+
+
+@dataclasses.dataclass(frozen=True)
+class AveragePool(_Pool, OperationDraft):
+    """Mean of a window without its padding, on the grid of the input, as the builtin kernel rounds.
+
+    XNNPACK leaves it to that kernel. A draft becomes convolutions of parts of the image, where
+    these are not too many: they are exact, and fast.
+    """
+
+    stays_float = True
     operator = Operator("AVERAGE_POOL_2D", 2, "Pool2DOptions")
     reads = ("AVERAGE_POOL_2D",)
     mixes = True
     same_because = "XNNPACK leaves it to the builtin kernels, which divide integers alike"
+
+    def parts(self, shape: Shape) -> tuple[list[Strip], list[Strip]] | None:
+        """The windows that are pooled together, by rows and columns; None where they are too many.
+
+        Args:
+            shape: of the input.
+        """
+        rows, columns = (
+            strips(*axis) for axis in zip(shape, self.size, self.window.strides, strict=False)
+        )
+        return (rows, columns) if len(rows) * len(columns) <= _MOST_PARTS else None
+
+    def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
+        """See `Draft`.
+
+        A depthwise convolution divides by one number, so that windows which reach equally far
+        beyond the image are pooled together, and joined. AVERAGE_POOL_2D, where there are too many,
+        rounds to the codes that it reads, and slowly.
+        """
+        source = self.inputs[0]
+        sizes = builder.shape(source)
+        found = self.parts(sizes)
+        if found is None:
+            return self._rounded(builder, codes, name, shape)
+        down, across = found
+        joined = []
+        for row in down:
+            rows = name if len(down) == 1 else builder.between(f"{name}_rows")
+            parts = []
+            for column in across:
+                part = rows if len(across) == 1 else builder.between(f"{name}_part")
+                ends = ((row.start, row.stop), (column.start, column.stop), (0, sizes[-1]))
+                read = _cut(builder, source, ends, builder.between(f"{name}_input"))
+                window = Window((row.stride, column.stride))
+                mean = window_mean(read, sizes[-1], (row.size, column.size), window)
+                made = (row.made, column.made, sizes[-1])
+                parts.append(mean.as_codes(builder, codes, part, made))
+            if len(across) > 1:
+                builder.add(Concatenate(tuple(parts), rows, 1), (row.made, *shape[1:]), codes)
+            joined.append(rows)
+        if len(down) > 1:
+            builder.add(Concatenate(tuple(joined), name, 0), shape, codes)
+        return name
+
+    def _rounded(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
+        """Means on a grid of 8 bits, to which their kernel rounds, and these on another one."""
+        (read,), grid = self.inputs, builder.codes(self.inputs[0])
+        if grid is None:
+            raise TypeError(f"{name}: the codes of a mean of float values.")
+        fine = range_codes(*grid.real_range)
+        if grid.real_scale > fine.real_scale:
+            requantized, sizes = identity(read, shape[-1]), builder.shape(read)
+            read, grid = builder.between(f"{name}_fine"), fine
+            requantized.as_codes(builder, fine, read, sizes)
+        mean = self.placed(builder, (read,), grid, builder.between(f"{name}_mean"), shape)
+        return identity(mean, shape[-1]).as_codes(builder, codes, name, shape)
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """See `rounded_means`."""
@@ -155,3 +267,12 @@ class AveragePool(_Pool):
 def rounded_means(totals: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Integer means of stored integers, halves away from zero."""
     return np.asarray(np.sign(totals) * ((np.abs(totals) + counts // 2) // counts), np.int32)
+
+
+def _cut(builder: GraphBuilder, source: str, ends: tuple[tuple[int, int], ...], name: str) -> str:
+    """A part of a tensor, from start to stop along each axis; itself where that is all."""
+    shape = tuple(stop - start for start, stop in ends)
+    if shape == builder.shape(source):
+        return source
+    slices = tuple((start, stop, 1) for start, stop in ends)
+    return builder.move(StridedSlice((source,), name, slices), shape)

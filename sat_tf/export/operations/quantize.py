@@ -16,7 +16,6 @@ from sat_tf.export.operations.operation import (
     code_ends,
     fake_quantized,
 )
-from sat_tf.export.operations.pointwise import Pointwise, WithConstant
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
 from sat_tf.export.tflite.tensors import Codes, Tensors, dequantized
@@ -47,6 +46,8 @@ class _ToCodes(Operation):
 @dataclasses.dataclass(frozen=True)
 class ShiftImage(_ToCodes):
     """uint8 pixels to int8, stored = pixel - 128; int8 codes of an input as they are."""
+
+    of_input = True
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """See `Operation`."""
@@ -155,15 +156,8 @@ def _bounded(codes: Codes, source: str, operations: Iterable[Operation]) -> Code
     """Codes without those beyond the bounds that the float tensor has been given before."""
     by_output = {operation.output: operation for operation in operations}
     operation = by_output.get(source)
-    while isinstance(operation, WithConstant) and operation.constant.size == 1:
-        bound = float(operation.constant.item()) / codes.real_scale + codes.zero_point
-        if operation.kind is Pointwise.MAXIMUM and -128 <= bound <= 127:
-            codes = dataclasses.replace(codes, lowest=int(np.rint(bound)))
-        elif operation.kind is Pointwise.MINIMUM and -128 <= bound <= 127:
-            codes = dataclasses.replace(codes, highest=int(np.rint(bound)))
-        else:
-            break
-        operation = by_output.get(operation.inputs[0])
+    while operation is not None and (found := operation.bounded(codes)) is not None:
+        codes, operation = found, by_output.get(operation.inputs[0])
     return codes
 
 

@@ -4,9 +4,7 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from sat_tf.export.operations.float_layer import FloatLayerOperator
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.linear import Linear, LinearKind
 from sat_tf.export.tflite.images import Pixels, arrays_of, joined, number_of, some_of
 
 _VALUES_PER_BATCH = 2**24
@@ -42,7 +40,7 @@ def simulate(
     given = {**by_name(images, graph), **(given or {})}
     tensors: dict[str, np.ndarray] = {}
     for operation in graph.operations:
-        if isinstance(operation, FloatLayerOperator) and operation.output in given:
+        if not operation.is_simulated and operation.output in given:
             tensors[operation.output] = given[operation.output]
             continue
         inputs = [given[name] if name in given else tensors[name] for name in operation.inputs]
@@ -69,10 +67,9 @@ def simulate_on(
     tensors: dict[str, np.ndarray] = {}
     for operation in graph.operations:
         name, same = operation.output, known[operation.output]
-        is_given = isinstance(operation, FloatLayerOperator)
         read = [inputs[one] if one in inputs else tensors[one] for one in operation.inputs]
         moved = any(one in tensors and tensors[one] is not known[one] for one in operation.inputs)
-        if is_given or not (moved or name in changing):
+        if not operation.is_simulated or not (moved or name in changing):
             tensors[name] = same
             continue
         made = operation.simulate(graph, *read)
@@ -88,8 +85,7 @@ def batches(images: Pixels, graph: Graph) -> list[Pixels]:
     """
     largest = max(int(np.prod(tensor.shape)) for tensor in graph.tensors.values())
     size = int(np.clip(_VALUES_PER_BATCH // (4 * max(largest, 1)), 1, _LARGEST_BATCH))
-    kinds = {op.kind for op in graph.operations if isinstance(op, Linear)}
-    if LinearKind.TRANSPOSED in kinds or graph.float_layers:
+    if graph.float_layers or any(one.takes_one_image for one in graph.operations):
         size = 1
     starts = range(0, number_of(images), size)
     return [some_of(images, start, start + size) for start in starts]

@@ -9,7 +9,9 @@ from sat_tf.export.operations.mean import Mean
 from sat_tf.export.operations.movements import (
     DepthToSpaceOp,
     GatherOp,
+    Pad,
     ReduceMax,
+    Reshape,
     Resize,
     SpaceToDepthOp,
     StridedSlice,
@@ -17,11 +19,9 @@ from sat_tf.export.operations.movements import (
 )
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.pairs import Pair
-from sat_tf.export.operations.pointwise import WithConstant
+from sat_tf.export.operations.pointwise import Softmax, WithConstant
 from sat_tf.export.operations.pools import AveragePool, MaxPool
 from sat_tf.export.operations.quantize import Dequantize, Quantize, ShiftImage
-from sat_tf.export.operations.shapes import Pad, Reshape
-from sat_tf.export.operations.softmax import Softmax
 from sat_tf.export.tflite.operator_view import OperatorView
 
 OPERATIONS: list[type[Operation]] = [
@@ -51,6 +51,10 @@ OPERATIONS: list[type[Operation]] = [
     FloatLayer,
     FloatLayerOperator,
 ]
+
+
+# Operations that only move codes, by the operators that the rows of layer kinds name.
+MOVES = {operation.operator.name: operation for operation in OPERATIONS if operation.moves}
 
 
 def readers_of(name: str) -> list[type[Operation]]:

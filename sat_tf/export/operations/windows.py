@@ -1,11 +1,24 @@
 """Kernels moved over images: where they lie, and sums of products, in NumPy and in TensorFlow."""
 
-from collections.abc import Iterator, Sequence
+import enum
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from sat_tf.export.operations.operation import TfTensor
 from sat_tf.export.tflite.tensors import Window
+
+# Below this every integer is a float32, and sums of such products are exact in any order.
+EXACT_FLOAT32 = 2**24
+
+
+class LinearKind(enum.Enum):
+    """The linear operations, by how their kernel codes are laid out."""
+
+    CONVOLUTION = "CONV_2D"  # (outputs, rows, columns, inputs of its group)
+    TRANSPOSED = "TRANSPOSE_CONV"  # (outputs, rows, columns, inputs)
+    DEPTHWISE = "DEPTHWISE_CONV_2D"  # (rows, columns, outputs), outputs = inputs · multiplier
+    FULLY_CONNECTED = "FULLY_CONNECTED"  # (outputs, inputs)
 
 
 def placement(
@@ -105,6 +118,74 @@ def transposed_products(values: np.ndarray, kernel: np.ndarray, window: Window) 
     return total[:, rows : rows + wanted[0], columns : columns + wanted[1]]
 
 
+def is_small_depthwise(
+    size: tuple[int, ...], read: tuple[int, ...], made: tuple[int, ...], window: Window
+) -> bool:
+    """The test by which LiteRT chooses its kernel for depthwise convolutions of 3x3.
+
+    Args:
+        size: rows and columns of the kernel.
+        read: shape of the input, without the batch dimension.
+        made: likewise of the output.
+        window: strides, padding and dilation.
+    """
+    stride, other_stride = window.strides
+    if size != (3, 3) or (stride, window.dilation) not in ((1, (1, 1)), (2, (1, 1))):
+        return False
+    (*sizes, channels), (*places, outputs) = read, made
+    if other_stride != stride or channels != outputs or channels % 8:
+        return False
+    missing = [(out - 1) * stride + 3 - has for out, has in zip(places, sizes, strict=True)]
+    before, other_before = (max(count, 0) // 2 for count in missing)
+    if before != other_before or before > 1 or max(missing) > 2 * before:
+        return False
+    return before == 0 or 1 not in sizes or sizes[0] == sizes[1]
+
+
+def sums(
+    stored: np.ndarray, zero_point: int, kernel: np.ndarray, kind: LinearKind, window: Window
+) -> np.ndarray:
+    """Σ code · (stored - zero_point) of a linear layer; exact.
+
+    Args:
+        stored: (n, rows, columns, channels), or (n, channels) for a matrix product.
+        zero_point: of the input.
+        kernel: integer codes as `LinearKind` lays them out.
+        kind: which operation.
+        window: strides, padding and dilation.
+
+    Returns:
+        Integers in float64 or float32, which holds them exactly.
+    """
+    codes = stored - zero_point
+    if kind is LinearKind.DEPTHWISE:
+        return products(codes, kernel.astype(np.int32), kind, window)
+    widest = max(127 - zero_point, zero_point + 128)
+    magnitudes = np.abs(kernel.reshape(kernel.shape[0], -1).astype(np.int64))
+    reach = np.max(np.sum(magnitudes, axis=1), initial=0) * widest
+    exact = np.float32 if reach < EXACT_FLOAT32 else np.float64
+    return products(codes.astype(exact), kernel.astype(exact), kind, window)
+
+
+def products(
+    values: np.ndarray, kernel: np.ndarray, kind: LinearKind, window: Window
+) -> np.ndarray:
+    """Σ kernel · value of a linear layer, in the type that both have."""
+    if kind is LinearKind.DEPTHWISE:
+        return depthwise_products(values, kernel, window)
+    if kind is LinearKind.TRANSPOSED:
+        return transposed_products(values, kernel, window)
+    if kind is LinearKind.CONVOLUTION:
+        groups = values.shape[-1] // kernel.shape[-1]
+        if groups > 1:
+            parts = zip(
+                np.split(values, groups, axis=-1), np.split(kernel, groups, axis=0), strict=True
+            )
+            return np.concatenate([products(*part, kind, window) for part in parts], axis=-1)
+        values = patches(values, kernel.shape[1:3], window)
+    return np.asarray(values @ kernel.reshape(kernel.shape[0], -1).T)
+
+
 def convolved(values: TfTensor, kernel: TfTensor, window: Window) -> TfTensor:
     """In TensorFlow, with a kernel (rows, columns, inputs, outputs)."""
     import tensorflow as tf
@@ -140,3 +221,93 @@ def transposed_convolved(values: TfTensor, kernel: TfTensor, window: Window) -> 
     size = transposed_size(values.shape[1:3], kernel.shape[:2], window)
     shape = tf.stack([tf.shape(values)[0], *size, kernel.shape[2]])
     return tf.nn.conv2d_transpose(values, kernel, shape, window.strides, window.padding)
+
+
+def kernel_for_tensorflow(kernel: np.ndarray, kind: LinearKind, channels: int) -> np.ndarray:
+    """A kernel as `SUMS` takes it, for inputs of so many channels."""
+    if kind is LinearKind.DEPTHWISE:
+        return kernel.reshape(*kernel.shape[:2], channels, -1)
+    if kind is LinearKind.TRANSPOSED:
+        return np.moveaxis(kernel, 0, 2)
+    return np.moveaxis(kernel, 0, -1)
+
+
+def _matrix(codes: TfTensor, kernel: TfTensor, window: Window) -> TfTensor:
+    import tensorflow as tf
+
+    del window
+    return tf.matmul(codes, kernel)
+
+
+# In TensorFlow: the sums of a tensor and a kernel from `kernel_for_tensorflow`.
+SUMS: dict[LinearKind, Callable[..., TfTensor]] = {
+    LinearKind.CONVOLUTION: convolved,
+    LinearKind.TRANSPOSED: transposed_convolved,
+    LinearKind.DEPTHWISE: depthwise_convolved,
+    LinearKind.FULLY_CONNECTED: _matrix,
+}
+
+
+def _fake_convolution(
+    x: TfTensor, kernel: np.ndarray, ends: np.ndarray, window: Window
+) -> TfTensor:
+    return convolved(x, _on_channels(np.moveaxis(kernel, 0, -1), ends), window)
+
+
+def _fake_depthwise(x: TfTensor, kernel: np.ndarray, ends: np.ndarray, window: Window) -> TfTensor:
+    import tensorflow as tf
+
+    # The converter takes the channels of a depthwise FakeQuant from this shape only; with another
+    # one it writes wrong codes, or leaves the layer float.
+    weights = _on_channels(kernel[:, :, np.newaxis, :], ends)
+    channels = x.shape[-1]
+    weights = tf.reshape(weights, [*kernel.shape[:2], channels, kernel.shape[-1] // channels])
+    # tf.nn.depthwise_conv2d dilates by moving pixels around, which the converter leaves float.
+    return tf.raw_ops.DepthwiseConv2dNative(
+        input=x,
+        filter=weights,
+        strides=[1, *window.strides, 1],
+        padding=window.padding,
+        dilations=[1, *window.dilation, 1],
+    )
+
+
+def _fake_transposed(x: TfTensor, kernel: np.ndarray, ends: np.ndarray, window: Window) -> TfTensor:
+    import tensorflow as tf
+
+    # The FakeQuant has its channels last, the operation has them third.
+    weights = tf.transpose(_on_channels(np.moveaxis(kernel, 0, -1), ends), (0, 1, 3, 2))
+    return transposed_convolved(x, weights, window)
+
+
+def _fake_matrix(x: TfTensor, kernel: np.ndarray, ends: np.ndarray, window: Window) -> TfTensor:
+    import tensorflow as tf
+
+    if np.any(ends != ends[0]):
+        # The converter takes one scale only for a matrix, so that it is a convolution of one pixel.
+        pixels = tf.reshape(x, [-1, 1, 1, kernel.shape[1]])
+        made = _fake_convolution(pixels, kernel[:, np.newaxis, np.newaxis, :], ends, window)
+        return tf.reshape(made, [-1, kernel.shape[0]])
+    end = float(ends[0])
+    weights = tf.quantization.fake_quant_with_min_max_args(
+        tf.constant(kernel.T), -end, end, num_bits=8, narrow_range=True
+    )
+    return tf.matmul(x, weights)
+
+
+def _on_channels(kernel: np.ndarray, ends: np.ndarray) -> TfTensor:
+    import tensorflow as tf
+
+    return tf.quantization.fake_quant_with_min_max_vars_per_channel(
+        tf.constant(kernel), -ends, ends, num_bits=8, narrow_range=True
+    )
+
+
+# For TensorFlow's converter: the same with a FakeQuant of a kernel of real values, laid out as
+# `LinearKind` says, whose codes end at `ends`, one a channel.
+FAKE_QUANTIZED_SUMS: dict[LinearKind, Callable[..., TfTensor]] = {
+    LinearKind.CONVOLUTION: _fake_convolution,
+    LinearKind.TRANSPOSED: _fake_transposed,
+    LinearKind.DEPTHWISE: _fake_depthwise,
+    LinearKind.FULLY_CONNECTED: _fake_matrix,
+}

@@ -159,8 +159,32 @@ class OperatorView:
         )
 
     def dilation(self) -> tuple[int, int]:
-        """Of its kernel."""
+        """The dilation of its kernel."""
         return self.option("dilationHFactor"), self.option("dilationWFactor")
+
+    def kernel(self) -> StoredTensor:
+        """The kernel of a linear operator, or the integers that it is made of."""
+        weights = self.tensor(1)
+        found = self.progress.pending.get(weights.name)
+        return found if isinstance(found, StoredTensor) else weights
+
+    def keeps_pixels(self) -> bool:
+        """Whether a FULLY_CONNECTED multiplies each pixel of an image, as `Linear.pixelwise`."""
+        keeps = bool(self.option("keepNumDims"))
+        dimensions = len(self.tensor(0).shape)
+        if dimensions != (4 if keeps else 2):
+            raise NotUnderstoodError(
+                f"keepNumDims={keeps} with a tensor of {dimensions} dimensions"
+            )
+        return keeps
+
+    def has_units_of(self, scales: np.ndarray) -> bool:
+        """Whether a bias counts units of the sum; kernels differ in what they make of others."""
+        bias, source = self.tensor(2), self.source_codes()
+        unit = (source.scale * scales).astype(np.float32) if source else scales
+        return bias.scales.size in (1, scales.size) and bool(
+            np.all(bias.scales == unit) and not np.any(bias.zero_points)
+        )
 
 
 def grid_of(codes: Codes | None) -> tuple[np.float32, int] | None:

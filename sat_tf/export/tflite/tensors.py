@@ -7,6 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
+from sat_tf.core.ranges import scale_and_zero_point
 from sat_tf.export.kernels.kernel_sets import Affine, KernelSet
 from sat_tf.quantizers.input_range import InputRange
 
@@ -65,6 +66,24 @@ class Codes:
         """Real values of the smallest and the largest stored integer."""
         low, high = self.lowest - self.zero_point, self.highest - self.zero_point
         return low * self.real_scale, high * self.real_scale
+
+
+# float32 divides and multiplies scales of such ranges without loss.
+SMALLEST_RANGE, LARGEST_RANGE = 1e-24, 1e24
+
+
+def range_codes(lowest: float, highest: float) -> Codes:
+    """256 codes for an observed range; zero has a code of its own.
+
+    >>> codes = range_codes(-1.0, 254.0)
+    >>> float(codes.scale), codes.zero_point
+    (1.0, -127)
+    """
+    lowest, highest = min(lowest, 0.0), max(highest, 0.0)
+    if highest - lowest < SMALLEST_RANGE:
+        return Codes(np.float32(1.0 / 255.0), -128)
+    scale, zero_point = scale_and_zero_point(lowest, highest, np.rint)
+    return Codes(np.float32(scale), int(np.clip(zero_point, -128, 127)))
 
 
 @dataclasses.dataclass(frozen=True)

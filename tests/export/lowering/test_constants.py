@@ -11,7 +11,8 @@ from sat_tf.export.lowering.scales import (
     settle_constants,
 )
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.linear import Linear, LinearKind, requantization_multipliers
+from sat_tf.export.operations.linear import Linear, requantization_multipliers
+from sat_tf.export.operations.windows import LinearKind
 from sat_tf.export.tflite.tensors import Codes, Tensor
 
 

@@ -2,7 +2,13 @@ import numpy as np
 import pytest
 import tf_keras as keras
 
-from sat_tf.export.lowering.fold import ChannelCodes, affine, fold
+from sat_tf.export.lowering.layer_operations import affine
+from sat_tf.export.operations.linear import Linear
+from sat_tf.export.operations.windows import LinearKind
+
+
+def product(codes, scales, bias):
+    return Linear.of_codes("x", LinearKind.FULLY_CONNECTED, codes, scales, bias)
 
 
 @pytest.mark.parametrize("scale", [True, False])
@@ -22,35 +28,35 @@ def test_the_affine_map_is_what_keras_computes(scale, center):
 
 def test_folding_gives_the_same_function_with_codes_on_their_lattice():
     rng = np.random.default_rng(1)
-    linear = ChannelCodes.unseen(rng.integers(-7, 8, (4, 3)), rng.uniform(1, 2, 3), np.ones(3))
+    linear = product(rng.integers(-7, 8, (4, 3)), rng.uniform(1, 2, 3), np.ones(3))
     norm = keras.layers.BatchNormalization()
     norm.build((None, 3))
     values = [[0.5, -2.0, 0.0], [1.0, 2.0, 3.0], [0.1, 0.2, 0.3], [1.0, 4.0, 9.0]]
     norm.set_weights(np.array(values))
-    folded = fold(linear, affine(norm))
+    folded = linear.folded(affine(norm))
     x = rng.normal(size=(6, 4))
-    before = x @ (linear.codes * linear.scales) + linear.bias
-    after = x @ (folded.codes * folded.scales) + folded.bias
+    before = x @ (linear.kernel.T * linear.scales) + linear.bias
+    after = x @ (folded.kernel.T * folded.scales) + folded.bias
     found = affine(norm)
     np.testing.assert_allclose(after, before * found.slope + found.offset, rtol=1e-12)
-    np.testing.assert_array_equal(np.abs(folded.codes[:, :2]), np.abs(linear.codes[:, :2]))
+    np.testing.assert_array_equal(np.abs(folded.kernel[:2]), np.abs(linear.kernel[:2]))
     assert np.all(folded.scales > 0)
-    assert not folded.codes[:, 2].any()
+    assert not folded.kernel[2].any()
 
 
 def test_the_center_is_where_the_normalization_gives_beta():
-    linear = ChannelCodes.unseen(np.ones((1, 1), int), np.ones(1), np.array([3.0]))
+    linear = product(np.ones((1, 1), int), np.ones(1), np.array([3.0]))
     norm = keras.layers.BatchNormalization()
     norm.build((None, 1))
     norm.set_weights(np.array([[2.0], [0.25], [5.0], [1.0]]))
-    folded = fold(linear, affine(norm))
+    folded = linear.folded(affine(norm))
     assert folded.center + folded.bias == pytest.approx(0.25)
 
 
 def test_the_spread_is_the_deviation_that_the_normalization_has_seen():
-    linear = ChannelCodes.unseen(np.ones((1, 1), int), np.ones(1), np.zeros(1))
+    linear = product(np.ones((1, 1), int), np.ones(1), np.zeros(1))
     assert np.all(np.isinf(linear.spread))
     norm = keras.layers.BatchNormalization(epsilon=0.0)
     norm.build((None, 1))
     norm.set_weights(np.array([[-2.0], [0.0], [0.0], [9.0]]))
-    assert fold(linear, affine(norm)).spread == pytest.approx(2.0)
+    assert linear.folded(affine(norm)).spread == pytest.approx(2.0)

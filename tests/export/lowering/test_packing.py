@@ -17,7 +17,8 @@ from sat_tf.export.lowering.scales import floor_scales, round_biases, settle_con
 from sat_tf.export.lowering.trace import trace
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.graph_file import read_graph, serialize
-from sat_tf.export.operations.linear import Linear, LinearKind, largest_sums
+from sat_tf.export.operations.linear import Linear, largest_sums
+from sat_tf.export.operations.windows import LinearKind
 from sat_tf.export.tflite.structure import read_structure
 from sat_tf.export.tflite.tensors import Storage
 from sat_tf.export.tflite.writer import packed_bytes

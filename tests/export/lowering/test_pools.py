@@ -6,7 +6,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.export.lowering.pending import strips
+from sat_tf.export.operations.pools import strips
 from sat_tf.qat.policy import BitPolicy
 from tests.export.zoo import images_for
 

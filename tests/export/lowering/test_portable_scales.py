@@ -15,10 +15,9 @@ from sat_tf.export.lowering.portable_scales import make_portable
 from sat_tf.export.operations.concatenate import Concatenate
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.mean import Mean
-from sat_tf.export.operations.operation import Operation
+from sat_tf.export.operations.operation import Basis, Operation
 from sat_tf.export.operations.pairs import Pair, PairKind
 from sat_tf.export.operations.pools import MaxPool
-from sat_tf.export.operations.portability import Basis
 from sat_tf.export.operations.quantize import ShiftImage
 from sat_tf.export.tflite.tensors import Codes, Image, Tensor, Window
 from tests.export import layer_models, reference, zoo

@@ -5,7 +5,8 @@ import pytest
 
 from sat_tf.export.lowering import scales
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.linear import Linear, LinearKind, requantization_multipliers
+from sat_tf.export.operations.linear import Linear, requantization_multipliers
+from sat_tf.export.operations.windows import LinearKind
 from sat_tf.export.tflite.tensors import Codes, Tensor
 
 

@@ -2,9 +2,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sat_tf.export.lowering import codes
-from sat_tf.export.lowering.codes import codes_of, range_codes
-from sat_tf.export.tflite.tensors import Activation
+from sat_tf.export.lowering.codes import codes_of
+from sat_tf.export.tflite.tensors import Activation, range_codes
 from sat_tf.quantizers.pact import PactQuantizer, StreamQuantizer
 
 
@@ -50,4 +49,4 @@ def test_an_observed_range_is_covered_to_a_step_and_holds_zero(low, high):
 
 
 def test_a_range_of_zero_alone_still_has_a_scale():
-    assert codes.range_codes(0.0, 0.0).scale > 0
+    assert range_codes(0.0, 0.0).scale > 0

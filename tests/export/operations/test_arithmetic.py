@@ -6,12 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sat_tf.export.kernels.kernel_sets import X86
-from sat_tf.export.operations import linear
+from sat_tf.export.operations import windows
 from sat_tf.export.operations.add import rounded_sum
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.linear import Linear, LinearKind, weight_counts
+from sat_tf.export.operations.linear import Linear, weight_counts
 from sat_tf.export.operations.mean import rounded_mean
 from sat_tf.export.operations.pools import MaxPool
+from sat_tf.export.operations.windows import LinearKind
 from sat_tf.export.tflite.tensors import Codes, Window
 from tests.export import reference
 
@@ -32,7 +33,7 @@ def test_convolution_sums_are_those_of_the_definition(size, strides, padding, di
     stored = rng.integers(-128, 128, (2, 7, 6, 3)).astype(np.int32)
     kernel = rng.integers(-127, 128, (4, size, size, 3)).astype(np.int32)
     window = Window(strides, padding, dilation)
-    sums = linear.sums(stored, -128, kernel, LinearKind.CONVOLUTION, window)
+    sums = windows.sums(stored, -128, kernel, LinearKind.CONVOLUTION, window)
     expected = reference.convolution(stored, -128, kernel, strides, padding, dilation)
     np.testing.assert_array_equal(sums, expected)
 
@@ -45,7 +46,7 @@ def test_depthwise_sums_are_those_of_the_definition(multiplier, padding, stride)
     stored = rng.integers(-128, 128, (2, 6, 5, 3)).astype(np.int32)
     kernel = rng.integers(-127, 128, (3, 3, 3 * multiplier)).astype(np.int32)
     window = Window((stride, stride), padding)
-    sums = linear.sums(stored, 112, kernel, LinearKind.DEPTHWISE, window)
+    sums = windows.sums(stored, 112, kernel, LinearKind.DEPTHWISE, window)
     expected = reference.depthwise(stored, 112, kernel, (stride, stride), padding)
     np.testing.assert_array_equal(sums, expected)
 
@@ -54,7 +55,7 @@ def test_sums_beyond_float32_are_exact():
     stored = np.full((1, 4096), 127, np.int32)
     kernel = np.full((1, 4096), 127, np.int32)
     kernel[0, 0] = 126
-    sums = linear.sums(stored, -128, kernel, LinearKind.FULLY_CONNECTED, Window())
+    sums = windows.sums(stored, -128, kernel, LinearKind.FULLY_CONNECTED, Window())
     assert int(sums[0, 0]) == 255 * (127 * 4095 + 126)
 
 

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from sat_tf.export.operations.add import Add, AddConstant
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.linear import WIDTHS, Linear, LinearKind, sums
+from sat_tf.export.operations.linear import WIDTHS, Linear
 from sat_tf.export.operations.mean import Mean
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.quantize import Dequantize, Quantize
-from sat_tf.export.operations.windows import transposed_size
+from sat_tf.export.operations.windows import LinearKind, sums, transposed_size
 from sat_tf.export.tflite.tensors import Codes, Tensor, Window
 from tests.export import reference
 

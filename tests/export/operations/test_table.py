@@ -18,13 +18,15 @@ from sat_tf.export.operations.concatenate import Concatenate
 from sat_tf.export.operations.float_layer import FloatLayer, FloatLayerOperator
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.graph_file import read_graph, serialize
-from sat_tf.export.operations.linear import Linear, LinearKind
+from sat_tf.export.operations.linear import Linear
 from sat_tf.export.operations.lookup import Lookup
 from sat_tf.export.operations.mean import Mean
 from sat_tf.export.operations.movements import (
     DepthToSpaceOp,
     GatherOp,
+    Pad,
     ReduceMax,
+    Reshape,
     Resize,
     SpaceToDepthOp,
     StridedSlice,
@@ -32,12 +34,11 @@ from sat_tf.export.operations.movements import (
 )
 from sat_tf.export.operations.operation import Operation, fake_quantized, stored_codes
 from sat_tf.export.operations.pairs import Pair, PairKind
-from sat_tf.export.operations.pointwise import Pointwise, WithConstant
+from sat_tf.export.operations.pointwise import Pointwise, Softmax, WithConstant
 from sat_tf.export.operations.pools import AveragePool, MaxPool
 from sat_tf.export.operations.quantize import Dequantize, Quantize, ShiftImage
-from sat_tf.export.operations.shapes import Pad, Reshape
 from sat_tf.export.operations.simulator import batches, simulate
-from sat_tf.export.operations.softmax import Softmax
+from sat_tf.export.operations.windows import LinearKind
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.structure import read_structure
 from sat_tf.export.tflite.tensors import Codes, Image, Tensor, Window

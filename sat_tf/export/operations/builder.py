@@ -1,0 +1,270 @@
+"""Builds a graph: drafts, which are layers without a grid yet, become operations and tensors.
+
+On which grid a layer computes is decided by the quantizer behind it. Until then the layer is a
+draft: an operation without an output, or a class of its own where one layer becomes several of
+them. A draft says itself how it is folded, and how it becomes a tensor of codes or of float values.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Callable, Collection
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from sat_tf.export.operations.operation import Operation
+from sat_tf.export.operations.pointwise import Pointwise, WithConstant
+from sat_tf.export.operations.quantize import Dequantize, Quantize
+from sat_tf.export.tflite.tensors import Codes, Tensor
+
+Range = tuple[float, float]
+Shape = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Affine:
+    """A slope and an offset for each channel, float64: y = slope · x + offset.
+
+    Attributes:
+        slope: the slopes.
+        offset: the offsets.
+        mean: of x, where the statistics of a normalization are known: there it must be exact.
+        deviation: of x from that; infinite where it is unknown.
+    """
+
+    slope: np.ndarray
+    offset: np.ndarray
+    mean: np.ndarray
+    deviation: np.ndarray
+
+    @classmethod
+    def of_constants(cls, slope: np.ndarray, offset: np.ndarray, channels: int) -> "Affine":
+        """One without statistics."""
+        slope = np.array(np.broadcast_to(slope, channels), np.float64)
+        deviation = np.where(slope == 0.0, 0.0, np.inf)
+        return cls(slope, np.array(np.broadcast_to(offset, channels)), 0.0 * slope, deviation)
+
+
+class Draft(abc.ABC):
+    """A layer that is lowered but for the grid of its result.
+
+    Attributes:
+        inputs: names of the tensors that it reads.
+        tensor: the name of its tensor, where it is one already; else "".
+        calls: those of layers left float whose output is no float32, which what reads them takes in
+            as it is.
+        keeps_stream: a float stream behind it stays one, unless a quantizer of its own follows.
+        stays_float: no integer kernel computes it of float values, so that an observed range alone
+            makes no codes of it.
+    """
+
+    inputs: tuple[str, ...]
+    tensor: str = ""
+    calls: tuple[Any, ...] = ()
+    keeps_stream: ClassVar[bool] = False
+    stays_float: ClassVar[bool] = False
+
+    def takes_floats(self, codes: Codes) -> bool:
+        """Whether it makes these codes itself of inputs that are float."""
+        del codes
+        return False
+
+    def as_codes(self, builder: "GraphBuilder", codes: Codes, name: str, shape: Shape) -> str:
+        """Adds what makes a tensor of codes of tensors of codes; returns its name.
+
+        Args:
+            builder: where it is added.
+            codes: those of the tensor.
+            name: of the tensor.
+            shape: of the tensor, without the batch dimension.
+        """
+        raise TypeError(f"{name}: codes of a layer that makes float values.")
+
+    @abc.abstractmethod
+    def as_float(self, builder: "GraphBuilder", name: str, shape: Shape) -> str:
+        """Adds what makes a float tensor; returns its name. The arguments are as in `as_codes`."""
+
+    def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
+        """The smallest and the largest value that it can have.
+
+        Args:
+            codes_of: gives the codes of the tensors that it reads.
+        """
+        return codes_of(self.inputs[0]).real_range
+
+    def folded(self, behind: Affine) -> "Draft | None":
+        """The layer with the normalization behind it; None where it takes none in."""
+        del behind
+        return None
+
+    def scaled(self, slope: np.ndarray, offset: np.ndarray) -> "Draft | None":
+        """The layer multiplied by numbers and added to others; None where it takes none in."""
+        del slope, offset
+        return None
+
+    def seen_within(self, low: float, high: float) -> "Draft":
+        """The same, known to give values from `low` to `high`."""
+        del low, high
+        return self
+
+
+class GraphBuilder:
+    """Collects the tensors and operations of a graph.
+
+    Args:
+        layer_names: names that only the layers themselves may give to their tensors.
+    """
+
+    def __init__(self, layer_names: Collection[str] = ()) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self.operations: list[Operation] = []
+        self._layer_names = frozenset(layer_names)
+        self._floats: dict[str, str] = {}
+
+    def tensor(self, name: str, shape: Shape, codes: Codes | None) -> str:
+        """Adds a tensor; returns its name."""
+        self.tensors[name] = Tensor(name, shape, codes)
+        return name
+
+    def add(self, operation: Operation, shape: Shape, codes: Codes | None) -> str:
+        """Adds an operation and the tensor it makes; returns the tensor's name."""
+        self.operations.append(operation)
+        return self.tensor(operation.output, shape, codes)
+
+    def move(self, operation: Operation, shape: Shape) -> str:
+        """Adds an operation that makes its tensor from the codes of its input as they are."""
+        return self.add(operation, shape, self.codes(operation.inputs[0]))
+
+    def shape(self, name: str) -> Shape:
+        """The shape of a tensor, without the batch dimension."""
+        return self.tensors[name].shape
+
+    def codes(self, name: str) -> Codes | None:
+        """The codes of a tensor; None where it is float."""
+        return self.tensors[name].codes
+
+    def between(self, name: str) -> str:
+        """An unused name, close to the one given, for a tensor that no layer of the model makes."""
+        while name in self.tensors or name in self._layer_names:
+            name += "_"
+        return name
+
+    def materialize(self, draft: Draft, codes: Codes, name: str, shape: Shape) -> str:
+        """Adds what makes a tensor of codes of a draft; returns the tensor's name."""
+        some_float = any(self.codes(read) is None for read in draft.inputs)
+        if some_float and not draft.takes_floats(codes):
+            real = draft.as_float(self, self.between(f"{name}_float"), shape)
+            return self.quantized(real, codes, name, shape)
+        return draft.as_codes(self, codes, name, shape)
+
+    def dequantized(self, source: str) -> str:
+        """The float tensor with the real values of `source`; made once."""
+        shape, codes = self.shape(source), self.codes(source)
+        if codes is None:
+            return source
+        if source not in self._floats:
+            dequantize = Dequantize((source,), self.between(f"{source}_float"))
+            real = self.add(dequantize, shape, None)
+            if codes.unit != 1.0:
+                name = self.between(f"{source}_real")
+                real = self.with_constant(real, Pointwise.PRODUCT, codes.unit, name, shape)
+            self._floats[source] = real
+        return self._floats[source]
+
+    def drop_unread_images(self) -> None:
+        """Leaves out codes of images that nothing reads: others of the image are read instead."""
+        read = {name for operation in self.operations for name in operation.inputs}
+        for operation in list(self.operations):
+            if operation.of_input and operation.output not in read:
+                self.operations.remove(operation)
+                del self.tensors[operation.output]
+
+    def quantized(self, source: str, codes: Codes, name: str, shape: Shape) -> str:
+        """Adds the codes of a float tensor, clipped before where int8 does not saturate."""
+        low, high = codes.real_range
+        if codes.lowest != -128:
+            lower = self.between(f"{name}_lower")
+            source = self.with_constant(source, Pointwise.MAXIMUM, low, lower, shape)
+        if codes.highest != 127:
+            upper = self.between(f"{name}_upper")
+            source = self.with_constant(source, Pointwise.MINIMUM, high, upper, shape)
+        # The operation knows real values only, so the tensor is stored in real units.
+        stored = dataclasses.replace(codes, scale=np.float32(codes.real_scale), unit=1.0)
+        return self.add(Quantize((source,), name), shape, stored)
+
+    def with_constant(
+        self, source: str, kind: Pointwise, constant: np.ndarray | float, name: str, shape: Shape
+    ) -> str:
+        """Adds an operation of float values and a constant; returns the tensor's name."""
+        operation = WithConstant((source,), name, kind, np.asarray(constant, np.float32))
+        return self.add(operation, shape, None)
+
+
+@dataclasses.dataclass(frozen=True)
+class OperationDraft(Operation, Draft):
+    """An operation that is a draft while its output is "", of any number of inputs; abstract."""
+
+    def placed(
+        self,
+        builder: GraphBuilder,
+        inputs: tuple[str, ...],
+        codes: Codes | None,
+        name: str,
+        shape: Shape,
+    ) -> str:
+        """Adds the operation on other inputs, with a tensor of these codes; returns its name."""
+        return builder.add(self._named(inputs, name), shape, codes)
+
+    def _named(self, inputs: tuple[str, ...], name: str) -> Self:
+        return dataclasses.replace(self, inputs=inputs, output=name)
+
+    def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
+        """See `Draft`."""
+        return self.placed(builder, self.inputs, codes, name, shape)
+
+    def as_float(self, builder: GraphBuilder, name: str, shape: Shape) -> str:
+        """See `Draft`: the operation on the real values of its inputs."""
+        sources = tuple(builder.dequantized(source) for source in self.inputs)
+        return self.placed(builder, sources, None, name, shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rectified(Draft):
+    """The positive part of another layer, up to a ceiling, where no quantizer makes it.
+
+    It is float, or a part of a concatenation, whose grid it then gets.
+
+    Attributes:
+        inputs: those of the other layer.
+        rectified: the other layer.
+        ceiling: the largest value; None where there is none.
+    """
+
+    inputs: tuple[str, ...]
+    rectified: Draft
+    ceiling: float | None = None
+
+    def takes_floats(self, codes: Codes) -> bool:
+        """See `Draft`: without a ceiling, codes from 0 on are those of the other layer."""
+        del codes
+        return self.ceiling is None
+
+    def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
+        """See `Draft`."""
+        if self.ceiling is not None:  # which need not be the highest code
+            real = self.as_float(builder, builder.between(f"{name}_float"), shape)
+            return builder.quantized(real, codes, name, shape)
+        return builder.materialize(self.rectified, codes.rectified(), name, shape)
+
+    def as_float(self, builder: GraphBuilder, name: str, shape: Shape) -> str:
+        """See `Draft`."""
+        real = self.rectified.as_float(builder, builder.between(f"{name}_input"), shape)
+        if self.ceiling is None:
+            return builder.with_constant(real, Pointwise.MAXIMUM, 0.0, name, shape)
+        lower = builder.between(f"{name}_lower")
+        builder.with_constant(real, Pointwise.MAXIMUM, 0.0, lower, shape)
+        return builder.with_constant(lower, Pointwise.MINIMUM, self.ceiling, name, shape)
+
+    def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
+        """See `Draft`."""
+        return 0.0, max(self.rectified.worst_range(codes_of)[1], 0.0)
