@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -65,7 +66,7 @@ def keras_of_graph(graph: Graph) -> keras.Model:
     tensors: dict[str, Any] = {tensor.name: tensor for tensor in images}
     for operation in _told_apart(graph.operations):
         inputs = [tensors[name] for name in operation.inputs]
-        made = _Converted(operation.keras_function(graph), name=operation.output)
+        made = _Converted(functools.partial(operation.converted, graph), name=operation.output)
         tensors[operation.output] = made(inputs)
     outputs = [tensors[name] for name in graph.outputs]
     if len(images) == len(outputs) == 1:

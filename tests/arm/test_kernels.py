@@ -14,7 +14,8 @@ from sat_tf.export.operations.graph_file import serialize
 from sat_tf.export.operations.mean import Mean
 from sat_tf.export.operations.movements import StridedSlice
 from sat_tf.export.operations.operation import Operation
-from sat_tf.export.operations.pairs import Pair, PairKind
+from sat_tf.export.operations.pairs import Pair
+from sat_tf.export.operations.pointwise import Pointwise
 from sat_tf.export.operations.quantize import Dequantize, ShiftImage
 from sat_tf.export.operations.simulator import simulate
 from sat_tf.export.tflite.structure import read_structure
@@ -51,7 +52,7 @@ def _product(ratio: float) -> tuple[Graph, np.ndarray]:
     graph = _graph(
         (256, 512, 1),
         *((operation, half, Codes(ONE, -128)) for operation in halves),
-        (Pair(("left", "right"), "y", PairKind.PRODUCT), half, Codes(np.float32(1 / ratio), -128)),
+        (Pair(("left", "right"), "y", Pointwise.PRODUCT), half, Codes(np.float32(1 / ratio), -128)),
     )
     one, other = np.meshgrid(np.arange(256), np.arange(256), indexing="ij")
     return graph, np.concatenate([one, other], axis=1).astype(np.uint8)[np.newaxis, ..., np.newaxis]

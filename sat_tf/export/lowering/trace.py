@@ -22,8 +22,8 @@ from sat_tf.export.operations.linear import Linear, channel_mean, existing, iden
 from sat_tf.export.operations.lookup import ComputedFunction
 from sat_tf.export.operations.mean import Mean
 from sat_tf.export.operations.operation import Operation
-from sat_tf.export.operations.pairs import Pair, PairKind
-from sat_tf.export.operations.pointwise import Softmax
+from sat_tf.export.operations.pairs import Pair
+from sat_tf.export.operations.pointwise import Pointwise, Softmax
 from sat_tf.export.operations.pools import AveragePool
 from sat_tf.export.operations.quantize import ShiftImage
 from sat_tf.export.tflite.tensors import Codes, Image, Window, range_codes
@@ -110,10 +110,10 @@ def trace_network(
 # Lower precisions are those of training.
 _MADE_IN_FLOAT32 = (tf.float32, tf.float16, tf.bfloat16)
 _PAIRS = {
-    Combination.DIFFERENCE: PairKind.DIFFERENCE,
-    Combination.PRODUCT: PairKind.PRODUCT,
-    Combination.MAXIMUM: PairKind.MAXIMUM,
-    Combination.MINIMUM: PairKind.MINIMUM,
+    Combination.DIFFERENCE: Pointwise.DIFFERENCE,
+    Combination.PRODUCT: Pointwise.PRODUCT,
+    Combination.MAXIMUM: Pointwise.MAXIMUM,
+    Combination.MINIMUM: Pointwise.MINIMUM,
 }
 
 

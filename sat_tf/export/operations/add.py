@@ -17,10 +17,8 @@ from sat_tf.export.operations.operation import (
     Numbers,
     Operation,
     TfTensor,
-    activated,
     clipped,
     code_ends,
-    fake_quantized,
     stored_codes,
 )
 from sat_tf.export.operations.pointwise import Pointwise
@@ -72,6 +70,7 @@ class Add(OperationDraft):
     same_in_float_because = ROUNDED_ONCE
     rounds = True
     mixes = True
+    fuses = True
 
     def placed(
         self,
@@ -147,12 +146,14 @@ class Add(OperationDraft):
         """See `Operation`."""
         import tensorflow as tf
 
-        return tf.add_n(inputs) if self.is_float(graph) else computed_sum(constants, inputs)
+        return tf.add(*inputs) if self.is_float(graph) else computed_sum(constants, inputs)
 
-    def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
+    def on_reals(self, graph: Tensors, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
-        codes = graph.tensors[self.output].codes
-        return lambda first, second: fake_quantized(codes, activated(codes, first + second))
+        import tensorflow as tf
+
+        del graph
+        return tf.add(*inputs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,6 +173,7 @@ class AddConstant(Operation, Draft):
     reads = ("ADD",)
     same_because = SUMS_ALIKE
     rounds = True
+    fuses = True
 
     @property
     def codes(self) -> Codes:
@@ -261,20 +263,16 @@ class AddConstant(Operation, Draft):
         (source,) = inputs
         return computed_sum(constants, (source, constants["constant"][np.newaxis]))
 
-    def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
-        """See `Operation`."""
+    def on_reals(self, graph: Tensors, *inputs: TfTensor) -> TfTensor:
+        """See `Operation`: the converter stores the map with the codes of a FakeQuant."""
         import tensorflow as tf
 
-        codes, end = graph.codes(self.output), 127.0 * float(self.scale)
-        values = self.constant.astype(np.float32) * self.scale
-
-        def add(source: TfTensor) -> TfTensor:
-            constant = tf.quantization.fake_quant_with_min_max_args(
-                tf.constant(values), -end, end, num_bits=8, narrow_range=True
-            )
-            return fake_quantized(codes, activated(codes, source + constant))
-
-        return add
+        del graph
+        (source,), end = inputs, 127.0 * float(self.scale)
+        values = tf.constant(self.constant.astype(np.float32) * self.scale)
+        return source + tf.quantization.fake_quant_with_min_max_args(
+            values, -end, end, num_bits=8, narrow_range=True
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -98,7 +98,12 @@ class Draft(abc.ABC):
         return None
 
     def scaled(self, slope: np.ndarray, offset: np.ndarray) -> "Draft | None":
-        """The layer multiplied by numbers and added to others; None where it takes none in."""
+        """The layer multiplied by numbers and added to others; None where it takes none in.
+
+        Args:
+            slope: what it is multiplied by: not 0; one number, or one a channel.
+            offset: what is added: one number, or one a channel.
+        """
         del slope, offset
         return None
 

@@ -11,7 +11,6 @@ from sat_tf.export.operations.operation import (
     Constants,
     Made,
     TfTensor,
-    fake_quantized,
 )
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
@@ -66,13 +65,6 @@ class Concatenate(OperationDraft):
 
         del graph, constants
         return tf.concat(inputs, self.axis + 1)
-
-    def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
-        """See `Operation`."""
-        import tensorflow as tf
-
-        codes = graph.tensors[self.output].codes
-        return lambda *parts: fake_quantized(codes, tf.concat(parts, self.axis + 1))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,7 @@ from sat_tf.export.operations.movements import write_reshape
 from sat_tf.export.operations.operation import (
     SELECTED,
     Basis,
+    Constants,
     FileParts,
     Made,
     Operation,
@@ -127,10 +128,10 @@ class FloatLayer(OperationDraft):
         """Raises NotUnderstoodError: no layer can be created again from operators."""
         raise NotUnderstoodError(f"{operator.name}: it belongs to no layer that is left float")
 
-    def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
-        """The layers themselves; the converter may quantize them too."""
-        del graph
-        return self.function()
+    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
+        """The layers themselves, which the converter may quantize too."""
+        del graph, constants
+        return self.function()(*inputs)
 
     def function(self) -> Callable[..., TfTensor]:
         """The function that the layers compute, in inference and to float32."""
@@ -230,7 +231,7 @@ class FloatLayerOperator(Operation):
             progress.tensors[output.name] = Tensor(output.name, output.shape[1:], None)
         return cls(names, last.name, layer, operator.name), None
 
-    def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
+    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
         """Raises ValueError: its arithmetic is unknown."""
         self._refuse()
 

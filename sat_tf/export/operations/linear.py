@@ -26,10 +26,8 @@ from sat_tf.export.operations.operation import (
     Operation,
     Portability,
     TfTensor,
-    activated,
     clipped,
     code_ends,
-    fake_quantized,
     stored_codes,
 )
 from sat_tf.export.operations.pointwise import Pointwise
@@ -70,11 +68,7 @@ _OPERATORS = {
 # Versions that read more: scales a row, a fused activation, and kernels of fewer bits than 8.
 _FULLY_CONNECTED_PER_CHANNEL = 12
 _TRANSPOSED_AND_FUSED = 4
-_PACKED = {
-    LinearKind.CONVOLUTION: 7,
-    LinearKind.DEPTHWISE: 7,
-    LinearKind.FULLY_CONNECTED: 10,
-}
+_PACKED = {LinearKind.CONVOLUTION: 7, LinearKind.DEPTHWISE: 7, LinearKind.FULLY_CONNECTED: 10}
 _KERNEL_TYPES = ("INT8", "INT4", "INT2")
 # How many dimensions a kernel has in the file, and which of them are the output channels.
 _KERNEL_LAYOUTS = {
@@ -121,6 +115,7 @@ class Linear(Operation, Draft):
 
     same_because = "one float32 product, rounded half to even, in all of XNNPACK's kernels"
     rounds = True
+    fuses = True
     # DEQUANTIZE makes the kernel of a float head.
     reads = (*(kind.value for kind in LinearKind), "DEQUANTIZE")
 
@@ -231,12 +226,7 @@ class Linear(Operation, Draft):
         )
 
     def scaled(self, slope: np.ndarray, offset: np.ndarray) -> "Linear":
-        """The layer, multiplied by numbers and added to others: y = slope · (Ξ x) + offset.
-
-        Args:
-            slope: not 0; one number, or one a channel.
-            offset: likewise.
-        """
+        """See `Draft`: y = slope · (Ξ x) + offset."""
         count = self.scales.size
         slope, offset = np.broadcast_to(slope, count), np.broadcast_to(offset, count)
         return dataclasses.replace(
@@ -556,23 +546,15 @@ class Linear(Operation, Draft):
         product = tf.switch_case(constants["width"], widths) * constants["multipliers"]
         return clipped(tf.round(product), constants)
 
-    def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
-        """The product with a FakeQuant of the kernel."""
-        scales = self.scales.astype(np.float32)
-        kernel, multiply = self._real_kernel(), FAKE_QUANTIZED_SUMS[self.kind]
-        bias = self.bias
+    def on_reals(self, graph: Tensors, *inputs: TfTensor) -> TfTensor:
+        """See `Operation`: the converter stores the kernel with the codes of a FakeQuant."""
+        (source,), scales, bias = inputs, self.scales.astype(np.float32), self.bias
         if not self.real:
-            source = float(graph.codes(self.inputs[0]).scale)
-            bias = self.bias * (source * scales.astype(np.float64))
-
-        def run(source: TfTensor) -> TfTensor:
-            made = multiply(source, kernel, 127.0 * scales, self.window)
-            return made + bias.astype(np.float32)
-
-        if self.real:
-            return run
-        codes = graph.codes(self.output)
-        return lambda source: fake_quantized(codes, activated(codes, run(source)))
+            unit = float(graph.codes(self.inputs[0]).scale)
+            bias = self.bias * (unit * scales.astype(np.float64))
+        multiply = FAKE_QUANTIZED_SUMS[self.kind]
+        made = multiply(source, self._real_kernel(), 127.0 * scales, self.window)
+        return made + bias.astype(np.float32)
 
 
 # -- drafts of other layers as linear ones ------------------------------------------------------

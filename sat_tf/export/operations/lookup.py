@@ -16,7 +16,6 @@ from sat_tf.export.operations.operation import (
     Numbers,
     Operation,
     TfTensor,
-    fake_quantized,
 )
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
@@ -123,19 +122,14 @@ class Lookup(Operation):
         (source,) = inputs
         return tf.gather(constants["codes"], tf.cast(source, tf.int32) + constants["first"])
 
-    def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
+    def on_reals(self, graph: Tensors, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
         import tensorflow as tf
 
         source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
         values = (self.table.astype(np.float32) - output.zero_point) * output.scale
-
-        def look_up(tensor: TfTensor) -> TfTensor:
-            places = tf.cast(tf.round(tensor / source.scale), tf.int32)
-            places += source.zero_point + _FIRST
-            return fake_quantized(output, tf.gather(tf.constant(values), places))
-
-        return look_up
+        places = tf.cast(tf.round(inputs[0] / source.scale), tf.int32)
+        return tf.gather(tf.constant(values), places + (source.zero_point + _FIRST))
 
 
 def table_of(

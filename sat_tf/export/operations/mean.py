@@ -1,7 +1,7 @@
 """The mean over rows and columns."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from sat_tf.export.operations.operation import (
     clipped,
     code_ends,
     enumerated,
-    fake_quantized,
 )
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
@@ -144,7 +143,7 @@ class Mean(OperationDraft):
 
         (source,) = inputs
         if self.is_float(graph):
-            return tf.reduce_mean(source, [1, 2], keepdims=self.keep_dims)
+            return self.on_reals(graph, source)
         sums = tf.reduce_sum(tf.cast(source, tf.float64), [1, 2], keepdims=self.keep_dims)
         stored_sums = tf.cast(sums + constants["stored_zeros"], tf.float32)
         # Each result is rounded to float32 by itself, even where a compiler would fuse the two.
@@ -153,14 +152,12 @@ class Mean(OperationDraft):
         stored = tf.cast(product + tf.cast(constants["offset"], tf.float64), tf.float32)
         return clipped(tf.round(stored) - constants["zero_point"], constants)
 
-    def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
+    def on_reals(self, graph: Tensors, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
         import tensorflow as tf
 
-        codes = graph.tensors[self.output].codes
-        return lambda source: fake_quantized(
-            codes, tf.reduce_mean(source, [1, 2], keepdims=self.keep_dims)
-        )
+        del graph
+        return tf.reduce_mean(*inputs, [1, 2], keepdims=self.keep_dims)
 
 
 def rounded_mean(

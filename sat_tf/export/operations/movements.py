@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Self
 
 import numpy as np
@@ -94,11 +94,6 @@ class Movement(Operation, abc.ABC):
         """See `on_tensor`."""
         del graph, constants
         return self.on_tensor(*inputs)
-
-    def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
-        """See `on_tensor`."""
-        del graph
-        return self.on_tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -452,12 +447,12 @@ class Pad(Operation):
         del graph, shares_kernel
         return FileParts(constants=1)
 
-    def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
+    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
         import tensorflow as tf
 
-        del graph
-        return lambda source: tf.pad(source, [(0, 0), *self.margins])
+        del graph, constants
+        return tf.pad(*inputs, [(0, 0), *self.margins])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -499,12 +494,12 @@ class Reshape(Operation):
         del graph, shares_kernel
         return FileParts(constants=1)
 
-    def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
+    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
         import tensorflow as tf
 
-        shape = graph.tensors[self.output].shape
-        return lambda source: tf.reshape(source, [-1, *shape])
+        del constants
+        return tf.reshape(*inputs, [-1, *graph.tensors[self.output].shape])
 
 
 def write_reshape(writer: Writer, source: int | str, output: str) -> None:

@@ -131,6 +131,7 @@ class Operation(abc.ABC):
         makes_probabilities: it is a softmax.
         reshapes: it makes the same values in another shape.
         moves: layers of data movement become it.
+        fuses: its operator fuses the activation that clips codes.
     """
 
     inputs: tuple[str, ...]
@@ -148,6 +149,7 @@ class Operation(abc.ABC):
     makes_probabilities: ClassVar[bool] = False
     reshapes: ClassVar[bool] = False
     moves: ClassVar[bool] = False
+    fuses: ClassVar[bool] = False
 
     @classmethod
     def of_move(cls, source: str, output: str, *arguments: Any) -> "Operation":
@@ -222,6 +224,11 @@ class Operation(abc.ABC):
         """Codes of its float tensor without those beyond a bound that it sets; None without one."""
         del codes
         return None
+
+    @property
+    def selects(self) -> bool:
+        """Whether its codes are some of those of its inputs, whatever their grid is."""
+        return self.moves
 
     def portability(self, graph: Tensors) -> Portability:
         """Where it has the codes that it has on x86, as far as XNNPACK runs the file."""
@@ -300,11 +307,12 @@ class Operation(abc.ABC):
         del graph
         return {}
 
+    @abc.abstractmethod
     def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
         """The output of `simulate`, bit for bit, on any device; it has no gradient.
 
         Tensors hold codes, stored - zero_point, as float32, or real values where the graph keeps
-        them float. By default it is `keras_function`, which fits where that has no FakeQuant.
+        them float.
 
         Args:
             graph: it is part of, of which only shapes are used.
@@ -312,16 +320,27 @@ class Operation(abc.ABC):
                 itself only settings are used.
             *inputs: with the batch dimension first.
         """
-        del constants
-        return self.keras_function(graph)(*inputs)
 
-    @abc.abstractmethod
-    def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
-        """The same in real values, as TensorFlow's converter reads it: with FakeQuant operations.
+    def on_reals(self, graph: Tensors, *inputs: TfTensor) -> TfTensor:
+        """The same on real values, not rounded; `compute` itself where that rounds nothing."""
+        return self.compute(graph, self.numbers(graph), *inputs)
 
-        Returns:
-            A function of the tensors that it reads.
+    def converted(self, graph: Tensors, *inputs: TfTensor) -> TfTensor:
+        """`on_reals`, with the FakeQuant that makes TensorFlow's converter store its codes.
+
+        The converter fuses the activation in front of a FakeQuant into the operator.
         """
+        import tensorflow as tf
+
+        made, codes = self.on_reals(graph, *inputs), graph.tensors[self.output].codes
+        if codes is None or self.selects:
+            return made
+        if self.fuses and codes.activation is Activation.RELU:
+            made = tf.nn.relu(made)
+        elif self.fuses and codes.activation is Activation.UNIT:
+            made = tf.clip_by_value(made, -1.0, 1.0)
+        low, high = ((end - codes.zero_point) * float(codes.scale) for end in (-128, 127))
+        return tf.quantization.fake_quant_with_min_max_args(made, low, high, num_bits=8)
 
 
 def stored_codes(rounded: np.ndarray, codes: Codes) -> np.ndarray:
@@ -343,26 +362,3 @@ def clipped(values: TfTensor, constants: Constants) -> TfTensor:
     import tensorflow as tf
 
     return tf.clip_by_value(values, constants["lowest"], constants["highest"])
-
-
-def activated(codes: Codes | None, tensor: TfTensor) -> TfTensor:
-    """The activation that the converter fuses into the operation before it."""
-    import tensorflow as tf
-
-    if codes is None:
-        return tensor
-    if codes.activation is Activation.RELU:
-        return tf.nn.relu(tensor)
-    if codes.activation is Activation.UNIT:
-        return tf.clip_by_value(tensor, -1.0, 1.0)
-    return tensor
-
-
-def fake_quantized(codes: Codes | None, tensor: TfTensor) -> TfTensor:
-    """The FakeQuant that makes the converter store a tensor with these codes, if it has any."""
-    import tensorflow as tf
-
-    if codes is None:
-        return tensor
-    low, high = ((end - codes.zero_point) * float(codes.scale) for end in (-128, 127))
-    return tf.quantization.fake_quant_with_min_max_args(tensor, low, high, num_bits=8)

@@ -1,7 +1,6 @@
 """Operations of two tensors, value by value, beside their sum: SUB, MUL, MAXIMUM and MINIMUM."""
 
 import dataclasses
-import enum
 import functools
 from collections.abc import Callable
 
@@ -26,40 +25,16 @@ from sat_tf.export.operations.operation import (
     Numbers,
     Portability,
     TfTensor,
-    activated,
     clipped,
     code_ends,
     enumerated,
-    fake_quantized,
     stored_codes,
 )
+from sat_tf.export.operations.pointwise import Pointwise
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
 from sat_tf.export.tflite.tensors import Codes, Tensors, range_codes
-from sat_tf.export.tflite.writer import Operator, Writer, fused_activation
-
-
-class PairKind(enum.Enum):
-    """Which operation, by its name in the file."""
-
-    DIFFERENCE = "SUB"
-    PRODUCT = "MUL"
-    MAXIMUM = "MAXIMUM"
-    MINIMUM = "MINIMUM"
-
-    @property
-    def keeps_grid(self) -> bool:
-        """Whether it selects codes: its inputs and its output are then on one grid."""
-        return self in (PairKind.MAXIMUM, PairKind.MINIMUM)
-
-
-_OPERATORS = {
-    PairKind.DIFFERENCE: Operator("SUB", 2, "SubOptions"),
-    PairKind.PRODUCT: Operator("MUL", 2, "MulOptions"),
-    PairKind.MAXIMUM: Operator("MAXIMUM", 2, "MaximumMinimumOptions"),
-    PairKind.MINIMUM: Operator("MINIMUM", 2, "MaximumMinimumOptions"),
-}
-
+from sat_tf.export.tflite.writer import Writer, fused_activation
 
 # XNNPACK leaves products to kernels with another rounding where codes are worth less than this, or
 # `LARGEST_SUMMAND` or more, of an output code.
@@ -73,16 +48,17 @@ class Pair(OperationDraft):
     A draft may have more tensors, but for a difference.
 
     Attributes:
-        kind: which one.
+        kind: which one; no sum.
     """
 
-    kind: PairKind
+    kind: Pointwise
 
     keeps_stream = True
-    reads = tuple(kind.value for kind in PairKind)
+    reads = ("SUB", "MUL", "MAXIMUM", "MINIMUM")
     same_in_float_because = ROUNDED_ONCE
     rounds = True
     mixes = True
+    fuses = True
 
     @property
     def operators(self) -> tuple[str, ...]:
@@ -92,7 +68,12 @@ class Pair(OperationDraft):
     @property
     def keeps_grid(self) -> bool:
         """See `Operation`."""
-        return self.kind.keeps_grid
+        return self.kind.selects
+
+    @property
+    def selects(self) -> bool:
+        """See `Operation`."""
+        return self.kind.selects
 
     def placed(
         self,
@@ -114,7 +95,7 @@ class Pair(OperationDraft):
             partial = self._named((first, other), builder.between(f"{name}_partial"))
             first = builder.add(partial, sizes, between)
         inputs = (first, last)
-        if codes is not None and self.kind is PairKind.DIFFERENCE:
+        if codes is not None and self.kind is Pointwise.DIFFERENCE:
             inputs = (summand(builder, first, codes), summand(builder, last, codes))
         return builder.add(self._named(inputs, name), shape, codes)
 
@@ -122,7 +103,7 @@ class Pair(OperationDraft):
         """See `Draft`: of a difference or a product of tensors, one after the other."""
         (low, high), *others = (codes_of(source).real_range for source in self.inputs)
         for smallest, largest in others:
-            if self.kind is PairKind.DIFFERENCE:
+            if self.kind is Pointwise.DIFFERENCE:
                 low, high = low - largest, high - smallest
             else:
                 ends = np.outer((low, high), (smallest, largest))
@@ -132,9 +113,9 @@ class Pair(OperationDraft):
     def scale_problem(self, graph: Tensors) -> str | None:
         """See `Operation`."""
         inputs, output = [graph.codes(name) for name in self.inputs], graph.codes(self.output)
-        if self.kind is PairKind.DIFFERENCE:
+        if self.kind is Pointwise.DIFFERENCE:
             return sum_problem(inputs, output)
-        if self.kind is not PairKind.PRODUCT:
+        if self.kind is not Pointwise.PRODUCT:
             return None
         multiplier = float(product_multiplier(inputs[0].scale, inputs[1].scale, output.scale))
         if _SMALLEST_PRODUCT <= multiplier < LARGEST_SUMMAND:
@@ -149,7 +130,7 @@ class Pair(OperationDraft):
         """Every product of two codes is known; the rest as sums, or selected."""
         if self.is_float(graph) or self.keeps_grid:
             return super().portability(graph)
-        if self.kind is not PairKind.PRODUCT:
+        if self.kind is not Pointwise.PRODUCT:
             return Portability(Basis.RULE, SUMS_ALIKE)
         inputs, output = [graph.codes(name) for name in self.inputs], graph.codes(self.output)
         scales = inputs[0].scale, inputs[1].scale
@@ -168,7 +149,7 @@ class Pair(OperationDraft):
         """See `on_codes`."""
         first, second = inputs
         if self.is_float(graph):
-            return on_floats(self.kind, first, second).astype(np.float32)
+            return self.kind.on_arrays(first, second).astype(np.float32)
         one, other = (graph.codes(name) for name in self.inputs)
         codes = (one, other), graph.codes(self.output)
         return on_codes(self.kind, (first, second), *codes, graph.kernels)
@@ -176,8 +157,8 @@ class Pair(OperationDraft):
     def write(self, writer: Writer) -> None:
         """See `Operation`."""
         fused = fused_activation(writer.tensors[self.output].codes)
-        options = {} if self.kind.keeps_grid else fused
-        writer.operator(_OPERATORS[self.kind], self.inputs, self.output, **options)
+        options = {} if self.kind.selects else fused
+        writer.operator(self.kind.operator, self.inputs, self.output, **options)
 
     @classmethod
     def recognizes(cls, operator: OperatorView) -> bool:
@@ -187,22 +168,22 @@ class Pair(OperationDraft):
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
         """See `Operation`."""
-        kind = PairKind(operator.name)
-        codes = operator.codes() if kind.keeps_grid else operator.fused_codes()
+        kind = Pointwise(operator.name)
+        codes = operator.codes() if kind.selects else operator.fused_codes()
         names = (operator.source(0), operator.source(1))
         if any((operator.source_codes(index) is None) != (codes is None) for index in (0, 1)):
             raise NotUnderstoodError("it combines codes and float values")
-        if kind.keeps_grid:
+        if kind.selects:
             codes = operator.selected_codes()
         return cls(names, operator.output.name, kind), codes
 
     def numbers(self, graph: Tensors) -> Numbers:
         """Multipliers, and the ends of the codes."""
-        if self.is_float(graph) or self.kind.keeps_grid:
+        if self.is_float(graph) or self.kind.selects:
             return {}
         output = graph.codes(self.output)
         one, other = (graph.codes(name) for name in self.inputs)
-        if self.kind is PairKind.PRODUCT:
+        if self.kind is Pointwise.PRODUCT:
             multiplier = product_multiplier(one.scale, other.scale, output.scale)
             return {"multiplier": multiplier, **code_ends(output)}
         multipliers = scaled_multipliers((one, other), output)
@@ -212,42 +193,35 @@ class Pair(OperationDraft):
         """See `Operation`."""
         import tensorflow as tf
 
-        if self.is_float(graph) or self.kind.keeps_grid:
-            return _in_tensorflow(self.kind)(*inputs)
-        if self.kind is PairKind.PRODUCT:
+        if self.is_float(graph) or self.kind.selects:
+            return self.on_reals(graph, *inputs)
+        if self.kind is Pointwise.PRODUCT:
             product = inputs[0] * inputs[1] * constants["multiplier"]
             return clipped(tf.round(product), constants)
         return computed_sum(constants, inputs)
 
-    def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
+    def on_reals(self, graph: Tensors, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
-        codes, function = graph.tensors[self.output].codes, _in_tensorflow(self.kind)
-        if self.kind.keeps_grid:
-            return function
-        return lambda *inputs: fake_quantized(codes, activated(codes, function(*inputs)))
-
-
-def on_floats(kind: PairKind, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """The operation on real values, or on codes that it only selects."""
-    return np.asarray(_FUNCTIONS[kind](first, second))
+        del graph
+        return self.kind.on_tensors(*inputs)
 
 
 def on_codes(
-    kind: PairKind,
+    kind: Pointwise,
     tensors: tuple[np.ndarray, np.ndarray],
     inputs: tuple[Codes, Codes],
     output: Codes,
     kernels: KernelSet,
 ) -> np.ndarray:
     """The operation on stored integers; the rounding is that of the kernels."""
-    if kind.keeps_grid:
-        return on_floats(kind, *tensors)
+    if kind.selects:
+        return kind.on_arrays(*tensors)
     one, other = (
         stored.astype(np.int64) - codes.zero_point
         for stored, codes in zip(tensors, inputs, strict=True)
     )
     scales = inputs[0].scale, inputs[1].scale
-    if kind is PairKind.PRODUCT:
+    if kind is Pointwise.PRODUCT:
         return stored_codes(kernels.product(one * other, scales, output.scale), output)
     made = kernels.summed([one, other], [*scales], output.scale, difference=True)
     return stored_codes(made, output)
@@ -263,23 +237,3 @@ def _products(first: tuple[int, int], second: tuple[int, int]) -> np.ndarray:
     """Every different product of two codes, from their ends."""
     one, other = (np.arange(low, high + 1) for low, high in (first, second))
     return np.unique(np.multiply.outer(one, other))
-
-
-_FUNCTIONS: dict[PairKind, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
-    PairKind.DIFFERENCE: np.subtract,
-    PairKind.PRODUCT: np.multiply,
-    PairKind.MAXIMUM: np.maximum,
-    PairKind.MINIMUM: np.minimum,
-}
-
-
-def _in_tensorflow(kind: PairKind) -> Callable[..., TfTensor]:
-    import tensorflow as tf
-
-    functions: dict[PairKind, Callable[..., TfTensor]] = {
-        PairKind.DIFFERENCE: tf.subtract,
-        PairKind.PRODUCT: tf.multiply,
-        PairKind.MAXIMUM: tf.maximum,
-        PairKind.MINIMUM: tf.minimum,
-    }
-    return functions[kind]

@@ -2,7 +2,6 @@
 
 import dataclasses
 import enum
-from collections.abc import Callable
 
 import numpy as np
 
@@ -22,25 +21,43 @@ from sat_tf.export.tflite.writer import Operator, Writer
 
 
 class Pointwise(enum.Enum):
-    """A float operation on each value and a constant."""
+    """An operation of two values, by the name of its operator in a file."""
 
     MAXIMUM = "MAXIMUM"
     MINIMUM = "MINIMUM"
     PRODUCT = "MUL"
     SUM = "ADD"
+    DIFFERENCE = "SUB"
+
+    @property
+    def selects(self) -> bool:
+        """Whether it selects one of the values."""
+        return self in (Pointwise.MAXIMUM, Pointwise.MINIMUM)
+
+    @property
+    def operator(self) -> Operator:
+        """Its operator in a file."""
+        options = "MaximumMinimum" if self.selects else self.value.capitalize()
+        return Operator(self.value, 2, f"{options}Options")
+
+    def on_arrays(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        """Its result for arrays, whose axes of size 1 are broadcast."""
+        return np.asarray(getattr(np, _FUNCTIONS[self])(first, second))
+
+    def on_tensors(self, first: TfTensor, second: TfTensor) -> TfTensor:
+        """The same for TensorFlow's tensors."""
+        import tensorflow as tf
+
+        return getattr(tf, _FUNCTIONS[self])(first, second)
 
 
-_OPERATORS = {
-    Pointwise.MAXIMUM: Operator("MAXIMUM", 2, "MaximumMinimumOptions"),
-    Pointwise.MINIMUM: Operator("MINIMUM", 2, "MaximumMinimumOptions"),
-    Pointwise.PRODUCT: Operator("MUL", 2, "MulOptions"),
-    Pointwise.SUM: Operator("ADD", 2, "AddOptions"),
-}
-_FUNCTIONS: dict[Pointwise, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
-    Pointwise.MAXIMUM: np.maximum,
-    Pointwise.MINIMUM: np.minimum,
-    Pointwise.PRODUCT: np.multiply,
-    Pointwise.SUM: np.add,
+# The names that NumPy and TensorFlow have in common.
+_FUNCTIONS = {
+    Pointwise.MAXIMUM: "maximum",
+    Pointwise.MINIMUM: "minimum",
+    Pointwise.PRODUCT: "multiply",
+    Pointwise.SUM: "add",
+    Pointwise.DIFFERENCE: "subtract",
 }
 _FLOAT_BYTES = 4
 
@@ -50,14 +67,14 @@ class WithConstant(Operation):
     """Elementwise operation of a float tensor and a constant.
 
     Attributes:
-        kind: which one.
+        kind: which one; no difference.
         constant: float32, one number, or one a channel.
     """
 
     kind: Pointwise
     constant: np.ndarray
 
-    reads = tuple(kind.value for kind in Pointwise)
+    reads = ("MAXIMUM", "MINIMUM", "MUL", "ADD")
     same_in_float_because = ROUNDED_ONCE
 
     @property
@@ -74,12 +91,12 @@ class WithConstant(Operation):
         """See `Operation`."""
         del graph
         (source,) = inputs
-        return np.asarray(_FUNCTIONS[self.kind](source, self.constant), np.float32)
+        return self.kind.on_arrays(source, self.constant).astype(np.float32)
 
     def write(self, writer: Writer) -> None:
         """See `Operation`."""
         constant = writer.constant(f"{self.output}/constant", self.constant)
-        writer.operator(_OPERATORS[self.kind], [*self.inputs, constant], self.output)
+        writer.operator(self.kind.operator, [*self.inputs, constant], self.output)
 
     @classmethod
     def recognizes(cls, operator: OperatorView) -> bool:
@@ -101,15 +118,13 @@ class WithConstant(Operation):
 
     def bounded(self, codes: Codes) -> Codes | None:
         """See `Operation`: a maximum or minimum with one number is a bound."""
-        is_lowest = self.kind is Pointwise.MAXIMUM
-        if self.constant.size != 1 or not (is_lowest or self.kind is Pointwise.MINIMUM):
+        if self.constant.size != 1 or not self.kind.selects:
             return None
         bound = float(self.constant.item()) / codes.real_scale + codes.zero_point
         if not -128 <= bound <= 127:
             return None
-        return dataclasses.replace(
-            codes, **{"lowest" if is_lowest else "highest": int(np.rint(bound))}
-        )
+        end = "lowest" if self.kind is Pointwise.MAXIMUM else "highest"
+        return dataclasses.replace(codes, **{end: int(np.rint(bound))})
 
     def file_parts(self, graph: Tensors, *, shares_kernel: bool = False) -> FileParts:
         """The constant."""
@@ -125,24 +140,7 @@ class WithConstant(Operation):
         """See `Operation`."""
         del graph
         (source,) = inputs
-        return self._in_tensorflow()(source, constants["constant"])
-
-    def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
-        """See `Operation`."""
-        del graph
-        function, constant = self._in_tensorflow(), self.constant.astype(np.float32)
-        return lambda source: function(source, constant)
-
-    def _in_tensorflow(self) -> Callable[..., TfTensor]:
-        import tensorflow as tf
-
-        functions: dict[Pointwise, Callable[..., TfTensor]] = {
-            Pointwise.MAXIMUM: tf.maximum,
-            Pointwise.MINIMUM: tf.minimum,
-            Pointwise.PRODUCT: tf.multiply,
-            Pointwise.SUM: tf.add,
-        }
-        return functions[self.kind]
+        return self.kind.on_tensors(source, constants["constant"])
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -177,9 +175,9 @@ class Softmax(Operation):
             raise NotUnderstoodError("it reads or makes codes")
         return cls((operator.source(),), operator.output.name), None
 
-    def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
+    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
         import tensorflow as tf
 
-        del graph
-        return tf.nn.softmax
+        del graph, constants
+        return tf.nn.softmax(*inputs)

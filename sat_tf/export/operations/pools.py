@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +17,6 @@ from sat_tf.export.operations.operation import (
     Numbers,
     Operation,
     TfTensor,
-    fake_quantized,
 )
 from sat_tf.export.operations.windows import taps
 from sat_tf.export.tflite.operator_view import OperatorView
@@ -93,13 +91,12 @@ class MaxPool(_Pool):
             np.maximum(result, view, out=result)
         return result
 
-    def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
+    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
         import tensorflow as tf
 
-        del graph
-        window = self.window
-        return lambda source: tf.nn.max_pool2d(source, self.size, window.strides, window.padding)
+        del graph, constants
+        return tf.nn.max_pool2d(*inputs, self.size, self.window.strides, self.window.padding)
 
 
 class Strip(NamedTuple):
@@ -242,26 +239,24 @@ class AveragePool(_Pool, OperationDraft):
 
         (source,), window = inputs, self.window
         if self.is_float(graph):
-            return tf.nn.avg_pool2d(source, self.size, window.strides, window.padding)
+            return self.on_reals(graph, source)
         # Means of small integers: their product with the count is nearly the sum, an integer.
         inside = tf.ones_like(source[:1, :, :, :1])
         ones = tf.ones([*self.size, 1, 1])
         counts = tf.nn.conv2d(inside, ones, window.strides, window.padding)
         stored = source + constants["zero_point"]
-        means = tf.nn.avg_pool2d(stored, self.size, window.strides, window.padding)
+        means = self.on_reals(graph, stored)
         totals = tf.round(means * counts)
         halves = tf.floor(counts / 2.0)
         rounded = tf.sign(totals) * tf.floor((tf.abs(totals) + halves + 0.25) / counts)
         return rounded - constants["zero_point"]
 
-    def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
+    def on_reals(self, graph: Tensors, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
         import tensorflow as tf
 
-        codes, window = graph.tensors[self.output].codes, self.window
-        return lambda source: fake_quantized(
-            codes, tf.nn.avg_pool2d(source, self.size, window.strides, window.padding)
-        )
+        del graph
+        return tf.nn.avg_pool2d(*inputs, self.size, self.window.strides, self.window.padding)
 
 
 def rounded_means(totals: np.ndarray, counts: np.ndarray) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Between codes and real values, and from an image to codes."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from sat_tf.export.operations.operation import (
     TfTensor,
     clipped,
     code_ends,
-    fake_quantized,
 )
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
@@ -37,10 +36,10 @@ class _ToCodes(Operation):
         """See `Operation`."""
         writer.operator(self.operator, self.inputs, self.output)
 
-    def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
+    def on_reals(self, graph: Tensors, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
-        codes = graph.codes(self.output)
-        return lambda source: fake_quantized(codes, source)
+        del graph
+        return inputs[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,9 +199,9 @@ class Dequantize(Operation):
         (source,) = inputs
         return source * constants["scale"]
 
-    def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
+    def on_reals(self, graph: Tensors, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
         import tensorflow as tf
 
         del graph
-        return tf.identity
+        return tf.identity(*inputs)

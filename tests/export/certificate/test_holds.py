@@ -13,7 +13,8 @@ from sat_tf.export.certificate.page import certificate_page
 from sat_tf.export.litert.machine import Machine
 from sat_tf.export.operations.concatenate import Concatenate
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.pairs import Pair, PairKind
+from sat_tf.export.operations.pairs import Pair
+from sat_tf.export.operations.pointwise import Pointwise
 from sat_tf.export.tflite.tensors import Codes, Tensor
 from tests.export.zoo import images_for
 
@@ -26,7 +27,7 @@ def _tied_product() -> Graph:
     return Graph(
         "tied",
         {name: Tensor(name, (1, 1, 1), codes) for name, codes in tensors.items()},
-        (Pair(("a", "b"), "y", PairKind.PRODUCT), Concatenate(("y", "a"), "joined", 2)),
+        (Pair(("a", "b"), "y", Pointwise.PRODUCT), Concatenate(("y", "a"), "joined", 2)),
         (),
         "joined",
     )

@@ -19,7 +19,8 @@ from sat_tf.export.operations.graph_file import read_graph, serialize
 from sat_tf.export.operations.linear import Linear
 from sat_tf.export.operations.mean import Mean
 from sat_tf.export.operations.operation import Operation
-from sat_tf.export.operations.pairs import Pair, PairKind
+from sat_tf.export.operations.pairs import Pair
+from sat_tf.export.operations.pointwise import Pointwise
 from sat_tf.export.operations.quantize import Dequantize, Quantize, ShiftImage
 from sat_tf.export.operations.simulator import simulate
 from sat_tf.export.tflite.images import Pixels
@@ -95,8 +96,8 @@ def test_sums_differences_and_products_of_all_codes_are_those_of_the_kernels(run
         read = ("a", "b") if index % 2 else ("b", "a")
         made += [
             (Add(read, f"sum_{index}"), shape, sums),
-            (Pair(read, f"difference_{index}", PairKind.DIFFERENCE), shape, sums),
-            (Pair(read, f"product_{index}", PairKind.PRODUCT), shape, Codes(products, -9)),
+            (Pair(read, f"difference_{index}", Pointwise.DIFFERENCE), shape, sums),
+            (Pair(read, f"product_{index}", Pointwise.PRODUCT), shape, Codes(products, -9)),
         ]
     content = of_codes([shape, shape], made, inputs)
     compared, differing = own_count(content, (values[None, :, 0], values[None, :, 1]), runtime)
@@ -115,7 +116,7 @@ def test_sums_and_products_with_repeated_values_are_those_of_the_kernels(runtime
         codes = Codes(np.float32(0.3 * ratio), 3)
         made += [
             (Add(read, f"sum_{index}"), whole, codes),
-            (Pair(read, f"product_{index}", PairKind.PRODUCT), whole, codes),
+            (Pair(read, f"product_{index}", Pointwise.PRODUCT), whole, codes),
         ]
     content = of_codes([whole, shape], made, inputs)
     images = tuple(rng.integers(-128, 128, (4, *size)).astype(np.int8) for size in (whole, shape))
