@@ -15,8 +15,8 @@ from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.operation import Basis, Operation
 
 # In units in the last place: 1 cures nearly every product, 6 nearly every mean over maps up to
-# 14x14, some 60 those of 112x112, and some 400 nearly all of 300x300. The codes at the ends of a grid move
-# by less than a hundredth of their distance.
+# 14x14, some 60 those of 112x112, and some 400 nearly all of 300x300. The codes at the ends of a
+# grid move by less than a hundredth of their distance.
 _FARTHEST = 1024
 # Outside these, kernels are not defined, and `scales.round_biases` refuses the graph.
 _SMALLEST_SCALE, _LARGEST_SCALE = 2.0**-100, 2.0**100

@@ -123,8 +123,9 @@ class WithConstant(Operation):
         bound = float(self.constant.item()) / codes.real_scale + codes.zero_point
         if not -128 <= bound <= 127:
             return None
-        end = "lowest" if self.kind is Pointwise.MAXIMUM else "highest"
-        return dataclasses.replace(codes, **{end: int(np.rint(bound))})
+        if self.kind is Pointwise.MAXIMUM:
+            return dataclasses.replace(codes, lowest=int(np.rint(bound)))
+        return dataclasses.replace(codes, highest=int(np.rint(bound)))
 
     def file_parts(self, graph: Tensors, *, shares_kernel: bool = False) -> FileParts:
         """The constant."""
