@@ -19,7 +19,7 @@ from sat_tf.data.class_folders import load_folder_tree
 from sat_tf.data.picture_folder import load_folder
 from sat_tf.preprocessing import AS_IN_IMAGENET, COVERING, RESIZED_AND_CROPPED
 from tests.data.photographs import encoded, photograph
-from tests.export.zoo import Specimen, bottleneck
+from tests.export.zoo import quantized
 
 SCRIPT = pathlib.Path(__file__).parents[2] / "examples" / "run_tflite.py"
 LABELS = ["ant", "bee", "cat", "dog"]
@@ -84,7 +84,7 @@ def test_without_arguments_it_says_what_it_wants(example):
 @pytest.mark.thorough
 @pytest.mark.parametrize("labels", [None, LABELS])
 def test_its_classes_are_those_that_evaluate_counts(labels, pictures, tmp_path):
-    model, path = Specimen(bottleneck, {}).quantized(), tmp_path / "model.tflite"
+    model, path = quantized("bottleneck"), tmp_path / "model.tflite"
     sat_tf.export_tflite(model, path, labels=labels, preprocessing=RESIZED_AND_CROPPED)
     files = sorted((pictures / "val").rglob("*.jpg"))
     done = subprocess.run(

@@ -18,7 +18,7 @@ import sat_tf
 from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.operations.graph_file import read_graph
 from sat_tf.export.operations.simulator import simulate
-from tests.export.zoo import Specimen, bottleneck, images_for
+from tests.export.zoo import images_for, quantized
 
 sys.path.append(str(pathlib.Path(__file__).parents[2] / "benchmarks"))
 import browser
@@ -91,7 +91,7 @@ def as_pillow_has_it(content, shape, ratio, turns=True):
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
     """A quantized model, and its file with labels and preprocessing."""
-    model = Specimen(bottleneck, {}).quantized()
+    model = quantized("bottleneck")
     path = tmp_path_factory.mktemp("web") / "model.tflite"
     sat_tf.export_tflite(model, path, labels=LABELS)
     with zipfile.ZipFile(path, "a", zipfile.ZIP_STORED) as archive:

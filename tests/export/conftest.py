@@ -8,7 +8,7 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.models import build
-from tests.export.zoo import Specimen, bottleneck, images_for
+from tests.export import zoo
 
 
 def _random_statistics(model: keras.Model, rng: np.random.Generator) -> None:
@@ -52,8 +52,8 @@ def with_float_streams(float_model, images) -> keras.Model:
 
 @pytest.fixture(scope="package")
 def small() -> keras.Model:
-    """A quantized model of a few thousand weights."""
-    return Specimen(bottleneck, {}).quantized()
+    """A quantized model of a few thousand weights, which nobody changes."""
+    return zoo.quantized("bottleneck")
 
 
 @pytest.fixture(scope="package")
@@ -67,4 +67,4 @@ def small_file(small, tmp_path_factory) -> pathlib.Path:
 @pytest.fixture(scope="package")
 def small_images(small) -> np.ndarray:
     """Thirty-two images for it."""
-    return images_for(small)
+    return zoo.images_for(small)

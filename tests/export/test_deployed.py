@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
@@ -42,8 +43,9 @@ def test_every_integer_of_every_model_is_the_one_of_the_simulation_and_of_litert
     np.testing.assert_allclose(output, written, rtol=0, atol=0 if exact else 1e-4)
 
 
-def small(policy=None, change=lambda model: None) -> keras.Model:
-    """Two convolutions, a residual sum, a mean and a classifier, calibrated."""
+@functools.cache
+def _calibrated(policy, precision):
+    del precision  # in which layers are made
     keras.utils.set_random_seed(2)
     image = keras.Input((8, 8, 3), name="image")
     x = keras.layers.Conv2D(8, 3, padding="same", use_bias=False)(image)
@@ -52,9 +54,17 @@ def small(policy=None, change=lambda model: None) -> keras.Model:
     y = keras.layers.Conv2D(8, 1)(keras.layers.ReLU()(keras.layers.BatchNormalization()(y)))
     x = keras.layers.GlobalAveragePooling2D()(keras.layers.Add()([x, y]))
     model = keras.Model(image, keras.layers.Dense(4, name="classifier")(x))
-    model = sat_tf.quantize_model(model, policy or sat_tf.BitPolicy.mobile(4))
-    change(model)
-    return sat_tf.calibrate(model, images_for(model, 64).astype(np.float32))
+    model = sat_tf.quantize_model(model, policy)
+    sat_tf.calibrate(model, images_for(model, 64).astype(np.float32))
+    return model, model.get_weights()
+
+
+def small(policy=None) -> keras.Model:
+    """Two convolutions, a residual sum, a mean and a classifier, as they were calibrated."""
+    precision = keras.mixed_precision.global_policy().name
+    model, weights = _calibrated(policy or sat_tf.BitPolicy.mobile(4), precision)
+    model.set_weights(weights)
+    return model
 
 
 def batch_for(model) -> tuple[np.ndarray, np.ndarray]:

@@ -11,24 +11,22 @@ from ai_edge_litert.interpreter import Interpreter
 
 import sat_tf
 from sat_tf.export.litert.runtime import Runtime
-from tests.export.zoo import Specimen, bottleneck, images_for, make_realistic, residual
+from tests.export.zoo import Specimen, bottleneck, make_realistic, quantized
 
 
 @pytest.fixture(scope="module")
-def model() -> keras.Model:
-    return Specimen(bottleneck, {}).quantized()
+def model(small) -> keras.Model:
+    return small
 
 
 @pytest.fixture(scope="module")
-def images(model) -> np.ndarray:
-    return images_for(model)
+def images(small_images) -> np.ndarray:
+    return small_images
 
 
 @pytest.fixture(scope="module")
-def content(model, tmp_path_factory) -> bytes:
-    path = tmp_path_factory.mktemp("file") / "model.tflite"
-    sat_tf.export_tflite(model, path)
-    return path.read_bytes()
+def content(small_file) -> bytes:
+    return small_file.read_bytes()
 
 
 @pytest.fixture
@@ -138,7 +136,7 @@ def test_the_file_of_another_tool_is_named(model, path, images):
 
 
 def test_the_file_of_another_model_is_named(path, images):
-    other = Specimen(residual(rectified=True), {}).quantized()
+    other = quantized("residual_rectified")
     with pytest.raises(ValueError, match=r"received the file of another model(.|\n)*2 ADD"):
         sat_tf.verify_tflite(other, path, images)
 

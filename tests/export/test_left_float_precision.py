@@ -20,6 +20,9 @@ ISLANDS = {
 }
 
 
+QUICK = ("normalization", "resizing", "operation")
+
+
 def _attention(x):
     x = L.Reshape((16, 6))(x)
     return L.MultiHeadAttention(2, 3)(x, value=x[:, ::2])
@@ -37,8 +40,15 @@ def _model(island, policy):
         keras.mixed_precision.set_global_policy("float32")
 
 
-@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
-@pytest.mark.parametrize("island", ISLANDS)
+# The converter takes seconds for each of the others.
+@pytest.mark.parametrize(
+    ("island", "precision"),
+    [
+        pytest.param(island, precision, marks=() if island in QUICK else pytest.mark.thorough)
+        for island in ISLANDS
+        for precision in ("mixed_bfloat16", "mixed_float16")
+    ],
+)
 def test_they_are_exported_with_the_weights_of_the_model(island, precision, tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (32, 8, 8, 3)).astype(np.uint8)
     policy = sat_tf.BitPolicy.mobile(8, unsupported="float")

@@ -23,7 +23,7 @@ SIMULATED = {"arm_xnnpack", "arm_xnnpack_unfused", "arm_builtin"}
 @pytest.fixture(scope="module")
 def model():
     """A quantized model with convolutions."""
-    return zoo.Specimen(zoo.preactivation, {}).quantized()
+    return zoo.quantized("preactivation")
 
 
 @pytest.fixture(scope="module")

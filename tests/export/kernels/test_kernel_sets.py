@@ -84,7 +84,7 @@ def test_sums_differences_and_products_of_all_codes_are_those_of_the_kernels(run
     rng = np.random.default_rng(seed)
     # With a rest behind the last block of 16.
     values = np.concatenate([PAIRS, PAIRS[:7]]).astype(np.int8)
-    shape = (len(values),)
+    shape = (len(values), 1)
     inputs = [Codes(_scale(rng), int(rng.integers(-128, 128))) for _ in range(2)]
     made = []
     for index in range(6):
@@ -100,7 +100,7 @@ def test_sums_differences_and_products_of_all_codes_are_those_of_the_kernels(run
             (Pair(read, f"product_{index}", Pointwise.PRODUCT), shape, Codes(products, -9)),
         ]
     content = of_codes([shape, shape], made, inputs)
-    compared, differing = own_count(content, (values[None, :, 0], values[None, :, 1]), runtime)
+    compared, differing = own_count(content, (values[None, :, :1], values[None, :, 1:]), runtime)
     assert (compared, differing) == (20 * len(values), 0)
 
 
@@ -173,8 +173,7 @@ def test_float_values_become_the_codes_of_the_kernels(runtime):
 @pytest.fixture(scope="module", params=["preactivation", "bottleneck"])
 def packed(request, tmp_path_factory) -> tuple[bytes, np.ndarray]:
     """A file with convolutions, or depthwise ones, that have kernels of 4 bits, and images."""
-    build = getattr(zoo, request.param)
-    model = zoo.Specimen(build, {}, policy=sat_tf.BitPolicy.mobile(4)).quantized()
+    model = zoo.quantized(request.param)
     path = tmp_path_factory.mktemp("packed") / "model.tflite"
     sat_tf.export_tflite(model, path, pack="int4")
     return path.read_bytes(), zoo.images_for(model)

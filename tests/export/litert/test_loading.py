@@ -11,12 +11,12 @@ from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.graph_file import serialize
 from sat_tf.export.operations.pointwise import Pointwise, WithConstant
 from sat_tf.export.tflite.tensors import Tensor
-from tests.export.zoo import Specimen, bottleneck
+from tests.export.zoo import quantized
 
 
 @pytest.fixture(scope="module")
 def model():
-    return Specimen(bottleneck, {}).quantized()
+    return quantized("bottleneck")
 
 
 @pytest.fixture(scope="module")

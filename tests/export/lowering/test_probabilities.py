@@ -4,12 +4,12 @@ import pytest
 import sat_tf
 from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.lowering.pipeline import deployed_graph, with_softmax
-from tests.export.zoo import ZOO, Specimen, bottleneck, images_for
+from tests.export.zoo import images_for, quantized
 
 
 @pytest.mark.parametrize("settings", [{}, {"float_head": True}])
 def test_softmax_gives_the_probabilities_of_the_logits(settings, tmp_path):
-    model = Specimen(bottleneck, {}).quantized()
+    model = quantized("bottleneck")
     images = images_for(model, 8)
     outputs = []
     for softmax in (False, True):
@@ -29,7 +29,7 @@ def test_softmax_gives_the_probabilities_of_the_logits(settings, tmp_path):
 
 
 def test_a_model_that_ends_in_a_softmax_has_no_second_one(tmp_path):
-    model = ZOO["softmax"].quantized()
+    model = quantized("softmax")
     graph = deployed_graph(model)
     assert with_softmax(graph) is graph
     report = sat_tf.export_tflite(model, tmp_path / "model.tflite", softmax=True)

@@ -15,7 +15,7 @@ import pytest
 
 import sat_tf
 from sat_tf.export.litert.runtime import Runtime
-from tests.export.zoo import Specimen, bottleneck, images_for
+from tests.export.zoo import images_for, quantized
 
 VARIABLE = "SAT_TF_MEDIAPIPE_PYTHON"
 PYTHON = os.environ.get(VARIABLE) or (
@@ -49,7 +49,7 @@ with vision.ImageClassifier.create_from_options(options) as classifier:
 
 @pytest.fixture(scope="module")
 def model():
-    return Specimen(bottleneck, {}).quantized()
+    return quantized("bottleneck")
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from sat_tf.export.tflite.metadata import (
     read_metadata,
 )
 from sat_tf.preprocessing import RESIZED_AND_CROPPED
-from tests.export.zoo import Specimen, bottleneck, images_for
+from tests.export.zoo import images_for, quantized
 
 LABELS = ["zero", "one", "two and a half", "träffar"]
 DESCRIPTION = "Tells four things apart."
@@ -35,7 +35,7 @@ def _labels(content: bytes) -> list[str] | None:
 
 @pytest.fixture(scope="module")
 def model() -> keras.Model:
-    return Specimen(bottleneck, {}).quantized()
+    return quantized("bottleneck")
 
 
 @pytest.fixture(scope="module")
