@@ -27,7 +27,6 @@ from sat_tf.analysis.allocation.tables import Choice
 from sat_tf.analysis.labelled_images import LabelledImages, class_shares, labelled_images
 from sat_tf.analysis.sensitivity.one_at_a_time import one_at_a_time
 from sat_tf.graph import layer_kinds
-from sat_tf.graph.flatten import flatten
 from sat_tf.graph.network import Network, call_in_inference, layer_of_call
 from sat_tf.graph.rewrite import with_layers_for_operations
 from sat_tf.messages import first_ones, warn
@@ -261,7 +260,7 @@ def hessian_costs(
     Raises:
         ValueError: see `model_traces`.
     """
-    flat = with_layers_for_operations(flatten(model))
+    flat = with_layers_for_operations(model)
     sample = labelled_images(dataset, most=num_images)
     runner, _ = one_at_a_time(flat, fewest, sample.images, progress=progress)
     names = {found.name: layer_of_call(found.name) for found in runner.layers}

@@ -10,8 +10,7 @@ import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Kernel, LayerKind, Role
-from sat_tf.graph.network import check_model, check_one_of_each
-from sat_tf.graph.tfmot_layers import refuse_wrapped
+from sat_tf.graph.network import check_model, check_one_of_each, refuse_wrapped
 
 
 def holds_matrices(layer: keras.layers.Layer) -> bool:

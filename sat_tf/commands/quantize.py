@@ -325,13 +325,12 @@ def _input_range(
         ValueError: it cannot be found.
     """
     from sat_tf.analysis.range_accuracy import USUAL_IMAGES, found_range
-    from sat_tf.graph.flatten import flatten
     from sat_tf.graph.layer_kinds import role_of
     from sat_tf.graph.layers.kind import Role
     from sat_tf.graph.network import Network
     from sat_tf.graph.rewrite import with_layers_for_operations
 
-    network = Network(with_layers_for_operations(flatten(model)))
+    network = Network(with_layers_for_operations(model))
     readers = [role_of(node.layer) for node in network if network.input in node.inputs]
     if any(role in (Role.AFFINE, Role.SCALING) for role in readers):
         said, found = "pixels, which its own layers convert", PIXELS

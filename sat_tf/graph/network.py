@@ -12,7 +12,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.graph.suggestions import fix_of
-from sat_tf.graph.tfmot_layers import refuse_wrapped
-from sat_tf.messages import kind_of, list_problems
+from sat_tf.messages import first_ones, kind_of, list_problems
 
 # How calls of a layer from the second on are named.
 _ANOTHER_CALL = re.compile(r"@\d+$")
@@ -227,7 +226,7 @@ class Network:
         )
 
     def given(self, images: Any) -> Any:
-        """What users pass for the inputs: a list of several, in their order, or that of the one.
+        """Sorts what users pass for the inputs: a list of several, in their order, or the only one.
 
         Args:
             images: for a model with one input they may be in a list or a dictionary of one.
@@ -457,7 +456,7 @@ def _along_arguments(tensors: Iterable[Any]) -> Iterator[Any]:
             waiting += [(read.node, False) for read in reversed(call.keras_inputs)]
 
 
-# Of models of either Keras that have no graph.
+# Models of either Keras have no graph until they are built.
 NOT_BUILT = (
     "received a Sequential model that is not built, expected one with a known input shape; call "
     "model.build((None, height, width, channels)), or start it with keras.Input"
@@ -539,3 +538,64 @@ def _not_a_model(received: Any) -> str:
             "tf_keras.models.load_model(path), or sat_tf.from_keras3(path) where Keras 3 saved it."
         )
     return f"received {kind}, expected a tf_keras model."
+
+
+_TFMOT = "tensorflow_model_optimization"
+
+# TFMOT's own tools wrap layers in these classes; beside each stands what its layers are, and how to
+# get rid of it. Annotations are not here: `quantize_apply` takes them off itself.
+_WRAPPERS = {
+    "PruneLowMagnitude": (
+        "that TFMOT prunes",
+        "call model = tfmot.sparsity.keras.strip_pruning(model) first; weights that are 0 keep "
+        "code 0 under BitPolicy(weight_grid='narrow')",
+    ),
+    "ClusterWeights": (
+        "whose weights TFMOT clusters",
+        "call model = tfmot.clustering.keras.strip_clustering(model) first",
+    ),
+    "QuantizeWrapper": (
+        "that TFMOT's own scheme has quantized",
+        "pass the float model that TFMOT's quantize_model or quantize_apply was given",
+    ),
+}
+
+
+def refuse_wrapped(model: keras.Model, *, but: Collection[str] = ()) -> None:
+    """Raises ValueError, with the fix, where TFMOT has pruned, clustered or quantized layers.
+
+    Args:
+        model: any Keras model.
+        but: names of wrappers to let pass.
+    """
+    found: dict[str, list[str]] = {}
+    for layer in _layers(model):
+        for name in _tfmot_classes(layer) & set(_WRAPPERS) - set(but):
+            found.setdefault(name, []).append(layer.name)
+    problems = []
+    for name, named in found.items():
+        what, fix = _WRAPPERS[name]
+        problems.append(
+            f"received layers {what} ({name}: {first_ones(named)}), expected "
+            f"the layers themselves; {fix}."
+        )
+    if problems:
+        raise ValueError(list_problems(f"model {model.name!r}", problems))
+
+
+def is_annotated(model: keras.Model) -> bool:
+    """Whether any layer carries an annotation by TFMOT's quantize_annotate_layer."""
+    return any("QuantizeAnnotate" in _tfmot_classes(layer) for layer in _layers(model))
+
+
+def _tfmot_classes(layer: keras.layers.Layer) -> set[str]:
+    """Names of the classes of TFMOT that a layer is of; most of these have no public name."""
+    bases = type(layer).__mro__
+    return {base.__name__ for base in bases if base.__module__.split(".")[0] == _TFMOT}
+
+
+def _layers(model: Any) -> Iterator[keras.layers.Layer]:
+    for layer in model.layers:
+        yield layer
+        if isinstance(layer, keras.Model):
+            yield from _layers(layer)

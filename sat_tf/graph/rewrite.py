@@ -10,7 +10,13 @@ import tf_keras as keras
 
 from sat_tf.graph import functions, layer_kinds
 from sat_tf.graph.calls import arithmetic, movements
-from sat_tf.graph.flatten import Flattened, copied_weights, layer_copy, regularization_of
+from sat_tf.graph.flatten import (
+    Flattened,
+    copied_weights,
+    flattened,
+    layer_copy,
+    regularization_of,
+)
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import keras_calls
 from sat_tf.graph.operation_layers import OfSeveralTensors, Scaling
@@ -231,7 +237,7 @@ _InARow = Callable[[OldCall], list[NewLayer] | None]
 
 
 def _in_a_row(layer: keras.layers.Layer) -> _InARow | None:
-    """What creates the layers that replace one of one tensor; None where it stays."""
+    """Creates the layers that replace one of one tensor; None where it stays."""
     kind = layer_kinds.KINDS.get(type(layer))
     if kind is None:
         return None
@@ -253,10 +259,10 @@ def _replacement_of_layer(call: OldCall) -> Replacement | None:
 
 
 def with_layers_for_operations(model: keras.Model) -> keras.Model:
-    """The same model, of layers that can be quantized; see `rewritten`.
+    """The same model, flat and of layers that can be quantized; see `rewritten`.
 
     Args:
-        model: a built Functional or Sequential model, without models inside.
+        model: a built Functional or Sequential model.
 
     Returns:
         A new model with copies of the weights; `model` itself where there is nothing to rewrite.
@@ -267,6 +273,7 @@ def with_layers_for_operations(model: keras.Model) -> keras.Model:
 def rewritten(model: keras.Model, annotated: Collection[str] | None = None) -> Flattened:
     """The same model, of layers that can be quantized, and where its layers come from.
 
+    - Models inside are flattened, and layers that share more than weights part; see `flatten`.
     - TensorFlow operations on Keras tensors (`x + y`, `x / 6`, `x[:, 1:]`, `tf.nn.relu(x)`) become
       layers of the same name.
     - A separable convolution becomes a depthwise one, `<name>_depthwise`, and a pointwise one with
@@ -283,22 +290,31 @@ def rewritten(model: keras.Model, annotated: Collection[str] | None = None) -> F
     Every output stays the same, bit for bit.
 
     Args:
-        model: a built Functional or Sequential model, without models inside.
+        model: a built Functional or Sequential model.
         annotated: names of the layers that will be quantized; None for all. The others stay, but
             for operations, and for layers that are called in another way.
+
+    Raises:
+        ValueError: it cannot be flattened; lists every problem.
     """
+    flat = flattened(model)
+    model, names = flat.model, None if annotated is None else flat.carried(dict.fromkeys(annotated))
     nodes = keras_calls(model)
     calls = [OldCall(node, tuple(nodes)) for node in nodes]
 
     def found(call: OldCall) -> Replacement | None:
-        stays = annotated is not None and call.layer.name not in annotated
+        stays = names is not None and call.layer.name not in names
         return _of_several(call) if stays and not call.symbol else replacement_of(call)
 
     replacements = {id(call.node): found(call) for call in calls if not call.node.is_input}
     if not any(replacements.values()):
-        return Flattened(model, {layer.name: layer.name for layer in model.layers})
+        return flat
     rewriter = _Rewriter(model, calls, replacements)
-    return Flattened(rewriter.model(), rewriter.origins)
+    made = rewriter.model()
+    origins = {
+        name: flat.origins[own] for name, own in rewriter.origins.items() if own in flat.origins
+    }
+    return Flattened(made, origins)
 
 
 class _Rewriter:

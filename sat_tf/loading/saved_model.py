@@ -9,8 +9,7 @@ import os
 import pathlib
 from typing import TYPE_CHECKING, Any
 
-from sat_tf.loading.model_file import OtherFileError
-from sat_tf.loading.size import expect_usual_size
+from sat_tf.loading.model_file import OtherFileError, expect_usual_size
 from sat_tf.loading.trust import SWITCH, UntrustedModelError
 from sat_tf.messages import first_ones
 
@@ -77,7 +76,7 @@ def rebuilt(path: pathlib.Path, config: dict[str, Any]) -> "keras.Model":
     import tensorflow as tf
     import tf_keras as keras
 
-    # As text: SavedModels write tuples in a way of their own, which this reads.
+    # It is passed as text: SavedModels write tuples in a way of their own, which this reads.
     model = keras.models.model_from_json(json.dumps(config))
     # Keras would take other files of that name as well, and in other formats.
     if not (path / _VARIABLES).with_suffix(".index").is_file() or (path / _VARIABLES).exists():

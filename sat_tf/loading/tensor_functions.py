@@ -1,4 +1,4 @@
-"""Which functions of TensorFlow only compute on tensors, so that any file may name them."""
+"""The functions of TensorFlow that only compute on tensors, so that any file may name them."""
 
 import contextlib
 import contextvars

@@ -1,4 +1,4 @@
-"""Which saved models tf_keras may load without running code that came with them.
+"""Tells saved models that tf_keras may load without running code that came with them.
 
 tf_keras takes functions and classes out of a file by name: the Python code of a Lambda layer is in
 the file itself, any module that a file names is imported, and any function of TensorFlow can be

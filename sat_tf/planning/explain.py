@@ -8,7 +8,6 @@ import numpy as np
 import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
-from sat_tf.graph.flatten import flatten
 from sat_tf.graph.network import Network, Node, check_model, loss_problems
 from sat_tf.graph.rewrite import with_layers_for_operations
 from sat_tf.planning.costs import bit_operations, bytes_of, float_bytes, header_bytes, multiply_adds
@@ -23,9 +22,9 @@ from sat_tf.planning.plan import Plan
 from sat_tf.planning.planned_model import Export, Fate, LayerPlan
 from sat_tf.planning.preview import by_layer, preview, reading_bits, user_name, with_image_size
 from sat_tf.qat.layout import non_finite_weights
+from sat_tf.qat.model_class import policy_of
 from sat_tf.qat.placement import Insertion, Placement, PlacementError, place
 from sat_tf.qat.policy import BitPolicy, expect_policy
-from sat_tf.qat.policy_of import policy_of
 from sat_tf.qat.requantize import effective_kernels, without_quantizers
 from sat_tf.qat.wrapper import QuantizedLayer
 
@@ -61,7 +60,7 @@ def read_source(model: keras.Model) -> Source:
         return Source(Network(float_model), annotations, requantized=True, kernels=kernels)
     if not any(_is_annotated(node.layer) for node in network):
         # `quantize_model` reads it in the same form.
-        network = Network(with_layers_for_operations(flatten(model)))
+        network = Network(with_layers_for_operations(model))
         return Source(network, {node.name: None for node in network})
     renamed = {node.name: node.layer.layer.name for node in network if _is_annotated(node.layer)}
     nodes = [_without_annotation(node, renamed) for node in network]

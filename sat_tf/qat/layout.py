@@ -7,7 +7,7 @@ import tensorflow_model_optimization as tfmot
 import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
-from sat_tf.graph.flatten import copied_weights, flattened, layer_copy, unique_name
+from sat_tf.graph.flatten import copied_weights, layer_copy, unique_name
 from sat_tf.graph.layers.preprocessing import adapted_copy, is_adapted
 from sat_tf.graph.network import Network, Node, refuse_losses
 from sat_tf.graph.operation_layers import ConstantSum
@@ -170,9 +170,7 @@ def quantized_model(
         ValueError: the model cannot be quantized; lists every problem.
     """
     refuse_losses(model)
-    flat = flattened(model)
-    annotations = flat.carried(annotations)
-    of_layers = rewritten(flat.model, annotations)
+    of_layers = rewritten(model, annotations)
     annotations = of_layers.carried(annotations)
     network = Network(of_layers.model)
     placement = place(network, annotations, policy, kernels)

@@ -1,4 +1,4 @@
-"""The user's own class of model, with its training step, around another graph.
+"""Keeps what belongs to a model beside its graph: the user's own class of it, and its policy.
 
 Rewriting a model creates a plain `keras.Model` from a graph. If the user's model has its own class
 (a subclass with `train_step`, `compute_loss`, `metrics`, ...), the new graph becomes an instance of
@@ -8,6 +8,7 @@ that class too, as long as the class can be built from inputs and outputs.
 import functools
 import inspect
 import textwrap
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.messages import warn
+from sat_tf.qat.policy import BitPolicy
 
 _STATEFUL = (keras.metrics.Metric, keras.optimizers.Optimizer, keras.losses.Loss)
 # The usual reasons for a user's own class; named when they are lost.
@@ -187,3 +189,19 @@ def _names_of_keras() -> frozenset[str]:
     model = keras.Model(image, image, name="model")
     model.compile("sgd", "mse")
     return frozenset({*vars(model), "history", "optimizer", "loss", "_compile_config"})
+
+
+# Files do not say by which policy a model was quantized: it is known as long as the model is in
+# memory.
+_policies: "weakref.WeakKeyDictionary[Any, BitPolicy]" = weakref.WeakKeyDictionary()
+
+
+def remember(model: Any, policy: BitPolicy) -> Any:
+    """The model, whose policy is known from now on."""
+    _policies[model] = policy
+    return model
+
+
+def policy_of(model: Any) -> BitPolicy | None:
+    """The policy of a quantized model; None where it is not known, as of one that was loaded."""
+    return _policies.get(model)

@@ -16,9 +16,8 @@ from sat_tf.qat.configs import LayerConfig
 from sat_tf.qat.inputs import apply_fold, find_folds, input_ranges, input_types, kept_inputs
 from sat_tf.qat.inputs import changes as changes_of
 from sat_tf.qat.layout import inner_layer, quantized_model, quantized_network
-from sat_tf.qat.model_class import of_class_of
+from sat_tf.qat.model_class import of_class_of, remember
 from sat_tf.qat.policy import BitPolicy, expect_policy
-from sat_tf.qat.policy_of import remember
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.input_range import INPUT_TYPES, PIXELS, Change
 

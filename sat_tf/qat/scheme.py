@@ -7,17 +7,14 @@ import tensorflow_model_optimization as tfmot
 import tf_keras as keras
 
 from sat_tf.graph import layer_kinds, operation_layers
-from sat_tf.graph.flatten import flatten
-from sat_tf.graph.network import Network, check_model, refuse_losses
+from sat_tf.graph.network import Network, check_model, is_annotated, refuse_losses, refuse_wrapped
 from sat_tf.graph.rewrite import with_layers_for_operations
-from sat_tf.graph.tfmot_layers import is_annotated, refuse_wrapped
 from sat_tf.messages import first_ones, warn
 from sat_tf.qat import configs
 from sat_tf.qat.layout import SatLayoutTransform, quantized_model
-from sat_tf.qat.model_class import of_class_of
+from sat_tf.qat.model_class import of_class_of, remember
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy, expect_policy
-from sat_tf.qat.policy_of import remember
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers import pact
 from sat_tf.quantizers.table import QUANTIZERS
@@ -106,7 +103,7 @@ def quantize_model(model: keras.Model, policy: BitPolicy | int | None = None) ->
     check_model(model)
     refuse_wrapped(model)
     refuse_losses(model)
-    model = with_layers_for_operations(flatten(model))
+    model = with_layers_for_operations(model)
     network = Network(model)
     if any(isinstance(node.layer, QuantizedLayer) for node in network):
         raise ValueError(

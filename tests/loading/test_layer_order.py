@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 import tf_keras as keras
 
-from sat_tf.loading.layer_order import check_order
-from sat_tf.loading.load import load_model
+from sat_tf.loading.load import check_order, load_model
 from tests.loading.hostile import config_of, layer_in, small, with_config
 
 L = keras.layers

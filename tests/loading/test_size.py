@@ -5,8 +5,8 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.loading.load import load_model
+from sat_tf.loading.model_file import expect_usual_size
 from sat_tf.loading.saved_model import variable_bytes
-from sat_tf.loading.size import expect_usual_size
 from tests.loading.hostile import config_of, layer_in, with_config
 
 L = keras.layers

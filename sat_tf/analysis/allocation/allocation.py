@@ -32,8 +32,7 @@ from sat_tf.analysis.sensitivity.measured_model import MeasuredModel
 from sat_tf.arguments import Rule, check, is_between, is_integer
 from sat_tf.atomic_file import written_whole
 from sat_tf.export.lowering.packing import NothingPackedError, packing_problem
-from sat_tf.graph.network import Network, check_model, check_one_of_each
-from sat_tf.graph.tfmot_layers import refuse_wrapped
+from sat_tf.graph.network import Network, check_model, check_one_of_each, refuse_wrapped
 from sat_tf.planning.explain import is_quantized
 from sat_tf.planning.file_size import file_bytes
 from sat_tf.presentation.notebook import Displayed

@@ -25,10 +25,8 @@ from sat_tf.analysis.sensitivity.one_at_a_time import (
 from sat_tf.analysis.sensitivity.picture import write_picture
 from sat_tf.analysis.sensitivity.table import TITLE, layer_table, print_sensitivity, summary
 from sat_tf.graph import layer_kinds
-from sat_tf.graph.flatten import flatten
-from sat_tf.graph.network import check_model, check_one_of_each
+from sat_tf.graph.network import check_model, check_one_of_each, refuse_wrapped
 from sat_tf.graph.rewrite import with_layers_for_operations
-from sat_tf.graph.tfmot_layers import refuse_wrapped
 from sat_tf.messages import did_you_mean
 from sat_tf.presentation.notebook import Displayed
 from sat_tf.presentation.progress_bar import image_bar
@@ -163,7 +161,7 @@ def sensitivity(
     refuse_wrapped(model)
     _refuse_quantized(model)
     check_one_of_each(model)
-    model = with_layers_for_operations(flatten(model))
+    model = with_layers_for_operations(model)
     sample = _sample(model, dataset, num_images)
     classes = _classes(model, sample)
     if not (policy.states_input_range and policy.range_of(model.input_names[0]) == PIXELS):

@@ -40,9 +40,8 @@ from sat_tf.keras3.quantized_layer import QuantizedLayer
 from sat_tf.messages import warn
 from sat_tf.qat.inputs import input_ranges
 from sat_tf.qat.layout import inner_layer
-from sat_tf.qat.model_class import in_class_of
+from sat_tf.qat.model_class import in_class_of, policy_of, remember
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.qat.policy_of import policy_of, remember
 from sat_tf.qat.requantize import requantize
 from sat_tf.qat.scheme import quantize_model
 

@@ -9,7 +9,7 @@ import tf_keras as keras
 
 from sat_tf import models
 from sat_tf.graph import layer_kinds
-from sat_tf.graph.flatten import flatten, layer_copy
+from sat_tf.graph.flatten import layer_copy
 from sat_tf.graph.network import Network, check_one_of_each
 from sat_tf.graph.rewrite import with_layers_for_operations
 from sat_tf.keras3.conversion.incoming import read_model
@@ -153,7 +153,7 @@ def _of_layers(model: keras.Model) -> keras.Model:
     try:
         if not Network(model).problems:
             return model
-        return with_layers_for_operations(flatten(model))
+        return with_layers_for_operations(model)
     except ValueError:  # which the check of the model tells
         return model
 
