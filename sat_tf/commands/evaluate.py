@@ -83,7 +83,7 @@ def evaluate(folder: RunFolder, console: Console, *, trust: bool = False) -> Non
     folder.require(CONFIG, QUANTIZED_MODEL)
     config = read_config(folder.file(CONFIG))
     quiet_tensorflow()
-    from sat_tf.export.deployed import deployed_model
+    from sat_tf.training.loop.outcome import as_measured
     from sat_tf.training.loop.stage import held_out_metrics
     from sat_tf.training.loop.start import fed_range, fed_source, load_source
     from sat_tf.training.state.classifier_file import data_problems
@@ -94,10 +94,7 @@ def evaluate(folder: RunFolder, console: Console, *, trust: bool = False) -> Non
     if problems:
         raise RunError(list_problems(str(folder.file(QUANTIZED_MODEL)), problems))
     source = fed_source(source, fed_range(model))
-    if config.stages.deploy_tail is not None:
-        export = config.export
-        model = deployed_model(model, float_head=export.float_head, pack=export.pack)
-    found = held_out_metrics(model, source)
+    found = held_out_metrics(as_measured(config, model), source)
     console.print(
         f"{config.name}: held-out top-1 {100 * found['top1']:.2f} % ({found['images']} images)",
         highlight=False,

@@ -356,15 +356,15 @@ def _as_measured(model: "keras.Model", target: Target) -> "keras.Model":
     config = read_config(target.folder.file(CONFIG))
     if config.stages.deploy_tail is None:
         return model
-    from sat_tf.export.deployed import deployed_model
     from sat_tf.export.lowering.packing import FileSettings, runs_on_xnnpack
     from sat_tf.export.tflite.structure import read_structure
+    from sat_tf.training.loop.outcome import as_measured
 
     found = read_structure(target.tflite.read_bytes(), str(target.tflite)).metadata
     pack = FileSettings.of_file(found, str(target.tflite)).pack
     if not runs_on_xnnpack(pack):  # a file of its own, that no deploy tail computes
         return model
-    return deployed_model(model, float_head=config.export.float_head, pack=pack)
+    return as_measured(config, model, pack=pack)
 
 
 def _pixels(

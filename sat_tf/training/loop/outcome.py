@@ -21,6 +21,7 @@ from sat_tf.loading.load import load_model
 from sat_tf.messages import RunError
 from sat_tf.qat.inputs import takes_pixels
 from sat_tf.top_k import classes_of
+from sat_tf.training.config.config import Config
 from sat_tf.training.loop.stage import SAMPLE, Run
 from sat_tf.training.loop.start import fed, pixels_of
 from sat_tf.training.report.curves import draw_curves
@@ -108,14 +109,13 @@ def _of_file(run: Run, quantized: keras.Model, num_held_out: int) -> dict[str, A
     pixels, labels = pixels_of(source).held_out_sample(config.verify_images)
     run.say(f"file       exporting, and verifying on {len(pixels):,} held-out images")
     is_of_pixels = takes_pixels(Network(quantized))
-    form: dict[str, Any] = {"float_head": config.float_head, "pack": config.pack}
     try:
-        has_tail = run.config.stages.deploy_tail is not None
-        model = deployed_model(quantized, **form) if has_tail else quantized
+        model = as_measured(run.config, quantized)
         report = export_tflite(
             model,
             path,
-            **form,
+            float_head=config.float_head,
+            pack=config.pack,
             softmax=config.softmax,
             labels=source.class_names,
             preprocessing=source.preprocessing if is_of_pixels else None,
@@ -167,6 +167,20 @@ def _of_file(run: Run, quantized: keras.Model, num_held_out: int) -> dict[str, A
         "tflite_top5": found.top.get(5),
         "tflite_images": found.num_images,
     }
+
+
+def as_measured(config: Config, quantized: keras.Model, *, pack: str | None = None) -> keras.Model:
+    """The model that the results of a run are about: the deployed one after a deploy tail.
+
+    Args:
+        config: of the run.
+        quantized: the model that it has saved.
+        pack: of a file with another `pack` than the run's.
+    """
+    if config.stages.deploy_tail is None:
+        return quantized
+    export = config.export
+    return deployed_model(quantized, float_head=export.float_head, pack=pack or export.pack)
 
 
 def of_certificate(certificate: Certificate) -> dict[str, Any]:

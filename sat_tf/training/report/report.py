@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import pydantic
 
@@ -15,7 +15,7 @@ from sat_tf.presentation.page import render_page
 from sat_tf.presentation.tables import Column, Marked, Table, digits, percent, plain, points
 from sat_tf.training.config.config import load_yaml
 from sat_tf.training.report import curves
-from sat_tf.training.report.results import MODELS, Results
+from sat_tf.training.report.results import ModelAccuracy, Results
 from sat_tf.training.state import history, run_folder
 from sat_tf.training.state.run_folder import RunFolder
 from sat_tf.training.state.run_state import RateTrial, read_trials
@@ -64,7 +64,11 @@ def report_page(folder: RunFolder) -> str:
         verdict=_verdict(results) if results else {},
         is_run=bool(config),
         is_trained=bool(epochs),
-        accuracy=_accuracy(results).without_empty("").to_html("Accuracy") if results else "",
+        accuracy=Table(columns=_ACCURACY, rows=results.accuracies())
+        .without_empty("")
+        .to_html("Accuracy")
+        if results
+        else "",
         curves=[chart.to_figure() for chart in curves.charts(epochs, steps, targets=targets)]
         if epochs or steps
         else [],
@@ -107,7 +111,7 @@ def _verdict(results: Results) -> dict[str, Any]:
     if results.tflite_top1 is None:
         return found
     # Top-1 on fewer images cannot be compared with the float model's.
-    on_all = results.images("tflite") == results.held_out_images
+    on_all = results.images_of_file == results.held_out_images
     trained = results.quantized_top1 if results.deployed_top1 is None else results.deployed_top1
     top1 = results.tflite_top1 if on_all or trained is None else trained
     gained = top1 - results.float_top1
@@ -120,30 +124,6 @@ def _verdict(results: Results) -> dict[str, Any]:
         "gained": Marked(f"{points(gained)} points", "bad" if gained < -FEW_POINTS else ""),
         "differing": Marked(differing, "bad" if results.codes_differing else "good"),
     }
-
-
-class _ModelAccuracy(NamedTuple):
-    """The accuracy of one model of a run."""
-
-    title: str
-    top1: float
-    top5: float | None
-    images: int | None
-
-
-def _accuracy(results: Results) -> Table[_ModelAccuracy]:
-    rows = []
-    for name, title in MODELS.items():
-        top1, top5 = (getattr(results, f"{name}_{metric}") for metric in ("top1", "top5"))
-        if top1 is not None:
-            rows.append(_ModelAccuracy(title, top1, top5, results.images(name)))
-    columns: list[Column[_ModelAccuracy]] = [
-        Column("model", lambda row: row.title),
-        Column("top-1", lambda row: row.top1, _percent, number=True),
-        Column("top-5", lambda row: row.top5, _percent, number=True),
-        Column("held-out images", lambda row: row.images, digits(","), number=True),
-    ]
-    return Table(columns=columns, rows=rows)
 
 
 def _images(folder: RunFolder) -> dict[str, str]:
@@ -198,6 +178,12 @@ _LAYER: list[Column[LayerRow]] = [
             ("parameters", lambda layer: layer.parameters or None, digits(",")),
         )
     ),
+]
+_ACCURACY: list[Column[ModelAccuracy]] = [
+    Column("model", lambda row: row.title),
+    Column("top-1", lambda row: row.top1, _percent, number=True),
+    Column("top-5", lambda row: row.top5, _percent, number=True),
+    Column("held-out images", lambda row: row.images, digits(","), number=True),
 ]
 _EPOCH: list[Column[history.EpochMetrics]] = [
     Column("stage", lambda epoch: epoch.stage),

@@ -1,7 +1,7 @@
 """The results of a run: a table to read, and the same numbers as plain values."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import rich.table
 from pydantic import ConfigDict
@@ -12,13 +12,27 @@ from sat_tf.training.state import run_folder
 from sat_tf.training.state.run_folder import RunFolder
 
 # The models that a run measures, by the prefix of their results.
-MODELS = {
+_MODELS = {
     "float": "float model",
     "start": "quantized model before training",
     "quantized": "quantized model",
     "deployed": "deployed model",
     "tflite": "TFLite in LiteRT",
 }
+
+
+class ModelAccuracy(NamedTuple):
+    """The accuracy of one model of a run on so many held-out images; top-5 where it is known."""
+
+    title: str
+    top1: float
+    top5: float | None
+    images: int | None
+
+    def in_words(self) -> str:
+        """Says top-1, and top-5 where it is known."""
+        more = "" if self.top5 is None else f" (top-5 {100 * self.top5:.2f} %)"
+        return f"{100 * self.top1:.2f} %{more}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -100,27 +114,27 @@ class Results(Displayed):
         folder.require(run_folder.RESULTS)
         return folder.read_values(run_folder.RESULTS, cls, "results")
 
-    def images(self, name: str) -> int | None:
-        """How many held-out images one of `MODELS` was measured on.
-
-        Args:
-            name: a key of `MODELS`.
-        """
-        if name != "tflite":
-            return self.held_out_images
+    @property
+    def images_of_file(self) -> int | None:
+        """How many held-out images the TFLite file was measured on."""
         # Results of earlier versions do not name it.
         return self.verified_images if self.tflite_images is None else self.tflite_images
 
-    def accuracy(self, name: str) -> str:
-        """Top-1 of one of `MODELS` in words, with top-5 where it is known; "" without either.
-
-        Args:
-            name: a key of `MODELS`.
-        """
-        top1, top5 = (getattr(self, f"{name}_{metric}") for metric in ("top1", "top5"))
-        if top1 is None:
-            return ""
-        return f"{100 * top1:.2f} %" + ("" if top5 is None else f" (top-5 {100 * top5:.2f} %)")
+    def accuracies(self) -> list[ModelAccuracy]:
+        """The accuracies of the models that were measured, in the order of the run."""
+        measured = {
+            name: (getattr(self, f"{name}_top1"), getattr(self, f"{name}_top5")) for name in _MODELS
+        }
+        return [
+            ModelAccuracy(
+                _MODELS[name],
+                top1,
+                top5,
+                self.images_of_file if name == "tflite" else self.held_out_images,
+            )
+            for name, (top1, top5) in measured.items()
+            if top1 is not None
+        ]
 
     def caveat(self) -> str:
         """A warning about the accuracy of a float model that was given; "" for others."""
@@ -155,10 +169,9 @@ class Results(Displayed):
         return self._facts().to_rich(title=title, show_header=False, title_justify="left")
 
     def _headline(self) -> str:
-        accuracies = {model: self.accuracy(name) for name, model in MODELS.items()}
-        found = [f"{model} {words}" for model, words in accuracies.items() if words]
-        if found and self.images("tflite") not in (None, self.held_out_images):
-            found[-1] += f" on {self.images('tflite'):,} of {self.held_out_images:,} images"
+        found = [f"{one.title} {one.in_words()}" for one in self.accuracies()]
+        if self.images_of_file not in (None, self.held_out_images):
+            found[-1] += f" on {self.images_of_file:,} of {self.held_out_images:,} images"
         if self.codes_differing is not None:
             found.append(f"{self.codes_differing:,} of {self.codes_compared:,} codes differ")
         return ", ".join(found)
@@ -170,8 +183,8 @@ class Results(Displayed):
         count = digits(",")
         rows: list[tuple[str, Cell]] = [
             *(
-                (f"{model}, held-out top-1 ({self.images(name)} images)", self.accuracy(name))
-                for name, model in MODELS.items()
+                (f"{one.title}, held-out top-1 ({one.images} images)", one.in_words())
+                for one in self.accuracies()
             ),
             ("", self.caveat()),
             ("learning rate", self.rate()),
