@@ -79,7 +79,7 @@ def smoothed_cross_entropy(amount: float) -> ImageLoss:
     Reference: Szegedy et al., "Rethinking the Inception Architecture for Computer Vision", 2016.
 
     Args:
-        amount: ε, from 0 (the usual loss) to below 1.
+        amount: ε, from 0, the usual loss, to below 1.
 
     Returns:
         The loss of each image; for a negative label it is meaningless.
@@ -92,8 +92,6 @@ def smoothed_cross_entropy(amount: float) -> ImageLoss:
     def image_loss(images: tf.Tensor, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
         del images
         certain = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(labels, 0), logits)
-        if not amount:
-            return certain
         of_all_classes = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
         return (1.0 - amount) * certain + amount * of_all_classes
 

@@ -11,7 +11,12 @@ import tf_keras as keras
 import sat_tf
 from sat_tf.analysis.activations import ActivationProbe, clipping_levels
 from sat_tf.analysis.kappa import kappa_0
-from sat_tf.training.callbacks.recording import Recorder, drop_events_after, recorded_steps
+from sat_tf.training.callbacks.recording import (
+    Recorder,
+    RunningMeans,
+    drop_events_after,
+    recorded_steps,
+)
 from sat_tf.training.state.history import to_csv
 from sat_tf.training.state.run_folder import METRICS, STEPS, TENSORBOARD, RunFolder
 from sat_tf.training.step.learner import Top1, Top5
@@ -241,3 +246,36 @@ def test_events_after_a_step_are_dropped_and_a_torn_file_is_mended(tmp_path):
     assert steps() == [0, 1, 2, 3]
     assert list(tmp_path.iterdir()) == [path]
     drop_events_after(tmp_path / "nowhere", 3)
+
+
+@pytest.mark.parametrize("every", [1, 3, 4, 100])
+def test_readings_are_means_over_the_steps_since_the_last_one(every):
+    losses = np.random.RandomState(0).uniform(0, 5, (3, 10))
+    means, read, waiting = RunningMeans(["loss"]), [], []
+    expected = []
+    for epoch in losses:
+        for step in range(1, len(epoch) + 1):
+            means.advance()
+            waiting.append(epoch[step - 1])
+            if step % every == 0:
+                read.append(means.take({"loss": np.float32(epoch[:step].mean())})["loss"])
+                expected.append(np.mean(waiting))
+                waiting = []
+        means.end_epoch({"loss": np.float32(epoch.mean())})
+    # Running means are float32, and ten of them are added up.
+    np.testing.assert_allclose(read, expected, rtol=1e-5)
+
+
+def test_a_name_that_is_not_logged_has_no_mean():
+    means = RunningMeans(["loss", "top5"])
+    means.advance()
+    means.advance()
+    assert means.take({"loss": 1.0}) == {"loss": 1.0, "top5": None}
+
+
+def test_within_an_epoch_that_goes_on_readings_begin_with_the_next_step():
+    means = RunningMeans(["loss"])
+    means.resume(6, {"loss": 4.0})
+    means.advance()
+    means.advance()
+    assert means.take({"loss": 3.5})["loss"] == pytest.approx(2.0)

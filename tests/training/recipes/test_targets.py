@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sat_tf.training.recipes.recipes import distilled, soft_divergence
+from sat_tf.training.recipes.recipes import distilled, smoothed_cross_entropy, soft_divergence
 from sat_tf.training.step.learner import cross_entropy, training_copy
 from tests.training.recipes.trained import fitted, on_each_number_of_replicas
 from tests.training.small import small_float_model, small_quantized_model
@@ -10,6 +10,7 @@ from tests.training.small import small_float_model, small_quantized_model
 TEACHER, STUDENT = (
     np.random.RandomState(seed).normal(0, 3, (5, 4)).astype(np.float32) for seed in (0, 1)
 )
+LABELS = np.array([0, 3, 1, 2, 2], np.int32)
 
 
 def _softmax(logits, temperature):
@@ -71,3 +72,21 @@ def test_the_teacher_stays_as_it_is_and_out_of_checkpoints(replicas):
     assert all(np.array_equal(*pair) for pair in zip(before, teacher.get_weights(), strict=True))
     tracked = {id(variable) for variable in learner.variables}
     assert not tracked & {id(variable) for variable in teacher.variables}
+
+
+def test_the_target_leaves_every_class_its_share():
+    logits = STUDENT.astype(np.float64)
+    log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    target = 0.8 * np.eye(4)[LABELS] + 0.2 / 4
+    found = smoothed_cross_entropy(0.2)(None, tf.constant(LABELS), tf.constant(STUDENT))
+    np.testing.assert_allclose(found, -(target * log_p).sum(axis=1), rtol=1e-6)
+
+
+def test_an_amount_of_0_is_the_usual_loss():
+    found = smoothed_cross_entropy(0.0)(None, tf.constant(LABELS), tf.constant(STUDENT))
+    assert np.array_equal(found, cross_entropy(None, tf.constant(LABELS), tf.constant(STUDENT)))
+
+
+def test_images_without_a_label_have_a_finite_loss():
+    found = smoothed_cross_entropy(0.1)(None, tf.constant([-1] * 5), tf.constant(STUDENT))
+    assert np.isfinite(found).all()
