@@ -1,4 +1,4 @@
-"""Error messages: what was received, what was expected, and the fix; every problem at once."""
+"""Messages: what was received, what was expected, and the fix; every problem at once."""
 
 import difflib
 import itertools
@@ -6,7 +6,10 @@ import re
 import sys
 import warnings
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 # A message is read by people: what a file or a caller has put into it is shown in part.
 _MOST_OF_A_NAME, _MOST_OF_A_LINE, _MOST_IN_ALL, _MOST_KNOWN = 200, 2000, 20_000, 100
@@ -50,6 +53,11 @@ def shown(message: object) -> str:
         more = len(lines) - 1 - kept
         lines = [*lines[:kept], f"  ... and {more:,} more lines", lines[-1]]
     return "\n".join(lines)
+
+
+def say(console: "Console", text: Any, *, style: str | None = None) -> None:
+    """Prints a line as it is: it is not wrapped, and brackets and numbers in it have no style."""
+    console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
 
 class RunError(ValueError):

@@ -25,7 +25,7 @@ from sat_tf.commands.options import (
     read_policy,
 )
 from sat_tf.commands.pixels import add_image_arguments, image_options, images_as_fed
-from sat_tf.messages import RunError, did_you_mean, list_problems
+from sat_tf.messages import RunError, did_you_mean, list_problems, say
 from sat_tf.presentation.palette import check_picture_path
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.state.run_folder import CONFIG
@@ -168,7 +168,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         if arguments.picture is not None:
             found.write_picture(arguments.picture, arguments.over)
     if arguments.out is not None:
-        console.print(f"Policy: {arguments.out}", highlight=False, markup=False, soft_wrap=True)
+        say(console, f"Policy: {arguments.out}")
 
 
 def _fed(model: Any, wanted: Any, policy: BitPolicy, console: Console) -> Any:

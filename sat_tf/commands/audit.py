@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
-from rich.markup import escape
 
 from sat_tf.atomic_file import check_writable
 from sat_tf.commands.models import (
@@ -24,6 +23,7 @@ from sat_tf.commands.pixels import (
     fixed_input_shape,
     image_options,
 )
+from sat_tf.messages import say
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.input_range import PIXELS, InputRange
 from sat_tf.training.state.run_folder import CONFIG
@@ -102,7 +102,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         found = audit(model, images, num_images=arguments.num_images or _USUAL_IMAGES)
         print_audit(found, console, only_findings=arguments.only_findings)
         if note is not None:
-            console.print(f"Note: {escape(note)}", style="yellow", highlight=False, soft_wrap=True)
+            say(console, f"Note: {note}", style="yellow")
         if arguments.page is not None:
             found.write_page(arguments.page)
         if arguments.csv is not None:

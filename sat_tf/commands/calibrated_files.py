@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
-from rich.markup import escape
 
 from sat_tf.commands.verification_table import print_certificate
 from sat_tf.data.shards import spread_evenly
 from sat_tf.export.certificate.certificate import Certificate, ImagesFrom
 from sat_tf.export.tflite.metadata import label_text
-from sat_tf.messages import RunError
+from sat_tf.messages import RunError, say
 from sat_tf.preprocessing import COVERING, Preprocessing
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.state import run_folder
@@ -104,7 +103,7 @@ def write_calibrated(
         quantized.save(temporary)
     # Warnings of the certificate are printed with it.
     for warning in (text for text in report.warnings if text not in certificate.warnings):
-        console.print(f"Note: {escape(warning)}", highlight=False, soft_wrap=True)
+        say(console, f"Note: {warning}")
     print_certificate(certificate, str(file), console)
     _write_report(model, quantized, pictures, feed, folder, certificate, begun)
     return certificate.is_exact

@@ -12,7 +12,7 @@ from sat_tf.export.device.kit import check_kit_path
 from sat_tf.export.device.report import is_device_certificate, read_device_certificate
 from sat_tf.export.device_verification import read_device_check, write_kit
 from sat_tf.export.file_verification import read_subject
-from sat_tf.messages import RunError
+from sat_tf.messages import RunError, say
 from sat_tf.presentation.tables import Column, Marked, Table, digits
 
 # A slow machine runs so many in a moment, and noise of so many reaches nearly all codes.
@@ -82,7 +82,7 @@ def write_device_kit(
         f"On the device: python {kit.path.name}, which needs NumPy and ai-edge-litert; then here: "
         f"sat-tf verify {tflite} {again}--certificate certificate_MACHINE.json",
     ):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        say(console, line)
 
 
 def check_device_certificate(
@@ -136,12 +136,10 @@ def check_device_certificate(
         f"them with --images ({kit.images_from.description})"
     )
     outcome = "nothing differs there" if found.is_exact else "codes differ there"
-    console.print(
+    say(
+        console,
         f"{certificate}: {outcome}; {held}",
         style=("green" if is_simulated else "yellow") if found.is_exact else "red",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
     )
     return found.is_exact
 
@@ -163,13 +161,11 @@ _COLUMNS: list[Column[DeviceCheck]] = [
 def _print_device(device: DeviceCheck, console: Console) -> None:
     console.print(Table(columns=_COLUMNS, rows=[device]).to_rich())
     if device.delegate != "XNNPACK":
-        console.print(
+        say(
+            console,
             f"{device.title}: received the delegate {device.delegate}, expected XNNPACK, which "
             "files are exact with",
             style="yellow",
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
         )
 
 

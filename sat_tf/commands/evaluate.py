@@ -12,7 +12,7 @@ from sat_tf.commands.options import Parser, add_trust
 from sat_tf.commands.pixels import ImageOptions, add_image_arguments, image_options
 from sat_tf.export.evaluate import evaluate_simulator, evaluate_tflite, file_interface
 from sat_tf.export.tflite.metadata import read_metadata
-from sat_tf.messages import RunError, list_problems
+from sat_tf.messages import RunError, list_problems, say
 from sat_tf.training.config.config import read_config
 from sat_tf.training.state.run_folder import CONFIG, QUANTIZED_MODEL, RunFolder
 
@@ -142,7 +142,7 @@ def evaluate_file(
                 "of pictures for each class, or --dataset."
             )
         for note in pixels.notes:
-            console.print(f"Note: {note}", highlight=False, markup=False, soft_wrap=True)
+            say(console, f"Note: {note}")
         function = evaluate_simulator if simulator else evaluate_tflite
         found = function(
             path,
@@ -157,12 +157,10 @@ def evaluate_file(
         raise RunError(str(error)) from error
     shares = ", ".join(f"top-{k} {100 * share:.2f} %" for k, share in found.top.items())
     where = "integer simulation" if simulator else "LiteRT"
-    console.print(
+    say(
+        console,
         f"{path}: {shares} ({where}, {found.num_images:,} images, {found.seconds:.1f} s, "
         f"{found.processes} processes)",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
     )
     if found.not_finite:
         console.print(

@@ -10,7 +10,7 @@ from rich.console import Console
 from sat_tf.commands.models import load_model, quiet_tensorflow
 from sat_tf.commands.options import Parser, add_trust
 from sat_tf.export.certificate.holds import verdict_of
-from sat_tf.messages import RunError
+from sat_tf.messages import RunError, say
 from sat_tf.training.config.config import read_config
 from sat_tf.training.state.run_folder import (
     CERTIFICATE,
@@ -160,7 +160,7 @@ def show(
     if console.is_terminal:
         console.print(graph_table(graph))
     else:  # a file or a pipe has no width of its own
-        console.print(str(graph), highlight=False, markup=False, soft_wrap=True)
+        say(console, str(graph))
 
 
 def _find_model(source: str, settings: Mapping[str, Any]) -> tuple[pathlib.Path, dict[str, Any]]:
@@ -225,16 +225,16 @@ def export(
     if certificate.is_file() and report.sha256.encode() not in certificate.read_bytes():
         notes.append(f"{certificate} is about another file; renew it with sat-tf verify")
     for note in notes:
-        console.print(f"Note: {note}", highlight=False, soft_wrap=True)
-    console.print(report.summary, highlight=False, soft_wrap=True)
+        say(console, f"Note: {note}")
+    say(console, report.summary)
     kernels = report.kernel_table()
     if kernels.rows:
         console.print(kernels.to_rich())
         console.print(f"It runs in ai-edge-litert {report.runs_from} and later.", highlight=False)
     if report.holds:
-        console.print(verdict_of(report.holds), highlight=False, soft_wrap=True)
+        say(console, verdict_of(report.holds))
     for cost in report.storage if compare_storage else []:
-        console.print(f"  {cost}", highlight=False, soft_wrap=True)
+        say(console, f"  {cost}")
 
 
 def _of_run(folder: RunFolder, model: "keras.Model") -> dict[str, Any]:

@@ -26,7 +26,7 @@ from sat_tf.commands import (
 )
 from sat_tf.commands.options import Parser, with_negative_ranges
 from sat_tf.data.source import ReadingError
-from sat_tf.messages import RunError, shown
+from sat_tf.messages import RunError, say, shown
 from sat_tf.presentation.console import make_console
 from sat_tf.version import __version__
 
@@ -74,9 +74,7 @@ def _show_warning(message: Warning | str, *where: Any, **further: Any) -> None:
     """A warning of a library as a line for who does not see the code that it points at."""
     del where, further
     console = make_console(stderr=True)
-    console.print(
-        f"warning: {shown(message)}", style="yellow", highlight=False, markup=False, soft_wrap=True
-    )
+    say(console, f"warning: {shown(message)}", style="yellow")
 
 
 def _output() -> Console:
@@ -101,9 +99,7 @@ def report_errors(command: Callable[[], bool | None]) -> int:
         return _FAILED if command() is False else 0
     # An OSError is a full disk, or a folder that vanished.
     except (RunError, ReadingError, OSError) as error:
-        errors.print(
-            f"error: {shown(error)}", style="red", highlight=False, markup=False, soft_wrap=True
-        )
+        say(errors, f"error: {shown(error)}", style="red")
         return _BAD_INPUT
     except Exception as error:
         if not _is_out_of_memory(error):
@@ -117,7 +113,7 @@ def report_errors(command: Callable[[], bool | None]) -> int:
         return _BAD_INPUT
     except KeyboardInterrupt as interrupt:
         said = str(interrupt) or "interrupted; the files written so far are whole"
-        errors.print(said, style="red", highlight=False, markup=False, soft_wrap=True)
+        say(errors, said, style="red")
         return _INTERRUPTED
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from sat_tf.arguments import SEED_LIMIT
-from sat_tf.messages import RunError, list_problems, listed_problems
+from sat_tf.messages import RunError, list_problems, listed_problems, say
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.policy_fields import OLD_INPUT_RANGE
 from sat_tf.quantizers.input_range import range_problem
@@ -254,5 +254,5 @@ def unless_stopped(
         said = f"Stopped as asked; everything is saved in {folder}: the same command resumes."
         if stopped.by_keyboard:
             raise KeyboardInterrupt(said) from None
-        console.print(said, highlight=False, markup=False, soft_wrap=True)
+        say(console, said)
         return None

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from sat_tf.commands.models import quiet_tensorflow
 from sat_tf.commands.options import Parser, add_overrides, seeds, unless_stopped
-from sat_tf.messages import RunError, list_problems
+from sat_tf.messages import RunError, list_problems, say
 from sat_tf.reproduction.paper.library import Entry, data_sets, find
 from sat_tf.reproduction.paper.record import read_outcomes
 from sat_tf.reproduction.paper.run import Job, plan
@@ -93,7 +93,7 @@ def _list(arguments: argparse.Namespace, console: Console) -> bool:
         console.print(table)
     console.print("Data sets for --data:", highlight=False)
     for name, data in data_sets().items():
-        console.print(f"  {name:13} {data.about}", highlight=False, soft_wrap=True)
+        say(console, f"  {name:13} {data.about}")
     return True
 
 

@@ -20,7 +20,7 @@ from sat_tf.export.certificate.certificate import ImagesFrom
 from sat_tf.export.certificate.inputs import image_problems, random_images
 from sat_tf.export.tflite.metadata import Metadata
 from sat_tf.export.tflite.tensors import Image
-from sat_tf.messages import RunError, did_you_mean, first_ones, list_problems
+from sat_tf.messages import RunError, did_you_mean, first_ones, list_problems, say
 from sat_tf.preprocessing import COVERING
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.input_range import InputRange
@@ -286,7 +286,7 @@ class FedImages(NamedTuple):
         """Prints the note, if any."""
         if self.note is not None:
             text = f"Note: {escape(self.note)}"
-            console.print(text, style="yellow", highlight=False, soft_wrap=True)
+            say(console, text, style="yellow")
 
 
 def fixed_input_shape(model: Any, subject: str | None = None) -> tuple[int, ...]:

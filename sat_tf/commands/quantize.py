@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from rich.console import Console
-from rich.markup import escape
 
 from sat_tf.arguments import is_between
 from sat_tf.commands.calibrated_files import Pictures, write_calibrated
@@ -33,7 +32,7 @@ from sat_tf.data.folder_tree import HELD_OUT_SHARE, TRAIN
 from sat_tf.data.picture_folder import FolderImages, load_folder
 from sat_tf.data.source import ImageSource
 from sat_tf.export.certificate.certificate import ImagesFrom
-from sat_tf.messages import RunError
+from sat_tf.messages import RunError, say
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.input_range import PIXELS, InputRange
 from sat_tf.training.config.config import parse_config
@@ -161,7 +160,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
 
 
 def _note(text: str, console: Console) -> None:
-    console.print(f"Note: {text}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+    say(console, f"Note: {text}", style="yellow")
 
 
 def _bits(text: str) -> int:
@@ -341,7 +340,7 @@ def _input_range(
             "--input_range"
         )
         found = measured.given
-    console.print(f"Input range: {escape(said)}.", highlight=False, soft_wrap=True)
+    say(console, f"Input range: {said}.")
     return found
 
 
@@ -395,9 +394,7 @@ def _print_files(folder: RunFolder, console: Console) -> None:
     """The files that are there now, with what each is for."""
     for name, what in _SHOWN.items():
         if folder.file(name).exists():
-            console.print(
-                f"  {folder.file(name)}  {what}", highlight=False, markup=False, soft_wrap=True
-            )
+            say(console, f"  {folder.file(name)}  {what}")
 
 
 # These are the files of a run to look at first.

@@ -15,7 +15,7 @@ from sat_tf.commands.options import (
     seed,
     unless_stopped,
 )
-from sat_tf.messages import RunError
+from sat_tf.messages import RunError, say
 from sat_tf.training.config.config import (
     DEMO,
     FOLDER,
@@ -119,7 +119,7 @@ def folder_config(
     if path is None:
         changes = [named, *chosen.overrides(overrides), *overrides]
         config = parse_config(read_yaml_text(FOLDER), changes, seed=seed, subject="folder")
-        console.print(chosen.describe(), highlight=False, markup=False, soft_wrap=True)
+        say(console, chosen.describe())
         return config
     return read_config(path, [named, *overrides], seed=seed)
 
@@ -171,5 +171,5 @@ def train(
     if results is None:
         return True
     console.print(results.table(config.name))
-    console.print(f"Run folder: {folder.path}", highlight=False, markup=False, soft_wrap=True)
+    say(console, f"Run folder: {folder.path}")
     return not results.codes_differing

@@ -8,6 +8,7 @@ from sat_tf.export.certificate.certificate import Certificate
 from sat_tf.export.certificate.counts import RUNTIME_TITLES, runtime_table, shown_share
 from sat_tf.export.certificate.holds import verdict_of
 from sat_tf.export.certificate.outputs import OutputCount
+from sat_tf.messages import say
 from sat_tf.presentation.tables import Column, Table, digits, marked_text
 
 _MOST_TENSORS_LISTED = 10
@@ -24,29 +25,18 @@ def print_certificate(certificate: Certificate, path: str, console: Console) -> 
         verdict.append(f"; of the trained model's own, {100 * certificate.trained_differing:.4f} %")
     if certificate.float_verdict:
         verdict.append(f"; {certificate.float_verdict}")
-    console.print(verdict, highlight=False, soft_wrap=True)
+    say(console, verdict)
     for words in map(marked_text, certificate.trained_notes):
-        console.print(words, highlight=False, soft_wrap=True)
+        say(console, words)
     for note in certificate.float_notes:
-        console.print(
-            f"Beside the float model: {note.text}",
-            style="red" if note.is_bad else None,
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
-        )
+        say(console, f"Beside the float model: {note.text}", style="red" if note.is_bad else None)
     console.print(
         runtime_table(certificate.runtimes, certificate.reference, certificate.top1).to_rich()
     )
     if len(certificate.runtimes["xnnpack"].outputs) > 1:
         console.print(_outputs(certificate))
     for name, reason in certificate.refused.items():
-        console.print(
-            f"{RUNTIME_TITLES[name]} does not run the file: {reason}",
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
-        )
+        say(console, f"{RUNTIME_TITLES[name]} does not run the file: {reason}")
     _print_where_it_holds(certificate, console)
     _print_differing(certificate, console)
 
@@ -61,7 +51,7 @@ def _print_where_it_holds(certificate: Certificate, console: Console) -> None:
         *((f"Note: {warning}", "yellow") for warning in certificate.warnings),
     ):
         if line:
-            console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
+            say(console, line, style=style)
 
 
 def _outputs(certificate: Certificate) -> rich.table.Table:

@@ -29,7 +29,7 @@ from sat_tf.export.certificate.page import write_both
 from sat_tf.export.certificate.runtimes import RUNTIMES, USUAL_RUNTIMES
 from sat_tf.export.file_verification import read_subject, recheck, verify_subject
 from sat_tf.export.tflite.metadata import read_metadata
-from sat_tf.messages import RunError
+from sat_tf.messages import RunError, say
 from sat_tf.training.config.config import read_config
 from sat_tf.training.state.run_folder import (
     CERTIFICATE,
@@ -279,7 +279,7 @@ def verify(
             found = _prove(target, console, wanted, runtimes, folder / CERTIFICATE, trust, path)
             print_certificate(found, str(target.tflite), console)
             page = (folder / CERTIFICATE).with_suffix(".html")
-            console.print(f"Certificate: {page}", highlight=False, markup=False, soft_wrap=True)
+            say(console, f"Certificate: {page}")
             write_device_kit(target.tflite, wanted, load, devices, console)
             return found.is_exact
     except RunError:
@@ -379,7 +379,7 @@ def _pixels(
         said = read_metadata(target.tflite.read_bytes(), str(target.tflite))
         pixels = wanted.load(shape, num_classes, said)
         for note in pixels.notes:
-            console.print(f"Note: {note}", highlight=False, markup=False, soft_wrap=True)
+            say(console, f"Note: {note}")
         return pixels
     config = read_config(target.folder.file(CONFIG))
     quiet_tensorflow()
@@ -417,19 +417,18 @@ def _check(
     found = recheck(target.tflite, recorded, images, runtimes=runtimes, progress=True)
     print_certificate(found.certificate, str(target.tflite), console)
     for difference in found.differences:
-        console.print(f"  {difference}", style="red", highlight=False, markup=False, soft_wrap=True)
+        say(console, f"  {difference}", style="red")
     if out is not None:
         with _folder_for(out, target.tflite) as folder:
             write_both(found.certificate, folder / CERTIFICATE)
     if found.differences:
-        console.print(f"{certificate}: does not hold", style="red", highlight=False, soft_wrap=True)
+        say(console, f"{certificate}: does not hold", style="red")
         return False
-    console.print(
+    say(
+        console,
         f"{certificate}: holds; the codes of {len(recorded.codes)} tensors are those it has "
         "recorded",
         style="green",
-        highlight=False,
-        soft_wrap=True,
     )
     return found.certificate.codes_differing == 0
 

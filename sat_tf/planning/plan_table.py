@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.text import Text
 
-from sat_tf.messages import first_ones
+from sat_tf.messages import first_ones, say
 from sat_tf.planning.planned_model import Export, Fate, LayerPlan, PlannedModel
 from sat_tf.presentation.tables import Cell, Column, Marked, Table, marked_text, printed
 
@@ -48,7 +48,7 @@ def print_plan(plan: PlannedModel, console: Console) -> None:
     console.print(_table(plan, wide=console.width >= _WIDE))
     console.print(Text.assemble(f"{plan.model}: ", marked_text(verdict(plan))), soft_wrap=True)
     for line in summary(plan):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        say(console, line)
     if plan.problems:
         console.print(Text("cannot be quantized as asked:", style="red"))
         _print_lines(console, plan.problems)
@@ -59,9 +59,9 @@ def print_plan(plan: PlannedModel, console: Console) -> None:
         console.print(Text("cannot be exported:", style="red"))
         _print_lines(console, plan.export_problems)
     for line in reasons(plan):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        say(console, line)
     for note in plan.notes:
-        console.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
+        say(console, f"note: {note}")
 
 
 def verdict(plan: PlannedModel) -> Marked:
@@ -224,4 +224,4 @@ def _count(number: int, noun: str) -> str:
 
 def _print_lines(console: Console, lines: Iterable[str]) -> None:
     for line in lines:
-        console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
+        say(console, f"  {line}")

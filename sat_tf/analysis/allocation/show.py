@@ -8,7 +8,7 @@ from rich.console import Console
 
 from sat_tf.analysis.allocation.allocated_model import AllocatedLayer, AllocatedModel, Total
 from sat_tf.analysis.allocation.budget import LIMITS, shown
-from sat_tf.messages import first_ones
+from sat_tf.messages import first_ones, say
 from sat_tf.presentation import palette
 from sat_tf.presentation.tables import Column, Table, digits
 
@@ -33,7 +33,7 @@ def print_allocation(found: AllocatedModel, console: Console) -> None:
     for title, table in tables(found, wide=wide).items():
         console.print(table.to_rich(title=title, title_justify="left"))
     for line in proof_lines(found):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        say(console, line)
 
 
 def tables(found: AllocatedModel, *, wide: bool = True) -> dict[str, Table[Any]]:

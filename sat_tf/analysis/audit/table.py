@@ -13,7 +13,7 @@ from sat_tf.analysis.audit.audited_model import (
     LayerAudit,
     Verdict,
 )
-from sat_tf.messages import first_ones
+from sat_tf.messages import first_ones, say
 from sat_tf.presentation.tables import Column, Marked, Table, digits, marked_text, percent
 
 KINDS = {Verdict.OK: "good", Verdict.WATCH: "watch", Verdict.BROKEN: "bad"}
@@ -33,7 +33,7 @@ def print_audit(audit: AuditedModel, console: Console, *, only_findings: bool = 
         only_findings: leave out layers and activations that keep all rules.
     """
     verdict = Text.assemble(f"{audit.model}: ", marked_text(judged_model(audit)))
-    console.print(verdict.append(f"; {summary(audit)}"), highlight=False, soft_wrap=True)
+    say(console, verdict.append(f"; {summary(audit)}"))
     layers = [row for row in audit.layers if not only_findings or row.findings]
     if layers:
         table = layer_table(layers, wide=console.width >= _WIDE)
@@ -45,9 +45,9 @@ def print_audit(audit: AuditedModel, console: Console, *, only_findings: bool = 
     for rule, named in by_rule(audit).items():
         console.print(Text.assemble((f"{rule}: ", "bold"), RULES[rule]), highlight=False)
         for line in named:
-            console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
+            say(console, f"  {line}")
     for note in audit.notes:
-        console.print(note, highlight=False, markup=False, soft_wrap=True)
+        say(console, note)
 
 
 def by_rule(audit: AuditedModel) -> dict[str, list[str]]:

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from sat_tf.analysis.sensitivity.damage import METRICS, Damage, Metric
 from sat_tf.analysis.sensitivity.measured_model import LayerSensitivity, MeasuredModel
+from sat_tf.messages import say
 from sat_tf.presentation.tables import Column, Table
 
 _NONE = "-"
@@ -24,7 +25,7 @@ def print_sensitivity(found: MeasuredModel, console: Console, *, most: int | Non
         most: how many layers; by default all.
     """
     for line in summary(found):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        say(console, line)
     table = layer_table(found, wide=console.width >= _WIDE)
     hidden = len(table.rows) - len(table.rows[:most])
     table = dataclasses.replace(table, rows=table.rows[:most])

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from sat_tf.messages import say
 from sat_tf.training.callbacks.recording import StepCallback
 from sat_tf.training.step.schedule import StagePlan
 
@@ -117,7 +118,7 @@ class ProgressBar(StepCallback):
     def _print(self, text: str) -> None:
         epoch, epochs = self.plan.epoch_of(self.step), self.plan.epochs
         title = f"{self.plan.stage:9}  epoch {epoch:{len(str(epochs))}}/{epochs}"
-        self.console.print(f"{title}  {text}", highlight=False, markup=False, soft_wrap=True)
+        say(self.console, f"{title}  {text}")
 
     def _short_title(self) -> str:
         epoch = min(self.plan.epoch_of(self.step + 1), self.plan.epochs)

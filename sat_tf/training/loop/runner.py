@@ -16,7 +16,7 @@ from sat_tf.export.deployed import DeployedModel, deployed_model
 from sat_tf.export.snapping import snap_biases
 from sat_tf.export.tflite.metadata import label_text
 from sat_tf.loading.load import load_model
-from sat_tf.messages import RunError
+from sat_tf.messages import RunError, say
 from sat_tf.qat.calibrate import StaleStatisticsWarning, calibrate, estimate_statistics
 from sat_tf.qat.layout import inner_layer
 from sat_tf.training.config.config import Config, config_text
@@ -106,7 +106,7 @@ def train(
         # Dropout then draws from generators that every step can set.
         keras.backend.experimental.enable_tf_random_generator()
         if note := waiting_note(config.distribution):
-            console.print(note, highlight=False, markup=False, soft_wrap=True)
+            say(console, note)
         strategy = make_strategy(config.distribution)
         keras.utils.set_random_seed(config.seed)
         writes = writes_files(strategy)

@@ -14,7 +14,7 @@ from rich.console import Console
 from sat_tf.data.source import ImageSource
 from sat_tf.export.deployed import DeployedModel
 from sat_tf.loading.load import load_model
-from sat_tf.messages import RunError
+from sat_tf.messages import RunError, say
 from sat_tf.qat.calibrate import estimate_statistics
 from sat_tf.training.callbacks.measuring import (
     BestWeights,
@@ -79,7 +79,7 @@ class Run:
 
     def say(self, text: str, *, style: str | None = None) -> None:
         """Prints a line as it is."""
-        self.console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+        say(self.console, text, style=style)
 
 
 def train_stage(

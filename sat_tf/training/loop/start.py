@@ -15,7 +15,6 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 from rich.console import Console
-from rich.markup import escape
 
 from sat_tf import data, models
 from sat_tf.analysis.range_accuracy import USUAL_IMAGES, range_accuracies
@@ -23,7 +22,7 @@ from sat_tf.data.source import ImageSource, ReadingError
 from sat_tf.export.tflite.metadata import checked_metadata
 from sat_tf.graph.network import Network
 from sat_tf.loading.load import bounded_variables
-from sat_tf.messages import RunError, first_ones, list_problems
+from sat_tf.messages import RunError, first_ones, list_problems, say
 from sat_tf.qat.inputs import input_ranges
 from sat_tf.qat.layout import GuessedClippingLevelsWarning
 from sat_tf.qat.policy import BitPolicy
@@ -409,7 +408,7 @@ def check_range(
             )
         if not config.policy.states_input_range:
             raise RunError(f"{problem}; set policy.input_range={found.setting}.")
-        console.print(f"Note: {escape(problem)}.", style="yellow", highlight=False, soft_wrap=True)
+        say(console, f"Note: {problem}.", style="yellow")
 
 
 def describe_environment(seed: int) -> dict[str, Any]:
