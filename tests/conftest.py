@@ -65,6 +65,7 @@ random_seed.get_seed = _seeds.drawing
 def pytest_collection_finish():
     gc.freeze()
     gc.enable()
+    gc.set_threshold(2_000, 10, 20)
 
 
 @pytest.fixture(scope="session", params=[1, 2])

@@ -262,6 +262,7 @@ def attention_network():
     return keras.Model(image, layers.Dense(10, name="head")(x))
 
 
+@pytest.mark.thorough
 def test_attention_stays_float_learns_and_is_exported(tmp_path):
     keras.utils.set_random_seed(2)
     network = attention_network()
