@@ -2,15 +2,24 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Kernel, LayerKind, Role
-from sat_tf.graph.network import check_model, check_one_of_each, refuse_wrapped
+from sat_tf.graph.network import (
+    Network,
+    Node,
+    check_model,
+    check_one_of_each,
+    layer_of_call,
+)
+
+# The number of a call of a model on the path to a layer in it.
+_ANOTHER_CALL = re.compile(r"@\d+/")
 
 
 def holds_matrices(layer: keras.layers.Layer) -> bool:
@@ -51,20 +60,38 @@ class WiredCall:
     """One call of a layer.
 
     Attributes:
-        name: of the user's layer, with the path of models that it is nested in.
-        layer: inside its wrappers.
-        outer: the layer of the model's graph: `layer`, or its wrapper.
+        node: of the model's graph.
         inputs: the calls whose outputs it reads.
-        shape: of its output without the batch dimension; unknown sizes are None.
-        in_inference: it is always called with training=False.
     """
 
-    name: str
-    layer: keras.layers.Layer
-    outer: keras.layers.Layer
+    node: Node
     inputs: tuple["WiredCall", ...]
-    shape: tuple[int | None, ...]
-    in_inference: bool
+
+    @property
+    def outer(self) -> keras.layers.Layer:
+        """The layer of the model's graph: `layer`, or its wrapper."""
+        return self.node.layer
+
+    @property
+    def layer(self) -> keras.layers.Layer:
+        """The layer inside its wrappers."""
+        return unwrapped(self.node.layer)
+
+    @property
+    def name(self) -> str:
+        """The name of the user's layer, with the path of models that it is nested in."""
+        path = layer_of_call(self.node.name).removesuffix(self.outer.name)
+        return _ANOTHER_CALL.sub("/", path) + str(self.layer.name)
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """The shape of its output without the batch dimension; unknown sizes are None."""
+        return self.node.shape
+
+    @property
+    def in_inference(self) -> bool:
+        """Whether it is always called with training=False."""
+        return self.node.arguments.get("training") is False
 
     @property
     def is_linear(self) -> bool:
@@ -139,16 +166,18 @@ class Wiring:
 
     def __init__(self, model: keras.Model) -> None:
         check_model(model)
-        # Models of TFMOT's own scheme are read through their wrappers.
-        refuse_wrapped(model, but=("QuantizeWrapper",))
         check_one_of_each(model)
-        self.name: str = model.name
-        self._calls: list[WiredCall] = []
-        (self.output,) = self._read(model, None, "")
-        self._readers: dict[WiredCall, list[WiredCall]] = {call: [] for call in self._calls}
-        for call in self._calls:
-            for producer in dict.fromkeys(call.inputs):
-                self._readers[producer].append(call)
+        network = Network(model, through=True)
+        self.name: str = network.name
+        calls: dict[str, WiredCall] = {}
+        for node in network:
+            calls[node.name] = WiredCall(node, tuple(calls[name] for name in node.inputs))
+        self._calls = list(calls.values())
+        self.output = calls[network.output]
+        self._readers = {
+            call: [calls[reader.name] for reader in network.consumers(name)]
+            for name, call in calls.items()
+        }
 
     def __iter__(self) -> Iterator[WiredCall]:
         return iter(self._calls)
@@ -156,40 +185,6 @@ class Wiring:
     def linear(self) -> list[WiredCall]:
         """The calls of linear layers."""
         return [call for call in self if call.is_linear]
-
-    def _read(
-        self, model: keras.Model, inputs: list[WiredCall] | None, prefix: str
-    ) -> list[WiredCall]:
-        """Adds a model's calls; returns those that make its outputs."""
-        made: dict[int, WiredCall] = {}
-        if inputs is not None:
-            made = {id(tensor): call for tensor, call in zip(model.inputs, inputs, strict=True)}
-        # Keras has no public view of which of a layer's calls belong to which model.
-        for depth in sorted(model._nodes_by_depth, reverse=True):
-            for node in model._nodes_by_depth[depth]:
-                if not (node.is_input and inputs is not None):
-                    self._add(node, made, prefix)
-        return [made[id(tensor)] for tensor in model.outputs]
-
-    def _add(self, node: Any, made: dict[int, WiredCall], prefix: str) -> None:
-        reads = [made[id(tensor)] for tensor in node.keras_inputs]
-        outputs = tf.nest.flatten(node.outputs)
-        outer = node.layer
-        if isinstance(outer, keras.Model) and getattr(outer, "_is_graph_network", False):
-            found = self._read(outer, reads, f"{prefix}{outer.name}/")
-            made.update({id(tensor): call for tensor, call in zip(outputs, found, strict=True)})
-            return
-        layer = unwrapped(outer)
-        call = WiredCall(
-            name=prefix + layer.name,
-            layer=layer,
-            outer=outer,
-            inputs=tuple(reads),
-            shape=tuple(outputs[0].shape[1:]),
-            in_inference=not node.is_input and node.call_kwargs.get("training") is False,
-        )
-        self._calls.append(call)
-        made.update({id(tensor): call for tensor in outputs})
 
     def normalization_behind(self, call: WiredCall) -> str | None:
         """Class of the normalization right behind a linear layer, if nothing else reads it."""

@@ -78,33 +78,60 @@ class Network:
     Iterating yields the nodes, producers before consumers.
     """
 
-    def __init__(self, model: keras.Model) -> None:
+    def __init__(self, model: keras.Model, *, through: bool = False) -> None:
         """Reads the graph of `model`.
 
         What cannot be expressed as a graph of calls is collected in `problems`, by layer, so that
         callers can report it with everything else that is wrong.
 
+        Args:
+            model: a built model.
+            through: read through models inside, whose layers have paths as names, and through the
+                wrappers of TFMOT's own scheme.
+
         Raises:
             ValueError: the model has no graph at all; says why and what to do.
         """
         check_model(model)
-        refuse_wrapped(model)
+        refuse_wrapped(model, but=("QuantizeWrapper",) if through else ())
         self.name: str = model.name
         self.problems: dict[str, str] = {}
         self._nodes: dict[str, Node] = {}
         # Keras has no public view of the structure that a model is called with.
         self._structures = model._nested_inputs, model._nested_outputs
-        names, made_by = _names_of_calls(model), {}
-        for call in keras_calls(model):
-            if id(call) not in names:  # of a loss or a metric, which leads to no output
-                continue
-            made_by.update(
-                {id(tensor): names[id(call)] for tensor in tf.nest.flatten(call.outputs)}
-            )
-            self._add(names[id(call)], call, made_by)
+        made_by = self._read(model, {}, "", through=through)
         self.inputs: tuple[str, ...] = tuple(made_by[id(tensor)] for tensor in model.inputs)
         self.outputs: tuple[str, ...] = tuple(made_by[id(tensor)] for tensor in model.outputs)
         self._connect()
+
+    def _read(
+        self, model: keras.Model, made_by: dict[int, str], path: str, *, through: bool
+    ) -> dict[int, str]:
+        """Adds the calls of a model; returns the node that makes each tensor, by its identity.
+
+        Args:
+            model: the whole model, or one inside it.
+            made_by: the nodes that make its inputs, for one inside.
+            path: of the call of the model inside, with a slash behind.
+            through: see `__init__`.
+        """
+        names, is_inside = _names_of_calls(model), bool(path)
+        for call in keras_calls(model):
+            # A loss or a metric leads to no output; inputs of a model inside are tensors outside.
+            if id(call) not in names or (is_inside and call.is_input):
+                continue
+            name, layer = f"{path}{names[id(call)]}", call.layer
+            outputs = tf.nest.flatten(call.outputs)
+            makers = [name] * len(outputs)
+            if through and getattr(layer, "_is_graph_network", False):
+                given = [made_by[id(tensor)] for tensor in call.keras_inputs]
+                own = {id(one): node for one, node in zip(layer.inputs, given, strict=True)}
+                own = self._read(layer, own, f"{name}/", through=True)
+                makers = [own[id(tensor)] for tensor in layer.outputs]
+            else:
+                self._add(name, call, made_by)
+            made_by.update({id(one): maker for one, maker in zip(outputs, makers, strict=True)})
+        return made_by
 
     def _add(self, name: str, call: Any, made_by: Mapping[int, str]) -> None:
         layer, outputs = call.layer, tf.nest.flatten(call.outputs)

@@ -370,7 +370,7 @@ class Auditor:
         if self._quantizers:
             self._activations = ActivationProbe(model, sample.images)
         if sample.labels is not None:
-            self._gradients = GradientProbe(model, sample, compiled=compiled)
+            self._gradients = GradientProbe(model, sample, wiring=self._wiring, compiled=compiled)
 
     def __call__(self, advance: Advance = no_bar) -> Audit:
         """Audits the model as it is now.

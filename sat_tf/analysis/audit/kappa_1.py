@@ -285,6 +285,7 @@ class GradientProbe:
     Args:
         model: see `gradient_flow`. Its variables are read when the probe is called.
         sample: images with labels.
+        wiring: of the model, where it has been read already.
         compiled: trace the measurement, which pays off after a few calls.
 
     Raises:
@@ -292,9 +293,14 @@ class GradientProbe:
     """
 
     def __init__(
-        self, model: keras.Model, sample: LabelledImages, *, compiled: bool = False
+        self,
+        model: keras.Model,
+        sample: LabelledImages,
+        *,
+        wiring: Wiring | None = None,
+        compiled: bool = False,
     ) -> None:
-        wiring = Wiring(model)
+        wiring = Wiring(model) if wiring is None else wiring
         self._tail = wiring.tail()
         _check_logits(wiring)
         _refuse_hidden_softmax(wiring)
