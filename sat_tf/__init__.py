@@ -16,6 +16,7 @@ from sat_tf.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from sat_tf import callbacks as callbacks
+    from sat_tf import configs as configs
     from sat_tf import export as export
     from sat_tf.analysis.allocation.allocation import allocate as allocate
     from sat_tf.analysis.audit.audit import audit as audit
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from sat_tf.export.verify import verify_tflite as verify_tflite
     from sat_tf.keras3.conversion.incoming import from_keras3 as from_keras3
     from sat_tf.planning.explain import explain as explain
-    from sat_tf.qat import configs as configs
     from sat_tf.qat.adaptive_bits import quantize_for_bits as quantize_for_bits
     from sat_tf.qat.calibrate import calibrate as calibrate
     from sat_tf.qat.policy import BitPolicy as BitPolicy
@@ -40,7 +40,7 @@ _HOMES = {
     "audit": "sat_tf.analysis.audit.audit",
     "calibrate": "sat_tf.qat.calibrate",
     "callbacks": "sat_tf",
-    "configs": "sat_tf.qat",
+    "configs": "sat_tf",
     "explain": "sat_tf.planning.explain",
     "export": "sat_tf",
     "export_tflite": "sat_tf.export.export",
@@ -62,9 +62,6 @@ _NEEDED = ("tensorflow", "tf_keras", "tensorflow_model_optimization")
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "configs":
-        # Importing TFMOT registers the layers with Keras, and that imports this module itself.
-        importlib.import_module("tensorflow_model_optimization")
     if name in ("callbacks", "configs", "export"):
         return importlib.import_module(f"{_HOMES[name]}.{name}")
     try:

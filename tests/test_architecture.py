@@ -1,6 +1,7 @@
 import ast
 import collections
 import importlib
+import inspect
 import pathlib
 import pkgutil
 
@@ -10,6 +11,7 @@ import sat_tf
 import sat_tf.export
 from sat_tf.export.operations.table import OPERATIONS
 from sat_tf.graph import layer_kinds, layers
+from sat_tf.quantizers.protocol import Quantizer
 
 PACKAGE = pathlib.Path(sat_tf.__file__).parent
 TREES = {
@@ -112,9 +114,8 @@ MAY_IMPORT_WITHIN = {
     },
     "keras3": {
         "core": set(),
-        "quantizers": {"core"},
-        ".": {"core", "quantizers"},
-        "conversion": {".", "quantizers"},
+        ".": set(),
+        "conversion": {"."},
     },
 }
 # Modules that all rooms share, and those at the top that may use everything.
@@ -128,7 +129,7 @@ SHARED = {
     "version",
     "zip_archive",
 }
-TOP = {"__init__", "__main__", "either_keras"}
+TOP = {"__init__", "__main__", "configs", "either_keras"}
 
 # Where classes of Keras layers are named: where the registry of layer kinds is and models are
 # rewritten, where float networks are built, and where layers are made of Keras 3's operations.
@@ -157,8 +158,10 @@ PYTHON = {
     "collections",
     "dataclasses",
     "functools",
+    "inspect",
     "itertools",
     "math",
+    "numbers",
     "sys",
     "threading",
     "types",
@@ -316,9 +319,9 @@ def test_every_part_has_its_arrows():
     assert {_part(name) for name in TREES} <= set(MAY_IMPORT) | SHARED | TOP
 
 
-def test_the_core_is_written_in_no_library_of_tensors():
+def test_mathematics_and_quantizers_are_written_in_no_library_of_tensors():
     def others(name, tree):
-        if _part(name) != "core":
+        if _part(name) not in ("core", "quantizers"):
             return set()
         imported = {imported.split(".")[0] for imported in _imported(tree)}
         return imported - CORE_LIBRARIES - {LIBRARY_OF.get(name)} - PYTHON
@@ -338,23 +341,22 @@ def test_imports_are_absolute_and_by_name():
     assert not _offenders(loose)
 
 
-# Where all concrete quantizers are named, beside the file of each; those of Keras 3 have the same
-# names and stand in files of the same names.
+# Where all concrete quantizers are named, beside the file of each.
 TABLE_OF_QUANTIZERS = "quantizers/table.py"
-OF_KERAS3 = "keras3/"
 
 
 def _concrete_quantizers():
-    """The file of each class that can be made, by name: decorated as what saved models hold."""
-    return {
-        node.name: name
-        for name, tree in TREES.items()
-        if _part(name) == "quantizers"
-        for node in tree.body
-        if isinstance(node, ast.ClassDef)
-        and node.name.endswith(("Quantizer", "Observer"))
-        and any("register_quantizer" in ast.unparse(one) for one in node.decorator_list)
-    }
+    """The file of each quantizer that can be made, by the name of its class."""
+    found = {}
+    for name, tree in TREES.items():
+        if _part(name) == "quantizers":
+            module = importlib.import_module(_module(name))
+            for node in tree.body:
+                named = getattr(node, "name", "").endswith(("Quantizer", "Observer"))
+                kind = getattr(module, node.name) if named else Quantizer
+                if issubclass(kind, Quantizer) and not inspect.isabstract(kind):
+                    found[node.name] = name
+    return found
 
 
 def _words(tree):
@@ -376,7 +378,6 @@ def test_a_quantizer_is_named_in_its_own_file_and_in_one_table():
     assert own
 
     def named(name, tree):
-        name = name.removeprefix(OF_KERAS3)
         if name == TABLE_OF_QUANTIZERS:
             return set()
         return {word for word in _words(tree) if own.get(word, name) != name}
@@ -385,9 +386,7 @@ def test_a_quantizer_is_named_in_its_own_file_and_in_one_table():
 
 
 def test_every_quantizer_is_in_the_table():
-    for room in ("", OF_KERAS3):
-        names = set(_words(TREES[room + TABLE_OF_QUANTIZERS]))
-        assert set(_concrete_quantizers()) <= names
+    assert set(_concrete_quantizers()) <= set(_words(TREES[TABLE_OF_QUANTIZERS]))
 
 
 # Where all operations are listed, beside the file of each.
@@ -415,7 +414,7 @@ def test_an_operation_is_asked_and_never_told_by_its_class():
 
 def test_what_computes_on_any_backend_names_none():
     def others(name, tree):
-        if not name.startswith(("keras3/core/", "keras3/quantizers/")):
+        if not name.startswith("keras3/core/"):
             return set()
         imported = {imported.split(".")[0] for imported in _imported(tree)}
         return imported - {"keras", "numpy", "sat_tf"} - PYTHON

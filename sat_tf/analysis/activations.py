@@ -109,8 +109,9 @@ def _clips(node: Node) -> bool:
 def clipping_quantizer(layer: QuantizedLayer) -> ActivationQuantizer | None:
     """The quantizer of a layer's output, if it is one with a clipping level."""
     quantizer = layer.quantize_config.output
-    found = isinstance(quantizer, ActivationQuantizer) and quantizer.has_clipping_level
-    return quantizer if found else None
+    if isinstance(quantizer, ActivationQuantizer) and quantizer.has_clipping_level:
+        return quantizer
+    return None
 
 
 def _measured(

@@ -12,9 +12,9 @@ from typing import Any
 import keras as keras3
 from keras import ops
 
-from sat_tf.keras3.quantizers.protocol import Quantizer, VariableSpec
-from sat_tf.keras3.quantizers.table import deserialize_quantizer, serialize_quantizer
 from sat_tf.messages import did_you_mean
+from sat_tf.quantizers.protocol import Quantizer, VariableSpec
+from sat_tf.quantizers.table import deserialize_quantizer, serialize_quantizer
 from sat_tf.saved_by import marked, unmarked
 
 # Where the output quantizer stands.
@@ -106,7 +106,7 @@ class QuantizedLayer(keras3.layers.Wrapper):
         return {
             name: self.add_weight(
                 name=name,
-                shape=spec.shape,
+                shape=tuple(spec.shape),
                 dtype=spec.dtype,
                 initializer=keras3.initializers.Constant(spec.start),
                 trainable=spec.trainable,

@@ -16,7 +16,7 @@ from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.policy_fields import fitting_grid
 from sat_tf.qat.requantize import channel_problems, with_inputs_of
 from sat_tf.quantizers.input_range import INPUT_TYPES, InputRange
-from sat_tf.quantizers.protocol import ActivationQuantizer, SatQuantizer, WeightQuantizer
+from sat_tf.quantizers.protocol import ActivationQuantizer, Quantizer, WeightQuantizer
 from sat_tf.quantizers.table import line_of
 
 _TAKEN = {
@@ -283,7 +283,7 @@ class LayerDecisions:
         return name
 
 
-def activation_plan(quantizer: SatQuantizer, *, stream: bool = False) -> ActivationPlan | None:
+def activation_plan(quantizer: Quantizer, *, stream: bool = False) -> ActivationPlan | None:
     """A quantizer in plain values; None for one that makes no codes."""
     if quantizer.input_type is not None:
         return ActivationPlan(bits=_IMAGE_BITS, signed=quantizer.input_type != INPUT_TYPES[0])
@@ -302,5 +302,5 @@ def activation_plan(quantizer: SatQuantizer, *, stream: bool = False) -> Activat
     )
 
 
-def _observes(quantizer: SatQuantizer | None) -> TypeGuard[SatQuantizer]:
+def _observes(quantizer: Quantizer | None) -> TypeGuard[Quantizer]:
     return quantizer is not None and quantizer.observes_range

@@ -21,12 +21,9 @@ from sat_tf.qat.layout import in_inference, inner_layer, quantized_network
 from sat_tf.qat.shared_grids import SharedGrids
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.best_levels import Sample, itself
+from sat_tf.quantizers.measuring import Function
 from sat_tf.quantizers.observers import expected_largest
-from sat_tf.quantizers.protocol import (
-    ActivationQuantizer,
-    Function,
-    SatQuantizer,
-)
+from sat_tf.quantizers.protocol import ActivationQuantizer, Quantizer
 from sat_tf.quantizers.settings import CLIPPING_LEVEL, SMALLEST_CLIPPING_LEVEL
 
 
@@ -447,7 +444,7 @@ def _observing(network: Network, *, of_inputs: bool) -> set[str]:
     }
 
 
-def _output_quantizer(node: Node) -> SatQuantizer | None:
+def _output_quantizer(node: Node) -> Quantizer | None:
     return node.layer.quantize_config.output if isinstance(node.layer, QuantizedLayer) else None
 
 

@@ -9,36 +9,15 @@ import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
 from sat_tf.messages import did_you_mean, list_problems
-from sat_tf.qat.policy import BitPolicy
-from sat_tf.qat.policy_fields import PER_LAYER_FIELDS, check_fields, plain_numbers, warn_of
-from sat_tf.quantizers.pact import ClippingQuantizer
+from sat_tf.qat.policy import PER_LAYER_FIELDS, BitPolicy, check_fields
+from sat_tf.qat.policy_fields import plain_numbers, warn_of
+from sat_tf.qat.tfmot_adapter import TfmotQuantizer
 from sat_tf.quantizers.protocol import (
     ActivationQuantizer,
-    CodeRange,
-    IntegerWeights,
-    SatQuantizer,
+    Quantizer,
     WeightQuantizer,
-    WeightRequest,
 )
-from sat_tf.quantizers.table import (
-    activation_quantizer,
-    deserialize_quantizer,
-    serialize_quantizer,
-    weight_quantizer,
-)
-
-# What a user's own quantizer needs; see docs/extend/own_quantizer.md.
-__all__ = [
-    "ActivationQuantizer",
-    "ClippingQuantizer",
-    "CodeRange",
-    "IntegerWeights",
-    "LayerConfig",
-    "PlacedConfig",
-    "WeightQuantizer",
-    "activation_quantizer",
-    "weight_quantizer",
-]
+from sat_tf.quantizers.table import deserialize_quantizer, serialize_quantizer
 
 _register = keras.utils.register_keras_serializable(package="sat_tf")
 
@@ -142,7 +121,7 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
         self,
         *,
         weights: WeightQuantizer | None = None,
-        output: SatQuantizer | None = None,
+        output: Quantizer | None = None,
         annotation: dict[str, Any] | None = None,
         inserted: bool = False,
     ) -> None:
@@ -155,19 +134,21 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
         """The kernel and its quantizer."""
         if self.weights is None:
             return []
-        return [(getattr(layer, layer_kinds.kernel_name(layer)), self.weights)]
+        return [(self.kernel_of(layer), TfmotQuantizer(self.weights))]
 
     def set_quantize_weights(
         self, layer: keras.layers.Layer, quantize_weights: Sequence[tf.Tensor]
     ) -> None:
         """Puts the effective kernel in the place of the latent one."""
-        _set_kernel(layer, quantize_weights)
+        for kernel in quantize_weights:
+            # Past Keras' own __setattr__, which would stop tracking the variable.
+            vars(layer)[layer_kinds.kernel_name(layer)] = kernel
 
     def get_activations_and_quantizers(self, layer: keras.layers.Layer) -> list[tuple[Any, Any]]:
         """The activation function that `output` replaces or precedes, with `output`."""
-        if self.output is None or not self._at_activation(layer):
+        if self.output is None or not self.stands_at_activation(layer):
             return []
-        return [(layer.activation, self.output)]
+        return [(layer.activation, TfmotQuantizer(self.output))]
 
     def set_quantize_activations(
         self, layer: keras.layers.Layer, quantize_activations: Sequence[Any]
@@ -178,17 +159,22 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
 
     def get_output_quantizers(self, layer: keras.layers.Layer) -> list[Any]:
         """`output`, where it follows the layer."""
-        if self.output is None or self._at_activation(layer):
+        if self.output is None or self.stands_at_activation(layer):
             return []
-        return [self.output]
+        return [TfmotQuantizer(self.output)]
+
+    def kernel_of(self, layer: keras.layers.Layer) -> tf.Variable:
+        """The latent kernel of a layer."""
+        return getattr(layer, layer_kinds.kernel_name(layer))
 
     def replaces(self, layer: keras.layers.Layer) -> bool:
         """Whether `output` takes the place of the whole layer: a quantizer for a rectifier."""
         plain = layer_kinds.rectifies(layer) and not hasattr(layer, "activation")
         return plain and self._rectifies()
 
-    def _at_activation(self, layer: keras.layers.Layer) -> bool:
-        if not hasattr(layer, "activation"):
+    def stands_at_activation(self, layer: keras.layers.Layer) -> bool:
+        """Whether `output` replaces the layer's activation function, or precedes its softmax."""
+        if self.output is None or not hasattr(layer, "activation"):
             return False
         if layer_kinds.is_softmax(layer):
             unit = isinstance(self.output, ActivationQuantizer) and self.output.is_unit
@@ -221,39 +207,3 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
 
     def __repr__(self) -> str:
         return f"PlacedConfig(weights={self.weights!r}, output={self.output!r})"
-
-
-def weight_request(
-    policy: BitPolicy,
-    *,
-    channel_axes: tuple[int, ...],
-    rescaled: bool = False,
-    fan_out: int = 1,
-    keeps_function: bool = False,
-) -> WeightRequest:
-    """The request for the quantizer of one kernel, from a policy and the graph.
-
-    Args:
-        policy: of the layer.
-        channel_axes: see `WeightRequest`.
-        rescaled: whether the policy's rescaling applies to the layer.
-        fan_out: see `WeightRequest`.
-        keeps_function: see there.
-    """
-    return WeightRequest(
-        num_bits=policy.weight_bits,
-        channel_axes=channel_axes,
-        fan_out=fan_out,
-        grid=policy.weight_grid,
-        range=policy.weight_range,
-        detach_max=policy.detach_max,
-        rescale=policy.rescale if rescaled else None,
-        keeps_function=keeps_function,
-        options=policy.weight_options,
-    )
-
-
-def _set_kernel(layer: keras.layers.Layer, kernels: Sequence[tf.Tensor]) -> None:
-    # Past Keras' own __setattr__, which would stop tracking the variable.
-    for kernel in kernels:
-        vars(layer)[layer_kinds.kernel_name(layer)] = kernel

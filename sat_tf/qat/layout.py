@@ -196,7 +196,7 @@ def quantized_model(
         if config.weights is not None and name == network[name].layer.name:
             layer = layers[name]
             kernel = getattr(layer.layer, layer_kinds.kernel_name(layer.layer))
-            begin = config.weights.keep_function if keep_function else config.weights.start
+            begin = config.weights.keep_function if keep_function else config.weights.begin
             begin(kernel, layer.kernel_variables)
     return built
 

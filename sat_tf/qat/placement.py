@@ -10,7 +10,7 @@ from sat_tf.graph import functions, layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node
 from sat_tf.messages import kind_of, list_problems, listed_problems
-from sat_tf.qat.configs import LayerConfig, PlacedConfig, weight_request
+from sat_tf.qat.configs import LayerConfig, PlacedConfig
 from sat_tf.qat.inputs import entrance, range_problems, reads_floats, states_codes
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.value_ranges import PixelRanges, Spreads, ValueRanges
@@ -18,7 +18,7 @@ from sat_tf.quantizers.input_range import INPUT_TYPES, PIXELS
 from sat_tf.quantizers.protocol import (
     ActivationQuantizer,
     ActivationRequest,
-    SatQuantizer,
+    Quantizer,
     WeightQuantizer,
 )
 from sat_tf.quantizers.table import (
@@ -403,7 +403,7 @@ class _Placer:
                     "only; leave the layer out of the annotation, or pass unsupported='float'."
                 )
 
-    def _check_narrow_streams(self, outputs: Mapping[str, SatQuantizer | None]) -> None:
+    def _check_narrow_streams(self, outputs: Mapping[str, Quantizer | None]) -> None:
         """Refuses signed streams of fewer than 8 bits that a file cannot clip."""
         for node in self.network:
             quantizer = outputs[node.name]
@@ -513,7 +513,7 @@ class _Placer:
 
     # -- what is decided -----------------------------------------------------------------------
 
-    def _output(self, node: Node) -> SatQuantizer | None:
+    def _output(self, node: Node) -> Quantizer | None:
         """The quantizer or observer of a layer's own output."""
         name, role = node.name, self.roles[node.name]
         if role is Role.INPUT:
@@ -569,11 +569,11 @@ class _Placer:
         pooling = layer_kinds.pooling_of(node.layer)
         return pooling is not None and pooling.mean and not pooling.whole
 
-    def _insertions(self, outputs: dict[str, SatQuantizer | None]) -> Iterator[Insertion]:
+    def _insertions(self, outputs: dict[str, Quantizer | None]) -> Iterator[Insertion]:
         for name, made in self.entrances.items():
             kind = self.policy.type_of(name)
             readers = frozenset(node.name for node in self.whole.consumers(made))
-            quantizer: SatQuantizer
+            quantizer: Quantizer
             if kind == INPUT_TYPES[0]:
                 call, quantizer = "image", make_image_quantizer(self.policy.range_of(name))
             else:
@@ -630,7 +630,7 @@ class _Placer:
 
     def _quantizer(
         self, name: str, bits: int, demands: list[Demand], *, behind_layer: bool = True
-    ) -> SatQuantizer:
+    ) -> Quantizer:
         policy, negative = self.policies[name], self.ranges.is_negative(name)
         level, source = policy.initial_clipping_level, "the policy"
         if {demand.reader for demand in demands} <= self.last:
@@ -689,8 +689,7 @@ class _Placer:
         end = any(call.name in ends for call in self.network.calls(name))
         policy = self._policy_at(self.network[name], end=end)
         support = layer_kinds.find_support(layer)
-        request = weight_request(
-            policy,
+        request = policy.weight_request(
             channel_axes=support.channel_axes if support else (),
             rescaled=not self._norms_behind(name),
             fan_out=layer_kinds.fan_out(layer),

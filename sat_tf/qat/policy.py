@@ -7,23 +7,31 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from sat_tf.core.clipping_gradients import CLIPPING_GRADIENTS
 from sat_tf.core.grid_table import is_bits
+from sat_tf.core.rescale_table import METHODS
 from sat_tf.messages import did_you_mean, list_problems
 from sat_tf.presentation.notebook import Displayed
 from sat_tf.presentation.tables import Column, Marked, Table
 from sat_tf.qat.policy_fields import (
     DEFAULT_QUANTIZERS,
-    FIELDS,
+    GRID_NAMES,
+    LARGEST,
     OLD_INPUT_RANGE,
-    PER_LAYER_FIELDS,
     UNSTATED_RANGE,
-    check_fields,
-    field_problems,
+    Accepted,
+    bits_field,
+    field,
     fitting_grid,
+    is_name,
+    is_options,
     is_positive,
+    level_field,
+    name_field,
     pair_problems,
     plain_numbers,
     quantizer_problems,
+    truth_field,
     warn_of,
 )
 from sat_tf.quantizers.input_range import (
@@ -34,7 +42,9 @@ from sat_tf.quantizers.input_range import (
     plain_range,
     range_of,
     range_problem,
+    type_problem,
 )
+from sat_tf.quantizers.protocol import WeightRequest
 
 
 def _frozen(value: Any) -> Any:
@@ -64,6 +74,11 @@ class _Frozen(Mapping[str, Any]):
     def __repr__(self) -> str:
         return repr(self._values)
 
+
+_OPTIONS = "a mapping of the quantizer's options by name"
+
+# Inputs have values that are wrong in ways of their own.
+_RANGE, _TYPE = ({"accepted": Accepted(problem_of)} for problem_of in (range_problem, type_problem))
 
 _Policy = TypeVar("_Policy")
 
@@ -173,28 +188,36 @@ class BitPolicy(Displayed):
             of the tensor it makes.
     """
 
-    weight_bits: int | None = 4
-    activation_bits: int | None = 4
-    first_last_weight_bits: int | None = 8
-    stream_bits: int | None = 8
-    requantize_streams: bool = False
-    weight_grid: str = "packed"
-    first_last_weight_grid: str | None = None
-    weight_range: str = "channel"
-    detach_max: bool = True
-    rescale: str = "stddev"
-    clipping_gradient: str = "calibrated"
-    clipping_level_rate: float = 1.0
-    initial_clipping_level: float | None = None
-    initial_classifier_clipping_level: float | None = None
-    weight_quantizer: str = "dorefa"
-    weight_options: Mapping[str, Any] = dataclasses.field(default_factory=lambda: _Frozen({}))
-    activation_quantizer: str = "pact"
-    activation_options: Mapping[str, Any] = dataclasses.field(default_factory=lambda: _Frozen({}))
-    input_range: Any = UNSTATED_RANGE
-    input_type: Any = None
-    latent_start: str = "keep_function"
-    unsupported: str = "error"
+    weight_bits: int | None = bits_field(4, "not rounded")
+    activation_bits: int | None = bits_field(4, "activations stay float")
+    first_last_weight_bits: int | None = bits_field(8, "same as weight_bits", per_layer=False)
+    stream_bits: int | None = bits_field(8, "streams stay float", fewest=2)
+    requantize_streams: bool = truth_field(False)
+    weight_grid: str = name_field("packed", *GRID_NAMES)
+    first_last_weight_grid: str | None = field(
+        None,
+        lambda value: value is None or value in GRID_NAMES,
+        f"one of {', '.join(GRID_NAMES)}, or None (weight_grid, where int8 holds its codes)",
+    )
+    weight_range: str = name_field("channel", "layer", "channel")
+    detach_max: bool = truth_field(True)
+    rescale: str = name_field("stddev", *METHODS)
+    clipping_gradient: str = name_field("calibrated", *CLIPPING_GRADIENTS)
+    clipping_level_rate: float = field(
+        1.0,
+        is_positive,
+        f"a positive number up to {LARGEST:g}: 1 is the learning rate of the weights",
+    )
+    initial_clipping_level: float | None = level_field(per_layer=True)
+    initial_classifier_clipping_level: float | None = level_field(per_layer=False)
+    weight_quantizer: str = field("dorefa", is_name, "the name of a quantizer", per_layer=True)
+    weight_options: Mapping[str, Any] = field(_Frozen({}), is_options, _OPTIONS, per_layer=True)
+    activation_quantizer: str = field("pact", is_name, "the name of a quantizer", per_layer=True)
+    activation_options: Mapping[str, Any] = field(_Frozen({}), is_options, _OPTIONS, per_layer=True)
+    input_range: Any = dataclasses.field(default=UNSTATED_RANGE, metadata=_RANGE)
+    input_type: Any = dataclasses.field(default=None, metadata=_TYPE)
+    latent_start: str = name_field("keep_function", "keep_function", "as_is", per_layer=False)
+    unsupported: str = name_field("error", "error", "float", per_layer=False)
     overrides: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -355,6 +378,34 @@ class BitPolicy(Displayed):
         names = list(layer_names)
         return [p for p in self.overrides if not any(fnmatch.fnmatchcase(n, p) for n in names)]
 
+    def weight_request(
+        self,
+        *,
+        channel_axes: tuple[int, ...],
+        rescaled: bool = False,
+        fan_out: int = 1,
+        keeps_function: bool = False,
+    ) -> WeightRequest:
+        """The request for the quantizer of one kernel, of the policy of its layer.
+
+        Args:
+            channel_axes: see `WeightRequest`.
+            rescaled: whether `rescale` applies to the layer.
+            fan_out: see `WeightRequest`.
+            keeps_function: see there.
+        """
+        return WeightRequest(
+            num_bits=self.weight_bits,
+            channel_axes=channel_axes,
+            fan_out=fan_out,
+            grid=self.weight_grid,
+            range=self.weight_range,
+            detach_max=self.detach_max,
+            rescale=self.rescale if rescaled else None,
+            keeps_function=keeps_function,
+            options=self.weight_options,
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """The policy as plain values, for YAML and JSON; `BitPolicy(**d)` reads it back."""
         overrides = {
@@ -396,6 +447,30 @@ class BitPolicy(Displayed):
 
     def _plain_fields(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in FIELDS}
+
+
+# What each field accepts, and the fields that one layer can have.
+FIELDS: dict[str, Accepted] = {
+    one.name: one.metadata["accepted"] for one in dataclasses.fields(BitPolicy) if one.metadata
+}
+PER_LAYER_FIELDS = tuple(name for name, accepted in FIELDS.items() if accepted.per_layer)
+
+
+def check_fields(values: Mapping[str, Any]) -> list[str]:
+    """Returns what is wrong with these policy fields, one line a problem."""
+    return field_problems(values) + pair_problems(values) + quantizer_problems(values)
+
+
+def field_problems(values: Mapping[str, Any]) -> list[str]:
+    """Returns what is wrong with single fields, one line a problem."""
+    problems = []
+    for name, value in values.items():
+        if name not in FIELDS:
+            known = (*FIELDS, "overrides")
+            problems.append(f"{name} is not a field. {did_you_mean(name, known)}")
+        elif problem := FIELDS[name].find_problem(value):
+            problems.append(f"{name}={value!r}: {problem}")
+    return problems
 
 
 def expect_policy(policy: Any) -> BitPolicy:

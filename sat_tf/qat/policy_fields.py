@@ -1,16 +1,14 @@
-"""The fields of a policy: what each accepts, and which combinations are wrong."""
+"""Fields of a policy: how one says what it accepts, and which combinations are wrong."""
 
 import dataclasses
 import difflib
-import importlib
 import numbers
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from sat_tf.core.clipping_gradients import CLIPPING_GRADIENTS
 from sat_tf.core.grid_table import AUTOMATIC, GRIDS, Grid, is_bits
-from sat_tf.messages import did_you_mean, warn
-from sat_tf.quantizers.input_range import range_problem, type_problem
+from sat_tf.messages import warn
+from sat_tf.quantizers import table
 
 # What a model is fed where nobody says so. Known by its identity, so that `requantize` can tell a
 # policy that leaves a model its range from one that gives it another.
@@ -19,7 +17,7 @@ UNSTATED_RANGE = (0.0, 255.0)
 OLD_INPUT_RANGE = "input_max"
 
 # Levels and rates beyond it leave float32 a few steps later.
-_LARGEST = 1e9
+LARGEST = 1e9
 
 GRID_NAMES = (*AUTOMATIC, *GRIDS)
 
@@ -44,28 +42,87 @@ def _beyond_int8(grid: str, num_bits: int) -> str:
 _OTHER_GRIDS = "use 'auto' (narrow at 8 bits, DoReFa below), or 7 bits"
 
 
-@dataclasses.dataclass(frozen=True)
-class _Field:
-    """What a field of the policy accepts."""
+# -- what a field accepts ----------------------------------------------------------------------
 
-    accepts: Callable[[Any], bool]
-    expected: str
+
+@dataclasses.dataclass(frozen=True)
+class Accepted:
+    """The values that a field of the policy accepts.
+
+    Attributes:
+        problem_of: says what is wrong with a value; None where it is accepted.
+        expected: the same in words, of a field that takes one of several names with these.
+        per_layer: whether one layer can have a value of its own.
+    """
+
+    problem_of: Callable[[Any], str | None]
+    expected: str = ""
     per_layer: bool = False
 
     def find_problem(self, value: Any) -> str | None:
-        """What is wrong with a value; None where it is accepted."""
-        return None if self.accepts(value) else f"expected {self.expected}."
-
-
-@dataclasses.dataclass(frozen=True)
-class _InputField(_Field):
-    """A field of inputs, whose values are wrong in ways of their own."""
-
-    problem_of: Callable[[Any], str | None] = range_problem
-
-    def find_problem(self, value: Any) -> str | None:
+        """Says what is wrong with a value, and what may be meant; None where it is accepted."""
         problem = self.problem_of(value)
-        return problem and f"{problem}."
+        if not problem:
+            return None
+        names = self.expected.removeprefix("one of ").split(", ")
+        near = difflib.get_close_matches(value, names) if isinstance(value, str) else []
+        return f"{problem}.{f' Did you mean {near[0]}?' if near else ''}"
+
+
+def field(
+    default: Any, accepts: Callable[[Any], bool], expected: str, *, per_layer: bool = False
+) -> Any:
+    """A field of a policy, with all that is known of it; a mapping is its default as a copy."""
+
+    def problem_of(value: Any) -> str | None:
+        return None if accepts(value) else f"expected {expected}"
+
+    metadata = {"accepted": Accepted(problem_of, expected, per_layer)}
+    if isinstance(default, Mapping):
+        return dataclasses.field(default_factory=lambda: default, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def bits_field(
+    default: int | None, meaning: str, *, fewest: int = 1, per_layer: bool = True
+) -> Any:
+    """A field of bits, of which None has a meaning."""
+    expected = f"an integer from {fewest} to 8, or None ({meaning})"
+    return field(
+        default,
+        lambda value: value is None or is_bits(value, fewest),
+        expected,
+        per_layer=per_layer,
+    )
+
+
+def name_field(default: str, *names: str, per_layer: bool = True) -> Any:
+    """A field that takes one of several names."""
+    expected = f"one of {', '.join(names)}"
+    return field(default, lambda value: value in names, expected, per_layer=per_layer)
+
+
+def truth_field(default: bool) -> Any:
+    """A field of one layer that is True or False."""
+    return field(default, lambda value: isinstance(value, bool), "True or False", per_layer=True)
+
+
+def level_field(*, per_layer: bool) -> Any:
+    """A field of a clipping level, of which None leaves it to the model."""
+    expected = f"a positive number up to {LARGEST:g}, or None (what the model's weights tell)"
+    return field(
+        None, lambda value: value is None or is_positive(value), expected, per_layer=per_layer
+    )
+
+
+def is_name(value: Any) -> bool:
+    """Whether a value can be the name of a quantizer."""
+    return isinstance(value, str)
+
+
+def is_options(value: Any) -> bool:
+    """Whether a value can be the options of a quantizer."""
+    return isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
 
 
 def plain_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,98 +137,12 @@ def plain_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_positive(value: Any) -> bool:
-    """Whether a value is a number above 0 and within `_LARGEST`."""
+    """Whether a value is a number above 0 and within `LARGEST`."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and 0 < value <= _LARGEST
+    return number and 0 < value <= LARGEST
 
 
-def _is_level(value: Any) -> bool:
-    return value is None or is_positive(value)
-
-
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_options(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
-
-
-_QUANTIZER_NAME = "the name of a quantizer"
-_OPTIONS = "a mapping of the quantizer's options by name"
-_LEVEL = f"a positive number up to {_LARGEST:g}, or None (what the model's weights tell)"
-
-
-def _bits_or_none(meaning: str, fewest: int = 1) -> _Field:
-    return _Field(
-        lambda value: value is None or is_bits(value, fewest),
-        f"an integer from {fewest} to 8, or None ({meaning})",
-        per_layer=True,
-    )
-
-
-def _one_of(*names: str, per_layer: bool = True) -> _Field:
-    return _Field(lambda value: value in names, f"one of {', '.join(names)}", per_layer)
-
-
-FIELDS: dict[str, _Field] = {
-    "weight_bits": _bits_or_none("not rounded"),
-    "activation_bits": _bits_or_none("activations stay float"),
-    "first_last_weight_bits": dataclasses.replace(
-        _bits_or_none("same as weight_bits"), per_layer=False
-    ),
-    "stream_bits": _bits_or_none("streams stay float", fewest=2),
-    "requantize_streams": _Field(
-        lambda value: isinstance(value, bool), "True or False", per_layer=True
-    ),
-    "weight_grid": _one_of(*GRID_NAMES),
-    "first_last_weight_grid": _Field(
-        lambda value: value is None or value in GRID_NAMES,
-        f"one of {', '.join(GRID_NAMES)}, or None (weight_grid, where int8 holds its codes)",
-    ),
-    "weight_range": _one_of("layer", "channel"),
-    "detach_max": _Field(lambda value: isinstance(value, bool), "True or False", per_layer=True),
-    "rescale": _one_of("constant", "stddev", "none"),
-    "clipping_gradient": _one_of(*CLIPPING_GRADIENTS),
-    "clipping_level_rate": _Field(
-        is_positive, f"a positive number up to {_LARGEST:g}: 1 is the learning rate of the weights"
-    ),
-    "initial_clipping_level": _Field(_is_level, _LEVEL, per_layer=True),
-    "initial_classifier_clipping_level": _Field(_is_level, _LEVEL),
-    "weight_quantizer": _Field(_is_name, _QUANTIZER_NAME, per_layer=True),
-    "weight_options": _Field(_is_options, _OPTIONS, per_layer=True),
-    "activation_quantizer": _Field(_is_name, _QUANTIZER_NAME, per_layer=True),
-    "activation_options": _Field(_is_options, _OPTIONS, per_layer=True),
-    "input_range": _InputField(lambda value: range_problem(value) is None, "a range"),
-    "input_type": _InputField(
-        lambda value: type_problem(value) is None, "a type", problem_of=type_problem
-    ),
-    "latent_start": _one_of("keep_function", "as_is", per_layer=False),
-    "unsupported": _one_of("error", "float", per_layer=False),
-}
-
-PER_LAYER_FIELDS = tuple(name for name, field in FIELDS.items() if field.per_layer)
-
-
-def check_fields(values: Mapping[str, Any]) -> list[str]:
-    """Returns what is wrong with these policy fields, one line a problem."""
-    return field_problems(values) + pair_problems(values) + quantizer_problems(values)
-
-
-def field_problems(values: Mapping[str, Any]) -> list[str]:
-    """What is wrong with single fields, one line a problem."""
-    problems = []
-    for name, value in values.items():
-        field = FIELDS.get(name)
-        if field is None:
-            known = (*FIELDS, "overrides")
-            problems.append(f"{name} is not a field. {did_you_mean(name, known)}")
-        elif problem := field.find_problem(value):
-            hint = ""
-            if isinstance(value, str) and (near := difflib.get_close_matches(value, _names(name))):
-                hint = f" Did you mean {near[0]}?"
-            problems.append(f"{name}={value!r}: {problem}{hint}")
-    return problems
+# -- combinations ------------------------------------------------------------------------------
 
 
 def pair_problems(values: Mapping[str, Any]) -> list[str]:
@@ -203,13 +174,8 @@ def quantizer_problems(values: Mapping[str, Any]) -> list[str]:
     problems = []
     for kind, default in DEFAULT_QUANTIZERS.items():
         name, options = values.get(f"{kind}_quantizer", default), values.get(f"{kind}_options", {})
-        if not _is_name(name) or not _is_options(options) or (name == default and not options):
+        if not is_name(name) or not is_options(options) or (name == default and not options):
             continue
-        # Only now, because quantizers need TensorFlow, and policies of the default ones do not.
-        # And TFMOT first: Keras learns of our layers while that is imported, for which the table
-        # must be there.
-        importlib.import_module("tensorflow_model_optimization")
-        table = importlib.import_module("sat_tf.quantizers.table")
         problems += getattr(table, f"{kind}_quantizer_problems")(name, options)
         problems += getattr(table, f"{kind}_field_problems")(name, values)
     return problems
@@ -219,9 +185,10 @@ def _pairs(values: Mapping[str, Any]) -> Iterator[tuple[str, str, Any, Any]]:
     """Names and values of the bits and grids of a layer, as far as these fields tell."""
     named = ("weight_bits", "first_last_weight_bits", "weight_grid", "first_last_weight_grid")
     known = {name: values.get(name) for name in named}
-    # What a field says against its value is said elsewhere.
-    valid = {name: None if FIELDS[name].find_problem(v) else v for name, v in known.items()}
-    bits, end_bits, grid, end_grid = valid.values()
+    # Each field itself says what is wrong with its value.
+    bits, end_bits, grid, end_grid = (
+        value if is_bits(value) or value in GRID_NAMES else None for value in known.values()
+    )
     if isinstance(grid, str):
         yield "weight_bits", "weight_grid", bits, grid
     if isinstance(end_grid, str):
@@ -251,7 +218,3 @@ def _cautions(grid: Grid) -> dict[int | None, str]:
         if not grid.fits_int8(bits)
     }
     return beyond | dict(grid.cautions)
-
-
-def _names(field: str) -> list[str]:
-    return FIELDS[field].expected.removeprefix("one of ").split(", ")

@@ -15,8 +15,8 @@ from sat_tf.qat.layout import SatLayoutTransform, quantized_model
 from sat_tf.qat.model_class import of_class_of, remember
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy, expect_policy
+from sat_tf.qat.tfmot_adapter import AtLeast
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.quantizers import pact
 from sat_tf.quantizers.table import QUANTIZERS
 
 
@@ -143,7 +143,7 @@ def quantize_scope(*objects: dict[str, Any]) -> Any:
             QuantizedLayer,
             configs.LayerConfig,
             configs.PlacedConfig,
-            pact.AtLeast,
+            AtLeast,
             *QUANTIZERS.values(),
             *operation_layers.LAYERS,
         )
@@ -162,11 +162,10 @@ def warn_of_lost_zeros(quantized: keras.Model) -> None:
         config = layer.quantize_config if isinstance(layer, QuantizedLayer) else None
         if config is None or config.weights is None:
             continue
-        ((kernel, quantizer),) = config.get_weights_and_quantizers(layer.layer)
-        share = float(np.mean(kernel.numpy() == 0.0))
-        if _PRUNED <= share < 1.0 and not quantizer.holds_zero:
+        share = float(np.mean(config.kernel_of(layer.layer).numpy() == 0.0))
+        if _PRUNED <= share < 1.0 and not config.weights.holds_zero:
             name = f"{layer.layer.name} ({100 * share:.0f} % zeros)"
-            lost.setdefault(quantizer.zeros_stay_with, []).append(name)
+            lost.setdefault(config.weights.zeros_stay_with, []).append(name)
     for fix, names in lost.items():
         warn(
             f"model {quantized.name!r}: zero weights of {first_ones(names)} do not stay 0, which "

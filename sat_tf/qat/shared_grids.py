@@ -19,7 +19,7 @@ from sat_tf.graph.network import Network, Node
 from sat_tf.messages import first_ones, warn
 from sat_tf.qat.layout import call_name, inner_layer
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.quantizers.protocol import ActivationQuantizer, SatQuantizer
+from sat_tf.quantizers.protocol import ActivationQuantizer, Quantizer
 from sat_tf.quantizers.settings import ENDS
 
 _CODES_OF_FILE = 256
@@ -116,11 +116,11 @@ def _codes(layer: QuantizedLayer, real: np.ndarray, made: np.ndarray) -> tuple[n
     return np.rint(real / step), _CODES_OF_FILE
 
 
-def _quantizer(node: Node) -> SatQuantizer | None:
+def _quantizer(node: Node) -> Quantizer | None:
     """The quantizer that gives a tensor its grid."""
     if not isinstance(node.layer, QuantizedLayer):
         return None
-    found: SatQuantizer | None = node.layer.quantize_config.output
+    found: Quantizer | None = node.layer.quantize_config.output
     clips = isinstance(found, ActivationQuantizer)
     return found if clips or (found is not None and found.observes_range) else None
 

@@ -14,6 +14,7 @@ from tensorflow.python.framework import ops
 
 from sat_tf.graph import flatten, layer_kinds
 from sat_tf.qat.configs import PlacedConfig
+from sat_tf.qat.tfmot_adapter import make_variables
 from sat_tf.quantizers.protocol import BIT_FLOOR
 from sat_tf.saved_by import marked, unmarked
 
@@ -103,12 +104,13 @@ class QuantizedLayer(keras.layers.Wrapper):
             self.layer.built = True
         config = self.quantize_config
         self.kernel_variables: dict[str, tf.Variable] = {}
-        for kernel, quantizer in config.get_weights_and_quantizers(self.layer):
-            self.kernel_variables = quantizer.build(kernel.shape, "kernel", self)
+        if config.weights is not None:
+            shape = config.kernel_of(self.layer).shape
+            self.kernel_variables = make_variables(self, config.weights.variables(shape))
         self.output_variables: dict[str, tf.Variable] = {}
         if config.output is not None:
             shape = self.compute_output_shape(input_shape)
-            self.output_variables = config.output.build(shape, "output", self)
+            self.output_variables = make_variables(self, config.output.variables(shape))
         self.built = True
 
     # Only RangeObserver branches on tensors, by tf.cond; without autograph's rewriting of this
@@ -127,7 +129,7 @@ class QuantizedLayer(keras.layers.Wrapper):
             quantizer = self.quantize_config.output
             if quantizer is None:
                 return tensor
-            return quantizer(tensor, observes, weights=self._with_floor(self.output_variables))
+            return quantizer(tensor, observes, self._with_floor(self.output_variables))
 
         return self._run(inputs, training, quantize)
 
@@ -146,12 +148,13 @@ class QuantizedLayer(keras.layers.Wrapper):
         """The effective kernel, in float32; None if the layer has no kernel."""
         if self.constant_kernel is not None and isinstance(training, bool | int) and not training:
             return tf.convert_to_tensor(self.constant_kernel)
+        quantizer = self.quantize_config.weights
+        if quantizer is None:
+            return None
         with self._one_call_at_a_time:
-            pairs = self.quantize_config.get_weights_and_quantizers(self.layer)
-        for kernel, quantizer in pairs:
-            variables = self._with_floor(self.kernel_variables)
-            return quantizer(tf.convert_to_tensor(kernel), training, weights=variables)
-        return None
+            kernel = self.quantize_config.kernel_of(self.layer)
+        variables = self._with_floor(self.kernel_variables)
+        return quantizer(tf.convert_to_tensor(kernel), training, variables)
 
     def keep_bits_above(self, floor: tf.Variable | None) -> None:
         """Quantizes kernel and output to no fewer bits than a variable says, from the next call on.
@@ -201,34 +204,35 @@ class QuantizedLayer(keras.layers.Wrapper):
             return quantize(self.layer(inputs, **arguments))
         config = self.quantize_config
         with self._one_call_at_a_time:
-            follows = bool(config.get_output_quantizers(self.layer))
-            pairs = config.get_activations_and_quantizers(self.layer)
+            at_activation = config.stands_at_activation(self.layer)
             # Logits are observed in front of a softmax, outside the lock: an observer waits for
             # other replicas, whose threads wait for the lock.
-            softmax = (
-                [function for function, _ in pairs] if layer_kinds.is_softmax(self.layer) else []
-            )
-            with self._stand_ins(training, tf.identity if softmax else quantize):
+            softmax = at_activation and layer_kinds.is_softmax(self.layer)
+            function = self.layer.activation if softmax else None
+            with self._stand_ins(training, tf.identity if softmax else quantize, at_activation):
                 outputs = self.layer(inputs, **arguments)
-        for activation in softmax:
-            return activation(quantize(outputs))
-        return quantize(outputs) if follows else outputs
+        if function is not None:
+            return function(quantize(outputs))
+        return outputs if config.output is None or at_activation else quantize(outputs)
 
     @contextlib.contextmanager
-    def _stand_ins(self, training: Any, stand_in: Callable[[Any], Any]) -> Iterator[None]:
+    def _stand_ins(
+        self, training: Any, stand_in: Callable[[Any], Any], at_activation: bool
+    ) -> Iterator[None]:
         """Effective weights for the kernel, and another activation, for one call."""
-        config, layer = self.quantize_config, self.layer
-        kernels = [kernel for kernel, _ in config.get_weights_and_quantizers(layer)]
-        activations = [function for function, _ in config.get_activations_and_quantizers(layer)]
+        layer = self.layer
+        values: dict[str, Any] = {"activation": stand_in} if at_activation else {}
         effective = self.effective_kernel(training if self.trainable else False)
+        if effective is not None:
+            values[layer_kinds.kernel_name(layer)] = tf.cast(effective, layer.compute_dtype)
+        # Past Keras' own __setattr__, which would stop tracking the variable.
+        attributes: Any = vars(layer)
+        before = {name: getattr(layer, name) for name in values}
+        attributes.update(values)
         try:
-            if kernels:
-                config.set_quantize_weights(layer, [tf.cast(effective, layer.compute_dtype)])
-            config.set_quantize_activations(layer, [stand_in for _ in activations])
             yield
         finally:
-            config.set_quantize_weights(layer, kernels)
-            config.set_quantize_activations(layer, activations)
+            attributes.update(before)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """The shape of the wrapped layer's output."""

@@ -13,11 +13,11 @@ import dataclasses
 from collections.abc import Callable
 
 import numpy as np
-import tensorflow as tf
 
 from sat_tf.core import grid as grids
 from sat_tf.core.ranges import scale_and_zero
-from sat_tf.quantizers.protocol import ActivationQuantizer, Function
+from sat_tf.core.tensors import Tensor
+from sat_tf.quantizers.measuring import Function, MeasuredActivations
 from sat_tf.quantizers.settings import SMALLEST_CLIPPING_LEVEL
 
 # The power p of the error by bit width.
@@ -53,13 +53,13 @@ class Sample:
     counts: list[np.ndarray] = dataclasses.field(default_factory=list)
     largest: float = 0.0
 
-    def take(self, tensor: tf.Tensor) -> None:
-        """Looks at one batch of it.
+    def take(self, tensor: Tensor) -> None:
+        """Looks at one batch of the tensor.
 
         Raises:
             ValueError: some of it is NaN or infinite.
         """
-        values = tensor.numpy().astype(np.float32).reshape(-1)
+        values = np.asarray(tensor).astype(np.float32).reshape(-1)
         magnitudes = np.abs(values)
         largest = float(np.max(magnitudes, initial=0.0))
         if not np.isfinite(largest):
@@ -84,7 +84,7 @@ class Sample:
         self.values.append(values)
         self.counts.append(np.full(values.size, count))
 
-    def best_level(self, quantizer: ActivationQuantizer) -> float:
+    def best_level(self, quantizer: MeasuredActivations) -> float:
         """The clipping level with the smallest error; the tensor must not be all 0."""
         values, counts = np.concatenate(self.values), np.concatenate(self.counts)
         return quantizer.best_level(values, self.largest, counts, self.function)

@@ -5,18 +5,21 @@ reinforcement learning. Here the objective is the squared rounding error of the 
 minimum is found exactly.
 """
 
-from collections.abc import Iterable, Mapping
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-import tensorflow as tf
 
-from sat_tf.core import grid, l1
-from sat_tf.core.grid_table import Grid, find_grid
+from sat_tf.core import l1
+from sat_tf.core.grid import Bits
+from sat_tf.core.grid_table import Grid, find_grid, is_bits
 from sat_tf.core.ranges import range_shape
-from sat_tf.quantizers.constructors import OfChannelBits
-from sat_tf.quantizers.protocol import Variables, WeightRequest, register_quantizer
+from sat_tf.core.tensors import Tensor, in_float32, is_tensor, namespace
+from sat_tf.quantizers.measuring import Variables
+from sat_tf.quantizers.protocol import WeightRequest
 from sat_tf.quantizers.scaled import LevelsOfWeights, ScaledWithSurrogate
+from sat_tf.quantizers.settings import true_or_false
 
 # Of the sum of all errors: what rounding of float64 may have done to a comparison.
 _ROUNDING = 1e-12
@@ -24,8 +27,8 @@ _ROUNDING = 1e-12
 _ALL_BITS = 8
 
 
-@register_quantizer
-class ChannelBitsQuantizer(OfChannelBits, ScaledWithSurrogate, LevelsOfWeights):
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
+class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
     """Weights of `l1.quantize_weights`, each output channel with its own bits (Lou et al. 2020).
 
     `num_bits` is the mean over channels, which are of one size, and so over weights. The variable
@@ -53,7 +56,7 @@ class ChannelBitsQuantizer(OfChannelBits, ScaledWithSurrogate, LevelsOfWeights):
     follows_grid: ClassVar[bool] = True
     zeros_stay_with: ClassVar[str] = "weight_grid='narrow'"
     levels_name: ClassVar[str] = "channel_bits"
-    levels_type: ClassVar[tf.DType] = tf.uint8
+    levels_type: ClassVar[str] = "uint8"
     levels_settings: ClassVar[tuple[str, ...]] = (
         "num_bits",
         "range_axes",
@@ -62,17 +65,33 @@ class ChannelBitsQuantizer(OfChannelBits, ScaledWithSurrogate, LevelsOfWeights):
         "grid",
     )
 
+    lowest: int = 2
+    highest: int = 8
+    grid: str = "auto"
+    over_size: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        problems = [
+            f"{name}={value!r}: expected an integer from 1 to 8."
+            for name, value in (("lowest", self.lowest), ("highest", self.highest))
+            if not is_bits(value)
+        ]
+        if not problems and self.lowest > self.highest:
+            problems.append(
+                f"lowest={self.lowest}, highest={self.highest}: expected lowest to be no more."
+            )
+        if problems:
+            raise ValueError(" ".join(problems))
+        find_grid(self.grid, self.lowest)
+        true_or_false("over_size", self.over_size)
+
     @classmethod
     def asked(cls, request: WeightRequest) -> dict[str, Any]:
-        """What it takes of a request."""
+        """Takes of a request what the constructor needs."""
         # Channels of different bits have scales of their own, whatever the range.
         own = {"range_axes": request.channel_axes, "grid": request.grid}
         return {**super().asked(request), **own}
-
-    @classmethod
-    def option_names(cls) -> tuple[str, ...]:
-        """What a policy may choose."""
-        return ("lowest", "highest", "over_size", *super().option_names())
 
     @classmethod
     def bits_problem(cls, num_bits: int, options: Mapping[str, Any]) -> str | None:
@@ -98,51 +117,49 @@ class ChannelBitsQuantizer(OfChannelBits, ScaledWithSurrogate, LevelsOfWeights):
     def _rows(self, bits: Iterable[int]) -> list[tuple[int, Grid]]:
         return [(int(each), find_grid(self.grid, int(each))) for each in bits]
 
-    def levels_shape(self, kernel_shape: Any) -> Any:
+    def levels_shape(self, kernel_shape: Sequence[int]) -> Sequence[int]:
         """One number for each channel."""
         return range_shape(kernel_shape, self.range_axes)
 
-    def first_levels(self, kernel: tf.Tensor) -> tf.Tensor:
+    def first_levels(self, kernel: Tensor) -> np.ndarray:
         """The bits with the least squared error."""
         shape, possible = self.levels_shape(kernel.shape), self._possible
         if len(possible) == 1:
-            return tf.fill(shape, tf.constant(self.bits, tf.uint8))
+            return np.full(shape, self.bits, np.uint8)
         errors = l1.squared_errors(
             kernel, possible[0], possible[-1], self.grid, channel_axes=self.range_axes
         )
-        bits = least_error_bits(errors.numpy(), possible[0], self.bits)
-        return tf.constant(bits.reshape(shape), tf.uint8)
+        bits = least_error_bits(np.asarray(errors), possible[0], self.bits)
+        return bits.reshape(shape).astype(np.uint8)
 
-    def values(self, latent: tf.Tensor, levels: tf.Tensor) -> tf.Tensor:
+    def values(self, latent: Tensor, levels: Tensor) -> Tensor:
         """`l1.quantize_weights`."""
         return l1.quantize_weights(
             latent,
-            tf.cast(levels, tf.int32),
+            namespace(levels).cast(levels, "int32"),
             self.grid,
             range_axes=self.range_axes,
             over_size=self.over_size,
-            surrogate=self.surrogate,
-            strength=self.surrogate_strength,
+            **self.passed_back,
         )
 
-    def next_levels(self, latent: tf.Tensor, levels: tf.Tensor) -> tf.Tensor | None:
-        """None: they stay as they are."""
-        del latent, levels
-        return None
-
-    def quantized(self, latent: tf.Tensor, variables: Variables, num_bits: grid.Bits) -> tf.Tensor:
+    def quantized(self, latent: Tensor, variables: Variables, num_bits: Bits) -> Tensor:
         """`values`; while a floor is above the mean, channels have no fewer bits than that."""
-        levels = tf.cast(variables[self.levels_name], tf.int32)
-        if tf.is_tensor(num_bits):
-            floor = tf.cast(num_bits, tf.int32)
-            levels = tf.where(floor > self.bits, tf.maximum(levels, floor), levels)
+        levels = self._levels(variables)
+        if is_tensor(num_bits):
+            n = namespace(levels)
+            floor = n.cast(num_bits, "int32")
+            levels = n.where(floor > self.bits, n.maximum(levels, floor), levels)
         return self.values(latent, levels)
 
-    def codes_and_scales(
-        self, latent: tf.Tensor, variables: Variables
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    def _levels(self, variables: Variables) -> Tensor:
+        levels = variables[self.levels_name]
+        n = namespace(levels)
+        return n.cast(n.tensor(levels), "int32")
+
+    def codes_and_scales(self, latent: Tensor, variables: Variables) -> tuple[Tensor, Tensor]:
         """`l1.weight_codes`."""
-        levels = tf.cast(variables[self.levels_name], tf.int32)
+        levels = self._levels(variables)
         return l1.weight_codes(latent, levels, self.grid, range_axes=self.range_axes)
 
     # -- what is known of its codes ----------------------------------------------------------------
@@ -157,9 +174,9 @@ class ChannelBitsQuantizer(OfChannelBits, ScaledWithSurrogate, LevelsOfWeights):
         """The smallest and the largest code of the bits that a channel can have."""
         return self._ends(self._possible)
 
-    def code_ends_of(self, kernel: tf.Tensor) -> tuple[int, int]:
+    def code_ends_of(self, kernel: Tensor) -> tuple[int, int]:
         """The smallest and the largest code of the bits that the channels of a kernel get."""
-        return self._ends(np.unique(self.first_levels(tf.cast(kernel, tf.float32))))
+        return self._ends(np.unique(self.first_levels(in_float32(namespace(kernel), kernel))))
 
     def _ends(self, bits: Iterable[int]) -> tuple[int, int]:
         ends = [row.code_ends(each) for each, row in self._rows(bits)]

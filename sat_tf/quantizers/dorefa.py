@@ -1,30 +1,24 @@
 """DoReFa weights: the quantizer, and the latent weights of a float kernel."""
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
-import tf_keras as keras
 
 from sat_tf.core import dorefa, rescale
 from sat_tf.core.grid_table import LARGEST_INT8
 from sat_tf.core.ranges import axes_within, range_shape
 from sat_tf.core.surrogate_table import describe_surrogate
-from sat_tf.quantizers.constructors import OfDorefa
+from sat_tf.core.tensors import Tensor, namespace
+from sat_tf.quantizers.measuring import IntegerWeights, Variables
 from sat_tf.quantizers.on_grid import WeightsOnGrid
-from sat_tf.quantizers.protocol import (
-    IntegerWeights,
-    Variables,
-    WeightQuantizer,
-    WeightRequest,
-    bits_of,
-    register_quantizer,
-)
-from sat_tf.quantizers.settings import GAIN, SURROGATE_OPTIONS
+from sat_tf.quantizers.protocol import VariableSpec, WeightQuantizer, WeightRequest, bits_of
+from sat_tf.quantizers.settings import GAIN, WithSurrogate, known_sizes
 
 
-@register_quantizer
-class DorefaQuantizer(OfDorefa, WeightsOnGrid):
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
+class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
     """Latent weights to effective weights: clamp, quantize, rescale (Eq. 5 to 10).
 
     Forward: Ξ = gain · c · Q, with Q from `dorefa.quantize_weights` (Ŵ where `num_bits` is None)
@@ -47,75 +41,59 @@ class DorefaQuantizer(OfDorefa, WeightsOnGrid):
         surrogate_strength: see there; None is the usual one.
     """
 
-    follows_grid = True
+    detach_max: bool = False
+    initial_gain: float = 1.0
+    gain_axes: tuple[int, ...] | None = None
 
     @classmethod
-    def create(cls, request: WeightRequest) -> WeightQuantizer:
-        """The quantizer of one kernel."""
-        axes = request.channel_axes
-        return cls(
-            num_bits=request.num_bits,
-            grid=request.grid,
-            range_axes=axes if request.range == "channel" else (),
-            detach_max=request.detach_max,
-            rescale=request.rescale,
-            fan_out=request.fan_out,
-            gain_axes=axes if request.keeps_function else None,
-            **request.options,
-        )
+    def asked(cls, request: WeightRequest) -> dict[str, Any]:
+        """Takes of a request what the constructor needs."""
+        return {
+            "num_bits": request.num_bits,
+            "grid": request.grid,
+            "range_axes": request.range_axes,
+            "detach_max": request.detach_max,
+            "rescale": request.rescale,
+            "fan_out": request.fan_out,
+            "gain_axes": request.channel_axes if request.keeps_function else None,
+        }
 
-    @classmethod
-    def option_names(cls) -> tuple[str, ...]:
-        """What rounding passes back; its other settings are fields of the policy."""
-        return SURROGATE_OPTIONS
-
-    def build(self, tensor_shape: Any, name: str, layer: keras.layers.Layer) -> dict[str, Any]:
-        """Makes the variable `rescale_gain`, where there is a gain."""
-        del name
+    def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
+        """The variable `rescale_gain`, where there is a gain."""
         axes = self.gain_axes
         if axes is None:
             if self.rescale is None:
                 return {}
             axes = self.range_axes
-        gain = layer.add_weight(
-            name=GAIN,
-            shape=range_shape(tensor_shape, axes) if axes else (),
-            dtype=tf.float32,
-            initializer=keras.initializers.Constant(self.initial_gain),
-            trainable=False,
-        )
-        return {GAIN: gain}
+        of_ranges = range_shape(known_sizes(shape), axes) if axes else ()
+        return {GAIN: VariableSpec(shape=of_ranges, start=self.initial_gain)}
 
-    def __call__(
-        self, inputs: tf.Tensor, training: Any, weights: Variables, **kwargs: Any
-    ) -> tf.Tensor:
+    def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
         """Effective weights from latent weights, both in float32."""
-        del training, kwargs
+        del training
         if self.num_bits is None:
             values = self.clamp(inputs)
         else:
-            bits = bits_of(self.num_bits, weights)
             values = dorefa.quantize_weights(
                 inputs,
-                bits,
+                bits_of(self.num_bits, variables),
                 self.grid,
                 self.detach_max,
                 range_axes=self.range_axes,
-                surrogate=self.surrogate,
-                strength=self.surrogate_strength,
+                **self.passed_back,
             )
-        gain = weights.get(GAIN)
-        if gain is None:
+        if GAIN not in variables:
             return values
+        gain = namespace(values).tensor(variables[GAIN])
         if self.rescale is None:
             return values * gain
         return values * (self.factor(values, inputs) * gain)
 
-    def clamp(self, latent: tf.Tensor) -> tf.Tensor:
+    def clamp(self, latent: Tensor) -> Tensor:
         """The clamped weights Ŵ."""
         return dorefa.clamp_weights(latent, self.detach_max, range_axes=self.range_axes)
 
-    def factor(self, values: tf.Tensor, latent: tf.Tensor) -> tf.Tensor:
+    def factor(self, values: Tensor, latent: Tensor) -> Tensor:
         """The rescaling constant c of these clamped or quantized weights; 1 without rescaling."""
         return rescale.rescale_factor(
             values,
@@ -131,49 +109,41 @@ class DorefaQuantizer(OfDorefa, WeightsOnGrid):
         >>> DorefaQuantizer(num_bits=4, range_axes=(3,), rescale="stddev").describe()
         'DoReFa weights of 4 bits on the dorefa grid, one range per channel, stddev rescale'
         """
-        rounded = "not rounded" if self.num_bits is None else f"of {self.num_bits} bits"
-        whose = "channel" if self.channels_differ else "layer"
-        rescaled = f"{self.rescale} rescale" if self.rescale else "no rescale"
-        ranged = f"one range per {whose}"
-        line = f"DoReFa weights {rounded} on the {self.grid_name} grid, {ranged}, {rescaled}"
+        line = self._described("DoReFa", f" on the {self.grid_name} grid, one range")
         return line + describe_surrogate(self.surrogate, self.surrogate_strength)
 
     # -- codes -------------------------------------------------------------------------------------
 
-    def integer_weights(self, latent: tf.Tensor, variables: Variables) -> IntegerWeights:
+    def integer_weights(self, latent: Tensor, variables: Variables) -> IntegerWeights:
         """Codes of the grid; its scale, times c and the gain where the layer has them."""
         settings = (self.bits, self.grid)
         codes = dorefa.weight_codes(latent, *settings, range_axes=self.range_axes)
-        scale = tf.constant(self.row.scale(self.bits), tf.float64)
-        scales = tf.reshape(scale, [1] * codes.shape.rank)
-        gain = variables.get(GAIN)
-        if gain is None:
+        n = namespace(codes)
+        scales = n.tensor(np.full([1] * len(codes.shape), self.row.scale(self.bits)))
+        if GAIN not in variables:
             return IntegerWeights(codes, scales)
         if self.rescale is not None:
             values = dorefa.quantize_weights(latent, *settings, range_axes=self.range_axes)
-            scales = scales * tf.cast(self.factor(values, latent), tf.float64)
-        gain = tf.cast(tf.convert_to_tensor(gain), tf.float64)
-        return IntegerWeights(codes, scales * gain)
+            scales = scales * n.cast(self.factor(values, latent), "float64")
+        return IntegerWeights(codes, scales * n.cast(n.tensor(variables[GAIN]), "float64"))
 
-    def units(self, latent: tf.Tensor, variables: Variables) -> tf.Tensor:
+    def units(self, latent: Tensor, variables: Variables) -> Tensor:
         """The integers n = 0..top; `dorefa.weight_units`."""
         del variables
         return dorefa.weight_units(latent, self.bits, self.grid, range_axes=self.range_axes)
 
-    def can_be_held(self, latent: tf.Tensor, variables: Variables) -> tf.Tensor:
+    def can_be_held(self, latent: Tensor, variables: Variables) -> Tensor:
         """Which weights may be held: not those that give their range its size."""
         del variables
         return ~dorefa.largest_weights(latent, range_axes=self.range_axes)
 
-    def hold(
-        self, latent: tf.Tensor, variables: Variables, units: tf.Tensor, held: tf.Tensor
-    ) -> tf.Tensor:
+    def hold(self, latent: Tensor, variables: Variables, units: Tensor, held: Tensor) -> Tensor:
         """Latent weights of which those that are held have given n; `dorefa.held_weights`."""
         del variables
         axes = self.range_axes
         return dorefa.held_weights(latent, units, held, self.bits, self.grid, range_axes=axes)
 
-    def stages(self, latent: tf.Tensor) -> dict[str, tf.Tensor]:
+    def stages(self, latent: Tensor) -> dict[str, Tensor]:
         """The clamped weights Ŵ, and the quantized ones Q where it rounds."""
         found = {"clamped": self.clamp(latent)}
         if self.num_bits is not None:
@@ -182,13 +152,14 @@ class DorefaQuantizer(OfDorefa, WeightsOnGrid):
             )
         return found
 
-    def rescale_constant(self, latent: tf.Tensor, variables: Variables) -> float | None:
+    def rescale_constant(self, latent: Tensor, variables: Variables) -> float | None:
         """The mean of c times the gain; None without a rescaling."""
         if self.rescale is None:
             return None
         stages = self.stages(latent)
         values = stages.get("quantized", stages["clamped"])
-        return float(tf.reduce_mean(self.factor(values, latent) * variables[GAIN]))
+        factor = self.factor(values, latent)
+        return float(namespace(factor).mean(factor * variables[GAIN]))
 
     def export_problem(self) -> str | None:
         """Why its weights have no int8 codes, and what to do; None where they have."""
@@ -208,12 +179,12 @@ class DorefaQuantizer(OfDorefa, WeightsOnGrid):
         """Whether its gains hold the size of a pretrained layer's weights."""
         return self.gain_axes is not None
 
-    def unrounded(self, latent: tf.Tensor) -> tf.Tensor:
+    def unrounded(self, latent: Tensor) -> Tensor:
         """The clamped weights, rescaled."""
         clamped = self.clamp(latent)
         return clamped * self.factor(clamped, latent)
 
-    def keep_function(self, kernel: tf.Variable, variables: Variables) -> None:
+    def keep_function(self, kernel: Any, variables: Variables) -> None:
         """Latent weights of a float kernel, and as the gain the size that the clamp takes."""
         latent, maximum = latent_kernel(kernel.numpy(), self.range_axes)
         kernel.assign(latent)
@@ -227,7 +198,7 @@ class DorefaQuantizer(OfDorefa, WeightsOnGrid):
 
     def carry(
         self,
-        latent: tf.Tensor,
+        latent: Tensor,
         variables: Variables,
         before: WeightQuantizer,
         before_variables: Variables,
@@ -250,12 +221,12 @@ class DorefaQuantizer(OfDorefa, WeightsOnGrid):
             variable.assign(np.broadcast_to(gain, variable.shape))
 
 
-def _shrinkage(before: DorefaQuantizer, after: DorefaQuantizer, kernel: tf.Tensor) -> np.ndarray:
+def _shrinkage(before: DorefaQuantizer, after: DorefaQuantizer, kernel: Tensor) -> np.ndarray:
     """By how much the weights of another quantizer are smaller, for each range of either."""
     one, other = before.clamp(kernel), after.clamp(kernel)
     # Both are tanh(W), each over its own maximum, so that any weight of a channel tells the ratio.
     axes = {*before.range_axes, *after.range_axes}
-    inner = [axis for axis in range(kernel.shape.rank) if axis not in axes]
+    inner = [axis for axis in range(len(kernel.shape)) if axis not in axes]
     old_size, new_size = (
         np.max(np.abs(values), axis=tuple(inner), keepdims=True) for values in (one, other)
     )

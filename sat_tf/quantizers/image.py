@@ -1,32 +1,34 @@
 """Images: uint8 pixels, whatever real values a model is fed for them."""
 
-from collections.abc import Mapping
-from typing import Any
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 import numpy as np
-import tensorflow as tf
-import tf_keras as keras
 
-from sat_tf.core.on_tensorflow import compiles_with_xla
+from sat_tf.core.tensors import Tensor, in_float32, namespace
 from sat_tf.messages import warn
-from sat_tf.quantizers.constructors import OfImage
 from sat_tf.quantizers.input_range import INPUT_TYPES, InputRange
+from sat_tf.quantizers.measuring import Variables
 from sat_tf.quantizers.observers import (
-    add_observed,
     move_averages,
     over_replicas,
+    tensorflow_of,
     when_training,
 )
-from sat_tf.quantizers.protocol import PixelQuantizer, register_quantizer
+from sat_tf.quantizers.protocol import PixelQuantizer, VariableSpec
 from sat_tf.quantizers.seen_values import USUAL, SeenValues, has_channels, misfit, pixel_doubt
-from sat_tf.quantizers.settings import COUNT, FEW_IMAGES, IMAGE_MOMENTUM
+from sat_tf.quantizers.settings import COUNT
 
+_MOMENTUM = 0.99
+# Whether values are pixels is told from so many images of a batch.
+_FEW_IMAGES = 4
 # When values of another range are warned of: a first batch may be all black.
 _WARNING_BATCHES = (0.0, 15.0)
 
 
-@register_quantizer
-class ImageQuantizer(OfImage, PixelQuantizer):
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
+class ImageQuantizer(PixelQuantizer):
     """Marks the image: uint8 pixels, whose real values are those of an `InputRange`.
 
     Forward: what the model is fed, x, on the grid of the file, p = (x - shift) / ratio, with its
@@ -46,11 +48,27 @@ class ImageQuantizer(OfImage, PixelQuantizer):
         reversed_channels: the model is fed the channels in reverse.
         observes: remember what it is fed.
         compares: remember `off_usual` too; False in saved models of before there was one.
-        image_max: an older spelling of low=0, high=image_max, observes=False, in saved models.
     """
 
     input_type = INPUT_TYPES[0]
-    _are_pictures = True  # until it is built
+    _are_pictures = True  # until `variables` sees the shape
+
+    low: Any = 0.0
+    high: Any = 255.0
+    reversed_channels: bool = False
+    observes: bool = True
+    compares: bool = False
+
+    def __post_init__(self) -> None:
+        self.low, self.high = (tuple(map(float, np.atleast_1d(v))) for v in (self.low, self.high))
+        self.range = InputRange(self.low, self.high, self.reversed_channels)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Makes one of what `get_config` gave, in earlier versions the highest value alone."""
+        if "image_max" in config:
+            return cls(high=config["image_max"], observes=False)
+        return cls(**config)
 
     @classmethod
     def of_range(cls, found: InputRange) -> "ImageQuantizer":
@@ -62,84 +80,85 @@ class ImageQuantizer(OfImage, PixelQuantizer):
             compares=True,
         )
 
-    def __call__(
-        self, inputs: tf.Tensor, training: Any, weights: dict[str, Any], **kwargs: Any
-    ) -> tf.Tensor:
+    def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
         """What the model is fed as the file has it, in the type of `inputs`."""
-        del kwargs
-        if COUNT in weights:
-            when_training(training, lambda: self.observe(inputs, weights))
+        if COUNT in variables:
+            when_training(training, lambda: self._observe(inputs, variables))
         change = self.range.change
         if change.is_none:
             return inputs
-        values = tf.cast(inputs, tf.float32)
+        n = namespace(inputs)
+        values = in_float32(n, inputs)
         if np.any(change.shift):
-            values -= change.shift.astype(np.float32)
+            values = values - n.tensor(change.shift.astype(np.float32))
         if np.any(change.ratio != 1.0):
-            values /= change.ratio.astype(np.float32)
+            values = values / n.tensor(change.ratio.astype(np.float32))
         if change.reverses:
-            values = tf.reverse(values, axis=[-1])
-        return tf.cast(values, inputs.dtype) if inputs.dtype.is_floating else values
+            values = n.flip(values, axis=-1)
+        return n.cast(values, inputs.dtype) if "float" in str(inputs.dtype) else values
 
-    def build(self, tensor_shape: Any, name: str, layer: keras.layers.Layer) -> dict[str, Any]:
-        """Makes the variables `lowest`, `highest`, `off_grid`, `off_usual` and `observations`."""
-        del name
-        self._are_pictures = len(tensor_shape) == 4
+    def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
+        """The variables `lowest`, `highest`, `off_grid`, `observations` and `off_usual`."""
+        self._are_pictures = len(shape) == 4
         if not self.observes:
             return {}
-        shape = () if self.range.channels is None else (self.range.channels,)
-        ends = {name: add_observed(layer, name, shape) for name in ("lowest", "highest")}
-        found = {**ends, **{name: add_observed(layer, name) for name in ("off_grid", COUNT)}}
+        channels = () if self.range.channels is None else (self.range.channels,)
+        shapes = {"lowest": channels, "highest": channels, "off_grid": (), COUNT: ()}
         if self.compares:
-            found["off_usual"] = add_observed(layer, "off_usual", (len(USUAL),))
-        return found
+            shapes["off_usual"] = (len(USUAL),)
+        return {name: VariableSpec(shape=of, follows_data=True) for name, of in shapes.items()}
 
-    def observe(self, inputs: tf.Tensor, weights: dict[str, Any]) -> tf.Tensor:
+    def _observe(self, inputs: Tensor, variables: Variables) -> Tensor:
         """Takes one batch into what is remembered; returns how many there were before."""
-        values = tf.cast(tf.stop_gradient(inputs), tf.float32)
-        axes = list(range(values.shape.rank - 1)) if self.range.channels else None
-        few = values[:FEW_IMAGES]
+        n = namespace(inputs)
+        values = in_float32(n, n.stop_gradient(inputs))
+        axes = tuple(range(len(values.shape) - 1)) if self.range.channels else None
+        few = values[:_FEW_IMAGES]
         batch = {
-            "lowest": tf.reduce_min(values, axis=axes),
-            "highest": tf.reduce_max(values, axis=axes),
+            "lowest": n.min(values, axis=axes),
+            "highest": n.max(values, axis=axes),
             "off_grid": _off_pixels(few, self.range),
         }
         if self.compares:
-            batch["off_usual"] = tf.stack([_off_pixels(few, usual) for usual in USUAL])
-        batch = over_replicas(batch)
-        seen = move_averages(weights, batch, IMAGE_MOMENTUM)
+            batch["off_usual"] = n.stack([_off_pixels(few, usual) for usual in USUAL])
+        batch = over_replicas(batch, variables)
+        seen = move_averages(variables, batch, _MOMENTUM)
+        tf = tensorflow_of(variables)
+        if tf is None:
+            return seen
+        from sat_tf.core.on_tensorflow import compiles_with_xla
+
         if not compiles_with_xla():
-            arguments = [*batch.values()]
             due = tf.reduce_any([tf.equal(seen, count) for count in _WARNING_BATCHES])
-            tf.cond(due, lambda: tf.numpy_function(self._warn, arguments, []), tf.no_op)
+            tf.cond(due, lambda: tf.numpy_function(self._warn, [*batch.values()], []), tf.no_op)
         return seen
 
-    def seen(self, weights: Mapping[str, Any]) -> SeenValues | None:
+    def seen(self, variables: Variables) -> SeenValues | None:
         """What it remembers; None where it was never fed in training, or remembers nothing."""
-        if COUNT not in weights or float(weights[COUNT].numpy()) == 0.0:
+        if COUNT not in variables or float(variables[COUNT].numpy()) == 0.0:
             return None
-        lowest, highest = weights["lowest"].numpy(), weights["highest"].numpy()
-        off_grid = float(weights["off_grid"].numpy())
-        usual = weights["off_usual"].numpy() if self.compares else None
+        lowest, highest = variables["lowest"].numpy(), variables["highest"].numpy()
+        off_grid = float(variables["off_grid"].numpy())
+        usual = variables["off_usual"].numpy() if self.compares else None
         return SeenValues(lowest, highest, off_grid, self._are_pictures, usual)
 
-    def remember(self, seen: SeenValues, weights: Mapping[str, Any], batches: int) -> None:
+    def remember(self, seen: SeenValues, variables: Variables, batches: int) -> None:
         """Replaces what it remembers."""
         if self.observes:
             values = (seen.lowest, seen.highest, seen.off_grid, float(batches))
             for name, value in zip(("lowest", "highest", "off_grid", COUNT), values, strict=True):
-                weights[name].assign(value)
+                variables[name].assign(value)
             if self.compares:
                 # Where it is not known, the values are on no pixels of another range.
                 unknown = [seen.off_grid if found == self.range else 0.5 for found in USUAL]
-                weights["off_usual"].assign(unknown if seen.off_usual is None else seen.off_usual)
+                variables["off_usual"].assign(unknown if seen.off_usual is None else seen.off_usual)
 
-    def assume_fed(self, weights: Mapping[str, Any], scale: float) -> None:
-        """Pixels from 0 to 255."""
+    def assume_fed(self, variables: Variables, scale: float) -> None:
+        """Takes the model to be fed pixels from 0 to 255."""
         del scale
         ends = (np.asarray(end) for end in (self.range.low, self.range.high))
         low, high = (end[0] if self.range.channels is None else end for end in ends)
-        self.remember(SeenValues(low, high, 0.0, self._are_pictures), weights, 1)
+        self.remember(SeenValues(low, high, 0.0, self._are_pictures), variables, 1)
 
     def _warn(
         self,
@@ -159,10 +178,11 @@ class ImageQuantizer(OfImage, PixelQuantizer):
             warn(f"the model is trained on {doubt}.")
 
 
-def _off_pixels(values: tf.Tensor, found: InputRange) -> tf.Tensor:
+def _off_pixels(values: Tensor, found: InputRange) -> Tensor:
     """How far from a pixel's value the farthest is, in pixels."""
+    n = namespace(values)
     if not has_channels(found, values.shape[-1]):
-        return tf.constant(0.5)
-    scales, low = (tf.constant(v, tf.float32) for v in (found.scales, found.low))
+        return n.tensor(np.float32(0.5))
+    scales, low = (n.tensor(np.asarray(v, np.float32)) for v in (found.scales, found.low))
     pixels = (values - low) / scales
-    return tf.reduce_max(tf.abs(pixels - tf.round(pixels)))
+    return n.max(n.abs(pixels - n.round(pixels)))

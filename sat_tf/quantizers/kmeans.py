@@ -1,18 +1,23 @@
-"""Weights that share values, those of Deep Compression."""
+"""Weights that share values, those of Deep Compression, and k-means in one dimension."""
 
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-import tensorflow as tf
+import numpy as np
 
 from sat_tf.core import kmeans
-from sat_tf.quantizers.clusters import cluster_ids
-from sat_tf.quantizers.constructors import OfKMeans
-from sat_tf.quantizers.protocol import Variables, WeightRequest, register_quantizer
+from sat_tf.core.grid_table import check_bits
+from sat_tf.core.tensors import Tensor, namespace
+from sat_tf.messages import did_you_mean
+from sat_tf.quantizers.measuring import Variables
+from sat_tf.quantizers.protocol import WeightRequest
 from sat_tf.quantizers.scaled import LevelsOfWeights
+from sat_tf.quantizers.settings import true_or_false
 
 
-@register_quantizer
-class KMeansQuantizer(OfKMeans, LevelsOfWeights):
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
+class KMeansQuantizer(LevelsOfWeights):
     """Weights of a layer with 2^b shared values: `kmeans.quantize_weights` (Han et al. 2016).
 
     The variable `cluster_ids`, uint8 and shaped like the kernel, holds which of them share a value.
@@ -22,7 +27,7 @@ class KMeansQuantizer(OfKMeans, LevelsOfWeights):
         num_bits: 1 to 8, or None to not round.
         rescale: see `ScaledQuantizer`.
         fan_out: see there.
-        initialization: where centroids start, a row of `clusters.INITIALIZATIONS`.
+        initialization: where centroids start, a row of `INITIALIZATIONS`.
         keep_zeros: weights that are 0 stay 0, as those of a pruned model; one of the values is 0.
         reassign: weights move to the nearest cluster in every training step. Each has its own
             gradient then; those of a cluster that share one would keep their distances for ever.
@@ -31,60 +36,68 @@ class KMeansQuantizer(OfKMeans, LevelsOfWeights):
     method: ClassVar[str] = "k-means"
     zeros_stay_with: ClassVar[str] = "weight_options={'keep_zeros': True}"
     levels_name: ClassVar[str] = "cluster_ids"
-    levels_type: ClassVar[tf.DType] = tf.uint8
+    levels_type: ClassVar[str] = "uint8"
     levels_settings: ClassVar[tuple[str, ...]] = ("num_bits", "initialization", "keep_zeros")
+    # Channels of a layer share its values.
+    range_axes: ClassVar[tuple[int, ...]] = ()  # type: ignore[misc]
+
+    initialization: str = "linear"
+    keep_zeros: bool = False
+    reassign: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_initialization(self.initialization)
+        true_or_false("keep_zeros", self.keep_zeros)
+        true_or_false("reassign", self.reassign)
 
     @classmethod
     def asked(cls, request: WeightRequest) -> dict[str, Any]:
-        """What it takes of a request."""
-        # Channels of a layer share its values.
+        """Takes of a request what the constructor needs."""
         return {name: value for name, value in super().asked(request).items() if "axes" not in name}
 
-    @classmethod
-    def option_names(cls) -> tuple[str, ...]:
-        """What a policy may choose."""
-        return ("initialization", "keep_zeros", "reassign")
-
-    def levels_shape(self, kernel_shape: Any) -> Any:
-        """That of the kernel."""
+    def levels_shape(self, kernel_shape: Sequence[int]) -> Sequence[int]:
+        """The shape of the kernel."""
         return kernel_shape
 
-    def first_levels(self, kernel: tf.Tensor) -> tf.Tensor:
+    def first_levels(self, kernel: Tensor) -> Any:
         """The clusters of `cluster_ids`."""
-        settings: dict[str, Any] = {
-            "initialization": self.initialization,
-            "keep_zeros": self.keep_zeros,
-        }
-        return tf.constant(cluster_ids(kernel.numpy(), self.bits, **settings))
+        return cluster_ids(
+            kernel.numpy(),
+            self.bits,
+            initialization=self.initialization,
+            keep_zeros=self.keep_zeros,
+        )
 
-    def values(self, latent: tf.Tensor, levels: tf.Tensor) -> tf.Tensor:
+    def values(self, latent: Tensor, levels: Tensor) -> Tensor:
         """`kmeans.quantize_weights`."""
         return kmeans.quantize_weights(
             latent, levels, self.bits, keep_zeros=self.keep_zeros, each=self.reassign
         )
 
-    def next_levels(self, latent: tf.Tensor, levels: tf.Tensor) -> tf.Tensor | None:
-        """The nearest clusters, where weights may move."""
-        if not self.reassign:
-            return None
-        found = kmeans.nearest_ids(latent, levels, self.bits, keep_zeros=self.keep_zeros)
-        return tf.cast(found, tf.uint8)
+    @property
+    def follows(self) -> bool:
+        """Whether weights may move."""
+        return self.reassign
 
-    def codes_and_scales(
-        self, latent: tf.Tensor, variables: Variables
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    def next_levels(self, latent: Tensor, levels: Tensor) -> Tensor:
+        """The nearest clusters."""
+        found = kmeans.nearest_ids(latent, levels, self.bits, keep_zeros=self.keep_zeros)
+        return namespace(found).cast(found, self.levels_type)
+
+    def codes_and_scales(self, latent: Tensor, variables: Variables) -> tuple[Tensor, Tensor]:
         """`kmeans.weight_codes`."""
         codes, scale = kmeans.weight_codes(
             latent, variables[self.levels_name], self.bits, keep_zeros=self.keep_zeros
         )
-        return codes, tf.reshape(scale, [1] * codes.shape.rank)
+        return codes, namespace(scale).reshape(scale, [1] * len(codes.shape))
 
     @property
     def holds_zero(self) -> bool:
         """Whether a weight of 0 stays 0."""
         return self.num_bits is None or self.keep_zeros
 
-    def units(self, latent: tf.Tensor, variables: Variables) -> tf.Tensor:
+    def units(self, latent: Tensor, variables: Variables) -> Tensor:
         """The clusters, of which those with the same code are one."""
         return kmeans.weight_units(
             latent, variables[self.levels_name], self.bits, keep_zeros=self.keep_zeros
@@ -99,3 +112,99 @@ class KMeansQuantizer(OfKMeans, LevelsOfWeights):
         line = f"{self.method} weights {bits}, {rescaled}, {self.initialization} initialization"
         zeros = ", zeros kept" if self.keep_zeros else ""
         return line + zeros + (", weights move between clusters" if self.reassign else "")
+
+
+# -- which weights share a value -------------------------------------------------------------------
+
+# Lloyd's iterations end when no weight changes its cluster; after so many they end anyway.
+_MOST_ITERATIONS = 300
+
+# Where centroids start, by sorted values and their number. "linear" is the paper's choice: few
+# weights are large, and they matter.
+INITIALIZATIONS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
+    "linear": lambda ordered, count: np.linspace(ordered[0], ordered[-1], count),
+    "density": lambda ordered, count: ordered[
+        ((np.arange(count) + 0.5) / count * len(ordered)).astype(np.int64)
+    ],
+}
+
+
+def cluster_ids(
+    kernel: np.ndarray,
+    num_bits: int,
+    *,
+    initialization: str = "linear",
+    keep_zeros: bool = False,
+) -> np.ndarray:
+    """The clusters of k-means in one dimension, by Lloyd's iterations.
+
+    A cluster that loses its last weight gets the upper half of the one with the largest error.
+    Where there are no more distinct weights than clusters, each has its own. NaN and infinite
+    weights have no part in it, and are in some cluster.
+
+    Args:
+        kernel: weights, any shape.
+        num_bits: 1 to 8; there are 2^b clusters.
+        initialization: a row of `INITIALIZATIONS`.
+        keep_zeros: weights of exactly 0 are cluster 0, and no others are; 2^b - 1 clusters remain.
+
+    Returns:
+        uint8, shaped like the kernel; larger for larger weights, but for that of zeros.
+
+    Raises:
+        ValueError: bits out of range, or an unknown initialization.
+
+    >>> cluster_ids(np.array([0.9, -1.0, 0.0, 1.1, 0.1]), 1).tolist()
+    [1, 0, 0, 1, 0]
+    >>> cluster_ids(np.array([0.9, -1.0, 0.0, 1.1, 0.1]), 2, keep_zeros=True).tolist()
+    [3, 1, 0, 3, 2]
+    """
+    check_bits(num_bits)
+    check_initialization(initialization)
+    start = INITIALIZATIONS[initialization]
+    weights = np.asarray(kernel, np.float64)
+    count = 2**num_bits - keep_zeros
+    ordered = np.sort(weights[np.isfinite(weights) & ~(keep_zeros & (weights == 0.0))])
+    distinct = np.unique(ordered)
+    if len(distinct) > count:
+        distinct = _lloyd(ordered, start(ordered, count))
+    ids = np.searchsorted(_midpoints(distinct), weights, side="right") + keep_zeros
+    return np.where(keep_zeros & (weights == 0.0), 0, ids).astype(np.uint8)
+
+
+def check_initialization(initialization: str) -> None:
+    """Raises ValueError where centroids cannot start so."""
+    if initialization not in INITIALIZATIONS:
+        hint = did_you_mean(str(initialization), INITIALIZATIONS)
+        raise ValueError(f"initialization={initialization!r}: {hint}")
+
+
+def _midpoints(centers: np.ndarray) -> np.ndarray:
+    return (centers[1:] + centers[:-1]) / 2.0
+
+
+def _lloyd(ordered: np.ndarray, centers: np.ndarray) -> np.ndarray:
+    # In one dimension clusters are intervals: sums over them are differences of running ones.
+    sums, squares = (np.concatenate([[0.0], np.cumsum(ordered**power)]) for power in (1, 2))
+    before = None
+    for _ in range(_MOST_ITERATIONS):
+        cuts = np.searchsorted(ordered, _midpoints(centers))
+        edges = np.concatenate([[0], cuts, [len(ordered)]])
+        counts, totals = np.diff(edges), np.diff(sums[edges])
+        means = totals / np.maximum(counts, 1)
+        errors = np.where(counts > 0, np.diff(squares[edges]) - totals * means, 0.0)
+        empty = np.flatnonzero(counts == 0)
+        centers = np.where(counts > 0, means, centers)
+        for cluster, widest in zip(empty, np.argsort(-errors, kind="stable"), strict=False):
+            low, high = edges[widest], edges[widest + 1]
+            if high - low < 2 or ordered[low] == ordered[high - 1]:
+                break
+            middle = low + np.searchsorted(ordered[low:high], means[widest])
+            middle = min(max(middle, low + 1), high - 1)
+            centers[widest] = (sums[middle] - sums[low]) / (middle - low)
+            centers[cluster] = (sums[high] - sums[middle]) / (high - middle)
+        centers = np.sort(centers)
+        if before is not None and not len(empty) and np.array_equal(edges, before):
+            break
+        before = edges
+    return centers

@@ -1,19 +1,20 @@
 """Weights whose scale is the mean magnitude of each channel: those of N2UQ."""
 
+import dataclasses
 from typing import Any, ClassVar
 
-import tensorflow as tf
-
-from sat_tf.core import grid, l1
-from sat_tf.core.dorefa import grid_units
-from sat_tf.quantizers.constructors import OfL1
+from sat_tf.core import l1
+from sat_tf.core.grid import Bits, grid_units
+from sat_tf.core.tensors import Tensor
+from sat_tf.quantizers.measuring import Variables
 from sat_tf.quantizers.on_grid import WeightsOnGrid
-from sat_tf.quantizers.protocol import Variables, WeightRequest, register_quantizer
+from sat_tf.quantizers.protocol import WeightRequest
 from sat_tf.quantizers.scaled import ScaledWithSurrogate
+from sat_tf.quantizers.settings import true_or_false
 
 
-@register_quantizer
-class L1Quantizer(OfL1, WeightsOnGrid, ScaledWithSurrogate):
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
+class L1Quantizer(WeightsOnGrid, ScaledWithSurrogate):
     """Weights on a grid whose size is 2 mean|w| or less: `l1.quantize_weights` (Liu et al. 2022).
 
     It has no variables: the size follows the latent weights.
@@ -26,19 +27,19 @@ class L1Quantizer(OfL1, WeightsOnGrid, ScaledWithSurrogate):
     """
 
     method: ClassVar[str] = "L1"
-    follows_grid: ClassVar[bool] = True
+
+    over_size: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        true_or_false("over_size", self.over_size)
 
     @classmethod
     def asked(cls, request: WeightRequest) -> dict[str, Any]:
-        """What it takes of a request."""
+        """Takes of a request what the constructor needs."""
         return {**super().asked(request), "grid": request.grid}
 
-    @classmethod
-    def option_names(cls) -> tuple[str, ...]:
-        """What a policy may choose."""
-        return ("over_size", *super().option_names())
-
-    def quantized(self, latent: tf.Tensor, variables: Variables, num_bits: grid.Bits) -> tf.Tensor:
+    def quantized(self, latent: Tensor, variables: Variables, num_bits: Bits) -> Tensor:
         """`l1.quantize_weights`."""
         del variables
         return l1.quantize_weights(
@@ -47,18 +48,15 @@ class L1Quantizer(OfL1, WeightsOnGrid, ScaledWithSurrogate):
             self.grid,
             range_axes=self.range_axes,
             over_size=self.over_size,
-            surrogate=self.surrogate,
-            strength=self.surrogate_strength,
+            **self.passed_back,
         )
 
-    def codes_and_scales(
-        self, latent: tf.Tensor, variables: Variables
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    def codes_and_scales(self, latent: Tensor, variables: Variables) -> tuple[Tensor, Tensor]:
         """`l1.weight_codes`."""
         del variables
         return l1.weight_codes(latent, self.bits, self.grid, range_axes=self.range_axes)
 
-    def units(self, latent: tf.Tensor, variables: Variables) -> tf.Tensor:
+    def units(self, latent: Tensor, variables: Variables) -> Tensor:
         """The integers n = 0..top."""
         del variables
         size = l1.weight_size(latent, self.bits, range_axes=self.range_axes)

@@ -1,18 +1,19 @@
 """Weights whose levels are those of a basis that is learnt: LQ-Nets."""
 
-from typing import Any, ClassVar
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import ClassVar
 
-import numpy as np
-import tensorflow as tf
-
+from sat_tf.arguments import is_number
 from sat_tf.core import lq_nets
-from sat_tf.quantizers.constructors import OfLqNets
-from sat_tf.quantizers.protocol import Variables, register_quantizer
+from sat_tf.core.tensors import Tensor, namespace
+from sat_tf.quantizers.measuring import Variables
 from sat_tf.quantizers.scaled import LevelsOfWeights
 
 
-@register_quantizer
-class LqNetsQuantizer(OfLqNets, LevelsOfWeights):
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
+class LqNetsQuantizer(LevelsOfWeights):
     """Weights at levels of a basis that is learnt: `lq_nets.quantize_weights` (Zhang et al. 2018).
 
     The variable `basis` has one row of `num_bits` numbers for the layer or for each channel. It
@@ -27,55 +28,64 @@ class LqNetsQuantizer(OfLqNets, LevelsOfWeights):
     levels_name: ClassVar[str] = "basis"
     levels_settings: ClassVar[tuple[str, ...]] = ("num_bits", "range_axes")
 
-    @classmethod
-    def option_names(cls) -> tuple[str, ...]:
-        """What a policy may choose."""
-        return ("momentum",)
+    momentum: float = 0.9
 
-    def levels_shape(self, kernel_shape: Any) -> Any:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not is_number(self.momentum) or not 0 <= self.momentum <= 1:
+            raise ValueError(
+                f"momentum={self.momentum!r}: expected a number from 0 to 1; the paper has 0.9."
+            )
+        self.momentum = float(self.momentum)
+
+    def levels_shape(self, kernel_shape: Sequence[int]) -> Sequence[int]:
         """One row for each range."""
         axes = {axis % len(kernel_shape) for axis in self.range_axes}
-        return (int(np.prod([kernel_shape[axis] for axis in axes])), self.bits)
+        return (math.prod(kernel_shape[axis] for axis in axes), self.bits)
 
-    def first_levels(self, kernel: tf.Tensor) -> tf.Tensor:
+    def first_levels(self, kernel: Tensor) -> Tensor:
         """`lq_nets.first_basis`."""
         return lq_nets.first_basis(kernel, self.bits, range_axes=self.range_axes)
 
-    def values(self, latent: tf.Tensor, levels: tf.Tensor) -> tf.Tensor:
+    def values(self, latent: Tensor, levels: Tensor) -> Tensor:
         """`lq_nets.quantize_weights`."""
         return lq_nets.quantize_weights(latent, levels, range_axes=self.range_axes)
 
-    def next_levels(self, latent: tf.Tensor, levels: tf.Tensor) -> tf.Tensor | None:
-        """`lq_nets.next_basis`."""
-        settings: dict[str, Any] = {"range_axes": self.range_axes, "momentum": self.momentum}
-        return lq_nets.next_basis(latent, levels, **settings)
+    @property
+    def follows(self) -> bool:
+        """Always."""
+        return True
 
-    def codes_and_scales(
-        self, latent: tf.Tensor, variables: Variables
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    def next_levels(self, latent: Tensor, levels: Tensor) -> Tensor:
+        """`lq_nets.next_basis`."""
+        return lq_nets.next_basis(
+            latent, levels, range_axes=self.range_axes, momentum=self.momentum
+        )
+
+    def codes_and_scales(self, latent: Tensor, variables: Variables) -> tuple[Tensor, Tensor]:
         """`lq_nets.weight_codes`."""
-        basis = tf.convert_to_tensor(variables[self.levels_name])
-        return lq_nets.weight_codes(latent, basis, range_axes=self.range_axes)
+        return lq_nets.weight_codes(latent, self._basis(variables), range_axes=self.range_axes)
 
     @property
     def holds_zero(self) -> bool:
         """Whether a weight of 0 stays 0: where all weights of its range are 0, and by chance."""
         return self.num_bits is None
 
-    def units(self, latent: tf.Tensor, variables: Variables) -> tf.Tensor:
+    def units(self, latent: Tensor, variables: Variables) -> Tensor:
         """The levels, from the lowest, of which equal ones are one."""
-        basis = tf.convert_to_tensor(variables[self.levels_name])
-        return lq_nets.weight_units(latent, basis, range_axes=self.range_axes)
+        return lq_nets.weight_units(latent, self._basis(variables), range_axes=self.range_axes)
 
-    def can_be_held(self, latent: tf.Tensor, variables: Variables) -> tf.Tensor:
+    def can_be_held(self, latent: Tensor, variables: Variables) -> Tensor:
         """All of them."""
         del variables
-        return tf.ones(latent.shape, tf.bool)
+        return namespace(latent).ones_like(latent, dtype="bool")
 
-    def hold(
-        self, latent: tf.Tensor, variables: Variables, units: tf.Tensor, held: tf.Tensor
-    ) -> tf.Tensor:
+    def hold(self, latent: Tensor, variables: Variables, units: Tensor, held: Tensor) -> Tensor:
         """Latent weights of which those that are held are where their level is now."""
-        basis = tf.convert_to_tensor(variables[self.levels_name])
+        basis = self._basis(variables)
         values = lq_nets.level_values(units, basis, range_axes=self.range_axes)
-        return tf.where(held, values, latent)
+        return namespace(latent).where(held, values, latent)
+
+    def _basis(self, variables: Variables) -> Tensor:
+        basis = variables[self.levels_name]
+        return namespace(basis).tensor(basis)

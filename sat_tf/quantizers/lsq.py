@@ -2,42 +2,50 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-import tensorflow as tf
-import tf_keras as keras
 
 from sat_tf.core import grid, lsq
 from sat_tf.core.ranges import scale_and_zero
+from sat_tf.core.tensors import Tensor, in_float32, namespace
 from sat_tf.core.weight_levels import FEWEST_SIGNED_BITS, lsq_code_ends
-from sat_tf.quantizers.best_levels import best_offset_level
-from sat_tf.quantizers.constructors import OfLsq, OfLsqActivation, OfLsqPlus
-from sat_tf.quantizers.pact import RoundingQuantizer, UpToItsLevel, settings_of
+from sat_tf.messages import did_you_mean
+from sat_tf.quantizers.measuring import CodeRange, Function, Variables
+from sat_tf.quantizers.pact import BelowZero, UpToItsLevel
 from sat_tf.quantizers.protocol import (
     ActivationQuantizer,
     ActivationRequest,
-    CodeRange,
-    Function,
-    Variables,
+    VariableSpec,
     WeightQuantizer,
     bits_of,
-    register_quantizer,
 )
 from sat_tf.quantizers.scaled import ScaledWithSurrogate
 from sat_tf.quantizers.settings import (
     CLIPPING_LEVEL,
-    MAGNITUDE,
-    OFFSET,
     SMALLEST_CLIPPING_LEVEL,
-    SMALLEST_MAGNITUDE,
-    SURROGATE_OPTIONS,
-    usual_magnitude,
+    known_sizes,
+    true_or_false,
+    usual_deviation,
 )
 
+# The variable of weights, s · sqrt(highest code), and that of LSQ+, by how much the lower end has
+# moved.
+MAGNITUDE, OFFSET = "magnitude", "offset"
+# No magnitude is lower: scales stay positive. Weights are dead long before.
+SMALLEST_MAGNITUDE = 1e-8
+# Where scales start: at the paper's, or at the smallest quantization error.
+_BEGINNINGS = ("mean", "error")
 
-@register_quantizer
-class LsqQuantizer(OfLsq, ScaledWithSurrogate):
+
+def _check_beginning(start: Any) -> None:
+    if start not in _BEGINNINGS:
+        raise ValueError(f"start={start!r}: {did_you_mean(str(start), _BEGINNINGS)}")
+
+
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
+class LsqQuantizer(ScaledWithSurrogate):
     """Weights with a scale that is learnt: `lsq.quantize_weights` (Esser et al. 2020).
 
     The trainable variable `magnitude` holds m = s · sqrt(highest code), for the layer or for each
@@ -53,44 +61,45 @@ class LsqQuantizer(OfLsq, ScaledWithSurrogate):
     method: ClassVar[str] = "LSQ"
     fewest_bits: ClassVar[int] = FEWEST_SIGNED_BITS
 
-    @classmethod
-    def option_names(cls) -> tuple[str, ...]:
-        """What a policy may choose."""
-        return ("start", *super().option_names())
+    start: str = "mean"
 
-    def build(self, tensor_shape: Any, name: str, layer: keras.layers.Layer) -> dict[str, Any]:
-        """Makes the trainable `magnitude`, where it rounds, and the gain of a rescaling."""
-        made = super().build(tensor_shape, name, layer)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_bits is not None:
+            lsq_code_ends(self.num_bits)
+        _check_beginning(self.start)
+
+    def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
+        """The gain of a rescaling, and the trainable `magnitude`, where it rounds."""
+        made = super().variables(shape)
         if self.num_bits is None:
             return made
-        # Until `start` sees the kernel.
-        usual = usual_magnitude(tensor_shape)
-        magnitude = self.learnt(
-            layer, MAGNITUDE, tensor_shape, start=usual, lowest=SMALLEST_MAGNITUDE
-        )
-        return {**made, MAGNITUDE: magnitude}
+        # 2 mean|v| of a kernel with a normal distribution, until `begin` sees this one.
+        usual = 2.0 * math.sqrt(2.0 / math.pi) * usual_deviation(known_sizes(shape))
+        return {**made, MAGNITUDE: self.learnt(shape, start=usual, lowest=SMALLEST_MAGNITUDE)}
 
-    def start(self, kernel: tf.Variable, variables: Variables) -> None:
-        """Magnitudes that the latent weights tell; of a channel of zeros that of its layer.
+    def begin(self, kernel: Any, variables: Variables) -> None:
+        """Gives magnitudes what the latent weights tell; of a channel of zeros that of its layer.
 
-        Where the whole layer is zero they stay what `build` has made them.
+        Where the whole layer is zero they stay as they were made.
         """
         if MAGNITUDE in variables:
             magnitude = variables[MAGNITUDE]
-            magnitude.assign(self._first_magnitude(tf.convert_to_tensor(kernel), magnitude))
+            magnitude.assign(self._first_magnitude(kernel, magnitude))
 
-    def _first_magnitude(self, kernel: tf.Tensor, otherwise: tf.Tensor) -> tf.Tensor:
-        latent = tf.cast(kernel, tf.float32)
+    def _first_magnitude(self, kernel: Any, otherwise: Any) -> Tensor:
+        n = namespace(kernel)
+        latent, otherwise = in_float32(n, kernel), n.tensor(otherwise)
         of_layer = lsq.weight_magnitude(latent)
         own = lsq.weight_magnitude(latent, range_axes=self.range_axes)
-        if self.start_at == "error":
+        if self.start == "error":
             own = lsq.best_magnitude(latent, self.bits, range_axes=self.range_axes)
-        usual = tf.where(of_layer >= SMALLEST_MAGNITUDE, of_layer, otherwise)
-        return tf.where(own >= SMALLEST_MAGNITUDE, own, usual)
+        usual = n.where(of_layer >= SMALLEST_MAGNITUDE, of_layer, otherwise)
+        return n.where(own >= SMALLEST_MAGNITUDE, own, usual)
 
     def carry(
         self,
-        latent: tf.Tensor,
+        latent: Tensor,
         variables: Variables,
         before: WeightQuantizer,
         before_variables: Variables,
@@ -106,33 +115,23 @@ class LsqQuantizer(OfLsq, ScaledWithSurrogate):
             return
         old, new = before_variables.get(MAGNITUDE), variables[MAGNITUDE]
         if old is None or old.shape != new.shape:
-            self.start(latent, variables)
+            self.begin(latent, variables)
             return
         first, then = (one._first_magnitude(latent, old) for one in (before, self))
         new.assign(old * (then / first))
 
-    def quantized(self, latent: tf.Tensor, variables: Variables, num_bits: Any) -> tf.Tensor:
+    def quantized(self, latent: Tensor, variables: Variables, num_bits: Any) -> Tensor:
         """`lsq.quantize_weights`."""
-        return lsq.quantize_weights(
-            latent,
-            variables[MAGNITUDE],
-            num_bits,
-            surrogate=self.surrogate,
-            strength=self.surrogate_strength,
-        )
+        return lsq.quantize_weights(latent, variables[MAGNITUDE], num_bits, **self.passed_back)
 
-    def codes_and_scales(
-        self, latent: tf.Tensor, variables: Variables
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    def codes_and_scales(self, latent: Tensor, variables: Variables) -> tuple[Tensor, Tensor]:
         """`lsq.weight_codes` and s."""
-        magnitude = tf.convert_to_tensor(variables[MAGNITUDE])
-        codes = lsq.weight_codes(latent, magnitude, self.bits)
-        scales = tf.cast(lsq.weight_scale(magnitude, self.bits), tf.float64)
-        return codes, scales if self.range_axes else tf.reshape(scales, [1] * codes.shape.rank)
+        codes = lsq.weight_codes(latent, variables[MAGNITUDE], self.bits)
+        return codes, self.per_range(lsq.weight_scale(variables[MAGNITUDE], self.bits), codes)
 
     @property
     def code_ends(self) -> tuple[int, int]:
-        """Those of two's complement; at 8 bits without -128."""
+        """The ends of two's complement; at 8 bits without -128."""
         return lsq_code_ends(self.bits)
 
     @property
@@ -146,29 +145,28 @@ class LsqQuantizer(OfLsq, ScaledWithSurrogate):
         lowest, highest = self.code_ends
         return highest - lowest
 
-    def units(self, latent: tf.Tensor, variables: Variables) -> tf.Tensor:
+    def units(self, latent: Tensor, variables: Variables) -> Tensor:
         """The codes, counted from the lowest."""
         codes = lsq.weight_codes(latent, variables[MAGNITUDE], self.bits)
-        return tf.cast(codes - self.code_ends[0], tf.float32)
+        return namespace(codes).cast(codes - self.code_ends[0], "float32")
 
-    def can_be_held(self, latent: tf.Tensor, variables: Variables) -> tf.Tensor:
+    def can_be_held(self, latent: Tensor, variables: Variables) -> Tensor:
         """All of them."""
         del variables
-        return tf.ones(latent.shape, tf.bool)
+        return namespace(latent).ones_like(latent, dtype="bool")
 
-    def hold(
-        self, latent: tf.Tensor, variables: Variables, units: tf.Tensor, held: tf.Tensor
-    ) -> tf.Tensor:
+    def hold(self, latent: Tensor, variables: Variables, units: Tensor, held: Tensor) -> Tensor:
         """Latent weights of which those that are held are their code times the scale of now."""
         scale = lsq.weight_scale(variables[MAGNITUDE], self.bits)
-        return tf.where(held, (units + float(self.code_ends[0])) * scale, latent)
+        values = (units + float(self.code_ends[0])) * scale
+        return namespace(latent).where(held, values, latent)
 
 
 # -- activations -----------------------------------------------------------------------------------
 
 
-@register_quantizer
-class LsqActivationQuantizer(OfLsqActivation, UpToItsLevel):
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
+class LsqActivationQuantizer(UpToItsLevel):
     """Clips and quantizes with a scale that is learnt (Esser et al. 2020).
 
     Codes are 0..2^b - 1 of tensors that a rectifier makes, in its place, and of others
@@ -186,6 +184,15 @@ class LsqActivationQuantizer(OfLsqActivation, UpToItsLevel):
 
     has_own_gradient: ClassVar[bool] = True
 
+    signed: bool = False
+    start: str = "mean"
+    counts_batch: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_beginning(self.start)
+        true_or_false("counts_batch", self.counts_batch)
+
     @classmethod
     def serves(cls, request: ActivationRequest) -> bool:
         """All but what has its own range by definition, or a small negative part."""
@@ -194,25 +201,18 @@ class LsqActivationQuantizer(OfLsqActivation, UpToItsLevel):
         )
 
     @classmethod
-    def create(cls, request: ActivationRequest) -> ActivationQuantizer:
-        """The quantizer of one tensor that it serves."""
+    def asked(cls, request: ActivationRequest) -> dict[str, Any]:
+        """Takes of a request what the constructor needs."""
         reach = request.reach
         signed = request.signed if reach is None else reach.lowest is None
-        return cls(**settings_of(request), signed=signed, **request.options)
+        return {**super().asked(request), "signed": signed}
 
-    @classmethod
-    def option_names(cls) -> tuple[str, ...]:
-        """What a policy may choose."""
-        return ("start", "counts_batch", *SURROGATE_OPTIONS)
-
-    def __call__(
-        self, inputs: tf.Tensor, training: Any, weights: Variables, **kwargs: Any
-    ) -> tf.Tensor:
+    def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
         """The quantized tensor, in the type of `inputs`."""
-        del training, kwargs
-        bits = bits_of(self.num_bits, weights)
+        del training
+        bits = bits_of(self.num_bits, variables)
         factor = lsq.level_factor(inputs, self._highest(bits), counts_batch=self.counts_batch)
-        return self.quantized(inputs, lsq.times(self.level(weights), factor), bits)
+        return self.quantized(inputs, lsq.times(self.level(variables), factor), bits)
 
     def best_level(
         self,
@@ -243,8 +243,8 @@ def mean_level(values: np.ndarray, highest: float, counts: np.ndarray | None = N
     return max(float(2.0 * mean * math.sqrt(highest)), SMALLEST_CLIPPING_LEVEL)
 
 
-@register_quantizer
-class LsqPlusQuantizer(OfLsqPlus, RoundingQuantizer):
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
+class LsqPlusQuantizer(BelowZero):
     """Clips and quantizes with a scale and an offset that are learnt (Bhalgat et al. 2020).
 
     For what swish and its kin make, whose negative part is small. All other tensors have LSQ, of
@@ -261,9 +261,13 @@ class LsqPlusQuantizer(OfLsqPlus, RoundingQuantizer):
         **settings: those of the other quantizers with a clipping level.
     """
 
-    signed = True
-    rounds_before_clipping: ClassVar[bool] = True
     has_own_gradient: ClassVar[bool] = True
+
+    counts_batch: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        true_or_false("counts_batch", self.counts_batch)
 
     @classmethod
     def serves(cls, request: ActivationRequest) -> bool:
@@ -273,78 +277,46 @@ class LsqPlusQuantizer(OfLsqPlus, RoundingQuantizer):
     @classmethod
     def create(cls, request: ActivationRequest) -> ActivationQuantizer:
         """The quantizer of one tensor that it serves."""
-        reach = request.reach
-        if reach is None or not _is_asymmetric(request):
-            options = {"start": "error", **request.options}
-            return LsqActivationQuantizer.create(dataclasses.replace(request, options=options))
-        settings = {**settings_of(request), **request.options}
-        return cls(lowest=reach.lowest or 0.0, share=reach.share, **settings)
+        if _is_asymmetric(request):
+            return super().create(request)
+        options = {"start": "error", **request.options}
+        return LsqActivationQuantizer.create(dataclasses.replace(request, options=options))
 
-    @classmethod
-    def option_names(cls) -> tuple[str, ...]:
-        """What a policy may choose."""
-        return ("counts_batch", *SURROGATE_OPTIONS)
+    def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
+        """The variable `clipping_level`, and the trainable scalar `offset`."""
+        return {**super().variables(shape), OFFSET: VariableSpec(trainable=True)}
 
-    def build(self, tensor_shape: Any, name: str, layer: keras.layers.Layer) -> dict[str, Any]:
-        """Makes `clipping_level`, and the trainable scalar `offset`, without weight decay."""
-        made = super().build(tensor_shape, name, layer)
-        zero = keras.initializers.Zeros()
-        offset = layer.add_weight(
-            name=OFFSET, shape=(), dtype=tf.float32, initializer=zero, trainable=True
-        )
-        return {**made, OFFSET: offset}
-
-    def __call__(
-        self, inputs: tf.Tensor, training: Any, weights: Variables, **kwargs: Any
-    ) -> tf.Tensor:
+    def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
         """The quantized tensor, in the type of `inputs`."""
-        del training, kwargs
-        bits = bits_of(self.num_bits, weights)
-        levels = tf.cast(grid.levels(bits), tf.float32)
+        del training
+        n = namespace(inputs)
+        bits = bits_of(self.num_bits, variables)
+        levels = in_float32(n, grid.levels(bits))
         # A level that is c times the scale gets g c² times its own gradient: see `lsq`.
         factor = lsq.gradient_factor(inputs, levels, counts_batch=self.counts_batch)
-        of_level = factor * tf.square(levels / (1.0 + self.share))
-        level = lsq.times(self.level(weights), of_level)
-        moved = lsq.times(weights.get(OFFSET, 0.0), factor)
-        scale, offset = self._scale_and_offset(level, moved, bits)
+        of_level = factor * n.square(levels / (1.0 + self.share))
+        level = lsq.times(self.level(variables), of_level)
+        moved = lsq.times(n.tensor(variables.get(OFFSET, 0.0)), factor)
+        scale, offset = self._scale_and_offset(level, moved, levels)
         return lsq.quantize_with_offset(inputs, scale, offset, bits, **self.passed_back)
 
     def _scale_and_offset(
-        self, level: tf.Tensor, moved: tf.Tensor, bits: grid.Bits
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+        self, level: Tensor, moved: Tensor, levels: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Scale and β; the lower end that the level tells has no gradient."""
-        levels = tf.cast(grid.levels(bits), tf.float32)
-        scale, _ = scale_and_zero(level, levels, self.lowest, self.share, tf.floor)
-        return scale, moved - tf.stop_gradient(self.share * level - self.lowest)
-
-    @property
-    def is_symmetric(self) -> bool:
-        """Never: it is for what reaches less far below 0."""
-        return False
+        n = namespace(level)
+        divisor = n.exact_divisor(levels, n.stop_gradient(level))
+        scale, _ = scale_and_zero(level, divisor, self.lowest, self.share, n.floor)
+        return scale, moved - n.stop_gradient(self.share * level - self.lowest)
 
     def code_range(self, variables: Variables) -> CodeRange:
         """Codes -z..a - z."""
-        level = tf.convert_to_tensor(variables[CLIPPING_LEVEL])
-        moved = tf.convert_to_tensor(variables.get(OFFSET, 0.0))
-        scale, offset = self._scale_and_offset(level, moved, self.num_bits)
-        below = lsq.codes_below_zero(scale, offset, self.num_bits)
-        return CodeRange(scale, -below, grid.levels(self.num_bits))
-
-    def best_level(
-        self,
-        values: np.ndarray,
-        largest: float,
-        counts: np.ndarray | None = None,
-        function: Function | None = None,
-    ) -> float:
-        """The clipping level with the smallest error on values, of those up to the largest one.
-
-        With the offset where it starts.
-        """
-        del largest, function
-        return best_offset_level(
-            values, self.num_bits, lowest=self.lowest, share=self.share, counts=counts
-        )
+        level = variables[CLIPPING_LEVEL]
+        n = namespace(level)
+        intervals = grid.levels(self.num_bits)
+        moved, levels = n.tensor(variables.get(OFFSET, 0.0)), in_float32(n, intervals)
+        scale, offset = self._scale_and_offset(n.tensor(level), moved, levels)
+        return CodeRange(scale, -lsq.codes_below_zero(scale, offset, self.num_bits), intervals)
 
 
 def _is_asymmetric(request: ActivationRequest) -> bool:

@@ -1,17 +1,19 @@
 """Ranges that are observed: of outputs, of what float layers read, and of inputs but images."""
 
+import dataclasses
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any, ClassVar, Self
 
 import numpy as np
-import tensorflow as tf
-import tf_keras as keras
 
 from sat_tf.core.asymmetric import quantize_observed
 from sat_tf.core.ranges import SMALLEST_RANGE, scale_and_zero_point
-from sat_tf.quantizers.constructors import OfInput, OfObserver
-from sat_tf.quantizers.protocol import CodeRange, SatQuantizer, register_quantizer
+from sat_tf.core.tensors import Tensor, in_float32, namespace
+from sat_tf.quantizers.measuring import CodeRange, Variables
+from sat_tf.quantizers.protocol import Quantizer, VariableSpec
 from sat_tf.quantizers.settings import COUNT, ENDS
 
 # The share of the largest values that tells how a distribution ends, and how many times as many
@@ -20,8 +22,8 @@ _TAIL_SHARE = 0.1
 _TIMES_AS_MANY = 30.0
 
 
-@register_quantizer
-class RangeObserver(OfObserver, SatQuantizer):
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
+class RangeObserver(Quantizer):
     """Remembers the range of a tensor, for the 8-bit codes of the export.
 
     `sat_tf.calibrate` sets the range, `lowest` and `highest`, to what its images let expect. In
@@ -35,131 +37,139 @@ class RangeObserver(OfObserver, SatQuantizer):
 
     Args:
         rounds: the tensor is rounded here too, because float layers read what the file rounds.
-        momentum: ignored; of models that earlier versions saved.
     """
 
     observes_range: ClassVar[bool] = True
     rounds_before_clipping: ClassVar[bool] = True
 
-    def build(self, tensor_shape: Any, name: str, layer: keras.layers.Layer) -> dict[str, Any]:
-        """Makes the variables `lowest`, `highest` and `observations`."""
-        del tensor_shape, name
-        return {name: add_observed(layer, name) for name in (*ENDS, COUNT)}
+    rounds: bool = False
 
-    def assume_fed(self, weights: Mapping[str, Any], scale: float) -> None:
-        """The range is [-scale, scale]."""
-        self.remember(-scale, scale, weights, 1)
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Makes one of what `get_config` gave, in earlier versions with a momentum of no use."""
+        return cls(**{name: value for name, value in config.items() if name != "momentum"})
 
-    def remember(
-        self, lowest: float, highest: float, weights: Mapping[str, Any], batches: int
-    ) -> None:
+    def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
+        """The variables `lowest`, `highest` and `observations`."""
+        del shape
+        return {name: VariableSpec(follows_data=True) for name in (*ENDS, COUNT)}
+
+    def assume_fed(self, variables: Variables, scale: float) -> None:
+        """Makes the range [-scale, scale]."""
+        self.remember(-scale, scale, variables, 1)
+
+    def remember(self, lowest: float, highest: float, variables: Variables, batches: int) -> None:
         """Replaces the range."""
         for name, value in zip((*ENDS, COUNT), (lowest, highest, float(batches)), strict=True):
-            weights[name].assign(value)
+            variables[name].assign(value)
 
-    def code_range(self, weights: Mapping[str, Any]) -> CodeRange | None:
+    def code_range(self, variables: Variables) -> CodeRange | None:
         """The 256 codes of the range; None where nothing but zeros was observed."""
-        low, high = (np.float64(weights[name].numpy()) for name in ENDS)
+        low, high = (np.float64(variables[name].numpy()) for name in ENDS)
         if high - low < SMALLEST_RANGE:
             return None
         scale, zero_point = scale_and_zero_point(low, high, np.rint)
         return CodeRange(np.float32(scale), np.float32(-128.0 - zero_point), 255)
 
-    def __call__(
-        self, inputs: tf.Tensor, training: Any, weights: dict[str, Any], **kwargs: Any
-    ) -> tf.Tensor:
+    def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
         """The tensor, rounded or as it is; in training, the range has taken it in."""
-        del kwargs
-        when_training(training, lambda: self.observe(inputs, weights))
+        when_training(training, lambda: self._observe(inputs, variables))
         if not self.rounds:
             return inputs
-        return quantize_observed(inputs, *(tf.convert_to_tensor(weights[name]) for name in ENDS))
+        n = namespace(inputs)
+        return quantize_observed(inputs, *(n.tensor(variables[name]) for name in ENDS))
 
-    def observe(self, inputs: tf.Tensor, weights: dict[str, Any]) -> tf.Tensor:
-        """Takes one batch into the range; returns how many there were before."""
-        values = tf.cast(tf.stop_gradient(inputs), tf.float32)
-        ends = {"lowest": tf.reduce_min(values), "highest": tf.reduce_max(values)}
-        lowest, highest = over_replicas(ends).values()
-        finite = tf.math.is_finite(lowest) & tf.math.is_finite(highest)
-        before, after = (tf.convert_to_tensor(weights[name]) for name in ENDS)
-        weights["lowest"].assign(tf.where(finite, tf.minimum(lowest, before), before))
-        weights["highest"].assign(tf.where(finite, tf.maximum(highest, after), after))
-        seen = tf.convert_to_tensor(weights[COUNT])
-        weights[COUNT].assign_add(tf.cast(finite, tf.float32))
-        return seen
-
-
-def when_training(training: Any, observe: Callable[[], tf.Tensor]) -> None:
-    """Calls a function where a layer is called in training, which a tensor may say."""
-    if isinstance(training, bool | int):
-        if training:
-            observe()
-    elif training is not None:
-        tf.cond(tf.cast(training, tf.bool), observe, lambda: tf.constant(0.0))
+    def _observe(self, inputs: Tensor, variables: Variables) -> Tensor:
+        """Takes one batch into the range; returns how many there are."""
+        n = namespace(inputs)
+        values = in_float32(n, n.stop_gradient(inputs))
+        ends = {"lowest": n.min(values), "highest": n.max(values)}
+        lowest, highest = over_replicas(ends, variables).values()
+        finite = n.isfinite(lowest) & n.isfinite(highest)
+        before, after = (n.tensor(variables[name]) for name in ENDS)
+        variables["lowest"].assign(n.where(finite, n.minimum(lowest, before), before))
+        variables["highest"].assign(n.where(finite, n.maximum(highest, after), after))
+        count = n.tensor(variables[COUNT]) + n.cast(finite, "float32")
+        variables[COUNT].assign(count)
+        return count
 
 
-def add_observed(layer: keras.layers.Layer, name: str, shape: tuple[int, ...] = ()) -> tf.Variable:
-    """Makes a variable that follows the data in training."""
-    # Every replica assigns its own, in its step; `over_replicas` has made them equal, so that any
-    # one of them is saved bit for bit, which their mean is not.
-    return layer.add_weight(
-        name=name,
-        shape=shape,
-        dtype=tf.float32,
-        initializer=keras.initializers.Zeros(),
-        trainable=False,
-        synchronization=tf.VariableSynchronization.ON_READ,
-        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-    )
-
-
-def over_replicas(batch: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """What the whole batch has, of what each replica's share has, on all devices and workers.
-
-    Args:
-        batch: float32; the largest is taken of each value, but of "lowest" the smallest.
-    """
-    context = tf.distribute.get_replica_context()
-    if context is None or context.num_replicas_in_sync == 1:
-        return dict(batch)
-    signs = {name: -1.0 if name == "lowest" else 1.0 for name in batch}
-    flat = tf.concat([tf.reshape(signs[name] * v, [-1]) for name, v in batch.items()], axis=0)
-    largest = tf.reduce_max(context.all_gather(flat[None], axis=0), axis=0)
-    parts = tf.split(largest, [value.shape.num_elements() for value in batch.values()])
-    return {
-        name: signs[name] * tf.reshape(part, value.shape)
-        for (name, value), part in zip(batch.items(), parts, strict=True)
-    }
-
-
-def move_averages(
-    weights: Mapping[str, Any], batch: Mapping[str, tf.Tensor], momentum: float
-) -> tf.Tensor:
-    """Takes the values of a batch, if all are finite, into averages: the mean over the first ones.
-
-    Returns:
-        How many batches there were before.
-    """
-    finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(v)) for v in batch.values()])
-    seen = tf.convert_to_tensor(weights[COUNT])
-    share = tf.where(finite, tf.maximum(1.0 / (seen + 1.0), 1.0 - momentum), 0.0)
-    for name, value in batch.items():
-        step = tf.math.multiply_no_nan(value - weights[name], share)
-        weights[name].assign_add(step)
-    weights[COUNT].assign_add(tf.cast(finite, tf.float32))
-    return seen
-
-
-@register_quantizer
-class InputQuantizer(OfInput, RangeObserver):
+class InputQuantizer(RangeObserver):
     """Quantizes an input that is no image to 8 bits, on the range that it has observed.
 
     Forward and backward: those of a `RangeObserver` that rounds.
 
     Args:
         input_type: what the file takes: "int8", the codes, or "float32", of which it makes them.
-        momentum: see `RangeObserver`.
     """
+
+    def __init__(self, *, input_type: str) -> None:
+        super().__init__(rounds=True)
+        self.input_type = input_type
+
+
+def when_training(training: Any, observe: Callable[[], Tensor]) -> None:
+    """Calls a function where a layer is called in training, which a tensor may say."""
+    if isinstance(training, bool | int):
+        if training:
+            observe()
+    elif training is not None:
+        n = namespace(training)
+        n.cond(n.cast(training, "bool"), observe, lambda: n.tensor(0.0))
+
+
+def tensorflow_of(variables: Variables) -> ModuleType | None:
+    """TensorFlow, where the variables of an observer are those of tf_keras."""
+    tensorflow = sys.modules.get("tensorflow")
+    is_own = tensorflow is not None and isinstance(variables[COUNT], tensorflow.Variable)
+    return tensorflow if is_own else None
+
+
+def over_replicas(batch: Mapping[str, Tensor], variables: Variables) -> dict[str, Tensor]:
+    """What the whole batch has, of what each replica's share has, on all devices and workers.
+
+    Every replica of tf_keras assigns its own variables, in its step. As they are equal then, any
+    one of them is saved bit for bit, which their mean, that Keras 3 takes, is not.
+
+    Args:
+        batch: float32; the largest is taken of each value, but of "lowest" the smallest.
+        variables: what the batch is taken into.
+    """
+    tf = tensorflow_of(variables)
+    context = None if tf is None else tf.distribute.get_replica_context()
+    if tf is None or context is None or context.num_replicas_in_sync == 1:
+        return dict(batch)
+    n = namespace(batch["lowest"])
+    signs = {name: -1.0 if name == "lowest" else 1.0 for name in batch}
+    flat = tf.concat([n.reshape(signs[name] * v, [-1]) for name, v in batch.items()], axis=0)
+    largest = n.max(context.all_gather(flat[None], axis=0), axis=0)
+    parts = tf.split(largest, [value.shape.num_elements() for value in batch.values()])
+    return {
+        name: signs[name] * n.reshape(part, value.shape)
+        for (name, value), part in zip(batch.items(), parts, strict=True)
+    }
+
+
+def move_averages(variables: Variables, batch: Mapping[str, Tensor], momentum: float) -> Tensor:
+    """Takes the values of a batch, if all are finite, into averages: the mean over the first ones.
+
+    Args:
+        variables: `observations`, and those of which the batch has values.
+        batch: the values, by the names of the variables.
+        momentum: weight of the past.
+
+    Returns:
+        How many batches there were before.
+    """
+    n = namespace(batch["lowest"])
+    finite = n.all(n.stack([n.all(n.isfinite(value)) for value in batch.values()]))
+    seen = n.tensor(variables[COUNT])
+    share = n.maximum(1.0 / (seen + 1.0), 1.0 - momentum)
+    for name, value in batch.items():
+        before = n.tensor(variables[name])
+        variables[name].assign(before + n.where(finite, (value - before) * share, 0.0))
+    variables[COUNT].assign(seen + n.cast(finite, "float32"))
+    return seen
 
 
 def expected_largest(values: np.ndarray) -> float:

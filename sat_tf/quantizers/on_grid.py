@@ -1,19 +1,27 @@
 """What weight quantizers share: bits and ranges, and what a row of the table of grids says."""
 
+import dataclasses
 from typing import ClassVar
 
 from sat_tf.core.grid_table import Grid, find_grid
 from sat_tf.quantizers.protocol import WeightQuantizer
 
 
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class RoundedWeights(WeightQuantizer):
     """A quantizer of weights with scales for a layer or for its channels.
 
-    Attributes:
+    Args:
+        num_bits: 1 to 8, or None to not round.
         range_axes: kernel axes with a scale of their own; () for one scale a layer.
+        rescale: name of SAT's rescaling, or None.
+        fan_out: the layer's n̂, for the rescaling.
     """
 
-    range_axes: tuple[int, ...]
+    num_bits: int | None
+    range_axes: tuple[int, ...] = ()
+    rescale: str | None = None
+    fan_out: int = 1
 
     @property
     def bits(self) -> int:
@@ -31,16 +39,27 @@ class RoundedWeights(WeightQuantizer):
         """Whether output channels have scales of their own."""
         return bool(self.range_axes)
 
+    def _described(self, method: str, unit: str) -> str:
+        """The words that all of them have for `describe`."""
+        rounded = "not rounded" if self.num_bits is None else f"of {self.num_bits} bits"
+        whose = "channel" if self.channels_differ else "layer"
+        rescaled = f"{self.rescale} rescale" if self.rescale else "no rescale"
+        return f"{method} weights {rounded}{unit} per {whose}, {rescaled}"
 
+
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class WeightsOnGrid(RoundedWeights):
     """One whose codes are those of a row of `grid_table.GRIDS`.
 
-    Attributes:
+    Args:
         grid: the name of one, or of `grid_table.AUTOMATIC`.
+        **settings: those of `RoundedWeights`.
     """
 
-    grid: str
+    follows_grid: ClassVar[bool] = True
     zeros_stay_with: ClassVar[str] = "weight_grid='narrow'"
+
+    grid: str = "auto"
 
     @property
     def row(self) -> Grid:

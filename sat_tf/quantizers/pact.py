@@ -1,70 +1,72 @@
 """Activations with a clipping level: PACT, CG-PACT, and their forms for what can be negative."""
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-import tensorflow as tf
-import tf_keras as keras
 
 from sat_tf.core import asymmetric, grid, pact
 from sat_tf.core.ranges import scale_and_zero
+from sat_tf.core.tensors import Tensor, namespace
 from sat_tf.quantizers.best_levels import (
     best_clipping_level,
     best_offset_level,
     search,
 )
-from sat_tf.quantizers.constructors import OfClipping, OfClippingAndRounding, OfOffset, OfUnit
+from sat_tf.quantizers.measuring import CodeRange, Function, Variables
 from sat_tf.quantizers.protocol import (
     ActivationQuantizer,
     ActivationRequest,
-    CodeRange,
-    Function,
-    Variables,
+    VariableSpec,
     bits_of,
-    register_quantizer,
 )
 from sat_tf.quantizers.settings import (
     CLIPPING_LEVEL,
     SMALLEST_CLIPPING_LEVEL,
-    SURROGATE_OPTIONS,
+    WithSurrogate,
     first_clipping_level,
 )
 
 
-class ClippingQuantizer(OfClipping, ActivationQuantizer):
-    """A quantizer with a trainable clipping level."""
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
+class ClippingQuantizer(ActivationQuantizer):
+    """A quantizer with a trainable clipping level.
+
+    Args:
+        num_bits: bits of the codes.
+        initial_clipping_level: where the trainable `clipping_level` starts.
+        gradient: a row of `clipping_gradients`.
+        ceiling: max_value of the rectifier it replaces; no clipping level taken from data or from a
+            policy starts above it.
+        rate: factor on the gradient of the clipping level, above 0.
+    """
 
     has_clipping_level: ClassVar[bool] = True
-    gradient: str
-    initial_clipping_level: float
+
+    num_bits: int
+    initial_clipping_level: float = 8.0
+    gradient: str = "calibrated"
+    ceiling: float | None = None
+    rate: float = 1.0
 
     @classmethod
-    def create(cls, request: ActivationRequest) -> ActivationQuantizer:
-        """The quantizer of one tensor that it serves."""
-        return cls(**settings_of(request), **request.options)
+    def asked(cls, request: ActivationRequest) -> dict[str, Any]:
+        """Takes of a request what the constructor needs."""
+        names = ("num_bits", "gradient", "rate", "ceiling")
+        return {name: getattr(request, name) for name in names}
 
-    @classmethod
-    def asked_names(cls) -> tuple[str, ...]:
-        """The arguments of the constructor that a policy and the graph give it."""
-        return ("num_bits", "initial_clipping_level", "gradient", "ceiling", "rate")
-
-    def build(self, tensor_shape: Any, name: str, layer: keras.layers.Layer) -> dict[str, Any]:
-        """Makes the trainable scalar `clipping_level`, at least 1e-3 and without weight decay."""
-        del tensor_shape, name
+    def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
+        """The trainable scalar `clipping_level`, at least 1e-3."""
+        del shape
         start = first_clipping_level(self.initial_clipping_level, self.ceiling)
-        level = layer.add_weight(
-            name=CLIPPING_LEVEL,
-            shape=(),
-            dtype=tf.float32,
-            initializer=keras.initializers.Constant(start),
-            trainable=True,
-            constraint=AtLeast(SMALLEST_CLIPPING_LEVEL),
-        )
+        level = VariableSpec(start=start, trainable=True, lowest=SMALLEST_CLIPPING_LEVEL)
         return {CLIPPING_LEVEL: level}
 
-    def level(self, weights: Variables) -> tf.Tensor:
+    def level(self, variables: Variables) -> Tensor:
         """The clipping level, which learns at its own rate."""
-        level = weights[CLIPPING_LEVEL]
+        level = variables[CLIPPING_LEVEL]
+        level = namespace(level).tensor(level)
         return level if self.rate == 1.0 else pact.learning_at_rate(level, self.rate)
 
     def best_level(
@@ -75,40 +77,25 @@ class ClippingQuantizer(OfClipping, ActivationQuantizer):
         function: Function | None = None,
     ) -> float:
         """The clipping level with the smallest error on values, by the quantizer's own forward."""
+        tensor = namespace(values).tensor
 
         def quantize(values: np.ndarray, level: float) -> np.ndarray:
-            variables = {CLIPPING_LEVEL: tf.constant(level, tf.float32)}
-            return np.asarray(self(tf.constant(values), False, variables).numpy())
+            variables = {CLIPPING_LEVEL: tensor(np.float32(level))}
+            return np.asarray(self(tensor(values), False, variables))
 
         return search(quantize, values, largest, self.num_bits, counts=counts, function=function)
 
 
-def settings_of(request: ActivationRequest) -> dict[str, Any]:
-    """What a quantizer with a clipping level takes of a request."""
-    names = ("num_bits", "gradient", "rate", "ceiling")
-    return {name: getattr(request, name) for name in names}
-
-
-class RoundingQuantizer(OfClippingAndRounding, ClippingQuantizer):
-    """A quantizer with a clipping level that has a choice of what rounding passes back."""
-
-    @classmethod
-    def option_names(cls) -> tuple[str, ...]:
-        """What a policy may choose."""
-        return SURROGATE_OPTIONS
-
-
-class UpToItsLevel(RoundingQuantizer):
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
+class UpToItsLevel(WithSurrogate, ClippingQuantizer):
     """A quantizer whose largest value is its clipping level; where `signed`, on both sides."""
 
-    def __call__(
-        self, inputs: tf.Tensor, training: Any, weights: Variables, **kwargs: Any
-    ) -> tf.Tensor:
+    def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
         """The quantized tensor, in the type of `inputs`."""
-        del training, kwargs
-        return self.quantized(inputs, self.level(weights), bits_of(self.num_bits, weights))
+        del training
+        return self.quantized(inputs, self.level(variables), bits_of(self.num_bits, variables))
 
-    def quantized(self, inputs: tf.Tensor, level: tf.Tensor, bits: grid.Bits) -> tf.Tensor:
+    def quantized(self, inputs: Tensor, level: Tensor, bits: grid.Bits) -> Tensor:
         """`pact.quantize_activation`, or where `signed` `pact.quantize_stream`."""
         quantize = pact.quantize_stream if self.signed else pact.quantize_activation
         return quantize(inputs, level, bits, self.gradient, **self.passed_back)
@@ -116,23 +103,23 @@ class UpToItsLevel(RoundingQuantizer):
     def code_range(self, variables: Variables) -> CodeRange:
         """Codes 0..a, or -a/2..a/2.
 
-        >>> found = StreamQuantizer(num_bits=3).code_range({"clipping_level": tf.constant(6.0)})
+        >>> found = StreamQuantizer(num_bits=3).code_range({"clipping_level": np.float32(6.0)})
         >>> float(found.scale), float(found.lowest), found.intervals
         (2.0, -3.0, 6)
         """
-        level = tf.convert_to_tensor(variables[CLIPPING_LEVEL])
-        return (_symmetric if self.signed else _unsigned)(self.num_bits, level)
+        return _up_to(variables[CLIPPING_LEVEL], self.num_bits, self.signed)
 
-    def float_twin(self, inputs: tf.Tensor) -> tf.Tensor:
+    def float_twin(self, inputs: Tensor) -> Tensor:
         """What it would be without rounding and with no clipping but the rectifier's own."""
         made = super().float_twin(inputs)
         if self.signed or self.ceiling is None:
             return made
-        return tf.minimum(made, tf.cast(self.ceiling, inputs.dtype))
+        return namespace(made).minimum(made, self.ceiling)
 
     def highest_value(self, variables: Variables) -> float:
         """The clipping level."""
-        return float(tf.convert_to_tensor(variables[CLIPPING_LEVEL]).numpy())
+        level = variables[CLIPPING_LEVEL]
+        return float(namespace(level).tensor(level))
 
     def best_level(
         self,
@@ -147,7 +134,6 @@ class UpToItsLevel(RoundingQuantizer):
         )
 
 
-@register_quantizer
 class PactQuantizer(UpToItsLevel):
     """Rectifies, clips and quantizes to 0..2^b - 1: `pact.quantize_activation` (Eq. 11 to 13)."""
 
@@ -161,65 +147,52 @@ class PactQuantizer(UpToItsLevel):
     @classmethod
     def create(cls, request: ActivationRequest) -> ActivationQuantizer:
         """The quantizer of this file for the values that a tensor has."""
-        settings, reach = {**settings_of(request), **request.options}, request.reach
+        reach = request.reach
+        kind: type[ActivationQuantizer] = cls
         if reach is None:
-            return (StreamQuantizer if request.signed else cls)(**settings)
-        if reach.highest is not None:
-            signed = reach.is_negative
-            return UnitQuantizer(num_bits=request.num_bits, signed=signed, **request.options)
-        if reach.lowest is None:
-            return StreamQuantizer(**settings)
-        if not reach.is_negative:
-            return cls(**settings)
-        return OffsetQuantizer(**settings, lowest=reach.lowest, share=reach.share)
+            kind = StreamQuantizer if request.signed else cls
+        elif reach.highest is not None:
+            kind = UnitQuantizer
+        elif reach.lowest is None:
+            kind = StreamQuantizer
+        elif reach.is_negative:
+            kind = OffsetQuantizer
+        return kind(**kind.asked(request), **request.options)
 
 
-@register_quantizer
 class StreamQuantizer(UpToItsLevel):
     """Clips and quantizes a tensor that can be negative: `pact.quantize_stream`."""
 
     signed = True
 
 
-@register_quantizer
-class OffsetQuantizer(OfOffset, RoundingQuantizer):
-    """Clips and quantizes a tensor with a small negative part: `asymmetric.quantize_offset`.
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
+class BelowZero(WithSurrogate, ClippingQuantizer):
+    """A quantizer whose range reaches less far below 0 than above; see `quantize_offset`.
 
     Args:
-        lowest: see `asymmetric.quantize_offset`.
-        share: see there.
+        lowest: -ℓ, see `asymmetric.quantize_offset`.
+        share: ρ, see there.
         **settings: those of the other quantizers with a clipping level.
     """
 
     signed = True
     rounds_before_clipping: ClassVar[bool] = True
 
-    def __call__(
-        self, inputs: tf.Tensor, training: Any, weights: Variables, **kwargs: Any
-    ) -> tf.Tensor:
-        """The quantized tensor, in the type of `inputs`."""
-        del training, kwargs
-        return asymmetric.quantize_offset(
-            inputs,
-            self.level(weights),
-            bits_of(self.num_bits, weights),
-            self.gradient,
-            lowest=self.lowest,
-            share=self.share,
-            **self.passed_back,
-        )
+    lowest: float = 0.0
+    share: float = 0.0
+
+    @classmethod
+    def asked(cls, request: ActivationRequest) -> dict[str, Any]:
+        """Takes of a request what the constructor needs."""
+        reach = request.reach or asymmetric.POSITIVE
+        own = {"lowest": reach.lowest or 0.0, "share": reach.share}
+        return {**super().asked(request), **own}
 
     @property
     def is_symmetric(self) -> bool:
-        """Never: it is for what reaches less far below 0."""
+        """Never."""
         return False
-
-    def code_range(self, variables: Variables) -> CodeRange:
-        """Codes -z..a - z."""
-        intervals = grid.levels(self.num_bits)
-        level = tf.convert_to_tensor(variables[CLIPPING_LEVEL])
-        scale, below = scale_and_zero(level, intervals, self.lowest, self.share, tf.floor)
-        return CodeRange(scale, -below, intervals)
 
     def best_level(
         self,
@@ -235,8 +208,33 @@ class OffsetQuantizer(OfOffset, RoundingQuantizer):
         )
 
 
-@register_quantizer
-class UnitQuantizer(OfUnit, ActivationQuantizer):
+class OffsetQuantizer(BelowZero):
+    """Clips and quantizes a tensor with a small negative part: `asymmetric.quantize_offset`."""
+
+    def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
+        """The quantized tensor, in the type of `inputs`."""
+        del training
+        return asymmetric.quantize_offset(
+            inputs,
+            self.level(variables),
+            bits_of(self.num_bits, variables),
+            self.gradient,
+            lowest=self.lowest,
+            share=self.share,
+            **self.passed_back,
+        )
+
+    def code_range(self, variables: Variables) -> CodeRange:
+        """Codes -z..a - z."""
+        intervals = grid.levels(self.num_bits)
+        level = variables[CLIPPING_LEVEL]
+        n = namespace(level)
+        scale, below = scale_and_zero(n.tensor(level), intervals, self.lowest, self.share, n.floor)
+        return CodeRange(scale, -below, intervals)
+
+
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
+class UnitQuantizer(WithSurrogate, ActivationQuantizer):
     """Quantizes what is between 0 and 1, or between -1 and 1, by its own definition.
 
     `pact.quantize_activation` or `pact.quantize_stream` with a clipping level of 1, which is no
@@ -249,25 +247,20 @@ class UnitQuantizer(OfUnit, ActivationQuantizer):
         surrogate_strength: see there; None is the usual one.
     """
 
-    def __call__(
-        self, inputs: tf.Tensor, training: Any, weights: Variables, **kwargs: Any
-    ) -> tf.Tensor:
-        """The quantized tensor, in the type of `inputs`."""
-        del training, kwargs
-        quantize = pact.quantize_stream if self.signed else pact.quantize_activation
-        bits = bits_of(self.num_bits, weights)
-        return quantize(
-            inputs,
-            tf.constant(1.0),
-            bits,
-            surrogate=self.surrogate,
-            strength=self.surrogate_strength,
-        )
+    num_bits: int
+    signed: bool = False
 
     @classmethod
-    def option_names(cls) -> tuple[str, ...]:
-        """What a policy may choose."""
-        return SURROGATE_OPTIONS
+    def asked(cls, request: ActivationRequest) -> dict[str, Any]:
+        """Takes of a request what the constructor needs."""
+        reach = request.reach
+        return {"num_bits": request.num_bits, "signed": reach is not None and reach.is_negative}
+
+    def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
+        """The quantized tensor, in the type of `inputs`."""
+        del training
+        quantize = pact.quantize_stream if self.signed else pact.quantize_activation
+        return quantize(inputs, 1.0, bits_of(self.num_bits, variables), **self.passed_back)
 
     @property
     def is_unit(self) -> bool:
@@ -282,30 +275,13 @@ class UnitQuantizer(OfUnit, ActivationQuantizer):
     def code_range(self, variables: Variables) -> CodeRange:
         """Codes 0..a, or -a/2..a/2."""
         del variables
-        return (_symmetric if self.signed else _unsigned)(self.num_bits, tf.constant(1.0))
+        return _up_to(1.0, self.num_bits, self.signed)
 
 
-def _unsigned(num_bits: int, highest: tf.Tensor) -> CodeRange:
-    intervals = grid.levels(num_bits)
-    return CodeRange(highest / float(intervals), tf.constant(0.0), intervals)
-
-
-def _symmetric(num_bits: int, highest: tf.Tensor) -> CodeRange:
-    intervals = grid.levels(num_bits, "narrow")
-    return CodeRange((highest + highest) / float(intervals), tf.constant(-intervals / 2), intervals)
-
-
-@keras.utils.register_keras_serializable(package="sat_tf")
-class AtLeast(keras.constraints.Constraint):
-    """Keeps a variable at or above a value; clipping levels must stay positive."""
-
-    def __init__(self, minimum: float) -> None:
-        self.minimum = minimum
-
-    def __call__(self, w: tf.Tensor) -> tf.Tensor:
-        """The values of `w`, none below the minimum."""
-        return tf.maximum(w, tf.cast(self.minimum, w.dtype))
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
-        return {"minimum": self.minimum}
+def _up_to(highest: Any, num_bits: int, signed: bool) -> CodeRange:
+    """The codes of a range that ends at a number, a tensor or a variable."""
+    n = namespace(highest)
+    highest, intervals = n.tensor(highest), grid.levels(num_bits, "narrow" if signed else "dorefa")
+    width = highest + highest if signed else highest
+    lowest = n.tensor(-intervals / 2 if signed else 0.0)
+    return CodeRange(width / float(intervals), lowest, intervals)

@@ -1,41 +1,71 @@
-"""What every quantizer answers: all that the rest of the package knows of one.
+"""What a quantizer declares and computes, on tensors of TensorFlow or of any backend of Keras 3.
 
 A **weight quantizer** makes effective weights of latent ones, and says which integer codes they
 are: effective = codes · scale, one scale for each output channel, which is what a file holds. An
 **activation quantizer** makes a quantized tensor of a float one, and says its bits, its scale and
-its ends. Placement, calibration, requantization, analysis, planning and export ask these questions
-and know no class; `sat_tf.quantizers.table` names the classes.
+its ends. What else is asked of them stands in `measuring.py`; `sat_tf.quantizers.table` names the
+classes.
+
+A quantizer holds no variables. It declares them, and the layer around it makes them: the wrapper of
+tf_keras (`sat_tf.qat.wrapper`) or the layer of Keras 3 (`sat_tf.keras3.quantized_layer`). Nothing
+here needs TensorFlow.
 """
 
 import abc
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Self
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-import numpy as np
-import tensorflow as tf
-import tensorflow_model_optimization as tfmot
-import tf_keras as keras
-
-from sat_tf.core.asymmetric import Reach
-from sat_tf.core.grid_table import LARGEST_INT8
+from sat_tf.core.tensors import Tensor, namespace
 from sat_tf.messages import did_you_mean
 from sat_tf.quantizers.input_range import InputRange
+from sat_tf.quantizers.measuring import MeasuredActivations, MeasuredWeights, Variables
 from sat_tf.quantizers.seen_values import SeenValues
 
-register_quantizer = keras.utils.register_keras_serializable(package="sat_tf")
+if TYPE_CHECKING:
+    from sat_tf.core.asymmetric import Reach
+
 # Among the variables a quantizer is called with, where its layer has a floor under its bits.
 BIT_FLOOR = "bit_floor"
-
-# What a quantizer's variables are called by, and what they are.
-Variables = Mapping[str, Any]
-# Of many values at once, float32, each for itself.
-Function = Callable[[np.ndarray], np.ndarray]
+# Settings that no policy gives: they follow from the model.
+_SET_LATER = ("initial_gain", "initial_clipping_level")
 
 
-class SatQuantizer(tfmot.quantization.keras.quantizers.Quantizer):
-    """What all quantizers of sat-tf share: they are equal when their settings are.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VariableSpec:
+    """A variable that a layer makes for its quantizer. None has weight decay.
+
+    Attributes:
+        shape: of the variable.
+        start: its first value, everywhere.
+        dtype: its type.
+        trainable: whether the optimizer changes it.
+        lowest: what no value of it is below after a step; None for any.
+        follows_data: whether it is assigned in training, as the statistics of BatchNormalization.
+    """
+
+    shape: Sequence[int] = ()
+    start: float = 0
+    dtype: str = "float32"
+    trainable: bool = False
+    lowest: float | None = None
+    follows_data: bool = False
+
+
+def bits_of(num_bits: int, variables: Variables) -> Any:
+    """The bits of a quantizer; a tensor where there is a floor that comes down in training."""
+    floor = variables.get(BIT_FLOOR)
+    if floor is None or num_bits == 8:  # nothing is above
+        return num_bits
+    n = namespace(floor)
+    return n.maximum(n.tensor(floor), num_bits)
+
+
+class Quantizer(abc.ABC):
+    """What all quantizers share: they are equal when their settings are.
+
+    Each argument of a constructor is kept in an attribute of its name.
 
     Attributes:
         input_type: what the file takes for the input that it quantizes; None for a quantizer of any
@@ -51,28 +81,69 @@ class SatQuantizer(tfmot.quantization.keras.quantizers.Quantizer):
     observes_range: ClassVar[bool] = False
     rounds: bool = False
 
-    def build(self, tensor_shape: Any, name: str, layer: keras.layers.Layer) -> dict[str, Any]:
-        """Makes no variables."""
-        del tensor_shape, name, layer
+    def __post_init__(self) -> None:
+        """Takes the axes that JSON has as lists, in those that are dataclasses."""
+        for name, value in vars(self).items():
+            if name.endswith("_axes") and value is not None:
+                setattr(self, name, tuple(value))
+
+    def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
+        """The variables that it needs, by name, in the order in which they are made; none here.
+
+        Args:
+            shape: of the kernel, or of the tensor with its batch.
+        """
+        del shape
         return {}
 
-    def assume_fed(self, weights: Variables, scale: float) -> None:
+    @abc.abstractmethod
+    def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
+        """Effective weights in float32, or the quantized tensor in the type of `inputs`.
+
+        Differentiable. In training it may assign variables that follow the data, by each replica
+        for itself.
+
+        Args:
+            inputs: latent weights in float32; or a tensor of any floating type.
+            training: whether the layer is in training, which in TensorFlow a tensor may say; False
+                for a frozen layer.
+            variables: those of `variables`, by name.
+        """
+
+    def assume_fed(self, variables: Variables, scale: float) -> None:
         """Gives variables that calibration would set plausible values; most have none.
 
         Plans are made of models that have seen nothing, and of what their files would be later.
 
         Args:
-            weights: the variables that `build` made.
+            variables: its own.
             scale: of the range, where it is not known beforehand.
         """
+        del variables, scale
 
-    @abc.abstractmethod
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
+        """The arguments of the constructor, in values that JSON has."""
+        values = {name: getattr(self, name) for name in self._argument_names()}
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Makes one of what `get_config` gave."""
+        return cls(**config)
 
     def with_settings(self, **settings: Any) -> Self:
         """The same quantizer with other settings."""
         return type(self)(**{**self.get_config(), **settings})
+
+    @classmethod
+    def _argument_names(cls) -> tuple[str, ...]:
+        named = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        return tuple(p.name for p in inspect.signature(cls).parameters.values() if p.kind in named)
+
+    @classmethod
+    def asked_names(cls) -> tuple[str, ...]:
+        """The arguments of the constructor that a policy and the graph give it."""
+        return ("num_bits",)
 
     @classmethod
     def option_names(cls) -> tuple[str, ...]:
@@ -82,14 +153,8 @@ class SatQuantizer(tfmot.quantization.keras.quantizers.Quantizer):
         >>> WEIGHT_QUANTIZERS["dorefa"].option_names()
         ('surrogate', 'surrogate_strength')
         """
-        taken = inspect.signature(cls).parameters.values()
-        named = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        return tuple(p.name for p in taken if p.kind in named and p.name not in cls.asked_names())
-
-    @classmethod
-    def asked_names(cls) -> tuple[str, ...]:
-        """The arguments of the constructor that a policy and the graph give it."""
-        return ("num_bits",)
+        given = (*cls.asked_names(), *_SET_LATER)
+        return tuple(name for name in cls._argument_names() if name not in given)
 
     @classmethod
     def option_problems(cls, options: Mapping[str, Any]) -> list[str]:
@@ -112,6 +177,14 @@ class SatQuantizer(tfmot.quantization.keras.quantizers.Quantizer):
     @classmethod
     def _try_options(cls, options: Mapping[str, Any]) -> None:
         """Makes one with these options, which raises what is wrong with their values."""
+        del options
+
+    def describe(self) -> str:
+        """One line for people, with its options."""
+        config = self.get_config()
+        options = [f"{name}={config[name]!r}" for name in self.option_names() if name in config]
+        name = type(self).__name__
+        return f"{name} ({', '.join(options)})" if options else name
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
@@ -124,14 +197,6 @@ class SatQuantizer(tfmot.quantization.keras.quantizers.Quantizer):
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in self.get_config().items())
         return f"{type(self).__name__}({settings})"
-
-
-def bits_of(num_bits: int, weights: Variables) -> Any:
-    """The bits of a quantizer; a tensor where there is a floor that comes down in training."""
-    floor = weights.get(BIT_FLOOR)
-    if floor is None or num_bits == 8:  # nothing is above
-        return num_bits
-    return tf.maximum(tf.convert_to_tensor(floor), num_bits)
 
 
 # -- weights -------------------------------------------------------------------------------------
@@ -163,27 +228,18 @@ class WeightRequest:
     keeps_function: bool = False
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
-
-@dataclasses.dataclass(frozen=True)
-class IntegerWeights:
-    """Weights as a file holds them: effective = codes · scales.
-
-    Attributes:
-        codes: int32, shaped like the kernel.
-        scales: real value of one code, positive; of the kernel's rank, with length 1 along every
-            axis but those of output channels, and along these too where they share one.
-    """
-
-    codes: tf.Tensor
-    scales: tf.Tensor
+    @property
+    def range_axes(self) -> tuple[int, ...]:
+        """The kernel's axes with a range of their own."""
+        return self.channel_axes if self.range == "channel" else ()
 
 
-class WeightQuantizer(SatQuantizer):
+class WeightQuantizer(MeasuredWeights, Quantizer):
     """Makes the effective weights of a layer from its latent ones, the variable that is trained.
 
-    Required: the constructor, `__call__`, `integer_weights`, `largest_code` and
-    `get_config`. The rest has answers that hold for a quantizer whose latent weights are of the
-    size of float ones, with codes from -`largest_code` to `largest_code`.
+    Required: the constructor, `__call__`, `integer_weights` and `largest_code`. The rest has
+    answers that hold for a quantizer whose latent weights are of the size of float ones, with codes
+    from -`largest_code` to `largest_code`.
 
     Attributes:
         num_bits: 1 to 8; None makes the effective weights without rounding them.
@@ -191,65 +247,26 @@ class WeightQuantizer(SatQuantizer):
         follows_grid: whether it takes `weight_grid` from the policy; one that does not has codes of
             its own, and a policy that names a grid for it is refused.
         fewest_bits: with fewer it does not exist, and a policy that asks for them is refused.
-        zeros_stay_with: what a policy sets so that weights of 0 stay 0, where it has no 0.
     """
 
-    num_bits: int | None
     rescale: str | None = None
     follows_grid: ClassVar[bool] = False
-    zeros_stay_with: ClassVar[str] = "weight_quantizer='lsq'"
     fewest_bits: ClassVar[int] = 1
-
-    NOT_QUANTIZED: ClassVar[str] = (
-        "received a layer whose weights are not quantized, expected 1 to 8 weight bits; call "
-        "sat_tf.requantize(model, policy) with a policy that has weight_bits, train, and "
-        "export again"
-    )
-
-    @abc.abstractmethod
-    def __call__(
-        self, inputs: tf.Tensor, training: Any, weights: Variables, **kwargs: Any
-    ) -> tf.Tensor:
-        """Effective weights from latent weights, both float32; differentiable.
-
-        In training it may assign variables that it has made, by each replica for itself. A layer
-        that is frozen is not in training.
-        """
-
-    @abc.abstractmethod
-    def integer_weights(self, latent: tf.Tensor, variables: Variables) -> IntegerWeights:
-        """The codes and scales of the effective weights; the quantizer rounds.
-
-        The product is what `__call__` gives, up to a few roundings of float32: the export refuses
-        a layer of which that does not hold.
-        """
-
-    @property
-    @abc.abstractmethod
-    def largest_code(self) -> int:
-        """The largest magnitude among its codes."""
-
-    @property
-    def code_ends(self) -> tuple[int, int]:
-        """The smallest and the largest of its codes."""
-        return -self.largest_code, self.largest_code
-
-    def code_ends_of(self, kernel: tf.Tensor) -> tuple[int, int]:
-        """Those of weights that start at a float kernel, where it tells more than the bits do."""
-        del kernel
-        return self.code_ends
-
-    # -- how it is made ----------------------------------------------------------------------------
 
     @classmethod
     def create(cls, request: WeightRequest) -> "WeightQuantizer":
         """The quantizer of one kernel."""
-        return cls(num_bits=request.num_bits, channel_axes=request.channel_axes, **request.options)
+        return cls(**cls.asked(request), **request.options)
+
+    @classmethod
+    def asked(cls, request: WeightRequest) -> dict[str, Any]:
+        """Takes of a request what the constructor needs."""
+        return {"num_bits": request.num_bits, "channel_axes": request.channel_axes}
 
     @classmethod
     def asked_names(cls) -> tuple[str, ...]:
         """The arguments of the constructor that a policy and the graph give it."""
-        return ("num_bits", "channel_axes")
+        return tuple(cls.asked(WeightRequest(num_bits=8)))
 
     @classmethod
     def _try_options(cls, options: Mapping[str, Any]) -> None:
@@ -273,26 +290,30 @@ class WeightQuantizer(SatQuantizer):
         """Whether the function of a pretrained layer is in its variables."""
         return False
 
-    def unrounded(self, latent: tf.Tensor) -> tf.Tensor:
+    def unrounded(self, latent: Tensor) -> Tensor:
         """The effective weights before rounding, of a quantizer without variables."""
         return self.with_settings(num_bits=None)(latent, False, {})
 
-    def start(self, kernel: tf.Variable, variables: Variables) -> None:
+    def begin(self, kernel: Any, variables: Variables) -> None:
         """Gives its variables values that fit the latent weights; it has none here.
 
         Args:
             kernel: the latent weights, which stay as they are.
-            variables: those that `build` made.
+            variables: its own.
         """
 
-    def keep_function(self, kernel: tf.Variable, variables: Variables) -> None:
+    def keep_function(self, kernel: Any, variables: Variables) -> None:
         """Gives a float kernel, and the quantizer's variables, values that keep the function.
 
         Here the float weights are the latent ones.
-        """
-        self.start(kernel, variables)
 
-    def describe_start(self, kernel: np.ndarray) -> str:
+        Args:
+            kernel: a variable.
+            variables: its own.
+        """
+        self.begin(kernel, variables)
+
+    def describe_start(self, kernel: Any) -> str:
         """In words, how the latent weights of a float kernel start, and why."""
         del kernel
         return "keeps function and gradients: latent weights of the kernel's own size"
@@ -312,7 +333,7 @@ class WeightQuantizer(SatQuantizer):
 
     def carry(
         self,
-        latent: tf.Tensor,
+        latent: Tensor,
         variables: Variables,
         before: "WeightQuantizer",
         before_variables: Variables,
@@ -332,81 +353,6 @@ class WeightQuantizer(SatQuantizer):
         for name, variable in variables.items():
             if name in before_variables and before_variables[name].shape == variable.shape:
                 variable.assign(before_variables[name])
-
-    # -- what is known of its codes ----------------------------------------------------------------
-
-    @property
-    def grid_name(self) -> str:
-        """What the grid of its codes is called: as the quantizer itself."""
-        return self.policy_name or "integers"
-
-    @property
-    def channels_differ(self) -> bool:
-        """Whether output channels have ranges, and so scales, of their own."""
-        return True
-
-    @property
-    def holds_zero(self) -> bool:
-        """Whether a weight of 0 stays 0."""
-        return True
-
-    @property
-    def top_unit(self) -> int:
-        """The largest of the integers n = 0..top that `units` gives."""
-        return 2 * self.largest_code
-
-    def code_count(self, variables: Variables) -> int:
-        """How many different codes its weights can have; `top_unit` + 1, but for special ones."""
-        del variables
-        return self.top_unit + 1
-
-    def units(self, latent: tf.Tensor, variables: Variables) -> tf.Tensor:
-        """The codes as integers n = 0..top, float32, by which they are counted and compared."""
-        codes = self.integer_weights(latent, variables).codes
-        return tf.cast(codes + self.largest_code, tf.float32)
-
-    def can_be_held(self, latent: tf.Tensor, variables: Variables) -> tf.Tensor:
-        """Which weights may be frozen at their codes while the others train: none by default."""
-        del variables
-        return tf.zeros(latent.shape, tf.bool)
-
-    def hold(
-        self, latent: tf.Tensor, variables: Variables, units: tf.Tensor, held: tf.Tensor
-    ) -> tf.Tensor:
-        """Latent weights of which those that are held have the given integers."""
-        del variables, units, held
-        return latent
-
-    def stages(self, latent: tf.Tensor) -> dict[str, tf.Tensor]:
-        """What it makes of latent weights on the way, by the names of `analysis.WeightUse`."""
-        del latent
-        return {}
-
-    def rescale_constant(self, latent: tf.Tensor, variables: Variables) -> float | None:
-        """What the quantized weights are multiplied by; the mean, where channels have their own."""
-        del latent, variables
-        return None
-
-    def export_problem(self) -> str | None:
-        """Why its weights have no int8 codes, and what to do; None where they have."""
-        if self.num_bits is None:
-            return self.NOT_QUANTIZED
-        if self.fits_int8:
-            return None
-        return (
-            f"received {self.num_bits}-bit weights of {self!r}, whose codes reach "
-            f"{self.largest_code}, expected at most {LARGEST_INT8} to fit int8; requantize with "
-            "fewer bits"
-        )
-
-    @property
-    def fits_int8(self) -> bool:
-        """Whether a file holds its codes; also where there are none, because nothing is rounded."""
-        return self.num_bits is None or self.largest_code <= LARGEST_INT8
-
-    def describe(self) -> str:
-        """One line for people, with its options."""
-        return _described(self)
 
 
 # -- activations -----------------------------------------------------------------------------------
@@ -428,81 +374,33 @@ class ActivationRequest:
 
     num_bits: int
     signed: bool = False
-    reach: Reach | None = None
+    reach: "Reach | None" = None
     ceiling: float | None = None
     gradient: str = "calibrated"
     rate: float = 1.0
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-@dataclasses.dataclass(frozen=True)
-class CodeRange:
-    """Codes lowest..lowest + intervals, each worth `scale`; code 0 is real 0.
-
-    Attributes:
-        scale: the real value of one code, a float32 scalar tensor.
-        lowest: the lowest code, a float32 scalar tensor that holds an integer.
-        intervals: the highest code minus the lowest.
-    """
-
-    scale: tf.Tensor
-    lowest: tf.Tensor
-    intervals: int
-
-    @property
-    def ends(self) -> tuple[int, int]:
-        """The lowest and the highest code."""
-        lowest = int(self.lowest)
-        return lowest, lowest + self.intervals
-
-    @property
-    def zero_point(self) -> int:
-        """The int8 number that a file stores for real 0.
-
-        0 where the range is symmetric; else the highest code is stored as 127, where int8
-        saturates.
-        """
-        lowest, highest = self.ends
-        return 0 if lowest == -highest else LARGEST_INT8 - highest
-
-
-class ActivationQuantizer(SatQuantizer):
+class ActivationQuantizer(MeasuredActivations, Quantizer):
     """Quantizes the tensor that a layer makes, to codes of 1 to 8 bits.
 
-    Required: the constructor, `__call__`, `code_range` and `get_config`; with a clipping
-    level, `ClippingQuantizer` has the rest of what that takes.
+    Required: the constructor, `__call__` and `code_range`; with a clipping level,
+    `ClippingQuantizer` has the rest of what that takes.
 
     Attributes:
-        num_bits: bits of the codes.
-        signed: whether it has codes for negative values. One that has none gives 0 for them, and
-            takes the place of a rectifier in front of it, unless `rectifies` says otherwise.
         has_clipping_level: whether its range is a variable, `clipping_level`, that is trained and
             calibrated.
         has_own_gradient: whether it defines the gradient of its level, so that `clipping_gradient`
             of a policy has no say.
     """
 
-    num_bits: int
-    signed: bool = False
     has_clipping_level: ClassVar[bool] = False
     has_own_gradient: ClassVar[bool] = False
     rounds: bool = True
-    # Of the arithmetic: x / scale is rounded, and clipped after that.
-    rounds_before_clipping: ClassVar[bool] = False
     # What the policy's fields say of it.
     gradient: str | None = None
     ceiling: float | None = None
     initial_clipping_level: float | None = None
-
-    @abc.abstractmethod
-    def __call__(
-        self, inputs: tf.Tensor, training: Any, weights: Variables, **kwargs: Any
-    ) -> tf.Tensor:
-        """The quantized tensor, in the type of `inputs`; differentiable."""
-
-    @abc.abstractmethod
-    def code_range(self, variables: Variables) -> CodeRange:
-        """Its codes and their scale, by the arithmetic of the forward pass."""
 
     @classmethod
     def serves(cls, request: ActivationRequest) -> bool:
@@ -515,67 +413,27 @@ class ActivationQuantizer(SatQuantizer):
     @classmethod
     def create(cls, request: ActivationRequest) -> "ActivationQuantizer":
         """The quantizer of one tensor that it serves."""
-        return cls(num_bits=request.num_bits, **request.options)
+        return cls(**cls.asked(request), **request.options)
+
+    @classmethod
+    def asked(cls, request: ActivationRequest) -> dict[str, Any]:
+        """Takes of a request what the constructor needs."""
+        return {"num_bits": request.num_bits}
+
+    @classmethod
+    def asked_names(cls) -> tuple[str, ...]:
+        """The arguments of the constructor that a policy and the graph give it."""
+        return tuple(cls.asked(ActivationRequest(num_bits=8)))
 
     @classmethod
     def _try_options(cls, options: Mapping[str, Any]) -> None:
         cls.create(ActivationRequest(num_bits=8, signed=cls.signed, options=options))
 
-    @property
-    def rectifies(self) -> bool:
-        """Whether it takes the place of a rectifier, instead of following it."""
-        return not self.signed
-
-    @property
-    def is_symmetric(self) -> bool:
-        """Whether its range reaches as far below 0 as above."""
-        return self.signed
-
-    @property
-    def fewest_bits(self) -> int:
-        """The smallest number of bits at which it has a code other than 0."""
-        return 2 if self.is_symmetric else 1
-
-    @property
-    def is_unit(self) -> bool:
-        """Whether its range is that of a function that ends by its own definition, as a sigmoid."""
-        return False
-
-    def float_twin(self, inputs: tf.Tensor) -> tf.Tensor:
-        """What the tensor would be without rounding, and with no clipping to a level."""
-        return tf.nn.relu(inputs) if self.rectifies else inputs
-
-    def highest_value(self, variables: Variables) -> float:
-        """The real value of its highest code."""
-        found = self.code_range(variables)
-        return float(found.scale * (found.lowest + float(found.intervals)))
-
-    def best_level(
-        self,
-        values: np.ndarray,
-        largest: float,
-        counts: np.ndarray | None = None,
-        function: Function | None = None,
-    ) -> float:
-        """The clipping level with the smallest error on values; for one with a clipping level.
-
-        Args:
-            values: a sample of the tensor, any shape.
-            largest: largest magnitude in the whole tensor; above 0.
-            counts: how many values each stands for; None is 1 for all.
-            function: the only one that reads the tensor; then its error counts.
-        """
-        raise TypeError(f"{self!r}: received a quantizer without a clipping level.")
-
-    def describe(self) -> str:
-        """One line for people, with its options."""
-        return _described(self)
-
 
 # -- images ----------------------------------------------------------------------------------------
 
 
-class PixelQuantizer(SatQuantizer):
+class PixelQuantizer(Quantizer):
     """Marks an input that is an image, whose pixels are codes already.
 
     Attributes:
@@ -587,16 +445,9 @@ class PixelQuantizer(SatQuantizer):
     observes: bool
 
     @abc.abstractmethod
-    def seen(self, weights: Variables) -> SeenValues | None:
+    def seen(self, variables: Variables) -> SeenValues | None:
         """What it remembers; None where it was never fed in training, or remembers nothing."""
 
     @abc.abstractmethod
-    def remember(self, seen: SeenValues, weights: Variables, batches: int) -> None:
+    def remember(self, seen: SeenValues, variables: Variables, batches: int) -> None:
         """Replaces what it remembers."""
-
-
-def _described(quantizer: SatQuantizer) -> str:
-    config = quantizer.get_config()
-    options = [f"{name}={config[name]!r}" for name in quantizer.option_names() if name in config]
-    name = type(quantizer).__name__
-    return f"{name} ({', '.join(options)})" if options else name

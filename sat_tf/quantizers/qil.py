@@ -1,25 +1,27 @@
 """QIL: weights whose interval is learnt."""
 
+import dataclasses
+import math
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
-import tensorflow as tf
-import tf_keras as keras
-
-from sat_tf.core import grid, qil
+from sat_tf.arguments import is_number
+from sat_tf.core import qil
+from sat_tf.core.grid import Bits
+from sat_tf.core.tensors import Tensor, in_float32, namespace
 from sat_tf.core.weight_levels import FEWEST_SIGNED_BITS, qil_largest_code
-from sat_tf.quantizers.constructors import OfQil
-from sat_tf.quantizers.protocol import Variables, WeightQuantizer, register_quantizer
+from sat_tf.quantizers.measuring import Variables
+from sat_tf.quantizers.protocol import VariableSpec, WeightQuantizer
 from sat_tf.quantizers.scaled import ScaledWithSurrogate
-from sat_tf.quantizers.settings import (
-    CENTER,
-    DISTANCE,
-    SMALLEST_DISTANCE,
-    usual_half_interval,
-)
+from sat_tf.quantizers.settings import known_sizes, usual_deviation
+
+CENTER, DISTANCE = "interval_center", "interval_distance"
+# No distance is shorter: what is divided by it stays finite.
+SMALLEST_DISTANCE = 1e-8
 
 
-@register_quantizer
-class QilQuantizer(OfQil, ScaledWithSurrogate):
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
+class QilQuantizer(ScaledWithSurrogate):
     """Weights with an interval that is learnt: `qil.quantize_weights` (Jung et al. 2019).
 
     The trainable variables `interval_center` and `interval_distance`, for the layer or for each
@@ -34,40 +36,51 @@ class QilQuantizer(OfQil, ScaledWithSurrogate):
     method: ClassVar[str] = "QIL"
     fewest_bits: ClassVar[int] = FEWEST_SIGNED_BITS
 
-    @classmethod
-    def option_names(cls) -> tuple[str, ...]:
-        """What a policy may choose."""
-        return ("gradient_factor", *super().option_names())
+    gradient_factor: float = 0.01
 
-    def build(self, tensor_shape: Any, name: str, layer: keras.layers.Layer) -> dict[str, Any]:
-        """Makes the trainable interval, where it rounds, and the gain of a rescaling."""
-        made = super().build(tensor_shape, name, layer)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_bits is not None:
+            qil_largest_code(self.num_bits)
+        factor = self.gradient_factor
+        if not is_number(factor) or not 0 <= factor < math.inf:
+            raise ValueError(
+                f"gradient_factor={factor!r}: expected a number of 0 or more, as 0.01."
+            )
+        self.gradient_factor = float(factor)
+
+    def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
+        """The gain of a rescaling, and the trainable interval, where it rounds."""
+        made = super().variables(shape)
         if self.num_bits is None:
             return made
-        half = usual_half_interval(tensor_shape)  # until `start` sees the kernel
+        # Three deviations of a usual kernel, until `begin` sees this one.
+        half = 1.5 * usual_deviation(known_sizes(shape))
         interval = {
-            variable: self.learnt(layer, variable, tensor_shape, start=half, lowest=lowest)
-            for variable, lowest in ((CENTER, 0.0), (DISTANCE, SMALLEST_DISTANCE))
+            name: self.learnt(shape, start=half, lowest=lowest)
+            for name, lowest in ((CENTER, 0.0), (DISTANCE, SMALLEST_DISTANCE))
         }
         return {**made, **interval}
 
-    def start(self, kernel: tf.Variable, variables: Variables) -> None:
-        """From 0 to the largest latent weight; of a channel of zeros to that of its layer.
+    def begin(self, kernel: Any, variables: Variables) -> None:
+        """Lets the interval go from 0 to the largest latent weight.
 
-        Where the whole layer is zero it stays what `build` has made it.
+        That of a channel of zeros goes to the largest weight of its layer. Where the whole layer is
+        zero, it stays as it was made.
         """
         if CENTER not in variables:
             return
-        latent = tf.cast(tf.convert_to_tensor(kernel), tf.float32)
+        n = namespace(kernel)
+        latent = in_float32(n, kernel)
         own = qil.first_end(latent, range_axes=self.range_axes) / 2.0
         of_layer = qil.first_end(latent) / 2.0
         for variable in (variables[CENTER], variables[DISTANCE]):
-            usual = tf.where(of_layer >= SMALLEST_DISTANCE, of_layer, variable)
-            variable.assign(tf.where(own >= SMALLEST_DISTANCE, own, usual))
+            usual = n.where(of_layer >= SMALLEST_DISTANCE, of_layer, n.tensor(variable))
+            variable.assign(n.where(own >= SMALLEST_DISTANCE, own, usual))
 
     def carry(
         self,
-        latent: tf.Tensor,
+        latent: Tensor,
         variables: Variables,
         before: WeightQuantizer,
         before_variables: Variables,
@@ -83,9 +96,9 @@ class QilQuantizer(OfQil, ScaledWithSurrogate):
             return
         old = before_variables.get(CENTER)
         if old is None or old.shape != variables[CENTER].shape:
-            self.start(latent, variables)
+            self.begin(latent, variables)
 
-    def quantized(self, latent: tf.Tensor, variables: Variables, num_bits: grid.Bits) -> tf.Tensor:
+    def quantized(self, latent: Tensor, variables: Variables, num_bits: Bits) -> Tensor:
         """`qil.quantize_weights`."""
         return qil.quantize_weights(
             latent,
@@ -93,18 +106,14 @@ class QilQuantizer(OfQil, ScaledWithSurrogate):
             variables[DISTANCE],
             num_bits,
             gradient_factor=self.gradient_factor,
-            surrogate=self.surrogate,
-            strength=self.surrogate_strength,
+            **self.passed_back,
         )
 
-    def codes_and_scales(
-        self, latent: tf.Tensor, variables: Variables
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    def codes_and_scales(self, latent: Tensor, variables: Variables) -> tuple[Tensor, Tensor]:
         """`qil.weight_codes` and `qil.weight_scale`."""
         interval = variables[CENTER], variables[DISTANCE]
         codes = qil.weight_codes(latent, *interval, self.bits)
-        scales = tf.cast(qil.weight_scale(*interval, self.bits), tf.float64)
-        return codes, scales if self.range_axes else tf.reshape(scales, [1] * codes.shape.rank)
+        return codes, self.per_range(qil.weight_scale(*interval, self.bits), codes)
 
     @property
     def largest_code(self) -> int:

@@ -26,7 +26,7 @@ from sat_tf.quantizers.protocol import (
     ActivationQuantizer,
     ActivationRequest,
     PixelQuantizer,
-    SatQuantizer,
+    Quantizer,
     WeightQuantizer,
     WeightRequest,
 )
@@ -49,7 +49,7 @@ ACTIVATION_QUANTIZERS: dict[str, type[ActivationQuantizer]] = {
 }
 
 # Those that the scheme places itself; no policy names them.
-_PLACED: tuple[type[SatQuantizer], ...] = (
+_PLACED: tuple[type[Quantizer], ...] = (
     StreamQuantizer,
     ImageQuantizer,
     RangeObserver,
@@ -62,7 +62,7 @@ for _name, _named in (*WEIGHT_QUANTIZERS.items(), *ACTIVATION_QUANTIZERS.items()
     _named.policy_name = _name
 
 # By the names that saved models have for them.
-QUANTIZERS: dict[str, type[SatQuantizer]] = {
+QUANTIZERS: dict[str, type[Quantizer]] = {
     cls.__name__: cls
     for cls in (*WEIGHT_QUANTIZERS.values(), *ACTIVATION_QUANTIZERS.values(), *_PLACED)
 }
@@ -153,12 +153,12 @@ def make_image_quantizer(found: InputRange) -> PixelQuantizer:
     return ImageQuantizer.of_range(found)
 
 
-def make_input_quantizer(input_type: str) -> SatQuantizer:
+def make_input_quantizer(input_type: str) -> Quantizer:
     """The quantizer of an input that is not an image, by what the file takes."""
     return InputQuantizer(input_type=input_type)
 
 
-def make_range_observer(*, rounds: bool) -> SatQuantizer:
+def make_range_observer(*, rounds: bool) -> Quantizer:
     """The observer of a tensor that only the file stores as codes; see `RangeObserver`."""
     return RangeObserver(rounds=rounds)
 
@@ -228,17 +228,16 @@ def _problems(kind: str, name: Any, options: Any, table: dict[str, Any]) -> list
     ]
 
 
-def line_of(quantizer: SatQuantizer) -> str:
+def line_of(quantizer: Quantizer) -> str:
     """What a quantizer says of itself; "" for those of a policy that chooses nothing."""
     chosen = quantizer.get_config().keys() & set(quantizer.option_names())
-    if type(quantizer) in _DEFAULTS and not chosen:
+    is_default = type(quantizer) in _DEFAULTS and not chosen
+    if is_default or not isinstance(quantizer, WeightQuantizer | ActivationQuantizer):
         return ""
-    describe = getattr(quantizer, "describe", None)
-    name = quantizer.policy_name or PactQuantizer.policy_name
-    return f"{name}: {describe()}" if describe else ""
+    return f"{quantizer.policy_name or PactQuantizer.policy_name}: {quantizer.describe()}"
 
 
-def serialize_quantizer(quantizer: SatQuantizer | None) -> dict[str, Any] | None:
+def serialize_quantizer(quantizer: Quantizer | None) -> dict[str, Any] | None:
     """A quantizer as plain values.
 
     Keras has one format for objects inside the configuration of a layer in `.keras` files, another
@@ -269,4 +268,4 @@ def deserialize_quantizer(values: dict[str, Any] | None) -> Any:
             f"{did_you_mean(str(name), QUANTIZERS)} Import the module that registers it, by "
             f"sat_tf.configs.weight_quantizer({name!r}) or activation_quantizer, before loading."
         )
-    return QUANTIZERS[name](**settings)
+    return QUANTIZERS[name].from_config(settings)

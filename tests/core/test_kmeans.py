@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from sat_tf.core import kmeans
-from sat_tf.quantizers.clusters import cluster_ids
+from sat_tf.quantizers.kmeans import cluster_ids
 from tests import reference
 from tests.core.execution import value_and_gradients
 

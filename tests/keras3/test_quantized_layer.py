@@ -12,9 +12,9 @@ from sat_tf.keras3.quantized_layer import (
     AtLeast,
     QuantizedLayer,
 )
-from sat_tf.keras3.quantizers.dorefa import DorefaQuantizer
-from sat_tf.keras3.quantizers.observers import RangeObserver
-from sat_tf.keras3.quantizers.pact import PactQuantizer
+from sat_tf.quantizers.dorefa import DorefaQuantizer
+from sat_tf.quantizers.observers import RangeObserver
+from sat_tf.quantizers.pact import PactQuantizer
 
 
 def images(*shape, seed=0):

@@ -18,7 +18,7 @@ from sat_tf.core.grid_table import AUTOMATIC, GRIDS, find_grid
 from sat_tf.core.rescale_table import METHODS
 from sat_tf.qat import policy_fields
 from sat_tf.qat.configs import LayerConfig
-from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.policy import FIELDS, PER_LAYER_FIELDS, BitPolicy
 
 
 def _problems(**fields):
@@ -156,7 +156,7 @@ def test_names_are_those_of_the_core():
 
 def test_every_field_is_checked():
     known = {field.name for field in dataclasses.fields(BitPolicy)} - {"overrides"}
-    assert known == set(policy_fields.FIELDS)
+    assert known == set(FIELDS)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_bad_overrides_are_all_named():
     assert problems == [
         "overrides['conv']: weigt_bits cannot be set for one layer. Did you mean weight_bits?",
         "overrides['conv']: latent_start cannot be set for one layer. Known: "
-        f"{', '.join(sorted(policy_fields.PER_LAYER_FIELDS))}.",
+        f"{', '.join(sorted(PER_LAYER_FIELDS))}.",
         "overrides['conv']: weight_bits=9: expected an integer from 1 to 8, or None (not rounded).",
         "overrides[3]={'weight_bits': 4}: expected a pattern and a mapping of fields.",
         "overrides['dense']=8: expected a pattern and a mapping of fields.",

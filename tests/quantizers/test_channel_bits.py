@@ -9,6 +9,7 @@ import sat_tf
 from sat_tf.core import l1
 from sat_tf.planning.file_size import file_bytes
 from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.tfmot_adapter import make_variables
 from sat_tf.quantizers.channel_bits import ChannelBitsQuantizer, least_error_bits
 from sat_tf.quantizers.protocol import WeightRequest
 from sat_tf.quantizers.table import make_weight_quantizer
@@ -24,8 +25,8 @@ def _kernel(shape=SHAPE, seed=0):
 
 def _started(quantizer, kernel):
     layer = L.Layer()
-    variables = quantizer.build(tf.TensorShape(kernel.shape), "quantizer", layer)
-    quantizer.start(tf.Variable(kernel), variables)
+    variables = make_variables(layer, quantizer.variables(kernel.shape))
+    quantizer.begin(tf.Variable(kernel), variables)
     return layer, variables
 
 

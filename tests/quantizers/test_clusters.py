@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from sat_tf.core import kmeans
-from sat_tf.quantizers.clusters import INITIALIZATIONS, cluster_ids
+from sat_tf.quantizers.kmeans import INITIALIZATIONS, cluster_ids
 from tests import reference
 
 BITS = range(1, 9)

@@ -8,8 +8,8 @@ import tf_keras as keras
 import sat_tf
 from sat_tf.core import lq_nets
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.quantizers.clusters import cluster_ids
-from sat_tf.quantizers.kmeans import KMeansQuantizer
+from sat_tf.qat.tfmot_adapter import make_variables
+from sat_tf.quantizers.kmeans import KMeansQuantizer, cluster_ids
 from sat_tf.quantizers.lq_nets import LqNetsQuantizer
 from sat_tf.quantizers.protocol import WeightRequest
 from sat_tf.quantizers.table import make_weight_quantizer
@@ -25,8 +25,8 @@ def _kernel(seed=0, deviation=0.3):
 
 def _started(quantizer, kernel):
     layer = L.Layer()
-    variables = quantizer.build(tf.TensorShape(kernel.shape), "quantizer", layer)
-    quantizer.start(tf.Variable(kernel), variables)
+    variables = make_variables(layer, quantizer.variables(kernel.shape))
+    quantizer.begin(tf.Variable(kernel), variables)
     return layer, variables
 
 

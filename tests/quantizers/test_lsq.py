@@ -13,6 +13,7 @@ from sat_tf.core import lsq, pact, rescale
 from sat_tf.core.asymmetric import POSITIVE, SIGNED_UNIT, UNIT, UNKNOWN, Reach
 from sat_tf.core.weight_levels import lsq_code_ends
 from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.tfmot_adapter import make_variables
 from sat_tf.quantizers.l1 import L1Quantizer
 from sat_tf.quantizers.lsq import (
     SMALLEST_MAGNITUDE,
@@ -36,12 +37,12 @@ def _kernel(seed=0, deviation=0.3):
 
 def _built(quantizer, shape=SHAPE):
     layer = L.Layer()
-    return layer, quantizer.build(tf.TensorShape(shape), "quantizer", layer)
+    return layer, make_variables(layer, quantizer.variables(shape))
 
 
 def _started(quantizer, kernel):
     layer, variables = _built(quantizer)
-    quantizer.start(tf.Variable(kernel), variables)
+    quantizer.begin(tf.Variable(kernel), variables)
     return layer, variables
 
 
@@ -168,7 +169,7 @@ def test_sats_rescaling_is_that_of_eq_10_and_a_pretrained_layer_keeps_its_size(n
     quantizer = make_weight_quantizer(name, request)
     plain = quantizer.with_settings(rescale=None)
     layer, variables = _built(quantizer)
-    quantizer.start(kernel, variables)
+    quantizer.begin(kernel, variables)
     values = plain(kernel, True, variables)
     made = quantizer(kernel, True, variables)
     factor = rescale.rescale_factor(values, 8)

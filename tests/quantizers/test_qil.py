@@ -6,9 +6,9 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.tfmot_adapter import make_variables
 from sat_tf.quantizers.protocol import WeightRequest
-from sat_tf.quantizers.qil import QilQuantizer
-from sat_tf.quantizers.settings import SMALLEST_DISTANCE
+from sat_tf.quantizers.qil import SMALLEST_DISTANCE, QilQuantizer
 from sat_tf.quantizers.table import make_weight_quantizer
 
 SHAPE = (3, 3, 4, 8)
@@ -20,8 +20,8 @@ def _kernel(seed=0, deviation=0.3):
 
 def _started(quantizer, kernel):
     layer = keras.layers.Layer()
-    variables = quantizer.build(tf.TensorShape(SHAPE), "quantizer", layer)
-    quantizer.start(tf.Variable(kernel), variables)
+    variables = make_variables(layer, quantizer.variables(SHAPE))
+    quantizer.begin(tf.Variable(kernel), variables)
     return layer, variables
 
 
@@ -53,9 +53,9 @@ def test_a_channel_of_zeros_has_the_interval_of_its_layer_and_a_layer_of_zeros_k
     ends = 2.0 * variables["interval_distance"].numpy().ravel()
     assert ends[2] == np.abs(kernel).max()
     layer = keras.layers.Layer()
-    variables = quantizer.build(tf.TensorShape(SHAPE), "quantizer", layer)
+    variables = make_variables(layer, quantizer.variables(SHAPE))
     built = variables["interval_center"].numpy()
-    quantizer.start(tf.Variable(tf.zeros(SHAPE)), variables)
+    quantizer.begin(tf.Variable(tf.zeros(SHAPE)), variables)
     np.testing.assert_array_equal(variables["interval_center"], built)
     assert (built > 0.0).all()
 

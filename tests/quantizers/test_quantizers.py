@@ -9,6 +9,7 @@ import tf_keras as keras
 import sat_tf
 from sat_tf.core import dorefa, pact
 from sat_tf.core.clipping_gradients import CLIPPING_GRADIENTS
+from sat_tf.qat.tfmot_adapter import AtLeast, make_variables
 from sat_tf.quantizers.channel_bits import ChannelBitsQuantizer
 from sat_tf.quantizers.dorefa import DorefaQuantizer
 from sat_tf.quantizers.image import ImageQuantizer
@@ -18,13 +19,7 @@ from sat_tf.quantizers.l1 import L1Quantizer
 from sat_tf.quantizers.lq_nets import LqNetsQuantizer
 from sat_tf.quantizers.lsq import LsqActivationQuantizer, LsqPlusQuantizer, LsqQuantizer
 from sat_tf.quantizers.observers import InputQuantizer, RangeObserver
-from sat_tf.quantizers.pact import (
-    AtLeast,
-    OffsetQuantizer,
-    PactQuantizer,
-    StreamQuantizer,
-    UnitQuantizer,
-)
+from sat_tf.quantizers.pact import OffsetQuantizer, PactQuantizer, StreamQuantizer, UnitQuantizer
 from sat_tf.quantizers.qil import QilQuantizer
 from sat_tf.quantizers.settings import SMALLEST_CLIPPING_LEVEL
 from sat_tf.quantizers.table import QUANTIZERS, deserialize_quantizer, serialize_quantizer
@@ -179,7 +174,7 @@ def test_a_quantizer_shows_its_settings():
 
 def _built(quantizer, shape=(3, 3, 4, 8)):
     layer = keras.layers.Layer()
-    return layer, quantizer.build(tf.TensorShape(shape), "quantizer", layer)
+    return layer, make_variables(layer, quantizer.variables(shape))
 
 
 @pytest.mark.parametrize("bits", [None, 1, 2, 4, 8])
@@ -191,7 +186,7 @@ def test_effective_weights_are_those_of_the_reference(bits, method):
     assert set(weights) == ({"rescale_gain"} if method else set())
     if method:
         weights["rescale_gain"].assign(3.0)
-    found = quantizer(latent, training=True, weights=weights).numpy()
+    found = quantizer(latent, training=True, variables=weights).numpy()
     grid = "dorefa" if bits != 8 else "narrow"
     clear = np.ones(latent.shape, bool)
     if bits is None:
@@ -225,8 +220,10 @@ def test_gains_of_channels_are_there_without_a_rescaling_too(method):
     (_, weights), (_, ones) = _built(quantizer), _built(plain)
     gains = np.linspace(0.5, 2.0, 8, dtype=np.float32).reshape(1, 1, 1, 8)
     weights["rescale_gain"].assign(gains)
-    found = quantizer(latent, training=True, weights=weights)
-    np.testing.assert_allclose(found, plain(latent, training=True, weights=ones) * gains, rtol=1e-6)
+    found = quantizer(latent, training=True, variables=weights)
+    np.testing.assert_allclose(
+        found, plain(latent, training=True, variables=ones) * gains, rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize(
@@ -243,7 +240,7 @@ def test_a_clipping_quantizer_is_its_function_with_a_trainable_level(kind, funct
         assert level.numpy() == 2.5
         assert not layer.losses  # no weight decay
         with tf.GradientTape() as tape:
-            value = quantizer(x, training=False, weights=weights)
+            value = quantizer(x, training=False, variables=weights)
         found = tape.gradient(value, level)
         with tf.GradientTape() as tape:
             expected = function(x, level, 3, gradient)
@@ -260,7 +257,7 @@ def test_the_rate_is_a_factor_on_the_gradient_of_the_level_alone(kind):
         _, weights = _built(quantizer)
         with tf.GradientTape() as tape:
             tape.watch(x)
-            values.append(quantizer(x, training=False, weights=weights))
+            values.append(quantizer(x, training=False, variables=weights))
         gradients.append(tape.gradient(values[-1], [x, weights["clipping_level"]]))
     np.testing.assert_array_equal(*values)
     np.testing.assert_array_equal(gradients[0][0], gradients[1][0])
@@ -292,14 +289,16 @@ def test_a_clipping_level_stays_positive():
 
 
 def test_an_image_passes_as_it_is_and_has_variables_that_are_not_trained():
-    assert _built(ImageQuantizer(image_max=1.0))[1] == {}  # in models of before they were
+    assert (
+        _built(ImageQuantizer.from_config({"image_max": 1.0}))[1] == {}
+    )  # in models of before they were
     layer, weights = _built(ImageQuantizer(low=0.0, high=1.0))
     assert {*weights} == {"lowest", "highest", "off_grid", "observations"}
     _, weights = _built(ImageQuantizer.of_range(range_of((0, 1))))
     assert {*weights} == {"lowest", "highest", "off_grid", "off_usual", "observations"}
     assert not layer.trainable_weights
     x = tf.constant([0.3])
-    assert ImageQuantizer()(x, training=True, weights={}) is x
+    assert ImageQuantizer()(x, training=True, variables={}) is x
 
 
 # -- the observer ------------------------------------------------------------------------------
@@ -313,12 +312,12 @@ def test_the_observed_range_takes_in_extremes_and_never_shrinks():
     observer = RangeObserver()
     layer, weights = _built(observer)
     assert not layer.trainable_weights
-    observer(tf.constant([-1.0, 4.0]), training=True, weights=weights)
+    observer(tf.constant([-1.0, 4.0]), training=True, variables=weights)
     assert _range(weights) == [-1.0, 4.0, 1.0]
-    observer(tf.constant([-3.0, 2.0]), training=True, weights=weights)
+    observer(tf.constant([-3.0, 2.0]), training=True, variables=weights)
     assert _range(weights) == [-3.0, 4.0, 2.0]
     observer.remember(-8.0, 1.0, weights, 5)
-    observer(tf.constant([0.5, 0.25]), training=True, weights=weights)
+    observer(tf.constant([0.5, 0.25]), training=True, variables=weights)
     assert _range(weights) == [-8.0, 1.0, 6.0]
 
 
@@ -328,7 +327,7 @@ def test_the_observed_range_does_not_depend_on_the_batch_size(quantizer):
     for size in (1, 2, 8, 32, 256):
         _, weights = _built(quantizer)
         for start in range(0, 256, size):
-            quantizer(tf.constant(values[start : start + size]), training=True, weights=weights)
+            quantizer(tf.constant(values[start : start + size]), training=True, variables=weights)
         assert _range(weights) == [values.min(), values.max(), 256 / size]
 
 
@@ -336,9 +335,9 @@ def test_an_observer_that_rounds_does_so_in_training_and_inference():
     observer = RangeObserver(rounds=True)
     _, weights = _built(observer)
     x = tf.constant([-1.0, 0.4, 1.6, 254.0])
-    assert observer(x, training=False, weights=weights).numpy().tolist() == x.numpy().tolist()
+    assert observer(x, training=False, variables=weights).numpy().tolist() == x.numpy().tolist()
     for training in (True, False):
-        rounded = observer(x, training=training, weights=weights)
+        rounded = observer(x, training=training, variables=weights)
         assert rounded.numpy().tolist() == [-1.0, 0.0, 2.0, 254.0]
     codes = observer.code_range(weights)
     assert (float(codes.scale), *codes.ends, codes.zero_point) == (1.0, -1, 254, -127)
@@ -346,15 +345,16 @@ def test_an_observer_that_rounds_does_so_in_training_and_inference():
 
 def test_observers_of_earlier_versions_are_read():
     kept = {"momentum": 0.99}
-    assert RangeObserver(**kept) == RangeObserver()
-    assert InputQuantizer(input_type="int8", **kept) == InputQuantizer(input_type="int8")
+    assert RangeObserver.from_config(kept) == RangeObserver()
+    config = {"input_type": "int8", **kept}
+    assert InputQuantizer.from_config(config) == InputQuantizer(input_type="int8")
 
 
 def test_the_observed_range_holds_zero():
     for batch, expected in (([2.0, 3.0], [0.0, 3.0]), ([-3.0, -2.0], [-3.0, 0.0])):
         observer = RangeObserver()
         _, weights = _built(observer)
-        observer(tf.constant(batch), training=True, weights=weights)
+        observer(tf.constant(batch), training=True, variables=weights)
         assert _range(weights)[:2] == expected
 
 
@@ -362,9 +362,9 @@ def test_the_observed_range_holds_zero():
 def test_what_is_not_finite_is_not_observed(bad):
     observer = RangeObserver()
     _, weights = _built(observer)
-    observer(tf.constant([-1.0, 4.0]), training=True, weights=weights)
+    observer(tf.constant([-1.0, 4.0]), training=True, variables=weights)
     for batch in ([bad, 1.0], [bad, bad]):
-        observer(tf.constant(batch), training=True, weights=weights)
+        observer(tf.constant(batch), training=True, variables=weights)
     assert _range(weights) == [-1.0, 4.0, 1.0]
 
 
@@ -373,7 +373,7 @@ def test_nothing_is_observed_outside_training(training):
     observer = RangeObserver()
     _, weights = _built(observer)
     x = tf.constant([-1.0, 4.0])
-    assert observer(x, training=training, weights=weights) is x
+    assert observer(x, training=training, variables=weights) is x
     assert _range(weights) == [0.0, 0.0, 0.0]
 
 
@@ -384,7 +384,7 @@ def test_whether_it_is_training_may_be_a_tensor(training):
 
     @tf.function
     def run(x, training):
-        return observer(x, training=training, weights=weights)
+        return observer(x, training=training, variables=weights)
 
     run(tf.constant([-1.0, 4.0]), tf.constant(training))
     assert _range(weights) == ([-1.0, 4.0, 1.0] if training else [0.0, 0.0, 0.0])
@@ -396,7 +396,7 @@ def test_observing_has_no_gradient_of_its_own():
     x = tf.constant([-1.0, 4.0])
     with tf.GradientTape() as tape:
         tape.watch(x)
-        value = observer(x, training=True, weights=weights)
+        value = observer(x, training=True, variables=weights)
     assert tape.gradient(value, x).numpy().tolist() == [1.0, 1.0]
 
 
@@ -404,9 +404,9 @@ def test_half_precision_tensors_are_quantized_in_float32():
     x = tf.constant([0.1, 1.7], tf.bfloat16)
     quantizer = PactQuantizer(num_bits=8, initial_clipping_level=2.7)
     layer = keras.layers.Layer(dtype="mixed_bfloat16")
-    weights = quantizer.build(x.shape, "quantizer", layer)
+    weights = make_variables(layer, quantizer.variables(x.shape))
     assert weights["clipping_level"].dtype == tf.float32
-    value = quantizer(x, training=False, weights=weights)
+    value = quantizer(x, training=False, variables=weights)
     assert value.dtype == tf.bfloat16
     expected = pact.quantize_activation(tf.cast(x, tf.float32), 2.7, 8)
     np.testing.assert_array_equal(value, tf.cast(expected, tf.bfloat16))

@@ -18,6 +18,7 @@ from sat_tf.qat.layout import GuessedClippingLevelsWarning, call_name
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.scheme import quantize_model
+from sat_tf.qat.tfmot_adapter import make_variables
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.protocol import ActivationQuantizer, WeightQuantizer
 from sat_tf.quantizers.settings import CLIPPING_LEVEL
@@ -244,21 +245,16 @@ def _calibrate_on_float_weights(quantized: keras.Model, images: np.ndarray, prog
         calibrate(quantized, images, num_images=count, batch_normalization=False, progress=progress)
 
 
-def _latent(layer: QuantizedLayer) -> tf.Variable:
-    ((latent_kernel, _),) = layer.quantize_config.get_weights_and_quantizers(layer.layer)
-    return latent_kernel
-
-
 def _weight_errors(
     layer: QuantizedLayer, kernel: tf.Variable, quantizer: WeightQuantizer, num_bits: int
 ) -> tuple[float, ...]:
-    variable, errors = _latent(layer), []
+    variable, errors = layer.quantize_config.kernel_of(layer.layer), []
     latent = tf.convert_to_tensor(variable)
     for bits in range(num_bits, 9):
         finer = quantizer.with_settings(num_bits=bits)
         # Its own variables: levels of few bits would leave it the error of few bits.
-        variables = finer.build(kernel.shape, "quantizer", keras.layers.Layer())
-        finer.start(variable, variables)
+        variables = make_variables(keras.layers.Layer(), finer.variables(kernel.shape))
+        finer.begin(variable, variables)
         finer.carry(latent, variables, quantizer, layer.kernel_variables, keep_function=True)
         errors.append(float(tf.reduce_mean((finer(latent, False, variables) - kernel) ** 2)))
     return tuple(errors)

@@ -12,7 +12,7 @@ from sat_tf.graph.layers.kind import KernelForm, Role
 from sat_tf.graph.network import Network, Node, call_in_inference
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.quantizers.protocol import ActivationQuantizer, PixelQuantizer, SatQuantizer
+from sat_tf.quantizers.protocol import ActivationQuantizer, PixelQuantizer, Quantizer
 
 _LOWER_PRECISIONS = ("float16", "bfloat16")
 _KERNELS_OF_8_BITS = (Role.SUM, Role.PRODUCT, Role.CONCATENATION, Role.MEAN)
@@ -24,7 +24,7 @@ def role_of(node: Node) -> Role:
     return layer_kinds.role_of(inner_layer(node.layer))
 
 
-def output_quantizer(node: Node) -> SatQuantizer | None:
+def output_quantizer(node: Node) -> Quantizer | None:
     """The quantizer or observer of the layer's output, if it has one."""
     return node.layer.quantize_config.output if isinstance(node.layer, QuantizedLayer) else None
 

@@ -23,12 +23,10 @@ from sat_tf.keras3.conversion.activations import keras3_name
 from sat_tf.keras3.conversion.values import copy_to_keras3
 from sat_tf.keras3.quantized_layer import ACTIVATION, BEFORE_ACTIVATION, BEHIND, INSTEAD
 from sat_tf.keras3.quantized_layer import QuantizedLayer as QuantizedLayer3
-from sat_tf.keras3.quantizers import table as table3
 from sat_tf.messages import did_you_mean, list_problems
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.quantizers.table import serialize_quantizer
 
 # Settings that say nothing of what a layer computes, or are set beside.
 _BESIDE = ("name", "trainable", "dtype", "batch_input_shape")
@@ -152,12 +150,6 @@ def _problem(layer: Any, originals: Mapping[str, Original]) -> str | None:
     inner = layer
     if isinstance(layer, QuantizedLayer):
         inner = layer.layer
-        config = layer.quantize_config
-        try:
-            for quantizer in (config.weights, config.output):
-                table3.deserialize_quantizer(serialize_quantizer(quantizer))
-        except ValueError as error:
-            return str(error)
     if _original(inner, originals) is not None:
         return None
     if isinstance(inner, operation_layers.OfSeveralTensors):
@@ -169,11 +161,10 @@ def _made(layer: Any, name_of: Callable[[str], str], originals: Mapping[str, Ori
     if not isinstance(layer, QuantizedLayer):
         return _plain(layer, name_of(layer.name), originals)
     config, inner = layer.quantize_config, layer.layer
-    plain = config.get_config()
     return QuantizedLayer3(
         _plain(inner, name_of(inner.name), originals),
-        table3.deserialize_quantizer(plain["weights"]),
-        table3.deserialize_quantizer(plain["output"]),
+        config.weights,
+        config.output,
         place=_place(config, inner),
         annotation=config.annotation,
         inserted=config.inserted,

@@ -147,7 +147,7 @@ def keep_codes(layer: Any, twin: Any) -> None:
     if quantizer is None or quantizer.num_bits is None:
         return
     effective = _as_array(layer.effective_kernel())
-    ((kernel, _),) = twin.quantize_config.get_weights_and_quantizers(twin.layer)
+    kernel = twin.quantize_config.kernel_of(twin.layer)
     start = kernel.numpy()
     step = _LAST_PLACE * np.max(np.abs(start), initial=0.0)
     for doubling in range(_DOUBLINGS + 1):

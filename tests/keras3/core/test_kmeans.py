@@ -3,7 +3,7 @@ import pytest
 from keras import ops
 
 from sat_tf.keras3.core import kmeans
-from sat_tf.quantizers.clusters import cluster_ids
+from sat_tf.quantizers.kmeans import cluster_ids
 from tests import reference
 from tests.keras3.gradients import to_numpy, value_and_gradients
 

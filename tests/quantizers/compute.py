@@ -1,6 +1,6 @@
 """Computes all rows on the backend of this process, without TensorFlow; a program of its own.
 
-    KERAS_BACKEND=jax python -m tests.keras3.quantizers.compute rows.npz
+    KERAS_BACKEND=jax python -m tests.quantizers.compute rows.npz
 
 Writes the values, the gradients and what variables become in training, by row. On JAX and
 torch it runs where TensorFlow, tf_keras and TFMOT cannot be imported.
@@ -13,12 +13,12 @@ from tests.keras3.processes import block_tensorflow
 if __name__ == "__main__":
     block_tensorflow()
 
-import keras
+import keras  # noqa: TID251 -- the rows are computed on every backend of Keras 3
 import numpy as np
 
-from sat_tf.keras3.quantizers.table import deserialize_quantizer
+from sat_tf.quantizers.table import deserialize_quantizer
 from tests.keras3.gradients import to_numpy, value_and_gradients
-from tests.keras3.quantizers.rows import Row, draw, others, rows
+from tests.quantizers.rows import Row, draw, others, rows
 
 BITS = (1, 2, 4, 8)
 
