@@ -34,8 +34,9 @@ import tqdm
 import sat_tf
 from sat_tf import models
 from sat_tf.qat.policy import BitPolicy
-from tests.export import test_blocks, zoo
+from tests.export import zoo
 from tests.export.layer_models import MODELS as LAYER_MODELS
+from tests.export.models import test_blocks
 from tests.export.task_models import detector, unet
 from tests.models.small import build_small
 

@@ -11,7 +11,8 @@ from sat_tf.graph.network import Network
 from sat_tf.graph.rewrite import with_layers_for_operations
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.policy import BitPolicy
-from tests.qat import float_models, nested_models
+from tests.qat import float_models
+from tests.qat.models import nested_models
 
 L = keras.layers
 

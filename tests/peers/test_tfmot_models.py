@@ -144,7 +144,7 @@ def test_ranges_of_tfmot_are_those_of_the_first_replica_mo1068():
 
 @pytest.mark.thorough
 def test_ranges_of_sat_tf_are_those_of_the_whole_batch_mo1068_tf42432(tmp_path):
-    # tests/qat/test_training.py compares whole trainings on one and on two replicas.
+    # tests/qat/models/test_training.py compares whole trainings on one and on two replicas.
     policy = BitPolicy.mobile(8, input_max=1.0)
     model = _trained_on_two_replicas(lambda model: sat_tf.quantize_model(model, policy))
     assert _scalars(model)["highest:0"] == pytest.approx(6.0, rel=1e-5)
@@ -164,7 +164,7 @@ def test_keras_files_do_not_load_even_in_tfmots_scope_mo1122_tf46755(theirs, tmp
 
 
 def test_weights_of_a_model_in_training_load_into_another_one_tf59274(theirs, ours, tmp_path):
-    # tests/qat/test_saving.py has the optimizer's state with them.
+    # tests/qat/models/test_saving.py has the optimizer's state with them.
     images = np.ones((2, 8, 8, 3), np.float32)
     policy = BitPolicy.mobile(4, first_last_weight_bits=4)
     for model, other in (

@@ -11,7 +11,7 @@ from sat_tf.qat.policy import BitPolicy
 from tests.export.zoo import make_realistic
 from tests.planning.following import assert_followed
 from tests.planning.test_file_bytes import assert_near
-from tests.qat import nested_models
+from tests.qat.models import nested_models
 
 L = keras.layers
 

@@ -11,7 +11,7 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.graph.network import Network
-from tests.qat import many_layers
+from tests.qat.models import many_layers
 
 L = keras.layers
 

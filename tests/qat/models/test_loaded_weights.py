@@ -9,7 +9,8 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.qat.policy import BitPolicy
-from tests.qat import float_models, many_layers
+from tests.qat import float_models
+from tests.qat.models import many_layers
 
 L = keras.layers
 

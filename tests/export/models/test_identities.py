@@ -6,7 +6,7 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.export.lowering.pipeline import deployed_graph
-from tests.qat.test_identities import OF_IMAGES, OF_TENSORS, PLACES, at, images, model, plain
+from tests.qat.models.test_identities import OF_IMAGES, OF_TENSORS, PLACES, at, images, model, plain
 
 L = keras.layers
 

@@ -12,7 +12,8 @@ from sat_tf.export.operations.graph_file import read_graph, serialize
 from sat_tf.export.operations.linear import Linear
 from sat_tf.export.operations.simulator import simulate
 from sat_tf.qat.policy import BitPolicy
-from tests.qat import float_models, nested_models
+from tests.qat import float_models
+from tests.qat.models import nested_models
 
 L = keras.layers
 IMAGES = float_models.images(32).astype(np.uint8)

@@ -8,7 +8,7 @@ from sat_tf.graph.network import Network
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.wrapper import QuantizedLayer
-from tests.qat import nested_models
+from tests.qat.models import nested_models
 
 L = keras.layers
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
