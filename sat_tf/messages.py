@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import pydantic
     from rich.console import Console
 
 # A message is read by people: what a file or a caller has put into it is shown in part.
@@ -121,7 +122,7 @@ def reason_of(error: BaseException) -> str:
     >>> reason_of(OSError("disk full")), reason_of(OSError())
     ('disk full', 'OSError')
     """
-    lines = str(error).splitlines()
+    lines = str(error).strip().splitlines()
     return shortened(printable(lines[0])) if lines else type(error).__name__
 
 
@@ -151,6 +152,14 @@ def list_problems(subject: str, problems: Iterable[str]) -> str:
     lines = list(problems)
     count = f"{len(lines)} problem{'s' if len(lines) != 1 else ''}"
     return shown("\n".join([f"{subject}: {count}", *(f"  - {line}" for line in lines)]))
+
+
+def validation_problems(error: "pydantic.ValidationError") -> list[str]:
+    """Returns every problem of values that are not of their type, with where each of them is."""
+    return [
+        f"{'.'.join(map(str, found['loc'])) or 'all of it'}: {found['msg']}"
+        for found in error.errors()
+    ]
 
 
 def listed_problems(error: Exception) -> list[str]:

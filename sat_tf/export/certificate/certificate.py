@@ -22,7 +22,7 @@ from sat_tf.export.certificate.counts import (
 from sat_tf.export.certificate.holds import Hold, are_portable, verdict_of
 from sat_tf.export.certificate.outputs import OutputCount
 from sat_tf.export.litert.machine import Machine
-from sat_tf.messages import list_problems
+from sat_tf.messages import list_problems, validation_problems
 from sat_tf.presentation.notebook import Displayed
 from sat_tf.presentation.tables import Cell, Marked, Table, points
 
@@ -475,13 +475,8 @@ def read_certificate(path: str | os.PathLike[str]) -> Certificate:
     try:
         certificate = _CERTIFICATE.validate_python(values)
     except pydantic.ValidationError as error:
-        problems = [
-            f"{'.'.join(map(str, found['loc'])) or 'all of it'}: {found['msg']}"
-            for found in error.errors()
-        ]
-        problems.append(
-            "expected a certificate of this version; create it again with sat-tf verify"
-        )
+        advice = "expected a certificate of this version; create it again with sat-tf verify"
+        problems = [*validation_problems(error), advice]
         raise ValueError(list_problems(str(path), problems)) from error
     if "xnnpack" not in certificate.runtimes:
         raise ValueError(

@@ -15,7 +15,7 @@ from sat_tf.export.certificate.inputs import images_hash
 from sat_tf.export.certificate.proof import Subject
 from sat_tf.export.device import check
 from sat_tf.export.device.kit import FORMAT, Expected, simulated, tensors_of
-from sat_tf.messages import first_ones, list_problems
+from sat_tf.messages import first_ones, list_problems, validation_problems
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,11 +147,8 @@ def read_device_certificate(path: str | os.PathLike[str]) -> DeviceCertificate:
             f"{path}: {error.strerror}; expected the certificate that check.py has written."
         ) from error
     except pydantic.ValidationError as error:
-        problems = [
-            f"{'.'.join(map(str, one['loc'])) or 'all of it'}: {one['msg']}"
-            for one in error.errors()
-        ]
-        problems.append(f"expected the certificate of a device; {again}")
+        advice = f"expected the certificate of a device; {again}"
+        problems = [*validation_problems(error), advice]
         raise ValueError(list_problems(str(path), problems)) from error
     except (ValueError, RecursionError) as error:
         raise ValueError(

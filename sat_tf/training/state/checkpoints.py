@@ -12,7 +12,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.atomic_file import on_disk, temporary_folder
-from sat_tf.messages import RunError, first_ones
+from sat_tf.messages import RunError, first_ones, reason_of
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.training.state.run_folder import is_about_a_file
 from sat_tf.training.step.learner import Learner
@@ -101,7 +101,9 @@ class Checkpoints:
     """Saves and restores a learner: weights, clipping levels, optimizer, metrics and position.
 
     A checkpoint is complete, and on the disk, before the oldest one is deleted, so that a process
-    killed while it saves, a full disk, or a power cut leaves the last good one.
+    killed while it saves, a full disk, or a power cut leaves the last good one. TensorFlow's
+    CheckpointManager writes nothing through to the disk, and reads no other one where the last is
+    damaged.
 
     Args:
         folder: where they are; the same for all processes of a run.
@@ -140,7 +142,11 @@ class Checkpoints:
     def latest(self) -> str | None:
         """The last checkpoint that is complete, or None."""
         files = _files(self.folder)
-        complete = [number for number in files if _index(self.folder, number) in files[number]]
+        complete = [
+            number
+            for number, found in files.items()
+            if self.folder / f"ckpt-{number}.index" in found
+        ]
         return str(self.folder / f"ckpt-{max(complete)}") if complete else None
 
     def restore(self) -> Position | None:
@@ -163,7 +169,7 @@ class Checkpoints:
                 _expect_regular(files[number])
                 self._checkpoint.read(path).assert_existing_objects_matched()
             except Exception as error:  # TensorFlow has many types for a file that is damaged.
-                damaged.append(f"{path} cannot be read ({_reason(error)})")
+                damaged.append(f"{path} cannot be read ({reason_of(error)})")
                 continue
             if damaged:
                 found = "; ".join(damaged)
@@ -206,7 +212,7 @@ class Checkpoints:
             if isinstance(error, tf.errors.OpError) and not is_about_a_file(error, self._own):
                 raise  # of another worker, not of a file
             raise RunError(
-                f"{self.folder}: a checkpoint cannot be written ({_reason(error)}), expected a "
+                f"{self.folder}: a checkpoint cannot be written ({reason_of(error)}), expected a "
                 f"disk with room; {self._left()}; free some space and run the same command again."
             ) from error
         self._good = [*self._good, number][-self._keep :]
@@ -238,13 +244,3 @@ def _expect_regular(files: Iterable[pathlib.Path]) -> None:
     for file in files:
         if not file.is_file():
             raise OSError(f"{file.name} is not a regular file")
-
-
-def _index(folder: pathlib.Path, number: int) -> pathlib.Path:
-    return folder / f"ckpt-{number}.index"
-
-
-def _reason(error: BaseException) -> str:
-    """The first line of an error's message, or its type if that is empty."""
-    lines = str(getattr(error, "message", error)).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

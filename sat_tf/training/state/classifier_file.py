@@ -16,7 +16,7 @@ from sat_tf.keras3.conversion.incoming import read_model
 from sat_tf.loading.model_file import OtherFileError, check_arrays, is_keras3_file
 from sat_tf.loading.saved_model import is_saved_model
 from sat_tf.loading.trust import UntrustedModelError
-from sat_tf.messages import RunError, list_problems
+from sat_tf.messages import RunError, list_problems, reason_of
 from sat_tf.qat.layout import inner_layer
 
 
@@ -57,8 +57,8 @@ def read_classifier(
         problem = f"{key}={str(path)!r}: {str(error).removeprefix(f'{path}: ')}"
         if not is_keras3_file(path):  # the conversion names its own fixes
             problem = (
-                f"{key}={str(path)!r}: {_first_line(error)}; expected a model saved by Keras as "
-                ".keras or .h5, with no layers of its own; save it with model.save(...)."
+                f"{key}={str(path)!r}: {reason_of(error).rstrip('.')}; expected a model saved by "
+                "Keras as .keras or .h5, with no layers of its own; save it with model.save(...)."
             )
         raise RunError(problem) from error
     model = _of_layers(model)
@@ -97,8 +97,8 @@ def read_weights(
         model.load_weights(path)
     except Exception as error:  # Keras raises many types on files of other programs.
         raise RunError(
-            f"{key}={str(path)!r}: {_first_line(error)}; expected the weights of {name} for "
-            f"{num_classes} classes, as its save_weights(...) writes them."
+            f"{key}={str(path)!r}: {reason_of(error).rstrip('.')}; expected the weights of {name} "
+            f"for {num_classes} classes, as its save_weights(...) writes them."
         ) from error
     return model
 
@@ -110,10 +110,6 @@ def _expect_file(path: str | os.PathLike[str], key: str) -> pathlib.Path:
             f"{key}={str(path)!r}: no such file; expected a .keras or .h5 file, or a SavedModel."
         )
     return path
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def data_problems(model: keras.Model, image_size: int, num_classes: int) -> list[str]:

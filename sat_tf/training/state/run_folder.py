@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 from pydantic import TypeAdapter, ValidationError
 
 from sat_tf.atomic_file import renamed_when_done
-from sat_tf.messages import RunError, first_ones
+from sat_tf.messages import RunError, first_ones, validation_problems
 from sat_tf.preprocessing import Preprocessing
 
 _Row = TypeVar("_Row")
@@ -177,10 +177,8 @@ class RunFolder:
         try:
             return TypeAdapter(kind).validate_python(self.read_json(name))
         except ValidationError as error:
-            problems = [
-                f"{'.'.join(map(str, found['loc']))}: {found['msg']}" for found in error.errors()
-            ]
-            raise self.damaged(name, first_ones(problems, between="; "), expected) from error
+            problems = first_ones(validation_problems(error), between="; ")
+            raise self.damaged(name, problems, expected) from error
 
     @property
     def preprocessing(self) -> Preprocessing | None:
