@@ -10,7 +10,7 @@ import numpy as np
 from rich.console import Console
 
 from sat_tf.commands.verification_table import print_certificate
-from sat_tf.data.shards import spread_evenly
+from sat_tf.data.source import spread_evenly
 from sat_tf.export.certificate.certificate import Certificate, ImagesFrom
 from sat_tf.export.tflite.metadata import label_text
 from sat_tf.messages import RunError, say

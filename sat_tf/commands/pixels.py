@@ -15,7 +15,7 @@ from rich.markup import escape
 from sat_tf.commands.options import Parser
 from sat_tf.data import DATA_SETS, source
 from sat_tf.data.picture_folder import load_files, load_folder, resized
-from sat_tf.data.shards import spread_evenly
+from sat_tf.data.source import spread_evenly
 from sat_tf.export.certificate.certificate import ImagesFrom
 from sat_tf.export.certificate.inputs import image_problems, random_images
 from sat_tf.export.tflite.metadata import Metadata

@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from sat_tf.arguments import Rule, check, is_integer, seed_rule
-from sat_tf.data.shards import Shard
+from sat_tf.data.source import Shard
 
 # By name, because TensorFlow's default algorithm depends on the hardware.
 RANDOM = "philox"

@@ -1,10 +1,8 @@
 """Decoding on a fast path, with a slow path for the few pictures that it refuses."""
 
-import io
 import logging
 import os
 import threading
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -13,10 +11,9 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from sat_tf.data.batch_order import as_given
-from sat_tf.data.orientation import orientation_of, turned
-from sat_tf.data.picture_folder import eight_bits
+from sat_tf.data.crops import turned
+from sat_tf.data.pictures import JPEG, expect_whole, image_of, orientation_of
 from sat_tf.data.source import NO_LABEL, FirstError, ImageSource, ReadingError
-from sat_tf.data.whole import expect_whole
 
 # From one row to an image and a label. The slow one takes arrays instead of tensors.
 Fast = Callable[..., tuple[tf.Tensor, tf.Tensor]]
@@ -113,8 +110,6 @@ def decoded(
     )
 
 
-# TensorFlow decodes the palette indices of a BMP file as shades of grey, and all of an animation.
-_LEFT_TO_PILLOW = (b"BM", b"GIF")
 _LOG = logging.getLogger(__name__)
 
 # Small sets may have this many corrupt pictures, even if their share of the set is larger.
@@ -122,7 +117,10 @@ ALWAYS_ALLOWED = 5
 
 
 def decode_slowly(encoded: bytes, *, turns: bool = False) -> npt.NDArray[np.uint8]:
-    """The pixels of a picture, read by TensorFlow or else by Pillow.
+    """The pixels of a picture: JPEGs by TensorFlow, other formats by Pillow.
+
+    The fast path reads JPEGs with libjpeg's faster transform, which Pillow does not offer: by
+    Pillow their pixels would be others than those of the fast path.
 
     Transparency is dropped, animations give their first frame, 16-bit values lose their lower half,
     and 32-bit values are refused.
@@ -137,41 +135,14 @@ def decode_slowly(encoded: bytes, *, turns: bool = False) -> npt.NDArray[np.uint
     Raises:
         ValueError: it cannot be decoded, or as `expect_whole`.
     """
-    expect_whole(encoded)
-    try:
-        return _by_tensorflow(encoded, turns)
-    except tf.errors.OpError:
-        return _by_pillow(encoded, turns)
-
-
-def _by_tensorflow(encoded: bytes, turns: bool) -> npt.NDArray[np.uint8]:
-    if encoded.startswith(_LEFT_TO_PILLOW):
-        raise tf.errors.InvalidArgumentError(
-            None, None, "a file of a format that is left to Pillow"
-        )
-    pixels = tf.io.decode_image(encoded, channels=3, expand_animations=False).numpy()
-    if pixels.ndim != 3 or not pixels.size:
-        raise tf.errors.InvalidArgumentError(None, None, "no picture")
-    return _turned(pixels, encoded, turns)
-
-
-def _turned(pixels: npt.NDArray[np.uint8], encoded: bytes, turns: bool) -> npt.NDArray[np.uint8]:
-    return turned(pixels, orientation_of(encoded)) if turns else pixels
-
-
-def _by_pillow(encoded: bytes, turns: bool) -> npt.NDArray[np.uint8]:
-    from PIL import Image, ImageOps
-
-    try:
-        with warnings.catch_warnings(), Image.open(io.BytesIO(encoded)) as opened:
-            # Warnings about odd metadata and very large pictures; it refuses still larger ones.
-            warnings.simplefilter("ignore")
-            image = eight_bits(opened)
-            # Not `_turned`: of TIFF files Pillow has turned the pixels itself.
-            image = ImageOps.exif_transpose(image) if turns else image
-            return np.asarray(image.convert("RGB"), np.uint8)
-    except Exception as error:  # Pillow's readers raise many types on damaged files.
-        raise ValueError(f"it cannot be decoded ({type(error).__name__})") from error
+    if encoded.startswith(JPEG):
+        expect_whole(encoded)
+        try:
+            pixels = tf.io.decode_image(encoded, channels=3, expand_animations=False).numpy()
+            return turned(pixels, orientation_of(encoded)) if turns else pixels
+        except tf.errors.OpError:  # of a kind that Pillow alone may know
+            pass
+    return np.asarray(image_of(encoded, "RGB", turns=turns), np.uint8)
 
 
 class NoGoodPictureError(ReadingError):

@@ -32,8 +32,7 @@ from sat_tf.data.decoding import (
     first_good,
 )
 from sat_tf.data.folder_tree import FolderTree, Split, printable
-from sat_tf.data.shards import Shard, spread_evenly
-from sat_tf.data.source import NO_LABEL, expect_images
+from sat_tf.data.source import NO_LABEL, Shard, expect_images, spread_evenly
 from sat_tf.preprocessing import RESIZED_AND_CROPPED, Preprocessing
 
 _SAMPLED_AT_ONCE = 64

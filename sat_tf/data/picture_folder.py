@@ -2,24 +2,20 @@
 
 import dataclasses
 import hashlib
-import io
 import pathlib
-import warnings
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
-from PIL import ExifTags, Image, ImageOps, TiffImagePlugin
+from PIL import Image
 
 from sat_tf.data.folder_tree import HELD_OUT, TRAIN, printable
-from sat_tf.data.shards import spread_evenly
-from sat_tf.data.whole import expect_whole
+from sat_tf.data.pictures import image_of
+from sat_tf.data.source import spread_evenly
 from sat_tf.messages import first_ones, list_problems
 from sat_tf.preprocessing import COVERING, Preprocessing
 
 _MODES = {1: "L", 3: "RGB"}
-# Pillow's modes of 16-bit integers. PGM files of 16 bits have the 32-bit mode "I".
-_SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -194,44 +190,11 @@ def _read(
     if not path.is_file():  # opening a pipe waits for its writer
         return None
     try:
-        encoded = path.read_bytes()
-        expect_whole(encoded)
-        with warnings.catch_warnings(), Image.open(io.BytesIO(encoded)) as opened:
-            # Warnings about very large pictures and odd metadata.
-            warnings.simplefilter("ignore")
-            image = eight_bits(opened)
-            if preprocessing.exif_orientation:
-                image = ImageOps.exif_transpose(image)
-            return _prepared(image, shape, preprocessing)
-    except Exception:  # Pillow's readers raise many types on damaged files.
+        turns = preprocessing.exif_orientation
+        image = image_of(path.read_bytes(), _MODES[shape[2]], turns=turns)
+    except (ValueError, OSError):
         return None
-
-
-def eight_bits(image: Image.Image) -> Image.Image:
-    """A picture with 8 bits a channel: the upper half of 16, v >> 8, as in TensorFlow.
-
-    Pillow itself would clip 16-bit values at 255, to white. 12-bit values of TIFF files keep their
-    upper 8 bits.
-
-    Raises:
-        ValueError: its values have 32 bits, and an unknown range.
-    """
-    if image.mode == "F" or (image.mode == "I" and image.format != "PPM"):
-        raise ValueError(f"its values are of 32 bits (mode {image.mode}), expected 8 or 16")
-    if image.mode not in (*_SIXTEEN_BITS, "I"):
-        return image
-    values = np.asarray(image).astype(np.int64) >> (_bits(image) - 8)
-    upper = Image.fromarray(values.clip(0, 255).astype(np.uint8))
-    if orientation := image.getexif().get(ExifTags.Base.Orientation):
-        upper.getexif()[ExifTags.Base.Orientation] = orientation
-    return upper
-
-
-def _bits(image: Image.Image) -> int:
-    """The number of bits of a 16-bit image's values; TIFF files state their own."""
-    if isinstance(image, TiffImagePlugin.TiffImageFile):
-        return int(image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (16,))[0])
-    return 16
+    return _prepared(image, shape, preprocessing)
 
 
 def resized(images: npt.NDArray[np.uint8], shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:

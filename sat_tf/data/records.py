@@ -27,9 +27,8 @@ from sat_tf.data.decoding import (
     first_good,
 )
 from sat_tf.data.folder_tree import printable
-from sat_tf.data.shards import Shard
-from sat_tf.data.source import NO_LABEL, ReadingError, expect_images
-from sat_tf.data.whole import JPEG
+from sat_tf.data.pictures import JPEG
+from sat_tf.data.source import NO_LABEL, ReadingError, Shard, expect_images
 from sat_tf.preprocessing import AS_IN_IMAGENET
 
 # Text that TensorFlow adds around its messages.

@@ -4,8 +4,7 @@ import itertools
 
 import numpy as np
 
-from sat_tf.data.shards import Shard
-from sat_tf.data.source import NO_LABEL
+from sat_tf.data.source import NO_LABEL, Shard
 
 SHARDS = [Shard(worker=worker, workers=2, replicas=2) for worker in range(2)]
 

@@ -6,8 +6,7 @@ import pytest
 import tensorflow as tf
 
 from sat_tf import data
-from sat_tf.data.shards import Shard
-from sat_tf.data.source import ReadingError
+from sat_tf.data.source import ReadingError, Shard
 from tests.data import contract
 from tests.data.contract import pieces
 from tests.data.photographs import corrupt_files, encoded, odd_files, photograph

@@ -4,8 +4,7 @@ import tensorflow as tf
 
 from sat_tf import data
 from sat_tf.data.record_folders import count_records, find_files
-from sat_tf.data.shards import Shard
-from sat_tf.data.source import ReadingError
+from sat_tf.data.source import ReadingError, Shard
 from tests.data import contract
 from tests.data.contract import pieces
 from tests.data.photographs import encoded, odd_files, photograph

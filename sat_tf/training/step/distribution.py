@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sat_tf.data.shards import Shard
+from sat_tf.data.source import Shard
 from sat_tf.messages import RunError, first_ones, list_problems, reason_of
 
 _LAST_PORT = 65_535

@@ -6,7 +6,7 @@ import signal
 import pytest
 import tensorflow as tf
 
-from sat_tf.data.shards import Shard
+from sat_tf.data.source import Shard
 from sat_tf.messages import RunError
 from sat_tf.training.loop import outside_failures
 from sat_tf.training.loop.outside_failures import outside_failures_explained

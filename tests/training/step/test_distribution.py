@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from sat_tf.data.arrays import ArraySource
-from sat_tf.data.shards import Shard
+from sat_tf.data.source import Shard
 from sat_tf.messages import RunError
 from sat_tf.training.loop.stage import train_stage
 from sat_tf.training.step.distribution import make_strategy, shard_of, waiting_note, writes_files

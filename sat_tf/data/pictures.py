@@ -1,15 +1,19 @@
-"""Whether all of a picture is in its file, within a bound on its pixels: one rule for all readers.
+"""Encoded pictures, opened by one rule for all readers: whole, bounded, of 8 bits, upright.
 
 Decoders fill what is missing in a JPEG with grey as soon as it ends as it should, and Pillow does
 the same, in black, for a PNG: such a picture looks like a good one.
 """
 
+import contextlib
 import io
 import re
 import struct
 import warnings
 import zlib
 from collections.abc import Iterator
+
+import numpy as np
+from PIL import ExifTags, Image, ImageOps, TiffImagePlugin
 
 # The first bytes of a JPEG, and of a PNG.
 JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
@@ -35,6 +39,80 @@ _INTERLACED = (
 _VALUES_PER_PIXEL = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by the colour type of a PNG
 _PIECE = 2**16
 
+# Pillow's modes of 16-bit integers. PGM files of 16 bits have the 32-bit mode "I".
+_SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
+UPRIGHT = 1  # the EXIF orientation of a picture that is not turned
+
+
+def image_of(encoded: bytes, mode: str, *, turns: bool) -> Image.Image:
+    """A picture, decoded by Pillow.
+
+    Transparency is dropped, animations give their first frame, and 16-bit values lose their lower
+    half.
+
+    Args:
+        encoded: the bytes of the file.
+        mode: Pillow's name of the channels, "RGB" or "L".
+        turns: whether the picture is turned by its EXIF orientation.
+
+    Raises:
+        ValueError: it cannot be decoded, its values have 32 bits, or as `expect_whole`.
+    """
+    expect_whole(encoded)
+    try:
+        with _opened(encoded) as opened:
+            image = eight_bits(opened)
+            # It knows that Pillow has turned the pixels of TIFF files already.
+            image = ImageOps.exif_transpose(image) if turns else image
+            return image.convert(mode)
+    except Exception as error:  # Pillow's readers raise many types on damaged files.
+        raise ValueError(f"it cannot be decoded ({type(error).__name__})") from error
+
+
+@contextlib.contextmanager
+def _opened(encoded: bytes) -> Iterator[Image.Image]:
+    with warnings.catch_warnings(), Image.open(io.BytesIO(encoded)) as image:
+        # Warnings are about odd metadata and very large pictures; it refuses still larger ones.
+        warnings.simplefilter("ignore")
+        yield image
+
+
+def eight_bits(image: Image.Image) -> Image.Image:
+    """A picture with 8 bits a channel: the upper half of 16, v >> 8, as in TensorFlow.
+
+    Pillow itself would clip 16-bit values at 255, to white. 12-bit values of TIFF files keep their
+    upper 8 bits.
+
+    Raises:
+        ValueError: its values have 32 bits, and an unknown range.
+    """
+    if image.mode == "F" or (image.mode == "I" and image.format != "PPM"):
+        raise ValueError(f"its values are of 32 bits (mode {image.mode}), expected 8 or 16")
+    if image.mode not in (*_SIXTEEN_BITS, "I"):
+        return image
+    values = np.asarray(image).astype(np.int64) >> (_bits(image) - 8)
+    upper = Image.fromarray(values.clip(0, 255).astype(np.uint8))
+    if orientation := image.getexif().get(ExifTags.Base.Orientation):
+        upper.getexif()[ExifTags.Base.Orientation] = orientation
+    return upper
+
+
+def _bits(image: Image.Image) -> int:
+    """The number of bits of a 16-bit image's values; TIFF files state their own."""
+    if isinstance(image, TiffImagePlugin.TiffImageFile):
+        return int(image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (16,))[0])
+    return 16
+
+
+def orientation_of(encoded: bytes) -> int:
+    """The EXIF orientation of a picture, 1 to 8; 1 (upright) where it has none that is valid."""
+    try:
+        with _opened(encoded) as image:
+            found = image.getexif().get(ExifTags.Base.Orientation, UPRIGHT)
+            return found if found in range(1, 9) else UPRIGHT
+    except Exception:  # Pillow's readers raise many types on damaged files.
+        return UPRIGHT
+
 
 def expect_whole(encoded: bytes) -> None:
     """Raises ValueError unless a picture can be opened, is within the bound, and is all there.
@@ -57,13 +135,9 @@ def expect_pixels(encoded: bytes, most: int) -> None:
         encoded: the bytes of the file, of which the head is read.
         most: how many.
     """
-    from PIL import Image
-
     try:
-        with warnings.catch_warnings(), Image.open(io.BytesIO(encoded)) as opened:
-            # Warnings about odd metadata and very large pictures.
-            warnings.simplefilter("ignore")
-            pixels = opened.width * opened.height
+        with _opened(encoded) as image:
+            pixels = image.width * image.height
     except Image.DecompressionBombError:
         pixels = MOST_PIXELS + 1
     except Exception as error:  # Pillow's readers raise many types on damaged files.
@@ -122,13 +196,10 @@ def _coarse(encoded: bytes) -> bytes:
 
     All of a progressive one, whose later data are not in that eighth.
     """
-    from PIL import Image
-
-    with warnings.catch_warnings(), Image.open(io.BytesIO(encoded)) as opened:
-        warnings.simplefilter("ignore")
-        if "progressive" not in opened.info:
-            opened.draft("RGB", (1, 1))
-        return opened.tobytes()
+    with _opened(encoded) as image:
+        if "progressive" not in image.info:
+            image.draft("RGB", (1, 1))
+        return image.tobytes()
 
 
 def _is_whole_png(encoded: bytes) -> bool:

@@ -7,7 +7,8 @@ import tensorflow as tf
 from PIL import Image
 
 from sat_tf.data.decoding import decode_slowly
-from sat_tf.data.picture_folder import eight_bits, load_folder, resized
+from sat_tf.data.picture_folder import load_folder, resized
+from sat_tf.data.pictures import eight_bits
 from tests.data.photographs import tiff_of_12_bits
 
 SHAPE = (6, 8, 3)

@@ -9,7 +9,7 @@ from PIL import Image
 from sat_tf import data
 from sat_tf.data.decoding import decode_slowly
 from sat_tf.data.picture_folder import load_folder
-from sat_tf.data.whole import MOST_PIXELS, expect_whole
+from sat_tf.data.pictures import MOST_PIXELS, expect_whole
 from tests.data.photographs import encoded, photograph
 
 END = b"\xff\xd9"
