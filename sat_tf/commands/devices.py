@@ -10,8 +10,7 @@ from sat_tf.commands.pixels import ImageOptions, Pixels
 from sat_tf.export.certificate.device_check import DeviceCheck
 from sat_tf.export.device.kit import check_kit_path
 from sat_tf.export.device.report import is_device_certificate, read_device_certificate
-from sat_tf.export.device_verification import read_device_check, write_kit
-from sat_tf.export.file_verification import read_subject
+from sat_tf.export.file_verification import read_device_check, read_subject, write_kit
 from sat_tf.messages import RunError, say
 from sat_tf.presentation.tables import Column, Marked, Table, digits
 

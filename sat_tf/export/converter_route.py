@@ -10,11 +10,21 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.export.converter.float_layers import run_converter
+from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import Linear, map_linear
 from sat_tf.export.operations.operation import Operation
-from sat_tf.messages import list_problems
+from sat_tf.messages import did_you_mean, list_problems
+
+_ROUTES = ("direct", "converter")
+# The report of an export says this of the file of the second route.
+CONVERTED = (
+    "route='converter': the file is not certified; TensorFlow's converter has written it from the "
+    "same graph, and has decided which operators it leaves float. verify_tflite reads files of "
+    "route='direct' only"
+)
 
 
 def to_keras(model: keras.Model) -> keras.Model:
@@ -126,3 +136,59 @@ class _Converted(keras.layers.Layer):
 
     def call(self, inputs: list[tf.Tensor]) -> tf.Tensor:
         return self._function(*inputs)
+
+
+def route_problems(route: object, settings: FileSettings, *, has_metadata: bool) -> list[str]:
+    """Why a file cannot be written in this way, with the fix.
+
+    Args:
+        route: what `export_tflite` was given for it.
+        settings: of the file.
+        has_metadata: the user says something of the model, which the file is to hold.
+    """
+    if not isinstance(route, str) or route not in _ROUTES:
+        names = " or ".join(map(repr, _ROUTES))
+        return [f"route: received {route!r}, expected {names}. {did_you_mean(str(route), _ROUTES)}"]
+    if route == "direct":
+        return []
+    problems = [
+        f"route='converter' with {name}={value!r}: received a setting of the direct writer, "
+        f"expected {name}={default!r}; leave one of them out."
+        for name, value, default in (
+            ("pack", settings.pack, "none"),
+            ("float_head", settings.float_head, False),
+            ("resizable", settings.resizable, False),
+        )
+        if value not in (default, "auto")
+    ]
+    if has_metadata:
+        problems.append(
+            "route='converter' with labels, a description or preprocessing: received settings of "
+            "the direct writer, expected none; leave them out, or use route='direct'."
+        )
+    return problems
+
+
+def converted(graph: Graph) -> bytes:
+    """The file that TensorFlow's converter writes from a deployed graph, of uint8 images.
+
+    Raises:
+        ValueError: the graph has float streams, or the converter fails.
+    """
+    converter = tf.lite.TFLiteConverter.from_keras_model(keras_of_graph(graph))
+    converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    kinds = list(dict.fromkeys(image.type for image in graph.images if not image.is_kept))
+    if len(kinds) > 1:
+        raise ValueError(
+            f"model {graph.name!r}: received inputs of the types {' and '.join(kinds)}, "
+            "expected one for all, as TensorFlow's converter has it; use route='direct'."
+        )
+    if kinds:
+        converter.inference_input_type = tf.as_dtype(kinds[0])
+    try:
+        return run_converter(converter)
+    except ValueError as error:
+        raise ValueError(
+            f"model {graph.name!r}: received a model that TensorFlow's converter does not convert "
+            f"({error}), expected one that it does; use route='direct'."
+        ) from error

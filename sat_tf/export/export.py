@@ -9,13 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.atomic_file import check_writable, written_whole
 from sat_tf.export.certificate.holds import Hold, are_portable, holds_of, verdict_of
-from sat_tf.export.converter.float_layers import run_converter
-from sat_tf.export.converter_route import keras_of_graph
+from sat_tf.export.converter_route import CONVERTED, converted, route_problems
 from sat_tf.export.deployed import DeployedModel
 from sat_tf.export.litert.releases import first_release
 from sat_tf.export.litert.runtime import Runtime, check_loading
@@ -37,69 +35,14 @@ from sat_tf.export.tflite.metadata import (
     Metadata,
     append_archive,
     checked_metadata,
-    count_problem,
     encode,
-    preprocessing_problem,
+    misfits,
 )
 from sat_tf.export.tflite.structure import SETTINGS_NAME, gzip_size, read_structure
-from sat_tf.export.tflite.tensors import Storage
-from sat_tf.messages import did_you_mean, list_problems
+from sat_tf.messages import list_problems
 from sat_tf.preprocessing import Preprocessing
 from sat_tf.presentation.notebook import Displayed
 from sat_tf.presentation.tables import Cell, Marked, Table
-
-# By name, what the export's report says of its files.
-ROUTES = {
-    "direct": "",
-    "converter": "route='converter': the file is not certified; TensorFlow's converter has written "
-    "it from the same graph, and has decided which operators it leaves float. verify_tflite reads "
-    "files of route='direct' only",
-}
-
-
-def route_problems(route: object, settings: FileSettings) -> list[str]:
-    """Why a file cannot be written in this way, with the fix."""
-    if not isinstance(route, str) or route not in ROUTES:
-        names = " or ".join(repr(name) for name in ROUTES)
-        return [f"route: received {route!r}, expected {names}. {did_you_mean(str(route), ROUTES)}"]
-    if route == "direct":
-        return []
-    return [
-        f"route='converter' with {name}={value!r}: received a setting of the direct writer, "
-        f"expected {name}={default!r}; leave one of them out."
-        for name, value, default in (
-            ("pack", settings.pack, "none"),
-            ("float_head", settings.float_head, False),
-            ("resizable", settings.resizable, False),
-        )
-        if value not in (default, "auto")
-    ]
-
-
-def converted(graph: Graph) -> bytes:
-    """The file that TensorFlow's converter writes from a deployed graph, of uint8 images.
-
-    Raises:
-        ValueError: the graph has float streams, or the converter fails.
-    """
-    converter = tf.lite.TFLiteConverter.from_keras_model(keras_of_graph(graph))
-    converter.optimizations = [tf.lite.Optimize.DEFAULT]
-    kinds = list(dict.fromkeys(image.type for image in graph.images if not image.is_kept))
-    if len(kinds) > 1:
-        raise ValueError(
-            f"model {graph.name!r}: received inputs of the types {' and '.join(kinds)}, "
-            "expected one for all, as TensorFlow's converter has it; use route='direct'."
-        )
-    if kinds:
-        converter.inference_input_type = tf.as_dtype(kinds[0])
-    try:
-        return run_converter(converter)
-    except ValueError as error:
-        raise ValueError(
-            f"model {graph.name!r}: received a model that TensorFlow's converter does not convert "
-            f"({error}), expected one that it does; use route='direct'."
-        ) from error
-
 
 _WARM_UP = 2
 _RUNS = 20
@@ -375,12 +318,7 @@ def export_tflite(
         model = with_image_size(model, image_size)
     settings = FileSettings(float_head=float_head, pack=pack, softmax=softmax, resizable=resizable)
     metadata, problems = checked_metadata(description, labels, preprocessing)
-    problems += route_problems(route, settings)
-    if metadata and route == "converter":
-        problems.append(
-            "route='converter' with labels, a description or preprocessing: received settings of "
-            "the direct writer, expected none; leave them out, or use route='direct'."
-        )
+    problems += route_problems(route, settings, has_metadata=bool(metadata))
     if problems:
         raise ValueError(list_problems("export_tflite", problems))
     if route == "converter":  # which stores all kernels in 8 bits
@@ -388,11 +326,7 @@ def export_tflite(
     graph = file_graph(model, settings)
     if metadata:
         graph.expect_one_of_each("export_tflite with labels, a description or preprocessing")
-    found = (
-        count_problem(metadata, graph.tensors[graph.output].shape),
-        preprocessing_problem(metadata, graph.images[0]),
-    )
-    if problems := [f"{problem}." for problem in found if problem]:
+    if problems := misfits(metadata, graph.images[0], graph.tensors[graph.output].shape):
         raise ValueError(list_problems("export_tflite", problems))
     direct = route == "direct"
     settings = settings.of_graph(graph)
@@ -405,6 +339,7 @@ def export_tflite(
     compared = compare_storage and direct
     others = _alternatives(model, settings, metadata) if compared else {}
     files = {settings.pack: content, **others}
+    kernels = linear_operations(graph.operations)
     costs = storage_costs(files, *shapes, measure_speed=compare_storage)
     return ExportReport(
         path=str(path),
@@ -418,21 +353,16 @@ def export_tflite(
         certified=list(graph.integer_tensors) if direct else [],
         storage=costs,
         kernels=stored_kernels(graph) if direct else [],
-        runs_from=first_release(_matrices(graph)),
+        runs_from=first_release(kernel.storage for kernel in kernels if kernel.is_product),
         holds=holds_of(graph) if direct else [],
         moved_scales=dict(graph.moved_scales) if direct else {},
         warnings=[
             *graph.warnings,
             *float_layers_of_one_image(graph, content),
-            *([ROUTES[route]] if ROUTES[route] else []),
+            *([] if direct else [CONVERTED]),
         ],
         seconds=time.perf_counter() - start,
     )
-
-
-def _matrices(graph: Graph) -> list[Storage]:
-    """How the kernels of matrix products are stored."""
-    return [one.storage for one in linear_operations(graph.operations) if one.is_product]
 
 
 def _alternatives(

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.core.asymmetric import UNKNOWN, Reach
 from sat_tf.graph.layers import (
     activations,
     combinations,
@@ -21,9 +22,10 @@ from sat_tf.graph.layers import (
     preprocessing,
     training_only,
 )
-from sat_tf.graph.layers.activations import RECTIFIERS
+from sat_tf.graph.layers.activations import REACHES, RECTIFIERS
 from sat_tf.graph.layers.kind import (
     Combination,
+    Function,
     Kernel,
     Kinds,
     LayerKind,
@@ -33,7 +35,7 @@ from sat_tf.graph.layers.kind import (
     Role,
     window_detail,
 )
-from sat_tf.graph.operation_layers import OfSeveralTensors, TensorFlowOperation
+from sat_tf.graph.operation_layers import OfSeveralTensors, TensorFlowOperation, absolute
 from sat_tf.graph.suggestions import fix_of
 
 KINDS: Kinds = {
@@ -203,6 +205,51 @@ def in_training(layer: keras.layers.Layer, inputs: tf.Tensor) -> tf.Tensor | Non
     """A layer's output in training where that of Keras has no gradient; None for other layers."""
     support = find_support(layer)
     return support.in_training(layer, inputs) if support and support.in_training else None
+
+
+# -- functions between quantizers -----------------------------------------------------------------
+
+
+def _function_of(layer: keras.layers.Layer) -> Function | None:
+    """The function that a layer computes, or one that it derives from; None without one."""
+    kind = find_kind(layer)
+    return kind.function if kind else None
+
+
+def is_known_function(name: str) -> bool:
+    """Whether the table has a function of this name."""
+    return name in REACHES
+
+
+def reach_of(layer: keras.layers.Layer) -> Reach:
+    """The range of the values of a layer that computes a function."""
+    function = _function_of(layer)
+    return function.reach(layer) if function else UNKNOWN
+
+
+def works_on_each_value(layer: keras.layers.Layer) -> bool:
+    """Whether the layer is elementwise: the same function of each value by itself."""
+    function = _function_of(layer)
+    return function is not None and function.on_each_value(layer)
+
+
+def is_a_broken_line(layer: keras.layers.Layer) -> bool:
+    """Whether the layer is piecewise linear: not a smooth function that rounding would coarsen."""
+    function = _function_of(layer)
+    broken = function is not None and function.is_broken_line
+    return broken or getattr(layer, "activation", None) is absolute
+
+
+def keeps_sign(layer: keras.layers.Layer) -> bool:
+    """Whether its output is nonnegative where its input is."""
+    function = _function_of(layer)
+    return function is not None and function.keeps_sign(layer)
+
+
+def keeps_range(layer: keras.layers.Layer) -> bool:
+    """Whether its outputs lie within the range of its inputs, as in a resized image."""
+    function = _function_of(layer)
+    return function is not None and function.keeps_range(layer)
 
 
 # -- several tensors, several places ---------------------------------------------------------------

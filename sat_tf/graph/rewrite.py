@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.graph import functions, layer_kinds
+from sat_tf.graph import layer_kinds
 from sat_tf.graph.calls import arithmetic, movements
 from sat_tf.graph.flatten import (
     Flattened,
@@ -122,7 +122,7 @@ def _behind(layer: keras.layers.Layer, name: str) -> list[NewLayer]:
 def _has_separate_activation(call: OldCall) -> bool:
     """Whether the activation of a linear layer must be a layer of its own."""
     layer = call.layer
-    return functions.is_known(layer_kinds.activation_name(layer)) or (
+    return layer_kinds.is_known_function(layer_kinds.activation_name(layer)) or (
         layer_kinds.is_softmax(layer) and _is_read_inside(call)
     )
 

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.graph import functions, layer_kinds
+from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network, Node
 from sat_tf.messages import warn
 from sat_tf.presentation.progress_bar import Advance, image_bar
@@ -301,7 +301,7 @@ def _function_behind(network: Network, node: Node) -> Function:
         layer_kinds.activation_name(reader) if layer_kinds.is_activation(reader) else "linear"
         for reader in readers
     }
-    if len(names) != 1 or not functions.is_known(*names):
+    if len(names) != 1 or not layer_kinds.is_known_function(*names):
         return itself
     activation = readers[0].activation
     return lambda values: activation(tf.constant(values)).numpy()

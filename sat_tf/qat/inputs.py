@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.graph import functions, layer_kinds
+from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Kernel, Role
 from sat_tf.graph.network import Network, Node
 from sat_tf.messages import did_you_mean
@@ -94,7 +94,7 @@ def _is_read_as_it_is(network: Network, name: str) -> bool:
 def reads_floats(layer: keras.layers.Layer) -> bool:
     """Whether files compute a layer in float, though its output may be quantized."""
     is_function = layer_kinds.role_of(layer) is Role.FUNCTION
-    return is_function and not functions.works_on_each_value(layer)
+    return is_function and not layer_kinds.works_on_each_value(layer)
 
 
 def own_type(node: Node) -> str:

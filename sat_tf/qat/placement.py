@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sat_tf.graph import functions, layer_kinds
+from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node
 from sat_tf.messages import kind_of, list_problems, listed_problems
@@ -365,7 +365,7 @@ class _Placer:
     def _tell_functions_apart(self) -> None:
         """A smooth function at the end is part of the output, like a softmax; others are not."""
         for node in reversed(list(self.network)):
-            if functions.is_a_broken_line(node.layer):
+            if layer_kinds.is_a_broken_line(node.layer):
                 continue
             if self.roles[node.name] in (Role.FUNCTION, Role.SOFTMAX):
                 last = all(demand.kind == "output" for demand in self._demands(node.name))
@@ -427,7 +427,7 @@ class _Placer:
                 return False
             reader = self.network[demand.reader or ""]
             role = self.roles[reader.name]
-            smooth = role is Role.FUNCTION and not functions.works_on_each_value(reader.layer)
+            smooth = role is Role.FUNCTION and not layer_kinds.works_on_each_value(reader.layer)
             if role in _SATURATE_AT_8_BITS or smooth:
                 return False
         return True
@@ -638,7 +638,7 @@ class _Placer:
         if self.roles[name] is Role.AFFINE and self.pixels.reads(name):
             level, source = max(map(abs, self.pixels[name])) or level, "the range of pixels"
         reach, layer = self.ranges.reach(name), self.network[name].layer
-        function = self.roles[name] is Role.FUNCTION and not functions.keeps_range(layer)
+        function = self.roles[name] is Role.FUNCTION and not layer_kinds.keeps_range(layer)
         # A gated swish, or the mean of one, reaches no further below 0 than the swish.
         reaches = behind_layer and (function or (negative and reach.has_lowest_alone))
         request = ActivationRequest(

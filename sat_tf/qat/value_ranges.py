@@ -15,7 +15,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.core import asymmetric
-from sat_tf.graph import functions, layer_kinds
+from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Combination, Role
 from sat_tf.graph.layers.preprocessing import is_adapted, is_plain_factor, slope_and_offset
 from sat_tf.graph.network import Network, Node
@@ -108,11 +108,11 @@ class ValueRanges:
         if role in (Role.FUNCTION, Role.SOFTMAX):
             if layer_kinds.is_softmax(node.layer):
                 return False
-            if functions.keeps_range(node.layer):
+            if layer_kinds.keeps_range(node.layer):
                 return self.is_negative(node.inputs[0])
             # The sign of the input if the function keeps it; otherwise the function's own.
-            keeps = functions.keeps_sign(node.layer) and not self.is_negative(node.inputs[0])
-            return not keeps and functions.reach(node.layer).is_negative
+            keeps = layer_kinds.keeps_sign(node.layer) and not self.is_negative(node.inputs[0])
+            return not keeps and layer_kinds.reach_of(node.layer).is_negative
         if role in (Role.SUM, Role.PRODUCT, Role.CONCATENATION, Role.MEAN, Role.MOVEMENT):
             return self._combines_to_negative(node)
         if role is Role.SCALING:
@@ -133,8 +133,8 @@ class ValueRanges:
     def reach(self, name: str) -> asymmetric.Reach:
         """The values that the layer's output can have, by the functions in or before it."""
         node, role = self._network[name], self._roles[name]
-        if role is Role.FUNCTION and not functions.keeps_range(node.layer):
-            found = functions.reach(node.layer)
+        if role is Role.FUNCTION and not layer_kinds.keeps_range(node.layer):
+            found = layer_kinds.reach_of(node.layer)
             return found if self.is_negative(name) == found.is_negative else asymmetric.POSITIVE
         if role in (Role.MEAN, Role.MOVEMENT, Role.FUNCTION):
             return self.reach(node.inputs[0])
@@ -152,8 +152,8 @@ class ValueRanges:
             return self._pixels[name][1]
         if role in (Role.RECTIFIER, Role.LINEAR):
             return layer_kinds.rectifier_ceiling(node.layer)
-        if role is Role.FUNCTION and not functions.keeps_range(node.layer):
-            return functions.reach(node.layer).highest
+        if role is Role.FUNCTION and not layer_kinds.keeps_range(node.layer):
+            return layer_kinds.reach_of(node.layer).highest
         if role in (Role.MEAN, Role.MOVEMENT, Role.FUNCTION):
             return self.ceiling(node.inputs[0])
         return None
@@ -362,7 +362,7 @@ def _function(node: Node, inputs: Sequence[Spread]) -> _Array:
     support = layer_kinds.find_support(layer)
     if support and support.function and support.function.spread:
         return support.function.spread(layer, values)
-    if functions.works_on_each_value(layer):
+    if layer_kinds.works_on_each_value(layer):
         function = getattr(layer, "activation", layer)
         return np.asarray(function(tf.constant(values, tf.float32)), np.float64)
     if layer_kinds.is_softmax(layer):

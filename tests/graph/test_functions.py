@@ -5,7 +5,7 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.core import asymmetric
-from sat_tf.graph import functions, layer_kinds
+from sat_tf.graph import layer_kinds
 from sat_tf.graph.calls.arithmetic import gelu_by_tanh
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.operation_layers import Clip, absolute
@@ -57,20 +57,20 @@ def test_functions_stay_within_their_reach(layer):
     assert layer_kinds.unsupported_problem(layer) is None
     x = np.linspace(-20.0, 20.0, 100_001, dtype=np.float32)
     values = layer(x[np.newaxis]).numpy()
-    reach = functions.reach(layer)
+    reach = layer_kinds.reach_of(layer)
     highest = float(np.max(values)) if reach.highest is None else reach.highest
     assert np.max(values) <= highest
     lowest = reach.lowest - reach.share * 20.0
     assert np.min(values) >= lowest * (1.0 + 1e-6)
     # A range that reaches further than the function would waste codes.
     assert lowest == 0.0 or np.min(values) <= 0.9 * lowest
-    assert functions.works_on_each_value(layer)
+    assert layer_kinds.works_on_each_value(layer)
 
 
 @pytest.mark.thorough
 def test_what_is_cut_off_above_keeps_its_sign():
-    assert functions.reach(Clip(None, 2.0)) == asymmetric.UNKNOWN
-    assert functions.works_on_each_value(Clip(None, 2.0))
+    assert layer_kinds.reach_of(Clip(None, 2.0)) == asymmetric.UNKNOWN
+    assert layer_kinds.works_on_each_value(Clip(None, 2.0))
     image = keras.Input((8, 8, 3))
     kinds = {}
     for name, function in (("positive", "softplus"), ("signed", "linear")):
@@ -87,34 +87,34 @@ def test_what_is_cut_off_above_keeps_its_sign():
 
 def test_a_softmax_is_between_0_and_1_and_no_table():
     for layer in (L.Softmax(), L.Activation("softmax")):
-        assert functions.reach(layer) == asymmetric.Reach(0.0, highest=1.0)
-        assert not functions.works_on_each_value(layer)
+        assert layer_kinds.reach_of(layer) == asymmetric.Reach(0.0, highest=1.0)
+        assert not layer_kinds.works_on_each_value(layer)
 
 
 @pytest.mark.parametrize("function", [hard_shrink, log_sigmoid, soft_shrink, tanh_shrink])
 def test_functions_of_one_value_without_a_lowest_one_are_streams(function):
     layer = L.Activation(function)
     assert layer_kinds.role_of(layer) is Role.FUNCTION
-    assert functions.reach(layer) == asymmetric.UNKNOWN
-    assert functions.works_on_each_value(layer)
+    assert layer_kinds.reach_of(layer) == asymmetric.UNKNOWN
+    assert layer_kinds.works_on_each_value(layer)
 
 
 @pytest.mark.parametrize("layer", [L.PReLU(), L.LayerNormalization()])
 def test_of_layers_with_weights_nothing_is_known(layer):
     assert layer_kinds.role_of(layer) is Role.FUNCTION
-    assert functions.reach(layer) == asymmetric.UNKNOWN
-    assert not functions.works_on_each_value(layer)
+    assert layer_kinds.reach_of(layer) == asymmetric.UNKNOWN
+    assert not layer_kinds.works_on_each_value(layer)
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "area", "nearest"])
 def test_resized_images_lie_within_the_image(interpolation):
     layer = L.Resizing(7, 9, interpolation)
-    assert functions.keeps_range(layer)
+    assert layer_kinds.keeps_range(layer)
     image = np.random.default_rng(0).normal(size=(1, 4, 4, 2)).astype(np.float32)
     made = layer(image).numpy()
     assert np.min(image) - 1e-5 <= np.min(made)
     assert np.max(made) <= np.max(image) + 1e-5
-    assert not functions.keeps_range(L.Resizing(7, 9, "bicubic"))
+    assert not layer_kinds.keeps_range(L.Resizing(7, 9, "bicubic"))
 
 
 def _quantizers_of_a_gated(function):

@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.graph import functions, layer_kinds
+from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import copied_weights, layer_copy
 from sat_tf.graph.layers.kind import KernelForm, Role
 from sat_tf.graph.network import Network, Node, call_in_inference
@@ -108,7 +108,7 @@ def clips(node: Node) -> bool:
 def is_float_function(node: Node) -> bool:
     """Whether the layer computes a function that has no table of codes."""
     layer = inner_layer(node.layer)
-    return role_of(node) is Role.FUNCTION and not functions.works_on_each_value(layer)
+    return role_of(node) is Role.FUNCTION and not layer_kinds.works_on_each_value(layer)
 
 
 def has_codes(node: Node) -> bool:

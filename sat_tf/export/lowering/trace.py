@@ -27,7 +27,7 @@ from sat_tf.export.operations.pointwise import Pointwise, Softmax
 from sat_tf.export.operations.pools import AveragePool
 from sat_tf.export.operations.quantize import ShiftImage
 from sat_tf.export.tflite.tensors import Codes, Image, Window, range_codes
-from sat_tf.graph import functions, layer_kinds
+from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Combination, Role
 from sat_tf.graph.layers.preprocessing import is_plain_factor, slope_and_offset
 from sat_tf.graph.network import Network, Node
@@ -341,7 +341,7 @@ class _Tracer:
 
     def _function(self, node: Node) -> Draft:
         layer, source = inner_layer(node.layer), self._tensor(node.inputs[0])
-        each = functions.works_on_each_value(layer)
+        each = layer_kinds.works_on_each_value(layer)
 
         # Keras layers take whole images; the values of a table are passed as one.
         def function(values: np.ndarray) -> np.ndarray:

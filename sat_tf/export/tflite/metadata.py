@@ -126,28 +126,33 @@ def _label_problems(labels: tuple[Any, ...]) -> list[str]:
     return problems
 
 
-def preprocessing_problem(metadata: Metadata, image: Image) -> str | None:
-    """Why the preprocessing is not that of an input; None where it is."""
+def misfits(metadata: Metadata, image: Image, shape: tuple[int, ...]) -> list[str]:
+    """Why labels and preprocessing are not those of a model, with the fix.
+
+    Args:
+        metadata: what the user says.
+        image: the model's input.
+        shape: of its output, without the batch dimension.
+    """
+    problems = []
+    labels = metadata.labels
+    if labels is not None and len(shape) != 1:
+        problems.append(
+            f"labels: received some for an output of shape {shape}, expected one axis of classes."
+        )
+    elif labels is not None and (len(labels),) != shape:
+        problems.append(
+            f"labels: received {len(labels)}, expected {shape[0]}, one for each class of the "
+            "model's output, in order."
+        )
     has_pixels = image.type == "uint8" and not image.is_kept
     is_picture = has_pixels and len(image.shape) == 3 and image.shape[-1] in (1, 3)
-    if metadata.preprocessing is None or is_picture:
-        return None
-    return (
-        f"preprocessing: received some for an input of {image.type} {image.shape}, expected uint8 "
-        "pictures of 1 or 3 channels; leave it out"
-    )
-
-
-def count_problem(metadata: Metadata, shape: tuple[int, ...]) -> str | None:
-    """Why the labels are not as many as the classes of an output; None where they are."""
-    if metadata.labels is None or (len(metadata.labels),) == shape:
-        return None
-    if len(shape) != 1:
-        return f"labels: received some for an output of shape {shape}, expected one axis of classes"
-    return (
-        f"labels: received {len(metadata.labels)}, expected {shape[0]}, one for each class of "
-        "the model's output, in order"
-    )
+    if metadata.preprocessing is not None and not is_picture:
+        problems.append(
+            f"preprocessing: received some for an input of {image.type} {image.shape}, expected "
+            "uint8 pictures of 1 or 3 channels; leave it out."
+        )
+    return problems
 
 
 def encode(metadata: Metadata, name: str, image: Image, output: str) -> bytes:

@@ -6,8 +6,7 @@ from sat_tf.export.certificate.certificate import ImagesFrom
 from sat_tf.export.certificate.inputs import random_images
 from sat_tf.export.device import check
 from sat_tf.export.device.report import is_device_certificate, read_device_certificate
-from sat_tf.export.device_verification import read_device_check, write_kit
-from sat_tf.export.file_verification import verify_file
+from sat_tf.export.file_verification import read_device_check, verify_file, write_kit
 from tests.export.damage import changed
 from tests.export.device.kits import certificate_in, checked, reseal, unpacked
 

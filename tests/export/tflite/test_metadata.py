@@ -18,7 +18,7 @@ from sat_tf.export.tflite.metadata import (
     append_archive,
     checked_metadata,
     encode,
-    preprocessing_problem,
+    misfits,
     read_metadata,
 )
 from sat_tf.preprocessing import RESIZED_AND_CROPPED
@@ -182,10 +182,9 @@ def test_preprocessing_is_that_of_pictures(model, tmp_path):
         sat_tf.export_tflite(model, tmp_path / "model.tflite", preprocessing="crop")
     (image,) = deployed_graph(model).images
     said = Metadata(preprocessing=RESIZED_AND_CROPPED)
-    assert preprocessing_problem(said, image) is None
+    assert misfits(said, image, (10,)) == []
     for changes in ({"shape": (8,)}, {"shape": (8, 8, 4)}, {"type": "float32"}):
-        problem = preprocessing_problem(said, dataclasses.replace(image, **changes))
-        assert problem is not None
+        (problem,) = misfits(said, dataclasses.replace(image, **changes), (10,))
         assert "expected uint8 pictures of 1 or 3 channels" in problem
 
 
