@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from sat_tf.arguments import call_by_name
+from sat_tf.data.class_folders import load_folder_tree
 from sat_tf.data.digits import load_digits
-from sat_tf.data.folder_tree import load_folder_tree
 from sat_tf.data.glyphs import load_glyphs
 from sat_tf.data.images import ImageSet
 from sat_tf.data.record_folders import load_tfrecords

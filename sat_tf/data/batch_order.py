@@ -5,7 +5,7 @@ import tensorflow as tf
 from sat_tf.arguments import Rule, check, is_integer, seed_rule
 from sat_tf.data.source import Shard
 
-# By name, because TensorFlow's default algorithm depends on the hardware.
+# The algorithm is named, because TensorFlow's default depends on the hardware.
 RANDOM = "philox"
 
 

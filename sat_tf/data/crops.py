@@ -1,4 +1,4 @@
-"""From an encoded picture to the square crop that a model sees.
+"""The square crop that a model sees, made in the graph from an encoded picture.
 
 JPEGs are decoded only where their crop needs it. Other formats that TensorFlow reads, and pictures
 that are turned by their EXIF orientation, are decoded whole and then cropped.
@@ -17,8 +17,8 @@ from sat_tf.preprocessing import AS_IN_IMAGENET, Preprocessing
 SMALLEST_AREA = 0.08
 WIDEST_ASPECT = 4 / 3
 TRIES = 10
-# Of libjpeg, as Pillow decodes where the model is used; the default of TensorFlow is a faster and
-# coarser transform, which training takes.
+# This is libjpeg's transform in Pillow, which decodes where the model is used; TensorFlow's default
+# is a faster and coarser one, which training takes.
 _ACCURATE = "INTEGER_ACCURATE"
 
 # The factors by which libjpeg can reduce a picture, by averaging, while decoding it.
@@ -30,7 +30,7 @@ _TAIL = 32
 # Larger pictures of other formats, which are decoded whole, are left to the slow path, which takes
 # a few at a time.
 _MOST_ON_THE_FAST_PATH = 2**25
-# What decoders draw where data are missing.
+# Decoders draw this where data are missing.
 _MISSING = (128, 128, 128)
 
 
@@ -87,7 +87,7 @@ def training_crop(
 def training_crop_of_pixels(
     pixels: tf.Tensor, seed: tf.Tensor, image_size: int, crops: TrainingCrops = INCEPTION
 ) -> tf.Tensor:
-    """As `training_crop`, for a decoded picture (height, width, 3), uint8."""
+    """The crop of `training_crop` from a decoded picture (height, width, 3), uint8."""
     window, is_mirrored = _training_window(tf.shape(pixels), seed, crops)
     top, left, height, width = tf.unstack(window)
     crop = pixels[top : top + height, left : left + width]
@@ -132,7 +132,7 @@ def held_out_crop(
 def held_out_crop_of_pixels(
     pixels: tf.Tensor, image_size: int, preprocessing: Preprocessing = AS_IN_IMAGENET
 ) -> tf.Tensor:
-    """As `held_out_crop`, for a decoded picture (height, width, 3), uint8, that has been turned."""
+    """The crop of `held_out_crop` from a decoded, upright picture (height, width, 3), uint8."""
     shape = tf.shape(pixels)
     window = _held_out_window(shape, image_size, preprocessing)
     top, left, height, width = tf.unstack(window)
@@ -148,7 +148,7 @@ def training_crop_of_jpeg(
     turns: bool = False,
     crops: TrainingCrops = INCEPTION,
 ) -> tf.Tensor:
-    """As `training_crop`, for JPEGs only: checking the format of every file takes time."""
+    """The crop of `training_crop`, of JPEGs only: checking the format of every file takes time."""
     encoded = _whole_jpeg(encoded)
 
     def as_stored() -> tf.Tensor:
@@ -176,7 +176,7 @@ def training_crop_of_jpeg(
 def held_out_crop_of_jpeg(
     encoded: tf.Tensor, image_size: int, preprocessing: Preprocessing = AS_IN_IMAGENET
 ) -> tf.Tensor:
-    """As `held_out_crop`, for JPEGs only."""
+    """The crop of `held_out_crop`, of JPEGs only."""
     encoded = _whole_jpeg(encoded)
 
     def as_stored() -> tf.Tensor:
@@ -301,7 +301,7 @@ def _training_window(
     aspect = tf.exp(math.log(WIDEST_ASPECT) * (2 * draws[TRIES : 2 * TRIES] - 1))
     sizes = tf.round(tf.stack([tf.sqrt(area / aspect), tf.sqrt(area * aspect)], axis=1))
     fits = tf.reduce_all((sizes >= 1) & (sizes <= sides), axis=1)
-    # Where no try fits: as much of the centre as the aspects allow.
+    # If no try fits, the crop is as much of the centre as the aspects allow.
     centre = tf.minimum(sides, tf.round(sides[::-1] * WIDEST_ASPECT))
     any_fits = tf.reduce_any(fits)
     size = tf.where(any_fits, sizes[tf.argmax(fits)], centre)
@@ -395,8 +395,8 @@ _MAYBE = (
     r"|tiff:Orientation|Raw profile type )\C*"
 )
 
-# So much of a JPEG is searched for the names of the segments that may hold an orientation or stand
-# before one that does: searching all would take a tenth of the time of a training crop.
+# The beginning of a JPEG is searched for the names of the segments that may hold an orientation or
+# stand before one that does: searching all would take a tenth of the time of a training crop.
 _BEGINNING = 2**11
 _SEGMENTS = r"\C*(Exif\x00|ICC_PROFILE|Photoshop|ns\.adobe\.com)\C*"
 
@@ -426,7 +426,7 @@ def may_be_turned(encoded: tf.Tensor) -> tf.Tensor:
 
 
 def jpeg_may_be_turned(encoded: tf.Tensor) -> tf.Tensor:
-    """As `may_be_turned`, for JPEGs only, most of which have no EXIF data."""
+    """The same of JPEGs only, most of which have no EXIF data."""
     beginning = tf.strings.substr(encoded, 0, _BEGINNING)
     return tf.cond(
         tf.strings.regex_full_match(beginning, _SEGMENTS),

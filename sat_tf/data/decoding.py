@@ -15,7 +15,7 @@ from sat_tf.data.crops import turned
 from sat_tf.data.pictures import JPEG, expect_whole, image_of, orientation_of
 from sat_tf.data.source import NO_LABEL, FirstError, ImageSource, ReadingError
 
-# From one row to an image and a label. The slow one takes arrays instead of tensors.
+# Both make an image and a label from one row. The slow one takes arrays instead of tensors.
 Fast = Callable[..., tuple[tf.Tensor, tf.Tensor]]
 Slow = Callable[..., tuple[npt.NDArray[np.uint8], int]]
 

@@ -216,7 +216,7 @@ def _are_jpegs(split: Split) -> bool:
 
 def _tensors(split: Split) -> tuple[tf.Tensor, tf.Tensor]:
     with tf.device("CPU"):
-        # As bytes, because names need not be UTF-8.
+        # Paths are bytes, because names need not be UTF-8.
         return tf.constant([os.fsencode(path) for path in split.paths]), tf.constant(
             split.labels, tf.int32
         )

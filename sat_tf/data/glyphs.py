@@ -142,7 +142,7 @@ class Typeface:
 CATEGORIES = "LNS"
 SMALLEST_WIDTH = 6
 SMALLEST_HEIGHT = 14
-# Between the drawings of two characters in all faces, each as a vector of length 1.
+# The drawings of two characters in all faces, each as a vector of length 1, are so far apart.
 SMALLEST_DISTANCE = 0.3
 
 _COARSE_SIZE = 16
@@ -282,7 +282,7 @@ def draw_amounts(randoms: Sequence[np.random.RandomState]) -> dict[str, Floats]:
 
 
 def place(boxes: npt.NDArray[np.int64], amounts: Mapping[str, Floats]) -> tuple[Floats, Floats]:
-    """Where drawings go: a linear map about the cell's centre, then a shift.
+    """The places of drawings: a linear map about the cell's centre, then a shift.
 
     Args:
         boxes: left, top, right and bottom edges of the drawings, (pictures, 4), in drawn pixels.
@@ -340,9 +340,9 @@ def _colour(ink: Floats, amounts: Mapping[str, Floats]) -> Floats:
 
 _ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 _CODE_POINTS = "code_points"
-# Of all characters, 24 GB; there are fewer characters than that, too.
+# So many of all characters take 24 GB; there are fewer characters than that, too.
 _MOST_PER_CLASS = 10_000
-# In every picture's seed, so that no picture is drawn with the amounts of another.
+# These are in every picture's seed, so that no picture is drawn with the amounts of another.
 _SPLITS = {"train": 0, "test": 1}
 
 

@@ -166,7 +166,7 @@ def _is_whole_jpeg(encoded: bytes) -> bool:
 
 
 def _ends_of_data(encoded: bytes) -> Iterator[tuple[int, bytes]]:
-    """Where the data between two markers of a JPEG end, and what shows whether all are there."""
+    """The ends of the data between two markers of a JPEG, and what shows whether all are there."""
     place, restart = 2, 0
     while found := _MARKER.search(encoded, place):
         kind, place = encoded[found.end() - 1], found.end()

@@ -17,7 +17,7 @@ from sat_tf.messages import list_problems
 if TYPE_CHECKING:
     from sat_tf.data.records import RecordFiles
 
-# As of the models of `sat_tf.models`.
+# The models of `sat_tf.models` have no more.
 _MOST_CLASSES = 1_000_000
 TRAIN = "train"
 HELD_OUT = ("validation", "val", "test")

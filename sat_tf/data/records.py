@@ -163,7 +163,7 @@ def tfrecord_files(
     kept = [paths[number] for number in filled]
     sizes = [int(counts[number]) for number in filled]
     with tf.device("CPU"):
-        # As bytes, because names need not be UTF-8.
+        # Paths are bytes, because names need not be UTF-8.
         files = tf.constant([os.fsencode(path) for path in kept], tf.string)
         spans = tf.constant([begins[number] if begins else 0 for number in filled], tf.int64)
         lengths = tf.constant(sizes, tf.int64)
@@ -393,7 +393,7 @@ class RecordSource(PictureSource):
     def held_out_sample(self, most: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
         """At most `most` held-out images, spread evenly, and their labels; no corrupt ones."""
         expect_images(self.name, most)
-        # As `spread_evenly`, in a stream.
+        # The places are those of `spread_evenly`, marked in a stream.
         most = min(most, self.num_test)
         chosen = np.zeros(self.num_test, bool)
         chosen[np.linspace(0, self.num_test - 1, most).round().astype(int)] = True

@@ -6,9 +6,9 @@ import tensorflow as tf
 from PIL import Image, ImageOps
 
 from sat_tf.data import crops
+from sat_tf.data.class_folders import load_folder_tree
 from sat_tf.data.crops import jpeg_may_be_turned, may_be_turned, turned
 from sat_tf.data.decoding import decode_slowly
-from sat_tf.data.folder_tree import load_folder_tree
 from sat_tf.data.picture_folder import load_folder
 from sat_tf.data.pictures import orientation_of
 from sat_tf.preprocessing import AS_IN_IMAGENET, RESIZED_AND_CROPPED

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sat_tf import data
-from sat_tf.data import digits, folder_tree, glyphs, record_folders, tfds_builder
+from sat_tf.data import class_folders, digits, glyphs, record_folders, tfds_builder
 from sat_tf.data.digits import load_digits
 
 
@@ -14,7 +14,7 @@ def test_the_table_names_every_data_set():
     assert dict(data.DATA_SETS) == {
         "digits": digits.load_digits,
         "glyphs": glyphs.load_glyphs,
-        "folder": folder_tree.load_folder_tree,
+        "folder": class_folders.load_folder_tree,
         "tfds": tfds_builder.load_tfds,
         "tfrecords": record_folders.load_tfrecords,
     }

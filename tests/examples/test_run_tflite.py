@@ -15,7 +15,7 @@ from rich.console import Console
 import sat_tf
 from sat_tf.commands.evaluate import evaluate_file
 from sat_tf.commands.pixels import ImageOptions
-from sat_tf.data.folder_tree import load_folder_tree
+from sat_tf.data.class_folders import load_folder_tree
 from sat_tf.data.picture_folder import load_folder
 from sat_tf.preprocessing import AS_IN_IMAGENET, COVERING, RESIZED_AND_CROPPED
 from tests.data.photographs import encoded, photograph

@@ -52,7 +52,7 @@ def test_rows_are_planned_seed_by_seed_with_the_float_model_they_start_from():
 
 
 def test_images_of_ones_own_are_called_by_their_folder():
-    pytest.importorskip("sat_tf.data.folder_tree")
+    pytest.importorskip("sat_tf.data.class_folders")
     (job,) = plan(["table1/mobilenet_v1/4bits"], data="folder", data_dir="/data/birds")
     assert job.data == "folder birds"
     assert job.config.data.options == {"image_size": 224, "data_dir": "/data/birds"}

@@ -3,7 +3,8 @@ import os
 import pytest
 from PIL import Image
 
-from sat_tf.data.folder_tree import load_folder_tree, median_side, read_tree
+from sat_tf.data.class_folders import load_folder_tree, median_side
+from sat_tf.data.folder_tree import read_tree
 
 
 def touch(root, *names):
