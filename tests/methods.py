@@ -12,7 +12,7 @@ METHODS = {
         "weight_options": {"reassign": True, "keep_zeros": True, "initialization": "density"},
     },
     "lq_nets": {"weight_quantizer": "lq_nets"},
-    # Of 1 bit too, so that channels differ where 2 is the mean.
+    # 1 bit is a choice too, so that channels differ if 2 is the mean.
     "channel_bits": {
         "weight_quantizer": "channel_bits",
         "weight_options": {"lowest": 1, "over_size": False},

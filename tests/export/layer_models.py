@@ -189,7 +189,7 @@ class LayerModel:
         return keras.Model(image, self.build(image), name="layers")
 
 
-# Of few codes come few values: where one of them is next to a tie, a large share differs.
+# Few codes make few values: if one of them is next to a tie, a large share differs.
 MODELS = {
     "movement": LayerModel(
         _movement,

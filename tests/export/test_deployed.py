@@ -122,7 +122,7 @@ def test_training_changes_the_model_and_the_integers_follow():
 
 
 class Between(keras.callbacks.Callback):
-    """What differs when a step begins, and with the integers of the step before."""
+    """Counts the codes that differ when a step begins, before and after a quick refresh."""
 
     def __init__(self, deployed) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ def test_keras_starts_from_the_integers_of_the_model_as_it_is(use):
 
 
 def reference_gradients(model, deployed, images, labels):
-    """Those of the quantized model in inference, every layer of it fed with deployed tensors."""
+    """Gradients of the quantized model in inference, every layer fed with deployed tensors."""
     network = Network(model)
     outputs = {
         node.name: deployed.get_layer(f"deployed_{inner_layer(node.layer).name}").output["real"]

@@ -42,7 +42,7 @@ def _written(model, values, path, policy=FLOAT):
 
 
 def _difference(model, other, values):
-    """Of the outputs, in standard deviations of the first model's."""
+    """The difference of the outputs, in standard deviations of the first model's."""
     expected, found = np.asarray(model(values)), np.asarray(other(values))
     return np.sqrt(np.mean((found - expected) ** 2)) / np.std(expected)
 

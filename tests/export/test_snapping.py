@@ -30,7 +30,7 @@ def snapped_model():
 
 
 def variables(model):
-    """By the name of the layer and its variable."""
+    """Values by the name of the layer and its variable."""
     return {
         "/".join(variable.name.removesuffix(":0").split("/")[-2:]): variable.numpy()
         for variable in model.variables
@@ -75,7 +75,7 @@ def _left_as_it_is(model, *, pack):
 def _deep(float_model, images, pack):
     models = []
     for change in (_left_as_it_is, snap_biases):
-        # Where a value lies between two codes, a few coarse codes hide what fine ones carry on.
+        # A few coarse codes hide differences, of values between two codes, that fine ones carry on.
         policy = sat_tf.BitPolicy.mobile(4, requantize_streams=True)
         model = sat_tf.quantize_model(float_model, policy)
         sat_tf.calibrate(model, images)
@@ -96,7 +96,7 @@ def deep(float_model, images):
 def test_a_deep_network_computes_the_codes_of_its_file_once_it_is_snapped(deep, images):
     before, after = (_shares_that_differ(model, images, "none") for model in deep)
     assert np.mean(list(before.values())) > 0.4
-    # What is left: values that lie between two codes but for the last bits of float32.
+    # Values are left that lie between two codes but for the last bits of float32.
     assert max(after.values()) < 0.002
     assert after["classifier"] == 0.0
 
@@ -113,7 +113,7 @@ def test_with_weights_of_4_bits_in_the_file_next_to_nothing_differs_by_itself(fl
 
 
 def _shares_that_differ(model, images, pack):
-    """Of the codes of each tensor, how many differ between Keras and the file."""
+    """The share of each tensor's codes that differ between Keras and the file."""
     graph = deployed_graph(model, pack=pack)
     simulated, (trained, _) = simulate(graph, images), TrainedModel(model, graph).run(images)
     # Beyond the range that was observed, outputs saturate: no bias changes that.

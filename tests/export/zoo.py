@@ -22,7 +22,7 @@ from sat_tf.qat.policy import BitPolicy
 layers = keras.layers
 ReLU, Dense = layers.ReLU, layers.Dense
 
-# Of the channels of every normalization, the first ones; the others are plain.
+# The first channels of every normalization have these; the others are plain.
 _EXTREME_GAMMAS = (0.0, 1e-7, -1e-12, 40.0)
 
 
@@ -296,7 +296,7 @@ def rectified_convolutions() -> keras.Model:
 
 
 def normalizations_alone() -> keras.Model:
-    """Behind the image, behind a rectifier, behind each other and behind a pooling."""
+    """Normalizations behind the image, a rectifier, each other and a pooling."""
     return chain(
         (8, 8, 6),
         normalization(),
@@ -355,7 +355,7 @@ def sum_with_image(*, rectified: bool) -> Callable[[], keras.Model]:
 
 
 def sums_of_other_shapes() -> keras.Model:
-    """With itself, with its own mean in every pixel, and of vectors."""
+    """Sums of a tensor with itself and with its own mean in every pixel, and of vectors."""
     image = layers.Input((7, 8, 3))
     x = normalization()(convolution(8)(image))
     x = layers.Add()([x, x])
@@ -495,7 +495,7 @@ def pooled_stem() -> keras.Model:
 
 
 def several_dense() -> keras.Model:
-    """As VGG ends: dense layers with biases, rectifiers and dropout."""
+    """An end like that of VGG: dense layers with biases, rectifiers and dropout."""
     return chain(
         (8, 8, 3),
         layers.Conv2D(6, 3, padding="same", activation="relu"),
@@ -523,7 +523,7 @@ def signed_mean(*rest: keras.layers.Layer) -> Callable[[], keras.Model]:
 
 
 def average_of_a_convolution() -> keras.Model:
-    """What reads the average takes it as it is: a flattening, another average, a sum."""
+    """A flattening, another average and a sum read an average as it is."""
     image = layers.Input((9, 12, 3))
     x = layers.AveragePooling2D(3)(layers.Conv2D(8, 3, padding="same")(image))
     y = layers.AveragePooling2D(3)(layers.Conv2D(8, 3, padding="same")(image))
@@ -546,7 +546,7 @@ def pooled_features_convolved() -> keras.Model:
 
 
 def zero_padding() -> keras.Model:
-    """As keras.applications pads, and a stream that is padded."""
+    """Padding as keras.applications has it, and a stream that is padded."""
     return chain(
         (9, 8, 4),
         layers.ZeroPadding2D(((0, 1), (0, 1))),
@@ -609,6 +609,12 @@ def names_that_meet() -> keras.Model:
 
 # -- the zoo -----------------------------------------------------------------------------------
 
+
+def counted(operators: str) -> dict[str, int]:
+    """The operators of a text such as "2 CONV_2D, 1 MEAN"."""
+    return {name: int(count) for count, name in map(str.split, operators.split(", "))}
+
+
 _TWO_DENSE = {"FULLY_CONNECTED": 2}
 _CLASSIFIER = {"CONV_2D": 1, "MEAN": 1, "FULLY_CONNECTED": 1}
 _SEPARABLE = {"CONV_2D": 2, "DEPTHWISE_CONV_2D": 1, "MEAN": 1, "FULLY_CONNECTED": 1}
@@ -622,13 +628,7 @@ _WINDOWS = {"CONV_2D": 2, "MEAN": 2, "ADD": 1, "FULLY_CONNECTED": 1}
 _REQUANTIZED = BitPolicy.mobile(4, requantize_streams=True)
 _RESIDUAL = {"CONV_2D": 4, "ADD": 2, "MEAN": 1, "FULLY_CONNECTED": 1}
 _RESIDUAL_REQUANTIZED = {**_RESIDUAL, "DEPTHWISE_CONV_2D": 2, "RESHAPE": 2}
-_PREACTIVATION = {
-    "CONV_2D": 5,
-    "DEPTHWISE_CONV_2D": 3,
-    "ADD": 2,
-    "MEAN": 1,
-    "FULLY_CONNECTED": 1,
-}
+_PREACTIVATION = counted("5 CONV_2D, 3 DEPTHWISE_CONV_2D, 2 ADD, 1 MEAN, 1 FULLY_CONNECTED")
 
 
 def _windows() -> dict[str, Specimen]:
@@ -674,13 +674,7 @@ ZOO: dict[str, Specimen] = {
     ),
     "uneven_windows": Specimen(
         uneven_windows,
-        {
-            "CONV_2D": 2,
-            "MAX_POOL_2D": 1,
-            "DEPTHWISE_CONV_2D": 1,
-            "RESHAPE": 1,
-            "FULLY_CONNECTED": 1,
-        },
+        counted("2 CONV_2D, 1 MAX_POOL_2D, 1 DEPTHWISE_CONV_2D, 1 RESHAPE, 1 FULLY_CONNECTED"),
     ),
     "depth_multiplier": Specimen(
         depth_multiplier,
@@ -713,13 +707,7 @@ ZOO: dict[str, Specimen] = {
     ),
     "normalizations_alone": Specimen(
         normalizations_alone,
-        {
-            "CONV_2D": 2,
-            "DEPTHWISE_CONV_2D": 5,
-            "MAX_POOL_2D": 1,
-            "RESHAPE": 1,
-            "FULLY_CONNECTED": 1,
-        },
+        counted("2 CONV_2D, 5 DEPTHWISE_CONV_2D, 1 MAX_POOL_2D, 1 RESHAPE, 1 FULLY_CONNECTED"),
     ),
     "relu6": Specimen(
         relu6, {"CONV_2D": 2, "DEPTHWISE_CONV_2D": 1, "MEAN": 1, "FULLY_CONNECTED": 1}
@@ -775,7 +763,7 @@ ZOO: dict[str, Specimen] = {
         residual(rectified=False),
         {
             **_RESIDUAL_REQUANTIZED,
-            "DEPTHWISE_CONV_2D": 3,
+            **counted("3 DEPTHWISE_CONV_2D"),
         },  # one gives the branch the step of the sum
         _REQUANTIZED,
         change=scale_clipping_level("wide", 1e-4),
@@ -790,14 +778,7 @@ ZOO: dict[str, Specimen] = {
     ),
     "sums_of_other_shapes": Specimen(
         sums_of_other_shapes,
-        {
-            "CONV_2D": 1,
-            "ADD": 4,
-            "MEAN": 3,
-            "DEPTHWISE_CONV_2D": 2,
-            "RESHAPE": 4,
-            "FULLY_CONNECTED": 2,
-        },
+        counted("1 CONV_2D, 4 ADD, 3 MEAN, 2 DEPTHWISE_CONV_2D, 4 RESHAPE, 2 FULLY_CONNECTED"),
         _REQUANTIZED,
         differing=0.1,
     ),
@@ -813,16 +794,10 @@ ZOO: dict[str, Specimen] = {
     # Float streams.
     "residual_float_streams": Specimen(
         residual(rectified=False),
-        {
-            "CONV_2D": 3,
-            "ADD": 2,
-            "MEAN": 1,
-            "DEQUANTIZE": 4,
-            "MAXIMUM": 2,
-            "MINIMUM": 2,
-            "QUANTIZE": 3,
-            "FULLY_CONNECTED": 2,
-        },
+        counted(
+            "3 CONV_2D, 2 ADD, 1 MEAN, 4 DEQUANTIZE, 2 MAXIMUM, 2 MINIMUM, 3 QUANTIZE, "
+            "2 FULLY_CONNECTED"
+        ),
         BitPolicy.paper(3),
         float_operators=(
             *("DEQUANTIZE", "DEQUANTIZE", "ADD", "MAXIMUM", "MINIMUM", "QUANTIZE"),
@@ -837,17 +812,10 @@ ZOO: dict[str, Specimen] = {
     ),
     "preactivation_float_streams": Specimen(
         preactivation,
-        {
-            "CONV_2D": 5,
-            "DEPTHWISE_CONV_2D": 1,
-            "ADD": 4,
-            "MUL": 2,
-            "MAXIMUM": 1,
-            "MEAN": 1,
-            "DEQUANTIZE": 4,
-            "QUANTIZE": 3,
-            "FULLY_CONNECTED": 1,
-        },
+        counted(
+            "5 CONV_2D, 1 DEPTHWISE_CONV_2D, 4 ADD, 2 MUL, 1 MAXIMUM, 1 MEAN, 4 DEQUANTIZE, "
+            "3 QUANTIZE, 1 FULLY_CONNECTED"
+        ),
         BitPolicy.paper(4),
         float_operators=(
             *("DEQUANTIZE", "DEQUANTIZE", "ADD", "MUL", "ADD", "MAXIMUM", "QUANTIZE"),
@@ -866,17 +834,10 @@ ZOO: dict[str, Specimen] = {
     ),
     "average_float_streams": Specimen(
         average_of_a_convolution,
-        {
-            "CONV_2D": 2,
-            "DEPTHWISE_CONV_2D": 4,
-            "ADD": 3,
-            "FULLY_CONNECTED": 3,
-            "RESHAPE": 5,
-            "DEQUANTIZE": 6,
-            "MAXIMUM": 1,
-            "MINIMUM": 1,
-            "QUANTIZE": 3,
-        },
+        counted(
+            "2 CONV_2D, 4 DEPTHWISE_CONV_2D, 3 ADD, 3 FULLY_CONNECTED, 5 RESHAPE, "
+            "6 DEQUANTIZE, 1 MAXIMUM, 1 MINIMUM, 3 QUANTIZE"
+        ),
         BitPolicy.paper(4),
         float_operators=(
             *("DEQUANTIZE", "DEQUANTIZE", "ADD", "RESHAPE", "MAXIMUM", "MINIMUM", "QUANTIZE"),
@@ -892,49 +853,27 @@ ZOO: dict[str, Specimen] = {
     ),
     "pooled_stem": Specimen(
         pooled_stem,
-        {
-            "PAD": 2,
-            "CONV_2D": 7,
-            "MAX_POOL_2D": 1,
-            "DEPTHWISE_CONV_2D": 3,
-            "ADD": 2,
-            "MEAN": 1,
-            "FULLY_CONNECTED": 1,
-        },
+        counted(
+            "2 PAD, 7 CONV_2D, 1 MAX_POOL_2D, 3 DEPTHWISE_CONV_2D, 2 ADD, 1 MEAN, 1 FULLY_CONNECTED"
+        ),
         packed=4,
     ),
     # Concatenations.
     "inception": Specimen(
         inception,
-        {
-            "CONV_2D": 9,
-            "DEPTHWISE_CONV_2D": 8,
-            "CONCATENATION": 4,
-            "ADD": 1,
-            "MAX_POOL_2D": 1,
-            "MEAN": 1,
-            "RESHAPE": 5,
-            "FULLY_CONNECTED": 2,
-        },
+        counted(
+            "9 CONV_2D, 8 DEPTHWISE_CONV_2D, 4 CONCATENATION, 1 ADD, 1 MAX_POOL_2D, 1 MEAN, "
+            "5 RESHAPE, 2 FULLY_CONNECTED"
+        ),
         _REQUANTIZED,
         packed=2,
     ),
     "inception_float_streams": Specimen(
         inception,
-        {
-            "CONV_2D": 9,
-            "DEPTHWISE_CONV_2D": 3,
-            "CONCATENATION": 4,
-            "ADD": 1,
-            "MAX_POOL_2D": 1,
-            "MEAN": 1,
-            "RESHAPE": 1,
-            "DEQUANTIZE": 6,
-            "MAXIMUM": 4,
-            "MINIMUM": 2,
-            "QUANTIZE": 5,
-            "FULLY_CONNECTED": 2,
-        },
+        counted(
+            "9 CONV_2D, 3 DEPTHWISE_CONV_2D, 4 CONCATENATION, 1 ADD, 1 MAX_POOL_2D, 1 MEAN, "
+            "1 RESHAPE, 6 DEQUANTIZE, 4 MAXIMUM, 2 MINIMUM, 5 QUANTIZE, 2 FULLY_CONNECTED"
+        ),
         BitPolicy.paper(4),
         float_operators=(
             *("DEQUANTIZE", "DEQUANTIZE", "ADD", "MAXIMUM", "QUANTIZE", "MAXIMUM", "QUANTIZE"),
@@ -945,13 +884,7 @@ ZOO: dict[str, Specimen] = {
     ),
     "densely_connected": Specimen(
         densely_connected,
-        {
-            "CONV_2D": 5,
-            "DEPTHWISE_CONV_2D": 7,
-            "CONCATENATION": 3,
-            "MEAN": 1,
-            "FULLY_CONNECTED": 1,
-        },
+        counted("5 CONV_2D, 7 DEPTHWISE_CONV_2D, 3 CONCATENATION, 1 MEAN, 1 FULLY_CONNECTED"),
         packed=1,
     ),
     "output_concatenated": Specimen(
@@ -960,14 +893,9 @@ ZOO: dict[str, Specimen] = {
     # Data movement.
     "max_pooling": Specimen(
         max_pooling,
-        {
-            "CONV_2D": 3,
-            "MAX_POOL_2D": 3,
-            "MEAN": 1,
-            "DEPTHWISE_CONV_2D": 1,
-            "RESHAPE": 2,
-            "FULLY_CONNECTED": 1,
-        },
+        counted(
+            "3 CONV_2D, 3 MAX_POOL_2D, 1 MEAN, 1 DEPTHWISE_CONV_2D, 2 RESHAPE, 1 FULLY_CONNECTED"
+        ),
         _REQUANTIZED,
         packed=2,
     ),
@@ -978,14 +906,10 @@ ZOO: dict[str, Specimen] = {
     ),
     "padded_average_pooling": Specimen(
         padded_average_pooling,
-        {
-            "STRIDED_SLICE": 18,
-            "CONCATENATION": 11,
-            "CONV_2D": 3,
-            "DEPTHWISE_CONV_2D": 20,
-            "RESHAPE": 3,
-            "FULLY_CONNECTED": 1,
-        },
+        counted(
+            "18 STRIDED_SLICE, 11 CONCATENATION, 3 CONV_2D, 20 DEPTHWISE_CONV_2D, 3 RESHAPE, "
+            "1 FULLY_CONNECTED"
+        ),
         _REQUANTIZED,
         packed=2,
     ),
@@ -999,29 +923,18 @@ ZOO: dict[str, Specimen] = {
             layers.Flatten(),
             Dense(3),
         ),
-        {
-            "CONV_2D": 2,
-            "STRIDED_SLICE": 6,
-            "CONCATENATION": 4,
-            "DEPTHWISE_CONV_2D": 7,
-            "RESHAPE": 1,
-            "FULLY_CONNECTED": 1,
-        },
+        counted(
+            "2 CONV_2D, 6 STRIDED_SLICE, 4 CONCATENATION, 7 DEPTHWISE_CONV_2D, 1 RESHAPE, "
+            "1 FULLY_CONNECTED"
+        ),
         BitPolicy.paper(4),
     ),
     "average_of_a_float_sum": Specimen(
         average_of_a_float_sum,
-        {
-            "CONV_2D": 2,
-            "ADD": 1,
-            "AVERAGE_POOL_2D": 1,
-            "DEQUANTIZE": 3,
-            "MAXIMUM": 1,
-            "MINIMUM": 1,
-            "QUANTIZE": 2,
-            "RESHAPE": 1,
-            "FULLY_CONNECTED": 1,
-        },
+        counted(
+            "2 CONV_2D, 1 ADD, 1 AVERAGE_POOL_2D, 3 DEQUANTIZE, 1 MAXIMUM, 1 MINIMUM, "
+            "2 QUANTIZE, 1 RESHAPE, 1 FULLY_CONNECTED"
+        ),
         BitPolicy.paper(4),
         float_operators=(
             *("DEQUANTIZE", "DEQUANTIZE", "ADD", "AVERAGE_POOL_2D", "RESHAPE"),
@@ -1087,22 +1000,16 @@ ZOO: dict[str, Specimen] = {
     ),
     "names_that_meet": Specimen(
         names_that_meet,
-        {
-            "CONV_2D": 3,
-            "ADD": 1,
-            "DEPTHWISE_CONV_2D": 3,
-            "MEAN": 1,
-            "RESHAPE": 3,
-            "FULLY_CONNECTED": 1,
-            "SOFTMAX": 1,
-        },
+        counted(
+            "3 CONV_2D, 1 ADD, 3 DEPTHWISE_CONV_2D, 1 MEAN, 3 RESHAPE, 1 FULLY_CONNECTED, 1 SOFTMAX"
+        ),
         _REQUANTIZED,
         float_operators=("DEQUANTIZE", "SOFTMAX"),
         packed=1,
     ),
 }
 
-# Those that every operator, storage and kind of stream is in.
+# These have every operator, storage and kind of stream.
 FEW = (
     *("residual", "bottleneck", "inception_float_streams", "float_head_with_softmax"),
     *("dorefa_1_bits", "narrow_2_bits", "rounded_3_bits", "narrow_8_bits", "never_calibrated"),

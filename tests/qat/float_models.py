@@ -35,7 +35,9 @@ def pretend_trained(model: keras.Model, seed: int = 0) -> keras.Model:
 
 
 def build(name: str, seed: int = 0) -> keras.Model:
-    """One of `GRAPHS` as a model of 8x8 images, with weights as if it were trained."""
+    """A model of this name in `EVERY`, of 8x8 images if it is a graph, as if it were trained."""
+    if name in _WHOLE:
+        return _WHOLE[name]()
     image = keras.Input((8, 8, 3), name="image")
     return pretend_trained(keras.Model(image, GRAPHS[name](image), name=name), seed)
 
@@ -105,38 +107,38 @@ def _head(tensor: Any) -> Any:
     return L.Dense(5, name="classifier")(L.GlobalAveragePooling2D(name="pool")(tensor))
 
 
-def _plain(image: Any) -> Any:
+def plain(image: Any) -> Any:
     return _head(_conv_bn_relu(_conv_bn_relu(image, "a"), "b"))
 
 
-def _relu6(image: Any) -> Any:
+def relu6(image: Any) -> Any:
     return _head(_conv_bn_relu(_conv_bn_relu(image, "a", max_value=6.0), "b", max_value=6.0))
 
 
-def _activation_layers(image: Any) -> Any:
+def activation_layers(image: Any) -> Any:
     tensor = L.Activation("relu", name="a_relu")(_conv_bn(image, "a"))
     return _head(L.Activation(tf.nn.relu6, name="b_relu")(_conv_bn(tensor, "b")))
 
 
-def _without_normalization(image: Any) -> Any:
+def without_normalization(image: Any) -> Any:
     tensor = L.Conv2D(4, 3, activation="relu", name="a")(image)
     tensor = L.ReLU(name="b_relu")(L.Conv2D(4, 3, name="b")(tensor))
     return _head(tensor)
 
 
-def _depthwise(image: Any) -> Any:
+def depthwise(image: Any) -> Any:
     tensor = _conv_bn_relu(image, "a")
     tensor = L.DepthwiseConv2D(3, depth_multiplier=2, name="b")(tensor)
     tensor = L.ReLU(name="b_relu")(L.BatchNormalization(name="b_bn")(tensor))
     return _head(L.DepthwiseConv2D(3, activation="relu6", name="c")(tensor))
 
 
-def _no_gamma(image: Any) -> Any:
+def no_gamma(image: Any) -> Any:
     tensor = L.ReLU(name="a_relu")(_conv_bn(image, "a", scale=False))
     return _head(L.ReLU(name="b_relu")(_conv_bn(tensor, "b", center=False)))
 
 
-def _mobile_block(image: Any) -> Any:
+def mobile_block(image: Any) -> Any:
     """An inverted residual: what two linear layers and an addition read."""
     tensor = _conv_bn(_conv_bn_relu(image, "a"), "project")
     expanded = _conv_bn_relu(tensor, "expand")
@@ -144,7 +146,7 @@ def _mobile_block(image: Any) -> Any:
     return _head(_conv_bn_relu(tensor, "last"))
 
 
-def _preactivation(image: Any) -> Any:
+def preactivation(image: Any) -> Any:
     tensor = L.Conv2D(4, 3, padding="same", name="stem")(image)
     for name in ("a", "b"):
         normal = L.ReLU(name=f"{name}_relu")(L.BatchNormalization(name=f"{name}_bn")(tensor))
@@ -154,181 +156,155 @@ def _preactivation(image: Any) -> Any:
     return _head(L.ReLU(name="last_relu")(last))
 
 
-def _residual(image: Any) -> Any:
+def residual(image: Any) -> Any:
     """ResNet's first form: the sum is rectified."""
     tensor = _conv_bn_relu(image, "a")
     total = L.Add(name="add")([tensor, _conv_bn(tensor, "b")])
     return _head(L.ReLU(name="add_relu")(total))
 
 
-def _sum_of_three(image: Any) -> Any:
+def sum_of_three(image: Any) -> Any:
     tensor = _conv_bn_relu(image, "a")
     branch = L.Conv2D(4, 1, name="b")(tensor)
     return _head(L.Add(name="add")([tensor, branch, _conv_bn(tensor, "c")]))
 
 
-def _sum_with_itself(image: Any) -> Any:
+def sum_with_itself(image: Any) -> Any:
     tensor = _conv_bn_relu(image, "a")
     return _head(L.Add(name="add")([tensor, tensor]))
 
 
-def _sum_with_the_image(image: Any) -> Any:
+def sum_with_the_image(image: Any) -> Any:
     branch = L.Conv2D(3, 3, padding="same", name="a")(image)
     return _head(L.Add(name="add")([branch, image]))
 
 
-def _two_readers(image: Any) -> Any:
+def two_readers(image: Any) -> Any:
     tensor = _conv_bn_relu(image, "a")
     branches = [L.Conv2D(4, 1, name=name)(tensor) for name in ("b", "c")]
     return _head(L.Add(name="add")(branches))
 
 
-def _branches(image: Any) -> Any:
+def branches(image: Any) -> Any:
     tensor = _conv_bn_relu(image, "a")
     parts = [_conv_bn_relu(tensor, "b"), _conv_bn(tensor, "c"), L.MaxPooling2D(1, name="m")(tensor)]
     return _head(_conv_bn_relu(L.Concatenate(name="joined")(parts), "d"))
 
 
-def _rectified_branches(image: Any) -> Any:
+def rectified_branches(image: Any) -> Any:
     tensor = _conv_bn_relu(image, "a")
     parts = [_conv_bn_relu(tensor, "b"), L.ReLU(name="c_relu")(L.Conv2D(4, 3, name="c")(tensor))]
     parts[1] = L.ZeroPadding2D(1, name="padded")(parts[1])
     return _head(_conv_bn_relu(L.Concatenate(name="joined")(parts), "d"))
 
 
-def _two_normalizations(image: Any) -> Any:
+def two_normalizations(image: Any) -> Any:
     tensor = L.Conv2D(4, 1, name="a")(image)
     first = L.BatchNormalization(name="a_bn")(tensor)
     second = L.ReLU(name="b_relu")(L.BatchNormalization(name="b_bn")(tensor))
     return _head(L.Add(name="add")([first, second]))
 
 
-def _average_pool_same(image: Any) -> Any:
+def average_pool_same(image: Any) -> Any:
     tensor = L.AveragePooling2D(3, 2, padding="same", name="pool")(_conv_bn_relu(image, "a"))
     return L.Dense(4, name="classifier")(L.Flatten(name="flatten")(tensor))
 
 
-def _average_pool_of_a_stream(image: Any) -> Any:
+def average_pool_of_a_stream(image: Any) -> Any:
     tensor = L.Conv2D(4, 3, name="b")(_conv_bn_relu(image, "a"))
     tensor = L.AveragePooling2D(3, 2, padding="same", name="pool")(tensor)
     return L.Dense(4, name="classifier")(L.Flatten(name="flatten")(tensor))
 
 
-def _max_pool_between(image: Any) -> Any:
+def max_pool_between(image: Any) -> Any:
     tensor = L.MaxPooling2D(name="pool_a")(L.Conv2D(4, 3, name="a")(image))
     tensor = L.MaxPooling2D(name="pool_b")(L.Conv2D(4, 1, name="b")(tensor))
     return _head(L.ReLU(name="b_relu")(tensor))
 
 
-def _dropout(image: Any) -> Any:
+def dropout(image: Any) -> Any:
     pooled = L.GlobalAveragePooling2D(name="pool")(_conv_bn_relu(image, "a"))
     return L.Dense(4, name="classifier")(L.Dropout(0.3, name="dropout")(pooled))
 
 
-def _softmax_layer(image: Any) -> Any:
-    return L.Softmax(name="softmax")(_plain(image))
+def softmax_layer(image: Any) -> Any:
+    return L.Softmax(name="softmax")(plain(image))
 
 
-def _softmax_activation_layer(image: Any) -> Any:
-    return L.Activation("softmax", name="softmax")(_plain(image))
+def softmax_activation_layer(image: Any) -> Any:
+    return L.Activation("softmax", name="softmax")(plain(image))
 
 
-def _softmax_in_the_classifier(image: Any) -> Any:
+def softmax_in_the_classifier(image: Any) -> Any:
     flat = L.Flatten(name="flatten")(_conv_bn_relu(image, "a"))
     return L.Dense(4, activation="softmax", name="classifier")(flat)
 
 
-def _rectified_before_normalization(image: Any) -> Any:
+def rectified_before_normalization(image: Any) -> Any:
     tensor = L.Conv2D(4, 3, activation="relu", name="a")(image)
     tensor = L.Conv2D(4, 3, name="b")(L.BatchNormalization(name="a_bn")(tensor))
     return _head(tensor)
 
 
-def _padded(image: Any) -> Any:
+def padded(image: Any) -> Any:
     tensor = L.ZeroPadding2D(name="pad")(_conv_bn_relu(image, "a"))
     return _head(L.ReLU(name="b_relu")(L.Conv2D(4, 3, name="b")(tensor)))
 
 
-def _normalized_image(image: Any) -> Any:
+def normalized_image(image: Any) -> Any:
     return _head(_conv_bn_relu(L.BatchNormalization(name="image_bn")(image), "a"))
 
 
-def _rectified_logits(image: Any) -> Any:
-    return L.ReLU(name="logits_relu")(_plain(image))
+def rectified_logits(image: Any) -> Any:
+    return L.ReLU(name="logits_relu")(plain(image))
 
 
-def _two_dense(image: Any) -> Any:
+def two_dense(image: Any) -> Any:
     hidden = L.Dense(6, activation="relu", name="hidden")(L.Flatten(name="flatten")(image))
     return L.Dense(3, name="classifier")(hidden)
 
 
-def _reshaped_logits(image: Any) -> Any:
-    return L.Reshape((1, 5), name="reshape")(_plain(image))
+def reshaped_logits(image: Any) -> Any:
+    return L.Reshape((1, 5), name="reshape")(plain(image))
 
 
-def _one_convolution(image: Any) -> Any:
+def one_convolution(image: Any) -> Any:
     return L.Conv2D(2, 3, name="a")(image)
 
 
-def _sum_as_output(image: Any) -> Any:
+def sum_as_output(image: Any) -> Any:
     tensor = _conv_bn_relu(image, "a")
     branches = [L.Conv2D(4, 1, name=name)(tensor) for name in ("b", "c")]
     return L.Add(name="add")(branches)
 
 
-def _normalization_as_output(image: Any) -> Any:
+def normalization_as_output(image: Any) -> Any:
     return _conv_bn(image, "a")
 
 
-def _frozen_normalization(image: Any) -> Any:
+def frozen_normalization(image: Any) -> Any:
     tensor = L.BatchNormalization(name="a_bn")(L.Conv2D(4, 1, name="a")(image), training=False)
     return _head(L.ReLU(name="a_relu")(tensor))
 
 
-def _linear_activation(image: Any) -> Any:
+def linear_activation(image: Any) -> Any:
     return _head(L.Activation("linear", name="linear")(_conv_bn(image, "a")))
 
 
 GRAPHS: dict[str, _Graph] = {
-    "plain": _plain,
-    "relu6": _relu6,
-    "activation_layers": _activation_layers,
-    "without_normalization": _without_normalization,
-    "depthwise": _depthwise,
-    "no_gamma": _no_gamma,
-    "mobile_block": _mobile_block,
-    "preactivation": _preactivation,
-    "residual": _residual,
-    "sum_of_three": _sum_of_three,
-    "sum_with_itself": _sum_with_itself,
-    "sum_with_the_image": _sum_with_the_image,
-    "two_readers": _two_readers,
-    "branches": _branches,
-    "rectified_branches": _rectified_branches,
-    "two_normalizations": _two_normalizations,
-    "average_pool_same": _average_pool_same,
-    "average_pool_of_a_stream": _average_pool_of_a_stream,
-    "max_pool_between": _max_pool_between,
-    "dropout": _dropout,
-    "softmax_layer": _softmax_layer,
-    "softmax_activation_layer": _softmax_activation_layer,
-    "softmax_in_the_classifier": _softmax_in_the_classifier,
-    "rectified_before_normalization": _rectified_before_normalization,
-    "padded": _padded,
-    "normalized_image": _normalized_image,
-    "rectified_logits": _rectified_logits,
-    "two_dense": _two_dense,
-    "reshaped_logits": _reshaped_logits,
-    "one_convolution": _one_convolution,
-    "sum_as_output": _sum_as_output,
-    "normalization_as_output": _normalization_as_output,
-    "frozen_normalization": _frozen_normalization,
-    "linear_activation": _linear_activation,
+    graph.__name__: graph
+    for graph in (
+        *(plain, relu6, activation_layers, without_normalization, depthwise, no_gamma),
+        *(mobile_block, preactivation, residual, sum_of_three, sum_with_itself, sum_with_the_image),
+        *(two_readers, branches, rectified_branches, two_normalizations, average_pool_same),
+        *(average_pool_of_a_stream, max_pool_between, dropout, softmax_layer),
+        *(softmax_activation_layer, softmax_in_the_classifier, rectified_before_normalization),
+        *(padded, normalized_image, rectified_logits, two_dense, reshaped_logits, one_convolution),
+        *(sum_as_output, normalization_as_output, frozen_normalization, linear_activation),
+    )
 }
-
-OTHER_MODELS: dict[str, Callable[[], keras.Model]] = {
-    "sequential_with_input_layer": sequential_with_input_layer,
-    "sequential_built_later": sequential_built_later,
-    "dense_only": dense_only,
-    "any_image_size": any_image_size,
+_WHOLE: dict[str, Callable[[], keras.Model]] = {
+    model.__name__: model
+    for model in (sequential_with_input_layer, sequential_built_later, dense_only, any_image_size)
 }
+EVERY = (*GRAPHS, *_WHOLE)

@@ -56,7 +56,7 @@ def calibrated_levels():
 
 @pytest.mark.thorough
 def test_the_sample_of_a_large_tensor_holds_all_channels():
-    # Of 28x28 pixels and 144 channels, in batches of 64: every 441st value meets 16 channels.
+    # Every 441st value of 64 images of 28x28 pixels and 144 channels would meet 16 channels.
     image = keras.Input((28, 28, 144))
     model = sat_tf.quantize_model(
         keras.Sequential([image, keras.layers.ReLU(), keras.layers.Conv2D(2, 1)]),
@@ -170,7 +170,7 @@ def test_in_front_of_a_function_the_error_behind_it_is_the_smallest(seed, bits):
 
     least = min(error(level) for level in largest * np.arange(1, 101) / 100)
     assert error(found) <= least + 1e-5 * largest**power
-    # What swish makes nearly 0 costs the rest no resolution.
+    # Values that swish makes nearly 0 cost the rest no resolution.
     assert found < best_clipping_level(values, largest, bits, signed=True)
 
 

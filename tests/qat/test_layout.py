@@ -15,14 +15,7 @@ L = keras.layers
 
 # Weights are clamped, but nothing is rounded: the float model in another form.
 FLOAT = BitPolicy(weight_bits=None, activation_bits=None)
-EVERY_MODEL = [*float_models.GRAPHS, *float_models.OTHER_MODELS]
-
-
-@functools.cache
-def _model(name):
-    if name in float_models.GRAPHS:
-        return float_models.build(name)
-    return float_models.OTHER_MODELS[name]()
+_model = functools.cache(float_models.build)
 
 
 def _inputs(model):
@@ -36,7 +29,7 @@ def _difference(found, wanted):
     return np.abs(np.asarray(found) - wanted).max() / np.abs(wanted).max()
 
 
-@pytest.mark.parametrize("name", EVERY_MODEL)
+@pytest.mark.parametrize("name", float_models.EVERY)
 def test_a_pretrained_model_keeps_its_function(name):
     model = _model(name)
     inputs = _inputs(model)

@@ -1,4 +1,4 @@
-"""What every quantizer that a policy names goes through, for each of the methods."""
+"""Every quantizer that a policy names is trained, saved, requantized and exported."""
 
 import numpy as np
 import pytest
@@ -69,7 +69,7 @@ def test_every_variable_learns(method, data):
     assert ("offset:0" in kinds) == (method == "lsq_plus")
     _fit(model, data, epochs=3)
     moved = [v.name for v in model.trainable_variables if not np.array_equal(before[v.name], v)]
-    # Where nothing is clipped an offset has no gradient.
+    # An offset has no gradient if nothing is clipped.
     assert kinds - {"offset:0"} <= {name.split("/")[-1] for name in moved}
     scales = [name for name in before if "magnitude" in name]
     assert set(scales) <= set(moved)
@@ -163,7 +163,7 @@ def test_all_that_is_asked_of_a_quantized_model_is_answered(method, data):
 @pytest.mark.parametrize("before", METHODS)
 def test_a_model_can_change_to_dorefa_and_back_with_its_function(before, data):
     model = _quantized(before, data[0], bits=8)
-    # What 8 bits leave of a kernel depends on the start; the best one is that of DoReFa's.
+    # The kernel at 8 bits depends on the start; the best one is that of DoReFa's.
     dorefa = sat_tf.requantize(model, BitPolicy.mobile(8))
     back = sat_tf.requantize(dorefa, _policy(before, 8))
     again = sat_tf.requantize(model, _policy(before, 8))
@@ -173,7 +173,7 @@ def test_a_model_can_change_to_dorefa_and_back_with_its_function(before, data):
             for one in (model, again, dorefa, back)
         )
         np.testing.assert_allclose(others[0], first, rtol=1e-6, atol=1e-7)
-        # Of what is clipped at an end the other quantizer starts from what it was.
+        # The other quantizer starts from the weights clipped at an end as they were.
         ends = np.abs(first).max(axis=tuple(range(first.ndim - 1)), keepdims=True)
         inside = np.abs(first) < 0.95 * (ends if name != "depthwise" else np.abs(first).max((0, 1)))
         for other in others[1:]:

@@ -1,3 +1,9 @@
+"""Placements worked out by hand from the rules, for the graphs of `float_models`, and single rules.
+
+The tables have quantizers by layer, inserted ones by "tensor > readers". w4: 4-bit weights; w4*:
+rescaled as well; u4, s8: an unsigned or a signed tensor; o: a tensor whose range is observed.
+"""
+
 import functools
 
 import pytest
@@ -15,16 +21,167 @@ from sat_tf.quantizers.observers import RangeObserver
 from sat_tf.quantizers.pact import PactQuantizer, StreamQuantizer, UnitQuantizer
 from tests import reference
 from tests.qat import float_models
-from tests.qat.placements import MOBILE, PAPER, REQUANTIZED
 
 L = keras.layers
 
 
+def _placed(texts: dict[str, str]) -> dict[str, dict[str, str]]:
+    return {
+        name: dict(part.split(": ") for part in text.split(", ")) for name, text in texts.items()
+    }
+
+
+_POOL = "pool: u8, classifier: w8* o"
+_STREAM = "pool: s8, classifier: w8* o"
+
+# Rectifiers become quantizers; what anything but a linear layer reads, or no rectifier makes, has 8
+# bits, and linear layers read it as it is; only what has no normalization behind it is rescaled;
+# first and last layers have 8-bit weights; logits are observed.
+_TEXTS = {
+    "plain": f"image > a: image, a: w8, a_relu: u4, b: w4, b_relu: u8, {_POOL}",
+    "without_normalization": f"image > a: image, a: w8* u4, b: w4*, b_relu: u8, {_POOL}",
+    "depthwise": f"image > a: image, a: w8, a_relu: u4, b: w4, b_relu: u4, c: w4* u8, {_POOL}",
+    # Integer sums that can be negative saturate at 8 bits only.
+    "mobile_block": (
+        "image > a: image, a: w8, a_relu: u4, project: w4, project_bn: s8, expand: w4, "
+        f"expand_relu: u4, again: w4, again_bn: s8, add: s8, last: w4, last_relu: u8, {_POOL}"
+    ),
+    "preactivation": (
+        "image > stem: image, stem: w8* s8, a_relu: u4, a_conv: w4* s8, a_add: s8, b_relu: u4, "
+        f"b_conv: w4* s8, b_add: s8, last_relu: u8, {_POOL}"
+    ),
+    "residual": f"image > a: image, a: w8, a_relu: u8, b: w4, b_bn: s8, add_relu: u8, {_POOL}",
+    "sum_of_three": (
+        f"image > a: image, a: w8, a_relu: u8, b: w4* s8, c: w4, c_bn: s8, add: s8, {_STREAM}"
+    ),
+    # A sum of rectified tensors is not negative.
+    "sum_with_itself": f"image > a: image, a: w8, a_relu: u8, add: u8, {_POOL}",
+    "sum_with_the_image": f"image > a add: image, a: w8* s8, add: s8, {_STREAM}",
+    # Both readers share a_relu.
+    "two_readers": f"image > a: image, a: w8, a_relu: u4, b: w4* s8, c: w4* s8, add: s8, {_STREAM}",
+    # Tensors that only the concatenation reads have its grid.
+    "branches": (
+        f"image > a: image, a: w8, a_relu: u8, b: w4, c: w4, joined: s8, d: w4, d_relu: u8, {_POOL}"
+    ),
+    # c_relu is padded before it is joined.
+    "rectified_branches": (
+        "image > a: image, a: w8, a_relu: u4, b: w4, c: w4*, c_relu: u8, joined: u4, d: w4, "
+        f"d_relu: u8, {_POOL}"
+    ),
+    "two_normalizations": f"image > a: image, a: w8 s8, a_bn: s8, b_relu: u8, add: s8, {_STREAM}",
+    "average_pool_same": f"image > a: image, a: w8, a_relu: u8, {_POOL}",
+    "average_pool_of_a_stream": (
+        "image > a: image, a: w8, a_relu: u4, b: w4* s8, pool: s8, classifier: w8* o"
+    ),
+    # The pool passes the codes of a on to the convolution behind it.
+    "max_pool_between": f"image > a: image, a: w8* s8, b: w4* s8, b_relu: u8, {_POOL}",
+    "dropout": f"image > a: image, a: w8, a_relu: u8, {_POOL}",
+    "softmax_in_the_classifier": "image > a: image, a: w8, a_relu: u4, classifier: w8* o",
+    "rectified_before_normalization": (
+        f"image > a: image, a: w8* u8, a_bn: s8, b: w4* s8, {_STREAM}"
+    ),
+    "padded": f"image > a: image, a: w8, a_relu: u4, b: w4*, b_relu: u8, {_POOL}",
+    "normalized_image": f"image > image_bn: image, image_bn: s8, a: w8, a_relu: u8, {_POOL}",
+    "rectified_logits": (
+        "image > a: image, a: w8, a_relu: u4, b: w4, b_relu: u8, pool: u8, classifier: w8*, "
+        "logits_relu: o"
+    ),
+    "two_dense": "image > flatten: image, hidden: w8* u4, classifier: w8* o",
+    "one_convolution": "image > a: image, a: w8* o",
+    "sum_as_output": "image > a: image, a: w8, a_relu: u4, b: w8* s8, c: w8* s8, add: o",
+    "normalization_as_output": "image > a: image, a: w8, a_bn: o",
+    "linear_activation": f"image > a: image, a: w8, a_bn: s8, {_STREAM}",
+    "sequential_with_input_layer": "image > conv: image, conv: w8, relu: u4, classifier: w8* o",
+    "sequential_built_later": "conv_input > conv: image, conv: w8* u4, classifier: w8* o",
+    "dense_only": "image > hidden: image, hidden: w8* u4, classifier: w8* o",
+}
+_SAME = {
+    "plain": (
+        *("relu6", "activation_layers", "no_gamma", "any_image_size", "reshaped_logits"),
+        *("softmax_layer", "softmax_activation_layer"),
+    ),
+    "dropout": ("frozen_normalization",),
+}
+MOBILE = _placed({**_TEXTS, **{same: _TEXTS[name] for name in _SAME for same in _SAME[name]}})
+
+# Streams are requantized in front of linear layers.
+_COARSE_POOL = "pool: u4, classifier: w8* o"
+_COARSE_STREAM = "pool: s8, pool > classifier: s4, classifier: w8* o"
+REQUANTIZED = _placed(
+    {
+        "plain": f"image > a: image, a: w8, a_relu: u4, b: w4, b_relu: u8, {_COARSE_POOL}",
+        # Integer sums that can be negative saturate at 8 bits only.
+        "mobile_block": (
+            "image > a: image, a: w8, a_relu: u4, project: w4, project_bn: s8, "
+            "project_bn > expand: s4, expand: w4, expand_relu: u4, again: w4, again_bn: s8, "
+            f"add: s8, add > last: s4, last: w4, last_relu: u8, {_COARSE_POOL}"
+        ),
+        "residual": (
+            "image > a: image, a: w8, a_relu: u8, a_relu > b: u4, b: w4, b_bn: s8, add_relu: u8, "
+            f"{_COARSE_POOL}"
+        ),
+        # Both readers share one quantizer.
+        "sum_of_three": (
+            "image > a: image, a: w8, a_relu: u8, a_relu > b c: u4, b: w4* s8, c: w4, c_bn: s8, "
+            f"add: s8, {_COARSE_STREAM}"
+        ),
+        # Tensors that only the concatenation reads have its grid.
+        "branches": (
+            "image > a: image, a: w8, a_relu: u8, a_relu > b c: u4, b: w4, c: w4, joined: s8, "
+            f"joined > d: s4, d: w4, d_relu: u8, {_COARSE_POOL}"
+        ),
+        "average_pool_of_a_stream": (
+            "image > a: image, a: w8, a_relu: u4, b: w4* s8, pool: s8, flatten > classifier: s4, "
+            "classifier: w8* o"
+        ),
+        # The pool passes the codes of a on to the convolution behind it.
+        "max_pool_between": f"image > a: image, a: w8* s4, b: w4* s8, b_relu: u8, {_COARSE_POOL}",
+        "rectified_before_normalization": (
+            f"image > a: image, a: w8* u8, a_bn: s4, b: w4* s8, {_COARSE_STREAM}"
+        ),
+    }
+)
+
+# Streams stay float, and those that integer kernels make are observed.
+PAPER = _placed(
+    {
+        "plain": f"image > a: image, a: w8, a_relu: u4, b: w4, b_relu: o, {_COARSE_POOL}",
+        "mobile_block": (
+            "image > a: image, a: w8, a_relu: u4, project: w4, project_bn: o, "
+            "project_bn > expand: s4, expand: w4, expand_relu: u4, again: w4, again_bn: o, "
+            f"add > last: s4, last: w4, last_relu: o, {_COARSE_POOL}"
+        ),
+        "preactivation": (
+            "image > stem: image, stem: w8* o, a_relu: u4, a_conv: w4* o, b_relu: u4, "
+            f"b_conv: w4* o, last_relu: o, {_COARSE_POOL}"
+        ),
+        "residual": (
+            "image > a: image, a: w8, a_relu: o, a_relu > b: u4, b: w4, b_bn: o, add_relu: o, "
+            f"{_COARSE_POOL}"
+        ),
+        "average_pool_of_a_stream": (
+            "image > a: image, a: w8, a_relu: u4, b: w4* o, pool: o, flatten > classifier: s4, "
+            "classifier: w8* o"
+        ),
+        "max_pool_between": (
+            "image > a: image, a: w8* s4, b: w4* o, b_relu: o, pool: u4, classifier: w8* o"
+        ),
+        "two_dense": "image > flatten: image, hidden: w8* u4, classifier: w8* o",
+        "branches": (
+            "image > a: image, a: w8, a_relu: o, a_relu > b c: u4, b: w4, b_relu: o, c: w4, "
+            f"c_bn: o, joined > d: s4, d: w4, d_relu: o, {_COARSE_POOL}"
+        ),
+        "rectified_branches": (
+            "image > a: image, a: w8, a_relu: u4, b: w4, c: w4*, c_relu: o, joined: u4, d: w4, "
+            f"d_relu: o, {_COARSE_POOL}"
+        ),
+    }
+)
+
+
 @functools.cache
 def _network(name):
-    if name in float_models.GRAPHS:
-        return Network(float_models.build(name))
-    return Network(float_models.OTHER_MODELS[name]())
+    return Network(float_models.build(name))
 
 
 def _place(network, policy, annotations=None):
@@ -32,7 +189,7 @@ def _place(network, policy, annotations=None):
 
 
 def _short(quantizer):
-    """In the notation of `placements`."""
+    """The notation of the tables above."""
     match quantizer:
         case DorefaQuantizer():
             return f"w{quantizer.num_bits or ''}{'*' if quantizer.rescale else ''}"
@@ -69,7 +226,7 @@ def test_integer_end_to_end(name):
 
 
 def test_every_graph_has_a_placement_worked_out():
-    assert set(MOBILE) == {*float_models.GRAPHS, *float_models.OTHER_MODELS}
+    assert set(MOBILE) == {*float_models.EVERY}
 
 
 @pytest.mark.parametrize("name", REQUANTIZED)
@@ -309,7 +466,7 @@ def _model(*layers):
 def test_nothing_is_assumed_of_a_float_layer_the_table_does_not_hold(layer):
     network = _model(L.Conv2D(4, 3, name="a"), layer, L.Conv2D(4, 3, name="b"))
     sketch = _sketch(place(network, {"a": None, "b": None}, BitPolicy()))
-    # What it makes may be negative, and has no grid.
+    # Its output may be negative, and has no grid.
     assert sketch == {"image > a": "image", "a": "w8* o", "odd > b": "s4", "b": "w8* o"}
 
 
@@ -327,7 +484,7 @@ def test_functions_are_quantized_on_the_range_they_have():
         L.Activation("tanh", name="tanh"),
     )
     configs = _place(network, BitPolicy.mobile(4)).configs
-    # What a function reads is a stream; what only a linear layer reads has its bits.
+    # A function reads a stream; a tensor that only a linear layer reads has its bits.
     for name in "abcd":
         assert configs[name].output.num_bits == 8
     assert (configs["swish"].output.num_bits, configs["swish"].output.lowest) == (4, -0.2785)

@@ -425,7 +425,7 @@ def test_a_policy_of_integers_whose_named_grid_does_not_fit_is_refused_when_it_i
     expected = rf"{named}'{grid}': .* reach {code} and do not fit int8: .* not exported; use 'auto'"
     with pytest.raises(ValueError, match=expected):
         BitPolicy(**filled(fields))
-    # Without integers throughout it may be meant for training alone, as in the paper.
+    # A policy with float tensors may be meant for training alone, as in the paper.
     for floats in ("stream_bits", "activation_bits"):
         with pytest.warns(UserWarning, match=f"reach {code} and do not fit int8.*not exported"):
             BitPolicy(**filled(fields), **{floats: None})
@@ -443,7 +443,7 @@ def test_the_paper_s_own_grid_in_all_layers_can_be_trained_and_is_said_not_to_ex
 
 
 def _made(preset, bits, fields):
-    """The policy, or why there is none."""
+    """Returns the policy, and the message if it is refused."""
     try:
         return preset(bits, **fields), None
     except ValueError as error:

@@ -31,10 +31,9 @@ def _bits(model, name):
     ],
 )
 def test_tfmots_way_and_the_short_one_give_the_same_model(name, policy):
-    make = float_models.OTHER_MODELS.get(name, lambda: float_models.build(name))
     scheme = sat_tf.SatQuantizeScheme(policy)
-    ours = sat_tf.quantize_model(make(), policy)
-    theirs = quantize_apply(annotate_model(make()), scheme=scheme)
+    ours = sat_tf.quantize_model(float_models.build(name), policy)
+    theirs = quantize_apply(annotate_model(float_models.build(name)), scheme=scheme)
     assert ours.get_config() == theirs.get_config()
     for one, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
@@ -42,7 +41,7 @@ def test_tfmots_way_and_the_short_one_give_the_same_model(name, policy):
     np.testing.assert_array_equal(ours(images), theirs(images))
 
 
-# What is quantized in parts, on sequences of vectors of 4.
+# Layers on sequences of vectors of 4 that are quantized in parts.
 IN_PARTS = {
     "function": lambda x: L.Dense(4, activation="swish", name="a")(x),
     "separable": lambda x: L.SeparableConv1D(4, 2, activation="tanh", name="a")(x),

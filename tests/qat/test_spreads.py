@@ -81,7 +81,7 @@ def test_moments_are_those_of_values_that_do_not_know_of_each_other(name):
     tensor, hidden, values = _normalized()
     tf.random.set_seed(0)
     model = keras.Model(tensor, FUNCTIONS[name](hidden))
-    # Where a kernel has one pixel, and Dense one value of each pixel, none are alike.
+    # No two values are alike if a kernel has one pixel, and Dense one value of each pixel.
     _agrees(model, values, tolerance=0.6 if name == "flattened" else 0.08)
 
 
@@ -182,10 +182,9 @@ def test_new_levels_of_another_policy_follow_the_effective_weights():
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", [*float_models.GRAPHS, *float_models.OTHER_MODELS])
+@pytest.mark.parametrize("name", float_models.EVERY)
 def test_every_level_is_positive_and_finite(name):
-    build = float_models.OTHER_MODELS.get(name) or (lambda: float_models.build(name))
-    quantized = sat_tf.quantize_model(build(), _mobile(4))
+    quantized = sat_tf.quantize_model(float_models.build(name), _mobile(4))
     for layer in quantized.layers:
         output = getattr(getattr(layer, "quantize_config", None), "output", None)
         if isinstance(output, ClippingQuantizer):

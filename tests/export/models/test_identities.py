@@ -1,4 +1,4 @@
-"""What acts in training alone is not in the file."""
+"""The file lacks layers that act in training alone."""
 
 import numpy as np
 import pytest

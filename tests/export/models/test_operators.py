@@ -19,7 +19,7 @@ MAP = np.random.default_rng(8).normal(size=(6, 6, 4)).astype(np.float32)
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What stands between two convolutions of 4 channels, and its operators in the file."""
+    """An operation between two convolutions of 4 channels, and its operators in the file."""
 
     build: Callable[[Any], Any]
     operators: dict[str, int]

@@ -55,7 +55,7 @@ def settings(draw: Draw) -> Settings:
         )
     return Settings(
         policy=policy,
-        # Where codes are made of float streams, nothing but data knows their range.
+        # The range of codes that are made of float streams is known from data alone.
         calibrated=policy.stream_bits is None or draw(st.booleans()),
         level_factor=draw(st.sampled_from([1.0, 1.0, 0.3, 1e-2, 1e3])),
         seed=draw(st.integers(0, 10_000)),
@@ -102,7 +102,7 @@ def _any(draw: Draw, tensors: list[Any]) -> Any:
 
 
 def _finish(draw: Draw, x: Any) -> Any:
-    """What may stand behind a linear layer: normalizations and rectifiers, in any order."""
+    """Adds normalizations and rectifiers, in any order, behind a linear layer."""
     for part in draw(st.sampled_from(["", "n", "nr", "r", "rn", "n6", "nnr", "a"])):
         if part == "n":
             x = layers.BatchNormalization(

@@ -81,7 +81,7 @@ def test_xnnpack_computes_the_simulated_integers(name, tmp_path):
     assert found.codes_differing == 0
     assert found.runtimes["xnnpack"].outputs_differing == 0
     assert [operator.split()[0] for operator in report.float_operators] == ["DEQUANTIZE"]
-    # What is read back is what was written.
+    # The file is read back as it was written.
     graph = read_graph((tmp_path / "model.tflite").read_bytes(), "file")
     expected = simulate(deployed_graph(model), IMAGES)
     for tensor, codes in simulate(graph, IMAGES).items():
@@ -150,7 +150,7 @@ def detector():
 
 
 def _given():
-    """By the keys of the model's inputs."""
+    """Returns images by the keys of the model's inputs."""
     return {
         "b": IMAGES.astype(np.float32),
         "a": float_models.images(32, seed=9),

@@ -97,7 +97,7 @@ def test_each_operation_gives_the_codes_of_its_keras_layer(exported):
     assert differences
     off = {d.tensor: d.beyond(specimen.largest) for d in differences}
     assert {name: channels for name, channels in off.items() if channels} == {}
-    # Where Keras does not round, as logits, a value between two codes may become either of them.
+    # Keras does not round logits: a value between two codes may become either of them.
     shares = {d.tensor: d.share_beyond(specimen.differing) for d in differences if d.rounded}
     assert {name: share for name, share in shares.items() if share} == {}
 

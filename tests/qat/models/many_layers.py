@@ -8,7 +8,7 @@ from tests.qat import float_models
 
 L = keras.layers
 
-# What is no layer, such as a sine, stays float.
+# Operations that are no layers, such as a sine, stay float.
 POLICY = sat_tf.BitPolicy.mobile(
     4, unsupported="float", overrides={"inner/conv": {"weight_bits": 3}}
 )

@@ -81,7 +81,7 @@ def shared_backbone():
 
 
 def _ready(model):
-    """With weights and statistics that are no initial ones."""
+    """Gives normalizations weights and statistics that are no initial ones."""
     rng = np.random.default_rng(5)
     for layer in model._flatten_layers(include_self=False, recursive=True):
         if isinstance(layer, keras.layers.BatchNormalization):

@@ -35,7 +35,7 @@ def _trained(name="dropout", **options):
 
 def _collect():
     keras.backend.clear_session()
-    # What a first pass frees, a graph among it, lets go of more.
+    # A first pass frees a graph, among others, which lets go of more.
     gc.collect()
     gc.collect()
 

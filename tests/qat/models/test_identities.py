@@ -73,7 +73,7 @@ def images(count=16):
     return draw.integers(0, 256, (count, 6, 6, 3)).astype(np.float32)
 
 
-# With clipping levels that no drawn weights decide.
+# Drawn weights do not decide these clipping levels.
 _POLICY = BitPolicy(initial_clipping_level=8.0, initial_classifier_clipping_level=10.0)
 
 
@@ -84,7 +84,7 @@ def _placed(float_model, policy=None):
 
 
 def _quantizers(placement):
-    """Of the layers that the plain model has, and of what is inserted, with who reads it."""
+    """Returns quantizers of the plain model's layers, and inserted ones by their readers."""
     own = {n: (c.weights, c.output) for n, c in placement.configs.items() if n in _PLAIN.configs}
     inserted = {tuple(sorted(i.readers)): i.config for i in placement.insertions}
     image = inserted.pop(next(key for key in inserted if key[0] != "classifier"))
@@ -204,7 +204,7 @@ def test_activity_is_regularized_once():
 
 
 def _augmented():
-    """With augmentation as a model inside, which is how it is written most often."""
+    """A model with augmentation as a model inside, which is how it is written most often."""
     front = [OF_IMAGES[name](name) for name in ("flip", "rotation", "contrast")]
     augmentation = keras.Sequential(front, name="augmentation")
     return model(

@@ -26,7 +26,7 @@ def _model(*front):
     return pretend_trained(keras.Model(image, L.Dense(3, name="classifier")(tensor)))
 
 
-# Without zero padding beside the image, the function stays what it was.
+# The function stays what it was, as nothing pads the image with zeros.
 FRONTS = {
     "bias": lambda: [L.Conv2D(4, 3, name="conv")],
     "norm": lambda: [L.Conv2D(4, 3, use_bias=False, name="conv"), L.BatchNormalization(name="bn")],

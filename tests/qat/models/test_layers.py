@@ -39,7 +39,7 @@ def test_eight_bits_keep_the_function(float_model):
 
 @pytest.mark.thorough
 def test_a_gradient_reaches_every_variable(quantized):
-    # Of one number for each output, as a softmax would hide what all have in common.
+    # Each output has a weight of its own, as a softmax hides what all have in common.
     weights = tf.constant([1.0, -2.0, 3.0, -4.0])
     with tf.GradientTape() as tape:
         total = tf.reduce_mean(quantized(_images(), training=True) * weights)

@@ -65,7 +65,7 @@ def _quantized(name, policy, seed):
 
 
 def _lasting(config):
-    """What a configuration says beyond where clipping levels, which are weights, start."""
+    """The configuration without the start of clipping levels, which are weights."""
     if isinstance(config, dict):
         kept = {key: part for key, part in config.items() if key != "initial_clipping_level"}
         return {key: _lasting(part) for key, part in kept.items()}

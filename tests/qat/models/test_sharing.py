@@ -28,7 +28,7 @@ def test_a_shared_layer_has_one_latent_weight_and_a_clipping_level_for_each_use(
     assert sum("conv/kernel" in name for name in names) == 1
     assert sum("norm/gamma" in name for name in names) == 1
     levels = [name.split("/")[0] for name in names if "clipping_level" in name]
-    # Of the rectifiers behind two calls, of two activations that were part of one layer, and of
+    # The rectifiers behind two calls have levels, two activations that were part of one layer, and
     # two calls without any.
     assert {"quant_relu", "quant_relu_2"} <= set(levels)
     assert {"quant_mix_activation", "quant_mix_activation_2"} <= set(levels)
@@ -45,7 +45,7 @@ def test_both_uses_give_the_latent_weight_their_gradients(quantized):
     kernel = inner_layer(quantized.get_layer("quant_conv")).kernel
 
     def gradient(stopped):
-        """With one use of the convolution cut off from its gradient."""
+        """The gradient of the kernel where one use of the convolution is cut off from it."""
         network = Network(quantized)
         with tf.GradientTape() as tape:
             made = {network.input: images}

@@ -1,4 +1,4 @@
-"""What the graph of a training step and of an evaluation step is made of."""
+"""The graphs of a training step and of an evaluation step hold nothing needless."""
 
 import collections
 import operator
@@ -63,7 +63,7 @@ def test_nothing_in_a_step_is_in_double_precision_or_runs_on_the_host():
         ours, floats = (
             _operations(_step_graph(model, make(model))) for model in (quantized, plain)
         )
-        # But for the warning of what an image cannot be, in a branch of the first batches.
+        # Only the warning of impossible images, in a branch of the first batches, runs in Python.
         assert [node.op for node in ours if node.op in _HOST] == ["PyFunc"] * (kind == "train")
         top = [node.op for node in _step_graph(quantized, make(quantized)).as_graph_def().node]
         assert not {*top} & {*_HOST}
