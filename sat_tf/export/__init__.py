@@ -1,4 +1,4 @@
-"""From a quantized Keras model to an integer TFLite file, with proof.
+"""The export of a quantized Keras model to an integer TFLite file, with proof.
 
 The stages, in order: trace (with the folding of BatchNormalization), pack, upscale, make_portable,
 settle_constants, floor_scales, round_biases; then simulate, write and verify. `to_keras` gives the

@@ -23,7 +23,7 @@ from sat_tf.qat.layout import call_name
 
 @dataclasses.dataclass(frozen=True)
 class DeployedOperations:
-    """What replaces one Keras layer in the deployed graph.
+    """The operations that replace one Keras layer in the deployed graph.
 
     Attributes:
         sources: the tensors it reads.
@@ -400,7 +400,7 @@ class DeployedModel(keras.Model):
     # -- Keras ---------------------------------------------------------------------------------
 
     def compile(self, *arguments: Any, **options: Any) -> None:
-        """As any Keras model, except that `steps_per_execution` must be 1.
+        """Compiles as any Keras model does, except that `steps_per_execution` must be 1.
 
         Raises:
             ValueError: several steps an execution, between which nothing could be refreshed.
@@ -416,7 +416,7 @@ class DeployedModel(keras.Model):
     train_function: Any  # Keras sets it, to None where a new one is due
 
     def make_train_function(self, force: bool = False) -> Callable[[Any], Any]:
-        """As any Keras model; every step computes with the integers of the model's file."""
+        """Returns a function as any Keras model does; each step has the integers of the file."""
         if self.train_function is None or force:
             step = super().make_train_function(force)
 
@@ -428,19 +428,19 @@ class DeployedModel(keras.Model):
         return self.train_function
 
     def fit(self, *arguments: Any, **options: Any) -> Any:
-        """As any Keras model; every step computes with the integers of the model's file."""
+        """Trains as any Keras model does; every step has the integers of the model's file."""
         self.refresh()
         history = super().fit(*arguments, **options)
         self.refresh()
         return history
 
     def evaluate(self, *arguments: Any, **options: Any) -> Any:
-        """As any Keras model, with the integers of the model's file."""
+        """Measures as any Keras model does, with the integers of the model's file."""
         self.refresh()
         return super().evaluate(*arguments, **options)
 
     def predict(self, *arguments: Any, **options: Any) -> Any:
-        """As any Keras model, with the integers of the model's file."""
+        """Predicts as any Keras model does, with the integers of the model's file."""
         self.refresh()
         return super().predict(*arguments, **options)
 
@@ -455,7 +455,7 @@ class DeployedModel(keras.Model):
 
 @dataclasses.dataclass
 class _View:
-    """What a deployed model keeps of the quantized one.
+    """The parts of a deployed model that tie it to the quantized one.
 
     Attributes:
         quantized: the model.

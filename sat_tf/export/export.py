@@ -116,7 +116,7 @@ _NONE = Metadata()
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class ExportReport(Displayed):
-    """What `export_tflite` wrote.
+    """The report of `export_tflite` on the file that it wrote.
 
     Attributes:
         path: the file.

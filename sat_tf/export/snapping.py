@@ -23,7 +23,7 @@ from sat_tf.qat.layout import call_name, inner_layer
 
 
 def snap_biases(model: keras.Model, *, pack: str = "auto") -> None:
-    """Moves every bias of a quantized model, in place, to the one its integer file will hold.
+    """Moves every bias of a quantized model, in place, to that of its integer file.
 
     Call it when training is done, before the top-1 is measured. What moves is β of the
     BatchNormalization behind a linear layer, or the layer's own bias where there is none; layers

@@ -56,7 +56,7 @@ class TrainedModel:
         layers = {
             call_name(node): node.name
             for node in self._network
-            # Of a softmax, the file has the logits as codes, Keras only the probabilities.
+            # The file has the logits of a softmax as codes, Keras only the probabilities.
             if not layer_kinds.is_softmax(inner_layer(node.layer))
         }
         self._layers = {
@@ -65,7 +65,7 @@ class TrainedModel:
             if tensor.codes is not None and name in layers
         }
 
-        # Of an input of real values, those that its quantizer reads: it clips as the file does.
+        # An input of real values is shown as its quantizer reads it: that clips as the file does.
         self._inputs = {
             call_name(node): node.inputs[0]
             for node in self._network
@@ -79,7 +79,7 @@ class TrainedModel:
 
     @property
     def raw_inputs(self) -> frozenset[str]:
-        """Those of them that are inputs, shown before Keras clips them."""
+        """The names of tensors that are inputs, shown before Keras clips them."""
         return frozenset(self._inputs) & set(self._layers)
 
     def run(self, images: Pixels) -> tuple[dict[str, np.ndarray], np.ndarray]:
@@ -132,7 +132,7 @@ def _storage(graph: Graph) -> dict[str, Storage]:
     return {linear.output: linear.storage for linear in linear_operations(graph.operations)}
 
 
-# Where codes end that are compared: the real values of Keras may be any, and not be numbers.
+# Codes are compared up to here: the real values of Keras may be any, and not be numbers.
 _FAR = 2**30
 
 
@@ -273,7 +273,7 @@ def _checked(model: keras.Model, path: pathlib.Path, images: Any, labels: Any) -
         problems += found or image_problems(images, shapes[0], kinds[0], kept=kept[0])
     if problems:
         if np.ndim(arrays_of(images)[0]) and (count := number_of(images)):
-            # Without the file, by the model's own outputs; whether a sigmoid makes one is unknown.
+            # There is no file, so that the model's own outputs serve; they may be sigmoids or not.
             outputs = [
                 Output(name, tuple(tensor.shape[1:]), "sigmoid")
                 for name, tensor in zip(model.output_names, model.outputs, strict=True)

@@ -263,7 +263,7 @@ def _batch_of_output(content: bytes) -> int | None:
 
 
 def first_line(error: BaseException | None) -> str:
-    """Of the lines of an error, the one that says what is wrong."""
+    """The line of an error that says what is wrong."""
     lines = [line.strip() for line in str(error).strip().splitlines()]
     if lines and lines[0] == "in user code:":  # AutoGraph puts the code in front of what it raised
         lines = [line for line in lines if re.match(r"\w+(Error|Exception): ", line)] or lines

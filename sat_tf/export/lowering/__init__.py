@@ -1,1 +1,1 @@
-"""From a quantized Keras model to a graph of integer operations."""
+"""Turns a quantized Keras model into a graph of integer operations."""

@@ -62,7 +62,7 @@ PACKINGS: Mapping[str, Packing] = {
     "int4": Packing(products=(Storage.INT4,), windows=(Storage.INT4,)),
     "int2": Packing(products=(Storage.INT2, Storage.INT4)),
 }
-# What "int4" was before 1x1 convolutions became products: for files that were written with it.
+# Files may have been written with "int4" when 1x1 convolutions were no products yet.
 _EARLIER_INT4 = "int4 of earlier files"
 _ALL_PACKINGS: Mapping[str, Packing] = {
     **PACKINGS,
@@ -71,7 +71,7 @@ _ALL_PACKINGS: Mapping[str, Packing] = {
     ),
 }
 _BITS_PER_BYTE = 8
-# How far apart the ends of the paper's grid of 4 bits are, -15 to 15, whose codes are odd.
+# The paper's grid of 4 bits, whose codes are odd, has its ends so far apart: -15 to 15.
 _ODD_4_BITS = 31
 # The magnitude of an input code.
 _LARGEST_INPUT = 255
@@ -162,7 +162,7 @@ def _nothing_fits(graph: Graph, pack: str, notes: Mapping[str, str]) -> str:
 
 
 def _remedies(graph: Graph, pack: str) -> Iterator[str]:
-    """What would let a packing pack a kernel of this graph."""
+    """The changes that would let a packing pack a kernel of this graph."""
     packing = _ALL_PACKINGS[pack]
     trained = _trained(graph.operations)
     if all(linear.real for linear in trained):
@@ -331,7 +331,7 @@ def kernel_table(kernels: Iterable[StoredKernel]) -> Table[AlikeKernels]:
     return Table(columns=columns, rows=rows if packs else [])
 
 
-# How many layers of a line are named.
+# A line names so many of its layers.
 _NAMED = 2
 
 

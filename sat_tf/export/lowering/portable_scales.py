@@ -127,7 +127,7 @@ def _with_scales(graph: Graph, names: set[str], units: int) -> Graph:
 
 
 def _shared_grids(graph: Graph) -> dict[str, set[str]]:
-    """By each integer tensor, all that share its grid, itself among them."""
+    """All tensors that share the grid of each integer tensor, itself among them, by its name."""
     group = {name: {name} for name, tensor in graph.tensors.items() if tensor.codes is not None}
     for operation in graph.operations:
         if not operation.keeps_grid or operation.output not in group:

@@ -19,11 +19,11 @@ from sat_tf.messages import list_problems
 
 # A channel whose smallest change of the sum is worth a whole output code.
 _COARSE = 1.0
-# How far from the next code the product of scale and bias stays: float32 errors are far smaller.
+# The product of scale and bias stays so far from the next code; float32 errors are far smaller.
 _MARGIN = 0.05
-# How many integers are tried for the constant, the nearest ones.
+# The nearest integers are tried for the constant, this many of them.
 _TRIED = 64
-# Of the standard deviation, in units of the sum.
+# No standard deviation is taken for smaller than this, in units of the sum.
 _SMALLEST_SPREAD = 1e-3
 # No kernel has larger sums, whatever a normalization says.
 _LARGEST_SUM = 2**31

@@ -1,4 +1,4 @@
-"""From a quantized Keras model to a graph with real biases."""
+"""Reads a quantized Keras model as a graph with real biases."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
@@ -380,7 +380,7 @@ class _Tracer:
         parts = []
         for name in node.inputs:
             made = self.network[name]
-            # What nothing else reads may get its codes from the quantizer of the concatenation.
+            # A tensor that nothing else reads may get its codes from the concatenation's quantizer.
             alone = len(self.network.consumers(name)) == 1
             draft = self.drafts[name] if alone else existing(self._tensor(name))
             parts.append(Part(draft, call_name(made), _shape(made)))

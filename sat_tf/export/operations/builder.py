@@ -235,7 +235,7 @@ class OperationDraft(Operation, Draft):
 
 @dataclasses.dataclass(frozen=True)
 class Rectified(Draft):
-    """The positive part of another layer, up to a ceiling, where no quantizer makes it.
+    """A rectifier that no quantizer makes: the positive part of a layer, up to a ceiling.
 
     It is float, or a part of a concatenation, whose grid it then gets.
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sat_tf.graph.network import Node
 
 
-# What the operators and constants of most layers add to a file, beside their weights.
+# Operators and constants of most layers add so many bytes to a file, beside their weights.
 _BYTES_OF_OPERATORS = 400
 _BYTES_OF_A_WEIGHT = 4
 

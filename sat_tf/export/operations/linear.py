@@ -346,7 +346,7 @@ class Linear(Operation, Draft):
         return math.prod(shape[:-1]) * int(self.kernel.size)
 
     def portability(self, graph: Tensors) -> Portability:
-        """By its rule where XNNPACK computes it."""
+        """See `Operation`: it follows from a rule where XNNPACK computes the operation."""
         if self.engine is Engine.XNNPACK or self.is_float(graph):
             return super().portability(graph)
         why = f"XNNPACK leaves a {self.kind.value} with an {self.storage.name} kernel to the "
@@ -370,7 +370,7 @@ class Linear(Operation, Draft):
         return stored_codes(made, output)
 
     def work(self, graph: Tensors) -> LinearWork:
-        """What kernels choose their rounding by."""
+        """The facts that kernels choose their rounding by."""
         shapes = graph.tensors[self.inputs[0]].shape, graph.tensors[self.output].shape
         depth = math.prod(self.kernel.shape[axis] for axis in self.inner_axes)
         is_convolution = self.kind is LinearKind.CONVOLUTION
@@ -449,7 +449,7 @@ class Linear(Operation, Draft):
 
     @classmethod
     def recognizes(cls, operator: OperatorView) -> bool:
-        """Of the DEQUANTIZEs, only those of constants."""
+        """Any linear operator, and the DEQUANTIZE of a constant."""
         first = operator.stored.inputs[0]
         return operator.name != "DEQUANTIZE" or (first is not None and first.values is not None)
 
@@ -653,9 +653,9 @@ def weight_counts(linear: Linear) -> dict[int, int]:
 
 
 def _width(graph: Tensors, linear: Linear, factors: np.ndarray) -> int:
-    """Which of `WIDTHS` is exact for every input."""
+    """The index of the narrowest of `WIDTHS` that is exact for every input."""
     largest = largest_sums(graph, linear)
-    # With both summands exact, their float32 sum is rounded once, as the kernel does it.
+    # The float32 sum of two exact summands is rounded once, as the kernel does it.
     if np.max(largest) < EXACT_FLOAT32 and np.all(np.float32(linear.bias) == linear.bias):
         return 0
     return 1 if np.max(largest // factors) < EXACT_FLOAT32 else 2

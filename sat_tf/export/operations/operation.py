@@ -29,13 +29,13 @@ IN_THE_FILE_ONLY = {"in the file only": True}
 SELECTED = "it moves or selects values, and computes none"
 ROUNDED_ONCE = "one float32 operation a value, which all processors round alike"
 
-# What an operator of a file becomes: the operation, and the codes of its tensor. None for one that
-# is only the first of an operation's operators.
+# An operator of a file becomes an operation, and codes of its tensor; None stands for one that is
+# only the first of an operation's operators.
 Made = tuple["Operation", Codes | None] | None
 
 
 class Basis(enum.Enum):
-    """What a statement on an operation rests on.
+    """The ground that a statement on an operation rests on.
 
     `BEHIND_FLOAT` is that of operations of any kind whose inputs depend on float values in which
     processors differ.
@@ -50,7 +50,7 @@ class Basis(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Portability:
-    """Where an operation has the codes that it has on x86, as far as XNNPACK runs the file.
+    """The processors that give an operation its codes of x86, as far as XNNPACK runs the file.
 
     Attributes:
         basis: what that rests on.
@@ -231,7 +231,7 @@ class Operation(abc.ABC):
         return self.moves
 
     def portability(self, graph: Tensors) -> Portability:
-        """Where it has the codes that it has on x86, as far as XNNPACK runs the file."""
+        """The processors that give it its codes of x86, as far as XNNPACK runs the file."""
         if not self.is_float(graph):
             return Portability(Basis.RULE, self.same_because)
         if self.same_in_float_because:

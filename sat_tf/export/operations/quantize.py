@@ -1,4 +1,4 @@
-"""Between codes and real values, and from an image to codes."""
+"""Conversions between codes and real values, and from an image to codes."""
 
 import dataclasses
 from collections.abc import Iterable

@@ -113,7 +113,7 @@ def transposed_products(values: np.ndarray, kernel: np.ndarray, window: Window) 
                 for start, size, stride in zip((row, column), sizes, window.strides, strict=True)
             )
             total[(slice(None), *places)] += values @ kernel[:, row, column].T
-    # What SAME leaves out at the ends, as for the convolution that this one is the transpose of.
+    # SAME leaves out the ends, as for the convolution that this one is the transpose of.
     rows, columns = (max(a - b, 0) // 2 for a, b in zip(full, wanted, strict=True))
     return total[:, rows : rows + wanted[0], columns : columns + wanted[1]]
 

@@ -26,7 +26,7 @@ LABELS_NAME = "labels.txt"
 PREPROCESSING_NAME = "preprocessing.json"
 
 _FILE_IDENTIFIER = b"M001"
-# Of the schema: nothing that is written here needs a later one.
+# Nothing that is written here needs a later version of the schema.
 _PARSER_VERSION = "1.0.0"
 _TENSOR_AXIS_LABELS = 2
 _COLOR_SPACES = {3: 1, 1: 2}  # channels: RGB, grayscale

@@ -16,7 +16,7 @@ _PADDINGS = names_of(tfl.Padding)
 
 @dataclasses.dataclass
 class Progress:
-    """What has been read so far.
+    """The operators of a file that have been read so far.
 
     Attributes:
         images: the inputs of the file.
@@ -39,7 +39,7 @@ class Progress:
         return {*(image.name for image in self.images), *self.tensors}
 
     def image(self, name: str) -> StoredTensor | None:
-        """The input of that name; None where there is none."""
+        """The input of the file with that name; None without one."""
         return next((image for image in self.images if image.name == name), None)
 
 
@@ -151,7 +151,7 @@ class OperatorView:
         return codes
 
     def window(self, *, dilation: tuple[int, int] = (1, 1)) -> Window:
-        """Where its kernel is placed."""
+        """The places of its kernel."""
         return Window(
             strides=(self.option("strideH"), self.option("strideW")),
             padding=self.option("padding", _PADDINGS),

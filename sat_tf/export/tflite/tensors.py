@@ -188,7 +188,7 @@ def dequantized(stored: np.ndarray, codes: Codes) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """Where the kernel of a convolution or pooling is placed.
+    """The places of the kernel of a convolution or pooling.
 
     Attributes:
         strides: in rows and columns.

@@ -196,7 +196,7 @@ class Move:
     suffix: str = ""
 
 
-# From a layer and the shapes of its input and output, without the batch.
+# It takes a layer and the shapes of its input and output, without the batch.
 Moves = Callable[[Any, Shape, Shape], tuple[Move, ...]]
 
 
@@ -328,7 +328,7 @@ Kinds = dict[type[keras.layers.Layer], LayerKind]
 
 
 def refuse_channels_first(layer: Any) -> str | None:
-    """What is wrong with the order of the axes of images."""
+    """Why a layer is refused whose images have their channels first; None where it is not."""
     if layer.data_format != "channels_last":
         return f"received data_format={layer.data_format!r}, expected 'channels_last'"
     return None

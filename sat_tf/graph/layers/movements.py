@@ -82,7 +82,7 @@ def _upsampling_role(layer: Any) -> Role:
 
 
 def _resizing_role(layer: Any) -> Role:
-    # What is cut to an aspect ratio first is left to TensorFlow's converter.
+    # Images that are cut to an aspect ratio first are left to TensorFlow's converter.
     return Role.FUNCTION if layer.crop_to_aspect_ratio else _upsampling_role(layer)
 
 

@@ -57,7 +57,7 @@ def test_a_snapped_model_has_the_means_of_its_file(size, strides, signed, tmp_pa
     report, found = certified(pooled(size, strides, signed), tmp_path)
     assert "AVERAGE_POOL_2D" not in report.operators
     (pool,) = (count for count in found.trained if count.name == "pool")
-    # What lies between two codes may become either.
+    # Values half way between two codes may become either.
     assert pool.alone_differing <= 1e-3 * pool.alone_compared
     assert found.trained_differing < 1e-3
     # XNNPACK joins up to five tensors.

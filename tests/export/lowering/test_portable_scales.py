@@ -95,7 +95,7 @@ def test_every_mean_becomes_portable_within_a_few_units(size, scales, zeros):
     moved = make_portable(graph)
     assert mean.portability(moved).holds
     assert abs(moved.moved_scales.get("y", 0)) <= 24
-    # By a way of its own, on some sums.
+    # A reference of its own says the same of some sums.
     count, found = size * size, (float(source.scale), float(_scale(moved)))
     for total in np.linspace(-128 * count, 127 * count, 40).astype(int).tolist():
         on_x86 = reference.mean_on_x86(total, count, found, zeros)

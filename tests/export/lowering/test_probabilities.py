@@ -18,7 +18,7 @@ def test_softmax_gives_the_probabilities_of_the_logits(settings, tmp_path):
         assert report.operators.get("SOFTMAX", 0) == softmax
         certificate = sat_tf.verify_tflite(model, path, images, float_model=model)
         assert certificate.codes_differing == 0
-        # What Keras gives is made to be what the file gives.
+        # The output of Keras is made one of probabilities, as the file has it.
         outputs.append(Runtime(path.read_bytes(), keep_tensors=False).run(images))
         (beside,) = certificate.float_outputs
         assert beside.largest_difference < 0.2 * np.max(np.abs(outputs[-1]))

@@ -62,7 +62,7 @@ def _with_a_small_sum() -> keras.Model:
 
 
 def _with_stream_bits(model: keras.Model, num_bits: int) -> keras.Model:
-    """As models were saved that are refused today when they are quantized."""
+    """A model as some were saved that are refused today when they are quantized."""
     for layer in model.layers:
         config = getattr(layer, "quantize_config", None)
         if config is not None and isinstance(config.output, StreamQuantizer):
@@ -76,7 +76,7 @@ def _called_twice() -> keras.Model:
     return keras.Model(model.input, layer(model.output))
 
 
-# By what is wrong: the model, and for each problem what its line says.
+# Models by what is wrong with them, and for each problem what its line says.
 REFUSED: dict[str, tuple[Callable[[], keras.Model], list[str]]] = {
     "8-bit DoReFa weights": (
         lambda: quantize(separable(), BitPolicy.paper(8, weight_grid="dorefa")),

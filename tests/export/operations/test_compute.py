@@ -27,7 +27,7 @@ def graph_of(operation: Operation, *inputs: Tensor, output: Tensor) -> Graph:
 
 
 def both(operation: Operation, graph: Graph, *stored: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What the simulator makes of stored integers, and what TensorFlow makes of their codes."""
+    """The results of the simulator for stored integers, and of TensorFlow for their codes."""
     expected = operation.simulate(graph, *stored)
     codes = [
         tf.constant(values - graph.codes(name).zero_point, tf.float32)

@@ -87,7 +87,7 @@ ON_CODES: list[tuple[Operation, tuple[int, ...]]] = [
     (Reshape(_X, _Y), (16, 4)),
     (Lookup(_X, _Y, np.arange(127, -129, -1).astype(np.int8)), SHAPE),
 ]
-# Those that make or read float values.
+# These make or read float values.
 ON_FLOATS: list[Operation] = [
     *(WithConstant(("real",), "z", kind, np.float32([0.5])) for kind in list(Pointwise)[:4]),
     Softmax(("real",), "z"),
