@@ -1,7 +1,7 @@
 """Shared values: the weights of a layer have 2^b values, which k-means finds; Deep Compression.
 
 Han et al., "Deep Compression", ICLR 2016, section 3. Which weights share one is found once, by
-`sat_tf.quantizers.clusters.cluster_ids`. From then on the value of a cluster is the mean of its
+`sat_tf.quantizers.kmeans.cluster_ids`. From then on the value of a cluster is the mean of its
 latent weights, rounded to an int8 code, so that a file holds exactly what was trained.
 """
 

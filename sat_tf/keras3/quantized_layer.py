@@ -96,13 +96,18 @@ class QuantizedLayer(keras3.layers.Wrapper):
             super().build(input_shape)
         if self.weight_quantizer is not None:
             shape = tuple(vars(self.layer)[_kernel_name(self.layer)].shape)
-            self._set("kernel_variables", self._made(self.weight_quantizer.variables(shape)))
+            self._set(
+                "kernel_variables", self.make_variables(self.weight_quantizer.variables(shape))
+            )
         if self.output_quantizer is not None:
             shape = self._output_shape(input_shape)
-            self._set("output_variables", self._made(self.output_quantizer.variables(shape)))
+            self._set(
+                "output_variables", self.make_variables(self.output_quantizer.variables(shape))
+            )
         self.built = True
 
-    def _made(self, specs: Mapping[str, VariableSpec]) -> dict[str, Any]:
+    def make_variables(self, specs: Mapping[str, VariableSpec]) -> dict[str, Any]:
+        """Makes the variables that a quantizer declares, in their order."""
         return {
             name: self.add_weight(
                 name=name,

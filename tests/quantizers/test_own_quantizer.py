@@ -11,6 +11,7 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.quantizers.table import ACTIVATION_QUANTIZERS, QUANTIZERS, WEIGHT_QUANTIZERS
+from tests.keras3.processes import run_on
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "extend" / "own_quantizer.md").read_text()
@@ -107,6 +108,54 @@ print("the same")
     ]
     assert runs[0].stdout.endswith("the same\n"), runs[0].stderr[-2000:]
     assert "with the quantizer 'power_of_two', which is not registered" in runs[1].stderr
+
+
+_IN_FOLDER = """
+import os, sys
+os.chdir(sys.argv[1])
+sys.path.insert(0, sys.argv[1])
+"""
+_TRAINED = f"""{_IN_FOLDER}
+import keras, numpy as np
+import sat_tf, power_of_two
+from tests.keras3.networks import digits_network, pixels_and_labels
+
+keras.utils.set_random_seed(0)
+images, labels = pixels_and_labels(128)
+np.savez("digits.npz", images=images, labels=labels)
+model, bits = digits_network(), 4
+{USED.replace("    bits, ", '    bits, activation_quantizer="power_of_two_pact", ')}
+assert type(quantized.get_layer("quant_relu_1").output_quantizer).__name__ == "PowerOfTwoPact"
+print(keras.backend.backend())
+"""
+_TRAINED_AGAIN = f"""
+from tests.keras3.processes import block_tensorflow
+
+block_tensorflow()
+{_IN_FOLDER}
+{LOADED.replace("tf_keras as keras", "keras")}
+import numpy as np
+
+data, layer = np.load("digits.npz"), quantized.get_layer("quant_conv_2")
+before = np.array(layer.layer.kernel)
+quantized.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+quantized.fit(data["images"], data["labels"], verbose=0)
+latent = keras.ops.convert_to_tensor(layer.layer.kernel)
+assert not np.array_equal(latent, before)
+found = layer.weight_quantizer.integer_weights(latent, layer.kernel_variables)
+assert len(np.unique(found.codes)) > 2
+np.testing.assert_array_equal(layer.effective_kernel(), found.codes * found.scales)
+print("trained")
+"""
+
+
+@pytest.mark.thorough
+def test_the_same_class_trains_on_jax_to_a_certificate_and_its_file_where_tensorflow_is_not(
+    tmp_path,
+):
+    (tmp_path / "power_of_two.py").write_text(OF_WEIGHTS + OF_ACTIVATIONS)
+    assert run_on("jax", "-c", _TRAINED, tmp_path).split()[-1] == "jax"
+    assert run_on("jax", "-c", _TRAINED_AGAIN, tmp_path).split()[-1] == "trained"
 
 
 @pytest.mark.thorough
