@@ -17,7 +17,7 @@ from sat_tf.quantizers.protocol import Quantizer, VariableSpec
 from sat_tf.quantizers.table import deserialize_quantizer, serialize_quantizer
 from sat_tf.saved_by import marked, unmarked
 
-# Where the output quantizer stands.
+# The places of the output quantizer.
 BEHIND = "behind"  # of the whole layer
 ACTIVATION = "activation"  # instead of the layer's activation function, which rectifies
 BEFORE_ACTIVATION = "before activation"  # a softmax
@@ -26,10 +26,10 @@ PLACES = (BEHIND, ACTIVATION, BEFORE_ACTIVATION, INSTEAD)
 
 # One for all layers: a call holds it while its layer computes with other weights than its own.
 _ONE_CALL_AT_A_TIME = threading.RLock()
-# Where layers of Keras 3 hold their kernels: behind a property of that name, or by the name.
+# Layers of Keras 3 hold their kernels behind a property of that name, or by the name.
 _KERNELS = ("_kernel", "kernel")
 
-# As the statistics of BatchNormalization: replicas of `tf.distribute` have their own, and their
+# Replicas of `tf.distribute` have their own, as the statistics of BatchNormalization, and their
 # mean is what is read and saved. Early releases of Keras 3 do not have the choice.
 _HAS_CHOICE = "aggregation" in inspect.signature(keras3.layers.Layer.add_weight).parameters
 _OF_REPLICAS: dict[str, Any] = {"aggregation": "mean"} if _HAS_CHOICE else {}

@@ -106,7 +106,7 @@ class LayerConfig(tfmot.quantization.keras.QuantizeConfig):
 
 @_register
 class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
-    """What the placement decided for one layer: its quantizers.
+    """The quantizers that the placement gave to one layer.
 
     Args:
         weights: quantizer of the kernel, or None.

@@ -108,7 +108,9 @@ def _naming_all_problems(policy: type[_Policy]) -> type[_Policy]:
 @_naming_all_problems
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class BitPolicy(Displayed):
-    """What `SatQuantizeScheme` quantizes, and how. Frozen; change it with `dataclasses.replace`.
+    """Says what `SatQuantizeScheme` quantizes, and how.
+
+    It is frozen; change it with `dataclasses.replace`.
 
     >>> BitPolicy(weight_bits=4, activation_bits=4).stream_bits
     8
@@ -344,19 +346,19 @@ class BitPolicy(Displayed):
         return self.input_range is not UNSTATED_RANGE
 
     def range_of(self, input_name: str) -> InputRange:
-        """What one of the model's inputs is fed."""
+        """The range of one of the model's inputs."""
         if isinstance(self.input_range, Mapping):
             return range_of(self.input_range.get(input_name, UNSTATED_RANGE))
         return range_of(self.input_range)
 
     def type_of(self, input_name: str) -> str:
-        """What the file takes for one of the model's inputs, a name of `INPUT_TYPES`."""
+        """The type that the file takes for one of the model's inputs, a name of `INPUT_TYPES`."""
         if isinstance(self.input_type, Mapping):
             return str(self.input_type.get(input_name, INPUT_TYPES[0]))
         return self.input_type or INPUT_TYPES[0]
 
     def change_of(self, input_name: str) -> Change:
-        """What leads from what the first layers read to what an input is fed."""
+        """The change from what the first layers read to what an input is fed."""
         if self.type_of(input_name) != INPUT_TYPES[0]:
             return NO_CHANGE
         return self.range_of(input_name).change
@@ -449,7 +451,7 @@ class BitPolicy(Displayed):
         return {name: getattr(self, name) for name in FIELDS}
 
 
-# What each field accepts, and the fields that one layer can have.
+# The values that each field accepts, and the fields that one layer can have.
 FIELDS: dict[str, Accepted] = {
     one.name: one.metadata["accepted"] for one in dataclasses.fields(BitPolicy) if one.metadata
 }
@@ -536,7 +538,7 @@ def _problems_of(fields: Mapping[str, Any]) -> list[str]:
 
 
 def _overridden(values: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What fields of one layer make of the policy's, as far as it does not hang on the layer."""
+    """The policy's fields as those of one layer change them, wherever that layer stands."""
     fields = _with_own_options(fields)
     merged = {**values, **fields, "first_last_weight_bits": None, "first_last_weight_grid": None}
     if "weight_bits" in fields and "weight_grid" not in fields:

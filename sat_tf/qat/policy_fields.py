@@ -10,8 +10,8 @@ from sat_tf.core.grid_table import AUTOMATIC, GRIDS, Grid, is_bits
 from sat_tf.messages import warn
 from sat_tf.quantizers import table
 
-# What a model is fed where nobody says so. Known by its identity, so that `requantize` can tell a
-# policy that leaves a model its range from one that gives it another.
+# The range of an input where nobody gives one. It is known by its identity, so that `requantize` can
+# tell a policy that leaves a model its range from one that gives it another.
 UNSTATED_RANGE = (0.0, 255.0)
 # The old name of input_range=(0, input_max).
 OLD_INPUT_RANGE = "input_max"
@@ -146,7 +146,7 @@ def is_positive(value: Any) -> bool:
 
 
 def pair_problems(values: Mapping[str, Any]) -> list[str]:
-    """What is wrong with combinations of bits and grid in one layer, one line a problem."""
+    """Returns what is wrong with combinations of bits and grid in one layer, one line a problem."""
     problems = []
     # Float activations or streams are the paper's setting, for experiments; integers are for files.
     integers = all(values.get(name) is not None for name in ("activation_bits", "stream_bits"))
@@ -165,12 +165,12 @@ def pair_problems(values: Mapping[str, Any]) -> list[str]:
     return problems
 
 
-# Those of a policy that names none; they take no options.
+# The quantizers of a policy that names none; they take no options.
 DEFAULT_QUANTIZERS = {"weight": "dorefa", "activation": "pact"}
 
 
 def quantizer_problems(values: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the names of quantizers, and what these say of their options."""
+    """Returns what is wrong with names of quantizers, and what these say of their options."""
     problems = []
     for kind, default in DEFAULT_QUANTIZERS.items():
         name, options = values.get(f"{kind}_quantizer", default), values.get(f"{kind}_options", {})

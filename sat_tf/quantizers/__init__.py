@@ -1,1 +1,1 @@
-"""What varies between methods: one file a quantizer, and their table."""
+"""Quantizers, one file a method, and their table."""

@@ -24,8 +24,8 @@ from sat_tf.quantizers.settings import SMALLEST_CLIPPING_LEVEL
 _POWERS = {8: 4}
 _USUAL_POWER = 2
 
-# Of the values of a batch, so many at random, and about so many of the largest, which decide what
-# clipping costs: among values at random there are too few of them.
+# A sample has so many values of a batch at random, and about so many of the largest, which decide
+# what clipping costs: among values at random there are too few of them.
 _AT_RANDOM = 8192
 _LARGEST = 2048
 
@@ -37,7 +37,7 @@ def itself(values: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass
 class Sample:
-    """What was seen of one tensor: some values, how many each stands for, the largest magnitude.
+    """A sample of one tensor: some values, how many each stands for, the largest magnitude.
 
     Attributes:
         name: of the layer that gives it.

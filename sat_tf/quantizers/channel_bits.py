@@ -21,7 +21,7 @@ from sat_tf.quantizers.protocol import WeightRequest
 from sat_tf.quantizers.scaled import LevelsOfWeights, ScaledWithSurrogate
 from sat_tf.quantizers.settings import true_or_false
 
-# Of the sum of all errors: what rounding of float64 may have done to a comparison.
+# Rounding of float64 may have moved a comparison by this share of the sum of all errors.
 _ROUNDING = 1e-12
 # Layers of so many bits have them in all channels, whatever the limits of others.
 _ALL_BITS = 8
@@ -267,7 +267,7 @@ def least_error_bits(errors: np.ndarray, lowest: int, mean: int) -> np.ndarray:
     gap = float(np.sum(errors[rows, chosen] - envelope[rows, chosen]))
     tolerance = _ROUNDING * float(np.sum(np.abs(errors[:, 0])))
     if gap > tolerance:
-        # What one bit is worth at the optimum of the envelopes: an option that costs more than the
+        # The worth of one bit at the optimum of the envelopes: an option that costs more than the
         # gap beyond the best one of its row is in no better choice.
         worth = float(drops.T.ravel()[order[-1]])
         lost = errors + worth * np.arange(columns)

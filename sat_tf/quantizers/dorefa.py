@@ -133,7 +133,7 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
         return dorefa.weight_units(latent, self.bits, self.grid, range_axes=self.range_axes)
 
     def can_be_held(self, latent: Tensor, variables: Variables) -> Tensor:
-        """Which weights may be held: not those that give their range its size."""
+        """All weights but those that give their range its size."""
         del variables
         return ~dorefa.largest_weights(latent, range_axes=self.range_axes)
 
@@ -222,7 +222,7 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
 
 
 def _shrinkage(before: DorefaQuantizer, after: DorefaQuantizer, kernel: Tensor) -> np.ndarray:
-    """By how much the weights of another quantizer are smaller, for each range of either."""
+    """The ratio of the sizes of the weights of two quantizers, for each range of either."""
     one, other = before.clamp(kernel), after.clamp(kernel)
     # Both are tanh(W), each over its own maximum, so that any weight of a channel tells the ratio.
     axes = {*before.range_axes, *after.range_axes}

@@ -81,7 +81,7 @@ class ImageQuantizer(PixelQuantizer):
         )
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
-        """What the model is fed as the file has it, in the type of `inputs`."""
+        """The input as the file has it, in the type of `inputs`."""
         if COUNT in variables:
             when_training(training, lambda: self._observe(inputs, variables))
         change = self.range.change
@@ -134,7 +134,7 @@ class ImageQuantizer(PixelQuantizer):
         return seen
 
     def seen(self, variables: Variables) -> SeenValues | None:
-        """What it remembers; None where it was never fed in training, or remembers nothing."""
+        """The values that it remembers; None where it has none, or was never fed in training."""
         if COUNT not in variables or float(variables[COUNT].numpy()) == 0.0:
             return None
         lowest, highest = variables["lowest"].numpy(), variables["highest"].numpy()

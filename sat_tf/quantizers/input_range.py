@@ -1,4 +1,4 @@
-"""What a model is fed: the real value of every pixel, and the grid that the file has of them.
+"""The input of a model: the real value of every pixel, and the grid that the file has of them.
 
 A pixel n = 0..255 of a channel is fed to the model as
 
@@ -25,11 +25,11 @@ import numpy as np
 from sat_tf.messages import did_you_mean
 
 _LARGEST_PIXEL = 255
-# Of a range's ends: float32 still holds the difference of two.
+# The ends of a range are no larger: float32 still holds the difference of two.
 _LARGEST = 1e30
 # Closer to a pixel than any sum of float32 numbers says, real 0 is that pixel.
 _SAME_PIXEL = 1e-4
-# Of ImageNet's pixels, red, green and blue, as `keras.applications` has them.
+# Statistics of ImageNet's pixels, red, green and blue, as `keras.applications` has them.
 _TORCH_MEAN, _TORCH_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _CAFFE_MEAN = (123.68, 116.779, 103.939)
 
@@ -66,7 +66,7 @@ class InputRange:
 
     @property
     def scales(self) -> np.ndarray:
-        """What one pixel more adds, float64, for each channel as the model is fed."""
+        """The value that one pixel more adds, float64, for each channel as the model is fed."""
         return (np.asarray(self.high) - np.asarray(self.low)) / _LARGEST_PIXEL
 
     @functools.cached_property
@@ -78,13 +78,13 @@ class InputRange:
 
     @property
     def change(self) -> "Change":
-        """What leads from the grid of the file to what the model is fed."""
+        """The change from the grid of the file to what the model is fed."""
         shift = np.asarray(self.low) + self.scales * self.grid.zero_point
         shift = np.where(np.abs(shift) < _SAME_PIXEL * self.scales, 0.0, shift)
         return Change(self.scales / self.grid.scale, shift, self.reversed_channels, self.grid.scale)
 
     def fed(self, pixels: np.ndarray) -> np.ndarray:
-        """What the model is fed for these pixels, (..., channels), in float32.
+        """The values that the model is fed for these pixels, (..., channels), in float32.
 
         >>> InputRange((-1.0,), (1.0,)).fed(np.array([0, 255], np.uint8)).tolist()
         [-1.0, 1.0]
@@ -145,7 +145,7 @@ class Change:
         return self.only_shifts and bool(np.all(np.abs(self.shift) <= 0.5001 * self.scale))
 
     def after(self, other: "Change") -> "Change":
-        """What leads from the p of this one to that of another, for the same x."""
+        """The change from the p of this one to that of another, for the same x."""
         ratio, shift = self.ratio / other.ratio, (self.shift - other.shift) / other.ratio
         if other.reverses:
             ratio, shift = ratio[::-1], shift[::-1]
@@ -169,9 +169,9 @@ NAMED: dict[str, InputRange] = {
     ),
 }
 
-# What a file can take for an input: pixels, codes of a calibrated range, or real values.
+# The types that a file can take for an input: pixels, codes of a calibrated range, or real values.
 INPUT_TYPES = ("uint8", "int8", "float32")
-# What it can take as it is, for layers left float alone.
+# The types that it can take as they are, for layers left float alone.
 KEPT_TYPES = (
     *("float32", "float64", "bool"),
     *("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),

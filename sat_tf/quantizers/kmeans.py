@@ -119,7 +119,7 @@ class KMeansQuantizer(LevelsOfWeights):
 # Lloyd's iterations end when no weight changes its cluster; after so many they end anyway.
 _MOST_ITERATIONS = 300
 
-# Where centroids start, by sorted values and their number. "linear" is the paper's choice: few
+# Starts of the centroids, by sorted values and their number. "linear" is the paper's choice: few
 # weights are large, and they matter.
 INITIALIZATIONS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "linear": lambda ordered, count: np.linspace(ordered[0], ordered[-1], count),

@@ -35,7 +35,7 @@ from sat_tf.quantizers.settings import (
 MAGNITUDE, OFFSET = "magnitude", "offset"
 # No magnitude is lower: scales stay positive. Weights are dead long before.
 SMALLEST_MAGNITUDE = 1e-8
-# Where scales start: at the paper's, or at the smallest quantization error.
+# Scales start at the paper's, or at the smallest quantization error.
 _BEGINNINGS = ("mean", "error")
 
 

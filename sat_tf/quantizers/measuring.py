@@ -1,4 +1,4 @@
-"""What is asked of the quantizers of a model: their codes, scales and ranges, and words for people.
+"""Questions to the quantizers of a model: their codes, scales and ranges.
 
 Calibration, requantization, analysis, planning and export ask these questions and know no class.
 They ask them of tf_keras models; those of Keras 3 have a twin there.
@@ -14,9 +14,9 @@ import numpy as np
 from sat_tf.core.grid_table import LARGEST_INT8
 from sat_tf.core.tensors import Tensor, namespace
 
-# What a quantizer's variables are called by, and what they are.
+# The variables of a quantizer by name.
 Variables = Mapping[str, Any]
-# Of many values at once, float32, each for itself.
+# A function of many values at once, float32, each for itself.
 Function = Callable[[np.ndarray], np.ndarray]
 
 
@@ -66,7 +66,7 @@ class CodeRange:
 
 
 class MeasuredWeights(abc.ABC):
-    """What is asked of a weight quantizer beside the effective weights.
+    """The questions to a weight quantizer beside the effective weights.
 
     Required: `integer_weights` and `largest_code`. The rest has answers that hold for codes from
     -`largest_code` to `largest_code`.
@@ -106,13 +106,13 @@ class MeasuredWeights(abc.ABC):
         return -self.largest_code, self.largest_code
 
     def code_ends_of(self, kernel: Tensor) -> tuple[int, int]:
-        """Those of weights that start at a float kernel, where it tells more than the bits do."""
+        """The code ends of weights that start at a float kernel, where it tells them."""
         del kernel
         return self.code_ends
 
     @property
     def grid_name(self) -> str:
-        """What the grid of its codes is called: as the quantizer itself."""
+        """The name of the grid of its codes: that of the quantizer itself."""
         return self.policy_name or "integers"
 
     @property
@@ -141,7 +141,7 @@ class MeasuredWeights(abc.ABC):
         return namespace(codes).cast(codes + self.largest_code, "float32")
 
     def can_be_held(self, latent: Tensor, variables: Variables) -> Tensor:
-        """Which weights may be frozen at their codes while the others train: none by default."""
+        """The weights that may be frozen at their codes while the others train: none by default."""
         del variables
         return ~namespace(latent).ones_like(latent, dtype="bool")
 
@@ -151,12 +151,12 @@ class MeasuredWeights(abc.ABC):
         return latent
 
     def stages(self, latent: Tensor) -> dict[str, Tensor]:
-        """What it makes of latent weights on the way, by the names of `analysis.WeightUse`."""
+        """The tensors before the effective weights, by the names of `analysis.WeightUse`."""
         del latent
         return {}
 
     def rescale_constant(self, latent: Tensor, variables: Variables) -> float | None:
-        """What the quantized weights are multiplied by; the mean, where channels have their own."""
+        """The factor on the quantized weights; the mean, where channels have their own."""
         del latent, variables
         return None
 
@@ -179,7 +179,7 @@ class MeasuredWeights(abc.ABC):
 
 
 class MeasuredActivations(abc.ABC):
-    """What is asked of an activation quantizer beside the quantized tensor.
+    """The questions to an activation quantizer beside the quantized tensor.
 
     Required: `code_range`; with a clipping level, `best_level`.
 
@@ -219,7 +219,7 @@ class MeasuredActivations(abc.ABC):
         return False
 
     def float_twin(self, inputs: Tensor) -> Tensor:
-        """What the tensor would be without rounding, and with no clipping to a level."""
+        """The tensor without rounding, and with no clipping to a level."""
         return namespace(inputs).maximum(inputs, 0.0) if self.rectifies else inputs
 
     def highest_value(self, variables: Variables) -> float:

@@ -126,7 +126,7 @@ def tensorflow_of(variables: Variables) -> ModuleType | None:
 
 
 def over_replicas(batch: Mapping[str, Tensor], variables: Variables) -> dict[str, Tensor]:
-    """What the whole batch has, of what each replica's share has, on all devices and workers.
+    """The values of the whole batch, of those of each replica's share, on all devices and workers.
 
     Every replica of tf_keras assigns its own variables, in its step. As they are equal then, any
     one of them is saved bit for bit, which their mean, that Keras 3 takes, is not.

@@ -1,4 +1,4 @@
-"""What weight quantizers share: bits and ranges, and what a row of the table of grids says."""
+"""Bases of weight quantizers: bits and ranges, and what a row of the table of grids says."""
 
 import dataclasses
 from typing import ClassVar

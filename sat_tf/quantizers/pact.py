@@ -110,7 +110,7 @@ class UpToItsLevel(WithSurrogate, ClippingQuantizer):
         return _up_to(variables[CLIPPING_LEVEL], self.num_bits, self.signed)
 
     def float_twin(self, inputs: Tensor) -> Tensor:
-        """What it would be without rounding and with no clipping but the rectifier's own."""
+        """The tensor without rounding and with no clipping but the rectifier's own."""
         made = super().float_twin(inputs)
         if self.signed or self.ceiling is None:
             return made

@@ -1,4 +1,4 @@
-"""What a quantizer declares and computes, on tensors of TensorFlow or of any backend of Keras 3.
+"""A quantizer declares and computes, on tensors of TensorFlow or of any backend of Keras 3.
 
 A **weight quantizer** makes effective weights of latent ones, and says which integer codes they
 are: effective = codes · scale, one scale for each output channel, which is what a file holds. An
@@ -63,7 +63,7 @@ def bits_of(num_bits: int, variables: Variables) -> Any:
 
 
 class Quantizer(abc.ABC):
-    """What all quantizers share: they are equal when their settings are.
+    """The base of all quantizers, which are equal when their settings are.
 
     Each argument of a constructor is kept in an attribute of its name.
 
@@ -158,7 +158,7 @@ class Quantizer(abc.ABC):
 
     @classmethod
     def option_problems(cls, options: Mapping[str, Any]) -> list[str]:
-        """What is wrong with options: names that it does not know, values that it refuses."""
+        """Returns what is wrong with options: unknown names, values that it refuses."""
         known = cls.option_names()
         problems = [
             f"{name} is not one of its options. "
@@ -204,7 +204,7 @@ class Quantizer(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WeightRequest:
-    """What a policy and the graph ask of the quantizer of one kernel.
+    """The settings that a policy and the graph give to the quantizer of one kernel.
 
     Attributes:
         num_bits: 1 to 8, or None: not rounded.
@@ -360,7 +360,7 @@ class WeightQuantizer(MeasuredWeights, Quantizer):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ActivationRequest:
-    """What a policy and the graph ask of the quantizer of one tensor.
+    """The settings that a policy and the graph give to the quantizer of one tensor.
 
     Attributes:
         num_bits: 1 to 8.
@@ -397,7 +397,7 @@ class ActivationQuantizer(MeasuredActivations, Quantizer):
     has_clipping_level: ClassVar[bool] = False
     has_own_gradient: ClassVar[bool] = False
     rounds: bool = True
-    # What the policy's fields say of it.
+    # These are set by fields of the policy.
     gradient: str | None = None
     ceiling: float | None = None
     initial_clipping_level: float | None = None
@@ -446,7 +446,7 @@ class PixelQuantizer(Quantizer):
 
     @abc.abstractmethod
     def seen(self, variables: Variables) -> SeenValues | None:
-        """What it remembers; None where it was never fed in training, or remembers nothing."""
+        """The values that it remembers; None where it has none, or was never fed in training."""
 
     @abc.abstractmethod
     def remember(self, seen: SeenValues, variables: Variables, batches: int) -> None:

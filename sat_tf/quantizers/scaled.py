@@ -1,4 +1,4 @@
-"""What weight quantizers share whose effective weights have the size of the latent ones."""
+"""Bases of weight quantizers whose effective weights have the size of the latent ones."""
 
 import abc
 import dataclasses
@@ -173,7 +173,7 @@ class LevelsOfWeights(ScaledQuantizer):
 
     @abc.abstractmethod
     def first_levels(self, kernel: Tensor) -> Any:
-        """What the variable starts with, from latent weights, in float32."""
+        """The first values of the variable, from latent weights in float32."""
 
     @abc.abstractmethod
     def values(self, latent: Tensor, levels: Tensor) -> Tensor:
@@ -185,7 +185,7 @@ class LevelsOfWeights(ScaledQuantizer):
         return False
 
     def next_levels(self, latent: Tensor, levels: Tensor) -> Tensor:
-        """What the variable is from the next step on, of one that follows the weights."""
+        """The values of the variable from the next step on, where it follows the weights."""
         del latent
         return levels
 

@@ -1,4 +1,4 @@
-"""What an input of a model has seen, and whether that can be what its file will get.
+"""Values that an input of a model has seen, and whether its file will get such ones.
 
 Only what is certain is a misfit: values far outside of the range, all of them within a few pixels
 of it, or those of another usual range and none of this one, which end where that one does or are
@@ -40,14 +40,14 @@ USUAL = (
     PIXELS,
     InputRange((-128.0,), (127.0,)),
     NAMED["caffe"],
-    # That of "caffe" without its reversal.
+    # This is "caffe" without its reversal.
     InputRange(NAMED["caffe"].low[::-1], NAMED["caffe"].high[::-1]),
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class SeenValues:
-    """What an input was fed.
+    """The values that an input was fed.
 
     Attributes:
         lowest: smallest value of a batch, one number or one for each channel.
@@ -66,7 +66,7 @@ class SeenValues:
 
     @classmethod
     def of(cls, values: np.ndarray, expected: InputRange) -> "SeenValues":
-        """What an array has, (n, ..., channels), for an input of some range."""
+        """The values of an array, (n, ..., channels), for an input of some range."""
         by_channel = expected.channels is not None
         axes = tuple(range(values.ndim - 1)) if by_channel else None
         few = values[:64]
@@ -102,7 +102,7 @@ def _off_pixels(values: np.ndarray, found: InputRange) -> float:
 
 
 def misfit(seen: SeenValues, expected: InputRange) -> str | None:
-    """What is certainly wrong with values, with the range that fits; None where nothing is.
+    """Says what is certainly wrong with values, with the range that fits; None where nothing is.
 
     >>> misfit(SeenValues(np.float32(0), np.float32(0.98), 0.5), PIXELS)
     'values from 0 to 0.98, expected input_range=(0, 255); what fits is input_range=(0, 1)'
@@ -127,13 +127,13 @@ def _off_grid(seen: SeenValues, expected: InputRange) -> bool:
     """Whether values lie between the pixels of a range."""
     off = seen.off_grid
     if seen.off_usual is not None and expected in USUAL:
-        # What was seen of a model of another range knows this one too.
+        # Values that were seen with another range are compared with this one too.
         off = float(seen.off_usual[USUAL.index(expected)])
     return off > _OFF_GRID
 
 
 def pixel_doubt(seen: SeenValues, expected: InputRange) -> str | None:
-    """What may be wrong with values that are no misfit; None where nothing may."""
+    """Says what may be wrong with values that are no misfit; None where nothing may."""
     if seen.says_nothing:
         return None
     if _off_grid(seen, expected):
@@ -154,7 +154,7 @@ def pixel_doubt(seen: SeenValues, expected: InputRange) -> str | None:
 
 
 def unseen(expected: InputRange) -> str:
-    """What to say of an input that was never fed anything in training or calibration."""
+    """The words for an input that was never fed anything in training or calibration."""
     return (
         f"nothing was seen of what the model is fed, so that input_range={expected} is taken at "
         "its word; call sat_tf.calibrate(model, images), which compares the two"

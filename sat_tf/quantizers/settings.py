@@ -11,11 +11,11 @@ from sat_tf.quantizers.protocol import Quantizer
 
 # -- names of variables ----------------------------------------------------------------------------
 
-# Of quantizers that clip at a level which is learnt.
+# The level at which activations are clipped, which is learnt.
 CLIPPING_LEVEL = "clipping_level"
-# Of weight quantizers with a rescaling: what gives a pretrained layer its size back.
+# The gain of a rescaling gives a pretrained layer its size back.
 GAIN = "rescale_gain"
-# Of observers: the range, and how many batches there were; 0 means never observed.
+# Observers have a range, and the number of batches; 0 means never observed.
 ENDS = ("lowest", "highest")
 COUNT = "observations"
 
@@ -26,7 +26,7 @@ SMALLEST_CLIPPING_LEVEL = 1e-3
 
 
 def first_clipping_level(initial: float, ceiling: float | None) -> float:
-    """Where a clipping level starts: at `initial`, but no higher than a rectifier's own ceiling.
+    """The start of a clipping level: `initial`, but no higher than a rectifier's own ceiling.
 
     >>> first_clipping_level(8.0, 6.0), first_clipping_level(8.0, None)
     (6.0, 8.0)
@@ -82,7 +82,7 @@ class WithSurrogate(Quantizer):
 
     @property
     def passed_back(self) -> dict[str, Any]:
-        """What the functions of `core` take for it."""
+        """The arguments that functions of `core` take for it."""
         return {"surrogate": self.surrogate, "strength": self.surrogate_strength}
 
     def get_config(self) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from sat_tf.quantizers.protocol import (
 )
 from sat_tf.quantizers.qil import QilQuantizer
 
-# By the names that a policy gives them. A quantizer of the package is one row here.
+# Policies use these names. A quantizer of the package is one row here.
 WEIGHT_QUANTIZERS: dict[str, type[WeightQuantizer]] = {
     "dorefa": DorefaQuantizer,
     "lsq": LsqQuantizer,
@@ -48,7 +48,7 @@ ACTIVATION_QUANTIZERS: dict[str, type[ActivationQuantizer]] = {
     "lsq_plus": LsqPlusQuantizer,
 }
 
-# Those that the scheme places itself; no policy names them.
+# The scheme places these itself; no policy names them.
 _PLACED: tuple[type[Quantizer], ...] = (
     StreamQuantizer,
     ImageQuantizer,
@@ -61,13 +61,13 @@ _PLACED: tuple[type[Quantizer], ...] = (
 for _name, _named in (*WEIGHT_QUANTIZERS.items(), *ACTIVATION_QUANTIZERS.items()):
     _named.policy_name = _name
 
-# By the names that saved models have for them.
+# Saved models use these names.
 QUANTIZERS: dict[str, type[Quantizer]] = {
     cls.__name__: cls
     for cls in (*WEIGHT_QUANTIZERS.values(), *ACTIVATION_QUANTIZERS.values(), *_PLACED)
 }
 
-# Of a policy that names none.
+# A policy that names none has these.
 _DEFAULTS = (DorefaQuantizer, PactQuantizer, *_PLACED)
 
 _Class = TypeVar("_Class", bound=type)
@@ -149,7 +149,7 @@ def make_activation_quantizer(name: str, request: ActivationRequest) -> Activati
 
 
 def make_image_quantizer(found: InputRange) -> PixelQuantizer:
-    """What marks an input as images with this range."""
+    """The mark of an input that is images with this range."""
     return ImageQuantizer.of_range(found)
 
 
@@ -164,12 +164,12 @@ def make_range_observer(*, rounds: bool) -> Quantizer:
 
 
 def weight_quantizer_problems(name: str, options: Any) -> list[str]:
-    """What is wrong with a policy's `weight_quantizer` and `weight_options`."""
+    """Returns what is wrong with a policy's `weight_quantizer` and `weight_options`."""
     return _problems("weight", name, options, WEIGHT_QUANTIZERS)
 
 
 def weight_field_problems(name: str, fields: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the bits and grids of a policy for a weight quantizer of this name."""
+    """Returns what is wrong with a policy's bits and grids for a weight quantizer of this name."""
     if name not in WEIGHT_QUANTIZERS:
         return []
     cls = WEIGHT_QUANTIZERS[name]
@@ -199,12 +199,12 @@ def weight_field_problems(name: str, fields: Mapping[str, Any]) -> list[str]:
 
 
 def activation_quantizer_problems(name: str, options: Any) -> list[str]:
-    """What is wrong with a policy's `activation_quantizer` and `activation_options`."""
+    """Returns what is wrong with a policy's `activation_quantizer` and `activation_options`."""
     return _problems("activation", name, options, ACTIVATION_QUANTIZERS)
 
 
 def activation_field_problems(name: str, fields: Mapping[str, Any]) -> list[str]:
-    """What is wrong with a policy's other fields for an activation quantizer of this name."""
+    """Returns what is wrong with other fields for an activation quantizer of this name."""
     gradient = fields.get("clipping_gradient")
     if name not in ACTIVATION_QUANTIZERS or gradient in (None, "calibrated"):
         return []
@@ -229,7 +229,7 @@ def _problems(kind: str, name: Any, options: Any, table: dict[str, Any]) -> list
 
 
 def line_of(quantizer: Quantizer) -> str:
-    """What a quantizer says of itself; "" for those of a policy that chooses nothing."""
+    """The line of a quantizer for people; "" for those of a policy that chooses nothing."""
     chosen = quantizer.get_config().keys() & set(quantizer.option_names())
     is_default = type(quantizer) in _DEFAULTS and not chosen
     if is_default or not isinstance(quantizer, WeightQuantizer | ActivationQuantizer):
