@@ -29,7 +29,7 @@ from sat_tf.training.config.config import Config, config_text
 from sat_tf.training.config.sections import AUTO, TRIED_RATES, StageConfig
 from sat_tf.training.interruption import Interruption
 from sat_tf.training.loop.outside_failures import reading_errors_explained
-from sat_tf.training.recipes.recipes import stage_recipes, stage_teacher
+from sat_tf.training.recipes.recipes import stage_recipes
 from sat_tf.training.state.checkpoints import Checkpoints
 from sat_tf.training.state.history import EpochMetrics
 from sat_tf.training.state.run_folder import CHECKPOINTS, CONFIG, FLOAT_MODEL, RunFolder
@@ -122,12 +122,13 @@ def train_stage(
         )
         trained.set_weights(weights)
         recipes = stage_recipes(
-            run.config.recipes,
+            run.config,
             name,
             trained,
             total_steps=plan.total_steps,
-            teacher=stage_teacher(run.config, name, run.source, run.folder),
-            folder=run.folder if run.writes else None,
+            source=run.source,
+            folder=run.folder,
+            writes=run.writes,
         )
         student = view(trained)
     if stage.base_learning_rate == AUTO:
@@ -152,7 +153,8 @@ def train_stage(
         )
     plan = dataclasses.replace(plan, start=_restored(run, checkpoints))
     _fit(run, plan, trained, learner, checkpoints, recipes.callbacks)
-    recipes.finish()
+    if recipes.finish is not None:
+        recipes.finish()
     if learner.best is not None:
         learner.best.restore()
         run.kept[name] = learner.best.epoch

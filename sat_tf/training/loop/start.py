@@ -32,7 +32,7 @@ from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.input_range import PIXELS, InputRange
 from sat_tf.quantizers.protocol import ActivationQuantizer
 from sat_tf.training.config.config import Config
-from sat_tf.training.recipes.recipes import check_teacher
+from sat_tf.training.recipes.recipes import read_teacher
 from sat_tf.training.state.classifier_file import read_classifier
 from sat_tf.training.state.run_state import differences, float_model_hash
 from sat_tf.training.step.distribution import from_all_workers
@@ -245,7 +245,7 @@ def float_model(config: Config, source: ImageSource) -> tuple[keras.Model, Input
     if model is None:
         model = float_start(config, _built(config, source))
     found = fed_range(quantized_start(config, model))
-    check_teacher(config, source)
+    read_teacher(config, source)
     return model, found
 
 
@@ -391,7 +391,7 @@ def check_range(
     trained = {}
     if config.training.float_model is not None:
         trained[f"training.float_model={config.training.float_model!r}"] = model
-    plan, teacher = config.recipes.distillation, check_teacher(config, pixels)
+    plan, teacher = config.recipes.distillation, read_teacher(config, pixels)
     if plan is not None and teacher is not None:
         trained[f"recipes.distillation.teacher={plan.teacher!r}"] = teacher
     for key, one in trained.items():

@@ -4,7 +4,7 @@ A stage takes them as one value, `StageRecipes`. Oscillating weights have a modu
 """
 
 import dataclasses
-import os
+import pathlib
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
@@ -13,7 +13,7 @@ import tf_keras as keras
 from sat_tf.data.source import ImageSource
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.training.config.config import Config
-from sat_tf.training.config.recipes import FLOAT_STAGE, RecipesConfig
+from sat_tf.training.config.recipes import FLOAT_STAGE
 from sat_tf.training.recipes.oscillation import Oscillation, OscillationLog
 from sat_tf.training.state.classifier_file import read_classifier, read_weights
 from sat_tf.training.state.run_folder import FLOAT_MODEL, RunFolder
@@ -222,108 +222,95 @@ class StageRecipes:
         image_loss: the loss of each image.
         after_step: what happens after every step of the optimizer.
         callbacks: what happens around epochs and measuring; they come before all others.
-        average: the weights that the stage ends with; None for those of the last step.
+        finish: gives the trained model the weights that the stage ends with; None for those of the
+            last step.
     """
 
-    image_loss: ImageLoss = cross_entropy
-    after_step: tuple[Callable[[], None], ...] = ()
-    callbacks: tuple[keras.callbacks.Callback, ...] = ()
-    average: WeightAverage | None = None
-
-    def finish(self) -> None:
-        """Gives the trained model the weights that the stage ends with."""
-        if self.average is not None:
-            self.average.keep()
+    image_loss: ImageLoss
+    after_step: Sequence[Callable[[], None]]
+    callbacks: Sequence[keras.callbacks.Callback]
+    finish: Callable[[], None] | None
 
 
 def stage_recipes(
-    config: RecipesConfig,
+    config: Config,
     stage: str,
     model: keras.Model,
     *,
     total_steps: int,
-    teacher: keras.Model | None = None,
-    folder: RunFolder | None = None,
+    source: ImageSource,
+    folder: RunFolder,
+    writes: bool = True,
 ) -> StageRecipes:
     """Makes the recipes of one stage, under the strategy that is in scope.
 
     Args:
-        config: of the recipes.
+        config: of the run.
         stage: its name.
         model: the one that is trained.
         total_steps: how many the stage has.
-        teacher: see `stage_teacher`.
-        folder: where counts go; None writes none.
+        source: the data set, which a teacher has to fit.
+        folder: of the run, with its trained float model; counts go there.
+        writes: whether this process writes them.
+
+    Raises:
+        RunError: the file of a teacher is missing, or holds something else.
     """
-    quantized = stage == "quantized"
+    recipes, is_quantized = config.recipes, stage == "quantized"
+    loss: ImageLoss = cross_entropy
     after_step: list[Callable[[], None]] = []
     callbacks: list[keras.callbacks.Callback] = []
-    if quantized and config.progressive_bits is not None:
-        after_step.append(
-            ProgressiveBits(model, total_steps=total_steps, **config.progressive_bits.model_dump())
-        )
-    if quantized and config.oscillation is not None:
-        oscillation = Oscillation(model, total_steps=total_steps, **config.oscillation.model_dump())
+    finish: Callable[[], None] | None = None
+    if recipes.label_smoothing is not None and stage in recipes.label_smoothing.stages:
+        loss = smoothed_cross_entropy(recipes.label_smoothing.amount)
+    plan = recipes.distillation
+    is_taught = plan is not None and stage in plan.stages
+    teacher = read_teacher(config, source, folder) if is_taught else None
+    if plan is not None and teacher is not None:
+        # The copy has no regularizers, and its variables are where the student's are.
+        teacher = training_copy(teacher)
+        loss = distilled(loss, teacher, temperature=plan.temperature, weight=plan.weight)
+    if is_quantized and recipes.progressive_bits is not None:
+        bits = recipes.progressive_bits.model_dump()
+        after_step.append(ProgressiveBits(model, total_steps=total_steps, **bits))
+    if is_quantized and recipes.oscillation is not None:
+        settings = recipes.oscillation.model_dump()
+        oscillation = Oscillation(model, total_steps=total_steps, **settings)
         after_step.append(oscillation)
-        callbacks.append(OscillationLog(oscillation, folder))
-    average = None
-    if config.weight_average is not None and stage in config.weight_average.stages:
-        # After the others, so that it averages the weights as they have changed them.
-        average = WeightAverage(model, decay=config.weight_average.decay)
+        callbacks.append(OscillationLog(oscillation, folder if writes else None))
+    if recipes.weight_average is not None and stage in recipes.weight_average.stages:
+        # It comes after the others, so that it averages the weights as they have changed them.
+        average = WeightAverage(model, decay=recipes.weight_average.decay)
         after_step.append(average)
         callbacks.append(average.measured())
-    loss: ImageLoss = cross_entropy
-    if config.label_smoothing is not None and stage in config.label_smoothing.stages:
-        loss = smoothed_cross_entropy(config.label_smoothing.amount)
-    if config.distillation is not None and teacher is not None:
-        plan = config.distillation
-        loss = distilled(loss, teacher, temperature=plan.temperature, weight=plan.weight)
-    return StageRecipes(
-        image_loss=loss,
-        after_step=tuple(after_step),
-        callbacks=tuple(callbacks),
-        average=average,
-    )
+        finish = average.keep
+    return StageRecipes(image_loss=loss, after_step=after_step, callbacks=callbacks, finish=finish)
 
 
-def stage_teacher(
-    config: Config, stage: str, source: ImageSource, folder: RunFolder
+def read_teacher(
+    config: Config, source: ImageSource, folder: RunFolder | None = None
 ) -> keras.Model | None:
-    """The teacher of a stage, under the strategy that is in scope; None if it has none.
+    """The teacher of a run, which fits the data; None if it has none, or has still to train it.
 
     Args:
         config: of the run.
-        stage: its name.
-        source: the data set, which the teacher has to fit.
-        folder: of the run, with its trained float model.
+        source: the data set.
+        folder: of the run, once its float stage has left the teacher there.
 
     Raises:
         RunError: the file of the teacher is missing, or holds something else.
     """
     plan = config.recipes.distillation
-    if plan is None or stage not in plan.stages:
+    if plan is None:
         return None
-    file = folder.file(FLOAT_MODEL) if plan.teacher == FLOAT_STAGE else plan.teacher
-    # A copy without regularizers, whose variables are where the student's are.
-    return training_copy(_read_teacher(file, config, source))
-
-
-def check_teacher(config: Config, source: ImageSource) -> keras.Model | None:
-    """The teacher that a file holds, which fits the data; None if none is named.
-
-    Raises:
-        RunError: as in `stage_teacher`.
-    """
-    plan = config.recipes.distillation
-    if plan is None or plan.teacher == FLOAT_STAGE:
-        return None
-    return _read_teacher(plan.teacher, config, source)
-
-
-def _read_teacher(file: str | os.PathLike[str], config: Config, source: ImageSource) -> keras.Model:
-    key, plan = "recipes.distillation.teacher", config.recipes.distillation
+    file: str | pathlib.Path = plan.teacher
+    if plan.teacher == FLOAT_STAGE:
+        if folder is None:
+            return None
+        file = folder.file(FLOAT_MODEL)
+    key = "recipes.distillation.teacher"
     fit = {"image_size": source.image_size, "num_classes": source.num_classes}
-    if plan is not None and plan.model is not None:
+    if plan.model is not None:
         name, options = plan.model.name, plan.model.options
         return read_weights(file, name=name, options=options, key=key, **fit)
     return read_classifier(file, key=key, safe_mode=not config.training.trust_model, **fit)

@@ -11,7 +11,7 @@ from sat_tf.messages import RunError
 from sat_tf.training.config.config import parse_config
 from sat_tf.training.interruption import Interruption, Stopped
 from sat_tf.training.loop.stage import Run, held_out_metrics, train_stage
-from sat_tf.training.recipes.recipes import check_teacher
+from sat_tf.training.recipes.recipes import read_teacher
 from sat_tf.training.state.run_folder import FLOAT_MODEL, OSCILLATIONS, RunFolder
 from tests.training.small import small_float_model, small_images, small_quantized_model
 
@@ -118,5 +118,5 @@ def test_a_teacher_that_is_missing_is_an_error_before_any_training():
     source = ArraySource(small_images())
     config = parse_config(CONFIG, ["recipes.distillation={teacher: nowhere.keras}"])
     with pytest.raises(RunError, match=r"teacher='nowhere\.keras': no such file"):
-        check_teacher(config, source)
-    check_teacher(parse_config(CONFIG, ["recipes.distillation={}"]), source)
+        read_teacher(config, source)
+    read_teacher(parse_config(CONFIG, ["recipes.distillation={}"]), source)
