@@ -36,7 +36,7 @@ from sat_tf.export.tflite.structure import differences, read_structure
 from sat_tf.export.tflite.tensors import Codes, Storage
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
-from sat_tf.graph.network import Network, call_in_inference, check_model
+from sat_tf.graph.network import Network, check_model
 from sat_tf.messages import list_problems
 from sat_tf.qat.inputs import input_types, kept_inputs
 from sat_tf.qat.layout import call_name, inner_layer
@@ -90,11 +90,9 @@ class TrainedModel:
         """
         # Layer by layer: TFMOT leaves layers in two models, so that Keras cannot make a third.
         given = zip(self._network.inputs, arrays_of(images), self._graph.images, strict=True)
-        made = {name: tf.constant(image.fed(pixels)) for name, pixels, image in given}
-        for node in self._network:
-            if node.name not in made:
-                inputs = [made[name] for name in node.inputs]
-                made[node.name] = call_in_inference(node, node.layer, inputs)
+        made = self._network.computed(
+            {name: tf.constant(image.fed(pixels)) for name, pixels, image in given}
+        )
         codes = {
             name: rounded_codes(
                 made[self._inputs.get(name, layer)].numpy(), self._graph.codes(name)

@@ -97,7 +97,7 @@ def _settings(layer: keras.layers.Layer, changes: Mapping[str, Any]) -> dict[str
 
 # An argument of every layer, which few have in their configuration.
 _ON_OUTPUTS = "activity_regularizer"
-# Those that all have there, but layers of users that have not written it.
+# All layers have these there, but layers of users that have not written it.
 _OF_EVERY = ("name", "trainable", "dtype")
 
 
@@ -167,7 +167,7 @@ class Flattened:
     origins: dict[str, str]
 
     def carried(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """What is given for layers of the given model, by the names of the flat one's."""
+        """Renames what is given for layers of the given model: the names are the flat one's."""
         return {name: values[path] for name, path in self.origins.items() if path in values}
 
 
@@ -196,7 +196,7 @@ def flatten(model: keras.Model) -> keras.Model:
 
 
 def flattened(model: keras.Model) -> Flattened:
-    """As `flatten`, with the origins of the layers."""
+    """Does what `flatten` does, and tells the origins of the layers."""
     check_model(model)
     counts = _calls(model)
     if not _has_models(model) and not any(_splits(layer, n) for layer, n in counts.values()):
@@ -215,7 +215,7 @@ def copied_weights(source: keras.layers.Layer, copy: keras.layers.Layer) -> None
         if other.trainable != one.trainable:
             other.trainable = one.trainable
     if copy.weights:
-        # Without those of an activation that has become a layer of its own.
+        # Weights of an activation that has become a layer of its own are left out.
         values = source.get_weights()
         if len(values) != len(copy.weights):
             apart = {id(weight) for weight in getattr(source.activation, "weights", ())}
@@ -308,7 +308,7 @@ def _consists_of_operations(layer: keras.layers.Layer) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """Where a nested model is called.
+    """The place where a nested model is called.
 
     Attributes:
         path: the names on the way to it, with a slash behind each.
@@ -505,7 +505,7 @@ def regularization_of(layer: keras.layers.Layer) -> Callable[..., keras.layers.L
 
 
 def _operations_of(function: Any, tensor: Any) -> Any:
-    """What the operations that a function calls make of a symbolic tensor.
+    """Computes what the operations that a function calls make of a symbolic tensor.
 
     None where it must be run: it looks at values, or has a gradient of its own.
     """

@@ -267,6 +267,19 @@ class Network:
         is_array = one and np.ndim(images[0]) == len(self[self.inputs[0]].shape) + 1
         return images[0] if is_array else images
 
+    def computed(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The tensor of every node in inference, computed layer by layer.
+
+        Args:
+            given: the tensors of the inputs, or of any nodes.
+        """
+        tensors = dict(given)
+        for node in self:
+            if node.name not in tensors:
+                inputs = [tensors[name] for name in node.inputs]
+                tensors[node.name] = call_in_inference(node, node.layer, inputs)
+        return tensors
+
     def assemble(self, made: Mapping[str, Any], name: str | None = None) -> keras.Model:
         """A model of other tensors, called with the same structure of inputs and outputs.
 

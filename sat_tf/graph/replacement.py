@@ -1,4 +1,4 @@
-"""What replaces a call when a model is rewritten: layers in a row, or side by side."""
+"""The layers that replace a call when a model is rewritten: in a row, or side by side."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ class OldCall:
 
     @property
     def shape(self) -> tuple[int | None, ...]:
-        """Of the output, without the batch."""
+        """The shape of the output, without the batch."""
         return tuple(self.node.outputs.shape)[1:]
 
     @property

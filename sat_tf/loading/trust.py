@@ -18,7 +18,7 @@ SWITCH = (
     "configuration training.trust_model: true)"
 )
 
-# Of tf_keras, by where their names are public.
+# The names of tf_keras are public in these modules.
 _CLASSES_IN = (
     "layers",
     "initializers",
@@ -45,7 +45,7 @@ _OTHER_CLASSES = frozenset(
         *("GRUCellV1", "GRUCellV2", "LSTMCellV1", "LSTMCellV2", "CuDNNGRU", "CuDNNLSTM"),
     }
 )
-# Of values: tensors, arrays, tuples, shapes.
+# Values have these classes: tensors, arrays, tuples, shapes.
 _VALUES = frozenset(
     {
         *("__tensor__", "__numpy__", "__bytes__", "__tuple__", "__ellipsis__", "TensorShape"),
@@ -58,7 +58,7 @@ _FUNCTION_MODULES = (
 )
 _NO_FUNCTIONS = frozenset({"get", "serialize", "deserialize"})
 
-# Of sat-tf: a layer that calls a function of TensorFlow by its name.
+# A layer of sat-tf calls a function of TensorFlow by its name.
 _OPERATION = "sat_tf>Operation"
 
 
@@ -89,7 +89,7 @@ def untrusted(problems: list[str]) -> str:
 
 
 def _problems(config: Mapping[str, Any]) -> Iterator[str]:
-    # With compile=False it is not read.
+    # Keras does not read it with compile=False.
     config = {key: value for key, value in config.items() if key != "compile_config"}
     known = keras_classes()
     for part in parts(config):
@@ -99,7 +99,7 @@ def _problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _problem(part: Part, known: frozenset[str]) -> str | None:
-    """What is wrong with any of the ways in which tf_keras may read a part.
+    """Says what is wrong with any of the ways in which tf_keras may read a part.
 
     Without a module, and in SavedModels, it looks for the class name; else for the registered name
     first, then for the class name. Each of the two must be trusted.
@@ -121,7 +121,7 @@ def _problem(part: Part, known: frozenset[str]) -> str | None:
         return f"{kind}, which is not what is registered as {registered_name}"
     if part.module and not _is_keras(part.module):
         return f"{kind} of the module {part.module}, which would be imported"
-    # Without a module, tf_keras looks a name up only in its own tables.
+    # A name without a module is looked up by tf_keras only in its own tables.
     is_class = kind in known or isinstance(_registered(kind), type)
     if not is_class or registered_name not in (None, kind):
         return f"{kind}, which is neither a class of Keras nor registered with it"
@@ -134,7 +134,7 @@ def _function_problem(part: Part) -> str | None:
         own = _registered(name)
         if own is not None and not isinstance(own, type):
             return None
-        # What is not found by its name is looked for by the registered one, in the module.
+        # A function that is not found by its name is looked for by its registered name.
         is_named_once = part.registered_name in (None, name, "function")
         if part.module in _FUNCTION_MODULES and is_named_once and name in _known_functions():
             return None

@@ -8,7 +8,7 @@ import numpy as np
 import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
-from sat_tf.graph.network import Network, Node, check_model, loss_problems
+from sat_tf.graph.network import Network, Node, check_model, loss_problems, refuse_losses
 from sat_tf.graph.rewrite import with_layers_for_operations
 from sat_tf.planning.costs import bit_operations, bytes_of, float_bytes, header_bytes, multiply_adds
 from sat_tf.planning.decisions import (
@@ -55,8 +55,10 @@ def read_source(model: keras.Model) -> Source:
     check_model(model)
     network = Network(model)
     if is_quantized(network):
-        float_model, annotations = without_quantizers(model)
-        kernels = effective_kernels(model)
+        network.refuse_problems()
+        refuse_losses(model)
+        float_model, annotations = without_quantizers(network)
+        kernels = effective_kernels(network)
         return Source(Network(float_model), annotations, requantized=True, kernels=kernels)
     if not any(_is_annotated(node.layer) for node in network):
         # `quantize_model` reads it in the same form.

@@ -181,7 +181,7 @@ class AdaptiveBits(keras.Model):
         weighted_metrics: Any = None,
         **options: Any,
     ) -> None:
-        """As any Keras model; each width has metrics of its own.
+        """Compiles it like any Keras model; each width has metrics of its own.
 
         Raises:
             ValueError: a metric that cannot be created again for another width, or an optimizer of
@@ -208,7 +208,7 @@ class AdaptiveBits(keras.Model):
         ]
 
     def get_compile_config(self) -> dict[str, Any]:
-        """What a saved model is compiled with when it is loaded."""
+        """The settings that a saved model is compiled with when it is loaded."""
         config: dict[str, Any] = super().get_compile_config() or {}
         if not config:
             return config

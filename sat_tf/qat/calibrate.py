@@ -276,12 +276,13 @@ def _run(
 
 def _set_clipping_levels(network: Network, batches: Collection[Images]) -> None:
     samples: dict[str, Sample] = {}
+    in_use = in_inference(network)
 
     def call(node: Node, inputs: Any) -> tf.Tensor:
         tensor = _call_unrounded(node, inputs, on_batch_statistics=False)
         if _clips(node):
             if node.name not in samples:
-                samples[node.name] = Sample(node.name, _function_behind(network, node))
+                samples[node.name] = Sample(node.name, _function_behind(in_use, node))
             samples[node.name].take(tensor)
         return tensor
 
@@ -294,9 +295,9 @@ def _set_clipping_levels(network: Network, batches: Collection[Images]) -> None:
             layer.output_variables[CLIPPING_LEVEL].assign(max(level, SMALLEST_CLIPPING_LEVEL))
 
 
-def _function_behind(network: Network, node: Node) -> Function:
+def _function_behind(in_use: Network, node: Node) -> Function:
     """The elementwise function that alone reads a tensor; the identity if there is none."""
-    readers = [inner_layer(reader.layer) for reader in in_inference(network).consumers(node.name)]
+    readers = [inner_layer(reader.layer) for reader in in_use.consumers(node.name)]
     names = {
         layer_kinds.activation_name(reader) if layer_kinds.is_activation(reader) else "linear"
         for reader in readers
@@ -409,7 +410,7 @@ def _observe_ranges(network: Network, batches: Collection[Images], *, of_inputs:
     observing = _observing(network, of_inputs=of_inputs)
     if not observing:
         return
-    # Of every image the negative of its smallest value, and its largest.
+    # Each has the negative of the smallest value of every image, and the largest.
     extremes: dict[str, list[np.ndarray]] = {}
 
     def call(node: Node, inputs: Any) -> tf.Tensor:

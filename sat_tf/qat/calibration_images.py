@@ -102,7 +102,7 @@ def _is_list_of_inputs(dataset: Any, network: Network) -> bool:
 def _checked_batch(element: Any, network: Network) -> Images:
     """The images of one batch, for each input."""
     several = len(network.inputs) > 1
-    # As in Keras: (images, labels), and a list or a dictionary of images.
+    # Batches are those of Keras: (images, labels), and a list or a dictionary of images.
     if isinstance(element, tuple) or (isinstance(element, list) and not several):
         element = element[0]
     is_named = isinstance(element, Mapping)

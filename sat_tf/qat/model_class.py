@@ -107,7 +107,7 @@ def _further_arguments(original: Any) -> dict[str, Any]:
 
 
 def _parameters(kind: Any) -> list[inspect.Parameter]:
-    """Those of a class's constructor."""
+    """The arguments of a class's constructor."""
     return list(inspect.signature(kind.__init__).parameters.values())
 
 

@@ -49,7 +49,7 @@ class Insertion:
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """What is decided for a model.
+    """The decisions for a model.
 
     Attributes:
         configs: for every call of an annotated layer, its quantizers; those of the weights are
@@ -70,7 +70,7 @@ class Placement:
 
 @dataclasses.dataclass(frozen=True)
 class Demand:
-    """What a reader needs of a tensor: `bits` for linear layers, a grid for others."""
+    """The need of one reader of a tensor: `bits` for linear layers, a grid for others."""
 
     reader: str | None
     kind: str  # "linear", "stream", "output", "float", "left float"
@@ -79,7 +79,7 @@ class Demand:
 
 @dataclasses.dataclass(frozen=True)
 class Reasons:
-    """What a placement is based on, to explain it.
+    """The reasons of a placement, to explain it.
 
     Attributes:
         roles: of each layer; OPAQUE if it is left float.
@@ -494,7 +494,7 @@ class _Placer:
         return self.roles[name] is Role.OPAQUE
 
     def _demands(self, name: str) -> Iterator[Demand]:
-        """What readers need of the output of `name`, also from behind data movement."""
+        """The needs of the readers of the output of `name`, also from behind data movement."""
         if name in self.network.outputs:
             yield Demand(None, "output")
         for reader in self.network.consumers(name):
@@ -604,7 +604,7 @@ class _Placer:
     ) -> Iterator[Insertion]:
         if self.pixels.reads(name) or self._carries_input(name):
             return
-        # By bits, and by what is read: the tensor itself, or an identity behind it.
+        # Demands are grouped by bits, and by what is read: the tensor, or an identity behind it.
         wanted: dict[tuple[int, str], list[Demand]] = {}
         for reader in self.network.consumers(name):
             policy = self.policies[reader.name]

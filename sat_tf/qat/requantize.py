@@ -47,35 +47,37 @@ def requantize(model: keras.Model, policy: BitPolicy) -> keras.Model:
         ValueError: the model is not quantized by sat-tf, or cannot be quantized as asked.
     """
     policy = expect_policy(policy)
-    float_model, annotations = without_quantizers(model)
-    old = _by_place(model)
+    network = quantized_network(model, when="instead")
+    refuse_losses(model)
+    float_model, annotations = without_quantizers(network)
+    old = _by_place(network)
     keep_function = policy.latent_start == "keep_function"
     if any(_has_gains(layer) for layer in old.values()):
         # Its function depends on gains, whatever the latent_start of this policy.
         policy = dataclasses.replace(policy, latent_start="keep_function")
-    old_network = quantized_network(model, when="instead")
-    policy = with_inputs_of(old_network, policy)
-    had = changes_of(old_network)
+    policy = with_inputs_of(network, policy)
+    had = changes_of(network)
     reads = {name: policy.change_of(name) for name in had}
     changes = {name: change.after(had[name]) for name, change in reads.items()}
-    if problems := channel_problems(old_network, policy, changes):
-        raise ValueError(list_problems(f"model {old_network.name!r}", problems))
+    if problems := channel_problems(network, policy, changes):
+        raise ValueError(list_problems(f"model {network.name!r}", problems))
     requantized = quantized_model(
         float_model,
         annotations,
         policy,
         keep_function=False,
         reads=reads,
-        kernels=effective_kernels(model),
+        kernels=effective_kernels(network),
     )
     carried: set[int] = set()
-    for place, layer in _by_place(requantized).items():
+    made = Network(requantized)
+    for place, layer in _by_place(made).items():
         if place not in old or id(layer) in carried:
             continue
         carried.add(id(layer))
         _carry(old[place], layer)
         _carry_weights(old[place], layer, keep_function)
-    by_inner = {inner_layer(node.layer).name: node.layer for node in Network(requantized)}
+    by_inner = {inner_layer(node.layer).name: node.layer for node in made}
     for fold in find_folds(Network(float_model), changes)[0]:
         layer, norms_behind = by_inner[fold.layer], [by_inner[name] for name in fold.norms]
         kernel = layer.effective_kernel() if isinstance(layer, QuantizedLayer) else None
@@ -84,11 +86,11 @@ def requantize(model: keras.Model, policy: BitPolicy) -> keras.Model:
     return remember(of_class_of(model, requantized), policy)
 
 
-def effective_kernels(model: keras.Model) -> dict[str, np.ndarray]:
+def effective_kernels(network: Network) -> dict[str, np.ndarray]:
     """The effective kernels of a quantized model's linear layers, by the user's layer names."""
     return {
         layer.layer.name: kernel.numpy()
-        for layer in _by_place(model).values()
+        for layer in _by_place(network).values()
         if (kernel := layer.effective_kernel()) is not None
     }
 
@@ -124,10 +126,8 @@ def channel_problems(
     ]
 
 
-def without_quantizers(model: keras.Model) -> tuple[keras.Model, dict[str, Any]]:
+def without_quantizers(network: Network) -> tuple[keras.Model, dict[str, Any]]:
     """The user's layers with latent weights, and how each of them was annotated."""
-    network = quantized_network(model, when="instead")
-    refuse_losses(model)
     annotations: dict[str, Any] = {}
     made: dict[str, Any] = {}
     layers: dict[int, keras.layers.Layer] = {}
@@ -151,9 +151,8 @@ def without_quantizers(model: keras.Model) -> tuple[keras.Model, dict[str, Any]]
     return network.assemble(made), annotations
 
 
-def _by_place(model: keras.Model) -> dict[tuple[str, ...], QuantizedLayer]:
+def _by_place(network: Network) -> dict[tuple[str, ...], QuantizedLayer]:
     """The quantized layers by name; inserted ones, named by their bits, by what they connect."""
-    network = Network(model)
     places = {}
     for node in network:
         if isinstance(node.layer, QuantizedLayer):

@@ -1,4 +1,4 @@
-"""What is known about the values in a graph before any data is seen.
+"""The values in a graph, as far as they are known before any data is seen.
 
 Their sign and maximum, the values of images, moved or preprocessed, and the distribution of each
 tensor's values, as far as the weights of a float model determine it.
@@ -166,7 +166,7 @@ _DENSITY: _Array = np.exp(-0.5 * _QUANTILES**2)
 # The share of values at each of them.
 _SHARES: _Array = _DENSITY / _DENSITY.sum()
 _BELOW: _Array = np.cumsum(_SHARES) - 0.5 * _SHARES
-# Of neighbouring pixels of one channel.
+# Neighbouring pixels of one channel correlate as much.
 _CORRELATION = 0.5
 # The factor on the variance where no normalization keeps channels from being alike.
 _ALIKE = 3.0
@@ -212,12 +212,12 @@ class Spread:
 
     @property
     def mean(self) -> _Array:
-        """Of each channel."""
+        """The mean of each channel."""
         return np.asarray(self.values @ _SHARES, np.float64)
 
     @property
     def variance(self) -> _Array:
-        """Of each channel."""
+        """The variance of each channel."""
         return np.asarray((self.values - self.mean[:, None]) ** 2 @ _SHARES, np.float64)
 
     def of_channels(self, count: int) -> "Spread":
@@ -250,7 +250,7 @@ class Spreads:
         self._found: dict[str, Spread] = {}
 
     def __getitem__(self, name: str) -> Spread:
-        """Of a layer's output."""
+        """The distribution of a layer's output."""
         pending = [name]
         while pending:  # not recursive: networks can be deeper than Python's stack
             missing = [one for one in self._needs(pending[-1]) if one not in self._found]
@@ -300,7 +300,7 @@ class Spreads:
 
 
 def _source(node: Node, inputs: Sequence[Spread], role: Role) -> str:
-    """Where the values come from: the tensor itself, or those it is computed from."""
+    """The source of the values: the tensor itself, or those it is computed from."""
     unknown = next((spread.source for spread in inputs if not spread.known), None)
     if role in (Role.RECTIFIER, Role.FUNCTION, Role.MOVEMENT, Role.SCALING) and len(inputs) == 1:
         return inputs[0].source
@@ -431,7 +431,7 @@ def _mean(given: Spread, positions: int) -> _Array:
 
 
 def _largest(given: Spread, positions: int) -> _Array:
-    # As if √n of the positions were independent: P(max < x) = P(value < x)^√n.
+    # √n of the positions are taken for independent: P(max < x) = P(value < x)^√n.
     below = _BELOW ** (1.0 / math.sqrt(positions))
     place = np.interp(below, _BELOW, np.arange(len(_BELOW)))
     left = np.minimum(place.astype(int), len(_BELOW) - 2)

@@ -135,12 +135,7 @@ class OneAtATime:
         return errors
 
     def _float_tensors(self, images: np.ndarray) -> dict[str, Any]:
-        tensors: dict[str, Any] = {self._network.input: tf.cast(images, tf.float32)}
-        for node in self._nodes:
-            if node.name not in tensors:
-                inputs = [tensors[name] for name in node.inputs]
-                tensors[node.name] = call_in_inference(node, node.layer, inputs)
-        return tensors
+        return self._network.computed({self._network.input: tf.cast(images, tf.float32)})
 
     def _output_with(self, quantization: Quantization, tensors: dict[str, Any]) -> tf.Tensor:
         changed: dict[str, Any] = {quantization.layer: self._changed(quantization, tensors)}
