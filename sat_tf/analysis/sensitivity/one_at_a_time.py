@@ -279,7 +279,7 @@ def _rounding_errors(values: np.ndarray, quantizer: ActivationQuantizer) -> tupl
 
 def _quantize(layer: QuantizedLayer, tensor: tf.Tensor) -> tf.Tensor:
     quantizer: Any = _activation_quantizer(layer)
-    return quantizer(tensor, False, weights=layer.output_variables)
+    return quantizer(tensor, False, layer.output_variables)
 
 
 @contextlib.contextmanager
