@@ -48,6 +48,18 @@ def _adaptive(images=None, *, bits=WIDTHS, policy=NESTED, rate=0.01, **options) 
     return model
 
 
+@pytest.fixture(scope="module")
+def two_widths():
+    """A model that no test trains."""
+    return _adaptive(bits=(4, 2))
+
+
+@pytest.fixture(scope="module")
+def three_widths():
+    """A model that no test trains."""
+    return _adaptive()
+
+
 def _fit(model, data, epochs=2):
     return model.fit(*data, batch_size=32, epochs=epochs, shuffle=False, verbose=0).history
 
@@ -56,8 +68,8 @@ def _inner(model, name):
     return inner_layer(model.get_layer(f"quant_{name}"))
 
 
-def test_kernels_and_biases_are_the_same_variables_and_the_rest_is_not():
-    model = _adaptive()
+def test_kernels_and_biases_are_the_same_variables_and_the_rest_is_not(three_widths):
+    model = three_widths
     first, *others = model.members
     for other in others:
         for name in ("stem", "depthwise", "pointwise", "classifier"):
@@ -148,8 +160,8 @@ def _units(member, name):
     return (np.asarray(codes) + quantizer.largest_code) // 2
 
 
-def test_nested_codes_of_fewer_bits_are_the_upper_bits_of_those_at_7():
-    model = _adaptive()
+def test_nested_codes_of_fewer_bits_are_the_upper_bits_of_those_at_7(three_widths):
+    model = three_widths
     for name in ("depthwise", "pointwise"):
         most = _units(model.at_bits(7), name)
         assert 0 <= most.min() < most.max() <= 127
@@ -256,9 +268,9 @@ def test_bits_that_are_none_are_an_error(bits, expected):
         sat_tf.quantize_for_bits(_float_model(), NESTED, bits=bits)
 
 
-def test_a_width_that_is_not_there_is_an_error():
+def test_a_width_that_is_not_there_is_an_error(three_widths):
     with pytest.raises(ValueError, match=r"received 3, expected one of 7, 4, 2"):
-        _adaptive().at_bits(3)
+        three_widths.at_bits(3)
 
 
 def test_a_grid_that_does_not_fit_at_a_width_is_the_error_of_its_policy():
@@ -310,12 +322,11 @@ class _Scaled(keras.losses.Loss):
         )
 
 
-def test_a_loss_of_the_users_own_is_taken_as_it_is(data):
+def test_a_loss_of_the_users_own_is_taken_as_it_is(two_widths, data):
     losses = []
     for factor in (1.0, 100.0):
-        model = _adaptive(bits=(4, 2))
-        model.compile("sgd", _Scaled(factor))
-        losses.append(model.evaluate(*data, verbose=0, return_dict=True)["loss_at_2"])
+        two_widths.compile("sgd", _Scaled(factor))
+        losses.append(two_widths.evaluate(*data, verbose=0, return_dict=True)["loss_at_2"])
     assert losses[1] == pytest.approx(100.0 * losses[0], rel=1e-5)
 
 
@@ -335,9 +346,9 @@ class _Counter(keras.metrics.Mean):
         ({"optimizer": keras.optimizers.legacy.SGD()}, r"SGD of keras.optimizers.legacy"),
     ],
 )
-def test_what_cannot_be_compiled_for_several_widths_is_an_error(options, expected):
+def test_what_cannot_be_compiled_for_several_widths_is_an_error(options, expected, two_widths):
     with pytest.raises(ValueError, match=expected):
-        _adaptive(bits=(4, 2)).compile(**{"optimizer": "sgd", "loss": "mse", **options})
+        two_widths.compile(**{"optimizer": "sgd", "loss": "mse", **options})
 
 
 def test_a_model_with_a_step_of_its_own_is_refused():
@@ -350,8 +361,8 @@ def test_a_model_with_a_step_of_its_own_is_refused():
         sat_tf.quantize_for_bits(Own(plain.input, plain.output), NESTED, bits=(4, 2))
 
 
-def test_the_whole_is_neither_exported_nor_verified_but_each_width(tmp_path):
-    model, path = _adaptive(bits=(4, 2)), tmp_path / "model.tflite"
+def test_the_whole_is_neither_exported_nor_verified_but_each_width(two_widths, tmp_path):
+    model, path = two_widths, tmp_path / "model.tflite"
     with pytest.raises(ValueError, match=r"several bit widths .* pass model.at_bits"):
         sat_tf.export_tflite(model, path)
     with pytest.raises(ValueError, match=r"several bit widths .* pass model.at_bits"):

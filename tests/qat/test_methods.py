@@ -1,4 +1,4 @@
-"""Every quantizer that a policy names is trained, saved, requantized and exported."""
+"""Every quantizer that a policy names is trained, saved and requantized."""
 
 import numpy as np
 import pytest

@@ -1,5 +1,7 @@
 """Layers that act in training alone: in the placement, and in a quantized model."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -85,20 +87,28 @@ def _placed(float_model, policy=None):
 
 def _quantizers(placement):
     """Returns quantizers of the plain model's layers, and inserted ones by their readers."""
-    own = {n: (c.weights, c.output) for n, c in placement.configs.items() if n in _PLAIN.configs}
+    layers = _plain_placed((1 / 255.0,)).configs
+    own = {n: (c.weights, c.output) for n, c in placement.configs.items() if n in layers}
     inserted = {tuple(sorted(i.readers)): i.config for i in placement.insertions}
     image = inserted.pop(next(key for key in inserted if key[0] != "classifier"))
     return own, inserted, image, placement.norms_behind
 
 
-_PLAIN = _placed(model(plain))
+@functools.cache
+def _plain_placed(rescaling):
+    return _placed(model(plain, rescaling))
+
+
+@functools.cache
+def _plain_quantized():
+    return sat_tf.quantize_model(model(plain))
 
 
 @pytest.mark.parametrize("name", IDENTITIES)
 def test_the_placement_sees_through_what_acts_in_training_alone(name):
     places = PLACES if name in OF_TENSORS else [p for p in PLACES if p not in ("pool", "logits")]
     for rescaling in ((1 / 255.0,), (1 / 127.5, -1.0)):
-        expected = _placed(model(plain, rescaling))
+        expected = _plain_placed(rescaling)
         found = _placed(model(at(IDENTITIES[name], *places), rescaling))
         assert _quantizers(found) == _quantizers(expected)
         roles = found.reasons.roles
@@ -144,7 +154,7 @@ def test_what_is_called_with_training_is_no_identity():
 def test_it_acts_in_training_and_not_in_inference(name):
     float_model = model(at(IDENTITIES[name], "image"))
     quantized = sat_tf.quantize_model(float_model)
-    expected = sat_tf.quantize_model(model(plain))
+    expected = _plain_quantized()
     expected.set_weights(quantized.get_weights())
     for training in ({}, {"training": False}):
         np.testing.assert_array_equal(quantized(images(), **training), expected(images()))
