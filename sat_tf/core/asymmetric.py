@@ -121,7 +121,7 @@ def _backward(
 
 
 def quantize_observed(x: Tensor, lowest: Tensor, highest: Tensor) -> Tensor:
-    """Rounds a tensor as LiteRT's QUANTIZE does with XNNPACK: x · (1 / s), ties to even.
+    """Rounds a tensor by the arithmetic of LiteRT's QUANTIZE in XNNPACK: x · (1 / s), ties to even.
 
     Forward:   q = s · (clip(round(x / s) + z, -128, 127) - z); x where the range is none.
     Backward:  dq/dx = 1 where x is in the range, else 0.
@@ -170,7 +170,7 @@ def _of_observed(
 
 @dataclasses.dataclass(frozen=True)
 class Reach:
-    """Which values a function gives.
+    """The values that a function can give.
 
     Attributes:
         lowest: the smallest one, at most 0; None where nothing is known of it.

@@ -210,6 +210,7 @@ def held_weights(
     [3.0, 3.0, 1.0]
     """
     n = namespace(kernel)
+    kernel, held = n.tensor(kernel), n.tensor(held)
     row = find_grid(grid, num_bits)
     divisor, top = float(row.divisor(num_bits)), float(row.top(num_bits))
     units = n.cast(units, "float32")
@@ -224,7 +225,7 @@ def held_weights(
 
 
 def largest_weights(kernel: Tensor, *, range_axes: tuple[int, ...] = ()) -> Tensor:
-    """Which latent weights are the largest of their range in magnitude, a boolean for each.
+    """A boolean for each latent weight: whether its magnitude is the largest of its range.
 
     >>> import numpy as np
     >>> largest_weights(np.float32([0.5, -2.0, 1.0])).numpy().tolist()

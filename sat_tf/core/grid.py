@@ -70,7 +70,7 @@ def divisor(num_bits: Bits, grid: str = "dorefa") -> Any:
 
 
 def middle(num_bits: Bits, grid: str = "dorefa") -> Any:
-    """Where real 0 lies among the integers n of a grid, from bits and grid as in `levels`.
+    """The place of real 0 among the integers n of a grid, from bits and grid as in `levels`.
 
     >>> middle(2, "dorefa"), middle(2, "rounded"), middle(2, "nested")
     (1.5, 2.0, 1.5)
@@ -96,7 +96,7 @@ def rounding(num_bits: Bits, grid: str = "dorefa") -> Callable[[Tensor], Tensor]
 def _look_up(num_bits: Bits, grid: str, number: Callable[[Grid, int], float]) -> Any:
     if not is_tensor(num_bits):
         return number(find_grid(grid, num_bits), num_bits)
-    # From a table, because powers of tensors are not exact everywhere.
+    # A table holds them, because powers of tensors are not exact everywhere.
     n = namespace(num_bits)
     return n.take(n.constant(numbers_by_bits(grid, number), "float32"), num_bits, axis=0)
 

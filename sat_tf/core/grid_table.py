@@ -62,11 +62,11 @@ class Grid:
         return 2.0 / (self.divisor(num_bits) * self.codes_per_unit)
 
     def code_offset(self, num_bits: int) -> int:
-        """What to subtract from codes_per_unit * n to get the code of a weight."""
+        """The number that codes_per_unit * n is above the code of a weight."""
         return int(self.middle(num_bits) * self.codes_per_unit)
 
     def middle(self, num_bits: int) -> float:
-        """Where real 0 lies among the integers n."""
+        """The place of real 0 among the integers n."""
         return (self.divisor(num_bits) - self.centered) / 2.0
 
     def largest_code(self, num_bits: int) -> int:

@@ -76,7 +76,7 @@ def shared_codes(
     latent, ids = in_float32(n, kernel), n.cast(ids, "int32")
     means, _ = _means(n, latent, ids, num_bits, keep_zeros)
     largest = n.max(n.abs(means))
-    # Where all are smaller, the scale is that of a largest value of 1: all codes are 0.
+    # If all are smaller, 1 takes the place of the largest, and all codes are 0.
     size = n.where(largest >= SMALLEST_SIZE, largest, 1.0)
     # XLA turns a division by a constant into a product with its reciprocal, which rounds twice.
     scale = size / (float(LARGEST_INT8) + 0.0 * size)

@@ -18,7 +18,7 @@ from sat_tf.core.ranges import SMALLEST_SIZE, axes_within, range_shape
 from sat_tf.core.tensors import Namespace, Tensor, in_float32, namespace
 from sat_tf.core.weight_levels import LQ_RIDGE, lq_patterns
 
-# Of the first basis: reaches that are tried, in parts of the largest weight, and fits after that.
+# The first basis is the best of these reaches, in parts of the largest weight, fitted so often.
 _FIRST_REACHES = tuple(percent / 100.0 for percent in range(100, 0, -10))
 _FIRST_FITS = 8
 
@@ -45,7 +45,7 @@ def snapped_basis(basis: Tensor) -> tuple[Tensor, Tensor]:
     bits = basis.shape[-1]
     size = n.abs(basis)
     reach = n.sum(size, axis=-1, keepdims=True)
-    # Of what is not finite too: codes are sorted, which NaN would make nonsense of.
+    # A basis that is not finite counts as zeros too, because codes are sorted and NaN has no order.
     is_zero = ~(n.isfinite(reach) & (reach >= SMALLEST_SIZE))
     largest_sum = 2.0 * LARGEST_INT8
     reach = n.where(is_zero, 1.0, reach)
@@ -189,7 +189,7 @@ def next_basis(
     ids = n.cast(_nearest(n, kernel, codes, scale, range_axes), "int32") + first
     values = n.where(finite, rows, 0.0), finite
     of_ids = [n.reshape(n.sums_by_id(each, ids, ranges * number), codes.shape) for each in values]
-    # By patterns again, whose products are the same for all ranges.
+    # They are put in the order of the patterns, whose products are the same for all ranges.
     back = n.argsort(order, axis=-1)
     sums, counts = (n.take_along_axis(each, back, axis=-1) for each in of_ids)
     total = n.maximum(n.sum(counts, axis=-1, keepdims=True), 1.0)

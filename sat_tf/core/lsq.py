@@ -30,7 +30,7 @@ from sat_tf.core.weight_levels import lsq_code_ends, lsq_ends_by_bits
 
 
 def weight_magnitude(kernel: Tensor, *, range_axes: tuple[int, ...] = ()) -> Tensor:
-    """Where magnitudes start, 2 mean|v|: the scale is the paper's 2 mean|v| / sqrt(highest).
+    """The first magnitude, 2 mean|v|: the scale is the paper's 2 mean|v| / sqrt(highest).
 
     Args:
         kernel: latent weights, float32.
@@ -63,6 +63,7 @@ def best_magnitude(kernel: Tensor, num_bits: int, *, range_axes: tuple[int, ...]
     1.0
     """
     n = namespace(kernel)
+    kernel = n.tensor(kernel)
     _, highest = lsq_code_ends(num_bits)
     axes, has_ranges = tuple(axes_within(len(kernel.shape), range_axes)), bool(range_axes)
     largest = n.max(n.abs(kernel), axis=axes, keepdims=has_ranges) / highest**0.5
@@ -90,7 +91,7 @@ def quantize_weights(
     surrogate: str = STRAIGHT_THROUGH,
     strength: float | None = None,
 ) -> Tensor:
-    """Quantizes latent weights with a scale that is learnt (Esser et al. 2020, Eq. 1 to 5).
+    """Quantizes latent weights by a learnt scale (Esser et al. 2020, Eq. 1 to 5).
 
     Forward, with s = m / sqrt(highest):  q = s · clip(round(v / s), lowest, highest).
     Backward:  dq/dv = 1 where lowest < v/s < highest, else 0;
@@ -335,5 +336,5 @@ def _of_offset(
     by_x, by_scale = _slopes(n, upstream, units, -below, above, surrogate, strength, like=scale)
     outside = (units <= -below) | (units >= above)
     clipped = n.sum(n.where(outside, upstream, 0.0))
-    # Where it is clipped q is (code + z) s + β.
+    # q is (code + z) s + β beyond the ends.
     return by_x, by_scale + below * clipped, clipped

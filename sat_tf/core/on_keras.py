@@ -29,11 +29,11 @@ def _with_gradient(
         given = tensors[: len(inputs)]
         known = dict(zip(constants, tensors[len(inputs) :], strict=True), **fixed)
         value, kept = forward(NAMESPACE, *given, **known)
-        # Torch would hold the value and its gradient for ever, each by the other.
+        # PyTorch would hold the value and its gradient for ever, each by the other.
         seen = ops.stop_gradient(value)
 
         def gradient(*arrived: Any, upstream: Any = None) -> Any:
-            # Torch gives the tensors first, and the upstream gradient by its name.
+            # PyTorch gives the tensors first, and the upstream gradient by its name.
             upstream = arrived[0] if upstream is None else upstream
             found = (*backward(NAMESPACE, upstream, seen, *given, *kept, **known), *without)
             return found if len(found) > 1 else found[0]
@@ -55,7 +55,8 @@ def _clip(x: Any, lowest: Any, highest: Any) -> Any:
 
 
 def _largest_magnitude(values: Any, axes: Sequence[int] | None) -> tuple[Any, Any]:
-    # XLA turns a division by a scalar into a product with its reciprocal, so there is none.
+    # The maximum keeps its axes, because XLA turns a division by a scalar into a product with its
+    # reciprocal, which rounds twice.
     return ops.max(ops.abs(_without_nan(values, None)), axis=axes, keepdims=True), None
 
 
@@ -130,7 +131,7 @@ def _solve(matrices: Any, right: Any) -> Any:
 
 
 def _search_rows(ascending: Any, rows: Any, side: str) -> Any:
-    # By bisection, because Keras searches in one sorted sequence at a time.
+    # This is bisection, because Keras searches in one sorted sequence at a time.
     place = ops.zeros_like(rows, dtype="int32")
     step = (ascending.shape[-1] + 1) // 2
     while step:

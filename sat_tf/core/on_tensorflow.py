@@ -67,7 +67,7 @@ def with_gradient(
     if tf.executing_eagerly():
         made = tf.identity(value)
     else:
-        # As tf.custom_gradient does it: the operation has whatever the gradient needs for inputs.
+        # The operation has whatever the gradient needs for inputs, as in tf.custom_gradient.
         with tf.compat.v1.get_default_graph().gradient_override_map({"IdentityN": name}):
             made = tf.identity_n(tensors)[0]
     # For tapes, which know operations by their types alone.
@@ -104,7 +104,7 @@ def _described(value: Any) -> str:
 
 
 def _refused(tensor: tf.Tensor) -> tf.Tensor | None:
-    """What stands for a gradient where the tensors that it needs are not there.
+    """A gradient in the place of one whose tensors are not there.
 
     TensorFlow writes a gradient into a SavedModel as a function of the upstream gradients alone.
     """
@@ -234,7 +234,7 @@ def largest_magnitude(values: tf.Tensor, axes: Sequence[int] | None) -> tuple[tf
     """
 
     def largest_of(values: tf.Tensor) -> tf.Tensor:
-        # Without |values| in memory.
+        # Both ends together never hold |values| in memory.
         highest = tf.reduce_max(values, axis=axes, keepdims=axes is not None)
         lowest = tf.reduce_min(values, axis=axes, keepdims=axes is not None)
         return tf.maximum(highest, -lowest)
@@ -278,7 +278,7 @@ def range_gradients(
     inside: tf.Tensor,
     add_up: Callable[[tf.Tensor], tf.Tensor] = tf.reduce_sum,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """The gradients of x in y = s · R(clip(x / s)), and the sum of those of s, times s.
+    """The gradient of x in y = s · R(clip(x / s)), and the summed gradient of s, times s.
 
         dx = g f where x is between the ends, else 0
         s · ds = Σ g y - Σ dx r
@@ -462,8 +462,8 @@ def of_batch_statistics(x: tf.Tensor) -> bool:
     return norm is not None and norm.get_attr("is_training")
 
 
-# What keeps the sum, with the operation that its gradient is made of, and which of that operation's
-# inputs is the gradient that it takes.
+# These operations keep the sum. Beside each stands the operation that its gradient is made of, and
+# which of that one's inputs is the gradient that it takes.
 _KEEPS_THE_SUM = {
     "Reshape": ("Reshape", 0),
     "Pad": ("Slice", 0),

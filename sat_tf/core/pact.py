@@ -19,7 +19,7 @@ def quantize_activation(
     surrogate: str = STRAIGHT_THROUGH,
     strength: float | None = None,
 ) -> Tensor:
-    """Rectifies, clips and quantizes an activation (Eq. 11 to 13): CG-PACT.
+    """CG-PACT: rectifies, clips and quantizes an activation (Eq. 11 to 13).
 
     Forward, with a = 2^b - 1 and the scale α/a:  q = α · round(a · clip(x, 0, α) / α) / a.
     Backward:  dq/dx = 1 where 0 < x < α, else 0;

@@ -20,7 +20,7 @@ from sat_tf.core.weight_levels import qil_largest_code
 
 
 def first_end(kernel: Tensor, *, range_axes: tuple[int, ...] = ()) -> Tensor:
-    """Where the interval ends at the start, max|w|; it begins at 0. What is not finite is left out.
+    """The first end of the interval, max|w|, which begins at 0. Non-finite weights are left out.
 
     Args:
         kernel: latent weights, float32.

@@ -41,11 +41,11 @@ def rescale_factor(
     if method == "none":
         return n.constant(1.0)
     # Before anything is computed of them, so that nothing is kept for a gradient.
-    weights = n.stop_gradient(weights)
+    weights = n.stop_gradient(n.tensor(weights))
     if method == "constant":
         factor = n.rsqrt(float(fan_out) * _mean_square(n, weights))
     else:
-        latent = _mean_square(n, n.stop_gradient(latent), range_axes)
+        latent = _mean_square(n, n.stop_gradient(n.tensor(latent)), range_axes)
         factor = n.sqrt(latent / _mean_square(n, weights, range_axes))
     return n.where(n.isfinite(factor) & (factor > 0.0), factor, 1.0)
 

@@ -31,6 +31,7 @@ def passed_back(
     if factor is None or strength is None:
         return upstream
     n = namespace(upstream)
+    upstream, error = n.tensor(upstream), n.tensor(error)
     error = n.where(n.isnan(error), 0.0, error)
     error = n.maximum(n.minimum(error, 0.5), -0.5)
     return upstream * factor(n, upstream, error, intervals, strength)

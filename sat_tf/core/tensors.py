@@ -48,7 +48,7 @@ def namespace(x: Any) -> Namespace:
 
 
 def is_tensor(x: Any) -> bool:
-    """Whether a value is a tensor, and no number or array."""
+    """Tells whether a value is a tensor, and no number or array."""
     return not isinstance(x, (*_PLAIN, str, type(None))) and namespace(x).is_tensor(x)
 
 

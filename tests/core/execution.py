@@ -1,31 +1,89 @@
-"""Ways to run an operation, and its value together with its gradients."""
+"""Ways to run the mathematics, and its values together with their gradients.
+
+The tests of the methods run on the library of tensors that KERAS_BACKEND names: on TensorFlow in
+every run, and on JAX and PyTorch, where TensorFlow cannot be imported, by `test_backends`. As a
+plugin of pytest this module stands for the conftest of the tests, which needs TensorFlow.
+"""
 
 import functools
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import hypothesis
 import numpy as np
-import tensorflow as tf
+import pytest
 
-MODES: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
-    "eager": lambda function: function,
-    "graph": tf.function,
-    "xla": functools.partial(tf.function, jit_compile=True),
-}
+from sat_tf.core.tensors import namespace
+from tests.keras3.processes import block_tensorflow
+
+BACKEND = os.environ.get("KERAS_BACKEND", "tensorflow")
+if BACKEND == "tensorflow":
+    import tensorflow as tf
+
+    # "plain" is the form that Keras 3 computes on its other backends.
+    MODES = ["eager", "graph", "xla", "plain"]
+    NO_CODE: type[Exception] = tf.errors.InvalidArgumentError
+else:
+    block_tensorflow()
+    hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
+    hypothesis.settings.load_profile("repeatable")
+    MODES = ["eager", "jit"] if BACKEND == "jax" else ["eager"]
+    NO_CODE = ValueError
+
+# Compiling takes long, so that only the long run does it.
+LONG_MODES = [
+    mode if mode in ("eager", "plain") else pytest.param(mode, marks=pytest.mark.thorough)
+    for mode in MODES
+]
+
+
+def tensor(values: Any, dtype: str | None = None) -> Any:
+    """Values as a tensor of the library, in their own type or another one."""
+    n = namespace(np.zeros(1))
+    return n.tensor(values) if dtype is None else n.cast(n.tensor(values), dtype)
+
+
+def array(values: Any) -> np.ndarray:
+    """A tensor as an array."""
+    if BACKEND == "torch" and hasattr(values, "detach"):
+        values = values.detach()
+        if str(values.dtype) == "torch.bfloat16":
+            import ml_dtypes
+
+            return np.asarray(values.float()).astype(ml_dtypes.bfloat16)
+    return np.asarray(values)
 
 
 def differentiated(
-    function: Callable[..., tf.Tensor], mode: str
-) -> Callable[[Sequence[Any], Any], list[np.ndarray]]:
+    function: Callable[..., Any], mode: str = "eager"
+) -> Callable[..., list[np.ndarray]]:
     """`function` in one of the ways of `MODES`, with its gradients.
 
     Returns:
         From inputs and an upstream gradient (None: ones), the value of `function(*inputs)`, then
-        the gradient of Σ upstream · value for each input.
+        the gradient of Σ upstream · value for each floating input.
     """
+    run = {"tensorflow": _on_tensorflow, "jax": _on_jax, "torch": _on_torch}[BACKEND]
+    compiled = run(function, mode)
 
-    @MODES[mode]
-    def run(tensors: list[tf.Tensor], upstream: tf.Tensor | None) -> list[tf.Tensor]:
+    def run_on_arrays(inputs: Sequence[Any], upstream: Any = None) -> list[np.ndarray]:
+        tensors = [tensor(value) for value in inputs]
+        seed = None if upstream is None else tensor(upstream)
+        return [array(each) for each in compiled(tensors, seed)]
+
+    return run_on_arrays
+
+
+def value_and_gradients(
+    function: Callable[..., Any], inputs: Sequence[Any], upstream: Any = None, mode: str = "eager"
+) -> list[np.ndarray]:
+    """The result of `differentiated`, called once."""
+    return differentiated(function, mode)(inputs, upstream)
+
+
+def _on_tensorflow(function: Callable[..., Any], mode: str) -> Callable[..., Any]:
+    def run(tensors: list[Any], upstream: Any) -> list[Any]:
         with tf.GradientTape() as tape:
             tape.watch(tensors)
             value = function(*tensors)
@@ -33,19 +91,51 @@ def differentiated(
         gradients = tape.gradient(value, tensors, seed)
         return [value, *(gradient for gradient in gradients if gradient is not None)]
 
-    def run_on_arrays(inputs: Sequence[Any], upstream: Any = None) -> list[np.ndarray]:
-        tensors = [tf.convert_to_tensor(value) for value in inputs]
-        seed = None if upstream is None else tf.convert_to_tensor(upstream)
-        return [tensor.numpy() for tensor in run(tensors, seed)]
+    if mode == "plain":
+        return functools.partial(_plainly, run)
+    if mode == "eager":
+        return run
+    return tf.function(run, jit_compile=mode == "xla")
 
-    return run_on_arrays
+
+def _plainly(run: Callable[..., Any], *arguments: Any) -> Any:
+    from sat_tf.core import on_keras, on_tensorflow
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(on_tensorflow, "NAMESPACE", on_keras.NAMESPACE)
+        return run(*arguments)
 
 
-def value_and_gradients(
-    function: Callable[..., tf.Tensor],
-    inputs: Sequence[Any],
-    upstream: Any = None,
-    mode: str = "eager",
-) -> list[np.ndarray]:
-    """What `differentiated` returns, called once."""
-    return differentiated(function, mode)(inputs, upstream)
+def _on_jax(function: Callable[..., Any], mode: str) -> Callable[..., Any]:
+    import jax
+    import jax.numpy as jnp
+
+    def run(tensors: list[Any], upstream: Any) -> list[Any]:
+        is_input = [jnp.issubdtype(each.dtype, jnp.floating) for each in tensors]
+
+        def of_inputs(*inputs: Any) -> Any:
+            given = iter(inputs)
+            pairs = zip(tensors, is_input, strict=True)
+            return function(*(next(given) if floats else each for each, floats in pairs))
+
+        inputs = [each for each, floats in zip(tensors, is_input, strict=True) if floats]
+        value, pull_back = jax.vjp(of_inputs, *inputs)
+        seed = jnp.ones_like(value) if upstream is None else upstream.astype(value.dtype)
+        return [value, *pull_back(seed)]
+
+    return jax.jit(run) if mode == "jit" else run
+
+
+def _on_torch(function: Callable[..., Any], mode: str) -> Callable[..., Any]:
+    import torch
+
+    del mode
+
+    def run(tensors: list[Any], upstream: Any) -> list[Any]:
+        inputs = [each.requires_grad_() for each in tensors if each.dtype.is_floating_point]
+        value = function(*tensors)
+        seed = torch.ones_like(value) if upstream is None else upstream.to(value.dtype)
+        found = torch.autograd.grad(value, inputs, seed, allow_unused=True)
+        return [value, *(each for each in found if each is not None)]
+
+    return run

@@ -2,15 +2,15 @@ import fractions
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from sat_tf.core import grid as grids
-from sat_tf.core.grid_table import GRIDS, check_bits, find_grid
+from sat_tf.core.grid_table import AUTOMATIC, GRIDS, check_bits, find_grid
+from sat_tf.core.tensors import namespace
 from tests import reference
-from tests.core.execution import value_and_gradients
+from tests.core.execution import MODES, array, tensor, value_and_gradients
 
 BITS = range(1, 9)
 ROWS = [(name, bits) for name in GRIDS for bits in BITS if (name, bits) != ("narrow", 1)]
@@ -105,15 +105,15 @@ def test_one_bit_needs_the_dorefa_grid(name):
 
 
 def test_ties_go_up():
-    x = [-2.5, -1.5, -0.5, 0.5, 1.5, 2.5]
-    rounded = grids.round_half_up(tf.constant(x)).numpy().tolist()
-    assert rounded == [-2.0, -1.0, 0.0, 1.0, 2.0, 3.0]
+    x = np.float32([-np.inf, -2.5, -1.5, -0.5, 0.5, 1.5, 2.5, np.inf, np.nan])
+    rounded = array(grids.round_half_up(x))
+    np.testing.assert_array_equal(rounded, [-np.inf, -2, -1, 0, 1, 2, 3, np.inf, np.nan])
 
 
 @pytest.mark.thorough
 @given(hnp.arrays(np.float32, 8, elements=st.floats(-1e4, 1e4, width=32)))
 def test_rounding_is_to_a_nearest_integer(x):
-    rounded = grids.round_half_up(tf.constant(x)).numpy()
+    rounded = array(grids.round_half_up(x))
     assert (rounded == np.round(rounded)).all()
     # x + 1/2 is itself rounded: by half a unit in its last place, 2^-11 below 2^14.
     assert (abs(rounded.astype(np.float64) - x) <= 0.5 + 2.0**-11).all()
@@ -124,7 +124,7 @@ def test_rounding_is_to_a_nearest_integer(x):
     st.integers(1, 255),
 )
 def test_unit_values_land_on_the_nearest_step(x, levels):
-    q = grids.quantize_unit(tf.constant(x), levels).numpy().astype(np.float64)
+    q = array(grids.quantize_unit(x, levels)).astype(np.float64)
     codes = q * levels
     # A quotient of integers below 2^8 is off by half a unit in the last place.
     np.testing.assert_allclose(codes, np.round(codes), atol=levels * 2.0**-24)
@@ -132,25 +132,59 @@ def test_unit_values_land_on_the_nearest_step(x, levels):
     assert ((q >= 0) & (q <= 1)).all()
 
 
-@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_the_rounding_of_unit_values_passes_the_gradient_on(mode, dtype):
-    x = tf.cast([0.0, 0.1, 0.5, 1.0], dtype)
+    x = tensor([0.0, 0.1, 0.5, 1.0], dtype)
     upstream = [1.0, -2.0, 0.0, 4.0]
     value, gradient = value_and_gradients(
         lambda x: grids.quantize_unit(x, 4), [x], upstream, mode=mode
     )
     assert value.tolist() == [0.0, 0.0, 0.5, 1.0]
     assert gradient.tolist() == upstream
-    assert value.dtype == gradient.dtype == tf.as_dtype(dtype).as_numpy_dtype
+    assert value.dtype == gradient.dtype == array(x).dtype
 
 
 def test_nan_stays_in_its_own_element():
-    x = tf.constant([0.2, float("nan"), 0.7])
-    np.testing.assert_array_equal(grids.quantize_unit(x, 1).numpy(), [0.0, np.nan, 1.0])
+    x = np.float32([0.2, float("nan"), 0.7])
+    np.testing.assert_array_equal(array(grids.quantize_unit(x, 1)), [0.0, np.nan, 1.0])
 
 
 @pytest.mark.parametrize("levels", [0, -3, 1.0, None, True])
 def test_fewer_than_one_step_is_refused(levels):
     with pytest.raises(ValueError, match=r"levels=.*: expected an integer of at least 1"):
-        grids.quantize_unit(tf.constant([0.5]), levels)
+        grids.quantize_unit(np.float32([0.5]), levels)
+
+
+SPECIAL = np.float32([-np.inf, -1.5, -0.5, 0.5, 1.5, 2.5, np.inf, np.nan])
+
+
+def test_clipping_keeps_nan():
+    found = array(namespace(SPECIAL).clip(tensor(SPECIAL), -1.0, 2.0))
+    np.testing.assert_array_equal(found, [-1, -1, -0.5, 0.5, 1.5, 2, 2, np.nan])
+
+
+@pytest.mark.parametrize("name", [*AUTOMATIC, *GRIDS])
+@pytest.mark.parametrize("number", [grids.levels, grids.divisor, grids.middle])
+def test_numbers_of_bits_in_a_tensor_are_those_of_the_bits(name, number):
+    fewest = 1 if name in AUTOMATIC else GRIDS[name].fewest_bits
+    bits = np.arange(fewest, 9, dtype=np.int32)
+    found = array(number(tensor(bits), name))
+    assert found.tolist() == [number(int(each), name) for each in bits]
+
+
+@pytest.mark.parametrize("name", GRIDS)
+@pytest.mark.parametrize("bits", [2, 3, 8])
+def test_integers_of_a_grid_go_from_0_to_its_top(name, bits):
+    values = np.linspace(-2.5, 2.5, 1001, dtype=np.float32)
+    maximum = tensor(np.float32(2.0))
+    units = array(grids.grid_units(tensor(values), maximum, bits, name))
+    divisor, top, offset, _ = reference.GRIDS[name]
+    position = divisor(bits) * (np.float64(values) / 2.0 + 1.0) / 2.0
+    expected = np.clip(np.floor(position + offset), 0, top(bits))
+    clear = reference.distance_from_tie(position, name) > 1e-4
+    np.testing.assert_array_equal(units[clear], expected[clear])
+    assert set(units) == set(range(top(bits) + 1))
+    special = tensor(np.float32([-np.inf, np.inf, np.nan]))
+    found = array(grids.grid_units(special, maximum, bits, name))
+    np.testing.assert_array_equal(found, [0, top(bits), np.nan])

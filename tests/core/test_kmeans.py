@@ -2,15 +2,13 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from sat_tf.core import kmeans
+from sat_tf.core.tensors import namespace
 from sat_tf.quantizers.kmeans import cluster_ids
 from tests import reference
-from tests.core.execution import value_and_gradients
+from tests.core.execution import LONG_MODES, MODES, NO_CODE, array, tensor, value_and_gradients
 
-# Compiling takes long, so that only the long run does it.
-MODES = ["eager", "graph", pytest.param("xla", marks=pytest.mark.thorough)]
 BITS = range(1, 9)
 
 
@@ -20,7 +18,7 @@ def _draw(shape=(3, 3, 4, 5), seed=0, deviation=0.4):
 
 def _run(latent, ids, bits, upstream=None, mode="eager", **choice):
     return value_and_gradients(
-        lambda w: kmeans.quantize_weights(w, tf.constant(ids), bits, **choice),
+        lambda w: kmeans.quantize_weights(w, ids, bits, **choice),
         [latent],
         upstream,
         mode,
@@ -34,17 +32,18 @@ def _run(latent, ids, bits, upstream=None, mode="eager", **choice):
 #   code        -127   -127     15     15      80
 #   gradient       1      3      5      7      11
 #   dL/dw          2      2      6      6      11
-def test_2_bit_weights_worked_by_hand():
+@pytest.mark.parametrize("mode", MODES)
+def test_2_bit_weights_worked_by_hand(mode):
     w, ids = np.array([-1.30, -1.24, 0.10, 0.208, 0.80], np.float32), [0, 0, 1, 1, 2]
     upstream = np.array([1, 3, 5, 7, 11], np.float32)
-    value, gradient = _run(w, ids, 2, upstream)
+    value, gradient = _run(w, ids, 2, upstream, mode)
     np.testing.assert_allclose(value, [-1.27, -1.27, 0.15, 0.15, 0.80], rtol=1e-5)
     assert gradient.tolist() == [2, 2, 6, 6, 11]
-    assert _run(w, ids, 2, upstream, each=True)[1].tolist() == upstream.tolist()
+    assert _run(w, ids, 2, upstream, mode, each=True)[1].tolist() == upstream.tolist()
     codes, scale = kmeans.weight_codes(w, ids, 2)
-    assert codes.numpy().tolist() == [-127, -127, 15, 15, 80]
+    assert array(codes).tolist() == [-127, -127, 15, 15, 80]
     assert float(scale) == pytest.approx(0.01, rel=1e-6)
-    assert kmeans.weight_units(w, ids, 2).numpy().tolist() == ids
+    assert array(kmeans.weight_units(w, ids, 2)).tolist() == ids
 
 
 def test_weights_of_0_stay_0_and_have_no_gradient_where_they_are_kept():
@@ -56,7 +55,7 @@ def test_weights_of_0_stay_0_and_have_no_gradient_where_they_are_kept():
     assert _run(moved, ids, 2, keep_zeros=True)[0].tolist()[:2] == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", LONG_MODES)
 @pytest.mark.parametrize("keep_zeros", [False, True])
 @pytest.mark.parametrize("bits", BITS)
 def test_weights_and_gradients_are_those_of_the_reference(bits, keep_zeros, mode):
@@ -106,9 +105,9 @@ def test_what_is_not_finite_harms_nothing_else():
     np.testing.assert_allclose(value[[1, 3]], 0.6, rtol=1e-6)
     assert np.isfinite(value[1:]).all()
     assert np.isfinite(gradient).all()
-    with pytest.raises(tf.errors.InvalidArgumentError, match="NaN has no integer code"):
+    with pytest.raises(NO_CODE, match="NaN has no integer code"):
         kmeans.weight_codes(latent, ids, 1)
-    assert kmeans.nearest_ids(latent, ids, 1).numpy()[0] == ids[0]
+    assert array(kmeans.nearest_ids(latent, ids, 1))[0] == ids[0]
     assert cluster_ids(np.full((3,), np.nan), 2).max() < 4
 
 
@@ -117,19 +116,26 @@ def test_weights_move_to_the_nearest_mean_and_none_to_an_empty_cluster(keep_zero
     latent = np.array([0.0, 0.0, 1.0, 1.2, 3.0, 3.2], np.float32)
     ids = np.array([0, 0, 1, 1, 2, 2])  # and none in 3
     latent[3] = 2.9
-    found = kmeans.nearest_ids(latent, ids, 2, keep_zeros=keep_zeros).numpy()
+    found = array(kmeans.nearest_ids(latent, ids, 2, keep_zeros=keep_zeros))
     assert found.tolist() == [0, 0, 1, 2, 2, 2]  # means 0, 1.95 and 3.1; 1 is as near to 0 as not
     latent[2] = 0.1
-    moved = kmeans.nearest_ids(latent, ids, 2, keep_zeros=keep_zeros).numpy()
+    moved = array(kmeans.nearest_ids(latent, ids, 2, keep_zeros=keep_zeros))
     assert moved[2] == (1 if keep_zeros else 0)
 
 
-@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_it_returns_the_type_it_got(dtype):
-    assert kmeans.quantize_weights(tf.ones([3], dtype), [0, 1, 1], 1).dtype == dtype
+    given = tensor(np.ones(3), dtype)
+    assert kmeans.quantize_weights(given, [0, 1, 1], 1).dtype == given.dtype
+
+
+def test_sums_are_by_id():
+    values, ids = tensor([[1.0, 2.0], [4.0, 8.0]]), tensor(np.int32([[2, 0], [2, 3]]))
+    found = namespace(values).sums_by_id(values, ids, 5)
+    assert array(found).tolist() == [2.0, 0.0, 5.0, 8.0, 0.0]
 
 
 def test_bits_that_there_are_not_are_refused():
     for bits in (0, 9, 2.0):
         with pytest.raises(ValueError, match="1 to 8"):
-            kmeans.quantize_weights(tf.ones([3]), [0, 0, 0], bits)
+            kmeans.quantize_weights(np.ones([3], np.float32), [0, 0, 0], bits)

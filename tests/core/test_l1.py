@@ -2,14 +2,13 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sat_tf.core import l1
 from sat_tf.core.grid_table import GRIDS
 from tests import reference
-from tests.core.execution import value_and_gradients
+from tests.core.execution import LONG_MODES, MODES, NO_CODE, array, tensor, value_and_gradients
 
 ROWS = [(bits, grid) for grid in GRIDS for bits in range(GRIDS[grid].fewest_bits, 9)]
 
@@ -29,15 +28,16 @@ def _run(latent, bits, grid="dorefa", upstream=None, mode="eager", **choice):
 #   w/c      -5/3   -7/15   1/5    1/3
 #   q        -1.5   -0.5    0.5    0.5
 #   dq/dw     2/3    2/3    2/3    2/3
-def test_2_bit_weights_worked_by_hand():
+@pytest.mark.parametrize("mode", MODES)
+def test_2_bit_weights_worked_by_hand(mode):
     w = np.array([-2.5, -0.7, 0.3, 0.5], np.float32)
-    value, gradient = _run(w, 2)
+    value, gradient = _run(w, 2, mode=mode)
     np.testing.assert_allclose(value, [-1.5, -0.5, 0.5, 0.5], rtol=1e-6)
     np.testing.assert_allclose(gradient, [2 / 3] * 4, rtol=1e-6)
-    assert _run(w, 2, over_size=False)[1].tolist() == [1.0] * 4
+    assert _run(w, 2, mode=mode, over_size=False)[1].tolist() == [1.0] * 4
     codes, scales = l1.weight_codes(w, 2, "dorefa")
-    assert codes.numpy().tolist() == [-3, -1, 1, 1]
-    assert scales.numpy().item() == pytest.approx(0.5)
+    assert array(codes).tolist() == [-3, -1, 1, 1]
+    assert array(scales).item() == pytest.approx(0.5)
 
 
 def test_1_bit_weights_are_signs_times_the_mean_magnitude():
@@ -45,7 +45,7 @@ def test_1_bit_weights_are_signs_times_the_mean_magnitude():
     assert _run(w, 1)[0].tolist() == [-1.0, -1.0, 1.0, 1.0]
 
 
-@pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.parametrize("mode", LONG_MODES)
 @pytest.mark.parametrize("axes", [(), (3,), (2, 3)])
 @pytest.mark.parametrize(("bits", "grid"), ROWS)
 def test_weights_and_gradients_are_those_of_the_reference(bits, grid, axes, mode):
@@ -65,25 +65,26 @@ def test_codes_times_scales_are_the_weights_and_within_the_grid(seed, row):
     latent = _draw((2, 2, 3, 4), seed)
     codes, scales = l1.weight_codes(latent, bits, grid, range_axes=(3,))
     low, high = GRIDS[grid].code_ends(bits)
-    assert low <= codes.numpy().min()
-    assert codes.numpy().max() <= high
-    value = l1.quantize_weights(latent, bits, grid, range_axes=(3,)).numpy()
-    np.testing.assert_allclose(codes.numpy() * scales.numpy(), value, rtol=1e-5, atol=1e-7)
+    assert low <= array(codes).min()
+    assert array(codes).max() <= high
+    value = array(l1.quantize_weights(latent, bits, grid, range_axes=(3,)))
+    np.testing.assert_allclose(array(codes) * array(scales), value, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("bits", range(1, 9))
 def test_bits_may_be_a_tensor(bits):
     latent = _draw()
-    free = tf.function(lambda b: l1.quantize_weights(latent, b, "dorefa"))(tf.constant(bits))
-    np.testing.assert_allclose(free, l1.quantize_weights(latent, bits, "dorefa"), rtol=1e-6)
+    free = l1.quantize_weights(latent, tensor(bits), "dorefa")
+    fixed = l1.quantize_weights(latent, bits, "dorefa")
+    np.testing.assert_allclose(array(free), array(fixed), rtol=1e-6)
 
 
 def test_a_channel_of_zeros_has_the_size_of_its_layer_and_a_layer_of_zeros_has_1():
     latent = _draw()
     latent[..., 0] = 0.0
-    size = l1.weight_size(tf.constant(latent), 4, range_axes=(3,)).numpy().ravel()
+    size = array(l1.weight_size(latent, 4, range_axes=(3,))).ravel()
     assert size[0] == pytest.approx(float(reference.l1_size(latent, 4).item()), rel=1e-6)
-    assert l1.weight_size(tf.zeros([3, 3]), 1).numpy().item() == 1.0
+    assert array(l1.weight_size(np.zeros([3, 3], np.float32), 1)).item() == 1.0
     value, gradient = _run(np.zeros((3, 3), np.float32), 4, "narrow")
     assert not value.any()
     assert np.isfinite(gradient).all()
@@ -95,10 +96,74 @@ def test_what_is_not_finite_harms_nothing_else():
     assert np.isnan(value[0, 0])
     assert np.isfinite(value.ravel()[1:]).all()
     assert np.isfinite(gradient).all()
-    with pytest.raises(tf.errors.InvalidArgumentError, match="NaN has no integer code"):
+    with pytest.raises(NO_CODE, match="NaN has no integer code"):
         l1.weight_codes(latent, 4)
 
 
-@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_it_returns_the_type_it_got(dtype):
-    assert l1.quantize_weights(tf.ones([3], dtype), 4).dtype == dtype
+    given = tensor(np.ones(3), dtype)
+    assert l1.quantize_weights(given, 4).dtype == given.dtype
+
+
+# -- channels with bits of their own ---------------------------------------------------------------
+
+
+def _uneven(shape=(3, 3, 4, 5), seed=0):
+    draw = np.random.default_rng(seed)
+    deviations = draw.uniform(0.05, 1.0, shape[-1])
+    return (draw.standard_t(4, shape) * deviations).astype(np.float32)
+
+
+OF_CHANNELS = np.array([1, 2, 4, 7, 8])
+
+
+@pytest.mark.parametrize("mode", LONG_MODES)
+@pytest.mark.parametrize("grid", ["auto", "dorefa"])
+def test_each_channel_is_quantized_as_if_all_had_its_bits(grid, mode):
+    kernel, upstream = _uneven(), _uneven(seed=1)
+    bits = tensor(OF_CHANNELS.reshape(1, 1, 1, 5))
+    for choice in (
+        {},
+        {"over_size": False},
+        {"surrogate": "ewgs", "strength": 0.1},
+        {"surrogate": "dsq"},
+    ):
+        value, gradient = value_and_gradients(
+            lambda w, choice=choice: l1.quantize_weights(w, bits, grid, range_axes=(3,), **choice),
+            [kernel],
+            upstream,
+            mode,
+        )
+        codes, scales = l1.weight_codes(kernel, bits, grid, range_axes=(3,))
+        np.testing.assert_allclose(array(codes) * array(scales), value, rtol=1e-5, atol=1e-7)
+        for channel, own in enumerate(OF_CHANNELS.tolist()):
+            one = (..., slice(channel, channel + 1))
+            expected, slope = value_and_gradients(
+                lambda w, own=own, choice=choice: l1.quantize_weights(
+                    w, own, grid, range_axes=(3,), **choice
+                ),
+                [kernel[one]],
+                upstream[one],
+            )
+            np.testing.assert_allclose(value[one], expected, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(gradient[one], slope, rtol=1e-3, atol=1e-6)
+            same, scale = l1.weight_codes(kernel[one], own, grid, range_axes=(3,))
+            np.testing.assert_array_equal(array(codes)[one], array(same))
+            np.testing.assert_allclose(array(scales)[one], array(scale), rtol=1e-6)
+
+
+# mean|w| is 1 in both: c = 1 at 1 bit, 3/2 at 2 bits, where the edges of the middle codes are -1, 0
+# and 1, and those of what is clipped -3/2 and 3/2.
+@pytest.mark.parametrize("side", [-1e-3, 1e-3])
+def test_gradients_on_both_sides_of_each_edge_are_those_of_the_channels_size(side):
+    for edge in (-1.5, -1.0, 0.0, 1.0, 1.5):
+        w = abs(edge + side)
+        rest = [(6.0 - w) / 5.0 * sign for sign in (1, 1, 1, -1, -1)]
+        kernel = np.array([[edge + side] * 2, *([one] * 2 for one in rest)], np.float32)
+        value, gradient = value_and_gradients(
+            lambda w: l1.quantize_weights(w, tensor(np.int32([[1, 2]])), range_axes=(1,)), [kernel]
+        )
+        np.testing.assert_allclose(gradient, np.tile([1.0, 2 / 3], (6, 1)), rtol=1e-5)
+        expected = [reference.l1_quantize(kernel, bits, "dorefa", (1,))[0, 0] for bits in (1, 2)]
+        np.testing.assert_allclose(value[0], expected, rtol=1e-5)

@@ -3,20 +3,19 @@ import math
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from sat_tf.core import on_tensorflow, pact
+from sat_tf.core import pact
 from sat_tf.core.clipping_gradients import CLIPPING_GRADIENTS
 from tests import reference
-from tests.core.execution import MODES, differentiated
+from tests.core.execution import MODES, array, differentiated, tensor
 
 # Nearer than this to a tie, counted in codes, float32 may round either way: positions reach 255 and
 # are off by a few units in the last place.
 TIE = 1e-4
-# Of the clipping level: the step is rounded, and its product with a code.
+# A part of the clipping level: the step is rounded, and its product with a code.
 ROUNDING = 2.0**-22
 
 QUANTIZERS = {"activation": pact.quantize_activation, "stream": pact.quantize_stream}
@@ -59,13 +58,14 @@ def _run(kind, x, level, bits, gradient="calibrated", upstream=None, mode="eager
 #   q            0    0     0     1     1     3     3    3     (ties at 0.5 and 2.5 go up)
 #   dq/dx        0    0     1     1     1     1     0    0
 #   dq/dα        0    0  -1/12   1/6 -1/12   1/6     1    1     (q/3 - x/3 below α)
-def test_a_2_bit_activation_worked_by_hand():
+@pytest.mark.parametrize("mode", MODES)
+def test_a_2_bit_activation_worked_by_hand(mode):
     x = np.array([-1, 0, 0.25, 0.5, 1.25, 2.5, 3, 7], np.float32)
-    value, inside, level_gradient = _run("activation", x, 3.0, 2)
+    value, inside, level_gradient = _run("activation", x, 3.0, 2, mode=mode)
     assert value.tolist() == [0, 0, 0, 1, 1, 3, 3, 3]
     assert inside.tolist() == [0, 0, 1, 1, 1, 1, 0, 0]
     assert level_gradient == pytest.approx(2 - 1 / 12 + 1 / 6 - 1 / 12 + 1 / 6, abs=1e-6)
-    _, inside, level_gradient = _run("activation", x, 3.0, 2, "pact")
+    _, inside, level_gradient = _run("activation", x, 3.0, 2, "pact", mode=mode)
     assert inside.tolist() == [0, 0, 1, 1, 1, 1, 0, 0]
     assert level_gradient == pytest.approx(2.0, abs=1e-6)
 
@@ -103,15 +103,16 @@ def test_one_bit_activations_are_zero_or_the_clipping_level():
 #   q          -3   -3   -2     0    0    1    2     3    3     (ties go up)
 #   dq/dx       0    0    1     1    1    1    1     0    0
 #   dq/dr      -1   -1   1/6   1/6   0   1/6  1/12   1    1
-def test_a_3_bit_stream_worked_by_hand():
+@pytest.mark.parametrize("mode", MODES)
+def test_a_3_bit_stream_worked_by_hand(mode):
     x = np.array([-9, -3, -2.5, -0.5, 0, 0.5, 1.75, 3, 9], np.float32)
     upstream = np.array([1, 2, 3, 4, 5, 6, 7, 8, 9], np.float32)
-    value, inside, level_gradient = _run("stream", x, 3.0, 3, upstream=upstream)
+    value, inside, level_gradient = _run("stream", x, 3.0, 3, upstream=upstream, mode=mode)
     assert value.tolist() == [-3, -3, -2, 0, 0, 1, 2, 3, 3]
     assert inside.tolist() == [0, 0, 3, 4, 5, 6, 7, 0, 0]
     expected = -1 - 2 + (3 + 4 + 6) / 6 + 7 / 12 + 8 + 9
     assert level_gradient == pytest.approx(expected, abs=1e-5)
-    _, _, level_gradient = _run("stream", x, 3.0, 3, "pact", upstream)
+    _, _, level_gradient = _run("stream", x, 3.0, 3, "pact", upstream, mode)
     assert level_gradient == pytest.approx(-1 - 2 + 8 + 9, abs=1e-5)
 
 
@@ -119,7 +120,7 @@ def test_a_3_bit_stream_worked_by_hand():
 @pytest.mark.parametrize(
     ("kind", "bits", "mode"),
     [(*row, "eager") for row in ROWS]
-    + [(*row, mode) for row in FEW_ROWS for mode in ("graph", "xla")],
+    + [(*row, mode) for row in FEW_ROWS for mode in MODES if mode != "eager"],
 )
 def test_values_and_gradients_are_those_of_the_reference(kind, bits, mode, gradient):
     x, upstream, level = _draw(), _draw(seed=1), 2.7
@@ -141,7 +142,7 @@ def test_values_and_gradients_are_those_of_the_reference(kind, bits, mode, gradi
 def test_quantized_values_are_the_nearest_of_the_grid(at, relative, level):
     kind, bits = at
     x = (relative * np.float32(level)).astype(np.float32)
-    value = QUANTIZERS[kind](x, level, bits).numpy().astype(np.float64)
+    value = array(QUANTIZERS[kind](x, level, bits)).astype(np.float64)
     steps = 2**bits - 1 if kind == "activation" else (2**bits - 2) // 2
     codes = value * steps / float(np.float32(level))
     np.testing.assert_allclose(codes, np.round(codes), atol=1e-4)
@@ -149,7 +150,7 @@ def test_quantized_values_are_the_nearest_of_the_grid(at, relative, level):
     assert ((np.round(codes) >= lowest) & (np.round(codes) <= steps)).all()
     clipped = np.clip(x.astype(np.float64) / level * steps, lowest, steps)
     assert (np.abs(codes - clipped) <= 0.5 + 1e-4).all()
-    again = QUANTIZERS[kind](value.astype(np.float32), level, bits).numpy()
+    again = array(QUANTIZERS[kind](value.astype(np.float32), level, bits))
     np.testing.assert_array_equal(again, value.astype(np.float32))
     in_order = value[np.argsort(x)]
     assert (np.diff(in_order) >= 0).all()
@@ -244,82 +245,17 @@ def test_ties_go_up(mode):
             np.testing.assert_array_equal(value, ties + 0.5)
 
 
-@settings(max_examples=150)
-@given(at=st.sampled_from(ROWS), level=LEVELS, seed=st.integers(0, 2**32 - 1))
-def test_the_kernel_and_the_composed_route_agree_bit_by_bit(at, level, seed):
-    kind, bits = at
-    signed = kind == "stream"
-    steps = 2**bits - (2 if signed else 1)
-    x = _draw((512,), seed, deviation=level)
-    # Ties and their neighbours, where a last bit decides.
-    ties = (np.arange(-steps, steps) + 0.5) * (level * (2 if signed else 1) / steps)
-    ties = ties.astype(np.float32)
-    x = np.concatenate(
-        [x, ties, np.nextafter(ties, np.float32(np.inf)), np.nextafter(ties, -np.float32(np.inf))]
-    )
-    fused = QUANTIZERS[kind](x, level, bits).numpy()
-    composed = pact.round_on_range(tf.constant(x), tf.constant(level), steps, signed).numpy()
-    np.testing.assert_array_equal(fused, composed)
-
-
-@pytest.mark.parametrize("gradient", CLIPPING_GRADIENTS)
-@pytest.mark.parametrize(("kind", "bits"), ROWS)
-def test_both_routes_have_the_same_gradients(kind, bits, gradient, monkeypatch):
-    x, upstream = _draw((2, 32, 32, 8)), _draw((2, 32, 32, 8), seed=1)
-    fused = _run(kind, x, 2.7, bits, gradient, upstream)
-    monkeypatch.setattr(on_tensorflow, "compiles_with_xla", lambda: True)
-    composed = _run(kind, x, 2.7, bits, gradient, upstream)
-    np.testing.assert_array_equal(fused[0], composed[0])
-    np.testing.assert_array_equal(fused[1], composed[1])
-    # The two sums of 16384 products run in another order.
-    assert abs(fused[2] - composed[2]) <= 1e-6 * np.abs(upstream).sum()
-
-
-def _by_definition(upstream, passed, x, quantized, lowest, highest, reference):
-    inside = tf.where((x > lowest) & (x < highest), passed, 0.0)
-    r = reference(x, quantized)
-    q = tf.where(tf.math.is_nan(quantized), 0.0, quantized)
-    return inside, tf.reduce_sum(upstream * q - inside * tf.where(tf.math.is_finite(r), r, 0.0))
-
-
-@pytest.mark.parametrize("odd", [(), (np.nan,), (np.inf, -np.inf), (np.nan, np.inf)])
-@pytest.mark.parametrize("gradient", CLIPPING_GRADIENTS)
-@pytest.mark.parametrize(("kind", "bits"), FEW_ROWS)
-def test_few_passes_over_memory_give_what_the_definition_gives(
-    kind, bits, gradient, odd, monkeypatch
-):
-    x, upstream = _draw((2, 32, 32, 8)), _draw((2, 32, 32, 8), seed=1)
-    x.flat[: len(odd)] = odd
-    few = _run(kind, x, 2.7, bits, gradient, upstream)
-    monkeypatch.setattr(on_tensorflow.NAMESPACE, "clipped_gradients", _by_definition)
-    defined = _run(kind, x, 2.7, bits, gradient, upstream)
-    np.testing.assert_array_equal(few[0], defined[0])
-    np.testing.assert_array_equal(few[1], defined[1])
-    # The sums of 16384 products run in another order.
-    assert abs(few[2] - defined[2]) <= 1e-6 * np.abs(upstream).sum()
-
-
-@pytest.mark.parametrize("level", [0.77, 2.7, 3.1])
-@pytest.mark.parametrize(("kind", "bits"), ROWS)
-def test_xla_gives_the_same_bits(kind, bits, level):
-    x = _draw((64, 256))
-    value, inside, _ = _run(kind, x, level, bits)
-    compiled, compiled_inside, _ = _run(kind, x, level, bits, mode="xla")
-    np.testing.assert_array_equal(compiled, value)
-    np.testing.assert_array_equal(compiled_inside, inside)
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("kind", QUANTIZERS)
 def test_half_precision_is_computed_in_float32(kind, dtype, mode):
-    half, upstream = tf.cast(_draw(), dtype), tf.cast(_draw(seed=1), dtype)
+    half, upstream = tensor(_draw(), dtype), tensor(_draw(seed=1), dtype)
     value, inside, level_gradient = _run(kind, half, 2.7, 8, upstream=upstream, mode=mode)
     full = _run(
-        kind, tf.cast(half, tf.float32), 2.7, 8, upstream=tf.cast(upstream, tf.float32), mode=mode
+        kind, tensor(half, "float32"), 2.7, 8, upstream=tensor(upstream, "float32"), mode=mode
     )
-    assert value.dtype == inside.dtype == half.dtype.as_numpy_dtype
+    assert value.dtype == inside.dtype == array(half).dtype
     assert level_gradient.dtype == np.float32
     np.testing.assert_array_equal(value, full[0].astype(value.dtype))
     np.testing.assert_array_equal(inside, full[1].astype(inside.dtype))
@@ -335,82 +271,13 @@ def test_tensors_have_any_shape(shape):
     assert level_gradient == pytest.approx(-x.size / 12, abs=1e-4)
 
 
-@pytest.mark.parametrize("shape", [[None, None, None, 8], [None, 6, 6, 8], None])
-def test_shapes_need_not_be_known_in_a_graph(shape):
-    x, upstream = _draw(), _draw(seed=1)
-
-    @tf.function(input_signature=[tf.TensorSpec(shape), tf.TensorSpec(shape)])
-    def run(x, upstream):
-        level = tf.constant(2.7)
-        with tf.GradientTape() as tape:
-            tape.watch([x, level])
-            value = pact.quantize_activation(x, level, 4)
-        return [value, *tape.gradient(value, [x, level], upstream)]
-
-    for found, wanted in zip(
-        run(x, upstream), _run("activation", x, 2.7, 4, upstream=upstream), strict=True
-    ):
-        np.testing.assert_allclose(found, wanted, rtol=1e-5)
-
-
-@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
-def test_the_clipping_level_may_be_a_variable(mode):
-    level = tf.Variable(2.7)
-    x = tf.constant(_draw())
-
-    def run():
-        with tf.GradientTape() as tape:
-            value = pact.quantize_activation(x, level, 4)
-            loss = tf.reduce_sum(value)
-        return value, tape.gradient(loss, level)
-
-    value, gradient = MODES[mode](run)()
-    wanted = _run("activation", x, 2.7, 4, mode=mode)
-    np.testing.assert_array_equal(value, wanted[0])
-    np.testing.assert_allclose(gradient, wanted[2], rtol=1e-5)
-
-
-@pytest.mark.thorough
-def test_replicas_together_have_the_gradient_of_the_whole_batch(replicas):
-    x, upstream = _draw((4, 6, 6, 8)), _draw((4, 6, 6, 8), seed=1)
-    share = len(x) // replicas.num_replicas_in_sync
-    with replicas.scope():
-        level = tf.Variable(2.7)
-
-    @tf.function
-    def step(index):
-        def in_replica(index):
-            mine = slice(index * share, (index + 1) * share)
-            part = tf.constant(x)[mine]
-            with tf.GradientTape() as tape:
-                tape.watch(part)
-                value = pact.quantize_activation(part, level, 4)
-            return [value, *tape.gradient(value, [part, level], tf.constant(upstream)[mine])]
-
-        value, inside, gradient = replicas.run(in_replica, args=(index,))
-        return (
-            replicas.gather(value, axis=0),
-            replicas.gather(inside, axis=0),
-            replicas.reduce("SUM", gradient, axis=None),
-        )
-
-    index = replicas.experimental_distribute_values_from_function(
-        lambda context: tf.constant(context.replica_id_in_sync_group)
-    )
-    found = step(index)
-    wanted = _run("activation", x, 2.7, 4, upstream=upstream)
-    np.testing.assert_array_equal(found[0], wanted[0])
-    np.testing.assert_array_equal(found[1], wanted[1])
-    np.testing.assert_allclose(found[2], wanted[2], rtol=1e-4)
-
-
 def test_a_large_tensor_does_not_lose_the_gradient_of_the_level():
     # At 8 bits the terms nearly cancel: the sum is a thousandth of its parts.
     x, upstream = _draw((8, 56, 56, 32)), _draw((8, 56, 56, 32), seed=1)
     _, _, level_gradient = _run("activation", x, 2.7, 8, upstream=upstream)
     level = float(np.float32(2.7))
     _, expected = reference.activation_gradients(x, level, 8, upstream)
-    # What is clipped alone has a standard deviation of 270: a ten-thousandth of it.
+    # The clipped part alone has a standard deviation of 270, and this is a ten-thousandth of it.
     assert level_gradient == pytest.approx(expected, abs=0.03)
 
 
@@ -431,7 +298,7 @@ def test_a_stream_needs_two_bits():
 @pytest.mark.thorough
 @pytest.mark.parametrize("gradient", CLIPPING_GRADIENTS)
 @pytest.mark.parametrize("kind", QUANTIZERS)
-@pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.parametrize("mode", MODES)
 def test_bits_in_a_tensor_give_what_the_same_bits_give_as_a_number(kind, gradient, mode):
     x, upstream = _draw((8, 16, 16, 8)), _draw((8, 16, 16, 8), seed=1)
     floating = differentiated(
@@ -440,16 +307,5 @@ def test_bits_in_a_tensor_give_what_the_same_bits_give_as_a_number(kind, gradien
     for bits in range(1 if kind == "activation" else 2, 9):
         for level in (np.float32(0.7), np.float32(3.1)):
             fixed = _run(kind, x, level, bits, gradient, upstream, mode)
-            of_tensor = floating([x, level, np.int64(bits)], upstream)
+            of_tensor = floating([x, level, np.int32(bits)], upstream)
             assert all(np.array_equal(*pair) for pair in zip(fixed, of_tensor, strict=True))
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("kind", QUANTIZERS)
-def test_bits_in_a_tensor_compile_with_xla(kind):
-    x = _draw()
-    for bits in (2, 5):
-        fixed = _run(kind, x, 3.0, bits, mode="xla")
-        floating = differentiated(lambda x, level, bits: QUANTIZERS[kind](x, level, bits), "xla")
-        of_tensor = floating([x, np.float32(3.0), np.int64(bits)])
-        np.testing.assert_allclose(of_tensor[0], fixed[0], atol=3.0 * ROUNDING)

@@ -12,7 +12,7 @@ from sat_tf.models import build
 
 layers = keras.layers
 
-# Of the root of the sum of the squares of the terms: float32 sums, in whatever order.
+# float32 sums in another order differ by this part of the root of the sum of squares.
 _ROUNDING = 1e-5
 
 

@@ -1,10 +1,9 @@
-"""What rounding passes back: the table, and each surrogate in each function that takes one."""
+"""The table of surrogate gradients, and each surrogate in each function that takes one."""
 
 import math
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,10 +11,7 @@ from sat_tf.core import asymmetric, dorefa, l1, lsq, pact
 from sat_tf.core.surrogate_gradients import passed_back
 from sat_tf.core.surrogate_table import SURROGATES, strength_of
 from tests import reference
-from tests.core.execution import value_and_gradients
-
-# Compiling takes long, so that only the long run does it.
-MODES = ["eager", "graph", pytest.param("xla", marks=pytest.mark.thorough)]
+from tests.core.execution import LONG_MODES, array, value_and_gradients
 
 # u - round(u), the upstream gradient, and what is passed back on 3 intervals with δ = 0.3:
 # 1 + 0.3 sign(g) e / 3 = 1 ± e / 10.
@@ -26,19 +22,19 @@ DSQ = [(0.5, 1.0, math.log(9) / 1.6), (-0.5, 1.0, math.log(9) / 1.6), (0.0, 1.0,
 
 @pytest.mark.parametrize(("error", "upstream", "expected"), EWGS)
 def test_ewgs_worked_by_hand(error, upstream, expected):
-    found = passed_back(tf.constant(upstream), tf.constant(error), 3, "ewgs", 0.3)
+    found = passed_back(upstream, error, 3, "ewgs", 0.3)
     assert float(found) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize(("error", "upstream", "expected"), DSQ)
 def test_dsq_worked_by_hand(error, upstream, expected):
-    found = passed_back(tf.constant(upstream), tf.constant(error), 3, "dsq", 0.2)
+    found = passed_back(upstream, error, 3, "dsq", 0.2)
     assert float(found) == pytest.approx(expected, rel=1e-5)
 
 
 def test_straight_through_is_the_gradient_itself():
-    upstream = tf.constant([1.0, -2.0])
-    assert passed_back(upstream, tf.constant([0.1, 0.4]), 3) is upstream
+    upstream = np.float32([1.0, -2.0])
+    assert passed_back(upstream, np.float32([0.1, 0.4]), 3) is upstream
 
 
 @pytest.mark.parametrize("name", [name for name, row in SURROGATES.items() if row.factor])
@@ -46,11 +42,11 @@ def test_straight_through_is_the_gradient_itself():
 def test_a_surrogate_is_that_of_the_reference_and_keeps_the_sign(name, share, intervals):
     row = SURROGATES[name]
     strength = row.lowest + share * (row.highest - row.lowest)
-    errors = (np.arange(100) + 0.5) / 100 - 0.5
+    errors = ((np.arange(100) + 0.5) / 100 - 0.5).astype(np.float32)
     for sign in (1.0, -1.0):
-        upstream = np.full(errors.shape, sign)
-        arguments = tf.constant(upstream, tf.float32), tf.constant(errors, tf.float32), intervals
-        found = passed_back(*arguments, name, strength).numpy()
+        upstream = np.full(errors.shape, sign, np.float32)
+        arguments = upstream, errors, intervals
+        found = array(passed_back(*arguments, name, strength))
         expected = reference.passed_back(upstream, errors, intervals, name, strength)
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
         assert (sign * found >= 0.0).all()
@@ -58,9 +54,18 @@ def test_a_surrogate_is_that_of_the_reference_and_keeps_the_sign(name, share, in
         assert np.mean(found) == pytest.approx(sign, rel=1e-2)
 
 
+@pytest.mark.parametrize("name", ["ewgs", "dsq"])
+def test_errors_beyond_a_half_count_as_a_half_and_nan_as_none(name):
+    found, expected = (
+        array(passed_back(np.ones(4, np.float32), np.float32(errors), 3, name, 0.2))
+        for errors in ([0.7, -9.0, np.inf, np.nan], [0.5, -0.5, 0.5, 0.0])
+    )
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_a_dsq_of_many_steps_is_nearly_straight_through():
-    errors = tf.linspace(-0.5, 0.5, 11)
-    found = passed_back(tf.ones_like(errors), errors, 15, "dsq", 0.5).numpy()
+    errors = np.linspace(-0.5, 0.5, 11, dtype=np.float32)
+    found = array(passed_back(np.ones_like(errors), errors, 15, "dsq", 0.5))
     assert 0.8 < found.min() < found.max() < 1.2
 
 
@@ -95,7 +100,7 @@ def _clear(position):
     return np.abs(position - np.floor(position) - 0.5) > 1e-3
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", LONG_MODES)
 @pytest.mark.parametrize(("name", "strength"), CHOICES)
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 def test_activations_pass_back_what_the_surrogate_does(bits, name, strength, mode):
@@ -191,7 +196,7 @@ FUNCTIONS = {
 
 @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
 def test_every_function_rounds_the_same_with_any_of_them_and_refuses_others(function):
-    x = tf.constant(_values((64, 4), 6))
+    x = _values((64, 4), 6)
     plain = function(x)
     for name in SURROGATES:
         np.testing.assert_array_equal(function(x, surrogate=name), plain)
@@ -204,11 +209,7 @@ def test_every_function_rounds_the_same_with_any_of_them_and_refuses_others(func
 def test_nan_stays_in_its_own_element(function, name):
     values = _values((16, 4), 7)
     values[3, 1] = np.nan
-    x = tf.constant(values)
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        made = function(x, surrogate=name)
-    gradient = tape.gradient(made, x).numpy()
+    made, gradient = value_and_gradients(lambda x: function(x, surrogate=name), [values])
     broken = np.isnan(values)
-    np.testing.assert_array_equal(np.isnan(made.numpy()), broken)
+    np.testing.assert_array_equal(np.isnan(made), broken)
     assert np.isfinite(gradient[~broken]).all()

@@ -1,0 +1,131 @@
+import numpy as np
+import pytest
+
+from sat_tf.core import asymmetric, pact
+from tests import reference
+from tests.core.execution import MODES, array, tensor, value_and_gradients
+
+RANGES = [(-0.2785, 0.0), (-1.0, 0.0), (0.0, 0.1), (-0.375, 0.2), (0.0, 0.0)]
+
+
+def _values(count=4000, seed=0):
+    return np.random.default_rng(seed).normal(0.0, 2.0, count).astype(np.float32)
+
+
+def _run(x, level, bits, upstream=None, mode="eager", gradient="calibrated", **settings):
+    def function(x, level):
+        return asymmetric.quantize_offset(x, level, bits, gradient, **settings)
+
+    return value_and_gradients(function, [x, np.float32(level)], upstream, mode)
+
+
+def test_a_range_worked_by_hand():
+    # a = 7 and s = (6 + 1)/7 = 1: one code below zero, six above.
+    x = np.float32([-9.0, -1.0, -0.6, -0.4, 0.4, 0.5, 5.4, 6.0, 9.0])
+    found = asymmetric.quantize_offset(x, 6.0, 3, lowest=-1.0)
+    assert array(found).tolist() == [-1, -1, -1, 0, 0, 1, 5, 6, 6]
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+@pytest.mark.parametrize(("lowest", "share"), RANGES)
+def test_values_are_those_of_the_formula(bits, lowest, share):
+    x = _values()
+    found = array(asymmetric.quantize_offset(x, 3.3, bits, lowest=lowest, share=share))
+    expected = reference.quantize_offset(x, 3.3, bits, lowest, share)
+    step = ((1.0 + share) * 3.3 - lowest) / (2**bits - 1)
+    # float32 against float64: values next to a tie may be rounded to the other side.
+    assert np.mean(np.abs(found - expected) > 1e-5) < 1e-3
+    assert np.max(np.abs(found - expected)) < 1.001 * step
+    assert 0.0 in found
+
+
+@pytest.mark.parametrize("gradient", ["calibrated", "pact"])
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize(("lowest", "share"), RANGES)
+def test_gradients_are_those_of_the_formula(bits, gradient, lowest, share):
+    x, upstream = _values(seed=1), _values(seed=2)
+    _, by_x, by_level = _run(x, 2.7, bits, upstream, gradient=gradient, lowest=lowest, share=share)
+    wanted = reference.offset_gradients(x, 2.7, bits, upstream, lowest, share, gradient)
+    np.testing.assert_array_equal(by_x, wanted[0].astype(np.float32))
+    # One value next to a tie may have the next code; sums of 4000 float32 are that exact.
+    one_code = float(np.max(np.abs(upstream))) * (1.0 + share) / (2**bits - 1)
+    assert float(by_level) == pytest.approx(wanted[1], rel=1e-4, abs=one_code + 1e-4)
+
+
+def test_without_a_negative_part_it_is_the_activation_of_the_paper():
+    x, upstream = _values(), _values(seed=1)
+    value, _, by_level = _run(x, 2.5, 4, upstream)
+    expected, _, wanted = value_and_gradients(
+        lambda x, level: pact.quantize_activation(x, level, 4), [x, np.float32(2.5)], upstream
+    )
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+    assert by_level == pytest.approx(wanted, rel=1e-4)
+
+
+# α = 6, ℓ = 1 at 3 bits: the scale is 1, and there is one code below zero.
+#   x      -9   -1  -0.5  0.5  2.75   6    9
+#   q      -1   -1    0    1    3     6    6
+#   dq/dx   0    0    1    1    1     0    0
+#   dq/ds  -1   -1   0.5  0.5  0.25   6    6      dα = ds / 7
+@pytest.mark.parametrize("mode", MODES)
+def test_a_3_bit_offset_worked_by_hand(mode):
+    x = np.float32([-9, -1, -0.5, 0.5, 2.75, 6, 9])
+    value, dx, dlevel = _run(x, 6.0, 3, mode=mode, lowest=-1.0)
+    assert value.tolist() == [-1, -1, 0, 1, 3, 6, 6]
+    assert dx.tolist() == [0, 0, 1, 1, 1, 0, 0]
+    assert dlevel == pytest.approx((-1 - 1 + 0.5 + 0.5 + 0.25 + 6 + 6) / 7, abs=1e-6)
+    _, _, dlevel = _run(x, 6.0, 3, mode=mode, lowest=-1.0, gradient="pact")
+    assert dlevel == pytest.approx((-1 - 1 + 6 + 6) / 7, abs=1e-6)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("surrogate", ["ste", "ewgs", "dsq"])
+def test_nan_stays_in_its_own_element_and_infinities_are_clipped(surrogate, mode):
+    x = np.float32([np.inf, -np.inf, np.nan])
+    upstream = np.float32([7.0, 14.0, 5.0])
+    found = _run(x, 6.0, 3, upstream, mode, lowest=-1.0, surrogate=surrogate)
+    np.testing.assert_array_equal(found[0], [6.0, -1.0, np.nan])
+    np.testing.assert_array_equal(found[1], [0.0, 0.0, 0.0])
+    assert found[2] == pytest.approx((7 * 6 - 14) / 7)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_observed_range_rounds_ties_to_even_and_passes_the_gradient_inside(mode):
+    # The scale is 1, and real 0 is stored as -127.
+    x = np.float32([-9.0, -1.0, 0.5, 1.5, 254.0, 300.0, np.inf, np.nan])
+
+    def function(x):
+        ends = [tensor(np.float32(end)) for end in (-1.0, 254.0)]
+        return asymmetric.quantize_observed(x, *ends)
+
+    value, dx = value_and_gradients(function, [x], mode=mode)
+    np.testing.assert_array_equal(value, [-1.0, -1.0, 0.0, 2.0, 254.0, 254.0, 254.0, np.nan])
+    assert dx.tolist() == [0, 1, 1, 1, 1, 0, 0, 0]
+
+
+def test_without_a_range_a_tensor_passes_as_it_is():
+    x = np.float32([-3.0, 0.0, 1e9])
+
+    def function(x):
+        return asymmetric.quantize_observed(x, np.float32(0.0), np.float32(0.0))
+
+    value, dx = value_and_gradients(function, [x])
+    np.testing.assert_array_equal(value, x)
+    assert dx.tolist() == [1, 1, 1]
+
+
+def test_a_range_that_does_not_hold_zero_is_made_to():
+    x = tensor(np.float32([0.0, 2.0, 255.0]))
+    found = asymmetric.quantize_observed(x, np.float32(1.0), np.float32(255.0))
+    assert array(found).tolist() == [0.0, 2.0, 255.0]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_it_returns_the_type_it_got(dtype):
+    given = tensor(np.ones(3), dtype)
+    assert asymmetric.quantize_offset(given, 2.0, 4, lowest=-0.3).dtype == given.dtype
+
+
+def test_an_unknown_gradient_is_answered_with_the_nearest():
+    with pytest.raises(ValueError, match=r"Did you mean calibrated\?"):
+        asymmetric.quantize_offset(np.ones([1], np.float32), 2.0, 4, "calibratd")
