@@ -14,5 +14,6 @@ def test_the_tests_of_the_mathematics_pass_without_tensorflow(backend):
     # Draws of many shapes would be compiled one by one.
     marked = ["-m", "not slow and not thorough and not hypothesis"]
     plugin = ["--noconftest", "-p", "tests.core.execution", "-o", "addopts="]
-    printed = run_on(backend, "-m", "pytest", "tests/core", *ignored, *marked, *plugin)
+    arguments = ["-m", "pytest", "tests/core", *ignored, *marked, *plugin]
+    printed = run_on(backend, *arguments, timeout=1200)
     assert " passed" in printed

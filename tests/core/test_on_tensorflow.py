@@ -12,7 +12,7 @@ import tf_keras as keras
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sat_tf.core import asymmetric, dorefa, grid, lsq, on_tensorflow, pact
+from sat_tf.core import asymmetric, dorefa, grid, l1, lsq, on_tensorflow, pact, qil
 from sat_tf.core.clipping_gradients import CLIPPING_GRADIENTS
 from sat_tf.core.custom_gradient import straight_through
 from sat_tf.core.grid_table import GRIDS
@@ -70,6 +70,12 @@ FUNCTIONS = {
     "weights by channel": lambda x: dorefa.quantize_weights(x, 3, range_axes=(1,)),
     "clamp": dorefa.clamp_weights,
     "rate": lambda x: pact.learning_at_rate(x, 0.5),
+    "lsq": lambda x: lsq.quantize_weights(x, 1.0, 3),
+    "lsq_plus": lambda x: lsq.quantize_with_offset(x, 0.5, -0.4, 3),
+    "qil": lambda x: qil.quantize_weights(x, 1.0, 0.9, 3),
+    "l1": lambda x: l1.quantize_weights(x, 3),
+    "observed": lambda x: asymmetric.quantize_observed(x, -1.3, 2.9),
+    "surrogate": lambda x: pact.quantize_activation(x, 2.0, 3, surrogate="ewgs"),
 }
 
 
@@ -214,6 +220,17 @@ def test_a_variable_is_quantized_like_its_value():
     wanted = value_and_gradients(lambda w: dorefa.quantize_weights(w, 3), [_kernel()])
     np.testing.assert_array_equal(value, wanted[0])
     np.testing.assert_array_equal(gradient, wanted[1])
+
+
+@pytest.mark.parametrize("odd", [(), (np.nan, np.inf, -np.inf, 0.0, -0.0)])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_own_forms_give_what_the_plain_ones_do(name, odd):
+    x, upstream = _draw((64, 8)), _draw((64, 8), seed=1)
+    x.flat[: len(odd)] = odd
+    value, gradient = value_and_gradients(FUNCTIONS[name], [x], upstream)
+    expected, wanted = value_and_gradients(FUNCTIONS[name], [x], upstream, "plain")
+    np.testing.assert_array_equal(value, expected)
+    np.testing.assert_allclose(gradient, wanted, rtol=1e-5, atol=1e-6)
 
 
 def _by_definition(upstream, passed, x, quantized, lowest, highest, reference):
