@@ -7,7 +7,7 @@ Keras 3. See `docs/extend/own_quantizer.md`.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from sat_tf.core.custom_gradient import straight_through
+from sat_tf.core.gradients import straight_through
 from sat_tf.core.tensors import namespace
 from sat_tf.quantizers.measuring import CodeRange, IntegerWeights
 from sat_tf.quantizers.pact import ClippingQuantizer

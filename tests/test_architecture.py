@@ -113,7 +113,6 @@ MAY_IMPORT_WITHIN = {
         },
     },
     "keras3": {
-        "core": set(),
         ".": set(),
         "conversion": {"."},
     },
@@ -410,16 +409,6 @@ def test_an_operation_is_asked_and_never_told_by_its_class():
     found = _offenders(told)
     found.pop(TABLE_OF_OPERATIONS, None)
     assert not found
-
-
-def test_what_computes_on_any_backend_names_none():
-    def others(name, tree):
-        if not name.startswith("keras3/core/"):
-            return set()
-        imported = {imported.split(".")[0] for imported in _imported(tree)}
-        return imported - {"keras", "numpy", "sat_tf"} - PYTHON
-
-    assert not _offenders(others)
 
 
 def test_there_is_one_keras():

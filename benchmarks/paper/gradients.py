@@ -76,7 +76,7 @@ def level_gradients(x: np.ndarray, level: float, bits: int, gradient: str) -> np
         x: activations, (n,).
         level: the clipping level α.
         bits: of the quantized activations q.
-        gradient: a row of `clipping_gradients`.
+        gradient: a row of `gradients.CLIPPING_GRADIENTS`.
     """
 
     def each(values: tf.Tensor) -> tf.Tensor:

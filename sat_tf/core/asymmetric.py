@@ -4,10 +4,8 @@ import dataclasses
 from typing import Any
 
 from sat_tf.core import grid as grids
-from sat_tf.core.clipping_gradients import find_clipping_gradient
+from sat_tf.core.gradients import STRAIGHT_THROUGH, find_clipping_gradient, passed_back, strength_of
 from sat_tf.core.ranges import SMALLEST_RANGE, scale_and_zero, scale_and_zero_point
-from sat_tf.core.surrogate_gradients import passed_back
-from sat_tf.core.surrogate_table import STRAIGHT_THROUGH, strength_of
 from sat_tf.core.tensors import Namespace, Tensor, in_float32, namespace
 
 
@@ -45,7 +43,7 @@ def quantize_offset(
         x: any shape; float32, float16 or bfloat16.
         clipping_level: α > 0, a scalar tensor or variable.
         num_bits: bits b of the codes n = -z..a - z; 1 to 8; see `grid.Bits`.
-        gradient: a row of `clipping_gradients`.
+        gradient: a row of `gradients.CLIPPING_GRADIENTS`.
         lowest: the smallest value of a function that has one; at most 0.
         share: by which share of α the range goes lower than that; at least 0.
         surrogate: as in `pact.quantize_activation`.

@@ -3,11 +3,10 @@
 from typing import Any
 
 from sat_tf.core import grid as grids
+from sat_tf.core.gradients import STRAIGHT_THROUGH, passed_back, strength_of
 from sat_tf.core.grid import grid_units
 from sat_tf.core.grid_table import find_grid
 from sat_tf.core.ranges import SMALLEST_SIZE, axes_within
-from sat_tf.core.surrogate_gradients import passed_back
-from sat_tf.core.surrogate_table import STRAIGHT_THROUGH, strength_of
 from sat_tf.core.tensors import Namespace, Tensor, in_float32, namespace
 
 
@@ -78,7 +77,7 @@ def quantize_weights(
         grid: a name of `grid_table.GRIDS` or of `AUTOMATIC`.
         detach_max: see `clamp_weights`.
         range_axes: see `clamp_weights`.
-        surrogate: a row of `surrogate_table`.
+        surrogate: a row of `gradients.SURROGATES`.
         strength: see there.
 
     Returns:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from sat_tf.core.custom_gradient import straight_through
+from sat_tf.core.gradients import straight_through
 from sat_tf.core.grid_table import Grid, find_grid, numbers_by_bits
 from sat_tf.core.ranges import axes_within
 from sat_tf.core.tensors import Tensor, in_float32, is_tensor, namespace

@@ -29,6 +29,8 @@ from typing import Any, Literal, TypeGuard
 
 from sat_tf.messages import did_you_mean
 
+# At fewer bits the highest code of two's complement is 0.
+FEWEST_SIGNED_BITS = 2
 # Magnitude of the largest code that int8 holds both ways.
 LARGEST_INT8 = 127
 

@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from sat_tf.core import grid as grids
+from sat_tf.core.gradients import STRAIGHT_THROUGH, passed_back, strength_of
 from sat_tf.core.ranges import SMALLEST_SIZE, axes_within
-from sat_tf.core.surrogate_gradients import passed_back
-from sat_tf.core.surrogate_table import STRAIGHT_THROUGH, strength_of
 from sat_tf.core.tensors import Namespace, Tensor, in_float32, namespace
 
 
@@ -69,7 +68,7 @@ def quantize_weights(
         grid: a name of `grid_table.GRIDS` or of `AUTOMATIC`.
         range_axes: see `weight_size`.
         over_size: divide the gradient by c.
-        surrogate: a row of `surrogate_table`.
+        surrogate: a row of `gradients.SURROGATES`.
         strength: see there.
 
     Raises:

@@ -8,19 +8,38 @@ In a file the levels are integers times a scale, and so they are here, always: t
 the file have the basis that `snapped_basis` gives, of which every level is an int8 code.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 
-from sat_tf.core.custom_gradient import straight_through
+from sat_tf.core.gradients import straight_through
 from sat_tf.core.grid import round_half_up
 from sat_tf.core.grid_table import LARGEST_INT8, check_bits
 from sat_tf.core.ranges import SMALLEST_SIZE, axes_within, range_shape
 from sat_tf.core.tensors import Namespace, Tensor, in_float32, namespace
-from sat_tf.core.weight_levels import LQ_RIDGE, lq_patterns
 
+# A basis vector that no weight tells from another one moves by so little towards the solution.
+_RIDGE = 1e-4
 # The first basis is the best of these reaches, in parts of the largest weight, fitted so often.
 _FIRST_REACHES = tuple(percent / 100.0 for percent in range(100, 0, -10))
 _FIRST_FITS = 8
+
+
+@functools.cache
+def lq_patterns(num_bits: int) -> list[list[float]]:
+    """All e in {-1, 1}^b, one a row, by which LQ-Nets adds up a basis.
+
+    Raises:
+        ValueError: bits out of range.
+
+    >>> lq_patterns(2)
+    [[-1.0, -1.0], [1.0, -1.0], [-1.0, 1.0], [1.0, 1.0]]
+    """
+    check_bits(num_bits)
+    return [
+        [1.0 if number >> place & 1 else -1.0 for place in range(num_bits)]
+        for number in range(2**num_bits)
+    ]
 
 
 def snapped_basis(basis: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,7 +88,7 @@ def levels(basis: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         basis: one v a row, float32.
 
     Returns:
-        The codes, float32, a row of 2^b for each row; the rows of `weight_levels.lq_patterns` that
+        The codes, float32, a row of 2^b for each row; the rows of `lq_patterns` that
         make them, int32; and the scales of `snapped_basis`.
 
     >>> import numpy as np
@@ -198,8 +217,8 @@ def next_basis(
     products = n.reshape(signs[:, :, None] * signs[:, None, :], [number, -1])
     gram = n.reshape(n.matmul(counts, products), [ranges, size, size])
     old = n.in_widest(basis)
-    right = n.matmul(sums, signs) + LQ_RIDGE * old
-    best = n.solve(gram + LQ_RIDGE * n.in_widest(n.eye(size, dtype="float32")), right)
+    right = n.matmul(sums, signs) + _RIDGE * old
+    best = n.solve(gram + _RIDGE * n.in_widest(n.eye(size, dtype="float32")), right)
     found = n.cast(momentum * old + (1.0 - momentum) * best, "float32")
     return n.where(n.isfinite(found), found, basis)
 

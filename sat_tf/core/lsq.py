@@ -19,12 +19,33 @@ import math
 from typing import Any
 
 from sat_tf.core import grid as grids
-from sat_tf.core.custom_gradient import scaled_gradient
+from sat_tf.core.gradients import STRAIGHT_THROUGH, passed_back, scaled_gradient, strength_of
+from sat_tf.core.grid_table import FEWEST_SIGNED_BITS, check_bits
 from sat_tf.core.ranges import SMALLEST_SIZE, axes_within
-from sat_tf.core.surrogate_gradients import passed_back
-from sat_tf.core.surrogate_table import STRAIGHT_THROUGH, strength_of
 from sat_tf.core.tensors import Namespace, Tensor, in_float32, is_tensor, namespace, sum_as
-from sat_tf.core.weight_levels import lsq_code_ends, lsq_ends_by_bits
+
+
+def lsq_code_ends(num_bits: int) -> tuple[int, int]:
+    """The lowest and the highest code of LSQ's weights: those of two's complement.
+
+    At 8 bits without -128, whose negative int8 does not hold.
+
+    Raises:
+        ValueError: bits out of range; at 1 bit the highest code is 0.
+
+    >>> lsq_code_ends(2), lsq_code_ends(4), lsq_code_ends(8)
+    ((-2, 1), (-8, 7), (-127, 127))
+    """
+    check_bits(num_bits)
+    if num_bits < FEWEST_SIGNED_BITS:
+        raise ValueError(
+            f"num_bits={num_bits}: LSQ's weights have the codes -1 and 0 at 1 bit, and no scale "
+            f"can be learnt; give them {FEWEST_SIGNED_BITS} bits or more, or use "
+            "weight_quantizer='dorefa' or 'l1'."
+        )
+    highest = 2 ** (num_bits - 1) - 1
+    return (-highest if num_bits == 8 else -highest - 1), highest
+
 
 # -- weights -----------------------------------------------------------------------------------
 
@@ -106,7 +127,7 @@ def quantize_weights(
         magnitude: m > 0: a scalar, or of the kernel's rank with length 1 along the axes that share
             a scale; N is how many weights do.
         num_bits: 2 to 8; see `grid.Bits`.
-        surrogate: a row of `surrogate_table`.
+        surrogate: a row of `gradients.SURROGATES`.
         strength: see there.
 
     Raises:
@@ -150,7 +171,8 @@ def _weight_ends(num_bits: grids.Bits) -> tuple[Any, Any]:
         lowest, highest = lsq_code_ends(num_bits)
         return float(lowest), float(highest)
     n = namespace(num_bits)
-    ends = n.take(n.constant(lsq_ends_by_bits(), "float32"), num_bits, axis=0)
+    table = [lsq_code_ends(max(bits, FEWEST_SIGNED_BITS)) for bits in range(9)]
+    ends = n.take(n.constant(table, "float32"), num_bits, axis=0)
     return ends[0], ends[1]
 
 
@@ -278,7 +300,7 @@ def quantize_with_offset(
         scale: s > 0, float32 scalar.
         offset: β, the lower end of the range, float32 scalar; above 0 it counts as 0.
         num_bits: bits b of the codes n = -z..a - z; 1 to 8; see `grid.Bits`.
-        surrogate: a row of `surrogate_table`.
+        surrogate: a row of `gradients.SURROGATES`.
         strength: see there.
 
     Raises:

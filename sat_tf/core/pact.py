@@ -3,10 +3,13 @@
 from typing import Any
 
 from sat_tf.core import grid as grids
-from sat_tf.core.clipping_gradients import find_clipping_gradient
-from sat_tf.core.custom_gradient import scaled_gradient
-from sat_tf.core.surrogate_gradients import passed_back
-from sat_tf.core.surrogate_table import STRAIGHT_THROUGH, strength_of
+from sat_tf.core.gradients import (
+    STRAIGHT_THROUGH,
+    find_clipping_gradient,
+    passed_back,
+    scaled_gradient,
+    strength_of,
+)
 from sat_tf.core.tensors import Namespace, Tensor, in_float32, namespace
 
 
@@ -35,8 +38,8 @@ def quantize_activation(
         x: pre-activations, any shape; float32, float16 or bfloat16.
         clipping_level: α > 0, a scalar tensor or variable.
         num_bits: bits b of the codes n = 0..2^b - 1; 1 to 8; see `grid.Bits`.
-        gradient: a row of `clipping_gradients`.
-        surrogate: a row of `surrogate_table`; with another one than "ste", dq/dx is its factor
+        gradient: a row of `gradients.CLIPPING_GRADIENTS`.
+        surrogate: a row of `gradients.SURROGATES`; with another one than "ste", dq/dx is its factor
             between the ends, times x/α in dq/dα there.
         strength: see there.
 
@@ -75,7 +78,7 @@ def quantize_stream(
         clipping_level: r > 0, a scalar tensor or variable; the range is [-r, r].
         num_bits: bits b of the codes n = -(2^(b-1) - 1)..2^(b-1) - 1; 2 to 8; see
             `grid.Bits`.
-        gradient: a row of `clipping_gradients`.
+        gradient: a row of `gradients.CLIPPING_GRADIENTS`.
         surrogate: as in `quantize_activation`.
         strength: see there.
 

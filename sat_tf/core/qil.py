@@ -12,11 +12,28 @@ of the latent weights, so that a pretrained layer keeps its function, with or wi
 from typing import Any
 
 from sat_tf.core import grid as grids
+from sat_tf.core.gradients import STRAIGHT_THROUGH, passed_back, strength_of
+from sat_tf.core.grid_table import FEWEST_SIGNED_BITS, check_bits
 from sat_tf.core.ranges import axes_within
-from sat_tf.core.surrogate_gradients import passed_back
-from sat_tf.core.surrogate_table import STRAIGHT_THROUGH, strength_of
 from sat_tf.core.tensors import Namespace, Tensor, in_float32, is_tensor, namespace, sum_as
-from sat_tf.core.weight_levels import qil_largest_code
+
+
+def qil_largest_code(num_bits: int) -> int:
+    """The highest code of QIL's weights, 2^(b-1) - 1; the lowest is its negative.
+
+    Raises:
+        ValueError: bits out of range; at 1 bit the highest code is 0.
+
+    >>> qil_largest_code(2), qil_largest_code(4), qil_largest_code(8)
+    (1, 7, 127)
+    """
+    check_bits(num_bits)
+    if num_bits < FEWEST_SIGNED_BITS:
+        raise ValueError(
+            f"num_bits={num_bits}: QIL's weights have the code 0 alone at 1 bit; give them "
+            f"{FEWEST_SIGNED_BITS} bits or more, or use weight_quantizer='dorefa' or 'l1'."
+        )
+    return 2 ** (num_bits - 1) - 1
 
 
 def first_end(kernel: Tensor, *, range_axes: tuple[int, ...] = ()) -> Tensor:
@@ -70,7 +87,7 @@ def quantize_weights(
         distance: d > 0, shaped like `center`.
         num_bits: 2 to 8; see `grid.Bits`.
         gradient_factor: f.
-        surrogate: a row of `surrogate_table`.
+        surrogate: a row of `gradients.SURROGATES`.
         strength: see there.
 
     Raises:

@@ -1,8 +1,12 @@
 """Rescaling of quantized weights, so that the network stays trainable (Eq. 7, 10 and S23)."""
 
 from sat_tf.core.ranges import axes_within
-from sat_tf.core.rescale_table import SMALLEST_SQUARE, check_rescale
 from sat_tf.core.tensors import Namespace, Tensor, namespace
+from sat_tf.messages import did_you_mean
+
+METHODS = ("constant", "stddev", "none")
+# It takes the place of the sum of the squares of weights that are all 0.
+SMALLEST_SQUARE = 2.0**-126
 
 
 def rescale_factor(
@@ -129,3 +133,24 @@ def _mean_square(n: Namespace, values: Tensor, keep: tuple[int, ...] = ()) -> Te
         for terms in (n.cast(finite, "float32"), n.where(finite, squares, 0.0))
     )
     return total / n.maximum(count, 1.0)
+
+
+def check_rescale(method: str, fan_out: int, *, has_latent: bool) -> None:
+    """Raises ValueError unless there is such a rescaling, and what it needs is given.
+
+    Args:
+        method: a name of `METHODS`.
+        fan_out: the layer's n̂.
+        has_latent: whether the latent weights W are given.
+    """
+    if method not in METHODS:
+        raise ValueError(f"method={method!r} is no rescaling. {did_you_mean(str(method), METHODS)}")
+    if method == "none":
+        return
+    if fan_out < 1:
+        raise ValueError(f"fan_out={fan_out!r}: expected the layer's number of output neurons.")
+    if method == "stddev" and not has_latent:
+        raise ValueError(
+            "method='stddev' compares with the latent weights: pass latent=..., "
+            "or use method='constant'."
+        )

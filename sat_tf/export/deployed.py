@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.core.custom_gradient import straight_through
+from sat_tf.core.gradients import straight_through
 from sat_tf.export.kernels.kernel_sets import Engine
 from sat_tf.export.lowering.codes import KernelTensors, kernel_tensors
 from sat_tf.export.lowering.pipeline import deployed_graph

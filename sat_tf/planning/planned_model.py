@@ -73,7 +73,7 @@ class ActivationPlan:
         bits: of its codes.
         signed: whether it has codes for negative values.
         clipping_level: the initial one; None if it has none, as an image.
-        gradient: of the clipping level, a row of `clipping_gradients`.
+        gradient: of the clipping level, a row of `gradients.CLIPPING_GRADIENTS`.
         stream: it has the bits of streams: other than linear layers read it, no rectifier made
             it, or it is a sum, mean or concatenation that can be negative.
         quantizer: its description, if it is not the default one.

@@ -7,9 +7,9 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from sat_tf.core.clipping_gradients import CLIPPING_GRADIENTS
+from sat_tf.core.gradients import CLIPPING_GRADIENTS
 from sat_tf.core.grid_table import is_bits
-from sat_tf.core.rescale_table import METHODS
+from sat_tf.core.rescale import METHODS
 from sat_tf.messages import did_you_mean, list_problems
 from sat_tf.presentation.notebook import Displayed
 from sat_tf.presentation.tables import Column, Marked, Table

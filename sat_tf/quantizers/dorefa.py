@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from sat_tf.core import dorefa, rescale
+from sat_tf.core.gradients import describe_surrogate
 from sat_tf.core.grid_table import LARGEST_INT8
 from sat_tf.core.ranges import axes_within, range_shape
-from sat_tf.core.surrogate_table import describe_surrogate
 from sat_tf.core.tensors import Tensor, namespace
 from sat_tf.quantizers.measuring import IntegerWeights, Variables
 from sat_tf.quantizers.on_grid import WeightsOnGrid
@@ -32,12 +32,12 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
         grid: a name of `grid_table.GRIDS` or of `AUTOMATIC`.
         range_axes: kernel axes with a maximum of their own; () for one maximum a layer.
         detach_max: no gradient through the maximum.
-        rescale: a name of `rescale_table.METHODS`, or None.
+        rescale: a name of `rescale.METHODS`, or None.
         fan_out: the layer's n̂, for the rescaling.
         initial_gain: where the gain starts.
         gain_axes: kernel axes with gains of their own. None, the paper: as `range_axes` where there
             is a rescaling, and no variable otherwise.
-        surrogate: what rounding passes back, a row of `surrogate_table`.
+        surrogate: what rounding passes back, a row of `gradients.SURROGATES`.
         surrogate_strength: see there; None is the usual one.
     """
 

@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sat_tf.core import grid, lsq
+from sat_tf.core.grid_table import FEWEST_SIGNED_BITS
+from sat_tf.core.lsq import lsq_code_ends
 from sat_tf.core.ranges import scale_and_zero
 from sat_tf.core.tensors import Tensor, in_float32, namespace
-from sat_tf.core.weight_levels import FEWEST_SIGNED_BITS, lsq_code_ends
 from sat_tf.messages import did_you_mean
 from sat_tf.quantizers.measuring import CodeRange, Function, Variables
 from sat_tf.quantizers.pact import BelowZero, UpToItsLevel

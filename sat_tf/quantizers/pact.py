@@ -36,7 +36,7 @@ class ClippingQuantizer(ActivationQuantizer):
     Args:
         num_bits: bits of the codes.
         initial_clipping_level: where the trainable `clipping_level` starts.
-        gradient: a row of `clipping_gradients`.
+        gradient: a row of `gradients.CLIPPING_GRADIENTS`.
         ceiling: max_value of the rectifier it replaces; no clipping level taken from data or from a
             policy starts above it.
         rate: factor on the gradient of the clipping level, above 0.
@@ -243,7 +243,7 @@ class UnitQuantizer(WithSurrogate, ActivationQuantizer):
     Args:
         num_bits: bits of the codes.
         signed: whether the range is [-1, 1].
-        surrogate: what rounding passes back, a row of `surrogate_table`.
+        surrogate: what rounding passes back, a row of `gradients.SURROGATES`.
         surrogate_strength: see there; None is the usual one.
     """
 

@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 from sat_tf.arguments import is_number
 from sat_tf.core import qil
 from sat_tf.core.grid import Bits
+from sat_tf.core.grid_table import FEWEST_SIGNED_BITS
+from sat_tf.core.qil import qil_largest_code
 from sat_tf.core.tensors import Tensor, in_float32, namespace
-from sat_tf.core.weight_levels import FEWEST_SIGNED_BITS, qil_largest_code
 from sat_tf.quantizers.measuring import Variables
 from sat_tf.quantizers.protocol import VariableSpec, WeightQuantizer
 from sat_tf.quantizers.scaled import ScaledWithSurrogate

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from sat_tf.core import grid, rescale
+from sat_tf.core.gradients import describe_surrogate
 from sat_tf.core.grid import Bits
 from sat_tf.core.grid_table import LARGEST_INT8
 from sat_tf.core.ranges import range_shape
-from sat_tf.core.surrogate_table import describe_surrogate
 from sat_tf.core.tensors import Tensor, in_float32, is_tensor, namespace
 from sat_tf.quantizers.measuring import IntegerWeights, Variables
 from sat_tf.quantizers.observers import when_training

@@ -5,8 +5,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from sat_tf.core.gradients import STRAIGHT_THROUGH, strength_of
 from sat_tf.core.ranges import axes_within
-from sat_tf.core.surrogate_table import STRAIGHT_THROUGH, strength_of
 from sat_tf.quantizers.protocol import Quantizer
 
 # -- names of variables ----------------------------------------------------------------------------
@@ -69,7 +69,7 @@ class WithSurrogate(Quantizer):
     """A quantizer with a choice of what rounding passes back.
 
     Args:
-        surrogate: a row of `surrogate_table`.
+        surrogate: a row of `gradients.SURROGATES`.
         surrogate_strength: see there; None is the usual one.
     """
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from sat_tf.core import lsq
-from sat_tf.core.weight_levels import lsq_code_ends
+from sat_tf.core.lsq import lsq_code_ends
 from tests import reference
 from tests.core.execution import LONG_MODES, MODES, NO_CODE, array, tensor, value_and_gradients
 

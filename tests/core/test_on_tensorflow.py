@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sat_tf.core import asymmetric, dorefa, grid, l1, lsq, on_tensorflow, pact, qil
-from sat_tf.core.clipping_gradients import CLIPPING_GRADIENTS
-from sat_tf.core.custom_gradient import straight_through
+from sat_tf.core.gradients import CLIPPING_GRADIENTS, straight_through
 from sat_tf.core.grid_table import GRIDS
 from sat_tf.core.on_tensorflow import with_gradient
 from tests import reference

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from sat_tf.core import pact
-from sat_tf.core.clipping_gradients import CLIPPING_GRADIENTS
+from sat_tf.core.gradients import CLIPPING_GRADIENTS
 from tests import reference
 from tests.core.execution import MODES, array, differentiated, tensor
 

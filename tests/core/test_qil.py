@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from sat_tf.core import qil
-from sat_tf.core.weight_levels import qil_largest_code
+from sat_tf.core.qil import qil_largest_code
 from tests import reference
 from tests.core.execution import LONG_MODES, MODES, NO_CODE, array, tensor, value_and_gradients
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sat_tf.core import dorefa, rescale
-from sat_tf.core.rescale_table import METHODS
+from sat_tf.core.rescale import METHODS
 from tests import reference
 from tests.core.execution import MODES, array, tensor, value_and_gradients
 

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sat_tf.core import asymmetric, dorefa, l1, lsq, pact
-from sat_tf.core.surrogate_gradients import passed_back
-from sat_tf.core.surrogate_table import SURROGATES, strength_of
+from sat_tf.core.gradients import SURROGATES, passed_back, strength_of
 from tests import reference
 from tests.core.execution import LONG_MODES, array, value_and_gradients
 

@@ -4,7 +4,7 @@ import weakref
 import numpy as np
 import pytest
 
-from sat_tf.core.custom_gradient import scaled_gradient, straight_through
+from sat_tf.core.gradients import scaled_gradient, straight_through
 from sat_tf.core.tensors import is_tensor, namespace, sum_as
 from tests.core.execution import BACKEND, MODES, array, tensor, value_and_gradients
 

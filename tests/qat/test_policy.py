@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sat_tf
-from sat_tf.core.clipping_gradients import CLIPPING_GRADIENTS
+from sat_tf.core.gradients import CLIPPING_GRADIENTS
 from sat_tf.core.grid_table import AUTOMATIC, GRIDS, find_grid
-from sat_tf.core.rescale_table import METHODS
+from sat_tf.core.rescale import METHODS
 from sat_tf.qat import policy_fields
 from sat_tf.qat.configs import LayerConfig
 from sat_tf.qat.policy import FIELDS, PER_LAYER_FIELDS, BitPolicy

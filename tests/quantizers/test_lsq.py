@@ -11,7 +11,7 @@ import tf_keras as keras
 import sat_tf
 from sat_tf.core import lsq, pact, rescale
 from sat_tf.core.asymmetric import POSITIVE, SIGNED_UNIT, UNIT, UNKNOWN, Reach
-from sat_tf.core.weight_levels import lsq_code_ends
+from sat_tf.core.lsq import lsq_code_ends
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.tfmot_adapter import make_variables
 from sat_tf.quantizers.l1 import L1Quantizer

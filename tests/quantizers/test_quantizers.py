@@ -8,7 +8,7 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.core import dorefa, pact
-from sat_tf.core.clipping_gradients import CLIPPING_GRADIENTS
+from sat_tf.core.gradients import CLIPPING_GRADIENTS
 from sat_tf.qat.tfmot_adapter import AtLeast, make_variables
 from sat_tf.quantizers.channel_bits import ChannelBitsQuantizer
 from sat_tf.quantizers.dorefa import DorefaQuantizer

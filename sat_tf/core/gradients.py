@@ -1,0 +1,206 @@
+"""The gradients that rounding and clipping pass back, by name, and values with another's gradient.
+
+Rounding's own gradient is 0 or infinite. A surrogate is a factor f in its place:
+
+    n = round(u),  e = u - n,  dL/du = g · f(g, e),  g = dL/dn
+
+Rounding itself stays what it is, and so do codes and files. A new one is a row of `SURROGATES`, of
+any namespace of `tensors`; quantizers take its name as the option `surrogate`, and
+`surrogate_strength`.
+
+    ste   f = 1: straight-through (Bengio et al. 2013)
+    ewgs  f = 1 + δ sign(g) e / a: element-wise gradient scaling (Lee et al., CVPR 2021, Eq. 5),
+          where x_n - x_q = e / a is the error in units of a range of a intervals
+    dsq   f = (k / 2) / (1 - α) · (1 - tanh²(k (1/2 - |e|))), k = ln(2/α - 1): differentiable soft
+          quantization (Gong et al., ICCV 2019, Eq. 3 to 8): the slope of a tanh that goes from one
+          code to the next, steepest half-way; α is how far from a staircase it is
+
+EWGS makes gradients larger that push a value on in the direction in which it has been rounded, and
+smaller those that push it back. The mean of dsq's factor over a cell is 1.
+
+The gradient of a clipping level is, with q what is made of a value x,
+
+    α · dα = Σ g q - Σ dx r
+
+A row of `CLIPPING_GRADIENTS` is r, from x and q: of CG-PACT (Eq. 13) x itself, so that the
+quantization error q - x remains between the ends of the range; of the original PACT q, so that
+nothing does. Policies and quantizers read the table.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+from sat_tf.arguments import is_number
+from sat_tf.core.tensors import Namespace, Tensor, in_float32, namespace
+from sat_tf.messages import did_you_mean
+
+CLIPPING_GRADIENTS: dict[str, Callable[[Any, Any], Any]] = {
+    "calibrated": lambda x, q: x,
+    "pact": lambda x, q: q,
+}
+
+
+def find_clipping_gradient(name: str) -> Callable[[Any, Any], Any]:
+    """Returns the row of a name.
+
+    Raises:
+        ValueError: there is none.
+
+    >>> find_clipping_gradient("calibrated")(0.4, 0.5)
+    0.4
+    """
+    if name not in CLIPPING_GRADIENTS:
+        hint = did_you_mean(str(name), CLIPPING_GRADIENTS)
+        raise ValueError(f"gradient={name!r} is not a clipping-level gradient. {hint}")
+    return CLIPPING_GRADIENTS[name]
+
+
+def _ewgs(n: Namespace, upstream: Any, error: Any, intervals: Any, strength: float) -> Any:
+    return 1.0 + strength * n.sign(upstream) * (error / intervals)
+
+
+def _dsq(n: Namespace, upstream: Any, error: Any, intervals: Any, strength: float) -> Any:
+    del upstream, intervals
+    steepness = math.log(2.0 / strength - 1.0)
+    from_middle = n.tanh(steepness * (0.5 - n.abs(error)))
+    return (0.5 * steepness / (1.0 - strength)) * (1.0 - n.square(from_middle))
+
+
+@dataclasses.dataclass(frozen=True)
+class Surrogate:
+    """One row of the table.
+
+    Attributes:
+        factor: f from a namespace, g, e, a and the strength; None is 1.
+        strength: δ or α where none is given; None for a surrogate that has none.
+        lowest: of the strength.
+        highest: of it.
+    """
+
+    factor: Callable[[Any, Any, Any, Any, float], Any] | None
+    strength: float | None = None
+    lowest: float = 0.0
+    highest: float = 0.0
+
+
+STRAIGHT_THROUGH = "ste"
+
+SURROGATES: dict[str, Surrogate] = {
+    STRAIGHT_THROUGH: Surrogate(None),
+    # |e / a| is at most 1/2, so that no factor is negative.
+    "ewgs": Surrogate(_ewgs, 1e-3, 0.0, 2.0),
+    # The range in which the authors keep it.
+    "dsq": Surrogate(_dsq, 0.2, 0.01, 0.5),
+}
+
+
+def strength_of(surrogate: str, strength: float | None = None) -> float | None:
+    """The strength of a surrogate: the given one, or its usual one.
+
+    Raises:
+        ValueError: no surrogate has that name, or it cannot have that strength.
+
+    >>> strength_of("ewgs"), strength_of("dsq", 0.1), strength_of("ste")
+    (0.001, 0.1, None)
+    """
+    if not isinstance(surrogate, str) or surrogate not in SURROGATES:
+        hint = did_you_mean(str(surrogate), SURROGATES)
+        raise ValueError(f"surrogate={surrogate!r} is not a surrogate gradient. {hint}")
+    if strength is None:
+        return SURROGATES[surrogate].strength
+    row = SURROGATES[surrogate]
+    if row.strength is None:
+        raise ValueError(
+            f"surrogate_strength={strength!r} with surrogate={surrogate!r}: that gradient has no "
+            "strength; leave surrogate_strength out."
+        )
+    if not is_number(strength) or not row.lowest <= strength <= row.highest:
+        raise ValueError(
+            f"surrogate_strength={strength!r} with surrogate={surrogate!r}: expected a number from "
+            f"{row.lowest:g} to {row.highest:g}, usually {row.strength:g}."
+        )
+    return float(strength)
+
+
+def describe_surrogate(surrogate: str, strength: float | None = None) -> str:
+    """In words, to be appended to a line; "" for straight-through.
+
+    >>> describe_surrogate("ewgs")
+    ', ewgs gradient of 0.001'
+    """
+    found = strength_of(surrogate, strength)
+    return "" if found is None else f", {surrogate} gradient of {found:g}"
+
+
+def passed_back(
+    upstream: Tensor,
+    error: Tensor,
+    intervals: Any,
+    surrogate: str = STRAIGHT_THROUGH,
+    strength: float | None = None,
+) -> Tensor:
+    """The gradient at what was rounded, g · f(g, e).
+
+    Args:
+        upstream: g, float32.
+        error: e = u - round(u) in codes, of the same shape; beyond 1/2 it counts as 1/2, and NaN
+            as 0, so that it does not spread through sums over a layer.
+        intervals: a, of the whole range; a number, or a float32 tensor that broadcasts.
+        surrogate: a row of `SURROGATES`.
+        strength: see `strength_of`.
+
+    >>> import numpy as np
+    >>> passed_back(np.float32([2.0, -2.0]), np.float32([0.3, 0.3]), 3, "ewgs", 0.1).numpy()
+    array([ 2.02, -1.98], dtype=float32)
+    """
+    factor, strength = SURROGATES[surrogate].factor, strength_of(surrogate, strength)
+    if factor is None or strength is None:
+        return upstream
+    n = namespace(upstream)
+    upstream, error = n.tensor(upstream), n.tensor(error)
+    error = n.where(n.isnan(error), 0.0, error)
+    error = n.maximum(n.minimum(error, 0.5), -0.5)
+    return upstream * factor(n, upstream, error, intervals, strength)
+
+
+def straight_through(value: Tensor, surrogate: Tensor) -> Tensor:
+    """`value`, exactly, with the gradient of `surrogate`; both of the same shape and type.
+
+    The sum surrogate + (value - surrogate) would be rounded twice, and NaN where one of them is
+    infinite.
+    """
+    n = namespace(surrogate)
+    return n.with_gradient(_given, _passed_on, [n.tensor(surrogate)], value=n.tensor(value))
+
+
+def scaled_gradient(variable: Any, factor: Any) -> Tensor:
+    """A variable, exactly, of which the gradient is multiplied by a factor.
+
+    Args:
+        variable: float32, any shape.
+        factor: a number, or a float32 tensor that broadcasts; it has no gradient.
+    """
+    n = namespace(variable)
+    return n.with_gradient(_itself, _scaled, [in_float32(n, variable)], factor=factor)
+
+
+def _given(n: Namespace, surrogate: Tensor, *, value: Tensor) -> tuple[Tensor, tuple[()]]:
+    del n, surrogate
+    return value, ()
+
+
+def _passed_on(n: Namespace, upstream: Tensor, *tensors: Tensor, value: Tensor) -> tuple[Tensor]:
+    del n, tensors, value
+    return (upstream,)
+
+
+def _itself(n: Namespace, variable: Tensor, *, factor: Any) -> tuple[Tensor, tuple[()]]:
+    del n, factor
+    return variable, ()
+
+
+def _scaled(n: Namespace, upstream: Tensor, *tensors: Tensor, factor: Any) -> tuple[Tensor]:
+    del n, tensors
+    return (upstream * factor,)
