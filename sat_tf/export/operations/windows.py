@@ -164,13 +164,13 @@ def sums(
     magnitudes = np.abs(kernel.reshape(kernel.shape[0], -1).astype(np.int64))
     reach = np.max(np.sum(magnitudes, axis=1), initial=0) * widest
     exact = np.float32 if reach < EXACT_FLOAT32 else np.float64
-    return products(codes.astype(exact), kernel.astype(exact), kind, window)
+    return products(codes.astype(exact), kernel.astype(exact), kind, window, exact=True)
 
 
 def products(
-    values: np.ndarray, kernel: np.ndarray, kind: LinearKind, window: Window
+    values: np.ndarray, kernel: np.ndarray, kind: LinearKind, window: Window, exact: bool = False
 ) -> np.ndarray:
-    """Σ kernel · value of a linear layer, in the type that both have."""
+    """Σ kernel · value of a linear layer, in the type that both have; `exact` in any order."""
     if kind is LinearKind.DEPTHWISE:
         return depthwise_products(values, kernel, window)
     if kind is LinearKind.TRANSPOSED:
@@ -178,12 +178,15 @@ def products(
     if kind is LinearKind.CONVOLUTION:
         groups = values.shape[-1] // kernel.shape[-1]
         if groups > 1:
-            parts = zip(
-                np.split(values, groups, axis=-1), np.split(kernel, groups, axis=0), strict=True
-            )
-            return np.concatenate([products(*part, kind, window) for part in parts], axis=-1)
+            parts = np.split(values, groups, axis=-1), np.split(kernel, groups, axis=0)
+            made = (products(*of, kind, window, exact) for of in zip(*parts, strict=True))
+            return np.concatenate(list(made), axis=-1)
         values = patches(values, kernel.shape[1:3], window)
-    return np.asarray(values @ kernel.reshape(kernel.shape[0], -1).T)
+    kernel = kernel.reshape(kernel.shape[0], -1)
+    if exact:  # one product, where NumPy makes one for each row, in up to ten times the time
+        rows = values.reshape(-1, values.shape[-1]) @ kernel.T
+        return np.asarray(rows.reshape(*values.shape[:-1], len(kernel)))
+    return np.asarray(values @ kernel.T)
 
 
 def convolved(values: TfTensor, kernel: TfTensor, window: Window) -> TfTensor:

@@ -47,10 +47,10 @@ def from_keras3(
     tf_keras does not have are left out, as the weights are there already; random layers get new
     seeds. The model is not compiled.
 
-    The result is proved first: on random input, twice, with values in [-1, 1] and in
-    [0, 255], every layer of the tf_keras model, given what the Keras 3 layer reads, gives what
-    that gives, and so do the model's outputs; in inference, to 1e-5 of the largest absolute value
-    of each tensor. Random numbers, dropout and gradients are not compared.
+    The result is proved first: on random input, with values in [-1, 1] and in [0, 255], every
+    layer of the tf_keras model, given what the Keras 3 layer reads, gives what that gives, and so
+    do the model's outputs; in inference, to 1e-5 of the largest absolute value of each tensor.
+    Random numbers, dropout and gradients are not compared.
 
     Args:
         model: a built Functional or Sequential Keras 3 model, whatever its backend; or the path of
@@ -111,7 +111,7 @@ def convert(
     made = translated(model, custom_layers)
     for layer, twin in made.pairs():
         keep_codes(layer, twin)
-    return Conversion(made.model, prove(made))
+    return Conversion(made.model, prove(made, whole=True))
 
 
 class ReadModel(NamedTuple):

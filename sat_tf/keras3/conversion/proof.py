@@ -1,19 +1,19 @@
 """The proof that a tf_keras model computes what the Keras 3 one computes: on random input.
 
-Every layer is compared twice. On its own: given the inputs of the Keras 3 layer, does it give the
-same outputs? A classifier of random weights ends in nearly equal probabilities, and would hide a
-wrong layer. And in its place: given the outputs of the tf_keras layers before it. Differences
-are absolute, as fractions of the largest absolute value in Keras 3. Tensors of a lower precision
-(`mixed_bfloat16`) are compared to two units in their last place, on their own alone.
+Every layer is compared on its own: given the inputs of the Keras 3 layer, does it give the same
+outputs? A classifier of random weights ends in nearly equal probabilities, and would hide a wrong
+layer. Differences are absolute, as fractions of the largest absolute value in Keras 3. Tensors of a
+lower precision (`mixed_bfloat16`) are compared to two units in their last place.
 
-Of a quantized model, layers are compared on their own alone. Backends round sums and tanh in
-different last bits, and a value that is nearly halfway between two codes then becomes the other
-one: such codes are counted, and all else is compared as closely as that of any layer.
+Of a quantized layer, what is quantized is compared as closely as any tensor. Backends round sums
+and tanh in different last bits, and a value that is nearly halfway between two codes then becomes
+the other one: such codes are counted.
 """
 
+import contextlib
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import keras as keras3
@@ -22,6 +22,8 @@ import tensorflow as tf
 
 from sat_tf.keras3.conversion.operation_table import LOWER_PRECISIONS
 from sat_tf.keras3.conversion.translator import Translated, to_tf_keras
+from sat_tf.keras3.quantized_layer import QuantizedLayer as QuantizedLayer3
+from sat_tf.keras3.quantized_layer import standing_in
 from sat_tf.messages import kind_of
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.protocol import ActivationQuantizer
@@ -32,10 +34,9 @@ TOLERANCE = 1e-5
 FLIPS = 1e-3
 # Two codes are neighbours up to this many steps: a scale is rounded, too, in a lower precision.
 _NEIGHBOURS = 1.5
-_BATCH = 2
 UNKNOWN_SIZE = 64  # of an image whose size the model leaves open
 _SEED = 20
-# Values around zero, and pixels as preprocessing layers take them.
+# Values around zero, and pixels as preprocessing layers take them: half of the images of each.
 _RANGES = ((-1.0, 1.0), (0.0, 255.0))
 
 
@@ -44,130 +45,144 @@ class Proof:
     """The result of a proof.
 
     Attributes:
-        difference: the largest of the model's outputs, as a fraction of its largest value.
-        layer_difference: the largest of a layer on its own.
+        layer_difference: the largest of a layer, as a fraction of its largest value.
         num_calls: how many layers and operations were compared.
-        codes_differing: how many codes of layers on their own differ, all of them ties.
+        codes_differing: how many codes differ, all of them ties.
+        difference: the largest of the model's outputs, where the whole was compared.
     """
 
-    difference: float
     layer_difference: float
     num_calls: int
-    codes_differing: int = 0
+    codes_differing: int
+    difference: float | None = None
 
 
 @dataclasses.dataclass
 class _Found:
-    """The differences found while a graph was run, by layer: on its own and in place."""
+    """The differences of layers that were found while a graph was run, by their names."""
 
-    alone: dict[str, float] = dataclasses.field(default_factory=dict)
-    in_place: dict[str, float] = dataclasses.field(default_factory=dict)
+    differences: dict[str, float] = dataclasses.field(default_factory=dict)
     kinds: dict[str, str] = dataclasses.field(default_factory=dict)
     tolerances: dict[str, float] = dataclasses.field(default_factory=dict)
     codes: int = 0
 
-    def add(
-        self, name: str, kind: str, alone: float, in_place: float, tolerance: float = TOLERANCE
-    ) -> None:
-        self.kinds[name] = kind
-        self.tolerances[name] = tolerance
-        self.alone[name] = max(alone, self.alone.get(name, 0.0))
-        self.in_place[name] = max(in_place, self.in_place.get(name, 0.0))
 
-
-def prove(made: Translated) -> Proof:
+def prove(made: Translated, *, whole: bool = False) -> Proof:
     """Compares both models.
+
+    Args:
+        made: the models.
+        whole: compare the outputs of the models, too, in which the differences of layers add up.
 
     Raises:
         ValueError: a layer computes something else in tf_keras; names the first, with the
-            difference.
+            difference. Or the model does, whose layers agree.
     """
     found, largest = _Found(), 0.0
-    for low, high in _RANGES:
-        inputs = list(_random_inputs(made, low, high))
-        outputs = _run(made, inputs, inputs, found, "")
-        if (low, high) == _RANGES[0]:  # once, because what is called is the graph that was run
-            largest = _whole_difference(made, inputs)
-        largest = max([largest, *map(difference, *outputs)])
-        adds_up = not made.is_quantized and set(found.tolerances.values()) == {TOLERANCE}
-        _refuse(made, found, largest if adds_up else 0.0)
-    return Proof(largest, max(found.alone.values(), default=0.0), len(found.alone), found.codes)
+    for inputs in _random_inputs(made):
+        expected = _run(made, inputs, found, "")
+        _refuse_layers(made, found)
+        packed = made.graph.pack_inputs(inputs)
+        if any(not type(model).call.__module__.startswith("keras.") for model in _models(made)):
+            outputs = keras3.tree.flatten(made.graph.model(packed, training=False))
+            _refuse_whole(made, found, max(map(_difference, expected, outputs)))
+        if whole:
+            outputs = tf.nest.flatten(made.model(_as_tf(packed), training=False))
+            largest = max([largest, *map(_difference, expected, outputs)])
+            _refuse_whole(made, found, 0.0 if made.is_quantized else largest)
+    layers = max(found.differences.values(), default=0.0)
+    return Proof(layers, len(found.differences), found.codes, largest if whole else None)
 
 
-def _refuse(made: Translated, found: _Found, largest: float) -> None:
-    tolerances = found.tolerances
-    wrong = [name for name, other in found.alone.items() if not other <= tolerances[name]]
-    how = "alone, on what the Keras 3 layer reads"
-    if not wrong and not largest <= TOLERANCE:
-        wrong = [name for name, other in found.in_place.items() if not other <= TOLERANCE]
-        how = "in its place, where the differences of all layers before it add up"
+def _models(made: Translated) -> Iterator[Any]:
+    """The Keras 3 model, and those inside it."""
+    yield made.graph.model
+    for _, _, nested in made.calls:
+        if nested is not None:
+            yield from _models(nested)
+
+
+def _refuse_layers(made: Translated, found: _Found) -> None:
+    limits = found.tolerances
+    wrong = [name for name, off in found.differences.items() if not off <= limits[name]]
     if wrong:
         name = wrong[0]
-        difference = found.alone[name] if how.startswith("alone") else found.in_place[name]
         raise ValueError(
-            f"model {made.graph.name!r}: {name}: received {found.kinds[name]} whose output "
-            f"differs in tf_keras by {difference:.2g} of its largest value ({how}), expected at "
-            f"most {tolerances[name]:.2g}; it is the first of {len(wrong)} such. Build this layer "
-            "from others, or build the model with tf_keras and load the weights by layer name."
-        )
-    if not largest <= TOLERANCE:
-        raise ValueError(
-            f"model {made.graph.name!r}: received a model whose outputs differ in tf_keras by "
-            f"{largest:.2g} of their largest value though all its layers agree, expected at most "
-            f"{TOLERANCE:g}; its call does something else than its graph: build it as "
-            "keras.Model(inputs, outputs)."
+            f"model {made.graph.name!r}: {name}: received {found.kinds[name]} whose output differs "
+            f"in tf_keras by {found.differences[name]:.2g} of its largest value, on what the Keras "
+            f"3 layer reads, expected at most {limits[name]:.2g}; it is the first of {len(wrong)} "
+            "such. Build this layer from others, or build the model with tf_keras and load the "
+            "weights by layer name."
         )
 
 
-def _run(
-    made: Translated, inputs3: list[Any], inputs: list[Any], found: _Found, prefix: str
-) -> tuple[list[Any], list[Any]]:
-    """Runs both graphs call by call; returns the outputs of both."""
-    values3 = {id(t): v for t, v in zip(made.graph.inputs, inputs3, strict=True)}
+def _refuse_whole(made: Translated, found: _Found, largest: float) -> None:
+    if largest <= TOLERANCE or set(found.tolerances.values()) - {TOLERANCE}:
+        return
+    raise ValueError(
+        f"model {made.graph.name!r}: received a model whose outputs differ in tf_keras by "
+        f"{largest:.2g} of their largest value though all its layers agree, expected at most "
+        f"{TOLERANCE:g}; its call does something else than its graph, or the differences of its "
+        "layers add up: build it as keras.Model(inputs, outputs), of fewer layers."
+    )
+
+
+def _run(made: Translated, inputs: list[Any], found: _Found, prefix: str) -> list[Any]:
+    """Runs the graph of Keras 3 call by call, and compares each; returns the outputs."""
     values = {id(t): v for t, v in zip(made.graph.inputs, inputs, strict=True)}
     for call, function, nested in made.calls:
-        name = f"{prefix}{call.operation.name}"
-        args3, kwargs3 = call.filled_in(values3, lambda value: value)
-        args, kwargs = call.filled_in(values, to_tf_keras)
+        args, kwargs = call.filled_in(values, lambda value: value)
         if nested is not None:
-            flat3, flat = (keras3.tree.flatten(given[0]) for given in (args3, args))
-            outputs3, outputs = _run(nested, flat3, flat, found, f"{name}/")
+            given = keras3.tree.flatten(args[0])
+            outputs = _run(nested, given, found, f"{prefix}{call.operation.name}/")
         else:
-            outputs3 = keras3.tree.flatten(_call_keras3(name, call.operation, args3, kwargs3))
-            alone_args, alone_kwargs = call.filled_in(values3, to_tf_keras)
+            operation = call.operation
+            if isinstance(operation, QuantizedLayer3):
+                operation = operation.layer
+            name = f"{prefix}{operation.name}"
+            with _before_quantization(call.operation) as before:
+                outputs = keras3.tree.flatten(_call_keras3(name, call.operation, args, kwargs))
+            args, kwargs = (_as_tf(given) for given in call.filled_in(values, to_tf_keras))
             if isinstance(function, QuantizedLayer):
-                alone, flips = _call_quantized(
-                    name, call.operation, function, (alone_args, alone_kwargs), outputs3
+                off, codes = _compare_quantized(
+                    name, call.operation, function, args[0], before, outputs
                 )
-                found.codes += flips
+                found.codes += codes
             else:
-                alone = _call_tf_keras(function, alone_args, alone_kwargs)
-            given = zip(
-                *map(keras3.tree.flatten, ((args, kwargs), (alone_args, alone_kwargs))), strict=True
+                received = _call_tf_keras(function, args, kwargs)
+                off = max(map(_difference, outputs, received), default=0.0)
+            found.kinds[name] = kind_of(operation)
+            found.differences[name] = max(off, found.differences.get(name, 0.0))
+            found.tolerances[name] = max(
+                [TOLERANCE, *(_tolerance(output) for output in (*call.outputs, *outputs))]
             )
-            outputs = alone
-            if not (made.is_quantized or all(one is other for one, other in given)):
-                outputs = _call_tf_keras(function, args, kwargs)
-            found.add(
-                name,
-                kind_of(call.operation),
-                max(map(difference, outputs3, alone), default=0.0),
-                max(map(difference, outputs3, outputs), default=0.0),
-                max([TOLERANCE, *(_tolerance(output) for output in (*call.outputs, *outputs3))]),
-            )
-        for tensor, output3, output in zip(call.outputs, outputs3, outputs, strict=True):
-            # Equal outputs are shared, so that what reads them is run once.
-            is_equal = made.is_quantized or difference(output3, output) == 0.0
-            values3[id(tensor)], values[id(tensor)] = output3, output3 if is_equal else output
-    tensors = made.graph.outputs
-    return [values3[id(t)] for t in tensors], [values[id(t)] for t in tensors]
+        values.update({id(t): v for t, v in zip(call.outputs, outputs, strict=True)})
+    return [values[id(tensor)] for tensor in made.graph.outputs]
 
 
-def _whole_difference(made: Translated, inputs: list[np.ndarray]) -> float:
-    packed = made.graph.pack_inputs(inputs)
-    outputs3 = keras3.tree.flatten(made.graph.model(packed, training=False))
-    outputs = tf.nest.flatten(made.model(_as_tf(packed), training=False))
-    return max(map(difference, outputs3, outputs))
+@contextlib.contextmanager
+def _before_quantization(layer: Any) -> Iterator[list[Any]]:
+    """Collects what a layer of Keras 3 gives to its output quantizer."""
+    seen: list[Any] = []
+    quantizer = getattr(layer, "output_quantizer", None)
+    if quantizer is None:
+        yield seen
+        return
+
+    def quantize(tensor: Any, *others: Any) -> Any:
+        seen.append(tensor)
+        return quantizer(tensor, *others)
+
+    with standing_in(layer, {"output_quantizer": quantize}):
+        yield seen
+
+
+def _difference(expected: Any, received: Any) -> float:
+    """The `difference` of the halves of two tensors, which come from other ranges of inputs."""
+    one, other = _as_array(expected), _as_array(received)
+    if one.shape != other.shape or one.ndim == 0 or len(one) % 2:
+        return difference(one, other)
+    return max(map(difference, np.split(one, 2), np.split(other, 2)))
 
 
 def difference(expected: Any, received: Any) -> float:
@@ -214,43 +229,61 @@ def _call_tf_keras(function: Any, args: Any, kwargs: Any) -> list[Any]:
     # Random layers of tf_keras take part in training unless they are told not to.
     if "training" in inspect.signature(getattr(function, "call", function)).parameters:
         kwargs = {**kwargs, "training": False}
-    return list(tf.nest.flatten(function(*_as_tf(args), **_as_tf(kwargs))))
+    return list(tf.nest.flatten(function(*args, **kwargs)))
 
 
-def _call_quantized(
-    name: str, layer3: Any, layer: QuantizedLayer, given: tuple[Any, Any], expected: list[Any]
-) -> tuple[list[Any], int]:
-    """The outputs of a quantized layer in tf_keras, ties aside, and how many of these there are.
+def _compare_quantized(
+    name: str,
+    layer3: Any,
+    layer: QuantizedLayer,
+    inputs: Any,
+    before: list[Any],
+    expected: list[Any],
+) -> tuple[float, int]:
+    """The difference of a quantized layer in both Kerases, ties aside, and how many ties there are.
 
     It computes with the effective kernel of the layer in Keras 3, so that a code of a weight which
     flips is counted once, and not in every sum.
+
+    Args:
+        name: of the layer.
+        layer3: the layer in Keras 3.
+        layer: the layer in tf_keras.
+        inputs: what both read.
+        before: what the layer in Keras 3 has quantized.
+        expected: its outputs.
     """
-    received = _with_kernel_of(name, layer3, layer, lambda: _call_tf_keras(layer, *given))
     quantizer = layer.quantize_config.output
-    if not isinstance(quantizer, ActivationQuantizer) or len(expected) != 1:
-        return received, 0
+    rounds = isinstance(quantizer, ActivationQuantizer) and len(expected) == 1
+    with _kernel_of(name, layer3, layer):
+        received = _call_tf_keras(layer, [inputs], {})
+        ours = [layer.before_quantization(inputs)] if rounds else []
+    if not rounds:
+        return max(map(_difference, expected, received), default=0.0), 0
+    off = max(map(_difference, before, ours))
     one, other = (_as_array(*values).astype(np.float64) for values in (expected, received))
-    scale = float(quantizer.code_range(layer.output_variables).scale)
-    distances = np.abs(one - other) / scale
+    distances = np.abs(one - other) / float(quantizer.code_range(layer.output_variables).scale)
     flipped = distances > 0.5
     flips = int(np.count_nonzero(flipped))
     # Sums in a lower precision than the codes themselves have: any may be a neighbour.
     is_lower = any(_tolerance(output) > TOLERANCE for output in (*expected, *received))
     is_near = np.max(distances, initial=0.0) < _NEIGHBOURS
-    if not is_near or flips > max(1.0, (1.0 if is_lower else FLIPS) * distances.size):
-        return received, flips
-    return [np.where(flipped, one, other)] if flips else received, flips
+    if is_near and flips <= max(1.0, (1.0 if is_lower else FLIPS) * distances.size):
+        other = np.where(flipped, one, other) if flips else other
+    return max(off, _difference(one, other)), flips
 
 
-def _with_kernel_of(name: str, layer3: Any, layer: QuantizedLayer, call: Callable[[], Any]) -> Any:
-    """The result of a call while the layer has the effective kernel of its counterpart in Keras 3.
+@contextlib.contextmanager
+def _kernel_of(name: str, layer3: Any, layer: QuantizedLayer) -> Iterator[None]:
+    """A scope in which a layer has the effective kernel of its counterpart in Keras 3.
 
     Raises:
         ValueError: its own kernel has other codes than ties explain.
     """
     kernel = layer.effective_kernel()
     if kernel is None:
-        return call()
+        yield
+        return
     theirs = np.asarray(keras3.ops.convert_to_numpy(layer3.effective_kernel()))
     off = np.abs(theirs.astype(np.float64) - kernel.numpy())
     differing = int(np.count_nonzero(off > TOLERANCE * np.max(np.abs(theirs), initial=0.0)))
@@ -263,7 +296,7 @@ def _with_kernel_of(name: str, layer3: Any, layer: QuantizedLayer, call: Callabl
     own = layer.constant_kernel
     object.__setattr__(layer, "constant_kernel", tf.constant(theirs))
     try:
-        return call()
+        yield
     finally:
         object.__setattr__(layer, "constant_kernel", own)
 
@@ -291,23 +324,28 @@ def _tolerance(tensor: Any) -> float:
     return LOWER_PRECISIONS.get(keras3.backend.standardize_dtype(tensor.dtype), TOLERANCE)
 
 
-def _random_inputs(made: Translated, low: float, high: float) -> Iterator[np.ndarray]:
+def _random_inputs(made: Translated) -> Iterator[list[np.ndarray]]:
+    """The inputs to compare on, of all ranges at once where the model takes as many images."""
     draws = np.random.default_rng(_SEED)
-    for tensor in made.graph.inputs:
+    largest = _largest_index(made)
+
+    def drawn(tensor: Any, low: float, high: float) -> np.ndarray:
         batch, *rest = tensor.shape
-        shape = (
-            batch or _BATCH,
-            *(size if size is not None else UNKNOWN_SIZE for size in rest),
-        )
+        shape = (batch or 1, *(size if size is not None else UNKNOWN_SIZE for size in rest))
         dtype = str(tensor.dtype)
         if dtype == "bool":
-            yield draws.integers(0, 2, shape).astype(bool)
-        elif "int" in dtype:
-            yield draws.integers(0, _largest_index(made), shape).astype(dtype)
-        else:
-            # These may be ids too.
-            numbers = draws.uniform(low, min(high, _largest_index(made)), shape).astype(np.float32)
-            yield np.asarray(tf.cast(numbers, dtype))
+            return draws.integers(0, 2, shape).astype(bool)
+        if "int" in dtype:
+            return draws.integers(0, largest, shape).astype(dtype)
+        # These may be ids too.
+        numbers = draws.uniform(low, min(high, largest), shape).astype(np.float32)
+        return np.asarray(tf.cast(numbers, dtype))
+
+    of_ranges = [[drawn(tensor, *ends) for tensor in made.graph.inputs] for ends in _RANGES]
+    if any(tensor.shape[0] is not None for tensor in made.graph.inputs):
+        yield from of_ranges
+    else:
+        yield [np.concatenate(parts) for parts in zip(*of_ranges, strict=True)]
 
 
 def _largest_index(made: Translated) -> int:

@@ -192,7 +192,6 @@ def quantized(model: keras3.Model, policy: BitPolicy | int | None = None) -> ker
             "before the first import of keras."
         )
     made = translated(model, is_twin=True)
-    prove(made)
     return _of_plan(quantize_model(made.model, policy), _originals(made), model)
 
 

@@ -133,7 +133,7 @@ def test_a_quantized_model_that_is_another_in_keras_3_is_refused(network, monkey
         return kept({**config, "dilation_rate": 2} if is_dense else config)
 
     monkeypatch.setattr(keras.layers.Conv2D, "from_config", dilated)
-    with pytest.raises(ValueError, match=r"quant_conv_1: received a QuantizedLayer whose output d"):
+    with pytest.raises(ValueError, match=r"conv_1: received a Conv2D whose output differs"):
         sat_tf.quantize_model(network, W4A4)
 
 
