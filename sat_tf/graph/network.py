@@ -100,6 +100,14 @@ class Network:
         # Keras has no public view of the structure that a model is called with.
         self._structures = model._nested_inputs, model._nested_outputs
         made_by = self._read(model, {}, "", through=through)
+        if unread := [
+            tensor.node.layer.name for tensor in model.inputs if id(tensor) not in made_by
+        ]:
+            raise ValueError(
+                f"model {model.name!r}: received the inputs {', '.join(unread)}, which no output "
+                "depends on, expected inputs that are read; leave them out of keras.Model(inputs, "
+                "outputs)."
+            )
         self.inputs: tuple[str, ...] = tuple(made_by[id(tensor)] for tensor in model.inputs)
         self.outputs: tuple[str, ...] = tuple(made_by[id(tensor)] for tensor in model.outputs)
         self._connect()
@@ -321,6 +329,32 @@ class Network:
                 found.add(producer)
                 waiting.extend(self._nodes[producer].inputs)
         return found
+
+    def only_readers(self, name: str) -> list[Node]:
+        """The nodes that read a layer, at all of its calls, and whose layers read nothing else.
+
+        Empty where one of the calls is an output or is not read, or a reader reads another layer.
+        """
+        calls = [call.name for call in self.calls(name)]
+        if set(calls) & set(self.outputs) or not all(self._consumers[call] for call in calls):
+            return []
+        readers = [reader for call in calls for reader in self.consumers(call)]
+        reads = {
+            read for reader in readers for one in self.calls(reader.name) for read in one.inputs
+        }
+        return readers if reads <= set(calls) else []
+
+    def origin(self, name: str, passes: Callable[[Node], bool]) -> Node:
+        """The first node from `name` backwards that does not pass on what it reads.
+
+        Args:
+            name: of a node.
+            passes: tells nodes of one input whose tensor is looked for in front of them.
+        """
+        node = self._nodes[name]
+        while passes(node):
+            node = self._nodes[node.inputs[0]]
+        return node
 
     def without(self, is_left_out: Callable[[Node], bool]) -> "Network":
         """This network without some of its nodes, whose readers read their inputs instead.

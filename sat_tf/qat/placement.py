@@ -441,15 +441,9 @@ class _Placer:
 
         If it is called several times, behind every call; and they read no other layer.
         """
-        calls = self.network.calls(name)
-        readers = [reader for call in calls for reader in self.network.consumers(call.name)]
+        readers = self.network.only_readers(name)
         plain = layer_kinds.activation_name(self.network[name].layer) == "linear"
-        read = all(self.network.consumers(call.name) for call in calls)
-        if not plain or not read or any(call.name in self.network.outputs for call in calls):
-            return ()
-        norms = [call for reader in readers for call in self.network.calls(reader.name)]
-        own = {call.name for call in calls}
-        if any(self.roles[n.name] is not Role.NORM or not own.issuperset(n.inputs) for n in norms):
+        if not plain or any(self.roles[reader.name] is not Role.NORM for reader in readers):
             return ()
         return tuple(dict.fromkeys(reader.layer.name for reader in readers))
 
@@ -477,7 +471,8 @@ class _Placer:
             return False
         if self._ends_in_softmax(self.network[name]):
             return False
-        if reader.inputs.count(name) > 1 or any(map(self._is_opaque, reader.inputs)):
+        read = [self._origin(one) for one in reader.inputs]
+        if reader.inputs.count(name) > 1 or any(self.roles[one] is Role.OPAQUE for one in read):
             return False
         return self._has_grid(reader)
 
@@ -487,11 +482,9 @@ class _Placer:
             return self._has_grid(self.network.consumers(node.name)[0])
         return self._output(node) is not None
 
-    def _is_opaque(self, name: str) -> bool:
-        """Whether a tensor is float because a layer is left float."""
-        if self.roles[name] is Role.MOVEMENT:
-            return self._is_opaque(self.network[name].inputs[0])
-        return self.roles[name] is Role.OPAQUE
+    def _origin(self, name: str) -> str:
+        """The layer that makes the values of a tensor, which others only move."""
+        return self.network.origin(name, lambda node: self.roles[node.name] is Role.MOVEMENT).name
 
     def _demands(self, name: str) -> Iterator[Demand]:
         """The needs of the readers of the output of `name`, also from behind data movement."""
@@ -602,7 +595,8 @@ class _Placer:
     def _in_front_of_readers(
         self, name: str, carried: int | None, *, is_stream: bool
     ) -> Iterator[Insertion]:
-        if self.pixels.reads(name) or self._carries_input(name):
+        # The tensor may have the 8 bits of an input.
+        if self.pixels.reads(name) or self._origin(name) in self.entrances.values():
             return
         # Demands are grouped by bits, and by what is read: the tensor, or an identity behind it.
         wanted: dict[tuple[int, str], list[Demand]] = {}
@@ -621,12 +615,6 @@ class _Placer:
                 readers = frozenset(demand.reader for demand in demands if demand.reader)
                 name_of_call = read.replace("@", "_call_")
                 yield Insertion(f"{name_of_call}_to_{bits}_bits", read, readers, config)
-
-    def _carries_input(self, name: str) -> bool:
-        """Whether a tensor has the 8 bits of an input."""
-        while self.roles[name] is Role.MOVEMENT:
-            name = self.network[name].inputs[0]
-        return name in self.entrances.values()
 
     def _quantizer(
         self, name: str, bits: int, demands: list[Demand], *, behind_layer: bool = True

@@ -178,3 +178,37 @@ def test_a_model_of_keras_3_is_refused_with_the_reason():
     message = _error(model)
     assert message.startswith("received a Keras 3 model")
     assert "convert it with sat_tf.from_keras3(model)" in message
+
+
+def test_readers_of_a_layer_are_its_only_ones_if_they_read_nothing_else(image):
+    conv, norm = L.Conv2D(3, 1, name="conv"), L.BatchNormalization(name="norm")
+    one, other = norm(conv(image)), norm(conv(L.ReLU()(image)))
+    network = _of(L.Add(name="sum")([one, other]), image)
+    assert [node.name for node in network.only_readers("conv")] == ["norm", "norm@2"]
+    assert network.only_readers("sum") == []  # an output
+    apart = norm(L.ReLU(name="relu")(image))
+    network = _of(L.Add()([norm(conv(image)), apart]), image)
+    assert network.only_readers("conv") == []  # the normalization reads another layer, too
+
+
+def test_the_origin_of_a_tensor_is_in_front_of_what_passes_it_on(image):
+    x = L.Flatten(name="flatten")(L.ReLU(name="relu")(L.Conv2D(3, 1, name="conv")(image)))
+    network = _of(L.Dense(2, name="end")(x), image)
+    moves = {"flatten", "relu"}
+    assert network.origin("flatten", lambda node: node.name in moves).name == "conv"
+    assert network.origin("end", lambda node: node.name in moves).name == "end"
+
+
+def test_an_input_that_nothing_reads_is_refused(image):
+    other = keras.Input((4,), name="other")
+    model = keras.Model([image, other], L.Flatten()(image), name="custom")
+    with pytest.raises(ValueError, match="received the inputs other, which no output depends on"):
+        Network(model)
+
+
+def test_models_inside_are_read_through(image):
+    inner = keras.Sequential([keras.Input((8, 8, 3)), L.ReLU(name="relu")], name="inner")
+    network = Network(keras.Model(image, inner(inner(image))), through=True)
+    assert [node.name for node in network] == ["image", "inner/relu", "inner@2/relu"]
+    assert network["inner@2/relu"].inputs == ("inner/relu",)
+    assert network.outputs == ("inner@2/relu",)
