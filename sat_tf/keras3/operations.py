@@ -13,6 +13,7 @@ import keras as keras3
 import numpy as np
 from keras import ops
 
+from sat_tf.graph import counterparts
 from sat_tf.graph.templates import filled_in
 
 _register = functools.partial(keras3.saving.register_keras_serializable, package="sat_tf")
@@ -268,11 +269,31 @@ def _matmul(
     return ops.matmul(a, b)
 
 
+def _of_one(function: Callable[[Any], Any]) -> Callable[..., Any]:
+    """A function of one tensor, which TensorFlow's functions call by different names."""
+
+    def of(*args: Any, **options: Any) -> Any:
+        (tensor,) = (*args, *options.values())
+        return function(tensor)
+
+    return of
+
+
+def _counterparts(rows: counterparts.Rows, form: Callable[..., Any]) -> dict[str, Any]:
+    """Keras 3's functions in the form of TensorFlow's, by the names of these."""
+    return {
+        name: form(getattr(ops, function)) for function, names in rows.items() for name in names
+    }
+
+
 # All take their arguments in TensorFlow's order and by TensorFlow's names.
 _OPERATIONS: dict[str, Callable[..., Any]] = {
-    "__operators__.add": _of_two(ops.add),
+    **_counterparts(counterparts.OF_ONE, _of_one),
+    **_counterparts(counterparts.ACTIVATIONS, _of_one),
+    **_counterparts(counterparts.OF_TWO, _of_two),
+    **_counterparts(counterparts.COMPARISONS, _of_two),
+    **_counterparts(counterparts.REDUCTIONS, _reduced),
     "__operators__.getitem": _get_item,
-    "abs": lambda x: ops.abs(x),
     "cast": lambda x, dtype: ops.cast(x, dtype),
     "clip_by_value": lambda t, clip_value_min, clip_value_max: ops.clip(
         t, clip_value_min, clip_value_max
@@ -286,62 +307,20 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "identity": lambda input: input + 0.0,
     "image.resize": _resize,
     "linalg.matmul": _matmul,
-    "math.abs": lambda x: ops.abs(x),
-    "math.add": _of_two(ops.add),
-    "math.cos": lambda x: ops.cos(x),
-    "math.divide": _of_two(ops.divide),
-    "math.erf": lambda x: ops.erf(x),
-    "math.equal": _of_two(ops.equal),
-    "math.exp": lambda x: ops.exp(x),
-    "math.floor": lambda x: ops.floor(x),
-    "math.greater": _of_two(ops.greater),
-    "math.greater_equal": _of_two(ops.greater_equal),
     "math.l2_normalize": _l2_normalize,
-    "math.less": _of_two(ops.less),
-    "math.less_equal": _of_two(ops.less_equal),
-    "math.log": lambda x: ops.log(x),
-    "math.logical_and": _of_two(ops.logical_and),
-    "math.logical_not": lambda x: ops.logical_not(x),
-    "math.logical_or": _of_two(ops.logical_or),
-    "math.maximum": _of_two(ops.maximum),
-    "math.minimum": _of_two(ops.minimum),
-    "math.multiply": _of_two(ops.multiply),
-    "math.negative": lambda x: -x,
-    "math.not_equal": _of_two(ops.not_equal),
-    "math.pow": _of_two(ops.power),
-    "math.reciprocal": lambda x: ops.reciprocal(x),
-    "math.reduce_max": _reduced(ops.max),
-    "math.reduce_mean": _reduced(ops.mean),
-    "math.reduce_min": _reduced(ops.min),
-    "math.reduce_prod": _reduced(ops.prod),
-    "math.reduce_sum": _reduced(ops.sum),
-    "math.rsqrt": lambda x: ops.rsqrt(x),
-    "math.sigmoid": lambda x: ops.sigmoid(x),
-    "math.sign": lambda x: ops.sign(x),
-    "math.sin": lambda x: ops.sin(x),
-    "math.softplus": lambda features: ops.softplus(features),
-    "math.sqrt": lambda x: ops.sqrt(x),
-    "math.square": lambda x: ops.square(x),
     "math.squared_difference": _of_two(lambda x, y: ops.square(ops.subtract(x, y))),
-    "math.subtract": _of_two(ops.subtract),
-    "math.tanh": lambda x: ops.tanh(x),
-    "math.truediv": _of_two(ops.divide),
     "nn.depth_to_space": _depth_to_space,
-    "nn.elu": lambda features: ops.elu(features),
+    "nn.elu": _of_one(ops.elu),
     "nn.gelu": lambda features, approximate=False: ops.gelu(features, approximate),
     "nn.leaky_relu": lambda features, alpha=0.2: ops.leaky_relu(features, alpha),
     "nn.log_softmax": _along_last(ops.log_softmax),
-    "nn.relu": lambda features: ops.relu(features),
-    "nn.relu6": lambda features: ops.relu6(features),
-    "nn.selu": lambda features: ops.selu(features),
-    "nn.silu": lambda features: ops.silu(features),
+    "nn.relu": _of_one(ops.relu),
+    "nn.relu6": _of_one(ops.relu6),
     "nn.softmax": _along_last(ops.softmax),
     "nn.space_to_depth": _space_to_depth,
-    "nn.softsign": lambda features: ops.softsign(features),
     "reshape": lambda tensor, shape: ops.reshape(tensor, tuple(shape)),
     "squeeze": _squeeze,
     "stack": lambda values, axis=0: ops.stack(values, axis),
-    "stop_gradient": lambda input: ops.stop_gradient(input),
     "tile": lambda input, multiples: ops.tile(input, multiples),
     "transpose": _transpose,
     "where": lambda condition, x, y: ops.where(condition, x, y),

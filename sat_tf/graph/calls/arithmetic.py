@@ -16,6 +16,7 @@ from sat_tf.graph.calls.arguments import (
     of_one_tensor,
     only_tensor,
 )
+from sat_tf.graph.counterparts import ACTIVATIONS
 from sat_tf.graph.operation_layers import (
     Clip,
     ConstantSum,
@@ -262,7 +263,15 @@ LAYERS: dict[type, Finder] = {
     L.Subtract: _with_constant("x - c"),
 }
 
+# Where tf_keras has another name for an activation than Keras 3.
+_RENAMED = {"silu": "swish"}
+
 CALLS: dict[str, Finder] = {
+    **{
+        call: of_one_tensor(L.Activation, _RENAMED.get(name, name))
+        for name, calls in ACTIVATIONS.items()
+        for call in calls
+    },
     "__operators__.add": _of_two(L.Add, "x + c", "x + c"),
     "math.add": _of_two(L.Add, "x + c", "x + c"),
     "math.subtract": _of_two(L.Subtract, "x - c", "c - x"),
@@ -282,13 +291,7 @@ CALLS: dict[str, Finder] = {
     "abs": of_one_tensor(L.Activation, absolute),
     "nn.leaky_relu": _leaky,
     "nn.elu": of_one_tensor(L.Activation, "elu"),
-    "nn.selu": of_one_tensor(L.Activation, "selu"),
     "nn.gelu": _gelu,
-    "nn.silu": of_one_tensor(L.Activation, "swish"),
-    "math.sigmoid": of_one_tensor(L.Activation, "sigmoid"),
-    "math.tanh": of_one_tensor(L.Activation, "tanh"),
-    "math.softplus": of_one_tensor(L.Activation, "softplus"),
-    "nn.softsign": of_one_tensor(L.Activation, "softsign"),
     "nn.softmax": _softmax,
     "cast": _cast,
     "identity": of_one_tensor(L.Activation, "linear"),

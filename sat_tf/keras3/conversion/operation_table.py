@@ -1,6 +1,7 @@
 """The table of Keras 3 operations, such as `x + y`, and what tf_keras has for each of them."""
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.graph import counterparts
 from sat_tf.keras3.conversion.activations import ACTIVATIONS
 
 # Types of tensors, with how far two ways to compute one may be apart: two units in the last place,
@@ -59,22 +61,29 @@ def _tensors(node: Any) -> list[Any]:
     return list(node.arguments.keras_tensors)
 
 
-def _merge(layer: str, function: Function) -> Callable[[Any, Any], Function]:
-    """A layer for two tensors of one rank and type, a function for anything else."""
+def _merge(function: Function, name: str) -> Callable[[Any, Any], Function]:
+    """A layer, if there is one of that name, for two tensors of one rank and type, else a function.
+
+    Args:
+        function: the function of TensorFlow.
+        name: of the operation's class in Keras 3.
+    """
+    layer = getattr(keras.layers, name, None)
 
     def make(operation: Any, node: Any) -> Function:
         tensors, output = _tensors(node), node.outputs[0]
         alike = {(len(tensor.shape), tensor.dtype) for tensor in [*tensors, output]}
         if layer and len(tensors) == 2 and len(alike) == 1 and len(output.shape) > 1:
-            made = getattr(keras.layers, layer)(name=operation.name)
+            made = layer(name=operation.name)
             return lambda x1, x2: made([x1, x2])
         return lambda x1, x2: function(_typed(x1, output.dtype), _typed(x2, output.dtype))
 
     return make
 
 
-def _comparison(function: Function) -> Callable[[Any, Any], Function]:
+def _comparison(function: Function, name: str) -> Callable[[Any, Any], Function]:
     """A function of two operands in the type that Keras 3 promotes both to; it gives truths."""
+    del name
 
     def make(operation: Any, node: Any) -> Function:
         given = [*node.arguments.args, *node.arguments.kwargs.values()]
@@ -115,8 +124,12 @@ def _plain(function: Function, *attributes: str) -> Callable[[Any, Any], Functio
     return make
 
 
-def _reduction(function: Function, layer: str) -> Callable[[Any, Any], Function]:
-    """A reduction; over rows and columns a layer."""
+_POOLINGS = {"Max": "GlobalMaxPooling2D", "Mean": "GlobalAveragePooling2D"}
+
+
+def _reduction(function: Function, name: str) -> Callable[[Any, Any], Function]:
+    """A reduction; over rows and columns a layer, if there is one."""
+    layer = _POOLINGS.get(name)
 
     def make(operation: Any, node: Any) -> Function:
         axis, keepdims = operation.axis, operation.keepdims
@@ -227,75 +240,25 @@ def _squeeze(axis: int | Sequence[int] | None) -> list[int]:
     return [] if axis is None else [int(one) for one in np.atleast_1d(axis)]
 
 
+def _counterparts(rows: counterparts.Rows, form: Callable[..., Any]) -> dict[str, Any]:
+    """Makers of TensorFlow's functions, by the classes of Keras 3's operations."""
+    found = {counterparts.class_name(name): names[0] for name, names in rows.items()}
+    return {name: form(operator.attrgetter(symbol)(tf), name) for name, symbol in found.items()}
+
+
+# Operations of Keras 3 that compute the same as others.
+_SYNONYMS = {"Absolute": "Abs", "Amax": "Max", "TrueDivide": "Divide"}
+
 _ROWS: dict[str, Callable[[Any, Any], Function]] = {
+    **_counterparts(counterparts.OF_ONE, lambda function, name: _plain(function)),
+    **_counterparts(counterparts.OF_TWO, _merge),
+    **_counterparts(counterparts.COMPARISONS, _comparison),
+    **_counterparts(counterparts.REDUCTIONS, _reduction),
     **{
-        name: _merge(layer, function)
-        for name, layer, function in (
-            ("Add", "Add", tf.add),
-            ("Subtract", "Subtract", tf.subtract),
-            ("Multiply", "Multiply", tf.multiply),
-            ("Divide", "", tf.divide),
-            ("TrueDivide", "", tf.divide),
-            ("Maximum", "Maximum", tf.maximum),
-            ("Minimum", "Minimum", tf.minimum),
-            ("Power", "", tf.pow),
-            ("Matmul", "", tf.matmul),
-        )
-    },
-    **{
-        name: _activation(keras3)
-        for name, keras3 in (
-            ("HardSigmoid", "hard_sigmoid"),
-            ("HardSilu", "hard_silu"),
-            ("LogSigmoid", "log_sigmoid"),
-            ("Selu", "selu"),
-            ("Sigmoid", "sigmoid"),
-            ("Silu", "silu"),
-            ("Softplus", "softplus"),
-            ("Softsign", "softsign"),
-            ("Tanh", "tanh"),
-            ("TanhShrink", "tanh_shrink"),
-        )
-    },
-    **{
-        name: _comparison(function)
-        for name, function in (
-            ("Equal", tf.equal),
-            ("Greater", tf.greater),
-            ("GreaterEqual", tf.greater_equal),
-            ("Less", tf.less),
-            ("LessEqual", tf.less_equal),
-            ("LogicalAnd", tf.logical_and),
-            ("LogicalOr", tf.logical_or),
-            ("NotEqual", tf.not_equal),
-        )
-    },
-    **{
-        name: _plain(function)
-        for name, function in (
-            ("Abs", tf.abs),
-            ("Absolute", tf.abs),
-            ("Exp", tf.exp),
-            ("Floor", tf.floor),
-            ("Log", tf.math.log),
-            ("LogicalNot", tf.logical_not),
-            ("Negative", tf.negative),
-            ("Reciprocal", tf.math.reciprocal),
-            ("Rsqrt", tf.math.rsqrt),
-            ("Sqrt", tf.sqrt),
-            ("Square", tf.square),
-            ("StopGradient", tf.stop_gradient),
-        )
-    },
-    **{
-        name: _reduction(function, layer)
-        for name, function, layer in (
-            ("Amax", tf.reduce_max, "GlobalMaxPooling2D"),
-            ("Max", tf.reduce_max, "GlobalMaxPooling2D"),
-            ("Mean", tf.reduce_mean, "GlobalAveragePooling2D"),
-            ("Min", tf.reduce_min, ""),
-            ("Prod", tf.reduce_prod, ""),
-            ("Sum", tf.reduce_sum, ""),
+        counterparts.class_name(name): _activation(name)
+        for name in (
+            *counterparts.ACTIVATIONS,
+            *("hard_sigmoid", "hard_silu", "log_sigmoid", "tanh_shrink"),
         )
     },
     "AveragePool": _pooling("AveragePooling"),
@@ -327,3 +290,4 @@ _ROWS: dict[str, Callable[[Any, Any], Function]] = {
     "Transpose": _transpose,
     "Where": _where,
 }
+_ROWS |= {name: _ROWS[other] for name, other in _SYNONYMS.items()}
