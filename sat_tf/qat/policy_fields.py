@@ -10,8 +10,8 @@ from sat_tf.core.grid_table import AUTOMATIC, GRIDS, Grid, is_bits
 from sat_tf.messages import warn
 from sat_tf.quantizers import table
 
-# The range of an input where nobody gives one. It is known by its identity, so that `requantize` can
-# tell a policy that leaves a model its range from one that gives it another.
+# The range of an input where nobody gives one. It is known by its identity, so that `requantize`
+# can tell a policy that leaves a model its range from one that gives it another.
 UNSTATED_RANGE = (0.0, 255.0)
 # The old name of input_range=(0, input_max).
 OLD_INPUT_RANGE = "input_max"
