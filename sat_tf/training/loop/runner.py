@@ -176,24 +176,27 @@ Candidate = tuple[int | None, keras.Model]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stage:
-    """A stage of a run: it starts from the model of the stage before, and saves its own.
+    """A stage of a run, which makes a model of that of the stage before, and saves it.
 
     Attributes:
-        name: in the configuration, in the state of a run, and in its metrics.
+        name: in the configuration, in the state of a run, in its metrics, and of its file in
+            `MODELS`.
         candidates: trains the model, and gives it as the stage ends; behind it, where the stage
             ends with its best epoch, what else is to be measured, the start last.
+        start: makes the model to start from of that of the stage before, which it does not change.
     """
 
     name: str
     candidates: Callable[[Run, keras.Model], Iterator[Candidate]]
+    start: Callable[[Run, keras.Model], keras.Model] = lambda run, before: before
 
-    def carry_out(self, run: Run, state: RunState, start: keras.Model) -> keras.Model:
+    def carry_out(self, run: Run, state: RunState, before: keras.Model) -> keras.Model:
         """The model of the stage: read where the stage is done, otherwise trained and saved.
 
         Args:
             run: what it is a stage of.
             state: how far the run has come.
-            start: the model to start from; it is not changed.
+            before: the model of the stage before; it is not changed.
 
         Raises:
             RunError: the saved model is gone, or cannot be read.
@@ -203,7 +206,7 @@ class Stage:
         # A request to stop waits: within the stage until its next step, after it until the model
         # is saved.
         with run.interruption.deferred():
-            candidates = self.candidates(run, start)
+            candidates = self.candidates(run, self.start(run, before))
             if not run.writes:
                 _, model = next(candidates)
                 return model.quantized if isinstance(model, DeployedModel) else model
@@ -272,13 +275,6 @@ def _float(run: Run, start: keras.Model) -> Iterator[Candidate]:
     yield None, start
 
 
-def _quantized(run: Run, trained: keras.Model) -> Iterator[Candidate]:
-    start, stage = calibrated_start(run, trained), run.config.stages.quantized
-    if stage is None or stage.trains:
-        return train_quantized(run, start)
-    return iter([(None, start)])
-
-
 def calibrated_start(run: Run, trained: keras.Model) -> keras.Model:
     """The model that the quantized stage of a run starts from, in the form in which it is shipped.
 
@@ -289,9 +285,11 @@ def calibrated_start(run: Run, trained: keras.Model) -> keras.Model:
     Raises:
         RunError: the policy does not fit the model, or activations are non-finite.
     """
-    config, stage = run.config, run.config.stages.quantized
-    quantized = quantized_start(config, trained)
-    trains = stage is None or stage.trains
+    config = run.config
+    quantized, trains = (
+        quantized_start(config, trained),
+        config.stages.by_name()["quantized"].trains,
+    )
     if config.calibration.num_images:
         # A given model keeps its function, whether it is trained or not.
         keeps = not trains or config.training.float_model is not None
@@ -306,8 +304,11 @@ def train_quantized(run: Run, start: keras.Model) -> Iterator[Candidate]:
 
     Args:
         run: of the stage.
-        start: see `calibrated_start`; it is not changed.
+        start: see `calibrated_start`; it is not changed, and the end where nothing is trained.
     """
+    if not run.config.stages.by_name()["quantized"].trains:
+        yield None, start
+        return
     model = train_stage(run, "quantized", start)
     epoch = run.kept.get("quantized")
     if epoch is None:
@@ -340,7 +341,7 @@ STAGES = {
     stage.name: stage
     for stage in (
         Stage(name="float", candidates=_float),
-        Stage(name="quantized", candidates=_quantized),
+        Stage(name="quantized", start=calibrated_start, candidates=train_quantized),
         Stage(name="deploy_tail", candidates=_deploy_tail),
     )
 }
