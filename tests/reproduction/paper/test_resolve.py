@@ -11,6 +11,7 @@ from sat_tf.reproduction.paper.resolve import digest, float_part, other_start, r
 from sat_tf.training.config.config import config_text, parse_config
 
 DATA = [name for name, data in data_sets().items() if data.data["name"] in DATA_SETS]
+LONG = pytest.mark.thorough
 V2 = entries()["table1/mobilenet_v2/4bits"]
 
 
@@ -23,8 +24,15 @@ def _policy(row, **options):
 
 
 @pytest.mark.filterwarnings("ignore:weight_grid=")  # rows of grids that train badly
-@pytest.mark.parametrize("data", DATA)
-@pytest.mark.parametrize("row", entries())
+@pytest.mark.parametrize(
+    ("row", "data"),
+    [
+        # The fast tests take the data sets in turn.
+        pytest.param(row, data, marks=() if (place - turn) % len(DATA) == 0 else LONG)
+        for place, row in enumerate(entries())
+        for turn, data in enumerate(DATA)
+    ],
+)
 def test_every_row_is_a_configuration_that_reads_back_as_itself(row, data):
     data_dir = None if data_sets()[data].data_dir == "none" else "images"
     config = _resolve(row, data=data, data_dir=data_dir)
