@@ -1,19 +1,31 @@
 """Decoding on a fast path, with a slow path for the few pictures that it refuses."""
 
+import abc
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from sat_tf.data.batch_order import as_given
-from sat_tf.data.crops import turned
+from sat_tf.data.batch_order import RANDOM, as_given
+from sat_tf.data.crops import (
+    INCEPTION,
+    TrainingCrops,
+    held_out_crop,
+    held_out_crop_of_jpeg,
+    held_out_crop_of_pixels,
+    training_crop,
+    training_crop_of_jpeg,
+    training_crop_of_pixels,
+    turned,
+)
 from sat_tf.data.pictures import JPEG, expect_whole, image_of, orientation_of
 from sat_tf.data.source import NO_LABEL, FirstError, ImageSource, ReadingError
+from sat_tf.preprocessing import Preprocessing
 
 # Both make an image and a label from one row. The slow one takes arrays instead of tensors.
 Fast = Callable[..., tuple[tf.Tensor, tf.Tensor]]
@@ -114,6 +126,7 @@ _LOG = logging.getLogger(__name__)
 
 # Small sets may have this many corrupt pictures, even if their share of the set is larger.
 ALWAYS_ALLOWED = 5
+_SAMPLED_AT_ONCE = 64
 
 
 def decode_slowly(encoded: bytes, *, turns: bool = False) -> npt.NDArray[np.uint8]:
@@ -253,6 +266,34 @@ def first_good(
     raise NoGoodPictureError(corrupt.all_are_corrupt())
 
 
+class Pictures(abc.ABC):
+    """Encoded pictures with labels: one split of a set, each picture named by a row of tensors.
+
+    Attributes:
+        are_jpegs: whether most pictures are JPEGs; others are then read slowly.
+        numbers: how many scalars of a row say which picture it is; contents follow them.
+    """
+
+    are_jpegs: bool
+    numbers: ClassVar[int]
+
+    @abc.abstractmethod
+    def is_there(self, *row: tf.Tensor) -> tf.Tensor:
+        """Whether a row is a picture; others pad the last batch."""
+
+    @abc.abstractmethod
+    def in_graph(self, *row: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """The bytes of a picture, and its label, int32; fails where `following` tells why."""
+
+    @abc.abstractmethod
+    def following(self, *row: Any) -> Iterator[Encoded]:
+        """All pictures, from one on and wrapping around.
+
+        Raises:
+            ReadingError: some cannot be read, whatever their pixels.
+        """
+
+
 class PictureSource(ImageSource):
     """A source of encoded pictures, some of which may be corrupt.
 
@@ -264,6 +305,8 @@ class PictureSource(ImageSource):
         num_test: number of held-out images.
         max_corrupt: see `CorruptPictures`.
         deterministic: whether pictures keep their order.
+        preprocessing: how pictures become the images to measure with.
+        crops: how training varies them.
     """
 
     def __init__(
@@ -276,12 +319,16 @@ class PictureSource(ImageSource):
         num_test: int,
         max_corrupt: float,
         deterministic: bool,
+        preprocessing: Preprocessing,
+        crops: TrainingCrops = INCEPTION,
     ) -> None:
         self.name, self.image_size, self.num_classes = name, image_size, num_classes
         self.num_train, self.num_test = num_train, num_test
+        self.preprocessing = preprocessing
         self.corrupt = CorruptPictures(name, num_train + num_test, max_corrupt)
         self._first_error = FirstError()
         self._deterministic = deterministic
+        self._crops = crops
 
     @property
     def reading_error(self) -> ReadingError | None:
@@ -299,10 +346,69 @@ class PictureSource(ImageSource):
         )
         return as_given(batches, deterministic=self._deterministic)
 
-    def _first_images(
-        self, batches: tf.data.Dataset, most: int
+    def _training(self, pieces: tf.data.Dataset, part: Pictures, seed: int) -> tf.data.Dataset:
+        """Random crops of pictures, from pieces of the epoch and the rows of each."""
+        crop_of = training_crop_of_jpeg if part.are_jpegs else training_crop
+        turns = self.preprocessing.exif_orientation
+
+        def seed_of(epoch: tf.Tensor, *row: tf.Tensor) -> tf.Tensor:
+            # The crop of a picture does not depend on its batch.
+            key = tf.stack([tf.constant(seed, tf.int64), epoch])
+            for number in row[: part.numbers]:
+                key = tf.random.experimental.stateless_fold_in(key, number, alg=RANDOM)
+            return key
+
+        def fast(epoch: tf.Tensor, *row: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            encoded, label = part.in_graph(*row)
+            key = seed_of(epoch, *row)
+            return crop_of(encoded, key, self.image_size, turns=turns, crops=self._crops), label
+
+        def slow(epoch: np.int64, *row: Any) -> tuple[npt.NDArray[np.uint8], int]:
+            pixels, label = first_good(part.following(*row), self.corrupt, turns=turns)
+            key = seed_of(epoch, *row)
+            crop = training_crop_of_pixels(pixels, key, self.image_size, self._crops)
+            return crop.numpy(), label
+
+        return self._batches(pieces, fast, slow)
+
+    def _prepared(self, pieces: tf.data.Dataset, part: Pictures) -> tf.data.Dataset:
+        """Pictures prepared like the held-out ones, from pieces of rows.
+
+        One that is not there, or corrupt, is black and has `NO_LABEL`.
+        """
+        crop_of = held_out_crop_of_jpeg if part.are_jpegs else held_out_crop
+        turns = self.preprocessing.exif_orientation
+        nothing = np.zeros((self.image_size, self.image_size, 3), np.uint8), NO_LABEL
+
+        def fast(*row: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            def picture() -> tuple[tf.Tensor, tf.Tensor]:
+                encoded, label = part.in_graph(*row)
+                return crop_of(encoded, self.image_size, self.preprocessing), label
+
+            def black() -> tuple[tf.Tensor, tf.Tensor]:
+                return tf.constant(nothing[0]), tf.constant(NO_LABEL)
+
+            return tf.cond(part.is_there(*row), picture, black)
+
+        def slow(*row: Any) -> tuple[npt.NDArray[np.uint8], int]:
+            alone = next(part.following(*row))
+            try:
+                pixels, label = first_good([alone], self.corrupt, turns=turns)
+            except NoGoodPictureError:
+                return nothing
+            crop = held_out_crop_of_pixels(pixels, self.image_size, self.preprocessing)
+            return crop.numpy(), label
+
+        return self._batches(pieces, fast, slow)
+
+    def _sample(
+        self, rows: tf.data.Dataset, part: Pictures, most: int
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-        """The first images of batches, and their labels; no corrupt ones."""
+        """The first images of rows, prepared like the held-out ones, and their labels.
+
+        Corrupt pictures are left out.
+        """
+        batches = self._prepared(rows.batch(min(_SAMPLED_AT_ONCE, most)), part)
         good = batches.unbatch().filter(lambda _, label: label != NO_LABEL).take(most)
         with self._first_error.raised():
             found = list(good.as_numpy_iterator())

@@ -3,39 +3,19 @@
 import os
 import pathlib
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from sat_tf.data.batch_order import (
-    RANDOM,
-    check_batches,
-    held_out_spans,
-    in_pieces,
-    shuffled_spans,
-)
-from sat_tf.data.crops import (
-    INCEPTION,
-    TrainingCrops,
-    held_out_crop,
-    held_out_crop_of_jpeg,
-    held_out_crop_of_pixels,
-    training_crop,
-    training_crop_of_jpeg,
-    training_crop_of_pixels,
-)
-from sat_tf.data.decoding import (
-    Encoded,
-    NoGoodPictureError,
-    PictureSource,
-    first_good,
-)
+from sat_tf.data.batch_order import check_batches, held_out_spans, in_pieces, shuffled_spans
+from sat_tf.data.crops import INCEPTION, TrainingCrops
+from sat_tf.data.decoding import Encoded, Pictures, PictureSource
 from sat_tf.data.folder_tree import FolderTree, Split, printable
-from sat_tf.data.source import NO_LABEL, Shard, expect_images, spread_evenly
+from sat_tf.data.source import Shard, expect_images, spread_evenly
 from sat_tf.preprocessing import RESIZED_AND_CROPPED, Preprocessing
 
-_SAMPLED_AT_ONCE = 64
 _NAMES_READ = 1000
 
 
@@ -71,13 +51,13 @@ class FolderSource(PictureSource):
             num_test=len(tree.held_out.paths),
             max_corrupt=max_corrupt,
             deterministic=deterministic,
+            preprocessing=preprocessing,
+            crops=crops,
         )
         self.class_names = tuple(map(printable, tree.class_names))
-        self.preprocessing = preprocessing
         self.notes = tree.notes
         self._tree = tree
-        self._turns = preprocessing.exif_orientation
-        self._crops = crops
+        self._train, self._held_out = _Files(tree.train), _Files(tree.held_out)
 
     @property
     def held_out_files(self) -> dict[str, int]:
@@ -102,39 +82,11 @@ class FolderSource(PictureSource):
         check_batches(
             self.name, batch_size=batch_size, num_train=self.num_train, shard=shard, **order
         )
-        paths, labels = _tensors(self._tree.train)
-        crop_of = training_crop_of_jpeg if _are_jpegs(self._tree.train) else training_crop
-
-        def seed_of(epoch: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
-            # The crop of a picture does not depend on its batch.
-            return tf.random.experimental.stateless_fold_in(
-                tf.stack([tf.constant(seed, tf.int64), epoch]), index, alg=RANDOM
-            )
-
-        def fast(epoch: tf.Tensor, index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            encoded = tf.io.read_file(paths[index])
-            crop = crop_of(
-                encoded,
-                seed_of(epoch, index),
-                self.image_size,
-                turns=self._turns,
-                crops=self._crops,
-            )
-            return crop, labels[index]
-
-        def slow(epoch: np.int64, index: np.int64) -> tuple[npt.NDArray[np.uint8], int]:
-            pixels, label = first_good(
-                self._from(self._tree.train, int(index)), self.corrupt, turns=self._turns
-            )
-            crop = training_crop_of_pixels(
-                pixels, seed_of(epoch, index), self.image_size, self._crops
-            )
-            return crop.numpy(), label
-
         spans = shuffled_spans(self.num_train, batch_size=batch_size, shard=shard, **order).map(
             lambda epoch, indices: (tf.fill(tf.shape(indices), epoch), indices)
         )
-        return self._batches(in_pieces(spans, batch_size=batch_size, shard=shard), fast, slow)
+        pieces = in_pieces(spans, batch_size=batch_size, shard=shard)
+        return self._training(pieces, self._train, seed)
 
     def held_out_batches(
         self, *, batch_size: int = 256, shard: Shard | None = None
@@ -146,9 +98,7 @@ class FolderSource(PictureSource):
         shard = shard or Shard()
         check_batches(self.name, batch_size=batch_size, num_train=None, shard=shard)
         spans = held_out_spans(self.num_test, batch_size=batch_size, shard=shard)
-        return self._prepared(
-            self._tree.held_out, in_pieces(spans, batch_size=batch_size, shard=shard)
-        )
+        return self._prepared(in_pieces(spans, batch_size=batch_size, shard=shard), self._held_out)
 
     def training_sample(self, count: int, *, seed: int) -> npt.NDArray[np.uint8]:
         """`count` training images, or all there are, prepared like the held-out ones.
@@ -158,65 +108,45 @@ class FolderSource(PictureSource):
         expect_images(self.name, count)
         # RandomState, because NumPy guarantees that its streams never change.
         chosen = np.random.RandomState(seed).permutation(self.num_train)
-        return self._sample(self._tree.train, chosen, count)[0]
+        return self._sample(_rows(chosen), self._train, count)[0]
 
     def held_out_sample(self, most: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
         """At most `most` held-out images, spread evenly, and their labels; no corrupt ones."""
         expect_images(self.name, most)
-        return self._sample(self._tree.held_out, spread_evenly(self.num_test, most), most)
+        return self._sample(_rows(spread_evenly(self.num_test, most)), self._held_out, most)
 
-    def _sample(
-        self, split: Split, chosen: npt.NDArray[np.int64], most: int
-    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-        pieces = tf.data.Dataset.from_tensor_slices(chosen.astype(np.int64))
-        batches = self._prepared(split, pieces.batch(min(_SAMPLED_AT_ONCE, most)))
-        return self._first_images(batches, most)
 
-    def _prepared(self, split: Split, pieces: tf.data.Dataset) -> tf.data.Dataset:
-        """Pictures by their numbers, prepared like the held-out ones; black beyond the last."""
-        paths, labels = _tensors(split)
-        count = len(split.paths)
-        crop_of = held_out_crop_of_jpeg if _are_jpegs(split) else held_out_crop
-        nothing = np.zeros((self.image_size, self.image_size, 3), np.uint8), NO_LABEL
+def _rows(chosen: npt.NDArray[np.int64]) -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices(chosen.astype(np.int64))
 
-        def fast(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            return tf.cond(
-                index < count,
-                lambda: (
-                    crop_of(tf.io.read_file(paths[index]), self.image_size, self.preprocessing),
-                    labels[index],
-                ),
-                lambda: (tf.constant(nothing[0]), tf.constant(nothing[1])),
+
+class _Files(Pictures):
+    """The pictures of a split; a row is the number of one."""
+
+    numbers = 1
+
+    def __init__(self, split: Split) -> None:
+        first = [path.lower() for path in split.paths[:_NAMES_READ]]
+        self.are_jpegs = 2 * sum(path.endswith((".jpeg", ".jpg")) for path in first) > len(first)
+        self._split = split
+        self._count = len(split.paths)
+        with tf.device("CPU"):
+            # Paths are bytes, because names need not be UTF-8.
+            self._paths = tf.constant([os.fsencode(path) for path in split.paths])
+            self._labels = tf.constant(split.labels, tf.int32)
+
+    def is_there(self, *row: tf.Tensor) -> tf.Tensor:
+        """Whether there are so many pictures."""
+        return row[0] < self._count
+
+    def in_graph(self, *row: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """The bytes and the label of a picture."""
+        return tf.io.read_file(self._paths[row[0]]), self._labels[row[0]]
+
+    def following(self, *row: Any) -> Iterator[Encoded]:
+        """All pictures, starting at one and wrapping around."""
+        for number in range(int(row[0]), int(row[0]) + self._count):
+            path = pathlib.Path(self._split.paths[number % self._count])
+            yield Encoded(
+                printable(path), path.read_bytes, self._split.labels[number % self._count]
             )
-
-        def slow(index: np.int64) -> tuple[npt.NDArray[np.uint8], int]:
-            alone = [next(self._from(split, int(index)))]
-            try:
-                pixels, label = first_good(iter(alone), self.corrupt, turns=self._turns)
-            except NoGoodPictureError:
-                return nothing
-            crop = held_out_crop_of_pixels(pixels, self.image_size, self.preprocessing)
-            return crop.numpy(), label
-
-        return self._batches(pieces, fast, slow)
-
-    def _from(self, split: Split, index: int) -> Iterator[Encoded]:
-        """All pictures of a split, starting at one and wrapping around."""
-        count = len(split.paths)
-        for number in range(index, index + count):
-            path = pathlib.Path(split.paths[number % count])
-            yield Encoded(printable(path), path.read_bytes, split.labels[number % count])
-
-
-def _are_jpegs(split: Split) -> bool:
-    """Whether most pictures are JPEGs, by the names of the first ones."""
-    first = [path.lower() for path in split.paths[:_NAMES_READ]]
-    return 2 * sum(path.endswith((".jpeg", ".jpg")) for path in first) > len(first)
-
-
-def _tensors(split: Split) -> tuple[tf.Tensor, tf.Tensor]:
-    with tf.device("CPU"):
-        # Paths are bytes, because names need not be UTF-8.
-        return tf.constant([os.fsencode(path) for path in split.paths]), tf.constant(
-            split.labels, tf.int32
-        )

@@ -5,27 +5,14 @@ import os
 import pathlib
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
 from sat_tf.data.batch_order import RANDOM, check_batches, in_pieces
-from sat_tf.data.crops import (
-    held_out_crop,
-    held_out_crop_of_jpeg,
-    held_out_crop_of_pixels,
-    training_crop,
-    training_crop_of_jpeg,
-    training_crop_of_pixels,
-)
-from sat_tf.data.decoding import (
-    Encoded,
-    NoGoodPictureError,
-    PictureSource,
-    first_good,
-)
+from sat_tf.data.decoding import Encoded, Pictures, PictureSource
 from sat_tf.data.folder_tree import printable
 from sat_tf.data.pictures import JPEG
 from sat_tf.data.source import NO_LABEL, ReadingError, Shard, expect_images
@@ -38,7 +25,7 @@ _SAMPLED_FOR_FORMAT = 16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RecordFiles:
+class RecordFiles(Pictures):
     """One split of a set: files of records, and how to read them.
 
     Attributes:
@@ -52,7 +39,11 @@ class RecordFiles:
         are_jpegs: whether most pictures are JPEGs; others are then read slowly.
         fix_of_features: the fix if a record lacks the picture or the label.
         fix_of_labels: the fix if a label is out of range.
+
+    A row has the number of the file, that of the record in it, and its content.
     """
+
+    numbers: ClassVar[int] = 2
 
     names: Sequence[str]
     counts: Sequence[int]
@@ -68,6 +59,16 @@ class RecordFiles:
     def count(self) -> int:
         """How many records there are in all files."""
         return sum(self.counts)
+
+    def is_there(self, *row: tf.Tensor) -> tf.Tensor:
+        """Whether there is such a file."""
+        return row[0] >= 0
+
+    def in_graph(self, *row: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """The bytes and the label of a record; `encoded` explains a label that is out of range."""
+        picture, label = self.parse(*row[self.numbers :])
+        tf.debugging.Assert((label >= 0) & (label < self.num_classes), [label])
+        return picture, tf.cast(label, tf.int32)
 
     def expect_readable(self, file: int) -> None:
         """Tries to open a file.
@@ -87,17 +88,13 @@ class RecordFiles:
                 "expected the one found at the start; restore it."
             ) from error
 
-    def following(self, file: int, record: int, content: tuple[Any, ...]) -> Iterator[Encoded]:
+    def following(self, *row: Any) -> Iterator[Encoded]:
         """All pictures: from one on, wrapping around in its file, then those of the next files.
-
-        Args:
-            file: number of the first one's file.
-            record: number of the first one in it.
-            content: of its record.
 
         Raises:
             ReadingError: a file cannot be opened, or as in `encoded`.
         """
+        file, record, *content = int(row[0]), int(row[1]), *row[2:]
         yield self.encoded(file, record, content)
         for number in range(file, file + len(self.names)):
             place = number % len(self.names)
@@ -108,7 +105,7 @@ class RecordFiles:
             for index, found in records:
                 yield self.encoded(place, int(index), found)
 
-    def encoded(self, file: int, record: int, content: tuple[Any, ...]) -> Encoded:
+    def encoded(self, file: int, record: int, content: Sequence[Any]) -> Encoded:
         """The picture in a record of tensors or arrays.
 
         Raises:
@@ -225,7 +222,6 @@ def _are_even(counts: Sequence[int], batch_size: int, shard: Shard) -> bool:
 _FILES_AT_ONCE = 16
 # Makes the draws of the records independent of those of the files, which have the same seed.
 _RECORDS = 2
-_SAMPLED_AT_ONCE = 64
 
 
 class RecordSource(PictureSource):
@@ -271,9 +267,9 @@ class RecordSource(PictureSource):
             num_test=held_out.count,
             max_corrupt=max_corrupt,
             deterministic=deterministic,
+            preprocessing=AS_IN_IMAGENET,
         )
         self.class_names = class_names
-        self.preprocessing = AS_IN_IMAGENET
         self._train = train
         self._held_out = held_out
         self._shuffle_buffer = shuffle_buffer
@@ -300,7 +296,6 @@ class RecordSource(PictureSource):
         )
         steps = self.num_train // batch_size
         _, span = shard.span(batch_size)
-        crop_of = training_crop_of_jpeg if self._train.are_jpegs else training_crop
 
         @tf.autograph.experimental.do_not_convert
         def of_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
@@ -325,30 +320,9 @@ class RecordSource(PictureSource):
             part = records.repeat().take(steps * span).skip(first * span)
             return part.map(lambda *row: (epoch, *row)).batch(span, drop_remainder=True)
 
-        def seed_of(epoch: tf.Tensor, file: tf.Tensor, record: tf.Tensor) -> tf.Tensor:
-            # The crop of a picture does not depend on its batch.
-            key = tf.stack([tf.constant(seed, tf.int64), epoch])
-            for number in (file, record):
-                key = tf.random.experimental.stateless_fold_in(key, number, alg=RANDOM)
-            return key
-
-        def fast(
-            epoch: tf.Tensor, file: tf.Tensor, record: tf.Tensor, *content: tf.Tensor
-        ) -> tuple[tf.Tensor, tf.Tensor]:
-            encoded, label = self._train.parse(*content)
-            crop = crop_of(encoded, seed_of(epoch, file, record), self.image_size)
-            return crop, self._expected(label)
-
-        def slow(
-            epoch: np.int64, file: np.int64, record: np.int64, *content: Any
-        ) -> tuple[npt.NDArray[np.uint8], int]:
-            following = self._train.following(int(file), int(record), content)
-            pixels, label = first_good(following, self.corrupt)
-            crop = training_crop_of_pixels(pixels, seed_of(epoch, file, record), self.image_size)
-            return crop.numpy(), label
-
         spans = tf.data.Dataset.range(first_epoch, tf.int64.max).flat_map(of_epoch)
-        return self._batches(in_pieces(spans, batch_size=batch_size, shard=shard), fast, slow)
+        pieces = in_pieces(spans, batch_size=batch_size, shard=shard)
+        return self._training(pieces, self._train, seed)
 
     def held_out_batches(
         self, *, batch_size: int = 256, shard: Shard | None = None
@@ -369,7 +343,7 @@ class RecordSource(PictureSource):
         records = self._records(self._held_out, files, shard, at_once=1)
         spans = records.concatenate(self._padding(records)).take(steps * span)
         spans = spans.batch(span, drop_remainder=True)
-        return self._prepared(self._held_out, in_pieces(spans, batch_size=batch_size, shard=shard))
+        return self._prepared(in_pieces(spans, batch_size=batch_size, shard=shard), self._held_out)
 
     def training_sample(self, count: int, *, seed: int) -> npt.NDArray[np.uint8]:
         """`count` training images, or all there are, prepared like the held-out ones.
@@ -388,7 +362,7 @@ class RecordSource(PictureSource):
 
         # Inside a function, as `_shuffled` requires.
         records = tf.data.Dataset.from_tensors(tf.constant(files, tf.int64)).flat_map(shuffled)
-        return self._sample(self._train, records, count)[0]
+        return self._sample(records, self._train, count)[0]
 
     def held_out_sample(self, most: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
         """At most `most` held-out images, spread evenly, and their labels; no corrupt ones."""
@@ -401,13 +375,7 @@ class RecordSource(PictureSource):
         files = tf.range(len(self._held_out.names), dtype=tf.int64)
         records = self._records(self._held_out, files, Shard(), at_once=1)
         marked = tf.data.Dataset.zip((is_chosen, records)).filter(lambda mark, _: mark)
-        return self._sample(self._held_out, marked.map(lambda _, record: record), most)
-
-    def _sample(
-        self, part: RecordFiles, records: tf.data.Dataset, most: int
-    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-        batches = self._prepared(part, records.batch(min(_SAMPLED_AT_ONCE, most)))
-        return self._first_images(batches, most)
+        return self._sample(marked.map(lambda _, record: record), self._held_out, most)
 
     def _records(
         self,
@@ -476,37 +444,6 @@ class RecordSource(PictureSource):
         nothing = (tf.zeros(spec.shape, spec.dtype) for spec in content)
         absent = tf.constant(-1, tf.int64)
         return tf.data.Dataset.from_tensors((absent, absent, *nothing)).repeat()
-
-    def _prepared(self, part: RecordFiles, pieces: tf.data.Dataset) -> tf.data.Dataset:
-        """Pictures prepared like the held-out ones; black if there is no file."""
-        crop_of = held_out_crop_of_jpeg if part.are_jpegs else held_out_crop
-        nothing = np.zeros((self.image_size, self.image_size, 3), np.uint8), NO_LABEL
-
-        def fast(file: tf.Tensor, _: tf.Tensor, *content: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            def picture() -> tuple[tf.Tensor, tf.Tensor]:
-                encoded, label = part.parse(*content)
-                return crop_of(encoded, self.image_size), self._expected(label)
-
-            return tf.cond(
-                file >= 0, picture, lambda: (tf.constant(nothing[0]), tf.constant(NO_LABEL))
-            )
-
-        def slow(
-            file: np.int64, record: np.int64, *content: Any
-        ) -> tuple[npt.NDArray[np.uint8], int]:
-            alone = part.encoded(int(file), int(record), content)
-            try:
-                pixels, label = first_good([alone], self.corrupt)
-            except NoGoodPictureError:
-                return nothing
-            return held_out_crop_of_pixels(pixels, self.image_size).numpy(), label
-
-        return self._batches(pieces, fast, slow)
-
-    def _expected(self, label: tf.Tensor) -> tf.Tensor:
-        """The label; an error sends the record to the slow path, which explains it."""
-        tf.debugging.Assert((label >= 0) & (label < self.num_classes), [label])
-        return tf.cast(label, tf.int32)
 
 
 def _shuffled(records: tf.data.Dataset, buffer: int, seed: Any) -> tf.data.Dataset:

@@ -20,7 +20,6 @@ from markupsafe import Markup, escape
 from sat_tf.messages import printable
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Picture
 
 # A page has its own colours, which depend on whether it is dark. matplotlib knows no variables of
@@ -248,7 +247,7 @@ class LineChart:
     def _is_drawn(self, y: float) -> bool:
         return math.isfinite(y) and (y > 0 or not self.logarithmic)
 
-    def _draw(self, axes: "Axes", line: Line) -> None:
+    def _draw(self, axes: Any, line: Line) -> None:
         drawn = np.array([self._is_drawn(y) for _, y in line.points], bool)
         # A point between two gaps has no line through it.
         around = np.pad(drawn, 1)
@@ -264,7 +263,7 @@ class LineChart:
             gid=tip(line.label),
         )
 
-    def _draw_stages(self, axes: "Axes") -> None:
+    def _draw_stages(self, axes: Any) -> None:
         """Draws a line where each stage but the first starts, and the names of all in two rows."""
         left, right = axes.get_xlim()
         for index, (start, name) in enumerate(self.stages):
@@ -283,7 +282,7 @@ class LineChart:
 
 def _with_axes(
     size: tuple[float, float], area: tuple[float, float, float, float]
-) -> "tuple[Picture, Axes]":
+) -> "tuple[Picture, Any]":
     """A picture with axes in this area: left, bottom, width and height, in units of the SVG."""
     picture = canvas(*size)
     width, height = size
@@ -308,7 +307,8 @@ def _show_marks(axis: Any, *, logarithmic: bool, count: int) -> None:
 
 def _held(axis: Any, low: float, high: float) -> tuple[float, float]:
     """The last mark at or below the lowest value, and the first at or above the highest."""
-    locator, place = axis.get_major_locator(), np.asarray
+    locator = axis.get_major_locator()
+    place: Callable[[Any], Any] = np.asarray
     if axis.get_scale() == "log":
         place = np.log10
         if high >= 1000 * low:
@@ -442,7 +442,7 @@ class DotChart:
     def _is_drawn(self, value: float | None) -> bool:
         return value is not None and math.isfinite(value) and (value > 0 or self.is_share)
 
-    def _set_axes(self, axes: "Axes", values: Sequence[float | None]) -> None:
+    def _set_axes(self, axes: Any, values: Sequence[float | None]) -> None:
         count = len(self.names)
         axes.set_xlim(0.5, count + 0.5)
         axes.set_xticks(range(1, count + 1, max(1, math.ceil(count / 20))))
@@ -503,8 +503,8 @@ def heat_map(
         middles, words = [i + 0.5 for i in labelled], [shown[i] for i in labelled]
         axes.set_yticks(middles, words)
         axes.xaxis.tick_top()
-        turned = {"rotation": 60.0, "rotation_mode": "anchor", "horizontalalignment": "left"}
-        axes.set_xticks(middles, words, **turned)
+        turned: dict[str, Any] = {"rotation": 60.0, "rotation_mode": "anchor"}
+        axes.set_xticks(middles, words, **turned, horizontalalignment="left")
         axes.add_patch(Rectangle((0, 0), size, size, fill=False, edgecolor=_LINE))
         for row, column in np.argwhere(counts > 0).tolist():
             strength = max(0.12, float(strengths[row, column]))
