@@ -26,9 +26,9 @@ from sat_tf.atomic_file import written_whole
 from sat_tf.commands.options import unless_stopped
 from sat_tf.messages import RunError, list_problems
 from sat_tf.presentation import palette
-from sat_tf.reproduction.paper import run as paper_run
-from sat_tf.reproduction.paper.record import Outcome, read_outcomes
-from sat_tf.reproduction.paper.run import Job, plan
+from sat_tf.reproduction import run as paper_run
+from sat_tf.reproduction.record import Outcome, read_outcomes
+from sat_tf.reproduction.run import Job, plan
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.history import StepMetrics, steps_from_csv
 from sat_tf.training.state.run_folder import RunFolder

@@ -9,7 +9,8 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
-from sat_tf.graph.calls import arithmetic, movements
+from sat_tf.graph.calls import arithmetic, movements, pooling
+from sat_tf.graph.calls.arguments import is_keras
 from sat_tf.graph.flatten import (
     Flattened,
     copied_weights,
@@ -19,8 +20,7 @@ from sat_tf.graph.flatten import (
 )
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import keras_calls
-from sat_tf.graph.operation_layers import OfSeveralTensors, Scaling
-from sat_tf.graph.operation_table import replacement_of_operation
+from sat_tf.graph.operation_layers import OfSeveralTensors, Scaling, TensorFlowOperation
 from sat_tf.graph.replacement import (
     Finder,
     NewLayer,
@@ -31,6 +31,7 @@ from sat_tf.graph.replacement import (
     pooled_whole_row,
 )
 from sat_tf.graph.templates import template_of
+from sat_tf.loading.tensor_functions import CalledFunction
 
 L = keras.layers
 
@@ -38,8 +39,36 @@ L = keras.layers
 def replacement_of(call: OldCall) -> Replacement | None:
     """The replacement of a call; None where it stays."""
     if call.symbol:
-        return replacement_of_operation(call)
+        return _replacement_of_operation(call)
     return _LAYERS.get(type(call.layer), _replacement_of_layer)(call)
+
+
+# Each TensorFlow operation that sat-tf knows is computed by a layer, bit for bit.
+_OPERATIONS: dict[str, Finder] = {**arithmetic.CALLS, **movements.CALLS, **pooling.CALLS}
+
+
+def _replacement_of_operation(call: OldCall) -> Replacement | None:
+    """The layers that replace an operation; None where sat-tf has none."""
+    find = _OPERATIONS.get(call.symbol)
+    # The layers for arithmetic are those of real numbers; others move values of any type.
+    if call.symbol in arithmetic.CALLS and not call.makes_reals:
+        find = None
+    replacement = find(call) if find else None
+    if replacement is None and is_keras(call.node.outputs):  # one result, not a list
+        return _as_it_is(call)
+    return replacement
+
+
+def _as_it_is(call: OldCall) -> Replacement | None:
+    """A layer for the operation itself, to be left float or refused by its name."""
+    tensors = list(call.node.keras_inputs)
+    places = {id(tensor): place for place, tensor in enumerate(tensors)}
+    try:
+        arguments = template_of([list(call.node.call_args), call.node.call_kwargs], places)
+    except TypeError:
+        return None
+    layers = [new_layer(TensorFlowOperation, CalledFunction(call.symbol), arguments)]
+    return Replacement(tensors, layers, takes_list=len(tensors) > 1)
 
 
 def _of_several(call: OldCall) -> Replacement | None:

@@ -1,11 +1,11 @@
 import pytest
 
 from sat_tf.commands import main
-from sat_tf.reproduction.paper.record import add_outcomes, read_outcomes
+from sat_tf.reproduction.record import add_outcomes, read_outcomes
 from sat_tf.training.config.config import parse_config
 from sat_tf.training.loop import runner
 from tests.commands.light import told_without_tensorflow
-from tests.reproduction.paper.fake import FakeRunner, outcome
+from tests.reproduction.fake import FakeRunner, outcome
 
 
 @pytest.fixture(autouse=True)

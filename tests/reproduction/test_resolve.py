@@ -6,8 +6,8 @@ import pytest
 
 from sat_tf.data import DATA_SETS
 from sat_tf.messages import RunError
-from sat_tf.reproduction.paper.library import base_text, data_sets, entries
-from sat_tf.reproduction.paper.resolve import digest, float_part, other_start, resolve
+from sat_tf.reproduction.library import base_text, data_sets, entries
+from sat_tf.reproduction.resolve import digest, float_part, other_start, resolve
 from sat_tf.training.config.config import config_text, parse_config
 
 DATA = [name for name, data in data_sets().items() if data.data["name"] in DATA_SETS]
@@ -224,8 +224,8 @@ def test_what_is_wrong_with_a_change_is_said():
 def test_resolving_loads_no_tensorflow_and_gives_the_same_digest_in_every_process():
     code = (
         "import sys, json\n"
-        "from sat_tf.reproduction.paper.library import entries\n"
-        "from sat_tf.reproduction.paper.resolve import resolve\n"
+        "from sat_tf.reproduction.library import entries\n"
+        "from sat_tf.reproduction.resolve import resolve\n"
         "name = resolve(entries()['glyphs/4bits/pact']).name\n"
         "print(json.dumps([name, 'tensorflow' in sys.modules]))"
     )

@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from sat_tf.messages import RunError, did_you_mean, list_problems, listed_problems
-from sat_tf.reproduction.paper.library import Entry, data_sets, find
-from sat_tf.reproduction.paper.record import add_outcomes, outcome_of, read_outcomes
-from sat_tf.reproduction.paper.resolve import float_part, other_start, resolve
+from sat_tf.reproduction.library import Entry, data_sets, find
+from sat_tf.reproduction.record import add_outcomes, outcome_of, read_outcomes
+from sat_tf.reproduction.resolve import float_part, other_start, resolve
 from sat_tf.training.config.config import Config
 from sat_tf.training.report.results import Results
 from sat_tf.training.state import run_folder

@@ -1,8 +1,16 @@
 import pytest
+from pydantic import ValidationError
 
 from sat_tf.messages import RunError
-from sat_tf.reproduction.paper.experiment import Experiment
-from sat_tf.reproduction.paper.library import data_sets, entries, find, read
+from sat_tf.reproduction.library import (
+    Data,
+    Experiment,
+    Row,
+    data_sets,
+    entries,
+    find,
+    read,
+)
 from sat_tf.training.config.config import SHIPPED
 
 # How many trainings each table and figure has. Table 1: four bit widths and float, by PACT and by
@@ -148,3 +156,40 @@ def test_a_damaged_file_is_an_error_that_names_it(tmp_path):
     assert str(file) in str(error.value)
     assert "rows is missing" in str(error.value)
     assert "row is not a key. Did you mean rows?" in str(error.value)
+
+
+ROW = {"base": "mobilenet_v1", "method": "SAT"}
+
+
+def test_a_row_is_quantized_and_prints_nothing_unless_it_says_so():
+    row = Row.model_validate(ROW)
+    assert (row.measures, row.set, row.others) == ("quantized", {}, {})
+    assert (row.printed.top1, row.printed.top5, row.printed.kappa_0) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"measures": "both"},
+        {"printed": {"top1": 0.713, "top2": 1.0}},
+        {"printed": {"top1": 171.3}},
+        {"others": {"HAQ": {"bits": "some", "top1": 67.4, "top5": 87.9}}},
+        {"sets": {}},
+    ],
+)
+def test_what_a_row_does_not_know_is_refused(wrong):
+    with pytest.raises(ValidationError):
+        Row.model_validate({**ROW, **wrong})
+
+
+def test_an_experiment_needs_a_source_and_rows():
+    with pytest.raises(ValidationError) as error:
+        Experiment.model_validate({"caption": "nothing"})
+    assert {problem["loc"] for problem in error.value.errors()} == {("source",), ("rows",)}
+
+
+def test_a_data_set_says_whether_it_needs_a_folder():
+    data = Data.model_validate({"about": "digits", "data": {"name": "digits"}})
+    assert data.data_dir == "none"
+    with pytest.raises(ValidationError):
+        Data.model_validate({"about": "digits", "data": {"name": "digits"}, "data_dir": True})

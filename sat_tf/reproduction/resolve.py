@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.reproduction.paper.library import Entry, base_text, data_sets
+from sat_tf.reproduction.library import Entry, base_text, data_sets
 from sat_tf.training.config.config import CalibrationConfig, Config, ExportConfig, parse_config
 from sat_tf.training.state.run_folder import FLOAT_MODEL
 

@@ -2,13 +2,13 @@ import pytest
 from rich.console import Console
 
 from sat_tf.messages import RunError
-from sat_tf.reproduction.paper.library import entries
-from sat_tf.reproduction.paper.record import read_outcomes
-from sat_tf.reproduction.paper.run import plan, run
+from sat_tf.reproduction.library import entries
+from sat_tf.reproduction.record import read_outcomes
+from sat_tf.reproduction.run import plan, run
 from sat_tf.training.loop import runner
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.run_folder import RunFolder
-from tests.reproduction.paper.fake import FakeRunner
+from tests.reproduction.fake import FakeRunner
 
 # Two steps a stage, on the 71 digits that a large share of held-out ones leaves.
 TWO_STEPS = (

@@ -4,8 +4,8 @@ import multiprocessing
 import pytest
 
 from sat_tf.messages import RunError
-from sat_tf.reproduction.paper.record import add_outcomes, outcome_of, read_outcomes
-from tests.reproduction.paper.fake import outcome
+from sat_tf.reproduction.record import add_outcomes, outcome_of, read_outcomes
+from tests.reproduction.fake import outcome
 
 
 def test_outcomes_read_back_as_they_were(tmp_path):

@@ -14,8 +14,8 @@ import rich.table
 from sat_tf.atomic_file import written_whole
 from sat_tf.messages import RunError, list_problems
 from sat_tf.presentation.tables import Column, Marked, Table
-from sat_tf.reproduction.paper.library import Entry, find
-from sat_tf.reproduction.paper.record import Outcome
+from sat_tf.reproduction.library import Entry, find
+from sat_tf.reproduction.record import Outcome
 
 # A block of a Markdown file that `update` rewrites: the patterns of its rows, then the table.
 _BLOCK = re.compile(

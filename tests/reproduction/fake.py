@@ -1,6 +1,6 @@
 """Outcomes, and runs that take no time."""
 
-from sat_tf.reproduction.paper.record import Outcome
+from sat_tf.reproduction.record import Outcome
 from sat_tf.training.config.config import config_text
 from sat_tf.training.report.results import Results
 from sat_tf.training.state import run_folder

@@ -4,10 +4,10 @@ import pathlib
 
 import pytest
 
-from sat_tf.reproduction.paper.record import read_outcomes
-from sat_tf.reproduction.paper.table import updated
+from sat_tf.reproduction.record import read_outcomes
+from sat_tf.reproduction.table import updated
 
-REPOSITORY = pathlib.Path(__file__).parents[3]
+REPOSITORY = pathlib.Path(__file__).parents[2]
 RESULTS = REPOSITORY / "benchmarks" / "results" / "paper.csv"
 PAGES = [
     page
