@@ -24,7 +24,7 @@ from sat_tf.training.config.config import (
     read_config,
     read_yaml_text,
 )
-from sat_tf.training.config.folder import choose, data_override
+from sat_tf.training.config.folder import choose
 from sat_tf.training.report.results import Results
 from sat_tf.training.state.run_folder import RunFolder
 from sat_tf.training.state.run_state import expect_same_config
@@ -115,13 +115,13 @@ def folder_config(
         RunError: it is no such folder, or the file is for other data; see `read_config`.
     """
     chosen = choose(data_dir)
-    named, overrides = data_override(data_dir), list(overrides)
+    overrides = list(overrides)
     if path is None:
-        changes = [named, *chosen.overrides(overrides), *overrides]
+        changes = [chosen.data_override, *chosen.overrides(overrides), *overrides]
         config = parse_config(read_yaml_text(FOLDER), changes, seed=seed, subject="folder")
         say(console, chosen.describe())
         return config
-    return read_config(path, [named, *overrides], seed=seed)
+    return read_config(path, [chosen.data_override, *overrides], seed=seed)
 
 
 def choose_folder(config: Config, run_dir: str | None) -> RunFolder:

@@ -75,6 +75,12 @@ class FolderChoice(NamedTuple):
         most = max(self.num_train // _FEWEST_STEPS, 2)
         return min(self.size.batch_size, 2 ** int(math.log2(most)))
 
+    @property
+    def data_override(self) -> str:
+        """The setting that names the folder."""
+        quoted = self.data_dir.replace("'", "''")
+        return f"data.options.data_dir='{quoted}'"
+
     def overrides(self, given: Iterable[str] = ()) -> list[str]:
         """The settings, as `parse_config` takes them.
 
@@ -116,13 +122,6 @@ def _short_warmups(given: Iterable[str]) -> list[str]:
         if stage != key and value.isdecimal() and int(value) < _FEW_EPOCHS:
             found.append(f"{stage}.warmup_epochs={int(value) / 10:g}")
     return found
-
-
-def data_override(data_dir: str | os.PathLike[str]) -> str:
-    """The setting that names a folder."""
-    path = str(pathlib.Path(data_dir).expanduser().resolve())
-    quoted = path.replace("'", "''")
-    return f"data.options.data_dir='{quoted}'"
 
 
 def choose(data_dir: str | os.PathLike[str]) -> FolderChoice:
