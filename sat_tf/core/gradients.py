@@ -178,9 +178,19 @@ def straight_through(value: Tensor, surrogate: Tensor) -> Tensor:
 def scaled_gradient(variable: Any, factor: Any) -> Tensor:
     """A variable, exactly, of which the gradient is multiplied by a factor.
 
+    A clipping level gets gradient from every element of its tensor, many more than a weight does;
+    at the learning rate of the weights it jumps about.
+
     Args:
         variable: float32, any shape.
         factor: a number, or a float32 tensor that broadcasts; it has no gradient.
+
+    >>> import tensorflow as tf
+    >>> level = tf.Variable(3.0)
+    >>> with tf.GradientTape() as tape:
+    ...     doubled = 2.0 * scaled_gradient(level, 0.25)
+    >>> float(doubled), float(tape.gradient(doubled, level))
+    (6.0, 0.5)
     """
     n = namespace(variable)
     return n.with_gradient(_itself, _scaled, [in_float32(n, variable)], factor=factor)

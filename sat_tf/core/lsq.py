@@ -19,7 +19,7 @@ import math
 from typing import Any
 
 from sat_tf.core import grid as grids
-from sat_tf.core.gradients import STRAIGHT_THROUGH, passed_back, scaled_gradient, strength_of
+from sat_tf.core.gradients import STRAIGHT_THROUGH, passed_back, strength_of
 from sat_tf.core.grid_table import FEWEST_SIGNED_BITS, check_bits
 from sat_tf.core.ranges import SMALLEST_SIZE, axes_within
 from sat_tf.core.tensors import Namespace, Tensor, in_float32, is_tensor, namespace, sum_as
@@ -266,11 +266,6 @@ def gradient_factor(x: Tensor, highest: Any, *, counts_batch: bool = False) -> T
     if counts_batch:
         features *= n.maximum(samples, 1.0) * float(n.replicas())
     return n.rsqrt(features * in_float32(n, highest))
-
-
-def times(variable: Tensor, factor: Tensor) -> Tensor:
-    """A variable, exactly, of which the gradient is multiplied by a factor."""
-    return scaled_gradient(variable, factor)
 
 
 def quantize_with_offset(

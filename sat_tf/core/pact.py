@@ -7,7 +7,6 @@ from sat_tf.core.gradients import (
     STRAIGHT_THROUGH,
     find_clipping_gradient,
     passed_back,
-    scaled_gradient,
     strength_of,
 )
 from sat_tf.core.tensors import Namespace, Tensor, in_float32, namespace
@@ -92,26 +91,6 @@ def quantize_stream(
     [-3.0, 0.0, 1.0, 3.0]
     """
     return _quantize(x, clipping_level, num_bits, "narrow", gradient, surrogate, strength)
-
-
-def learning_at_rate(clipping_level: Tensor, rate: float) -> Tensor:
-    """The clipping level itself, with another gradient: dα = rate · upstream.
-
-    A clipping level gets gradient from every element of its tensor, many more than a weight does;
-    at the learning rate of the weights it jumps about.
-
-    Args:
-        clipping_level: a scalar tensor or variable.
-        rate: above 0.
-
-    >>> import tensorflow as tf
-    >>> level = tf.Variable(3.0)
-    >>> with tf.GradientTape() as tape:
-    ...     doubled = 2.0 * learning_at_rate(level, 0.25)
-    >>> float(doubled), float(tape.gradient(doubled, level))
-    (6.0, 0.5)
-    """
-    return scaled_gradient(clipping_level, rate)
 
 
 def round_on_range(

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sat_tf.core import grid, lsq
+from sat_tf.core.gradients import scaled_gradient
 from sat_tf.core.grid_table import FEWEST_SIGNED_BITS
 from sat_tf.core.lsq import lsq_code_ends
 from sat_tf.core.ranges import scale_and_zero
@@ -213,7 +214,7 @@ class LsqActivationQuantizer(UpToItsLevel):
         del training
         bits = bits_of(self.num_bits, variables)
         factor = lsq.level_factor(inputs, self._highest(bits), counts_batch=self.counts_batch)
-        return self.quantized(inputs, lsq.times(self.level(variables), factor), bits)
+        return self.quantized(inputs, scaled_gradient(self.level(variables), factor), bits)
 
     def best_level(
         self,
@@ -296,8 +297,8 @@ class LsqPlusQuantizer(BelowZero):
         # A level that is c times the scale gets g c² times its own gradient: see `lsq`.
         factor = lsq.gradient_factor(inputs, levels, counts_batch=self.counts_batch)
         of_level = factor * n.square(levels / (1.0 + self.share))
-        level = lsq.times(self.level(variables), of_level)
-        moved = lsq.times(n.tensor(variables.get(OFFSET, 0.0)), factor)
+        level = scaled_gradient(self.level(variables), of_level)
+        moved = scaled_gradient(n.tensor(variables.get(OFFSET, 0.0)), factor)
         scale, offset = self._scale_and_offset(level, moved, levels)
         return lsq.quantize_with_offset(inputs, scale, offset, bits, **self.passed_back)
 

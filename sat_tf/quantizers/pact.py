@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sat_tf.core import asymmetric, grid, pact
+from sat_tf.core.gradients import scaled_gradient
 from sat_tf.core.ranges import scale_and_zero
 from sat_tf.core.tensors import Tensor, namespace
 from sat_tf.quantizers.best_levels import (
@@ -67,7 +68,7 @@ class ClippingQuantizer(ActivationQuantizer):
         """The clipping level, which learns at its own rate."""
         level = variables[CLIPPING_LEVEL]
         level = namespace(level).tensor(level)
-        return level if self.rate == 1.0 else pact.learning_at_rate(level, self.rate)
+        return level if self.rate == 1.0 else scaled_gradient(level, self.rate)
 
     def best_level(
         self,

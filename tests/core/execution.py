@@ -88,8 +88,8 @@ def _on_tensorflow(function: Callable[..., Any], mode: str) -> Callable[..., Any
             tape.watch(tensors)
             value = function(*tensors)
         seed = None if upstream is None else tf.cast(upstream, value.dtype)
-        gradients = tape.gradient(value, tensors, seed)
-        return [value, *(gradient for gradient in gradients if gradient is not None)]
+        inputs = [each for each in tensors if each.dtype.is_floating]
+        return [value, *tape.gradient(value, inputs, seed, tf.UnconnectedGradients.ZERO)]
 
     if mode == "plain":
         return functools.partial(_plainly, run)
@@ -136,6 +136,7 @@ def _on_torch(function: Callable[..., Any], mode: str) -> Callable[..., Any]:
         value = function(*tensors)
         seed = torch.ones_like(value) if upstream is None else upstream.to(value.dtype)
         found = torch.autograd.grad(value, inputs, seed, allow_unused=True)
-        return [value, *(each for each in found if each is not None)]
+        pairs = zip(found, inputs, strict=True)
+        return [value, *(torch.zeros_like(x) if g is None else g for g, x in pairs)]
 
     return run

@@ -12,8 +12,8 @@ import tf_keras as keras
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sat_tf.core import asymmetric, dorefa, grid, l1, lsq, on_tensorflow, pact, qil
-from sat_tf.core.gradients import CLIPPING_GRADIENTS, straight_through
+from sat_tf.core import asymmetric, dorefa, grid, l1, lsq, on_keras, on_tensorflow, pact, qil
+from sat_tf.core.gradients import CLIPPING_GRADIENTS, scaled_gradient, straight_through
 from sat_tf.core.grid_table import GRIDS
 from sat_tf.core.on_tensorflow import with_gradient
 from tests import reference
@@ -68,7 +68,7 @@ FUNCTIONS = {
     "weights": lambda x: dorefa.quantize_weights(x, 3),
     "weights by channel": lambda x: dorefa.quantize_weights(x, 3, range_axes=(1,)),
     "clamp": dorefa.clamp_weights,
-    "rate": lambda x: pact.learning_at_rate(x, 0.5),
+    "rate": lambda x: scaled_gradient(x, 0.5),
     "lsq": lambda x: lsq.quantize_weights(x, 1.0, 3),
     "lsq_plus": lambda x: lsq.quantize_with_offset(x, 0.5, -0.4, 3),
     "qil": lambda x: qil.quantize_weights(x, 1.0, 0.9, 3),
@@ -230,6 +230,10 @@ def test_own_forms_give_what_the_plain_ones_do(name, odd):
     expected, wanted = value_and_gradients(FUNCTIONS[name], [x], upstream, "plain")
     np.testing.assert_array_equal(value, expected)
     np.testing.assert_allclose(gradient, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_both_namespaces_have_the_same_rows():
+    assert set(vars(on_tensorflow.NAMESPACE)) == set(vars(on_keras.NAMESPACE))
 
 
 def _by_definition(upstream, passed, x, quantized, lowest, highest, reference):

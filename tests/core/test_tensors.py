@@ -27,11 +27,11 @@ def test_a_value_has_the_gradients_given_beside_it_and_settings_have_none(mode):
         return n.with_gradient(_product, _given, [a, b], constant=constant, power=2)
 
     arrays = [np.float32([1.0, 2.0]), np.float32([3.0, 4.0]), np.float32([5.0, 6.0])]
-    value, by_a, by_b, *others = value_and_gradients(function, arrays, [1.0, 10.0], mode)
+    value, by_a, by_b, of_setting = value_and_gradients(function, arrays, [1.0, 10.0], mode)
     assert value.tolist() == [75.0, 288.0]
     assert by_a.tolist() == [5.0, 60.0]
     assert by_b.tolist() == [1.0, 40.0]
-    assert all(not other.any() for other in others)
+    assert not of_setting.any()
 
 
 @pytest.mark.parametrize("mode", MODES)

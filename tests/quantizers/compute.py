@@ -17,7 +17,7 @@ import keras  # noqa: TID251 -- the rows are computed on every backend of Keras 
 import numpy as np
 
 from sat_tf.quantizers.table import deserialize_quantizer
-from tests.keras3.gradients import to_numpy, value_and_gradients
+from tests.core.execution import MODES, value_and_gradients
 from tests.quantizers.rows import Row, draw, others, rows
 
 BITS = (1, 2, 4, 8)
@@ -27,7 +27,7 @@ def every_row() -> list[Row]:
     return [row for bits in BITS for row in rows(bits)] + list(others())
 
 
-def computed(row: Row, jit: bool = False) -> dict[str, np.ndarray]:
+def computed(row: Row, mode: str = "eager") -> dict[str, np.ndarray]:
     """The value, the gradient of the input and trained variables, and all variables afterwards."""
     quantizer = deserialize_quantizer({"quantizer": row.name, **row.config})
     specs = quantizer.variables(row.inputs.shape)
@@ -42,11 +42,14 @@ def computed(row: Row, jit: bool = False) -> dict[str, np.ndarray]:
 
     arrays = [row.inputs, *(row.variables[name] for name in trained)]
     value = quantizer(keras.ops.convert_to_tensor(row.inputs), True, variables)
-    after = {f"after {name}": to_numpy(variable) for name, variable in variables.items()}
+    after = {
+        f"after {name}": keras.ops.convert_to_numpy(variable)
+        for name, variable in variables.items()
+    }
     for name, variable in variables.items():
         variable.assign(row.variables[name])
     upstream = draw(value.shape, seed=99)
-    value, gradients = value_and_gradients(function, arrays, upstream, jit)
+    value, *gradients = value_and_gradients(function, arrays, upstream, mode)
     names = ["inputs", *trained]
     by_name = {f"d {name}": one for name, one in zip(names, gradients, strict=True)}
     return {"value": value, **by_name, **after}
@@ -56,8 +59,8 @@ def main(path: str) -> None:
     found = {}
     for number, row in enumerate(every_row()):
         # Compiling takes long: some of them.
-        for name, array in computed(row, jit=number % 10 == 0).items():
-            found[f"{number} {name}"] = array
+        mode = MODES[-1] if number % 10 == 0 else "eager"
+        found |= {f"{number} {name}": one for name, one in computed(row, mode).items()}
     np.savez(path, **found)
 
 
