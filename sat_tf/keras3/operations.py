@@ -50,7 +50,7 @@ class Scaling(keras3.layers.Layer):
         return _SCALINGS[self.formula](inputs, number)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """That of the input."""
+        """The shape of the input."""
         return input_shape
 
     def get_config(self) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class Operation(keras3.layers.Layer):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        # Of truths and integers, Keras would make the floats that they are computed from such, too.
+        # Keras would cast floats to truths or integers where the operation makes these of them.
         self.autocast = keras3.backend.is_float_dtype(self.compute_dtype)
         self.function = function
         self.arguments = arguments
@@ -152,7 +152,7 @@ class OfSeveralTensors(keras3.layers.Wrapper):
         return self._on(self.layer, keras3.tree.flatten(inputs), **options)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """That of the layer."""
+        """The shape of what the layer makes."""
         return self._on(self.layer.compute_output_spec, self._symbols(input_shape)).shape
 
     def _on(self, function: Callable[..., Any], tensors: Sequence[Any], **options: Any) -> Any:

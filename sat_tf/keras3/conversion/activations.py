@@ -80,7 +80,7 @@ def hard_shrink(x: tf.Tensor) -> tf.Tensor:
     return tf.where(tf.abs(x) > 0.5, x, tf.zeros_like(x))
 
 
-# By their names in Keras 3: the function, or its name in tf_keras.
+# The functions of tf_keras, or their names there, by the names of the same functions in Keras 3.
 ACTIVATIONS: dict[str, Callable[[tf.Tensor], tf.Tensor] | str] = {
     "celu": celu,
     "elu": "elu",

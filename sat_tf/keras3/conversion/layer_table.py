@@ -213,7 +213,7 @@ def _activation_of_users(layer: Any) -> Any:
 
 
 def _translated_activation(layer: Any, activation: Any, inner: Callable[[Any], Any]) -> Any:
-    """What tf_keras calls for an activation of the user's: a layer, or a model of operations.
+    """A layer, or a model of operations, that tf_keras calls for an activation of the user's.
 
     Raises:
         ValueError: it does something that is no layer or operation of Keras 3.

@@ -66,7 +66,7 @@ class OfKeras3(keras.layers.Layer):
         super().build(input_shape)
 
     def call(self, *args: Any, training: Any = None, **kwargs: Any) -> Any:
-        """What the layer gives in inference, with these variables for its weights."""
+        """The outputs of the layer in inference, with these variables for its weights."""
         del training
         return self._run(*args, **kwargs)
 
@@ -128,7 +128,7 @@ class _Operations:
                 raise ValueError(f"{received}, which calls {type(operation).__name__}, {expected}")
 
     def __call__(self, *tensors: Any, training: Any = None) -> Any:
-        """What they make of the tensors, in inference."""
+        """The outputs of the operations in inference."""
         del training
         made = {id(one): other for one, other in zip(self._graph.inputs, tensors, strict=True)}
         for call, function in zip(self._graph.calls, self._functions, strict=True):

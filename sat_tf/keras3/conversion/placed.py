@@ -15,7 +15,7 @@ import tf_keras as keras
 
 from sat_tf.graph import layer_kinds, operation_layers
 from sat_tf.graph.flatten import unique_name
-from sat_tf.graph.layers.kind import SAME, Keras3
+from sat_tf.graph.layers.kind import Keras3
 from sat_tf.graph.network import Network, Node
 from sat_tf.keras3 import operations
 from sat_tf.keras3.conversion import layer_table
@@ -44,6 +44,11 @@ _NEUTRAL: dict[str, Any] = {
     "softmax_robust_masking": False,
     "sparse": False,
     "time_major": False,
+}
+# Layers that neither Keras has, and that sat-tf has in both.
+_OWN: dict[type, type] = {
+    operation_layers.Scaling: operations.Scaling,
+    operation_layers.Slice: operations.Slice,
 }
 
 
@@ -83,30 +88,32 @@ def placed(plan: keras.Model, originals: Mapping[str, Original]) -> Placed:
     """
     network = Network(plan)
     layers = {node.layer.name: node.layer for node in network}
-    found = {name: _problem(layer, originals) for name, layer in layers.items()}
-    problems = [f"{name}: {problem.rstrip('.')}." for name, problem in found.items() if problem]
+    name_of = _names([*layers.values(), *map(inner_layer, layers.values())])
+    made: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
+    problems = []
+    for name, layer in layers.items():
+        try:
+            if isinstance(layer, keras.layers.InputLayer):
+                shape = tuple(layer.output.shape)
+                given = name_of(name)
+                tensors[name] = keras3.Input(batch_shape=shape, dtype=layer.dtype, name=given)
+            else:
+                made[name] = _made(layer, name_of, originals)
+        except ValueError as error:
+            problems.append(f"{name}: {str(error).rstrip('.')}.")
     if problems:
         raise ValueError(list_problems(f"model {plan.name!r}", problems))
-    name_of = _names([*layers.values(), *map(inner_layer, layers.values())])
-    made: dict[int, Any] = {}
-    pairs: list[tuple[Any, Any]] = []
-    tensors: dict[str, Any] = {}
     for node in network:
-        layer = node.layer
-        if isinstance(layer, keras.layers.InputLayer):
-            tensors[node.name] = keras3.Input(
-                batch_shape=tuple(layer.output.shape), dtype=layer.dtype, name=name_of(layer.name)
-            )
+        if node.name in tensors:
             continue
-        is_new = id(layer) not in made
-        if is_new:
-            made[id(layer)] = _made(layer, name_of, originals)
-            pairs.append((made[id(layer)], layer))
-        tensors[node.name] = _called(plan, node, made[id(layer)], tensors)
-        if is_new:
-            copy_to_keras3(layer, made[id(layer)])  # the first call has built it
+        name = node.layer.name
+        tensors[node.name] = _called(plan, node, made[name], tensors)
+        if node.name == name:  # the first call, which has built it
+            copy_to_keras3(node.layer, made[name])
     inputs, outputs = network.pack(tensors)
-    return Placed(keras3.Model(inputs, outputs, name=plan.name.replace("/", "_")), pairs)
+    model = keras3.Model(inputs, outputs, name=plan.name.replace("/", "_"))
+    return Placed(model, [(layer, layers[name]) for name, layer in made.items()])
 
 
 def _names(layers: Iterable[Any]) -> Callable[[str], str]:
@@ -144,19 +151,6 @@ def _reason(error: Exception) -> str:
     return (inside.group(1) if inside else text.splitlines()[0]).strip().rstrip(".")
 
 
-def _problem(layer: Any, originals: Mapping[str, Original]) -> str | None:
-    if isinstance(layer, keras.layers.InputLayer):
-        return None
-    inner = layer
-    if isinstance(layer, QuantizedLayer):
-        inner = layer.layer
-    if _original(inner, originals) is not None:
-        return None
-    if isinstance(inner, operation_layers.OfSeveralTensors):
-        return _problem(inner.layer, originals)
-    return _settings_problem(inner)
-
-
 def _made(layer: Any, name_of: Callable[[str], str], originals: Mapping[str, Original]) -> Any:
     if not isinstance(layer, QuantizedLayer):
         return _plain(layer, name_of(layer.name), originals)
@@ -188,6 +182,12 @@ def _plain(layer: Any, name: str, originals: Mapping[str, Original]) -> Any:
         config = {**original.get_config(), "name": name}
         made = type(original).from_config(config)
     elif isinstance(layer, operation_layers.OfTensorFlow):
+        if not operations.is_known(layer.function):
+            hint = did_you_mean(layer.function, operations.known_operations())
+            raise ValueError(
+                f"received the operation tf.{layer.function}, which sat-tf does not know in Keras "
+                f"3; build the model with a layer for it. {hint}"
+            )
         made = operations.Operation(
             layer.function,
             layer.arguments,
@@ -196,10 +196,18 @@ def _plain(layer: Any, name: str, originals: Mapping[str, Original]) -> Any:
             dtype=layer.dtype_policy.name,
         )
     elif isinstance(layer, operation_layers.OfSeveralTensors):
-        one = _plain(layer.layer, layer.layer.name, originals)
+        one = _plain(layer.layer, layer.layer.name.replace("/", "_"), originals)
         made = operations.OfSeveralTensors(one, layer.arguments, name=name)
     else:
-        made = _class_of(layer)(**_settings(layer)[0], name=name)
+        kind = layer_kinds.KINDS.get(type(layer))
+        if kind is None or kind.keras3 is None:
+            raise ValueError(
+                f"received {type(layer).__name__}, which sat-tf does not know in Keras 3"
+            )
+        made_as = _OWN.get(type(layer)) or getattr(
+            keras3.layers, kind.keras3.name or type(layer).__name__
+        )
+        made = made_as(**_settings(layer, made_as, kind.keras3), name=name)
     if layer.activity_regularizer is not None and made.activity_regularizer is None:
         settings = keras.regularizers.serialize(layer.activity_regularizer)
         made.activity_regularizer = keras3.regularizers.get(settings)
@@ -215,8 +223,11 @@ def _original(layer: Any, originals: Mapping[str, Original]) -> Any:
     original, translation = found
     if type(original).__module__.startswith("sat_tf."):
         return original
-    names = {kind.__name__ for kind in type(layer).__mro__}
-    if type(original).__name__ not in names | {(_counterpart(layer) or SAME).name}:
+    kind = layer_kinds.KINDS.get(type(layer))
+    names = {base.__name__ for base in type(layer).__mro__}
+    if kind is not None and kind.keras3 is not None:
+        names.add(kind.keras3.name)
+    if type(original).__name__ not in names:
         return None
     # An activation, or padding, may have become a layer of its own.
     one, other = (
@@ -231,37 +242,13 @@ def settings_text(settings: Any) -> str:
     return json.dumps(settings, default=str, sort_keys=True)
 
 
-def _settings_problem(layer: Any) -> str | None:
-    """Why a layer of tf_keras has no form in Keras 3; None where it has one."""
-    if isinstance(layer, operation_layers.OfTensorFlow):
-        if operations.is_known(layer.function):
-            return None
-        hint = did_you_mean(layer.function, operations.known_operations())
-        return (
-            f"received the operation tf.{layer.function}, which sat-tf does not know in Keras 3; "
-            f"build the model with a layer for it. {hint.rstrip('.')}"
-        )
-    if _counterpart(layer) is None:
-        return f"received {type(layer).__name__}, which sat-tf does not know in Keras 3"
-    return "; ".join(_settings(layer)[1]) or None
+def _settings(layer: Any, kind: type, counterpart: Keras3) -> dict[str, Any]:
+    """The settings of a layer of tf_keras for its class in Keras 3.
 
-
-def _counterpart(layer: Any) -> Keras3 | None:
-    kind = layer_kinds.KINDS.get(type(layer))
-    return kind.keras3 if kind else None
-
-
-def _class_of(layer: Any) -> Any:
-    """The class in Keras 3 of a layer that has a `_counterpart`."""
-    own = {operation_layers.Scaling: operations.Scaling, operation_layers.Slice: operations.Slice}
-    name = (_counterpart(layer) or SAME).name or type(layer).__name__
-    return own.get(type(layer)) or getattr(keras3.layers, name)
-
-
-def _settings(layer: Any) -> tuple[dict[str, Any], list[str]]:
-    """The settings in Keras 3 of a layer of tf_keras, and what is wrong with them."""
-    counterpart = _counterpart(layer) or SAME
-    accepted = layer_table.accepted_names(_class_of(layer))
+    Raises:
+        ValueError: it has others; names each.
+    """
+    accepted = layer_table.accepted_names(kind)
     settings: dict[str, Any] = {}
     problems: list[str] = []
     for key, value in layer.get_config().items():
@@ -291,4 +278,6 @@ def _settings(layer: Any) -> tuple[dict[str, Any], list[str]]:
             settings[given] = value.item() if isinstance(value, np.ndarray | np.generic) else value
         elif key != "batch_input_shape" and (key not in _NEUTRAL or value != _NEUTRAL[key]):
             problems.append(f"received {key}={value!r}, which Keras 3 does not have")
-    return settings, problems
+    if problems:
+        raise ValueError("; ".join(problems))
+    return settings

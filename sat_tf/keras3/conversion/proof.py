@@ -253,12 +253,12 @@ def _compare_quantized(
         before: what the layer in Keras 3 has quantized.
         expected: its outputs.
     """
-    quantizer = layer.quantize_config.output
-    rounds = isinstance(quantizer, ActivationQuantizer) and len(expected) == 1
+    output = layer.quantize_config.output
+    quantizer = output if isinstance(output, ActivationQuantizer) and len(expected) == 1 else None
     with _kernel_of(name, layer3, layer):
         received = _call_tf_keras(layer, [inputs], {})
-        ours = [layer.before_quantization(inputs)] if rounds else []
-    if not rounds:
+        ours = [] if quantizer is None else [layer.before_quantization(inputs)]
+    if quantizer is None:
         return max(map(_difference, expected, received), default=0.0), 0
     off = max(map(_difference, before, ours))
     one, other = (_as_array(*values).astype(np.float64) for values in (expected, received))

@@ -185,7 +185,7 @@ class Translator:
         return self._weights_problem(layer)
 
     def _inner_problem(self, layer: Any) -> str | None:
-        """What is wrong with a layer of ours around another one, or with the layer inside."""
+        """The problem of a layer of ours around another one, or of the layer inside."""
         inner = layer.layer
         if getattr(layer, "place", None) == INSTEAD and not layer_table.is_known(inner):
             return f"received a quantizer instead of {type(inner).__name__}, expected a rectifier"
