@@ -61,7 +61,7 @@ _TRAINED = {
 
 
 def _machine() -> dict[str, str]:
-    """What float arithmetic depends on."""
+    """The facts that float arithmetic depends on."""
     lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
     facts = dict(line.split("\t: ", 1) for line in lines if "\t: " in line)
     processor = {
@@ -108,7 +108,7 @@ def _exported() -> Iterator[tuple[str, Callable[[], keras.Model], dict[str, Any]
 
 
 def _hashes(model: keras.Model, settings: dict[str, Any]) -> dict[str, Any]:
-    """Of the file, and of the codes of its tensors."""
+    """Hashes of the file, and of the codes of its tensors."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "model.tflite"
         sat_tf.export_tflite(model, path, **settings)
@@ -121,7 +121,7 @@ def _hashes(model: keras.Model, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _losses(name: str, policy: BitPolicy) -> list[str]:
-    """Of so many steps, every bit of them."""
+    """The losses of so many steps, in every bit."""
     keras.utils.set_random_seed(0)
     model = sat_tf.quantize_model(build_small(name), policy)
     rng = np.random.default_rng(0)

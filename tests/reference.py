@@ -58,7 +58,7 @@ def clamp_gradient(
 def weight_position(
     latent: np.ndarray, bits: int, grid: str, range_axes: Sequence[int] = ()
 ) -> np.ndarray:
-    """Where clamped weights lie between the integers of a grid, before rounding."""
+    """The places of clamped weights between the integers of a grid, before rounding."""
     divisor, _, _, _ = GRIDS[grid]
     return divisor(bits) * (clamp(latent, range_axes) + 1.0) / 2.0
 
@@ -160,7 +160,7 @@ def activation_gradients(
 
 
 def activation_position(x: np.ndarray, level: float, bits: int) -> np.ndarray:
-    """Where clipped activations lie between the codes, before rounding."""
+    """The places of clipped activations between the codes, before rounding."""
     return (2**bits - 1) * np.clip(np.asarray(x, np.float64), 0.0, level) / level
 
 
@@ -184,7 +184,7 @@ def stream_gradients(
 
 
 def stream_position(x: np.ndarray, level: float, bits: int) -> np.ndarray:
-    """Where clipped values lie between the codes, before rounding."""
+    """The places of clipped values between the codes, before rounding."""
     return np.clip(np.asarray(x, np.float64), -level, level) * (2**bits - 2) / (2.0 * level)
 
 
@@ -388,7 +388,7 @@ def l1_size(w: np.ndarray, bits: int, range_axes: Sequence[int] = ()) -> np.ndar
 
 
 def l1_position(w: np.ndarray, bits: int, grid: str, range_axes: Sequence[int] = ()) -> np.ndarray:
-    """Where clipped weights lie between the integers of a grid, before rounding."""
+    """The places of clipped weights between the integers of a grid, before rounding."""
     clipped = np.clip(np.asarray(w, np.float64) / l1_size(w, bits, range_axes), -1.0, 1.0)
     return GRIDS[grid][0](bits) * (clipped + 1.0) / 2.0
 

@@ -100,7 +100,7 @@ MAY_IMPORT_WITHIN = {
         "lowering": {"operations", "tflite", "kernels"},
         "certificate": {"litert", "operations", "tflite", "kernels"},
         "device": {"certificate", "litert", "operations", "tflite", "kernels"},
-        # What users call stands on top of all.
+        # Modules that users call stand on top of all.
         ".": {
             "kernels",
             "tflite",
@@ -130,11 +130,11 @@ SHARED = {
 }
 TOP = {"__init__", "__main__", "configs", "either_keras"}
 
-# Where classes of Keras layers are named: where the registry of layer kinds is and models are
+# Classes of Keras layers are named where the registry of layer kinds is and models are
 # rewritten, where float networks are built, and where layers are made of Keras 3's operations.
 # Everything else asks the registry.
 MAY_NAME_LAYERS = ("graph/", "models/", "keras3/conversion/operation_table.py")
-# Of keras.layers, what is no kind of layer to look up.
+# These of keras.layers are no kinds of layers to look up.
 NO_KINDS = {
     "Layer",  # a base
     "Wrapper",  # a base
@@ -142,9 +142,9 @@ NO_KINDS = {
     "Lambda",  # code of the user's own, which is never looked into
     "RNN",  # a loop over steps of any kind
 }
-# What else is named beside the registry, by file.
+# These files name layers beside the registry.
 NAMED_BESIDE = {
-    # Of these, TensorFlow's converter would write a loop: what it is told instead stands there.
+    # TensorFlow's converter would write a loop for these; the file tells it what to do instead.
     "export/converter/float_layers.py": {"ConvLSTM1D", "ConvLSTM2D", "ConvLSTM3D"},
 }
 
@@ -238,7 +238,7 @@ def _definitions(tree):
 
 
 def _offenders(find):
-    """What `find(name, tree)` complains of, by file."""
+    """The complaints of `find(name, tree)`, by file."""
     found = {name: find(name, tree) for name, tree in TREES.items()}
     return {name: complaint for name, complaint in found.items() if complaint}
 
@@ -284,8 +284,8 @@ def test_arrows_lead_in_no_circle():
 
 
 def test_files_import_each_other_in_no_circle():
-    # Those that are imported in a function, or for types alone, as well: who reads one of the files
-    # has to read them all.
+    # Imports in a function or for types alone count as well: who reads one of the files has to
+    # read them all.
     arrows = {name: set(_imported_modules(tree)) - {name} for name, tree in MODULES.items()}
     circles = [sorted(circle) for circle in _circles(arrows)]
     assert circles == []
@@ -340,7 +340,7 @@ def test_imports_are_absolute_and_by_name():
     assert not _offenders(loose)
 
 
-# Where all concrete quantizers are named, beside the file of each.
+# All concrete quantizers are named here, beside the file of each.
 TABLE_OF_QUANTIZERS = "quantizers/table.py"
 
 
@@ -388,7 +388,7 @@ def test_every_quantizer_is_in_the_table():
     assert set(_concrete_quantizers()) <= set(_words(TREES[TABLE_OF_QUANTIZERS]))
 
 
-# Where all operations are listed, beside the file of each.
+# All operations are listed here, beside the file of each.
 TABLE_OF_OPERATIONS = "export/operations/table.py"
 
 

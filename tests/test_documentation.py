@@ -81,7 +81,7 @@ def every_public_name_is_on_an_api_page(site):
     shown = set()
     for page in (site / "api").glob("*.html"):
         shown |= _Loaded(page).identifiers
-    # Where a function and its module have one name, a page has both.
+    # A page has both a function and its module if they have one name.
     shown |= {re.sub(r"\.(\w+)\.\1$", r".\1", name) for name in shown}
     assert [name for name in NAMES if name not in MODULES and name not in shown] == []
 

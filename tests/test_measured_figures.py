@@ -411,7 +411,7 @@ def test_what_is_simulated_of_arm_is_what_runs_there():
         real = {row[name] for name in ("NEON", "dot product", "matrix (i8mm)")}
         assert real == {row["Arm, simulated"]}, row
         assert row["x86"] == "0"
-        # Of what is behind float means nothing is said, and nothing need differ.
+        # A file makes no claim on tensors behind float means, and they need not differ.
         assert row["portable"] == "False" or row["Arm, simulated"] == "0"
         assert row["pack"] != "int4" or row["portable"] == "False"
 
@@ -507,7 +507,7 @@ def test_no_choice_uses_more_than_the_same_everywhere_and_no_code_differs():
             longer += [more.pop("bytes")] if more["bytes"] > 0 else []
             assert all(over <= 0 for over in more.values())
             assert row["codes differing"] == "0"
-    # Without what runs add to say how pictures are prepared, that file has the bytes of the other.
+    # One file has further words, of a run on how pictures are prepared; the rest is the same.
     assert longer == [8]
     assert "one file is 8 bytes longer" in _SIDE_BY_SIDE
 

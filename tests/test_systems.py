@@ -1,4 +1,4 @@
-"""What is Linux's alone, or Unix's, is imported only where it is used."""
+"""Modules that only Linux or Unix has are imported only where they are used."""
 
 import ast
 import pathlib

@@ -27,7 +27,7 @@ def test_a_kernel_has_bits_grid_and_the_codes_it_uses(rows):
     kernel = small_quantized_model().get_layer("quant_pointwise").effective_kernel().numpy()
     row = rows["pointwise"]
     assert (row.weight_bits, row.weight_grid, row.weight_codes) == (4, "narrow", 15)
-    # Of a channel, 14 steps lie between the lowest code and the highest.
+    # In each channel, 14 steps lie between the lowest code and the highest.
     steps = 7.0 * kernel / np.abs(kernel).max(axis=(0, 1, 2)) + 7.0
     np.testing.assert_allclose(steps, np.rint(steps), atol=1e-4)
     assert row.weight_codes_used == len(np.unique(np.rint(steps)))

@@ -1,4 +1,4 @@
-"""What commands feed to models, and what they say where that cannot be right."""
+"""Commands feed models the range that they were trained on, and say where that cannot be right."""
 
 import numpy as np
 import pytest

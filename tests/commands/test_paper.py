@@ -10,7 +10,7 @@ from tests.reproduction.fake import FakeRunner, outcome
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path, monkeypatch):
-    # Without --run_dir and --results, files go to the working directory.
+    # Files go to the working directory without --run_dir and --results.
     monkeypatch.chdir(tmp_path)
 
 

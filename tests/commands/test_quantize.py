@@ -1,4 +1,4 @@
-"""From a trained model and a folder of pictures to a certified file, in one command."""
+"""`sat-tf quantize` makes a certified file of a trained model and a folder of pictures."""
 
 import json
 

@@ -139,7 +139,7 @@ def test_the_regularizer_of_what_a_layer_makes_is_behind_its_activation(activati
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
 
 
-# What a TimeDistributed does to all steps at once, on sequences of vectors of 4.
+# These layers act on all steps of a TimeDistributed at once, on sequences of vectors of 4.
 AT_EACH_STEP = {
     "dense": (L.Dense(3, activation="relu"), "Dense"),
     "batch_normalization": (L.BatchNormalization(), "BatchNormalization"),

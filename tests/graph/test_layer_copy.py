@@ -54,7 +54,7 @@ def test_a_layer_that_cannot_be_copied_is_named_with_the_fix(activation, layer, 
         sat_tf.quantize_model(model, policy)
 
 
-# What constructors cannot do without.
+# Constructors need these.
 REQUIRED = {
     "filters": 4, "kernel_size": 3, "units": 4, "target_shape": (4,), "dims": (1,), "num_heads": 2,
     "key_dim": 2, "input_dim": 5, "output_dim": 3, "n": 2, "rate": 0.3, "scale": 2.0, "stddev": 0.1,

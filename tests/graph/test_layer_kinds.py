@@ -116,7 +116,7 @@ def test_each_kernel_is_audited_with_its_neurons(kind):
 
 
 def model_of(layer, shape):
-    """With a linear layer in front and one behind, of images, as files know them."""
+    """A model of the layer between two linear ones, on images, as files know them."""
     image = keras.Input((8, 6, 3), name="image")
     tensor = L.Conv2D(CHANNELS, 3, padding="same", use_bias=False, name="stem")(image)
     tensor = L.ReLU(name="relu")(L.BatchNormalization(name="bn")(tensor))

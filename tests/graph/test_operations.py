@@ -10,7 +10,8 @@ from sat_tf.graph.rewrite import with_layers_for_operations
 L = keras.layers
 MAP = np.random.default_rng(8).normal(size=(8, 8, 4)).astype(np.float32)
 
-# What users write between layers, on x of shape (8, 8, 4) and y like it, and the layers it becomes.
+# Operations that users write between layers, on x of shape (8, 8, 4) and y like it, and the layers
+# that they become.
 OPERATIONS = {
     "sum": (lambda x, y: x + y, [L.Add]),
     "sum_by_name": (lambda x, y: tf.add(x, y), [L.Add]),

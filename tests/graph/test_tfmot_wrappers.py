@@ -150,7 +150,7 @@ def test_pruned_weights_stay_at_code_0_while_a_mask_is_kept(stripped):
     for layer, mask, old in zip(layers, masks, before, strict=True):
         assert np.all(_codes(layer)[mask.numpy() == 0.0] == 0)
         assert not np.array_equal(layer.layer.kernel, old)
-    # Without the mask gradients reach them like all others.
+    # Gradients reach them like all others, as the mask has gone.
     quantized.fit(images, targets, batch_size=8, verbose=0)
     assert np.any(kernels[1].numpy()[masks[1].numpy() == 0.0] != 0.0)
 

@@ -67,7 +67,7 @@ def test_functions_that_the_user_calls_are_left_float(name, tmp_path):
     loaded = load_model(tmp_path / name, safe_mode=False)
     images = tf.random.stateless_uniform((2, 8, 8, 3), (0, 1))
     assert bool(tf.reduce_all(loaded(images) == quantized(images)))
-    # What has been loaded can be rewritten like any model.
+    # The loaded model can be rewritten like any other.
     assert sat_tf.requantize(loaded, sat_tf.BitPolicy.mobile(4, unsupported="float"))
 
 

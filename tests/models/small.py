@@ -15,7 +15,7 @@ OPTIONS: Mapping[str, Mapping] = types.MappingProxyType(
         "mobilenet_v2": {"width_multiplier": 0.25},
         "mobilenet_v2_small": {"head": "pool_first", "rectified_inputs": True},
         "resnet18": {"width_multiplier": 0.125, **_SMALL_IMAGES},
-        # With the stem of large images, pool included.
+        # These two have the stem of large images, pool included.
         "resnet50": {"width_multiplier": 0.125, "stage_blocks": (2, 1, 1)},
         "preresnet50": {"width_multiplier": 0.125, "stage_blocks": (2, 1, 1)},
         "vgg16": {"width_multiplier": 0.125, "hidden_units": 32},

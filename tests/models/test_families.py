@@ -1,4 +1,4 @@
-"""What holds for every family."""
+"""Facts of every family."""
 
 import inspect
 import math
@@ -39,7 +39,7 @@ def test_every_family_has_a_small_model():
 def test_sizes_are_the_published_ones(name, parameters, billions):
     model = models.build(name)
     assert sum(math.prod(v.shape) for v in model.trainable_weights) == parameters
-    # As many decimals as the tables print.
+    # The tables print so many decimals.
     decimals = len(str(billions).split(".")[1])
     assert round(count_multiply_adds(model) / 10**9, decimals) == billions
 

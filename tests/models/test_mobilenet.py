@@ -56,7 +56,7 @@ def test_sizes_at_every_width_are_the_published_ones(
     # The tables print whole millions, some rounded (568.7 as 569), some cut off (300.8 as 300).
     assert abs(count_multiply_adds(model) / MILLION - multiply_adds) < 1
     without_bn = _count(v for v in model.trainable_weights if "_bn/" not in v.name)
-    # As many decimals as the table prints.
+    # The table prints so many decimals.
     decimals = 2 if name == "mobilenet_v2" else 1
     assert round(without_bn / MILLION, decimals) == parameters
 

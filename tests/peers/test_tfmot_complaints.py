@@ -162,7 +162,7 @@ COMPLAINTS = {
         "can only either be a keras Sequential or Functional model",
     ),
 }
-# What is taken as a model of tf_keras.
+# sat-tf takes these as models of tf_keras.
 TAKEN = [name for name, row in COMPLAINTS.items() if not row.ours and name != "Keras 3"]
 
 

@@ -1,4 +1,4 @@
-"""What is in the TFLite file: of TFMOT with TensorFlow's converter, and of sat-tf.
+"""TFLite files of TFMOT with TensorFlow's converter, and those of sat-tf.
 
 Numbers are those of issues of tensorflow/model-optimization (mo) and tensorflow/tensorflow (tf).
 """
@@ -119,7 +119,7 @@ def test_runtimes_give_other_integers_of_one_file_tf99072_tf102943_tf119412(thei
     assert np.any(
         _run(content, images) != _run(content, images, experimental_op_resolver_type=builtin)
     )
-    # So do they of ours; the proof says of each how many.
+    # Runtimes give other integers of our file too; the proof counts them for each.
     counts = {name: runtime.codes_differing for name, runtime in ours[2].runtimes.items()}
     assert counts["xnnpack"] == 0
     assert counts["builtin"] > 0
@@ -239,7 +239,7 @@ def test_4_bits_are_stored_in_4_bits_mo950_mo574_tf40917_tf50993_tf64193(four_bi
 @pytest.mark.thorough
 @pytest.mark.parametrize("bits", [4, pytest.param(8, marks=pytest.mark.slow)])
 def test_activations_of_4_bits_have_no_file_with_tfmot_mo950_tf60125(bits):
-    # Of its experimental schemes: weights of 4 bits arrive as INT4 from TensorFlow 2.21 on.
+    # Weights of its experimental schemes at 4 bits arrive as INT4 from TensorFlow 2.21 on.
     from tensorflow_model_optimization.python.core.quantization.keras.experimental import (
         default_n_bit,
     )

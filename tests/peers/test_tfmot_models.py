@@ -1,4 +1,4 @@
-"""What becomes of a model that TFMOT takes: saved, copied, frozen, on replicas, in float16.
+"""Models that TFMOT takes are saved, copied, frozen, and put on replicas and into float16.
 
 Numbers are those of issues of tensorflow/model-optimization (mo) and tensorflow/tensorflow (tf).
 """

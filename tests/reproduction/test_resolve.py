@@ -67,7 +67,7 @@ def test_the_recipe_is_the_papers(network, batch_size, peak):
     policy = config.policy
     assert (policy.stream_bits, policy.latent_start) == (None, "as_is")
     assert (policy.initial_clipping_level, policy.initial_classifier_clipping_level) == (8, 10)
-    # With a maximum of their own, rectifiers would cap where clipping levels start.
+    # Rectifiers with a maximum of their own would cap the start of clipping levels.
     mobile = config.model.name.startswith("mobilenet")
     assert config.model.options == ({"rectifier_max": None} if mobile else {})
 

@@ -1,4 +1,4 @@
-"""What every supported combination of versions must do, in about a minute.
+"""The tasks of every supported combination of versions, done in about a minute.
 
 It runs in an environment that has the package installed and neither pytest nor the rest of the
 tests, from any folder:
@@ -34,7 +34,7 @@ _REFERENCE = pathlib.Path(__file__).parents[1] / "reference.py"
 PACKAGES = ("tensorflow", "tf_keras", "keras", "numpy", "ai-edge-litert")
 # float32 against float64, of values of at most 1 in magnitude.
 _TOLERANCE = 5e-7
-# As in tests/core: nearer to a tie than this, float32 may round either way.
+# Nearer to a tie than this, float32 may round either way, as in tests/core.
 _TIE = 1e-4
 _BITS = (2, 3, 4, 8)
 
@@ -195,7 +195,7 @@ _WRITTEN = ("model.tflite", "certificate.json", "certificate.html", "report.html
 
 
 def _command(folder: str, *words: str) -> str:
-    """What a command prints."""
+    """Returns what a command prints."""
     done = subprocess.run(
         [sys.executable, "-P", "-m", "sat_tf", *words],
         cwd=folder,

@@ -69,7 +69,7 @@ def test_no_other_choice_whose_file_keeps_a_limit_costs_less():
         name: {(w, a): costs[i, j, k] for j, w in enumerate(bits) for k, a in enumerate(bits)}
         for i, name in enumerate(("one", "two"))
     }
-    # Of each choice, what it costs and the length of its file.
+    # Each choice has a cost, and a file of some length.
     every = []
     for one, two in itertools.product(itertools.product(bits, repeat=2), repeat=2):
         fields = {

@@ -107,7 +107,7 @@ def test_a_tie_without_a_common_level_excludes_every_choice():
 
 @pytest.mark.parametrize("size", [1, 10**6, 10**12])
 def test_limits_are_kept_to_the_last_digit(size):
-    # By less than what the solver sees, the second option of the last item is too much.
+    # The second option of the last item is too much, by less than the solver sees.
     usage = [[[size, 2 * size]] * 5 + [[0, 1]]]
     costs = [[1, 0]] * 5 + [[1, 0]]
     found = solve(knapsack(costs, usage, [7 * size]))

@@ -133,7 +133,7 @@ def test_softmax_and_logits_one_hot_and_numbers_are_the_same():
 
 
 def test_the_constants_do_not_depend_on_the_size_of_normalized_weights():
-    # What is divided by its deviation right behind may have any size: that is what κ₁ takes out.
+    # Sums that are divided by their deviation may have any size, which κ₁ takes out.
     generator = np.random.RandomState(0)
     x, y = generator.normal(size=(64, 12)).astype(np.float32), np.arange(64) % 5
     model = dense_model(True)

@@ -1,4 +1,4 @@
-"""What a certificate says of the quantized Keras model beside its file."""
+"""The words of a certificate on the quantized Keras model beside its file."""
 
 import dataclasses
 
@@ -129,7 +129,7 @@ def test_only_the_tensor_whose_codes_differ_by_themselves_is_named(small, is_mov
     counter.add(images, simulate(graph, images), {})
     found = counter.result()
     assert [count.name for count in found if count.is_unexplained] == [made.output] * is_moved
-    # What reads it differs because of it.
+    # Tensors that are made of it differ because of it.
     behind = [count for count in found if count.codes_differing > count.alone_differing]
     assert behind or not is_moved
 

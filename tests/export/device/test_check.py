@@ -96,7 +96,7 @@ def test_another_litert_than_that_of_the_kit_is_noted(folder, tmp_path):
 )
 def test_a_part_that_was_changed_is_named(name, folder, tmp_path):
     content = (folder / name).read_bytes()
-    # So that text stays text: JSON may end in a space, and Python in a comment.
+    # Text stays text, as JSON takes a further key, and Python a comment at its end.
     (folder / name).write_bytes(content + b"#" if name != "kit.json" else content[:-2] + b',"a":1}')
     done = checked(folder / "check.py", tmp_path)
     assert done.returncode == 2

@@ -82,7 +82,7 @@ PAIRS = np.stack(np.meshgrid(*[np.arange(-128, 128)] * 2, indexing="ij"), -1).re
 @pytest.mark.parametrize("seed", range(3))
 def test_sums_differences_and_products_of_all_codes_are_those_of_the_kernels(runtime, seed):
     rng = np.random.default_rng(seed)
-    # With a rest behind the last block of 16.
+    # There is a rest behind the last block of 16.
     values = np.concatenate([PAIRS, PAIRS[:7]]).astype(np.int8)
     shape = (len(values), 1)
     inputs = [Codes(_scale(rng), int(rng.integers(-128, 128))) for _ in range(2)]

@@ -30,7 +30,7 @@ def test_endings_are_put_into_words(status, errors, expected):
     "module", ["litert.processes", "litert.workers", "evaluate", "file_verification"]
 )
 def test_processes_that_run_files_load_no_tensorflow(module, tmp_path):
-    # From a folder whose modules would be found first.
+    # Python would find modules of the working directory first.
     (tmp_path / "numpy.py").write_text("raise ImportError")
     code = f"import sys; import sat_tf.export.{module}; {HEAVY}"
     done = subprocess.run(

@@ -172,7 +172,7 @@ def test_preprocessing_stands_in_words_and_in_a_file_beside_the_labels(model, tm
     (subgraph,) = root.children(3)
     (image,) = subgraph.children(2)
     assert image.text(1) == RESIZED_AND_CROPPED.describe(model.input_shape[1:3])
-    # What libraries read besides is there all the same.
+    # The file has the other entries that libraries read all the same.
     assert image.children(4)[0].child(1).floats(1) == [1.0]
     assert subgraph.children(3)[0].children(6)[0].text(0) == "labels.txt"
 

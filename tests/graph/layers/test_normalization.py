@@ -57,7 +57,7 @@ def test_two_unequal_replicas_follow_the_variance_of_all():
     for name in ("moving_mean", "moving_variance"):
         one, two = getattr(plain, name).numpy(), getattr(norm, name).numpy()
         np.testing.assert_allclose(two, one, rtol=1e-5)
-        # Of three equal numbers, the mean would be another one: a third of their sum is rounded.
+        # The mean of three equal numbers is another one, as a third of their sum is rounded.
         assert getattr(norm, name).aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA
         first, second = (value.numpy() for value in getattr(norm, name).values)
         np.testing.assert_array_equal(first, second)
