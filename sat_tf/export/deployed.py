@@ -10,7 +10,7 @@ import tf_keras as keras
 
 from sat_tf.core.gradients import straight_through
 from sat_tf.export.kernels.kernel_sets import Engine
-from sat_tf.export.lowering.codes import KernelTensors, kernel_tensors
+from sat_tf.export.lowering.layers import KernelTensors, kernel_tensors
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.lowering.quantized_network import is_left_float, role_of
 from sat_tf.export.operations.graph import Graph

@@ -13,7 +13,7 @@ import numpy as np
 import tf_keras as keras
 
 from sat_tf.export.export import file_content
-from sat_tf.export.lowering.codes import KernelOutline
+from sat_tf.export.lowering.layers import KernelOutline
 from sat_tf.export.lowering.packing import FileSettings, NothingPackedError, pack_graph
 from sat_tf.export.lowering.refusals import find_problems
 from sat_tf.export.lowering.trace import trace_network

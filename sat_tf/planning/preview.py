@@ -9,7 +9,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.arguments import is_integer
-from sat_tf.export.lowering.codes import KernelOutline
+from sat_tf.export.lowering.layers import KernelOutline
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network, Node
 from sat_tf.qat.configs import PlacedConfig

@@ -8,7 +8,7 @@ from typing import Any
 import tf_keras as keras
 
 from sat_tf.export.lowering import scales
-from sat_tf.export.lowering.codes import KernelTensors
+from sat_tf.export.lowering.layers import KernelTensors
 from sat_tf.export.lowering.packing import pack_graph
 from sat_tf.export.lowering.portable_scales import make_portable
 from sat_tf.export.lowering.scales import settle_constants

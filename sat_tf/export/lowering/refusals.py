@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from sat_tf.export.lowering import codes, quantized_network
+from sat_tf.export.lowering import quantized_network
+from sat_tf.export.lowering.layers import observed_range, quantizer_problem, weight_problem
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import KernelForm, Role
 from sat_tf.graph.network import Network, Node
@@ -82,7 +83,7 @@ def _misfits(node: Node) -> Iterator[str]:
         problem = misfit(seen, quantizer.range) if seen else None
         if problem:
             yield f"{node.inputs[0]}: received a model that was fed {problem}; {RANGE_FIX}."
-    if quantized_network.is_input(node) and codes.observed_range(node.layer) is None:
+    if quantized_network.is_input(node) and observed_range(node.layer) is None:
         yield (
             f"{node.inputs[0]}: received a model that has seen no values of this input, "
             "whose range gives its codes; call sat_tf.calibrate(model, arrays), or train it, first."
@@ -116,7 +117,7 @@ def _layer_problems(network: Network, node: Node) -> Iterator[str]:
             yield problem
     if quantized_network.clips(node):
         unit_free = quantized_network.is_unit_free(network, node)
-        problem = codes.quantizer_problem(node.layer, unit_free=unit_free)
+        problem = quantizer_problem(node.layer, unit_free=unit_free)
         if problem:
             yield problem
 
@@ -130,7 +131,7 @@ def _linear_problems(network: Network, node: Node) -> Iterator[str]:
             f"received inputs with {rank} axes beside the batch, expected {expected}; put a "
             "Reshape in front"
         )
-    problem = codes.weight_problem(node.layer)
+    problem = weight_problem(node.layer)
     if problem:
         yield problem
 

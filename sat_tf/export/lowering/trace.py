@@ -7,9 +7,17 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.export.lowering import codes, quantized_network
-from sat_tf.export.lowering.codes import integer_kernel, observed_range, quantizer_codes
-from sat_tf.export.lowering.layer_operations import affine, linear_operation, moved
+from sat_tf.export.lowering import quantized_network
+from sat_tf.export.lowering.layers import (
+    KernelOutline,
+    KernelTensors,
+    affine,
+    integer_kernel,
+    linear_operation,
+    moved,
+    observed_range,
+    quantizer_codes,
+)
 from sat_tf.export.lowering.portable_scales import untie_means
 from sat_tf.export.lowering.quantized_network import in_float32
 from sat_tf.export.lowering.refusals import find_problems
@@ -76,7 +84,7 @@ def trace(
     model: keras.Model,
     *,
     float_head: bool = False,
-    kernels: Mapping[str, codes.KernelTensors] | None = None,
+    kernels: Mapping[str, KernelTensors] | None = None,
 ) -> Graph:
     """Reads a quantized model as a graph of integer operations.
 
@@ -100,7 +108,7 @@ def trace_network(
     network: Network,
     *,
     float_head: bool = False,
-    kernels: Mapping[str, codes.KernelTensors | codes.KernelOutline],
+    kernels: Mapping[str, KernelTensors | KernelOutline],
 ) -> Graph:
     """The same for a network as it is in inference, without problems; see `trace`."""
     head = quantized_network.find_head(network) if float_head else None
@@ -122,7 +130,7 @@ class _Tracer:
         self,
         network: Network,
         float_head: str | None,
-        kernels: Mapping[str, codes.KernelTensors | codes.KernelOutline],
+        kernels: Mapping[str, KernelTensors | KernelOutline],
     ) -> None:
         self.network = network
         self.float_head = float_head
@@ -439,7 +447,7 @@ class _Tracer:
         return stays and self.builder.codes(draft.inputs[0]) is None
 
     def _range(self, node: Node, draft: Draft) -> tuple[float, float]:
-        observed = codes.observed_range(node.layer)
+        observed = observed_range(node.layer)
         if observed is None:
             observed = draft.worst_range(self._codes)
             self.warnings.append(

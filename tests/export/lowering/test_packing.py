@@ -1,5 +1,6 @@
 import dataclasses
 import functools
+import json
 import re
 import warnings
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 import sat_tf
 from sat_tf.export.kernels.kernel_sets import Engine
-from sat_tf.export.lowering.packing import pack_graph, stored_kernels
+from sat_tf.export.lowering.packing import PACKINGS, FileSettings, pack_graph, stored_kernels
 from sat_tf.export.lowering.pipeline import deployed_graph, rounded, trained_graph
 from sat_tf.export.lowering.scales import floor_scales, round_biases, settle_constants
 from sat_tf.export.lowering.trace import trace
@@ -427,3 +428,36 @@ def test_a_model_snapped_for_its_packing_has_the_biases_of_the_packed_file():
         furthest.append(max(distances))
     # In units of the bias, of which β in float32 has a part in 2^24.
     assert furthest[1] < 0.1 < furthest[0]
+
+
+# -- settings of files -------------------------------------------------------------------------
+
+OTHER = FileSettings(float_head=True, pack="int4", softmax=True, resizable=True)
+
+
+@pytest.mark.parametrize("settings", [*map(FileSettings().with_pack, PACKINGS), OTHER])
+def test_a_file_gives_back_its_settings(settings):
+    assert FileSettings.of_file(json.loads(settings.to_json({})), "model.tflite") == settings
+
+
+def test_what_a_file_does_not_say_is_as_it_was_by_default_then():
+    found = FileSettings.of_file({"version": "0.1", "float_head": True}, "model.tflite")
+    assert found == FileSettings(float_head=True, pack="none")
+
+
+def test_an_earlier_file_has_its_1x1_convolutions_as_convolutions_and_says_the_same_again():
+    entry = {**json.loads(FileSettings(pack="none").to_json({})), "pack": "int4"}
+    found = FileSettings.of_file(entry, "model.tflite")
+    assert found.pack != "int4"
+    assert json.loads(found.to_json({})) == entry
+
+
+@pytest.mark.parametrize("found", [None, {}, {"float_head": True, "pack": "int3"}])
+def test_a_file_with_other_settings_is_not_ours(found):
+    with pytest.raises(ValueError, match=r"model.tflite: .* did not write, expected one"):
+        FileSettings.of_file(found, "model.tflite")
+
+
+def test_all_that_is_no_setting_is_named_at_once():
+    with pytest.raises(ValueError, match=r"2 problems(.|\n)*softmax: received 'yes'(.|\n)*int4"):
+        FileSettings(softmax="yes", pack="in4")
