@@ -74,6 +74,16 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
         ) from error
 
 
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Writes a text in UTF-8; the file appears whole, or not at all.
+
+    Raises:
+        ValueError: as in `written_whole`.
+    """
+    with written_whole(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="")
+
+
 @contextlib.contextmanager
 def renamed_when_done(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """As `written_whole`, with the file system's own errors.

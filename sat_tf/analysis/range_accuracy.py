@@ -106,7 +106,7 @@ def range_accuracies(
 def guessing_problem(
     model: keras.Model, pixels: np.ndarray, labels: np.ndarray | None, given: InputRange
 ) -> str | None:
-    """What to say of a float model that is right no more often than guessing; None if it is.
+    """The complaint about a float model that is right no more often than guessing; None if it is.
 
     Args:
         model: a float model.
@@ -207,7 +207,7 @@ def _measured(
     labels: np.ndarray | None,
     ranges: Sequence[InputRange],
 ) -> tuple[dict[InputRange, np.ndarray], float] | None:
-    """Which pictures are right in each range, and the share of the largest class.
+    """The pictures that are right in each range, and the share of the largest class.
 
     None where `range_accuracies` has none.
     """
@@ -231,7 +231,7 @@ def _measured(
 def _right(
     model: keras.Model, found: InputRange, pixels: np.ndarray, labels: np.ndarray
 ) -> np.ndarray:
-    """Which pictures are classified correctly; those with non-finite outputs are not."""
+    """The pictures that are classified correctly; those with non-finite outputs are not."""
     hits = []
     for start in range(0, len(pixels), _BATCH):
         fed = found.fed(pixels[start : start + _BATCH])

@@ -1,15 +1,27 @@
 """The plan of a quantization for its user: to read, to print, and to write to a file."""
 
 import dataclasses
+import operator
 import os
 from typing import Any
 
-from sat_tf.planning.diagram import write_diagram
-from sat_tf.planning.plan_page import write_page
-from sat_tf.planning.plan_table import layers, plan_text, reasons, summary, verdict
-from sat_tf.planning.planned_model import LayerPlan, PlannedModel, shape_text
+from sat_tf.atomic_file import write_text
+from sat_tf.planning.diagram import diagram_element, write_diagram
+from sat_tf.planning.plan_table import (
+    NUMBERS,
+    layers,
+    number_text,
+    operators_text,
+    plan_text,
+    reasons,
+    summary,
+    totals,
+    verdict,
+)
+from sat_tf.planning.planned_model import Export, Fate, LayerPlan, PlannedModel, shape_text
 from sat_tf.presentation.notebook import Displayed
-from sat_tf.presentation.tables import Cell, Marked, RowTable, Table
+from sat_tf.presentation.page import render_page
+from sat_tf.presentation.tables import Cell, Column, Marked, RowTable, Table, digits
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -55,7 +67,7 @@ class Plan(Displayed, PlannedModel, RowTable):
         Raises:
             ValueError: the path cannot be written.
         """
-        write_page(self, path)
+        write_text(path, plan_page(self))
 
     def write_diagram(self, path: str | os.PathLike[str]) -> None:
         """Draws the graph, top to bottom, coloured by bits.
@@ -136,3 +148,70 @@ def _plain(row: LayerPlan) -> dict[str, Any]:
             "clipping_gradient": activation.gradient,
         }
     return {name: values[name] for name in COLUMNS}
+
+
+# The diagram is as wide, in pixels, as a window of 1280 has room for.
+_WIDTH = 1230.0
+_KINDS = {Fate.PROBLEM: "problem", Fate.INSERTED: "inserted"}
+
+
+def plan_page(plan: PlannedModel) -> str:
+    """HTML that shows all of a plan."""
+    layers = Table(
+        columns=[*_WORDS, *_NUMBERS],
+        rows=plan.rows,
+        kind=lambda row: _KINDS.get(row.fate, ""),
+        totals=["in all", *[""] * len(_WORDS), *totals(plan, _NUMBERS[1:])],
+    )
+    return render_page(
+        "planning/plan_page.html",
+        plan=plan,
+        verdict=verdict(plan),
+        summary=summary(plan),
+        diagram=diagram_element(plan, _WIDTH),
+        layers=layers.to_html("layers"),
+        policy={name: str(value) for name, value in plan.policy.to_dict().items()},
+    )
+
+
+def _weights_text(row: LayerPlan) -> str:
+    """How the weights are quantized, in few words."""
+    return "-" if row.weights is None else str(row.weights)
+
+
+def _output_text(row: LayerPlan) -> str:
+    """The quantizer of the output, or why it has none."""
+    if row.problems:
+        return " ".join(row.problems)
+    if row.activation is None:
+        return row.reason or row.activation_reason
+    if row.inserted:
+        return f"{row.activation}; {row.activation_reason}"
+    return str(row.activation)
+
+
+def _file_text(row: LayerPlan) -> str:
+    """How the layer gets into the file."""
+    if row.fused_into:
+        return f"{row.export.value}, fused into {', '.join(row.fused_into)}"
+    if row.operators:
+        return f"{row.export.value}: {operators_text(row)}"
+    if row.export in (Export.REFUSED, Export.NOTHING) and row.export_reason:
+        return f"{row.export.value}: {row.export_reason}"
+    return row.export.value
+
+
+_WORDS: tuple[Column[LayerPlan], ...] = (
+    Column("layer", lambda row: row.name),
+    Column("kind", lambda row: f"{row.kind} {row.detail}".strip()),
+    Column("shape", lambda row: row.shape, shape_text),
+    Column("becomes", lambda row: row.fate.value),
+    Column("weights", _weights_text),
+    Column("output", _output_text),
+    Column("in the file", _file_text),
+)
+_NUMBERS = (
+    Column("reads bits", operator.attrgetter("reading_bits"), digits("", "-"), number=True),
+    *NUMBERS,
+    Column("float bytes", operator.attrgetter("float_bytes"), number_text, number=True),
+)

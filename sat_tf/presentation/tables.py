@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 from rich.console import Console
 from rich.text import Text
 
-from sat_tf.atomic_file import written_whole
+from sat_tf.atomic_file import write_text
 from sat_tf.messages import RunError
 from sat_tf.presentation.console import make_console
 from sat_tf.presentation.page import render
@@ -342,8 +342,7 @@ class RowTable(abc.ABC):
         Raises:
             ValueError: the path cannot be written.
         """
-        with written_whole(path) as temporary:
-            temporary.write_text(self._values().to_csv(), encoding="utf-8", newline="")
+        write_text(path, self._values().to_csv())
 
 
 def csv_value(value: Any) -> Any:

@@ -7,8 +7,7 @@ from PIL import Image
 
 import sat_tf
 from sat_tf.planning.diagram import BIT_COLORS, boxes_of, legend
-from sat_tf.planning.plan import COLUMNS
-from sat_tf.planning.plan_page import plan_page
+from sat_tf.planning.plan import COLUMNS, plan_page
 from sat_tf.qat.policy import BitPolicy
 from tests.planning.models import convolutions, residual, with_odd_activation
 

@@ -1,1 +1,1 @@
-"""Which layers get how many bits: the least estimated loss within a budget, proven."""
+"""Bits for each layer: the least estimated loss within a budget, proven."""

@@ -47,7 +47,7 @@ class AllocatedLayer:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Total:
-    """What the whole model uses of one quantity.
+    """The sum of one quantity over the whole model.
 
     Attributes:
         name: as in a budget.

@@ -30,7 +30,7 @@ from sat_tf.analysis.allocation.show import (
 )
 from sat_tf.analysis.sensitivity.measured_model import MeasuredModel
 from sat_tf.arguments import Rule, check, is_between, is_integer
-from sat_tf.atomic_file import written_whole
+from sat_tf.atomic_file import write_text
 from sat_tf.export.lowering.packing import NothingPackedError, packing_problem
 from sat_tf.graph.network import Network, check_model, check_one_of_each, refuse_wrapped
 from sat_tf.planning.explain import is_quantized
@@ -46,8 +46,8 @@ _MOST_ROUNDS = 8
 # How many lengths of files to try that the sum over layers says are a little too long, and may not
 # be.
 _MOST_RAISED = 30
-# What each layer may have too much in the sum: buffers of a file start at multiples of 16, and its
-# tensor is 8 bytes shorter at 8 bits than at fewer.
+# The sum may count so many bytes too much of each layer: buffers of a file start at multiples of
+# 16, and its tensor is 8 bytes shorter at 8 bits than at fewer.
 _MOST_OVER = 16 + 8
 
 
@@ -110,8 +110,7 @@ class Allocation(Displayed, AllocatedModel, RowTable):
         Raises:
             ValueError: the path cannot be written.
         """
-        with written_whole(path) as temporary:
-            temporary.write_text(self.policy_yaml(), encoding="utf-8")
+        write_text(path, self.policy_yaml())
 
 
 def allocate(
@@ -342,7 +341,7 @@ def _as_long(problem: BitProblem, lengths: np.ndarray, chosen: np.ndarray) -> np
 
 
 def _slack(choices: ModelChoices) -> int:
-    """By how many bytes the sum over layers may be longer than the file."""
+    """The bytes by which the sum over layers may be longer than the file."""
     return _MOST_OVER * (len(choices.layers) + 1)
 
 

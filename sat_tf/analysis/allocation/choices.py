@@ -84,7 +84,7 @@ class LayerChoices:
 
 
 class ModelChoices:
-    """What can be chosen in a model.
+    """The choices that a model leaves open.
 
     Attributes:
         layers: the quantized linear layers, in graph order.
@@ -176,7 +176,7 @@ class ModelChoices:
                     fields["requantize_streams"] = False
             if fields:
                 pattern = glob.escape(layer.name)
-                # Behind the policy's own, because later patterns win.
+                # They stand behind the policy's own, because later patterns win.
                 overrides[pattern] = {**overrides.pop(pattern, {}), **fields}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of its grids, which the policy has warned of
@@ -302,7 +302,7 @@ def _source(plan: Plan, row: LayerPlan) -> LayerPlan:
 
 
 class _Grids:
-    """Which layers read which quantized tensors, directly or through one another."""
+    """The quantized tensors that each layer reads, directly or through others."""
 
     def __init__(self) -> None:
         self._parents: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""What a choice of bits costs each layer: by sensitivity, or by a table.
+"""The cost of a choice of bits for each layer: by sensitivity, or by a table.
 
 Costs of layers are added up, and so are those of a layer's kernel and of what it reads: whoever
 takes them for the whole model assumes that rounding errors do not meet.

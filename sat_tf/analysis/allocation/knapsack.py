@@ -21,15 +21,15 @@ from typing import Any
 
 import numpy as np
 
-# Of the objective, within which HiGHS stops: with the largest cost at this, the rest is nothing.
+# HiGHS stops within an absolute distance of the optimum, which is nothing beside costs up to this.
 _LARGEST_COST = 1e5
 # HiGHS keeps limits to about one part in a million. What oversteps one by less is found here by
 # exact sums, and excluded by name.
 _MOST_CUTS = 200
 _STATUS = {0: "optimal", 1: "stopped"}
-# Of the solver's bound, relative to the largest cost.
+# The solver's bound is rounded by so much, relative to the largest cost.
 _ROUNDING = 1e-10
-# Of sums, relative.
+# Sums are rounded by so much, relative to themselves.
 _TINY = 1e-14
 
 
@@ -94,7 +94,7 @@ class Knapsack:
         return np.flatnonzero(self.item == item)
 
     def used(self, chosen: np.ndarray) -> np.ndarray:
-        """What a choice uses of each limit: (m,).
+        """The use that a choice makes of each limit: (m,).
 
         Args:
             chosen: (items,) the option of each item.
@@ -105,7 +105,7 @@ class Knapsack:
         )
 
     def costs(self, chosen: np.ndarray) -> float:
-        """What a choice costs."""
+        """The cost of a choice."""
         return math.fsum(self.cost[chosen])
 
     def within(self, chosen: np.ndarray) -> bool:
@@ -114,7 +114,7 @@ class Knapsack:
 
     @property
     def limits_or_zero(self) -> np.ndarray:
-        """The limits, with 0 where there is none."""
+        """The limits; 0 stands for none."""
         return np.where(np.isfinite(self.limits), self.limits, 0.0)
 
     def with_limits(self, limits: np.ndarray) -> "Knapsack":

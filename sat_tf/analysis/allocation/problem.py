@@ -1,4 +1,4 @@
-"""From choices, costs and limits to a knapsack, and from its solution back to bits."""
+"""Choices, costs and limits as a knapsack, and its solution as bits."""
 
 import dataclasses
 import math
@@ -112,7 +112,7 @@ def _usage(
     options: Sequence[tuple[int, Choice]],
     latency: Sequence[Sequence[float]] | None,
 ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-    """What each option uses of each quantity, and what is used anyway; NaN where it is unknown."""
+    """The use of each quantity by each option, and what is used anyway; NaN if it is unknown."""
     layers: list[LayerChoices] = [choices.layers[index] for index, _ in options]
     pairs = [choice for _, choice in options]
     both = list(zip(layers, pairs, strict=True))
@@ -178,7 +178,7 @@ def unreachable(problem: BitProblem) -> ValueError:
     rows = [index for index, limit in enumerate(limits) if math.isfinite(limit)]
     problems = []
     alone = {row: fewest(problem.knapsack, row) or 0.0 for row in rows}
-    # Where each can be kept by itself, it is the others that exclude every choice.
+    # If each can be kept by itself, it is the others that exclude every choice.
     together = len(rows) > 1 and all(alone[row] <= limits[row] for row in rows)
     at_fault = rows if together else [row for row in rows if alone[row] > limits[row]]
     for row in at_fault or rows:

@@ -46,7 +46,7 @@ def tables(found: AllocatedModel, *, wide: bool = True) -> dict[str, Table[Any]]
 
 
 def limits_text(found: AllocatedModel) -> str:
-    """What is used of each limit, in a line."""
+    """The use of each limit, in a line."""
     return ", ".join(
         f"{LIMITS[name].title} {shown(name, total.value)} of {shown(name, total.limit)}"
         for name, total in found.totals.items()
@@ -93,7 +93,7 @@ def _total_columns() -> list[Column[Total]]:
 
 
 def proof_lines(found: AllocatedModel) -> list[str]:
-    """What is proven of an allocation, in words."""
+    """The proof of an allocation, in words."""
     proof = found.proof
     line = f"cost {proof.cost:.6g}; no choice within the limits costs less than {proof.bound:.6g}"
     if proof.status == "optimal":
@@ -163,7 +163,7 @@ def _draw(found: AllocatedModel, name: str, points: list[dict[str, float]]) -> "
 
 
 def _same_bits(found: AllocatedModel, name: str) -> list[tuple[float, float, str]]:
-    """What the same bits everywhere use and cost, where they may be chosen."""
+    """The use and the cost of the same bits everywhere, as far as they may be chosen."""
     problem = found.problem
     row = problem.names.index(name)
     marks = []

@@ -27,7 +27,7 @@ _LONGEST_TABLE = 2**24
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """What a table has to say of one layer.
+    """The choices whose numbers a table has to give for one layer.
 
     Attributes:
         layer: its name.

@@ -1,6 +1,5 @@
-"""The answers of a float model and of its file as HTML: a section of a page, or a page."""
+"""The answers of a float model and of its file as HTML: a section of a page."""
 
-import os
 from typing import NamedTuple
 
 import numpy as np
@@ -18,9 +17,8 @@ from sat_tf.analysis.answers.counting import (
     most_changed,
     most_confused,
 )
-from sat_tf.atomic_file import written_whole
 from sat_tf.presentation.charts import heat_map, scrolled
-from sat_tf.presentation.page import render, render_page
+from sat_tf.presentation.page import render
 from sat_tf.presentation.tables import Cell, Column, Marked, Table, digits, percent, points
 
 _MOST_ROWS = 50
@@ -32,17 +30,6 @@ _GROUPS = {
     "both_right": "Right in both",
 }
 _count, _share = digits(","), percent(1)
-
-
-def write_page(answers: Answers, path: str | os.PathLike[str]) -> None:
-    """Writes a page of its own; the file appears whole, or not at all.
-
-    Raises:
-        ValueError: the path cannot be written.
-    """
-    page = render_page("analysis/answers/page.html", section=answers_section(answers))
-    with written_whole(path) as temporary:
-        temporary.write_text(page, encoding="utf-8")
 
 
 def answers_section(answers: Answers) -> Markup:

@@ -25,7 +25,7 @@ from sat_tf.analysis.audit.audited_model import (
     Verdict,
 )
 from sat_tf.analysis.audit.kappa_1 import GradientFlow, GradientProbe
-from sat_tf.analysis.audit.page import write_page
+from sat_tf.analysis.audit.page import audit_page
 from sat_tf.analysis.audit.table import (
     activation_table,
     by_rule,
@@ -42,6 +42,7 @@ from sat_tf.analysis.labelled_images import (
 )
 from sat_tf.analysis.weight_use import WeightProbe, WeightUse
 from sat_tf.analysis.wiring import LinearCall, Wiring, holds_matrices, linear_calls
+from sat_tf.atomic_file import write_text
 from sat_tf.graph import layer_kinds
 from sat_tf.presentation.notebook import Displayed
 from sat_tf.presentation.progress_bar import Advance, image_bar, no_bar
@@ -94,7 +95,7 @@ class Audit(Displayed, AuditedModel, RowTable):
         Raises:
             ValueError: the path cannot be written.
         """
-        write_page(self, path)
+        write_text(path, audit_page(self))
 
 
 def _columns() -> Iterator[str]:

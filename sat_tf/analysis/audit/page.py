@@ -1,7 +1,6 @@
 """An audit as an HTML page: one self-contained file without scripts."""
 
 import dataclasses
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,20 +22,9 @@ from sat_tf.analysis.audit.table import (
     by_rule,
     summary,
 )
-from sat_tf.atomic_file import written_whole
 from sat_tf.presentation.charts import DotChart, Dots
 from sat_tf.presentation.page import render_page
 from sat_tf.presentation.tables import Column, Table, digits
-
-
-def write_page(audit: AuditedModel, path: str | os.PathLike[str]) -> None:
-    """Writes the page; the file appears whole, or not at all.
-
-    Raises:
-        ValueError: the path cannot be written.
-    """
-    with written_whole(path) as temporary:
-        temporary.write_text(audit_page(audit), encoding="utf-8")
 
 
 def audit_page(audit: AuditedModel) -> str:

@@ -1,4 +1,4 @@
-"""What a model loses when each layer is quantized, and which layers should have more bits."""
+"""The loss of a model when each layer is quantized, and the layers that should have more bits."""
 
 import dataclasses
 import glob
@@ -160,7 +160,7 @@ def _value(damage: Damage, metric: str) -> float:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerSensitivity:
-    """What is lost with one layer quantized and all others float.
+    """The loss with one layer quantized and all others float.
 
     Attributes:
         name: of the layer.
@@ -198,7 +198,7 @@ class LayerSensitivity:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeasuredModel:
-    """What a model loses when each of its layers is quantized alone, and when all are.
+    """The loss of a model when each of its layers is quantized alone, and when all are.
 
     Attributes:
         model: its name.
@@ -272,7 +272,7 @@ class MeasuredModel:
             bits = within_drop(self._widths(), self.metric, max_drop, self.together)
         overrides: dict[str, dict[str, Any]] = self.policy.to_dict()["overrides"]
         for pattern, fields in as_overrides(bits).items():
-            # Behind the policy's own, because later patterns win.
+            # They stand behind the policy's own, because later patterns win.
             overrides[pattern] = {**overrides.pop(pattern, {}), **fields}
         return overrides
 

@@ -23,7 +23,7 @@ from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.protocol import ActivationQuantizer, WeightQuantizer
 from sat_tf.quantizers.settings import CLIPPING_LEVEL
 
-# Of the tensors of one batch, all of which are kept.
+# All tensors of one batch are kept, and take no more than this.
 _BYTES_AT_ONCE = 2**28
 _IMAGES_AT_ONCE = 64
 _SAMPLED_VALUES = 4096
@@ -213,7 +213,7 @@ class OneAtATime:
 def one_at_a_time(
     model: keras.Model, policy: BitPolicy, images: np.ndarray, *, progress: bool
 ) -> tuple[OneAtATime, keras.Model]:
-    """What runs a float model with one layer quantized, and the model with all of them quantized.
+    """Makes what runs a float model with one layer quantized, and the model with all quantized.
 
     Args:
         model: a flat float model; it is not changed.

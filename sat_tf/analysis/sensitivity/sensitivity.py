@@ -22,8 +22,13 @@ from sat_tf.analysis.sensitivity.one_at_a_time import (
     Quantization,
     one_at_a_time,
 )
-from sat_tf.analysis.sensitivity.picture import write_picture
-from sat_tf.analysis.sensitivity.table import TITLE, layer_table, print_sensitivity, summary
+from sat_tf.analysis.sensitivity.show import (
+    TITLE,
+    layer_table,
+    print_sensitivity,
+    summary,
+    write_picture,
+)
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import check_model, check_one_of_each, refuse_wrapped
 from sat_tf.graph.rewrite import with_layers_for_operations
@@ -39,7 +44,7 @@ from sat_tf.top_k import top_hits
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Sensitivity(Displayed, MeasuredModel, RowTable):
-    """What a model loses when each of its layers is quantized alone, and when all are.
+    """The loss of a model when each of its layers is quantized alone, and when all are.
 
     See `MeasuredModel` for its attributes.
     """

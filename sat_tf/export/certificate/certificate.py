@@ -10,7 +10,7 @@ from typing import Any
 
 import pydantic
 
-from sat_tf.atomic_file import written_whole
+from sat_tf.atomic_file import write_text
 from sat_tf.export.certificate.channels import FEWEST_VALUES, MOST_ERROR
 from sat_tf.export.certificate.counts import (
     FEW_CODES,
@@ -422,11 +422,10 @@ class Certificate(Displayed):
         Raises:
             ValueError: the path cannot be written.
         """
-        with written_whole(path) as temporary:
-            text = json.dumps(self.to_dict(), indent=2)
-            # A line for each of 256 counts would hide the rest.
-            text = _LISTS_OF_NUMBERS.sub(lambda found: " ".join(found[0].split()), text)
-            temporary.write_text(text + "\n", encoding="utf-8")
+        text = json.dumps(self.to_dict(), indent=2)
+        # A line for each of 256 counts would hide the rest.
+        text = _LISTS_OF_NUMBERS.sub(lambda found: " ".join(found[0].split()), text)
+        write_text(path, text + "\n")
 
     def _headline(self) -> Marked:
         images = f"{self.num_images:,} image{'' if self.num_images == 1 else 's'}"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from markupsafe import Markup
 
-from sat_tf.atomic_file import check_writable, written_whole
+from sat_tf.atomic_file import check_writable, write_text
 from sat_tf.export.certificate.certificate import FLOAT_RULE, PARTING_RULE, Certificate, TensorCodes
 from sat_tf.export.certificate.counts import (
     MODEL_TITLES,
@@ -51,8 +51,7 @@ def write_both(certificate: Certificate, path: str | os.PathLike[str]) -> None:
     """
     path, beside = check_certificate_path(path)
     certificate.write(path)
-    with written_whole(beside) as temporary:
-        temporary.write_text(certificate_page(certificate), encoding="utf-8")
+    write_text(beside, certificate_page(certificate))
 
 
 def certificate_page(certificate: Certificate) -> str:
