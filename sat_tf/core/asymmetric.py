@@ -121,7 +121,7 @@ def _backward(
 def quantize_observed(x: Tensor, lowest: Tensor, highest: Tensor) -> Tensor:
     """Rounds a tensor by the arithmetic of LiteRT's QUANTIZE in XNNPACK: x · (1 / s), ties to even.
 
-    Forward:   q = s · (clip(round(x / s) + z, -128, 127) - z); x where the range is none.
+    Forward:   q = s · (clip(round(x / s) + z, -128, 127) - z); x without a range.
     Backward:  dq/dx = 1 where x is in the range, else 0.
 
     Computed in float32, but for the scale, which is rounded to it from float64; returned in the

@@ -131,7 +131,8 @@ def weight_codes(
 
     Raises:
         ValueError: as in `quantize_weights`.
-        tf.errors.InvalidArgumentError: a weight is NaN, for which there is no code.
+        tf.errors.InvalidArgumentError: a weight is NaN, for which there is no code; ValueError on
+            JAX and PyTorch.
 
     >>> weight_codes([-2.0, -0.1, 0.1, 2.0], 2).numpy().tolist()
     [-3, -1, 1, 3]

@@ -46,7 +46,7 @@ def find_clipping_gradient(name: str) -> Callable[[Any, Any], Any]:
     """Returns the row of a name.
 
     Raises:
-        ValueError: there is none.
+        ValueError: no row has that name.
 
     >>> find_clipping_gradient("calibrated")(0.4, 0.5)
     0.4

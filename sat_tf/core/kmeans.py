@@ -30,7 +30,7 @@ def quantize_weights(
     then do not depend on how large a cluster is.
 
     Computed in float32, sums in float64; returned in the type of `kernel`. A NaN weight stays NaN,
-    and NaN and infinite weights have no part in the mean.
+    and the mean leaves NaN and infinite weights out.
 
     Args:
         kernel: latent weights w; float32, float16 or bfloat16.
@@ -90,7 +90,8 @@ def weight_codes(
 
     Raises:
         ValueError: as there.
-        tf.errors.InvalidArgumentError: a weight is NaN, for which there is no code.
+        tf.errors.InvalidArgumentError: a weight is NaN, for which there is no code; ValueError on
+            JAX and PyTorch.
     """
     n = namespace(kernel)
     latent, ids = in_float32(n, kernel), n.cast(ids, "int32")

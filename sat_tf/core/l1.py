@@ -103,7 +103,8 @@ def weight_codes(
 
     Raises:
         ValueError: as there.
-        tf.errors.InvalidArgumentError: a weight is NaN, for which there is no code.
+        tf.errors.InvalidArgumentError: a weight is NaN, for which there is no code; ValueError on
+            JAX and PyTorch.
     """
     n = namespace(kernel)
     latent = in_float32(n, kernel)
@@ -126,7 +127,7 @@ def squared_errors(
 ) -> Tensor:
     """Σ (q - w)² of each channel at each number of bits, with q of `quantize_weights`.
 
-    NaN and infinite weights have no part in it.
+    NaN and infinite weights are left out.
 
     Args:
         kernel: latent weights w, float32.

@@ -143,7 +143,8 @@ def weight_codes(
 
     Raises:
         ValueError: as there.
-        tf.errors.InvalidArgumentError: a weight is NaN, for which there is no code.
+        tf.errors.InvalidArgumentError: a weight is NaN, for which there is no code; ValueError on
+            JAX and PyTorch.
     """
     n = namespace(kernel)
     latent = in_float32(n, kernel)
@@ -185,7 +186,7 @@ def next_basis(
     With B the e of the nearest levels, one a column: v* = (B B^T)^-1 B w, and
     v <- m v + (1 - m) v*.
     What B does not tell stays as it is, by a small ridge: v* minimizes
-    mean (w - v* · e)² + 1e-4 |v* - v|². NaN and infinite weights have no part in it, and what
+    mean (w - v* · e)² + 1e-4 |v* - v|². NaN and infinite weights are left out, and what
     float32 does not hold leaves v as it is.
 
     Args:

@@ -120,7 +120,7 @@ def quantize_weights(
                dq/dm = dq/ds / sqrt(N), which is g c² times its own gradient, c = sqrt(highest).
 
     With another surrogate dq/dv is its factor, times v/s in dq/ds. Computed in float32, returned in
-    the type of `kernel`. A NaN weight stays NaN and has no part in dm; infinite ones are clipped.
+    the type of `kernel`. A NaN weight stays NaN and adds nothing to dm; infinite ones are clipped.
 
     Args:
         kernel: latent weights v; float32, float16 or bfloat16.
@@ -157,7 +157,8 @@ def weight_codes(kernel: Tensor, magnitude: Tensor, num_bits: int) -> Tensor:
 
     Raises:
         ValueError: bits out of range.
-        tf.errors.InvalidArgumentError: a weight is NaN, for which there is no code.
+        tf.errors.InvalidArgumentError: a weight is NaN, for which there is no code; ValueError on
+            JAX and PyTorch.
     """
     n = namespace(kernel)
     units = in_float32(n, kernel) / weight_scale(magnitude, num_bits)

@@ -29,7 +29,7 @@ def _with_gradient(
         given = tensors[: len(inputs)]
         known = dict(zip(constants, tensors[len(inputs) :], strict=True), **fixed)
         value, kept = forward(NAMESPACE, *given, **known)
-        # PyTorch would hold the value and its gradient for ever, each by the other.
+        # In PyTorch the value and its gradient would otherwise hold each other, and never be freed.
         seen = ops.stop_gradient(value)
 
         def gradient(*arrived: Any, upstream: Any = None) -> Any:
@@ -168,6 +168,7 @@ NAMESPACE = SimpleNamespace(
     floor=ops.floor,
     in_widest=_in_widest,
     inner_product=lambda a, b, axes: ops.sum(a * b, axis=axes, keepdims=True),
+    # The quotient in float64 is the nearest float32 number, which kernels of rsqrt miss by a bit.
     inverse_root=lambda number: 1.0 / math.sqrt(number),
     is_tensor=ops.is_tensor,
     isfinite=ops.isfinite,

@@ -284,7 +284,7 @@ def range_gradients(
         s · ds = Σ g y - Σ dx r
 
     With r = y, as the original PACT has it, nothing is left between the ends, whatever f is. y and
-    r may both be in units of s; then the sum is that of ds. A NaN has no part in it.
+    r may both be in units of s; then the sum is that of ds. A NaN adds nothing to it.
 
     Here it is one sum of the slopes, element by element.
 
@@ -608,7 +608,7 @@ def _read_once(normalized: tf.Tensor, y: tf.Tensor) -> bool:
         (y,) = y.op.inputs
 
 
-# `tensors` says where it is used. Names are those of `keras.ops` where it has the function.
+# Names are those of `keras.ops` where it has the function.
 NAMESPACE = SimpleNamespace(
     abs=tf.abs,
     all=tf.reduce_all,

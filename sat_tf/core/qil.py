@@ -78,7 +78,7 @@ def quantize_weights(
 
     Weights with |w| <= c - d are pruned and have no gradient, nor have those that are clipped. With
     another surrogate its factor comes on top of all three. Computed in float32, returned in the
-    type of `kernel`. A NaN weight stays NaN and has no part in dc and dd.
+    type of `kernel`. A NaN weight stays NaN and adds nothing to dc and dd.
 
     Args:
         kernel: latent weights w; float32, float16 or bfloat16.
@@ -122,7 +122,8 @@ def weight_codes(kernel: Tensor, center: Tensor, distance: Tensor, num_bits: int
 
     Raises:
         ValueError: bits out of range.
-        tf.errors.InvalidArgumentError: a weight is NaN, for which there is no code.
+        tf.errors.InvalidArgumentError: a weight is NaN, for which there is no code; ValueError on
+            JAX and PyTorch.
     """
     n = namespace(kernel)
     latent, center, distance = (in_float32(n, each) for each in (kernel, center, distance))

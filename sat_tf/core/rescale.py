@@ -64,7 +64,7 @@ def rescale_weights(
     layer, not centred. Backward: dQ = c dQ*; c carries no gradient.
 
     Computed in float32, returned in the type of `weights`. All-zero weights keep c = 1. NaN and
-    infinite weights stay what they are, and have no part in c.
+    infinite weights stay what they are, and c leaves them out.
 
     Args:
         weights: quantized or clamped weights Q, any shape; float32, float16 or bfloat16.
@@ -98,7 +98,7 @@ def without_size(weights: Tensor) -> Tensor:
     the gradient pushes the scale on and on, to zero or to infinity.
 
     Args:
-        weights: float32, any shape. Those that are not finite have no part in the sums.
+        weights: float32, any shape. The sums leave out those that are not finite.
 
     >>> import tensorflow as tf
     >>> weights = tf.constant([3.0, 4.0])

@@ -11,7 +11,7 @@ A gradient of its own is a pair of functions of a module:
     backward(n, upstream, value, *inputs, *kept, **settings)    gives a gradient for each input
 
 and `n.with_gradient(forward, backward, inputs, **settings)` is the value with that gradient.
-Whatever operations have made the value, their own gradients have no part in it. A setting may be a
+The gradients of the operations that have made the value are never taken. A setting may be a
 tensor, which has no gradient. The others are numbers, names or tuples of them; TensorFlow registers
 each combination once, so they must not be as many as there are calls.
 """
@@ -48,7 +48,7 @@ def namespace(x: Any) -> Namespace:
 
 
 def is_tensor(x: Any) -> bool:
-    """Tells whether a value is a tensor, and no number or array."""
+    """Tells whether a value is a tensor, not a number or an array."""
     return not isinstance(x, (*_PLAIN, str, type(None))) and namespace(x).is_tensor(x)
 
 

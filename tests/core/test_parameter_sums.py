@@ -137,7 +137,7 @@ def test_other_readers_do_not(name):
 
 
 def test_a_gradient_of_y_itself_is_not_forgotten():
-    """Of two targets, one y itself: part of its gradient comes from no layer."""
+    """There are two targets, one of them y itself: part of its gradient comes from no layer."""
     conv = _conv()
     found = []
 
