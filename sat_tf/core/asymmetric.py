@@ -36,8 +36,8 @@ def quantize_offset(
     whose offset here follows from the function that made x instead of being learnt: z is an
     integer, so that zero, padding and integer kernels stay exact, and carries no gradient.
 
-    Computed in float32, returned in the type of `x`. NaN stays NaN in its own element, and has no
-    part in either gradient.
+    Computed in float32, returned in the type of `x`. NaN stays NaN in its own element, and adds
+    nothing to either gradient.
 
     Args:
         x: any shape; float32, float16 or bfloat16.

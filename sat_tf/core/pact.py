@@ -30,7 +30,7 @@ def quantize_activation(
 
     It is a rectifier itself: put it in the place of a ReLU, not behind one. Computed in float32,
     returned in the type of `x`, with the same bits under XLA. Infinities are clipped like any value
-    and add no NaN to a gradient. NaN stays NaN in its own element of q, and has no part in either
+    and add no NaN to a gradient. NaN stays NaN in its own element of q, and adds nothing to either
     gradient.
 
     Args:
