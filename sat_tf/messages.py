@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 # A message is read by people: what a file or a caller has put into it is shown in part.
 _MOST_OF_A_NAME, _MOST_OF_A_LINE, _MOST_IN_ALL, _MOST_KNOWN = 200, 2000, 20_000, 100
-# What moves the cursor of a terminal, rings its bell, or turns the direction of its text.
+# These move the cursor of a terminal, ring its bell, or turn the direction of its text.
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )

@@ -1,7 +1,6 @@
 """The rules of efficient training, watched while a model trains."""
 
 import csv
-import io
 import logging
 import os
 import pathlib
@@ -19,7 +18,7 @@ from sat_tf.analysis.measurement import scalar_events
 from sat_tf.analysis.weight_use import CodeFlips
 from sat_tf.atomic_file import check_writable, written_whole
 from sat_tf.messages import kind_of
-from sat_tf.presentation.tables import csv_value
+from sat_tf.presentation.tables import write_table
 
 _LEFT_OUT = ("remedies",)
 RULE_COLUMNS = (
@@ -58,25 +57,14 @@ class RuleLog:
             ValueError: the file cannot be written.
         """
         if not self._started:
-            self._start(step)
+            kept = [row.values() for row in self._read() if int(row["step"]) < step]
+            with written_whole(self._path) as name:
+                name.write_text(write_table(RULE_COLUMNS, kept), encoding="utf-8", newline="")
             self._started = True
-        text = io.StringIO()
-        writer = _writer(text)
-        for row in rows:
-            values = {"step": step, **row}
-            writer.writerow({name: csv_value(values.get(name)) for name in RULE_COLUMNS})
+        values = [[{"step": step, **row}.get(name) for name in RULE_COLUMNS] for row in rows]
+        _, _, lines = write_table(RULE_COLUMNS, values).partition("\n")
         with self._path.open("a", newline="", encoding="utf-8") as file:
-            file.write(text.getvalue())
-
-    def _start(self, step: int) -> None:
-        kept = [row for row in self._read() if int(row["step"]) < step]
-        with (
-            written_whole(self._path) as name,
-            name.open("w", newline="", encoding="utf-8") as file,
-        ):
-            writer = _writer(file)
-            writer.writeheader()
-            writer.writerows(kept)
+            file.write(lines)
 
     def _read(self) -> list[dict[str, str]]:
         if not pathlib.Path(self._path).exists():
@@ -91,10 +79,6 @@ class RuleLog:
             )
         # The last line is truncated where the process was killed while it wrote.
         return [row for row in rows if (row["step"] or "").isdecimal() and None not in row.values()]
-
-
-def _writer(file: Any) -> csv.DictWriter:
-    return csv.DictWriter(file, RULE_COLUMNS, lineterminator="\n")
 
 
 _log = logging.getLogger(__name__)
