@@ -199,12 +199,13 @@ def verify_tflite(
     path = expect_path(path)
     check_model(_quantized(model))
     model = _of_size(model, images)
-    images = _checked(model, path, images, labels)
+    network = Network(_quantized(model))
+    images = _checked(model, network, path, images, labels)
     if certificate_path is not None:
         check_certificate_path(certificate_path)
     subject = _subject(model, path)
     found, problems = labels_of(
-        labels, subject.outputs, number_of(images), _names_of_outputs(model)
+        labels, subject.outputs, number_of(images), _names_of_outputs(model, network)
     )
     if problems:
         raise ValueError(list_problems("verify_tflite", problems))
@@ -234,11 +235,11 @@ def _of_size(model: keras.Model, images: Any) -> keras.Model:
     return with_image_size(model, np.shape(first)[1:-1])
 
 
-def _names_of_outputs(model: keras.Model) -> list[set[str]]:
+def _names_of_outputs(model: keras.Model, network: Network) -> list[set[str]]:
     """The names of each output for the user: of its layer, and its key in a dictionary."""
     quantized = _quantized(model)
     names = [{name, *_own_names(quantized, name)} for name in quantized.output_names]
-    for called, key in zip(names, Network(quantized).keys[1], strict=False):
+    for called, key in zip(names, network.keys[1], strict=False):
         called.add(key)
     return names
 
@@ -255,10 +256,11 @@ def _own_names(quantized: keras.Model, name: str) -> Iterator[str]:
                 yield before
 
 
-def _checked(model: keras.Model, path: pathlib.Path, images: Any, labels: Any) -> Pixels:
+def _checked(
+    model: keras.Model, network: Network, path: pathlib.Path, images: Any, labels: Any
+) -> Pixels:
     """Images as arrays; raises unless they fit the model, with what is wrong with the labels."""
     problems = file_problems(path)
-    network = Network(_quantized(model))
     shapes = [tuple(tensor.shape[1:]) for tensor in model.inputs]
     kinds, kept_names = list(input_types(network).values()), kept_inputs(network)
     kept = [name in kept_names for name in network.inputs]
@@ -276,7 +278,7 @@ def _checked(model: keras.Model, path: pathlib.Path, images: Any, labels: Any) -
                 Output(name, tuple(tensor.shape[1:]), "sigmoid")
                 for name, tensor in zip(model.output_names, model.outputs, strict=True)
             ]
-            problems += labels_of(labels, outputs, count, _names_of_outputs(model))[1]
+            problems += labels_of(labels, outputs, count, _names_of_outputs(model, network))[1]
         raise ValueError(list_problems("verify_tflite", problems))
     return images
 
