@@ -17,8 +17,8 @@ from sat_tf.export.lowering import pipeline, quantized_network
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import Linear, linear_operations
 from sat_tf.graph import layer_kinds
+from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node
-from sat_tf.graph.operation_layers import Scaling
 from sat_tf.qat.layout import call_name, inner_layer
 
 
@@ -98,7 +98,7 @@ def _bias_holder(network: Network, node: Node) -> keras.layers.Layer | None:
             return layer if layer.beta is not None else None
         if getattr(layer, "bias", None) is not None:
             return layer
-        if isinstance(layer, Scaling):  # it scales the bias before it
+        if quantized_network.role_of(node) is Role.SCALING:  # it scales the bias before it
             return None
         # Only a rectifier may stand between the sum and the tensor, and nothing that has codes.
         if layer.weights or len(node.inputs) != 1:

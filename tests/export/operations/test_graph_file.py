@@ -5,9 +5,10 @@ import pytest
 import tensorflow as tf
 from ai_edge_litert import schema_py_generated as tfl
 
+from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.operations.graph_file import read_graph
 from tests.export.damage import changed
-from tests.export.zoo import bottleneck
+from tests.export.zoo import ZOO, bottleneck
 
 
 @pytest.mark.thorough
@@ -87,3 +88,13 @@ def test_random_damage_is_a_value_error_or_a_graph(small_file):
             damaged[position] = rng.integers(256)
         with contextlib.suppress(ValueError):
             read_graph(bytes(damaged[: rng.integers(1, 2 * len(content))]), "damaged")
+
+
+def test_a_graph_prints_every_operation_and_the_sums_of_all():
+    graph = deployed_graph(ZOO["bottleneck"].quantized())
+    printed = str(graph)
+    for operation in graph.operations:
+        assert operation.output in printed
+    assert f"{len(graph.operations)} operations, {len(graph.integer_tensors)} integer" in printed
+    adds = sum(operation.multiply_adds(graph) for operation in graph.operations)
+    assert f"{adds:,} multiply-adds an image" in printed
