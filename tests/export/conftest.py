@@ -21,6 +21,12 @@ def _random_statistics(model: keras.Model, rng: np.random.Generator) -> None:
             layer.moving_variance.assign(rng.uniform(0.3, 2.0, count))
 
 
+@pytest.fixture
+def path(tmp_path) -> pathlib.Path:
+    """The file that a test writes."""
+    return tmp_path / "model.tflite"
+
+
 @pytest.fixture(scope="package")
 def images() -> np.ndarray:
     """Sixty-four uint8 images of 32x32 pixels."""

@@ -14,8 +14,7 @@ def model():
     return Specimen(bottleneck, {}, sat_tf.BitPolicy.mobile(3)).quantized()
 
 
-def test_a_report_tells_what_its_own_file_costs(model, tmp_path):
-    path = tmp_path / "model.tflite"
+def test_a_report_tells_what_its_own_file_costs(model, path):
     report = sat_tf.export_tflite(model, path, pack="none")
     assert report.storage == [StorageCost("none", report.bytes, report.gzip_bytes)]
     assert report.bytes == path.stat().st_size

@@ -31,8 +31,7 @@ def _exported(value, path, **fields):
 
 
 @pytest.mark.parametrize("value", RANGES, ids=str)
-def test_a_file_takes_pixels_and_computes_what_keras_does_of_its_range(value, tmp_path):
-    path = tmp_path / "model.tflite"
+def test_a_file_takes_pixels_and_computes_what_keras_does_of_its_range(value, path):
     model, report = _exported(value, path)
     # No operator more than without a range.
     assert report.operators == {
@@ -57,8 +56,7 @@ def test_a_file_takes_pixels_and_computes_what_keras_does_of_its_range(value, tm
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("value", [(-1, 1), "caffe"], ids=str)
-def test_a_deployed_model_computes_the_codes_of_the_file(value, tmp_path):
-    path = tmp_path / "model.tflite"
+def test_a_deployed_model_computes_the_codes_of_the_file(value, path):
     model, _ = _exported(value, path)
     tail = sat_tf.export.deployed_model(model)
     assert sat_tf.verify_tflite(tail, path, PICTURES).trained_differing == 0.0
@@ -68,8 +66,7 @@ def test_a_deployed_model_computes_the_codes_of_the_file(value, tmp_path):
 
 
 @pytest.mark.parametrize("value", [(-1, 1), "torch"], ids=str)
-def test_a_file_of_quantized_weights_alone_has_the_range_too(value, tmp_path):
-    path = tmp_path / "model.tflite"
+def test_a_file_of_quantized_weights_alone_has_the_range_too(value, path):
     model, report = _exported(value, path, activation_bits=None)
     certificate = sat_tf.verify_tflite(model, path, PICTURES)
     assert certificate.agreement == 1.0
@@ -88,13 +85,12 @@ def test_the_ordinary_converter_takes_the_range(tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_model_that_was_fed_another_range_is_refused_and_no_file_written(tmp_path):
+def test_a_model_that_was_fed_another_range_is_refused_and_no_file_written(path):
     model = sat_tf.quantize_model(_model(), BitPolicy())
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     model.optimizer.learning_rate = 0.0
     with pytest.warns(UserWarning, match="the model is trained on"):
         model.fit(range_of("tf").fed(PICTURES), np.zeros(64), verbose=0)
-    path = tmp_path / "model.tflite"
     with pytest.raises(ValueError, match=r'image: .* was fed .*fits is input_range="tf"'):
         sat_tf.export_tflite(model, path)
     assert not path.exists()
@@ -104,8 +100,7 @@ def test_a_model_that_was_fed_another_range_is_refused_and_no_file_written(tmp_p
     assert (certificate.codes_differing, certificate.trained_differing < 0.02) == (0, True)
 
 
-def test_values_between_pixels_are_said_in_report_and_certificate(tmp_path):
-    path = tmp_path / "model.tflite"
+def test_values_between_pixels_are_said_in_report_and_certificate(path):
     model = sat_tf.quantize_model(_model(), BitPolicy(input_range=(0, 1)))
     with pytest.warns(UserWarning, match="lie between those of the pixels"):
         sat_tf.calibrate(model, PICTURES / 260.0)

@@ -56,8 +56,7 @@ def test_a_file_takes_real_values_and_computes_what_keras_does(name, kind, tmp_p
     assert sat_tf.verify_tflite(tail, path, values).trained_differing == 0.0
 
 
-def test_codes_may_be_given_instead_of_the_values_they_stand_for(tmp_path):
-    path = tmp_path / "model.tflite"
+def test_codes_may_be_given_instead_of_the_values_they_stand_for(path):
     quantized = sat_tf.quantize_model(_dense(), BitPolicy.mobile(8, input_type="int8"))
     sat_tf.calibrate(quantized, FEATURES)
     sat_tf.export_tflite(quantized, path)
@@ -71,8 +70,7 @@ def test_codes_may_be_given_instead_of_the_values_they_stand_for(tmp_path):
         sat_tf.verify_tflite(quantized, path, np.full((2, 12), np.nan, np.float32))
 
 
-def test_real_values_are_normalized_in_float_before_they_get_codes(tmp_path):
-    path = tmp_path / "model.tflite"
+def test_real_values_are_normalized_in_float_before_they_get_codes(path):
     raw = FEATURES * np.logspace(-3, 3, 12).astype(np.float32)
     norm = L.Normalization(name="norm")
     norm.adapt(raw)
@@ -95,7 +93,7 @@ def test_an_input_that_has_seen_nothing_is_refused(tmp_path):
     assert not any(tmp_path.iterdir())
 
 
-def test_each_input_has_a_type_of_its_own(tmp_path):
+def test_each_input_has_a_type_of_its_own(path):
     photo, features = keras.Input((8, 8, 3), name="photo"), keras.Input((12,), name="features")
     first = L.GlobalAveragePooling2D()(L.Conv2D(4, 3, activation="relu", name="conv")(photo))
     both = L.Concatenate()([first, L.Dense(4, activation="relu", name="dense")(features)])
@@ -104,7 +102,6 @@ def test_each_input_has_a_type_of_its_own(tmp_path):
     policy = BitPolicy.mobile(8, input_range={"photo": "tf"}, input_type={"features": "float32"})
     quantized = sat_tf.quantize_model(model, policy)
     sat_tf.calibrate(quantized, [pixels / np.float32(127.5) - 1.0, FEATURES])
-    path = tmp_path / "model.tflite"
     sat_tf.export_tflite(quantized, path)
     certificate = sat_tf.verify_tflite(quantized, path, [pixels, FEATURES])
     assert (certificate.codes_differing, certificate.trained_differing < 0.01) == (0, True)

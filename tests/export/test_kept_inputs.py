@@ -36,8 +36,7 @@ def _of_ids(dtype, prepared=lambda ids: ids):
 
 
 def _written(model, values, path, policy=FLOAT):
-    quantized = sat_tf.quantize_model(model, policy)
-    sat_tf.calibrate(quantized, values, progress=False)
+    quantized = sat_tf.calibrate(sat_tf.quantize_model(model, policy), values, progress=False)
     return quantized, sat_tf.export_tflite(quantized, path)
 
 

@@ -77,8 +77,7 @@ def _deep(float_model, images, pack):
     for change in (_left_as_it_is, snap_biases):
         # A few coarse codes hide differences, of values between two codes, that fine ones carry on.
         policy = sat_tf.BitPolicy.mobile(4, requantize_streams=True)
-        model = sat_tf.quantize_model(float_model, policy)
-        sat_tf.calibrate(model, images)
+        model = sat_tf.calibrate(sat_tf.quantize_model(float_model, policy), images)
         _widen_streams(model)
         _clear_of_ties(model)
         change(model, pack=pack)
@@ -175,8 +174,7 @@ def test_snapping_twice_is_snapping_once():
 
 
 @pytest.mark.thorough
-def test_a_snapped_model_computes_the_logits_of_its_file(tmp_path):
-    path = tmp_path / "model.tflite"
+def test_a_snapped_model_computes_the_logits_of_its_file(path):
     pixels = small_images(test=300).test_images
     shares = {}
     for name, model in (("as trained", trained_model()), ("snapped", snapped_model())):
@@ -229,13 +227,12 @@ def _functions_of_signed_tensors():
 
 
 @pytest.mark.thorough
-def test_functions_read_the_codes_that_were_trained(tmp_path):
+def test_functions_read_the_codes_that_were_trained(path):
     model = _functions_of_signed_tensors()
     images = np.random.default_rng(0).integers(0, 256, (64, 8, 8, 3)).astype(np.uint8)
     model = sat_tf.quantize_model(model, sat_tf.BitPolicy.mobile(8))
     sat_tf.calibrate(model, images.astype(np.float32), progress=False)
     snap_biases(model)
-    path = tmp_path / "model.tflite"
     sat_tf.export_tflite(model, path)
     found = sat_tf.verify_tflite(model, path, images, runtimes=("xnnpack",), progress=False)
     shares = {count.name: count.alone_share for count in found.trained}

@@ -27,8 +27,7 @@ EVERYWHERE = {"first_last_weight_bits": None}
 def exported(model, policy, path, pack="auto"):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the weights are random, and the images few
-        quantized = sat_tf.quantize_model(model, policy)
-        sat_tf.calibrate(quantized, images_for(model, 8))
+        quantized = sat_tf.calibrate(sat_tf.quantize_model(model, policy), images_for(model, 8))
     return sat_tf.export_tflite(quantized, path, pack=pack).bytes
 
 

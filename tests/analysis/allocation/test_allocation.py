@@ -240,8 +240,7 @@ def _trains_and_exports(model, found, path):
     labels = np.arange(len(images)) % model.output_shape[-1]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the weights are random, and the images few
-        quantized = sat_tf.quantize_model(model, found.policy)
-        sat_tf.calibrate(quantized, images)
+        quantized = sat_tf.calibrate(sat_tf.quantize_model(model, found.policy), images)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     quantized.compile(keras.optimizers.SGD(1e-4), loss)
     history = quantized.fit(images, labels, batch_size=32, epochs=1, verbose=0)

@@ -316,9 +316,8 @@ def test_two_numbers_of_an_image_are_values_unless_something_says_classes(tmp_pa
     assert (count.classes_by, count.values) == ("labels", None)
 
 
-def test_a_float_model_with_a_softmax_is_compared_by_probabilities_with_a_file_of_logits(tmp_path):
+def test_a_float_model_with_a_softmax_is_compared_by_probabilities_with_a_file_of_logits(path):
     probabilities, model, images = _of_two_numbers(end=True)
-    path = tmp_path / "model.tflite"
     quantized = sat_tf.quantize_model(model, BitPolicy.mobile(8))
     sat_tf.calibrate(quantized, images.astype(np.float32))
     sat_tf.export_tflite(quantized, path)
@@ -382,7 +381,7 @@ def test_several_sigmoids_are_answers_of_their_own():
     assert "expected (2,), one class number an image, or (2, 3), 0 or 1 for each" in problem
 
 
-def test_an_output_is_called_by_the_layer_that_its_activation_was_part_of(tmp_path):
+def test_an_output_is_called_by_the_layer_that_its_activation_was_part_of(path):
     image = keras.Input((6, 6, 3), name="image")
     tensor = keras.layers.Conv2D(4, 3, activation="relu", name="conv")(image)
     mask = keras.layers.Conv2D(1, 1, activation="sigmoid", name="fg")(tensor)
@@ -390,7 +389,6 @@ def test_an_output_is_called_by_the_layer_that_its_activation_was_part_of(tmp_pa
     images = np.random.default_rng(0).integers(0, 256, (32, 6, 6, 3)).astype(np.uint8)
     model = sat_tf.quantize_model(keras.Model(image, [mask, box]), BitPolicy.mobile(8))
     sat_tf.calibrate(model, images.astype(np.float32))
-    path = tmp_path / "model.tflite"
     sat_tf.export_tflite(model, path)
     found = sat_tf.verify_tflite(model, path, images, labels={"fg": np.zeros((32, 4, 4), int)})
     assert list(found.accuracy) == ["fg_sigmoid"]

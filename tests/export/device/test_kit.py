@@ -97,8 +97,9 @@ def test_a_kit_that_is_broken_off_leaves_the_older_one(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_kit_does_not_take_the_place_of_the_file_that_it_is_of(small_file, few_images, tmp_path):
-    path = tmp_path / "model.tflite"
+def test_a_kit_does_not_take_the_place_of_the_file_that_it_is_of(
+    small_file, few_images, path, tmp_path
+):
     path.write_bytes(small_file.read_bytes())
     with pytest.raises(ValueError, match=r"model\.tflite', expected the name of a zip"):
         write_kit(path, few_images, path)

@@ -46,9 +46,8 @@ def test_a_file_is_compared_tensor_by_tensor(installed, small, plain_file, small
 
 
 @pytest.mark.parametrize("name", zoo.EACH)
-def test_models_of_the_zoo_have_the_codes_of_the_kernels(installed, name, tmp_path):
+def test_models_of_the_zoo_have_the_codes_of_the_kernels(installed, name, path):
     model = zoo.quantized(name)
-    path = tmp_path / "model.tflite"
     sat_tf.export_tflite(model, path, float_head=zoo.ZOO[name].float_head, pack="none")
     content = path.read_bytes()
     assert own_count(content, zoo.images_for(model, 4), "micro")[1] == 0
@@ -72,10 +71,9 @@ def test_an_arena_that_is_too_small_grows(installed, plain_file, small_images, m
     assert np.all(np.isfinite(runtime.run(small_images[:1])))
 
 
-def test_what_it_refuses_is_named_and_not_printed(installed, tmp_path, capfd):
+def test_what_it_refuses_is_named_and_not_printed(installed, path, capfd):
     keras_model = MODELS["floats"].model()
     model = sat_tf.quantize_model(keras_model, sat_tf.BitPolicy.mobile(4))
-    path = tmp_path / "model.tflite"
     sat_tf.export_tflite(model, path, pack="none")
     images = zoo.images_for(keras_model, 1)
     found = sat_tf.verify_tflite(model, path, images, runtimes=["micro"])
@@ -84,8 +82,7 @@ def test_what_it_refuses_is_named_and_not_printed(installed, tmp_path, capfd):
     assert "Didn't find op" not in capfd.readouterr().err
 
 
-def test_a_product_with_4_bits_is_refused_with_the_reason(installed, small, tmp_path):
-    path = tmp_path / "model.tflite"
+def test_a_product_with_4_bits_is_refused_with_the_reason(installed, small, path):
     sat_tf.export_tflite(small, path, pack="auto")
     reason = processes.refusals(path.read_bytes(), ["micro"])["micro"]
     assert "fully_connected_common.cc" in reason

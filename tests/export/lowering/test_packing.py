@@ -100,9 +100,8 @@ PACKED = {
 @pytest.mark.thorough
 @pytest.mark.parametrize("pack", ["auto", "int4", "int2"])
 @pytest.mark.parametrize("name", PACKED)
-def test_a_packed_file_computes_the_simulated_integers(name, pack, tmp_path):
+def test_a_packed_file_computes_the_simulated_integers(name, pack, path):
     model = _packed(*PACKED[name])
-    path = tmp_path / "model.tflite"
     report = sat_tf.export_tflite(model, path, pack=pack)
     found = sat_tf.verify_tflite(model, path, images_for(model))
     xnnpack = found.runtimes["xnnpack"]
@@ -254,8 +253,7 @@ def test_where_nothing_fits_auto_is_the_plain_file(policy, tmp_path):
     ("policy", "pack", "release"),
     [(NARROW, "auto", "1.3.0"), (ROUNDED, "int2", "2.1.2"), (NARROW, "none", "1.0.0")],
 )
-def test_the_report_says_which_release_runs_the_file(policy, pack, release, tmp_path):
-    path = tmp_path / "model.tflite"
+def test_the_report_says_which_release_runs_the_file(policy, pack, release, path):
     assert sat_tf.export_tflite(_packed(_small, policy), path, pack=pack).runs_from == release
 
 

@@ -187,7 +187,7 @@ def gated() -> keras.Model:
     return quantized
 
 
-def test_the_file_of_a_model_is_portable_and_computed_in_keras(gated, tmp_path):
+def test_the_file_of_a_model_is_portable_and_computed_in_keras(gated, path):
     exact, file = trained_graph(gated), deployed_graph(gated)
     for operation in file.operations:
         assert operation.portability(file).holds
@@ -197,7 +197,6 @@ def test_the_file_of_a_model_is_portable_and_computed_in_keras(gated, tmp_path):
         for name in file.integer_tensors
     }
     assert {name: units for name, units in moved.items() if units} == dict(file.moved_scales)
-    path = tmp_path / "model.tflite"
     sat_tf.export_tflite(gated, path)
     images = zoo.images_for(gated, 8)
     certificate = sat_tf.verify_tflite(deployed_model(gated), path, images)
@@ -206,8 +205,7 @@ def test_the_file_of_a_model_is_portable_and_computed_in_keras(gated, tmp_path):
     assert certificate.is_portable
 
 
-def test_a_portable_graph_has_the_same_codes_with_the_kernels_of_every_processor(gated, tmp_path):
-    path = tmp_path / "model.tflite"
+def test_a_portable_graph_has_the_same_codes_with_the_kernels_of_every_processor(gated, path):
     sat_tf.export_tflite(gated, path)
     graph = read_graph(path.read_bytes(), "model")
     images = zoo.images_for(gated, 16)

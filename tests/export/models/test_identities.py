@@ -24,8 +24,7 @@ def _quantized(between, rescaling=_FACTOR):
     [("rotation", _OFFSET), ("noise", _FACTOR), ("stop_gradient", _FACTOR)],
     ids=["rotation", "noise", "stop_gradient"],
 )
-def test_the_file_has_the_operators_of_the_model_without_it(name, rescaling, tmp_path):
-    path = tmp_path / "model.tflite"
+def test_the_file_has_the_operators_of_the_model_without_it(name, rescaling, path):
     expected = sat_tf.export_tflite(_quantized(plain, rescaling), path).operators
     # Images end before the pool, and without a gradient at the logits nothing is trained.
     places = PLACES[: -1 if name in OF_TENSORS else -2]
@@ -64,12 +63,10 @@ def test_layers_of_the_deployed_model_take_no_part_in_it():
     np.testing.assert_array_equal(deployed(images(4), training=True), deployed(images(4)))
 
 
-def test_two_outputs_may_be_one_tensor(tmp_path):
+def test_two_outputs_may_be_one_tensor(path):
     image = keras.Input((6, 6, 3), name="image")
     logits = L.Dense(3, name="classifier")(L.Flatten()(image))
     outputs = [logits, L.Dropout(0.5, name="dropout")(logits)]
-    quantized = sat_tf.quantize_model(keras.Model(image, outputs))
-    sat_tf.calibrate(quantized, images(64))
-    path = tmp_path / "model.tflite"
+    quantized = sat_tf.calibrate(sat_tf.quantize_model(keras.Model(image, outputs)), images(64))
     sat_tf.export_tflite(quantized, path)
     assert sat_tf.verify_tflite(quantized, path, images(4).astype(np.uint8)).codes_differing == 0

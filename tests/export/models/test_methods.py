@@ -54,9 +54,8 @@ def images():
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("name", ["mobilenet_v2", "resnet18"])
-def test_the_file_computes_the_integers_that_were_trained(name, bits, method, images, tmp_path):
+def test_the_file_computes_the_integers_that_were_trained(name, bits, method, images, path):
     quantized = _trained(name, method, bits, images.astype(np.float32))
-    path = tmp_path / "model.tflite"
     report = sat_tf.export_tflite(quantized, path)
     assert report.float_operators == ["DEQUANTIZE classifier_float"]
     found = sat_tf.verify_tflite(quantized, path, images[:4])

@@ -105,14 +105,13 @@ SHORT = dict(zip(CASES, (2, 4, 8) * len(CASES), strict=False))
         for bits in (2, 4, 8)
     ],
 )
-def test_litert_computes_the_simulated_integers(name, bits, tmp_path):
+def test_litert_computes_the_simulated_integers(name, bits, path):
     keras.utils.set_random_seed(bits)
     image = keras.Input((6, 6, 3), name="image")
     between = CASES[name].build(L.Conv2D(4, 3, padding="same", name="first")(image))
     last = L.Conv2D(3, 1, activation="relu", name="last")(between)
     model = sat_tf.quantize_model(keras.Model(image, last), BitPolicy.mobile(bits))
     sat_tf.calibrate(model, images_for(model).astype(np.float32))
-    path = tmp_path / "model.tflite"
     report = sat_tf.export_tflite(model, path)
     operators = {kind: report.operators.get(kind, 0) for kind in CASES[name].operators}
     assert operators == CASES[name].operators
@@ -133,7 +132,7 @@ def test_litert_computes_the_simulated_integers(name, bits, tmp_path):
     ids=str,
 )
 def test_transposed_convolutions_with_kernels_smaller_than_strides_are_exact(
-    kernel, strides, more, tmp_path
+    kernel, strides, more, path
 ):
     draw = np.random.default_rng(0)
     image = keras.Input((5, 4, 3), name="image")
@@ -144,7 +143,6 @@ def test_transposed_convolutions_with_kernels_smaller_than_strides_are_exact(
     images = draw.integers(0, 256, (32, 5, 4, 3)).astype(np.uint8)
     model = sat_tf.quantize_model(keras.Model(image, tensor), sat_tf.BitPolicy.mobile(4))
     sat_tf.calibrate(model, images.astype(np.float32))
-    path = tmp_path / "model.tflite"
     sat_tf.export_tflite(model, path)
     certificate = sat_tf.verify_tflite(model, path, images, runtimes=("xnnpack", "builtin"))
     assert certificate.codes_differing == 0

@@ -120,10 +120,9 @@ def test_values_without_a_number_between_layers_are_named(tmp_path):
 
 
 @pytest.mark.parametrize(("shift", "axis"), [(1, 1), (-3, -1), (20, 1)])
-def test_a_roll_moves_codes(shift, axis, tmp_path):
+def test_a_roll_moves_codes(shift, axis, path):
     float_model = _model(lambda x: tf.roll(x, shift, axis))
     quantized = sat_tf.calibrate(sat_tf.quantize_model(float_model), _images())
-    path = tmp_path / "model.tflite"
     assert sat_tf.export_tflite(quantized, path).islands == []
     pixels = _images(8).astype(np.uint8)
     assert sat_tf.verify_tflite(quantized, path, pixels).codes_differing == 0

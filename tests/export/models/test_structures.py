@@ -122,9 +122,8 @@ def test_each_use_of_a_shared_layer_has_the_same_codes():
 
 
 @pytest.mark.slow
-def test_the_deployed_model_of_a_shared_one_computes_its_file(tmp_path):
+def test_the_deployed_model_of_a_shared_one_computes_its_file(path):
     model = _quantized("shared")
-    path = tmp_path / "model.tflite"
     sat_tf.export.snap_biases(model)
     sat_tf.export_tflite(model, path)
     deployed = sat_tf.export.deployed_model(model)
@@ -163,8 +162,7 @@ def _pixels():
     return [given["a"].astype(np.uint8), given["b"].astype(np.uint8)]
 
 
-def test_the_keys_of_dictionaries_are_in_the_files_signature(detector, tmp_path):
-    path = tmp_path / "model.tflite"
+def test_the_keys_of_dictionaries_are_in_the_files_signature(detector, path):
     sat_tf.export_tflite(detector, path)
     run = Interpreter(str(path)).get_signature_runner()
     assert {name: tuple(found["shape"]) for name, found in run.get_output_details().items()} == {
@@ -204,8 +202,7 @@ def test_several_outputs_train(detector):
     assert losses[-1] < losses[0]
 
 
-def test_a_file_has_the_inputs_and_outputs_in_the_order_of_the_model(detector, tmp_path):
-    path = tmp_path / "model.tflite"
+def test_a_file_has_the_inputs_and_outputs_in_the_order_of_the_model(detector, path):
     sat_tf.export_tflite(detector, path)
     found = sat_tf.verify_tflite(detector, path, _pixels())
     assert found.codes_differing == found.runtimes["xnnpack"].outputs_differing == 0
@@ -230,8 +227,7 @@ def test_a_saved_model_of_several_outputs_has_the_same_file(detector, tmp_path):
     assert sat_tf.export_tflite(loaded, tmp_path / "other.tflite").sha256 == one.sha256
 
 
-def test_what_takes_one_input_or_output_says_so(detector, tmp_path):
-    path = tmp_path / "model.tflite"
+def test_what_takes_one_input_or_output_says_so(detector, path):
     sat_tf.export_tflite(detector, path)
     for images, problem in (
         (_pixels()[0], "received 1 array for 2 inputs, expected a list"),
@@ -267,13 +263,12 @@ def test_a_size_of_which_a_layer_leaves_nothing_is_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_model_of_images_of_any_size_is_exported_for_one(tmp_path):
+def test_a_model_of_images_of_any_size_is_exported_for_one(path):
     image = keras.Input((None, None, 3), name="image")
     tensor = L.Conv2D(4, 3, padding="same", activation="relu", name="conv")(image)
     tensor = L.Dense(3, name="classifier")(L.GlobalAveragePooling2D(name="pool")(tensor))
     model = sat_tf.quantize_model(keras.Model(image, tensor), BitPolicy.mobile(4))
     sat_tf.calibrate(model, IMAGES)
-    path = tmp_path / "model.tflite"
     with pytest.raises(ValueError, match=r"image_size=\(rows, columns\)"):
         sat_tf.export_tflite(model, path)
     with pytest.raises(ValueError, match=r"image_size=8: expected rows and columns"):

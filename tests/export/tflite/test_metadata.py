@@ -123,8 +123,7 @@ def test_the_labels_are_a_text_file_behind_the_model(content):
     assert _labels(content) == LABELS
 
 
-def test_the_same_words_give_the_same_file(model, content, tmp_path):
-    path = tmp_path / "model.tflite"
+def test_the_same_words_give_the_same_file(model, content, path):
     sat_tf.export_tflite(model, path, labels=iter(LABELS), description=DESCRIPTION)
     assert path.read_bytes() == content
 
@@ -143,22 +142,19 @@ def test_words_change_nothing_that_is_computed(model, content, tmp_path):
     assert found.bytes == len(content)
 
 
-def test_a_file_without_words_has_neither_metadata_nor_archive(model, tmp_path):
-    path = tmp_path / "model.tflite"
+def test_a_file_without_words_has_neither_metadata_nor_archive(model, path):
     sat_tf.export_tflite(model, path)
     assert _labels(path.read_bytes()) is None
     assert b"TFLITE_METADATA" not in path.read_bytes()
 
 
-def test_a_description_alone_needs_no_archive(model, tmp_path):
-    path = tmp_path / "model.tflite"
+def test_a_description_alone_needs_no_archive(model, path):
     sat_tf.export_tflite(model, path, description=DESCRIPTION)
     assert b"TFLITE_METADATA" in path.read_bytes()
     assert _labels(path.read_bytes()) is None
 
 
-def test_preprocessing_stands_in_words_and_in_a_file_beside_the_labels(model, tmp_path):
-    path = tmp_path / "model.tflite"
+def test_preprocessing_stands_in_words_and_in_a_file_beside_the_labels(model, path):
     sat_tf.export_tflite(model, path, labels=LABELS, preprocessing=RESIZED_AND_CROPPED)
     content = path.read_bytes()
     assert read_metadata(content, "model.tflite") == Metadata(
