@@ -62,8 +62,8 @@ class LayerConfig(tfmot.quantization.keras.QuantizeConfig):
         fields = policy.to_dict()
         return cls(**{name: fields[name] for name in PER_LAYER_FIELDS})
 
-    def get_weights_and_quantizers(self, layer: keras.layers.Layer) -> list[tuple[Any, Any]]:
-        """Raises ValueError: TFMOT asks for them where another scheme is applied.
+    def _refuse(self, layer: keras.layers.Layer, *values: Any) -> Any:
+        """Raises ValueError: TFMOT asks for quantizers where another scheme is applied.
 
         Such a layer would train with weights alone quantized, and by rules of two packages.
         """
@@ -73,25 +73,9 @@ class LayerConfig(tfmot.quantization.keras.QuantizeConfig):
             "scheme=sat_tf.SatQuantizeScheme(policy))."
         )
 
-    def set_quantize_weights(
-        self, layer: keras.layers.Layer, quantize_weights: Sequence[tf.Tensor]
-    ) -> None:
-        """See `get_weights_and_quantizers`."""
-        self.get_weights_and_quantizers(layer)
-
-    def get_activations_and_quantizers(self, layer: keras.layers.Layer) -> list[tuple[Any, Any]]:
-        """See `get_weights_and_quantizers`."""
-        return self.get_weights_and_quantizers(layer)
-
-    def set_quantize_activations(
-        self, layer: keras.layers.Layer, quantize_activations: Sequence[Any]
-    ) -> None:
-        """See `get_weights_and_quantizers`."""
-        self.get_weights_and_quantizers(layer)
-
-    def get_output_quantizers(self, layer: keras.layers.Layer) -> list[Any]:
-        """See `get_weights_and_quantizers`."""
-        return self.get_weights_and_quantizers(layer)
+    get_weights_and_quantizers = set_quantize_weights = _refuse
+    get_activations_and_quantizers = set_quantize_activations = _refuse
+    get_output_quantizers = _refuse
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""

@@ -176,8 +176,7 @@ def quantizer_problems(values: Mapping[str, Any]) -> list[str]:
         name, options = values.get(f"{kind}_quantizer", default), values.get(f"{kind}_options", {})
         if not is_name(name) or not is_options(options) or (name == default and not options):
             continue
-        problems += getattr(table, f"{kind}_quantizer_problems")(name, options)
-        problems += getattr(table, f"{kind}_field_problems")(name, values)
+        problems += table.quantizer_problems(kind, name, values)
     return problems
 
 

@@ -15,16 +15,15 @@ import abc
 import dataclasses
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
+from sat_tf.core.asymmetric import Reach
+from sat_tf.core.grid_table import AUTOMATIC, is_bits
 from sat_tf.core.tensors import Tensor, namespace
 from sat_tf.messages import did_you_mean
 from sat_tf.quantizers.input_range import InputRange
 from sat_tf.quantizers.measuring import MeasuredActivations, MeasuredWeights, Variables
 from sat_tf.quantizers.seen_values import SeenValues
-
-if TYPE_CHECKING:
-    from sat_tf.core.asymmetric import Reach
 
 # Among the variables a quantizer is called with, where its layer has a floor under its bits.
 BIT_FLOOR = "bit_floor"
@@ -283,6 +282,33 @@ class WeightQuantizer(MeasuredWeights, Quantizer):
         del num_bits, options
         return None
 
+    @classmethod
+    def field_problems(cls, fields: Mapping[str, Any]) -> list[str]:
+        """Returns what is wrong with the bits and grids of a policy that names the quantizer."""
+        asked = f"with weight_quantizer={cls.policy_name!r}: that quantizer"
+        bits = {field: fields.get(field) for field in ("weight_bits", "first_last_weight_bits")}
+        problems = [
+            f"{field}={value!r} {asked} does not exist at so few bits; give it {cls.fewest_bits} "
+            "or more, or use another quantizer."
+            for field, value in bits.items()
+            if is_bits(value) and value < cls.fewest_bits
+        ]
+        options = fields.get("weight_options", {})
+        if not problems and not cls.option_problems(options):
+            problems = [
+                f"{field}={value!r}: {problem}"
+                for field, value in bits.items()
+                if is_bits(value) and (problem := cls.bits_problem(value, options))
+            ]
+        grids = {field: fields.get(field) for field in ("weight_grid", "first_last_weight_grid")}
+        if not cls.follows_grid:
+            problems += [
+                f"{field}={value!r} {asked} has codes of its own; leave {field} out."
+                for field, value in grids.items()
+                if value not in (None, *AUTOMATIC)
+            ]
+        return problems
+
     # -- what it starts with -----------------------------------------------------------------------
 
     @property
@@ -374,7 +400,7 @@ class ActivationRequest:
 
     num_bits: int
     signed: bool = False
-    reach: "Reach | None" = None
+    reach: Reach | None = None
     ceiling: float | None = None
     gradient: str = "calibrated"
     rate: float = 1.0
@@ -428,6 +454,17 @@ class ActivationQuantizer(MeasuredActivations, Quantizer):
     @classmethod
     def _try_options(cls, options: Mapping[str, Any]) -> None:
         cls.create(ActivationRequest(num_bits=8, signed=cls.signed, options=options))
+
+    @classmethod
+    def field_problems(cls, fields: Mapping[str, Any]) -> list[str]:
+        """Returns what is wrong with the gradient of a policy that names the quantizer."""
+        gradient = fields.get("clipping_gradient")
+        if gradient in (None, "calibrated") or not cls.has_own_gradient:
+            return []
+        return [
+            f"clipping_gradient={gradient!r} with activation_quantizer={cls.policy_name!r}: that "
+            "quantizer has a gradient of its own; leave clipping_gradient out."
+        ]
 
 
 # -- images ----------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from sat_tf.core.grid_table import AUTOMATIC, is_bits
 from sat_tf.messages import did_you_mean
 from sat_tf.quantizers.channel_bits import ChannelBitsQuantizer
 from sat_tf.quantizers.dorefa import DorefaQuantizer
@@ -57,6 +56,11 @@ _PLACED: tuple[type[Quantizer], ...] = (
     UnitQuantizer,
     OffsetQuantizer,
 )
+
+_TABLES: dict[str, dict[str, Any]] = {
+    "weight": WEIGHT_QUANTIZERS,
+    "activation": ACTIVATION_QUANTIZERS,
+}
 
 for _name, _named in (*WEIGHT_QUANTIZERS.items(), *ACTIVATION_QUANTIZERS.items()):
     _named.policy_name = _name
@@ -163,69 +167,25 @@ def make_range_observer(*, rounds: bool) -> Quantizer:
     return RangeObserver(rounds=rounds)
 
 
-def weight_quantizer_problems(name: str, options: Any) -> list[str]:
-    """Returns what is wrong with a policy's `weight_quantizer` and `weight_options`."""
-    return _problems("weight", name, options, WEIGHT_QUANTIZERS)
+def quantizer_problems(kind: str, name: str, fields: Mapping[str, Any]) -> list[str]:
+    """Returns what is wrong with the quantizer that a policy names, one line a problem.
 
-
-def weight_field_problems(name: str, fields: Mapping[str, Any]) -> list[str]:
-    """Returns what is wrong with a policy's bits and grids for a weight quantizer of this name."""
-    if name not in WEIGHT_QUANTIZERS:
-        return []
-    cls = WEIGHT_QUANTIZERS[name]
-    bits = {field: fields.get(field) for field in ("weight_bits", "first_last_weight_bits")}
-    problems = [
-        f"{field}={value!r} with weight_quantizer={name!r}: that quantizer does not exist at so "
-        f"few bits; give it {cls.fewest_bits} or more, or use another quantizer."
-        for field, value in bits.items()
-        if is_bits(value) and value < cls.fewest_bits
-    ]
-    options = fields.get("weight_options", {})
-    if not problems and not cls.option_problems(options):
-        problems = [
-            f"{field}={value!r}: {problem}"
-            for field, value in bits.items()
-            if is_bits(value) and (problem := cls.bits_problem(value, options))
-        ]
-    grids = {field: fields.get(field) for field in ("weight_grid", "first_last_weight_grid")}
-    if not cls.follows_grid:
-        problems += [
-            f"{field}={value!r} with weight_quantizer={name!r}: that quantizer has codes of its "
-            f"own; leave {field} out."
-            for field, value in grids.items()
-            if value not in (None, *AUTOMATIC)
-        ]
-    return problems
-
-
-def activation_quantizer_problems(name: str, options: Any) -> list[str]:
-    """Returns what is wrong with a policy's `activation_quantizer` and `activation_options`."""
-    return _problems("activation", name, options, ACTIVATION_QUANTIZERS)
-
-
-def activation_field_problems(name: str, fields: Mapping[str, Any]) -> list[str]:
-    """Returns what is wrong with other fields for an activation quantizer of this name."""
-    gradient = fields.get("clipping_gradient")
-    if name not in ACTIVATION_QUANTIZERS or gradient in (None, "calibrated"):
-        return []
-    if not ACTIVATION_QUANTIZERS[name].has_own_gradient:
-        return []
-    return [
-        f"clipping_gradient={gradient!r} with activation_quantizer={name!r}: that quantizer has a "
-        "gradient of its own; leave clipping_gradient out."
-    ]
-
-
-def _problems(kind: str, name: Any, options: Any, table: dict[str, Any]) -> list[str]:
+    Args:
+        kind: "weight" or "activation".
+        name: that the policy gives.
+        fields: of the policy, with the options and what else the quantizer has to go with.
+    """
+    table = _TABLES[kind]
     if name not in table:
         return [
             f"{kind}_quantizer={name!r}: expected the name of a quantizer. "
-            f"{did_you_mean(str(name), table)} One of your own is registered by the decorator "
+            f"{did_you_mean(name, table)} One of your own is registered by the decorator "
             f"sat_tf.configs.{kind}_quantizer."
         ]
-    return [
-        f"{kind}_options of {name}: {problem}" for problem in table[name].option_problems(options)
-    ]
+    options = fields.get(f"{kind}_options", {})
+    problems = table[name].option_problems(options)
+    found = [f"{kind}_options of {name}: {problem}" for problem in problems]
+    return found + table[name].field_problems(fields)
 
 
 def line_of(quantizer: Quantizer) -> str:
