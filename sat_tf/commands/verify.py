@@ -92,7 +92,8 @@ def choose_target(
             *([CONFIG] if needs_config else []),
         )
         keras_model = pathlib.Path(model) if model else folder.file(QUANTIZED_MODEL)
-        return _found(Target(_either(tflite, folder.file(TFLITE_MODEL)), keras_model, folder))
+        file = pathlib.Path(tflite) if tflite else folder.file(TFLITE_MODEL)
+        return _found(Target(file, keras_model, folder))
     if not path.is_file():
         raise RunError(
             f"{path}: not found; expected the folder of a run, a TFLite file, or a quantized model "
@@ -110,10 +111,6 @@ def choose_target(
             "`sat-tf verify model.keras model.tflite`, or the folder of a run."
         )
     return _found(Target(path, pathlib.Path(model) if model else None))
-
-
-def _either(name: str | None, default: pathlib.Path) -> pathlib.Path:
-    return pathlib.Path(name) if name else default
 
 
 def _found(target: Target) -> Target:

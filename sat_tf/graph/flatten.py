@@ -199,7 +199,8 @@ def flattened(model: keras.Model) -> Flattened:
     """Does what `flatten` does, and tells the origins of the layers."""
     check_model(model)
     counts = _calls(model)
-    if not _has_models(model) and not any(_splits(layer, n) for layer, n in counts.values()):
+    nests = any(isinstance(call.layer, keras.Model) for call in keras_calls(model))
+    if not nests and not any(_splits(layer, n) for layer, n in counts.values()):
         return Flattened(model, {layer.name: layer.name for layer in model.layers})
     return _Flattener(model, {key: count for key, (_, count) in counts.items()}).flattened()
 
@@ -210,7 +211,10 @@ def copied_weights(source: keras.layers.Layer, copy: keras.layers.Layer) -> None
     Layers inside are frozen as those of the other are, which configurations may not say: Keras
     lists weights that are not trained behind all others.
     """
-    inside = ([part for part in layer.submodules if _is_layer(part)] for layer in (source, copy))
+    inside = (
+        [part for part in layer.submodules if isinstance(part, keras.layers.Layer)]
+        for layer in (source, copy)
+    )
     for one, other in zip(*inside, strict=False):  # outer ones first
         if other.trainable != one.trainable:
             other.trainable = one.trainable
@@ -224,14 +228,6 @@ def copied_weights(source: keras.layers.Layer, copy: keras.layers.Layer) -> None
         copy.set_weights(values)
         if isinstance(copy, keras.layers.experimental.preprocessing.PreprocessingLayer):
             copy.finalize_state()  # they take their mean from their weights only now
-
-
-def _is_layer(part: Any) -> bool:
-    return isinstance(part, keras.layers.Layer)
-
-
-def _has_models(model: keras.Model) -> bool:
-    return any(isinstance(call.layer, keras.Model) for call in keras_calls(model))
 
 
 def _calls(model: keras.Model) -> dict[int, tuple[keras.layers.Layer, int]]:

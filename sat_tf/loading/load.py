@@ -265,7 +265,10 @@ def _check_layers(layers: list[dict[str, Any]], known: frozenset[str]) -> None:
             raise ValueError(f"{name}: received a function of no tensor, expected one of some")
     # Layers whose calls are counted from 1, as far as the calls that are read show it.
     past = {
-        name for of_call in read.values() for name, index in of_call if _is_past(nodes, name, index)
+        name
+        for of_call in read.values()
+        for name, index in of_call
+        if name in nodes and index == len(nodes[name])
     }
     places = {}
     for layer in reversed(layers):
@@ -318,11 +321,6 @@ def _tensors(node: Any) -> Iterator[tuple[str, Any]]:
                 waiting.extend(value[3:])
             else:
                 waiting.extend(value)
-
-
-def _is_past(nodes: dict[Hashable, list[Any]], name: str, index: Any) -> bool:
-    """Whether a layer has that call only if its calls are counted from 1."""
-    return name in nodes and index == len(nodes[name])
 
 
 def _first_call(layer: dict[str, Any], known: frozenset[str]) -> int | None:

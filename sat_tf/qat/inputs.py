@@ -381,28 +381,18 @@ def _at(network: Network, node: Node, fold: Fold) -> Fold:
         raise _NoFoldError("it has no kernel")
     if np.any(fold.shift) and kernel.transposed:
         raise _NoFoldError("its outputs sum different numbers of products")
-    if not fold.keeps_order and not _mixes_channels(layer):
+    # Every output is made of all inputs, unless the layer is depthwise or in groups.
+    mixes_channels = not _kernel(layer).depthwise and getattr(layer, "groups", 1) == 1
+    if not fold.keeps_order and not mixes_channels:
         raise _NoFoldError("its outputs have the order of its inputs")
     if not np.any(fold.shift) or getattr(layer, "bias", None) is not None:
         return dataclasses.replace(fold, layer=layer.name)
-    calls = network.calls(node.name)
-    readers = [reader for call in calls for reader in network.consumers(call.name)]
-    own = {call.name for call in calls}
-    plain = layer_kinds.activation_name(layer) == "linear" and not own & set(network.outputs)
-    norms = all(
-        layer_kinds.role_of(reader.layer) is Role.NORM
-        and all(own.issuperset(call.inputs) for call in network.calls(reader.name))
-        for reader in readers
-    )
-    if not plain or not norms or not all(network.consumers(name) for name in own):
+    readers = network.only_readers(node.name)
+    norms = readers and all(layer_kinds.role_of(one.layer) is Role.NORM for one in readers)
+    if not norms or layer_kinds.activation_name(layer) != "linear":
         raise _NoFoldError("it has no bias, and other than BatchNormalization behind it")
     names = tuple(dict.fromkeys(reader.layer.name for reader in readers))
     return dataclasses.replace(fold, layer=layer.name, norms=names)
-
-
-def _mixes_channels(layer: keras.layers.Layer) -> bool:
-    """Whether every output of a linear layer is made of all its inputs."""
-    return not _kernel(layer).depthwise and getattr(layer, "groups", 1) == 1
 
 
 def _kernel(layer: keras.layers.Layer) -> Kernel:

@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.graph.network import keras_calls
 from sat_tf.messages import warn
 from sat_tf.qat.policy import BitPolicy
 
@@ -149,7 +150,7 @@ def warn_of_lost_class(kind: type, reason: str, fix: str) -> None:
 
 def _carry(original: keras.Model, made: keras.Model) -> list[str]:
     """Copies the attributes of a model to another of its class; returns those it cannot copy."""
-    in_graph = {id(call.layer) for calls in original._nodes_by_depth.values() for call in calls}
+    in_graph = {id(call.layer) for call in keras_calls(original)}
     lost = []
     for name, value in vars(original).items():
         if name in _names_of_keras():
