@@ -384,3 +384,10 @@ def test_units_are_what_codes_are_made_of():
         units = array(dorefa.weight_units(latent, bits, name))
         codes = row.codes_per_unit * units - row.code_offset(bits)
         assert np.array_equal(codes, array(dorefa.weight_codes(latent, bits, name)))
+
+
+def test_2_bit_weights_worked_by_hand():
+    value = array(dorefa.quantize_weights(np.float32([-2.0, -0.1, 0.1, 2.0]), 2))
+    np.testing.assert_allclose(value, [-1, -1 / 3, 1 / 3, 1], rtol=1e-7)
+    value = array(dorefa.quantize_weights(np.float32([-2.0, -0.1, 0.1, 2.0]), 2, "narrow"))
+    assert value.tolist() == [-1, 0, 0, 1]

@@ -139,3 +139,40 @@ def test_bits_that_there_are_not_are_refused():
     for bits in (0, 9, 2.0):
         with pytest.raises(ValueError, match="1 to 8"):
             kmeans.quantize_weights(np.ones([3], np.float32), [0, 0, 0], bits)
+
+
+# Means -0.75 and 0.375: the scale is 0.75 / 127, and the codes -127 and round(63.5) = 64.
+@pytest.mark.parametrize("mode", MODES)
+def test_1_bit_weights_worked_by_hand(mode):
+    latent, ids = np.float32([-1.0, -0.5, 0.25, 0.5]), np.uint8([0, 0, 1, 1])
+    upstream = np.float32([1.0, 3.0, 5.0, 8.0])
+    value, gradient = _run(latent, ids, 1, upstream, mode)
+    np.testing.assert_allclose(value, [-0.75, -0.75, 64 * 0.75 / 127, 64 * 0.75 / 127], rtol=1e-6)
+    assert gradient.tolist() == [2.0, 2.0, 6.5, 6.5]
+    _, gradient = _run(latent, ids, 1, upstream, mode, each=True)
+    np.testing.assert_array_equal(gradient, upstream)
+    _, gradient = _run(latent, ids, 1, upstream, mode, each=True, keep_zeros=True)
+    assert gradient.tolist() == [0.0, 0.0, 5.0, 8.0]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_nan_and_infinite_weights_are_left_out_of_the_mean(mode):
+    latent, ids = np.float32([np.nan, 1.0, np.inf, -2.0]), np.uint8([0, 0, 0, 1])
+    value, _ = _run(latent, ids, 2, mode=mode)
+    np.testing.assert_allclose(value, [np.nan, 64 * 2 / 127, 64 * 2 / 127, -2.0], rtol=1e-6)
+
+
+def test_a_layer_of_zeros_stays_zero():
+    value, gradient = _run(np.zeros(4, np.float32), np.uint8([0, 1, 2, 3]), 2)
+    assert value.tolist() == [0.0] * 4
+    assert gradient.tolist() == [1.0] * 4
+
+
+@pytest.mark.parametrize("keep_zeros", [False, True])
+def test_weights_move_to_the_nearest_mean_and_others_than_numbers_stay(keep_zeros):
+    latent = np.float32([-1.0, 0.4, 0.25, 0.5, 0.0, np.nan, np.inf])
+    ids = np.uint8([1, 1, 2, 2, 0, 3, 0])
+    settings = {"keep_zeros": keep_zeros}
+    found = kmeans.nearest_ids(latent, ids, 2, **settings)
+    # Means: 0 of cluster 0, -0.3 and 0.375, and none of cluster 3.
+    assert array(found).tolist() == [1, 2, 2, 2, 0, 3, 0]

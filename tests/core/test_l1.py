@@ -167,3 +167,28 @@ def test_gradients_on_both_sides_of_each_edge_are_those_of_the_channels_size(sid
         np.testing.assert_allclose(gradient, np.tile([1.0, 2 / 3], (6, 1)), rtol=1e-5)
         expected = [reference.l1_quantize(kernel, bits, "dorefa", (1,))[0, 0] for bits in (1, 2)]
         np.testing.assert_allclose(value[0], expected, rtol=1e-5)
+
+
+# The size is 2 · 3 / 4 · mean|w| = 1.5: values -1.5, -0.5, 0.5, 1.5; ties go up.
+@pytest.mark.parametrize("mode", MODES)
+def test_a_row_of_2_bit_weights_worked_by_hand(mode):
+    value, gradient = _run(np.float32([[-3.0, -0.5, 0.5, 0.0]]), 2, mode=mode)
+    assert value.tolist() == [[-1.5, -0.5, 0.5, 0.5]]
+    np.testing.assert_allclose(gradient, np.full((1, 4), 1 / 1.5), rtol=1e-6)
+    _, gradient = _run(np.float32([[-3.0, -0.5, 0.5, 0.0]]), 2, mode=mode, over_size=False)
+    assert gradient.tolist() == [[1, 1, 1, 1]]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_nan_and_infinite_weights_are_left_out_of_the_size(mode):
+    value, gradient = _run(np.float32([[1.0, np.nan, np.inf, -1.0, -np.inf]]), 1, mode=mode)
+    np.testing.assert_array_equal(value, [[1.0, np.nan, 1.0, -1.0, -1.0]])
+    np.testing.assert_array_equal(gradient, np.ones((1, 5)))
+
+
+def test_a_channel_of_zeros_has_the_size_of_its_layer():
+    latent = np.float32([[0.5, 0.0], [-1.5, 0.0]])
+    found = array(l1.weight_size(tensor(latent), 1, range_axes=(1,)))
+    assert found.tolist() == [[1.0, 0.5]]
+    zeros = np.zeros((2, 2), np.float32)
+    assert array(l1.weight_size(zeros, 1, range_axes=(1,))).tolist() == [[1.0, 1.0]]

@@ -74,6 +74,8 @@ def test_the_basis_of_1_bit_follows_the_mean_magnitude():
     w = np.float32([-3.0, 1.0, -0.5, 1.5])
     found = lq_nets.next_basis(w, np.float32([[0.5]]), momentum=0.0)
     assert array(found).item() == pytest.approx(1.5, rel=2e-4)
+    found = lq_nets.next_basis(w, np.float32([[0.5]]), momentum=1.0)
+    assert array(found).item() == 0.5
     found = lq_nets.next_basis(w, np.float32([[0.5]]), momentum=0.9)
     assert array(found).item() == pytest.approx(0.9 * 0.5 + 0.1 * 1.5, rel=2e-4)
 
@@ -206,6 +208,14 @@ def test_what_is_not_finite_harms_nothing_else():
     assert np.isfinite(gradient).all()
     found, alone = (array(lq_nets.next_basis(each, basis)) for each in (latent, latent[3:]))
     np.testing.assert_array_equal(found, alone)
+    w = np.float32([-3.0, -1.0, 1.0, 3.0])
+    special = np.concatenate([w, np.float32([np.nan, np.inf, -np.inf])])
+    found, expected = (
+        array(lq_nets.next_basis(each, np.float32([[0.8, 1.7]]), momentum=0.0))
+        for each in (special, w)
+    )
+    np.testing.assert_allclose(expected, [[1.0, 2.0]], atol=1e-3)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
     nothing = array(lq_nets.next_basis(np.float32([np.nan, np.nan]), basis))
     np.testing.assert_allclose(nothing, basis, rtol=1e-6)
     with pytest.raises(NO_CODE, match="NaN has no integer code"):
@@ -236,3 +246,19 @@ def test_it_returns_the_type_it_got(dtype):
 def test_bits_that_there_are_not_are_refused(bits):
     with pytest.raises(ValueError, match="1 to 8"):
         lq_nets.first_basis(np.ones([3], np.float32), bits)
+
+
+# Levels -1.5, -0.5, 0.5 and 1.5; halfway it is the upper one.
+@pytest.mark.parametrize("mode", MODES)
+def test_halfway_is_the_upper_level_and_infinite_weights_are_ends(mode):
+    latent = np.float32([-np.inf, -3.0, -1.0, 0.0, 0.4, 1.1, np.inf, np.nan])
+    upstream = np.arange(8.0, dtype=np.float32)
+    value, gradient = _run(latent, np.float32([[0.5, 1.0]]), upstream, mode)
+    expected = [-1.5, -1.5, -0.5, 0.5, 0.5, 1.5, 1.5, np.nan]
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+    np.testing.assert_array_equal(gradient, upstream)
+
+
+def test_bits_that_no_basis_has_are_refused():
+    with pytest.raises(ValueError, match="1 to 8"):
+        lq_nets.levels(np.zeros((1, 9), np.float32))

@@ -237,3 +237,55 @@ def test_activations_with_an_offset_are_those_of_the_reference(bits, offset, mod
     np.testing.assert_array_equal(by_x, wanted[0].astype(np.float32))
     assert by_scale == pytest.approx(wanted[1], rel=1e-3, abs=0.05)
     assert by_offset == pytest.approx(wanted[2], rel=1e-4, abs=1e-3)
+
+
+# 2 bits, m = 1: the scale is 1, codes -2..1, N = 6.
+#   v      -9    -2   -0.5   0.25  1    9
+#   q      -2    -2     0     0    1    1
+#   dq/dv   0     0     1     1    0    0
+#   dq/ds  -2    -2    0.5  -0.25  1    1
+@pytest.mark.parametrize("mode", MODES)
+def test_2_bit_weights_with_a_scale_of_1_worked_by_hand(mode):
+    latent = np.float32([-9, -2, -0.5, 0.25, 1, 9])
+    value, by_latent, by_magnitude = _weights(latent, np.float32(1.0), 2, mode=mode)
+    assert value.tolist() == [-2, -2, 0, 0, 1, 1]
+    assert by_latent.tolist() == [0, 0, 1, 1, 0, 0]
+    assert by_magnitude == pytest.approx((-2 - 2 + 0.5 - 0.25 + 1 + 1) / math.sqrt(6))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_nan_weight_stays_in_its_own_element(mode):
+    latent, upstream = np.float32([np.nan, np.inf, -np.inf]), np.float32([5.0, 2.0, 3.0])
+    value, by_latent, by_magnitude = _weights(latent, np.float32(1.0), 2, upstream, mode)
+    np.testing.assert_array_equal(value, [np.nan, 1, -2])
+    assert by_latent.tolist() == [0, 0, 0]
+    assert by_magnitude == pytest.approx((2 * 1 - 3 * 2) / math.sqrt(3))
+
+
+def test_factors_count_features_or_the_batch_too():
+    x = np.zeros((9, 2, 2))
+    assert array(lsq.level_factor(x, 1.0)) == pytest.approx(0.5)
+    assert array(lsq.level_factor(x, 7.0)) == pytest.approx(49 / math.sqrt(4 * 7))
+    found = lsq.gradient_factor(x, 7.0, counts_batch=True)
+    assert array(found) == pytest.approx(reference.lsq_factor(36, 7))
+    assert array(lsq.gradient_factor(np.zeros((3,)), 4.0)) == pytest.approx(0.5)
+
+
+# 3 bits, s = 1, β = -1.2: one code below zero.
+#   x      -9   -1  -0.5  0.5  2.75   6    9
+#   q      -1   -1    0    1    3     6    6
+#   dq/dx   0    0    1    1    1     0    0
+#   dq/ds   0    0   0.5  0.5  0.25   7    7
+#   dq/dβ   1    1    0    0    0     1    1
+@pytest.mark.parametrize("mode", MODES)
+def test_3_bit_activations_with_an_offset_worked_by_hand(mode):
+    x = np.float32([-9, -1, -0.5, 0.5, 2.75, 6, 9])
+    value, by_x, by_scale, by_offset = value_and_gradients(
+        lambda x, s, b: lsq.quantize_with_offset(x, s, b, 3),
+        [x, np.float32(1.0), np.float32(-1.2)],
+        mode=mode,
+    )
+    assert value.tolist() == [-1, -1, 0, 1, 3, 6, 6]
+    assert by_x.tolist() == [0, 0, 1, 1, 1, 0, 0]
+    assert by_scale == pytest.approx(0.5 + 0.5 + 0.25 + 14)
+    assert by_offset == 4.0

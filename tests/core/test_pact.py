@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 from sat_tf.core import pact
 from sat_tf.core.gradients import CLIPPING_GRADIENTS
 from tests import reference
-from tests.core.execution import MODES, array, differentiated, tensor
+from tests.core.execution import MODES, array, differentiated, tensor, value_and_gradients
 
 # Nearer than this to a tie, counted in codes, float32 may round either way: positions reach 255 and
 # are off by a few units in the last place.
@@ -309,3 +309,24 @@ def test_bits_in_a_tensor_give_what_the_same_bits_give_as_a_number(kind, gradien
             fixed = _run(kind, x, level, bits, gradient, upstream, mode)
             of_tensor = floating([x, level, np.int32(bits)], upstream)
             assert all(np.array_equal(*pair) for pair in zip(fixed, of_tensor, strict=True))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("surrogate", ["ste", "ewgs", "dsq"])
+@pytest.mark.parametrize("kind", QUANTIZERS)
+def test_infinities_are_clipped_and_nan_stays_in_its_own_element(kind, surrogate, mode):
+    x = np.float32([np.inf, -np.inf, np.nan, 0.5])
+    upstream = np.float32([2.0, 3.0, 5.0, 0.0])
+    for gradient in CLIPPING_GRADIENTS:
+        found = value_and_gradients(
+            lambda x, level, gradient=gradient: QUANTIZERS[kind](
+                x, level, 4, gradient, surrogate=surrogate
+            ),
+            [x, np.float32(2.0)],
+            upstream,
+            mode,
+        )
+        low = 0.0 if kind == "activation" else -2.0
+        np.testing.assert_array_equal(found[0][:3], [2.0, low, np.nan])
+        np.testing.assert_array_equal(found[1], np.zeros(4))
+        assert found[2] == (2.0 if kind == "activation" else 2.0 - 3.0)

@@ -161,3 +161,13 @@ def test_it_returns_the_type_it_got(dtype):
 def test_bits_that_there_are_not_are_refused(bits, text):
     with pytest.raises(ValueError, match=text):
         qil.quantize_weights(np.ones([3], np.float32), 1.0, 1.0, bits)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("surrogate", ["ste", "ewgs", "dsq"])
+def test_a_nan_weight_stays_in_its_own_element(surrogate, mode):
+    latent = np.float32([np.nan, np.inf, -np.inf, 2.0])
+    value, by_w, by_c, by_d = _weights(latent, 2.0, 1.0, 3, mode=mode, surrogate=surrogate)
+    np.testing.assert_array_equal(value, [np.nan, 3.0, -3.0, 2.0])
+    assert by_w[:3].tolist() == [0, 0, 0]
+    assert np.isfinite([by_w[3], by_c, by_d]).all()

@@ -150,3 +150,18 @@ def test_weights_of_zero_and_nan_have_a_gradient_without_size():
     for weights in (np.zeros(3, np.float32), np.array([np.nan, 1.0, 2.0], np.float32)):
         _, found = value_and_gradients(rescale.without_size, [weights])
         assert np.isfinite(found).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_weights_without_size_have_no_gradient_along_them(mode):
+    weights, upstream = np.float32([3.0, 4.0]), np.float32([1.0, 0.0])
+    value, gradient = value_and_gradients(rescale.without_size, [weights], upstream, mode)
+    assert value.tolist() == [3.0, 4.0]
+    np.testing.assert_allclose(gradient, [0.64, -0.48], rtol=1e-6)
+    special = np.float32([3.0, 4.0, np.nan, np.inf])
+    upstream = np.float32([1.0, 0.0, 2.0, 5.0])
+    value, gradient = value_and_gradients(rescale.without_size, [special], upstream, mode)
+    np.testing.assert_array_equal(value, special)
+    np.testing.assert_allclose(gradient, [0.64, -0.48, 2.0, 5.0], rtol=1e-6)
+    _, gradient = value_and_gradients(rescale.without_size, [np.zeros(4, np.float32)], upstream)
+    np.testing.assert_array_equal(gradient, upstream)
