@@ -1,1 +1,1 @@
-"""The paper's arithmetic as pure functions on tensors; no state, no Keras, no TFMOT."""
+"""The arithmetic of all methods as pure functions on tensors of any library: no state, no layers."""

@@ -1,4 +1,4 @@
-"""The table of grids: which real values a quantized number can take. Needs no TensorFlow.
+"""The table of grids: which real values a quantized number can take.
 
 A grid divides the unit interval into equal intervals. The unit value u in [0, 1] becomes the
 integer

@@ -1,4 +1,4 @@
-"""Ranges: which axes share one, when it counts as none, its scale and zero. Needs no TensorFlow."""
+"""Ranges: which axes share one, when it counts as none, its scale and zero."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
