@@ -1,1 +1,1 @@
-"""The arithmetic of all methods as pure functions on tensors of any library: no state, no layers."""
+"""The arithmetic of all methods: pure functions on tensors of any library, no state, no layers."""

@@ -1,10 +1,10 @@
 """The tensor functions that the mathematics is written in, chosen by the tensor.
 
-Every method of this package is written once against a namespace `n`. For a TensorFlow tensor that is
-`on_tensorflow.NAMESPACE`, with TensorFlow's own functions and kernels; for any other tensor it is
-`on_keras.NAMESPACE`, with those of `keras.ops`, on JAX and PyTorch. Both hold the same names, which
-are those of `keras.ops` where it has the function; `on_tensorflow` explains the others. The one that
-is not used is not imported.
+Every method of this package is written once against a namespace `n`. That of a TensorFlow tensor
+is `on_tensorflow.NAMESPACE`, with TensorFlow's own functions and kernels; that of any other tensor
+is `on_keras.NAMESPACE`, with those of `keras.ops`, on JAX and PyTorch. Both hold the same names,
+which are those of `keras.ops` where it has the function; `on_tensorflow` explains the others. The
+one that is not used is not imported.
 
 A gradient of its own is a pair of functions of a module:
 
