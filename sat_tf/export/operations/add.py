@@ -20,6 +20,7 @@ from sat_tf.export.operations.operation import (
     clipped,
     code_ends,
     stored_codes,
+    tf,
 )
 from sat_tf.export.operations.pointwise import Pointwise
 from sat_tf.export.tflite.contents import NotUnderstoodError
@@ -144,14 +145,10 @@ class Add(OperationDraft):
 
     def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
-        import tensorflow as tf
-
         return tf.add(*inputs) if self.is_float(graph) else computed_sum(constants, inputs)
 
     def on_reals(self, graph: Tensors, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
-        import tensorflow as tf
-
         del graph
         return tf.add(*inputs)
 
@@ -265,8 +262,6 @@ class AddConstant(Operation, Draft):
 
     def on_reals(self, graph: Tensors, *inputs: TfTensor) -> TfTensor:
         """See `Operation`: the converter stores the map with the codes of a FakeQuant."""
-        import tensorflow as tf
-
         del graph
         (source,), end = inputs, 127.0 * float(self.scale)
         values = tf.constant(self.constant.astype(np.float32) * self.scale)
@@ -329,8 +324,6 @@ def scaled_multipliers(summands: Sequence[Codes], output: Codes) -> np.ndarray:
 
 def computed_sum(constants: Constants, summands: Sequence[TfTensor]) -> TfTensor:
     """Σ multiplier · code in TensorFlow, rounded half up and clipped."""
-    import tensorflow as tf
-
     multipliers = tf.unstack(constants["multipliers"], len(summands))
     total = tf.constant(0.5, tf.float64)
     for codes, multiplier in zip(summands, multipliers, strict=True):

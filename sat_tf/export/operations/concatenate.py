@@ -11,6 +11,7 @@ from sat_tf.export.operations.operation import (
     Constants,
     Made,
     TfTensor,
+    tf,
 )
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
@@ -61,8 +62,6 @@ class Concatenate(OperationDraft):
 
     def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
-        import tensorflow as tf
-
         del graph, constants
         return tf.concat(inputs, self.axis + 1)
 

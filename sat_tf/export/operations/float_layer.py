@@ -17,6 +17,7 @@ from sat_tf.export.operations.operation import (
     Operation,
     Portability,
     TfTensor,
+    tf,
 )
 from sat_tf.export.tflite.contents import NotUnderstoodError, StoredOperator
 from sat_tf.export.tflite.operator_view import OperatorView, Progress
@@ -135,8 +136,6 @@ class FloatLayer(OperationDraft):
 
     def function(self) -> Callable[..., TfTensor]:
         """The function that the layers compute, in inference and to float32."""
-        import tensorflow as tf
-
         from sat_tf.graph.network import call_in_inference
 
         def function(*sources: TfTensor) -> TfTensor:

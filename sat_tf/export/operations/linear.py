@@ -29,6 +29,7 @@ from sat_tf.export.operations.operation import (
     clipped,
     code_ends,
     stored_codes,
+    tf,
 )
 from sat_tf.export.operations.pointwise import Pointwise
 from sat_tf.export.operations.windows import (
@@ -526,8 +527,6 @@ class Linear(Operation, Draft):
 
     def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
-        import tensorflow as tf
-
         del graph
         (source,) = inputs
         multiply = SUMS[self.kind]

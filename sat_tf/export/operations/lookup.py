@@ -16,6 +16,7 @@ from sat_tf.export.operations.operation import (
     Numbers,
     Operation,
     TfTensor,
+    tf,
 )
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
@@ -116,16 +117,12 @@ class Lookup(Operation):
 
     def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
-        import tensorflow as tf
-
         del graph
         (source,) = inputs
         return tf.gather(constants["codes"], tf.cast(source, tf.int32) + constants["first"])
 
     def on_reals(self, graph: Tensors, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
-        import tensorflow as tf
-
         source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
         values = (self.table.astype(np.float32) - output.zero_point) * output.scale
         places = tf.cast(tf.round(inputs[0] / source.scale), tf.int32)

@@ -21,6 +21,7 @@ from sat_tf.export.operations.operation import (
     clipped,
     code_ends,
     enumerated,
+    tf,
 )
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
@@ -139,8 +140,6 @@ class Mean(OperationDraft):
 
     def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
-        import tensorflow as tf
-
         (source,) = inputs
         if self.is_float(graph):
             return self.on_reals(graph, source)
@@ -154,8 +153,6 @@ class Mean(OperationDraft):
 
     def on_reals(self, graph: Tensors, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
-        import tensorflow as tf
-
         del graph
         return tf.reduce_mean(*inputs, [1, 2], keepdims=self.keep_dims)
 

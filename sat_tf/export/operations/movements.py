@@ -14,6 +14,7 @@ from sat_tf.export.operations.operation import (
     Made,
     Operation,
     TfTensor,
+    tf,
 )
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
@@ -166,8 +167,6 @@ class Transpose(Movement):
 
     def on_tensor(self, values: TfTensor) -> TfTensor:
         """See `Movement`."""
-        import tensorflow as tf
-
         return tf.transpose(values, (0, *self.order))
 
     def file_constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
@@ -206,8 +205,6 @@ class Resize(Movement):
 
     def on_tensor(self, values: TfTensor) -> TfTensor:
         """See `Movement`."""
-        import tensorflow as tf
-
         return tf.image.resize(values, self.size, "nearest")
 
     def _nearest(self, values: np.ndarray) -> Iterator[np.ndarray]:
@@ -281,8 +278,6 @@ class DepthToSpaceOp(_Blocks):
 
     def on_tensor(self, values: TfTensor) -> TfTensor:
         """See `Movement`."""
-        import tensorflow as tf
-
         return tf.nn.depth_to_space(values, self.block_size)
 
 
@@ -307,8 +302,6 @@ class SpaceToDepthOp(_Blocks):
 
     def on_tensor(self, values: TfTensor) -> TfTensor:
         """See `Movement`."""
-        import tensorflow as tf
-
         return tf.nn.space_to_depth(values, self.block_size)
 
 
@@ -334,8 +327,6 @@ class GatherOp(Movement):
 
     def on_tensor(self, values: TfTensor) -> TfTensor:
         """See `Movement`."""
-        import tensorflow as tf
-
         return tf.gather(values, self.indices, axis=self.axis + 1)
 
     def file_constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
@@ -378,8 +369,6 @@ class ReduceMax(Movement):
 
     def on_tensor(self, values: TfTensor) -> TfTensor:
         """See `Movement`."""
-        import tensorflow as tf
-
         return tf.reduce_max(values, axis=-1, keepdims=True)
 
     def file_constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
@@ -449,8 +438,6 @@ class Pad(Operation):
 
     def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
-        import tensorflow as tf
-
         del graph, constants
         return tf.pad(*inputs, [(0, 0), *self.margins])
 
@@ -496,8 +483,6 @@ class Reshape(Operation):
 
     def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
-        import tensorflow as tf
-
         del constants
         return tf.reshape(*inputs, [-1, *graph.tensors[self.output].shape])
 

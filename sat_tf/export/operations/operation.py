@@ -3,6 +3,7 @@
 import abc
 import dataclasses
 import enum
+import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
@@ -13,9 +14,24 @@ from sat_tf.export.tflite.operator_view import OperatorView
 from sat_tf.export.tflite.tensors import Activation, Codes, Tensor, Tensors
 from sat_tf.export.tflite.writer import Operator, Writer
 
-# A tf.Tensor. Processes that only run files do not load TensorFlow, so that it is imported in the
-# methods that need it.
-TfTensor = Any
+
+class _OnFirstUse:
+    """A module that is imported when an attribute of it is read.
+
+    Args:
+        name: of the module.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(importlib.import_module(self._name), attribute)
+
+
+# Processes that only run files do not load TensorFlow, which takes them seconds.
+tf: Any = _OnFirstUse("tensorflow")
+TfTensor = Any  # a tf.Tensor
 
 # Arrays of float32, float64 or int32 by name, as NumPy has them, and as TensorFlow does.
 Numbers = dict[str, np.ndarray | np.generic]
@@ -330,8 +346,6 @@ class Operation(abc.ABC):
 
         The converter fuses the activation in front of a FakeQuant into the operator.
         """
-        import tensorflow as tf
-
         made, codes = self.on_reals(graph, *inputs), graph.tensors[self.output].codes
         if codes is None or self.selects:
             return made
@@ -359,6 +373,4 @@ def code_ends(codes: Codes) -> Numbers:
 
 def clipped(values: TfTensor, constants: Constants) -> TfTensor:
     """Codes from the smallest to the largest."""
-    import tensorflow as tf
-
     return tf.clip_by_value(values, constants["lowest"], constants["highest"])

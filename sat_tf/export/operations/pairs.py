@@ -29,6 +29,7 @@ from sat_tf.export.operations.operation import (
     code_ends,
     enumerated,
     stored_codes,
+    tf,
 )
 from sat_tf.export.operations.pointwise import Pointwise
 from sat_tf.export.tflite.contents import NotUnderstoodError
@@ -191,8 +192,6 @@ class Pair(OperationDraft):
 
     def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
-        import tensorflow as tf
-
         if self.is_float(graph) or self.kind.selects:
             return self.on_reals(graph, *inputs)
         if self.kind is Pointwise.PRODUCT:

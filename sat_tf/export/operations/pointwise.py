@@ -13,6 +13,7 @@ from sat_tf.export.operations.operation import (
     Numbers,
     Operation,
     TfTensor,
+    tf,
 )
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
@@ -46,8 +47,6 @@ class Pointwise(enum.Enum):
 
     def on_tensors(self, first: TfTensor, second: TfTensor) -> TfTensor:
         """The same for TensorFlow's tensors."""
-        import tensorflow as tf
-
         return getattr(tf, _FUNCTIONS[self])(first, second)
 
 
@@ -178,7 +177,5 @@ class Softmax(Operation):
 
     def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
-        import tensorflow as tf
-
         del graph, constants
         return tf.nn.softmax(*inputs)

@@ -17,6 +17,7 @@ from sat_tf.export.operations.operation import (
     Numbers,
     Operation,
     TfTensor,
+    tf,
 )
 from sat_tf.export.operations.windows import taps
 from sat_tf.export.tflite.operator_view import OperatorView
@@ -93,8 +94,6 @@ class MaxPool(_Pool):
 
     def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
-        import tensorflow as tf
-
         del graph, constants
         return tf.nn.max_pool2d(*inputs, self.size, self.window.strides, self.window.padding)
 
@@ -235,8 +234,6 @@ class AveragePool(_Pool, OperationDraft):
 
     def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
-        import tensorflow as tf
-
         (source,), window = inputs, self.window
         if self.is_float(graph):
             return self.on_reals(graph, source)
@@ -253,8 +250,6 @@ class AveragePool(_Pool, OperationDraft):
 
     def on_reals(self, graph: Tensors, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
-        import tensorflow as tf
-
         del graph
         return tf.nn.avg_pool2d(*inputs, self.size, self.window.strides, self.window.padding)
 

@@ -14,6 +14,7 @@ from sat_tf.export.operations.operation import (
     TfTensor,
     clipped,
     code_ends,
+    tf,
 )
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
@@ -85,8 +86,6 @@ class ShiftImage(_ToCodes):
 
     def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
         """The codes of what Keras is fed."""
-        import tensorflow as tf
-
         (image,) = inputs
         codes = tf.round((image - constants["shift"]) * constants["per_unit"])
         if self._range(graph).reversed_channels:
@@ -144,8 +143,6 @@ class Quantize(_ToCodes):
 
     def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
-        import tensorflow as tf
-
         del graph
         (source,) = inputs
         return clipped(tf.round(source * constants["inverse_scale"]), constants)
@@ -201,7 +198,5 @@ class Dequantize(Operation):
 
     def on_reals(self, graph: Tensors, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
-        import tensorflow as tf
-
         del graph
         return tf.identity(*inputs)

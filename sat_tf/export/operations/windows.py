@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from sat_tf.export.operations.operation import TfTensor
+from sat_tf.export.operations.operation import TfTensor, tf
 from sat_tf.export.tflite.tensors import Window
 
 # Below this every integer is a float32, and sums of such products are exact in any order.
@@ -191,15 +191,11 @@ def products(
 
 def convolved(values: TfTensor, kernel: TfTensor, window: Window) -> TfTensor:
     """In TensorFlow, with a kernel (rows, columns, inputs, outputs)."""
-    import tensorflow as tf
-
     return tf.nn.conv2d(values, kernel, window.strides, window.padding, dilations=window.dilation)
 
 
 def depthwise_convolved(values: TfTensor, kernel: TfTensor, window: Window) -> TfTensor:
     """In TensorFlow, with a kernel (rows, columns, inputs, multiplier)."""
-    import tensorflow as tf
-
     rows, columns = window.strides
     if rows == columns:
         return tf.nn.depthwise_conv2d(
@@ -219,8 +215,6 @@ def depthwise_convolved(values: TfTensor, kernel: TfTensor, window: Window) -> T
 
 def transposed_convolved(values: TfTensor, kernel: TfTensor, window: Window) -> TfTensor:
     """In TensorFlow, with a kernel (rows, columns, outputs, inputs)."""
-    import tensorflow as tf
-
     size = transposed_size(values.shape[1:3], kernel.shape[:2], window)
     shape = tf.stack([tf.shape(values)[0], *size, kernel.shape[2]])
     return tf.nn.conv2d_transpose(values, kernel, shape, window.strides, window.padding)
@@ -236,8 +230,6 @@ def kernel_for_tensorflow(kernel: np.ndarray, kind: LinearKind, channels: int) -
 
 
 def _matrix(codes: TfTensor, kernel: TfTensor, window: Window) -> TfTensor:
-    import tensorflow as tf
-
     del window
     return tf.matmul(codes, kernel)
 
@@ -258,8 +250,6 @@ def _fake_convolution(
 
 
 def _fake_depthwise(x: TfTensor, kernel: np.ndarray, ends: np.ndarray, window: Window) -> TfTensor:
-    import tensorflow as tf
-
     # The converter takes the channels of a depthwise FakeQuant from this shape only; with another
     # one it writes wrong codes, or leaves the layer float.
     weights = _on_channels(kernel[:, :, np.newaxis, :], ends)
@@ -276,16 +266,12 @@ def _fake_depthwise(x: TfTensor, kernel: np.ndarray, ends: np.ndarray, window: W
 
 
 def _fake_transposed(x: TfTensor, kernel: np.ndarray, ends: np.ndarray, window: Window) -> TfTensor:
-    import tensorflow as tf
-
     # The FakeQuant has its channels last, the operation has them third.
     weights = tf.transpose(_on_channels(np.moveaxis(kernel, 0, -1), ends), (0, 1, 3, 2))
     return transposed_convolved(x, weights, window)
 
 
 def _fake_matrix(x: TfTensor, kernel: np.ndarray, ends: np.ndarray, window: Window) -> TfTensor:
-    import tensorflow as tf
-
     if np.any(ends != ends[0]):
         # The converter takes one scale only for a matrix, so that it is a convolution of one pixel.
         pixels = tf.reshape(x, [-1, 1, 1, kernel.shape[1]])
@@ -299,8 +285,6 @@ def _fake_matrix(x: TfTensor, kernel: np.ndarray, ends: np.ndarray, window: Wind
 
 
 def _on_channels(kernel: np.ndarray, ends: np.ndarray) -> TfTensor:
-    import tensorflow as tf
-
     return tf.quantization.fake_quant_with_min_max_vars_per_channel(
         tf.constant(kernel), -ends, ends, num_bits=8, narrow_range=True
     )
