@@ -355,7 +355,7 @@ def _number(value: float) -> str:
 
 
 _DOTS_SIZE = (900.0, 300.0)
-_DOTS_AREA = (64.0, 34.0, 820.0, 252.0)
+_DOTS_AREA = (80.0, 34.0, 804.0, 252.0)
 # For matplotlib, and in the legend.
 _MARKS = (("o", "●"), ("s", "■"), ("^", "▲"), ("D", "◆"))
 
@@ -405,7 +405,7 @@ class DotChart:
             self._set_axes(axes, [value for dots in kinds for value in dots.values])
             axes.set_xlabel(self.x_label)
             axes.set_ylabel(self.y_label, rotation_mode="anchor")
-            axes.yaxis.set_label_coords(-50.0 / _DOTS_AREA[2], 0.5)
+            axes.yaxis.set_label_coords(-66.0 / _DOTS_AREA[2], 0.5)
             if self.wanted is not None:
                 axes.axhspan(
                     *self.wanted, color=STAND_INS["var(--good)"], alpha=0.13, gid=tip("wanted")
