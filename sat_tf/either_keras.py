@@ -84,7 +84,7 @@ def _on_twin(of_tf_keras: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _in_place(of_tf_keras: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-    """What changes the twin changes the model, once all has gone well."""
+    """Changes the model as its twin was changed, once all has gone well."""
     from sat_tf.keras3.conversion.twin import take_values
 
     _on_twin(of_tf_keras, model, *args, **kwargs)

@@ -283,9 +283,8 @@ def _kernel_of(name: str, layer3: Any, layer: QuantizedLayer) -> Iterator[None]:
     Raises:
         ValueError: its own kernel has other codes than ties explain.
     """
-    kernel = layer.effective_kernel()
-    theirs = None if kernel is None else _as_array(layer3.effective_kernel())
-    if theirs is None or np.array_equal(theirs, kernel):
+    theirs, kernel = layer3.effective_kernel(), layer.effective_kernel()
+    if kernel is None or np.array_equal(theirs := _as_array(theirs), kernel):
         yield
         return
     off = np.abs(theirs.astype(np.float64) - kernel.numpy())

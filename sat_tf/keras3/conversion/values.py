@@ -147,7 +147,8 @@ def keep_codes(layer: Any, twin: Any) -> None:
     if quantizer is None or quantizer.num_bits is None:
         return
     effective = _as_array(layer.effective_kernel())
-    if np.array_equal(effective, twin.effective_kernel()):
+    own = twin.effective_kernel()
+    if own is None or np.array_equal(effective, own):
         return
     kernel = twin.quantize_config.kernel_of(twin.layer)
     start = kernel.numpy()
