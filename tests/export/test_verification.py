@@ -2,10 +2,12 @@ import json
 
 import numpy as np
 import pytest
+import tf_keras as keras
 
 import sat_tf
 from sat_tf.export.certificate import proof
 from sat_tf.export.certificate.runtimes import USUAL_RUNTIMES
+from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.operations.simulator import simulate
 from tests.export.local import keras_tensors, stored
@@ -175,3 +177,23 @@ def test_a_float_head_gives_the_logits_of_its_integer_features(quantized, images
     assert found.codes_differing == 0
     # Sums of 1280 float32 products in another order.
     assert found.runtimes["xnnpack"].largest_float_difference < 1e-3
+
+
+def test_a_float_head_reads_the_real_values_of_a_requantized_stream(tmp_path):
+    model = keras.Sequential(
+        [
+            keras.layers.Input((6, 6, 3)),
+            keras.layers.Conv2D(4, 3),
+            keras.layers.Flatten(),
+            keras.layers.Dense(5),
+        ]
+    )
+    policy = sat_tf.BitPolicy.mobile(4, requantize_streams=True)
+    images = np.random.default_rng(0).integers(0, 256, (16, 6, 6, 3)).astype(np.uint8)
+    quantized = sat_tf.quantize_model(model, policy)
+    sat_tf.calibrate(quantized, images)
+    sat_tf.export_tflite(quantized, tmp_path / "model.tflite", float_head=True)
+    expected = quantized(images.astype(np.float32)).numpy()
+    file = Runtime((tmp_path / "model.tflite").read_bytes(), keep_tensors=False)
+    # The first layer's bias is an integer in the file.
+    np.testing.assert_allclose(file.run(images), expected, atol=0.02 * np.abs(expected).max())

@@ -268,10 +268,10 @@ class Linear(Operation, Draft):
 
     def as_float(self, builder: GraphBuilder, name: str, shape: Shape) -> str:
         """See `Draft`; one factor and one constant a channel are two float operations."""
-        codes, read = builder.codes(self.inputs[0]), builder.dequantized(self.inputs[0])
+        read = builder.dequantized(self.inputs[0])
         if not self.is_pointwise:
-            units = (codes.unit if codes else 1.0), 1.0
-            return self._placed(builder, read, units, None, name, shape)
+            # The values read are real ones already, whatever the unit of their codes.
+            return self._placed(builder, read, (1.0, 1.0), None, name, shape)
         slope, product = self.kernel.reshape(-1) * self.scales, builder.between(f"{name}_product")
         builder.with_constant(read, Pointwise.PRODUCT, slope, product, shape)
         return builder.with_constant(product, Pointwise.SUM, self.bias, name, shape)
