@@ -121,6 +121,7 @@ MAY_IMPORT_WITHIN = {
 SHARED = {
     "arguments",
     "atomic_file",
+    "first_use",
     "messages",
     "preprocessing",
     "saved_by",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from sat_tf.commands.noise import hide_noise
 from sat_tf.commands.options import Parser, add_trust
 from sat_tf.messages import RunError, did_you_mean
-from sat_tf.training.config.sections import MODEL_OPTIONS
+from sat_tf.models import MODELS, build
 from sat_tf.training.state.run_folder import CONFIG, QUANTIZED_MODEL, RunFolder
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def add_model_argument(parser: Parser) -> None:
         "model",
         metavar="MODEL",
         help="a Keras file (.keras, .h5) or SavedModel; the folder of a finished run; the name of "
-        f"a model, with random weights: {', '.join(MODEL_OPTIONS)}, or {_APPLICATIONS}NAME",
+        f"a model, with random weights: {', '.join(MODELS)}, or {_APPLICATIONS}NAME",
     )
     add_trust(parser)
 
@@ -126,9 +126,7 @@ def value_errors_as_run_errors() -> Iterator[None]:
 
 def is_built_by_name(name: str) -> bool:
     """Whether a name is that of a model to build, and not a file."""
-    return name.startswith(_APPLICATIONS) or (
-        name in MODEL_OPTIONS and not pathlib.Path(name).exists()
-    )
+    return name.startswith(_APPLICATIONS) or (name in MODELS and not pathlib.Path(name).exists())
 
 
 def model_maker(arguments: argparse.Namespace, verb: str) -> Callable[[], "keras.Model"]:
@@ -149,7 +147,7 @@ def model_maker(arguments: argparse.Namespace, verb: str) -> Callable[[], "keras
     }
     if name.startswith(_APPLICATIONS):
         return lambda: _application(name.removeprefix(_APPLICATIONS), sizes)
-    if name in MODEL_OPTIONS and not path.exists():
+    if name in MODELS and not path.exists():
         return lambda: _built(name, sizes)
     if sizes:
         raise RunError(
@@ -166,14 +164,12 @@ def model_maker(arguments: argparse.Namespace, verb: str) -> Callable[[], "keras
         raise RunError(f"{name}: not found; expected a Keras model, or the folder of a run.")
     raise RunError(
         f"{name}: received neither a file nor the name of a model, expected one of them. "
-        f"{did_you_mean(name, MODEL_OPTIONS)}"
+        f"{did_you_mean(name, MODELS)}"
     )
 
 
 def _built(name: str, sizes: dict[str, int]) -> "keras.Model":
-    from sat_tf import models
-
-    return models.build(name, **{"image_size": 224, "num_classes": 1000, **sizes})
+    return build(name, **{"image_size": 224, "num_classes": 1000, **sizes})
 
 
 def _application(name: str, sizes: dict[str, int]) -> "keras.Model":

@@ -5,11 +5,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sat_tf.arguments import call_by_name
-from sat_tf.models.mobilenet_v1 import mobilenet_v1
-from sat_tf.models.mobilenet_v2 import mobilenet_v2
-from sat_tf.models.mobilenet_v2_small import mobilenet_v2_small
-from sat_tf.models.preresnet import preresnet50
-from sat_tf.models.resnet import resnet18, resnet50
+from sat_tf.models.mobilenet import mobilenet_v1, mobilenet_v2, mobilenet_v2_small
+from sat_tf.models.resnet import preresnet50, resnet18, resnet50
 from sat_tf.models.vgg import vgg16, vgg16_bn
 
 __all__ = [

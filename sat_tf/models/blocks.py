@@ -4,7 +4,9 @@ import dataclasses
 import hashlib
 from typing import Any
 
-import tf_keras as keras
+from sat_tf.first_use import OnFirstUse
+
+keras: Any = OnFirstUse("tf_keras")
 
 
 def make_divisible(channels: float, divisor: int = 8) -> int:

@@ -132,7 +132,8 @@ def check_options(model: str, **received: Any) -> None:
 
     Args:
         model: name of the family, for the message.
-        **received: values by name; every name is a key of `OPTIONS`.
+        **received: values by name; every name is a key of `OPTIONS`. A family passes its
+            `locals()` before it has any others.
 
     Raises:
         ValueError: some value is out of its range; lists all of them.

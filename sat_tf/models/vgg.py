@@ -1,11 +1,15 @@
 """VGG: plain 3x3 convolutions, max-pools, and three dense layers."""
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import tf_keras as keras
-
+from sat_tf.first_use import OnFirstUse
 from sat_tf.models.blocks import LayerBuilder, make_divisible
 from sat_tf.models.options import check_options
+
+if TYPE_CHECKING:
+    import tf_keras as keras
+else:
+    keras = OnFirstUse("tf_keras")
 
 
 class VggStage(NamedTuple):
@@ -35,7 +39,7 @@ def vgg16(
     rectifier_max: float | None = None,
     dropout: float = 0.0,
     seed: int | None = None,
-) -> keras.Model:
+) -> "keras.Model":
     """Builds VGG-16 as a functional Keras model, as published: without batch normalization.
 
     Args:
@@ -60,17 +64,7 @@ def vgg16(
         >>> vgg16(32, 10, width_multiplier=0.25, hidden_units=64, seed=0).output_shape
         (None, 10)
     """
-    return _vgg16(
-        "vgg16",
-        normalize=False,
-        image_size=image_size,
-        num_classes=num_classes,
-        width_multiplier=width_multiplier,
-        hidden_units=hidden_units,
-        rectifier_max=rectifier_max,
-        dropout=dropout,
-        seed=seed,
-    )
+    return _vgg16("vgg16", locals())
 
 
 def vgg16_bn(
@@ -82,7 +76,7 @@ def vgg16_bn(
     rectifier_max: float | None = None,
     dropout: float = 0.0,
     seed: int | None = None,
-) -> keras.Model:
+) -> "keras.Model":
     """Builds VGG-16 with batch normalization behind every convolution, whose biases stay.
 
     Args:
@@ -107,20 +101,10 @@ def vgg16_bn(
         >>> vgg16_bn(32, 10, width_multiplier=0.25, hidden_units=64, seed=0).output_shape
         (None, 10)
     """
-    return _vgg16(
-        "vgg16_bn",
-        normalize=True,
-        image_size=image_size,
-        num_classes=num_classes,
-        width_multiplier=width_multiplier,
-        hidden_units=hidden_units,
-        rectifier_max=rectifier_max,
-        dropout=dropout,
-        seed=seed,
-    )
+    return _vgg16("vgg16_bn", locals())
 
 
-def _vgg16(name: str, *, normalize: bool, **options: Any) -> keras.Model:
+def _vgg16(name: str, options: dict[str, Any]) -> "keras.Model":
     check_options(name, **options)
     layers = LayerBuilder(rectifier_max=options["rectifier_max"], seed=options["seed"])
     images = keras.Input((options["image_size"], options["image_size"], 3), name="image")
@@ -133,7 +117,7 @@ def _vgg16(name: str, *, normalize: bool, **options: Any) -> keras.Model:
                 channels=make_divisible(stage.channels * options["width_multiplier"]),
                 kernel_size=3,
                 use_bias=True,
-                normalize=normalize,
+                normalize=name == "vgg16_bn",
             )
         # "same" keeps the last row and column of odd sizes, which the published 224 never meets.
         pool = keras.layers.MaxPooling2D(2, padding="same", name=f"stage_{number}_pool")

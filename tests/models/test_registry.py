@@ -1,7 +1,7 @@
 import pytest
 
 from sat_tf import models
-from sat_tf.models import preresnet, resnet, vgg
+from sat_tf.models import resnet, vgg
 
 
 def test_the_table_names_every_family():
@@ -11,7 +11,7 @@ def test_the_table_names_every_family():
         "mobilenet_v2_small": models.mobilenet_v2_small,
         "resnet18": resnet.resnet18,
         "resnet50": resnet.resnet50,
-        "preresnet50": preresnet.preresnet50,
+        "preresnet50": resnet.preresnet50,
         "vgg16": vgg.vgg16,
         "vgg16_bn": vgg.vgg16_bn,
     }

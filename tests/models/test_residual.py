@@ -5,7 +5,7 @@ import tf_keras as keras
 
 from sat_tf import models
 from sat_tf.models import resnet
-from sat_tf.models.residual import plan_blocks
+from sat_tf.models.resnet import plan_blocks
 from tests.models.small import build_small, small_model
 
 FAMILIES = ("resnet18", "resnet50", "preresnet50")

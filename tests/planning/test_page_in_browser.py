@@ -7,7 +7,7 @@ import pytest
 
 import sat_tf
 from sat_tf import BitPolicy
-from sat_tf.models.mobilenet_v2 import mobilenet_v2
+from sat_tf.models.mobilenet import mobilenet_v2
 from sat_tf.planning.plan import plan_page
 from tests.training.test_report_in_browser import BROWSER, browse
 

@@ -3,7 +3,6 @@
 import abc
 import dataclasses
 import enum
-import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
@@ -13,24 +12,10 @@ from sat_tf.export.kernels.kernel_sets import X86, XNNPACK_SETS, Engine, KernelS
 from sat_tf.export.tflite.operator_view import OperatorView
 from sat_tf.export.tflite.tensors import Activation, Codes, Tensor, Tensors
 from sat_tf.export.tflite.writer import Operator, Writer
-
-
-class _OnFirstUse:
-    """A module that is imported when an attribute of it is read.
-
-    Args:
-        name: of the module.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __getattr__(self, attribute: str) -> Any:
-        return getattr(importlib.import_module(self._name), attribute)
-
+from sat_tf.first_use import OnFirstUse
 
 # Processes that only run files do not load TensorFlow, which takes them seconds.
-tf: Any = _OnFirstUse("tensorflow")
+tf: Any = OnFirstUse("tensorflow")
 TfTensor = Any  # a tf.Tensor
 
 # Arrays of float32, float64 or int32 by name, as NumPy has them, and as TensorFlow does.

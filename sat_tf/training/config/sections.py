@@ -2,7 +2,6 @@
 
 import inspect
 import math
-import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -21,6 +20,7 @@ from pydantic.fields import FieldInfo
 from sat_tf.arguments import is_between, is_number, required_arguments
 from sat_tf.data import DATA_SETS, is_in_memory
 from sat_tf.messages import did_you_mean
+from sat_tf.models import MODELS
 
 
 def describe(error: ValidationError, config: type[BaseModel]) -> list[str]:
@@ -181,36 +181,6 @@ class DataConfig(Section):
         return shift_pixels
 
 
-# The models of `sat_tf.models.MODELS` with their options; repeated here because importing that
-# loads TensorFlow, and a misspelt name should not have to wait for it.
-_RESIDUAL_OPTIONS = (
-    "width_multiplier",
-    "stage_blocks",
-    "stem_kernel_size",
-    "stem_stride",
-    "stem_pool",
-    "rectifier_max",
-    "dropout",
-)
-MODEL_OPTIONS: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
-    {
-        "mobilenet_v1": ("width_multiplier", "stem_stride", "rectifier_max", "dropout"),
-        "mobilenet_v2": ("width_multiplier", "stem_stride", "rectifier_max", "dropout"),
-        "mobilenet_v2_small": (
-            "width_multiplier",
-            "head",
-            "rectified_inputs",
-            "classifier_stddev",
-            "rectifier_max",
-            "dropout",
-        ),
-        "resnet18": _RESIDUAL_OPTIONS,
-        "resnet50": _RESIDUAL_OPTIONS,
-        "preresnet50": _RESIDUAL_OPTIONS,
-        "vgg16": ("width_multiplier", "hidden_units", "rectifier_max", "dropout"),
-        "vgg16_bn": ("width_multiplier", "hidden_units", "rectifier_max", "dropout"),
-    }
-)
 # Arguments of models that a run sets itself.
 _KNOWN_TO_THE_RUN = {
     "image_size": "it follows from the data; set data.options.image_size where the data has it",
@@ -230,7 +200,7 @@ class ModelConfig(Section):
     @field_validator("name")
     @classmethod
     def _is_known(cls, name: str) -> str:
-        return known_name(name, list(MODEL_OPTIONS), "model")
+        return known_name(name, list(MODELS), "model")
 
     @field_validator("options")
     @classmethod
@@ -238,7 +208,9 @@ class ModelConfig(Section):
         name = info.data.get("name")
         if name is None:  # reported already
             return options
-        return known_options(options, MODEL_OPTIONS[name], _KNOWN_TO_THE_RUN)
+        taken = inspect.signature(MODELS[name]).parameters
+        known = [option for option in taken if option not in _KNOWN_TO_THE_RUN]
+        return known_options(options, known, _KNOWN_TO_THE_RUN)
 
 
 # The learning rate is chosen when the stage starts; see `sat_tf.training.loop.stage`. The

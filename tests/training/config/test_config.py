@@ -1,15 +1,13 @@
-import inspect
 import typing
 
 import pytest
 from pydantic import ValidationError
 
-from sat_tf import models
 from sat_tf.export.lowering.packing import PACKINGS
 from sat_tf.messages import RunError
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.config.config import Config, config_text, load_yaml, parse_config
-from sat_tf.training.config.sections import MODEL_OPTIONS, StageConfig
+from sat_tf.training.config.sections import StageConfig
 
 SMALLEST = "{name: small, data: {name: digits}, model: {name: mobilenet_v2}}"
 
@@ -31,14 +29,6 @@ def test_what_a_config_leaves_out_is_the_papers_recipe():
     assert config.policy == BitPolicy.mobile(4)
     assert config.seed == 0
     assert config.distribution == "auto"
-
-
-def test_the_table_of_model_options_says_what_the_models_take():
-    assert set(MODEL_OPTIONS) == set(models.MODELS)
-    given_by_the_run = {"image_size", "num_classes", "seed"}
-    for name, family in models.MODELS.items():
-        taken = set(inspect.signature(family).parameters)
-        assert set(MODEL_OPTIONS[name]) == taken - given_by_the_run
 
 
 def test_the_quantized_stage_inherits_what_it_leaves_out_from_the_float_stage():
