@@ -11,6 +11,7 @@ from sat_tf.commands.models import load_model, quiet_tensorflow
 from sat_tf.commands.options import Parser, add_trust
 from sat_tf.export.certificate.holds import verdict_of
 from sat_tf.messages import RunError, say
+from sat_tf.presentation.tables import marked_text
 from sat_tf.training.config.config import read_config
 from sat_tf.training.state.run_folder import (
     CERTIFICATE,
@@ -232,7 +233,7 @@ def export(
         console.print(kernels.to_rich())
         console.print(f"It runs in ai-edge-litert {report.runs_from} and later.", highlight=False)
     if report.holds:
-        say(console, verdict_of(report.holds))
+        say(console, marked_text(verdict_of(report.holds)))
     for cost in report.storage if compare_storage else []:
         say(console, f"  {cost}")
 

@@ -184,11 +184,10 @@ class ExportReport(Displayed):
         return {"Weights": self.kernel_table()}
 
     def _notes(self) -> list[Cell]:
-        holds = Marked(verdict_of(self.holds), "good" if self.is_portable else "watch")
         notes = (Marked(f"Note: {warning}", "watch") for warning in self.warnings)
         return [
             f"It runs in ai-edge-litert {self.runs_from} and later.",
-            *([holds] if self.holds else []),
+            *([verdict_of(self.holds)] if self.holds else []),
             *notes,
         ]
 

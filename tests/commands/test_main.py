@@ -266,12 +266,12 @@ def test_a_run_and_its_verification_compare_the_file_with_the_float_model(
 ):
     first = read_json(tiny_run / "certificate.json")
     (note,) = first["float_notes"]
-    assert f"the float model {100 * first['top1']['float']:.2f} %" in note["text"]
+    assert f"the float model {100 * first['top1']['float']:.2f} %" in note["words"]
     for page in ("certificate.html", "report.html"):
-        assert f"Beside the float model: {note['text']}" in (tiny_run / page).read_text()
+        assert note["words"] in (tiny_run / page).read_text()
     out = tmp_path / "proof"
     assert main.main(["verify", str(tiny_run), "--out", str(out)]) == 0
-    assert f"Beside the float model: {note['text']}" in capsys.readouterr().out
+    assert note["words"] in capsys.readouterr().out
     assert read_json(out / "certificate.json")["float_notes"] == [note]
     # The quantized model in the place of the float one: nothing parts.
     file, quantized = str(tiny_run / "model.tflite"), str(tiny_run / "quantized.keras")
@@ -279,7 +279,7 @@ def test_a_run_and_its_verification_compare_the_file_with_the_float_model(
     asked = ["--images", str(tmp_path / "pixels.npy"), "--out", str(out)]
     assert main.main(["verify", file, "--float_model", quantized, *asked]) == 0
     (note,) = read_json(out / "certificate.json")["float_notes"]
-    assert not note["is_bad"]
+    assert note["kind"] == "good"
     assert main.main(["verify", file, "--float_model", str(tmp_path / "no.keras"), *asked]) == 2
     assert "--float_model:" in capsys.readouterr().err
 

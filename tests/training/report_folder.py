@@ -1,11 +1,15 @@
 """A run folder as a run leaves it, made up in a moment."""
 
+import dataclasses
 import math
 
 import numpy as np
 
 from sat_tf.analysis.answers.answers import Answers
 from sat_tf.analysis.layer_table import LayerRow
+from sat_tf.export.certificate.certificate import Certificate, ImagesFrom
+from sat_tf.export.certificate.counts import RuntimeCount, TensorCount
+from sat_tf.export.certificate.outputs import OutputCount
 from sat_tf.training.config.config import config_text, parse_config
 from sat_tf.training.report.report import write_answers, write_layers
 from sat_tf.training.report.results import Results
@@ -85,20 +89,7 @@ def fill(folder: RunFolder, *, layer: str = "block_{}_relu", codes_differing: in
         seconds=119.7,
     )
     folder.write_json(run_folder.RESULTS, results.to_dict())
-    counts = {"codes_compared": 54379166, "codes_differing": codes_differing}
-    folder.write_json(
-        run_folder.CERTIFICATE,
-        {
-            **counts,
-            "sha256": "ab" * 32,
-            "num_images": 539,
-            "runtimes": {"xnnpack": counts, "builtin": {**counts, "codes_differing": 1234}},
-            "float_operators": [],
-            "islands": [layer] if layer == HOSTILE else [],
-            "warnings": [],
-            "float_notes": [{"text": "97.03 % right & more", "is_bad": True}],
-        },
-    )
+    folder.write_json(run_folder.CERTIFICATE, _certificate(layer, codes_differing).to_dict())
     write_layers(folder, list(_layers(names)))
     write_answers(folder, _answers(layer))
     return folder
@@ -111,6 +102,46 @@ def _answers(name):
     images = random.integers(0, 256, (60, 8, 8, 3), np.uint8)
     names = [f"{name} {index}" for index in range(10)]
     return Answers.of(images, labels, *answers, num_classes=10, class_names=names)
+
+
+def _certificate(layer, codes_differing):
+    parts = OutputCount("masks & more", (10,), 539, 0.5, 0.0, 0.0, 1.0, "softmax")
+    runtimes = {
+        name: RuntimeCount(
+            tensors=[TensorCount("all", (8,), 54379166, differing)],
+            float_values_compared=0,
+            largest_float_difference=0.0,
+            outputs_differing=0,
+            delegation=None,
+            agreement=1.0,
+            largest_output_difference=0.0,
+            top1=0.9703,
+        )
+        for name, differing in (("xnnpack", codes_differing), ("builtin", 1234))
+    }
+    return Certificate(
+        model="demo",
+        file="model.tflite",
+        bytes=636432,
+        gzip_bytes=296109,
+        sha256="ab" * 32,
+        operators={},
+        float_operators=[],
+        islands=[layer] if layer == HOSTILE else [],
+        versions={},
+        num_images=539,
+        images_sha256="cd" * 32,
+        images_from=ImagesFrom("held-out images"),
+        reference="simulation",
+        agreement=1.0,
+        top1={},
+        runtimes=runtimes,
+        refused={},
+        codes=[],
+        trained=[],
+        warnings=[],
+        float_outputs=[parts, dataclasses.replace(parts, name="classes", agreement=1.0)],
+    )
 
 
 def _layers(names):

@@ -5,7 +5,7 @@ import json
 import os
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pydantic
@@ -14,6 +14,7 @@ from sat_tf.atomic_file import write_text
 from sat_tf.export.certificate.channels import FEWEST_VALUES, MOST_ERROR
 from sat_tf.export.certificate.counts import (
     FEW_CODES,
+    RUNTIME_TITLES,
     RuntimeCount,
     TensorCount,
     TrainedCount,
@@ -37,29 +38,17 @@ FLOAT_RULE = (
     "float model's loss say so, else values; of many sigmoids, classes and values "
     "must both differ."
 )
-# Of few images, so many may get another class than from the quantized model: they may be ties.
+# So many images may get another class than from the quantized model, however few there are: they
+# may be ties.
 _FEW_PLACES = 5
 # Once biases are those of the file, fewer codes of a convolution differ by themselves.
 _SNAPPED = 0.005
-# Of tensors whose codes differ by themselves, so many are named in a sentence.
+# A sentence names so many of the tensors whose codes differ by themselves.
 _MOST_NAMED = 5
-# Which share of a tensor may saturate in the file, and not in Keras, in a headline that is green.
+# The headline is green where no larger share of a tensor saturates in the file and not in Keras.
 MOST_SATURATED = 0.01
 
 _LISTS_OF_NUMBERS = re.compile(r"\[[-\d,\s]*\]")
-
-
-@dataclasses.dataclass(frozen=True)
-class FloatNote:
-    """How the file and the float model differ in one output.
-
-    Attributes:
-        text: in words.
-        is_bad: whether by too much: by more than `FEW_POINTS`, or channels of values are off.
-    """
-
-    text: str
-    is_bad: bool
 
 
 def _is_off(count: OutputCount, *, classes_differ: bool) -> bool:
@@ -71,11 +60,12 @@ def _is_off(count: OutputCount, *, classes_differ: bool) -> bool:
     """
     if count.values is None:
         return classes_differ
-    # Of sigmoids, numbers that are close may be on both sides of a half.
+    # Numbers of sigmoids that are close may be on both sides of a half.
     return count.values.is_bad and (count.is_values or classes_differ)
 
 
-def _float_note(count: OutputCount, right: Mapping[str, float], *, several: bool) -> FloatNote:
+def _float_note(count: OutputCount, right: Mapping[str, float], *, several: bool) -> Marked:
+    """How the file and the float model differ in one output; see `FLOAT_RULE`."""
     where = f"{count.name}: " if several else ""
     is_bad, parts = False, []
     if "float" in right:
@@ -104,7 +94,8 @@ def _float_note(count: OutputCount, right: Mapping[str, float], *, several: bool
             f"if the channels are classes, which nothing says, the same one "
             f"for {100 * count.agreement:.2f} % of {count.places:,} {count.what}"
         )
-    return FloatNote(f"{where}{'; '.join(parts)}", is_bad)
+    words = f"Beside the float model: {where}{'; '.join(parts)}"
+    return Marked(words, "bad" if is_bad else "good")
 
 
 PARTING_RULE = (
@@ -127,7 +118,7 @@ def _parting(count: OutputCount) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class TensorCodes:
-    """Which codes a tensor uses, counted in the simulation over all images.
+    """The codes that a tensor uses, counted in the simulation over all images.
 
     Attributes:
         name: of the tensor.
@@ -162,7 +153,7 @@ class TensorCodes:
 
 @dataclasses.dataclass(frozen=True)
 class ImagesFrom:
-    """Where the images of a verification come from.
+    """The origin of the images of a verification.
 
     Attributes:
         description: in words.
@@ -283,11 +274,27 @@ class Certificate(Displayed):
         )
 
     @property
-    def float_notes(self) -> list[FloatNote]:
-        """The comparison of the file with the float model, one line an output."""
+    def float_notes(self) -> list[Marked]:
+        """The comparison of the file with the float model, one line an output; see `FLOAT_RULE`."""
+        several = len(self.float_outputs) > 1
         return [
-            _float_note(count, self.accuracy.get(count.name, {}), several=self._several)
+            _float_note(count, self.accuracy.get(count.name, {}), several=several)
             for count in self.float_outputs
+        ]
+
+    @property
+    def statements(self) -> list[Marked]:
+        """All that is to be known beside the verdict, in the order in which it is shown."""
+        return [
+            *self.trained_notes,
+            *self.float_notes,
+            *(
+                Marked(f"{RUNTIME_TITLES[name]} does not run the file: {why}", "plain")
+                for name, why in self.refused.items()
+            ),
+            *([verdict_of(self.holds)] if self.holds else []),
+            *([Marked(self.measured_on, "plain")] if self.measured_on else []),
+            *(Marked(f"Note: {warning}", "watch") for warning in self.warnings),
         ]
 
     @property
@@ -304,7 +311,7 @@ class Certificate(Displayed):
 
     @property
     def trained_notes(self) -> list[Marked]:
-        """What the file computes otherwise than the quantized Keras model, and where that begins.
+        """Sentences on where the file computes something else than the quantized Keras model.
 
         In red where its answers part, except on random images, which may be near to many ties.
         """
@@ -382,10 +389,6 @@ class Certificate(Displayed):
         return are_portable(self.holds)
 
     @property
-    def _several(self) -> bool:
-        return len(self.float_outputs) > 1
-
-    @property
     def trained_differing(self) -> float:
         """Share of the codes of the Keras model that differ from the simulation, in [0, 1].
 
@@ -412,7 +415,7 @@ class Certificate(Displayed):
             "verdict": self.verdict._asdict(),
             "trained_notes": [note._asdict() for note in self.trained_notes],
             "is_portable": self.is_portable,
-            "float_notes": [dataclasses.asdict(note) for note in self.float_notes],
+            "float_notes": [note._asdict() for note in self.float_notes],
             **values,
         }
 
@@ -434,17 +437,8 @@ class Certificate(Displayed):
     def _tables(self) -> dict[str, Table[Any]]:
         return {"Runtimes": runtime_table(self.runtimes, self.reference, self.top1)}
 
-    def _notes(self) -> list[Cell]:
-        notes = [(f"Beside the float model: {note.text}", note.is_bad) for note in self.float_notes]
-        beside = [Marked(text, "bad") if is_bad else text for text, is_bad in notes]
-        holds = Marked(verdict_of(self.holds), "good" if self.is_portable else "watch")
-        return [
-            *self.trained_notes,
-            *beside,
-            *([holds] if self.holds else []),
-            self.measured_on,
-            *(Marked(f"Note: {warning}", "watch") for warning in self.warnings),
-        ]
+    def _notes(self) -> Sequence[Cell]:
+        return self.statements
 
 
 def read_certificate(path: str | os.PathLike[str]) -> Certificate:

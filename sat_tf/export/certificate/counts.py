@@ -169,7 +169,7 @@ def runtime_columns(
 ) -> list[Column[RuntimeRow]]:
     """The columns of the table of runtimes; for the arguments, see `Certificate`."""
     own = any(count.own or count.is_simulated for count in runtimes.values())
-    of = "Keras" if reference == "keras" else "the simulation"
+    of = REFERENCE_TITLES[reference]
 
     def counted(show: Callable[[RuntimeCount], Cell]) -> Callable[[RuntimeRow], Cell]:
         return lambda row: "" if row.found is None else show(row.found)
@@ -243,6 +243,8 @@ MODEL_TITLES = {
     "tflite": "LiteRT",
     "float": "float model",
 }
+# The model that outputs are compared with, by its name in a certificate.
+REFERENCE_TITLES = {"keras": "Keras", "simulation": "the simulation"}
 _FOUR = digits(".4g")
 # Missing where an output is a number, not a class.
 shown_share = percent(missing="–")

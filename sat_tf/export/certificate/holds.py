@@ -1,4 +1,4 @@
-"""Where a certificate holds: on which processors XNNPACK computes the same codes, and why."""
+"""The reach of a certificate: on which processors XNNPACK computes the same codes, and why."""
 
 import collections
 import dataclasses
@@ -6,6 +6,7 @@ import dataclasses
 from sat_tf.export.kernels.kernel_sets import XNNPACK_SETS
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.operation import Basis, Portability
+from sat_tf.presentation.tables import Marked
 
 NOT_SAID = (
     "Nothing is said of GPU delegates, NNAPI and the delegates of vendors' neural processors, "
@@ -55,7 +56,7 @@ _BEHIND_FLOAT = Portability(
 
 
 def holds_of(graph: Graph) -> list[Hold]:
-    """What can be said of each operation of a graph, those of which the same is said together."""
+    """A statement on each operation of a graph; those of which the same is said share one."""
     groups: dict[tuple[str, str, str, bool], list[tuple[str, int, dict[str, int]]]]
     groups = collections.defaultdict(list)
     behind = graph.behind_float_values
@@ -88,8 +89,13 @@ def are_portable(holds: list[Hold]) -> bool:
     return bool(integer) and all(hold.is_portable for hold in integer)
 
 
-def verdict_of(holds: list[Hold]) -> str:
-    """One sentence on all of them, or one more on what is behind float values."""
+def verdict_of(holds: list[Hold]) -> Marked:
+    """Says of all of them where they hold; it is good where that is everywhere."""
+    return Marked(_in_words(holds), "good" if are_portable(holds) else "watch")
+
+
+def _in_words(holds: list[Hold]) -> str:
+    """One sentence on all of them, and one more on what is behind float values."""
     integer = [hold for hold in holds if not hold.is_float]
     behind = [hold for hold in integer if hold.basis == Basis.BEHIND_FLOAT.value]
     before = [hold for hold in integer if hold not in behind]

@@ -11,6 +11,7 @@ from sat_tf.atomic_file import check_writable, write_text
 from sat_tf.export.certificate.certificate import FLOAT_RULE, PARTING_RULE, Certificate, TensorCodes
 from sat_tf.export.certificate.counts import (
     MODEL_TITLES,
+    REFERENCE_TITLES,
     RUNTIME_TITLES,
     RuntimeRow,
     TrainedCount,
@@ -24,11 +25,11 @@ from sat_tf.export.kernels.kernel_sets import XNNPACK_SETS, KernelSet
 from sat_tf.export.operations.operation import Basis
 from sat_tf.presentation.charts import histogram
 from sat_tf.presentation.page import render_page
-from sat_tf.presentation.tables import Cell, Column, Marked, Table, digits
+from sat_tf.presentation.tables import Cell, Column, Marked, Table, digits, percent
 
 
 def check_certificate_path(path: str | os.PathLike[str]) -> tuple[pathlib.Path, pathlib.Path]:
-    """Where a certificate and its page go: the page has the suffix .html.
+    """The paths of a certificate and of its page: the page has the suffix .html.
 
     Raises:
         ValueError: they cannot be written there.
@@ -64,18 +65,13 @@ def certificate_page(certificate: Certificate) -> str:
         num_images=f"{certificate.num_images:,}",
         first=certificate.runtimes["xnnpack"].first_differing,
         parting_rule=PARTING_RULE,
-        trained_differing=f"{100 * certificate.trained_differing:.4f}"
-        if certificate.trained
-        else "",
+        trained_differing=percent(4)(certificate.trained_differing) if certificate.trained else "",
         facts=_facts(certificate),
         outputs=_outputs(certificate),
         runtimes=_runtimes(certificate).to_html("Runtimes"),
         refused={RUNTIME_TITLES[name]: why for name, why in certificate.refused.items()},
         holds=_holds(certificate).to_html("Where this holds") if certificate.holds else "",
-        holds_verdict=Marked(
-            verdict_of(certificate.holds), "good" if certificate.is_portable else "watch"
-        ),
-        measured_on=certificate.measured_on,
+        holds_verdict=verdict_of(certificate.holds),
         not_said=NOT_SAID,
         tensors=_tensors(certificate).to_html("Tensors"),
     )
@@ -90,23 +86,18 @@ def _outputs(certificate: Certificate) -> str:
     models = [
         name for name in MODEL_TITLES if any(name in a for a in certificate.accuracy.values())
     ]
-    reference = "Keras" if certificate.reference == "keras" else "the simulation"
-    sides = {reference: counts}
+    sides = {REFERENCE_TITLES[certificate.reference]: counts}
     if certificate.float_outputs:
         sides["the float model"] = certificate.float_outputs
     columns: list[Column[int]] = [
         Column("output", lambda index: Marked(counts[index].name, "name")),
         Column("shape", lambda index: counts[index].shape, _shape),
         Column("read as", lambda index: _read_as(counts[index])),
-        *(
-            Column(
-                f"right, {MODEL_TITLES[name]}", _right(certificate, name), shown_share, number=True
-            )
-            for name in models
-        ),
+        *(accuracy_column(certificate, name) for name in models),
     ]
     for side, found in sides.items():
-        columns += _compared(side, found)
+        columns += difference_columns(side, found)
+        columns.append(Column(f"channels beside {side}", _channels(found), wrap="fold"))
     columns.append(
         Column("standard deviation", lambda index: counts[index].spread, _FOUR, number=True)
     )
@@ -120,26 +111,35 @@ def _read_as(count: OutputCount) -> str:
     return f"classes of {count.places:,} {count.what}{by}"
 
 
-def _right(certificate: Certificate, model: str) -> Callable[[int], float | None]:
+def _channels(found: Sequence[OutputCount]) -> Callable[[int], str]:
+    return lambda index: "–" if found[index].values is None else str(found[index].values)
+
+
+def accuracy_column(certificate: Certificate, model: str) -> Column[int]:
+    """The share of places that a model of `MODEL_TITLES` classifies right, output by output."""
     counts = certificate.runtimes["xnnpack"].outputs
-    return lambda index: certificate.accuracy.get(counts[index].name, {}).get(model)
+
+    def right(index: int) -> float | None:
+        return certificate.accuracy.get(counts[index].name, {}).get(model)
+
+    return Column(f"right, {MODEL_TITLES[model]}", right, shown_share, number=True)
 
 
-def _compared(side: str, found: Sequence[OutputCount]) -> list[Column[int]]:
-    """Columns that compare outputs with those of another model."""
+def difference_columns(side: str, found: Sequence[OutputCount]) -> list[Column[int]]:
+    """How outputs differ from those of another model.
+
+    Args:
+        side: the other model, in words.
+        found: the outputs; rows of the table are their places in this list.
+    """
 
     def same(index: int) -> float | None:
         return None if found[index].is_values else found[index].agreement
-
-    def worst(index: int) -> str:
-        values = found[index].values
-        return "–" if values is None else str(values)
 
     return [
         Column(f"same class as {side}", same, shown_share, number=True),
         Column("mean difference", lambda i: found[i].mean_difference, _FOUR, number=True),
         Column("largest difference", lambda i: found[i].largest_difference, _FOUR, number=True),
-        Column(f"channels beside {side}", worst, wrap="fold"),
     ]
 
 

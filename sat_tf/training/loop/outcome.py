@@ -18,7 +18,8 @@ from sat_tf.export.file_verification import read_subject
 from sat_tf.export.verify import verify_tflite
 from sat_tf.graph.network import Network
 from sat_tf.loading.load import load_model
-from sat_tf.messages import RunError
+from sat_tf.messages import RunError, say
+from sat_tf.presentation.tables import marked_text
 from sat_tf.qat.inputs import takes_pixels
 from sat_tf.top_k import classes_of
 from sat_tf.training.config.config import Config
@@ -140,10 +141,8 @@ def _of_file(run: Run, quantized: keras.Model, num_held_out: int) -> dict[str, A
             folder,
             source.class_names,
         )
-    for noted in certificate.trained_notes:
-        run.say(noted.words, style="red" if noted.kind == "bad" else None)
-    for note in certificate.float_notes:
-        run.say(f"Beside the float model: {note.text}", style="red" if note.is_bad else None)
+    for note in certificate.trained_notes + certificate.float_notes:
+        say(run.console, marked_text(note))
     for warning in report.warnings:
         run.say(f"Note: {warning}")
     entries = of_certificate(certificate)

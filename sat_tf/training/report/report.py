@@ -2,14 +2,14 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import pydantic
 
 from sat_tf.analysis.answers.answers import Answers
 from sat_tf.analysis.answers.page import answers_section
 from sat_tf.analysis.layer_table import LayerRow
-from sat_tf.export.certificate.certificate import FEW_POINTS, FLOAT_RULE, FloatNote
+from sat_tf.export.certificate.certificate import FEW_POINTS, FLOAT_RULE, Certificate
 from sat_tf.messages import first_ones
 from sat_tf.presentation.page import render_page
 from sat_tf.presentation.tables import Column, Marked, Table, digits, percent, plain, points
@@ -20,6 +20,7 @@ from sat_tf.training.state import history, run_folder
 from sat_tf.training.state.run_folder import RunFolder
 from sat_tf.training.state.run_state import RateTrial, read_trials
 
+_Kind = TypeVar("_Kind")
 _FLOAT_BYTES = 4
 _NAMED_CLASSES = 20
 
@@ -51,10 +52,9 @@ def report_page(folder: RunFolder) -> str:
     """The HTML of the report; see `write_report`."""
     config = folder.read_text(run_folder.CONFIG)
     settings = _settings(config)
-    # Only the folder of a finished run has results.
-    results = Results.read(folder) if folder.file(run_folder.RESULTS).exists() else None
+    results = _of_file(folder, run_folder.RESULTS, Results, "results")
     layers = folder.read_values(run_folder.LAYERS, _Layers, "a row for each layer").layers
-    certificate = folder.read_json(run_folder.CERTIFICATE)
+    certificate = _of_file(folder, run_folder.CERTIFICATE, Certificate, "a certificate")
     epochs = history.from_csv(folder.read_text(run_folder.METRICS))
     steps = history.steps_from_csv(folder.read_text(run_folder.STEPS))
     targets = _targets(settings)
@@ -78,12 +78,20 @@ def report_page(folder: RunFolder) -> str:
         layers=Table(columns=_LAYER, rows=layers).to_html("Layers") if layers else "",
         images=_images(folder),
         sizes=_sizes(results) if results else {},
-        certificate=_certificate(certificate) if certificate else {},
+        certificate=certificate,
+        certificate_facts=_certificate(certificate) if certificate else {},
+        differing=certificate.verdict if certificate else _differing(results),
+        float_rule=FLOAT_RULE,
         num_epochs=len(epochs),
         epochs=Table(columns=_EPOCH, rows=epochs).without_empty("").to_html("Epochs"),
         environment=_flat(folder.read_json(run_folder.ENVIRONMENT) or {}),
         config=config,
     )
+
+
+def _of_file(folder: RunFolder, name: str, kind: type[_Kind], expected: str) -> _Kind | None:
+    """The contents of a file that only a finished run has; None without it."""
+    return folder.read_values(name, kind, expected) if folder.file(name).exists() else None
 
 
 class _Layers(pydantic.BaseModel):
@@ -115,15 +123,21 @@ def _verdict(results: Results) -> dict[str, Any]:
     trained = results.quantized_top1 if results.deployed_top1 is None else results.deployed_top1
     top1 = results.tflite_top1 if on_all or trained is None else trained
     gained = top1 - results.float_top1
-    differing = f"{results.codes_differing:,} of {results.codes_compared:,} codes differ"
     return {
         **found,
         "file": f"{results.file_bytes:,}",
         "top1": _percent(top1),
         "what": "TFLite file" if top1 is results.tflite_top1 else "trained model",
         "gained": Marked(f"{points(gained)} points", "bad" if gained < -FEW_POINTS else ""),
-        "differing": Marked(differing, "bad" if results.codes_differing else "good"),
     }
+
+
+def _differing(results: Results | None) -> Marked | None:
+    """How many codes differ, by the results alone; None without a file."""
+    if results is None or results.codes_differing is None:
+        return None
+    words = f"{results.codes_differing:,} of {results.codes_compared:,} codes differ"
+    return Marked(words, "bad" if results.codes_differing else "good")
 
 
 def _images(folder: RunFolder) -> dict[str, str]:
@@ -206,32 +220,18 @@ _EPOCH: list[Column[history.EpochMetrics]] = [
 ]
 
 
-def _certificate(certificate: Mapping[str, Any]) -> dict[str, Any]:
-    compared, differing = certificate["codes_compared"], certificate["codes_differing"]
-    counted = {
-        "words": f"{differing:,} of {compared:,} codes differ",
-        "kind": "bad" if differing else "good",
-    }
+def _certificate(certificate: Certificate) -> dict[str, str]:
     return {
-        "differing": Marked(**certificate.get("verdict", counted)),
-        "trained_notes": [Marked(**note) for note in certificate.get("trained_notes", [])],
-        "page": run_folder.CERTIFICATE_PAGE,
-        "file": run_folder.CERTIFICATE,
-        "float_rule": FLOAT_RULE,
-        "float_notes": [FloatNote(**note) for note in certificate.get("float_notes", [])],
-        "facts": {
-            "SHA-256 of the file": str(certificate.get("sha256", "")),
-            "Images": f"{certificate.get('num_images', 0):,}",
-            "Other runtimes": ", ".join(
-                f"{name}: {count.get('codes_differing', 0):,} of "
-                f"{count.get('codes_compared', 0):,} codes differ"
-                for name, count in certificate.get("runtimes", {}).items()
-                if name != "xnnpack"
-            ),
-            "Float operators": ", ".join(certificate.get("float_operators", [])),
-            "Layers left float": ", ".join(certificate.get("islands", [])),
-            "Notes": "; ".join(certificate.get("warnings", [])),
-        },
+        "SHA-256 of the file": certificate.sha256,
+        "Images": f"{certificate.num_images:,}",
+        "Other runtimes": ", ".join(
+            f"{name}: {count.codes_differing:,} of {count.codes_compared:,} codes differ"
+            for name, count in certificate.runtimes.items()
+            if name != "xnnpack"
+        ),
+        "Float operators": ", ".join(certificate.float_operators),
+        "Layers left float": ", ".join(certificate.islands),
+        "Notes": "; ".join(certificate.warnings),
     }
 
 

@@ -53,7 +53,7 @@ def test_a_certificate_says_of_each_operator_how_it_is_known(small):
     assert known["MEAN"] == ("proved for every input", 16 * 255 + 1)
     assert known["CONV_2D"] == known["FULLY_CONNECTED"] == ("by its rule", 0)
     assert certificate.is_portable
-    assert "1 operator proved for all 4,081 inputs" in verdict_of(certificate.holds)
+    assert "1 operator proved for all 4,081 inputs" in verdict_of(certificate.holds).words
 
 
 def test_every_operation_of_the_file_is_spoken_of_once(small):
@@ -92,7 +92,8 @@ def test_a_product_that_is_not_portable_is_counted_for_each_kernel_set():
     assert "xnnpack_x86" not in product.differing
     assert moved.is_portable
     assert verdict_of([product, moved]) == (
-        "It holds for x86 only: on Arm, 1 operator (MUL) may compute other codes."
+        "It holds for x86 only: on Arm, 1 operator (MUL) may compute other codes.",
+        "watch",
     )
 
 
@@ -118,7 +119,7 @@ def test_nothing_is_said_of_codes_behind_a_layer_left_float(tmp_path):
     known = {tensor: hold.basis for hold in certificate.holds for tensor in hold.tensors}
     assert known["stem"] == "by its rule"
     assert known["behind"] == known["flat"] == known["head"] == "behind float values"
-    words = verdict_of(certificate.holds)
+    words = verdict_of(certificate.holds).words
     assert "in front of float values are the same on x86 and on Arm" in words
     assert "Nothing is said of the codes behind float values" in words
     assert "not known" in certificate_page(certificate)
@@ -170,4 +171,4 @@ def test_a_delegate_that_is_not_known_is_warned_of(delegate, words):
 
 def test_float_files_are_not_said_to_be_portable():
     floats = Hold("DEQUANTIZE", ["y"], "float", "processors differ in the last bits of float32")
-    assert "float32" in verdict_of([floats])
+    assert "float32" in verdict_of([floats]).words

@@ -136,8 +136,8 @@ def test_the_float_model_is_compared_with_the_file_on_the_same_pictures(segmente
     (count,) = found.float_outputs
     assert count.agreement == found.top1["tflite"]
     (note,) = found.float_notes
-    assert note.is_bad == (count.agreement < 1.0 - FEW_POINTS)
-    assert f"{100 * count.agreement:.2f} %" in note.text
+    assert (note.kind == "bad") == (count.agreement < 1.0 - FEW_POINTS)
+    assert f"{100 * count.agreement:.2f} %" in note.words
     assert read_certificate(written) == found
     assert "Beside the float model" in written.with_suffix(".html").read_text()
 
@@ -152,7 +152,7 @@ def test_a_float_model_that_parts_is_said_in_red(segmented, tmp_path):
     )
     assert found.top1["float"] == np.mean(masks == 0)
     (note,) = found.float_notes
-    assert note.is_bad
+    assert note.kind == "bad"
     assert 0.3 < found.float_outputs[0].agreement < 0.7
     console = Console(record=True, width=200)
     print_certificate(found, "model.tflite", console)
@@ -293,11 +293,12 @@ def test_two_numbers_of_an_image_are_values_unless_something_says_classes(tmp_pa
     verify = functools.partial(sat_tf.verify_tflite, quantized, path, images, float_model=model)
     found = verify(certificate_path=written)
     (note,) = found.float_notes  # the larger one is always the same
-    assert note.is_bad
-    assert "in channel 1; 1 channel is off" in note.text
-    assert "same class" not in note.text
+    assert note.kind == "bad"
+    assert "in channel 1; 1 channel is off" in note.words
+    assert "same class" not in note.words
     assert (
-        "if the channels are classes, which nothing says, the same one for 100.00 % of" in note.text
+        "if the channels are classes, which nothing says, the same one for 100.00 % of"
+        in note.words
     )
     (count,) = found.float_outputs
     assert (count.classes_by, count.agreement, count.values.off) == ("", 1.0, 1)
@@ -309,8 +310,8 @@ def test_two_numbers_of_an_image_are_values_unless_something_says_classes(tmp_pa
     assert verify().float_outputs[0].classes_by == "loss"
     model.compile(loss="mse")
     (note,) = verify(np.zeros(64, int)).float_notes
-    assert note.text.endswith("the same class as the float model for 100.00 % of 64 images")
-    assert not note.is_bad
+    assert note.words.endswith("the same class as the float model for 100.00 % of 64 images")
+    assert note.kind == "good"
     sat_tf.export_tflite(quantized, path, labels=["far", "near"])
     (count,) = verify().float_outputs
     assert (count.classes_by, count.values) == ("labels", None)
@@ -324,7 +325,7 @@ def test_a_float_model_with_a_softmax_is_compared_by_probabilities_with_a_file_o
     found = sat_tf.verify_tflite(quantized, path, images, float_model=probabilities)
     (count,) = found.float_outputs
     assert (count.classes_by, count.largest_difference < 1.0) == ("softmax", True)
-    assert not found.float_notes[0].is_bad
+    assert found.float_notes[0].kind == "good"
 
 
 def test_a_regression_has_errors_and_no_agreement(tmp_path):
@@ -343,7 +344,7 @@ def test_a_regression_has_errors_and_no_agreement(tmp_path):
     assert found.agreement is None
     (count,) = found.float_outputs
     assert 0.0 < count.mean_difference < count.spread
-    assert "values differ from the float model's" in found.float_notes[0].text
+    assert "values differ from the float model's" in found.float_notes[0].words
     assert read_certificate(written) == found
     with pytest.raises(ValueError, match="which is a number, not a class"):
         sat_tf.verify_tflite(quantized, path, images, np.zeros(64, int))

@@ -44,8 +44,8 @@ def test_the_report_holds_all_there_is_to_know(tmp_path):
 
 def test_a_file_that_parts_from_the_float_model_is_said_in_red(tmp_path):
     page = shown(fill(RunFolder(tmp_path)))
-    note = "Beside the float model: 97.03 % right &amp; more"
-    assert f'<span class="bad">{note}</span>' in page
+    assert '<span class="bad">Beside the float model: masks &amp; more: ' in page
+    assert '<span class="good">Beside the float model: classes: ' in page
 
 
 @pytest.mark.parametrize(("lost", "kind"), [(0.031, "bad"), (0.029, "")])
@@ -138,6 +138,7 @@ def test_codes_that_differ_stand_out(tmp_path):
             '{"float_top1": 1.0}',
             "results.json: received .*held_out_images: Field",
         ),
+        (run_folder.CERTIFICATE, '{"model": "demo"}', r"certificate.json: received .*sha256"),
         (run_folder.LAYERS, '{"layers": [{"name": 1}]}', r"layers.json: received .*layers.0.name"),
         (run_folder.ANSWERS, '{"labels": [0]}', "answers.json: received a damaged file"),
         (run_folder.METRICS, "stage,epoch\nfloat,1\n", "metrics: received a file that cannot"),
