@@ -20,8 +20,8 @@ from sat_tf.qat.inputs import kept_inputs
 from sat_tf.qat.layout import in_inference, inner_layer, quantized_network
 from sat_tf.qat.shared_grids import SharedGrids
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.quantizers.best_levels import Sample, itself
-from sat_tf.quantizers.measuring import Function
+from sat_tf.quantizers.best_levels import Sample
+from sat_tf.quantizers.measuring import Function, itself
 from sat_tf.quantizers.observers import expected_largest
 from sat_tf.quantizers.protocol import ActivationQuantizer, Quantizer
 from sat_tf.quantizers.settings import CLIPPING_LEVEL, SMALLEST_CLIPPING_LEVEL

@@ -20,6 +20,7 @@ from sat_tf.qat.model_class import of_class_of, remember
 from sat_tf.qat.policy import BitPolicy, expect_policy
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.input_range import INPUT_TYPES, PIXELS, Change
+from sat_tf.quantizers.protocol import Predecessor
 
 
 def requantize(model: keras.Model, policy: BitPolicy) -> keras.Model:
@@ -174,10 +175,9 @@ def _carry_weights(old: QuantizedLayer, new: QuantizedLayer, keep_function: bool
     if before is None or after is None:
         return
     kernel = getattr(new.layer, layer_kinds.kernel_name(new.layer))
-    if after.carries(before, keep_function=keep_function):
-        latent = tf.convert_to_tensor(kernel, tf.float32)
-        variables, old_variables = new.kernel_variables, old.kernel_variables
-        after.carry(latent, variables, before, old_variables, keep_function=keep_function)
+    predecessor = Predecessor(before, old.kernel_variables, keep_function=keep_function)
+    if after.carries(predecessor):
+        after.carry(tf.convert_to_tensor(kernel, tf.float32), new.kernel_variables, predecessor)
     elif keep_function:
         # Latent weights mean something else to another quantizer: it starts from the effective
         # weights.

@@ -21,6 +21,7 @@ from sat_tf.graph.layers.preprocessing import is_adapted, is_plain_factor, slope
 from sat_tf.graph.network import Network, Node
 from sat_tf.graph.operation_layers import ConstantSum
 from sat_tf.quantizers.input_range import ImageGrid
+from sat_tf.quantizers.measuring import SampledValues
 from sat_tf.quantizers.protocol import ActivationQuantizer
 from sat_tf.quantizers.settings import SMALLEST_CLIPPING_LEVEL
 
@@ -207,7 +208,8 @@ class Spread:
         if not np.isfinite(rows).all() or largest < SMALLEST_CLIPPING_LEVEL:
             return None
         counts = np.tile(_SHARES, len(rows))
-        level = quantizer.best_level(rows.astype(np.float32).reshape(-1), largest, counts)
+        sample = SampledValues(rows.astype(np.float32).reshape(-1), largest, counts)
+        level = quantizer.best_level(sample)
         return float(f"{_LONGER_TAILS * level:.4g}")
 
     @property

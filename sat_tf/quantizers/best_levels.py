@@ -17,7 +17,7 @@ import numpy as np
 from sat_tf.core import grid as grids
 from sat_tf.core.ranges import scale_and_zero
 from sat_tf.core.tensors import Tensor
-from sat_tf.quantizers.measuring import Function, MeasuredActivations
+from sat_tf.quantizers.measuring import Function, MeasuredActivations, SampledValues, itself
 from sat_tf.quantizers.settings import SMALLEST_CLIPPING_LEVEL
 
 # The power p of the error by bit width.
@@ -28,11 +28,6 @@ _USUAL_POWER = 2
 # what clipping costs: among values at random there are too few of them.
 _AT_RANDOM = 8192
 _LARGEST = 2048
-
-
-def itself(values: np.ndarray) -> np.ndarray:
-    """The function that does nothing."""
-    return values
 
 
 @dataclasses.dataclass
@@ -87,51 +82,37 @@ class Sample:
     def best_level(self, quantizer: MeasuredActivations) -> float:
         """The clipping level with the smallest error; the tensor must not be all 0."""
         values, counts = np.concatenate(self.values), np.concatenate(self.counts)
-        return quantizer.best_level(values, self.largest, counts, self.function)
+        return quantizer.best_level(SampledValues(values, self.largest, counts, self.function))
 
 
 def search(
-    quantize: Callable[[np.ndarray, float], np.ndarray],
-    values: np.ndarray,
-    largest: float,
-    num_bits: int,
-    *,
-    counts: np.ndarray | None = None,
-    function: Function | None = None,
+    quantize: Callable[[np.ndarray, float], np.ndarray], sample: SampledValues, num_bits: int
 ) -> float:
     """The clipping level with the smallest quantization error, of 100 evenly spaced ones.
 
     Args:
         quantize: what becomes of float32 values at a clipping level.
-        values: a sample of the tensor, any shape.
-        largest: the highest level that is tried; above 0.
+        sample: the values; no level above its largest magnitude is tried.
         num_bits: bits of the quantizer.
-        counts: how many values each stands for; None is 1 for all.
-        function: what becomes of the values, where the error counts.
     """
-    function = itself if function is None else function
-    values = np.asarray(values, np.float32).reshape(-1)
-    wanted = function(values)
-    best, smallest = largest, np.inf
-    for level in np.arange(100, 0, -1) / 100.0 * largest:
-        error = _mean_error(function(quantize(values, level)) - wanted, num_bits, counts)
+    values = np.asarray(sample.values, np.float32).reshape(-1)
+    wanted = sample.function(values)
+    power = _POWERS.get(num_bits, _USUAL_POWER)
+    best, smallest = sample.largest, np.inf
+    for level in np.arange(100, 0, -1) / 100.0 * sample.largest:
+        differences = sample.function(quantize(values, level)) - wanted
+        errors = np.abs(differences.astype(np.float64)) ** power
+        error = float(np.average(errors, weights=sample.counts))
         if error < smallest:
             best, smallest = float(level), error
     return best
 
 
-def best_clipping_level(
-    values: np.ndarray,
-    largest: float,
-    num_bits: int,
-    *,
-    signed: bool,
-    counts: np.ndarray | None = None,
-    function: Function | None = None,
-) -> float:
+def best_clipping_level(sample: SampledValues, num_bits: int, *, signed: bool) -> float:
     """The best level of `pact.quantize_activation` or, where `signed`, of `pact.quantize_stream`.
 
-    >>> best_clipping_level(np.array([0.0, 1.0, 2.0, 3.0]), 3.0, 2, signed=False)
+    >>> sample = SampledValues(np.array([0.0, 1.0, 2.0, 3.0]), largest=3.0)
+    >>> best_clipping_level(sample, 2, signed=False)
     3.0
     """
     intervals = grids.levels(num_bits, "narrow" if signed else "dorefa")
@@ -141,19 +122,13 @@ def best_clipping_level(
         clipped = np.clip(values, np.float32(-level if signed else 0.0), np.float32(level))
         return np.asarray(np.floor(clipped / scale + np.float32(0.5)) * scale)
 
-    return search(quantize, values, largest, num_bits, counts=counts, function=function)
+    return search(quantize, sample, num_bits)
 
 
 def best_offset_level(
-    values: np.ndarray,
-    num_bits: int,
-    *,
-    lowest: float,
-    share: float,
-    counts: np.ndarray | None = None,
+    sample: SampledValues, num_bits: int, *, lowest: float, share: float
 ) -> float:
     """The best level of `asymmetric.quantize_offset`, of those up to the largest value."""
-    values = np.asarray(values, np.float32).reshape(-1)
     intervals = grids.levels(num_bits)
 
     def quantize(values: np.ndarray, level: float) -> np.ndarray:
@@ -163,10 +138,6 @@ def best_offset_level(
         )
         return np.asarray(codes * np.float32(scale))
 
-    largest = max(float(np.max(values)), SMALLEST_CLIPPING_LEVEL)
-    return search(quantize, values, largest, num_bits, counts=counts)
-
-
-def _mean_error(differences: np.ndarray, num_bits: int, counts: np.ndarray | None) -> float:
-    errors = np.abs(differences.astype(np.float64)) ** _POWERS.get(num_bits, _USUAL_POWER)
-    return float(np.average(errors, weights=counts))
+    highest = float(np.max(np.asarray(sample.values, np.float32)))
+    largest = max(highest, SMALLEST_CLIPPING_LEVEL)
+    return search(quantize, SampledValues(sample.values, largest, sample.counts), num_bits)

@@ -13,7 +13,7 @@ from sat_tf.core.ranges import axes_within, range_shape
 from sat_tf.core.tensors import Tensor, namespace
 from sat_tf.quantizers.measuring import IntegerWeights, Variables
 from sat_tf.quantizers.on_grid import WeightsOnGrid
-from sat_tf.quantizers.protocol import VariableSpec, WeightQuantizer, WeightRequest, bits_of
+from sat_tf.quantizers.protocol import Predecessor, VariableSpec, WeightRequest, bits_of
 from sat_tf.quantizers.settings import GAIN, WithSurrogate, known_sizes
 
 
@@ -196,27 +196,19 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
         """In words, how the latent weights of `latent_kernel` start, and why."""
         return describe_start(kernel, self.range_axes)
 
-    def carry(
-        self,
-        latent: Tensor,
-        variables: Variables,
-        before: WeightQuantizer,
-        before_variables: Variables,
-        *,
-        keep_function: bool,
-    ) -> None:
+    def carry(self, latent: Tensor, variables: Variables, before: Predecessor) -> None:
         """Takes over the gain, and makes up for another range or rescaling of the clamped weights.
 
         See `WeightQuantizer.carry`.
         """
-        variable = variables.get(GAIN)
-        if variable is None or not isinstance(before, DorefaQuantizer):
+        variable, old = variables.get(GAIN), before.quantizer
+        if variable is None or not isinstance(old, DorefaQuantizer):
             return
-        old_gain = before_variables.get(GAIN)
+        old_gain = before.variables.get(GAIN)
         gain = np.float32(1.0) if old_gain is None else old_gain.numpy()
-        differs = (before.range_axes, before.rescale) != (self.range_axes, self.rescale)
-        if differs and keep_function:
-            gain = gain * _shrinkage(before, self, latent)
+        differs = (old.range_axes, old.rescale) != (self.range_axes, self.rescale)
+        if differs and before.keep_function:
+            gain = gain * _shrinkage(old, self, latent)
         if np.broadcast_shapes(np.shape(gain), variable.shape) == tuple(variable.shape):
             variable.assign(np.broadcast_to(gain, variable.shape))
 

@@ -14,13 +14,13 @@ from sat_tf.core.lsq import lsq_code_ends
 from sat_tf.core.ranges import scale_and_zero
 from sat_tf.core.tensors import Tensor, in_float32, namespace
 from sat_tf.messages import did_you_mean
-from sat_tf.quantizers.measuring import CodeRange, Function, Variables
+from sat_tf.quantizers.measuring import CodeRange, SampledValues, Variables
 from sat_tf.quantizers.pact import BelowZero, UpToItsLevel
 from sat_tf.quantizers.protocol import (
     ActivationQuantizer,
     ActivationRequest,
+    Predecessor,
     VariableSpec,
-    WeightQuantizer,
     bits_of,
 )
 from sat_tf.quantizers.scaled import ScaledWithSurrogate
@@ -99,27 +99,19 @@ class LsqQuantizer(ScaledWithSurrogate):
         usual = n.where(of_layer >= SMALLEST_MAGNITUDE, of_layer, otherwise)
         return n.where(own >= SMALLEST_MAGNITUDE, own, usual)
 
-    def carry(
-        self,
-        latent: Tensor,
-        variables: Variables,
-        before: WeightQuantizer,
-        before_variables: Variables,
-        *,
-        keep_function: bool,
-    ) -> None:
+    def carry(self, latent: Tensor, variables: Variables, before: Predecessor) -> None:
         """Takes over the gain, and what magnitudes have become of their start.
 
         See `WeightQuantizer.carry`.
         """
-        super().carry(latent, variables, before, before_variables, keep_function=keep_function)
-        if not isinstance(before, LsqQuantizer) or MAGNITUDE not in variables:
+        super().carry(latent, variables, before)
+        if not isinstance(before.quantizer, LsqQuantizer) or MAGNITUDE not in variables:
             return
-        old, new = before_variables.get(MAGNITUDE), variables[MAGNITUDE]
+        old, new = before.variables.get(MAGNITUDE), variables[MAGNITUDE]
         if old is None or old.shape != new.shape:
             self.begin(latent, variables)
             return
-        first, then = (one._first_magnitude(latent, old) for one in (before, self))
+        first, then = (one._first_magnitude(latent, old) for one in (before.quantizer, self))
         new.assign(old * (then / first))
 
     def quantized(self, latent: Tensor, variables: Variables, num_bits: Any) -> Tensor:
@@ -216,18 +208,12 @@ class LsqActivationQuantizer(UpToItsLevel):
         factor = lsq.level_factor(inputs, self._highest(bits), counts_batch=self.counts_batch)
         return self.quantized(inputs, scaled_gradient(self.level(variables), factor), bits)
 
-    def best_level(
-        self,
-        values: np.ndarray,
-        largest: float,
-        counts: np.ndarray | None = None,
-        function: Function | None = None,
-    ) -> float:
+    def best_level(self, sample: SampledValues) -> float:
         """The clipping level where the scale starts; see `start`."""
         if self.start == "error":
-            return super().best_level(values, largest, counts, function)
-        seen = values if self.signed else np.maximum(values, 0.0)
-        return mean_level(seen, self._highest(self.num_bits), counts)
+            return super().best_level(sample)
+        seen = sample.values if self.signed else np.maximum(sample.values, 0.0)
+        return mean_level(seen, self._highest(self.num_bits), sample.counts)
 
     def _highest(self, bits: grid.Bits) -> Any:
         """The highest code."""

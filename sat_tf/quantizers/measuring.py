@@ -20,6 +20,28 @@ Variables = Mapping[str, Any]
 Function = Callable[[np.ndarray], np.ndarray]
 
 
+def itself(values: np.ndarray) -> np.ndarray:
+    """The function that does nothing."""
+    return values
+
+
+@dataclasses.dataclass(frozen=True)
+class SampledValues:
+    """Values of a tensor, for which a clipping level is chosen.
+
+    Attributes:
+        values: a sample of the tensor, any shape.
+        largest: the largest magnitude in the whole tensor, and the highest level; above 0.
+        counts: how many values each stands for; None is 1 for all.
+        function: the only one that reads the tensor; the error counts behind it.
+    """
+
+    values: np.ndarray
+    largest: float
+    counts: np.ndarray | None = None
+    function: Function = itself
+
+
 @dataclasses.dataclass(frozen=True)
 class IntegerWeights:
     """Weights as a file holds them: effective = codes · scales.
@@ -227,19 +249,7 @@ class MeasuredActivations(abc.ABC):
         found = self.code_range(variables)
         return float(found.scale * (found.lowest + float(found.intervals)))
 
-    def best_level(
-        self,
-        values: np.ndarray,
-        largest: float,
-        counts: np.ndarray | None = None,
-        function: Function | None = None,
-    ) -> float:
-        """The clipping level with the smallest error on values; for one with a clipping level.
-
-        Args:
-            values: a sample of the tensor, any shape.
-            largest: largest magnitude in the whole tensor; above 0.
-            counts: how many values each stands for; None is 1 for all.
-            function: the only one that reads the tensor; then its error counts.
-        """
+    def best_level(self, sample: SampledValues) -> float:
+        """The clipping level with the smallest error; for a quantizer with a clipping level."""
+        del sample
         raise TypeError(f"{self!r}: received a quantizer without a clipping level.")

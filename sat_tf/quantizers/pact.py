@@ -10,12 +10,8 @@ from sat_tf.core import asymmetric, grid, pact
 from sat_tf.core.gradients import scaled_gradient
 from sat_tf.core.ranges import scale_and_zero
 from sat_tf.core.tensors import Tensor, namespace
-from sat_tf.quantizers.best_levels import (
-    best_clipping_level,
-    best_offset_level,
-    search,
-)
-from sat_tf.quantizers.measuring import CodeRange, Function, Variables
+from sat_tf.quantizers.best_levels import best_clipping_level, best_offset_level, search
+from sat_tf.quantizers.measuring import CodeRange, SampledValues, Variables
 from sat_tf.quantizers.protocol import (
     ActivationQuantizer,
     ActivationRequest,
@@ -72,21 +68,15 @@ class ClippingQuantizer(ActivationQuantizer):
         # learning rate of the weights it may jump about.
         return level if self.rate == 1.0 else scaled_gradient(level, self.rate)
 
-    def best_level(
-        self,
-        values: np.ndarray,
-        largest: float,
-        counts: np.ndarray | None = None,
-        function: Function | None = None,
-    ) -> float:
+    def best_level(self, sample: SampledValues) -> float:
         """The clipping level with the smallest error on values, by the quantizer's own forward."""
-        tensor = namespace(values).tensor
+        tensor = namespace(sample.values).tensor
 
         def quantize(values: np.ndarray, level: float) -> np.ndarray:
             variables = {CLIPPING_LEVEL: tensor(np.float32(level))}
             return np.asarray(self(tensor(values), False, variables))
 
-        return search(quantize, values, largest, self.num_bits, counts=counts, function=function)
+        return search(quantize, sample, self.num_bits)
 
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
@@ -124,17 +114,9 @@ class UpToItsLevel(WithSurrogate, ClippingQuantizer):
         level = variables[CLIPPING_LEVEL]
         return float(namespace(level).tensor(level))
 
-    def best_level(
-        self,
-        values: np.ndarray,
-        largest: float,
-        counts: np.ndarray | None = None,
-        function: Function | None = None,
-    ) -> float:
+    def best_level(self, sample: SampledValues) -> float:
         """The clipping level with the smallest error on values."""
-        return best_clipping_level(
-            values, largest, self.num_bits, signed=self.signed, counts=counts, function=function
-        )
+        return best_clipping_level(sample, self.num_bits, signed=self.signed)
 
 
 class PactQuantizer(UpToItsLevel):
@@ -197,18 +179,9 @@ class BelowZero(WithSurrogate, ClippingQuantizer):
         """Never."""
         return False
 
-    def best_level(
-        self,
-        values: np.ndarray,
-        largest: float,
-        counts: np.ndarray | None = None,
-        function: Function | None = None,
-    ) -> float:
+    def best_level(self, sample: SampledValues) -> float:
         """The clipping level with the smallest error on values, of those up to the largest one."""
-        del largest, function
-        return best_offset_level(
-            values, self.num_bits, lowest=self.lowest, share=self.share, counts=counts
-        )
+        return best_offset_level(sample, self.num_bits, lowest=self.lowest, share=self.share)
 
 
 class OffsetQuantizer(BelowZero):

@@ -233,6 +233,22 @@ class WeightRequest:
         return self.channel_axes if self.range == "channel" else ()
 
 
+@dataclasses.dataclass(frozen=True)
+class Predecessor:
+    """The weight quantizer that a layer had under another policy.
+
+    Attributes:
+        quantizer: itself.
+        variables: its own, by name.
+        keep_function: whether the function has to stay, also where the two make other effective
+            weights of the same latent ones.
+    """
+
+    quantizer: "WeightQuantizer"
+    variables: Variables
+    keep_function: bool
+
+
 class WeightQuantizer(MeasuredWeights, Quantizer):
     """Makes the effective weights of a layer from its latent ones, the variable that is trained.
 
@@ -344,41 +360,27 @@ class WeightQuantizer(MeasuredWeights, Quantizer):
         del kernel
         return "keeps function and gradients: latent weights of the kernel's own size"
 
-    def carries(self, before: "WeightQuantizer", *, keep_function: bool) -> bool:
+    def carries(self, before: Predecessor) -> bool:
         """Whether it can take over the latent weights and variables of another quantizer.
 
         Otherwise it starts from the effective weights of that one, or, where the function need not
         be kept, from its latent weights.
-
-        Args:
-            before: the other one.
-            keep_function: whether the function has to stay.
         """
-        del keep_function
-        return type(before) is type(self)
+        return type(before.quantizer) is type(self)
 
-    def carry(
-        self,
-        latent: Tensor,
-        variables: Variables,
-        before: "WeightQuantizer",
-        before_variables: Variables,
-        *,
-        keep_function: bool,
-    ) -> None:
+    def carry(self, latent: Tensor, variables: Variables, before: Predecessor) -> None:
         """Takes over what another quantizer of its kind has in its variables.
 
         Args:
             latent: the latent weights, which both have.
             variables: its own.
-            before: the other one.
-            before_variables: what it has.
-            keep_function: make up for what the two do differently with the same latent weights.
+            before: the other one; where the function has to stay, this makes up for what the two
+                do differently with the same latent weights.
         """
-        del latent, before, keep_function
+        del latent
         for name, variable in variables.items():
-            if name in before_variables and before_variables[name].shape == variable.shape:
-                variable.assign(before_variables[name])
+            if name in before.variables and before.variables[name].shape == variable.shape:
+                variable.assign(before.variables[name])
 
 
 # -- activations -----------------------------------------------------------------------------------

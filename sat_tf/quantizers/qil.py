@@ -12,7 +12,7 @@ from sat_tf.core.grid_table import FEWEST_SIGNED_BITS
 from sat_tf.core.qil import qil_largest_code
 from sat_tf.core.tensors import Tensor, in_float32, namespace
 from sat_tf.quantizers.measuring import Variables
-from sat_tf.quantizers.protocol import VariableSpec, WeightQuantizer
+from sat_tf.quantizers.protocol import Predecessor, VariableSpec
 from sat_tf.quantizers.scaled import ScaledWithSurrogate
 from sat_tf.quantizers.settings import known_sizes, usual_deviation
 
@@ -79,23 +79,15 @@ class QilQuantizer(ScaledWithSurrogate):
             usual = n.where(of_layer >= SMALLEST_DISTANCE, of_layer, n.tensor(variable))
             variable.assign(n.where(own >= SMALLEST_DISTANCE, own, usual))
 
-    def carry(
-        self,
-        latent: Tensor,
-        variables: Variables,
-        before: WeightQuantizer,
-        before_variables: Variables,
-        *,
-        keep_function: bool,
-    ) -> None:
+    def carry(self, latent: Tensor, variables: Variables, before: Predecessor) -> None:
         """Takes over the gain and the interval, but for one of other ranges.
 
         See `WeightQuantizer.carry`.
         """
-        super().carry(latent, variables, before, before_variables, keep_function=keep_function)
-        if CENTER not in variables or not isinstance(before, QilQuantizer):
+        super().carry(latent, variables, before)
+        if CENTER not in variables or not isinstance(before.quantizer, QilQuantizer):
             return
-        old = before_variables.get(CENTER)
+        old = before.variables.get(CENTER)
         if old is None or old.shape != variables[CENTER].shape:
             self.begin(latent, variables)
 

@@ -14,7 +14,7 @@ from sat_tf.core.tensors import Tensor, in_float32, is_tensor, namespace
 from sat_tf.quantizers.measuring import IntegerWeights, Variables
 from sat_tf.quantizers.observers import when_training
 from sat_tf.quantizers.on_grid import RoundedWeights
-from sat_tf.quantizers.protocol import VariableSpec, WeightQuantizer, WeightRequest, bits_of
+from sat_tf.quantizers.protocol import Predecessor, VariableSpec, WeightRequest, bits_of
 from sat_tf.quantizers.settings import GAIN, WithSurrogate, known_sizes
 
 # Weights of that size need no rescaling of the kind "stddev", which gives quantized weights the
@@ -111,10 +111,10 @@ class ScaledQuantizer(RoundedWeights):
             factor = rescale.rescale_factor(latent, self.fan_out, self.rescale or "none")
             variables[GAIN].assign(1.0 / factor)
 
-    def carries(self, before: WeightQuantizer, *, keep_function: bool) -> bool:
+    def carries(self, before: Predecessor) -> bool:
         """Whether no other rescaling changes the function."""
-        same = super().carries(before, keep_function=keep_function)
-        return same and (before.rescale == self.rescale or not keep_function)
+        same = before.quantizer.rescale == self.rescale
+        return super().carries(before) and (same or not before.keep_function)
 
     def describe(self) -> str:
         """One line for people."""
@@ -244,20 +244,12 @@ class LevelsOfWeights(ScaledQuantizer):
         """The number of its values, less one."""
         return 2**self.bits - 1
 
-    def carry(
-        self,
-        latent: Tensor,
-        variables: Variables,
-        before: WeightQuantizer,
-        before_variables: Variables,
-        *,
-        keep_function: bool,
-    ) -> None:
+    def carry(self, latent: Tensor, variables: Variables, before: Predecessor) -> None:
         """Takes over the gain, and what the variable has become where it would start the same way.
 
         See `WeightQuantizer.carry`.
         """
-        super().carry(latent, variables, before, before_variables, keep_function=keep_function)
-        old, new = before.get_config(), self.get_config()
+        super().carry(latent, variables, before)
+        old, new = before.quantizer.get_config(), self.get_config()
         if any(old.get(name) != new[name] for name in self.levels_settings):
             self.begin(latent, variables)

@@ -13,6 +13,7 @@ from sat_tf.qat.calibrate import StaleStatisticsWarning, estimate_statistics
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.best_levels import best_clipping_level
+from sat_tf.quantizers.measuring import SampledValues
 from tests import reference
 from tests.qat import float_models
 
@@ -68,7 +69,7 @@ def test_the_sample_of_a_large_tensor_holds_all_channels():
     images = np.rint(images / images.max() * 255.0)
     sat_tf.calibrate(model, images)
     (found,) = _levels(model).values()
-    best = best_clipping_level(images, images.max(), 4, signed=False)
+    best = best_clipping_level(SampledValues(images, images.max()), 4, signed=False)
 
     def error(level):
         return np.mean((reference.quantize_activation(images, level, 4) - images) ** 2)
@@ -138,7 +139,7 @@ def test_the_best_clipping_level_has_the_smallest_error_of_a_hundred(values, bit
     if signed:
         values = values * np.where(np.arange(len(values)) % 2, -1, 1)
     largest = np.abs(values).max()
-    found = best_clipping_level(values, largest, bits, signed=signed)
+    found = best_clipping_level(SampledValues(values, largest), bits, signed=signed)
     quantize = reference.quantize_stream if signed else reference.quantize_activation
     power = 4 if bits == 8 else 2
 
@@ -161,7 +162,7 @@ def test_in_front_of_a_function_the_error_behind_it_is_the_smallest(seed, bits):
         return x / (1.0 + np.exp(-x))
 
     largest = np.abs(values).max()
-    found = best_clipping_level(values, largest, bits, signed=True, function=swish)
+    found = best_clipping_level(SampledValues(values, largest, function=swish), bits, signed=True)
     power = 4 if bits == 8 else 2
 
     def error(level):
@@ -171,7 +172,7 @@ def test_in_front_of_a_function_the_error_behind_it_is_the_smallest(seed, bits):
     least = min(error(level) for level in largest * np.arange(1, 101) / 100)
     assert error(found) <= least + 1e-5 * largest**power
     # Values that swish makes nearly 0 cost the rest no resolution.
-    assert found < best_clipping_level(values, largest, bits, signed=True)
+    assert found < best_clipping_level(SampledValues(values, largest), bits, signed=True)
 
 
 def _level_in_front_of_swish(*, alone):
@@ -203,7 +204,7 @@ def test_calibration_looks_behind_a_function_that_alone_reads_a_tensor():
 
 
 def test_one_bit_has_a_best_clipping_level():
-    assert best_clipping_level([0.0, 0.0, 1.0], 1.0, 1, signed=False) == 1.0
+    assert best_clipping_level(SampledValues([0.0, 0.0, 1.0], 1.0), 1, signed=False) == 1.0
 
 
 def test_statistics_are_those_of_the_quantized_network(quantized):

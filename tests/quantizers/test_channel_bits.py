@@ -11,7 +11,7 @@ from sat_tf.planning.file_size import file_bytes
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.tfmot_adapter import make_variables
 from sat_tf.quantizers.channel_bits import ChannelBitsQuantizer, least_error_bits
-from sat_tf.quantizers.protocol import WeightRequest
+from sat_tf.quantizers.protocol import Predecessor, WeightRequest
 from sat_tf.quantizers.table import make_weight_quantizer
 
 L = keras.layers
@@ -157,7 +157,7 @@ def test_another_policy_keeps_the_bits_unless_they_would_be_others(old, new, ane
         variable.assign(tf.reverse(variable, [3]))
     _, variables = _started(new, _kernel())
     first = variables["channel_bits"].numpy()
-    new.carry(tf.constant(_kernel()), variables, old, had, keep_function=True)
+    new.carry(tf.constant(_kernel()), variables, Predecessor(old, had, keep_function=True))
     expected = first if anew else had["channel_bits"]
     np.testing.assert_array_equal(variables["channel_bits"], expected)
 

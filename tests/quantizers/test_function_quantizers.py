@@ -7,6 +7,7 @@ from sat_tf.core import asymmetric, pact
 from sat_tf.core.asymmetric import Reach
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.quantizers.measuring import SampledValues
 from sat_tf.quantizers.pact import OffsetQuantizer, PactQuantizer, StreamQuantizer, UnitQuantizer
 from sat_tf.quantizers.protocol import ActivationRequest
 from sat_tf.quantizers.table import deserialize_quantizer, serialize_quantizer
@@ -81,6 +82,6 @@ def test_the_best_level_has_no_larger_error_than_any_other(bits):
         made = asymmetric.quantize_offset(values, level, bits, lowest=-0.2785)
         return float(np.mean(np.abs(made - values) ** (4 if bits == 8 else 2)))
 
-    best = quantizer.best_level(values, 0.0)
+    best = quantizer.best_level(SampledValues(values, 0.0))
     # Floats round the same levels in another order.
     assert error(best) <= min(error(np.max(values) * i / 20.0) for i in range(1, 21)) * 1.0001

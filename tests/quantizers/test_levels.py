@@ -11,7 +11,7 @@ from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.tfmot_adapter import make_variables
 from sat_tf.quantizers.kmeans import KMeansQuantizer, cluster_ids
 from sat_tf.quantizers.lq_nets import LqNetsQuantizer
-from sat_tf.quantizers.protocol import WeightRequest
+from sat_tf.quantizers.protocol import Predecessor, WeightRequest
 from sat_tf.quantizers.table import make_weight_quantizer
 
 SHAPE = (3, 3, 4, 8)
@@ -181,7 +181,7 @@ def test_another_policy_keeps_the_levels_unless_they_would_start_otherwise(old, 
         variable.assign(variable + tf.cast(1, variable.dtype))  # what training has made of them
     _, variables = _started(new, _kernel())
     name, first = new.levels_name, variables[new.levels_name].numpy()
-    new.carry(tf.constant(_kernel()), variables, old, had, keep_function=True)
+    new.carry(tf.constant(_kernel()), variables, Predecessor(old, had, keep_function=True))
     np.testing.assert_array_equal(variables[name], first if anew else had[name])
 
 

@@ -22,8 +22,9 @@ from sat_tf.quantizers.lsq import (
     LsqQuantizer,
     mean_level,
 )
+from sat_tf.quantizers.measuring import SampledValues
 from sat_tf.quantizers.pact import OffsetQuantizer, UnitQuantizer
-from sat_tf.quantizers.protocol import ActivationRequest, WeightRequest
+from sat_tf.quantizers.protocol import ActivationRequest, Predecessor, WeightRequest
 from sat_tf.quantizers.table import make_activation_quantizer, make_weight_quantizer
 from tests import reference
 
@@ -129,16 +130,16 @@ def test_other_bits_keep_what_the_scale_has_become_of_its_start(before, start):
     (_, old_variables), (_, variables) = _started(old, _kernel()), _started(new, _kernel())
     first = variables["magnitude"].numpy()
     old_variables["magnitude"].assign(old_variables["magnitude"] * 1.25)
-    new.carry(kernel, variables, old, old_variables, keep_function=True)
+    new.carry(kernel, variables, Predecessor(old, old_variables, keep_function=True))
     np.testing.assert_allclose(variables["magnitude"], 1.25 * first, rtol=1e-6)
     same = LsqQuantizer(num_bits=before, range_axes=(3,), start=start)
     _, found = _started(same, _kernel())
-    same.carry(kernel, found, old, old_variables, keep_function=True)
+    same.carry(kernel, found, Predecessor(old, old_variables, keep_function=True))
     np.testing.assert_array_equal(found["magnitude"], old_variables["magnitude"])
     # From one scale for the layer there is nothing to take over.
     layer = LsqQuantizer(num_bits=3, start=start)
     _, found = _started(layer, 3.0 * _kernel())
-    layer.carry(kernel, found, old, old_variables, keep_function=True)
+    layer.carry(kernel, found, Predecessor(old, old_variables, keep_function=True))
     _, wanted = _started(layer, _kernel())
     np.testing.assert_array_equal(found["magnitude"], wanted["magnitude"])
 
@@ -262,12 +263,13 @@ def test_the_batch_counts_only_where_it_is_asked_for():
 
 def test_the_level_starts_as_in_the_paper_or_where_the_error_is_smallest():
     values = np.random.default_rng(0).normal(0, 1, 4000).astype(np.float32)
+    sample = SampledValues(values, largest=4.0)
     for bits in (2, 4, 8):
         high = 2**bits - 1
-        found = LsqActivationQuantizer(num_bits=bits).best_level(values, 4.0)
+        found = LsqActivationQuantizer(num_bits=bits).best_level(sample)
         scale = 2 * np.mean(np.maximum(values, 0)) / math.sqrt(high)
         assert found == pytest.approx(scale * high, rel=1e-5)
-        best = LsqActivationQuantizer(num_bits=bits, start="error").best_level(values, 4.0)
+        best = LsqActivationQuantizer(num_bits=bits, start="error").best_level(sample)
         errors = [
             np.mean((pact.quantize_activation(values, level, bits) - np.maximum(values, 0)) ** 2)
             for level in (best, found)

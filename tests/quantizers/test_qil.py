@@ -7,7 +7,7 @@ import tf_keras as keras
 
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.tfmot_adapter import make_variables
-from sat_tf.quantizers.protocol import WeightRequest
+from sat_tf.quantizers.protocol import Predecessor, WeightRequest
 from sat_tf.quantizers.qil import SMALLEST_DISTANCE, QilQuantizer
 from sat_tf.quantizers.table import make_weight_quantizer
 
@@ -77,7 +77,9 @@ def test_the_interval_goes_to_other_bits_and_starts_anew_with_other_ranges():
     of_channels, of_layer = (QilQuantizer(num_bits=3, range_axes=axes) for axes in ((3,), ()))
     for new, same in ((of_channels, True), (of_layer, False)):
         _, variables = _started(new, 3.0 * kernel)
-        new.carry(tf.constant(kernel), variables, old, old_variables, keep_function=True)
+        new.carry(
+            tf.constant(kernel), variables, Predecessor(old, old_variables, keep_function=True)
+        )
         _, fresh = _started(new, kernel)
         wanted = old_variables if same else fresh
         np.testing.assert_array_equal(variables["interval_center"], wanted["interval_center"])

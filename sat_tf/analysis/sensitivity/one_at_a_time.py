@@ -20,7 +20,8 @@ from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.scheme import quantize_model
 from sat_tf.qat.tfmot_adapter import make_variables
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.quantizers.protocol import ActivationQuantizer, WeightQuantizer
+from sat_tf.quantizers.measuring import SampledValues
+from sat_tf.quantizers.protocol import ActivationQuantizer, Predecessor, WeightQuantizer
 from sat_tf.quantizers.settings import CLIPPING_LEVEL
 
 # All tensors of one batch are kept, and take no more than this.
@@ -250,7 +251,8 @@ def _weight_errors(
         # Its own variables: levels of few bits would leave it the error of few bits.
         variables = make_variables(keras.layers.Layer(), finer.variables(kernel.shape))
         finer.begin(variable, variables)
-        finer.carry(latent, variables, quantizer, layer.kernel_variables, keep_function=True)
+        before = Predecessor(quantizer, layer.kernel_variables, keep_function=True)
+        finer.carry(latent, variables, before)
         errors.append(float(tf.reduce_mean((finer(latent, False, variables) - kernel) ** 2)))
     return tuple(errors)
 
@@ -271,7 +273,8 @@ def _rounding_errors(values: np.ndarray, quantizer: ActivationQuantizer) -> tupl
         finer = quantizer.with_settings(num_bits=bits)
         variables = {}
         if finer.has_clipping_level:
-            variables[CLIPPING_LEVEL] = tf.constant(finer.best_level(values, largest))
+            level = finer.best_level(SampledValues(values, largest))
+            variables[CLIPPING_LEVEL] = tf.constant(level)
         quantized = finer(tf.constant(values), False, variables)
         errors.append(float(tf.reduce_mean((quantized - values) ** 2)))
     return tuple(errors)
