@@ -13,10 +13,14 @@ from sat_tf.planning.planned_model import ActivationPlan, Fate, WeightPlan
 from sat_tf.qat.inputs import changes, find_folds, own_type
 from sat_tf.qat.placement import Placement
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.qat.policy_fields import fitting_grid
 from sat_tf.qat.requantize import channel_problems, with_inputs_of
 from sat_tf.quantizers.input_range import INPUT_TYPES, InputRange
-from sat_tf.quantizers.protocol import ActivationQuantizer, Quantizer, WeightQuantizer
+from sat_tf.quantizers.protocol import (
+    BITS_FIELDS,
+    ActivationQuantizer,
+    Quantizer,
+    WeightQuantizer,
+)
 from sat_tf.quantizers.table import line_of
 
 _TAKEN = {
@@ -169,18 +173,16 @@ class LayerDecisions:
         return "no BatchNormalization directly after it"
 
     def _bits_reason(self, name: str, quantizer: WeightQuantizer) -> str:
-        bits, policy = quantizer.num_bits, self._policy
-        if bits is None or bits == policy.weight_bits:
+        found = self._reasons.kernels[name]
+        if found.bits is None or found.bits == self._policy.weight_bits:
             return ""
-        ends = {"first": self._reasons.first, "last": self._reasons.last}
-        where = " and ".join(end for end, names in ends.items() if name in names)
-        if where and bits == policy.first_last_weight_bits:
-            reason, asked = f"{where} linear layer", policy.first_last_weight_grid
-        else:
-            reason, asked = "by an override or annotation", None
-        asked = asked or policy.weight_grid
-        if quantizer.get_config().get("grid") == fitting_grid(asked, bits) != asked:
-            reason += f"; {asked} does not fit int8 at {bits} bits"
+        reason = "by an override or annotation"
+        if found.bits_field == BITS_FIELDS[1]:
+            calls = {call.name for call in self._network.calls(name)}
+            ends = {"first": self._reasons.first, "last": self._reasons.last}
+            reason = f"{' and '.join(end for end in ends if calls & ends[end])} linear layer"
+        if quantizer.follows_grid and found.grid != found.asked_grid:
+            reason += f"; {found.asked_grid} does not fit int8 at {found.bits} bits"
         return reason
 
     def reading_reason(self, name: str, bits: int | None) -> str:

@@ -13,6 +13,7 @@ from sat_tf.messages import kind_of, list_problems, listed_problems
 from sat_tf.qat.configs import LayerConfig, PlacedConfig
 from sat_tf.qat.inputs import entrance, range_problems, reads_floats, states_codes
 from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.policy_fields import KernelFields
 from sat_tf.qat.value_ranges import PixelRanges, Spreads, ValueRanges
 from sat_tf.quantizers.input_range import INPUT_TYPES, PIXELS
 from sat_tf.quantizers.protocol import (
@@ -91,6 +92,7 @@ class Reasons:
         quantizes_activations: whether any activation is quantized at all.
         level_sources: for each tensor with a clipping level, where its start comes from.
         guessed: the tensors whose start is a guess, because the model determines too little.
+        kernels: for every call of a linear layer, the fields that say the bits of its weights.
     """
 
     roles: dict[str, Role]
@@ -102,6 +104,7 @@ class Reasons:
     quantizes_activations: bool
     level_sources: dict[str, str]
     guessed: frozenset[str]
+    kernels: dict[str, KernelFields]
 
 
 class PlacementError(ValueError):
@@ -237,6 +240,12 @@ class _Placer:
             quantizes_activations=self.quantizes_activations,
             level_sources=dict(self.level_sources),
             guessed=frozenset(self.guessed),
+            kernels={
+                name: self.policy.kernel_at(
+                    self.network[name].layer.name, self.annotations.get(name), end=self._ends(name)
+                )
+                for name in self.linear
+            },
         )
 
     def _refuse(self, problem: str) -> None:
@@ -672,10 +681,14 @@ class _Placer:
         quantizer, latent = self._weights(name), tf.convert_to_tensor(kernel, tf.float32)
         return quantizer.unrounded(latent)
 
+    def _ends(self, name: str) -> bool:
+        """Whether any call of a linear layer is a first or last one."""
+        calls = {call.name for call in self.network.calls(name)}
+        return not calls.isdisjoint(self.first | self.last)
+
     def _weights(self, name: str) -> WeightQuantizer:
-        layer, ends = self.network[name].layer, self.first | self.last
-        end = any(call.name in ends for call in self.network.calls(name))
-        policy = self._policy_at(self.network[name], end=end)
+        layer = self.network[name].layer
+        policy = self._policy_at(self.network[name], end=self._ends(name))
         support = layer_kinds.find_support(layer)
         request = policy.weight_request(
             channel_axes=support.channel_axes if support else (),

@@ -20,12 +20,13 @@ from sat_tf.qat.policy_fields import (
     OLD_INPUT_RANGE,
     UNSTATED_RANGE,
     Accepted,
+    KernelFields,
     bits_field,
     field,
-    fitting_grid,
     is_name,
     is_options,
     is_positive,
+    kernel_fields,
     level_field,
     name_field,
     pair_problems,
@@ -305,15 +306,13 @@ class BitPolicy(Displayed):
         >>> at.weight_bits, at.weight_grid
         (8, 'auto')
         """
-        fields: dict[str, Any] = {}
-        for pattern, overriding in self.overrides.items():
-            if fnmatch.fnmatchcase(layer_name, pattern):
-                fields.update(overriding)
-        fields.update(annotation or {})
+        fields = self._given(layer_name, annotation)
         if not fields and not end:
             return self
         if "weight_bits" in fields or end:
-            fields |= self._kernel(fields, end=end)
+            kernel = kernel_fields(self._plain_fields(), fields, end=end)
+            fields |= {"weight_bits": kernel.bits, "weight_grid": kernel.grid}
+            fields["first_last_weight_bits"] = None
         if "activation_bits" in fields:
             fields.setdefault("requantize_streams", True)
         fields = _with_own_options(fields)
@@ -325,20 +324,20 @@ class BitPolicy(Displayed):
                 self, **{"first_last_weight_grid": None, **fields}, overrides={}
             )
 
-    def _kernel(self, given: Mapping[str, Any], *, end: bool) -> dict[str, Any]:
-        """Bits and grid of one layer's weights, for which `given` are named."""
-        bits, grid = self.weight_bits, self.weight_grid
-        if "weight_bits" in given:
-            bits = given["weight_bits"]
-            grid = fitting_grid(grid, bits)
-        elif bits is not None:
-            bits = self.first_last_weight_bits or bits
-            grid = self.first_last_weight_grid or fitting_grid(grid, bits)
-        return {
-            "weight_bits": bits,
-            "weight_grid": given.get("weight_grid", grid),
-            "first_last_weight_bits": None,
-        }
+    def _given(self, layer_name: str, annotation: Mapping[str, Any] | None) -> dict[str, Any]:
+        """The fields that overrides and its annotation give one layer."""
+        fields: dict[str, Any] = {}
+        for pattern, overriding in self.overrides.items():
+            if fnmatch.fnmatchcase(layer_name, pattern):
+                fields.update(overriding)
+        return {**fields, **(annotation or {})}
+
+    def kernel_at(
+        self, layer_name: str, annotation: Mapping[str, Any] | None = None, *, end: bool = False
+    ) -> KernelFields:
+        """The bits and grid of one layer's weights, as `at` has them, and what says them."""
+        given = self._given(layer_name, annotation)
+        return kernel_fields(self._plain_fields(), given, end=end)
 
     @property
     def states_input_range(self) -> bool:
@@ -541,9 +540,7 @@ def _overridden(values: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[st
     """The policy's fields as those of one layer change them, wherever that layer stands."""
     fields = _with_own_options(fields)
     merged = {**values, **fields, "first_last_weight_bits": None, "first_last_weight_grid": None}
-    if "weight_bits" in fields and "weight_grid" not in fields:
-        merged["weight_grid"] = fitting_grid(values["weight_grid"], fields["weight_bits"])
-    return merged
+    return {**merged, "weight_grid": kernel_fields(values, fields).grid}
 
 
 def _with_own_options(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,12 +3,14 @@
 import dataclasses
 import difflib
 import numbers
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from sat_tf.core.grid_table import AUTOMATIC, GRIDS, Grid, is_bits
 from sat_tf.messages import warn
 from sat_tf.quantizers import table
+from sat_tf.quantizers.protocol import BITS_FIELDS, GRID_FIELDS
 
 # The range of an input where nobody gives one. It is known by its identity, so that `requantize`
 # can tell a policy that leaves a model its range from one that gives it another.
@@ -28,8 +30,62 @@ def fitting_grid(grid: str, num_bits: int | None) -> str:
     >>> fitting_grid("rounded", 7), fitting_grid("rounded", 8)
     ('rounded', 'auto')
     """
-    fits = grid in AUTOMATIC or num_bits is None or GRIDS[grid].fits_int8(num_bits)
+    fits = grid not in GRIDS or not is_bits(num_bits) or GRIDS[grid].fits_int8(num_bits)
     return grid if fits else "auto"
+
+
+class KernelFields(NamedTuple):
+    """The bits and the grid of a layer's weights, and the fields of the policy that say them.
+
+    Attributes:
+        bits: 1 to 8; None: not rounded.
+        grid: that the weights are on.
+        bits_field: the name of the field that gives the bits.
+        grid_field: the name of the field that gives the grid.
+        asked_grid: what that field says, whose codes int8 may not hold at these bits.
+    """
+
+    bits: Any
+    grid: Any
+    bits_field: str
+    grid_field: str
+    asked_grid: Any
+
+
+def kernel_fields(
+    values: Mapping[str, Any],
+    given: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    end: bool = False,
+) -> KernelFields:
+    """The rule of bits and grids: what a policy says of the weights of one layer.
+
+    What is given for the layer itself holds wherever it stands. The first and the last linear layer
+    have fields of their own, unless no weights are rounded; what these leave open is as elsewhere.
+    `weight_grid` gives way to "auto" at other bits than `weight_bits`, where it does not fit int8.
+
+    Args:
+        values: fields of the policy.
+        given: fields for the layer alone, which are stronger.
+        end: it is a first or last linear layer.
+
+    >>> policy = {"weight_bits": 4, "first_last_weight_bits": 8, "weight_grid": "rounded"}
+    >>> kernel_fields(policy, end=True)[:3]
+    (8, 'auto', 'first_last_weight_bits')
+    >>> kernel_fields(policy, {"weight_bits": 7}, end=True)[:3]
+    (7, 'rounded', 'weight_bits')
+    """
+    own, (bits_field, end_bits), (grid_field, end_grid) = given.keys(), BITS_FIELDS, GRID_FIELDS
+    is_end = end and bits_field not in own and values.get(bits_field, True) is not None
+    is_fitted = grid_field not in own and (is_end or bits_field in own)
+    if is_end and values.get(end_bits) is not None:
+        bits_field = end_bits
+    if is_end and is_fitted and values.get(end_grid) is not None:
+        grid_field, is_fitted = end_grid, False
+    found = {**values, **given}
+    bits, grid = found.get(bits_field), found.get(grid_field)
+    fitted = fitting_grid(grid, bits) if is_fitted and isinstance(grid, str) else grid
+    return KernelFields(bits, fitted, bits_field, grid_field, grid)
 
 
 def _beyond_int8(grid: str, num_bits: int) -> str:
@@ -150,14 +206,16 @@ def pair_problems(values: Mapping[str, Any]) -> list[str]:
     problems = []
     # Float activations or streams are the paper's setting, for experiments; integers are for files.
     integers = all(values.get(name) is not None for name in ("activation_bits", "stream_bits"))
-    for bits_name, grid_name, bits, grid in _pairs(values):
-        both = f"{bits_name}={bits} with {grid_name}={grid!r}"
-        if bits is not None and grid not in AUTOMATIC and bits < GRIDS[grid].fewest_bits:
+    for bits, grid, bits_field, grid_field, _ in _kernels(values):
+        both = f"{bits_field}={bits} with {grid_field}={grid!r}"
+        if grid not in GRIDS or bits is None:
+            continue
+        if bits < GRIDS[grid].fewest_bits:
             problems.append(
-                f"{both}: that grid has a single value at {bits} bit; use {grid_name}='dorefa', or "
-                f"{GRIDS[grid].fewest_bits} bits and more."
+                f"{both}: that grid has a single value at {bits} bit; use {grid_field}='dorefa', "
+                f"or {GRIDS[grid].fewest_bits} bits and more."
             )
-        elif integers and fitting_grid(grid, bits) != grid:
+        elif integers and not GRIDS[grid].fits_int8(bits):
             problems.append(
                 f"{both}: {_beyond_int8(grid, bits)}; {_OTHER_GRIDS}; or stream_bits=None, as "
                 "BitPolicy.paper has it, to train without exporting."
@@ -180,29 +238,24 @@ def quantizer_problems(values: Mapping[str, Any]) -> list[str]:
     return problems
 
 
-def _pairs(values: Mapping[str, Any]) -> Iterator[tuple[str, str, Any, Any]]:
-    """Names and values of the bits and grids of a layer, as far as these fields tell."""
-    named = ("weight_bits", "first_last_weight_bits", "weight_grid", "first_last_weight_grid")
-    known = {name: values.get(name) for name in named}
-    # Each field itself says what is wrong with its value.
-    bits, end_bits, grid, end_grid = (
-        value if is_bits(value) or value in GRID_NAMES else None for value in known.values()
-    )
-    if isinstance(grid, str):
-        yield "weight_bits", "weight_grid", bits, grid
-    if isinstance(end_grid, str):
-        name = "weight_bits" if end_bits is None else "first_last_weight_bits"
-        yield name, "first_last_weight_grid", bits if end_bits is None else end_bits, end_grid
-    elif isinstance(grid, str) and end_bits is not None:
-        yield "first_last_weight_bits", "weight_grid", end_bits, fitting_grid(grid, end_bits)
+def _kernels(values: Mapping[str, Any]) -> dict[KernelFields, None]:
+    """What these fields say of weights inside a model and at its ends, each once.
+
+    Values that are wrong count as left out: their own fields say what is wrong with them.
+    """
+    known = {
+        name: value
+        for names, is_right in ((BITS_FIELDS, is_bits), (GRID_FIELDS, GRID_NAMES.__contains__))
+        for name in names
+        if name in values and ((value := values[name]) is None or is_right(value))
+    }
+    return dict.fromkeys(kernel_fields(known, end=end) for end in (False, True))
 
 
 def warn_of(*settings: Mapping[str, Any]) -> None:
     """Warns once of each grid in these policy fields that trains badly at its bits."""
-    used: set[tuple[Any, Any]] = set()
-    for fields in settings:
-        if fields.get("weight_bits") is not None:  # else first and last layer are not rounded too
-            used |= {(grid, bits) for _, _, bits, grid in _pairs(fields)}
+    kernels = [kernel for fields in settings for kernel in _kernels(fields)]
+    used = {(kernel.grid, kernel.bits) for kernel in kernels if kernel.bits is not None}
     for grid, row in GRIDS.items():
         for caution_bits, text in _cautions(row).items():
             if any(name == grid and caution_bits in (None, bits) for name, bits in used):

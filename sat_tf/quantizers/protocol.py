@@ -27,6 +27,10 @@ from sat_tf.quantizers.seen_values import SeenValues
 
 # Among the variables a quantizer is called with, where its layer has a floor under its bits.
 BIT_FLOOR = "bit_floor"
+# The fields of a policy for the bits and the grid of weights: of all layers, and of the first and
+# the last linear layer.
+BITS_FIELDS = ("weight_bits", "first_last_weight_bits")
+GRID_FIELDS = ("weight_grid", "first_last_weight_grid")
 # Settings that no policy gives: they follow from the model.
 _SET_LATER = ("initial_gain", "initial_clipping_level")
 
@@ -302,7 +306,7 @@ class WeightQuantizer(MeasuredWeights, Quantizer):
     def field_problems(cls, fields: Mapping[str, Any]) -> list[str]:
         """Returns what is wrong with the bits and grids of a policy that names the quantizer."""
         asked = f"with weight_quantizer={cls.policy_name!r}: that quantizer"
-        bits = {field: fields.get(field) for field in ("weight_bits", "first_last_weight_bits")}
+        bits = {field: fields.get(field) for field in BITS_FIELDS}
         problems = [
             f"{field}={value!r} {asked} does not exist at so few bits; give it {cls.fewest_bits} "
             "or more, or use another quantizer."
@@ -316,12 +320,11 @@ class WeightQuantizer(MeasuredWeights, Quantizer):
                 for field, value in bits.items()
                 if is_bits(value) and (problem := cls.bits_problem(value, options))
             ]
-        grids = {field: fields.get(field) for field in ("weight_grid", "first_last_weight_grid")}
         if not cls.follows_grid:
             problems += [
-                f"{field}={value!r} {asked} has codes of its own; leave {field} out."
-                for field, value in grids.items()
-                if value not in (None, *AUTOMATIC)
+                f"{field}={fields[field]!r} {asked} has codes of its own; leave {field} out."
+                for field in GRID_FIELDS
+                if fields.get(field) not in (None, *AUTOMATIC)
             ]
         return problems
 
