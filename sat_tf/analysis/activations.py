@@ -12,6 +12,7 @@ from sat_tf.graph.network import Network, Node, call_in_inference
 from sat_tf.qat.layout import call_name
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.protocol import ActivationQuantizer
+from sat_tf.quantizers.settings import CLIPPING_LEVEL
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +43,7 @@ def clipping_levels(model: keras.Model) -> dict[str, tf.Variable]:
         ValueError: the model is not a graph.
     """
     return {
-        _name(node): node.layer.output_variables["clipping_level"]
+        _name(node): node.layer.output_variables[CLIPPING_LEVEL]
         for node in Network(model)
         if _clips(node)
     }

@@ -11,6 +11,7 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.quantizers.settings import CLIPPING_LEVEL
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,7 +112,7 @@ def _with_activation(row: LayerRow, layer: QuantizedLayer, use: ActivationUse | 
     return dataclasses.replace(
         row,
         activation_bits=quantizer.num_bits,
-        clipping_level=float(layer.output_variables["clipping_level"].numpy()),
+        clipping_level=float(layer.output_variables[CLIPPING_LEVEL].numpy()),
         activation_codes=len(use.code_counts),
         activation_codes_used=use.codes_used,
         clipped=use.clipped,

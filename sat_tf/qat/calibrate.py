@@ -1,7 +1,6 @@
 """Calibration: clipping levels, normalization statistics and output ranges taken from data."""
 
 import contextlib
-import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -12,6 +11,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
+from sat_tf.graph.layers.normalization import Statistics
 from sat_tf.graph.network import Network, Node
 from sat_tf.messages import warn
 from sat_tf.presentation.progress_bar import Advance, image_bar
@@ -50,44 +50,6 @@ _CLEARLY_BETTER = 0.5
 
 class StaleStatisticsWarning(UserWarning):
     """Statistics of BatchNormalization that are not those of the images were replaced."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Statistics:
-    """Mean and variance of the channels of one layer, float64."""
-
-    mean: np.ndarray
-    variance: np.ndarray
-    epsilon: float
-
-    def deviation(self, measured: "Statistics") -> np.ndarray:
-        """How far they are from others, by channel, in the others' standard deviations."""
-        spread = np.maximum(measured.variance, 0.0) + self.epsilon
-        ratio = np.maximum(self.variance, 0.0) + self.epsilon
-        return np.abs(self.mean - measured.mean) / np.sqrt(spread) + 0.5 * np.abs(
-            np.log(ratio / spread)
-        )
-
-    def moved(self, start: "Statistics", end: "Statistics") -> "Statistics":
-        """These, changed as from `start` to `end`: the mean is shifted, the variance scaled."""
-        factor = (end.variance + self.epsilon) / (start.variance + self.epsilon)
-        return Statistics(
-            self.mean + end.mean - start.mean,
-            np.maximum((self.variance + self.epsilon) * factor - self.epsilon, 0.0),
-            self.epsilon,
-        )
-
-
-def read_statistics(norms: Sequence[keras.layers.Layer]) -> list[Statistics]:
-    """The moving statistics of layers."""
-    return [
-        Statistics(
-            norm.moving_mean.numpy().astype(np.float64),
-            norm.moving_variance.numpy().astype(np.float64),
-            float(norm.epsilon),
-        )
-        for norm in norms
-    ]
 
 
 def assign_statistics(
@@ -339,7 +301,7 @@ def _fit_both(
     keep_function: bool,
 ) -> None:
     """Clipping levels, and statistics for the quantized network: see `best_statistics`."""
-    own = read_statistics(norms)
+    own = [Statistics.of(norm) for norm in norms]
     try:
         with float_weights(node.layer for node in network):
             unrounded = _measured_statistics(network, batches, norms, _call_unrounded)
@@ -379,7 +341,7 @@ def _measured_statistics(
     call: Callable[[Node, Any, bool], tf.Tensor],
 ) -> list[Statistics]:
     _estimate_statistics(network, batches, call)
-    return read_statistics(norms)
+    return [Statistics.of(norm) for norm in norms]
 
 
 def _estimate_statistics(

@@ -1,7 +1,7 @@
 """The inputs of a quantized model: the range of each, folded into the layers that read it."""
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -387,12 +387,28 @@ def _at(network: Network, node: Node, fold: Fold) -> Fold:
         raise _NoFoldError("its outputs have the order of its inputs")
     if not np.any(fold.shift) or getattr(layer, "bias", None) is not None:
         return dataclasses.replace(fold, layer=layer.name)
-    readers = network.only_readers(node.name)
-    norms = readers and all(layer_kinds.role_of(one.layer) is Role.NORM for one in readers)
-    if not norms or layer_kinds.activation_name(layer) != "linear":
+    norms = norms_behind(network, node, lambda one: layer_kinds.role_of(one.layer) is Role.NORM)
+    if not norms:
         raise _NoFoldError("it has no bias, and other than BatchNormalization behind it")
-    names = tuple(dict.fromkeys(reader.layer.name for reader in readers))
-    return dataclasses.replace(fold, layer=layer.name, norms=names)
+    return dataclasses.replace(fold, layer=layer.name, norms=norms)
+
+
+def norms_behind(network: Network, node: Node, is_norm: Callable[[Node], bool]) -> tuple[str, ...]:
+    """The normalizations that are folded into a linear layer, by the names of their layers.
+
+    They are right behind it, and nothing else reads it. If it is called several times, they are
+    behind every call; and they read no other layer.
+
+    Args:
+        network: the float model.
+        node: a call of the linear layer.
+        is_norm: whether a node is a normalization that is quantized.
+    """
+    readers = network.only_readers(node.name)
+    plain = layer_kinds.activation_name(node.layer) == "linear"
+    if not plain or not all(map(is_norm, readers)):
+        return ()
+    return tuple(dict.fromkeys(reader.layer.name for reader in readers))
 
 
 def _kernel(layer: keras.layers.Layer) -> Kernel:

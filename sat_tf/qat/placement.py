@@ -11,7 +11,7 @@ from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node
 from sat_tf.messages import kind_of, list_problems, listed_problems
 from sat_tf.qat.configs import LayerConfig, PlacedConfig
-from sat_tf.qat.inputs import entrance, range_problems, reads_floats, states_codes
+from sat_tf.qat.inputs import entrance, norms_behind, range_problems, reads_floats, states_codes
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.policy_fields import KernelFields
 from sat_tf.qat.value_ranges import PixelRanges, Spreads, ValueRanges
@@ -446,15 +446,10 @@ class _Placer:
         return role in (Role.SOFTMAX, Role.LINEAR) and layer_kinds.is_softmax(node.layer)
 
     def _norms_behind(self, name: str) -> tuple[str, ...]:
-        """The normalizations right behind a linear layer, if nothing else reads it.
+        def is_norm(node: Node) -> bool:
+            return self.roles[node.name] is Role.NORM
 
-        If it is called several times, behind every call; and they read no other layer.
-        """
-        readers = self.network.only_readers(name)
-        plain = layer_kinds.activation_name(self.network[name].layer) == "linear"
-        if not plain or any(self.roles[reader.name] is not Role.NORM for reader in readers):
-            return ()
-        return tuple(dict.fromkeys(reader.layer.name for reader in readers))
+        return norms_behind(self.network, self.network[name], is_norm)
 
     def _absorbed(self, name: str) -> bool:
         readers = self.network.consumers(name)

@@ -48,6 +48,7 @@ from sat_tf.presentation.notebook import Displayed
 from sat_tf.presentation.progress_bar import Advance, image_bar, no_bar
 from sat_tf.presentation.tables import Marked, RowTable, Table, printed
 from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.quantizers.settings import CLIPPING_LEVEL
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -442,7 +443,7 @@ class Auditor:
             row = ActivationAudit(
                 name=name,
                 bits=quantizer.num_bits,
-                clipping_level=float(layer.output_variables["clipping_level"].numpy()),
+                clipping_level=float(layer.output_variables[CLIPPING_LEVEL].numpy()),
                 ceiling=quantizer.ceiling,
                 level_gradient=flow.level_gradients.get(name) if flow else None,
             )

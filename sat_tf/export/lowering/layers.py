@@ -15,6 +15,7 @@ from sat_tf.export.operations.windows import LinearKind, transposed_size
 from sat_tf.export.tflite.tensors import LARGEST_RANGE, SMALLEST_RANGE, WHOLE, Codes, Window
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import KernelForm
+from sat_tf.graph.layers.normalization import Statistics
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.protocol import ActivationQuantizer, WeightQuantizer
 
@@ -183,11 +184,11 @@ def observed_range(wrapper: QuantizedLayer) -> tuple[float, float] | None:
 
 def affine(norm: keras.layers.Layer) -> Affine:
     """Slope γ / sqrt(σ² + ε), offset β - slope · μ; γ = 1 and β = 0 where it has none."""
-    mean = norm.moving_mean.numpy().astype(np.float64)
-    variance = norm.moving_variance.numpy().astype(np.float64)
+    statistics = Statistics.of(norm)
+    mean, variance = statistics.mean, statistics.variance
     gamma = 1.0 if norm.gamma is None else norm.gamma.numpy().astype(np.float64)
     beta = 0.0 if norm.beta is None else norm.beta.numpy().astype(np.float64)
-    slope = gamma / np.sqrt(variance + norm.epsilon)
+    slope = gamma / np.sqrt(statistics.square)
     return Affine(slope, beta - slope * mean, mean, np.sqrt(np.maximum(variance, 0.0)))
 
 

@@ -9,6 +9,7 @@ from sat_tf.export.lowering import quantized_network
 from sat_tf.export.lowering.layers import observed_range, quantizer_problem, weight_problem
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import KernelForm, Role
+from sat_tf.graph.layers.normalization import Statistics
 from sat_tf.graph.network import Network, Node
 from sat_tf.graph.operation_layers import ConstantSum
 from sat_tf.qat.layout import call_name, inner_layer
@@ -138,8 +139,7 @@ def _linear_problems(network: Network, node: Node) -> Iterator[str]:
 
 def _norm_problems(network: Network, node: Node) -> Iterator[str]:
     del network
-    norm = inner_layer(node.layer)
-    smallest = float(np.min(norm.moving_variance.numpy())) + norm.epsilon
+    smallest = float(np.min(Statistics.of(inner_layer(node.layer)).square))
     if smallest <= 0.0:
         yield (
             f"received a moving variance plus epsilon of {smallest:g}, expected positive ones; "

@@ -66,6 +66,42 @@ def synchronized_class(
     return both[synchronized] if kind in both else kind
 
 
+@dataclasses.dataclass(frozen=True)
+class Statistics:
+    """Mean and variance of the channels of one BatchNormalization, float64, and its ε."""
+
+    mean: np.ndarray
+    variance: np.ndarray
+    epsilon: float
+
+    @classmethod
+    def of(cls, norm: keras.layers.Layer) -> "Statistics":
+        """The moving statistics of a layer."""
+        mean, variance = (
+            value.numpy().astype(np.float64) for value in (norm.moving_mean, norm.moving_variance)
+        )
+        return cls(mean, variance, float(norm.epsilon))
+
+    @property
+    def square(self) -> np.ndarray:
+        """The square of what the layer divides by: variance + ε."""
+        return np.asarray(self.variance + self.epsilon)
+
+    def deviation(self, measured: "Statistics") -> np.ndarray:
+        """How far they are from others, by channel, in the others' standard deviations."""
+        own, other = (
+            dataclasses.replace(one, variance=np.maximum(one.variance, 0.0)).square
+            for one in (self, measured)
+        )
+        shift = np.abs(self.mean - measured.mean) / np.sqrt(other)
+        return np.asarray(shift + 0.5 * np.abs(np.log(own / other)))
+
+    def moved(self, start: "Statistics", end: "Statistics") -> "Statistics":
+        """These, changed as from `start` to `end`: the mean is shifted, the variance scaled."""
+        variance = np.maximum(self.square * (end.square / start.square) - self.epsilon, 0.0)
+        return Statistics(self.mean + end.mean - start.mean, variance, self.epsilon)
+
+
 def _refuse_batch_normalization(layer: Any) -> str | None:
     axes = [layer.axis] if isinstance(layer.axis, int) else list(layer.axis)
     rank = layer.input_spec.ndim if layer.input_spec else None

@@ -14,6 +14,7 @@ import tf_keras as keras
 from sat_tf.atomic_file import on_disk, temporary_folder
 from sat_tf.messages import RunError, first_ones, reason_of
 from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.quantizers.settings import CLIPPING_LEVEL
 from sat_tf.training.state.run_folder import is_about_a_file
 from sat_tf.training.step.learner import Learner
 from sat_tf.training.step.schedule import Position
@@ -90,7 +91,7 @@ def _first_broken_output(model: keras.Model, images: np.ndarray) -> str | None:
 
 def _described(layer: keras.layers.Layer) -> str:
     quantized = isinstance(layer, QuantizedLayer)
-    level = layer.output_variables.get("clipping_level") if quantized else None
+    level = layer.output_variables.get(CLIPPING_LEVEL) if quantized else None
     return layer.name if level is None else f"{layer.name} (clipping level {level.numpy():.3g})"
 
 
