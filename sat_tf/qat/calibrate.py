@@ -146,7 +146,7 @@ def calibrate(
     images = gather(dataset, num_images, network)
     batches: Collection[Images] = in_batches(images)
     observe_pixels(images, network, len(batches))
-    norms = _norms(network) if batch_normalization else []
+    norms = list(_norms(network).values()) if batch_normalization else []
     passes = _PASSES[clipping_levels, bool(norms)]
     passes += sum(bool(_observing(network, of_inputs=of_inputs)) for of_inputs in (True, False))
     total = passes * sum(len(batch[0]) for batch in batches)
@@ -258,7 +258,7 @@ def _set_clipping_levels(network: Network, batches: Collection[Images]) -> None:
 
 
 def _function_behind(in_use: Network, node: Node) -> Function:
-    """The elementwise function that alone reads a tensor; the identity if there is none."""
+    """Finds the elementwise function that alone reads a tensor; the identity if there is none."""
     readers = [inner_layer(reader.layer) for reader in in_use.consumers(node.name)]
     names = {
         layer_kinds.activation_name(reader) if layer_kinds.is_activation(reader) else "linear"
@@ -287,10 +287,9 @@ def _call_unrounded(node: Node, inputs: Any, on_batch_statistics: bool) -> tf.Te
     return before
 
 
-def _norms(network: Network) -> list[keras.layers.Layer]:
-    """The normalizations, each once."""
-    found = {id(node.layer): inner_layer(node.layer) for node in network if _is_norm(node)}
-    return list(found.values())
+def _norms(network: Network) -> dict[int, keras.layers.Layer]:
+    """The normalizations, each once, by the identity of the layers of the network."""
+    return {id(node.layer): inner_layer(node.layer) for node in network if _is_norm(node)}
 
 
 def _fit_both(
@@ -304,11 +303,11 @@ def _fit_both(
     own = [Statistics.of(norm) for norm in norms]
     try:
         with float_weights(node.layer for node in network):
-            unrounded = _measured_statistics(network, batches, norms, _call_unrounded)
-        by_weights = _measured_statistics(network, batches, norms, _call_unrounded)
+            unrounded = _estimate_statistics(network, batches, _call_unrounded)
+        by_weights = _estimate_statistics(network, batches, _call_unrounded)
         assign_statistics(norms, best_statistics(own, unrounded, by_weights))
         _set_clipping_levels(network, batches)
-        quantized = _measured_statistics(network, batches, norms, _call)
+        quantized = _estimate_statistics(network, batches, _call)
         off = min(mean_deviation(own, measured) for measured in (unrounded, quantized))
         if off > STALE and keep_function:
             assign_statistics(norms, own)
@@ -334,20 +333,11 @@ def _fit_both(
         )
 
 
-def _measured_statistics(
-    network: Network,
-    batches: Collection[Images],
-    norms: list[keras.layers.Layer],
-    call: Callable[[Node, Any, bool], tf.Tensor],
-) -> list[Statistics]:
-    _estimate_statistics(network, batches, call)
-    return [Statistics.of(norm) for norm in norms]
-
-
 def _estimate_statistics(
     network: Network, batches: Collection[Images], call: Callable[[Node, Any, bool], tf.Tensor]
-) -> None:
-    norms = {id(node.layer): inner_layer(node.layer) for node in network if _is_norm(node)}
+) -> list[Statistics]:
+    """Gives the normalizations the mean over batches of their statistics, which it returns."""
+    norms = _norms(network)
     momenta = {key: norm.momentum for key, norm in norms.items()}
     calls = dict.fromkeys(norms, 0)
 
@@ -365,6 +355,7 @@ def _estimate_statistics(
     finally:
         for key, norm in norms.items():
             norm.momentum = momenta[key]
+    return [Statistics.of(norm) for norm in norms.values()]
 
 
 def _observe_ranges(network: Network, batches: Collection[Images], *, of_inputs: bool) -> None:

@@ -179,18 +179,12 @@ def range_problems(network: Network, policy: BitPolicy, kept: Collection[str]) -
         kept: those that only layers left float read.
     """
     problems = []
-    if isinstance(policy.input_range, Mapping):
+    for kind in ("range", "type"):
+        stated = getattr(policy, f"input_{kind}")
         problems += [
-            f"input_range: received a range for {name!r}, expected names of inputs. "
+            f"input_{kind}: received a {kind} for {name!r}, expected names of inputs. "
             f"{did_you_mean(name, network.inputs)}"
-            for name in policy.input_range
-            if name not in network.inputs
-        ]
-    if isinstance(policy.input_type, Mapping):
-        problems += [
-            f"input_type: received a type for {name!r}, expected names of inputs. "
-            f"{did_you_mean(name, network.inputs)}"
-            for name in policy.input_type
+            for name in (stated if isinstance(stated, Mapping) else ())
             if name not in network.inputs
         ]
     changes = {}

@@ -346,15 +346,18 @@ class BitPolicy(Displayed):
 
     def range_of(self, input_name: str) -> InputRange:
         """The range of one of the model's inputs."""
-        if isinstance(self.input_range, Mapping):
-            return range_of(self.input_range.get(input_name, UNSTATED_RANGE))
-        return range_of(self.input_range)
+        return range_of(self._of_input("input_range", input_name))
 
     def type_of(self, input_name: str) -> str:
         """The type that the file takes for one of the model's inputs, a name of `INPUT_TYPES`."""
-        if isinstance(self.input_type, Mapping):
-            return str(self.input_type.get(input_name, INPUT_TYPES[0]))
-        return self.input_type or INPUT_TYPES[0]
+        return str(self._of_input("input_type", input_name) or INPUT_TYPES[0])
+
+    def _of_input(self, field_name: str, input_name: str) -> Any:
+        """What a field of inputs says of one of them; its default where it says nothing."""
+        stated = getattr(self, field_name)
+        if isinstance(stated, Mapping):
+            return stated.get(input_name, getattr(BitPolicy, field_name))
+        return stated
 
     def change_of(self, input_name: str) -> Change:
         """The change from what the first layers read to what an input is fed."""
@@ -364,15 +367,11 @@ class BitPolicy(Displayed):
 
     def states_range_of(self, input_name: str) -> bool:
         """Whether `input_range` speaks of one of the model's inputs."""
-        if isinstance(self.input_range, Mapping):
-            return input_name in self.input_range
-        return self.states_input_range
+        return self._of_input("input_range", input_name) is not UNSTATED_RANGE
 
     def states_type_of(self, input_name: str) -> bool:
         """Whether `input_type` speaks of one of the model's inputs."""
-        if isinstance(self.input_type, Mapping):
-            return input_name in self.input_type
-        return self.input_type is not None
+        return self._of_input("input_type", input_name) is not None
 
     def unmatched_overrides(self, layer_names: Iterable[str]) -> list[str]:
         """The override patterns that match none of these layer names."""

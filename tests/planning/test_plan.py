@@ -130,3 +130,18 @@ def test_no_two_swatches_of_the_legend_look_alike_in_the_light_or_the_dark(refus
         assert len(set(fills)) == len(fills)
     swatches = [swatch[1:] for swatch in legend(boxes_of(refused))]
     assert len(set(swatches)) == len(swatches) > 2
+
+
+def test_a_plan_says_which_field_gave_the_bits_of_weights():
+    policy = BitPolicy.mobile(
+        4, weight_grid="rounded", overrides={"classifier": {"weight_bits": 8}}
+    )
+    rows = sat_tf.explain(convolutions(), policy).rows
+    reasons = {row.name: row.weights.bits_reason for row in rows if row.weights}
+    unfit = "; rounded does not fit int8 at 8 bits"
+    assert reasons == {
+        "conv": f"first linear layer{unfit}",
+        "depthwise": "",
+        # Its own bits are those that it would have had as the last layer, too.
+        "classifier": f"by an override or annotation{unfit}",
+    }
