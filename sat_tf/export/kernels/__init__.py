@@ -1,6 +1,5 @@
 """How the kernels of LiteRT round, by runtime and processor: pure functions of integers and scales.
 
 `xnnpack` and `fixed_point` have the rules, `kernel_sets` the table of kernels that round alike, of
-which a graph names one. `float32` has the arithmetic that compilers may fuse. Nothing here knows
-tensors or files.
+which a graph names one. Nothing here knows tensors or files.
 """

@@ -37,12 +37,12 @@ class Multipliers(NamedTuple):
 
     @property
     def left(self) -> np.ndarray:
-        """By how many bits sums are shifted to the left, before the product."""
+        """The bits by which sums are shifted to the left, before the product."""
         return np.maximum(self.exponents, 0)
 
     @property
     def right(self) -> np.ndarray:
-        """By how many bits they are shifted to the right, behind it."""
+        """The bits by which they are shifted to the right, behind it."""
         return np.maximum(-self.exponents, 0)
 
 
@@ -161,13 +161,19 @@ def sum_as_codes(
     return rounded_twice_away(total, fixed_point(widest / float(bits * output_scale)))
 
 
-def multiplier_in_float32(first: np.float32, second: np.float32, output: np.float32) -> float:
-    """Output codes of a product of two codes of 1, as LiteRT computes it."""
-    return float(np.float32(np.float32(first * second) / output))
+def rounded_away(values: np.ndarray) -> np.ndarray:
+    """Integers, halves away from zero.
+
+    >>> rounded_away(np.array([-1.5, -0.5, 0.5, 2.5])).tolist()
+    [-2.0, -1.0, 1.0, 3.0]
+    """
+    whole = np.trunc(values)
+    # The rest is exact, where a sum with a half might not be.
+    return np.asarray(whole + np.where(np.abs(values - whole) >= 0.5, np.sign(values), 0.0))
 
 
 def multiplier_in_float64(first: np.float32, second: np.float32, output: np.float32) -> float:
-    """The same as TFLite Micro computes it."""
+    """Output codes of a product of two codes of 1, as TFLite Micro alone computes it."""
     return float(first) * float(second) / float(output)
 
 

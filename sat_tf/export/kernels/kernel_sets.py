@@ -4,43 +4,29 @@ A new runtime or processor is a row. What a row does not say, an operation compu
 everywhere: it selects codes, or looks them up.
 """
 
-import abc
 import dataclasses
 import enum
 import math
 import platform
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from sat_tf.export.kernels import fixed_point, float32, vectors, xnnpack
+from sat_tf.export.kernels import fixed_point, vectors, xnnpack
 
 # Matrices that have a kernel of their own for products with a vector: these sizes at least.
 _FEWEST_ROWS, _FEWEST_COLUMNS = 4, 8
 
-
-# Of the input, of each channel's weights, and of the output.
+# The scales of the input, of each channel's weights, and of the output.
 LinearScales = tuple[np.float32, np.ndarray, np.float32]
 
 
 class Engine(enum.Enum):
-    """Which kernels of LiteRT compute an operation where XNNPACK takes part."""
+    """The kernels of LiteRT that compute an operation where XNNPACK takes part."""
 
     XNNPACK = "xnnpack"
     BUILTIN = "builtin"  # it leaves the operation to them
-
-
-@dataclasses.dataclass(frozen=True)
-class Affine:
-    """The grid of a tensor: real value = scale · (stored - zero_point).
-
-    Attributes:
-        scale: float32.
-        zero_point: the stored integer of real 0.
-    """
-
-    scale: np.float32
-    zero_point: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,270 +51,43 @@ class LinearWork:
     is_small_depthwise: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class KernelSet(abc.ABC):
+@dataclasses.dataclass(frozen=True, eq=False)
+class KernelSet:
     """Kernels that round alike.
 
-    All methods take exact integers and give integers that are neither clipped nor, but for means,
+    All functions take exact integers and give integers that are neither clipped nor, but for means,
     moved by the zero point.
 
     Attributes:
         name: for users.
         title: in a table.
         where: on which processors, in words.
+        linear: sums of a linear operation as codes, from the operation, Σ weight · code + bias with
+            images on the first axis and channels on the last, and `LinearScales`.
+        summed: codes of a sum of two tensors of codes, or with difference=True of a difference,
+            from both tensors, their scales, and that of the output.
+        product: codes of a product of two tensors, from the products of their codes, their scales,
+            and that of the output.
+        mean: stored integers of means, from sums with channels on the last axis, the count of
+            stored integers in each, the scales and the zero points of the input and of the output,
+            and whether the operator keeps the dimensions that it sums over.
+        quantized: codes of float32 values, from these and the scale.
     """
 
     name: str
     title: str
     where: str
+    linear: Callable[[LinearWork, np.ndarray, LinearScales], np.ndarray]
+    summed: Callable[..., np.ndarray]
+    product: Callable[[np.ndarray, tuple[np.float32, np.float32], np.float32], np.ndarray]
+    mean: Callable[
+        [np.ndarray, int, tuple[np.float32, np.float32], tuple[int, int], bool], np.ndarray
+    ]
+    quantized: Callable[[np.ndarray, np.float32], np.ndarray]
 
-    @abc.abstractmethod
-    def linear(
-        self,
-        work: LinearWork,
-        sums: np.ndarray,
-        scales: LinearScales,
-    ) -> np.ndarray:
-        """Sums of a linear operation as codes.
-
-        Args:
-            work: the operation.
-            sums: Σ weight · code + bias, images on the first axis, channels on the last.
-            scales: see `LinearScales`.
-        """
-
-    @abc.abstractmethod
-    def summed(
-        self,
-        summands: list[np.ndarray],
-        scales: list[np.float32],
-        output_scale: np.float32,
-        *,
-        difference: bool = False,
-    ) -> np.ndarray:
-        """Codes of a sum, or a difference, of two tensors of codes."""
-
-    @abc.abstractmethod
-    def product(
-        self, products: np.ndarray, scales: tuple[np.float32, np.float32], output_scale: np.float32
-    ) -> np.ndarray:
-        """Codes of a product of two tensors, whose codes are multiplied already."""
-
-    @abc.abstractmethod
-    def mean(
-        self,
-        sums: np.ndarray,
-        count: int,
-        source: Affine,
-        output: Affine,
-        *,
-        keep_dims: bool = False,
-    ) -> np.ndarray:
-        """Stored integers of the mean of `count` stored integers with these sums.
-
-        Args:
-            sums: channels on the last axis.
-            count: how many stored integers are in each.
-            source: the grid of these.
-            output: that of the mean.
-            keep_dims: whether the operator keeps the dimensions that it sums over.
-        """
-
-    @abc.abstractmethod
-    def quantized(self, real: np.ndarray, scale: np.float32) -> np.ndarray:
-        """Codes of float32 values."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Xnnpack(KernelSet):
-    """XNNPACK, with the builtin kernels where it leaves an operation to them.
-
-    Attributes:
-        multiply: the rule of products, from products and their multiplier.
-        average: the rule of means; see `xnnpack.mean_rounded_twice`.
-        left: the kernels that compute the linear operations that it leaves to others.
-    """
-
-    multiply: Callable[[np.ndarray, np.float32], np.ndarray]
-    average: Callable[[np.ndarray, np.float32, int, tuple[int, int]], np.ndarray]
-    left: KernelSet
-
-    def linear(
-        self,
-        work: LinearWork,
-        sums: np.ndarray,
-        scales: LinearScales,
-    ) -> np.ndarray:
-        """See `KernelSet`."""
-        if work.engine is Engine.BUILTIN:
-            return self.left.linear(work, sums, scales)
-        return xnnpack.requantized(sums, narrow_multipliers(*scales))
-
-    def summed(
-        self,
-        summands: list[np.ndarray],
-        scales: list[np.float32],
-        output_scale: np.float32,
-        *,
-        difference: bool = False,
-    ) -> np.ndarray:
-        """See `KernelSet`."""
-        return xnnpack.summed(summands, scales, output_scale, difference=difference)
-
-    def product(
-        self, products: np.ndarray, scales: tuple[np.float32, np.float32], output_scale: np.float32
-    ) -> np.ndarray:
-        """See `KernelSet`."""
-        return self.multiply(products, xnnpack.product_multiplier(*scales, output_scale))
-
-    def mean(
-        self,
-        sums: np.ndarray,
-        count: int,
-        source: Affine,
-        output: Affine,
-        *,
-        keep_dims: bool = False,
-    ) -> np.ndarray:
-        """See `KernelSet`."""
-        del keep_dims
-        multiplier = xnnpack.mean_multiplier(source.scale, output.scale, count)
-        return self.average(sums, multiplier, count, (source.zero_point, output.zero_point))
-
-    def quantized(self, real: np.ndarray, scale: np.float32) -> np.ndarray:
-        """See `KernelSet`: one float32 product with the inverse scale, round half to even."""
-        return np.asarray(np.rint(real * (np.float32(1.0) / scale)))
-
-
-@dataclasses.dataclass(frozen=True)
-class Reference(KernelSet):
-    """Kernels of the plain C++ sources, without vectors: gemmlowp's rounding throughout.
-
-    Attributes:
-        dense: the rule of matrix products, from sums and scales.
-        multiplier: of products of two tensors, from their scales and that of the output.
-    """
-
-    dense: Callable[[np.ndarray, LinearWork, LinearScales], np.ndarray]
-    multiplier: Callable[[np.float32, np.float32, np.float32], float]
-
-    def linear(
-        self,
-        work: LinearWork,
-        sums: np.ndarray,
-        scales: LinearScales,
-    ) -> np.ndarray:
-        """See `KernelSet`."""
-        if work.operator == "FULLY_CONNECTED":
-            return self.dense(sums, work, scales)
-        multipliers = fixed_point.fixed_point(wide_multipliers(*scales))
-        return fixed_point.rounded_twice_away(_integers(sums), multipliers)
-
-    def summed(
-        self,
-        summands: list[np.ndarray],
-        scales: list[np.float32],
-        output_scale: np.float32,
-        *,
-        difference: bool = False,
-    ) -> np.ndarray:
-        """See `KernelSet`."""
-        return fixed_point.summed(summands, scales, output_scale, difference=difference)
-
-    def product(
-        self, products: np.ndarray, scales: tuple[np.float32, np.float32], output_scale: np.float32
-    ) -> np.ndarray:
-        """See `KernelSet`.
-
-        Vectors hold a product in 16 bits behind its rounding. What does not fit them, 128 times the
-        range of int8 and more, is not simulated: calibrated scales are far from it.
-        """
-        multiplier = fixed_point.fixed_point(self.multiplier(*scales, output_scale))
-        return fixed_point.rounded_twice_away(products, multiplier)
-
-    def mean(
-        self,
-        sums: np.ndarray,
-        count: int,
-        source: Affine,
-        output: Affine,
-        *,
-        keep_dims: bool = False,
-    ) -> np.ndarray:
-        """See `KernelSet`."""
-        del keep_dims
-        scales, zeros = (source.scale, output.scale), (source.zero_point, output.zero_point)
-        return fixed_point.mean(sums, count, scales, zeros)
-
-    def quantized(self, real: np.ndarray, scale: np.float32) -> np.ndarray:
-        """See `KernelSet`: a float32 quotient, halves away from zero."""
-        return float32.rounded_away(real / scale)
-
-
-@dataclasses.dataclass(frozen=True)
-class Builtin(Reference):
-    """The builtin kernels, which take vectors where they can.
-
-    Attributes:
-        matrix: the rule of matrix products, which convolutions are too.
-        small_depthwise: that of the depthwise convolutions with a kernel of their own.
-    """
-
-    matrix: fixed_point.Rule
-    small_depthwise: fixed_point.Rule
-
-    def linear(
-        self,
-        work: LinearWork,
-        sums: np.ndarray,
-        scales: LinearScales,
-    ) -> np.ndarray:
-        """See `KernelSet`."""
-        sums = _integers(sums)
-        multipliers = fixed_point.fixed_point(_multipliers(work, scales))
-        if work.is_grouped:
-            return fixed_point.rounded_twice_away(sums, multipliers)
-        if work.is_small_depthwise:
-            return self.small_depthwise(sums, multipliers)
-        if work.operator in ("DEPTHWISE_CONV_2D", "TRANSPOSE_CONV"):
-            return vectors.requantized(sums, multipliers)
-        # A product with a vector, of an image by itself, has a kernel of its own.
-        is_vector = math.prod(sums.shape[1:-1]) == 1
-        if is_vector and sums.shape[-1] >= _FEWEST_ROWS and work.depth >= _FEWEST_COLUMNS:
-            return fixed_point.rounded_twice_up(sums, multipliers)
-        return self.matrix(sums, multipliers)
-
-    def summed(
-        self,
-        summands: list[np.ndarray],
-        scales: list[np.float32],
-        output_scale: np.float32,
-        *,
-        difference: bool = False,
-    ) -> np.ndarray:
-        """See `KernelSet`; differences have no kernel with vectors."""
-        if difference:
-            return super().summed(summands, scales, output_scale, difference=True)
-        return vectors.sum_of(summands, scales, output_scale)
-
-    def mean(
-        self,
-        sums: np.ndarray,
-        count: int,
-        source: Affine,
-        output: Affine,
-        *,
-        keep_dims: bool = False,
-    ) -> np.ndarray:
-        """See `KernelSet`."""
-        if not keep_dims:
-            return super().mean(sums, count, source, output)
-        scales, zeros = (source.scale, output.scale), (source.zero_point, output.zero_point)
-        return vectors.mean_of_stored(sums, count, scales, zeros)
-
-    def quantized(self, real: np.ndarray, scale: np.float32) -> np.ndarray:
-        """See `KernelSet`."""
-        return vectors.quantized(real, scale)
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A row is sent to other processes by its name: there is one of each."""
+        return _row, (self.name,)
 
 
 def narrow_multipliers(source: np.float32, weights: np.ndarray, output: np.float32) -> np.ndarray:
@@ -350,53 +109,175 @@ def _multipliers(work: LinearWork, scales: LinearScales) -> np.ndarray:
     return np.asarray(both.astype(np.float64) / float(output))
 
 
-def _integers(sums: np.ndarray) -> np.ndarray:
-    return sums.astype(np.int64)
+def _products(sums: np.ndarray, multipliers: np.ndarray, rule: fixed_point.Rule) -> np.ndarray:
+    return rule(sums.astype(np.int64), fixed_point.fixed_point(multipliers))
 
 
-def _dense_in_fixed_point(sums: np.ndarray, work: LinearWork, scales: LinearScales) -> np.ndarray:
-    multipliers = fixed_point.fixed_point(_multipliers(work, scales))
-    return fixed_point.rounded_twice_away(_integers(sums), multipliers)
+def _reference(
+    name: str,
+    title: str,
+    where: str,
+    *,
+    dense: Callable[[LinearWork, np.ndarray, LinearScales], np.ndarray],
+    multiplier: Callable[[np.float32, np.float32, np.float32], float],
+) -> KernelSet:
+    """Kernels of the plain C++ sources, without vectors: gemmlowp's rounding throughout.
+
+    Vectors hold a product of two tensors in 16 bits behind its rounding. What does not fit them,
+    128 times the range of int8 and more, is not simulated: calibrated scales are far from it.
+
+    Args:
+        name: see `KernelSet`.
+        title: see `KernelSet`.
+        where: see `KernelSet`.
+        dense: the rule of matrix products.
+        multiplier: of products of two tensors, from their scales and that of the output.
+    """
+    away = fixed_point.rounded_twice_away
+    return KernelSet(
+        name,
+        title,
+        where,
+        linear=lambda work, sums, scales: (
+            dense(work, sums, scales)
+            if work.operator == "FULLY_CONNECTED"
+            else _products(sums, wide_multipliers(*scales), away)
+        ),
+        summed=fixed_point.summed,
+        product=lambda products, scales, output: away(
+            products, fixed_point.fixed_point(multiplier(*scales, output))
+        ),
+        mean=lambda sums, count, scales, zeros, _: fixed_point.mean(sums, count, scales, zeros),
+        # A float32 quotient, halves away from zero.
+        quantized=lambda real, scale: fixed_point.rounded_away(real / scale),
+    )
 
 
-def _dense_in_float64(sums: np.ndarray, work: LinearWork, scales: LinearScales) -> np.ndarray:
-    del work
-    return float32.rounded_away(sums.astype(np.float64) * wide_multipliers(*scales))
+def _builtin(
+    name: str,
+    title: str,
+    where: str,
+    *,
+    matrix: fixed_point.Rule,
+    small_depthwise: fixed_point.Rule,
+) -> KernelSet:
+    """The builtin kernels, which take vectors where they can, and else do as the plain sources.
+
+    Args:
+        name: see `KernelSet`.
+        title: see `KernelSet`.
+        where: see `KernelSet`.
+        matrix: the rule of matrix products, which convolutions are too.
+        small_depthwise: that of the depthwise convolutions with a kernel of their own.
+    """
+
+    def linear(work: LinearWork, sums: np.ndarray, scales: LinearScales) -> np.ndarray:
+        # A product with a vector, of an image by itself, has a kernel of its own.
+        is_vector = math.prod(sums.shape[1:-1]) == 1
+        if work.is_grouped:
+            rule = fixed_point.rounded_twice_away
+        elif work.is_small_depthwise:
+            rule = small_depthwise
+        elif work.operator in ("DEPTHWISE_CONV_2D", "TRANSPOSE_CONV"):
+            rule = vectors.requantized
+        elif is_vector and sums.shape[-1] >= _FEWEST_ROWS and work.depth >= _FEWEST_COLUMNS:
+            rule = fixed_point.rounded_twice_up
+        else:
+            rule = matrix
+        return _products(sums, _multipliers(work, scales), rule)
+
+    return dataclasses.replace(
+        REFERENCE,
+        name=name,
+        title=title,
+        where=where,
+        linear=linear,
+        # Differences have no kernel with vectors.
+        summed=lambda summands, scales, output, *, difference=False: (
+            fixed_point.summed(summands, scales, output, difference=True)
+            if difference
+            else vectors.sum_of(summands, scales, output)
+        ),
+        mean=lambda sums, count, scales, zeros, keep_dims: (
+            vectors.mean_of_stored if keep_dims else fixed_point.mean
+        )(sums, count, scales, zeros),
+        quantized=vectors.quantized,
+    )
 
 
-REFERENCE = Reference(
+def _xnnpack(
+    name: str,
+    title: str,
+    where: str,
+    *,
+    multiply: Callable[[np.ndarray, np.float32], np.ndarray],
+    average: Callable[[np.ndarray, np.float32, int, tuple[int, int]], np.ndarray],
+    left: KernelSet,
+) -> KernelSet:
+    """XNNPACK, with the builtin kernels where it leaves an operation to them.
+
+    Args:
+        name: see `KernelSet`.
+        title: see `KernelSet`.
+        where: see `KernelSet`.
+        multiply: the rule of products, from products and their multiplier.
+        average: the rule of means; see `xnnpack.mean_rounded_twice`.
+        left: the kernels that compute the linear operations that it leaves to others.
+    """
+    return KernelSet(
+        name,
+        title,
+        where,
+        linear=lambda work, sums, scales: (
+            left.linear(work, sums, scales)
+            if work.engine is Engine.BUILTIN
+            else xnnpack.requantized(sums, narrow_multipliers(*scales))
+        ),
+        summed=xnnpack.summed,
+        product=lambda products, scales, output: multiply(
+            products, xnnpack.product_multiplier(*scales, output)
+        ),
+        mean=lambda sums, count, scales, zeros, _: average(
+            sums, xnnpack.mean_multiplier(*scales, count), count, zeros
+        ),
+        # One float32 product with the inverse scale, round half to even.
+        quantized=lambda real, scale: np.asarray(np.rint(real * (np.float32(1.0) / scale))),
+    )
+
+
+REFERENCE = _reference(
     "reference",
     "LiteRT, reference kernels",
     "all processors",
-    dense=_dense_in_float64,
-    multiplier=fixed_point.multiplier_in_float32,
+    dense=lambda _, sums, scales: fixed_point.rounded_away(
+        sums.astype(np.float64) * wide_multipliers(*scales)
+    ),
+    multiplier=xnnpack.product_multiplier,
 )
-MICRO = Reference(
+MICRO = _reference(
     "micro",
     "TFLite Micro",
     "all processors, with its reference kernels; not CMSIS-NN's or a vendor's",
-    dense=_dense_in_fixed_point,
+    dense=lambda work, sums, scales: _products(
+        sums, _multipliers(work, scales), fixed_point.rounded_twice_away
+    ),
     multiplier=fixed_point.multiplier_in_float64,
 )
-BUILTIN_X86 = Builtin(
+BUILTIN_X86 = _builtin(
     "builtin_x86",
     "LiteRT, builtin kernels on x86",
     "x86 with AVX, as the wheels have it",
-    dense=_dense_in_fixed_point,
-    multiplier=fixed_point.multiplier_in_float32,
     matrix=fixed_point.rounded_twice_up,
     small_depthwise=fixed_point.rounded_twice_up,
 )
-BUILTIN_ARM = Builtin(
+BUILTIN_ARM = _builtin(
     "builtin_arm",
     "LiteRT, builtin kernels on Arm",
     "Armv8",
-    dense=_dense_in_fixed_point,
-    multiplier=fixed_point.multiplier_in_float32,
     matrix=fixed_point.rounded_once,
     small_depthwise=fixed_point.rounded_before_shifts,
 )
-X86 = Xnnpack(
+X86 = _xnnpack(
     "xnnpack_x86",
     "XNNPACK on x86",
     "x86, and processors without rules of their own: WebAssembly, RISC-V",
@@ -404,7 +285,7 @@ X86 = Xnnpack(
     average=xnnpack.mean_rounded_twice,
     left=BUILTIN_X86,
 )
-ARM = Xnnpack(
+ARM = _xnnpack(
     "xnnpack_arm",
     "XNNPACK on Arm",
     "Armv8 and Armv9, as clang builds it: Android, iOS, the wheels for Linux and macOS",
@@ -412,7 +293,7 @@ ARM = Xnnpack(
     average=xnnpack.mean_fused,
     left=BUILTIN_ARM,
 )
-ARM_UNFUSED = Xnnpack(
+ARM_UNFUSED = _xnnpack(
     "xnnpack_arm_unfused",
     "XNNPACK on Arm, unfused",
     "Armv7 without fused multiply-add, and builds that do not fuse, such as GCC's with CMake",
@@ -425,18 +306,23 @@ KERNEL_SETS: dict[str, KernelSet] = {
     row.name: row for row in (X86, ARM, ARM_UNFUSED, BUILTIN_X86, BUILTIN_ARM, REFERENCE, MICRO)
 }
 
+
+def _row(name: str) -> KernelSet:
+    return KERNEL_SETS[name]
+
+
 # The kernel sets of XNNPACK: a file is portable where all of them compute the same codes.
-XNNPACK_SETS: tuple[Xnnpack, ...] = (X86, ARM, ARM_UNFUSED)
+XNNPACK_SETS: tuple[KernelSet, ...] = (X86, ARM, ARM_UNFUSED)
 
 _ARM_MACHINES = ("aarch64", "arm64")
 
 
-def builtin_of_this_machine() -> Builtin:
+def builtin_of_this_machine() -> KernelSet:
     """LiteRT's builtin kernels here."""
     return BUILTIN_X86 if of_this_machine() is X86 else BUILTIN_ARM
 
 
-def of_this_machine() -> Xnnpack:
+def of_this_machine() -> KernelSet:
     """The kernels that LiteRT's wheel runs here with XNNPACK."""
     machine = platform.machine().lower()
     if machine in _ARM_MACHINES:

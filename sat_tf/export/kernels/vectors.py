@@ -11,12 +11,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sat_tf.export.kernels import float32
 from sat_tf.export.kernels.fixed_point import (
     SUM_BITS,
     Multipliers,
     fixed_point,
     high_product,
+    rounded_away,
     rounded_twice_away,
     rounded_twice_up,
     sum_as_codes,
@@ -29,7 +29,7 @@ _SUMS, _SUMS_WITH_ONE_VALUE = 16, 8
 
 
 def in_blocks(length: int, size: int) -> np.ndarray:
-    """Which of `length` values are in a full block of `size`.
+    """Tells which of `length` values are in a full block of `size`.
 
     >>> in_blocks(5, 2).tolist()
     [True, True, True, True, False]
@@ -72,7 +72,7 @@ def quantized(real: np.ndarray, scale: np.float32) -> np.ndarray:
     """Codes of float32 values of images: blocks as XNNPACK rounds, the others by division."""
     flat = real.reshape(len(real), -1)
     product = np.rint(flat * (np.float32(1.0) / scale))
-    divided = float32.rounded_away(flat.astype(np.float64) / np.float64(scale))
+    divided = rounded_away(flat.astype(np.float64) / np.float64(scale))
     found = np.where(in_blocks(flat.shape[1], _REALS), product, divided)
     return np.asarray(found.reshape(real.shape))
 

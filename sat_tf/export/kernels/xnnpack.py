@@ -8,7 +8,6 @@ in its source code, which compilers for processors with a fused multiply-add tur
 import numpy as np
 
 from sat_tf.export.kernels.fixed_point import fixed_point, rounded_once
-from sat_tf.export.kernels.float32 import fused_multiply_add, multiply_add
 
 _MULTIPLIER_BITS = 20
 _ROUNDING = 2.0**-24  # of float32, relative
@@ -83,6 +82,36 @@ def product_in_fixed_point(products: np.ndarray, multiplier: np.float32) -> np.n
     [-2.0, -0.0, 0.0, 2.0]
     """
     return rounded_once(products, fixed_point(float(multiplier)))
+
+
+def multiply_add(factor: np.ndarray, other: np.float32, summand: np.float32) -> np.ndarray:
+    """Factor · other + summand, with the product rounded to float32, and then the sum."""
+    return np.asarray(factor.astype(np.float32) * np.float32(other) + np.float32(summand))
+
+
+def fused_multiply_add(factor: np.ndarray, other: np.float32, summand: np.float32) -> np.ndarray:
+    """The same rounded once, as one instruction of processors that have it (FMLA, VFMADD).
+
+    The product of two float32 is exact in float64. Its sum with the third is rounded to odd there:
+    an inexact result gets an odd last bit, so that rounding it to float32 is the only rounding that
+    counts, as float64 has more than twice the bits.
+
+    >>> a = np.float32(1 + 2**-12)
+    >>> float(fused_multiply_add(np.array([a]), a, np.float32(-1))[0]) == 2**-11 + 2**-24
+    True
+    >>> float(multiply_add(np.array([a]), a, np.float32(-1))[0]) == 2**-11
+    True
+    """
+    product = factor.astype(np.float32).astype(np.float64) * np.float64(np.float32(other))
+    addend = np.float64(np.float32(summand))
+    total = product + addend
+    # Knuth's TwoSum tells exactly what the rounded sum has lost.
+    part = total - product
+    lost = (product - (total - part)) + (addend - part)
+    even = (total.view(np.int64) & 1) == 0
+    toward = np.where(lost > 0, np.inf, -np.inf)
+    odd = np.where((lost != 0) & even, np.nextafter(total, toward), total)
+    return np.asarray(odd.astype(np.float32))
 
 
 def mean_multiplier(scale: np.float32, output_scale: np.float32, count: int) -> np.float32:

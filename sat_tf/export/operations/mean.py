@@ -176,5 +176,6 @@ def of_sums(
     keep_dims: bool = False,
 ) -> np.ndarray:
     """The same of the sums of `count` stored integers."""
-    rounded = kernels.mean(sums, count, source.affine, output.affine, keep_dims=keep_dims)
+    scales, zeros = (source.scale, output.scale), (source.zero_point, output.zero_point)
+    rounded = kernels.mean(sums, count, scales, zeros, keep_dims)
     return np.clip(rounded, output.lowest, output.highest).astype(np.int32)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from sat_tf.export.kernels.kernel_sets import X86, XNNPACK_SETS, Engine, KernelSet, Xnnpack
+from sat_tf.export.kernels.kernel_sets import X86, XNNPACK_SETS, Engine, KernelSet
 from sat_tf.export.tflite.operator_view import OperatorView
 from sat_tf.export.tflite.tensors import Activation, Codes, Tensor, Tensors
 from sat_tf.export.tflite.writer import Operator, Writer
@@ -75,7 +75,7 @@ class Portability:
 
 def enumerated(
     inputs: np.ndarray,
-    codes: Callable[[Xnnpack, np.ndarray], np.ndarray],
+    codes: Callable[[KernelSet, np.ndarray], np.ndarray],
     what: str,
     *,
     total: int,
@@ -243,7 +243,7 @@ class Operation(abc.ABC):
         """Whether kernels give it, for the same inputs, the codes that XNNPACK does on x86."""
         if self.is_float(graph) or not self.rounds or kernels is X86:
             return True
-        if not isinstance(kernels, Xnnpack):
+        if kernels not in XNNPACK_SETS:
             return False
         found = self.portability(graph)
         return found.basis is not Basis.IMAGES and not found.differing.get(kernels.name)

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from sat_tf.core.ranges import scale_and_zero_point
-from sat_tf.export.kernels.kernel_sets import Affine, KernelSet
+from sat_tf.export.kernels.kernel_sets import KernelSet
 from sat_tf.quantizers.input_range import InputRange
 
 
@@ -50,11 +50,6 @@ class Codes:
     def rectified(self) -> "Codes":
         """The same grid without what is below real 0."""
         return dataclasses.replace(self, lowest=max(self.lowest, self.zero_point))
-
-    @property
-    def affine(self) -> Affine:
-        """Scale and zero point, for the rules of kernels."""
-        return Affine(self.scale, self.zero_point)
 
     @property
     def real_scale(self) -> float:

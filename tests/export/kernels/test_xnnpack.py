@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sat_tf.export.kernels import xnnpack
-from sat_tf.export.kernels.float32 import fused_multiply_add
+from sat_tf.export.kernels.xnnpack import fused_multiply_add
 from sat_tf.export.operations.operation import stored_codes
 from sat_tf.export.tflite.tensors import Codes
 from tests.export import reference
