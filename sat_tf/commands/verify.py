@@ -27,7 +27,7 @@ from sat_tf.commands.verification_table import print_certificate
 from sat_tf.export.certificate.certificate import Certificate, ImagesFrom, read_certificate
 from sat_tf.export.certificate.page import write_both
 from sat_tf.export.certificate.runtimes import RUNTIMES, USUAL_RUNTIMES
-from sat_tf.export.file_verification import read_subject, recheck, verify_subject
+from sat_tf.export.file_verification import read_subject, recheck, verify_file
 from sat_tf.export.tflite.metadata import read_metadata
 from sat_tf.messages import RunError, say
 from sat_tf.training.config.config import read_config
@@ -308,7 +308,7 @@ def _prove(
         classes = int(graph.tensors[graph.output].shape[-1])
         pixels = _pixels(target, wanted, graph.images[0].shape, classes, console)
         pixels = pixels.of_input(graph.images[0])
-        return verify_subject(
+        return verify_file(
             subject, pixels.images, pixels.labels, images_from=pixels.source, **settings
         )
     from sat_tf.export.verify import verify_tflite

@@ -13,7 +13,7 @@ import numpy as np
 
 from sat_tf.arguments import Rule, check, is_integer
 from sat_tf.atomic_file import expect_path
-from sat_tf.export.file_verification import file_problems
+from sat_tf.export.file_verification import existing_file
 from sat_tf.export.litert.workers import Interface, Task, TfliteTask, Worker
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.graph_file import read_graph
@@ -73,10 +73,7 @@ def evaluate_tflite(
         ValueError: no file that LiteRT runs, or bad images or labels; lists every problem with its
             fix.
     """
-    path = expect_path(path)
-    problems = file_problems(path)
-    if problems:
-        raise ValueError(problems[0])
+    path = existing_file(path)
     task = TfliteTask(path.read_bytes(), "xnnpack")
     return _evaluate(str(path), task, images, labels, top, processes, progress)
 
@@ -110,10 +107,7 @@ def evaluate_simulator(
     if isinstance(graph, Graph):
         name = graph.name
     else:
-        path = expect_path(graph)
-        problems = file_problems(path)
-        if problems:
-            raise ValueError(problems[0])
+        path = existing_file(graph)
         name = str(path)
         graph = read_graph(path.read_bytes(), name)
     return _evaluate(name, SimulatorTask(graph), images, labels, top, processes, progress)
@@ -140,10 +134,7 @@ def run_tflite(
     Raises:
         ValueError: no file that LiteRT runs, or images that it does not take.
     """
-    path = expect_path(path)
-    problems = file_problems(path)
-    if problems:
-        raise ValueError(problems[0])
+    path = existing_file(path)
     images = np.asarray(images)
     if not len(images):
         raise ValueError("images: received none, expected at least one.")

@@ -15,7 +15,6 @@ from sat_tf.atomic_file import check_writable, written_whole
 from sat_tf.export.certificate.holds import Hold, are_portable, holds_of, verdict_of
 from sat_tf.export.converter_route import CONVERTED, converted, route_problems
 from sat_tf.export.deployed import DeployedModel
-from sat_tf.export.litert.releases import first_release
 from sat_tf.export.litert.runtime import Runtime, check_loading
 from sat_tf.export.lowering.packing import (
     PACKINGS,
@@ -39,6 +38,7 @@ from sat_tf.export.tflite.metadata import (
     misfits,
 )
 from sat_tf.export.tflite.structure import SETTINGS_NAME, gzip_size, read_structure
+from sat_tf.export.tflite.tensors import Storage
 from sat_tf.messages import list_problems
 from sat_tf.preprocessing import Preprocessing
 from sat_tf.presentation.notebook import Displayed
@@ -109,6 +109,26 @@ def median_milliseconds(
             break
     # The first runs fill caches, unless there are no others.
     return {name: float(np.median(times[_WARM_UP:] or times)) for name, times in taken.items()}
+
+
+# The first release that computes the codes of a file whose matrices are stored like this, found by
+# running a file of each kind in every release of `ai-edge-litert`; the guide to the export says
+# how. Older releases refuse files with packed matrices, or leave them to their builtin kernels,
+# which round otherwise. INT4 convolutions have run since the first release.
+FIRST_RELEASES = {Storage.INT8: "1.0.0", Storage.INT4: "1.3.0", Storage.INT2: "2.1.2"}
+
+
+def first_release(matrices: Iterable[Storage]) -> str:
+    """The first release of the Python package `ai-edge-litert` that computes a file's codes.
+
+    Args:
+        matrices: how it stores the kernels of its FULLY_CONNECTED operators.
+
+    >>> first_release([Storage.INT8, Storage.INT4])
+    '1.3.0'
+    """
+    needed = [FIRST_RELEASES[storage] for storage in (Storage.INT8, *matrices)]
+    return max(needed, key=lambda release: [int(part) for part in release.split(".")])
 
 
 _NONE = Metadata()

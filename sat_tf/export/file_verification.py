@@ -32,7 +32,7 @@ from sat_tf.messages import list_problems
 
 
 def verify_file(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Subject,
     images: np.ndarray,
     labels: Any = None,
     *,
@@ -49,7 +49,7 @@ def verify_file(
     Keras model that the file was exported from: `sat_tf.verify_tflite` does that.
 
     Args:
-        path: a TFLite file that sat-tf wrote.
+        path: a TFLite file that sat-tf wrote; or one that `read_subject` has read.
         images: uint8 (n, rows, columns, channels): the pixels as they are.
         labels: class numbers, to count accuracy too; see `sat_tf.verify_tflite`.
         float_model: see `sat_tf.verify_tflite`.
@@ -65,46 +65,19 @@ def verify_file(
         ValueError: bad images or labels, or a file that sat-tf did not write; lists every problem
             with its fix.
     """
-    return verify_subject(
-        read_subject(expect_path(path)),
-        images,
-        labels,
-        float_model=float_model,
-        certificate_path=certificate_path,
-        runtimes=runtimes,
-        images_from=images_from,
-        progress=progress,
-    )
-
-
-def verify_subject(
-    subject: Subject,
-    images: np.ndarray,
-    labels: Any = None,
-    *,
-    float_model: Any = None,
-    certificate_path: str | os.PathLike[str] | None = None,
-    **settings: Any,
-) -> Certificate:
-    """`verify_file` for a file that has been read already.
-
-    Args:
-        subject: from `read_subject`.
-        images: see `verify_file`.
-        labels: see `verify_file`.
-        float_model: see `sat_tf.verify_tflite`.
-        certificate_path: see `verify_file`.
-        **settings: its other settings, which are those of `proof.prove`.
-
-    Raises:
-        ValueError: see `verify_file`.
-    """
+    subject = path if isinstance(path, Subject) else read_subject(expect_path(path))
     if certificate_path is not None:
         check_certificate_path(certificate_path)
     images, found = checked_inputs("verify_file", subject, images, labels)
-    if float_model is not None:
-        settings["float_model"] = FloatReference(float_model, subject.graph)
-    certificate = prove(subject, images, found, **settings)
+    certificate = prove(
+        subject,
+        images,
+        found,
+        float_model=None if float_model is None else FloatReference(float_model, subject.graph),
+        images_from=images_from,
+        runtimes=runtimes,
+        progress=progress,
+    )
     if certificate_path is not None:
         write_both(certificate, certificate_path)
     return certificate
@@ -212,13 +185,22 @@ def read_subject(path: pathlib.Path) -> Subject:
     Raises:
         ValueError: there is no file, or sat-tf did not write it.
     """
-    problems = file_problems(path)
-    if problems:
-        raise ValueError(problems[0])
-    content = path.read_bytes()
+    content = existing_file(path).read_bytes()
     graph = read_graph(content, str(path))
     structure = read_structure(content, str(path))
     return Subject(path, content, structure, dataclasses.replace(graph, name=path.stem))
+
+
+def existing_file(path: str | os.PathLike[str]) -> pathlib.Path:
+    """The path of a TFLite file.
+
+    Raises:
+        ValueError: it is no path, or there is no file.
+    """
+    path = expect_path(path)
+    if problems := file_problems(path):
+        raise ValueError(problems[0])
+    return path
 
 
 def file_problems(path: pathlib.Path) -> list[str]:

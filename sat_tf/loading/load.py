@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sat_tf.atomic_file import expect_path, temporary_folder
 from sat_tf.loading import saved_model, trust
-from sat_tf.loading.model_file import ModelFile, OtherFileError, open_model_file
+from sat_tf.loading.model_file import ModelFile, OtherFileError, mappings_in, open_model_file
 from sat_tf.loading.tensor_functions import trusted_maker
 from sat_tf.messages import shown
 
@@ -231,15 +231,10 @@ def check_order(config: Any) -> None:
     ValueError: relu: received a layer that reads what comes after it, expected layers that can be \
 called one after the other
     """
-    known, waiting = trust.keras_classes(), [config]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict):
-            if isinstance(value.get("layers"), list):
-                _check_layers([layer for layer in value["layers"] if _is_called(layer)], known)
-            waiting.extend(value.values())
-        elif isinstance(value, list):
-            waiting.extend(value)
+    known = trust.keras_classes()
+    for value in mappings_in(config):
+        if isinstance(value.get("layers"), list):
+            _check_layers([layer for layer in value["layers"] if _is_called(layer)], known)
 
 
 def _is_called(layer: Any) -> bool:

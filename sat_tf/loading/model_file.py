@@ -299,6 +299,23 @@ def parts(config: Any) -> Iterator[Part]:
         waiting.extend((inner, name, depth + 1) for inner in reversed(list(inside)))
 
 
+def values_in(config: Any) -> Iterator[Any]:
+    """Every value of a configuration, however deep, itself included."""
+    waiting = [config]
+    while waiting:
+        value = waiting.pop()
+        yield value
+        if isinstance(value, dict):
+            waiting.extend(value.values())
+        elif isinstance(value, list):
+            waiting.extend(value)
+
+
+def mappings_in(config: Any) -> Iterator[dict[str, Any]]:
+    """Every mapping among `values_in`."""
+    return (value for value in values_in(config) if isinstance(value, dict))
+
+
 # Ten times those of the largest published networks.
 _MOST_LAYERS = 10_000
 _MOST_TENSORS = 10_000
@@ -316,7 +333,7 @@ def expect_usual_size(config: Any) -> None:
         config: of a model, as any Keras wrote it.
     """
     layers, largest, unrolled = 0, 0, ""
-    for value in _mappings(config):
+    for value in mappings_in(config):
         if isinstance(value.get("layers"), list):
             layers += len(value["layers"])
         largest = max([largest, *(_largest(value[name]) for name in _SIZES & value.keys())])
@@ -348,26 +365,6 @@ def _named(value: dict[str, Any]) -> str:
     return str(value.get("name") or inner or value.get("class_name"))
 
 
-def _mappings(config: Any) -> Iterator[dict[str, Any]]:
-    waiting = [config]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict):
-            yield value
-            waiting.extend(value.values())
-        elif isinstance(value, list):
-            waiting.extend(value)
-
-
 def _largest(value: Any) -> int:
-    """The largest integer in a value, however deep; 0 without one."""
-    found, waiting = 0, [value]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict):
-            waiting.extend(value.values())
-        elif isinstance(value, list):
-            waiting.extend(value)
-        elif isinstance(value, int):
-            found = max(found, value)
-    return found
+    """The largest integer in a value, however deep; 0 without one above it."""
+    return max([0, *(found for found in values_in(value) if isinstance(found, int))])

@@ -119,7 +119,7 @@ def _problem(part: Part, known: frozenset[str]) -> str | None:
         if kind in (registered_name, str(registered_name).split(">")[-1], own.__name__):
             return None
         return f"{kind}, which is not what is registered as {registered_name}"
-    if part.module and not _is_keras(part.module):
+    if part.module and part.module.split(".")[0] not in ("keras", "tf_keras"):
         return f"{kind} of the module {part.module}, which would be imported"
     # A name without a module is looked up by tf_keras only in its own tables.
     is_class = kind in known or isinstance(_registered(kind), type)
@@ -182,10 +182,6 @@ _SPECIAL: dict[str, Callable[[Part], str | None]] = {
         _refused,
     ),
 }
-
-
-def _is_keras(module: str) -> bool:
-    return module.split(".")[0] in ("keras", "tf_keras")
 
 
 def _registered(name: Any) -> Any:

@@ -77,11 +77,6 @@ def _shifted_up(values: np.ndarray, bits: np.ndarray) -> np.ndarray:
     return np.asarray((values + ((1 << bits) >> 1)) >> bits)
 
 
-def _shifted_away(values: np.ndarray, bits: np.ndarray) -> np.ndarray:
-    """Shifted to the right, rounded half away from zero (gemmlowp's RoundingDivideByPOT)."""
-    return np.asarray(np.sign(values) * _shifted_up(np.abs(values), bits))
-
-
 def rounded_twice_up(values: np.ndarray, multipliers: Multipliers) -> np.ndarray:
     """Products rounded half up, then shifts half up.
 
@@ -93,13 +88,13 @@ def rounded_twice_up(values: np.ndarray, multipliers: Multipliers) -> np.ndarray
 
 
 def rounded_twice_away(values: np.ndarray, multipliers: Multipliers) -> np.ndarray:
-    """Products rounded half up, then shifts half away from zero.
+    """Products rounded half up, then shifts half away from zero (gemmlowp's RoundingDivideByPOT).
 
     >>> rounded_twice_away(np.array([-3, -2, 1, 3, 5]), fixed_point(0.25)).tolist()
     [-1, -1, 1, 1, 2]
     """
     high = high_product(values.astype(np.int64) << multipliers.left, multipliers.mantissas)
-    return _shifted_away(high, multipliers.right)
+    return np.asarray(np.sign(high) * _shifted_up(np.abs(high), multipliers.right))
 
 
 def rounded_once(values: np.ndarray, multipliers: Multipliers) -> np.ndarray:

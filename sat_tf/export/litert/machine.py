@@ -7,7 +7,7 @@ import platform
 import re
 import subprocess
 
-from sat_tf.export.litert.processes import child_command, child_environment
+from sat_tf.export.litert.processes import trial
 
 # The instructions that XNNPACK has int8 kernels for, as Linux names them.
 _INSTRUCTION_SETS = (
@@ -78,14 +78,7 @@ def _instruction_sets() -> list[str]:
 def _delegate(content: bytes) -> str:
     """What LiteRT writes to the standard error of a process of its own, once."""
     try:
-        done = subprocess.run(
-            child_command("sat_tf.export.litert.processes", "xnnpack"),
-            input=content,
-            capture_output=True,
-            env=child_environment(),
-            timeout=_SECONDS,
-            check=False,
-        )
+        done = trial(content, ["xnnpack"], _SECONDS)
     except (OSError, subprocess.TimeoutExpired):
         return NO_DELEGATE
     created = _CREATED.search(done.stderr.decode(errors="replace"))

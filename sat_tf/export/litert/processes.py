@@ -88,17 +88,28 @@ def refusals(content: bytes, runtimes: Iterable[str]) -> dict[str, str | None]:
 def _try(content: bytes, runtimes: list[str]) -> tuple[dict[str, str | None], str]:
     """The answers of a process before it ended, and why it did."""
     try:
-        done = subprocess.run(
-            child_command("sat_tf.export.litert.processes", *runtimes),
-            input=content,
-            capture_output=True,
-            env=child_environment(),
-            timeout=_SECONDS,
-            check=False,
-        )
+        done = trial(content, runtimes, _SECONDS)
     except subprocess.TimeoutExpired as expired:
         return _answers(expired.stdout or b""), f"it took more than {_SECONDS} s"
     return _answers(done.stdout), describe_ending(done.returncode, done.stderr)
+
+
+def trial(
+    content: bytes, runtimes: list[str], seconds: float
+) -> subprocess.CompletedProcess[bytes]:
+    """A process that tries a file in runtimes, once it has ended; see `refusals`.
+
+    Raises:
+        subprocess.TimeoutExpired: it took more than so many seconds.
+    """
+    return subprocess.run(
+        child_command("sat_tf.export.litert.processes", *runtimes),
+        input=content,
+        capture_output=True,
+        env=child_environment(),
+        timeout=seconds,
+        check=False,
+    )
 
 
 def _answers(output: bytes) -> dict[str, str | None]:
@@ -113,7 +124,12 @@ def _answers(output: bytes) -> dict[str, str | None]:
 
 def _main(runtimes: list[str]) -> None:
     """Tries the file that comes in; prints an answer for each runtime."""
-    _limit_memory()
+    # Sizes that a damaged file asks for are refused, and not taken from other processes. Not every
+    # system has limits.
+    with contextlib.suppress(ImportError, ValueError, OSError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (_LARGEST_MEMORY_BYTES, _LARGEST_MEMORY_BYTES))
     content = sys.stdin.buffer.read()
     for name in runtimes:
         refusal = None
@@ -124,15 +140,6 @@ def _main(runtimes: list[str]) -> None:
             reason = error.__cause__ or error
             refusal = str(reason) or type(reason).__name__
         print(json.dumps({"runtime": name, "refusal": refusal}), flush=True)
-
-
-def _limit_memory() -> None:
-    """Sizes that a damaged file asks for are refused, and not taken from other processes."""
-    # Not available on every system.
-    with contextlib.suppress(ImportError, ValueError, OSError):
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (_LARGEST_MEMORY_BYTES, _LARGEST_MEMORY_BYTES))
 
 
 if __name__ == "__main__":

@@ -25,11 +25,7 @@ def gzip_size(content: bytes) -> int:
     """
     pieces = (content[start : start + _PIECE] for start in range(0, len(content), _PIECE))
     with ThreadPoolExecutor() as pool:
-        return sum(pool.map(_compressed_size, pieces))
-
-
-def _compressed_size(piece: bytes) -> int:
-    return len(gzip.compress(piece, compresslevel=6, mtime=0))
+        return sum(pool.map(lambda piece: len(gzip.compress(piece, 6, mtime=0)), pieces))
 
 
 _SHOWN = 5
@@ -100,7 +96,10 @@ def read_structure(content: bytes, name: str) -> Structure:
     with unpacked(content, name) as model:
         subgraph = model.subgraphs[0]
         # Once each: several tensors may share a buffer.
-        hashes = [_data_hash(buffer.data) for buffer in model.buffers]
+        hashes = [
+            "" if buffer.data is None else hashlib.sha256(bytes(buffer.data)).hexdigest()
+            for buffer in model.buffers
+        ]
         tensors = [_tensor_record(tensor, hashes) for tensor in subgraph.tensors]
         operators = tuple(_operator_record(model, op, tensors) for op in subgraph.operators)
         return Structure(operators, _interface(model), read_settings(model))
@@ -136,10 +135,6 @@ def _operator_difference(wanted: OperatorRecord, got: OperatorRecord) -> str:
 
 def _counted(counts: dict[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in counts.items())
-
-
-def _data_hash(data: Any) -> str:
-    return "" if data is None else hashlib.sha256(bytes(data)).hexdigest()
 
 
 def _tensor_record(tensor: Any, hashes: list[str]) -> TensorRecord:

@@ -173,7 +173,11 @@ class Writer:
         self.model.version = _SCHEMA_VERSION
         self.model.description = f"sat-tf {__version__}"
         self.model.subgraphs = [self.subgraph]
-        self.model.metadata = [self._metadata(name, data) for name, data in metadata.items()]
+        self.model.metadata = []
+        for name, data in metadata.items():
+            entry = tfl.MetadataT()
+            entry.name, entry.buffer = name, self._buffer(np.frombuffer(data, np.uint8))
+            self.model.metadata.append(entry)
         self.model.signatureDefs = [self._signature(outputs, keys)]
         builder = flatbuffers.Builder(1 << 20)
         builder.Finish(self.model.Pack(builder), file_identifier=_FILE_IDENTIFIER)
@@ -210,11 +214,6 @@ class Writer:
         self.model.buffers.append(buffer)
         return len(self.model.buffers) - 1
 
-    def _metadata(self, name: str, data: bytes) -> Any:
-        entry = tfl.MetadataT()
-        entry.name, entry.buffer = name, self._buffer(np.frombuffer(data, np.uint8))
-        return entry
-
     def _code(self, name: str, version: int) -> int:
         builtin = getattr(tfl.BuiltinOperator, name)
         for index, code in enumerate(self.model.operatorCodes):
@@ -234,14 +233,13 @@ class Writer:
         for role, tensors, called in zip(
             ("inputs", "outputs"), (images, outputs), keys, strict=True
         ):
-            named = dict(zip(called or tensors, tensors, strict=True))
-            setattr(signature, role, [self._entry(name, named[name]) for name in named])
+            entries = []
+            for name, tensor in dict(zip(called or tensors, tensors, strict=True)).items():
+                entry = tfl.TensorMapT()
+                entry.name, entry.tensorIndex = name, self.indices[tensor]
+                entries.append(entry)
+            setattr(signature, role, entries)
         return signature
-
-    def _entry(self, name: str, tensor: str) -> Any:
-        entry = tfl.TensorMapT()
-        entry.name, entry.tensorIndex = name, self.indices[tensor]
-        return entry
 
 
 def packed_bytes(codes: np.ndarray, storage: Storage) -> np.ndarray:
