@@ -55,7 +55,7 @@ _HOMES = {
 
 __all__ = [*_HOMES]
 
-# What quantizing, measuring and exporting need; training a quantized Keras 3 model needs none.
+# Quantizing, measuring and exporting need these; training a quantized Keras 3 model needs none.
 _NEEDED = ("tensorflow", "tf_keras", "tensorflow_model_optimization")
 
 

@@ -13,7 +13,7 @@ SEED_LIMIT = 2**32
 
 
 class Rule(NamedTuple):
-    """What one argument is expected to be, and whether it is."""
+    """The expectation of one argument, and whether it is met."""
 
     argument: str
     received: Any

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.graph_file import read_graph
 from sat_tf.export.operations.simulator import batches, simulate
 from sat_tf.messages import list_problems
-from sat_tf.presentation.progress_bar import Advance, image_bar
+from sat_tf.presentation.progress_bar import image_bar
 from sat_tf.top_k import top_hits
 
 _MOST_AT_ONCE = 16
@@ -139,27 +139,20 @@ def run_tflite(
     if not len(images):
         raise ValueError("images: received none, expected at least one.")
     _check_settings((1,), processes)
-    task = TfliteTask(path.read_bytes(), "xnnpack")
     count = min(processes or _cores(), len(images))
+    found: dict[int, np.ndarray] = {}
 
-    def serve(share: np.ndarray) -> list[np.ndarray]:
-        with _worker(str(path), task) as worker:
-            batch_problems = _image_problems(share, worker.interface)
-            if batch_problems:
-                raise ValueError(list_problems("outputs", batch_problems))
-            outputs = []
-            for batch, _ in _pieces(share, share, 1):
-                with _named(str(path)):
-                    outputs.append(worker.run(batch))
-                advance(len(batch))
-            return outputs
+    def pieces(interface: Interface) -> Iterator[Batch]:
+        if problems := _image_problems(images, interface):
+            raise ValueError(list_problems("outputs", problems))
+        yield from _pieces(images, np.arange(len(images)), count)
 
-    with (
-        image_bar(path.name, len(images), shown=progress) as advance,
-        concurrent.futures.ThreadPoolExecutor(count) as pool,
-    ):
-        shares = pool.map(serve, np.array_split(images, count))
-        return np.concatenate([outputs for share in shares for outputs in share])
+    def take(outputs: np.ndarray, numbers: np.ndarray) -> None:
+        found[int(numbers[0])] = outputs
+
+    task = TfliteTask(path.read_bytes(), "xnnpack")
+    _run_all(str(path), task, pieces, take, count, len(images), progress)
+    return np.concatenate([found[number] for number in sorted(found)])
 
 
 def file_interface(path: str | os.PathLike[str]) -> Interface:
@@ -241,20 +234,6 @@ def _pieces(images: np.ndarray, labels: np.ndarray, workers: int) -> Iterator[Ba
         yield images[start : start + size], labels[start : start + size]
 
 
-def _checked_batch(batch: Batch, interface: Interface) -> Batch:
-    """The batch, if the task takes it.
-
-    Raises:
-        ValueError: it is not; lists every problem.
-    """
-    images, labels = batch
-    problems = label_problems(images, labels, interface.num_outputs)
-    problems += _image_problems(images, interface)
-    if problems:
-        raise ValueError(list_problems("evaluation", problems))
-    return batch
-
-
 def _image_problems(images: np.ndarray, interface: Interface) -> list[str]:
     """Why a task does not take these images."""
     if (images.dtype, images.shape[1:]) == (interface.input_type, interface.input_shape):
@@ -329,25 +308,21 @@ def _evaluate(
     if total is not None:
         count = max(1, min(count, total))
     tally = _Tally(wanted)
-    with contextlib.ExitStack() as stack:
-        first = stack.enter_context(_worker(name, task))
-        if max(wanted) > first.interface.num_outputs:
+
+    def pieces(interface: Interface) -> Iterator[Batch]:
+        if max(wanted) > interface.num_outputs:
             raise ValueError(
-                f"top: received {max(wanted)}, expected at most the {first.interface.num_outputs} "
+                f"top: received {max(wanted)}, expected at most the {interface.num_outputs} "
                 f"outputs of {name}; ask for fewer."
             )
-        batches = _SharedBatches(_checked_batch(piece, first.interface) for piece in source)
-        title = os.path.basename(name)
-        advance = stack.enter_context(image_bar(title, total, shown=progress))
-        with concurrent.futures.ThreadPoolExecutor(count) as pool:
-            jobs = [pool.submit(_serve, first, name, batches, tally, advance)]
-            for _ in range(count - 1):
-                jobs.append(pool.submit(_start_and_serve, task, name, batches, tally, advance))
-            try:
-                for job in concurrent.futures.as_completed(jobs):
-                    job.result()
-            finally:
-                batches.stop()
+        for batch in source:
+            problems = label_problems(*batch, interface.num_outputs)
+            problems += _image_problems(batch[0], interface)
+            if problems:
+                raise ValueError(list_problems("evaluation", problems))
+            yield batch
+
+    _run_all(name, task, pieces, tally.add, count, total, progress)
     if not tally.num_images:
         raise ValueError("images: received none, expected at least one.")
     return Accuracy(
@@ -409,20 +384,54 @@ class _Tally:
                 self.hits[k] += hits
 
 
-def _start_and_serve(task: Task, name: str, *rest: Any) -> None:
-    with _worker(name, task) as worker:
-        _serve(worker, name, *rest)
-
-
-def _serve(
-    worker: Worker, name: str, batches: _SharedBatches, tally: _Tally, advance: Advance
+def _run_all(
+    name: str,
+    task: Task,
+    pieces: Callable[[Interface], Iterator[Batch]],
+    take: Callable[[np.ndarray, np.ndarray], None],
+    count: int,
+    total: int | None,
+    progress: bool,
 ) -> None:
-    while (batch := batches.take()) is not None:
-        images, labels = batch
-        with _named(name):
-            outputs = worker.run(images)
-        tally.add(outputs, labels)
-        advance(len(labels))
+    """Runs batches through a task in processes.
+
+    Args:
+        name: of the file, for errors and the bar.
+        task: what the processes run.
+        pieces: gives the batches that the task takes, each with a number an image.
+        take: gets the outputs of a batch and its numbers, in any order and from several threads.
+        count: how many processes.
+        total: how many images, where that is known.
+        progress: show a bar.
+    """
+
+    def serve(worker: Worker) -> None:
+        while (batch := batches.take()) is not None:
+            images, numbers = batch
+            with _named(name):
+                outputs = worker.run(images)
+            take(outputs, numbers)
+            advance(len(numbers))
+
+    def start_and_serve() -> None:
+        with _worker(name, task) as worker:
+            serve(worker)
+
+    with (
+        _worker(name, task) as first,
+        image_bar(os.path.basename(name), total, shown=progress) as advance,
+        concurrent.futures.ThreadPoolExecutor(count) as pool,
+    ):
+        batches = _SharedBatches(pieces(first.interface))
+        jobs = [
+            pool.submit(serve, first),
+            *(pool.submit(start_and_serve) for _ in range(count - 1)),
+        ]
+        try:
+            for job in concurrent.futures.as_completed(jobs):
+                job.result()
+        finally:
+            batches.stop()
 
 
 @contextlib.contextmanager

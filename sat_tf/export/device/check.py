@@ -38,7 +38,7 @@ else:
     MISSING = ""
 
 HERE = pathlib.Path(__file__).resolve().parent  # a folder, or the zip itself
-# What XNNPACK chooses its kernels for codes by.
+# XNNPACK chooses its kernels for codes by these.
 FEATURES = "neon asimd asimddp i8mm sve sve2 sme sme2 ssse3 avx avx2 avx512bw avx_vnni avx512_vnni"
 TIMED_RUNS, TIMED_SECONDS, MOST_LISTED = 30, 5.0, 10
 
@@ -70,12 +70,12 @@ def read(name: str) -> bytes:
 
 
 def open_kit() -> dict[str, Any]:
-    """What kit.json says, once every file has the hash that stands there."""
+    """The content of kit.json, once every file has the hash that stands there."""
     try:
         kit: dict[str, Any] = json.loads(read("kit.json"))
         changed = [] if kit["seal"] == seal(kit) else ["kit.json"]
         for name, found in kit["files"].items():
-            # A name that leads out of the kit is none of its own.
+            # A kit has no names that lead out of it.
             if not re.fullmatch(r"\w[\w.]*(/\d+)?", name) or sha256(read(name)) != found:
                 changed.append(name)
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -59,7 +59,7 @@ class Kit:
 
 
 def check_kit_path(path: str | os.PathLike[str]) -> pathlib.Path:
-    """Where a kit goes; raises ValueError where that is not the name of a zip, or not writable."""
+    """The path of a kit; raises ValueError where it is not that of a zip, or not writable."""
     if pathlib.Path(path).suffix != ".zip":
         raise ValueError(
             f"kit: received {str(path)!r}, expected the name of a zip; end it with .zip."

@@ -1,4 +1,4 @@
-"""What comes back of a proof kit: the certificate of a device, read, and held against the file."""
+"""Reads the certificate of a device that a proof kit has written; holds it against the file."""
 
 import dataclasses
 import json
@@ -20,7 +20,7 @@ from sat_tf.messages import first_ones, list_problems, validation_problems
 
 @dataclasses.dataclass(frozen=True)
 class ExpectedTensor:
-    """What the kit expected of a tensor.
+    """A tensor as the kit expected it.
 
     Attributes:
         name: of the tensor.
@@ -69,7 +69,7 @@ class MachineRecord:
 
 @dataclasses.dataclass(frozen=True)
 class ComputedTensor:
-    """What the device computed of a tensor.
+    """A tensor as the device computed it.
 
     Attributes:
         name: of the tensor.
@@ -88,7 +88,7 @@ class ComputedTensor:
 
 @dataclasses.dataclass(frozen=True)
 class DeviceCertificate:
-    """What check.py wrote on a device.
+    """The certificate that check.py wrote on a device.
 
     Attributes:
         format: of the file.
@@ -178,7 +178,7 @@ def read_device_certificate(path: str | os.PathLike[str]) -> DeviceCertificate:
 
 
 def _contradictions(found: DeviceCertificate) -> list[str]:
-    """What the certificate says of itself and cannot be, whoever wrote it."""
+    """Names what contradicts itself in a certificate, whoever wrote it."""
     expected = {tensor.name: tensor for tensor in found.kit.tensors}
     wrong = []
     for tensor in found.tensors:

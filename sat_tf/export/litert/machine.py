@@ -19,7 +19,7 @@ KNOWN_DELEGATE = "XNNPACK"
 NO_DELEGATE = "none"
 _CREATED = re.compile(r"Created TensorFlow Lite (.+?) delegate")
 _SECONDS = 60
-# What a process has found: a build of LiteRT has the same one for all files.
+# The delegate that this process has found: a build of LiteRT has the same one for all files.
 _found: list[str] = []
 
 
@@ -40,7 +40,7 @@ class Machine:
 
     @property
     def doubt(self) -> str | None:
-        """What to warn of; None where the delegate is the one that the proof is about."""
+        """A warning; None where the delegate is the one that the proof is about."""
         if self.delegate == KNOWN_DELEGATE:
             return None
         if self.delegate == NO_DELEGATE:
@@ -76,7 +76,7 @@ def _instruction_sets() -> list[str]:
 
 
 def _delegate(content: bytes) -> str:
-    """What LiteRT writes to the standard error of a process of its own, once."""
+    """The delegate that LiteRT names on the standard error of a process of its own."""
     try:
         done = trial(content, ["xnnpack"], _SECONDS)
     except (OSError, subprocess.TimeoutExpired):

@@ -117,7 +117,7 @@ def _with_reason(action: Callable[[], Any]) -> Any:
 
 @contextlib.contextmanager
 def _errors_into(file: int) -> Iterator[None]:
-    """What the process writes to its standard error, C++ included, goes into a file."""
+    """Leads the standard error of the process, C++ included, into a file."""
     sys.stderr.flush()
     kept = os.dup(2)
     os.dup2(file, 2)

@@ -299,7 +299,7 @@ class _Constants:
         self._made: dict[Any, np.ndarray] = {}
 
     def values(self, number: int, name: str, kind: str, shape: tuple[int, ...]) -> Any:
-        """Of a tensor; None for what operators make."""
+        """The values of a tensor; None for what operators make."""
         data = self._buffers[_within(number, len(self._buffers))].data
         if data is None or not len(data):
             return None

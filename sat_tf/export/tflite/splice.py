@@ -6,9 +6,9 @@ from typing import Any
 import flatbuffers
 from ai_edge_litert import schema_py_generated as tfl
 
-# In front of the numbers that name the inputs of a file to be spliced.
+# This stands in front of the numbers that name the inputs of a file to be spliced.
 INPUT_NAME = "island_input_"
-# Between the name of a float layer's output and the numbers of its other tensors.
+# This stands between the name of a float layer's output and the numbers of its other tensors.
 INNER_NAME = "/island_"
 
 
