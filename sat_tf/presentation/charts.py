@@ -176,7 +176,7 @@ class Line:
     """
 
     label: str
-    points: Sequence[Point]
+    points: Sequence[Point] = ()
     colour: str
     dashed: bool = False
     dots: bool = False

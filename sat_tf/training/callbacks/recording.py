@@ -20,9 +20,11 @@ from sat_tf.analysis.activations import ActivationProbe, clipping_levels
 from sat_tf.analysis.kappa import kappa_0
 from sat_tf.analysis.measurement import scalar_events
 from sat_tf.atomic_file import renamed_when_done
+from sat_tf.training.state import history
 from sat_tf.training.state.history import (
     EpochMetrics,
     StepMetrics,
+    logged,
     steps_from_csv,
     steps_to_csv,
     to_csv,
@@ -133,17 +135,8 @@ def _number(logs: Mapping[str, Any], name: str) -> float:
 _ROWS_A_STAGE = 1000
 # The largest share of the time that writing may take.
 _WRITING = 0.01
-# The logs of Keras at the end of an epoch, by their names in the metrics file and in TensorBoard.
-_MEASURED = {
-    "loss": "loss",
-    "data_loss": "data_loss",
-    "train_top1": "top1",
-    "train_top5": "top5",
-    "held_out_loss": "val_loss",
-    "held_out_top1": "val_top1",
-    "held_out_top5": "val_top5",
-}
-_EVENTS = {"val_loss": "held_out/loss", "val_top1": "held_out/top1", "val_top5": "held_out/top5"}
+# Keras's logs of held-out images begin with this.
+_HELD_OUT = "val_"
 
 
 class Recorder(StepCallback):
@@ -196,7 +189,7 @@ class Recorder(StepCallback):
         self._levels = clipping_levels(model)
         self._probe = ActivationProbe(model, sample)
         self._events = tf.summary.create_file_writer(str(folder.file(TENSORBOARD)))
-        self._means = RunningMeans(["loss", "data_loss", "top1", "top5"])
+        self._means = RunningMeans([metric.log for metric in history.STEPS.values() if metric.log])
         self._resumes = plan.start.step > 0
         self._written = len(self.steps)
         self._write_after = self._epoch_started = 0.0
@@ -239,37 +232,32 @@ class Recorder(StepCallback):
         self._means.advance()
         if self.step % self._every:
             return
-        means = self._means.take(logs)
+        means = {name: mean for name, mean in self._means.take(logs).items() if mean is not None}
+        measured = {"loss": math.nan, "top1": math.nan, **logged(history.STEPS, means)}
         levels = np.asarray(tf.stack(list(self._levels.values()))) if self._levels else ()
         row = StepMetrics(
             stage=self.plan.stage,
             step=self.step,
             step_of_run=self.plan.step_of_run(self.step),
             learning_rate=self._learning_rate(),
-            loss=math.nan if means["loss"] is None else means["loss"],
-            data_loss=means["data_loss"],
-            top1=math.nan if means["top1"] is None else means["top1"],
-            top5=means["top5"],
             clipping_levels=dict(zip(self._levels, map(float, levels), strict=True)),
+            **measured,
         )
         self.steps.append(row)
         if time.perf_counter() >= self._write_after:
             self._write_steps()
         self._write_events(
             {
-                "train/loss": row.loss,
-                "train/top1": row.top1,
                 "learning_rate": row.learning_rate,
                 **{f"clipping_level/{name}": level for name, level in row.clipping_levels.items()},
-                **({} if row.data_loss is None else {"train/data_loss": row.data_loss}),
-                **({} if row.top5 is None else {"train/top5": row.top5}),
+                **{f"train/{history.STEPS[name].log}": mean for name, mean in measured.items()},
             }
         )
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Writes the row of the epoch, what the held-out images gave, and the model's state."""
         del epoch
-        measured = {name: float(logs[key]) for name, key in _MEASURED.items() if key in logs}
+        measured = logged(history.EPOCHS, logs)
         self.add_epoch(
             EpochMetrics(
                 stage=self.plan.stage,
@@ -281,7 +269,12 @@ class Recorder(StepCallback):
             )
         )
         self._means.end_epoch(logs)
-        held_out = {tag: float(logs[name]) for name, tag in _EVENTS.items() if name in logs}
+        names = {name: history.EPOCHS[name].log for name in measured}
+        held_out = {
+            f"held_out/{log.removeprefix(_HELD_OUT)}": measured[name]
+            for name, log in names.items()
+            if log.startswith(_HELD_OUT)
+        }
         self._write_events({**held_out, **self._state()})
         self.flush()
 

@@ -31,7 +31,7 @@ from sat_tf.training.interruption import Interruption
 from sat_tf.training.loop.outside_failures import reading_errors_explained
 from sat_tf.training.recipes.recipes import stage_recipes
 from sat_tf.training.state.checkpoints import Checkpoints
-from sat_tf.training.state.history import EpochMetrics
+from sat_tf.training.state.history import EPOCHS, EpochMetrics, logged
 from sat_tf.training.state.run_folder import CHECKPOINTS, CONFIG, FLOAT_MODEL, RunFolder
 from sat_tf.training.state.run_state import RateTrial, settled, write_trial
 from sat_tf.training.step.distribution import distributed, from_first_worker
@@ -243,9 +243,7 @@ def _fit(
                 stage=name,
                 epoch=0,
                 step=0,
-                held_out_loss=float(found["loss"]),
-                held_out_top1=float(found["top1"]),
-                held_out_top5=float(found["top5"]) if "top5" in found else None,
+                **logged(EPOCHS, {f"val_{name}": value for name, value in found.items()}),
             )
         )
         run.say(f"{name:9}  before training: held-out top-1 {100 * found['top1']:.2f} %")

@@ -1,14 +1,23 @@
 """The curves of a run, as a picture and for its report."""
 
+import dataclasses
 import math
 import os
 import statistics
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sat_tf.presentation import palette
 from sat_tf.presentation.charts import Line, LineChart, Point
-from sat_tf.training.state.history import EpochMetrics, StepMetrics
+from sat_tf.training.state.history import (
+    ACCURACY,
+    EPOCHS,
+    LOSS,
+    RATE,
+    STEPS,
+    EpochMetrics,
+    StepMetrics,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
@@ -42,7 +51,7 @@ def _curves(rows: list[EpochMetrics], title: str) -> "Picture":
         # Epoch 0 is the start of a stage, which nothing is known of but the held-out images.
         own = [row for row in own if row.epoch]
         epochs = [before + row.epoch for row in own]
-        train = [_percent(row.train_top1) for row in own]
+        train = [None if row.train_top1 is None else 100 * row.train_top1 for row in own]
         top1.plot(epochs, train, color=colour, linestyle=":", label=f"{stage}, training")
         total = [row.loss for row in own]
         data = [row.data_loss for row in own]
@@ -62,9 +71,13 @@ def _curves(rows: list[EpochMetrics], title: str) -> "Picture":
     return picture
 
 
-_TRAINING, _HELD_OUT, _FIVE = "var(--curve)", "var(--other)", "var(--third)"
-_DECAY = "var(--soft)"
-
+# The charts of metrics, by their titles: what they show in words, what values are multiplied by,
+# and how they are drawn.
+_CHARTS: dict[str, tuple[str, float, dict[str, Any]]] = {
+    LOSS: ("loss", 1.0, {"logarithmic": True}),
+    ACCURACY: ("accuracy in percent", 100.0, {"least": 0.0, "most": 100.0}),
+    RATE: ("learning rate", 1.0, {"from_zero": True}),
+}
 # This stands below the chart of a run whose training asks for more than the labels, or for less.
 _OTHER_LOSS = (
     "The two losses are not to be compared: the held-out one is of the labels alone, that of "
@@ -85,82 +98,32 @@ def charts(
     starts = _starts(epochs, steps)
     stages = [(float(start), name.replace("_", " ")) for name, start in starts.items()]
 
-    def of_epochs(value: Callable[[EpochMetrics], float | None]) -> list[Point]:
-        return _points([(row.stage, starts[row.stage] + row.step, value(row)) for row in epochs])
-
-    def of_steps(value: Callable[[StepMetrics], float | None]) -> list[Point]:
-        return _points([(row.stage, row.step_of_run, value(row)) for row in steps])
-
-    loss = [
-        Line(
-            label="training",
-            points=of_steps(lambda row: row.data_loss) or of_epochs(lambda row: row.data_loss),
-            colour=_TRAINING,
-        ),
-        Line(
-            label="training, with weight decay",
-            points=of_steps(lambda row: row.loss) or of_epochs(lambda row: row.loss),
-            colour=_DECAY,
-            dashed=True,
-        ),
-        Line(
-            label="held out",
-            points=of_epochs(lambda row: row.held_out_loss),
-            colour=_HELD_OUT,
-            dots=True,
-        ),
-    ]
-    top1 = [
-        Line(
-            label="top-1, training",
-            points=of_steps(lambda row: _percent(row.top1))
-            or of_epochs(lambda row: _percent(row.train_top1)),
-            colour=_TRAINING,
-        ),
-        Line(
-            label="top-1, held out",
-            points=of_epochs(lambda row: _percent(row.held_out_top1)),
-            colour=_HELD_OUT,
-            dots=True,
-        ),
-        Line(
-            label="top-5, held out",
-            points=of_epochs(lambda row: _percent(row.held_out_top5)),
-            colour=_FIVE,
-            dashed=True,
-        ),
-    ]
-    rate = Line(
-        label="learning rate",
-        points=of_steps(lambda row: row.learning_rate) or of_epochs(lambda row: row.learning_rate),
-        colour=_TRAINING,
-    )
+    lines: dict[str, list[Line]] = {title: [] for title in _CHARTS}
+    for name, metric in EPOCHS.items():
+        if not metric.chart:
+            continue
+        by_step = [step for step, other in STEPS.items() if other == metric]
+        found = [
+            (row.stage, row.step_of_run, getattr(row, step)) for step in by_step for row in steps
+        ]
+        by_epoch = [(row.stage, starts[row.stage] + row.step, getattr(row, name)) for row in epochs]
+        unit = _CHARTS[metric.chart][1]
+        if points := _points(found, unit) or _points(by_epoch, unit):
+            lines[metric.chart].append(dataclasses.replace(metric.line, points=points))
     levels = clipping_lines(steps)
     num_levels = len({name for row in steps for name in row.clipping_levels})
     some = f" Of {num_levels} tensors, those that move most are named." if levels else ""
     return [
-        LineChart(
-            title="Loss",
-            lines=_drawn(loss),
-            stages=stages,
-            logarithmic=True,
-            summary=_ends("loss", loss),
-            caption=_OTHER_LOSS.format(targets) if targets else "",
-        ),
-        LineChart(
-            title="Accuracy (%)",
-            lines=_drawn(top1),
-            stages=stages,
-            summary=_ends("accuracy in percent", top1),
-            least=0.0,
-            most=100.0,
-        ),
-        LineChart(
-            title="Learning rate",
-            lines=_drawn([rate]),
-            stages=stages,
-            from_zero=True,
-            summary=_ends("learning rate", [rate]),
+        *(
+            LineChart(
+                title=title,
+                lines=lines[title],
+                stages=stages,
+                summary=_ends(what, lines[title]),
+                caption=_OTHER_LOSS.format(targets) if targets and title == LOSS else "",
+                **options,
+            )
+            for title, (what, _, options) in _CHARTS.items()
         ),
         LineChart(
             title="Clipping levels",
@@ -229,8 +192,8 @@ def _span(points: Sequence[Point]) -> float:
     return math.log(max(levels) / min(levels)) if levels else 0.0
 
 
-def _points(values: Sequence[tuple[str, int, float | None]]) -> list[Point]:
-    """Points from stage, step and value, with a gap where another stage begins."""
+def _points(values: Sequence[tuple[str, int, float | None]], unit: float = 1.0) -> list[Point]:
+    """Points from stage, step and value, times `unit`, with a gap where another stage begins."""
     points: list[Point] = []
     last = None
     for stage, step, value in values:
@@ -238,26 +201,17 @@ def _points(values: Sequence[tuple[str, int, float | None]]) -> list[Point]:
             continue
         if last not in (None, stage):
             points.append((float(step), math.nan))
-        points.append((float(step), value))
+        points.append((float(step), unit * value))
         last = stage
     return points
-
-
-def _drawn(lines: Sequence[Line]) -> list[Line]:
-    return [line for line in lines if line.points]
 
 
 def _ends(what: str, lines: Sequence[Line]) -> str:
     """The first and the last value of each line, in words."""
     ends = [
-        f"{line.label} from {line.points[0][1]:.4g} to {line.points[-1][1]:.4g}"
-        for line in _drawn(lines)
+        f"{line.label} from {line.points[0][1]:.4g} to {line.points[-1][1]:.4g}" for line in lines
     ]
     return f"The {what} over the steps of the run: {'; '.join(ends)}." if ends else ""
-
-
-def _percent(share: float | None) -> float | None:
-    return None if share is None else 100.0 * share
 
 
 def _starts(epochs: Sequence[EpochMetrics], steps: Sequence[StepMetrics]) -> dict[str, int]:

@@ -1,6 +1,7 @@
 """The report of a run: one HTML page with everything about it."""
 
 import dataclasses
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -200,23 +201,8 @@ _ACCURACY: list[Column[ModelAccuracy]] = [
     Column("held-out images", lambda row: row.images, digits(","), number=True),
 ]
 _EPOCH: list[Column[history.EpochMetrics]] = [
-    Column("stage", lambda epoch: epoch.stage),
-    *(
-        Column(title, value, show, number=True)
-        for title, value, show in (
-            ("epoch", lambda epoch: epoch.epoch, plain),
-            ("step", lambda epoch: epoch.step, digits(",")),
-            ("learning rate", lambda epoch: epoch.learning_rate, digits(".3g")),
-            ("loss", lambda epoch: epoch.data_loss, _number),
-            ("with weight decay", lambda epoch: epoch.loss, _number),
-            ("top-1", lambda epoch: epoch.train_top1, _percent),
-            ("top-5", lambda epoch: epoch.train_top5, _percent),
-            ("held-out loss", lambda epoch: epoch.held_out_loss, _number),
-            ("held-out top-1", lambda epoch: epoch.held_out_top1, _percent),
-            ("held-out top-5", lambda epoch: epoch.held_out_top5, _percent),
-            ("seconds", lambda epoch: epoch.seconds, digits(".1f")),
-        )
-    ),
+    Column(metric.title, operator.attrgetter(name), metric.show, number=name != "stage")
+    for name, metric in history.EPOCHS.items()
 ]
 
 

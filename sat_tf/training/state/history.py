@@ -1,9 +1,104 @@
 """The curves of a run, by epoch and by step, and their CSV files."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
-from sat_tf.presentation.tables import numbers, read_table, write_table
+from sat_tf.presentation.charts import Line
+from sat_tf.presentation.tables import (
+    Cell,
+    digits,
+    numbers,
+    percent,
+    plain,
+    read_table,
+    write_table,
+)
+
+
+class Metric(NamedTuple):
+    """A value of a run: its names where it is listed, logged and drawn.
+
+    A field of `EpochMetrics` is recorded, listed and drawn by its metric alone. One that
+    `StepMetrics` has too is drawn by steps, where there are any.
+
+    Attributes:
+        title: of its column in the report.
+        show: formats it there.
+        log: its name in Keras's logs; "" for what Keras does not log.
+        chart: title of the report's chart that draws it; "" for none.
+        line: what draws it there, without points.
+    """
+
+    title: str
+    show: Callable[[Any], Cell] = plain
+    log: str = ""
+    chart: str = ""
+    line: Line = Line(label="", colour="")
+
+
+LOSS, ACCURACY, RATE = "Loss", "Accuracy (%)", "Learning rate"
+_NUMBER, _PERCENT = digits(".4g"), percent()
+# The metrics of epochs and of steps.
+_LEARNING_RATE = Metric(
+    "learning rate",
+    digits(".3g"),
+    "",
+    RATE,
+    Line(label="learning rate", colour="var(--curve)"),
+)
+_LOSS = Metric(
+    "loss with weight decay",
+    _NUMBER,
+    "loss",
+    LOSS,
+    Line(label="training, with weight decay", colour="var(--soft)", dashed=True),
+)
+_DATA_LOSS = Metric(
+    "loss", _NUMBER, "data_loss", LOSS, Line(label="training", colour="var(--curve)")
+)
+_TOP1 = Metric(
+    "top-1", _PERCENT, "top1", ACCURACY, Line(label="top-1, training", colour="var(--curve)")
+)
+_TOP5 = Metric("top-5", _PERCENT, "top5")
+# Only epochs have these.
+_HELD_OUT_LOSS = Metric(
+    "held-out loss",
+    _NUMBER,
+    "val_loss",
+    LOSS,
+    Line(label="held out", colour="var(--other)", dots=True),
+)
+_HELD_OUT_TOP1 = Metric(
+    "held-out top-1",
+    _PERCENT,
+    "val_top1",
+    ACCURACY,
+    Line(label="top-1, held out", colour="var(--other)", dots=True),
+)
+_HELD_OUT_TOP5 = Metric(
+    "held-out top-5",
+    _PERCENT,
+    "val_top5",
+    ACCURACY,
+    Line(label="top-5, held out", colour="var(--third)", dashed=True),
+)
+
+
+def _metrics(kind: type) -> dict[str, Metric]:
+    """The metrics of the fields of a class that have one, by the names of the fields."""
+    hints = get_type_hints(kind, include_extras=True)
+    found = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+    return {name: metric for name, metrics in found.items() for metric in metrics}
+
+
+def logged(metrics: Mapping[str, Metric], logs: Mapping[str, Any]) -> dict[str, float]:
+    """The values that Keras has logged, by the names of the fields; what it has not is left out.
+
+    >>> logged(EPOCHS, {"loss": 2.5, "val_top1": 0.5})
+    {'loss': 2.5, 'held_out_top1': 0.5}
+    """
+    return {name: float(logs[row.log]) for name, row in metrics.items() if row.log in logs}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,21 +122,22 @@ class EpochMetrics:
         seconds: wall-clock time of the epoch, held-out images included.
     """
 
-    stage: str
-    epoch: int
-    step: int
-    learning_rate: float | None = None
-    loss: float | None = None
-    data_loss: float | None = None
-    train_top1: float | None = None
-    train_top5: float | None = None
-    held_out_loss: float | None = None
-    held_out_top1: float
-    held_out_top5: float | None = None
-    seconds: float | None = None
+    stage: Annotated[str, Metric("stage")]
+    epoch: Annotated[int, Metric("epoch")]
+    step: Annotated[int, Metric("step", digits(","))]
+    learning_rate: Annotated[float | None, _LEARNING_RATE] = None
+    loss: Annotated[float | None, _LOSS] = None
+    data_loss: Annotated[float | None, _DATA_LOSS] = None
+    train_top1: Annotated[float | None, _TOP1] = None
+    train_top5: Annotated[float | None, _TOP5] = None
+    held_out_loss: Annotated[float | None, _HELD_OUT_LOSS] = None
+    held_out_top1: Annotated[float, _HELD_OUT_TOP1]
+    held_out_top5: Annotated[float | None, _HELD_OUT_TOP5] = None
+    seconds: Annotated[float | None, Metric("seconds", digits(".1f"))] = None
 
 
-COLUMNS = tuple(field.name for field in dataclasses.fields(EpochMetrics))
+EPOCHS = _metrics(EpochMetrics)
+COLUMNS = tuple(EPOCHS)
 
 
 def to_csv(rows: list[EpochMetrics]) -> str:
@@ -90,14 +186,15 @@ class StepMetrics:
     stage: str
     step: int
     step_of_run: int
-    learning_rate: float
-    loss: float
-    data_loss: float | None = None
-    top1: float
-    top5: float | None = None
+    learning_rate: Annotated[float, _LEARNING_RATE]
+    loss: Annotated[float, _LOSS]
+    data_loss: Annotated[float | None, _DATA_LOSS] = None
+    top1: Annotated[float, _TOP1]
+    top5: Annotated[float | None, _TOP5] = None
     clipping_levels: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
+STEPS = _metrics(StepMetrics)
 STEP_COLUMNS = tuple(field.name for field in dataclasses.fields(StepMetrics))[:-1]
 _LEVEL = "clipping_level/"
 
