@@ -12,8 +12,7 @@ from matplotlib.figure import Figure as Picture
 from benchmarks.paper.figure import Comparison, Figure, depths, plain_ticks
 from benchmarks.paper.variances import SAMPLES, clamping_ratio, gaussian
 from sat_tf import data, models
-from sat_tf.analysis.audit.kappa_1 import GradientProbe
-from sat_tf.analysis.kappa import kappa_0
+from sat_tf.analysis.kappa import GradientProbe, kappa_0
 from sat_tf.analysis.labelled_images import LabelledImages
 from sat_tf.core import dorefa
 from sat_tf.data.images import ImageSet
@@ -233,8 +232,10 @@ def record(
         if step % every == 0 or step == steps:
             flow = probe()
             rows.append((step, seed, "loss", "", flow.loss))
-            rows.append((step, seed, "kappa_0", flow.layers[-1].name, kappa_0(model)))
-            rows += [(step, seed, "kappa_1", layer.name, layer.kappa_1) for layer in flow.layers]
+            rows.append((step, seed, "kappa_0", flow.layers[-1].call.name, kappa_0(model)))
+            rows += [
+                (step, seed, "kappa_1", layer.call.name, layer.kappa_1) for layer in flow.layers
+            ]
         if step < steps:
             model.train_on_batch(*next(batches))
     return pd.DataFrame(rows, columns=COLUMNS).dropna(ignore_index=True)

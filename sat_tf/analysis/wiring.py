@@ -288,14 +288,15 @@ class LinearCall:
     """One multiplication by a kernel, and those that follow it.
 
     Attributes:
-        name: see `kappa_1.LayerFlow`.
+        name: of the user's layer, with the path of models that it is nested in.
         layer: that multiplies.
         outer: the layer of the graph it belongs to: itself, its wrapper, or the layer it is inside.
         kernel: which of the layer's kernels it is.
-        normalization: see `kappa_1.LayerFlow`.
-        reads_image: see `kappa_1.LayerFlow`.
+        normalization: class of the normalization right behind it, if any. That behind a separable
+            convolution counts for both its multiplications.
+        reads_image: no linear layer comes before it.
         following: names of the calls of layer l + 1, and the area of the pooling in between.
-        unknown: see `kappa_1.LayerFlow`.
+        unknown: why the layers behind it cannot be compared with it, if so.
     """
 
     name: str

@@ -24,7 +24,6 @@ from sat_tf.analysis.audit.audited_model import (
     Limit,
     Verdict,
 )
-from sat_tf.analysis.audit.kappa_1 import GradientFlow, GradientProbe
 from sat_tf.analysis.audit.page import audit_page
 from sat_tf.analysis.audit.table import (
     activation_table,
@@ -34,6 +33,7 @@ from sat_tf.analysis.audit.table import (
     print_audit,
     summary,
 )
+from sat_tf.analysis.kappa import GradientFlow, GradientProbe
 from sat_tf.analysis.labelled_images import (
     USUAL_IMAGES,
     LabelledImages,
@@ -407,7 +407,7 @@ class Auditor:
     ) -> tuple[LayerAudit, ...]:
         classifier = self._wiring.classifier()
         rows = []
-        flows = {layer.name: layer for layer in flow.layers} if flow else {}
+        flows = {layer.call.name: layer for layer in flow.layers} if flow else {}
         for call in self.linear_calls:
             row = _weight_row(call, weights[call.name])
             if call.name in flows:

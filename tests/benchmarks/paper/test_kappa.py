@@ -7,8 +7,7 @@ from benchmarks.paper import kappa
 from benchmarks.paper.kappa import PRINTED
 from benchmarks.paper.variances import gaussian
 from sat_tf import models
-from sat_tf.analysis.audit.kappa_1 import gradient_flow
-from sat_tf.analysis.kappa import kappa_0
+from sat_tf.analysis.kappa import gradient_flow, kappa_0
 from sat_tf.data.images import ImageSet
 from sat_tf.models.resnet import resnet18
 from tests import reference

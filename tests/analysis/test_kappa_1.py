@@ -3,7 +3,7 @@ import pytest
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.analysis.audit.kappa_1 import (
+from sat_tf.analysis.kappa import (
     Flow,
     GradientProbe,
     gradient_flow,
@@ -76,7 +76,7 @@ def test_variances_and_constants_are_those_of_the_reference(normalized):
     # Float32 against float64, through three layers.
     assert found.loss == pytest.approx(loss, rel=1e-5)
     for layer, kernel, gradient in zip(found.layers, kernels, gradients, strict=True):
-        assert (layer.fan_in, layer.fan_out) == kernel.shape
+        assert (layer.call.fan_in, layer.call.fan_out) == kernel.shape
         assert layer.weight_variance == pytest.approx(kernel.var(), rel=1e-5)
         assert layer.gradient_variance == pytest.approx(gradient.var(), rel=1e-4)
     expected = reference.kappas(kernels, gradients)
@@ -153,8 +153,8 @@ def test_a_nested_model_says_what_the_flat_one_does():
     image = keras.Input(flat.input_shape[1:])
     nested = keras.Model(image, inner(image))
     expected, found = (gradient_flow(model, IMAGES, LABELS) for model in (flat, nested))
-    assert [layer.name for layer in found.layers] == [
-        f"small/{layer.name}" for layer in expected.layers
+    assert [layer.call.name for layer in found.layers] == [
+        f"small/{layer.call.name}" for layer in expected.layers
     ]
     # Same operations in the same order.
     assert as_numbers(found) == pytest.approx(as_numbers(expected), rel=1e-5)
@@ -187,7 +187,7 @@ def test_what_is_inside_a_layer_of_ones_own_has_gradients_and_no_constant():
     x = layers.Conv2D(3, 3, padding="same", name="outer")(image)
     x = layers.Dense(3)(layers.GlobalAveragePooling2D()(Block()(x)))
     outer, inner, _ = gradient_flow(keras.Model(image, x), IMAGES, LABELS).layers
-    assert inner.name == "block/inner"
+    assert inner.call.name == "block/inner"
     assert inner.gradient_variance > 0
     assert inner.unknown == "it is inside block, whose calls cannot be followed"
     assert outer.unknown == "it is followed by layers that are not known: block"
@@ -199,10 +199,10 @@ def test_a_separable_convolution_is_two_layers():
     x = layers.SeparableConv2D(6, 3, name="both", use_bias=False)(image)
     x = layers.BatchNormalization()(x)
     model = keras.Model(image, layers.Dense(3, name="end")(layers.GlobalAveragePooling2D()(x)))
-    found = gradient_flow(model, IMAGES, LABELS).layers
-    assert [(layer.name, layer.following, layer.normalization) for layer in found] == [
-        ("both/depthwise", ("both/pointwise",), "BatchNormalization"),
-        ("both/pointwise", ("end",), "BatchNormalization"),
+    found = [layer.call for layer in gradient_flow(model, IMAGES, LABELS).layers]
+    assert [(call.name, call.following, call.normalization) for call in found] == [
+        ("both/depthwise", (("both/pointwise", 1),), "BatchNormalization"),
+        ("both/pointwise", (("end", 36),), "BatchNormalization"),
         ("end", (), None),
     ]
     assert (found[0].reads_image, found[1].reads_image) == (True, False)
@@ -210,7 +210,7 @@ def test_a_separable_convolution_is_two_layers():
 
 def test_effective_weights_are_the_quantized_ones():
     model = sat_tf.quantize_model(small_float_model(), BitPolicy.paper(2))
-    found = {layer.name: layer for layer in gradient_flow(model, IMAGES, LABELS).layers}
+    found = {layer.call.name: layer for layer in gradient_flow(model, IMAGES, LABELS).layers}
     kernel = model.get_layer("quant_pointwise").effective_kernel().numpy()
     assert len(np.unique(kernel)) <= 4
     assert found["pointwise"].weight_variance == pytest.approx(kernel.var(), rel=1e-5)
