@@ -263,9 +263,10 @@ def hessian_costs(
     flat = with_layers_for_operations(model)
     sample = labelled_images(dataset, most=num_images)
     runner, _ = one_at_a_time(flat, fewest, sample.images, progress=progress)
-    names = {found.name: layer_of_call(found.name) for found in runner.layers}
-    kernels = {names[one.name]: one for one in runner.layers if one.weights is not None}
-    readers = {one.name: one for one in runner.layers if one.activations is not None}
+    layers = runner.layers
+    names = {found.layer.name: layer_of_call(found.layer.name) for found in layers}
+    kernels = {names[one.layer.name]: one.layer for one in layers if one.weights is not None}
+    readers = {one.layer.name: one.layer for one in layers if one.activations is not None}
     traces = model_traces(
         flat,
         sample,

@@ -100,8 +100,8 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         if arguments.picture is not None:
             check_picture_path(arguments.picture)
     quiet_tensorflow()
+    from sat_tf.analysis.sensitivity.measured_model import print_sensitivity
     from sat_tf.analysis.sensitivity.sensitivity import sensitivity
-    from sat_tf.analysis.sensitivity.show import print_sensitivity
 
     with value_errors_as_run_errors():
         model = make()

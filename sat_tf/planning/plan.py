@@ -5,6 +5,8 @@ import operator
 import os
 from typing import Any
 
+from rich.console import Console
+
 from sat_tf.atomic_file import write_text
 from sat_tf.planning.diagram import diagram_element, write_diagram
 from sat_tf.planning.plan_table import (
@@ -12,7 +14,7 @@ from sat_tf.planning.plan_table import (
     layers,
     number_text,
     operators_text,
-    plan_text,
+    print_plan,
     reasons,
     summary,
     totals,
@@ -28,6 +30,8 @@ from sat_tf.presentation.tables import Cell, Column, Marked, RowTable, Table, di
 class Plan(Displayed, PlannedModel, RowTable):
     """The plan of a model; see `PlannedModel` for its attributes."""
 
+    _width = 160
+
     def to_rows(self) -> list[dict[str, Any]]:
         """The rows as plain values, all with the same keys; None where something is unknown."""
         return [_plain(row) for row in self.rows]
@@ -35,16 +39,8 @@ class Plan(Displayed, PlannedModel, RowTable):
     def _columns(self) -> tuple[str, ...]:
         return COLUMNS
 
-    def table(self, width: int | None = None) -> str:
-        """The plan as text for the terminal.
-
-        Args:
-            width: columns of the terminal; by default as wide as needed.
-        """
-        return plan_text(self, width)
-
-    def __str__(self) -> str:
-        return self.table()
+    def _print(self, console: Console) -> None:
+        print_plan(self, console)
 
     def _headline(self) -> Marked:
         return Marked(f"{self.model} {verdict(self).words}", verdict(self).kind)

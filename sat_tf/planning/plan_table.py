@@ -12,9 +12,8 @@ from rich.text import Text
 
 from sat_tf.messages import first_ones, say
 from sat_tf.planning.planned_model import Export, Fate, LayerPlan, PlannedModel
-from sat_tf.presentation.tables import Cell, Column, Marked, Table, marked_text, printed
+from sat_tf.presentation.tables import Cell, Column, Marked, Table, marked_text
 
-_WIDTH = 160
 _WIDE = 120
 _NONE = "-"
 _MOST_NAMED = 3
@@ -36,11 +35,6 @@ NUMBERS: tuple[Column[Any], ...] = tuple(
         ("bytes", "bytes"),
     )
 )
-
-
-def plan_text(plan: PlannedModel, width: int | None = None) -> str:
-    """The plan as plain text of this width."""
-    return printed(lambda console: print_plan(plan, console), width or _WIDTH)
 
 
 def print_plan(plan: PlannedModel, console: Console) -> None:

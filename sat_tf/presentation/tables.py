@@ -8,7 +8,7 @@ import itertools
 import operator
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import rich.table
 from markupsafe import Markup, escape
@@ -314,7 +314,10 @@ def numbers(
 
 
 class RowTable(abc.ABC):
-    """A result that can be exported as rows."""
+    """A result that is printed as tables, and exported as rows."""
+
+    # The columns of a terminal that is as wide as needed.
+    _width: ClassVar[int] = 120
 
     @abc.abstractmethod
     def to_rows(self) -> list[dict[str, Any]]:
@@ -323,6 +326,21 @@ class RowTable(abc.ABC):
     @abc.abstractmethod
     def _columns(self) -> tuple[str, ...]:
         """The keys, in order."""
+
+    @abc.abstractmethod
+    def _print(self, console: Console) -> None:
+        """Prints the result."""
+
+    def table(self, width: int | None = None) -> str:
+        """The result as text for the terminal.
+
+        Args:
+            width: columns of the terminal; by default as wide as needed.
+        """
+        return printed(self._print, width or self._width)
+
+    def __str__(self) -> str:
+        return self.table()
 
     def _values(self) -> Table[dict[str, Any]]:
         columns: list[Column[dict[str, Any]]] = [

@@ -98,6 +98,13 @@ class Rows(RowTable):
     def _columns(self):
         return ("name", "value")
 
+    def _print(self, console):
+        console.print("two rows")
+
+
+def test_a_result_is_printed_as_its_text():
+    assert str(Rows()) == Rows().table(width=8) == "two rows\n"
+
 
 def test_a_result_with_rows_is_a_data_frame_and_a_file(tmp_path):
     Rows().write_csv(tmp_path / "rows.csv")

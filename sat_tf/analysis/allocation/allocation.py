@@ -28,7 +28,7 @@ from sat_tf.analysis.allocation.show import (
     tables,
     write_curve,
 )
-from sat_tf.analysis.sensitivity.measured_model import MeasuredModel
+from sat_tf.analysis.sensitivity.measured_model import Sensitivity
 from sat_tf.arguments import Rule, check, is_between, is_integer
 from sat_tf.atomic_file import write_text
 from sat_tf.export.lowering.packing import NothingPackedError, packing_problem
@@ -216,7 +216,7 @@ def allocate(
         raise unreachable(problem)
     values = _costs(cost, model, dataset, choices, bits, num_images, progress)
     problem = make_problem(choices, values, limits, milliseconds)
-    kind = "sensitivity" if isinstance(cost, str | MeasuredModel) else "table"
+    kind = "sensitivity" if isinstance(cost, str | Sensitivity) else "table"
     return _solved(model, choices, problem, pack, kind, seconds)
 
 
@@ -432,7 +432,7 @@ def _check_cost(cost: Any, dataset: Any) -> None:
                 f"cost={cost!r}: received no dataset, expected images, on which it is measured; "
                 "give some, or a table of costs."
             )
-    elif not isinstance(cost, MeasuredModel | Mapping):
+    elif not isinstance(cost, Sensitivity | Mapping):
         raise ValueError(
             f"cost: received {type(cost).__name__}, expected 'sensitivity', what "
             "sat_tf.sensitivity has returned, or a table {layer: {(weight bits, activation bits): "
@@ -450,7 +450,7 @@ def _costs(
     progress: bool,
 ) -> bit_costs.Costs:
     layers: tuple[LayerChoices, ...] = choices.layers
-    if isinstance(cost, MeasuredModel):
+    if isinstance(cost, Sensitivity):
         return bit_costs.of_sensitivity(cost, layers)
     if not isinstance(cost, str):
         return bit_costs.of_table(cost, layers)

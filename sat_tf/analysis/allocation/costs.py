@@ -11,7 +11,7 @@ import tf_keras as keras
 
 from sat_tf.analysis.allocation.choices import LayerChoices
 from sat_tf.analysis.allocation.tables import LayerTable, Wanted, read_values
-from sat_tf.analysis.sensitivity.measured_model import BitWidth, LayerSensitivity, MeasuredModel
+from sat_tf.analysis.sensitivity.measured_model import Sensitivity
 from sat_tf.analysis.sensitivity.sensitivity import sensitivity
 from sat_tf.graph.network import layer_of_call
 from sat_tf.messages import list_problems
@@ -35,7 +35,7 @@ def of_latency(table: LayerTable, layers: Sequence[LayerChoices]) -> Costs:
     return read_values(table, wanted, name="latency", unit="milliseconds")
 
 
-def of_sensitivity(found: MeasuredModel, layers: Sequence[LayerChoices]) -> Costs:
+def of_sensitivity(found: Sensitivity, layers: Sequence[LayerChoices]) -> Costs:
     """The estimated losses from a measured model, in units that add up.
 
     What a tensor loses at the measured bits is taken to fall with the power of its rounding error,
@@ -51,24 +51,15 @@ def of_sensitivity(found: MeasuredModel, layers: Sequence[LayerChoices]) -> Cost
     """
     weights: BitCosts = {}
     activations: BitCosts = {}
+    fields = {"weight_bits": weights, "activation_bits": activations}
     for layer in found.layers:
-        name = layer_of_call(layer.name)
-        for costs, field in ((weights, "weight_bits"), (activations, "activation_bits")):
-            own = costs.setdefault(name, {})
-            for bits, loss in _losses(layer, field).items():
-                own[bits] = own.get(bits, 0.0) + loss
+        for width in layer.widths():
+            if width.field in fields:
+                own = fields[width.field].setdefault(layer_of_call(layer.name), {})
+                metric = "distance" if width.damage.divergence is None else "divergence"
+                for bits in range(width.bits, _MOST_BITS + 1):
+                    own[bits] = own.get(bits, 0.0) + width.loss(metric, bits)
     return combined(layers, weights, activations)
-
-
-def _losses(layer: LayerSensitivity, field: str) -> dict[int, float]:
-    bits: int | None = getattr(layer, field)
-    damage = layer.weights if field == "weight_bits" else layer.activations
-    if bits is None or damage is None:
-        return {}
-    errors = layer.weight_errors if field == "weight_bits" else layer.activation_errors
-    width = BitWidth(layer.name, field, bits, 0, damage, errors)
-    metric = "distance" if damage.divergence is None else "divergence"
-    return {more: width.loss(metric, more) for more in range(bits, _MOST_BITS + 1)}
 
 
 def measured(

@@ -1,203 +1,44 @@
-"""The loss of a model when each layer is quantized, and the layers that should have more bits."""
+"""The loss of a model when each layer is quantized: the result, as a table and as a picture."""
 
 import dataclasses
-import glob
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+import operator
+import os
+from typing import TYPE_CHECKING, Any
 
-from sat_tf.analysis.sensitivity.damage import METRICS, Damage
+from rich.console import Console
+
+from sat_tf.analysis.sensitivity.damage import (
+    METRICS,
+    BitWidth,
+    Damage,
+    LayerSensitivity,
+    Metric,
+    as_overrides,
+    mean_bits,
+    within_average,
+    within_drop,
+)
+from sat_tf.messages import say
+from sat_tf.presentation import palette
+from sat_tf.presentation.notebook import Displayed
+from sat_tf.presentation.tables import Column, RowTable, Table
 from sat_tf.qat.policy import BitPolicy
 
-MOST_BITS = 8
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Picture
+
+_NONE = "-"
+_TITLES = {"top1": "top-1 lost", "distance": "distance", "divergence": "divergence"}
+# Narrower terminals have no column for the kind; the CSV has it.
+_WIDE = 100
+_MOST_LAYERS = 40
+# Above this ratio a linear axis would hide the smaller half.
+_WIDE_RANGE = 30.0
 
 
-@dataclasses.dataclass(frozen=True)
-class BitWidth:
-    """One number of bits of one layer, which can be raised to 8.
-
-    Attributes:
-        layer: its name.
-        field: of `BitPolicy`: "weight_bits", "activation_bits" or "stream_bits".
-        bits: in the policy.
-        size: how many values have these bits.
-        damage: of the model with these alone quantized.
-        errors: mean square error of these values at the policy's bits, one more, and so on to 8.
-    """
-
-    layer: str
-    field: str
-    bits: int
-    size: int
-    damage: Damage
-    errors: tuple[float, ...] = ()
-
-    def loss(self, metric: str, bits: int) -> float:
-        """The estimated loss at some bits, in units that can be added up.
-
-        The squared distance and the divergence are proportional to the power of the rounding error,
-        and so, by assumption, are images lost. If that is not known, the square of the scale is
-        used instead.
-        """
-        value = _value(self.damage, metric)
-        power = value * value if METRICS[metric].is_root else value
-        if not self.errors:
-            return power * (_levels(self.bits) / _levels(bits)) ** 2
-        first = self.errors[0]
-        return power * self.errors[bits - self.bits] / first if first > 0.0 else 0.0
-
-
-Bits = dict[BitWidth, int]
-
-
-def mean_bits(bits: Mapping[BitWidth, int], field: str) -> float:
-    """Mean bits of all values of a field; NaN if there are none."""
-    own = [width for width in bits if width.field == field]
-    size = sum(width.size for width in own)
-    return sum(width.size * bits[width] for width in own) / size if size else math.nan
-
-
-def within_average(widths: Sequence[BitWidth], metric: str, average_bits: float) -> Bits:
-    """The bits of each layer with the least estimated loss, within a mean.
-
-    The mean holds for weights and for activations separately. Each bit in turn goes to where it
-    saves most for its cost; layers that no longer fit are skipped.
-
-    Raises:
-        ValueError: the policy's own mean is already above it.
-    """
-    bits = {width: width.bits for width in widths}
-    # Top-1 cannot distinguish layers that lose no image.
-    metric = "divergence" if metric == "top1" else metric
-    for field, what in (("weight_bits", "weights"), ("activation_bits", "activations")):
-        own = [width for width in widths if width.field == field]
-        mean = mean_bits(bits, field)
-        if mean > average_bits and any(width.bits < MOST_BITS for width in own):
-            raise ValueError(
-                f"average_bits={average_bits:g}: received fewer bits than the {mean:.3f} that "
-                f"{what} have in the mean under the measured policy, first and last layer "
-                "included; expected more, or measure a policy with fewer bits, such as one with "
-                "first_last_weight_bits=None."
-            )
-        room = sum(width.size * (average_bits - width.bits) for width in own)
-        while able := [s for s in own if bits[s] < MOST_BITS and 0 < s.size <= room]:
-            best = max(able, key=lambda width: _saved(width, metric, bits[width]) / width.size)
-            if _saved(best, metric, bits[best]) <= 0.0:
-                break
-            bits[best] += 1
-            room -= best.size
-    return bits
-
-
-def within_drop(widths: Sequence[BitWidth], metric: str, max_drop: float, together: Damage) -> Bits:
-    """The fewest layers raised to 8 bits so that at most `max_drop` is lost, by estimate.
-
-    The losses of layers quantized alone are added up, and the sum is scaled to the measured loss of
-    the whole quantized model.
-
-    Raises:
-        ValueError: 8 bits everywhere lose more.
-    """
-    bits = {width: width.bits for width in widths}
-    measured = _value(together, metric)
-    if measured <= max_drop:
-        return bits
-    # No image may be lost with any layer quantized alone, but some with all of them.
-    by = metric if any(_value(width.damage, metric) > 0.0 for width in widths) else "distance"
-    whole = math.fsum(width.loss(by, width.bits) for width in widths)
-    root = METRICS[metric].is_root
-
-    def lost() -> float:
-        part = math.fsum(width.loss(by, own) for width, own in bits.items()) / whole
-        return measured * (math.sqrt(part) if root else part)
-
-    def worth(width: BitWidth) -> float:
-        saved = width.loss(by, width.bits) - width.loss(by, MOST_BITS)
-        return saved / (width.size or 1) / (MOST_BITS - width.bits)
-
-    able = [width for width in widths if width.bits < MOST_BITS]
-    for width in sorted(able, key=worth, reverse=True):
-        if whole <= 0.0 or lost() <= max_drop:
-            break
-        bits[width] = MOST_BITS
-    least = lost() if whole > 0.0 else measured
-    if least > max_drop:
-        factor, unit = METRICS[metric].unit
-        raise ValueError(
-            f"max_drop={max_drop:g}: received less than the estimated loss with 8 bits everywhere, "
-            f"{least:.3g}{f' ({factor * least:.3g} {unit})' if unit else ''}; expected at least "
-            "that; leave layers float, or measure with more images."
-        )
-    return bits
-
-
-def as_overrides(bits: Mapping[BitWidth, int]) -> dict[str, dict[str, int]]:
-    """The layers with more bits than in the policy, in the form of `BitPolicy.overrides`.
-
-    >>> lost = Damage(top1_drop=None, distance=0.1, divergence=None)
-    >>> as_overrides({BitWidth("conv[1]", "weight_bits", 4, 9, lost): 8})
-    {'conv[[]1]': {'weight_bits': 8}}
-    """
-    overrides: dict[str, dict[str, int]] = {}
-    for width, own in bits.items():
-        if own > width.bits:
-            overrides.setdefault(glob.escape(width.layer), {})[width.field] = own
-    return overrides
-
-
-def _saved(width: BitWidth, metric: str, bits: int) -> float:
-    return width.loss(metric, bits) - width.loss(metric, bits + 1)
-
-
-def _levels(bits: int) -> int:
-    return int(2**bits - 1)
-
-
-def _value(damage: Damage, metric: str) -> float:
-    """Never below 0: a layer gains an image by being quantized only by chance."""
-    return max(getattr(damage, METRICS[metric].field) or 0.0, 0.0)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LayerSensitivity:
-    """The loss with one layer quantized and all others float.
-
-    Attributes:
-        name: of the layer.
-        kind: its class.
-        weight_bits: of its kernel; None if that stays float, and for streams.
-        activation_bits: of the tensor it reads; None if that stays float or is the image.
-        stream_bits: of the tensor it makes, for streams: sums, means, linear bottlenecks.
-        num_weights: of its kernel.
-        values_read: how many values it reads for an image, or makes if it is not linear; 0 if the
-            image size is open.
-        values_made: how many values it makes for an image; 0 if the image size is open.
-        damage: with all of this quantized.
-        weights: with its kernel alone quantized, if it has one.
-        activations: with the tensor it reads alone quantized.
-        stream: with the tensor it makes alone quantized.
-        weight_errors: mean square error of the kernel at its bits, at one more, and so on to 8.
-        activation_errors: the same of what it reads.
-    """
-
-    name: str
-    kind: str
-    weight_bits: int | None
-    activation_bits: int | None
-    stream_bits: int | None
-    num_weights: int
-    values_read: int
-    values_made: int
-    damage: Damage
-    weights: Damage | None = None
-    activations: Damage | None = None
-    stream: Damage | None = None
-    weight_errors: tuple[float, ...] = ()
-    activation_errors: tuple[float, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MeasuredModel:
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Sensitivity(Displayed, RowTable):
     """The loss of a model when each of its layers is quantized alone, and when all are.
 
     Attributes:
@@ -293,26 +134,37 @@ class MeasuredModel:
             )
 
     def _widths(self) -> list[BitWidth]:
-        return [
-            width
-            for layer in self.layers
-            for width in (
-                _width(layer, "weight_bits", layer.num_weights, layer.weights),
-                _width(layer, "activation_bits", layer.values_read, layer.activations),
-                _width(layer, "stream_bits", layer.values_made, layer.stream),
-            )
-            if width is not None
-        ]
+        return [width for layer in self.layers for width in layer.widths()]
 
+    def to_rows(self) -> list[dict[str, Any]]:
+        """A row for each layer, all with the same keys, in graph order."""
+        return [_row(layer) for layer in self.layers]
 
-def _width(
-    layer: LayerSensitivity, field: str, size: int, damage: Damage | None
-) -> BitWidth | None:
-    bits: int | None = getattr(layer, field)
-    if bits is None or damage is None:
-        return None
-    errors = getattr(layer, field.replace("_bits", "_errors"), ())
-    return BitWidth(layer.name, field, bits, size, damage, errors)
+    def _columns(self) -> tuple[str, ...]:
+        return COLUMNS
+
+    def _print(self, console: Console) -> None:
+        print_sensitivity(self, console)
+
+    def _headline(self) -> str:
+        return summary(self)[0]
+
+    def _tables(self) -> dict[str, Table[LayerSensitivity]]:
+        return {TITLE: layer_table(self)}
+
+    def _notes(self) -> list[str]:
+        return summary(self)[1:]
+
+    def write_picture(self, path: str | os.PathLike[str]) -> None:
+        """Draws what each layer loses; the file appears whole, or not at all.
+
+        Args:
+            path: ends in .png or .svg.
+
+        Raises:
+            ValueError: the path cannot be written, or has another suffix.
+        """
+        palette.write(lambda: _draw(self), path)
 
 
 def _check(name: str, value: object, most: float, expected: str) -> None:
@@ -320,3 +172,174 @@ def _check(name: str, value: object, most: float, expected: str) -> None:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not least <= float(str(value)) <= most or math.isinf(float(str(value))):
         raise ValueError(f"{name}={value!r}: expected {expected}.")
+
+
+_PARTS = {"": "damage", "weights_": "weights", "activations_": "activations", "stream_": "stream"}
+
+
+COLUMNS = (
+    *(
+        field.name
+        for field in dataclasses.fields(LayerSensitivity)
+        if field.name not in _PARTS.values() and not field.name.endswith("_errors")
+    ),
+    *(f"{prefix}{metric.field}" for prefix in _PARTS for metric in METRICS.values()),
+)
+
+
+def _row(layer: LayerSensitivity) -> dict[str, Any]:
+    row = {name: getattr(layer, name) for name in COLUMNS if hasattr(layer, name)}
+    for prefix, part in _PARTS.items():
+        damage = getattr(layer, part)
+        for metric in METRICS.values():
+            row[f"{prefix}{metric.field}"] = damage and getattr(damage, metric.field)
+    return row
+
+
+def print_sensitivity(found: Sensitivity, console: Console) -> None:
+    """Prints what the whole model loses, and each layer, the one that loses most first.
+
+    Args:
+        found: what was measured.
+        console: where to print.
+    """
+    for line in summary(found):
+        say(console, line)
+    table = layer_table(found, wide=console.width >= _WIDE)
+    console.print(table.to_rich(title=TITLE, title_justify="left"))
+
+
+TITLE = "one layer quantized, the others float"
+
+
+def layer_table(found: Sensitivity, *, wide: bool = True) -> Table[LayerSensitivity]:
+    """The layers, the one that loses most first."""
+    return Table(columns=_columns(found, wide=wide), rows=found.ranked())
+
+
+def _columns(found: Sensitivity, *, wide: bool) -> list[Column[LayerSensitivity]]:
+    metrics = [name for name in METRICS if _value(found.together, METRICS[name]) is not None]
+    # The metric that layers are ranked by comes first.
+    metrics.sort(key=lambda name: name != found.metric)
+    kind: Column[LayerSensitivity] = Column("kind", lambda layer: layer.kind, wrap="never")
+    return [
+        Column("layer", lambda layer: layer.name, wrap="never"),
+        *([kind] if wide else []),
+        Column("bits", _bits, number=True, wrap="never"),
+        *(_damage(_TITLES[name], "damage", METRICS[name]) for name in metrics),
+        _damage("weights", "weights", METRICS[found.metric]),
+        _damage("activations", "activations", METRICS[found.metric]),
+    ]
+
+
+def _damage(title: str, field: str, metric: Metric) -> Column[LayerSensitivity]:
+    def show(damage: Damage | None) -> str:
+        return shown(damage, metric)
+
+    return Column(title, operator.attrgetter(field), show, number=True, wrap="never")
+
+
+def shown(damage: Damage | None, metric: Metric) -> str:
+    """The value of a metric, in three digits of its unit; a dash if nothing was measured."""
+    value = None if damage is None else _value(damage, metric)
+    factor, _ = metric.unit
+    return _NONE if value is None else f"{factor * value:.3g}"
+
+
+def _value(damage: Damage, metric: Metric) -> float | None:
+    value: float | None = getattr(damage, metric.field)
+    return value
+
+
+def _bits(layer: LayerSensitivity) -> str:
+    named = (("w", layer.weight_bits), ("a", layer.activation_bits), ("s", layer.stream_bits))
+    return "".join(f"{letter}{bits}" for letter, bits in named if bits is not None)
+
+
+def summary(found: Sensitivity) -> list[str]:
+    """The measurement, the loss of the whole model, and how to read the table."""
+    lost = []
+    for name, metric in METRICS.items():
+        if _value(found.together, metric) is not None:
+            unit = metric.unit[1]
+            value = shown(found.together, metric)
+            lost.append(f"{_TITLES[name]} {value}{' ' if unit else ''}{unit}")
+    start = f"{found.model}: {found.num_images} images"
+    if found.top1 is not None:
+        start += f", top-1 {100 * found.top1:.1f} % as float"
+    return [
+        f"{start}; {len(found.layers)} layers, ranked by {_TITLES[found.metric]}",
+        f"all of them quantized, without training: {', '.join(lost)}",
+        "bits: w of the kernel, a of what the layer reads, s of the stream it makes; the last two "
+        "columns are the layer's kernel and what it reads, alone",
+    ]
+
+
+def _draw(found: Sensitivity) -> "Picture":
+    """What each layer loses, in a row for each, in graph order."""
+    chosen = found.ranked()[:_MOST_LAYERS]
+    layers = [layer for layer in found.layers if layer in chosen]
+    # Letters of 13 points, and rows as high: still readable at half the size.
+    width = 7.2 + 0.05 * max((len(layer.name) for layer in layers), default=0)
+    picture, axes = palette.canvas(size=(width, 1.9 + 0.27 * max(len(layers), 4)))
+    metric = METRICS[found.metric]
+    factor, unit = metric.unit
+    for index, layer in enumerate(layers):
+        ends = [value for _, value, _ in _marks(found, layer)]
+        axes.plot([0.0, max(ends)], [index, index], color="#D0D0D0", linewidth=1.2, zorder=1)
+    for label, style in _STYLES.items():
+        marks = [
+            (factor * value, index)
+            for index, layer in enumerate(layers)
+            for name, value, _ in _marks(found, layer)
+            if name == label
+        ]
+        if marks:
+            across, down = zip(*marks, strict=True)
+            axes.scatter(across, down, label=label, zorder=2, **style)
+    axes.set_yticks(range(len(layers)), [layer.name for layer in layers])
+    axes.set_ylim(len(layers) - 0.4, -0.6)
+    axes.set_xlabel(f"{metric.title} ({unit})" if unit else metric.title)
+    _set_range(axes, [factor * value for layer in layers for _, value, _ in _marks(found, layer)])
+    more = len(found.layers) - len(layers)
+    title = f"{found.model}: one layer quantized, the others float"
+    if more:
+        title += f"\nthe {len(layers)} layers that lose most; {more} lose less"
+    # Above the picture, because layer names are where the axes' own title would begin.
+    picture.suptitle(title, fontsize=13)
+    picture.legend(loc="outside lower center", ncols=len(_STYLES))
+    return picture
+
+
+_STYLES: dict[str, dict[str, Any]] = {
+    "kernel": {"color": palette.BLUE, "marker": "o", "s": 42},
+    "what it reads": {"color": palette.ORANGE, "marker": "s", "s": 42},
+    "all": {"facecolors": "none", "edgecolors": palette.BLACK, "marker": "D", "s": 72},
+    "stream": {"color": palette.GREEN, "marker": "^", "s": 52},
+}
+
+
+def _marks(found: Sensitivity, layer: LayerSensitivity) -> list[tuple[str, float, str]]:
+    """The marks of a layer: kind, value, layer."""
+    parts = (
+        ("stream", layer.stream),
+        ("kernel", layer.weights),
+        ("what it reads", layer.activations),
+        ("all", layer.damage if layer.weights and layer.activations else None),
+    )
+    return [
+        (label, value, layer.name)
+        for label, damage in parts
+        if (value := found.value(damage)) is not None
+    ]
+
+
+def _set_range(axes: Any, values: list[float]) -> None:
+    """A logarithmic axis if values differ much; drops of top-1 can be 0 or negative."""
+    if values and min(values) > 0.0 and max(values) > _WIDE_RANGE * min(values):
+        axes.set_xscale("log")
+        axes.set_xlim(0.6 * min(values), 1.7 * max(values))
+    elif values:
+        low, high = min(0.0, *values), max(0.0, *values)
+        margin = 0.05 * ((high - low) or 1.0)
+        axes.set_xlim(low - (margin if low < 0.0 else 0.4 * margin), high + margin)

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.analysis.sensitivity.damage import QuantizableLayer
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node, call_in_inference
@@ -48,40 +49,22 @@ class Quantization:
 
 
 @dataclasses.dataclass(frozen=True)
-class QuantizableLayer:
-    """A linear layer or a stream of a quantized model, with its quantized tensors.
+class LayerQuantizations:
+    """A layer, and its tensors to quantize.
 
     Attributes:
-        name: of the float model's layer.
-        kind: class of the layer.
-        weight_bits: of its kernel; None if that stays float, and for streams.
-        activation_bits: of the tensor it reads; None if that stays float, is the image, or is a
-            stream at its own bits.
-        stream_bits: of the tensor it makes, if that is a stream.
-        num_weights: of its kernel.
-        values_read: how many values it reads for an image, or makes if it is not linear; 0 if their
-            number is open.
-        values_made: how many values it makes for an image; 0 if their number is open.
+        layer: a linear layer or a stream.
         whole: all of its tensors.
         weights: its kernel alone.
         activations: the tensor it reads alone.
         stream: the tensor it makes alone.
-        weight_errors: mean square error of the kernel at its bits, at one more, and so on to 8.
     """
 
-    name: str
-    kind: str
-    weight_bits: int | None
-    activation_bits: int | None
-    stream_bits: int | None
-    num_weights: int
-    values_read: int
-    values_made: int
+    layer: QuantizableLayer
     whole: Quantization
     weights: Quantization | None
     activations: Quantization | None
     stream: Quantization | None
-    weight_errors: tuple[float, ...] = ()
 
 
 class OneAtATime:
@@ -107,7 +90,7 @@ class OneAtATime:
         self._place = {node.name: index for index, node in enumerate(self._nodes)}
         self._quantized = Network(quantized)
         self.last_layer = self._network[self._network.output].layer
-        self.layers = list(self._quantizable_layers())
+        self.layers = list(self._quantizations())
 
     def images_at_once(self) -> int:
         """The batch size that fits into memory."""
@@ -127,12 +110,12 @@ class OneAtATime:
         """Mean square error of the tensors that layers read, at their bits, one more, up to 8."""
         errors = {}
         tensors = self._float_tensors(images)
-        for layer in self.layers:
-            if layer.activations is not None and layer.activations.reads is not None:
-                (name,) = self._network[layer.name].inputs
-                quantizer = _activation_quantizer(layer.activations.reads)
+        for found in self.layers:
+            if found.activations is not None and found.activations.reads is not None:
+                (name,) = self._network[found.layer.name].inputs
+                quantizer = _activation_quantizer(found.activations.reads)
                 if quantizer is not None:
-                    errors[layer.name] = _rounding_errors(tensors[name].numpy(), quantizer)
+                    errors[found.layer.name] = _rounding_errors(tensors[name].numpy(), quantizer)
         return errors
 
     def _float_tensors(self, images: np.ndarray) -> dict[str, Any]:
@@ -156,15 +139,15 @@ class OneAtATime:
                 output = call_in_inference(node, node.layer, inputs)
         return output if quantization.makes is None else _quantize(quantization.makes, output)
 
-    def _quantizable_layers(self) -> Iterator[QuantizableLayer]:
+    def _quantizations(self) -> Iterator[LayerQuantizations]:
         for node in self._quantized:
             layer = node.layer
             if isinstance(layer, QuantizedLayer) and not layer.quantize_config.inserted:
-                found = self._quantizable_layer(node, self._network[call_name(node)])
+                found = self._quantizations_of(node, self._network[call_name(node)])
                 if found.weights or found.activations or found.stream:
                     yield found
 
-    def _quantizable_layer(self, node: Node, own: Node) -> QuantizableLayer:
+    def _quantizations_of(self, node: Node, own: Node) -> LayerQuantizations:
         """The quantized tensors of one layer; there may be none."""
         layer, name = node.layer, own.name
         reads, kernel, num_weights = None, None, 0
@@ -183,20 +166,22 @@ class OneAtATime:
                 weight_bits = quantizer.num_bits
                 kernel = layer.effective_kernel()
                 weight_errors = _weight_errors(layer, latent_kernel, quantizer, weight_bits)
-        return QuantizableLayer(
-            name=name,
-            kind=type(own.layer).__name__,
-            weight_bits=weight_bits,
-            activation_bits=None if reads is None else _bits(reads),
-            stream_bits=None if makes is None else _bits(makes),
-            num_weights=num_weights,
-            values_read=_count(counted.shape),
-            values_made=_count(own.shape),
+        return LayerQuantizations(
+            QuantizableLayer(
+                name=name,
+                kind=type(own.layer).__name__,
+                weight_bits=weight_bits,
+                activation_bits=None if reads is None else _bits(reads),
+                stream_bits=None if makes is None else _bits(makes),
+                num_weights=num_weights,
+                values_read=_count(counted.shape),
+                values_made=_count(own.shape),
+                weight_errors=weight_errors,
+            ),
             whole=Quantization(name, kernel, reads, makes),
             weights=None if kernel is None else Quantization(name, kernel=kernel),
             activations=None if reads is None else Quantization(name, reads=reads),
             stream=None if makes is None else Quantization(name, makes=makes),
-            weight_errors=weight_errors,
         )
 
     def _read_through(self, name: str) -> QuantizedLayer | None:
@@ -228,17 +213,18 @@ def one_at_a_time(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GuessedClippingLevelsWarning)  # it is calibrated next
         quantized = quantize_model(model, dataclasses.replace(policy, latent_start="keep_function"))
-    _calibrate_on_float_weights(quantized, images, progress)
+    # Clipping levels are set for the tensors of the float model; nothing else is changed.
+    with float_weights(quantized.layers):
+        calibrate(
+            quantized,
+            images,
+            num_images=len(images),
+            batch_normalization=False,
+            progress=progress,
+        )
     network = Network(model)
     placement = place(network, {node.name: None for node in network}, policy)
     return OneAtATime(model, quantized, placement.reasons.streams), quantized
-
-
-def _calibrate_on_float_weights(quantized: keras.Model, images: np.ndarray, progress: bool) -> None:
-    """Sets clipping levels for the tensors of the float model; nothing else is changed."""
-    with float_weights(quantized.layers):
-        count = len(images)
-        calibrate(quantized, images, num_images=count, batch_normalization=False, progress=progress)
 
 
 def _weight_errors(

@@ -1,8 +1,6 @@
 """Layer-wise sensitivity: one layer at a time quantized, the others float."""
 
 import dataclasses
-import os
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,101 +13,22 @@ from sat_tf.analysis.labelled_images import (
     labelled_images,
 )
 from sat_tf.analysis.range_accuracy import range_accuracies
-from sat_tf.analysis.sensitivity.damage import METRICS, Damage, DamageMeter
-from sat_tf.analysis.sensitivity.measured_model import LayerSensitivity, MeasuredModel
+from sat_tf.analysis.sensitivity.damage import METRICS, Damage, DamageMeter, LayerSensitivity
+from sat_tf.analysis.sensitivity.measured_model import Sensitivity
 from sat_tf.analysis.sensitivity.one_at_a_time import (
     OneAtATime,
     Quantization,
     one_at_a_time,
 )
-from sat_tf.analysis.sensitivity.show import (
-    TITLE,
-    layer_table,
-    print_sensitivity,
-    summary,
-    write_picture,
-)
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import check_model, check_one_of_each, refuse_wrapped
 from sat_tf.graph.rewrite import with_layers_for_operations
 from sat_tf.messages import did_you_mean
-from sat_tf.presentation.notebook import Displayed
 from sat_tf.presentation.progress_bar import image_bar
-from sat_tf.presentation.tables import RowTable, Table, printed
 from sat_tf.qat.policy import BitPolicy, expect_policy
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.input_range import PIXELS
 from sat_tf.top_k import top_hits
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class Sensitivity(Displayed, MeasuredModel, RowTable):
-    """The loss of a model when each of its layers is quantized alone, and when all are.
-
-    See `MeasuredModel` for its attributes.
-    """
-
-    def to_rows(self) -> list[dict[str, Any]]:
-        """A row for each layer, all with the same keys, in graph order."""
-        return [_row(layer) for layer in self.layers]
-
-    def _columns(self) -> tuple[str, ...]:
-        return COLUMNS
-
-    def table(self, *, width: int | None = None) -> str:
-        """The layers as text for the terminal, the one that loses most first.
-
-        Args:
-            width: columns of the terminal; by default as wide as needed.
-        """
-        return printed(lambda console: print_sensitivity(self, console), width or 120)
-
-    def __str__(self) -> str:
-        return self.table()
-
-    def _headline(self) -> str:
-        return summary(self)[0]
-
-    def _tables(self) -> dict[str, Table[LayerSensitivity]]:
-        return {TITLE: layer_table(self)}
-
-    def _notes(self) -> list[str]:
-        return summary(self)[1:]
-
-    def write_picture(self, path: str | os.PathLike[str]) -> None:
-        """Draws what each layer loses; the file appears whole, or not at all.
-
-        Args:
-            path: ends in .png or .svg.
-
-        Raises:
-            ValueError: the path cannot be written, or has another suffix.
-        """
-        write_picture(self, path)
-
-
-_PARTS = {"": "damage", "weights_": "weights", "activations_": "activations", "stream_": "stream"}
-
-
-def _columns() -> Iterator[str]:
-    for field in dataclasses.fields(LayerSensitivity):
-        if field.name not in _PARTS.values() and not field.name.endswith("_errors"):
-            yield field.name
-    for prefix in _PARTS:
-        yield from (f"{prefix}{metric.field}" for metric in METRICS.values())
-
-
-COLUMNS = tuple(_columns())
-
-
-def _row(layer: LayerSensitivity) -> dict[str, Any]:
-    row = {name: getattr(layer, name) for name in COLUMNS if hasattr(layer, name)}
-    for prefix, part in _PARTS.items():
-        damage = getattr(layer, part)
-        for metric in METRICS.values():
-            row[f"{prefix}{metric.field}"] = damage and getattr(damage, metric.field)
-    return row
-
 
 USUAL_IMAGES = 256
 
@@ -196,16 +115,12 @@ def sensitivity(
 
     layers = tuple(
         LayerSensitivity(
-            **{
-                field.name: getattr(found, field.name)
-                for field in dataclasses.fields(found)
-                if field.name not in ("whole", "weights", "activations", "stream")
-            },
+            **vars(found.layer),
             damage=damages[id(found.whole)],
             weights=damage(found.weights),
             activations=damage(found.activations),
             stream=damage(found.stream),
-            activation_errors=errors.get(found.name, ()),
+            activation_errors=errors.get(found.layer.name, ()),
         )
         for found in runner.layers
     )

@@ -7,9 +7,10 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.analysis.sensitivity.damage import Damage, DamageMeter
-from sat_tf.analysis.sensitivity.measured_model import (
+from sat_tf.analysis.sensitivity.damage import (
     BitWidth,
+    Damage,
+    DamageMeter,
     mean_bits,
     within_average,
     within_drop,
