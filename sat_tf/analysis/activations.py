@@ -43,10 +43,14 @@ def clipping_levels(model: keras.Model) -> dict[str, tf.Variable]:
         ValueError: the model is not a graph.
     """
     return {
-        _name(node): node.layer.output_variables[CLIPPING_LEVEL]
-        for node in Network(model)
-        if _clips(node)
+        name: layer.output_variables[CLIPPING_LEVEL]
+        for name, layer in clipping_layers(model).items()
     }
+
+
+def clipping_layers(model: keras.Model) -> dict[str, QuantizedLayer]:
+    """The layers with clipping levels, likewise."""
+    return {call_name(node): node.layer for node in Network(model) if _clips(node)}
 
 
 class ActivationProbe:
@@ -95,12 +99,8 @@ class ActivationProbe:
             if _clips(node):
                 # Not computed twice: TensorFlow merges equal operations.
                 before = node.layer.before_quantization(inputs if node.takes_list else inputs[0])
-                found[_name(node)] = _measured(node.layer, before, tensors[node.name])
+                found[call_name(node)] = _measured(node.layer, before, tensors[node.name])
         return found
-
-
-def _name(node: Node) -> str:
-    return call_name(node)
 
 
 def _clips(node: Node) -> bool:

@@ -22,6 +22,7 @@ from sat_tf.analysis.wiring import (
 )
 from sat_tf.graph import layer_kinds
 from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.quantizers.settings import CLIPPING_LEVEL
 
 
 def kappa_0(model: keras.Model) -> float | None:
@@ -140,13 +141,13 @@ def _tapped_kernels(layer: Any, tape: tf.GradientTape, taps: Taps) -> Iterator[N
 @contextlib.contextmanager
 def _tapped_levels(layer: QuantizedLayer, tape: tf.GradientTape, taps: Taps) -> Iterator[None]:
     variables = layer.output_variables
-    if "clipping_level" not in variables:
+    if CLIPPING_LEVEL not in variables:
         yield
         return
-    level = tf.identity(tf.convert_to_tensor(variables["clipping_level"]))
+    level = tf.identity(tf.convert_to_tensor(variables[CLIPPING_LEVEL]))
     tape.watch(level)
     taps.levels[layer.layer.name] = level
-    with _replaced(layer, "output_variables", {**variables, "clipping_level": level}):
+    with _replaced(layer, "output_variables", {**variables, CLIPPING_LEVEL: level}):
         yield
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.analysis.audit.audit import COLUMNS, Audit, Auditor
-from sat_tf.analysis.audit.audited_model import Verdict
+from sat_tf.analysis.audit.audit import Auditor
+from sat_tf.analysis.audit.audited_model import COLUMNS, Audit
+from sat_tf.analysis.audit.rules import Verdict
 from sat_tf.analysis.labelled_images import USUAL_IMAGES, labelled_images
 from sat_tf.analysis.measurement import scalar_events
 from sat_tf.analysis.weight_use import CodeFlips

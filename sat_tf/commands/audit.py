@@ -83,8 +83,8 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
                 check_writable(path)
     quiet_tensorflow()
     from sat_tf.analysis.audit.audit import audit
-    from sat_tf.analysis.audit.audited_model import Verdict
-    from sat_tf.analysis.audit.table import print_audit
+    from sat_tf.analysis.audit.audited_model import print_audit
+    from sat_tf.analysis.audit.rules import Verdict
     from sat_tf.analysis.range_accuracy import range_note
     from sat_tf.graph.network import check_model
 

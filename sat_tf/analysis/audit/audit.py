@@ -2,8 +2,6 @@
 
 import dataclasses
 import math
-import os
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,26 +10,16 @@ import tf_keras as keras
 from sat_tf.analysis.activations import (
     ActivationProbe,
     ActivationUse,
-    clipping_levels,
+    clipping_layers,
     clipping_quantizer,
 )
-from sat_tf.analysis.audit import audited_model as rules
-from sat_tf.analysis.audit.audited_model import (
+from sat_tf.analysis.audit.audited_model import Audit
+from sat_tf.analysis.audit.rules import (
+    FEW_IMAGES,
     ActivationAudit,
-    AuditedModel,
-    Finding,
     LayerAudit,
-    Limit,
-    Verdict,
-)
-from sat_tf.analysis.audit.page import audit_page
-from sat_tf.analysis.audit.table import (
-    activation_table,
-    by_rule,
-    judged_model,
-    layer_table,
-    print_audit,
-    summary,
+    judge_activation,
+    judge_layer,
 )
 from sat_tf.analysis.kappa import GradientFlow, GradientProbe
 from sat_tf.analysis.labelled_images import (
@@ -42,251 +30,10 @@ from sat_tf.analysis.labelled_images import (
 )
 from sat_tf.analysis.weight_use import WeightProbe, WeightUse
 from sat_tf.analysis.wiring import LinearCall, Wiring, holds_matrices, linear_calls
-from sat_tf.atomic_file import write_text
 from sat_tf.graph import layer_kinds
-from sat_tf.presentation.notebook import Displayed
 from sat_tf.presentation.progress_bar import Advance, image_bar, no_bar
-from sat_tf.presentation.tables import Marked, RowTable, Table, printed
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.settings import CLIPPING_LEVEL
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class Audit(Displayed, AuditedModel, RowTable):
-    """A model measured by the rules of efficient training; see `AuditedModel`."""
-
-    def to_rows(self) -> list[dict[str, Any]]:
-        """A row for each linear layer and each activation, all with the same keys."""
-        return [
-            *(_row("layer", layer) for layer in self.layers),
-            *(_row("activation", activation) for activation in self.activations),
-        ]
-
-    def _columns(self) -> tuple[str, ...]:
-        return COLUMNS
-
-    def table(self, *, width: int | None = None) -> str:
-        """The audit as text for the terminal.
-
-        Args:
-            width: columns of the terminal; by default as wide as needed.
-        """
-        return printed(lambda console: print_audit(self, console), width or 160)
-
-    def __str__(self) -> str:
-        return self.table()
-
-    def _headline(self) -> Marked:
-        verdict = judged_model(self)
-        return Marked(f"{self.model}: {verdict.words}; {summary(self)}", verdict.kind)
-
-    def _tables(self) -> dict[str, Table[Any]]:
-        return {
-            "Linear layers": layer_table(self.layers),
-            "Quantized activations": activation_table(self.activations),
-        }
-
-    def _notes(self) -> list[str]:
-        wrong = by_rule(self).items()
-        return [*(f"{rule}: {line}" for rule, lines in wrong for line in lines), *self.notes]
-
-    def write_page(self, path: str | os.PathLike[str]) -> None:
-        """Writes a page with tables and pictures: one self-contained HTML file.
-
-        Raises:
-            ValueError: the path cannot be written.
-        """
-        write_text(path, audit_page(self))
-
-
-def _columns() -> Iterator[str]:
-    yield from ("row", "verdict")
-    for kind in (LayerAudit, ActivationAudit):
-        yield from (field.name for field in dataclasses.fields(kind) if field.name != "findings")
-    yield from ("rules", "reasons", "remedies")
-
-
-COLUMNS = tuple(dict.fromkeys(_columns()))
-
-
-def _row(kind: str, audited: LayerAudit | ActivationAudit) -> dict[str, Any]:
-    own = {name: getattr(audited, name) for name in COLUMNS if hasattr(audited, name)}
-    if isinstance(audited, LayerAudit):
-        own["following"] = " ".join(audited.following)
-    row: dict[str, Any] = dict.fromkeys(COLUMNS)
-    return {
-        **row,
-        **own,
-        "row": kind,
-        "verdict": audited.verdict.value,
-        "rules": "; ".join(finding.rule for finding in audited.findings),
-        "reasons": "; ".join(finding.reason for finding in audited.findings),
-        "remedies": "; ".join(finding.remedy for finding in audited.findings),
-    }
-
-
-def judge_layer(layer: LayerAudit, *, measured: bool) -> tuple[Finding, ...]:
-    """The rules that a linear layer breaks.
-
-    Args:
-        layer: without findings.
-        measured: whether gradients were measured.
-    """
-    if layer.effective_variance is not None and not math.isfinite(layer.effective_variance):
-        return (
-            Finding(
-                "numbers",
-                Verdict.BROKEN,
-                "it has weights that are NaN or infinite",
-                "load the weights again, or train again with a lower learning rate",
-            ),
-        )
-    return (
-        *_rule_1(layer),
-        *_weights_of_rule_2(layer),
-        *(_gradient(layer) if measured else ()),
-        *_weight_codes(layer),
-    )
-
-
-def judge_activation(activation: ActivationAudit) -> tuple[Finding, ...]:
-    """The rules that a quantized tensor breaks."""
-    return (*_clipping(activation), *_activation_codes(activation))
-
-
-def _rule_1(layer: LayerAudit) -> Iterator[Finding]:
-    kappa = layer.kappa_0
-    if kappa is None or kappa < rules.KAPPA_0_WANTED.value:
-        return
-    saturates = kappa >= rules.KAPPA_0_SATURATING.value
-    verdict = Verdict.BROKEN if saturates else Verdict.WATCH
-    yield Finding(
-        "rule I",
-        verdict,
-        f"kappa_0 = {kappa:.3g}{', saturating' if saturates else ''}; wanted below "
-        f"{rules.KAPPA_0_WANTED.value:g}",
-        _smaller_weights(layer),
-    )
-
-
-def _smaller_weights(layer: LayerAudit) -> str:
-    if layer.clamped_variance is not None and layer.rescale in (None, "none"):
-        return 'rescale it: BitPolicy(rescale="constant")'
-    if layer.pooled_area == 1:
-        return "average-pool the features right before it, or start it with smaller weights"
-    return "start it with smaller weights: variance 1/n̂ or less"
-
-
-def _weights_of_rule_2(layer: LayerAudit) -> Iterator[Finding]:
-    variance = layer.effective_variance
-    # The classifier is under rule I; a layer that is normalized behind may have any variance.
-    if variance is None or layer.normalization is not None or layer.is_classifier:
-        return
-    products = sorted((layer.fan_in * variance, layer.fan_out * variance))
-    limit = rules.NEURONS_TIMES_VARIANCE.value
-    if products[0] <= limit and products[1] >= 1 / limit:
-        return
-    size = "large" if products[0] > limit else "small"
-    yield Finding(
-        "rule II",
-        Verdict.BROKEN,
-        f"no normalization is right behind it, and its weights are too {size}: n VAR = "
-        f"{layer.fan_in * variance:.3g}, n̂ VAR = {layer.fan_out * variance:.3g}; wanted one of "
-        "them near 1",
-        _rescaled_or_normalized(layer),
-    )
-
-
-def _rescaled_or_normalized(layer: LayerAudit) -> str:
-    if layer.clamped_variance is not None and layer.rescale in (None, "none"):
-        return 'rescale it: BitPolicy(rescale="constant"); or put BatchNormalization behind it'
-    return "put BatchNormalization right behind it, or start it with weights of variance 1/n"
-
-
-def _gradient(layer: LayerAudit) -> Iterator[Finding]:
-    if layer.gradient_variance is None or layer.gradient_variance == 0.0:
-        yield Finding(
-            "gradient",
-            Verdict.BROKEN,
-            "no gradient reaches it" if layer.gradient_variance is None else "its gradient is zero",
-            "check what is behind it: weights or activations that are all zero, or clipped",
-        )
-        return
-    kappa = layer.kappa
-    # Images in [0, 255] do not meet the law's assumptions; the paper leaves this layer out too.
-    if kappa is None or layer.reads_image:
-        return
-    if _within(kappa, rules.KAPPA_WATCHED):
-        return
-    form = "kappa_2" if layer.normalization is None else "kappa_1"
-    behind = layer.normalization or "no normalization"
-    yield Finding(
-        "rule II",
-        Verdict.WATCH if _within(kappa, rules.KAPPA_BROKEN) else Verdict.BROKEN,
-        f"{form} = {kappa:.3g} between it and {' and '.join(layer.following)} ({behind} behind "
-        "it); wanted near 1",
-        _flowing(layer),
-    )
-
-
-def _flowing(layer: LayerAudit) -> str:
-    if layer.normalization is None:
-        return _rescaled_or_normalized(layer)
-    return (
-        "check the layers between: pools of a map as small as the kernel, dead or saturated "
-        "activations, and factors that bypass normalization"
-    )
-
-
-def _within(kappa: float, limit: Limit) -> bool:
-    return 1.0 / limit.value <= kappa <= limit.value
-
-
-def _weight_codes(layer: LayerAudit) -> Iterator[Finding]:
-    if layer.weight_codes is None or layer.weight_codes_used is None or layer.weight_bits is None:
-        return
-    usable = min(layer.weight_codes, layer.weights)
-    few = layer.weight_codes_used <= rules.CODES_USED.value * usable
-    if layer.weight_bits > rules.FEW_BITS.value or not few or usable <= 2:
-        return
-    yield Finding(
-        "weight codes",
-        Verdict.BROKEN,
-        f"{layer.weight_codes_used} of {layer.weight_codes} codes occur",
-        'more weight bits, or a range for each channel: BitPolicy(weight_range="channel")',
-    )
-
-
-def _clipping(activation: ActivationAudit) -> Iterator[Finding]:
-    clipped = activation.clipped
-    if clipped is None or clipped < rules.CLIPPED.value:
-        return
-    # A rectifier's ceiling also clips the float model, and no level starts above it.
-    if activation.ceiling is not None and activation.clipping_level >= activation.ceiling:
-        return
-    yield Finding(
-        "clipping",
-        Verdict.BROKEN,
-        f"{100 * clipped:.0f} % of the values are at or beyond the clipping level "
-        f"{activation.clipping_level:.3g}; wanted less than {100 * rules.CLIPPED.value:.0f} %",
-        "start with a higher clipping level: sat_tf.calibrate, or initial_clipping_level",
-    )
-
-
-def _activation_codes(activation: ActivationAudit) -> Iterator[Finding]:
-    if activation.codes is None or activation.codes_used is None:
-        return
-    few = activation.codes_used <= rules.CODES_USED.value * activation.codes
-    if activation.bits > rules.FEW_BITS.value or not few or activation.codes <= 2:
-        return
-    yield Finding(
-        "activation codes",
-        Verdict.BROKEN,
-        f"{activation.codes_used} of {activation.codes} codes occur below the clipping level "
-        f"{activation.clipping_level:.3g}",
-        "start with a lower clipping level: sat_tf.calibrate, or initial_clipping_level; or more "
-        "activation bits",
-    )
 
 
 def audit(
@@ -364,7 +111,11 @@ class Auditor:
         self.weights = WeightProbe(self.linear_calls, compiled=compiled)
         self._gradients: GradientProbe | None = None
         self._activations: ActivationProbe | None = None
-        self._quantizers = _measured_clipping(model)
+        self._quantizers = (
+            clipping_layers(model)
+            if any(isinstance(layer, QuantizedLayer) for layer in model.layers)
+            else {}
+        )
         self._notes = _notes(self._wiring, sample, clips=bool(self._quantizers))
         if sample is None:
             return
@@ -455,7 +206,7 @@ class Auditor:
                     codes=len(use.code_counts),
                     codes_used=use.codes_used,
                 )
-            rows.append(dataclasses.replace(row, findings=judge_activation(row)))
+            rows.append(dataclasses.replace(row, findings=tuple(judge_activation(row))))
         return tuple(rows)
 
 
@@ -479,20 +230,6 @@ def _weight_row(call: LinearCall, use: WeightUse) -> LayerAudit:
         following=tuple(name for name, _ in call.following),
         unknown=call.unknown,
     )
-
-
-def _measured_clipping(model: keras.Model) -> dict[str, QuantizedLayer]:
-    """The layers with clipping levels, by the name of the user's layer."""
-    if not any(isinstance(layer, QuantizedLayer) for layer in model.layers):
-        return {}
-    wrapped = {
-        layer.layer.name: layer for layer in model.layers if isinstance(layer, QuantizedLayer)
-    }
-    return {name: wrapped[name] for name in clipping_levels(model)}
-
-
-def _has_statistics(layer: keras.layers.Layer) -> bool:
-    return bool(np.any(layer.moving_mean.numpy() != 0.0))
 
 
 def _notes(wiring: Wiring, sample: LabelledImages | None, *, clips: bool) -> tuple[str, ...]:
@@ -519,7 +256,8 @@ def _notes(wiring: Wiring, sample: LabelledImages | None, *, clips: bool) -> tup
     untrained = [
         call
         for call in wiring
-        if layer_kinds.is_batch_normalization(call.layer) and not _has_statistics(call.layer)
+        if layer_kinds.is_batch_normalization(call.layer)
+        and not np.any(call.layer.moving_mean.numpy())
     ]
     if sample is not None and untrained and clips:
         notes.append(
@@ -528,9 +266,9 @@ def _notes(wiring: Wiring, sample: LabelledImages | None, *, clips: bool) -> tup
         )
     if sample is not None and sample.labels is None:
         notes.append("The data have no labels, so there are no gradients, kappa_1 and kappa_2.")
-    elif sample is not None and len(sample) < rules.FEW_IMAGES.value:
+    elif sample is not None and len(sample) < FEW_IMAGES.value:
         notes.append(
             f"Measured on {len(sample)} image{'s' if len(sample) > 1 else ''}: gradients of so few "
-            f"are unreliable; give {rules.FEW_IMAGES.value:g} or more."
+            f"are unreliable; give {FEW_IMAGES.value:g} or more."
         )
     return tuple(notes)

@@ -1,210 +1,43 @@
-"""The measurements of every linear layer and quantized activation, and the rules it breaks."""
+"""An audit: its tables on the screen, its rows, and its page, an HTML file without scripts."""
 
 import dataclasses
-import enum
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+from rich.console import Console
+from rich.text import Text
 
-class Verdict(enum.Enum):
-    """How well a layer or a model keeps the rules."""
-
-    OK = "ok"
-    WATCH = "watch"
-    BROKEN = "broken"
-
-
-@dataclasses.dataclass(frozen=True)
-class Finding:
-    """A rule that a layer breaks.
-
-    Attributes:
-        rule: its name: a key of `RULES`.
-        verdict: WATCH or BROKEN.
-        reason: what was measured, and what the rule requires.
-        remedy: what to do.
-    """
-
-    rule: str
-    verdict: Verdict
-    reason: str
-    remedy: str
-
-
-RULES = {
-    "rule I": "The classifier's weights are small enough that the softmax does not saturate.",
-    "rule II": "Gradients keep their size from layer to layer.",
-    "gradient": "Gradients reach every layer.",
-    "weight codes": "The weights use the codes that their bits pay for.",
-    "activation codes": "The activations use the codes that their bits pay for.",
-    "clipping": "The clipping level cuts off only the tail.",
-    "numbers": "All weights are finite.",
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Limit:
-    """A threshold, and where it comes from."""
-
-    value: float
-    reason: str
-
-
-KAPPA_0_WANTED = Limit(
-    0.1, "Rule I of the paper: empirically, a ratio of less than 0.1 is adequate."
+from sat_tf.analysis.audit.rules import (
+    CLIPPED,
+    CODES_USED,
+    KAPPA_WATCHED,
+    LIMITS,
+    RULES,
+    ActivationAudit,
+    Finding,
+    LayerAudit,
+    Limit,
+    Verdict,
+    worst,
 )
-KAPPA_0_SATURATING = Limit(
-    1.0,
-    "At 1 logits of normalized features have a deviation of 1, where the softmax starts to "
-    "saturate; the paper's clamped models, which train badly, lie from 0.5 to 2.",
-)
-NEURONS_TIMES_VARIANCE = Limit(
-    10.0,
-    "Rule II requires a weight variance of the order of 1/n or 1/n̂ if no normalization is right "
-    "behind; 10 is one order of magnitude. The usual initializations give 0.3 to 2.",
-)
-KAPPA_WATCHED = Limit(
-    10.0,
-    "The law's constants are of order 1 (the paper; 0.2 to 3 in the ResNet-18 and MobileNet-V2 "
-    "of this package at the start); 10 is one order of magnitude.",
-)
-KAPPA_BROKEN = Limit(
-    1000.0,
-    "Gradients thirty times too large or too small from one layer to the next: three orders in "
-    "their variance.",
-)
-FEW_BITS = Limit(4, "From 5 bits on, layers are too small and tails too long to use every code.")
-CODES_USED = Limit(0.5, "With half of the codes or fewer in use, one bit less would do.")
-CLIPPED = Limit(
-    0.25,
-    "The paper's clipping levels settle where a few percent are clipped; with a quarter at the top "
-    "code, most of the information is lost.",
-)
-FEW_IMAGES = Limit(
-    8, "The gradient variance on one or a few images predicts little about the next batch."
-)
+from sat_tf.atomic_file import write_text
+from sat_tf.messages import first_ones, say
+from sat_tf.presentation.charts import DotChart, Dots
+from sat_tf.presentation.notebook import Displayed
+from sat_tf.presentation.page import render_page
+from sat_tf.presentation.tables import Column, Marked, RowTable, Table, digits, marked_text, percent
 
-LIMITS = {
-    "kappa_0 wanted below": KAPPA_0_WANTED,
-    "kappa_0 saturating from": KAPPA_0_SATURATING,
-    "n VAR or n̂ VAR within a factor of": NEURONS_TIMES_VARIANCE,
-    "kappa_1, kappa_2 watched beyond a factor of": KAPPA_WATCHED,
-    "kappa_1, kappa_2 broken beyond a factor of": KAPPA_BROKEN,
-    "codes are judged up to bits": FEW_BITS,
-    "share of codes used above": CODES_USED,
-    "share clipped below": CLIPPED,
-    "images wanted at least": FEW_IMAGES,
-}
+_KINDS = {Verdict.OK: "good", Verdict.WATCH: "watch", Verdict.BROKEN: "bad"}
+_NONE = "-"
+_FORMS = {True: "κ₁", False: "κ₂"}
+
+# Three digits, or a dash if there is no value.
+_number = digits(".3g", missing=_NONE)
 
 
-def worst(findings: tuple[Finding, ...]) -> Verdict:
-    """The verdict that follows from findings."""
-    verdicts = {finding.verdict for finding in findings}
-    return next((v for v in (Verdict.BROKEN, Verdict.WATCH) if v in verdicts), Verdict.OK)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LayerAudit:
-    """One linear layer; what it does not have, or what was not measured, is None.
-
-    Variances are centred and over the whole kernel.
-
-    Attributes:
-        name: of the user's layer, with the path of models that it is nested in.
-        kind: class of the layer.
-        fan_in: n, inputs of one output, the kernel's area included.
-        fan_out: n̂, outputs of one input, the kernel's area included.
-        normalization: class of the normalization right behind it.
-        reads_image: no linear layer comes before it.
-        is_classifier: its output is the model's.
-        weights: how many its kernel has.
-        weight_bits: of the codes.
-        rescale: name of SAT's rescaling.
-        latent_variance: VAR[W].
-        clamped_variance: VAR[Ŵ].
-        quantized_variance: VAR[Q].
-        effective_variance: VAR[Ξ].
-        weight_codes: how many codes the grid has.
-        weight_codes_used: how many of them occur.
-        pooled_area: k²_pool right before the classifier.
-        kappa_0: of the classifier; wanted below 0.1.
-        gradient_variance: VAR[∂L/∂Ξ].
-        following: names of the layers that follow, nearest along the graph.
-        kappa_1: constant of the gradient-flowing law with normalization behind; wanted near 1.
-        kappa_2: the same without.
-        unknown: why there are no constants, if so.
-        findings: the rules it breaks.
-    """
-
-    name: str
-    kind: str
-    fan_in: int
-    fan_out: int
-    normalization: str | None = None
-    reads_image: bool = False
-    is_classifier: bool = False
-    weights: int = 0
-    weight_bits: int | None = None
-    rescale: str | None = None
-    latent_variance: float | None = None
-    clamped_variance: float | None = None
-    quantized_variance: float | None = None
-    effective_variance: float | None = None
-    weight_codes: int | None = None
-    weight_codes_used: int | None = None
-    pooled_area: int | None = None
-    kappa_0: float | None = None
-    gradient_variance: float | None = None
-    following: tuple[str, ...] = ()
-    kappa_1: float | None = None
-    kappa_2: float | None = None
-    unknown: str = ""
-    findings: tuple[Finding, ...] = ()
-
-    @property
-    def kappa(self) -> float | None:
-        """The constant that applies here: κ₁ with normalization, otherwise κ₂."""
-        return self.kappa_2 if self.normalization is None else self.kappa_1
-
-    @property
-    def verdict(self) -> Verdict:
-        """The worst of its findings."""
-        return worst(self.findings)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ActivationAudit:
-    """One tensor with a clipping level; what was not measured is None.
-
-    Attributes:
-        name: of the layer that makes it, or of an inserted quantizer.
-        bits: of its codes.
-        clipping_level: of a tensor that can be negative, on both sides.
-        ceiling: of the rectifier that the quantizer replaces.
-        clipped: share of its values at or beyond the clipping level, in inference.
-        codes: how many codes its grid has.
-        codes_used: how many of them occur.
-        level_gradient: derivative of the loss with respect to the clipping level.
-        findings: the rules it breaks.
-    """
-
-    name: str
-    bits: int
-    clipping_level: float
-    ceiling: float | None = None
-    clipped: float | None = None
-    codes: int | None = None
-    codes_used: int | None = None
-    level_gradient: float | None = None
-    findings: tuple[Finding, ...] = ()
-
-    @property
-    def verdict(self) -> Verdict:
-        """The worst of its findings."""
-        return worst(self.findings)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class AuditedModel:
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Audit(Displayed, RowTable):
     """A model measured by the rules of efficient training.
 
     Attributes:
@@ -218,6 +51,8 @@ class AuditedModel:
         notes: what could not be measured, and why.
     """
 
+    _width = 160
+
     model: str
     layers: tuple[LayerAudit, ...]
     activations: tuple[ActivationAudit, ...] = ()
@@ -230,7 +65,7 @@ class AuditedModel:
     @property
     def verdict(self) -> Verdict:
         """The worst of all findings."""
-        return worst(tuple(finding for _, finding in self.findings()))
+        return worst(finding for _, finding in self.findings())
 
     def findings(self) -> Iterator[tuple[str, Finding]]:
         """The broken rules, each with the name of the layer."""
@@ -238,3 +73,340 @@ class AuditedModel:
         for audited in rows:
             for finding in audited.findings:
                 yield audited.name, finding
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """A row for each linear layer and each activation, all with the same keys."""
+        return [
+            *(_row("layer", layer) for layer in self.layers),
+            *(_row("activation", activation) for activation in self.activations),
+        ]
+
+    def _columns(self) -> tuple[str, ...]:
+        return COLUMNS
+
+    def _print(self, console: Console) -> None:
+        print_audit(self, console)
+
+    def _headline(self) -> Marked:
+        verdict = judged_model(self)
+        return Marked(f"{self.model}: {verdict.words}; {summary(self)}", verdict.kind)
+
+    def _tables(self) -> dict[str, Table[Any]]:
+        return {
+            "Linear layers": layer_table(self.layers),
+            "Quantized activations": activation_table(self.activations),
+        }
+
+    def _notes(self) -> list[str]:
+        wrong = by_rule(self).items()
+        return [*(f"{rule}: {line}" for rule, lines in wrong for line in lines), *self.notes]
+
+    def write_page(self, path: str | os.PathLike[str]) -> None:
+        """Writes a page with tables and pictures: one self-contained HTML file.
+
+        Raises:
+            ValueError: the path cannot be written.
+        """
+        write_text(path, audit_page(self))
+
+
+COLUMNS = tuple(
+    dict.fromkeys(
+        (
+            *("row", "verdict"),
+            *(
+                field.name
+                for kind in (LayerAudit, ActivationAudit)
+                for field in dataclasses.fields(kind)
+                if field.name != "findings"
+            ),
+            *("rules", "reasons", "remedies"),
+        )
+    )
+)
+
+
+def _row(kind: str, audited: LayerAudit | ActivationAudit) -> dict[str, Any]:
+    own = {name: getattr(audited, name) for name in COLUMNS if hasattr(audited, name)}
+    if isinstance(audited, LayerAudit):
+        own["following"] = " ".join(audited.following)
+    row: dict[str, Any] = dict.fromkeys(COLUMNS)
+    return {
+        **row,
+        **own,
+        "row": kind,
+        "verdict": audited.verdict.value,
+        "rules": "; ".join(finding.rule for finding in audited.findings),
+        "reasons": "; ".join(finding.reason for finding in audited.findings),
+        "remedies": "; ".join(finding.remedy for finding in audited.findings),
+    }
+
+
+def print_audit(audit: Audit, console: Console, *, only_findings: bool = False) -> None:
+    """Prints the verdict, the layers and their findings.
+
+    Args:
+        audit: what was found.
+        console: where to print.
+        only_findings: leave out layers and activations that keep all rules.
+    """
+    verdict = Text.assemble(f"{audit.model}: ", marked_text(judged_model(audit)))
+    say(console, verdict.append(f"; {summary(audit)}"))
+    layers = [row for row in audit.layers if not only_findings or row.findings]
+    if layers:
+        table = layer_table(layers, wide=console.width >= _WIDE)
+        console.print(table.to_rich(title="linear layers", title_justify="left"))
+    activations = [row for row in audit.activations if not only_findings or row.findings]
+    if activations:
+        table = activation_table(activations)
+        console.print(table.to_rich(title="quantized activations", title_justify="left"))
+    for rule, named in by_rule(audit).items():
+        console.print(Text.assemble((f"{rule}: ", "bold"), RULES[rule]), highlight=False)
+        for line in named:
+            say(console, f"  {line}")
+    for note in audit.notes:
+        say(console, note)
+
+
+def by_rule(audit: Audit) -> dict[str, list[str]]:
+    """The findings under each rule; layers with the same verdict and remedy together."""
+    found: dict[str, dict[tuple[str, str], list[str]]] = {}
+    for name, finding in audit.findings():
+        # The numbers are in the table; dozens of layers of a network share a finding.
+        remedies = found.setdefault(finding.rule, {})
+        remedies.setdefault((finding.verdict.value, finding.remedy), []).append(
+            f"{name} ({finding.reason})"
+        )
+    return {
+        rule: [
+            f"{verdict}: {first_ones(named, _MOST_NAMED, between='; ')}. Remedy: {remedy}."
+            for (verdict, remedy), named in remedies.items()
+        ]
+        for rule, remedies in found.items()
+    }
+
+
+_MOST_NAMED = 3
+
+
+def summary(audit: Audit) -> str:
+    """The verdict in a line."""
+    rows: list[LayerAudit | ActivationAudit] = [*audit.layers, *audit.activations]
+    broken = sum(row.verdict is Verdict.BROKEN for row in rows)
+    watched = sum(row.verdict is Verdict.WATCH for row in rows)
+    parts = [f"{len(audit.layers)} linear layers"]
+    if audit.activations:
+        parts.append(f"{len(audit.activations)} quantized activations")
+    parts.append(f"{broken} broken, {watched} to watch")
+    if audit.kappa_0 is not None:
+        parts.append(f"kappa_0 {_number(audit.kappa_0)}")
+    if audit.loss is not None and audit.logit_variance is not None:
+        parts.append(
+            f"loss {audit.loss:.4g}, variance of the logits {_number(audit.logit_variance)} on "
+            f"{audit.num_images} images"
+        )
+    return "; ".join(parts)
+
+
+def _share(part: int | None, whole: int | None) -> str:
+    """Used of all, or a dash."""
+    return _NONE if part is None or whole is None else f"{part}/{whole}"
+
+
+def _kappa_cell(row: LayerAudit) -> str:
+    """The constant that applies to a layer, with its name."""
+    if row.kappa is None:
+        return f"κ₀ {_number(row.kappa_0)}" if row.kappa_0 is not None else _NONE
+    return f"{_FORMS[row.normalization is not None]} {_number(row.kappa)}"
+
+
+def judged(row: LayerAudit | ActivationAudit) -> Marked:
+    """The verdict on a layer, with the rules that it breaks."""
+    rules = ", ".join(dict.fromkeys(finding.rule for finding in row.findings))
+    return Marked(row.verdict.value + (f": {rules}" if rules else ""), _KINDS[row.verdict])
+
+
+_SHORT = {
+    "BatchNormalization": "BN",
+    "SyncBatchNormalization": "BN",
+    "LayerNormalization": "LN",
+    "GroupNormalization": "GN",
+}
+# Left out on narrow terminals; the page and the CSV have them.
+_WIDE = 120
+_FOR_WIDE = ("kind", "VAR W", "VAR Ŵ", "VAR Q", "codes")
+
+_VERDICT: Column[Any] = Column("verdict", judged)
+_LAYER_NAMES: tuple[Column[LayerAudit], ...] = (
+    Column("layer", lambda row: row.name, wrap="never"),
+    Column("kind", lambda row: row.kind, wrap="never"),
+)
+_LAYER_NUMBERS: tuple[Column[LayerAudit], ...] = tuple(
+    Column(title, value, show, number=True, wrap="never")
+    for title, value, show in (
+        ("n", lambda row: row.fan_in, str),
+        ("n̂", lambda row: row.fan_out, str),
+        ("bits", lambda row: row.weight_bits, digits("", missing=_NONE)),
+        ("VAR W", lambda row: row.latent_variance, _number),
+        ("VAR Ŵ", lambda row: row.clamped_variance, _number),
+        ("VAR Q", lambda row: row.quantized_variance, _number),
+        ("VAR Ξ", lambda row: row.effective_variance, _number),
+        ("codes", lambda row: _share(row.weight_codes_used, row.weight_codes), str),
+        ("VAR ∂Ξ", lambda row: row.gradient_variance, _number),
+        ("κ", _kappa_cell, str),
+    )
+)
+_ACTIVATION_NAME: Column[ActivationAudit] = Column("made by", lambda row: row.name, wrap="never")
+_ACTIVATION_NUMBERS: tuple[Column[ActivationAudit], ...] = tuple(
+    Column(title, value, show, unit=unit, number=True)
+    for title, unit, value, show in (
+        ("bits", "", lambda row: row.bits, str),
+        ("clipping level", "", lambda row: row.clipping_level, _number),
+        ("clipped", "%", lambda row: row.clipped, percent(unit="", missing=_NONE)),
+        ("codes", "", lambda row: _share(row.codes_used, row.codes), str),
+        ("∂L/∂level", "", lambda row: row.level_gradient, _number),
+    )
+)
+
+
+def layer_table(rows: Sequence[LayerAudit], *, wide: bool = True) -> Table[Any]:
+    """The linear layers."""
+    behind: Column[LayerAudit] = Column(
+        "behind",
+        lambda row: _SHORT.get(row.normalization or "", row.normalization or _NONE),
+        wrap="never",
+    )
+    columns = [*_LAYER_NAMES, behind, *_LAYER_NUMBERS, _VERDICT]
+    shown = [column for column in columns if wide or column.title not in _FOR_WIDE]
+    return Table(columns=shown, rows=rows).without_empty(_NONE)
+
+
+def activation_table(rows: Sequence[ActivationAudit]) -> Table[Any]:
+    """The tensors with clipping levels."""
+    return Table(columns=[_ACTIVATION_NAME, *_ACTIVATION_NUMBERS, _VERDICT], rows=rows)
+
+
+def judged_model(audit: Audit) -> Marked:
+    """The verdict on the whole model."""
+    return Marked(audit.verdict.value, _KINDS[audit.verdict])
+
+
+def audit_page(audit: Audit) -> str:
+    """HTML that shows all of an audit."""
+    activations = audit.activations
+    return render_page(
+        "analysis/audit/page.html",
+        audit=audit,
+        kind=_KINDS[audit.verdict],
+        summary=summary(audit),
+        wrong={rule: (RULES[rule], lines) for rule, lines in by_rule(audit).items()},
+        charts=[chart.to_figure() for chart in _charts(audit)],
+        layers=Table(columns=_LAYER, rows=_numbered(audit.layers)).to_html("linear layers"),
+        activations=Table(columns=_ACTIVATION, rows=_numbered(activations)).to_html(
+            "quantized activations"
+        ),
+        limits=Table(columns=_LIMIT, rows=list(LIMITS.items())).to_html("limits"),
+    )
+
+
+def _charts(audit: Audit) -> list[DotChart]:
+    layers, names = audit.layers, [layer.name for layer in audit.layers]
+    kappa = KAPPA_WATCHED.value
+    normalized = [row.kappa_1 if row.normalization else None for row in layers]
+    plain = [None if row.normalization else row.kappa_2 for row in layers]
+    of_layers = [
+        DotChart(
+            title="Gradient-flowing law: constant of each layer",
+            x_label="linear layer, in graph order",
+            y_label="κ₁ or κ₂",
+            names=names,
+            dots=[
+                Dots("κ₁, normalization behind", normalized),
+                Dots("κ₂, none behind", plain),
+            ],
+            wanted=(1 / kappa, kappa),
+        ),
+        DotChart(
+            title="Gradient with respect to the effective weights",
+            x_label="linear layer, in graph order",
+            y_label="VAR ∂L/∂Ξ",
+            names=names,
+            dots=[Dots("VAR ∂L/∂Ξ", [row.gradient_variance for row in layers])],
+        ),
+        DotChart(
+            title="Weights, from latent to effective",
+            x_label="linear layer, in graph order",
+            y_label="variance",
+            names=names,
+            dots=[
+                Dots("W, latent", [row.latent_variance for row in layers]),
+                Dots("Ŵ, clamped", [row.clamped_variance for row in layers]),
+                Dots("Q, quantized", [row.quantized_variance for row in layers]),
+                Dots("Ξ, effective", [row.effective_variance for row in layers]),
+            ],
+        ),
+    ]
+    if not audit.activations:
+        return of_layers
+    return [
+        *of_layers,
+        DotChart(
+            title="Activations: clipped",
+            x_label="quantized activation, in graph order",
+            y_label="share of values",
+            names=[row.name for row in audit.activations],
+            dots=[Dots("clipped", [row.clipped for row in audit.activations])],
+            wanted=(0.0, CLIPPED.value),
+            is_share=True,
+        ),
+        DotChart(
+            title="Activations: codes used",
+            x_label="quantized activation, in graph order",
+            y_label="share of codes",
+            names=[row.name for row in audit.activations],
+            dots=[Dots("codes used", [_used(row) for row in audit.activations])],
+            wanted=(CODES_USED.value, 1.0),
+            is_share=True,
+        ),
+    ]
+
+
+def _used(row: ActivationAudit) -> float | None:
+    return None if row.codes is None or row.codes_used is None else row.codes_used / row.codes
+
+
+# On the page every row has a number, which the charts refer to.
+_Numbered = tuple[int, Any]
+
+
+def _numbered(rows: Sequence[Any]) -> list[_Numbered]:
+    return list(enumerate(rows, 1))
+
+
+def _behind_its_number(column: Column[Any]) -> Column[_Numbered]:
+    return dataclasses.replace(column, value=lambda row: column.value(row[1]))
+
+
+_NUMBER: Column[_Numbered] = Column("#", lambda row: row[0])
+_LAYER = [
+    _NUMBER,
+    *map(
+        _behind_its_number,
+        (
+            *_LAYER_NAMES,
+            Column("behind", lambda row: row.normalization or "-"),
+            Column("followed by", lambda row: ", ".join(row.following) or "-"),
+            _VERDICT,
+            *_LAYER_NUMBERS,
+        ),
+    ),
+]
+_ACTIVATION = [
+    _NUMBER,
+    *map(_behind_its_number, (_ACTIVATION_NAME, _VERDICT, *_ACTIVATION_NUMBERS)),
+]
+_LIMIT: list[Column[tuple[str, Limit]]] = [
+    Column("limit", lambda row: row[0]),
+    Column("value", lambda row: row[1].value, digits("g")),
+    Column("why", lambda row: row[1].reason),
+]

@@ -6,7 +6,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.analysis.audit.audited_model import Verdict
+from sat_tf.analysis.audit.rules import Verdict
 from sat_tf.qat.policy import BitPolicy
 from tests.training.small import small_float_model, small_images, small_quantized_model
 
