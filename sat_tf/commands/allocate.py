@@ -142,8 +142,8 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         )
     make = model_maker(arguments, "allocate")
     quiet_tensorflow()
+    from sat_tf.analysis.allocation.allocated_model import print_allocation
     from sat_tf.analysis.allocation.allocation import allocate
-    from sat_tf.analysis.allocation.show import print_allocation
 
     with value_errors_as_run_errors():
         model = make()

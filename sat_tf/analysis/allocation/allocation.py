@@ -1,42 +1,35 @@
 """Bits where they pay: the policy with the least estimated loss within a budget, proven."""
 
 import dataclasses
-import functools
 import math
-import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import tf_keras as keras
 
-from sat_tf.analysis.allocation import costs as bit_costs
 from sat_tf.analysis.allocation.allocated_model import (
     AllocatedLayer,
-    AllocatedModel,
+    Allocation,
     Proof,
     Total,
 )
 from sat_tf.analysis.allocation.budget import read_budget
 from sat_tf.analysis.allocation.choices import LayerChoices, ModelChoices
 from sat_tf.analysis.allocation.knapsack import Solution, solve
-from sat_tf.analysis.allocation.problem import BitProblem, make_problem, unreachable
-from sat_tf.analysis.allocation.show import (
-    limits_text,
-    print_allocation,
-    proof_lines,
-    tables,
-    write_curve,
+from sat_tf.analysis.allocation.problem import (
+    BitProblem,
+    Costs,
+    make_problem,
+    of_sensitivity,
+    unreachable,
 )
+from sat_tf.analysis.allocation.tables import Wanted, read_values
 from sat_tf.analysis.sensitivity.measured_model import Sensitivity
+from sat_tf.analysis.sensitivity.sensitivity import refuse_all_but_float, sensitivity
 from sat_tf.arguments import Rule, check, is_between, is_integer
-from sat_tf.atomic_file import write_text
 from sat_tf.export.lowering.packing import NothingPackedError, packing_problem
-from sat_tf.graph.network import Network, check_model, check_one_of_each, refuse_wrapped
-from sat_tf.planning.explain import is_quantized
 from sat_tf.planning.file_size import file_bytes
-from sat_tf.presentation.notebook import Displayed
-from sat_tf.presentation.tables import RowTable, Table, printed
 from sat_tf.qat.policy import BitPolicy, expect_policy
 
 ALL_BITS = tuple(range(2, 9))
@@ -49,68 +42,6 @@ _MOST_RAISED = 30
 # The sum may count so many bytes too much of each layer: buffers of a file start at multiples of
 # 16, and its tensor is 8 bytes shorter at 8 bits than at fewer.
 _MOST_OVER = 16 + 8
-
-
-COLUMNS = tuple(field.name for field in dataclasses.fields(AllocatedLayer))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class Allocation(Displayed, AllocatedModel, RowTable):
-    """The bits of each layer of a model, chosen within a budget.
-
-    See `AllocatedModel` for its attributes.
-    """
-
-    def to_rows(self) -> list[dict[str, Any]]:
-        """A row for each layer, all with the same keys, in graph order."""
-        return [dataclasses.asdict(layer) for layer in self.layers]
-
-    def _columns(self) -> tuple[str, ...]:
-        return COLUMNS
-
-    def table(self, *, width: int | None = None) -> str:
-        """Layers, totals and the proof as text for the terminal.
-
-        Args:
-            width: columns of the terminal; by default as wide as needed.
-        """
-        return printed(functools.partial(print_allocation, self), width or 120)
-
-    def __str__(self) -> str:
-        return self.table()
-
-    def _headline(self) -> str:
-        return f"{self.model}: {limits_text(self)}; cost {self.proof.cost:.4g}, {self.proof.status}"
-
-    def _tables(self) -> dict[str, Table[Any]]:
-        return tables(self)
-
-    def _notes(self) -> list[str]:
-        return proof_lines(self)
-
-    def write_picture(
-        self, path: str | os.PathLike[str], over: str | None = None, *, points: int = 25
-    ) -> None:
-        """Draws the curve, with this choice and the same bits everywhere beside it.
-
-        Args:
-            path: ends in .png or .svg; it appears whole, or not at all.
-            over: see `curve`.
-            points: see `curve`.
-
-        Raises:
-            ValueError: the path cannot be written or has another suffix; see `curve`.
-        """
-        name = self.problem.names[self.row_of(over)]
-        write_curve(self, name, lambda: self.curve(name, points=points), path)
-
-    def write_policy(self, path: str | os.PathLike[str]) -> None:
-        """Writes the policy as YAML; the file appears whole, or not at all.
-
-        Raises:
-            ValueError: the path cannot be written.
-        """
-        write_text(path, self.policy_yaml())
 
 
 def allocate(
@@ -199,20 +130,20 @@ def allocate(
             ),
         ],
     )
-    check_model(model)
-    refuse_wrapped(model)
-    if is_quantized(Network(model)):
-        raise ValueError(
-            f"model {model.name!r}: received a quantized model, expected the float model it was "
-            "made from; give that."
-        )
-    check_one_of_each(model)
+    refuse_all_but_float(model)
     choices = ModelChoices(model, policy, **bits, pack=pack)
-    milliseconds = None if latency is None else bit_costs.of_latency(latency, choices.layers)
+    milliseconds = None
+    if latency is not None:
+        wanted = [Wanted(layer.name, layer.choices) for layer in choices.layers]
+        milliseconds = read_values(latency, wanted, name="latency", unit="milliseconds")
     # Before anything is measured, which takes long.
     zeros = [[0.0] * len(layer.choices) for layer in choices.layers]
     problem = make_problem(choices, zeros, limits, milliseconds)
-    if solve(_raised(problem, choices).knapsack) is None:
+    raised = problem
+    if "bytes" in problem.names:
+        limit = float(problem.knapsack.limits[problem.names.index("bytes")])
+        raised = problem.with_limit("bytes", limit + _slack(choices))
+    if solve(raised.knapsack) is None:
         raise unreachable(problem)
     values = _costs(cost, model, dataset, choices, bits, num_images, progress)
     problem = make_problem(choices, values, limits, milliseconds)
@@ -345,14 +276,6 @@ def _slack(choices: ModelChoices) -> int:
     return _MOST_OVER * (len(choices.layers) + 1)
 
 
-def _raised(problem: BitProblem, choices: ModelChoices) -> BitProblem:
-    """The problem with the limit on the sum of bytes raised by what the file may be shorter."""
-    if "bytes" not in problem.names:
-        return problem
-    limit = float(problem.knapsack.limits[problem.names.index("bytes")])
-    return problem.with_limit("bytes", limit + _slack(choices))
-
-
 def _totals(
     problem: BitProblem, solution: Solution, limits: Mapping[str, float]
 ) -> dict[str, Total]:
@@ -448,13 +371,31 @@ def _costs(
     bits: Mapping[str, tuple[int, ...]],
     num_images: int,
     progress: bool,
-) -> bit_costs.Costs:
+) -> Costs:
+    """The costs of each layer's choices, measured where they are not given.
+
+    Raises:
+        ValueError: a table has problems; the data do not fit, are a single image, or give NaN.
+    """
     layers: tuple[LayerChoices, ...] = choices.layers
     if isinstance(cost, Sensitivity):
-        return bit_costs.of_sensitivity(cost, layers)
+        return of_sensitivity(cost, layers)
     if not isinstance(cost, str):
-        return bit_costs.of_table(cost, layers)
+        wanted = [
+            Wanted(
+                layer.name,
+                layer.choices,
+                optional=not (layer.chooses_weights or layer.chooses_activations),
+            )
+            for layer in layers
+        ]
+        return read_values(cost, wanted, name="cost", unit="cost")
     fewest = choices.policy_at(min(bits["weight_bits"]), min(bits["activation_bits"]))
-    return bit_costs.measured(
-        model, dataset, fewest, layers, num_images=num_images, progress=progress
-    )
+    losses = sensitivity(model, dataset, fewest, num_images=num_images, progress=progress)
+    found = of_sensitivity(losses, layers)
+    if not any(cost for layer in found for cost in layer):
+        raise ValueError(
+            "cost='sensitivity': received images on which no number of bits changes anything, by "
+            "which all bits would cost the same; give images as the model is used with."
+        )
+    return found

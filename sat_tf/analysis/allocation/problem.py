@@ -1,8 +1,9 @@
-"""Choices, costs and limits as a knapsack, and its solution as bits."""
+"""The choices of bits with their costs and limits as a knapsack, and its solution as bits."""
 
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +11,15 @@ from sat_tf.analysis.allocation.budget import LIMITS, Share, shown
 from sat_tf.analysis.allocation.choices import LayerChoices, ModelChoices
 from sat_tf.analysis.allocation.knapsack import Knapsack, fewest
 from sat_tf.analysis.allocation.tables import Choice
+from sat_tf.analysis.sensitivity.measured_model import Sensitivity
+from sat_tf.graph.network import layer_of_call
 from sat_tf.messages import list_problems
+
+# The cost of each choice of each layer.
+Costs = list[list[float]]
+# {layer: {bits: cost}}
+BitCosts = dict[str, dict[int, float]]
+_MOST_BITS = 8
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -197,3 +206,63 @@ def unreachable(problem: BitProblem) -> ValueError:
         "activation_bits, which hardly change the bytes of a file), or let the ends be chosen for "
         "too, by first_last_weight_bits=None."
     )
+
+
+def of_sensitivity(found: Sensitivity, layers: Sequence[LayerChoices]) -> Costs:
+    """The estimated losses from a measured model, in units that add up.
+
+    What a tensor loses at the measured bits is taken to fall with the power of its rounding error,
+    which is known for all bits from the measured ones to 8. Of a classifier it is the divergence of
+    the classes, else the squared distance of the outputs.
+
+    Args:
+        found: measured at the fewest bits of the choices.
+        layers: with their choices.
+
+    Raises:
+        ValueError: it was measured at more bits, or lacks a layer; lists all of them.
+    """
+    weights: BitCosts = {}
+    activations: BitCosts = {}
+    fields = {"weight_bits": weights, "activation_bits": activations}
+    for layer in found.layers:
+        for width in layer.widths():
+            if width.field in fields:
+                own = fields[width.field].setdefault(layer_of_call(layer.name), {})
+                metric = "distance" if width.damage.divergence is None else "divergence"
+                for bits in range(width.bits, _MOST_BITS + 1):
+                    own[bits] = own.get(bits, 0.0) + width.loss(metric, bits)
+    return combined(layers, weights, activations)
+
+
+def combined(layers: Sequence[LayerChoices], weights: BitCosts, activations: BitCosts) -> Costs:
+    """The sum of both for each choice; what is not chosen costs the same, and counts as 0.
+
+    Costs of layers are added up, and so are those of a layer's kernel and of what it reads: whoever
+    takes them for the whole model assumes that rounding errors do not meet.
+
+    Raises:
+        ValueError: the cost of a number of bits is missing; lists all of them.
+    """
+    problems: list[str] = []
+    costs: Costs = []
+    for layer in layers:
+        parts = (
+            ("weight_bits", layer.chooses_weights, weights, layer.weight_bits),
+            ("activation_bits", layer.chooses_activations, activations, layer.activation_bits),
+        )
+        found: list[dict[int | None, float]] = []
+        for field, chosen, costs_of, bits in parts:
+            known: Mapping[Any, float] = costs_of.get(layer.name, {}) if chosen else {}
+            missing = [one for one in bits if one not in known] if chosen else []
+            if missing:
+                problems.append(
+                    f"{layer.name}: received no {field}={missing[0]} among what was measured, "
+                    "expected the fewest bits of the choices and more; measure a policy with "
+                    f"{field}={missing[0]} there, or leave those bits out."
+                )
+            found.append({one: known.get(one, 0.0) for one in bits})
+        costs.append([found[0][own] + found[1][read] for own, read in layer.choices])
+    if problems:
+        raise ValueError(list_problems("cost", problems))
+    return costs

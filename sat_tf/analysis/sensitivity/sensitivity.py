@@ -21,12 +21,12 @@ from sat_tf.analysis.sensitivity.one_at_a_time import (
     one_at_a_time,
 )
 from sat_tf.graph import layer_kinds
-from sat_tf.graph.network import check_model, check_one_of_each, refuse_wrapped
+from sat_tf.graph.network import Network, check_model, check_one_of_each, refuse_wrapped
 from sat_tf.graph.rewrite import with_layers_for_operations
 from sat_tf.messages import did_you_mean
+from sat_tf.planning.explain import is_quantized
 from sat_tf.presentation.progress_bar import image_bar
 from sat_tf.qat.policy import BitPolicy, expect_policy
-from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.input_range import PIXELS
 from sat_tf.top_k import top_hits
 
@@ -81,10 +81,7 @@ def sensitivity(
             f"metric={metric!r}: expected one of {', '.join(METRICS)}. "
             f"{did_you_mean(str(metric), METRICS)}"
         )
-    check_model(model)
-    refuse_wrapped(model)
-    _refuse_quantized(model)
-    check_one_of_each(model)
+    refuse_all_but_float(model)
     model = with_layers_for_operations(model)
     sample = _sample(model, dataset, num_images)
     classes = _classes(model, sample)
@@ -182,13 +179,16 @@ def _finite(outputs: np.ndarray, whose: str) -> np.ndarray:
     return outputs
 
 
-def _refuse_quantized(model: keras.Model) -> None:
-    if any(isinstance(layer, QuantizedLayer) for layer in model.layers):
+def refuse_all_but_float(model: keras.Model) -> None:
+    """Raises ValueError unless it is a flat float model with one input and one output."""
+    check_model(model)
+    refuse_wrapped(model)
+    if is_quantized(Network(model)):
         raise ValueError(
             f"model {model.name!r}: received a quantized model, expected the float model it was "
-            "made from, whose layers are quantized one at a time; give that, with the policy to be "
-            "measured."
+            "made from, whose layers are quantized one at a time; give that, with a policy."
         )
+    check_one_of_each(model)
 
 
 def _sample(model: keras.Model, dataset: Any, num_images: int) -> LabelledImages:

@@ -9,7 +9,7 @@ import yaml
 
 import sat_tf
 from sat_tf.analysis.allocation import allocation
-from sat_tf.analysis.allocation.allocation import COLUMNS
+from sat_tf.analysis.allocation.allocated_model import COLUMNS
 from sat_tf.planning.file_size import file_bytes
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.config.config import DEMO, read_config
