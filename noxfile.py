@@ -22,8 +22,6 @@ import nox
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parent
 _RESULTS = _REPOSITORY / "benchmarks" / "results" / "versions.csv"
-_PACKAGES = ("tensorflow", "tf_keras", "keras", "numpy", "ai-edge-litert")
-_COLUMNS = ("row", "python", *_PACKAGES, "system", "result", "details", "seconds")
 
 # A session whose Python this machine lacks would otherwise be skipped as if it had passed.
 nox.options.error_on_missing_interpreters = True
@@ -90,7 +88,7 @@ def _try(session: nox.Session, name: str, pinned: dict[str, str]) -> None:
     text = "; ".join(f"{check}: {found['outcomes'][check]}" for check in found["failed"])
     row = {
         "row": name,
-        **{key: found["versions"].get(key, "") for key in ("python", *_PACKAGES, "system")},
+        **found["versions"],
         "result": f"failed: {text}" if text else "passed",
         "details": "; ".join(found["outcomes"].values()),
         "seconds": f"{time.perf_counter() - start:.0f}",
@@ -105,9 +103,10 @@ def _try(session: nox.Session, name: str, pinned: dict[str, str]) -> None:
 def _record(row: dict[str, str]) -> None:
     """Puts a row into the results, in the place of an older one."""
     with _RESULTS.open(newline="", encoding="utf-8") as file:
-        rows = {old["row"]: old for old in csv.DictReader(file)} | {row["row"]: row}
+        found = csv.DictReader(file)
+        rows = {old["row"]: old for old in found} | {row["row"]: row}
     with _RESULTS.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, _COLUMNS, lineterminator="\n")
+        writer = csv.DictWriter(file, found.fieldnames, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows[name] for name in ROWS if name in rows)
 

@@ -1,11 +1,13 @@
 """Installs sat-tf; everything a tool reads besides this lives in pyproject.toml."""
 
 import pathlib
+import re
 
 import setuptools
 
 _HERE = pathlib.Path(__file__).parent
-_VERSION = (_HERE / "sat_tf" / "version.py").read_text().split('"')[-2]
+_SOURCE = (_HERE / "sat_tf" / "version.py").read_text(encoding="utf-8")
+_VERSION = re.search(r'__version__ = "(.*)"', _SOURCE)[1]
 
 # What builds the documentation. Ruff wraps the signatures on the API pages.
 _DOCS = [

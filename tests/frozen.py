@@ -23,7 +23,6 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -34,13 +33,13 @@ import tqdm
 import sat_tf
 from sat_tf import models
 from sat_tf.qat.policy import BitPolicy
+from sat_tf.version import installed_versions
 from tests.export import zoo
 from tests.export.layer_models import MODELS as LAYER_MODELS
 from tests.export.models import test_blocks
 from tests.export.task_models import detector, unet
 from tests.models.small import build_small
 
-_PACKAGES = ("tensorflow", "tf_keras", "tensorflow-model-optimization", "ai-edge-litert", "numpy")
 _VERIFIED = 4  # images
 _STEPS = 20
 _BATCH_SIZE = 16
@@ -67,7 +66,7 @@ def _machine() -> dict[str, str]:
     processor = {
         "processor": facts.get("model name\t", facts.get("model name", platform.machine()))
     }
-    return {**processor, **{name: metadata.version(name) for name in _PACKAGES}}
+    return {**processor, **installed_versions()}
 
 
 def _calibrated(build: Callable[[], keras.Model], policy: BitPolicy) -> keras.Model:

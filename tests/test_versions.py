@@ -7,11 +7,13 @@ import re
 import pytest
 
 _ROOT = pathlib.Path(__file__).parents[1]
-_PACKAGES = ("tensorflow", "tf_keras", "keras", "numpy", "ai-edge-litert")
 _SETUP = (_ROOT / "setup.py").read_text(encoding="utf-8")
 _PAGE = (_ROOT / "docs" / "start" / "versions.md").read_text(encoding="utf-8")
 with (_ROOT / "benchmarks" / "results" / "versions.csv").open(newline="") as _file:
     _ROWS = list(csv.DictReader(_file))
+_COLUMNS = list(_ROWS[0])
+# Those between are packages.
+_PACKAGES = _COLUMNS[_COLUMNS.index("python") + 1 : _COLUMNS.index("system")]
 
 
 def _parts(version):

@@ -5,7 +5,6 @@ import hashlib
 import pathlib
 import platform
 from collections.abc import Iterable
-from importlib import metadata
 
 import numpy as np
 
@@ -33,15 +32,7 @@ from sat_tf.export.tflite.images import Pixels, number_of
 from sat_tf.export.tflite.metadata import read_metadata
 from sat_tf.export.tflite.structure import Structure, gzip_size
 from sat_tf.presentation.progress_bar import image_bar
-
-_PACKAGES = (
-    "sat-tf",
-    "ai-edge-litert",
-    "tensorflow",
-    "tensorflow-model-optimization",
-    "tf_keras",
-    "numpy",
-)
+from sat_tf.version import COMPUTING, __version__, installed_versions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,6 +147,7 @@ def prove(
     right = {name: reference.accuracy(values) for name, values in outputs.items()}
     xnnpack = counters["xnnpack"].result(reference)
     machine = this_machine(content)
+    packages = [*COMPUTING, *([PACKAGE] if MICRO in counters else [])]
     return Certificate(
         model=graph.name,
         file=subject.path.name,
@@ -165,7 +157,15 @@ def prove(
         operators=subject.structure.operator_counts(),
         float_operators=subject.structure.float_operators(),
         islands=list(graph.float_layers),
-        versions=_versions(MICRO in counters),
+        versions={
+            "python": platform.python_version(),
+            "machine": platform.machine(),
+            "sat-tf": __version__,
+            **{
+                package: version or "not installed as a package"
+                for package, version in installed_versions(packages).items()
+            },
+        },
         num_images=number_of(images),
         images_sha256=images_hash(images),
         images_from=images_from,
@@ -223,13 +223,3 @@ def _counters(
             "model again."
         )
     return found, refused
-
-
-def _versions(with_micro: bool) -> dict[str, str]:
-    found = {"python": platform.python_version(), "machine": platform.machine()}
-    for package in (*_PACKAGES, PACKAGE) if with_micro else _PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[package] = "not installed as a package"
-    return found

@@ -8,7 +8,6 @@ import pathlib
 import platform
 import subprocess
 import warnings
-from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -36,7 +35,7 @@ from sat_tf.training.recipes.recipes import read_teacher
 from sat_tf.training.state.classifier_file import read_classifier
 from sat_tf.training.state.run_state import differences, float_model_hash
 from sat_tf.training.step.distribution import from_all_workers
-from sat_tf.version import __version__
+from sat_tf.version import COMPUTING, __version__, installed_versions
 
 # Twice those of the largest model in its published form; training holds several copies.
 _MOST_WEIGHT_BYTES = 2**30
@@ -46,10 +45,7 @@ _OF_A_MACHINE = {
     *("recipes.distillation.teacher", "training.trust_model"),
 }
 _CHANNELS = 3
-_PACKAGES = (
-    *("tensorflow", "tf_keras", "tensorflow-model-optimization", "ai-edge-litert", "numpy"),
-    *("scikit-learn", "matplotlib", "pillow"),
-)
+_PACKAGES = (*COMPUTING, "scikit-learn", "matplotlib", "pillow")
 
 
 def load_source(config: Config, *, replicas: int = 1) -> ImageSource:
@@ -424,7 +420,7 @@ def describe_environment(seed: int) -> dict[str, Any]:
         "sat_tf": __version__,
         "commit": _commit(),
         "python": platform.python_version(),
-        **{package: _version(package) for package in _PACKAGES},
+        **installed_versions(_PACKAGES),
         "platform": platform.platform(),
         "processors": os.cpu_count(),
         # An operation takes as many threads as there are processors, unless this is set.
@@ -434,13 +430,6 @@ def describe_environment(seed: int) -> dict[str, Any]:
             for device in tf.config.list_physical_devices()
         ],
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _commit() -> str | None:
