@@ -21,7 +21,7 @@ from sat_tf.export.lowering.layers import (
 from sat_tf.export.lowering.portable_scales import untie_means
 from sat_tf.export.lowering.quantized_network import in_float32
 from sat_tf.export.lowering.refusals import find_problems
-from sat_tf.export.operations.add import Add, AddConstant, MeanOfTensors
+from sat_tf.export.operations.add import AddConstant, MeanOfTensors
 from sat_tf.export.operations.builder import Affine, Draft, GraphBuilder, Rectified
 from sat_tf.export.operations.concatenate import Concatenate, OnOneGrid, Part
 from sat_tf.export.operations.float_layer import FloatCall, FloatLayer, float_layers
@@ -118,6 +118,7 @@ def trace_network(
 # Lower precisions are those of training.
 _MADE_IN_FLOAT32 = (tf.float32, tf.float16, tf.bfloat16)
 _PAIRS = {
+    Combination.SUM: Pointwise.SUM,
     Combination.DIFFERENCE: Pointwise.DIFFERENCE,
     Combination.PRODUCT: Pointwise.PRODUCT,
     Combination.MAXIMUM: Pointwise.MAXIMUM,
@@ -343,9 +344,9 @@ class _Tracer:
                 "one from those of Keras; combine two at a time in the model, so that training "
                 "rounds them too"
             )
-        if combination in _PAIRS:
-            return Pair(sources, "", _PAIRS[combination])
-        return MeanOfTensors(sources) if combination is Combination.MEAN else Add(sources, "")
+        if combination is Combination.MEAN:
+            return MeanOfTensors(sources)
+        return Pair(sources, "", _PAIRS[combination])
 
     def _function(self, node: Node) -> Draft:
         layer, source = inner_layer(node.layer), self._tensor(node.inputs[0])

@@ -1,156 +1,38 @@
-"""Sums: of two tensors, and of a tensor and a map that is the same for all images."""
+"""Sums of a tensor and a map that is the same for all images, and means of several tensors."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
-from sat_tf.export.kernels.kernel_sets import KernelSet
-from sat_tf.export.kernels.xnnpack import summand_multipliers
-from sat_tf.export.operations.builder import Draft, GraphBuilder, OperationDraft, Range, Shape
+from sat_tf.export.operations.builder import Draft, GraphBuilder, Range, Shape
 from sat_tf.export.operations.linear import identity
 from sat_tf.export.operations.operation import (
-    ROUNDED_ONCE,
     Constants,
     FileParts,
     Made,
     Numbers,
     Operation,
     TfTensor,
-    clipped,
     code_ends,
-    stored_codes,
     tf,
+)
+from sat_tf.export.operations.pairs import (
+    COARSE_SUMMAND,
+    SMALLEST_SUMMAND,
+    SUMS_ALIKE,
+    Pair,
+    computed_sum,
+    rounded_sum,
+    scaled_multipliers,
+    sum_problem,
+    summand,
 )
 from sat_tf.export.operations.pointwise import Pointwise
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
-from sat_tf.export.tflite.tensors import Codes, Tensors, range_codes
-from sat_tf.export.tflite.writer import Operator, Writer, fused_activation
-
-_ADD = Operator("ADD", 2, "AddOptions")
-SUMS_ALIKE = "integers with multipliers of 20 bits, rounded half up, in all of XNNPACK's kernels"
-# XNNPACK leaves a sum to other kernels, with another rounding, where a scale of what it adds is
-# less than 2^-10 of its own. A summand of 2^-9 still counts hundredths of an output code.
-_SMALLEST_SUMMAND = 2.0**-10
-_COARSE_SUMMAND = 2.0**-9
-# The same holds where such a scale is this many times its own.
-LARGEST_SUMMAND = 256.0
-
-
-def summand(builder: GraphBuilder, source: str, output: Codes) -> str:
-    """The tensor itself, or one on a larger scale where the kernel of its sum needs that."""
-    codes = builder.codes(source)
-    if codes is None or codes.scale / output.scale >= _SMALLEST_SUMMAND:
-        return source
-    coarse = Codes(np.float32(_COARSE_SUMMAND * output.scale), 0)
-    name, shape = builder.between(f"{source}_coarse"), builder.shape(source)
-    return identity(source, shape[-1]).as_codes(builder, coarse, name, shape)
-
-
-def sum_problem(summands: Sequence[Codes], output: Codes) -> str | None:
-    """Why the kernel of a sum does not take its scales, with the fix; None where it does."""
-    largest = max(float(codes.scale / output.scale) for codes in summands)
-    if largest < LARGEST_SUMMAND:
-        return None
-    return (
-        f"received a sum with scales {largest:.4g} times smaller than those of a tensor it adds, "
-        f"expected less than {LARGEST_SUMMAND:g} times; its clipping level is much too small: "
-        "call sat_tf.calibrate, or train longer."
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class Add(OperationDraft):
-    """Sum of two tensors, both codes or both float; as a draft, of any number of tensors."""
-
-    keeps_stream = True
-    operator = _ADD
-    reads = ("ADD",)
-    same_because = SUMS_ALIKE
-    same_in_float_because = ROUNDED_ONCE
-    rounds = True
-    mixes = True
-    fuses = True
-
-    def placed(
-        self,
-        builder: GraphBuilder,
-        inputs: tuple[str, ...],
-        codes: Codes | None,
-        name: str,
-        shape: Shape,
-    ) -> str:
-        """Adds sums of two tensors at a time; the codes of all but the last cannot saturate."""
-        total, *others, last = inputs
-        for source in others:
-            one, two = builder.codes(total), builder.codes(source)
-            sizes = np.broadcast_shapes(builder.shape(total), builder.shape(source))
-            between = None
-            if one is not None and two is not None:
-                low, high = np.add(one.real_range, two.real_range)
-                between = range_codes(float(low), float(high))
-                total, source = (summand(builder, each, between) for each in (total, source))
-            partial = self._named((total, source), builder.between(f"{name}_partial"))
-            total = builder.add(partial, sizes, between)
-        inputs = (total, last)
-        if codes is not None:
-            inputs = (summand(builder, total, codes), summand(builder, last, codes))
-        return builder.add(self._named(inputs, name), shape, codes)
-
-    def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
-        """See `Draft`."""
-        ranges = np.array([codes_of(source).real_range for source in self.inputs])
-        low, high = ranges.sum(axis=0)
-        return float(low), float(high)
-
-    def scale_problem(self, graph: Tensors) -> str | None:
-        """See `Operation`."""
-        return sum_problem([graph.codes(name) for name in self.inputs], graph.codes(self.output))
-
-    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        """See `rounded_sum`."""
-        first, second = inputs
-        if self.is_float(graph):
-            return np.asarray(first + second, np.float32)
-        codes = [graph.codes(name) for name in self.inputs]
-        return rounded_sum((first, second), codes, graph.codes(self.output), graph.kernels)
-
-    def write(self, writer: Writer) -> None:
-        """See `Operation`."""
-        fused = fused_activation(writer.tensors[self.output].codes)
-        writer.operator(self.operator, self.inputs, self.output, **fused)
-
-    @classmethod
-    def recognizes(cls, operator: OperatorView) -> bool:
-        """Sums of what operators have made: neither a constant nor places in a table."""
-        pending = operator.tensor(0).name in operator.progress.pending
-        return not pending and not operator.is_constant(1)
-
-    @classmethod
-    def read(cls, operator: OperatorView) -> Made:
-        """See `Operation`."""
-        codes = operator.fused_codes()
-        if any((operator.source_codes(index) is None) != (codes is None) for index in (0, 1)):
-            raise NotUnderstoodError("it adds codes and float values")
-        return cls((operator.source(0), operator.source(1)), operator.output.name), codes
-
-    def numbers(self, graph: Tensors) -> Numbers:
-        """Multipliers, and the ends of the codes."""
-        if self.is_float(graph):
-            return {}
-        output = graph.codes(self.output)
-        multipliers = scaled_multipliers([graph.codes(name) for name in self.inputs], output)
-        return {"multipliers": multipliers, **code_ends(output)}
-
-    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
-        """See `Operation`."""
-        return tf.add(*inputs) if self.is_float(graph) else computed_sum(constants, inputs)
-
-    def on_reals(self, graph: Tensors, *inputs: TfTensor) -> TfTensor:
-        """See `Operation`."""
-        del graph
-        return tf.add(*inputs)
+from sat_tf.export.tflite.tensors import Codes, Tensors
+from sat_tf.export.tflite.writer import Writer, fused_activation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,7 +48,7 @@ class AddConstant(Operation, Draft):
     scale: np.ndarray
 
     keeps_stream = True
-    operator = _ADD
+    operator = Pointwise.SUM.operator
     reads = ("ADD",)
     same_because = SUMS_ALIKE
     rounds = True
@@ -185,8 +67,8 @@ class AddConstant(Operation, Draft):
     def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
         """See `Draft`; a map of very small values gets a larger scale, as `summand`."""
         scale, constant = np.float32(self.scale), self.constant
-        if scale / codes.scale < _SMALLEST_SUMMAND:
-            scale = np.float32(_COARSE_SUMMAND * codes.scale)
+        if scale / codes.scale < SMALLEST_SUMMAND:
+            scale = np.float32(COARSE_SUMMAND * codes.scale)
             constant = np.rint(self.values / scale).astype(np.int32)
         source = summand(builder, self.inputs[0], codes)
         operation = AddConstant((source,), name, constant, np.asarray(scale, np.float32))
@@ -283,7 +165,8 @@ class MeanOfTensors(Draft):
         # The sum on a scale larger by the divisor: its codes are those of the mean.
         count = len(self.inputs)
         larger = dataclasses.replace(codes, scale=np.float32(codes.scale * count))
-        sums = Add(self.inputs, "").as_codes(builder, larger, builder.between(f"{name}_sum"), shape)
+        total = Pair(self.inputs, "", Pointwise.SUM)
+        sums = total.as_codes(builder, larger, builder.between(f"{name}_sum"), shape)
         mean = identity(sums, shape[-1])
         mean = dataclasses.replace(mean, scales=mean.scales / count)
         return mean.as_codes(builder, codes, name, shape)
@@ -291,41 +174,12 @@ class MeanOfTensors(Draft):
     def as_float(self, builder: GraphBuilder, name: str, shape: Shape) -> str:
         """See `Draft`."""
         sources = tuple(map(builder.dequantized, self.inputs))
-        sums = Add(sources, "").as_float(builder, builder.between(f"{name}_sum"), shape)
+        total = Pair(sources, "", Pointwise.SUM)
+        sums = total.as_float(builder, builder.between(f"{name}_sum"), shape)
         share = 1.0 / len(self.inputs)
         return builder.with_constant(sums, Pointwise.PRODUCT, share, name, shape)
 
     def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
         """See `Draft`."""
-        ranges = np.array([codes_of(source).real_range for source in self.inputs])
-        low, high = ranges.sum(axis=0) / len(self.inputs)
-        return float(low), float(high)
-
-
-def rounded_sum(
-    summands: Sequence[np.ndarray], inputs: Sequence[Codes], output: Codes, kernels: KernelSet
-) -> np.ndarray:
-    """The sum of two tensors of stored integers, rounded as the kernels do it."""
-    codes = [
-        stored.astype(np.int64) - grid.zero_point
-        for stored, grid in zip(summands, inputs, strict=True)
-    ]
-    made = kernels.summed(codes, [grid.scale for grid in inputs], output.scale)
-    return stored_codes(made, output)
-
-
-def scaled_multipliers(summands: Sequence[Codes], output: Codes) -> np.ndarray:
-    """The multipliers and the shift in one, for `computed_sum`."""
-    scales = [codes.scale for codes in summands]
-    multipliers, shift = summand_multipliers(scales, output.scale)
-    # Powers of two only move the binary point of a float64.
-    return np.asarray(np.ldexp(multipliers.astype(np.float64), -shift))
-
-
-def computed_sum(constants: Constants, summands: Sequence[TfTensor]) -> TfTensor:
-    """Σ multiplier · code in TensorFlow, rounded half up and clipped."""
-    multipliers = tf.unstack(constants["multipliers"], len(summands))
-    total = tf.constant(0.5, tf.float64)
-    for codes, multiplier in zip(summands, multipliers, strict=True):
-        total += tf.cast(codes, tf.float64) * multiplier
-    return clipped(tf.cast(tf.floor(total), tf.float32), constants)
+        low, high = Pair(self.inputs, "", Pointwise.SUM).worst_range(codes_of)
+        return low / len(self.inputs), high / len(self.inputs)

@@ -1,24 +1,18 @@
-"""Operations of two tensors, value by value, beside their sum: SUB, MUL, MAXIMUM and MINIMUM."""
+"""Operations of two tensors, value by value: ADD, SUB, MUL, MAXIMUM and MINIMUM, a row each."""
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from sat_tf.export.kernels.kernel_sets import KernelSet
-from sat_tf.export.kernels.xnnpack import product_multiplier
-from sat_tf.export.operations.add import (
-    LARGEST_SUMMAND,
-    SUMS_ALIKE,
-    computed_sum,
-    scaled_multipliers,
-    sum_problem,
-    summand,
-)
+from sat_tf.export.kernels.xnnpack import product_multiplier, summand_multipliers
 from sat_tf.export.operations.builder import GraphBuilder, OperationDraft, Range, Shape
+from sat_tf.export.operations.linear import identity
 from sat_tf.export.operations.operation import (
     ROUNDED_ONCE,
+    SELECTED,
     Basis,
     Constants,
     Made,
@@ -37,8 +31,15 @@ from sat_tf.export.tflite.operator_view import OperatorView
 from sat_tf.export.tflite.tensors import Codes, Tensors, range_codes
 from sat_tf.export.tflite.writer import Writer, fused_activation
 
+SUMS_ALIKE = "integers with multipliers of 20 bits, rounded half up, in all of XNNPACK's kernels"
+# XNNPACK leaves a sum to other kernels, with another rounding, where a scale of what it adds is
+# less than 2^-10 of its own. A summand of 2^-9 still counts hundredths of an output code.
+SMALLEST_SUMMAND = 2.0**-10
+COARSE_SUMMAND = 2.0**-9
+# The same holds where such a scale is this many times its own.
+_LARGEST_SUMMAND = 256.0
 # XNNPACK leaves products to kernels with another rounding where codes are worth less than this, or
-# `LARGEST_SUMMAND` or more, of an output code.
+# `_LARGEST_SUMMAND` or more, of an output code.
 _SMALLEST_PRODUCT = 2.0**-16
 
 
@@ -49,13 +50,13 @@ class Pair(OperationDraft):
     A draft may have more tensors, but for a difference.
 
     Attributes:
-        kind: which one; no sum.
+        kind: which one; what it does with codes is its row of `ON_CODES`.
     """
 
     kind: Pointwise
 
     keeps_stream = True
-    reads = ("SUB", "MUL", "MAXIMUM", "MINIMUM")
+    reads = tuple(kind.value for kind in Pointwise)
     same_in_float_because = ROUNDED_ONCE
     rounds = True
     mixes = True
@@ -76,6 +77,9 @@ class Pair(OperationDraft):
         """See `Operation`."""
         return self.kind.selects
 
+    def _grids(self, graph: Tensors) -> "tuple[Sequence[Codes], Codes]":
+        return [graph.codes(name) for name in self.inputs], graph.codes(self.output)
+
     def placed(
         self,
         builder: GraphBuilder,
@@ -84,76 +88,56 @@ class Pair(OperationDraft):
         name: str,
         shape: Shape,
     ) -> str:
-        """Adds operations of two tensors at a time; codes of products between cannot saturate."""
+        """Adds operations of two tensors at a time; the codes of all but the last cannot saturate.
+
+        Those of what selects values are the same between as at the end.
+        """
         first, *others, last = inputs
         for other in others:
             one, two = builder.codes(first), builder.codes(other)
             sizes = np.broadcast_shapes(builder.shape(first), builder.shape(other))
             between = codes if self.keeps_grid else None
             if not self.keeps_grid and one is not None and two is not None:
-                ends = np.outer(one.real_range, two.real_range)
-                between = range_codes(float(np.min(ends)), float(np.max(ends)))
-            partial = self._named((first, other), builder.between(f"{name}_partial"))
+                between = range_codes(*_range(self.kind, one.real_range, two.real_range))
+            read = self._taken(builder, (first, other), between)
+            partial = self._named(read, builder.between(f"{name}_partial"))
             first = builder.add(partial, sizes, between)
-        inputs = (first, last)
-        if codes is not None and self.kind is Pointwise.DIFFERENCE:
-            inputs = (summand(builder, first, codes), summand(builder, last, codes))
-        return builder.add(self._named(inputs, name), shape, codes)
+        read = self._taken(builder, (first, last), codes)
+        return builder.add(self._named(read, name), shape, codes)
+
+    def _taken(
+        self, builder: GraphBuilder, inputs: tuple[str, ...], codes: Codes | None
+    ) -> tuple[str, ...]:
+        """The tensors, as the kernel that makes these codes of them takes them."""
+        if codes is None or not ON_CODES[self.kind].takes_summands:
+            return inputs
+        return tuple(summand(builder, source, codes) for source in inputs)
 
     def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
-        """See `Draft`: of a difference or a product of tensors, one after the other."""
-        (low, high), *others = (codes_of(source).real_range for source in self.inputs)
-        for smallest, largest in others:
-            if self.kind is Pointwise.DIFFERENCE:
-                low, high = low - largest, high - smallest
-            else:
-                ends = np.outer((low, high), (smallest, largest))
-                low, high = float(np.min(ends)), float(np.max(ends))
-        return low, high
+        """See `Draft`: of one tensor after the other."""
+        ranges = [codes_of(source).real_range for source in self.inputs]
+        return functools.reduce(functools.partial(_range, self.kind), ranges)
 
     def scale_problem(self, graph: Tensors) -> str | None:
         """See `Operation`."""
-        inputs, output = [graph.codes(name) for name in self.inputs], graph.codes(self.output)
-        if self.kind is Pointwise.DIFFERENCE:
-            return sum_problem(inputs, output)
-        if self.kind is not Pointwise.PRODUCT:
-            return None
-        multiplier = float(product_multiplier(inputs[0].scale, inputs[1].scale, output.scale))
-        if _SMALLEST_PRODUCT <= multiplier < LARGEST_SUMMAND:
-            return None
-        return (
-            f"received a product whose codes are worth {multiplier:.4g} output codes, expected at "
-            f"least {_SMALLEST_PRODUCT:.4g} and less than {LARGEST_SUMMAND:g}; a clipping level is "
-            "far from its values: call sat_tf.calibrate, or train longer."
-        )
+        return ON_CODES[self.kind].problem(*self._grids(graph))
 
     def portability(self, graph: Tensors) -> Portability:
-        """Every product of two codes is known; the rest as sums, or selected."""
-        if self.is_float(graph) or self.keeps_grid:
+        """That of its row, for codes."""
+        if self.is_float(graph):
             return super().portability(graph)
-        if self.kind is not Pointwise.PRODUCT:
-            return Portability(Basis.RULE, SUMS_ALIKE)
-        inputs, output = [graph.codes(name) for name in self.inputs], graph.codes(self.output)
-        scales = inputs[0].scale, inputs[1].scale
-
-        def codes(kernels: KernelSet, products: np.ndarray) -> np.ndarray:
-            return stored_codes(kernels.product(products, scales, output.scale), output)
-
-        products = _products(*(_ends(grid) for grid in inputs))
-        return enumerated(products, codes, "products", total=products.size)
+        return ON_CODES[self.kind].portability(*self._grids(graph))
 
     def title(self, graph: Tensors) -> str:
         """See `Operation`."""
-        return f"{'float ' if self.is_float(graph) else ''}{self.kind.value}"
+        title = ON_CODES[self.kind].title
+        return title or f"{'float ' if self.is_float(graph) else ''}{self.kind.value}"
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        """See `on_codes`."""
-        first, second = inputs
+        """The row's function of stored integers; the rounding is that of the kernels."""
         if self.is_float(graph):
-            return self.kind.on_arrays(first, second).astype(np.float32)
-        one, other = (graph.codes(name) for name in self.inputs)
-        codes = (one, other), graph.codes(self.output)
-        return on_codes(self.kind, (first, second), *codes, graph.kernels)
+            return self.kind.on_arrays(*inputs).astype(np.float32)
+        return ON_CODES[self.kind].stored(inputs, *self._grids(graph), graph.kernels)
 
     def write(self, writer: Writer) -> None:
         """See `Operation`."""
@@ -163,8 +147,9 @@ class Pair(OperationDraft):
 
     @classmethod
     def recognizes(cls, operator: OperatorView) -> bool:
-        """Two tensors, none of which is a constant."""
-        return not operator.is_constant(1)
+        """Two tensors that operators have made: neither a constant nor places in a table."""
+        pending = operator.tensor(0).name in operator.progress.pending
+        return not pending and not operator.is_constant(1)
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
@@ -180,24 +165,13 @@ class Pair(OperationDraft):
 
     def numbers(self, graph: Tensors) -> Numbers:
         """Multipliers, and the ends of the codes."""
-        if self.is_float(graph) or self.kind.selects:
-            return {}
-        output = graph.codes(self.output)
-        one, other = (graph.codes(name) for name in self.inputs)
-        if self.kind is Pointwise.PRODUCT:
-            multiplier = product_multiplier(one.scale, other.scale, output.scale)
-            return {"multiplier": multiplier, **code_ends(output)}
-        multipliers = scaled_multipliers((one, other), output)
-        return {"multipliers": multipliers * [1.0, -1.0], **code_ends(output)}
+        return {} if self.is_float(graph) else ON_CODES[self.kind].numbers(*self._grids(graph))
 
     def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
-        if self.is_float(graph) or self.kind.selects:
+        if self.is_float(graph):
             return self.on_reals(graph, *inputs)
-        if self.kind is Pointwise.PRODUCT:
-            product = inputs[0] * inputs[1] * constants["multiplier"]
-            return clipped(tf.round(product), constants)
-        return computed_sum(constants, inputs)
+        return ON_CODES[self.kind].computed(constants, inputs)
 
     def on_reals(self, graph: Tensors, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
@@ -205,34 +179,190 @@ class Pair(OperationDraft):
         return self.kind.on_tensors(*inputs)
 
 
-def on_codes(
-    kind: Pointwise,
-    tensors: tuple[np.ndarray, np.ndarray],
-    inputs: tuple[Codes, Codes],
+def _range(kind: Pointwise, first: Range, second: Range) -> Range:
+    """The range of what two ranges make: each kind is monotonic in either, so that ends make it."""
+    ends = kind.on_arrays(np.reshape(first, (2, 1)), np.asarray(second))
+    return float(np.min(ends)), float(np.max(ends))
+
+
+@dataclasses.dataclass(frozen=True)
+class OnCodes:
+    """The arithmetic of a kind of pair on codes: a row for each.
+
+    Attributes:
+        problem: why its kernel does not take the grids of its inputs and its output, with the fix.
+        stored: stored integers made of those of the inputs, on these grids, by these kernels.
+        numbers: those that `computed` takes, by the grids.
+        computed: the same as `stored` in TensorFlow, from codes.
+        portability: the processors that give it its codes of x86, by the grids.
+        takes_summands: its kernel adds, and takes what it reads as `summand` makes it.
+        title: its name in the listing of a graph; "" for that of its operator.
+    """
+
+    problem: Callable[[Sequence[Codes], Codes], str | None]
+    stored: Callable[[Sequence[np.ndarray], Sequence[Codes], Codes, KernelSet], np.ndarray]
+    numbers: Callable[[Sequence[Codes], Codes], Numbers]
+    computed: Callable[[Constants, Sequence[TfTensor]], TfTensor]
+    portability: Callable[[Sequence[Codes], Codes], Portability]
+    takes_summands: bool = False
+    title: str = ""
+
+
+# -- sums and differences --------------------------------------------------------------------------
+
+
+def summand(builder: GraphBuilder, source: str, output: Codes) -> str:
+    """The tensor itself, or one on a larger scale where the kernel of its sum needs that."""
+    codes = builder.codes(source)
+    if codes is None or codes.scale / output.scale >= SMALLEST_SUMMAND:
+        return source
+    coarse = Codes(np.float32(COARSE_SUMMAND * output.scale), 0)
+    name, shape = builder.between(f"{source}_coarse"), builder.shape(source)
+    return identity(source, shape[-1]).as_codes(builder, coarse, name, shape)
+
+
+def sum_problem(summands: Sequence[Codes], output: Codes) -> str | None:
+    """Why the kernel of a sum does not take its scales, with the fix; None where it does."""
+    largest = max(float(codes.scale / output.scale) for codes in summands)
+    if largest < _LARGEST_SUMMAND:
+        return None
+    return (
+        f"received a sum with scales {largest:.4g} times smaller than those of a tensor it adds, "
+        f"expected less than {_LARGEST_SUMMAND:g} times; its clipping level is much too small: "
+        "call sat_tf.calibrate, or train longer."
+    )
+
+
+def rounded_sum(
+    summands: Sequence[np.ndarray],
+    inputs: Sequence[Codes],
     output: Codes,
     kernels: KernelSet,
+    *,
+    difference: bool = False,
 ) -> np.ndarray:
-    """The operation on stored integers; the rounding is that of the kernels."""
-    if kind.selects:
-        return kind.on_arrays(*tensors)
-    one, other = (
-        stored.astype(np.int64) - codes.zero_point
-        for stored, codes in zip(tensors, inputs, strict=True)
-    )
-    scales = inputs[0].scale, inputs[1].scale
-    if kind is Pointwise.PRODUCT:
-        return stored_codes(kernels.product(one * other, scales, output.scale), output)
-    made = kernels.summed([one, other], [*scales], output.scale, difference=True)
+    """The sum, or the difference, of two tensors of stored integers, as the kernels round it."""
+    scales = [codes.scale for codes in inputs]
+    made = kernels.summed(_from_zero(summands, inputs), scales, output.scale, difference=difference)
     return stored_codes(made, output)
 
 
-def _ends(codes: Codes) -> tuple[int, int]:
-    return codes.lowest - codes.zero_point, codes.highest - codes.zero_point
+def scaled_multipliers(summands: Sequence[Codes], output: Codes) -> np.ndarray:
+    """The multipliers and the shift in one, for `computed_sum`."""
+    scales = [codes.scale for codes in summands]
+    multipliers, shift = summand_multipliers(scales, output.scale)
+    # Powers of two only move the binary point of a float64.
+    return np.asarray(np.ldexp(multipliers.astype(np.float64), -shift))
+
+
+def computed_sum(constants: Constants, summands: Sequence[TfTensor]) -> TfTensor:
+    """Σ multiplier · code in TensorFlow, rounded half up and clipped."""
+    multipliers = tf.unstack(constants["multipliers"], len(summands))
+    total = tf.constant(0.5, tf.float64)
+    for codes, multiplier in zip(summands, multipliers, strict=True):
+        total += tf.cast(codes, tf.float64) * multiplier
+    return clipped(tf.cast(tf.floor(total), tf.float32), constants)
+
+
+def _summing(*signs: float, title: str = "") -> OnCodes:
+    """The row of a sum whose tensors have these signs."""
+
+    def numbers(inputs: Sequence[Codes], output: Codes) -> Numbers:
+        return {"multipliers": scaled_multipliers(inputs, output) * signs, **code_ends(output)}
+
+    return OnCodes(
+        problem=sum_problem,
+        stored=functools.partial(rounded_sum, difference=signs[-1] < 0.0),
+        numbers=numbers,
+        computed=computed_sum,
+        portability=lambda inputs, output: Portability(Basis.RULE, SUMS_ALIKE),
+        takes_summands=True,
+        title=title,
+    )
+
+
+# -- products --------------------------------------------------------------------------------------
+
+
+def _product_problem(inputs: Sequence[Codes], output: Codes) -> str | None:
+    multiplier = float(product_multiplier(inputs[0].scale, inputs[1].scale, output.scale))
+    if _SMALLEST_PRODUCT <= multiplier < _LARGEST_SUMMAND:
+        return None
+    return (
+        f"received a product whose codes are worth {multiplier:.4g} output codes, expected at "
+        f"least {_SMALLEST_PRODUCT:.4g} and less than {_LARGEST_SUMMAND:g}; a clipping level is "
+        "far from its values: call sat_tf.calibrate, or train longer."
+    )
+
+
+def _rounded_product(
+    factors: Sequence[np.ndarray], inputs: Sequence[Codes], output: Codes, kernels: KernelSet
+) -> np.ndarray:
+    one, other = _from_zero(factors, inputs)
+    scales = inputs[0].scale, inputs[1].scale
+    return stored_codes(kernels.product(one * other, scales, output.scale), output)
+
+
+def _product_numbers(inputs: Sequence[Codes], output: Codes) -> Numbers:
+    multiplier = product_multiplier(inputs[0].scale, inputs[1].scale, output.scale)
+    return {"multiplier": multiplier, **code_ends(output)}
+
+
+def _computed_product(constants: Constants, factors: Sequence[TfTensor]) -> TfTensor:
+    product = factors[0] * factors[1] * constants["multiplier"]
+    return clipped(tf.round(product), constants)
+
+
+def _product_portability(inputs: Sequence[Codes], output: Codes) -> Portability:
+    """Every product of two codes is known."""
+    scales = inputs[0].scale, inputs[1].scale
+
+    def codes(kernels: KernelSet, products: np.ndarray) -> np.ndarray:
+        return stored_codes(kernels.product(products, scales, output.scale), output)
+
+    products = _products(
+        *((grid.lowest - grid.zero_point, grid.highest - grid.zero_point) for grid in inputs)
+    )
+    return enumerated(products, codes, "products", total=products.size)
 
 
 @functools.lru_cache(maxsize=16)
-@functools.cache
 def _products(first: tuple[int, int], second: tuple[int, int]) -> np.ndarray:
     """Every different product of two codes, from their ends."""
     one, other = (np.arange(low, high + 1) for low, high in (first, second))
     return np.unique(np.multiply.outer(one, other))
+
+
+def _selecting(kind: Pointwise) -> OnCodes:
+    """The row of a kind that selects one of two values, all on one grid."""
+    return OnCodes(
+        problem=lambda inputs, output: None,
+        stored=lambda tensors, inputs, output, kernels: kind.on_arrays(*tensors),
+        numbers=lambda inputs, output: {},
+        computed=lambda constants, tensors: kind.on_tensors(*tensors),
+        portability=lambda inputs, output: Portability(Basis.RULE, SELECTED),
+    )
+
+
+def _from_zero(tensors: Sequence[np.ndarray], grids: Sequence[Codes]) -> list[np.ndarray]:
+    """Codes, stored - zero_point, of stored integers."""
+    return [
+        stored.astype(np.int64) - grid.zero_point
+        for stored, grid in zip(tensors, grids, strict=True)
+    ]
+
+
+# Every kind of pair has a row: one that is forgotten is a KeyError.
+ON_CODES: Mapping[Pointwise, OnCodes] = {
+    Pointwise.SUM: _summing(1.0, 1.0, title="Add"),
+    Pointwise.DIFFERENCE: _summing(1.0, -1.0),
+    Pointwise.PRODUCT: OnCodes(
+        _product_problem,
+        _rounded_product,
+        _product_numbers,
+        _computed_product,
+        _product_portability,
+    ),
+    Pointwise.MAXIMUM: _selecting(Pointwise.MAXIMUM),
+    Pointwise.MINIMUM: _selecting(Pointwise.MINIMUM),
+}

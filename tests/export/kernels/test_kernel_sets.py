@@ -13,7 +13,6 @@ from sat_tf.export.kernels.kernel_sets import (
     REFERENCE,
     Engine,
 )
-from sat_tf.export.operations.add import Add
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.graph_file import read_graph, serialize
 from sat_tf.export.operations.linear import Linear
@@ -95,7 +94,7 @@ def test_sums_differences_and_products_of_all_codes_are_those_of_the_kernels(run
         )
         read = ("a", "b") if index % 2 else ("b", "a")
         made += [
-            (Add(read, f"sum_{index}"), shape, sums),
+            (Pair(read, f"sum_{index}", Pointwise.SUM), shape, sums),
             (Pair(read, f"difference_{index}", Pointwise.DIFFERENCE), shape, sums),
             (Pair(read, f"product_{index}", Pointwise.PRODUCT), shape, Codes(products, -9)),
         ]
@@ -115,7 +114,7 @@ def test_sums_and_products_with_repeated_values_are_those_of_the_kernels(runtime
         read = ("a", "b") if index % 2 else ("b", "a")
         codes = Codes(np.float32(0.3 * ratio), 3)
         made += [
-            (Add(read, f"sum_{index}"), whole, codes),
+            (Pair(read, f"sum_{index}", Pointwise.SUM), whole, codes),
             (Pair(read, f"product_{index}", Pointwise.PRODUCT), whole, codes),
         ]
     content = of_codes([whole, shape], made, inputs)

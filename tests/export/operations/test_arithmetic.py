@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from sat_tf.export.kernels.kernel_sets import X86
 from sat_tf.export.operations import windows
-from sat_tf.export.operations.add import rounded_sum
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import Linear, weight_counts
 from sat_tf.export.operations.mean import rounded_mean
+from sat_tf.export.operations.pairs import rounded_sum
 from sat_tf.export.operations.pools import MaxPool
 from sat_tf.export.operations.windows import LinearKind
 from sat_tf.export.tflite.tensors import Codes, Window

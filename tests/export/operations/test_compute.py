@@ -5,11 +5,13 @@ import tf_keras as keras
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sat_tf.export.operations.add import Add, AddConstant
+from sat_tf.export.operations.add import AddConstant
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import WIDTHS, Linear
 from sat_tf.export.operations.mean import Mean
 from sat_tf.export.operations.operation import Operation
+from sat_tf.export.operations.pairs import Pair
+from sat_tf.export.operations.pointwise import Pointwise
 from sat_tf.export.operations.quantize import Dequantize, Quantize
 from sat_tf.export.operations.windows import LinearKind, sums, transposed_size
 from sat_tf.export.tflite.tensors import Codes, Tensor, Window
@@ -213,7 +215,7 @@ def test_sums_with_a_map_round_like_those_of_two_tensors(scales, source, output,
     stored = rng.integers(codes.lowest, 128, (8, 3, 4, 5)).astype(np.int32)
     expected, computed = both(operation, graph, stored)
     np.testing.assert_array_equal(computed, expected)
-    pair = Add(("x", "c"), "y")
+    pair = Pair(("x", "c"), "y", Pointwise.SUM)
     known = Tensor("c", (3, 4, 5), Codes(np.float32(scales[1]), 0))
     graph = graph_of(pair, tensors[0], known, output=tensors[1])
     full = np.broadcast_to(constant, (8, 3, 4, 5))
@@ -233,7 +235,7 @@ def test_sums_round_like_the_kernel(scales, sources, output, seed):
         Codes(np.float32(scale), zero) for scale, zero in zip(scales[:2], sources, strict=True)
     ]
     target = Codes(np.float32(scales[2]), output.zero_point, output.lowest)
-    operation = Add(("a", "b"), "y")
+    operation = Pair(("a", "b"), "y", Pointwise.SUM)
     tensors = [Tensor(name, (64,), one) for name, one in zip("ab", codes, strict=True)]
     graph = graph_of(operation, *tensors, output=Tensor("y", (64,), target))
     stored = [rng.integers(-128, 128, (8, 64)).astype(np.int32) for _ in codes]
@@ -242,7 +244,7 @@ def test_sums_round_like_the_kernel(scales, sources, output, seed):
 
 
 def test_sums_with_ties_are_rounded_up():
-    operation = Add(("a", "b"), "y")
+    operation = Pair(("a", "b"), "y", Pointwise.SUM)
     half, one = Codes(np.float32(0.5), 0), Codes(np.float32(1.0), 0)
     tensors = [Tensor(name, (256,), half) for name in "ab"]
     graph = graph_of(operation, *tensors, output=Tensor("y", (256,), one))

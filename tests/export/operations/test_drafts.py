@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from sat_tf.export.operations.add import Add, AddConstant, MeanOfTensors
+from sat_tf.export.operations.add import AddConstant, MeanOfTensors
 from sat_tf.export.operations.builder import Draft, GraphBuilder, Rectified
 from sat_tf.export.operations.concatenate import Concatenate, OnOneGrid, Part
 from sat_tf.export.operations.graph import Graph
@@ -32,11 +32,12 @@ IMAGES = (
     Image("other", SHAPE, np.float32(1 / 50), 90),
 )
 X, Y = existing("x"), existing("y")
+SUM = Pair(("x", "y"), "", Pointwise.SUM)
 RNG = np.random.default_rng(0)
 
 
 def _on_one_grid(operation) -> OnOneGrid:
-    parts = Part(Add(("x", "y"), ""), "sum", SHAPE), Part(X, "x", SHAPE)
+    parts = Part(SUM, "sum", SHAPE), Part(X, "x", SHAPE)
     return OnOneGrid(("x", "y", "x"), parts, operation)
 
 
@@ -61,8 +62,8 @@ DRAFTS: dict[str, tuple[Draft, tuple[int, ...], float]] = {
     "mean of windows": (window_mean("x", 4, (2, 2), Window((2, 2))), (2, 2, 4), 0.5),
     "padded means": (AveragePool(("x",), "", (3, 3), Window((1, 1), "SAME")), SHAPE, 0.5),
     "mean": (Mean(("x",), ""), (4,), 0.5),
-    "sum": (Add(("x", "y"), ""), SHAPE, 0.5),
-    "sum of three": (Add(("x", "y", "x"), ""), SHAPE, 1.0),
+    "sum": (SUM, SHAPE, 0.5),
+    "sum of three": (Pair(("x", "y", "x"), "", Pointwise.SUM), SHAPE, 1.0),
     "mean of tensors": (MeanOfTensors(("x", "y")), SHAPE, 1.0),
     "sum with a map": (
         AddConstant(("x",), "", RNG.integers(-9, 9, SHAPE), np.array(0.05, np.float32)),
@@ -72,7 +73,11 @@ DRAFTS: dict[str, tuple[Draft, tuple[int, ...], float]] = {
     "difference": (Pair(("x", "y"), "", Pointwise.DIFFERENCE), SHAPE, 0.5),
     "product": (Pair(("x", "y"), "", Pointwise.PRODUCT), SHAPE, 0.5),
     "positive part": (Rectified(("x",), X), SHAPE, 0.5),
-    "up to a ceiling": (Rectified(("x", "y"), Add(("x", "y"), ""), 1.0), SHAPE, 0.5),
+    "up to a ceiling": (
+        Rectified(("x", "y"), Pair(("x", "y"), "", Pointwise.SUM), 1.0),
+        SHAPE,
+        0.5,
+    ),
     "joined": (_on_one_grid(Concatenate((), "", 2)), (4, 4, 8), 0.5),
     "largest": (_on_one_grid(Pair((), "", Pointwise.MAXIMUM)), SHAPE, 0.5),
 }

@@ -13,7 +13,7 @@ from sat_tf.export.converter.float_layers import run_converter
 from sat_tf.export.converter_route import keras_of_graph
 from sat_tf.export.litert.runtime import RUNTIMES
 from sat_tf.export.operations import table
-from sat_tf.export.operations.add import Add, AddConstant
+from sat_tf.export.operations.add import AddConstant
 from sat_tf.export.operations.concatenate import Concatenate
 from sat_tf.export.operations.float_layer import FloatLayer, FloatLayerOperator
 from sat_tf.export.operations.graph import Graph
@@ -69,9 +69,8 @@ ON_CODES: list[tuple[Operation, tuple[int, ...]]] = [
     (_linear(LinearKind.CONVOLUTION, _KERNEL, window=_WINDOW), (2, 2, 4)),
     (_linear(LinearKind.DEPTHWISE, _KERNEL[0], window=_WINDOW), (2, 2, 4)),
     (_linear(LinearKind.TRANSPOSED, _KERNEL, window=_WINDOW), (8, 8, 4)),
-    (Add(("x", "x"), _Y), SHAPE),
     (AddConstant(_X, _Y, np.arange(-32, 32).reshape(SHAPE), np.array(SCALE)), SHAPE),
-    *((Pair(("x", "x"), _Y, kind), SHAPE) for kind in Pointwise if kind is not Pointwise.SUM),
+    *((Pair(("x", "x"), _Y, kind), SHAPE) for kind in Pointwise),
     (Mean(_X, _Y), (4,)),
     (MaxPool(_X, _Y, (2, 2), _WINDOW), (2, 2, 4)),
     (AveragePool(_X, _Y, (3, 3), _WINDOW), (2, 2, 4)),
@@ -89,7 +88,10 @@ ON_CODES: list[tuple[Operation, tuple[int, ...]]] = [
 ]
 # These make or read float values.
 ON_FLOATS: list[Operation] = [
-    *(WithConstant(("real",), "z", kind, np.float32([0.5])) for kind in list(Pointwise)[:4]),
+    *(
+        WithConstant(("real",), "z", kind, np.float32([0.5]))
+        for kind in map(Pointwise, WithConstant.reads)
+    ),
     Softmax(("real",), "z"),
 ]
 
