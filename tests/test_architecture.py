@@ -10,7 +10,7 @@ import tf_keras as keras
 import sat_tf
 import sat_tf.export
 from sat_tf.export.operations.table import OPERATIONS
-from sat_tf.graph import layer_kinds, layers
+from sat_tf.graph import layer_kinds, layers, operation_layers
 from sat_tf.quantizers.protocol import Quantizer
 
 PACKAGE = pathlib.Path(sat_tf.__file__).parent
@@ -139,6 +139,8 @@ MAY_NAME_LAYERS = ("graph/", "models/", "keras3/conversion/operation_table.py")
 NO_KINDS = {
     "Layer",  # a base
     "Wrapper",  # a base
+    "OfTensorFlow",  # a base
+    "OfSeveralTensors",  # a wrapper
     "InputLayer",  # where a graph begins
     "Lambda",  # code of the user's own, which is never looked into
     "RNN",  # a loop over steps of any kind
@@ -427,8 +429,9 @@ def test_there_is_one_keras():
 
 
 def _named_layers(tree):
-    """Classes of Keras layers that code names, with the line; not those of Keras 3."""
-    spelled = {"keras.layers"}
+    """Classes of layers that code names, of Keras and our own, with the line; none of Keras 3."""
+    own = {one.__name__ for one in operation_layers.LAYERS} | {"OfTensorFlow"}
+    spelled = {"keras.layers", "operation_layers"}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and ast.unparse(node.value) in spelled:
             spelled |= {ast.unparse(target) for target in node.targets}
@@ -436,14 +439,16 @@ def _named_layers(tree):
         names = []
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) in spelled:
             names = [node.attr]
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").endswith("keras.layers"):
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").endswith(
+            ("keras.layers", "graph.operation_layers")
+        ):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr":
             names = [arg.value for arg in node.args[1:2] if isinstance(arg, ast.Constant)]
             names = names if ast.unparse(node.args[0]) in spelled else []
         for name in names:
             found = getattr(keras.layers, name, None)
-            if isinstance(found, type) and issubclass(found, keras.layers.Layer):
+            if name in own or (isinstance(found, type) and issubclass(found, keras.layers.Layer)):
                 yield name, node.lineno
 
 

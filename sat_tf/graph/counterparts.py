@@ -7,7 +7,8 @@ with settings of their own have rows in these files. No framework is imported he
 processes with one of them alone can read it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 Rows = Mapping[str, tuple[str, ...]]
 
@@ -67,6 +68,27 @@ REDUCTIONS: Rows = {
     "min": ("math.reduce_min",),
     "prod": ("math.reduce_prod",),
     "sum": ("math.reduce_sum",),
+}
+
+
+class Scaling(NamedTuple):
+    """A formula of a tensor x and a number c.
+
+    Attributes:
+        function: of x and c, in the same library.
+        parts: slope and offset, by c, in y = slope · x + offset.
+    """
+
+    function: Callable[[Any, Any], Any]
+    parts: Callable[[Any], tuple[Any, Any]]
+
+
+SCALINGS: Mapping[str, Scaling] = {
+    "x + c": Scaling(lambda x, c: x + c, lambda c: (1.0, c)),
+    "x - c": Scaling(lambda x, c: x - c, lambda c: (1.0, -c)),
+    "c - x": Scaling(lambda x, c: c - x, lambda c: (-1.0, c)),
+    "x * c": Scaling(lambda x, c: x * c, lambda c: (c, 0.0)),
+    "x / c": Scaling(lambda x, c: x / c, lambda c: (1.0 / c, 0.0)),
 }
 
 

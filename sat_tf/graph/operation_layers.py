@@ -2,13 +2,14 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.graph.counterparts import SCALINGS
 from sat_tf.graph.templates import filled_in
 from sat_tf.loading.tensor_functions import expect_allowed
 from sat_tf.messages import did_you_mean
@@ -22,16 +23,6 @@ _Layer = TypeVar("_Layer", bound=type[keras.layers.Layer])
 def _layer(cls: _Layer, name: str | None = None) -> _Layer:
     LAYERS.append(cls)
     return keras.utils.register_keras_serializable(package="sat_tf", name=name)(cls)
-
-
-# For a tensor x and a number c: the function, and its slope and offset in y = slope · x + offset.
-_SCALINGS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any], tuple[Any, Any]]]] = {
-    "x + c": (lambda x, c: x + c, lambda c: (1.0, c)),
-    "x - c": (lambda x, c: x - c, lambda c: (1.0, -c)),
-    "c - x": (lambda x, c: c - x, lambda c: (-1.0, c)),
-    "x * c": (lambda x, c: x * c, lambda c: (c, 0.0)),
-    "x / c": (lambda x, c: x / c, lambda c: (1.0 / c, 0.0)),
-}
 
 
 @_layer
@@ -53,8 +44,8 @@ class Scaling(keras.layers.Layer):
 
     def __init__(self, formula: str, number: float | Sequence[float], **options: Any) -> None:
         super().__init__(**options)
-        if formula not in _SCALINGS:
-            raise ValueError(f"formula={formula!r} is invalid. {did_you_mean(formula, _SCALINGS)}")
+        if formula not in SCALINGS:
+            raise ValueError(f"formula={formula!r} is invalid. {did_you_mean(formula, SCALINGS)}")
         values = np.asarray(number, np.float32)
         if values.ndim > 1 or not np.all(np.isfinite(values)):
             raise ValueError(f"number={number!r}: expected one finite number, or one a channel.")
@@ -65,13 +56,11 @@ class Scaling(keras.layers.Layer):
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """The formula."""
-        function, _ = _SCALINGS[self.formula]
-        return function(inputs, tf.constant(self.number, inputs.dtype))
+        return SCALINGS[self.formula].function(inputs, tf.constant(self.number, inputs.dtype))
 
     def affine(self) -> tuple[np.ndarray, np.ndarray]:
         """Slope and offset, float64, each one number or one a channel."""
-        _, parts = _SCALINGS[self.formula]
-        slope, offset = parts(np.asarray(self.number, np.float64))
+        slope, offset = SCALINGS[self.formula].parts(np.asarray(self.number, np.float64))
         return np.asarray(slope, np.float64), np.asarray(offset, np.float64)
 
     def compute_output_shape(self, input_shape: Any) -> Any:

@@ -18,14 +18,6 @@ from sat_tf.graph.templates import filled_in
 
 _register = functools.partial(keras3.saving.register_keras_serializable, package="sat_tf")
 
-_SCALINGS: dict[str, Callable[[Any, Any], Any]] = {
-    "x + c": lambda x, c: ops.add(x, c),
-    "x - c": lambda x, c: ops.subtract(x, c),
-    "c - x": lambda x, c: ops.subtract(c, x),
-    "x * c": lambda x, c: ops.multiply(x, c),
-    "x / c": lambda x, c: ops.divide(x, c),
-}
-
 
 @_register()
 class Scaling(keras3.layers.Layer):
@@ -46,8 +38,9 @@ class Scaling(keras3.layers.Layer):
         """The formula."""
         number: Any = self.number
         if not isinstance(number, float | int):
-            number = np.asarray(number, keras3.backend.standardize_dtype(inputs.dtype))
-        return _SCALINGS[self.formula](inputs, number)
+            dtype = keras3.backend.standardize_dtype(inputs.dtype)
+            number = ops.convert_to_tensor(number, dtype)
+        return counterparts.SCALINGS[self.formula].function(inputs, number)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """The shape of the input."""

@@ -8,9 +8,9 @@ import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import copied_weights, layer_copy, unique_name
+from sat_tf.graph.layers.kind import Combination
 from sat_tf.graph.layers.preprocessing import adapted_copy, is_adapted
 from sat_tf.graph.network import Network, Node, refuse_losses
-from sat_tf.graph.operation_layers import ConstantSum
 from sat_tf.graph.rewrite import rewritten
 from sat_tf.messages import list_problems, warn
 from sat_tf.qat.configs import PlacedConfig
@@ -91,7 +91,8 @@ class _Assembler:
             return fresh
         if is_adapted(fresh):
             fresh = adapted_copy(fresh)
-        if isinstance(fresh, ConstantSum) and self._becomes_codes(node.name):
+        holds_map = layer_kinds.combination_of(fresh) is Combination.WITH_MAP
+        if holds_map and self._becomes_codes(node.name):
             fresh = fresh.rounded()
         if self.network.is_shared(node.name):
             config = PlacedConfig(weights=config.weights, annotation=config.annotation)

@@ -19,7 +19,6 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Combination, Role
 from sat_tf.graph.layers.preprocessing import is_adapted, is_plain_factor, slope_and_offset
 from sat_tf.graph.network import Network, Node
-from sat_tf.graph.operation_layers import ConstantSum
 from sat_tf.quantizers.input_range import ImageGrid
 from sat_tf.quantizers.measuring import SampledValues
 from sat_tf.quantizers.protocol import ActivationQuantizer
@@ -126,7 +125,7 @@ class ValueRanges:
         combination = layer_kinds.combination_of(node.layer)
         if combination is Combination.DIFFERENCE:
             return True
-        if isinstance(node.layer, ConstantSum) and np.any(node.layer.values < 0.0):
+        if combination is Combination.WITH_MAP and np.any(node.layer.values < 0.0):
             return True
         negative = [self.is_negative(producer) for producer in node.inputs]
         return all(negative) if combination is Combination.MAXIMUM else any(negative)

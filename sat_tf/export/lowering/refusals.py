@@ -8,10 +8,9 @@ import numpy as np
 from sat_tf.export.lowering import quantized_network
 from sat_tf.export.lowering.layers import observed_range, quantizer_problem, weight_problem
 from sat_tf.graph import layer_kinds
-from sat_tf.graph.layers.kind import KernelForm, Role
+from sat_tf.graph.layers.kind import Combination, KernelForm, Role
 from sat_tf.graph.layers.normalization import Statistics
 from sat_tf.graph.network import Network, Node
-from sat_tf.graph.operation_layers import ConstantSum
 from sat_tf.qat.layout import call_name, inner_layer
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.protocol import PixelQuantizer
@@ -148,7 +147,8 @@ def _norm_problems(network: Network, node: Node) -> Iterator[str]:
 
 
 def _sum_problems(network: Network, node: Node) -> Iterator[str]:
-    if len(node.inputs) < 2 and not isinstance(inner_layer(node.layer), ConstantSum):
+    combination = layer_kinds.combination_of(inner_layer(node.layer))
+    if len(node.inputs) < 2 and combination is not Combination.WITH_MAP:
         yield f"received {len(node.inputs)} tensors, expected at least 2; leave the sum out"
     ranks = sorted({len(network[name].shape) for name in node.inputs})
     if len(ranks) > 1:

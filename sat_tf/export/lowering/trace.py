@@ -39,7 +39,6 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Combination, Role
 from sat_tf.graph.layers.preprocessing import is_plain_factor, slope_and_offset
 from sat_tf.graph.network import Network, Node
-from sat_tf.graph.operation_layers import ConstantSum
 from sat_tf.messages import list_problems
 from sat_tf.qat.inputs import input_nodes, input_types, kept_inputs, own_type
 from sat_tf.qat.layout import call_name, in_inference, inner_layer
@@ -333,10 +332,10 @@ class _Tracer:
 
     def _combination(self, node: Node) -> Draft:
         layer, sources = inner_layer(node.layer), tuple(map(self._natural, node.inputs))
-        if isinstance(layer, ConstantSum):
+        combination = layer_kinds.combination_of(layer)
+        if combination is Combination.WITH_MAP:
             codes, scale = layer.codes()
             return AddConstant(sources, "", codes, np.asarray(scale))
-        combination = layer_kinds.combination_of(layer)
         if len(sources) > 2 and all(self.builder.tensors[name].codes for name in sources):
             self.warnings.append(
                 f"{layer.name}: of {len(sources)} tensors, the file combines two at a time and "

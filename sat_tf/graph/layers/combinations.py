@@ -32,6 +32,6 @@ KINDS: Kinds = {
         short_name="Concat",
         keras3=SAME,
     ),
-    ConstantSum: LayerKind(Role.SUM, combination=Combination.SUM),
+    ConstantSum: LayerKind(Role.SUM, combination=Combination.WITH_MAP),
     Scaling: LayerKind(Role.SCALING, keras3=SAME),
 }

@@ -1,6 +1,6 @@
 """A row of the registry of layer kinds: all that sat-tf knows of one class of layers.
 
-Placement, calibration, lowering, explain, audit and the Keras 3 translation ask the row, never the
+Placement, calibration, lowering, explain, audit and the Keras 3 translation ask the row, not the
 class. A row only describes; its readers interpret it.
 """
 
@@ -145,6 +145,7 @@ class Combination(enum.Enum):
     """A way to combine several tensors."""
 
     SUM = "their sum"
+    WITH_MAP = "the sum of one with a map of numbers, which the layer holds"
     DIFFERENCE = "the first without the second"
     MEAN = "their mean"
     PRODUCT = "their product"

@@ -22,11 +22,6 @@ _PROGRAMS = ("TorchModuleWrapper", "TFSMLayer", "JaxLayer", "FlaxLayer", "__lamb
 # Modules of Keras 3 in which files find its activations.
 _FUNCTION_MODULES = ("builtins", "keras.activations", "keras.ops", "keras.ops.nn")
 _OURS = "sat_tf>"
-# Layers of the models that `quantize_model` makes of those of Keras 3.
-_OURS_IN_KERAS3 = tuple(
-    f"{_OURS}{name}"
-    for name in ("QuantizedLayer", "OfSeveralTensors", "Operation", "Scaling", "Slice")
-)
 
 
 class Conversion(NamedTuple):
@@ -265,7 +260,7 @@ def _part_problem(part: Part) -> str | None:
         )
     # Keras looks for each of the two, in the tables of registered classes first.
     is_ours = kind.startswith(_OURS) or (registered_name or "").startswith(_OURS)
-    if is_ours and registered_name not in _OURS_IN_KERAS3:
+    if is_ours and not _is_layer(registered_name):
         return (
             f"{kind}, which sat-tf does not train; if an earlier release exported it for inference "
             "alone, use the quantized model that it was made of."
@@ -304,3 +299,11 @@ def _is_registered(name: Any) -> bool:
     import keras as keras3
 
     return isinstance(name, str) and keras3.saving.get_registered_object(name) is not None
+
+
+def _is_layer(name: str | None) -> bool:
+    """Whether Keras 3 knows a class of layers by this registered name."""
+    import keras as keras3
+
+    found = keras3.saving.get_registered_object(name) if name else None
+    return isinstance(found, type) and issubclass(found, keras3.layers.Layer)

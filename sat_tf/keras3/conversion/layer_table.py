@@ -22,6 +22,13 @@ FUNCTIONS: dict[Any, Callable[[Any], Any]] = {
     gelu_by_tanh: operations.gelu_by_tanh,
     operation_layers.absolute: operations.absolute,
 }
+# Layers that neither Keras has, and that sat-tf has in both with the same settings: the class of
+# tf_keras, by that of Keras 3.
+OWN_LAYERS: dict[type, type[keras.layers.Layer]] = {
+    getattr(operations, kind.__name__): kind
+    for kind in operation_layers.LAYERS
+    if (row := layer_kinds.KINDS.get(kind)) is not None and row.keras3 is not None
+}
 
 
 class _Omitted:

@@ -45,11 +45,6 @@ _NEUTRAL: dict[str, Any] = {
     "sparse": False,
     "time_major": False,
 }
-# Layers that neither Keras has, and that sat-tf has in both.
-_OWN: dict[type, type] = {
-    operation_layers.Scaling: operations.Scaling,
-    operation_layers.Slice: operations.Slice,
-}
 
 
 class Original(NamedTuple):
@@ -204,9 +199,8 @@ def _plain(layer: Any, name: str, originals: Mapping[str, Original]) -> Any:
             raise ValueError(
                 f"received {type(layer).__name__}, which sat-tf does not know in Keras 3"
             )
-        made_as = _OWN.get(type(layer)) or getattr(
-            keras3.layers, kind.keras3.name or type(layer).__name__
-        )
+        module = operations if type(layer) in operation_layers.LAYERS else keras3.layers
+        made_as = getattr(module, kind.keras3.name or type(layer).__name__)
         made = made_as(**_settings(layer, made_as, kind.keras3), name=name)
     if layer.activity_regularizer is not None and made.activity_regularizer is None:
         settings = keras.regularizers.serialize(layer.activity_regularizer)

@@ -1,6 +1,7 @@
 """Builds the tf_keras model of a Keras 3 one, layer by layer; its results are proved afterwards."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,12 +23,6 @@ from sat_tf.keras3.quantized_layer import QuantizedLayer as QuantizedLayer3
 from sat_tf.messages import kind_of, list_problems, reason_of
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.wrapper import QuantizedLayer
-
-# Layers of sat-tf's own, with the layer of tf_keras that has the same settings.
-_OPERATIONS: dict[type, tuple[Any, tuple[str, ...]]] = {
-    operations.Scaling: (operation_layers.Scaling, ("formula", "number")),
-    operations.Slice: (operation_layers.Slice, ("slices", "dropped")),
-}
 
 
 def non_finite(names: Sequence[str], arrays: Sequence[np.ndarray]) -> list[str]:
@@ -334,7 +329,7 @@ def _input_layer(layer: Any) -> keras.layers.InputLayer:
 
 def _is_operation(layer: Any) -> bool:
     """Whether a layer stands for an operation of a quantized model."""
-    if type(layer) in _OPERATIONS:
+    if type(layer) in layer_table.OWN_LAYERS:
         return True
     is_one = isinstance(layer, operations.Operation)
     return is_one and str(layer.twin.get("registered_name")).startswith("sat_tf>")
@@ -342,10 +337,10 @@ def _is_operation(layer: Any) -> bool:
 
 def _operation_layer(layer: Any) -> Any:
     """A new tf_keras layer for one that `_is_operation`."""
-    if type(layer) in _OPERATIONS:
-        made_as, settings = _OPERATIONS[type(layer)]
-        config = layer.get_config()
-        own = {name: config[name] for name in settings}
+    made_as = layer_table.OWN_LAYERS.get(type(layer))
+    if made_as is not None:
+        parameters, config = inspect.signature(made_as).parameters, layer.get_config()
+        own = {name: value for name, value in config.items() if name in parameters}
         return made_as(**own, name=layer.name, dtype=layer.dtype_policy.name)
     made = keras.saving.deserialize_keras_object(dict(layer.twin))
     made._name = layer.name
