@@ -116,7 +116,7 @@ def trace_network(
 
 # Lower precisions are those of training.
 _MADE_IN_FLOAT32 = (tf.float32, tf.float16, tf.bfloat16)
-_PAIRS = {
+_PAIRS: dict[Combination | None, Pointwise] = {
     Combination.SUM: Pointwise.SUM,
     Combination.DIFFERENCE: Pointwise.DIFFERENCE,
     Combination.PRODUCT: Pointwise.PRODUCT,
