@@ -14,7 +14,8 @@ import numpy as np
 from sat_tf.arguments import Rule, check, is_integer
 from sat_tf.atomic_file import expect_path
 from sat_tf.export.file_verification import existing_file
-from sat_tf.export.litert.workers import Interface, Task, TfliteTask, Worker
+from sat_tf.export.litert.runtime import Interface
+from sat_tf.export.litert.workers import Task, TfliteTask, Worker
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.graph_file import read_graph
 from sat_tf.export.operations.simulator import batches, simulate

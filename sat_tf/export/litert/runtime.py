@@ -40,6 +40,21 @@ class Delegation:
     operators: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Interface:
+    """The input and the output of a file, or of a worker's task.
+
+    Attributes:
+        input_shape: of an image.
+        input_type: of its values.
+        num_outputs: values it gives for an image.
+    """
+
+    input_shape: tuple[int, ...]
+    input_type: np.dtype
+    num_outputs: int
+
+
 class FileRuntime(abc.ABC):
     """A file loaded in a runtime."""
 
@@ -117,29 +132,21 @@ class Runtime(FileRuntime):
         return False
 
     @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Shape of an image, without the batch dimension; of the first input."""
-        return self.input_shapes[0]
-
-    @property
     def input_shapes(self) -> list[tuple[int, ...]]:
         """Shapes of the images of all inputs."""
         return [tuple(int(size) for size in found["shape"][1:]) for found in self._inputs]
 
     @property
-    def num_inputs_and_outputs(self) -> tuple[int, int]:
-        """How many there are."""
-        return len(self._inputs), len(self._outputs)
-
-    @property
-    def input_type(self) -> np.dtype:
-        """Type of an image's values."""
-        return np.dtype(self._inputs[0]["dtype"])
-
-    @property
-    def num_outputs(self) -> int:
-        """Values that the file gives for an image."""
-        return sum(int(np.prod(found["shape"][1:])) for found in self._outputs)
+    def interface(self) -> Interface:
+        """The only input and output; raises ValueError where there are more of either."""
+        if (len(self._inputs), len(self._outputs)) != (1, 1):
+            raise ValueError(
+                f"received a file with {len(self._inputs)} inputs and {len(self._outputs)} "
+                "outputs, expected one of each, of images and of classes; keep one in "
+                "keras.Model(inputs, outputs)."
+            )
+        num_outputs = int(np.prod(self._outputs[0]["shape"][1:]))
+        return Interface(self.input_shapes[0], np.dtype(self._inputs[0]["dtype"]), num_outputs)
 
     def run(self, images: Pixels) -> np.ndarray:
         """See `FileRuntime`."""

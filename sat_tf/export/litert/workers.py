@@ -2,7 +2,6 @@
 
 import abc
 import contextlib
-import dataclasses
 import os
 import pickle
 import subprocess
@@ -14,22 +13,7 @@ from typing import Any, Self
 import numpy as np
 
 from sat_tf.export.litert.processes import child_command, child_environment, describe_ending
-from sat_tf.export.litert.runtime import Runtime
-
-
-@dataclasses.dataclass(frozen=True)
-class Interface:
-    """The input and the output of a task.
-
-    Attributes:
-        input_shape: of an image.
-        input_type: of its values.
-        num_outputs: values it gives for an image.
-    """
-
-    input_shape: tuple[int, ...]
-    input_type: np.dtype
-    num_outputs: int
+from sat_tf.export.litert.runtime import Interface, Runtime
 
 
 class Task(abc.ABC):
@@ -67,14 +51,8 @@ class TfliteTask(Task):
 
     def start(self) -> Interface:
         """Loads the file."""
-        runtime = self._runtime = Runtime(self._content, self._name, keep_tensors=False)
-        if runtime.num_inputs_and_outputs != (1, 1):
-            raise ValueError(
-                f"received a file with {runtime.num_inputs_and_outputs[0]} inputs and "
-                f"{runtime.num_inputs_and_outputs[1]} outputs, expected one of each, of images and "
-                "of classes; keep one in keras.Model(inputs, outputs)."
-            )
-        return Interface(runtime.input_shape, runtime.input_type, runtime.num_outputs)
+        self._runtime = Runtime(self._content, self._name, keep_tensors=False)
+        return self._runtime.interface
 
     def run(self, images: np.ndarray) -> np.ndarray:
         """Runs it."""

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from sat_tf.export.evaluate import SimulatorTask
-from sat_tf.export.litert.workers import Interface, Task, TfliteTask, Worker
+from sat_tf.export.litert.runtime import Interface
+from sat_tf.export.litert.workers import Task, TfliteTask, Worker
 from sat_tf.export.operations.graph_file import read_graph
 
 
