@@ -86,7 +86,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 @contextlib.contextmanager
 def renamed_when_done(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """As `written_whole`, with the file system's own errors.
+    """Does what `written_whole` does, with the file system's own errors.
 
     Renaming is atomic: nobody ever sees half a file, even if the writer is killed; a unique
     temporary name separates two writers of the same file. The contents are on the disk before the
@@ -143,7 +143,7 @@ def _is_left(entry: "os.DirEntry[str]", machine: str, process: str, start: str) 
 
 
 def _own_prefix() -> str:
-    """What the temporary files of this process begin with."""
+    """The beginning of the names of this process's temporary files."""
     return f"sat_tf-{_machine()}-{os.getpid()}-{_start_of(os.getpid())}-"
 
 

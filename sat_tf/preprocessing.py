@@ -8,7 +8,7 @@ from typing import Any
 
 from sat_tf.arguments import Rule, check
 
-# What the preprocessing of every model here has in common.
+# The preprocessing of every model here has this in common.
 _SHARED: Mapping[str, Any] = types.MappingProxyType(
     {"crop": "centre", "interpolation": "bilinear", "antialias": True, "range": [0, 255]}
 )
@@ -106,7 +106,7 @@ class Preprocessing:
 
     @classmethod
     def from_json(cls, text: str) -> "Preprocessing":
-        """What such a file says.
+        """The preprocessing that such a file describes.
 
         Raises:
             ValueError: it says something that is not done here.
