@@ -222,7 +222,7 @@ def mobilenet_v2_small(
 
 
 # The options that one of the families has hold these values in the other.
-_DEFAULTS = {
+_DEFAULTS: dict[str, Any] = {
     "stem_stride": 2,
     "head": "gap",
     "rectified_inputs": False,

@@ -49,7 +49,7 @@ class Multipliers(NamedTuple):
 Rule = Callable[[np.ndarray, Multipliers], np.ndarray]
 
 
-def fixed_point(multipliers: np.ndarray | float) -> Multipliers:
+def fixed_point(multipliers: np.ndarray | np.float32 | float) -> Multipliers:
     """Positive float64 multipliers in fixed point: m rounded half up.
 
     >>> fixed_point(0.75)

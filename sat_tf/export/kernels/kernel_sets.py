@@ -61,7 +61,6 @@ class KernelSet:
     Attributes:
         name: for users.
         title: in a table.
-        where: on which processors, in words.
         linear: sums of a linear operation as codes, from the operation, Σ weight · code + bias with
             images on the first axis and channels on the last, and `LinearScales`.
         summed: codes of a sum of two tensors of codes, or with difference=True of a difference,
@@ -76,7 +75,6 @@ class KernelSet:
 
     name: str
     title: str
-    where: str
     linear: Callable[[LinearWork, np.ndarray, LinearScales], np.ndarray]
     summed: Callable[..., np.ndarray]
     product: Callable[[np.ndarray, tuple[np.float32, np.float32], np.float32], np.ndarray]
@@ -116,10 +114,9 @@ def _products(sums: np.ndarray, multipliers: np.ndarray, rule: fixed_point.Rule)
 def _reference(
     name: str,
     title: str,
-    where: str,
     *,
     dense: Callable[[LinearWork, np.ndarray, LinearScales], np.ndarray],
-    multiplier: Callable[[np.float32, np.float32, np.float32], float],
+    multiplier: Callable[[np.float32, np.float32, np.float32], float | np.float32],
 ) -> KernelSet:
     """Kernels of the plain C++ sources, without vectors: gemmlowp's rounding throughout.
 
@@ -129,7 +126,6 @@ def _reference(
     Args:
         name: see `KernelSet`.
         title: see `KernelSet`.
-        where: see `KernelSet`.
         dense: the rule of matrix products.
         multiplier: of products of two tensors, from their scales and that of the output.
     """
@@ -137,7 +133,6 @@ def _reference(
     return KernelSet(
         name,
         title,
-        where,
         linear=lambda work, sums, scales: (
             dense(work, sums, scales)
             if work.operator == "FULLY_CONNECTED"
@@ -156,7 +151,6 @@ def _reference(
 def _builtin(
     name: str,
     title: str,
-    where: str,
     *,
     matrix: fixed_point.Rule,
     small_depthwise: fixed_point.Rule,
@@ -166,7 +160,6 @@ def _builtin(
     Args:
         name: see `KernelSet`.
         title: see `KernelSet`.
-        where: see `KernelSet`.
         matrix: the rule of matrix products, which convolutions are too.
         small_depthwise: that of the depthwise convolutions with a kernel of their own.
     """
@@ -175,7 +168,7 @@ def _builtin(
         # A product with a vector, of an image by itself, has a kernel of its own.
         is_vector = math.prod(sums.shape[1:-1]) == 1
         if work.is_grouped:
-            rule = fixed_point.rounded_twice_away
+            rule: fixed_point.Rule = fixed_point.rounded_twice_away
         elif work.is_small_depthwise:
             rule = small_depthwise
         elif work.operator in ("DEPTHWISE_CONV_2D", "TRANSPOSE_CONV"):
@@ -190,7 +183,6 @@ def _builtin(
         REFERENCE,
         name=name,
         title=title,
-        where=where,
         linear=linear,
         # Differences have no kernel with vectors.
         summed=lambda summands, scales, output, *, difference=False: (
@@ -208,7 +200,6 @@ def _builtin(
 def _xnnpack(
     name: str,
     title: str,
-    where: str,
     *,
     multiply: Callable[[np.ndarray, np.float32], np.ndarray],
     average: Callable[[np.ndarray, np.float32, int, tuple[int, int]], np.ndarray],
@@ -219,7 +210,6 @@ def _xnnpack(
     Args:
         name: see `KernelSet`.
         title: see `KernelSet`.
-        where: see `KernelSet`.
         multiply: the rule of products, from products and their multiplier.
         average: the rule of means; see `xnnpack.mean_rounded_twice`.
         left: the kernels that compute the linear operations that it leaves to others.
@@ -227,7 +217,6 @@ def _xnnpack(
     return KernelSet(
         name,
         title,
-        where,
         linear=lambda work, sums, scales: (
             left.linear(work, sums, scales)
             if work.engine is Engine.BUILTIN
@@ -245,58 +234,58 @@ def _xnnpack(
     )
 
 
+# All processors have it.
 REFERENCE = _reference(
     "reference",
     "LiteRT, reference kernels",
-    "all processors",
     dense=lambda _, sums, scales: fixed_point.rounded_away(
         sums.astype(np.float64) * wide_multipliers(*scales)
     ),
     multiplier=xnnpack.product_multiplier,
 )
+# This is all processors with its reference kernels; not CMSIS-NN's or a vendor's.
 MICRO = _reference(
     "micro",
     "TFLite Micro",
-    "all processors, with its reference kernels; not CMSIS-NN's or a vendor's",
     dense=lambda work, sums, scales: _products(
         sums, _multipliers(work, scales), fixed_point.rounded_twice_away
     ),
     multiplier=fixed_point.multiplier_in_float64,
 )
+# This is x86 with AVX, as the wheels have it.
 BUILTIN_X86 = _builtin(
     "builtin_x86",
     "LiteRT, builtin kernels on x86",
-    "x86 with AVX, as the wheels have it",
     matrix=fixed_point.rounded_twice_up,
     small_depthwise=fixed_point.rounded_twice_up,
 )
+# This is Armv8.
 BUILTIN_ARM = _builtin(
     "builtin_arm",
     "LiteRT, builtin kernels on Arm",
-    "Armv8",
     matrix=fixed_point.rounded_once,
     small_depthwise=fixed_point.rounded_before_shifts,
 )
+# This is x86, and processors without rules of their own: WebAssembly, RISC-V.
 X86 = _xnnpack(
     "xnnpack_x86",
     "XNNPACK on x86",
-    "x86, and processors without rules of their own: WebAssembly, RISC-V",
     multiply=xnnpack.product_in_float32,
     average=xnnpack.mean_rounded_twice,
     left=BUILTIN_X86,
 )
+# This is Armv8 and Armv9, as clang builds it: Android, iOS, the wheels for Linux and macOS.
 ARM = _xnnpack(
     "xnnpack_arm",
     "XNNPACK on Arm",
-    "Armv8 and Armv9, as clang builds it: Android, iOS, the wheels for Linux and macOS",
     multiply=xnnpack.product_in_fixed_point,
     average=xnnpack.mean_fused,
     left=BUILTIN_ARM,
 )
+# This is Armv7 without fused multiply-add, and builds that do not fuse, such as GCC's with CMake.
 ARM_UNFUSED = _xnnpack(
     "xnnpack_arm_unfused",
     "XNNPACK on Arm, unfused",
-    "Armv7 without fused multiply-add, and builds that do not fuse, such as GCC's with CMake",
     multiply=xnnpack.product_in_fixed_point,
     average=xnnpack.mean_rounded_twice,
     left=BUILTIN_ARM,
