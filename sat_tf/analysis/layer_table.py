@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.analysis.activations import ActivationProbe, ActivationUse, clipping_quantizer
+from sat_tf.analysis.code_use import ActivationProbe, ActivationUse, clipping_quantizer
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network
 from sat_tf.qat.layout import inner_layer

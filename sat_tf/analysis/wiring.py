@@ -141,20 +141,6 @@ class WiredCall:
         return 1 if kind is not None and kind.role is not Role.OPAQUE else None
 
 
-@dataclasses.dataclass(frozen=True)
-class Neighbour:
-    """A linear layer that follows another one.
-
-    Attributes:
-        call: of the one that follows.
-        pooled_area: k²_pool, the area that is average-pooled between the two; None if that is not
-            known.
-    """
-
-    call: WiredCall
-    pooled_area: int | None
-
-
 class Wiring:
     """The calls of a built Functional or Sequential model with one input and one output.
 
@@ -196,7 +182,7 @@ class Wiring:
             return None
         return type(readers[0].layer).__name__
 
-    def neighbours(self, call: WiredCall) -> list[Neighbour]:
+    def neighbours(self, call: WiredCall) -> list[tuple[WiredCall, int | None]]:
         """The linear layers that follow another one, nearest along the graph.
 
         A layer follows if a path without other linear layers leads to it. A path ends at a sum or a
@@ -206,6 +192,10 @@ class Wiring:
 
         Args:
             call: of a linear layer.
+
+        Returns:
+            The call of each, and k²_pool, the area that is average-pooled between the two; None if
+            that is not known.
         """
         areas: dict[WiredCall, int | None] = {call: 1}
         behind_found: set[WiredCall] = set()
@@ -219,7 +209,7 @@ class Wiring:
                 continue
             area = None if None in reached else min(filter(None, reached))
             if reader.mixes:
-                found.append(Neighbour(reader, area))
+                found.append((reader, area))
                 behind_found.add(reader)
             elif reader.gates or all(producer in areas for producer in behind):
                 own = reader.pooled_area
@@ -385,11 +375,11 @@ def _following(
         return ((behind.name(call.name), 1),), ""
     found = wiring.neighbours(call)
     following = tuple(
-        (layer_kinds.kernels_of(to.call.layer)[0].name(to.call.name), to.pooled_area)
-        for to in found
-        if to.call.is_linear
+        (layer_kinds.kernels_of(to.layer)[0].name(to.name), area)
+        for to, area in found
+        if to.is_linear
     )
-    strange = [to.call.name for to in found if not to.call.is_linear]
+    strange = [to.name for to, _ in found if not to.is_linear]
     return following, _unknown(following, strange)
 
 

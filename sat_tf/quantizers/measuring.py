@@ -173,7 +173,7 @@ class MeasuredWeights(abc.ABC):
         return latent
 
     def stages(self, latent: Tensor) -> dict[str, Tensor]:
-        """The tensors before the effective weights, by the names of `analysis.WeightUse`."""
+        """The tensors before the effective weights, by the names of `WeightUse` of the analysis."""
         del latent
         return {}
 

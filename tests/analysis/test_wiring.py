@@ -21,7 +21,7 @@ def conv(name, channels=4, kernel=3, **options):
 def following(outputs, image):
     wiring = Wiring(keras.Model(image, outputs))
     return {
-        call.name: {to.call.name: to.pooled_area for to in wiring.neighbours(call)}
+        call.name: {to.name: area for to, area in wiring.neighbours(call)}
         for call in wiring.linear()
     }
 

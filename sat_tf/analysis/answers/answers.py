@@ -1,4 +1,7 @@
-"""The answers of a float model and of its file for the same images, to keep and to show."""
+"""The answers of a float model and of its file for the same images, to keep, count and show.
+
+An answer is a class number, or `NO_CLASS`.
+"""
 
 import base64
 import dataclasses
@@ -8,7 +11,6 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from sat_tf.analysis.answers.counting import example_groups, spread
 from sat_tf.arguments import Rule, check
 from sat_tf.top_k import NO_CLASS
 
@@ -197,3 +199,191 @@ def _thumbnail(image: np.ndarray) -> str:
     # Colours at full resolution: small pictures are shown enlarged.
     picture.save(content, format="JPEG", quality=92, subsampling=0)
     return base64.b64encode(content.getvalue()).decode()
+
+
+def confusion(labels: np.ndarray, answers: np.ndarray, num_classes: int) -> np.ndarray:
+    """How often the images of each class (row) get each answer (column).
+
+    Images without an answer are in no column.
+
+    >>> confusion(np.array([0, 0, 1]), np.array([0, 1, NO_CLASS]), 2).tolist()
+    [[1, 1], [0, 0]]
+    """
+    counts = np.zeros((num_classes, num_classes), np.int64)
+    answered = answers != NO_CLASS
+    np.add.at(counts, (labels[answered], answers[answered]), 1)
+    return counts
+
+
+class Confusion(NamedTuple):
+    """Images of one class that get another one as the answer.
+
+    Attributes:
+        label: class number of the images.
+        answer: the other one.
+        by_file: how many by the file.
+        by_float_model: how many by the float model.
+        images: of the class in all.
+    """
+
+    label: int
+    answer: int
+    by_file: int
+    by_float_model: int
+    images: int
+
+
+def most_confused(
+    labels: np.ndarray, float_answers: np.ndarray, file_answers: np.ndarray, *, most: int
+) -> list[Confusion]:
+    """The pairs that the file confuses most often, most often first; equal ones in class order."""
+    wrong = (file_answers != labels) & (file_answers != NO_CLASS)
+    pairs = np.stack([labels[wrong], file_answers[wrong]], axis=1)
+    found, counts = np.unique(pairs, axis=0, return_counts=True)
+    return [
+        Confusion(
+            label=label,
+            answer=answer,
+            by_file=count,
+            by_float_model=int(np.count_nonzero((labels == label) & (float_answers == answer))),
+            images=int(np.count_nonzero(labels == label)),
+        )
+        for count, (label, answer) in sorted(
+            zip(counts.tolist(), found.tolist(), strict=True), key=lambda pair: (-pair[0], pair[1])
+        )[:most]
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Bins:
+    """A confusion matrix of which consecutive classes share a row and a column.
+
+    Attributes:
+        counts: images by class (row) and answer (column), summed over the classes of each.
+        starts: first class of each row.
+        num_classes: in all.
+    """
+
+    counts: np.ndarray
+    starts: tuple[int, ...]
+    num_classes: int
+
+    def classes(self, row: int) -> range:
+        """The classes of a row."""
+        ends = (*self.starts[1:], self.num_classes)
+        return range(self.starts[row], ends[row])
+
+
+def binned(labels: np.ndarray, answers: np.ndarray, num_classes: int, *, most: int) -> Bins:
+    """The confusion matrix in at most `most` rows, of equally many classes but for the last.
+
+    >>> labels = np.arange(5)
+    >>> found = binned(labels, labels, 5, most=2)
+    >>> found.starts, found.counts.tolist(), found.classes(1)
+    ((0, 3), [[3, 0], [0, 2]], range(3, 5))
+    """
+    each = max(1, -(-num_classes // most))
+    starts = tuple(range(0, num_classes, each))
+    bins = np.where(answers == NO_CLASS, NO_CLASS, answers // each)
+    return Bins(confusion(labels // each, bins, len(starts)), starts, num_classes)
+
+
+class ClassAccuracy(NamedTuple):
+    """How a class is classified.
+
+    Attributes:
+        label: class number.
+        images: how many it has.
+        float_right: how many the float model classifies right.
+        file_right: how many the file classifies right.
+    """
+
+    label: int
+    images: int
+    float_right: int
+    file_right: int
+
+    @property
+    def gained(self) -> float:
+        """Accuracy of the file less that of the float model, in [-1, 1]."""
+        return (self.file_right - self.float_right) / self.images
+
+
+def class_accuracies(
+    labels: np.ndarray, float_answers: np.ndarray, file_answers: np.ndarray
+) -> list[ClassAccuracy]:
+    """The accuracy of every class that has images, in class order."""
+    found = []
+    for label in np.unique(labels).tolist():
+        of_class = labels == label
+        float_right, file_right = (
+            int(np.count_nonzero(answers[of_class] == label))
+            for answers in (float_answers, file_answers)
+        )
+        found.append(ClassAccuracy(label, int(of_class.sum()), float_right, file_right))
+    return found
+
+
+def most_changed(accuracies: Sequence[ClassAccuracy], *, most: int) -> list[ClassAccuracy]:
+    """The classes that differ between file and float model in most images, then in most points.
+
+    By points alone, classes of one or two images would come first. Classes with equal accuracy are
+    left out.
+    """
+
+    def order(found: ClassAccuracy) -> tuple[float, ...]:
+        return -abs(found.file_right - found.float_right), -abs(found.gained), found.label
+
+    changed = [found for found in accuracies if found.float_right != found.file_right]
+    return sorted(changed, key=order)[:most]
+
+
+class Agreement(NamedTuple):
+    """How many images each of the two classifies right.
+
+    Attributes:
+        both_right: images that both classify right.
+        float_only: that only the float model does.
+        file_only: that only the file does.
+        both_wrong: that neither does.
+        same_answer: images with the same answer, right or wrong.
+    """
+
+    both_right: int
+    float_only: int
+    file_only: int
+    both_wrong: int
+    same_answer: int
+
+
+def agreement(labels: np.ndarray, float_answers: np.ndarray, file_answers: np.ndarray) -> Agreement:
+    """Counts of right and wrong answers, side by side."""
+    groups = example_groups(labels, float_answers, file_answers)
+    return Agreement(
+        **{name: len(group) for name, group in groups.items()},
+        same_answer=int(np.count_nonzero(float_answers == file_answers)),
+    )
+
+
+def example_groups(
+    labels: np.ndarray, float_answers: np.ndarray, file_answers: np.ndarray
+) -> dict[str, np.ndarray]:
+    """The indices of the images by who is right: names of `Agreement`, in its order."""
+    float_right, file_right = float_answers == labels, file_answers == labels
+    return {
+        "both_right": np.flatnonzero(float_right & file_right),
+        "float_only": np.flatnonzero(float_right & ~file_right),
+        "file_only": np.flatnonzero(~float_right & file_right),
+        "both_wrong": np.flatnonzero(~float_right & ~file_right),
+    }
+
+
+def spread(indices: np.ndarray, most: int) -> list[int]:
+    """At most `most` of the indices, evenly spread.
+
+    >>> spread(np.arange(10), 3), spread(np.arange(2), 3)
+    ([0, 3, 6], [0, 1])
+    """
+    if len(indices) <= most:
+        return [int(index) for index in indices]
+    return [int(indices[place * len(indices) // most]) for place in range(most)]

@@ -5,8 +5,8 @@ from typing import NamedTuple
 import numpy as np
 from markupsafe import Markup
 
-from sat_tf.analysis.answers.answers import Answers
-from sat_tf.analysis.answers.counting import (
+from sat_tf.analysis.answers.answers import (
+    Answers,
     Bins,
     ClassAccuracy,
     Confusion,

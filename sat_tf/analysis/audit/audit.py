@@ -7,12 +7,6 @@ from typing import Any
 import numpy as np
 import tf_keras as keras
 
-from sat_tf.analysis.activations import (
-    ActivationProbe,
-    ActivationUse,
-    clipping_layers,
-    clipping_quantizer,
-)
 from sat_tf.analysis.audit.audited_model import Audit
 from sat_tf.analysis.audit.rules import (
     FEW_IMAGES,
@@ -21,6 +15,14 @@ from sat_tf.analysis.audit.rules import (
     judge_activation,
     judge_layer,
 )
+from sat_tf.analysis.code_use import (
+    ActivationProbe,
+    ActivationUse,
+    WeightProbe,
+    WeightUse,
+    clipping_layers,
+    clipping_quantizer,
+)
 from sat_tf.analysis.kappa import GradientFlow, GradientProbe
 from sat_tf.analysis.labelled_images import (
     USUAL_IMAGES,
@@ -28,8 +30,7 @@ from sat_tf.analysis.labelled_images import (
     expect_fitting,
     labelled_images,
 )
-from sat_tf.analysis.weight_use import WeightProbe, WeightUse
-from sat_tf.analysis.wiring import LinearCall, Wiring, holds_matrices, linear_calls
+from sat_tf.analysis.wiring import Wiring, holds_matrices, linear_calls
 from sat_tf.graph import layer_kinds
 from sat_tf.presentation.progress_bar import Advance, image_bar, no_bar
 from sat_tf.qat.wrapper import QuantizedLayer
@@ -160,7 +161,17 @@ class Auditor:
         rows = []
         flows = {layer.call.name: layer for layer in flow.layers} if flow else {}
         for call in self.linear_calls:
-            row = _weight_row(call, weights[call.name])
+            row = LayerAudit(
+                name=call.name,
+                kind=call.kind,
+                fan_in=call.fan_in,
+                fan_out=call.fan_out,
+                normalization=call.normalization,
+                reads_image=call.reads_image,
+                following=tuple(name for name, _ in call.following),
+                unknown=call.unknown,
+                **vars(weights[call.name]),
+            )
             if call.name in flows:
                 found = flows[call.name]
                 row = dataclasses.replace(
@@ -208,28 +219,6 @@ class Auditor:
                 )
             rows.append(dataclasses.replace(row, findings=tuple(judge_activation(row))))
         return tuple(rows)
-
-
-def _weight_row(call: LinearCall, use: WeightUse) -> LayerAudit:
-    return LayerAudit(
-        name=call.name,
-        kind=call.kind,
-        fan_in=call.fan_in,
-        fan_out=call.fan_out,
-        normalization=call.normalization,
-        reads_image=call.reads_image,
-        weights=use.weights,
-        weight_bits=use.bits,
-        rescale=use.rescale,
-        latent_variance=use.latent,
-        clamped_variance=use.clamped,
-        quantized_variance=use.quantized,
-        effective_variance=use.effective,
-        weight_codes=use.codes,
-        weight_codes_used=use.codes_used,
-        following=tuple(name for name, _ in call.following),
-        unknown=call.unknown,
-    )
 
 
 def _notes(wiring: Wiring, sample: LabelledImages | None, *, clips: bool) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.analysis.activations import ActivationProbe, clipping_levels
+from sat_tf.analysis.code_use import ActivationProbe, clipping_levels
 from sat_tf.analysis.kappa import kappa_0
 from sat_tf.analysis.measurement import scalar_events
 from sat_tf.atomic_file import renamed_when_done

@@ -9,7 +9,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.analysis.activations import ActivationProbe, clipping_levels
+from sat_tf.analysis.code_use import ActivationProbe, clipping_levels
 from sat_tf.analysis.kappa import kappa_0
 from sat_tf.training.callbacks.recording import (
     Recorder,

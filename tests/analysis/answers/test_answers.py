@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from sat_tf.analysis.answers.counting import (
+from sat_tf.analysis.answers.answers import (
     Agreement,
     ClassAccuracy,
     Confusion,

@@ -4,7 +4,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.analysis.activations import ActivationProbe, clipping_levels
+from sat_tf.analysis.code_use import ActivationProbe, clipping_levels
 from sat_tf.qat.policy import BitPolicy
 from tests.training.small import small_float_model, small_images, small_quantized_model
 
