@@ -10,10 +10,10 @@ import tf_keras as keras
 
 from sat_tf.analysis.measurement import as_graph
 from sat_tf.analysis.wiring import LinearCall, kernel_of
-from sat_tf.graph.network import Network, Node, call_in_inference
+from sat_tf.graph.network import Network, call_in_inference
 from sat_tf.qat.layout import call_name
-from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.quantizers.protocol import ActivationQuantizer, WeightQuantizer
+from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer
+from sat_tf.quantizers.protocol import WeightQuantizer
 from sat_tf.quantizers.settings import CLIPPING_LEVEL
 
 
@@ -52,7 +52,11 @@ def clipping_levels(model: keras.Model) -> dict[str, tf.Variable]:
 
 def clipping_layers(model: keras.Model) -> dict[str, QuantizedLayer]:
     """The layers with clipping levels, likewise."""
-    return {call_name(node): node.layer for node in Network(model) if _clips(node)}
+    return {
+        call_name(node): node.layer
+        for node in Network(model)
+        if clipping_quantizer(node.layer) is not None
+    }
 
 
 class ActivationProbe:
@@ -76,7 +80,7 @@ class ActivationProbe:
         self._needed = {
             name
             for node in self._network
-            if _clips(node)
+            if clipping_quantizer(node.layer) is not None
             for name in (node.name, *self._network.before(node.name))
         }
         self._measure = as_graph(self._run)
@@ -98,25 +102,13 @@ class ActivationProbe:
                 continue
             inputs = [tensors[name] for name in node.inputs]
             tensors[node.name] = call_in_inference(node, node.layer, inputs)
-            if _clips(node):
+            if clipping_quantizer(node.layer) is not None:
                 # Not computed twice: TensorFlow merges equal operations.
                 before = node.layer.before_quantization(inputs if node.takes_list else inputs[0])
                 found[call_name(node)] = _measured_activation(
                     node.layer, before, tensors[node.name]
                 )
         return found
-
-
-def _clips(node: Node) -> bool:
-    return isinstance(node.layer, QuantizedLayer) and clipping_quantizer(node.layer) is not None
-
-
-def clipping_quantizer(layer: QuantizedLayer) -> ActivationQuantizer | None:
-    """The quantizer of a layer's output, if it is one with a clipping level."""
-    quantizer = layer.quantize_config.output
-    if isinstance(quantizer, ActivationQuantizer) and quantizer.has_clipping_level:
-        return quantizer
-    return None
 
 
 def _measured_activation(

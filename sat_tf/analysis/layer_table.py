@@ -6,11 +6,11 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.analysis.code_use import ActivationProbe, ActivationUse, clipping_quantizer
+from sat_tf.analysis.code_use import ActivationProbe, ActivationUse
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network
 from sat_tf.qat.layout import inner_layer
-from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer
 from sat_tf.quantizers.settings import CLIPPING_LEVEL
 
 
@@ -90,7 +90,7 @@ def _with_weights(row: LayerRow, layer: QuantizedLayer) -> LayerRow:
     quantizer = layer.quantize_config.weights
     if quantizer is None:
         return row
-    latent = tf.convert_to_tensor(getattr(layer.layer, layer_kinds.kernel_name(layer.layer)))
+    latent = tf.convert_to_tensor(layer_kinds.kernel_of(layer.layer))
     latent = tf.cast(latent, tf.float32)
     variables = layer.kernel_variables
     if quantizer.num_bits is not None:

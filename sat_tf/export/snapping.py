@@ -20,6 +20,7 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node
 from sat_tf.qat.layout import call_name, inner_layer
+from sat_tf.qat.wrapper import output_quantizer
 
 
 def snap_biases(model: keras.Model, *, pack: str = "auto") -> None:
@@ -104,5 +105,5 @@ def _bias_holder(network: Network, node: Node) -> keras.layers.Layer | None:
         if layer.weights or len(node.inputs) != 1:
             return None
         node = network[node.inputs[0]]
-        if quantized_network.output_quantizer(node) is not None:
+        if output_quantizer(node.layer) is not None:
             return None

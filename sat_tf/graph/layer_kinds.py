@@ -121,6 +121,11 @@ def kernel_name(layer: keras.layers.Layer) -> str:
     return support.kernel if support else ""
 
 
+def kernel_of(layer: keras.layers.Layer) -> tf.Variable:
+    """The kernel of a linear layer that sat-tf quantizes; of a quantized model, the latent one."""
+    return getattr(layer, kernel_name(layer))
+
+
 def fan_out(layer: keras.layers.Layer) -> int:
     """n̂ of a built linear layer: how many outputs one input reaches, strides left out; else 0.
 

@@ -160,7 +160,7 @@ class LayerDecisions:
             clamped = "" if line_of(quantizer) else ", which the clamp changes"
             return f"latent_start='as_is': the float weights{clamped}"
         layer = self._network[name].layer
-        kernel = np.asarray(getattr(layer, layer_kinds.kernel_name(layer)))
+        kernel = np.asarray(layer_kinds.kernel_of(layer))
         return quantizer.describe_start(kernel)
 
     def _rescale_reason(self, name: str, quantizer: WeightQuantizer) -> str:

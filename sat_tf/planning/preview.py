@@ -15,7 +15,7 @@ from sat_tf.graph.network import Network, Node
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.placement import Insertion, Placement
-from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer, weight_quantizer
 from sat_tf.quantizers.protocol import WeightQuantizer
 from sat_tf.quantizers.settings import CLIPPING_LEVEL
 
@@ -191,7 +191,7 @@ def kernel_outlines(network: Network) -> dict[str, KernelOutline]:
     """Codes of the right number and shape for the linear layers of a preview, by their names."""
     outlines = {}
     for node in network:
-        quantizer = getattr(getattr(node.layer, "quantize_config", None), "weights", None)
+        quantizer = weight_quantizer(node.layer)
         if quantizer is not None:
             outlines[node.name] = _outline(inner_layer(node.layer), quantizer)
     return outlines
@@ -201,7 +201,7 @@ def reading_bits(network: Network, name: str) -> int | None:
     """Bits of the codes that a layer of a preview reads; None if it reads float values."""
     node = network[network[name].inputs[0]]
     while True:
-        quantizer = getattr(getattr(node.layer, "quantize_config", None), "output", None)
+        quantizer = output_quantizer(node.layer)
         if getattr(quantizer, "input_type", None) is not None:
             return 8
         bits: int | None = getattr(quantizer, "num_bits", None)
@@ -225,7 +225,7 @@ def _build(layer: QuantizedLayer, shape: Any, index: int) -> None:
 
 
 def _outline(layer: keras.layers.Layer, quantizer: WeightQuantizer) -> KernelOutline:
-    kernel = getattr(layer, layer_kinds.kernel_name(layer))
+    kernel = layer_kinds.kernel_of(layer)
     shape = tuple(kernel.shape)
     support = layer_kinds.find_support(layer)
     axes = support.channel_axes if support else (len(shape) - 1,)

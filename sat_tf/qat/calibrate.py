@@ -19,11 +19,10 @@ from sat_tf.qat.calibration_images import Images, gather, in_batches, observe_pi
 from sat_tf.qat.inputs import kept_inputs
 from sat_tf.qat.layout import in_inference, inner_layer, quantized_network
 from sat_tf.qat.shared_grids import SharedGrids
-from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer, output_quantizer
 from sat_tf.quantizers.best_levels import Sample
 from sat_tf.quantizers.measuring import Function, itself
 from sat_tf.quantizers.observers import expected_largest
-from sat_tf.quantizers.protocol import ActivationQuantizer, Quantizer
 from sat_tf.quantizers.settings import CLIPPING_LEVEL, SMALLEST_CLIPPING_LEVEL
 
 
@@ -242,7 +241,7 @@ def _set_clipping_levels(network: Network, batches: Collection[Images]) -> None:
 
     def call(node: Node, inputs: Any) -> tf.Tensor:
         tensor = _call_unrounded(node, inputs, on_batch_statistics=False)
-        if _clips(node):
+        if clipping_quantizer(node.layer) is not None:
             if node.name not in samples:
                 samples[node.name] = Sample(node.name, _function_behind(in_use, node))
             samples[node.name].take(tensor)
@@ -281,10 +280,8 @@ def _call_unrounded(node: Node, inputs: Any, on_batch_statistics: bool) -> tf.Te
     if not isinstance(layer, QuantizedLayer):
         return layer(inputs, **arguments)
     before = layer.before_quantization(inputs, arguments.get("training", False))
-    quantizer = layer.quantize_config.output
-    if isinstance(quantizer, ActivationQuantizer) and quantizer.has_clipping_level:
-        return quantizer.float_twin(before)
-    return before
+    quantizer = clipping_quantizer(layer)
+    return before if quantizer is None else quantizer.float_twin(before)
 
 
 def _norms(network: Network) -> dict[int, keras.layers.Layer]:
@@ -388,7 +385,7 @@ def _observe_ranges(network: Network, batches: Collection[Images], *, of_inputs:
 
 def _observing(network: Network, *, of_inputs: bool) -> set[str]:
     """The nodes whose range is observed: those of inputs, or all others."""
-    quantizers = {node.name: _output_quantizer(node) for node in network}
+    quantizers = {node.name: output_quantizer(node.layer) for node in network}
     return {
         name
         for name, quantizer in quantizers.items()
@@ -396,16 +393,6 @@ def _observing(network: Network, *, of_inputs: bool) -> set[str]:
         and quantizer.observes_range
         and (quantizer.input_type is not None) is of_inputs
     }
-
-
-def _output_quantizer(node: Node) -> Quantizer | None:
-    return node.layer.quantize_config.output if isinstance(node.layer, QuantizedLayer) else None
-
-
-def _clips(node: Node) -> bool:
-    """Whether the layer's output has a clipping level."""
-    quantizer = _output_quantizer(node)
-    return isinstance(quantizer, ActivationQuantizer) and quantizer.has_clipping_level
 
 
 def _is_norm(node: Node) -> bool:

@@ -13,6 +13,7 @@ from sat_tf.data.picture_folder import load_folder
 from sat_tf.graph.network import Network
 from sat_tf.messages import list_problems, warn
 from sat_tf.qat.inputs import input_ranges
+from sat_tf.qat.wrapper import output_quantizer
 from sat_tf.quantizers.input_range import PIXELS
 from sat_tf.quantizers.protocol import PixelQuantizer
 from sat_tf.quantizers.seen_values import RANGE_FIX, SeenValues, misfit, pixel_doubt
@@ -143,7 +144,7 @@ def observe_pixels(several: Images, network: Network, batches: int) -> None:
     """
     found, problems = [], []
     for node in network:
-        quantizer = getattr(getattr(node.layer, "quantize_config", None), "output", None)
+        quantizer = output_quantizer(node.layer)
         if not isinstance(quantizer, PixelQuantizer):
             continue
         (name,) = node.inputs

@@ -118,7 +118,7 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
         """The kernel and its quantizer."""
         if self.weights is None:
             return []
-        return [(self.kernel_of(layer), TfmotQuantizer(self.weights))]
+        return [(layer_kinds.kernel_of(layer), TfmotQuantizer(self.weights))]
 
     def set_quantize_weights(
         self, layer: keras.layers.Layer, quantize_weights: Sequence[tf.Tensor]
@@ -146,10 +146,6 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
         if self.output is None or self.stands_at_activation(layer):
             return []
         return [TfmotQuantizer(self.output)]
-
-    def kernel_of(self, layer: keras.layers.Layer) -> tf.Variable:
-        """The latent kernel of a layer."""
-        return getattr(layer, layer_kinds.kernel_name(layer))
 
     def replaces(self, layer: keras.layers.Layer) -> bool:
         """Whether `output` takes the place of the whole layer: a quantizer for a rectifier."""

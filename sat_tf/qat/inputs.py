@@ -12,6 +12,7 @@ from sat_tf.graph.layers.kind import Kernel, Role
 from sat_tf.graph.network import Network, Node
 from sat_tf.messages import did_you_mean
 from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.wrapper import output_quantizer
 from sat_tf.quantizers.input_range import (
     INPUT_TYPES,
     KEPT_TYPES,
@@ -30,8 +31,8 @@ def input_nodes(network: Network) -> dict[str, Node]:
     """
     found = {}
     for node in network:
-        config = getattr(node.layer, "quantize_config", None)
-        if config is not None and getattr(config.output, "input_type", None) is not None:
+        quantizer = output_quantizer(node.layer)
+        if quantizer is not None and quantizer.input_type is not None:
             name = node.inputs[0]
             while name not in network.inputs:  # preprocessing in float
                 name = network[name].inputs[0]
@@ -44,7 +45,7 @@ def input_ranges(network: Network) -> dict[str, InputRange]:
     nodes, kept = input_nodes(network), kept_inputs(network)
     ranges = {}
     for name in network.inputs:
-        quantizer = nodes[name].layer.quantize_config.output if name in nodes else None
+        quantizer = output_quantizer(nodes[name].layer) if name in nodes else None
         if name in kept:
             continue
         if quantizer is None:
@@ -316,7 +317,7 @@ def apply_fold(
         layer.moving_mean.assign((mean - fold.shift) / fold.ratio)
         layer.moving_variance.assign((variance + layer.epsilon) / fold.ratio**2 - layer.epsilon)
         return
-    variable = getattr(layer, layer_kinds.kernel_name(layer))
+    variable = layer_kinds.kernel_of(layer)
     values = np.asarray(variable.numpy() if kernel is None else kernel, np.float64)
     if np.any(fold.shift):
         support = layer_kinds.find_support(layer)

@@ -18,7 +18,7 @@ from sat_tf.qat.inputs import apply_fold, find_folds
 from sat_tf.qat.model_class import of_class_of
 from sat_tf.qat.placement import Insertion, Placement, place
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer
 from sat_tf.quantizers.input_range import Change
 
 
@@ -196,7 +196,7 @@ def quantized_model(
         # Once for all calls of a layer.
         if config.weights is not None and name == network[name].layer.name:
             layer = layers[name]
-            kernel = getattr(layer.layer, layer_kinds.kernel_name(layer.layer))
+            kernel = layer_kinds.kernel_of(layer.layer)
             begin = config.weights.keep_function if keep_function else config.weights.begin
             begin(kernel, layer.kernel_variables)
     return built
@@ -241,8 +241,7 @@ def in_inference(network: Network) -> Network:
     """A network without the layers that act in training alone and hold no quantizer."""
 
     def gives_what_it_reads(node: Node) -> bool:
-        config = getattr(node.layer, "quantize_config", None)
-        holds_one = config is not None and config.output is not None
+        holds_one = output_quantizer(node.layer) is not None
         return not holds_one and layer_kinds.is_identity(inner_layer(node.layer), node.arguments)
 
     return network.without(gives_what_it_reads)

@@ -670,7 +670,7 @@ class _Placer:
         kernel = self.kernels.get(layer.name)
         if kernel is not None:
             return kernel
-        kernel = getattr(layer, layer_kinds.kernel_name(layer))
+        kernel = layer_kinds.kernel_of(layer)
         if name not in self.linear or self.policy.latent_start == "keep_function":
             return kernel
         quantizer, latent = self._weights(name), tf.convert_to_tensor(kernel, tf.float32)

@@ -18,7 +18,7 @@ from sat_tf.qat.inputs import changes as changes_of
 from sat_tf.qat.layout import inner_layer, quantized_model, quantized_network
 from sat_tf.qat.model_class import of_class_of, remember
 from sat_tf.qat.policy import BitPolicy, expect_policy
-from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.qat.wrapper import QuantizedLayer, weight_quantizer
 from sat_tf.quantizers.input_range import INPUT_TYPES, PIXELS, Change
 from sat_tf.quantizers.protocol import Predecessor
 
@@ -53,7 +53,8 @@ def requantize(model: keras.Model, policy: BitPolicy) -> keras.Model:
     float_model, annotations = without_quantizers(network)
     old = _by_place(network)
     keep_function = policy.latent_start == "keep_function"
-    if any(_has_gains(layer) for layer in old.values()):
+    quantizers = map(weight_quantizer, old.values())
+    if any(quantizer is not None and quantizer.keeps_gains for quantizer in quantizers):
         # Its function depends on gains, whatever the latent_start of this policy.
         policy = dataclasses.replace(policy, latent_start="keep_function")
     policy = with_inputs_of(network, policy)
@@ -164,17 +165,12 @@ def _by_place(network: Network) -> dict[tuple[str, ...], QuantizedLayer]:
     return places
 
 
-def _has_gains(layer: QuantizedLayer) -> bool:
-    quantizer = layer.quantize_config.weights
-    return quantizer is not None and quantizer.keeps_gains
-
-
 def _carry_weights(old: QuantizedLayer, new: QuantizedLayer, keep_function: bool) -> None:
     """Carries the variables of a layer's weight quantizer over from the old policy's."""
     before, after = old.quantize_config.weights, new.quantize_config.weights
     if before is None or after is None:
         return
-    kernel = getattr(new.layer, layer_kinds.kernel_name(new.layer))
+    kernel = layer_kinds.kernel_of(new.layer)
     predecessor = Predecessor(before, old.kernel_variables, keep_function=keep_function)
     if after.carries(predecessor):
         after.carry(tf.convert_to_tensor(kernel, tf.float32), new.kernel_variables, predecessor)
@@ -182,7 +178,7 @@ def _carry_weights(old: QuantizedLayer, new: QuantizedLayer, keep_function: bool
         # Latent weights mean something else to another quantizer: it starts from the effective
         # weights.
         unrounded = before.with_settings(num_bits=None)
-        latent = getattr(old.layer, layer_kinds.kernel_name(old.layer))
+        latent = layer_kinds.kernel_of(old.layer)
         kernel.assign(unrounded(tf.convert_to_tensor(latent), False, old.kernel_variables))
         after.keep_function(kernel, new.kernel_variables)
 

@@ -16,7 +16,7 @@ from sat_tf.qat.model_class import of_class_of, remember
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy, expect_policy
 from sat_tf.qat.tfmot_adapter import AtLeast
-from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.qat.wrapper import QuantizedLayer, weight_quantizer
 from sat_tf.quantizers.table import QUANTIZERS
 
 
@@ -159,13 +159,13 @@ def warn_of_lost_zeros(quantized: keras.Model) -> None:
     """Warns of kernels that seem to be pruned, in quantizers without a 0."""
     lost: dict[str, list[str]] = {}
     for layer in quantized.layers:
-        config = layer.quantize_config if isinstance(layer, QuantizedLayer) else None
-        if config is None or config.weights is None:
+        quantizer = weight_quantizer(layer)
+        if quantizer is None:
             continue
-        share = float(np.mean(config.kernel_of(layer.layer).numpy() == 0.0))
-        if _PRUNED <= share < 1.0 and not config.weights.holds_zero:
+        share = float(np.mean(layer_kinds.kernel_of(layer.layer).numpy() == 0.0))
+        if _PRUNED <= share < 1.0 and not quantizer.holds_zero:
             name = f"{layer.layer.name} ({100 * share:.0f} % zeros)"
-            lost.setdefault(config.weights.zeros_stay_with, []).append(name)
+            lost.setdefault(quantizer.zeros_stay_with, []).append(name)
     for fix, names in lost.items():
         warn(
             f"model {quantized.name!r}: zero weights of {first_ones(names)} do not stay 0, which "

@@ -18,7 +18,7 @@ from sat_tf.graph.layers.kind import Combination, Role
 from sat_tf.graph.network import Network, Node
 from sat_tf.messages import first_ones, warn
 from sat_tf.qat.layout import call_name, inner_layer
-from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer
 from sat_tf.quantizers.protocol import ActivationQuantizer, Quantizer
 from sat_tf.quantizers.settings import ENDS
 
@@ -118,9 +118,7 @@ def _codes(layer: QuantizedLayer, real: np.ndarray, made: np.ndarray) -> tuple[n
 
 def _quantizer(node: Node) -> Quantizer | None:
     """The quantizer that gives a tensor its grid."""
-    if not isinstance(node.layer, QuantizedLayer):
-        return None
-    found: Quantizer | None = node.layer.quantize_config.output
+    found = output_quantizer(node.layer)
     clips = isinstance(found, ActivationQuantizer)
     return found if clips or (found is not None and found.observes_range) else None
 

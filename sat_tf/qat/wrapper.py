@@ -15,7 +15,12 @@ from tensorflow.python.framework import ops
 from sat_tf.graph import flatten, layer_kinds
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.tfmot_adapter import make_variables
-from sat_tf.quantizers.protocol import BIT_FLOOR
+from sat_tf.quantizers.protocol import (
+    BIT_FLOOR,
+    ActivationQuantizer,
+    Quantizer,
+    WeightQuantizer,
+)
 from sat_tf.saved_by import marked, unmarked
 
 _followed: "weakref.WeakSet[tf.Graph]" = weakref.WeakSet()
@@ -105,7 +110,7 @@ class QuantizedLayer(keras.layers.Wrapper):
         config = self.quantize_config
         self.kernel_variables: dict[str, tf.Variable] = {}
         if config.weights is not None:
-            shape = config.kernel_of(self.layer).shape
+            shape = layer_kinds.kernel_of(self.layer).shape
             self.kernel_variables = make_variables(self, config.weights.variables(shape))
         self.output_variables: dict[str, tf.Variable] = {}
         if config.output is not None:
@@ -152,7 +157,7 @@ class QuantizedLayer(keras.layers.Wrapper):
         if quantizer is None:
             return None
         with self._one_call_at_a_time:
-            kernel = self.quantize_config.kernel_of(self.layer)
+            kernel = layer_kinds.kernel_of(self.layer)
         variables = self._with_floor(self.kernel_variables)
         return quantizer(tf.convert_to_tensor(kernel), training, variables)
 
@@ -284,6 +289,24 @@ class QuantizedLayer(keras.layers.Wrapper):
         )
         quantize_config = PlacedConfig.from_config(config.pop("quantize_config"))
         return cls(layer, quantize_config, **config)
+
+
+def weight_quantizer(layer: keras.layers.Layer) -> WeightQuantizer | None:
+    """The quantizer of a layer's kernel; None where it has none."""
+    return layer.quantize_config.weights if isinstance(layer, QuantizedLayer) else None
+
+
+def output_quantizer(layer: keras.layers.Layer) -> Quantizer | None:
+    """The quantizer or observer of a layer's output; None where it has none."""
+    return layer.quantize_config.output if isinstance(layer, QuantizedLayer) else None
+
+
+def clipping_quantizer(layer: keras.layers.Layer) -> ActivationQuantizer | None:
+    """The quantizer of a layer's output, if it is one with a clipping level."""
+    quantizer = output_quantizer(layer)
+    if isinstance(quantizer, ActivationQuantizer) and quantizer.has_clipping_level:
+        return quantizer
+    return None
 
 
 # The functions that Keras traces once and then keeps.

@@ -249,7 +249,7 @@ class _Reading:
         return LayerChoices(
             name=name,
             kind=first.kind,
-            num_weights=int(np.prod(getattr(layer, layer_kinds.kernel_name(layer)).shape)),
+            num_weights=int(np.prod(layer_kinds.kernel_of(layer).shape)),
             usual_bits=usual_bits,
             weight_bits=self.weight_bits if follows else (usual_bits,),
             activation_bits=self.activation_bits if free else (usual.reading_bits,),

@@ -21,7 +21,6 @@ from sat_tf.analysis.code_use import (
     WeightProbe,
     WeightUse,
     clipping_layers,
-    clipping_quantizer,
 )
 from sat_tf.analysis.kappa import GradientFlow, GradientProbe
 from sat_tf.analysis.labelled_images import (
@@ -33,7 +32,7 @@ from sat_tf.analysis.labelled_images import (
 from sat_tf.analysis.wiring import Wiring, holds_matrices, linear_calls
 from sat_tf.graph import layer_kinds
 from sat_tf.presentation.progress_bar import Advance, image_bar, no_bar
-from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer
 from sat_tf.quantizers.settings import CLIPPING_LEVEL
 
 

@@ -159,7 +159,7 @@ class OneAtATime:
         if layer_kinds.role_of(own.layer) is Role.LINEAR:
             reads = self._read_through(node.inputs[0])
             counted = self._network[own.inputs[0]]
-            latent_kernel = getattr(own.layer, layer_kinds.kernel_name(own.layer))
+            latent_kernel = layer_kinds.kernel_of(own.layer)
             num_weights = int(np.prod(latent_kernel.shape))
             quantizer = layer.quantize_config.weights
             if quantizer is not None and quantizer.num_bits is not None:
@@ -230,7 +230,7 @@ def one_at_a_time(
 def _weight_errors(
     layer: QuantizedLayer, kernel: tf.Variable, quantizer: WeightQuantizer, num_bits: int
 ) -> tuple[float, ...]:
-    variable, errors = layer.quantize_config.kernel_of(layer.layer), []
+    variable, errors = layer_kinds.kernel_of(layer.layer), []
     latent = tf.convert_to_tensor(variable)
     for bits in range(num_bits, 9):
         finer = quantizer.with_settings(num_bits=bits)

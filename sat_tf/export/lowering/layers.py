@@ -59,7 +59,7 @@ def kernel_tensors(wrapper: QuantizedLayer) -> KernelTensors:
     quantizer, layer = wrapper.quantize_config.weights, wrapper.layer
     if quantizer is None or quantizer.num_bits is None:
         raise TypeError(f"{layer.name}: weights without codes; see weight_problem.")
-    latent = tf.convert_to_tensor(getattr(layer, layer_kinds.kernel_name(layer)), tf.float32)
+    latent = tf.convert_to_tensor(layer_kinds.kernel_of(layer), tf.float32)
     found = quantizer.integer_weights(latent, wrapper.kernel_variables)
     scales = tf.cast(found.scales, tf.float64)
     return KernelTensors(found.codes, scales, wrapper.effective_kernel())

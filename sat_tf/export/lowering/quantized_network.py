@@ -11,8 +11,8 @@ from sat_tf.graph.flatten import copied_weights, layer_copy
 from sat_tf.graph.layers.kind import KernelForm, Role
 from sat_tf.graph.network import Network, Node, call_in_inference
 from sat_tf.qat.layout import inner_layer
-from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.quantizers.protocol import ActivationQuantizer, PixelQuantizer, Quantizer
+from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer
+from sat_tf.quantizers.protocol import ActivationQuantizer, PixelQuantizer
 
 _LOWER_PRECISIONS = ("float16", "bfloat16")
 _KERNELS_OF_8_BITS = (Role.SUM, Role.PRODUCT, Role.CONCATENATION, Role.MEAN)
@@ -24,25 +24,20 @@ def role_of(node: Node) -> Role:
     return layer_kinds.role_of(inner_layer(node.layer))
 
 
-def output_quantizer(node: Node) -> Quantizer | None:
-    """The quantizer or observer of the layer's output, if it has one."""
-    return node.layer.quantize_config.output if isinstance(node.layer, QuantizedLayer) else None
-
-
 def is_image(node: Node) -> bool:
     """Whether the layer marks the image."""
-    return isinstance(output_quantizer(node), PixelQuantizer)
+    return isinstance(output_quantizer(node.layer), PixelQuantizer)
 
 
 def is_input(node: Node) -> bool:
     """Whether the layer makes the codes of an input that is not an image."""
-    quantizer = output_quantizer(node)
+    quantizer = output_quantizer(node.layer)
     return quantizer is not None and quantizer.input_type is not None and not is_image(node)
 
 
 def quantizes(node: Node) -> bool:
     """Whether the layer's output becomes codes: it has a quantizer, or an observer for one."""
-    return output_quantizer(node) is not None and not is_image(node)
+    return output_quantizer(node.layer) is not None and not is_image(node)
 
 
 def in_float32(node: Node, shapes: Sequence[tuple[int, ...]]) -> keras.layers.Layer:
@@ -101,7 +96,7 @@ def is_left_float(node: Node) -> bool:
 
 def clips(node: Node) -> bool:
     """Whether the layer's output is clipped to a range of its own."""
-    quantizer = output_quantizer(node)
+    quantizer = output_quantizer(node.layer)
     return isinstance(quantizer, ActivationQuantizer) and not quantizer.is_unit
 
 
@@ -113,7 +108,7 @@ def is_float_function(node: Node) -> bool:
 
 def has_codes(node: Node) -> bool:
     """Whether the layer's output is on the grid of its quantizer."""
-    return isinstance(output_quantizer(node), ActivationQuantizer)
+    return isinstance(output_quantizer(node.layer), ActivationQuantizer)
 
 
 def is_unit_free(network: Network, node: Node) -> bool:
@@ -157,7 +152,7 @@ def find_head(network: Network) -> str | None:
     layer = inner_layer(node.layer)
     kernel = layer_kinds.quantized_kernel(layer)
     dense = kernel is not None and kernel.form is KernelForm.DENSE
-    quantizer = output_quantizer(node)
+    quantizer = output_quantizer(node.layer)
     observed = quantizer is not None and quantizer.observes_range
     linear = dense and not layer_kinds.rectifies(layer)
     return node.name if linear and observed and len(node.shape) == 1 else None
@@ -165,6 +160,6 @@ def find_head(network: Network) -> str | None:
 
 def is_function(node: Node) -> bool:
     """Whether the layer computes a function that no kernel does; also a softmax inside."""
-    quantizer = output_quantizer(node)
+    quantizer = output_quantizer(node.layer)
     unit = isinstance(quantizer, ActivationQuantizer) and quantizer.is_unit
     return role_of(node) is Role.FUNCTION or unit

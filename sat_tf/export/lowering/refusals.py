@@ -12,7 +12,7 @@ from sat_tf.graph.layers.kind import Combination, KernelForm, Role
 from sat_tf.graph.layers.normalization import Statistics
 from sat_tf.graph.network import Network, Node
 from sat_tf.qat.layout import call_name, inner_layer
-from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer
 from sat_tf.quantizers.protocol import PixelQuantizer
 from sat_tf.quantizers.seen_values import RANGE_FIX, misfit
 
@@ -47,7 +47,7 @@ def find_problems(network: Network, *, float_head: bool) -> list[str]:
         if node.name != node.layer.name:  # another call of the same layer
             continue
         problems += _non_finite(node)
-        if network.is_shared(node.name) and quantized_network.output_quantizer(node) is not None:
+        if network.is_shared(node.name) and output_quantizer(node.layer) is not None:
             problems.append(
                 f"{name}: received a layer that is called more than once with one quantizer for "
                 "all outputs, expected one for each; share the layer in the float model, and "
@@ -77,7 +77,7 @@ def find_problems(network: Network, *, float_head: bool) -> list[str]:
 
 def _misfits(node: Node) -> Iterator[str]:
     """Why an input cannot have been fed what the file will get."""
-    quantizer = quantized_network.output_quantizer(node)
+    quantizer = output_quantizer(node.layer)
     if isinstance(quantizer, PixelQuantizer):
         seen = quantizer.seen(node.layer.output_variables)
         problem = misfit(seen, quantizer.range) if seen else None

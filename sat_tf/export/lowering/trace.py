@@ -42,6 +42,7 @@ from sat_tf.graph.network import Network, Node
 from sat_tf.messages import list_problems
 from sat_tf.qat.inputs import input_nodes, input_types, kept_inputs, own_type
 from sat_tf.qat.layout import call_name, in_inference, inner_layer
+from sat_tf.qat.wrapper import output_quantizer
 from sat_tf.quantizers.input_range import PIXELS, InputRange
 from sat_tf.quantizers.protocol import PixelQuantizer
 from sat_tf.quantizers.seen_values import pixel_doubt, unseen
@@ -49,7 +50,7 @@ from sat_tf.quantizers.seen_values import pixel_doubt, unseen
 
 def float_activations(network: Network) -> str:
     """The warning for a model that quantizes its weights only."""
-    quantizers = [quantized_network.output_quantizer(node) for node in network]
+    quantizers = [output_quantizer(node.layer) for node in network]
     marks = [str(found.range) for found in quantizers if isinstance(found, PixelQuantizer)]
     return (
         "no activations are quantized: it computes in float32, with weights stored as codes, "
@@ -318,7 +319,7 @@ class _Tracer:
         layer = inner_layer(node.layer)
         slope, offset = slope_and_offset(layer)
         read = self.drafts[node.inputs[0]].tensor
-        keeps_codes = is_plain_factor(layer) and quantized_network.output_quantizer(node) is None
+        keeps_codes = is_plain_factor(layer) and output_quantizer(node.layer) is None
         if read in self.pixels and keeps_codes:
             factor = self._codes(read).unit * float(slope.flat[0])
             return self._pixels(self.pixels[read], node, factor)
@@ -415,7 +416,7 @@ class _Tracer:
         """The layer behind its output quantizer, if it has one."""
         if quantized_network.is_image(node) or quantized_network.is_input(node):
             return draft
-        if quantized_network.output_quantizer(node) is None and node.name != self.float_head:
+        if output_quantizer(node.layer) is None and node.name != self.float_head:
             return self._rectified(node, draft)
         wrapper, name = node.layer, call_name(node)
         if node.name == self.float_head:

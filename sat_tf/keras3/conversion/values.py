@@ -7,6 +7,7 @@ import keras as keras3
 import numpy as np
 import tensorflow as tf
 
+from sat_tf.graph import layer_kinds
 from sat_tf.keras3.quantized_layer import QuantizedLayer as QuantizedLayer3
 from sat_tf.qat.wrapper import QuantizedLayer
 
@@ -150,7 +151,7 @@ def keep_codes(layer: Any, twin: Any) -> None:
     own = twin.effective_kernel()
     if own is None or np.array_equal(effective, own):
         return
-    kernel = twin.quantize_config.kernel_of(twin.layer)
+    kernel = layer_kinds.kernel_of(twin.layer)
     start = kernel.numpy()
     step = _LAST_PLACE * np.max(np.abs(start), initial=0.0)
     for doubling in range(_DOUBLINGS + 1):

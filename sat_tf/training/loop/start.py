@@ -27,7 +27,7 @@ from sat_tf.qat.layout import GuessedClippingLevelsWarning
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.requantize import requantize
 from sat_tf.qat.scheme import quantize_model
-from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer, weight_quantizer
 from sat_tf.quantizers.input_range import PIXELS, InputRange
 from sat_tf.quantizers.protocol import ActivationQuantizer
 from sat_tf.training.config.config import Config
@@ -274,9 +274,7 @@ def trained_float_model(config: Config, source: ImageSource) -> keras.Model | No
 
 
 def _rounds(layer: keras.layers.Layer) -> bool:
-    if not isinstance(layer, QuantizedLayer):
-        return False
-    weights, output = layer.quantize_config.weights, layer.quantize_config.output
+    weights, output = weight_quantizer(layer), output_quantizer(layer)
     return isinstance(output, ActivationQuantizer) or (
         weights is not None and weights.num_bits is not None
     )

@@ -9,7 +9,7 @@ import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
 from sat_tf.presentation.tables import read_table, write_table
-from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.qat.wrapper import QuantizedLayer, weight_quantizer
 from sat_tf.quantizers.protocol import WeightQuantizer
 from sat_tf.training.state.run_folder import OSCILLATIONS, RunFolder
 from sat_tf.training.step.distribution import assign_alike, replica_variable
@@ -118,8 +118,7 @@ class Oscillation(tf.Module):
         self.kernels = [
             _Kernel(layer, quantizer, quantizer.num_bits)
             for layer in model.layers
-            if isinstance(layer, QuantizedLayer)
-            and (quantizer := layer.quantize_config.weights) is not None
+            if (quantizer := weight_quantizer(layer)) is not None
             and quantizer.num_bits is not None
             and quantizer.num_bits <= most_bits
         ]
@@ -157,7 +156,7 @@ class _Kernel(tf.Module):
     def __init__(self, wrapper: QuantizedLayer, quantizer: WeightQuantizer, bits: int) -> None:
         super().__init__(name="kernel")
         layer, variables = wrapper.layer, wrapper.kernel_variables
-        variable = getattr(layer, layer_kinds.kernel_name(layer))
+        variable = layer_kinds.kernel_of(layer)
         # Functions hide them from tf.Module, so that they are not saved twice.
         self._variable = lambda: variable
         self._own = lambda: variables
