@@ -1,11 +1,12 @@
 """Messages: what was received, what was expected, and the fix; every problem at once."""
 
+import contextlib
 import difflib
 import itertools
 import re
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -66,6 +67,20 @@ class RunError(ValueError):
 
     def __init__(self, message: object = "") -> None:
         super().__init__(shown(message))
+
+
+@contextlib.contextmanager
+def value_errors_as_run_errors() -> Iterator[None]:
+    """Raises ValueError as RunError, which the command line prints without a traceback.
+
+    Around statements, or, as a decorator, around a function.
+    """
+    try:
+        yield
+    except RunError:
+        raise
+    except ValueError as error:
+        raise RunError(str(error)) from error
 
 
 _BETWEEN = ("sat_tf", "dataclasses", "tensorflow_model_optimization", "tf_keras", "keras")

@@ -15,7 +15,6 @@ from sat_tf.commands.models import (
     add_model_sizes,
     model_maker,
     quiet_tensorflow,
-    value_errors_as_run_errors,
 )
 from sat_tf.commands.options import (
     Parser,
@@ -25,7 +24,7 @@ from sat_tf.commands.options import (
     read_policy,
 )
 from sat_tf.commands.pixels import add_image_arguments, image_options, images_as_fed
-from sat_tf.messages import RunError, did_you_mean, list_problems, say
+from sat_tf.messages import RunError, did_you_mean, list_problems, say, value_errors_as_run_errors
 from sat_tf.presentation.palette import check_picture_path
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.state.run_folder import CONFIG

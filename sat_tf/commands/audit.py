@@ -14,7 +14,6 @@ from sat_tf.commands.models import (
     add_model_sizes,
     model_maker,
     quiet_tensorflow,
-    value_errors_as_run_errors,
 )
 from sat_tf.commands.options import Parser, add_input_range, input_range_fields
 from sat_tf.commands.pixels import (
@@ -23,7 +22,7 @@ from sat_tf.commands.pixels import (
     fixed_input_shape,
     image_options,
 )
-from sat_tf.messages import say
+from sat_tf.messages import say, value_errors_as_run_errors
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.input_range import PIXELS, InputRange
 from sat_tf.training.state.run_folder import CONFIG

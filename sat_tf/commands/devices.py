@@ -11,7 +11,7 @@ from sat_tf.export.certificate.device_check import DeviceCheck
 from sat_tf.export.device.kit import check_kit_path
 from sat_tf.export.device.report import is_device_certificate, read_device_certificate
 from sat_tf.export.file_verification import read_device_check, read_subject, write_kit
-from sat_tf.messages import RunError, say
+from sat_tf.messages import RunError, say, value_errors_as_run_errors
 from sat_tf.presentation.tables import Column, Marked, Table, digits
 
 # A slow machine runs so many in a moment, and noise of so many reaches nearly all codes.
@@ -42,10 +42,8 @@ class DeviceOptions:
         if self.kit_codes and self.kit is None:
             raise RunError("received --kit_codes without --kit, expected both; name the kit.")
         if self.kit is not None:
-            try:
+            with value_errors_as_run_errors():
                 check_kit_path(self.kit)
-            except ValueError as error:
-                raise RunError(str(error)) from error
         if certificate is not None and self.kit is not None:
             raise RunError(
                 "received --certificate and --kit, expected one of them; --certificate checks "

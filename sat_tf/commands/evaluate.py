@@ -12,7 +12,7 @@ from sat_tf.commands.options import Parser, add_trust
 from sat_tf.commands.pixels import ImageOptions, add_image_arguments, image_options
 from sat_tf.export.evaluate import evaluate_simulator, evaluate_tflite, file_interface
 from sat_tf.export.tflite.metadata import read_metadata
-from sat_tf.messages import RunError, list_problems, say
+from sat_tf.messages import RunError, list_problems, say, value_errors_as_run_errors
 from sat_tf.training.config.config import read_config
 from sat_tf.training.state.run_folder import CONFIG, QUANTIZED_MODEL, RunFolder
 
@@ -127,7 +127,7 @@ def evaluate_file(
             f"{path}: received a TFLite file without images, expected labelled ones; name them "
             "with --images or --dataset."
         )
-    try:
+    with value_errors_as_run_errors():
         interface = file_interface(path)
         if interface.input_type != np.uint8:
             raise RunError(
@@ -151,10 +151,6 @@ def evaluate_file(
             top=[k for k in _USUAL_TOP if k <= interface.num_outputs],
             processes=processes,
         )
-    except RunError:
-        raise
-    except ValueError as error:
-        raise RunError(str(error)) from error
     shares = ", ".join(f"top-{k} {100 * share:.2f} %" for k, share in found.top.items())
     where = "integer simulation" if simulator else "LiteRT"
     say(

@@ -11,7 +11,6 @@ from sat_tf.commands.models import (
     is_built_by_name,
     model_maker,
     quiet_tensorflow,
-    value_errors_as_run_errors,
 )
 from sat_tf.commands.options import (
     Parser,
@@ -20,6 +19,7 @@ from sat_tf.commands.options import (
     input_range_fields,
     read_policy,
 )
+from sat_tf.messages import value_errors_as_run_errors
 from sat_tf.presentation.palette import check_picture_path
 from sat_tf.training.state.run_folder import CONFIG
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from sat_tf.commands.models import load_model, quiet_tensorflow
 from sat_tf.commands.options import Parser, add_trust
 from sat_tf.export.certificate.holds import verdict_of
-from sat_tf.messages import RunError, say
+from sat_tf.messages import RunError, say, value_errors_as_run_errors
 from sat_tf.presentation.tables import marked_text
 from sat_tf.training.config.config import read_config
 from sat_tf.training.state.run_folder import (
@@ -154,10 +154,8 @@ def show(
     from sat_tf.export.lowering.packing import FileSettings
     from sat_tf.export.operations.graph import graph_table
 
-    try:
+    with value_errors_as_run_errors():
         graph = file_graph(load_model(path, trust=trust), FileSettings(**settings))
-    except ValueError as error:
-        raise RunError(str(error)) from error
     if console.is_terminal:
         console.print(graph_table(graph))
     else:  # a file or a pipe has no width of its own
@@ -217,10 +215,8 @@ def export(
     model = load_model(model_path, trust=trust)
     if in_folder and settings.get("route", "direct") == "direct":
         settings = {**_of_run(RunFolder(pathlib.Path(source)), model), **settings}
-    try:
+    with value_errors_as_run_errors():
         report = export_tflite(model, path, compare_storage=compare_storage, **settings)
-    except ValueError as error:
-        raise RunError(str(error)) from error
     notes = list(report.warnings)
     certificate = path.with_name(CERTIFICATE)
     if certificate.is_file() and report.sha256.encode() not in certificate.read_bytes():

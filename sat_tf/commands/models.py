@@ -1,13 +1,12 @@
 """The models that commands are given: files, runs, or names."""
 
 import argparse
-import contextlib
 import gc
 import inspect
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sat_tf.commands.noise import hide_noise
@@ -113,15 +112,6 @@ def add_model_sizes(parser: Parser) -> None:
     parser.advanced.add_argument(
         "--num_classes", metavar="N", type=int, help="of a model given by its name; default: 1000"
     )
-
-
-@contextlib.contextmanager
-def value_errors_as_run_errors() -> Iterator[None]:
-    """Raises ValueError as RunError, which the command line prints without a traceback."""
-    try:
-        yield
-    except ValueError as error:
-        raise RunError(str(error)) from error
 
 
 def is_built_by_name(name: str) -> bool:

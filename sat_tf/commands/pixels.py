@@ -20,7 +20,14 @@ from sat_tf.export.certificate.certificate import ImagesFrom
 from sat_tf.export.certificate.inputs import image_problems, random_images
 from sat_tf.export.tflite.metadata import Metadata
 from sat_tf.export.tflite.tensors import Image
-from sat_tf.messages import RunError, did_you_mean, first_ones, list_problems, say
+from sat_tf.messages import (
+    RunError,
+    did_you_mean,
+    first_ones,
+    list_problems,
+    say,
+    value_errors_as_run_errors,
+)
 from sat_tf.preprocessing import COVERING
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.input_range import InputRange
@@ -118,6 +125,7 @@ class ImageOptions:
                 "expected it with a --dataset that is read from disk; leave it out."
             )
 
+    @value_errors_as_run_errors()
     def load(self, shape: tuple[int, ...], num_classes: int, said: Metadata = _NOTHING) -> Pixels:
         """The images, for an input of this shape and number of classes.
 
@@ -130,16 +138,13 @@ class ImageOptions:
         Raises:
             RunError: they cannot be read, or do not fit.
         """
-        try:
-            if self.dataset is not None:
-                return self._of_dataset(self.dataset, shape, num_classes, said)
-            if self.images is None:
-                return self._random(shape)
-            if os.path.isdir(self.images):
-                return self._of_folder(self.images, shape, said)
-            return self._of_array(self.images)
-        except ValueError as error:
-            raise RunError(str(error)) from error
+        if self.dataset is not None:
+            return self._of_dataset(self.dataset, shape, num_classes, said)
+        if self.images is None:
+            return self._random(shape)
+        if os.path.isdir(self.images):
+            return self._of_folder(self.images, shape, said)
+        return self._of_array(self.images)
 
     def _random(self, shape: tuple[int, ...]) -> Pixels:
         count = self.num_images or _RANDOM_IMAGES

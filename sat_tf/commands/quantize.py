@@ -15,7 +15,7 @@ from rich.console import Console
 
 from sat_tf.arguments import is_between
 from sat_tf.commands.calibrated_files import Pictures, write_calibrated
-from sat_tf.commands.models import quiet_tensorflow, read_keras_model, value_errors_as_run_errors
+from sat_tf.commands.models import quiet_tensorflow, read_keras_model
 from sat_tf.commands.options import (
     Parser,
     add_input_range,
@@ -32,7 +32,7 @@ from sat_tf.data.folder_tree import HELD_OUT_SHARE, TRAIN
 from sat_tf.data.picture_folder import FolderImages, load_folder
 from sat_tf.data.source import ImageSource
 from sat_tf.export.certificate.certificate import ImagesFrom
-from sat_tf.messages import RunError, say
+from sat_tf.messages import RunError, say, value_errors_as_run_errors
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.input_range import PIXELS, InputRange
 from sat_tf.training.config.config import parse_config

@@ -11,11 +11,10 @@ from sat_tf.commands.models import (
     add_model_sizes,
     model_maker,
     quiet_tensorflow,
-    value_errors_as_run_errors,
 )
 from sat_tf.commands.options import Parser, add_input_range, input_range_fields
 from sat_tf.commands.pixels import add_image_arguments, image_options, images_as_fed
-from sat_tf.messages import RunError
+from sat_tf.messages import RunError, value_errors_as_run_errors
 from sat_tf.presentation.palette import check_picture_path
 from sat_tf.qat.policy import BitPolicy
 

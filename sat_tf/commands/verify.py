@@ -28,8 +28,9 @@ from sat_tf.export.certificate.certificate import Certificate, ImagesFrom, read_
 from sat_tf.export.certificate.page import write_both
 from sat_tf.export.certificate.runtimes import RUNTIMES, USUAL_RUNTIMES
 from sat_tf.export.file_verification import read_subject, recheck, verify_file
+from sat_tf.export.operations.graph import Graph
 from sat_tf.export.tflite.metadata import read_metadata
-from sat_tf.messages import RunError, say
+from sat_tf.messages import RunError, say, value_errors_as_run_errors
 from sat_tf.training.config.config import read_config
 from sat_tf.training.state.run_folder import (
     CERTIFICATE,
@@ -219,6 +220,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     )
 
 
+@value_errors_as_run_errors()
 def verify(
     target: Target,
     console: Console,
@@ -255,34 +257,30 @@ def verify(
 
     def load(options: ImageOptions) -> Pixels:
         # Their notes are printed where the file is verified here.
-        return _file_pixels(target, options, Console(quiet=True))
+        graph = read_subject(target.tflite).graph
+        return _file_pixels(target, graph, options, Console(quiet=True))
 
-    try:
-        if certificate is not None:
-            exact = check_device_certificate(
-                target.tflite,
-                certificate,
-                wanted,
-                load,
-                out,
-                console,
-                of_run=target.folder is not None,
-            )
-            if exact is not None:
-                return exact
-            return _check(target, console, wanted, certificate, runtimes, out)
-        with _folder_for(out, target.tflite) as folder:
-            path = _float_model(target, float_model)
-            found = _prove(target, console, wanted, runtimes, folder / CERTIFICATE, trust, path)
-            print_certificate(found, str(target.tflite), console)
-            page = (folder / CERTIFICATE).with_suffix(".html")
-            say(console, f"Certificate: {page}")
-            write_device_kit(target.tflite, wanted, load, devices, console)
-            return found.is_exact
-    except RunError:
-        raise
-    except ValueError as error:
-        raise RunError(str(error)) from error
+    if certificate is not None:
+        exact = check_device_certificate(
+            target.tflite,
+            certificate,
+            wanted,
+            load,
+            out,
+            console,
+            of_run=target.folder is not None,
+        )
+        if exact is not None:
+            return exact
+        return _check(target, console, wanted, certificate, runtimes, out)
+    with _folder_for(out, target.tflite) as folder:
+        path = _float_model(target, float_model)
+        found = _prove(target, console, wanted, runtimes, folder / CERTIFICATE, trust, path)
+        print_certificate(found, str(target.tflite), console)
+        page = (folder / CERTIFICATE).with_suffix(".html")
+        say(console, f"Certificate: {page}")
+        write_device_kit(target.tflite, wanted, load, devices, console)
+        return found.is_exact
 
 
 def _prove(
@@ -304,19 +302,18 @@ def _prove(
         settings["float_model"] = load_model(float_model, trust=trust)
     if target.model is None:
         subject = read_subject(target.tflite)
-        graph = subject.graph
-        classes = int(graph.tensors[graph.output].shape[-1])
-        pixels = _pixels(target, wanted, graph.images[0].shape, classes, console)
-        pixels = pixels.of_input(graph.images[0])
+        pixels = _file_pixels(target, subject.graph, wanted, console)
         return verify_file(
             subject, pixels.images, pixels.labels, images_from=pixels.source, **settings
         )
     from sat_tf.export.verify import verify_tflite
+    from sat_tf.graph.network import Network
+    from sat_tf.qat.inputs import takes_pixels
 
     model: keras.Model = _as_measured(load_model(target.model, trust=trust), target)
     shape = tuple(model.input_shape[1:])
     pixels = _pixels(target, wanted, shape, int(model.output_shape[-1]), console)
-    if _takes_values(model):
+    if not takes_pixels(Network(getattr(model, "quantized", model))):
         pixels = pixels.of_input(read_subject(target.tflite).graph.images[0])
     return verify_tflite(
         model,
@@ -326,14 +323,6 @@ def _prove(
         images_from=pixels.source,
         **settings,
     )
-
-
-def _takes_values(model: "keras.Model") -> bool:
-    """Whether the input of a quantized model, or of a deployed one, is not an image."""
-    from sat_tf.graph.network import Network
-    from sat_tf.qat.inputs import takes_pixels
-
-    return not takes_pixels(Network(getattr(model, "quantized", model)))
 
 
 def _float_model(target: Target, given: str | None) -> pathlib.Path | None:
@@ -388,9 +377,8 @@ def _pixels(
     return Pixels(images, labels, ImagesFrom.held_out(held_out.name, most))
 
 
-def _file_pixels(target: Target, wanted: ImageOptions, console: Console) -> Pixels:
+def _file_pixels(target: Target, graph: Graph, wanted: ImageOptions, console: Console) -> Pixels:
     """The images for the input of the file."""
-    graph = read_subject(target.tflite).graph
     classes = int(graph.tensors[graph.output].shape[-1])
     pixels = _pixels(target, wanted, graph.images[0].shape, classes, console)
     return pixels.of_input(graph.images[0])
@@ -410,7 +398,8 @@ def _check(
     if wanted.is_given or (target.folder and recorded.images_from.seed is None):
         # Their hash shows whether they are the same.
         wanted = wanted.again(recorded.images_from, recorded.num_images)
-        images = _file_pixels(target, wanted, console).images
+        graph = read_subject(target.tflite).graph
+        images = _file_pixels(target, graph, wanted, console).images
     found = recheck(target.tflite, recorded, images, runtimes=runtimes, progress=True)
     print_certificate(found.certificate, str(target.tflite), console)
     for difference in found.differences:

@@ -11,7 +11,6 @@ import numpy as np
 from sat_tf.atomic_file import expect_path
 from sat_tf.export.certificate.certificate import Certificate, ImagesFrom
 from sat_tf.export.certificate.device_check import DeviceCheck
-from sat_tf.export.certificate.float_reference import FloatReference
 from sat_tf.export.certificate.inputs import (
     GIVEN,
     as_array,
@@ -20,7 +19,6 @@ from sat_tf.export.certificate.inputs import (
     random_images,
 )
 from sat_tf.export.certificate.outputs import labels_of
-from sat_tf.export.certificate.page import check_certificate_path, write_both
 from sat_tf.export.certificate.proof import Subject, prove
 from sat_tf.export.certificate.runtimes import USUAL_RUNTIMES
 from sat_tf.export.device.kit import Kit, check_kit_path, pack_kit
@@ -66,21 +64,17 @@ def verify_file(
             with its fix.
     """
     subject = path if isinstance(path, Subject) else read_subject(expect_path(path))
-    if certificate_path is not None:
-        check_certificate_path(certificate_path)
     images, found = checked_inputs("verify_file", subject, images, labels)
-    certificate = prove(
+    return prove(
         subject,
         images,
         found,
-        float_model=None if float_model is None else FloatReference(float_model, subject.graph),
+        float_model=float_model,
+        certificate_path=certificate_path,
         images_from=images_from,
         runtimes=runtimes,
         progress=progress,
     )
-    if certificate_path is not None:
-        write_both(certificate, certificate_path)
-    return certificate
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,6 @@ import tf_keras as keras
 
 from sat_tf.atomic_file import expect_path
 from sat_tf.export.certificate.certificate import Certificate, ImagesFrom
-from sat_tf.export.certificate.float_reference import FloatReference
 from sat_tf.export.certificate.inputs import (
     GIVEN,
     as_array,
@@ -20,7 +19,6 @@ from sat_tf.export.certificate.inputs import (
     taken_by,
 )
 from sat_tf.export.certificate.outputs import Output, labels_of
-from sat_tf.export.certificate.page import check_certificate_path, write_both
 from sat_tf.export.certificate.proof import Subject, prove
 from sat_tf.export.certificate.runtimes import USUAL_RUNTIMES
 from sat_tf.export.deployed import DeployedModel
@@ -201,28 +199,23 @@ def verify_tflite(
     model = _of_size(model, images)
     network = Network(_quantized(model))
     images = _checked(model, network, path, images, labels)
-    if certificate_path is not None:
-        check_certificate_path(certificate_path)
     subject = _subject(model, path)
     found, problems = labels_of(
         labels, subject.outputs, number_of(images), _names_of_outputs(model, network)
     )
     if problems:
         raise ValueError(list_problems("verify_tflite", problems))
-    beside = None if float_model is None else FloatReference(float_model, subject.graph)
-    certificate = prove(
+    return prove(
         subject,
         taken_by(subject.graph, images),
         found,
-        float_model=beside,
+        float_model=float_model,
+        certificate_path=certificate_path,
         images_from=images_from,
         runtimes=runtimes,
         trained=trained_model(model, subject.graph),
         progress=progress,
     )
-    if certificate_path is not None:
-        write_both(certificate, certificate_path)
-    return certificate
 
 
 def _of_size(model: keras.Model, images: Any) -> keras.Model:

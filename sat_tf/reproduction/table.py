@@ -12,7 +12,7 @@ import rich.box
 import rich.table
 
 from sat_tf.atomic_file import written_whole
-from sat_tf.messages import RunError, list_problems
+from sat_tf.messages import RunError, list_problems, value_errors_as_run_errors
 from sat_tf.presentation.tables import Column, Marked, Table
 from sat_tf.reproduction.library import Entry, find
 from sat_tf.reproduction.record import Outcome
@@ -101,6 +101,7 @@ def updated(text: str, outcomes: Sequence[Outcome], subject: str) -> str:
     return filled
 
 
+@value_errors_as_run_errors()
 def update(path: pathlib.Path, outcomes: Sequence[Outcome]) -> None:
     """Rewrites the tables of a Markdown file; see `updated`.
 
@@ -115,10 +116,6 @@ def update(path: pathlib.Path, outcomes: Sequence[Outcome]) -> None:
         raise RunError(
             f"{path}: {error}; expected a Markdown file that can be replaced."
         ) from error
-    except RunError:
-        raise
-    except ValueError as error:  # its message names the file
-        raise RunError(str(error)) from error
 
 
 def _data_of(outcomes: Iterable[Outcome]) -> list[str]:

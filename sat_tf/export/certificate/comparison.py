@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import math
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -67,6 +67,24 @@ class Reference:
             for output, piece, labels in found
             if labels is not None
         }
+
+    def counted(self, outputs: np.ndarray, kernels: KernelSet, **counts: Any) -> RuntimeCount:
+        """All that is counted of a runtime.
+
+        Args:
+            outputs: of the runtime, for all images.
+            kernels: those with its rounding.
+            **counts: further fields of the count, of its tensors.
+        """
+        compared, right = self.compared(outputs), self.accuracy(outputs)
+        return RuntimeCount(
+            agreement=smallest_agreement(compared),
+            largest_output_difference=largest_difference(self.values, outputs),
+            top1=only(right),
+            outputs=compared,
+            kernels=kernels.name,
+            **counts,
+        )
 
 
 # A simulation takes longer than LiteRT, and a rule that does not hold fails on a few images.
@@ -149,19 +167,14 @@ class RuntimeCounter:
 
     def result(self, reference: Reference) -> RuntimeCount:
         """All counts."""
-        outputs = self.outputs
-        counts, right = reference.compared(outputs), reference.accuracy(outputs)
-        return RuntimeCount(
+        return reference.counted(
+            self.outputs,
+            self._kernels,
             tensors=self.tensors,
             float_values_compared=self._float_values,
             largest_float_difference=self._largest_difference,
             outputs_differing=self._outputs_differing,
             delegation=self._plain.delegation(),
-            agreement=smallest_agreement(counts),
-            largest_output_difference=largest_difference(reference.values, outputs),
-            top1=only(right),
-            outputs=counts,
-            kernels=self._kernels.name,
             own=list(self._own.values()),
         )
 
@@ -202,19 +215,14 @@ class SimulatedCounter:
 
     def result(self, reference: Reference) -> RuntimeCount:
         """All counts."""
-        outputs = np.concatenate(self._outputs)
-        counts, right = reference.compared(outputs), reference.accuracy(outputs)
-        return RuntimeCount(
+        return reference.counted(
+            np.concatenate(self._outputs),
+            self._kernels,
             tensors=list(self._tensors.values()),
             float_values_compared=0,
             largest_float_difference=0.0,
             outputs_differing=0,
             delegation=None,
-            agreement=smallest_agreement(counts),
-            largest_output_difference=largest_difference(reference.values, outputs),
-            top1=only(right),
-            outputs=counts,
-            kernels=self._kernels.name,
             is_simulated=True,
         )
 

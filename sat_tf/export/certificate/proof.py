@@ -2,9 +2,11 @@
 
 import dataclasses
 import hashlib
+import os
 import pathlib
 import platform
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +23,7 @@ from sat_tf.export.certificate.float_reference import FloatReference
 from sat_tf.export.certificate.holds import holds_of
 from sat_tf.export.certificate.inputs import images_hash
 from sat_tf.export.certificate.outputs import Output, as_in_file, only, outputs_in
+from sat_tf.export.certificate.page import check_certificate_path, write_both
 from sat_tf.export.certificate.runtimes import USUAL_RUNTIMES, RuntimeKind, chosen
 from sat_tf.export.kernels import kernel_sets
 from sat_tf.export.litert.machine import this_machine
@@ -78,10 +81,11 @@ def prove(
     images_from: ImagesFrom,
     runtimes: Iterable[str] = USUAL_RUNTIMES,
     trained: Trained | None = None,
-    float_model: FloatReference | None = None,
+    float_model: Any = None,
+    certificate_path: str | os.PathLike[str] | None = None,
     progress: bool = False,
 ) -> Certificate:
-    """Runs a file on images and counts every difference.
+    """Runs a file on images and counts every difference; writes the certificate, and its page.
 
     Args:
         subject: the file and its graph.
@@ -90,12 +94,17 @@ def prove(
         images_from: where the images come from.
         runtimes: names of `runtimes.RUNTIMES`; "xnnpack" always takes part.
         trained: the Keras model, whose outputs are then the reference.
-        float_model: the float model, which the file's outputs are compared with too.
+        float_model: the float tf_keras model, which the file's outputs are compared with too.
+        certificate_path: where the certificate goes, if anywhere; the page goes beside it.
         progress: show a bar.
 
     Raises:
-        ValueError: an unknown runtime, or XNNPACK does not run the file.
+        ValueError: an unknown runtime, XNNPACK does not run the file, the float model has other
+            inputs or outputs, or the certificate cannot be written.
     """
+    if certificate_path is not None:
+        check_certificate_path(certificate_path)
+    beside = None if float_model is None else FloatReference(float_model, subject.graph)
     # LiteRT is compared with the rules of the kernels that it has here.
     graph, content = subject.graph.on(kernel_sets.of_this_machine()), subject.content
     kinds = chosen(runtimes)
@@ -121,8 +130,8 @@ def prove(
                 other.add(batch, simulated)
             if keras:
                 keras.add(batch, simulated, given)
-            if float_model:
-                float_outputs.append(as_in_file(float_model.run(batch), graph))
+            if beside:
+                float_outputs.append(as_in_file(beside.run(batch), graph))
             advance(number_of(batch))
     outputs = {"simulation": np.concatenate(simulated_outputs)}
     expected = outputs["simulation"]
@@ -131,24 +140,23 @@ def prove(
     outputs["tflite"] = counters["xnnpack"].outputs
     counted = subject.outputs
     labels = labels or [None] * len(counted)
-    softmaxes = float_model.softmaxes if float_model else [""] * len(counted)
-    loss = float_model.loss if float_model else ""
+    softmaxes = beside.softmaxes if beside else [""] * len(counted)
+    loss = beside.loss if beside else ""
     counted = [
         output.said_by(softmax, "" if given is None else "labels", loss)
         for output, softmax, given in zip(counted, softmaxes, labels, strict=True)
     ]
     reference = Reference(expected, counted, labels)
     float_counts = []
-    if float_model:
+    if beside:
         outputs["float"] = np.concatenate(float_outputs)
-        beside = dataclasses.replace(reference, values=outputs["float"])
-        as_given = float_model.as_given(outputs["tflite"], subject.outputs)
-        float_counts = beside.compared(as_given)
+        as_given = beside.as_given(outputs["tflite"], subject.outputs)
+        float_counts = dataclasses.replace(reference, values=outputs["float"]).compared(as_given)
     right = {name: reference.accuracy(values) for name, values in outputs.items()}
     xnnpack = counters["xnnpack"].result(reference)
     machine = this_machine(content)
     packages = [*COMPUTING, *([PACKAGE] if MICRO in counters else [])]
-    return Certificate(
+    certificate = Certificate(
         model=graph.name,
         file=subject.path.name,
         bytes=len(content),
@@ -190,11 +198,14 @@ def prove(
             for output in counted
             if output.name in right["tflite"]
         },
-        float_model=float_model.name if float_model else None,
+        float_model=beside.name if beside else None,
         float_outputs=float_counts,
         machine=machine,
         holds=holds_of(graph),
     )
+    if certificate_path is not None:
+        write_both(certificate, certificate_path)
+    return certificate
 
 
 def _counters(

@@ -16,7 +16,7 @@ from sat_tf.export.deployed import DeployedModel, deployed_model
 from sat_tf.export.snapping import snap_biases
 from sat_tf.export.tflite.metadata import label_text
 from sat_tf.loading.load import load_model
-from sat_tf.messages import RunError, say
+from sat_tf.messages import RunError, say, value_errors_as_run_errors
 from sat_tf.qat.calibrate import StaleStatisticsWarning, calibrate, estimate_statistics
 from sat_tf.qat.layout import inner_layer
 from sat_tf.training.config.config import Config, config_text
@@ -226,6 +226,7 @@ class Stage:
             run.say(f"{self.name:9}  done: held-out top-1 {100 * metrics['top1']:.2f} %{remark}")
         return saved
 
+    @value_errors_as_run_errors()
     def _saved(self, run: Run) -> keras.Model:
         path = run.folder.file(MODELS[self.name])
         if self.name == "deploy_tail" and not path.is_file():
@@ -236,10 +237,7 @@ class Stage:
                 f"{path}: received no file, expected the model of the {self.name} stage, which is "
                 "done; put it back, start over with --no-resume, or remove the folder."
             )
-        try:
-            return load_model(path, safe_mode=not run.config.training.trust_model)
-        except ValueError as error:
-            raise RunError(str(error)) from error
+        return load_model(path, safe_mode=not run.config.training.trust_model)
 
 
 def best_of(
@@ -378,20 +376,17 @@ def _calibrate(
     """
     count = min(run.config.calibration.num_images, run.source.num_train)
     pixels = run.source.training_sample(count, seed=run.config.seed)
-    try:
-        with warnings.catch_warnings():
-            if not keep_function:
-                # Stale statistics are expected here: training comes next, or has just ended.
-                warnings.simplefilter("ignore", StaleStatisticsWarning)
-            if is_ordinary(model):
-                estimate_statistics(model, pixels, num_images=count)
-            else:
-                calibrate(
-                    model,
-                    pixels,
-                    num_images=count,
-                    clipping_levels=clipping_levels,
-                    keep_function=keep_function,
-                )
-    except ValueError as error:
-        raise RunError(str(error)) from error
+    with value_errors_as_run_errors(), warnings.catch_warnings():
+        if not keep_function:
+            # Stale statistics are expected here: training comes next, or has just ended.
+            warnings.simplefilter("ignore", StaleStatisticsWarning)
+        if is_ordinary(model):
+            estimate_statistics(model, pixels, num_images=count)
+        else:
+            calibrate(
+                model,
+                pixels,
+                num_images=count,
+                clipping_levels=clipping_levels,
+                keep_function=keep_function,
+            )

@@ -21,7 +21,7 @@ from sat_tf.data.source import ImageSource, ReadingError
 from sat_tf.export.tflite.metadata import checked_metadata
 from sat_tf.graph.network import Network
 from sat_tf.loading.load import bounded_variables
-from sat_tf.messages import RunError, first_ones, list_problems, say
+from sat_tf.messages import RunError, first_ones, list_problems, say, value_errors_as_run_errors
 from sat_tf.qat.inputs import input_ranges
 from sat_tf.qat.layout import GuessedClippingLevelsWarning
 from sat_tf.qat.policy import BitPolicy
@@ -280,6 +280,7 @@ def _rounds(layer: keras.layers.Layer) -> bool:
     )
 
 
+@value_errors_as_run_errors()
 def _built(config: Config, source: ImageSource) -> keras.Model:
     if config.model is None:
         raise RunError("model: received none, expected a mapping with the name of a model.")
@@ -288,19 +289,17 @@ def _built(config: Config, source: ImageSource) -> keras.Model:
         f"{source.num_classes:,} classes and images of {source.image_size} pixels, expected a "
         "smaller one; lower width_multiplier, stage_blocks, hidden_units or image_size"
     )
-    try:
-        with bounded_variables(_MOST_WEIGHT_BYTES, problem):
-            return models.build(
-                config.model.name,
-                image_size=source.image_size,
-                num_classes=source.num_classes,
-                seed=config.seed,
-                **config.model.options,
-            )
-    except ValueError as error:
-        raise RunError(str(error)) from error
+    with bounded_variables(_MOST_WEIGHT_BYTES, problem):
+        return models.build(
+            config.model.name,
+            image_size=source.image_size,
+            num_classes=source.num_classes,
+            seed=config.seed,
+            **config.model.options,
+        )
 
 
+@value_errors_as_run_errors()
 def float_start(config: Config, plain: keras.Model) -> keras.Model:
     """The model that the float stage trains: `plain` itself, or a copy with clamped weights.
 
@@ -322,17 +321,14 @@ def float_start(config: Config, plain: keras.Model) -> keras.Model:
         pattern: {name: value for name, value in fields.items() if name not in bits}
         for pattern, fields in config.policy.overrides.items()
     }
-    try:
-        policy: BitPolicy = dataclasses.replace(
-            config.policy,
-            weight_bits=None,
-            activation_bits=None,
-            latent_start="as_is",
-            overrides=overrides,
-        )
-        return quantize_model(plain, policy)
-    except ValueError as error:
-        raise RunError(str(error)) from error
+    policy: BitPolicy = dataclasses.replace(
+        config.policy,
+        weight_bits=None,
+        activation_bits=None,
+        latent_start="as_is",
+        overrides=overrides,
+    )
+    return quantize_model(plain, policy)
 
 
 def is_ordinary(model: keras.Model) -> bool:
@@ -340,6 +336,7 @@ def is_ordinary(model: keras.Model) -> bool:
     return not any(isinstance(layer, QuantizedLayer) for layer in model.layers)
 
 
+@value_errors_as_run_errors()
 def quantized_start(config: Config, float_model: keras.Model) -> keras.Model:
     """The model that the quantized stage trains, still to be calibrated.
 
@@ -354,15 +351,12 @@ def quantized_start(config: Config, float_model: keras.Model) -> keras.Model:
     Raises:
         RunError: the policy does not fit the model; lists every problem.
     """
-    try:
-        if not is_ordinary(float_model):
-            return requantize(float_model, config.policy)
-        policy = dataclasses.replace(config.policy, latent_start="keep_function")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", GuessedClippingLevelsWarning)  # it is calibrated next
-            return quantize_model(float_model, policy)
-    except ValueError as error:
-        raise RunError(str(error)) from error
+    if not is_ordinary(float_model):
+        return requantize(float_model, config.policy)
+    policy = dataclasses.replace(config.policy, latent_start="keep_function")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GuessedClippingLevelsWarning)  # it is calibrated next
+        return quantize_model(float_model, policy)
 
 
 def check_range(
