@@ -272,52 +272,50 @@ def _of_one(function: Callable[[Any], Any]) -> Callable[..., Any]:
     return of
 
 
-def _counterparts(rows: counterparts.Rows, form: Callable[..., Any]) -> dict[str, Any]:
-    """Keras 3's functions in the form of TensorFlow's, by the names of these."""
-    return {
-        name: form(getattr(ops, function)) for function, names in rows.items() for name in names
-    }
+def _each(rows: counterparts.Rows, form: Callable[..., Any]) -> dict[str, Any]:
+    """Keras 3's functions of these rows in the form of TensorFlow's."""
+    return {name: form(getattr(ops, name)) for name in rows}
 
 
 # All take their arguments in TensorFlow's order and by TensorFlow's names.
-_OPERATIONS: dict[str, Callable[..., Any]] = {
-    **_counterparts(counterparts.OF_ONE, _of_one),
-    **_counterparts(counterparts.ACTIVATIONS, _of_one),
-    **_counterparts(counterparts.OF_TWO, _of_two),
-    **_counterparts(counterparts.COMPARISONS, _of_two),
-    **_counterparts(counterparts.REDUCTIONS, _reduced),
-    "__operators__.getitem": _get_item,
-    "cast": lambda x, dtype: ops.cast(x, dtype),
-    "clip_by_value": lambda t, clip_value_min, clip_value_max: ops.clip(
-        t, clip_value_min, clip_value_max
-    ),
-    "compat.v1.gather": _gather,
-    "compat.v1.pad": _pad,
-    "compat.v1.squeeze": _squeeze,
-    "compat.v1.transpose": _transpose,
-    "concat": lambda values, axis: ops.concatenate(values, axis=axis),
-    "expand_dims": lambda input, axis: ops.expand_dims(input, axis),
-    "identity": lambda input: input + 0.0,
-    "image.resize": _resize,
-    "linalg.matmul": _matmul,
-    "math.l2_normalize": _l2_normalize,
-    "math.squared_difference": _of_two(lambda x, y: ops.square(ops.subtract(x, y))),
-    "nn.depth_to_space": _depth_to_space,
-    "nn.elu": _of_one(ops.elu),
-    "nn.gelu": lambda features, approximate=False: ops.gelu(features, approximate),
-    "nn.leaky_relu": lambda features, alpha=0.2: ops.leaky_relu(features, alpha),
-    "nn.log_softmax": _along_last(ops.log_softmax),
-    "nn.relu": _of_one(ops.relu),
-    "nn.relu6": _of_one(ops.relu6),
-    "nn.softmax": _along_last(ops.softmax),
-    "nn.space_to_depth": _space_to_depth,
-    "reshape": lambda tensor, shape: ops.reshape(tensor, tuple(shape)),
-    "squeeze": _squeeze,
-    "stack": lambda values, axis=0: ops.stack(values, axis),
-    "tile": lambda input, multiples: ops.tile(input, multiples),
-    "transpose": _transpose,
-    "where": lambda condition, x, y: ops.where(condition, x, y),
-}
+_OPERATIONS: dict[str, Callable[..., Any]] = counterparts.by_call(
+    {
+        **_each(counterparts.OF_ONE, _of_one),
+        **_each(counterparts.ACTIVATIONS, _of_one),
+        **_each(counterparts.OF_TWO, _of_two),
+        **_each(counterparts.COMPARISONS, _of_two),
+        **_each(counterparts.REDUCTIONS, _reduced),
+        "cast": lambda x, dtype: ops.cast(x, dtype),
+        "clip": lambda t, clip_value_min, clip_value_max: ops.clip(
+            t, clip_value_min, clip_value_max
+        ),
+        "concatenate": lambda values, axis: ops.concatenate(values, axis=axis),
+        "depth_to_space": _depth_to_space,
+        "elu": _of_one(ops.elu),
+        "expand_dims": lambda input, axis: ops.expand_dims(input, axis),
+        "gather_v1": _gather,
+        "gelu": lambda features, approximate=False: ops.gelu(features, approximate),
+        "get_item": _get_item,
+        "identity": lambda input: input + 0.0,
+        "leaky_relu": lambda features, alpha=0.2: ops.leaky_relu(features, alpha),
+        "log_softmax": _along_last(ops.log_softmax),
+        "matmul": _matmul,
+        "normalize": _l2_normalize,
+        "pad": _pad,
+        "relu": _of_one(ops.relu),
+        "relu6": _of_one(ops.relu6),
+        "reshape": lambda tensor, shape: ops.reshape(tensor, tuple(shape)),
+        "resize": _resize,
+        "softmax": _along_last(ops.softmax),
+        "space_to_depth": _space_to_depth,
+        "squared_difference": _of_two(lambda x, y: ops.square(ops.subtract(x, y))),
+        "squeeze": _squeeze,
+        "stack": lambda values, axis=0: ops.stack(values, axis),
+        "tile": lambda input, multiples: ops.tile(input, multiples),
+        "transpose": _transpose,
+        "where": lambda condition, x, y: ops.where(condition, x, y),
+    }
+)
 
 
 @_register()

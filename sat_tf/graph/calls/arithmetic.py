@@ -16,7 +16,7 @@ from sat_tf.graph.calls.arguments import (
     of_one_tensor,
     only_tensor,
 )
-from sat_tf.graph.counterparts import ACTIVATIONS
+from sat_tf.graph.counterparts import ACTIVATIONS, by_call
 from sat_tf.graph.operation_layers import (
     Clip,
     ConstantSum,
@@ -205,13 +205,15 @@ def _ends_of_rectifier(high: float | None) -> Callable[[OldCall], _Ends | None]:
     return find
 
 
-_CLIPPINGS: dict[str, Callable[[OldCall], _Ends | None]] = {
-    "math.maximum": _ends_of_extremum(is_lowest=True),
-    "math.minimum": _ends_of_extremum(is_lowest=False),
-    "clip_by_value": _ends_of_clip,
-    "nn.relu": _ends_of_rectifier(None),
-    "nn.relu6": _ends_of_rectifier(6.0),
-}
+_CLIPPINGS: dict[str, Callable[[OldCall], _Ends | None]] = by_call(
+    {
+        "maximum": _ends_of_extremum(is_lowest=True),
+        "minimum": _ends_of_extremum(is_lowest=False),
+        "clip": _ends_of_clip,
+        "relu": _ends_of_rectifier(None),
+        "relu6": _ends_of_rectifier(6.0),
+    }
+)
 
 
 def _negative(call: OldCall) -> Replacement | None:
@@ -266,34 +268,29 @@ LAYERS: dict[type, Finder] = {
 # Where tf_keras has another name for an activation than Keras 3.
 _RENAMED = {"silu": "swish"}
 
-CALLS: dict[str, Finder] = {
-    **{
-        call: of_one_tensor(L.Activation, _RENAMED.get(name, name))
-        for name, calls in ACTIVATIONS.items()
-        for call in calls
-    },
-    "__operators__.add": _of_two(L.Add, "x + c", "x + c"),
-    "math.add": _of_two(L.Add, "x + c", "x + c"),
-    "math.subtract": _of_two(L.Subtract, "x - c", "c - x"),
-    "math.multiply": _of_two(L.Multiply, "x * c", "x * c"),
-    "math.truediv": _of_two(None, "x / c", None),
-    "math.divide": _of_two(None, "x / c", None),
-    "math.negative": _negative,
-    "math.add_n": _sum,
-    "nn.bias_add": _biased,
-    "math.square": _square,
-    "math.maximum": _extremum(L.Maximum),
-    "math.minimum": _extremum(L.Minimum),
-    "nn.relu": _clipped,
-    "nn.relu6": _clipped,
-    "clip_by_value": _clipped,
-    "math.abs": of_one_tensor(L.Activation, absolute),
-    "abs": of_one_tensor(L.Activation, absolute),
-    "nn.leaky_relu": _leaky,
-    "nn.elu": of_one_tensor(L.Activation, "elu"),
-    "nn.gelu": _gelu,
-    "nn.softmax": _softmax,
-    "cast": _cast,
-    "identity": of_one_tensor(L.Activation, "linear"),
-    "stop_gradient": of_one_tensor(StopGradient),
-}
+CALLS: dict[str, Finder] = by_call(
+    {
+        **{name: of_one_tensor(L.Activation, _RENAMED.get(name, name)) for name in ACTIVATIONS},
+        "add": _of_two(L.Add, "x + c", "x + c"),
+        "subtract": _of_two(L.Subtract, "x - c", "c - x"),
+        "multiply": _of_two(L.Multiply, "x * c", "x * c"),
+        "divide": _of_two(None, "x / c", None),
+        "negative": _negative,
+        "add_n": _sum,
+        "bias_add": _biased,
+        "square": _square,
+        "maximum": _extremum(L.Maximum),
+        "minimum": _extremum(L.Minimum),
+        "relu": _clipped,
+        "relu6": _clipped,
+        "clip": _clipped,
+        "abs": of_one_tensor(L.Activation, absolute),
+        "leaky_relu": _leaky,
+        "elu": of_one_tensor(L.Activation, "elu"),
+        "gelu": _gelu,
+        "softmax": _softmax,
+        "cast": _cast,
+        "identity": of_one_tensor(L.Activation, "linear"),
+        "stop_gradient": of_one_tensor(StopGradient),
+    }
+)

@@ -14,6 +14,7 @@ from sat_tf.graph.calls.arguments import (
     number_of,
     only_tensor,
 )
+from sat_tf.graph.counterparts import by_call
 from sat_tf.graph.operation_layers import (
     DepthToSpace,
     Gather,
@@ -260,26 +261,26 @@ def _repeated(call: OldCall) -> Replacement:
 # Layers that are moves of others.
 LAYERS: dict[type, Finder] = {L.RepeatVector: _repeated}
 
-CALLS: dict[str, Finder] = {
-    "reshape": _reshaped,
-    "expand_dims": _reshaped,
-    "squeeze": _reshaped,
-    "compat.v1.squeeze": _reshaped,
-    "transpose": _transposed,
-    "compat.v1.transpose": _transposed,
-    "compat.v1.pad": _padded,
-    "concat": _joined,
-    "stack": _stacked,
-    "split": _split,
-    "unstack": _unstacked,
-    "gather": _gathered(axis_at=3),
-    "compat.v1.gather": _gathered(axis_at=4),
-    "roll": _rolled,
-    "nn.depth_to_space": _moved_blocks(DepthToSpace),
-    "compat.v1.nn.depth_to_space": _moved_blocks(DepthToSpace),
-    "nn.space_to_depth": _moved_blocks(SpaceToDepth),
-    "compat.v1.nn.space_to_depth": _moved_blocks(SpaceToDepth),
-    "image.resize": _resized,
-    "compat.v1.image.resize_nearest_neighbor": _resized_nearest,
-    "__operators__.getitem": _sliced,
-}
+CALLS: dict[str, Finder] = by_call(
+    {
+        "reshape": _reshaped,
+        "expand_dims": _reshaped,
+        "squeeze": _reshaped,
+        "transpose": _transposed,
+        "pad": _padded,
+        "concatenate": _joined,
+        "stack": _stacked,
+        "split": _split,
+        "unstack": _unstacked,
+        "gather": _gathered(axis_at=3),
+        "gather_v1": _gathered(axis_at=4),
+        "roll": _rolled,
+        "depth_to_space": _moved_blocks(DepthToSpace),
+        "depth_to_space_v1": _moved_blocks(DepthToSpace),
+        "space_to_depth": _moved_blocks(SpaceToDepth),
+        "space_to_depth_v1": _moved_blocks(SpaceToDepth),
+        "resize": _resized,
+        "resize_nearest_v1": _resized_nearest,
+        "get_item": _sliced,
+    }
+)

@@ -6,6 +6,7 @@ import numpy as np
 import tf_keras as keras
 
 from sat_tf.graph.calls.arguments import constant_of, only_tensor
+from sat_tf.graph.counterparts import by_call
 from sat_tf.graph.operation_layers import (
     ChannelMax,
     ChannelMean,
@@ -105,14 +106,12 @@ def _along_images(value: Any, inner: int) -> tuple[int, ...] | None:
     return tuple(sizes) if len(sizes) == inner else None
 
 
-CALLS: dict[str, Finder] = {
-    "math.reduce_mean": _reduced(L.GlobalAveragePooling2D, ChannelMean),
-    "math.reduce_max": _reduced(L.GlobalMaxPooling2D, ChannelMax),
-    **{
-        f"{prefix}nn.{kind}_pool{rank}": _pooled(layer)
-        for prefix in ("", "compat.v1.")
-        for kind, layer in (("max", L.MaxPooling2D), ("avg", L.AveragePooling2D))
-        for rank in ("", "1d", "2d")
-    },
-    "compat.v1.nn.pool": _pooled_by_kind,
-}
+CALLS: dict[str, Finder] = by_call(
+    {
+        "mean": _reduced(L.GlobalAveragePooling2D, ChannelMean),
+        "max": _reduced(L.GlobalMaxPooling2D, ChannelMax),
+        "max_pool": _pooled(L.MaxPooling2D),
+        "average_pool": _pooled(L.AveragePooling2D),
+        "pool": _pooled_by_kind,
+    }
+)

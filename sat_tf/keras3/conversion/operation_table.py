@@ -242,7 +242,7 @@ def _squeeze(axis: int | Sequence[int] | None) -> list[int]:
 
 def _counterparts(rows: counterparts.Rows, form: Callable[..., Any]) -> dict[str, Any]:
     """Makers of TensorFlow's functions, by the classes of Keras 3's operations."""
-    found = {counterparts.class_name(name): names[0] for name, names in rows.items()}
+    found = {counterparts.class_name(name): row.calls[0] for name, row in rows.items()}
     return {name: form(operator.attrgetter(symbol)(tf), name) for name, symbol in found.items()}
 
 
