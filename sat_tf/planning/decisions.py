@@ -199,22 +199,24 @@ class LayerDecisions:
             return "a stream, at its own bits"
         if self._reasons.roles[root] is not Role.INPUT:
             return ""
-        return "pixels" if self._takes_pixels(root) else "an input of real values"
+        return (
+            "pixels" if self._policy.type_of(root) == INPUT_TYPES[0] else "an input of real values"
+        )
+
+    def _output(self, name: str) -> Quantizer | None:
+        config = self._placement.configs.get(name)
+        return config.output if config else None
 
     def activation(self, name: str) -> ActivationPlan | None:
         """The quantizer of a layer's output."""
-        config = self._placement.configs.get(name)
-        if config is None or config.output is None:
+        output = self._output(name)
+        if output is None:
             return None
-        return activation_plan(config.output, stream=name in self._reasons.streams)
-
-    def _takes_pixels(self, input_name: str) -> bool:
-        return self._policy.type_of(input_name) == INPUT_TYPES[0]
+        return activation_plan(output, stream=name in self._reasons.streams)
 
     def observed(self, name: str) -> bool:
         """Whether the range of a layer's output is observed."""
-        config = self._placement.configs.get(name)
-        return config is not None and _observes(config.output)
+        return _observes(self._output(name))
 
     def absorbed_by(self, name: str) -> str:
         """The reader that absorbs a layer's output; "" if it has integers of its own."""
@@ -223,12 +225,11 @@ class LayerDecisions:
     def activation_reason(self, name: str) -> str:
         """Why a layer's output has its quantizer, or none."""
         role, reasons = self._reasons.roles[name], self._reasons
-        config = self._placement.configs.get(name)
-        output = config.output if config else None
+        output = self._output(name)
         if role is Role.INPUT:
             if name in self._placement.kept:
                 return "only layers left float read it, as it is"
-            if self._takes_pixels(name):
+            if self._policy.type_of(name) == INPUT_TYPES[0]:
                 return "pixels from 0 to 255 are already codes"
             return "real values, with 8-bit codes of their calibrated range"
         if _observes(output) and output.rounds:
@@ -243,7 +244,7 @@ class LayerDecisions:
             return f"read by {self._readers(name)}{self.level_source(name)}"
         if role is Role.IDENTITY:
             return "it acts in training alone, and is the identity in inference"
-        if role is Role.OPAQUE or config is None:
+        if role is Role.OPAQUE or name not in self._placement.configs:
             return "left float"
         if name in reasons.absorbed_by:
             return f"absorbed by {reasons.absorbed_by[name]}"

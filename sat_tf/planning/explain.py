@@ -149,29 +149,22 @@ def explain(
     kept = placement.kept if placement is not None else ()
     inputs = input_lines(source.network, policy, kept)
     problems = refused + problems
+    plan = Plan(
+        model=model.name,
+        policy=policy,
+        rows=tuple(_rows_without_placement(source.network, problems)) if placement is None else (),
+        problems=tuple(problems),
+        inputs=inputs,
+    )
     if placement is None:
-        rows = tuple(_rows_without_placement(source.network, problems))
-        return Plan(
-            model=model.name,
-            policy=policy,
-            rows=rows,
-            problems=tuple(problems),
-            inputs=inputs,
-        )
+        return plan
     sized = with_image_size(source.network, image_size)
     view = preview(sized, placement)
     deployed = deployment(view, tolerant=bool(problems))
     decisions = LayerDecisions(sized, placement, decided_by, requantized=source.requantized)
     rows = tuple(_rows(decisions, sized, placement, view, deployed, problems))
-    return Plan(
-        model=model.name,
-        policy=policy,
-        rows=rows,
-        problems=tuple(problems),
-        export_problems=deployed.problems,
-        notes=tuple(deployed.graph.warnings) if deployed.graph is not None else (),
-        inputs=inputs,
-    )
+    notes = tuple(deployed.graph.warnings) if deployed.graph is not None else ()
+    return dataclasses.replace(plan, rows=rows, export_problems=deployed.problems, notes=notes)
 
 
 def _placed(source: Source, policy: BitPolicy) -> tuple[list[str], Placement | None, BitPolicy]:
@@ -204,23 +197,32 @@ def _placed(source: Source, policy: BitPolicy) -> tuple[list[str], Placement | N
 def _rows_without_placement(network: Network, problems: Sequence[str]) -> Iterator[LayerPlan]:
     """Rows of a model for which nothing could be decided."""
     named = by_layer(problems, [node.name for node in network])
+    reason = "nothing is quantized, because of the problems of the model"
     for node in network:
-        found = tuple(named.get(node.name, ()))
-        yield LayerPlan(
-            name=node.name,
-            kind=layer_kinds.class_name(node.layer),
-            short_kind=layer_kinds.short_name(layer_kinds.class_name(node.layer)),
-            detail=layer_kinds.detail_of(node.layer),
-            reads=node.inputs,
-            shape=node.shape,
-            fate=Fate.PROBLEM if found else Fate.FLOAT,
-            reason="" if found else "nothing is quantized, because of the problems of the model",
-            export=Export.REFUSED,
-            parameters=_parameters(node),
-            multiply_adds=None,
-            bit_operations=None,
-            problems=found,
-        )
+        found = named.get(node.name, ())
+        row = _row(node, node.inputs, found, Fate.FLOAT, multiply_adds=None, bit_operations=None)
+        yield dataclasses.replace(row, reason="" if found else reason, export=Export.REFUSED)
+
+
+def _row(
+    node: Node, reads: tuple[str, ...], problems: Sequence[str], fate: Fate, **more: Any
+) -> LayerPlan:
+    """The row of a layer, with what the float model tells of it."""
+    kind = layer_kinds.class_name(node.layer)
+    # It counts once for a layer that is called several times.
+    counts = node.layer.built and node.name == node.layer.name
+    return LayerPlan(
+        name=node.name,
+        kind=kind,
+        short_kind=layer_kinds.short_name(kind),
+        detail=layer_kinds.detail_of(node.layer),
+        reads=reads,
+        shape=node.shape,
+        fate=Fate.PROBLEM if problems else fate,
+        parameters=int(node.layer.count_params()) if counts else 0,
+        problems=tuple(problems),
+        **more,
+    )
 
 
 def _rows(
@@ -236,28 +238,21 @@ def _rows(
     in_view: dict[str, Node] = {}
     for node in view:
         in_view.setdefault(user_name(node), node)
-    insertions: dict[str, list[Insertion]] = {}
-    for insertion in placement.insertions:
-        insertions.setdefault(insertion.tensor, []).append(insertion)
     header = header_bytes(deployed.graph)
     for node in network:
         place_in_file, size = deployed.layers[node.name], sizes.get(node.name)
         if node.name == network.inputs[0] and size is not None:
             size += header
-        found = tuple(named.get(node.name, ()))
         weights = decisions.weights(node.name)
         reads = tuple(user_name(view[name]) for name in in_view[node.name].inputs)
         products = multiply_adds(node, [network[name].shape for name in node.inputs])
         read_bits = reading_bits(view, in_view[node.name].name) if weights else None
         weight_bits = weights.bits if weights else None
-        planned = LayerPlan(
-            name=node.name,
-            kind=layer_kinds.class_name(node.layer),
-            short_kind=layer_kinds.short_name(layer_kinds.class_name(node.layer)),
-            detail=layer_kinds.detail_of(node.layer),
-            reads=reads,
-            shape=node.shape,
-            fate=Fate.PROBLEM if found else decisions.fate(node.name),
+        planned = _row(
+            node,
+            reads,
+            named.get(node.name, ()),
+            decisions.fate(node.name),
             reason=decisions.float_reason(node.name),
             weights=weights,
             activation=decisions.activation(node.name),
@@ -266,15 +261,13 @@ def _rows(
             absorbed_by=decisions.absorbed_by(node.name),
             reading_bits=read_bits,
             reading_reason=decisions.reading_reason(node.name, read_bits) if weights else "",
-            parameters=_parameters(node),
             multiply_adds=products,
             bit_operations=bit_operations(products, weight_bits, read_bits),
             bytes=size,
             float_bytes=float_bytes(network, node),
-            problems=found,
         )
         yield _in_file(planned, place_in_file)
-        for insertion in insertions.get(node.name, []):
+        for insertion in placement.behind(node.name):
             source = decisions.level_source(insertion.tensor)
             yield _inserted(insertion, node, deployed.layers[insertion.name], sizes, source)
 
@@ -307,9 +300,3 @@ def _in_file(row: LayerPlan, deployed: Deployed) -> LayerPlan:
         operators=deployed.operators,
         export_reason=deployed.reason,
     )
-
-
-def _parameters(node: Node) -> int:
-    # Once for a layer that is called several times.
-    counts = node.layer.built and node.name == node.layer.name
-    return int(node.layer.count_params()) if counts else 0

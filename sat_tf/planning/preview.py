@@ -14,7 +14,7 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network, Node
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.layout import inner_layer
-from sat_tf.qat.placement import Insertion, Placement
+from sat_tf.qat.placement import Placement
 from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer, weight_quantizer
 from sat_tf.quantizers.protocol import WeightQuantizer
 from sat_tf.quantizers.settings import CLIPPING_LEVEL
@@ -138,9 +138,6 @@ def preview(network: Network, placement: Placement) -> Network:
         network: the float model.
         placement: what was decided for it.
     """
-    insertions: dict[str, list[Insertion]] = {}
-    for insertion in placement.insertions:
-        insertions.setdefault(insertion.tensor, []).append(insertion)
     made: dict[tuple[str, str | None], str] = {}
     nodes: list[Node] = []
     wrappers: dict[int, keras.layers.Layer] = {}
@@ -171,7 +168,7 @@ def preview(network: Network, placement: Placement) -> Network:
             )
             name = quantizer.name
         made[node.name, None] = renamed[node.name] = name
-        for insertion in insertions.get(node.name, []):
+        for insertion in placement.behind(node.name):
             identity = layer_kinds.identity_layer(name=insertion.name)
             quantizer = QuantizedLayer(identity, insertion.config)
             _build(quantizer, (None, *node.shape), len(nodes))

@@ -16,7 +16,7 @@ from sat_tf.messages import list_problems, warn
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.inputs import apply_fold, find_folds
 from sat_tf.qat.model_class import of_class_of
-from sat_tf.qat.placement import Insertion, Placement, place
+from sat_tf.qat.placement import Placement, place
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer
 from sat_tf.quantizers.input_range import Change
@@ -52,13 +52,10 @@ class _Assembler:
         self.made: dict[tuple[str, str | None], Any] = {}
 
     def assemble(self) -> tuple[keras.Model, dict[str, keras.layers.Layer]]:
-        insertions: dict[str, list[Insertion]] = {}
-        for insertion in self.placement.insertions:
-            insertions.setdefault(insertion.tensor, []).append(insertion)
         for node in self.network:
             tensor = self._call(node)
             self.made[node.name, None] = tensor
-            for insertion in insertions.get(node.name, []):
+            for insertion in self.placement.behind(node.name):
                 readers = [self.network[reader].layer for reader in insertion.readers]
                 frozen = not any(layer.trainable for layer in (node.layer, *readers))
                 quantized = self._inserted(insertion.name, insertion.config, frozen)(tensor)

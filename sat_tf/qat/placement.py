@@ -68,6 +68,10 @@ class Placement:
     kept: frozenset[str]
     reasons: "Reasons"
 
+    def behind(self, name: str) -> list[Insertion]:
+        """The quantizers inserted behind one call of a layer."""
+        return [insertion for insertion in self.insertions if insertion.tensor == name]
+
 
 @dataclasses.dataclass(frozen=True)
 class Demand:
