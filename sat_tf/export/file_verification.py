@@ -15,11 +15,10 @@ from sat_tf.export.certificate.inputs import (
     GIVEN,
     as_array,
     image_problems,
-    images_hash,
     random_images,
 )
 from sat_tf.export.certificate.outputs import labels_of
-from sat_tf.export.certificate.proof import Subject, prove
+from sat_tf.export.certificate.proof import Subject, prove, strangers
 from sat_tf.export.certificate.runtimes import USUAL_RUNTIMES
 from sat_tf.export.device.kit import Kit, check_kit_path, pack_kit
 from sat_tf.export.device.report import hold_against, read_device_certificate
@@ -118,20 +117,8 @@ def recheck(
     if images is None:
         images = _drawn_again(recorded, subject.graph)
     images, _ = checked_inputs("recheck", subject, images, None)
-    problems = []
-    found = images_hash(images)
-    if found != recorded.images_sha256:
-        problems.append(
-            f"received {len(images)} images with the hash {found[:12]}, expected the "
-            f"{recorded.num_images} with the hash {recorded.images_sha256[:12]} that the "
-            f"certificate was made with ({recorded.images_from.description}); pass those."
-        )
-    if subject.sha256 != recorded.sha256:
-        problems.append(
-            f"received a file with the hash {subject.sha256[:12]}, expected the one with the hash "
-            f"{recorded.sha256[:12]}; the certificate is of another file ({recorded.file}): pass "
-            "that one, or certify this one with sat-tf verify."
-        )
+    advice = "certify this one with sat-tf verify"
+    problems = strangers(subject, images, recorded, "certificate", advice)
     if problems:
         raise ValueError(list_problems(f"{subject.path} and its certificate", problems))
     fresh = prove(

@@ -22,7 +22,7 @@ from sat_tf.export.certificate.counts import (
 )
 from sat_tf.export.certificate.holds import Hold, are_portable, verdict_of
 from sat_tf.export.certificate.outputs import OutputCount
-from sat_tf.export.litert.machine import Machine
+from sat_tf.export.litert.processes import Machine
 from sat_tf.messages import list_problems, validation_problems
 from sat_tf.presentation.notebook import Displayed
 from sat_tf.presentation.tables import Cell, Marked, Table, points

@@ -26,9 +26,8 @@ from sat_tf.export.certificate.outputs import Output, as_in_file, only, outputs_
 from sat_tf.export.certificate.page import check_certificate_path, write_both
 from sat_tf.export.certificate.runtimes import USUAL_RUNTIMES, RuntimeKind, chosen
 from sat_tf.export.kernels import kernel_sets
-from sat_tf.export.litert.machine import this_machine
 from sat_tf.export.litert.micro import MICRO, PACKAGE
-from sat_tf.export.litert.processes import refusals
+from sat_tf.export.litert.processes import refusals, this_machine
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.simulator import batches, outputs_of, simulate
 from sat_tf.export.tflite.images import Pixels, number_of
@@ -71,6 +70,34 @@ class Subject:
     def sha256(self) -> str:
         """Hash of the file."""
         return hashlib.sha256(self.content).hexdigest()
+
+
+def strangers(
+    subject: Subject, images: Pixels | None, recorded: Any, what: str, advice: str
+) -> list[str]:
+    """Why a file or images are not those of a record.
+
+    Args:
+        subject: the file.
+        images: as the file takes them; None where they are not at hand.
+        recorded: a `Certificate`, or the `KitRecord` of a proof kit.
+        what: its name, in words.
+        advice: the fix for another file, beside passing the right one.
+    """
+    problems = []
+    if subject.sha256 != recorded.sha256:
+        problems.append(
+            f"received a file with the hash {subject.sha256[:12]}, expected the one with the hash "
+            f"{recorded.sha256[:12]} ({recorded.file}) that the {what} was made of; pass that one, "
+            f"or {advice}."
+        )
+    if images is not None and (found := images_hash(images)) != recorded.images_sha256:
+        problems.append(
+            f"received {number_of(images)} images with the hash {found[:12]}, expected the "
+            f"{recorded.num_images} with the hash {recorded.images_sha256[:12]} that the {what} "
+            f"was made with ({recorded.images_from.description}); pass those."
+        )
+    return problems
 
 
 def prove(

@@ -11,8 +11,7 @@ import pydantic
 
 from sat_tf.export.certificate.certificate import ImagesFrom
 from sat_tf.export.certificate.device_check import DeviceCheck
-from sat_tf.export.certificate.inputs import images_hash
-from sat_tf.export.certificate.proof import Subject
+from sat_tf.export.certificate.proof import Subject, strangers
 from sat_tf.export.device import check
 from sat_tf.export.device.kit import FORMAT, Expected, simulated, tensors_of
 from sat_tf.messages import first_ones, list_problems, validation_problems
@@ -210,19 +209,7 @@ def hold_against(found: DeviceCertificate, subject: Subject, images: np.ndarray 
     Raises:
         ValueError: it is about others; lists every problem with its fix.
     """
-    kit, problems = found.kit, []
-    if kit.sha256 != subject.sha256:
-        problems.append(
-            f"received a file with the hash {subject.sha256[:12]}, expected the one with the hash "
-            f"{kit.sha256[:12]} ({kit.file}) that the kit was made of; pass that one, or make a "
-            "kit of this one."
-        )
-    if images is not None and images_hash(images) != kit.images_sha256:
-        problems.append(
-            f"received {len(images)} images with the hash {images_hash(images)[:12]}, expected the "
-            f"{kit.num_images} with the hash {kit.images_sha256[:12]} that the kit was made with "
-            f"({kit.images_from.description}); pass those."
-        )
+    problems = strangers(subject, images, found.kit, "kit", "make a kit of this one")
     if not problems:
         problems += _other_hashes(found, subject, images)
     if problems:

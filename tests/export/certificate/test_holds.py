@@ -10,7 +10,7 @@ import sat_tf
 from sat_tf.export.certificate.certificate import Certificate, read_certificate
 from sat_tf.export.certificate.holds import Hold, holds_of, verdict_of
 from sat_tf.export.certificate.page import certificate_page
-from sat_tf.export.litert.machine import Machine
+from sat_tf.export.litert.processes import Machine
 from sat_tf.export.operations.concatenate import Concatenate
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.pairs import Pair

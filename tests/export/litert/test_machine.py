@@ -3,7 +3,7 @@ import types
 
 import pytest
 
-from sat_tf.export.litert import machine
+from sat_tf.export.litert import processes as machine
 
 
 @pytest.fixture
