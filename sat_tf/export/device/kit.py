@@ -13,7 +13,6 @@ import pathlib
 import zipfile
 from collections.abc import Iterator
 from importlib import metadata
-from typing import Any
 
 import numpy as np
 
@@ -36,6 +35,42 @@ _NO_TIME = (1980, 1, 1, 0, 0, 0)
 
 
 @dataclasses.dataclass(frozen=True)
+class ExpectedTensor:
+    """A tensor as a kit expects it.
+
+    Attributes:
+        name: of the tensor.
+        shape: without the batch dimension.
+        sha256: hash of its codes over all images.
+        images: hash of them for each image.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    sha256: str
+    images: list[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class KitRecord:
+    """The content of a kit's kit.json, written and read."""
+
+    format: int
+    file: str
+    sha256: str
+    num_images: int
+    images_sha256: str
+    images_from: ImagesFrom
+    litert: str
+    sat_tf: str
+    has_codes: bool
+    tensors: list[ExpectedTensor]
+    not_compared: list[str]
+    files: dict[str, str]
+    seal: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Kit:
     """A proof kit that has been written.
 
@@ -45,7 +80,6 @@ class Kit:
         num_images: in it.
         compared: the tensors that a device compares, producers first.
         not_compared: those behind a layer that is left float, which no two machines need agree on.
-        has_codes: whether it holds the codes themselves, so that differing ones can be counted.
         seal: the hash of all of it.
     """
 
@@ -54,7 +88,6 @@ class Kit:
     num_images: int
     compared: tuple[str, ...]
     not_compared: tuple[str, ...]
-    has_codes: bool
     seal: str
 
 
@@ -116,23 +149,25 @@ def pack_kit(
                 if codes:
                     add(f"codes/{number}", content)
                 advance(1)
-        manifest: dict[str, Any] = {
-            "format": FORMAT,
-            "file": subject.path.name,
-            "sha256": subject.sha256,
-            "num_images": len(images),
-            "images_sha256": images_hash(images),
-            "images_from": dataclasses.asdict(images_from),
-            "litert": metadata.version("ai-edge-litert"),
-            "sat_tf": __version__,
-            "has_codes": codes,
-            "tensors": expected.result(),
-            "not_compared": list(behind),
-            "files": hashes.copy(),
-        }
+        record = KitRecord(
+            format=FORMAT,
+            file=subject.path.name,
+            sha256=subject.sha256,
+            num_images=len(images),
+            images_sha256=images_hash(images),
+            images_from=images_from,
+            litert=metadata.version("ai-edge-litert"),
+            sat_tf=__version__,
+            has_codes=codes,
+            tensors=expected.result(),
+            not_compared=list(behind),
+            files=hashes.copy(),
+            seal="",  # of all the rest
+        )
+        manifest = dataclasses.asdict(record)
         manifest["seal"] = check.seal(manifest)
         add("kit.json", (json.dumps(manifest, indent=1) + "\n").encode())
-    return Kit(path, path.stat().st_size, len(images), compared, behind, codes, manifest["seal"])
+    return Kit(path, path.stat().st_size, len(images), compared, behind, manifest["seal"])
 
 
 def tensors_of(graph: Graph) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -194,15 +229,10 @@ class Expected:
             pieces.append(content)
         return b"".join(pieces)
 
-    def result(self) -> list[dict[str, Any]]:
-        """A row for each tensor: its name, shape, and hashes, over all images and of each."""
+    def result(self) -> list[ExpectedTensor]:
+        """A row for each tensor."""
         return [
-            {
-                "name": name,
-                "shape": list(self._shapes[name]),
-                "sha256": self._over_all[name].hexdigest(),
-                "images": found,
-            }
+            ExpectedTensor(name, self._shapes[name], self._over_all[name].hexdigest(), found)
             for name, found in self._images.items()
         ]
 

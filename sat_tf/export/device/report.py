@@ -4,53 +4,15 @@ import dataclasses
 import json
 import os
 import pathlib
-from typing import Any
 
 import numpy as np
 import pydantic
 
-from sat_tf.export.certificate.certificate import ImagesFrom
 from sat_tf.export.certificate.device_check import DeviceCheck
 from sat_tf.export.certificate.proof import Subject, strangers
 from sat_tf.export.device import check
-from sat_tf.export.device.kit import FORMAT, Expected, simulated, tensors_of
+from sat_tf.export.device.kit import FORMAT, Expected, KitRecord, simulated, tensors_of
 from sat_tf.messages import first_ones, list_problems, validation_problems
-
-
-@dataclasses.dataclass(frozen=True)
-class ExpectedTensor:
-    """A tensor as the kit expected it.
-
-    Attributes:
-        name: of the tensor.
-        shape: without the batch dimension.
-        sha256: hash of its codes over all images.
-        images: hash of them for each image.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    sha256: str
-    images: list[str]
-
-
-@dataclasses.dataclass(frozen=True)
-class KitRecord:
-    """The kit that a device was checked with: what its kit.json says."""
-
-    format: int
-    file: str
-    sha256: str
-    num_images: int
-    images_sha256: str
-    images_from: ImagesFrom
-    litert: str
-    sat_tf: str
-    has_codes: bool
-    tensors: list[ExpectedTensor]
-    not_compared: list[str]
-    files: dict[str, str]
-    seal: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,8 +188,8 @@ def _other_hashes(
         expected = Expected(compared)
         for stored in simulated(subject, images):
             expected.add(stored)
-        own: list[dict[str, Any]] = expected.result()
-        wrong = [row["name"] for row in own if recorded[row["name"]] != row["sha256"]]
+        own = expected.result()
+        wrong = [tensor.name for tensor in own if recorded[tensor.name] != tensor.sha256]
     if not wrong:
         return []
     return [
