@@ -4,16 +4,14 @@ from collections.abc import Collection, Sequence
 from typing import TypeGuard
 
 import numpy as np
-import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network
 from sat_tf.planning.planned_model import ActivationPlan, Fate, WeightPlan
-from sat_tf.qat.inputs import changes, find_folds, own_type
+from sat_tf.qat.inputs import find_folds, own_type
 from sat_tf.qat.placement import Placement
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.qat.requantize import channel_problems, with_inputs_of
 from sat_tf.quantizers.input_range import INPUT_TYPES, InputRange
 from sat_tf.quantizers.protocol import (
     BITS_FIELDS,
@@ -48,15 +46,6 @@ def input_lines(network: Network, policy: BitPolicy, kept: Collection[str] = ())
     return tuple(
         f"{name}: {as_it_is.get(name) or _line(network, name, policy)}" for name in network.inputs
     )
-
-
-def of_requantized(model: keras.Model, policy: BitPolicy) -> tuple[BitPolicy, list[str]]:
-    """The policy with the inputs of a quantized model, and why `requantize` refuses its ranges."""
-    network = Network(model)
-    policy = with_inputs_of(network, policy)
-    had = changes(network)
-    moved = {name: policy.change_of(name).after(change) for name, change in had.items()}
-    return policy, channel_problems(network, policy, moved)
 
 
 def _line(network: Network, name: str, policy: BitPolicy) -> str:

@@ -15,7 +15,6 @@ from sat_tf.planning.decisions import (
     LayerDecisions,
     activation_plan,
     input_lines,
-    of_requantized,
 )
 from sat_tf.planning.deployment import Deployed, Deployment, deployment
 from sat_tf.planning.plan import Plan
@@ -25,7 +24,7 @@ from sat_tf.qat.layout import non_finite_weights
 from sat_tf.qat.model_class import policy_of
 from sat_tf.qat.placement import Insertion, Placement, PlacementError, place
 from sat_tf.qat.policy import BitPolicy, expect_policy
-from sat_tf.qat.requantize import effective_kernels, without_quantizers
+from sat_tf.qat.requantize import effective_kernels, with_inputs_of, without_quantizers
 from sat_tf.qat.wrapper import QuantizedLayer
 
 
@@ -143,7 +142,7 @@ def explain(
     refused = loss_problems(model)
     with_image_size(source.network, image_size)  # reports a bad size before anything else
     if source.requantized:
-        policy, of_inputs = of_requantized(model, policy)
+        policy, _, of_inputs = with_inputs_of(Network(model), policy)
         refused += of_inputs
     problems, placement, decided_by = _placed(source, policy)
     kept = placement.kept if placement is not None else ()

@@ -16,7 +16,6 @@ from sat_tf.qat.wrapper import output_quantizer
 from sat_tf.quantizers.input_range import (
     INPUT_TYPES,
     KEPT_TYPES,
-    NO_CHANGE,
     PIXELS,
     Change,
     InputRange,
@@ -108,16 +107,6 @@ def takes_pixels(network: Network) -> bool:
     """Whether the file of a quantized model takes uint8 pixels, and nothing else."""
     is_kept = bool(kept_inputs(network))
     return not is_kept and set(input_types(network).values()) == {"uint8"}
-
-
-def changes(network: Network) -> dict[str, Change]:
-    """The change from what the first layers read to what the model is fed, of quantized inputs."""
-    ranges, kept = input_ranges(network), kept_inputs(network)
-    return {
-        name: ranges[name].change if name in ranges else NO_CHANGE
-        for name in network.inputs
-        if name not in kept
-    }
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Requantization: the same latent weights under another policy."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,11 @@ from sat_tf.graph.network import Network, refuse_losses
 from sat_tf.messages import list_problems
 from sat_tf.qat.configs import LayerConfig
 from sat_tf.qat.inputs import apply_fold, find_folds, input_ranges, input_types, kept_inputs
-from sat_tf.qat.inputs import changes as changes_of
 from sat_tf.qat.layout import inner_layer, quantized_model, quantized_network
 from sat_tf.qat.model_class import of_class_of, remember
 from sat_tf.qat.policy import BitPolicy, expect_policy
 from sat_tf.qat.wrapper import QuantizedLayer, weight_quantizer
-from sat_tf.quantizers.input_range import INPUT_TYPES, PIXELS, Change
+from sat_tf.quantizers.input_range import INPUT_TYPES, NO_CHANGE, PIXELS, Change
 from sat_tf.quantizers.protocol import Predecessor
 
 
@@ -57,18 +55,15 @@ def requantize(model: keras.Model, policy: BitPolicy) -> keras.Model:
     if any(quantizer is not None and quantizer.keeps_gains for quantizer in quantizers):
         # Its function depends on gains, whatever the latent_start of this policy.
         policy = dataclasses.replace(policy, latent_start="keep_function")
-    policy = with_inputs_of(network, policy)
-    had = changes_of(network)
-    reads = {name: policy.change_of(name) for name in had}
-    changes = {name: change.after(had[name]) for name, change in reads.items()}
-    if problems := channel_problems(network, policy, changes):
+    policy, changes, problems = with_inputs_of(network, policy)
+    if problems:
         raise ValueError(list_problems(f"model {network.name!r}", problems))
     requantized = quantized_model(
         float_model,
         annotations,
         policy,
         keep_function=False,
-        reads=reads,
+        reads={name: policy.change_of(name) for name in changes},
         kernels=effective_kernels(network),
     )
     carried: set[int] = set()
@@ -97,28 +92,34 @@ def effective_kernels(network: Network) -> dict[str, np.ndarray]:
     }
 
 
-def with_inputs_of(network: Network, policy: BitPolicy) -> BitPolicy:
-    """The policy with the ranges and types of a model's inputs, unless it states its own."""
+def with_inputs_of(
+    network: Network, policy: BitPolicy
+) -> tuple[BitPolicy, dict[str, Change], list[str]]:
+    """The policy with the inputs of a quantized model, and what it changes of them.
+
+    The ranges and types are those of the model, unless the policy states its own.
+
+    Returns:
+        That policy; for each input that is quantized, the change from what it is fed now to what
+        it will be fed; and why some of these changes cannot be made.
+    """
+    kept, own, ranges = kept_inputs(network), input_types(network), input_ranges(network)
     fields: dict[str, Any] = {}
     if policy.input_type is None:
-        kept, own = kept_inputs(network), input_types(network)
         fields["input_type"] = {name: own[name] for name in network.inputs if name not in kept}
     if not policy.states_input_range:
         types = fields.get("input_type") or {name: policy.type_of(name) for name in network.inputs}
         fields["input_range"] = {
             name: found.spelling
-            for name, found in input_ranges(network).items()
+            for name, found in ranges.items()
             if types.get(name) == INPUT_TYPES[0]
         }
-    return dataclasses.replace(policy, **fields)
-
-
-def channel_problems(
-    network: Network, policy: BitPolicy, changes: Mapping[str, Change]
-) -> list[str]:
-    """Why a quantized model cannot change from its input ranges to those of a policy."""
-    ranges = input_ranges(network)
-    return [
+    policy, changes = dataclasses.replace(policy, **fields), {}
+    for name in network.inputs:
+        if name not in kept:
+            had = ranges[name].change if name in ranges else NO_CHANGE
+            changes[name] = policy.change_of(name).after(had)
+    problems = [
         f"{name}: received input_range={policy.range_of(name)} for an input of "
         f"{ranges.get(name, PIXELS)}, whose channels differ in another way, which is folded into "
         "the weights of the first layer; leave input_range out, or quantize the float model "
@@ -126,6 +127,7 @@ def channel_problems(
         for name, change in changes.items()
         if not change.only_shifts
     ]
+    return policy, changes, problems
 
 
 def without_quantizers(network: Network) -> tuple[keras.Model, dict[str, Any]]:
