@@ -15,6 +15,8 @@ from sat_tf.messages import reason_of
 _METHODS = {zipfile.ZIP_STORED: "stored", zipfile.ZIP_DEFLATED: "DEFLATE"}
 _ENCRYPTED = 0x1
 _PIECE = 2**20
+# The oldest date that an archive can hold. Equal contents are equal bytes where all files have it.
+NO_TIME = (1980, 1, 1, 0, 0, 0)
 
 
 def is_archive(file: pathlib.Path | IO[bytes]) -> bool:

@@ -26,17 +26,31 @@ class Option:
 
 # Beyond every published model, and small enough that one wrong option alone takes no machine down;
 # `build` bounds what several make together.
-_LARGEST_IMAGE = 4096
-_MOST_CLASSES = 1_000_000
 _LARGEST_WIDTH = 16
 _MOST_STAGES, _MOST_BLOCKS = 8, 200
-_LARGEST_KERNEL = 31
-_MOST_UNITS = 65_536
 _LARGEST_NUMBER = 1_000_000
 
 
-def _is_share(value: Any) -> bool:
-    return not isinstance(value, bool) and (value == 0 or is_between(value, 0, 1))
+def _count(most: int, fix: str) -> Option:
+    return Option(
+        lambda value: is_integer(value, lowest=1, limit=most + 1),
+        f"a positive integer up to {most:,}",
+        fix,
+    )
+
+
+def _number_or_none(fix: str) -> Option:
+    return Option(
+        lambda value: (
+            value is None or (is_between(value, 0, math.inf) and value <= _LARGEST_NUMBER)
+        ),
+        f"a positive number up to {_LARGEST_NUMBER:,}, or None",
+        fix,
+    )
+
+
+def _switch(fix: str) -> Option:
+    return Option(lambda value: isinstance(value, bool), "True or False", fix)
 
 
 def _is_stages(value: Any) -> bool:
@@ -49,16 +63,8 @@ def _is_stages(value: Any) -> bool:
 
 OPTIONS: Mapping[str, Option] = types.MappingProxyType(
     {
-        "image_size": Option(
-            lambda value: is_integer(value, lowest=1, limit=_LARGEST_IMAGE + 1),
-            f"a positive integer up to {_LARGEST_IMAGE:,}",
-            "pass the height of the square images in pixels, such as 224",
-        ),
-        "num_classes": Option(
-            lambda value: is_integer(value, lowest=1, limit=_MOST_CLASSES + 1),
-            f"a positive integer up to {_MOST_CLASSES:,}",
-            "pass the number of logits, such as 1000",
-        ),
+        "image_size": _count(4096, "pass the height of the square images in pixels, such as 224"),
+        "num_classes": _count(1_000_000, "pass the number of logits, such as 1000"),
         "width_multiplier": Option(
             lambda value: is_between(value, 0, math.inf) and value <= _LARGEST_WIDTH,
             f"a positive number up to {_LARGEST_WIDTH}",
@@ -69,52 +75,32 @@ OPTIONS: Mapping[str, Option] = types.MappingProxyType(
             f"a list of 1 to {_MOST_STAGES} positive integers up to {_MOST_BLOCKS}",
             "pass the number of blocks of each stage, such as [3, 4, 6, 3]",
         ),
-        "stem_kernel_size": Option(
-            lambda value: is_integer(value, lowest=1, limit=_LARGEST_KERNEL + 1),
-            f"a positive integer up to {_LARGEST_KERNEL}",
-            "pass 7 for large images, 3 for images of about 32 pixels",
-        ),
+        "stem_kernel_size": _count(31, "pass 7 for large images, 3 for images of about 32 pixels"),
         "stem_stride": Option(
             lambda value: is_integer(value, lowest=1, limit=3),
             "1 or 2",
             "pass 2 for large images, 1 for images of about 32 pixels",
         ),
-        "stem_pool": Option(
-            lambda value: isinstance(value, bool),
-            "True or False",
-            "pass True for large images, False for images of about 32 pixels",
-        ),
-        "hidden_units": Option(
-            lambda value: is_integer(value, lowest=1, limit=_MOST_UNITS + 1),
-            f"a positive integer up to {_MOST_UNITS:,}",
-            "pass 4096 for the published width, 512 for images of about 32 pixels",
+        "stem_pool": _switch("pass True for large images, False for images of about 32 pixels"),
+        "hidden_units": _count(
+            65_536, "pass 4096 for the published width, 512 for images of about 32 pixels"
         ),
         "head": Option(
             lambda value: isinstance(value, str) and value in ("gap", "pool_first"),
             "'gap' or 'pool_first'",
             "pass 'gap' for the pool behind the last convolution, 'pool_first' for in front of it",
         ),
-        "rectified_inputs": Option(
-            lambda value: isinstance(value, bool),
-            "True or False",
-            "pass True for a rectifier in front of every linear layer, False for fewer",
+        "rectified_inputs": _switch(
+            "pass True for a rectifier in front of every linear layer, False for fewer"
         ),
-        "classifier_stddev": Option(
-            lambda value: (
-                value is None or (is_between(value, 0, math.inf) and value <= _LARGEST_NUMBER)
-            ),
-            f"a positive number up to {_LARGEST_NUMBER:,}, or None",
-            "pass a standard deviation such as 0.01, None for sqrt(1 / num_classes)",
+        "classifier_stddev": _number_or_none(
+            "pass a standard deviation such as 0.01, None for sqrt(1 / num_classes)"
         ),
-        "rectifier_max": Option(
-            lambda value: (
-                value is None or (is_between(value, 0, math.inf) and value <= _LARGEST_NUMBER)
-            ),
-            f"a positive number up to {_LARGEST_NUMBER:,}, or None",
-            "pass 6.0 for ReLU6, None for a ReLU without an upper end",
+        "rectifier_max": _number_or_none(
+            "pass 6.0 for ReLU6, None for a ReLU without an upper end"
         ),
         "dropout": Option(
-            _is_share,
+            lambda value: not isinstance(value, bool) and (value == 0 or is_between(value, 0, 1)),
             "a number in [0, 1)",
             "pass the share of the features to drop, 0.0 for none",
         ),

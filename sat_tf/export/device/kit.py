@@ -28,10 +28,9 @@ from sat_tf.export.operations.simulator import batches, simulate
 from sat_tf.export.tflite.images import number_of
 from sat_tf.presentation.progress_bar import image_bar
 from sat_tf.version import __version__
+from sat_tf.zip_archive import NO_TIME
 
 FORMAT = 1
-# Zip archives hold the time of their files; these are of none, so that equal kits are equal bytes.
-_NO_TIME = (1980, 1, 1, 0, 0, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +133,7 @@ def pack_kit(
 
         def add(name: str, content: bytes) -> None:
             hashes[name] = hashlib.sha256(content).hexdigest()
-            entry = zipfile.ZipInfo(name, _NO_TIME)
+            entry = zipfile.ZipInfo(name, NO_TIME)
             entry.external_attr = 0o644 << 16
             archive.writestr(entry, content, zipfile.ZIP_DEFLATED)
 

@@ -18,7 +18,7 @@ import numpy as np
 from sat_tf.export.tflite.tensors import Image
 from sat_tf.messages import first_ones
 from sat_tf.preprocessing import Preprocessing
-from sat_tf.zip_archive import is_archive, opened_archive, read_member
+from sat_tf.zip_archive import NO_TIME, is_archive, opened_archive, read_member
 
 # The names that TFLite's libraries look for.
 METADATA_NAME = "TFLITE_METADATA"
@@ -34,8 +34,6 @@ _IMAGE_PROPERTIES = 2  # of the union ContentProperties
 _NORMALIZATION_OPTIONS = 1  # of the union ProcessUnitOptions
 # A million labels of 16 letters.
 _MOST_TEXT_BYTES = 2**24
-# The oldest date of a zip archive: the same model gives the same file.
-_EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,7 +192,7 @@ def append_archive(content: bytes, files: Mapping[str, str]) -> bytes:
     stream = io.BytesIO(content)
     with zipfile.ZipFile(stream, "a", zipfile.ZIP_STORED) as archive:
         for name, text in files.items():
-            archive.writestr(zipfile.ZipInfo(name, _EPOCH), text)
+            archive.writestr(zipfile.ZipInfo(name, NO_TIME), text)
     return stream.getvalue()
 
 
