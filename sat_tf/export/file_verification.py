@@ -10,18 +10,16 @@ import numpy as np
 
 from sat_tf.atomic_file import expect_path
 from sat_tf.export.certificate.certificate import Certificate, ImagesFrom
-from sat_tf.export.certificate.device_check import DeviceCheck
 from sat_tf.export.certificate.inputs import (
     GIVEN,
-    as_array,
-    image_problems,
+    checked_images,
     random_images,
 )
 from sat_tf.export.certificate.outputs import labels_of
 from sat_tf.export.certificate.proof import Subject, prove, strangers
 from sat_tf.export.certificate.runtimes import USUAL_RUNTIMES
 from sat_tf.export.device.kit import Kit, check_kit_path, pack_kit
-from sat_tf.export.device.report import hold_against, read_device_certificate
+from sat_tf.export.device.report import DeviceCheck, hold_against, read_device_certificate
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.graph_file import read_graph
 from sat_tf.export.tflite.structure import read_structure
@@ -204,14 +202,13 @@ def checked_inputs(
     """
     graph = subject.graph
     graph.expect_one_of_each(caller)
-    images, found = as_array("images", images)
     image = graph.images[0]
-    problems = found or image_problems(images, image.shape, image.type, kept=image.is_kept)
+    images, problems = checked_images(images, [image.shape], [image.type], [image.is_kept])
     arrays, found = labels_of(labels, subject.outputs, len(images) if images.ndim else 0)
     problems += found
     if problems:
         raise ValueError(list_problems(caller, problems))
-    return graph.images[0].taken(images), arrays
+    return image.taken(images), arrays
 
 
 # -- on another machine ----------------------------------------------------------------------

@@ -13,9 +13,7 @@ from sat_tf.atomic_file import expect_path
 from sat_tf.export.certificate.certificate import Certificate, ImagesFrom
 from sat_tf.export.certificate.inputs import (
     GIVEN,
-    as_array,
-    image_problems,
-    several_problems,
+    checked_images,
     taken_by,
 )
 from sat_tf.export.certificate.outputs import Output, labels_of
@@ -258,12 +256,8 @@ def _checked(
     kinds, kept_names = list(input_types(network).values()), kept_inputs(network)
     kept = [name in kept_names for name in network.inputs]
     images = network.given(images)
-    if len(shapes) > 1:
-        images, found = several_problems(images, shapes, kinds, kept)
-        problems += found
-    else:
-        images, found = as_array("images", images)
-        problems += found or image_problems(images, shapes[0], kinds[0], kept=kept[0])
+    images, found = checked_images(images, shapes, kinds, kept)
+    problems += found
     if problems:
         if np.ndim(arrays_of(images)[0]) and (count := number_of(images)):
             # There is no file, so that the model's own outputs serve; they may be sigmoids or not.

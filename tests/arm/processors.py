@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from sat_tf.export.certificate.device_check import DeviceCheck
 from sat_tf.export.certificate.inputs import GIVEN
 from sat_tf.export.certificate.proof import Subject
 from sat_tf.export.device.kit import pack_kit
-from sat_tf.export.device.report import read_device_certificate
+from sat_tf.export.device.report import DeviceCheck, read_device_certificate
 from sat_tf.export.litert.processes import describe_ending
 
 # Far beyond what was measured: 2 s to start, and half a billion multiply-adds a second.

@@ -353,7 +353,7 @@ class Certificate(Displayed):
 
         It is good only where the answers of the file are those of the quantized Keras model too.
         """
-        words = f"{self.codes_differing:,} of {self.codes_compared:,} codes differ"
+        words = f"{self.runtimes['xnnpack'].differing} codes differ"
         kind = "good"
         if self.machine is not None and not self.is_portable:
             words += f" on {self.machine.architecture}"

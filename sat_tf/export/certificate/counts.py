@@ -147,6 +147,11 @@ class RuntimeCount:
         """How many of them differ."""
         return sum(tensor.codes_differing for tensor in self.tensors)
 
+    @property
+    def differing(self) -> str:
+        """How many codes differ, in words."""
+        return f"{self.codes_differing:,} of {self.codes_compared:,}"
+
 
 class RuntimeRow(NamedTuple):
     """A row of the table of runtimes.
@@ -210,10 +215,9 @@ def _largest_error(count: RuntimeCount) -> Cell:
 def _codes_differing(row: RuntimeRow) -> Cell:
     if row.found is None:
         return ""
-    differing = row.found.codes_differing
     # Only that of XNNPACK must be 0.
     bad = "bad" if row.name == "xnnpack" else "watch"
-    return Marked(f"{differing:,} of {row.found.codes_compared:,}", bad if differing else "good")
+    return Marked(row.found.differing, bad if row.found.codes_differing else "good")
 
 
 def _own_differing(row: RuntimeRow) -> Cell:

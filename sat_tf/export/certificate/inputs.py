@@ -44,12 +44,12 @@ def random_images(shape: tuple[int, ...], count: int, seed: int) -> np.ndarray:
     return images
 
 
-def as_array(name: str, values: Any) -> tuple[np.ndarray, list[str]]:
-    """An array of the values, and what is wrong with them."""
+def _as_array(values: Any) -> tuple[np.ndarray, list[str]]:
+    """An array of the images, and what is wrong with them."""
     try:
         return np.asarray(values), []
     except ValueError:
-        problem = f"{name}: received a ragged list, expected an array; give all the same size."
+        problem = "images: received a ragged list, expected an array; give all the same size."
         return np.empty(0), [problem]
 
 
@@ -122,10 +122,20 @@ def images_hash(images: Pixels) -> str:
     return digest.hexdigest()
 
 
-def several_problems(
+def checked_images(
     images: Any, shapes: list[tuple[int, ...]], kinds: list[str], kept: list[bool]
 ) -> tuple[Pixels, list[str]]:
-    """Images for each of several inputs as arrays, and what is wrong with them."""
+    """Images as an array, of several inputs one for each, and what is wrong with them.
+
+    Args:
+        images: they; for several inputs a list.
+        shapes: of the inputs, without the batch.
+        kinds: their types.
+        kept: whether each is kept as it is, for layers left float.
+    """
+    if len(shapes) == 1:
+        array, found = _as_array(images)
+        return array, found or image_problems(array, shapes[0], kinds[0], kept=kept[0])
     if not isinstance(images, list | tuple) or len(images) != len(shapes):
         count = len(images) if isinstance(images, list | tuple) else 1
         return np.empty(0), [
@@ -135,7 +145,7 @@ def several_problems(
     arrays, problems = [], []
     expected = zip(images, shapes, kinds, kept, strict=True)
     for index, (given, shape, kind, is_kept) in enumerate(expected):
-        array, found = as_array("images", given)
+        array, found = _as_array(given)
         found = found or image_problems(array, shape, kind, kept=is_kept)
         problems += [problem.replace("images", f"images[{index}]", 1) for problem in found]
         arrays.append(array)

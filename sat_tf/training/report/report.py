@@ -81,7 +81,7 @@ def report_page(folder: RunFolder) -> str:
         sizes=_sizes(results) if results else {},
         certificate=certificate,
         certificate_facts=_certificate(certificate) if certificate else {},
-        differing=certificate.verdict if certificate else _differing(results),
+        differing=certificate.verdict if certificate else results and results.differing,
         float_rule=FLOAT_RULE,
         num_epochs=len(epochs),
         epochs=Table(columns=_EPOCH, rows=epochs).without_empty("").to_html("Epochs"),
@@ -131,14 +131,6 @@ def _verdict(results: Results) -> dict[str, Any]:
         "what": "TFLite file" if top1 is results.tflite_top1 else "trained model",
         "gained": Marked(f"{points(gained)} points", "bad" if gained < -FEW_POINTS else ""),
     }
-
-
-def _differing(results: Results | None) -> Marked | None:
-    """How many codes differ, by the results alone; None without a file."""
-    if results is None or results.codes_differing is None:
-        return None
-    words = f"{results.codes_differing:,} of {results.codes_compared:,} codes differ"
-    return Marked(words, "bad" if results.codes_differing else "good")
 
 
 def _images(folder: RunFolder) -> dict[str, str]:
@@ -211,7 +203,7 @@ def _certificate(certificate: Certificate) -> dict[str, str]:
         "SHA-256 of the file": certificate.sha256,
         "Images": f"{certificate.num_images:,}",
         "Other runtimes": ", ".join(
-            f"{name}: {count.codes_differing:,} of {count.codes_compared:,} codes differ"
+            f"{name}: {count.differing} codes differ"
             for name, count in certificate.runtimes.items()
             if name != "xnnpack"
         ),

@@ -136,6 +136,14 @@ class Results(Displayed):
             if top1 is not None
         ]
 
+    @property
+    def differing(self) -> Marked | None:
+        """How many codes differ between LiteRT and the simulation; None without a file."""
+        if self.codes_differing is None:
+            return None
+        words = f"{self.codes_differing:,} of {self.codes_compared:,} codes differ"
+        return Marked(words, "bad" if self.codes_differing else "good")
+
     def caveat(self) -> str:
         """A warning about the accuracy of a float model that was given; "" for others."""
         if not self.given_float_model:
@@ -172,8 +180,8 @@ class Results(Displayed):
         found = [f"{one.title} {one.in_words()}" for one in self.accuracies()]
         if self.images_of_file not in (None, self.held_out_images):
             found[-1] += f" on {self.images_of_file:,} of {self.held_out_images:,} images"
-        if self.codes_differing is not None:
-            found.append(f"{self.codes_differing:,} of {self.codes_compared:,} codes differ")
+        if self.differing:
+            found.append(self.differing.words)
         return ", ".join(found)
 
     def _tables(self) -> dict[str, Table[Any]]:
@@ -192,13 +200,10 @@ class Results(Displayed):
             ("parameters", count(self.parameters)),
             ("TFLite file, bytes", count(self.file_bytes)),
             ("TFLite file after gzip, bytes", count(self.gzip_bytes)),
-            ("codes compared", count(self.codes_compared)),
+            ("LiteRT beside the simulation", self.differing or ""),
             ("codes of Keras that differ", percent(4)(self.trained_differing)),
             ("seconds", f"{self.seconds:.0f}"),
         ]
-        if self.codes_differing is not None:
-            kind = "bad" if self.codes_differing else "good"
-            rows.insert(-2, ("codes that differ", Marked(count(self.codes_differing), kind)))
         columns: list[Column[tuple[str, Cell]]] = [
             Column("", lambda row: row[0]),
             Column("", lambda row: row[1], number=True),
