@@ -3,7 +3,7 @@
 import inspect
 import math
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -116,15 +116,16 @@ def known_name(name: str, known: Sequence[str], what: str) -> str:
 
 
 def known_options(
-    options: dict[str, Any], known: Sequence[str], elsewhere: Mapping[str, str]
+    options: dict[str, Any], function: Callable[..., Any], elsewhere: Mapping[str, str]
 ) -> dict[str, Any]:
     """The options themselves; raises ValueError that lists the unknown ones.
 
     Args:
         options: what was received.
-        known: the names there are.
-        elsewhere: names that are set in another place, with the place.
+        function: what takes them.
+        elsewhere: arguments of it that are set in another place, with the place.
     """
+    known = [name for name in inspect.signature(function).parameters if name not in elsewhere]
     problems = [
         f"{name} is not set here: {elsewhere[name]}."
         if name in elsewhere
@@ -163,7 +164,7 @@ class DataConfig(Section):
         name = info.data.get("name")
         if name is None:  # reported already
             return options
-        known_options(options, list(inspect.signature(DATA_SETS[name]).parameters), {})
+        known_options(options, DATA_SETS[name], {})
         missing = [word for word in required_arguments(DATA_SETS[name]) if word not in options]
         if missing:
             raise ValueError(f"={options}: expected {', '.join(missing)} too; {name} needs it.")
@@ -208,9 +209,7 @@ class ModelConfig(Section):
         name = info.data.get("name")
         if name is None:  # reported already
             return options
-        taken = inspect.signature(MODELS[name]).parameters
-        known = [option for option in taken if option not in _KNOWN_TO_THE_RUN]
-        return known_options(options, known, _KNOWN_TO_THE_RUN)
+        return known_options(options, MODELS[name], _KNOWN_TO_THE_RUN)
 
 
 # The learning rate is chosen when the stage starts; see `sat_tf.training.loop.stage`. The
