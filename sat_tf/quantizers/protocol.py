@@ -144,9 +144,19 @@ class Quantizer(abc.ABC):
         return tuple(p.name for p in inspect.signature(cls).parameters.values() if p.kind in named)
 
     @classmethod
-    def asked_names(cls) -> tuple[str, ...]:
-        """The arguments of the constructor that a policy and the graph give it."""
-        return ("num_bits",)
+    def usual_request(cls, options: Mapping[str, Any]) -> Any:
+        """A request for 8 bits with these options; None to a class that policies do not ask."""
+        del options
+
+    @classmethod
+    def create(cls, request: Any) -> Any:
+        """The quantizer that a policy and the graph ask for."""
+        return cls(**cls.asked(request), **request.options)
+
+    @classmethod
+    def asked(cls, request: Any) -> dict[str, Any]:
+        """Takes of a request what the constructor needs."""
+        return {"num_bits": request.num_bits}
 
     @classmethod
     def option_names(cls) -> tuple[str, ...]:
@@ -156,7 +166,8 @@ class Quantizer(abc.ABC):
         >>> WEIGHT_QUANTIZERS["dorefa"].option_names()
         ('surrogate', 'surrogate_strength')
         """
-        given = (*cls.asked_names(), *_SET_LATER)
+        request = cls.usual_request({})
+        given = (*(cls.asked(request) if request else ()), *_SET_LATER)
         return tuple(name for name in cls._argument_names() if name not in given)
 
     @classmethod
@@ -172,15 +183,10 @@ class Quantizer(abc.ABC):
         ]
         if not problems:
             try:
-                cls._try_options(options)
+                cls.create(cls.usual_request(options))  # which raises what is wrong with values
             except (TypeError, ValueError) as error:
                 problems.append(str(error))
         return problems
-
-    @classmethod
-    def _try_options(cls, options: Mapping[str, Any]) -> None:
-        """Makes one with these options, which raises what is wrong with their values."""
-        del options
 
     def describe(self) -> str:
         """One line for people, with its options."""
@@ -273,23 +279,14 @@ class WeightQuantizer(MeasuredWeights, Quantizer):
     fewest_bits: ClassVar[int] = 1
 
     @classmethod
-    def create(cls, request: WeightRequest) -> "WeightQuantizer":
-        """The quantizer of one kernel."""
-        return cls(**cls.asked(request), **request.options)
+    def usual_request(cls, options: Mapping[str, Any]) -> WeightRequest:
+        """A request for 8 bits with these options."""
+        return WeightRequest(num_bits=8, options=options)
 
     @classmethod
     def asked(cls, request: WeightRequest) -> dict[str, Any]:
         """Takes of a request what the constructor needs."""
         return {"num_bits": request.num_bits, "channel_axes": request.channel_axes}
-
-    @classmethod
-    def asked_names(cls) -> tuple[str, ...]:
-        """The arguments of the constructor that a policy and the graph give it."""
-        return tuple(cls.asked(WeightRequest(num_bits=8)))
-
-    @classmethod
-    def _try_options(cls, options: Mapping[str, Any]) -> None:
-        cls.create(WeightRequest(num_bits=8, options=options))
 
     @classmethod
     def bits_problem(cls, num_bits: int, options: Mapping[str, Any]) -> str | None:
@@ -442,23 +439,9 @@ class ActivationQuantizer(MeasuredActivations, Quantizer):
         return request.signed == cls.signed
 
     @classmethod
-    def create(cls, request: ActivationRequest) -> "ActivationQuantizer":
-        """The quantizer of one tensor that it serves."""
-        return cls(**cls.asked(request), **request.options)
-
-    @classmethod
-    def asked(cls, request: ActivationRequest) -> dict[str, Any]:
-        """Takes of a request what the constructor needs."""
-        return {"num_bits": request.num_bits}
-
-    @classmethod
-    def asked_names(cls) -> tuple[str, ...]:
-        """The arguments of the constructor that a policy and the graph give it."""
-        return tuple(cls.asked(ActivationRequest(num_bits=8)))
-
-    @classmethod
-    def _try_options(cls, options: Mapping[str, Any]) -> None:
-        cls.create(ActivationRequest(num_bits=8, signed=cls.signed, options=options))
+    def usual_request(cls, options: Mapping[str, Any]) -> ActivationRequest:
+        """A request for 8 bits with these options."""
+        return ActivationRequest(num_bits=8, signed=cls.signed, options=options)
 
     @classmethod
     def field_problems(cls, fields: Mapping[str, Any]) -> list[str]:
