@@ -13,6 +13,7 @@ import numpy as np
 
 from sat_tf.arguments import Rule, check, is_integer
 from sat_tf.atomic_file import expect_path
+from sat_tf.export.certificate.outputs import label_problems
 from sat_tf.export.file_verification import existing_file
 from sat_tf.export.litert.runtime import Interface
 from sat_tf.export.litert.workers import Task, TfliteTask, Worker
@@ -275,23 +276,6 @@ class _SharedBatches:
             self._stopped = True
 
 
-def label_problems(images: np.ndarray, labels: np.ndarray, classes: float) -> list[str]:
-    """Why these are not labels for the images, of so many classes."""
-    if labels.shape != images.shape[:1]:
-        return [
-            f"labels: received shape {labels.shape}, expected {images.shape[:1]}, one class "
-            "number an image."
-        ]
-    if not np.issubdtype(labels.dtype, np.integer):
-        return [f"labels: received {labels.dtype}, expected integers, the class numbers."]
-    if labels.size and not 0 <= np.min(labels) <= np.max(labels) < classes:
-        return [
-            f"labels: received {np.min(labels)} to {np.max(labels)}, expected 0 to {classes - 1}; "
-            "count classes from 0."
-        ]
-    return []
-
-
 def _evaluate(
     name: str,
     task: Task,
@@ -316,12 +300,12 @@ def _evaluate(
                 f"top: received {max(wanted)}, expected at most the {interface.num_outputs} "
                 f"outputs of {name}; ask for fewer."
             )
-        for batch in source:
-            problems = label_problems(*batch, interface.num_outputs)
-            problems += _image_problems(batch[0], interface)
+        for images, labels in source:
+            problems = label_problems(labels, images.shape[:1], interface.num_outputs)
+            problems += _image_problems(images, interface)
             if problems:
                 raise ValueError(list_problems("evaluation", problems))
-            yield batch
+            yield images, labels
 
     _run_all(name, task, pieces, tally.add, count, total, progress)
     if not tally.num_images:

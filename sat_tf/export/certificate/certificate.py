@@ -38,7 +38,7 @@ FLOAT_RULE = (
     "float model's loss say so, else values; of many sigmoids, classes and values "
     "must both differ."
 )
-# So many images may get another class than from the quantized model, however few there are: they
+# The class of so many images may differ from the quantized model's, however few there are: they
 # may be ties.
 _FEW_PLACES = 5
 # Once biases are those of the file, fewer codes of a convolution differ by themselves.

@@ -236,7 +236,7 @@ class Trained(Protocol):
 
     @property
     def raw_inputs(self) -> frozenset[str]:
-        """Those of them that are inputs, shown before Keras clips them as the file does."""
+        """The names of inputs among them, shown before Keras clips them as the file does."""
 
     def run(self, images: Pixels) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """The integers by tensor, also those that no file stores, and the model's output."""

@@ -34,7 +34,7 @@ class FloatReference:
 
     @property
     def loss(self) -> str:
-        """What the loss that it was compiled with says of one output: "loss" of classes, or ""."""
+        """The meaning of one output by the loss it was compiled with: "loss" of classes, or ""."""
         loss = getattr(self._model, "loss", None)
         name = loss if isinstance(loss, str) else getattr(loss, "name", None) or ""
         is_known = isinstance(name, str) and name.endswith("categorical_crossentropy")
@@ -42,7 +42,7 @@ class FloatReference:
 
     @property
     def softmaxes(self) -> list[str]:
-        """What makes each output: "softmax", or "" for anything else."""
+        """The function that makes each output: "softmax", or "" for anything else."""
         from sat_tf.graph import layer_kinds
         from sat_tf.graph.network import Network
         from sat_tf.qat.layout import inner_layer

@@ -17,7 +17,7 @@ from sat_tf.export.operations.graph import Graph
 from sat_tf.export.tflite.structure import Structure
 from sat_tf.top_k import NO_CLASS, classes_of
 
-# Of the sum of the probabilities of one image, which softmax makes 1 up to its last bits.
+# Softmax makes the sum of the probabilities of one image 1 up to its last bits.
 _OFF_ONE = 1e-3
 
 
@@ -172,7 +172,7 @@ class OutputCount:
 
     @property
     def what(self) -> str:
-        """What is classified, in words."""
+        """The things that are classified, in words."""
         return "pixels, rows or boxes" if len(self.shape) > 1 else "images"
 
 
@@ -315,21 +315,42 @@ def _checked(
         labels = labels.reshape(expected)
     if output.answers > 1 and labels.shape == (*expected, output.answers):
         expected, classes = labels.shape, 2  # an answer for each sigmoid
-    if labels.shape != expected:
-        what = "each pixel, row or box" if output.places else "an image"
-        if output.answers > 1:
-            what += f", or {(*expected, output.answers)}, 0 or 1 for each sigmoid"
-        return None, [
-            f"{name}: received shape {labels.shape}, expected {expected}, one class number {what}."
+    what = "each pixel, row or box" if output.places else "an image"
+    if output.answers > 1:
+        what += f", or {(*expected, output.answers)}, 0 or 1 for each sigmoid"
+    problems = label_problems(labels, expected, classes, name=name, what=what)
+    return (None if problems else labels), problems
+
+
+def label_problems(
+    labels: np.ndarray,
+    shape: tuple[int, ...],
+    classes: float,
+    *,
+    name: str = "labels",
+    what: str = "an image",
+) -> list[str]:
+    """Why these are not labels.
+
+    Args:
+        labels: they.
+        shape: that they should have.
+        classes: how many there are.
+        name: of the labels.
+        what: has a label.
+    """
+    if labels.shape != shape:
+        return [
+            f"{name}: received shape {labels.shape}, expected {shape}, one class number {what}."
         ]
     if labels.dtype != bool and not np.issubdtype(labels.dtype, np.integer):
-        return None, [f"{name}: received {labels.dtype}, expected integers, the class numbers."]
+        return [f"{name}: received {labels.dtype}, expected integers, the class numbers."]
     if labels.size and not 0 <= np.min(labels) <= np.max(labels) < classes:
-        return None, [
+        return [
             f"{name}: received {np.min(labels)} to {np.max(labels)}, expected 0 to {classes - 1}; "
             "count classes from 0."
         ]
-    return labels, []
+    return []
 
 
 def only(shares: Mapping[str, float]) -> float | None:

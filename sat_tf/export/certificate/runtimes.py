@@ -42,7 +42,7 @@ _KINDS = (
 )
 RUNTIMES: dict[str, RuntimeKind] = {kind.name: kind for kind in _KINDS}
 
-# What costs little: of a file that is the same on all processors, nothing is simulated again.
+# These cost little: nothing of a file that is the same on all processors is simulated again.
 USUAL_RUNTIMES = ("xnnpack", "builtin", "arm_xnnpack", "arm_xnnpack_unfused")
 
 
