@@ -90,7 +90,6 @@ def _register_with_keras(module: ModuleType) -> None:
     if module.__name__ == "tf_keras" and "tensorflow_model_optimization" in sys.modules:
         return
     importlib.import_module("sat_tf.qat.wrapper")
-    importlib.import_module("sat_tf.keras3.conversion.activations")
 
 
 def _register_with_keras3(_: ModuleType | None = None) -> None:
@@ -110,7 +109,6 @@ def _register_when_imported() -> None:
     wrapt.register_post_import_hook(_register_with_keras3, "keras")
     if "tensorflow" in sys.modules:
         importlib.import_module("sat_tf.qat.wrapper")
-        importlib.import_module("sat_tf.keras3.conversion.activations")
         return
     for library in ("tf_keras", "tensorflow_model_optimization"):
         wrapt.register_post_import_hook(_register_with_keras, library)

@@ -110,8 +110,8 @@ REDUCTIONS: Rows = {
         f"write tf.reduce_mean(x, axes) * n for the sum of n values; of a mean, {_REDUCED}",
     ),
 }
-# Those with settings of their own. Where a call of "compat.v1" has its arguments in another order,
-# it has a row of its own.
+# Operations with settings of their own. A call of "compat.v1" whose arguments have another order has
+# a row of its own.
 _OTHERS: Rows = {
     "add_n": Row(("math.add_n",)),
     "average_pool": Row(
@@ -192,7 +192,7 @@ _Any = TypeVar("_Any")
 
 
 def by_call(made: Mapping[str, _Any]) -> dict[str, _Any]:
-    """What is made of the operations of some rows, by the names of TensorFlow's functions.
+    """A table by the names of rows, as one by the names of TensorFlow's functions.
 
     Raises:
         KeyError: a name has no row.

@@ -37,7 +37,7 @@ from sat_tf.graph.layers.kind import (
     Role,
     window_detail,
 )
-from sat_tf.graph.operation_layers import OfSeveralTensors, TensorFlowOperation, absolute
+from sat_tf.graph.operation_layers import OfSeveralTensors, TensorFlowOperation
 
 KINDS: Kinds = {
     keras.layers.InputLayer: LayerKind(Role.INPUT, short_name="Input"),
@@ -242,8 +242,8 @@ def works_on_each_value(layer: keras.layers.Layer) -> bool:
 def is_a_broken_line(layer: keras.layers.Layer) -> bool:
     """Whether the layer is piecewise linear: not a smooth function that rounding would coarsen."""
     function = _function_of(layer)
-    broken = function is not None and function.is_broken_line
-    return broken or getattr(layer, "activation", None) is absolute
+    activation = activations.ACTIVATIONS.get(activation_name(layer))
+    return any(row is not None and row.is_broken_line for row in (function, activation))
 
 
 def keeps_sign(layer: keras.layers.Layer) -> bool:

@@ -230,12 +230,6 @@ class TensorFlowOperation(OfTensorFlow):
         return {**super().get_config(), "function": self.function, "arguments": self.arguments}
 
 
-@keras.utils.register_keras_serializable(package="sat_tf")
-def absolute(x: tf.Tensor) -> tf.Tensor:
-    """|x|, for `keras.layers.Activation`."""
-    return tf.abs(x)
-
-
 _TENSOR = {"tensor": 0}
 
 

@@ -6,11 +6,10 @@ import tf_keras as keras
 import sat_tf
 from sat_tf.core import asymmetric
 from sat_tf.graph import layer_kinds
-from sat_tf.graph.calls.arithmetic import gelu_by_tanh
-from sat_tf.graph.layers.kind import Role
-from sat_tf.graph.operation_layers import Clip, absolute
-from sat_tf.keras3.conversion.activations import (
+from sat_tf.graph.layers.activations import (
+    absolute,
     celu,
+    gelu_by_tanh,
     hard_shrink,
     hard_silu,
     hard_tanh,
@@ -20,6 +19,8 @@ from sat_tf.keras3.conversion.activations import (
     squareplus,
     tanh_shrink,
 )
+from sat_tf.graph.layers.kind import Role
+from sat_tf.graph.operation_layers import Clip
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.pact import OffsetQuantizer, PactQuantizer, StreamQuantizer
 

@@ -11,8 +11,7 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.graph import operation_layers
-from sat_tf.graph.calls.arithmetic import gelu_by_tanh
-from sat_tf.graph.operation_layers import absolute
+from sat_tf.graph.layers.activations import absolute, gelu_by_tanh
 from sat_tf.graph.rewrite import with_layers_for_operations
 from sat_tf.keras3 import operations
 from sat_tf.keras3.conversion.placed import placed

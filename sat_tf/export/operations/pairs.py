@@ -123,7 +123,7 @@ class Pair(OperationDraft):
         return ON_CODES[self.kind].problem(*self._grids(graph))
 
     def portability(self, graph: Tensors) -> Portability:
-        """That of its row, for codes."""
+        """See `Operation`; for codes, its row knows it."""
         if self.is_float(graph):
             return super().portability(graph)
         return ON_CODES[self.kind].portability(*self._grids(graph))

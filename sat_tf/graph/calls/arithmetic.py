@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
@@ -17,12 +16,12 @@ from sat_tf.graph.calls.arguments import (
     only_tensor,
 )
 from sat_tf.graph.counterparts import ACTIVATIONS, by_call
+from sat_tf.graph.layers.activations import OF_KERAS3, absolute, gelu_by_tanh
 from sat_tf.graph.operation_layers import (
     Clip,
     ConstantSum,
     Scaling,
     StopGradient,
-    absolute,
 )
 from sat_tf.graph.replacement import (
     Finder,
@@ -242,12 +241,6 @@ def _gelu(call: OldCall) -> Replacement | None:
     return one_layer(call.argument(0, "features"), L.Activation, "gelu")
 
 
-@keras.utils.register_keras_serializable(package="sat_tf")
-def gelu_by_tanh(x: tf.Tensor) -> tf.Tensor:
-    """GELU in the form 0.5 x (1 + tanh(sqrt(2/π) (x + 0.044715 x³)))."""
-    return tf.nn.gelu(x, approximate=True)
-
-
 def _softmax(call: OldCall) -> Replacement | None:
     axis = call.argument(1, "axis", -1)
     return one_layer(call.argument(0, "logits"), L.Softmax, -1 if axis is None else axis)
@@ -265,12 +258,9 @@ LAYERS: dict[type, Finder] = {
     L.Subtract: _with_constant("x - c"),
 }
 
-# Where tf_keras has another name for an activation than Keras 3.
-_RENAMED = {"silu": "swish"}
-
 CALLS: dict[str, Finder] = by_call(
     {
-        **{name: of_one_tensor(L.Activation, _RENAMED.get(name, name)) for name in ACTIVATIONS},
+        **{name: of_one_tensor(L.Activation, OF_KERAS3[name]) for name in ACTIVATIONS},
         "add": _of_two(L.Add, "x + c", "x + c"),
         "subtract": _of_two(L.Subtract, "x - c", "c - x"),
         "multiply": _of_two(L.Multiply, "x * c", "x * c"),

@@ -1,45 +1,173 @@
-"""Rectifiers, softmax and the other activation functions: their rows and ranges."""
+"""Activation functions, those included that Keras 3 has alone, and the layers that apply them."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
+import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.core.asymmetric import POSITIVE, SIGNED_UNIT, UNIT, UNKNOWN, Reach
 from sat_tf.graph.layers.kind import SAME, Function, Keras3, Kinds, LayerKind, Role
 from sat_tf.graph.operation_layers import Clip
 
-# Functions by name. Smallest values are rounded down to 1e-4.
-REACHES: dict[str, Reach] = {
-    "sigmoid": UNIT,
-    "hard_sigmoid": UNIT,
-    "relu6_sigmoid": UNIT,
-    "tanh": SIGNED_UNIT,
-    "hard_tanh": SIGNED_UNIT,
-    "softsign": SIGNED_UNIT,
-    "softplus": POSITIVE,
-    "absolute": POSITIVE,
-    "exponential": POSITIVE,
-    "squareplus": POSITIVE,
-    "elu": Reach(-1.0),
-    "celu": Reach(-1.0),
-    "selu": Reach(-1.7582),
-    "swish": Reach(-0.2785),
-    "silu": Reach(-0.2785),
-    "hard_swish": Reach(-0.375),
-    "hard_silu": Reach(-0.375),
-    "gelu": Reach(-0.1701),
-    "gelu_by_tanh": Reach(-0.1701),
-    "mish": Reach(-0.3089),
-    "leaky_relu": Reach(0.0, share=0.2),
-    "log_sigmoid": UNKNOWN,
-    "hard_shrink": UNKNOWN,
-    "soft_shrink": UNKNOWN,
-    "tanh_shrink": UNKNOWN,
-}
+_register = keras.utils.register_keras_serializable(package="sat_tf")
+
+
+# Keras 2 has a `hard_sigmoid` too, of another slope: clip(0.2 x + 0.5, 0, 1).
+@_register
+def relu6_sigmoid(x: tf.Tensor) -> tf.Tensor:
+    """Keras 3's `hard_sigmoid`: relu6(x + 3) / 6.
+
+    >>> relu6_sigmoid(tf.constant([-3.0, 0.0, 1.5, 9.0])).numpy().tolist()
+    [0.0, 0.5, 0.75, 1.0]
+    """
+    return tf.nn.relu6(x + tf.constant(3.0, x.dtype)) / tf.constant(6.0, x.dtype)
+
+
+@_register
+def hard_silu(x: tf.Tensor) -> tf.Tensor:
+    """Keras 3's `hard_silu`, also called hard-swish: x · relu6(x + 3) / 6.
+
+    >>> hard_silu(tf.constant([-3.0, 0.0, 3.0, 9.0])).numpy().tolist()
+    [-0.0, 0.0, 3.0, 9.0]
+    """
+    return x * relu6_sigmoid(x)
+
+
+@_register
+def log_sigmoid(x: tf.Tensor) -> tf.Tensor:
+    """log(1 / (1 + exp(-x)))."""
+    return tf.math.log_sigmoid(x)
+
+
+# TensorFlow's own function has another name than tf_keras looks for when it loads a model.
+@_register
+def log_softmax(x: tf.Tensor) -> tf.Tensor:
+    """The logarithm of the softmax over the last axis."""
+    return tf.nn.log_softmax(x)
+
+
+@_register
+def hard_tanh(x: tf.Tensor) -> tf.Tensor:
+    """clip(x, -1, 1)."""
+    return tf.clip_by_value(x, -1.0, 1.0)
+
+
+@_register
+def celu(x: tf.Tensor) -> tf.Tensor:
+    """max(x, 0) + exp(min(x, 0)) - 1."""
+    return tf.maximum(x, 0.0) + tf.math.expm1(tf.minimum(x, 0.0))
+
+
+@_register
+def tanh_shrink(x: tf.Tensor) -> tf.Tensor:
+    """X - tanh(x)."""
+    return x - tf.math.tanh(x)
+
+
+@_register
+def squareplus(x: tf.Tensor) -> tf.Tensor:
+    """(x + sqrt(x² + 4)) / 2."""
+    return (x + tf.sqrt(tf.square(x) + tf.constant(4.0, x.dtype))) / 2
+
+
+@_register
+def soft_shrink(x: tf.Tensor) -> tf.Tensor:
+    """X moved towards 0 by 1/2, and 0 within."""
+    inside = tf.where(x < -0.5, x + 0.5, tf.zeros_like(x))
+    return tf.where(x > 0.5, x - 0.5, inside)
+
+
+@_register
+def hard_shrink(x: tf.Tensor) -> tf.Tensor:
+    """X where |x| > 1/2, else 0."""
+    return tf.where(tf.abs(x) > 0.5, x, tf.zeros_like(x))
+
+
+@_register
+def absolute(x: tf.Tensor) -> tf.Tensor:
+    """|x|."""
+    return tf.abs(x)
+
+
+@_register
+def gelu_by_tanh(x: tf.Tensor) -> tf.Tensor:
+    """GELU in the form 0.5 x (1 + tanh(sqrt(2/π) (x + 0.044715 x³)))."""
+    return tf.nn.gelu(x, approximate=True)
+
+
+class Activation(NamedTuple):
+    """An activation function.
+
+    Attributes:
+        reach: the range of its values; None where it is no function between quantizers.
+        keras3: its names in Keras 3.
+        function: the function, where tf_keras has none of its name.
+        is_broken_line: see `Function`.
+    """
+
+    reach: Reach | None
+    keras3: tuple[str, ...] = ()
+    function: Callable[[tf.Tensor], tf.Tensor] | None = None
+    is_broken_line: bool = False
+
 
 # The ceiling of each.
 RECTIFIERS: dict[str, float | None] = {"relu": None, "relu6": 6.0}
+
+# The functions by their names in tf_keras. Smallest values are rounded down to 1e-4.
+ACTIVATIONS: dict[str, Activation] = {
+    "absolute": Activation(POSITIVE, function=absolute, is_broken_line=True),
+    "celu": Activation(Reach(-1.0), ("celu",), celu),
+    "elu": Activation(Reach(-1.0), ("elu",)),
+    "exponential": Activation(POSITIVE, ("exponential",)),
+    "gelu": Activation(Reach(-0.1701), ("gelu",)),
+    "gelu_by_tanh": Activation(Reach(-0.1701), function=gelu_by_tanh),
+    "hard_shrink": Activation(UNKNOWN, ("hard_shrink",), hard_shrink),
+    "hard_sigmoid": Activation(UNIT),  # that of Keras 3 has another slope
+    "hard_silu": Activation(Reach(-0.375), ("hard_silu", "hard_swish"), hard_silu),
+    "hard_swish": Activation(Reach(-0.375)),
+    "hard_tanh": Activation(SIGNED_UNIT, ("hard_tanh",), hard_tanh),
+    "leaky_relu": Activation(Reach(0.0, share=0.2), ("leaky_relu",), tf.nn.leaky_relu),
+    "linear": Activation(None, ("linear",)),
+    "log_sigmoid": Activation(UNKNOWN, ("log_sigmoid",), log_sigmoid),
+    "log_softmax": Activation(None, ("log_softmax",), log_softmax),
+    "mish": Activation(Reach(-0.3089), ("mish",)),
+    "relu": Activation(None, ("relu",)),
+    "relu6": Activation(None, ("relu6",), tf.nn.relu6),
+    "relu6_sigmoid": Activation(UNIT, ("hard_sigmoid",), relu6_sigmoid),
+    "selu": Activation(Reach(-1.7582), ("selu",)),
+    "sigmoid": Activation(UNIT, ("sigmoid",)),
+    "silu": Activation(Reach(-0.2785)),  # by the name of TensorFlow's function
+    "soft_shrink": Activation(UNKNOWN, ("soft_shrink",), soft_shrink),
+    "softmax": Activation(None, ("softmax",)),
+    "softplus": Activation(POSITIVE, ("softplus",)),
+    "softsign": Activation(SIGNED_UNIT, ("softsign",)),
+    "squareplus": Activation(POSITIVE, ("squareplus",), squareplus),
+    "swish": Activation(Reach(-0.2785), ("silu", "swish")),
+    "tanh": Activation(SIGNED_UNIT, ("tanh",)),
+    "tanh_shrink": Activation(UNKNOWN, ("tanh_shrink",), tanh_shrink),
+}
+REACHES = {name: row.reach for name, row in ACTIVATIONS.items() if row.reach is not None}
+# The functions of tf_keras, or their names there, by the names of the same functions in Keras 3.
+OF_KERAS3: dict[str, Callable[[tf.Tensor], tf.Tensor] | str] = {
+    name: row.function or own for own, row in ACTIVATIONS.items() for name in row.keras3
+}
+
+
+def keras3_name(activation: Any) -> str | None:
+    """The name in Keras 3 of an activation function of tf_keras; None where Keras 3 has none.
+
+    >>> keras3_name(keras.activations.swish), keras3_name(hard_silu)
+    ('silu', 'hard_silu')
+    >>> keras3_name(keras.activations.hard_sigmoid) is None
+    True
+    """
+    for name, row in OF_KERAS3.items():
+        if activation is (keras.activations.get(row) if isinstance(row, str) else row):
+            return name
+    return None
 
 
 _NAMES = ("linear", "softmax", *RECTIFIERS, *sorted(REACHES))

@@ -280,13 +280,13 @@ def _part_problem(part: Part) -> str | None:
 
 
 def _function_problem(part: Part) -> str | None:
-    from sat_tf.keras3.conversion.activations import ACTIVATIONS
+    from sat_tf.graph.layers.activations import OF_KERAS3
 
     name = part.config
     if _is_registered(name):
         return None
     is_named_once = part.registered_name in (None, name, "function")
-    if part.module in _FUNCTION_MODULES and is_named_once and name in list(ACTIVATIONS):
+    if part.module in _FUNCTION_MODULES and is_named_once and name in list(OF_KERAS3):
         return None
     where = f" of {part.module}" if part.module else ""
     return (

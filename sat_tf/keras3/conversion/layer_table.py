@@ -9,10 +9,9 @@ import keras as keras3
 import tf_keras as keras
 
 from sat_tf.graph import layer_kinds, operation_layers
-from sat_tf.graph.calls.arithmetic import gelu_by_tanh
+from sat_tf.graph.layers.activations import OF_KERAS3, absolute, gelu_by_tanh
 from sat_tf.graph.layers.kind import SAME, Keras3
 from sat_tf.keras3 import operations
-from sat_tf.keras3.conversion.activations import ACTIVATIONS
 from sat_tf.keras3.quantized_layer import standing_in
 from sat_tf.messages import did_you_mean, reason_of
 
@@ -20,7 +19,7 @@ from sat_tf.messages import did_you_mean, reason_of
 FUNCTIONS: dict[Any, Callable[[Any], Any]] = {
     keras.activations.hard_sigmoid: operations.hard_sigmoid_of_keras2,
     gelu_by_tanh: operations.gelu_by_tanh,
-    operation_layers.absolute: operations.absolute,
+    absolute: operations.absolute,
 }
 # Layers that neither Keras has, and that sat-tf has in both with the same settings: the class of
 # tf_keras, by that of Keras 3.
@@ -69,15 +68,15 @@ def translate_value(key: str, value: Any) -> Any:
 def _activation(key: str, value: Any) -> Any:
     if value is None:
         return None
-    if isinstance(value, str) and value in ACTIVATIONS:
-        return ACTIVATIONS[value]
+    if isinstance(value, str) and value in OF_KERAS3:
+        return OF_KERAS3[value]
     name = value if isinstance(value, str) else _named(value)
     for function, own in FUNCTIONS.items():
         if keras3.saving.get_registered_name(own) == name:
             return function
     raise ValueError(
         f"received {key}={name!r}, which tf_keras does not have; use a function that both have, "
-        "or a layer behind. " + did_you_mean(name, ACTIVATIONS)
+        "or a layer behind. " + did_you_mean(name, OF_KERAS3)
     )
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.graph import counterparts
-from sat_tf.keras3.conversion.activations import ACTIVATIONS
+from sat_tf.graph.layers.activations import OF_KERAS3
 
 # Types of tensors, with how far two ways to compute one may be apart: two units in the last place,
 # as a fraction of the largest value.
@@ -111,7 +111,7 @@ def _typed(value: Any, dtype: str) -> Any:
 
 
 def _activation(name: str) -> Callable[[Any, Any], Function]:
-    return lambda operation, node: keras.layers.Activation(ACTIVATIONS[name], name=operation.name)
+    return lambda operation, node: keras.layers.Activation(OF_KERAS3[name], name=operation.name)
 
 
 def _plain(function: Function, *attributes: str) -> Callable[[Any, Any], Function]:

@@ -15,11 +15,11 @@ import tf_keras as keras
 
 from sat_tf.graph import layer_kinds, operation_layers
 from sat_tf.graph.flatten import unique_name
+from sat_tf.graph.layers.activations import keras3_name
 from sat_tf.graph.layers.kind import Keras3
 from sat_tf.graph.network import Network, Node
 from sat_tf.keras3 import operations
 from sat_tf.keras3.conversion import layer_table
-from sat_tf.keras3.conversion.activations import keras3_name
 from sat_tf.keras3.conversion.values import copy_to_keras3
 from sat_tf.keras3.quantized_layer import ACTIVATION, BEFORE_ACTIVATION, BEHIND, INSTEAD
 from sat_tf.keras3.quantized_layer import QuantizedLayer as QuantizedLayer3

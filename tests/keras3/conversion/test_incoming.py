@@ -205,9 +205,9 @@ def test_layers_of_ones_own_come_over_with_their_class():
 
 def test_the_first_layer_that_differs_is_named(monkeypatch):
     # tf_keras' own hard_sigmoid has another slope: under its name it is another function.
-    from sat_tf.keras3.conversion import activations
+    from sat_tf.graph.layers import activations
 
-    monkeypatch.setitem(activations.ACTIVATIONS, "hard_sigmoid", "hard_sigmoid")
+    monkeypatch.setitem(activations.OF_KERAS3, "hard_sigmoid", "hard_sigmoid")
     message = _error(models.classifier())
     assert "separable: received a SeparableConv2D whose output differs in tf_keras by" in message
     assert "it is the first of 1 such" in message
