@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sat_tf.export.kernels import fixed_point, vectors, xnnpack
+from sat_tf.export.kernels import fixed_point, xnnpack
 
 # Matrices that have a kernel of their own for products with a vector: these sizes at least.
 _FEWEST_ROWS, _FEWEST_COLUMNS = 4, 8
@@ -172,7 +172,7 @@ def _builtin(
         elif work.is_small_depthwise:
             rule = small_depthwise
         elif work.operator in ("DEPTHWISE_CONV_2D", "TRANSPOSE_CONV"):
-            rule = vectors.requantized
+            rule = fixed_point.requantized_in_blocks
         elif is_vector and sums.shape[-1] >= _FEWEST_ROWS and work.depth >= _FEWEST_COLUMNS:
             rule = fixed_point.rounded_twice_up
         else:
@@ -188,12 +188,12 @@ def _builtin(
         summed=lambda summands, scales, output, *, difference=False: (
             fixed_point.summed(summands, scales, output, difference=True)
             if difference
-            else vectors.sum_of(summands, scales, output)
+            else fixed_point.summed_in_blocks(summands, scales, output)
         ),
         mean=lambda sums, count, scales, zeros, keep_dims: (
-            vectors.mean_of_stored if keep_dims else fixed_point.mean
+            fixed_point.mean_in_blocks if keep_dims else fixed_point.mean
         )(sums, count, scales, zeros),
-        quantized=vectors.quantized,
+        quantized=fixed_point.quantized_in_blocks,
     )
 
 

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sat_tf.export.kernels import fixed_point, vectors, xnnpack
+from sat_tf.export.kernels import fixed_point, xnnpack
 from sat_tf.export.kernels.fixed_point import Multipliers
 from tests.export import reference
 
@@ -94,7 +94,7 @@ def test_sums_and_differences_are_those_of_whole_numbers(codes, scales, ratio, s
     # Vectors differ from it in the last of 20 more bits, so that it is a code next to it at most.
     if sign > 0:
         several = [np.full((1, 17), code) for code in codes]
-        *blocks, last = vectors.sum_of(several, inputs, output).reshape(-1).tolist()
+        *blocks, last = fixed_point.summed_in_blocks(several, inputs, output).reshape(-1).tolist()
         assert last == found
         assert all(abs(block - found) <= 1 for block in blocks)
 
@@ -118,3 +118,52 @@ def test_a_product_of_two_tensors_has_its_multiplier_in_float32_but_in_micro():
     assert fixed_point.multiplier_in_float64(*scales) == exact
     assert xnnpack.product_multiplier(*scales) == float(scales[0] * scales[1] / scales[2])
     assert xnnpack.product_multiplier(*scales) != exact
+
+
+def test_channels_behind_the_last_block_round_ties_away_from_zero():
+    # -3 · 0.25 is -1 / 2 behind the first rounding.
+    found = fixed_point.requantized_in_blocks(np.full((1, 11), -3), fixed_point.fixed_point(0.25))
+    assert found.tolist() == [[0] * 8 + [-1] * 3]
+
+
+@given(length=st.integers(0, 100), size=st.integers(1, 16))
+def test_blocks_are_full_and_the_rest_is_smaller_than_one(length, size):
+    in_block = fixed_point.in_blocks(length, size)
+    assert in_block.sum() % size == 0
+    assert 0 <= length - in_block.sum() < size
+    assert not np.any(np.diff(in_block.astype(int)) > 0)
+
+
+def test_the_zero_points_of_a_mean_that_keeps_its_dimensions_are_one_integer():
+    # (2 · 4 - 4 · 3) / 4 · 0.5: the sum 8 alone is 1, the zero point 3 alone 1.5, rounded to 2.
+    scales = np.float32(0.5), np.float32(1.0)
+    found = fixed_point.mean_in_blocks(np.array([[8]]), 4, scales, (3, 10))
+    assert found.item() == 1 + 10 - 2
+    plain = fixed_point.mean(np.array([[8]]), 4, scales, (3, 10))
+    assert plain.item() == 10 - 1  # -0.5, away from zero
+
+
+def test_values_behind_the_last_block_are_quantized_by_division():
+    values = np.full((1, 9), 0.5, np.float32)
+    assert fixed_point.quantized_in_blocks(values, np.float32(1.0)).tolist() == [[0] * 8 + [1]]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ((5,), (5,), (5, False)),
+        ((2, 3, 4), (2, 3, 4), (24, False)),
+        ((2, 3, 4), (1, 1, 4), (4, False)),
+        ((1, 1, 4), (2, 3, 4), (4, False)),
+        ((2, 3, 4), (4,), (4, False)),
+        ((2, 3, 4), (2, 3, 1), (4, True)),
+        ((2, 3, 4), (2, 1, 1), (12, True)),
+        ((2, 3, 4), (1, 1, 1), (24, True)),
+        ((2, 3, 1), (2, 1, 1), (3, True)),
+        ((2, 5, 3, 1, 4), (2, 1, 3, 6, 4), (4, False)),
+        # Six stretches: the kernel without fixed_point.
+        ((1, 2, 1, 2, 1, 2), (2, 1, 2, 1, 2, 1), (0, False)),
+    ],
+)
+def test_stretches_end_where_a_summand_repeats(first, second, expected):
+    assert fixed_point.stretch(first, second) == expected
