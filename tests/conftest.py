@@ -1,15 +1,9 @@
 """The setting of all tests: two logical CPUs for distribution strategies, and repeatable draws."""
 
 import gc
-import os
 
 # TensorFlow's half a million objects stay: the garbage collector need not walk through them.
 gc.disable()
-
-# Workers of a parallel run share the processors; more threads would wait for each other.
-if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
 
 import random
 
