@@ -110,8 +110,8 @@ REDUCTIONS: Rows = {
         f"write tf.reduce_mean(x, axes) * n for the sum of n values; of a mean, {_REDUCED}",
     ),
 }
-# Operations with settings of their own. A call of "compat.v1" whose arguments have another order has
-# a row of its own.
+# Operations with settings of their own. A call of "compat.v1" whose arguments have another order
+# has a row of its own.
 _OTHERS: Rows = {
     "add_n": Row(("math.add_n",)),
     "average_pool": Row(
