@@ -9,7 +9,6 @@ from rich.console import Console
 
 from sat_tf.commands.models import load_model, quiet_tensorflow
 from sat_tf.commands.options import Parser, add_trust
-from sat_tf.export.certificate.holds import verdict_of
 from sat_tf.messages import RunError, say, value_errors_as_run_errors
 from sat_tf.presentation.tables import marked_text
 from sat_tf.training.config.config import read_config
@@ -217,19 +216,15 @@ def export(
         settings = {**_of_run(RunFolder(pathlib.Path(source)), model), **settings}
     with value_errors_as_run_errors():
         report = export_tflite(model, path, compare_storage=compare_storage, **settings)
-    notes = list(report.warnings)
-    certificate = path.with_name(CERTIFICATE)
-    if certificate.is_file() and report.sha256.encode() not in certificate.read_bytes():
-        notes.append(f"{certificate} is about another file; renew it with sat-tf verify")
-    for note in notes:
-        say(console, f"Note: {note}")
     say(console, report.summary)
     kernels = report.kernel_table()
     if kernels.rows:
         console.print(kernels.to_rich())
-        console.print(f"It runs in ai-edge-litert {report.runs_from} and later.", highlight=False)
-    if report.holds:
-        say(console, marked_text(verdict_of(report.holds)))
+    for statement in report.statements:
+        say(console, marked_text(statement))
+    certificate = path.with_name(CERTIFICATE)
+    if certificate.is_file() and report.sha256.encode() not in certificate.read_bytes():
+        say(console, f"Note: {certificate} is about another file; renew it with sat-tf verify")
     for cost in report.storage if compare_storage else []:
         say(console, f"  {cost}")
 

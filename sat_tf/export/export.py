@@ -42,7 +42,7 @@ from sat_tf.export.tflite.tensors import Storage
 from sat_tf.messages import list_problems
 from sat_tf.preprocessing import Preprocessing
 from sat_tf.presentation.notebook import Displayed
-from sat_tf.presentation.tables import Cell, Marked, Table
+from sat_tf.presentation.tables import Marked, Table
 
 _WARM_UP = 2
 _RUNS = 20
@@ -203,13 +203,17 @@ class ExportReport(Displayed):
     def _tables(self) -> dict[str, Table[AlikeKernels]]:
         return {"Weights": self.kernel_table()}
 
-    def _notes(self) -> list[Cell]:
-        notes = (Marked(f"Note: {warning}", "watch") for warning in self.warnings)
+    @property
+    def statements(self) -> list[Marked]:
+        """All that is to be known beside the summary, in the order in which it is shown."""
         return [
-            f"It runs in ai-edge-litert {self.runs_from} and later.",
+            Marked(f"It runs in ai-edge-litert {self.runs_from} and later.", "plain"),
             *([verdict_of(self.holds)] if self.holds else []),
-            *notes,
+            *(Marked(f"Note: {warning}", "watch") for warning in self.warnings),
         ]
+
+    def _notes(self) -> list[Marked]:
+        return self.statements
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
