@@ -1,9 +1,10 @@
-"""The layers that replace a call when a model is rewritten: in a row, or side by side."""
+"""A call that is rewritten, its arguments, and the layers that replace it: in a row, or beside."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
@@ -114,6 +115,16 @@ def one_layer(tensor: Any, layer: Callable[..., Any], *args: Any, **settings: An
     return Replacement([tensor], [new_layer(layer, *args, **settings)])
 
 
+def of_one_tensor(layer: Any, *args: Any, **settings: Any) -> Finder:
+    """A layer of one tensor and no other arguments."""
+
+    def find(call: OldCall) -> Replacement | None:
+        tensor = only_tensor(call)
+        return None if tensor is None else one_layer(tensor, layer, *args, **settings)
+
+    return find
+
+
 def pooled_in_rows(
     call: OldCall, tensor: Any, two_dimensional: Any, size: int, stride: int, padding: str
 ) -> list[NewLayer]:
@@ -133,3 +144,44 @@ def pooled_whole_row(tensor: Any, two_dimensional: Any, *, keepdims: bool) -> li
     if not keepdims:
         return [*layers, new_layer(two_dimensional)]
     return [*layers, new_layer(two_dimensional, suffix="pool"), new_layer(L.Reshape, (1, channels))]
+
+
+# -- arguments: tensors of the model, or constants -------------------------------------------------
+
+
+def is_keras(value: Any) -> bool:
+    """Whether a value is a tensor of the model, not a number."""
+    return hasattr(value, "_keras_history")
+
+
+def constant_of(value: Any) -> np.ndarray | None:
+    """Numbers as an array; None for anything else, such as tensors of the model."""
+    if value is None or any(map(is_keras, tf.nest.flatten(value))):
+        return None
+    if tf.is_tensor(value) and value.dtype == tf.bfloat16:  # which NumPy does not have
+        value = tf.cast(value, tf.float32)
+    array = np.asarray(value)
+    return array if np.issubdtype(array.dtype, np.number) else None
+
+
+def number_of(value: Any) -> float | None:
+    """One number; None for anything else."""
+    array = constant_of(value)
+    return None if array is None or array.ndim or np.isnan(array) else float(array)
+
+
+def axis_of(tensor: Any, value: Any) -> int | None:
+    """An axis behind the batch, counted with it; None for the batch, and for anything else."""
+    axis = constant_of(value)
+    if axis is None or axis.ndim or axis.dtype.kind not in "iu":
+        return None
+    return int(axis) % len(tensor.shape) or None
+
+
+def only_tensor(call: OldCall) -> Any:
+    """The operation's only tensor; None where it has others."""
+    tensors = call.node.keras_inputs
+    first = call.node.call_args[0] if call.node.call_args else None
+    if first is None:
+        first = next((v for v in call.node.call_kwargs.values() if is_keras(v)), None)
+    return first if is_keras(first) and len(tensors) == 1 else None

@@ -10,7 +10,6 @@ import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.calls import arithmetic, movements, pooling
-from sat_tf.graph.calls.arguments import is_keras
 from sat_tf.graph.flatten import (
     Flattened,
     copied_weights,
@@ -26,6 +25,7 @@ from sat_tf.graph.replacement import (
     NewLayer,
     OldCall,
     Replacement,
+    is_keras,
     new_layer,
     pooled_in_rows,
     pooled_whole_row,

@@ -8,13 +8,6 @@ import numpy as np
 import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
-from sat_tf.graph.calls.arguments import (
-    constant_of,
-    is_keras,
-    number_of,
-    of_one_tensor,
-    only_tensor,
-)
 from sat_tf.graph.counterparts import ACTIVATIONS, by_call
 from sat_tf.graph.layers.activations import OF_KERAS3, absolute, gelu_by_tanh
 from sat_tf.graph.operation_layers import (
@@ -27,8 +20,13 @@ from sat_tf.graph.replacement import (
     Finder,
     OldCall,
     Replacement,
+    constant_of,
+    is_keras,
     new_layer,
+    number_of,
+    of_one_tensor,
     one_layer,
+    only_tensor,
 )
 
 L = keras.layers

@@ -7,13 +7,6 @@ from typing import Any
 import numpy as np
 import tf_keras as keras
 
-from sat_tf.graph.calls.arguments import (
-    axis_of,
-    constant_of,
-    is_keras,
-    number_of,
-    only_tensor,
-)
 from sat_tf.graph.counterparts import by_call
 from sat_tf.graph.operation_layers import (
     DepthToSpace,
@@ -26,8 +19,13 @@ from sat_tf.graph.replacement import (
     Finder,
     OldCall,
     Replacement,
+    axis_of,
+    constant_of,
+    is_keras,
     new_layer,
+    number_of,
     one_layer,
+    only_tensor,
 )
 
 L = keras.layers

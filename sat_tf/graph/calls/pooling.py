@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import tf_keras as keras
 
-from sat_tf.graph.calls.arguments import constant_of, only_tensor
 from sat_tf.graph.counterparts import by_call
 from sat_tf.graph.operation_layers import (
     ChannelMax,
@@ -15,8 +14,10 @@ from sat_tf.graph.replacement import (
     Finder,
     OldCall,
     Replacement,
+    constant_of,
     new_layer,
     one_layer,
+    only_tensor,
     pooled_in_rows,
     pooled_whole_row,
 )
