@@ -17,7 +17,7 @@ from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.operation import IN_THE_FILE_ONLY, Numbers, Operation
 from sat_tf.export.tflite.images import Pixels, arrays_of, joined
 from sat_tf.graph.layers.kind import Role
-from sat_tf.graph.network import Network, Node, call_in_inference
+from sat_tf.graph.network import Network, Node, as_layer_name, call_in_inference
 from sat_tf.qat.layout import call_name
 
 
@@ -112,7 +112,7 @@ class DeployedLayer(keras.layers.Layer):
     """
 
     def __init__(self, node: Node, replacement: DeployedOperations, graph: Graph) -> None:
-        name = f"deployed_{call_name(node)}".replace("@", "_call_")
+        name = as_layer_name(f"deployed_{call_name(node)}")
         super().__init__(name=name, dtype="float32", autocast=False)
         self.layer = node.layer
         self.replacement = replacement

@@ -506,6 +506,15 @@ def layer_of_call(name: str) -> str:
     return _ANOTHER_CALL.sub("", name)
 
 
+def as_layer_name(name: str) -> str:
+    """The name of a node in the names of layers, which Keras allows no "@" in.
+
+    >>> as_layer_name("conv@2"), as_layer_name("conv")
+    ('conv_call_2', 'conv')
+    """
+    return name.replace("@", "_call_")
+
+
 def _names_of_calls(model: keras.Model) -> dict[int, str]:
     """Names for Keras' records of calls, by their identity."""
     counts: dict[str, int] = {}

@@ -1,7 +1,6 @@
 """The costs of each layer: multiply-adds, and bytes of the file."""
 
 import math
-import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -9,7 +8,7 @@ from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.operation import Operation
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import LayerKind, Role
-from sat_tf.graph.network import Network, Node
+from sat_tf.graph.network import Network, Node, layer_of_call
 from sat_tf.planning.deployment import Deployment
 from sat_tf.planning.preview import Shape
 
@@ -73,9 +72,6 @@ _FLOAT = 4
 # An input or output beside the first takes these.
 _END = 200
 
-# How the graph names calls of a layer from the second on.
-_ANOTHER_CALL = re.compile(r"@\d+$")
-
 
 def header_bytes(graph: Graph | None) -> int:
     """The bytes of a file besides its operators."""
@@ -126,7 +122,7 @@ def bytes_of(deployed: Deployment) -> dict[str, int]:
             found[owner] += operation_bytes(
                 operation,
                 deployed.graph,
-                again=_ANOTHER_CALL.search(owner) is not None,
+                again=layer_of_call(owner) != owner,
                 float_layer_bytes=deployed.float_layer_bytes,
             )
     return found

@@ -11,7 +11,7 @@ import tf_keras as keras
 from sat_tf.arguments import is_integer
 from sat_tf.export.lowering.layers import KernelOutline
 from sat_tf.graph import layer_kinds
-from sat_tf.graph.network import Network, Node
+from sat_tf.graph.network import Network, Node, as_layer_name
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.placement import Placement
@@ -156,7 +156,7 @@ def preview(network: Network, placement: Placement) -> Network:
         nodes.append(dataclasses.replace(node, name=name, layer=layer, inputs=inputs))
         if shared and config is not None and config.output is not None:
             # Each call has its quantizer in a separate layer.
-            own_name = f"{node.name.replace('@', '_call_')}_output"
+            own_name = f"{as_layer_name(node.name)}_output"
             identity = layer_kinds.identity_layer(name=own_name)
             output = PlacedConfig(output=config.output, inserted=True)
             quantizer = QuantizedLayer(identity, output)

@@ -10,7 +10,7 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import copied_weights, layer_copy, unique_name
 from sat_tf.graph.layers.kind import Combination
 from sat_tf.graph.layers.preprocessing import adapted_copy, is_adapted
-from sat_tf.graph.network import Network, Node, refuse_losses
+from sat_tf.graph.network import Network, Node, as_layer_name, refuse_losses
 from sat_tf.graph.rewrite import rewritten
 from sat_tf.messages import list_problems, warn
 from sat_tf.qat.configs import PlacedConfig
@@ -78,7 +78,7 @@ class _Assembler:
         if config is None or config.output is None or not self.network.is_shared(node.name):
             return tensor
         output = PlacedConfig(output=config.output, inserted=True)
-        behind = f"{node.name.replace('@', '_call_')}_output"
+        behind = f"{as_layer_name(node.name)}_output"
         return self._inserted(behind, output, not node.layer.trainable)(tensor)
 
     def _layer(self, node: Node) -> keras.layers.Layer:

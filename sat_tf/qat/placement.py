@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
-from sat_tf.graph.network import Network, Node
+from sat_tf.graph.network import Network, Node, as_layer_name
 from sat_tf.messages import kind_of, list_problems, listed_problems
 from sat_tf.qat.configs import LayerConfig, PlacedConfig
 from sat_tf.qat.inputs import entrance, norms_behind, range_problems, reads_floats, states_codes
@@ -621,8 +621,8 @@ class _Placer:
                 quantizer = self._quantizer(name, bits, demands, behind_layer=False)
                 config = PlacedConfig(output=quantizer, inserted=True)
                 readers = frozenset(demand.reader for demand in demands if demand.reader)
-                name_of_call = read.replace("@", "_call_")
-                yield Insertion(f"{name_of_call}_to_{bits}_bits", read, readers, config)
+                name_of_call = f"{as_layer_name(read)}_to_{bits}_bits"
+                yield Insertion(name_of_call, read, readers, config)
 
     def _quantizer(
         self, name: str, bits: int, demands: list[Demand], *, behind_layer: bool = True
