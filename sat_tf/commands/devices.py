@@ -60,7 +60,8 @@ def write_device_kit(
     """Writes the proof kit, and says what to do with it."""
     if options.kit is None:
         return
-    pixels = load(_few(wanted))
+    few = wanted.num_images or USUAL_IMAGES
+    pixels = load(dataclasses.replace(wanted, num_images=few))
     kit = write_kit(
         tflite,
         pixels.images,
@@ -163,7 +164,3 @@ def _print_device(device: DeviceCheck, console: Console) -> None:
             "files are exact with",
             style="yellow",
         )
-
-
-def _few(wanted: ImageOptions) -> ImageOptions:
-    return dataclasses.replace(wanted, num_images=wanted.num_images or USUAL_IMAGES)

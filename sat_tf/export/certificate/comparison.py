@@ -25,7 +25,6 @@ from sat_tf.export.kernels.kernel_sets import KernelSet
 from sat_tf.export.litert.processes import loaded
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import (
-    Linear,
     linear_operations,
     requantization_multipliers,
     weight_counts,
@@ -242,12 +241,6 @@ class Trained(Protocol):
         """The integers by tensor, also those that no file stores, and the model's output."""
 
 
-def _explained_share(graph: Graph, linear: Linear) -> float:
-    """See `TrainedCount`."""
-    multipliers = requantization_multipliers(graph, linear).astype(np.float64)
-    return float(np.mean(np.minimum(multipliers / 2.0, 1.0)))
-
-
 # How many images are simulated once more, from what Keras itself makes of each tensor.
 _MOST_ALONE = 16
 
@@ -263,8 +256,11 @@ class TrainedCounter:
     def __init__(self, trained: Trained, graph: Graph) -> None:
         self._trained = trained
         self._graph = graph
-        linear = linear_operations(graph.operations)
-        shares = {op.output: _explained_share(graph, op) for op in linear if not op.real}
+        shares: dict[str, float] = {}
+        for linear in linear_operations(graph.operations):
+            if not linear.real:
+                multipliers = requantization_multipliers(graph, linear).astype(np.float64)
+                shares[linear.output] = float(np.mean(np.minimum(multipliers / 2.0, 1.0)))
         self._tensors = {
             name: TrainedCount(
                 name,
