@@ -1,7 +1,6 @@
 """The plan of a quantization: what becomes of every layer, before anything is built.
 
 `explain` puts it together: `decisions` gives bits and reasons, `preview` the quantized network
-without its model, `deployment` its operators in the file, `costs` bytes and multiply-adds. The
-result is `planned_model` (plain data) in a `plan`, shown by `plan_table`, `plan_page` and
-`diagram`.
+without its model, `deployment` its operators in the file with their bytes, and multiply-adds. The
+result is `planned_model` (plain data) in a `plan`, shown by `plan_table` and `diagram`.
 """

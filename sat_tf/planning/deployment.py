@@ -1,7 +1,8 @@
-"""How the export will lower a network: its operations, and its refusals."""
+"""How the export will lower a network: operations and refusals, and what each layer costs."""
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -16,9 +17,10 @@ from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.tflite.splice import spliced_bytes
 from sat_tf.graph import layer_kinds
-from sat_tf.graph.network import Network, Node
+from sat_tf.graph.layers.kind import LayerKind, Role
+from sat_tf.graph.network import Network, Node, layer_of_call
 from sat_tf.planning.planned_model import Export
-from sat_tf.planning.preview import by_layer, kernel_outlines, user_name
+from sat_tf.planning.preview import Shape, by_layer, kernel_outlines, user_name
 from sat_tf.qat.layout import in_inference
 
 _FLOAT_BYTES = 4
@@ -140,7 +142,7 @@ def deployment(preview: Network, *, tolerant: bool = False) -> Deployment:
             listed = [line.removeprefix("  - ") for line in lines if line.startswith("  - ")]
             problems = listed or lines
         graph = None
-    if problems and not _sizes_are_known(preview):
+    if problems and any(None in node.shape for node in preview):
         graph = None
     layers: dict[str, Deployed] = {}
     float_layer_bytes: Mapping[str, int] = {}
@@ -168,10 +170,6 @@ def _of_training(read: Deployed) -> Deployed:
     if read.fused_into and not read.operations:
         return read
     return Deployed(Export.NOTHING, reason="it acts in training alone")
-
-
-def _sizes_are_known(network: Network) -> bool:
-    return all(None not in node.shape for node in network)
 
 
 class _Reading:
@@ -209,7 +207,9 @@ class _Reading:
             return Deployed(Export.INTEGER)
         operations = tuple(self.operations.get(name, ()))
         if operations:
-            return Deployed(self._way(operations, name), (), operations, self._reason(operations))
+            left_float = "left float; it needs builtin TFLite operators"
+            reason = left_float if float_layers(operations) else ""
+            return Deployed(self._way(operations, name), (), operations, reason)
         if node.name in self.graph.layer_outputs:
             return Deployed(Export.NOTHING, reason="it does not change the codes")
         into = self._fused_into(node)
@@ -237,7 +237,123 @@ class _Reading:
         floats = any(self.graph.is_float(operation) for operation in own)
         return Export.FLOAT if floats else Export.INTEGER
 
-    def _reason(self, operations: Iterable[Operation]) -> str:
-        if float_layers(operations):
-            return "left float; it needs builtin TFLite operators"
-        return ""
+
+FLOAT_BITS = 32
+
+
+def multiply_adds(node: Node, input_shapes: list[Shape]) -> int | None:
+    """Products of weights and inputs for one image; None if they are not known.
+
+    One multiply-add for each weight and each place where it is used. Layers without weights, and
+    those with one for each channel, such as a normalization, count as 0.
+
+    Args:
+        node: the layer.
+        input_shapes: of the tensors it reads, without the batch.
+    """
+    kind = layer_kinds.find_kind(node.layer)
+    if kind is not None and kind.kernels:
+        return _products(node, kind, input_shapes[0]) if input_shapes else None
+    by_channel = kind is not None and kind.weights_by_channel
+    if by_channel or all(len(weight.shape) <= 1 for weight in node.layer.weights):
+        return 0
+    return None
+
+
+def _products(node: Node, kind: LayerKind, read: Shape) -> int | None:
+    """Counts the multiply-adds of all kernels of a layer; None where a size is open."""
+    channels_first = getattr(node.layer, "data_format", None) == "channels_first"
+    axes = slice(1, None) if channels_first else slice(None, -1)
+    places = _places(read, axes), _places(node.shape, axes)
+    shapes = [getattr(node.layer, kernel.attribute).shape for kernel in kind.kernels]
+    found = [
+        kernel.products(shape, *places) for kernel, shape in zip(kind.kernels, shapes, strict=True)
+    ]
+    return None if None in found else sum(count for count in found if count is not None)
+
+
+def bit_operations(
+    products: int | None, weight_bits: int | None, reading_bits: int | None
+) -> int | None:
+    """BOPs: multiply-adds times the bits of both factors; None, for float values, counts as 32.
+
+    >>> bit_operations(100, 4, 8), bit_operations(100, None, None), bit_operations(None, 4, 4)
+    (3200, 102400, None)
+    """
+    if products is None:
+        return None
+    return products * (weight_bits or FLOAT_BITS) * (reading_bits or FLOAT_BITS)
+
+
+def _places(shape: Shape, axes: slice) -> int | None:
+    sizes = shape[axes]
+    return None if None in sizes else math.prod(size for size in sizes if size is not None)
+
+
+# Bytes are those of the flatbuffer. A file without operators has an input, a signature, metadata.
+_HEADER = 782
+_OPERATOR = 71
+_CONSTANT = 151
+# An input or output beside the first takes these.
+_END = 200
+
+
+def header_bytes(graph: Graph | None) -> int:
+    """The bytes of a file besides its operators."""
+    if graph is None:
+        return 0
+    ends = len(graph.images) - 1 + len(graph.more_outputs)
+    return _HEADER + ends * _END + 4 * sum(len(image.name) for image in graph.images)
+
+
+def bytes_of(deployed: Deployment) -> dict[str, int]:
+    """The bytes of each layer, and of each inserted quantizer, by its name, with their constants.
+
+    An operator into which several layers are fused counts for the linear one, if there is one.
+    """
+    if deployed.graph is None:
+        return {}
+    heads = {
+        name: layer
+        for layer in deployed.linear_layers
+        for name in deployed.layers[layer].fused_into
+    }
+    found = dict.fromkeys(deployed.layers, 0)
+    for name, layer in deployed.layers.items():
+        for operation in layer.operations:
+            elsewhere = operation.num_weights and name not in deployed.linear_layers
+            owner = heads.get(name, name) if elsewhere else name
+            # Another call of a layer has its kernel in the file already.
+            again = layer_of_call(owner) != owner
+            parts = operation.file_parts(deployed.graph, shares_kernel=again)
+            size = len(operation.output)
+            found[owner] += parts.operators * (_OPERATOR + size)
+            found[owner] += parts.constants * (_CONSTANT + size)
+            found[owner] += deployed.float_layer_bytes.get(
+                operation.float_layer or "", parts.data_bytes
+            )
+    return found
+
+
+def float_bytes(network: Network, node: Node) -> int:
+    """The bytes of the layer in a float TFLite file, with normalizations folded.
+
+    Args:
+        network: the float model.
+        node: the layer.
+    """
+    role = layer_kinds.role_of(node.layer)
+    if role is Role.INPUT:
+        return _HEADER
+    if role is Role.NORM:
+        producers = [network[name] for name in node.inputs]
+        folded = all(layer_kinds.role_of(producer.layer) is Role.LINEAR for producer in producers)
+        channels = node.shape[-1] or 0
+        return 0 if folded else 2 * (_OPERATOR + _CONSTANT + _FLOAT_BYTES * channels)
+    if role is Role.LINEAR:
+        biases = 0 if getattr(node.layer, "bias", None) is not None else (node.shape[-1] or 0)
+        weights = _FLOAT_BYTES * (int(node.layer.count_params()) + biases)
+        return _OPERATOR + 2 * _CONSTANT + weights
+    if role in (Role.RECTIFIER, Role.IDENTITY):
+        return 0
+    return _OPERATOR + _FLOAT_BYTES * (int(node.layer.count_params()) if node.layer.built else 0)

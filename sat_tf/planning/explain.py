@@ -10,13 +10,21 @@ import tf_keras as keras
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network, Node, check_model, loss_problems, refuse_losses
 from sat_tf.graph.rewrite import with_layers_for_operations
-from sat_tf.planning.costs import bit_operations, bytes_of, float_bytes, header_bytes, multiply_adds
 from sat_tf.planning.decisions import (
     LayerDecisions,
     activation_plan,
     input_lines,
 )
-from sat_tf.planning.deployment import Deployed, Deployment, deployment
+from sat_tf.planning.deployment import (
+    Deployed,
+    Deployment,
+    bit_operations,
+    bytes_of,
+    deployment,
+    float_bytes,
+    header_bytes,
+    multiply_adds,
+)
 from sat_tf.planning.plan import Plan
 from sat_tf.planning.planned_model import Export, Fate, LayerPlan
 from sat_tf.planning.preview import by_layer, preview, reading_bits, user_name, with_image_size

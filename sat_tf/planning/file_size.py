@@ -21,7 +21,7 @@ from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import Linear, linear_operations, map_linear
 from sat_tf.graph.network import Network, layer_of_call
 from sat_tf.messages import list_problems
-from sat_tf.planning.explain import read_source
+from sat_tf.planning.explain import Source, read_source
 from sat_tf.planning.preview import kernel_outlines, preview, user_name
 from sat_tf.qat.layout import in_inference
 from sat_tf.qat.placement import place
@@ -43,10 +43,7 @@ def file_bytes(model: keras.Model, policy: BitPolicy, *, pack: str = "auto") -> 
         NothingPackedError: `export_tflite` will refuse the packing.
         ValueError: the model cannot be quantized, or not exported.
     """
-    source = read_source(model)
-    network = preview(
-        source.network, place(source.network, source.annotations, policy, source.kernels)
-    )
+    network = _previewed(read_source(model), policy)
     graph = pack_graph(_lowered(network, kernel_outlines(network)), pack)
     return len(_content(graph, _linear_places(network, graph), pack))
 
@@ -83,9 +80,7 @@ class FileSizes:
         self._places: dict[str, list[int]] = {}
         refused: list[NothingPackedError] = []
         for bits in weight_bits:
-            policy = policy_at(bits)
-            placed = place(source.network, source.annotations, policy, source.kernels)
-            network = preview(source.network, placed)
+            network = _previewed(source, policy_at(bits))
             graph = _lowered(network, kernel_outlines(network))
             try:
                 graph = pack_graph(graph, pack)
@@ -159,6 +154,11 @@ class FileSizes:
         some = next(iter(self._graphs.values()))
         graph = some if bits is None else self._graphs.get(bits, some)
         return linear_operations(graph.operations[index] for index in self._places[layer])
+
+
+def _previewed(source: Source, policy: BitPolicy) -> Network:
+    placed = place(source.network, source.annotations, policy, source.kernels)
+    return preview(source.network, placed)
 
 
 def _lowered(network: Network, kernels: Mapping[str, KernelOutline]) -> Graph:

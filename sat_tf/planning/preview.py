@@ -60,7 +60,12 @@ def with_image_size(network: Network, image_size: int | Sequence[int] | None) ->
         return network
     size = _checked(image_size)
     shapes: dict[str, Shape] = {name: network[name].shape for name in network.inputs}
-    sized = {name: (*size, shape[-1]) for name, shape in shapes.items() if _fits(shape, size)}
+    sized = {
+        name: (*size, shape[-1])
+        for name, shape in shapes.items()
+        if len(shape) == len(size) + 1
+        and all(own in (None, asked) for own, asked in zip(shape, size, strict=False))
+    }
     if not sized or any(None in shapes[name] for name in shapes.keys() - sized.keys()):
         listed = ", ".join(str(shape) for shape in shapes.values())
         raise ValueError(
@@ -79,12 +84,6 @@ def with_image_size(network: Network, image_size: int | Sequence[int] | None) ->
                 )
         nodes.append(dataclasses.replace(node, shape=shapes[node.name]))
     return network.rearranged(nodes, {})
-
-
-def _fits(shape: Shape, size: tuple[int, ...]) -> bool:
-    return len(shape) == len(size) + 1 and all(
-        own is None or own == asked for own, asked in zip(shape, size, strict=False)
-    )
 
 
 def input_shape(node: Node, shapes: Sequence[Shape]) -> Any:

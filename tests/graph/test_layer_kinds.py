@@ -18,7 +18,7 @@ from sat_tf.graph.layer_kinds import KINDS
 from sat_tf.graph.layers.kind import Keras3, KernelForm, LayerKind, Role
 from sat_tf.graph.layers.movements import one_move
 from sat_tf.graph.network import Network
-from sat_tf.planning.costs import multiply_adds
+from sat_tf.planning.deployment import multiply_adds
 from sat_tf.qat.wrapper import QuantizedLayer
 from tests.export.zoo import images_for, make_realistic
 

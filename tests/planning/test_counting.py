@@ -2,7 +2,7 @@ import pytest
 import tf_keras as keras
 
 from sat_tf.graph.network import Network
-from sat_tf.planning.costs import multiply_adds
+from sat_tf.planning.deployment import multiply_adds
 
 L = keras.layers
 

@@ -22,7 +22,7 @@ from sat_tf.export.lowering.packing import NothingPackedError, is_asked_for
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network
 from sat_tf.messages import list_problems
-from sat_tf.planning.costs import FLOAT_BITS
+from sat_tf.planning.deployment import FLOAT_BITS
 from sat_tf.planning.explain import explain, read_source
 from sat_tf.planning.file_size import FileSizes
 from sat_tf.planning.plan import Plan
