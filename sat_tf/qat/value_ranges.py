@@ -379,10 +379,14 @@ def _scaled(node: Node, inputs: Sequence[Spread]) -> _Array:
 
 
 def _sum(node: Node, inputs: Sequence[Spread]) -> _Array:
-    combination = layer_kinds.combination_of(node.layer)
-    signs = [1.0, -1.0] if combination is Combination.DIFFERENCE else [1.0] * len(inputs)
-    if combination is Combination.MEAN:
-        signs = [1.0 / len(inputs)] * len(inputs)
+    count = len(inputs)
+    factors: dict[Combination | None, list[float]] = {
+        Combination.SUM: [1.0] * count,
+        Combination.WITH_MAP: [1.0] * count,
+        Combination.DIFFERENCE: [1.0, -1.0],
+        Combination.MEAN: [1.0 / count] * count,
+    }
+    signs = factors[layer_kinds.combination_of(node.layer)]
     total: dict[str, float] = {}
     for name, sign in zip(node.inputs, signs, strict=True):
         total[name] = total.get(name, 0.0) + sign
