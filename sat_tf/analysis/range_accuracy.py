@@ -89,7 +89,8 @@ def range_accuracies(
         The accuracies; None if the model is not a classifier or already contains its range, or
         there are no labels.
     """
-    measured = _measured(model, pixels, labels, _with_usual(given))
+    # A range that is one of the usual ones is measured once.
+    measured = _measured(model, pixels, labels, list(dict.fromkeys((given, *_USUAL))))
     if measured is None:
         return None
     right, most_frequent = measured
@@ -98,7 +99,7 @@ def range_accuracies(
         for found, hits in right.items()
         if np.mean(hits) > most_frequent and _is_clear(hits, right[given])
     ]
-    top1 = {found: float(np.mean(hits)) for found, hits in right.items()}
+    top1 = _top1(right)
     fitting = max(better, key=top1.__getitem__, default=None)
     return RangeAccuracies(given, fitting, top1, len(right[given]))
 
@@ -155,7 +156,7 @@ def found_range(
         )
         raise ValueError(f"{subject}: received {received}; {_GIVE}.")
     right, most_frequent = measured
-    top1 = {found: float(np.mean(hits)) for found, hits in right.items()}
+    top1 = _top1(right)
     best = max(top1, key=top1.__getitem__)
     found = RangeAccuracies(best, best, top1, len(right[best]))
     close = [other for other in right if other != best and not _is_clear(right[best], right[other])]
@@ -197,10 +198,6 @@ def range_note(
     raise ValueError(f"{subject}: {found.problem}; give --input_range {found.option}.")
 
 
-def _with_usual(given: InputRange) -> list[InputRange]:
-    return [given, *(other for other in _USUAL if other != given)]
-
-
 def _measured(
     model: keras.Model,
     pixels: np.ndarray,
@@ -238,6 +235,10 @@ def _right(
         outputs = np.asarray(model(fed, training=False), np.float32)
         hits.append(classes_of(outputs) == labels[start : start + _BATCH])
     return np.concatenate(hits)
+
+
+def _top1(right: dict[InputRange, np.ndarray]) -> dict[InputRange, float]:
+    return {found: float(np.mean(hits)) for found, hits in right.items()}
 
 
 def _is_clear(better: np.ndarray, than: np.ndarray) -> bool:

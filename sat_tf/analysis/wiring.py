@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import tf_keras as keras
@@ -380,14 +380,11 @@ def _following(
         if to.is_linear
     )
     strange = [to.name for to, _ in found if not to.is_linear]
-    return following, _unknown(following, strange)
-
-
-def _unknown(following: Sequence[tuple[str, int | None]], strange: list[str]) -> str:
+    unknown = ""
     if strange:
-        return f"it is followed by layers that are not known: {', '.join(strange)}"
-    if not following:
-        return "no linear layer follows"
-    if any(area is None for _, area in following):
-        return "how much is averaged behind it is not known"
-    return ""
+        unknown = f"it is followed by layers that are not known: {', '.join(strange)}"
+    elif not following:
+        unknown = "no linear layer follows"
+    elif any(area is None for _, area in following):
+        unknown = "how much is averaged behind it is not known"
+    return following, unknown

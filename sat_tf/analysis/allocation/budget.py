@@ -104,18 +104,15 @@ def read_budget(budget: Any, *, has_latency: bool) -> dict[str, float | Share]:
             )
         for each in SHORT.get(name, (name,)):
             if each in limits:
+                by = [one for one in budget if each in SHORT.get(one, (one,))]
                 problems.append(
-                    f"{each}: received two limits, by {' and '.join(_saying(budget, each))}, "
+                    f"{each}: received two limits, by {' and '.join(by)}, "
                     "expected one; leave one out."
                 )
             limits[each] = limit
     if problems:
         raise ValueError(list_problems("budget", problems))
     return limits
-
-
-def _saying(budget: Mapping[Any, Any], limit: str) -> list[str]:
-    return [name for name in budget if limit in SHORT.get(name, (name,))]
 
 
 def _read(value: Any) -> float | Share | None:

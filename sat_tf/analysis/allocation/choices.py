@@ -11,7 +11,7 @@ import glob
 import itertools
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -125,7 +125,10 @@ class ModelChoices:
                 "activation_bits: layers beside the first and the last one, or "
                 "first_last_weight_bits=None, and no overrides of their bits."
             )
-        self._refuse_impossible_bits(model, weight_bits, activation_bits)
+        source = read_source(model)
+        for bits in weight_bits:  # a grid or a quantizer may not have them
+            policy = self.policy_at(bits, min(activation_bits))
+            place(source.network, source.annotations, policy, source.kernels)
         self.file_problem, self.base_bytes = "", 0
         self._added: dict[tuple[str, int], int] = {}
         try:
@@ -145,15 +148,6 @@ class ModelChoices:
                     f"packed, expected one that can be exported; use pack='auto', or: {error}"
                 ) from error
             self.file_problem = str(error)
-
-    def _refuse_impossible_bits(
-        self, model: keras.Model, weight_bits: Sequence[int], activation_bits: Sequence[int]
-    ) -> None:
-        """Raises ValueError for bits that a grid or a quantizer does not have."""
-        source = read_source(model)
-        for bits in weight_bits:
-            policy = self.policy_at(bits, min(activation_bits))
-            place(source.network, source.annotations, policy, source.kernels)
 
     def policy_of(self, chosen: Mapping[str, Choice]) -> BitPolicy:
         """The policy with some bits in some layers.
@@ -312,7 +306,7 @@ class _Grids:
         one, other = self._root(f"layer {layer}"), self._root(f"tensor {tensor}")
         self._parents[max(one, other)] = min(one, other)
 
-    def shared(self, layers: Sequence[str] | Mapping[str, Any]) -> dict[str, int]:
+    def shared(self, layers: Iterable[str]) -> dict[str, int]:
         """For each layer the number of its grid; -1 where no other layer reads it."""
         roots = {
             name: self._root(f"layer {name}") for name in layers if f"layer {name}" in self._parents

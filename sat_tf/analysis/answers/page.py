@@ -66,7 +66,9 @@ def _bins(answers: Answers, given: np.ndarray) -> Bins:
 
 def _matrix(answers: Answers, title: str, given: np.ndarray) -> Markup:
     bins = _bins(answers, given)
-    names = [_bin_name(answers, bins.classes(row)) for row in range(len(bins.starts))]
+    rows = [bins.classes(row) for row in range(len(bins.starts))]
+    # A row of several classes has their numbers, for want of room.
+    names = [answers.name(row[0]) if len(row) == 1 else f"{row[0]}–{row[-1]}" for row in rows]
     images = bins.counts.sum(axis=1)
 
     def tip(row: int, column: int) -> str:
@@ -84,11 +86,6 @@ def _matrix(answers: Answers, title: str, given: np.ndarray) -> Markup:
     return Markup("<figure><figcaption>{}</figcaption>{}</figure>").format(
         title, scrolled(drawn, title)
     )
-
-
-def _bin_name(answers: Answers, classes: range) -> str:
-    """The name of a class, or the numbers of several."""
-    return answers.name(classes[0]) if len(classes) == 1 else f"{classes[0]}–{classes[-1]}"
 
 
 def _pairs(answers: Answers, pairs: list[Confusion]) -> Table[Confusion]:

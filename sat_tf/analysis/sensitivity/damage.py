@@ -1,4 +1,4 @@
-"""What quantization loses, and the layers that should have more bits for it."""
+"""Losses by quantization, and the layers that should have more bits because of them."""
 
 import dataclasses
 import glob

@@ -276,7 +276,7 @@ def summary(found: Sensitivity) -> list[str]:
 
 
 def _draw(found: Sensitivity) -> "Picture":
-    """What each layer loses, in a row for each, in graph order."""
+    """Draws a row for each layer, in graph order, with its losses."""
     chosen = found.ranked()[:_MOST_LAYERS]
     layers = [layer for layer in found.layers if layer in chosen]
     # Letters of 13 points, and rows as high: still readable at half the size.
