@@ -86,7 +86,7 @@ def test_a_model_is_built_by_its_name(capsys):
         (["resnet18", "--policy", f"weight_bits=0x{'f' * 5000}"], "expected one of 64 bits"),
         (["resnet18", "--policy", "nowhere.yaml"], "No such file"),
         (["resnet18", "--policy", "a.yaml", "b.yaml"], "expected one at most"),
-        (["resnet18", "--diagram", "plan.pdf"], "expected .svg or .png"),
+        (["resnet18", "--diagram", "plan.pdf"], "expected .png or .svg"),
         (["resnet18", "--page", "nowhere/plan.html"], "which does not exist"),
     ],
 )
