@@ -43,7 +43,7 @@ def opened_archive(file: pathlib.Path | IO[bytes]) -> Iterator[zipfile.ZipFile]:
 
 
 def read_member(archive: zipfile.ZipFile, name: str, most: int) -> bytes | None:
-    """The bytes of a member; None where there is none of this name.
+    """Reads the bytes of a member; None if the archive has no member of this name.
 
     Args:
         archive: an opened one.

@@ -340,7 +340,7 @@ def _colour(ink: Floats, amounts: Mapping[str, Floats]) -> Floats:
 
 _ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 _CODE_POINTS = "code_points"
-# So many of all characters take 24 GB; there are fewer characters than that, too.
+# All characters with so many pictures each take 24 GB.
 _MOST_PER_CLASS = 10_000
 # These are in every picture's seed, so that no picture is drawn with the amounts of another.
 _SPLITS = {"train": 0, "test": 1}

@@ -353,7 +353,7 @@ class BitPolicy(Displayed):
         return str(self._of_input("input_type", input_name) or INPUT_TYPES[0])
 
     def _of_input(self, field_name: str, input_name: str) -> Any:
-        """What a field of inputs says of one of them; its default where it says nothing."""
+        """Looks up a field of inputs for one of them; its default if the field does not name it."""
         stated = getattr(self, field_name)
         if isinstance(stated, Mapping):
             return stated.get(input_name, getattr(BitPolicy, field_name))

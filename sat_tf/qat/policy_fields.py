@@ -239,7 +239,7 @@ def quantizer_problems(values: Mapping[str, Any]) -> list[str]:
 
 
 def _kernels(values: Mapping[str, Any]) -> dict[KernelFields, None]:
-    """What these fields say of weights inside a model and at its ends, each once.
+    """Collects what these fields say of weights inside a model and at its ends, each once.
 
     Values that are wrong count as left out: their own fields say what is wrong with them.
     """

@@ -50,7 +50,7 @@ class BitProblem:
         }
 
     def uniform(self, number: int) -> np.ndarray | None:
-        """The option with the same bits for each layer that has a choice; None if there is none."""
+        """Chooses the same bits for each layer that has a choice; None if some layer lacks them."""
         chosen = []
         for item in range(self.knapsack.num_items):
             options = self.knapsack.options(item)

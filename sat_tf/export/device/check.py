@@ -157,7 +157,7 @@ def milliseconds(plain: Any, images: Any) -> float:
 
 
 def system_file(path: str) -> str:
-    """A small file of the system; empty where there is none."""
+    """Reads a small file of the system; empty if there is no such file."""
     try:
         return pathlib.Path(path).read_text(errors="replace").strip("\0\n ")
     except OSError:

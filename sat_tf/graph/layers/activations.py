@@ -196,7 +196,7 @@ def is_of_keras(activation: Any) -> bool:
 
 
 def refuse_activation(layer: keras.layers.Layer) -> str | None:
-    """What is wrong with the activation function of a layer."""
+    """Says what is wrong with the activation function of a layer; None if it is known."""
     name = activation_name(layer)
     if name in _NAMES:
         return None

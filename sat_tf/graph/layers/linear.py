@@ -24,7 +24,7 @@ L = keras.layers
 
 
 def _refuse_activation_inside(layer: Any) -> str | None:
-    """What is wrong with the activation of a linear layer."""
+    """Says what is wrong with the activation of a linear layer; None if it is quantized."""
     name = activation_name(layer)
     if name in ("linear", "softmax", *RECTIFIERS):
         return None
