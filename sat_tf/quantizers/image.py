@@ -149,7 +149,7 @@ class ImageQuantizer(PixelQuantizer):
             for name, value in zip(("lowest", "highest", "off_grid", COUNT), values, strict=True):
                 variables[name].assign(value)
             if self.compares:
-                # Values are half a step off the grid of a range that was not compared: it fits none.
+                # Values are half a step off the grid of a range that was not compared: none fits.
                 unknown = [seen.off_grid if found == self.range else 0.5 for found in USUAL]
                 variables["off_usual"].assign(unknown if seen.off_usual is None else seen.off_usual)
 
