@@ -28,13 +28,14 @@ _TAKEN = {
 
 
 def input_lines(network: Network, policy: BitPolicy, kept: Collection[str] = ()) -> tuple[str, ...]:
-    """How each input of a float model is fed.
+    """Tells how each input of a float model is fed.
 
     Args:
         network: the float model.
         policy: what it is quantized by.
         kept: the inputs that only layers left float read.
 
+    >>> import tf_keras as keras
     >>> model = keras.Sequential([keras.Input((4, 4, 3), name="image"), keras.layers.Flatten()])
     >>> input_lines(Network(model), BitPolicy())
     ('image: pixels 0 to 255 stand for 0 to 255, uint8 in the file',)
