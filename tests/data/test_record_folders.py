@@ -337,7 +337,7 @@ def test_a_sample_does_not_depend_on_the_global_seed(source):
 def test_records_of_other_pictures_are_read_without_the_slow_path(tmp_path, monkeypatch):
     pngs = {label: encoded(photograph(20, 20, seed=label), "PNG") for label in range(3)}
     source = open_records(write_set(tmp_path / "set", (2,), (1,), replaced=pngs), num_classes=3)
-    monkeypatch.setattr("sat_tf.data.records.first_good", None)
+    monkeypatch.setattr("sat_tf.data.decoding.first_good", None)
     assert sorted(labels_of(source, 1, batch_size=2)) == [0, 1]
 
 
