@@ -6,7 +6,7 @@ from typing import Any
 from sat_tf.core import grid as grids
 from sat_tf.core.gradients import STRAIGHT_THROUGH, find_clipping_gradient, passed_back, strength_of
 from sat_tf.core.ranges import SMALLEST_RANGE, scale_and_zero, scale_and_zero_point
-from sat_tf.core.tensors import Namespace, Tensor, in_float32, namespace
+from sat_tf.core.tensors import Namespace, Tensor, computed_in_float32, in_float32, namespace
 
 
 def quantize_offset(
@@ -57,12 +57,10 @@ def quantize_offset(
     """
     find_clipping_gradient(gradient)
     strength_of(surrogate, strength)
-    n = namespace(x)
-    given = n.tensor(x)
-    made = n.with_gradient(
+    return computed_in_float32(
         _forward,
         _backward,
-        [in_float32(n, given), in_float32(n, clipping_level)],
+        [x, clipping_level],
         levels=grids.levels(num_bits),
         gradient=gradient,
         lowest=lowest,
@@ -70,7 +68,6 @@ def quantize_offset(
         surrogate=surrogate,
         strength=strength,
     )
-    return n.cast(made, given.dtype)
 
 
 def _forward(
@@ -136,12 +133,8 @@ def quantize_observed(x: Tensor, lowest: Tensor, highest: Tensor) -> Tensor:
     [-1.0, 0.0, 0.0, 2.0, 254.0]
     """
     n = namespace(x)
-    given = n.tensor(x)
     lowest, highest = in_float32(n, lowest), in_float32(n, highest)
-    made = n.with_gradient(
-        _observed, _of_observed, [in_float32(n, given)], lowest=lowest, highest=highest
-    )
-    return n.cast(made, given.dtype)
+    return computed_in_float32(_observed, _of_observed, [x], lowest=lowest, highest=highest)
 
 
 def _observed(

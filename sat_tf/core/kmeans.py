@@ -8,7 +8,7 @@ latent weights, rounded to an int8 code, so that a file holds exactly what was t
 from sat_tf.core.grid import round_half_up
 from sat_tf.core.grid_table import LARGEST_INT8, check_bits
 from sat_tf.core.ranges import SMALLEST_SIZE
-from sat_tf.core.tensors import Namespace, Tensor, in_float32, namespace
+from sat_tf.core.tensors import Namespace, Tensor, computed_in_float32, in_float32, namespace
 
 
 def quantize_weights(
@@ -47,18 +47,15 @@ def quantize_weights(
     [-0.75, -0.75, 0.3779527544975281, 0.3779527544975281]
     """
     check_bits(num_bits)
-    n = namespace(kernel)
-    given = n.tensor(kernel)
-    made = n.with_gradient(
+    return computed_in_float32(
         _forward,
         _backward,
-        [in_float32(n, given)],
-        ids=n.cast(ids, "int32"),
+        [kernel],
+        ids=namespace(kernel).cast(ids, "int32"),
         num_bits=num_bits,
         keep_zeros=keep_zeros,
         each=each,
     )
-    return n.cast(made, given.dtype)
 
 
 def shared_codes(

@@ -9,7 +9,7 @@ from typing import Any
 from sat_tf.core import grid as grids
 from sat_tf.core.gradients import STRAIGHT_THROUGH, passed_back, strength_of
 from sat_tf.core.ranges import SMALLEST_SIZE, axes_within
-from sat_tf.core.tensors import Namespace, Tensor, in_float32, namespace
+from sat_tf.core.tensors import Namespace, Tensor, computed_in_float32, in_float32, namespace
 
 
 def weight_size(
@@ -80,12 +80,10 @@ def quantize_weights(
     """
     strength_of(surrogate, strength)
     grids.levels(num_bits, grid)
-    n = namespace(kernel)
-    given = n.tensor(kernel)
-    made = n.with_gradient(
+    return computed_in_float32(
         _forward,
         _backward,
-        [in_float32(n, given)],
+        [kernel],
         num_bits=num_bits,
         grid=grid,
         range_axes=tuple(range_axes),
@@ -93,7 +91,6 @@ def quantize_weights(
         surrogate=surrogate,
         strength=strength,
     )
-    return n.cast(made, given.dtype)
 
 
 def weight_codes(

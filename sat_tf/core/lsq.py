@@ -22,7 +22,15 @@ from sat_tf.core import grid as grids
 from sat_tf.core.gradients import STRAIGHT_THROUGH, passed_back, strength_of
 from sat_tf.core.grid_table import FEWEST_SIGNED_BITS, check_bits
 from sat_tf.core.ranges import SMALLEST_SIZE, axes_within
-from sat_tf.core.tensors import Namespace, Tensor, in_float32, is_tensor, namespace, sum_as
+from sat_tf.core.tensors import (
+    Namespace,
+    Tensor,
+    computed_in_float32,
+    in_float32,
+    is_tensor,
+    namespace,
+    sum_as,
+)
 
 
 def lsq_code_ends(num_bits: int) -> tuple[int, int]:
@@ -138,18 +146,15 @@ def quantize_weights(
     """
     strength_of(surrogate, strength)
     lowest, highest = _weight_ends(num_bits)
-    n = namespace(kernel)
-    given = n.tensor(kernel)
-    made = n.with_gradient(
+    return computed_in_float32(
         _weights,
         _of_weights,
-        [in_float32(n, given), in_float32(n, magnitude)],
+        [kernel, magnitude],
         lowest=lowest,
         highest=highest,
         surrogate=surrogate,
         strength=strength,
     )
-    return n.cast(made, given.dtype)
 
 
 def weight_codes(kernel: Tensor, magnitude: Tensor, num_bits: int) -> Tensor:
@@ -306,17 +311,14 @@ def quantize_with_offset(
     [-1.0, 0.0, 1.0, 6.0]
     """
     strength_of(surrogate, strength)
-    n = namespace(x)
-    given = n.tensor(x)
-    made = n.with_gradient(
+    return computed_in_float32(
         _with_offset,
         _of_offset,
-        [in_float32(n, each) for each in (given, scale, offset)],
+        [x, scale, offset],
         levels=grids.levels(num_bits),
         surrogate=surrogate,
         strength=strength,
     )
-    return n.cast(made, given.dtype)
 
 
 def codes_below_zero(scale: Tensor, offset: Tensor, num_bits: grids.Bits) -> Tensor:

@@ -9,7 +9,7 @@ from sat_tf.core.gradients import (
     passed_back,
     strength_of,
 )
-from sat_tf.core.tensors import Namespace, Tensor, in_float32, namespace
+from sat_tf.core.tensors import Namespace, Tensor, computed_in_float32, namespace
 
 
 def quantize_activation(
@@ -137,19 +137,16 @@ def _quantize(
     grids.levels(num_bits, grid)
     find_clipping_gradient(gradient)
     strength_of(surrogate, strength)
-    n = namespace(x)
-    given = n.tensor(x)
-    made = n.with_gradient(
+    return computed_in_float32(
         _forward,
         _backward,
-        [in_float32(n, given), in_float32(n, clipping_level)],
+        [x, clipping_level],
         num_bits=num_bits,
         grid=grid,
         gradient=gradient,
         surrogate=surrogate,
         strength=strength,
     )
-    return n.cast(made, given.dtype)
 
 
 def _forward(

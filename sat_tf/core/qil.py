@@ -15,7 +15,15 @@ from sat_tf.core import grid as grids
 from sat_tf.core.gradients import STRAIGHT_THROUGH, passed_back, strength_of
 from sat_tf.core.grid_table import FEWEST_SIGNED_BITS, check_bits
 from sat_tf.core.ranges import axes_within
-from sat_tf.core.tensors import Namespace, Tensor, in_float32, is_tensor, namespace, sum_as
+from sat_tf.core.tensors import (
+    Namespace,
+    Tensor,
+    computed_in_float32,
+    in_float32,
+    is_tensor,
+    namespace,
+    sum_as,
+)
 
 
 def qil_largest_code(num_bits: int) -> int:
@@ -97,18 +105,15 @@ def quantize_weights(
     [-3.0, -2.0, 0.0, 2.0]
     """
     strength_of(surrogate, strength)
-    n = namespace(kernel)
-    given = n.tensor(kernel)
-    made = n.with_gradient(
+    return computed_in_float32(
         _forward,
         _backward,
-        [in_float32(n, each) for each in (given, center, distance)],
+        [kernel, center, distance],
         highest=_highest(num_bits),
         gradient_factor=gradient_factor,
         surrogate=surrogate,
         strength=strength,
     )
-    return n.cast(made, given.dtype)
 
 
 def weight_scale(center: Tensor, distance: Tensor, num_bits: grids.Bits) -> Tensor:

@@ -18,6 +18,7 @@ each combination once, so they must not be as many as there are calls.
 """
 
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -56,6 +57,22 @@ def is_tensor(x: Any) -> bool:
 def in_float32(n: Namespace, x: Any) -> Tensor:
     """A tensor, a variable, an array or a number as a float32 tensor."""
     return n.cast(n.tensor(x), "float32")
+
+
+def computed_in_float32(
+    forward: Callable[..., Any],
+    backward: Callable[..., Any],
+    inputs: Sequence[Any],
+    **settings: Any,
+) -> Tensor:
+    """`n.with_gradient` of inputs in float32, returned in the type of the first one.
+
+    The types of mixed precision hold too few digits for codes of 8 bits and sums of gradients.
+    """
+    n = namespace(inputs[0])
+    first = n.tensor(inputs[0])
+    taken = [in_float32(n, each) for each in (first, *inputs[1:])]
+    return n.cast(n.with_gradient(forward, backward, taken, **settings), first.dtype)
 
 
 def sum_as(n: Namespace, values: Tensor, like: Tensor) -> Tensor:
