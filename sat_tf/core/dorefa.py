@@ -4,8 +4,7 @@ from typing import Any
 
 from sat_tf.core import grid as grids
 from sat_tf.core.gradients import STRAIGHT_THROUGH, passed_back, strength_of
-from sat_tf.core.grid import grid_units
-from sat_tf.core.grid_table import find_grid
+from sat_tf.core.grid import find_grid, grid_units
 from sat_tf.core.ranges import SMALLEST_SIZE, axes_within
 from sat_tf.core.tensors import Namespace, Tensor, in_float32, namespace
 
@@ -74,7 +73,7 @@ def quantize_weights(
     Args:
         kernel: latent weights, any shape; float32, float16 or bfloat16.
         num_bits: 1 to 8; see `grid.Bits`.
-        grid: a name of `grid_table.GRIDS` or of `AUTOMATIC`.
+        grid: a name of `grid.GRIDS` or of `AUTOMATIC`.
         detach_max: see `clamp_weights`.
         range_axes: see `clamp_weights`.
         surrogate: a row of `gradients.SURROGATES`.
@@ -118,12 +117,12 @@ def weight_codes(
     """Integer codes of the quantized weights: Q = code * scale.
 
     Codes are 2n - a (odd numbers) on the DoReFa grid, n - a/2 on the narrow one; the scale is
-    `grid_table.GRIDS[name].scale(num_bits)`.
+    `grid.GRIDS[name].scale(num_bits)`.
 
     Args:
         kernel: latent weights, any shape.
         num_bits: 1 to 8.
-        grid: a name of `grid_table.GRIDS` or of `AUTOMATIC`.
+        grid: a name of `grid.GRIDS` or of `AUTOMATIC`.
         range_axes: see `clamp_weights`.
 
     Returns:
@@ -157,7 +156,7 @@ def weight_units(
     Args:
         kernel: latent weights, any shape.
         num_bits: 1 to 8.
-        grid: a name of `grid_table.GRIDS` or of `AUTOMATIC`.
+        grid: a name of `grid.GRIDS` or of `AUTOMATIC`.
         range_axes: see `clamp_weights`.
 
     Returns:
@@ -197,7 +196,7 @@ def held_weights(
         units: n = 0..top for each of them, any number type; see `weight_units`.
         held: which of them to hold, boolean.
         num_bits: 1 to 8.
-        grid: a name of `grid_table.GRIDS` or of `AUTOMATIC`.
+        grid: a name of `grid.GRIDS` or of `AUTOMATIC`.
         range_axes: see `clamp_weights`.
 
     Returns:

@@ -1,12 +1,210 @@
-"""Rounding to a grid of `grid_table`; bits may be tensors."""
+"""Grids: the table of which real values a quantized number can take, and rounding to them.
 
-from collections.abc import Callable
-from typing import Any, TypeAlias
+A grid divides the unit interval into equal intervals. The unit value u in [0, 1] becomes the
+integer
+
+    n = min(rounding(divisor * u), top)
+
+and stands for n / divisor, or (n + 1/2) / divisor where the grid is centered. Weights live on
+[-1, 1], so their value is Q = 2 n / divisor - 1 (centered: 2 (n + 1/2) / divisor - 1), and their
+stored integer (their *code*) is Q / scale, with the largest scale that makes every code an integer:
+
+    grid      divisor    top        code          Q = code * scale      2-bit values
+    dorefa    2^b - 1    2^b - 1    2 n - a       scale = 1 / a         -1, -1/3, 1/3, 1
+    narrow    2^b - 2    2^b - 2    n - a / 2     scale = 2 / a         -1, 0, 1
+    rounded   2^b        2^b - 1    n - 2^(b-1)   scale = 2^(1-b)       -1, -1/2, 0, 1/2
+    modified  2^b        2^b - 1    n - 2^(b-1)   scale = 2^(1-b)       -1, -1/2, 0, 1/2  (floor)
+    nested    2^b        2^b - 1    2 n - top     scale = 2^-b          -3/4, -1/4, 1/4, 3/4
+                                                                        (floor, centered)
+
+The integers n of "nested" at b bits are the upper b bits of those at more.
+
+A new grid is a row here: policies, figures and the exporter read the table; users read of it in
+`BitPolicy` and in the glossary.
+
+Bits may be tensors where values are rounded.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeAlias, TypeGuard
 
 from sat_tf.core.gradients import straight_through
-from sat_tf.core.grid_table import Grid, find_grid, numbers_by_bits
 from sat_tf.core.ranges import axes_within
 from sat_tf.core.tensors import Tensor, in_float32, is_tensor, namespace
+from sat_tf.messages import did_you_mean
+
+# At fewer bits the highest code of two's complement is 0.
+FEWEST_SIGNED_BITS = 2
+# Magnitude of the largest code that int8 holds both ways.
+LARGEST_INT8 = 127
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """One row of the table of grids.
+
+    Attributes:
+        name: the name users write.
+        fewest_bits: the smallest number of bits that leaves at least two values.
+        divisor: number of intervals in the unit interval, from the number of bits.
+        top: largest integer n, from the number of bits.
+        codes_per_unit: difference between the codes of n and n + 1.
+        rounding: how divisor * u becomes an integer: to the nearest, ties up; or down.
+        centered: n stands for the middle of what is rounded to it, n + 1/2.
+        cautions: what to warn of at a number of bits; under None at any.
+    """
+
+    name: str
+    fewest_bits: int
+    divisor: Callable[[int], int]
+    top: Callable[[int], int]
+    codes_per_unit: int
+    rounding: Literal["half up", "down"] = "half up"
+    centered: bool = False
+    cautions: Mapping[int | None, str] = dataclasses.field(default_factory=dict)
+
+    def scale(self, num_bits: int) -> float:
+        """Real value of one weight code, where weights span [-1, 1]."""
+        return 2.0 / (self.divisor(num_bits) * self.codes_per_unit)
+
+    def code_offset(self, num_bits: int) -> int:
+        """The number that codes_per_unit * n is above the code of a weight."""
+        return int(self.middle(num_bits) * self.codes_per_unit)
+
+    def middle(self, num_bits: int) -> float:
+        """The place of real 0 among the integers n."""
+        return (self.divisor(num_bits) - self.centered) / 2.0
+
+    def largest_code(self, num_bits: int) -> int:
+        """The largest magnitude among the weight codes of this grid."""
+        low, high = self.code_ends(num_bits)
+        return max(-low, high)
+
+    def code_ends(self, num_bits: int) -> tuple[int, int]:
+        """The smallest and the largest of the weight codes of this grid."""
+        offset = self.code_offset(num_bits)
+        return -offset, self.codes_per_unit * self.top(num_bits) - offset
+
+    def fits_int8(self, num_bits: int) -> bool:
+        """Whether int8 holds every weight code, its negative included."""
+        return self.largest_code(num_bits) <= LARGEST_INT8
+
+
+GRIDS: dict[str, Grid] = {
+    grid.name: grid
+    for grid in (
+        Grid(
+            "dorefa",
+            fewest_bits=1,
+            divisor=lambda bits: 2**bits - 1,
+            top=lambda bits: 2**bits - 1,
+            codes_per_unit=2,
+        ),
+        Grid(
+            "narrow",
+            fewest_bits=2,
+            divisor=lambda bits: 2**bits - 2,
+            top=lambda bits: 2**bits - 2,
+            codes_per_unit=1,
+            cautions={
+                2: "weight_grid='narrow' at 2 bits is ternary: after division by the maximum "
+                "nearly every weight is 0, and training diverged in experiments; "
+                "weight_grid='rounded' stores 2 bits without that"
+            },
+        ),
+        Grid(
+            "rounded",
+            fewest_bits=2,
+            divisor=lambda bits: 2**bits,
+            top=lambda bits: 2**bits - 1,
+            codes_per_unit=1,
+        ),
+        Grid(
+            "modified",
+            fewest_bits=2,
+            divisor=lambda bits: 2**bits,
+            top=lambda bits: 2**bits - 1,
+            codes_per_unit=1,
+            rounding="down",
+            cautions={
+                None: "weight_grid='modified' rounds down, which biases every weight by half an "
+                "interval; it exists to reproduce the authors' released code and trains badly at "
+                "2 bits"
+            },
+        ),
+        Grid(
+            "nested",
+            fewest_bits=1,
+            divisor=lambda bits: 2**bits,
+            top=lambda bits: 2**bits - 1,
+            codes_per_unit=2,
+            rounding="down",
+            centered=True,
+        ),
+    )
+}
+
+
+# Names that stand for one grid or another, by the number of bits. "auto" is the paper's wherever
+# int8 holds its codes: at 8 bits DoReFa's reach 255. "packed" is the one whose codes need no more
+# bits than they have where files store few: DoReFa's codes of 4 bits reach 15, and INT4 holds 7.
+AUTOMATIC: dict[str, Callable[[int], str]] = {
+    "auto": lambda bits: "narrow" if bits == 8 else "dorefa",
+    "packed": lambda bits: "narrow" if bits in (4, 8) else "dorefa",
+}
+
+
+def find_grid(grid: str, num_bits: int) -> Grid:
+    """Returns the row for `grid`, the name of one or of `AUTOMATIC`.
+
+    >>> [find_grid("auto", bits).name for bits in (3, 4, 8)]
+    ['dorefa', 'dorefa', 'narrow']
+    >>> [find_grid("packed", bits).name for bits in (3, 4, 8)]
+    ['dorefa', 'narrow', 'narrow']
+
+    Raises:
+        ValueError: the grid is unknown, or has no interval at `num_bits`.
+    """
+    check_bits(num_bits)
+    name = AUTOMATIC[grid](num_bits) if grid in AUTOMATIC else grid
+    if name not in GRIDS:
+        hint = did_you_mean(str(grid), [*AUTOMATIC, *GRIDS])
+        raise ValueError(f"grid={grid!r} is not a grid. {hint}")
+    row = GRIDS[name]
+    if num_bits < row.fewest_bits:
+        raise ValueError(
+            f"grid={grid!r} at num_bits={num_bits} has a single value; give it at least "
+            f"{row.fewest_bits} bits, or use grid='dorefa'."
+        )
+    return row
+
+
+def numbers_by_bits(grid: str, number: Callable[[Grid, int], float]) -> list[float]:
+    """A number of a grid at 0, 1, ... 8 bits; at too few bits it is that of the fewest.
+
+    Args:
+        grid: as in `find_grid`.
+        number: from the row of the grid at a number of bits, and these bits.
+
+    >>> numbers_by_bits("narrow", lambda row, bits: row.top(bits))
+    [2.0, 2.0, 2.0, 6.0, 14.0, 30.0, 62.0, 126.0, 254.0]
+    """
+    fewest = 1 if grid in AUTOMATIC else find_grid(grid, 8).fewest_bits
+    table = [max(bits, fewest) for bits in range(9)]
+    return [float(number(find_grid(grid, bits), bits)) for bits in table]
+
+
+def is_bits(value: Any, fewest: int = 1) -> TypeGuard[int]:
+    """Whether a value is an integer from 1, or another number, to 8."""
+    return isinstance(value, int) and not isinstance(value, bool) and fewest <= value <= 8
+
+
+def check_bits(num_bits: int) -> None:
+    """Raises ValueError unless `num_bits` is an integer from 1 to 8."""
+    if not is_bits(num_bits):
+        raise ValueError(f"num_bits={num_bits!r}: expected an integer from 1 to 8.")
+
 
 # A number of bits; or an integer tensor of it, so that it can change while a graph stays: a scalar,
 # or one for each channel, of a shape that broadcasts to that of the values. Tensors are not
@@ -42,7 +240,7 @@ def levels(num_bits: Bits, grid: str = "dorefa") -> Any:
 
     Args:
         num_bits: bits b, 1 to 8; see `Bits`.
-        grid: a name of `grid_table.GRIDS` or of `AUTOMATIC`.
+        grid: a name of `GRIDS` or of `AUTOMATIC`.
 
     Returns:
         The number of intervals between the lowest and the highest value of the grid: an integer,

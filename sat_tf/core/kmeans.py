@@ -5,8 +5,7 @@ Han et al., "Deep Compression", ICLR 2016, section 3. Which weights share one is
 latent weights, rounded to an int8 code, so that a file holds exactly what was trained.
 """
 
-from sat_tf.core.grid import round_half_up
-from sat_tf.core.grid_table import LARGEST_INT8, check_bits
+from sat_tf.core.grid import LARGEST_INT8, check_bits, round_half_up
 from sat_tf.core.ranges import SMALLEST_SIZE
 from sat_tf.core.tensors import Namespace, Tensor, computed_in_float32, in_float32, namespace
 

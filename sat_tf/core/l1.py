@@ -65,7 +65,7 @@ def quantize_weights(
     Args:
         kernel: latent weights w; float32, float16 or bfloat16.
         num_bits: 1 to 8; see `grid.Bits`.
-        grid: a name of `grid_table.GRIDS` or of `AUTOMATIC`.
+        grid: a name of `grid.GRIDS` or of `AUTOMATIC`.
         range_axes: see `weight_size`.
         over_size: divide the gradient by c.
         surrogate: a row of `gradients.SURROGATES`.
@@ -130,7 +130,7 @@ def squared_errors(
         kernel: latent weights w, float32.
         lowest: the fewest bits, at least 1.
         highest: the most bits, at most 8.
-        grid: a name of `grid_table.GRIDS` or of `AUTOMATIC`.
+        grid: a name of `grid.GRIDS` or of `AUTOMATIC`.
         channel_axes: the kernel's axes of output channels.
 
     Returns:

@@ -13,8 +13,7 @@ import math
 from collections.abc import Sequence
 
 from sat_tf.core.gradients import straight_through
-from sat_tf.core.grid import round_half_up
-from sat_tf.core.grid_table import LARGEST_INT8, check_bits
+from sat_tf.core.grid import LARGEST_INT8, check_bits, round_half_up
 from sat_tf.core.ranges import SMALLEST_SIZE, axes_within, range_shape
 from sat_tf.core.tensors import Namespace, Tensor, in_float32, namespace
 

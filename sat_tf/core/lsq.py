@@ -20,7 +20,7 @@ from typing import Any
 
 from sat_tf.core import grid as grids
 from sat_tf.core.gradients import STRAIGHT_THROUGH, passed_back, strength_of
-from sat_tf.core.grid_table import FEWEST_SIGNED_BITS, check_bits
+from sat_tf.core.grid import FEWEST_SIGNED_BITS, check_bits
 from sat_tf.core.ranges import SMALLEST_SIZE, axes_within
 from sat_tf.core.tensors import (
     Namespace,

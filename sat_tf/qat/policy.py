@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from sat_tf.core.gradients import CLIPPING_GRADIENTS
-from sat_tf.core.grid_table import is_bits
+from sat_tf.core.grid import is_bits
 from sat_tf.core.rescale import METHODS
 from sat_tf.messages import did_you_mean, list_problems
 from sat_tf.presentation.notebook import Displayed
@@ -138,7 +138,7 @@ class BitPolicy(Displayed):
         weight_grid: "packed" (DoReFa, but narrow at 4 and at 8 bits, where its codes need one bit
             more in a file), "auto" (DoReFa to 7 bits, narrow at 8, the grid that fits int8),
             "dorefa", "narrow", "rounded", "modified" or "nested" (for several bit widths that share
-            weights); see `sat_tf.core.grid_table`. A layer whose own 8 bits do not fit int8 on it
+            weights); see `sat_tf.core.grid`. A layer whose own 8 bits do not fit int8 on it
             (first or last, or by an override) is on "auto" instead. weight_bits=8 on such a grid is
             refused where activations and streams are integers.
         first_last_weight_grid: the grid of the first and last linear layers; None: weight_grid,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from sat_tf.core.grid_table import AUTOMATIC, GRIDS, Grid, is_bits
+from sat_tf.core.grid import AUTOMATIC, GRIDS, Grid, is_bits
 from sat_tf.messages import warn
 from sat_tf.quantizers import table
 from sat_tf.quantizers.protocol import BITS_FIELDS, GRID_FIELDS

@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sat_tf.core import l1
-from sat_tf.core.grid import Bits
-from sat_tf.core.grid_table import Grid, find_grid, is_bits
+from sat_tf.core.grid import Bits, Grid, find_grid, is_bits
 from sat_tf.core.ranges import range_shape
 from sat_tf.core.tensors import Tensor, in_float32, is_tensor, namespace
 from sat_tf.quantizers.measuring import Variables
@@ -43,7 +42,7 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
         num_bits: the mean, 1 to 8, or None to not round.
         lowest: the fewest bits of a channel, 1 to 8.
         highest: the most bits of a channel, `lowest` to 8.
-        grid: a name of `grid_table.GRIDS` or of `AUTOMATIC`.
+        grid: a name of `grid.GRIDS` or of `AUTOMATIC`.
         over_size: divide the gradient by the size of the channel; see `l1.quantize_weights`.
         **settings: those of `ScaledWithSurrogate`.
 

@@ -8,12 +8,12 @@ import numpy as np
 
 from sat_tf.core import dorefa, rescale
 from sat_tf.core.gradients import describe_surrogate
-from sat_tf.core.grid_table import LARGEST_INT8
+from sat_tf.core.grid import LARGEST_INT8
 from sat_tf.core.ranges import axes_within, range_shape
 from sat_tf.core.tensors import Tensor, namespace
 from sat_tf.quantizers.measuring import IntegerWeights, Variables
-from sat_tf.quantizers.on_grid import WeightsOnGrid
 from sat_tf.quantizers.protocol import Predecessor, VariableSpec, WeightRequest, bits_of
+from sat_tf.quantizers.scaled import WeightsOnGrid
 from sat_tf.quantizers.settings import GAIN, WithSurrogate, known_sizes
 
 
@@ -29,7 +29,7 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
 
     Args:
         num_bits: 1 to 8, or None to clamp and rescale only.
-        grid: a name of `grid_table.GRIDS` or of `AUTOMATIC`.
+        grid: a name of `grid.GRIDS` or of `AUTOMATIC`.
         range_axes: kernel axes with a maximum of their own; () for one maximum a layer.
         detach_max: no gradient through the maximum.
         rescale: a name of `rescale.METHODS`, or None.

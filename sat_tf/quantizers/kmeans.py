@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sat_tf.core import kmeans
-from sat_tf.core.grid_table import check_bits
+from sat_tf.core.grid import check_bits
 from sat_tf.core.tensors import Tensor, namespace
 from sat_tf.messages import did_you_mean
 from sat_tf.quantizers.measuring import Variables

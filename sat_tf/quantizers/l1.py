@@ -7,9 +7,8 @@ from sat_tf.core import l1
 from sat_tf.core.grid import Bits, grid_units
 from sat_tf.core.tensors import Tensor
 from sat_tf.quantizers.measuring import Variables
-from sat_tf.quantizers.on_grid import WeightsOnGrid
 from sat_tf.quantizers.protocol import WeightRequest
-from sat_tf.quantizers.scaled import ScaledWithSurrogate
+from sat_tf.quantizers.scaled import ScaledWithSurrogate, WeightsOnGrid
 from sat_tf.quantizers.settings import true_or_false
 
 
@@ -20,7 +19,7 @@ class L1Quantizer(WeightsOnGrid, ScaledWithSurrogate):
     It has no variables: the size follows the latent weights.
 
     Args:
-        grid: a name of `grid_table.GRIDS` or of `AUTOMATIC`.
+        grid: a name of `grid.GRIDS` or of `AUTOMATIC`.
         over_size: divide the gradient by the size, as the authors do, who train with Adam, to which
             that makes no difference. Under SGD it makes learning rates many times larger.
         **settings: those of `ScaledWithSurrogate`.

@@ -9,7 +9,7 @@ import numpy as np
 
 from sat_tf.core import grid, lsq
 from sat_tf.core.gradients import scaled_gradient
-from sat_tf.core.grid_table import FEWEST_SIGNED_BITS
+from sat_tf.core.grid import FEWEST_SIGNED_BITS
 from sat_tf.core.lsq import lsq_code_ends
 from sat_tf.core.ranges import scale_and_zero
 from sat_tf.core.tensors import Tensor, in_float32, namespace

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sat_tf.core.grid_table import LARGEST_INT8
+from sat_tf.core.grid import LARGEST_INT8
 from sat_tf.core.tensors import Tensor, namespace
 
 # The variables of a quantizer by name.

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from sat_tf.core.asymmetric import Reach
-from sat_tf.core.grid_table import AUTOMATIC, is_bits
+from sat_tf.core.grid import AUTOMATIC, is_bits
 from sat_tf.core.tensors import Tensor, namespace
 from sat_tf.messages import did_you_mean
 from sat_tf.quantizers.input_range import InputRange

@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 
 from sat_tf.arguments import is_number
 from sat_tf.core import qil
-from sat_tf.core.grid import Bits
-from sat_tf.core.grid_table import FEWEST_SIGNED_BITS
+from sat_tf.core.grid import FEWEST_SIGNED_BITS, Bits
 from sat_tf.core.qil import qil_largest_code
 from sat_tf.core.tensors import Tensor, in_float32, namespace
 from sat_tf.quantizers.measuring import Variables

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from sat_tf.core import dorefa
-from sat_tf.core.grid_table import GRIDS
+from sat_tf.core.grid import GRIDS
 from tests import reference
 from tests.core.execution import MODES, NO_CODE, array, differentiated, tensor, value_and_gradients
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from sat_tf.core import grid as grids
-from sat_tf.core.grid_table import AUTOMATIC, GRIDS, check_bits, find_grid
+from sat_tf.core.grid import AUTOMATIC, GRIDS, check_bits, find_grid
 from sat_tf.core.tensors import namespace
 from tests import reference
 from tests.core.execution import MODES, array, tensor, value_and_gradients

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sat_tf.core import l1
-from sat_tf.core.grid_table import GRIDS
+from sat_tf.core.grid import GRIDS
 from tests import reference
 from tests.core.execution import LONG_MODES, MODES, NO_CODE, array, tensor, value_and_gradients
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from sat_tf.core.grid_table import AUTOMATIC
+from sat_tf.core.grid import AUTOMATIC
 from sat_tf.graph.network import Network
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.wrapper import QuantizedLayer

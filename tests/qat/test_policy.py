@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import sat_tf
 from sat_tf.core.gradients import CLIPPING_GRADIENTS
-from sat_tf.core.grid_table import AUTOMATIC, GRIDS, find_grid
+from sat_tf.core.grid import AUTOMATIC, GRIDS, find_grid
 from sat_tf.core.rescale import METHODS
 from sat_tf.qat import policy_fields
 from sat_tf.qat.configs import LayerConfig

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sat_tf.core.grid_table import AUTOMATIC, GRIDS
+from sat_tf.core.grid import AUTOMATIC, GRIDS
 from sat_tf.quantizers.kmeans import cluster_ids
 
 SHAPE = (3, 3, 4, 6)

@@ -11,7 +11,6 @@ from typing import Any
 import pydantic
 
 from sat_tf.atomic_file import write_text
-from sat_tf.export.certificate.channels import FEWEST_VALUES, MOST_ERROR
 from sat_tf.export.certificate.counts import (
     FEW_CODES,
     RUNTIME_TITLES,
@@ -21,14 +20,14 @@ from sat_tf.export.certificate.counts import (
     runtime_table,
 )
 from sat_tf.export.certificate.holds import Hold, are_portable, verdict_of
-from sat_tf.export.certificate.outputs import OutputCount
+from sat_tf.export.certificate.outputs import FEWEST_VALUES, MOST_ERROR, OutputCount
 from sat_tf.export.litert.processes import Machine
 from sat_tf.messages import list_problems, validation_problems
 from sat_tf.presentation.notebook import Displayed
 from sat_tf.presentation.tables import Cell, Marked, Table, points
 
 # How far the file and a Keras model, float or quantized, may differ in accuracy, or in classes,
-# before it is shown in red. What values may differ by stands in `channels`.
+# before it is shown in red. What values may differ by stands in `outputs`.
 FEW_POINTS = 0.03
 FLOAT_RULE = (
     "Red beside the float model: accuracy or classes that differ by more than "

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.core.grid_table import LARGEST_INT8
+from sat_tf.core.grid import LARGEST_INT8
 from sat_tf.export.operations.builder import Affine, GraphBuilder
 from sat_tf.export.operations.table import MOVES
 from sat_tf.export.operations.windows import LinearKind, transposed_size

@@ -3,7 +3,7 @@ import pytest
 
 from benchmarks.paper import variances
 from benchmarks.paper.variances import clamping_ratio, gaussian, quantization_ratios
-from sat_tf.core.grid_table import GRIDS
+from sat_tf.core.grid import GRIDS
 from tests import reference
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sat_tf.export.certificate.channels import FEWEST_VALUES, MOST_ERROR, compared_channels
+from sat_tf.export.certificate.outputs import FEWEST_VALUES, MOST_ERROR, compared_channels
 
 RNG = np.random.default_rng(0)
 _START = RNG.bit_generator.state

@@ -6,7 +6,7 @@ import pytest
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.core.grid_table import GRIDS
+from sat_tf.core.grid import GRIDS
 from sat_tf.qat.configs import LayerConfig
 from sat_tf.qat.layout import GuessedClippingLevelsWarning
 from sat_tf.qat.policy import BitPolicy
