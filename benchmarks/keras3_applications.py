@@ -45,7 +45,9 @@ def make_row(name: str) -> dict[str, Any]:
     import numpy as np
 
     import sat_tf
-    from sat_tf.keras3.conversion.twin import proof_of
+    from sat_tf.keras3.conversion.incoming import translated
+    from sat_tf.keras3.conversion.proof import prove
+    from sat_tf.keras3.conversion.values import keep_codes
     from sat_tf.keras3.quantized_layer import QuantizedLayer
 
     warnings.simplefilter("ignore")  # of untrained statistics
@@ -58,7 +60,10 @@ def make_row(name: str) -> dict[str, Any]:
     images, labels = pixels.astype(np.float32), np.arange(_IMAGES)
     quantized = sat_tf.quantize_model(model, sat_tf.BitPolicy.mobile(4, unsupported="float"))
     sat_tf.calibrate(quantized, images)
-    proof = proof_of(quantized)
+    made = translated(quantized, is_twin=True)
+    for layer, twin in made.pairs():
+        keep_codes(layer, twin)
+    proof = prove(made)
     quantized.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     loss = float(quantized.train_on_batch(images, labels))
     with tempfile.TemporaryDirectory() as folder:

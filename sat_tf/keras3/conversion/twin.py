@@ -28,7 +28,7 @@ from sat_tf.graph.network import Network
 from sat_tf.keras3.conversion.graph import Keras3Graph, functional_of
 from sat_tf.keras3.conversion.incoming import translated
 from sat_tf.keras3.conversion.placed import Original, placed, settings_text
-from sat_tf.keras3.conversion.proof import Proof, prove
+from sat_tf.keras3.conversion.proof import prove
 from sat_tf.keras3.conversion.translator import Translated
 from sat_tf.keras3.conversion.values import (
     copy_to_keras3,
@@ -60,7 +60,6 @@ class _Twin:
 
     model: keras.Model
     pairs: list[tuple[Any, Any]]
-    proof: Proof
     settings: str
 
 
@@ -96,17 +95,11 @@ def _kept(model: keras3.Model, made: Translated) -> keras.Model:
     layers = list(made.pairs())
     for layer, twin in layers:
         keep_codes(layer, twin)
-    proof = prove(made)
+    prove(made)
     # Weakly: models go when their users let them.
     pairs = [(weakref.ref(one), other) for one, other in layers]
-    _twins[model] = _Twin(made.model, pairs, proof, _settings(one for one, _ in layers))
+    _twins[model] = _Twin(made.model, pairs, _settings(one for one, _ in layers))
     return made.model
-
-
-def proof_of(model: keras3.Model) -> Proof:
-    """How closely a Keras 3 model and its twin agree, layer by layer, on random input."""
-    twin_of(model)
-    return _twins[model].proof
 
 
 def take_values(model: keras3.Model) -> None:
