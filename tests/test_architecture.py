@@ -76,7 +76,6 @@ MAY_IMPORT = {
 MAY_IMPORT_WITHIN = {
     "analysis": {
         ".": set(),
-        "answers": {"."},
         "audit": {"."},
         "sensitivity": {"."},
         "allocation": {".", "sensitivity"},

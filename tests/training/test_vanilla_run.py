@@ -5,7 +5,7 @@ import pytest
 import tf_keras as keras
 from rich.console import Console
 
-from sat_tf.analysis.answers.answers import Answers
+from sat_tf.analysis.answers import Answers
 from sat_tf.training.config.config import parse_config
 from sat_tf.training.loop.runner import train
 from sat_tf.training.loop.start import is_ordinary

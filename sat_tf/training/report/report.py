@@ -7,8 +7,7 @@ from typing import Any, TypeVar
 
 import pydantic
 
-from sat_tf.analysis.answers.answers import Answers
-from sat_tf.analysis.answers.page import answers_section
+from sat_tf.analysis.answers import Answers, answers_section
 from sat_tf.analysis.layer_table import LayerRow
 from sat_tf.export.certificate.certificate import FEW_POINTS, FLOAT_RULE, Certificate
 from sat_tf.messages import first_ones

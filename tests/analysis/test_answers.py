@@ -1,5 +1,7 @@
 import base64
+import dataclasses
 import io
+import itertools
 import json
 import re
 
@@ -7,12 +9,110 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sat_tf.analysis.answers.answers import EXAMPLES, Answers
-from sat_tf.analysis.answers.page import answers_section
-from sat_tf.top_k import NO_CLASS
+from sat_tf.analysis.answers import (
+    EXAMPLES,
+    Answers,
+    ClassAccuracy,
+    Confusion,
+    answers_section,
+    binned,
+    confusion,
+    most_changed,
+    spread,
+)
+from sat_tf.top_k import NO_CLASS, classes_of
 from tests.export.certificate.test_certificate_page import outline
 
+LABELS = np.array([0, 0, 0, 1, 1, 2, 2, 2])
+FLOAT = np.array([0, 0, 1, 1, 1, 2, 2, 0])
+FILE = np.array([0, 1, 1, 1, 0, 2, NO_CLASS, 2])
+SMALL = Answers.of(None, LABELS, FLOAT, FILE, num_classes=3)
 HOSTILE = "<script>alert('x')</script>"
+
+
+def test_a_row_of_the_confusion_matrix_is_a_class_and_a_column_an_answer():
+    assert confusion(LABELS, FILE, 3).tolist() == [[1, 2, 0], [1, 1, 0], [0, 0, 2]]
+
+
+def test_an_image_without_an_answer_is_in_no_column():
+    assert confusion(LABELS, FILE, 3).sum() == len(LABELS) - 1
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
+def test_non_finite_outputs_are_no_answer(broken):
+    outputs = np.array([[0.0, broken, 1.0], [0.0, 2.0, 1.0]])
+    assert classes_of(outputs).tolist() == [NO_CLASS, 1]
+
+
+def test_integer_outputs_have_answers_and_of_equal_ones_the_first():
+    assert classes_of(np.array([[-3, 5, 5]], np.int8)).tolist() == [1]
+
+
+def test_pairs_are_sorted_by_what_the_file_confuses_and_say_what_the_float_model_does():
+    assert SMALL.most_confused(most=5) == [
+        Confusion(label=0, answer=1, by_file=2, by_float_model=1, images=3),
+        Confusion(label=1, answer=0, by_file=1, by_float_model=0, images=2),
+    ]
+    assert len(SMALL.most_confused(most=1)) == 1
+    assert dataclasses.replace(SMALL, file_answers=LABELS).most_confused(most=5) == []
+
+
+def test_few_classes_have_a_row_each():
+    counts, rows = binned(LABELS, FILE, 3, most=50)
+    assert counts.tolist() == confusion(LABELS, FILE, 3).tolist()
+    assert list(map(list, rows)) == [[0], [1], [2]]
+
+
+@pytest.mark.parametrize(("num_classes", "most"), [(1000, 50), (51, 50), (7, 3), (1, 50)])
+def test_bins_hold_every_answer_and_every_class_once(num_classes, most):
+    random = np.random.default_rng(3)
+    labels, answers = random.integers(0, num_classes, (2, 400))
+    counts, rows = binned(labels, answers, num_classes, most=most)
+    assert len(rows) <= most
+    assert counts.sum() == 400
+    assert list(itertools.chain(*rows)) == list(range(num_classes))
+    whole = confusion(labels, answers, num_classes)
+    for row, column in np.ndindex(counts.shape):
+        assert counts[row, column] == whole[np.ix_(rows[row], rows[column])].sum()
+
+
+def test_classes_without_images_have_no_accuracy():
+    found = Answers.of(None, [4, 4], [4, 0], [0, 0], num_classes=5).class_accuracies()
+    assert found == [ClassAccuracy(label=4, images=2, float_right=1, file_right=0)]
+    assert found[0].gained == -0.5
+
+
+def test_the_classes_that_changed_most_come_first_and_unchanged_ones_not_at_all():
+    found = most_changed(SMALL.class_accuracies(), most=9)
+    assert [(one.label, one.float_right, one.file_right) for one in found] == [(1, 2, 1), (0, 2, 1)]
+    assert len(most_changed(SMALL.class_accuracies(), most=1)) == 1
+
+
+def test_every_image_is_in_one_group():
+    groups = SMALL.groups()
+    assert sorted(np.concatenate(list(groups.values())).tolist()) == list(range(len(LABELS)))
+    assert {name: found.tolist() for name, found in groups.items()} == {
+        "both_right": [0, 3, 5],
+        "float_only": [1, 4, 6],
+        "file_only": [7],
+        "both_wrong": [2],
+    }
+    page = " ".join(answers_section(SMALL).split())
+    assert "Of 8 held-out images 3 are right in the float model and in the file" in page
+    assert "3 in the float model only, 1 in the file only, and 1 in neither; 4 have" in page
+
+
+def test_one_image_of_a_small_class_weighs_less_than_many_of_a_large_one():
+    small = ClassAccuracy(label=0, images=1, float_right=1, file_right=0)
+    large = ClassAccuracy(label=1, images=50, float_right=45, file_right=30)
+    assert most_changed([small, large], most=2) == [large, small]
+
+
+@pytest.mark.parametrize("count", [0, 1, 8, 9, 100])
+def test_examples_are_distinct_and_spread(count):
+    found = spread(np.arange(count), 8)
+    assert len(set(found)) == len(found) == min(count, 8)
+    assert all(0 <= index < count for index in found)
 
 
 def some(num_classes=4, count=60, *, names=None, channels=3, side=8):
