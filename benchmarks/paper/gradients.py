@@ -6,7 +6,7 @@ import tensorflow as tf
 from matplotlib.figure import Figure as Picture
 
 from benchmarks.paper.figure import Comparison, Figure
-from sat_tf.analysis.measurement import as_graph
+from sat_tf.analysis.code_use import as_graph
 from sat_tf.core import pact
 from sat_tf.presentation import palette
 

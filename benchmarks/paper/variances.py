@@ -10,7 +10,6 @@ import tensorflow as tf
 from matplotlib.figure import Figure as Picture
 
 from benchmarks.paper.figure import Comparison, Figure, plain_ticks
-from sat_tf.analysis.measurement import as_graph
 from sat_tf.core import dorefa
 from sat_tf.core.grid import GRIDS
 from sat_tf.presentation import palette
@@ -82,7 +81,7 @@ def _clamping_ratio() -> Callable[[npt.NDArray[np.float32]], tf.Tensor]:
         clamped = dorefa.clamp_weights(weights)
         return tf.reduce_mean(tf.square(clamped)) / tf.reduce_mean(tf.square(weights))
 
-    return as_graph(ratio, tf.TensorSpec([None]))
+    return tf.function(ratio, autograph=False, input_signature=[tf.TensorSpec([None])])
 
 
 @functools.cache
@@ -96,7 +95,9 @@ def _quantization_ratios(
         squares = [tf.reduce_mean(tf.square(values)) for values in (quantized, clamped)]
         return deviation, tf.sqrt(squares[0] / squares[1])
 
-    return as_graph(ratios, tf.TensorSpec([None]))
+    # A partial function, as in `as_graph`: one of each grid is no reason to warn of retracing.
+    traced = functools.partial(ratios)
+    return tf.function(traced, autograph=False, input_signature=[tf.TensorSpec([None])])
 
 
 def clamp_variance(

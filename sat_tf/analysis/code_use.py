@@ -1,20 +1,48 @@
 """The codes that a quantized model uses: of its kernels, of its activations, and their flips."""
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.analysis.measurement import as_graph
 from sat_tf.analysis.wiring import LinearCall, kernel_of
+from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network, call_in_inference
-from sat_tf.qat.layout import call_name
+from sat_tf.qat.layout import call_name, inner_layer
 from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer
 from sat_tf.quantizers.protocol import WeightQuantizer
 from sat_tf.quantizers.settings import CLIPPING_LEVEL
+
+
+def as_graph(measure: Callable[..., Any]) -> Callable[..., Any]:
+    """`measure` as a graph, traced once for all calls with arguments of the same shapes.
+
+    TensorFlow warns of retracing when functions with the same code are traced often, even if each
+    belongs to another model, as in several trainings in one process. It identifies them by their
+    code object, which a partial function does not have.
+    """
+    return tf.function(functools.partial(measure), autograph=False)
+
+
+_SCALAR = 1  # TensorBoard's DATA_CLASS_SCALAR, which TensorFlow does not define
+
+
+def scalar_events(values: Mapping[str, float]) -> bytes:
+    """All values in one event for `tf.summary.experimental.write_raw_pb`.
+
+    `tf.summary.scalar` would write one event each and take half a millisecond for each of dozens of
+    clipping levels.
+    """
+    summary = tf.compat.v1.Summary()
+    for tag, value in values.items():
+        entry = summary.value.add(tag=tag, tensor=tf.make_tensor_proto(value, tf.float32))
+        entry.metadata.plugin_data.plugin_name = "scalars"
+        entry.metadata.data_class = _SCALAR
+    return bytes(summary.SerializeToString())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,7 +188,7 @@ class WeightUse:
         weight_codes_used: how many of them occur.
     """
 
-    weights: int
+    weights: int = 0
     weight_bits: int | None = None
     rescale: str | None = None
     latent_variance: float | None = None
@@ -309,3 +337,100 @@ class CodeFlips:
         )
         self._before, self._at_last_measurement = {}, now
         return flipped, moved
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerRow:
+    """One layer; what it does not have is None.
+
+    Attributes:
+        name: of the user's layer, or of an inserted quantizer.
+        kind: class of the layer; "quantizer" for an inserted one.
+        parameters: how many the layer has, without those of quantizers.
+        weight_bits: bits of its kernel.
+        weight_grid: name of the grid of the kernel's codes.
+        weight_codes: how many codes that grid has.
+        weight_codes_used: how many of them occur in the kernel.
+        rescale: SAT's rescaling of the kernel, by name.
+        rescale_constant: the factor on the kernel, gain included; the mean over channels if these
+            have their own gains.
+        activation_bits: bits of the tensor the layer makes.
+        clipping_level: of that tensor; on both sides if it can be negative.
+        activation_codes: how many codes its grid has.
+        activation_codes_used: how many of them occurred on the images.
+        clipped: share of its values that were clipped at the top, or at both ends.
+    """
+
+    name: str
+    kind: str
+    parameters: int
+    weight_bits: int | None = None
+    weight_grid: str | None = None
+    weight_codes: int | None = None
+    weight_codes_used: int | None = None
+    rescale: str | None = None
+    rescale_constant: float | None = None
+    activation_bits: int | None = None
+    clipping_level: float | None = None
+    activation_codes: int | None = None
+    activation_codes_used: int | None = None
+    clipped: float | None = None
+
+
+def layer_rows(model: keras.Model, images: np.ndarray) -> list[LayerRow]:
+    """A row for every layer with parameters or quantizers, in graph order.
+
+    Args:
+        model: a model quantized by sat-tf.
+        images: to measure activations on: (n, rows, columns, channels), one forward pass.
+
+    Raises:
+        ValueError: the model is not a graph of calls.
+    """
+    uses = ActivationProbe(model, images)()
+    rows = []
+    for node in Network(model):
+        if node.name != node.layer.name:  # another call of a layer that already has a row
+            continue
+        layer, inner = node.layer, inner_layer(node.layer)
+        kind, facts = type(inner).__name__, {}
+        if isinstance(layer, QuantizedLayer):
+            kind = "quantizer" if layer.quantize_config.inserted else kind
+            facts = _facts_of_kernel(layer) | _facts_of_output(layer, uses.get(inner.name))
+        row = LayerRow(name=inner.name, kind=kind, parameters=inner.count_params(), **facts)
+        if row.parameters or row.weight_bits or row.activation_bits:
+            rows.append(row)
+    return rows
+
+
+def _facts_of_kernel(layer: QuantizedLayer) -> dict[str, Any]:
+    quantizer = layer.quantize_config.weights
+    if quantizer is None:
+        return {}
+    latent = tf.cast(tf.convert_to_tensor(layer_kinds.kernel_of(layer.layer)), tf.float32)
+    variables = layer.kernel_variables
+    facts: dict[str, Any] = {
+        "rescale": quantizer.rescale,
+        "rescale_constant": quantizer.rescale_constant(latent, variables),
+    }
+    if quantizer.num_bits is not None:
+        facts |= {
+            "weight_bits": quantizer.num_bits,
+            "weight_grid": quantizer.grid_name,
+            "weight_codes": quantizer.code_count(variables),
+            "weight_codes_used": len(np.unique(quantizer.units(latent, variables))),
+        }
+    return facts
+
+
+def _facts_of_output(layer: QuantizedLayer, use: ActivationUse | None) -> dict[str, Any]:
+    quantizer = clipping_quantizer(layer)
+    if quantizer is None or use is None:
+        return {}
+    return {
+        "activation_bits": quantizer.num_bits,
+        "clipping_level": float(layer.output_variables[CLIPPING_LEVEL].numpy()),
+        "activation_codes": len(use.code_counts),
+        "activation_codes_used": use.codes_used,
+        "clipped": use.clipped,
+    }

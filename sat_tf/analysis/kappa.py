@@ -10,9 +10,8 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.analysis.code_use import variance
+from sat_tf.analysis.code_use import as_graph, variance
 from sat_tf.analysis.labelled_images import LabelledImages, class_shares, labelled_images
-from sat_tf.analysis.measurement import as_graph
 from sat_tf.analysis.wiring import (
     LinearCall,
     Wiring,

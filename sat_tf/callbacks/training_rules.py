@@ -14,9 +14,8 @@ import tf_keras as keras
 from sat_tf.analysis.audit.audit import Auditor
 from sat_tf.analysis.audit.audited_model import COLUMNS, Audit
 from sat_tf.analysis.audit.rules import Verdict
-from sat_tf.analysis.code_use import CodeFlips
+from sat_tf.analysis.code_use import CodeFlips, scalar_events
 from sat_tf.analysis.labelled_images import USUAL_IMAGES, labelled_images
-from sat_tf.analysis.measurement import scalar_events
 from sat_tf.atomic_file import check_writable, written_whole
 from sat_tf.messages import kind_of
 from sat_tf.presentation.tables import write_table

@@ -127,7 +127,7 @@ def _write_report(
     begun: float,
 ) -> None:
     """Writes the page, and what it shows: with labels, the results and the answers too."""
-    from sat_tf.analysis.layer_table import layer_rows
+    from sat_tf.analysis.code_use import layer_rows
     from sat_tf.training.loop.outcome import of_certificate, write_answers_to
     from sat_tf.training.loop.stage import SAMPLE
     from sat_tf.training.report.report import write_layers, write_report

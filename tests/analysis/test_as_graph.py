@@ -1,6 +1,6 @@
 import tensorflow as tf
 
-from sat_tf.analysis.measurement import as_graph
+from sat_tf.analysis.code_use import as_graph
 
 
 class Probe:

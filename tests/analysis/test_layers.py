@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 import sat_tf
-from sat_tf.analysis.layer_table import layer_rows
+from sat_tf.analysis.code_use import layer_rows
 from sat_tf.qat.policy import BitPolicy
 from tests.training.small import small_float_model, small_images, small_quantized_model
 

@@ -6,7 +6,7 @@ import math
 import numpy as np
 
 from sat_tf.analysis.answers import Answers
-from sat_tf.analysis.layer_table import LayerRow
+from sat_tf.analysis.code_use import LayerRow
 from sat_tf.export.certificate.certificate import Certificate, ImagesFrom
 from sat_tf.export.certificate.counts import RuntimeCount, TensorCount
 from sat_tf.export.certificate.outputs import OutputCount

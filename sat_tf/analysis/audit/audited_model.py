@@ -21,6 +21,7 @@ from sat_tf.analysis.audit.rules import (
     Verdict,
     worst,
 )
+from sat_tf.analysis.code_use import WeightUse
 from sat_tf.atomic_file import write_text
 from sat_tf.messages import first_ones, say
 from sat_tf.presentation.charts import DotChart, Dots
@@ -110,16 +111,20 @@ class Audit(Displayed, RowTable):
         write_text(path, audit_page(self))
 
 
+def _fields(kind: type) -> list[str]:
+    return [field.name for field in dataclasses.fields(kind) if field.name != "findings"]
+
+
+_OF_KERNEL = _fields(WeightUse)
+_OF_LAYER = [name for name in _fields(LayerAudit) if name not in _OF_KERNEL]
+# What a kernel is stands behind what its layer is, and in front of what was measured of both.
+_MEASURED = _OF_LAYER.index("pooled_area")
 COLUMNS = tuple(
     dict.fromkeys(
         (
             *("row", "verdict"),
-            *(
-                field.name
-                for kind in (LayerAudit, ActivationAudit)
-                for field in dataclasses.fields(kind)
-                if field.name != "findings"
-            ),
+            *(*_OF_LAYER[:_MEASURED], *_OF_KERNEL, *_OF_LAYER[_MEASURED:]),
+            *_fields(ActivationAudit),
             *("rules", "reasons", "remedies"),
         )
     )

@@ -5,6 +5,8 @@ import enum
 import math
 from collections.abc import Iterable, Iterator
 
+from sat_tf.analysis.code_use import WeightUse
+
 
 class Verdict(enum.Enum):
     """How well a layer or a model keeps the rules."""
@@ -104,10 +106,8 @@ def worst(findings: Iterable[Finding]) -> Verdict:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LayerAudit:
-    """One linear layer; what it does not have, or what was not measured, is None.
-
-    Variances are centred and over the whole kernel.
+class LayerAudit(WeightUse):
+    """One linear layer with its kernel; what it does not have, or was not measured, is None.
 
     Attributes:
         name: of the user's layer, with the path of models that it is nested in.
@@ -117,15 +117,6 @@ class LayerAudit:
         normalization: class of the normalization right behind it.
         reads_image: no linear layer comes before it.
         is_classifier: its output is the model's.
-        weights: how many its kernel has.
-        weight_bits: of the codes.
-        rescale: name of SAT's rescaling.
-        latent_variance: VAR[W].
-        clamped_variance: VAR[Ŵ].
-        quantized_variance: VAR[Q].
-        effective_variance: VAR[Ξ].
-        weight_codes: how many codes the grid has.
-        weight_codes_used: how many of them occur.
         pooled_area: k²_pool right before the classifier.
         kappa_0: of the classifier; wanted below 0.1.
         gradient_variance: VAR[∂L/∂Ξ].
@@ -143,15 +134,6 @@ class LayerAudit:
     normalization: str | None = None
     reads_image: bool = False
     is_classifier: bool = False
-    weights: int = 0
-    weight_bits: int | None = None
-    rescale: str | None = None
-    latent_variance: float | None = None
-    clamped_variance: float | None = None
-    quantized_variance: float | None = None
-    effective_variance: float | None = None
-    weight_codes: int | None = None
-    weight_codes_used: int | None = None
     pooled_area: int | None = None
     kappa_0: float | None = None
     gradient_variance: float | None = None

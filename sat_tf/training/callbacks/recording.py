@@ -16,9 +16,8 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.analysis.code_use import ActivationProbe, clipping_levels
+from sat_tf.analysis.code_use import ActivationProbe, clipping_levels, scalar_events
 from sat_tf.analysis.kappa import kappa_0
-from sat_tf.analysis.measurement import scalar_events
 from sat_tf.atomic_file import renamed_when_done
 from sat_tf.training.state import history
 from sat_tf.training.state.history import (

@@ -8,7 +8,7 @@ import numpy as np
 import tf_keras as keras
 
 from sat_tf.analysis.answers import Answers
-from sat_tf.analysis.layer_table import layer_rows
+from sat_tf.analysis.code_use import layer_rows
 from sat_tf.data.source import NO_LABEL
 from sat_tf.export.certificate.certificate import Certificate, ImagesFrom
 from sat_tf.export.deployed import deployed_model

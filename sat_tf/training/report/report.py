@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import pydantic
 
 from sat_tf.analysis.answers import Answers, answers_section
-from sat_tf.analysis.layer_table import LayerRow
+from sat_tf.analysis.code_use import LayerRow
 from sat_tf.export.certificate.certificate import FEW_POINTS, FLOAT_RULE, Certificate
 from sat_tf.messages import first_ones
 from sat_tf.presentation.page import render_page

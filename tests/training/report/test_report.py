@@ -2,7 +2,7 @@
 
 import pytest
 
-from sat_tf.analysis.layer_table import LayerRow
+from sat_tf.analysis.code_use import LayerRow
 from sat_tf.messages import RunError
 from sat_tf.preprocessing import RESIZED_AND_CROPPED
 from sat_tf.training.report.report import write_layers, write_report
