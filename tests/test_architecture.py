@@ -94,8 +94,7 @@ MAY_IMPORT_WITHIN = {
         "kernels": set(),
         "tflite": {"kernels"},
         "litert": {"tflite"},
-        "converter": {"litert", "tflite"},
-        "operations": {"converter", "tflite", "kernels"},
+        "operations": {"litert", "tflite", "kernels"},
         "lowering": {"operations", "tflite", "kernels"},
         "certificate": {"litert", "operations", "tflite", "kernels"},
         "device": {"certificate", "litert", "operations", "tflite", "kernels"},
@@ -104,7 +103,6 @@ MAY_IMPORT_WITHIN = {
             "kernels",
             "tflite",
             "litert",
-            "converter",
             "operations",
             "lowering",
             "certificate",
@@ -147,7 +145,7 @@ NO_KINDS = {
 # These files name layers beside the registry.
 NAMED_BESIDE = {
     # TensorFlow's converter would write a loop for these; the file tells it what to do instead.
-    "export/converter/float_layers.py": {"ConvLSTM1D", "ConvLSTM2D", "ConvLSTM3D"},
+    "export/litert/converter.py": {"ConvLSTM1D", "ConvLSTM2D", "ConvLSTM3D"},
 }
 
 # All that the mathematics needs besides Python itself, and the file for each library of tensors,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import tf_keras as keras
 
-from sat_tf.export.converter.float_layers import Signature, float_operators
+from sat_tf.export.litert.converter import Signature, float_operators
 from sat_tf.export.lowering.packing import pack_graph
 from sat_tf.export.lowering.refusals import find_problems
 from sat_tf.export.lowering.trace import trace_network

@@ -1,16 +1,13 @@
 """TFLite Micro: runs a file as on a microcontroller, and hands out every tensor."""
 
-import contextlib
 import math
-import os
-import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
-from sat_tf.export.litert.runtime import FileRuntime, explained
+from sat_tf.export.litert.runtime import FileRuntime, explained, native_output_in
 from sat_tf.export.tflite.contents import read_contents, unpacked
 from sat_tf.export.tflite.images import Pixels, arrays_of, joined, number_of, some_of
 
@@ -106,24 +103,10 @@ def _with_reason(action: Callable[[], Any]) -> Any:
     """Runs an action; a RuntimeError has the reason that TFLite Micro only logs."""
     with tempfile.TemporaryFile() as log:
         try:
-            with _errors_into(log.fileno()):
+            with native_output_in(log):
                 return action()
         except RuntimeError as error:
             log.seek(0)
             lines = log.read().decode(errors="replace").splitlines()
             reasons = [line.strip() for line in lines if line.strip()]
             raise RuntimeError(reasons[0] if reasons else str(error)) from error
-
-
-@contextlib.contextmanager
-def _errors_into(file: int) -> Iterator[None]:
-    """Leads the standard error of the process, C++ included, into a file."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    os.dup2(file, 2)
-    try:
-        yield
-    finally:
-        sys.stderr.flush()
-        os.dup2(kept, 2)
-        os.close(kept)

@@ -4,14 +4,17 @@ import abc
 import contextlib
 import dataclasses
 import functools
+import os
+import sys
 import warnings
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import IO, Any, cast
 
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from sat_tf.export.tflite.images import Pixels, arrays_of, joined, number_of, some_of
+from sat_tf.messages import is_standard_error
 
 # XNNPACK is what LiteRT uses by itself; the builtin kernels round twice, where it rounds once. The
 # reference kernels define, without optimizations, what the builtin ones must give.
@@ -217,6 +220,58 @@ def explained(action: str, runtime: str = "LiteRT") -> Iterator[None]:
             f"received a TFLite file that {runtime} does not {action} ({error}), expected one that "
             f"sat_tf.export_tflite wrote{inputs}; {fix}."
         ) from error
+
+
+class _Lent:
+    """A stream that writes where another one does, which can change.
+
+    A handler of the logging module that is made while `sys.stderr` is another stream keeps that
+    one for good, so that it must stay open.
+
+    Args:
+        lender: the other stream.
+    """
+
+    def __init__(self, lender: Any) -> None:
+        self.lender = lender
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.lender, name)
+
+
+@contextlib.contextmanager
+def native_output_in(file: Any) -> Iterator[None]:
+    """Sends what C++ code prints to the process' standard error into a file.
+
+    What Python writes to sys.stderr goes where it went: warnings, progress, other threads.
+    """
+    try:
+        there = os.dup(2)
+    except OSError:  # The process has none.
+        yield
+        return
+    try:
+        with contextlib.ExitStack() as stack:
+            stream = sys.stderr
+            if is_standard_error(stream):
+                stream.flush()
+                kept = open(  # noqa: SIM115 - the stack closes it
+                    there, "w", buffering=1, encoding=stream.encoding, errors="replace",
+                    closefd=False,
+                )  # fmt: skip
+                stack.enter_context(kept)
+                lent = _Lent(kept)
+                stack.callback(setattr, lent, "lender", stream)
+                stack.enter_context(contextlib.redirect_stderr(cast(IO[str], lent)))
+            os.dup2(file.fileno(), 2)
+            try:
+                yield
+            finally:
+                if is_standard_error(stream):
+                    stream.flush()  # of handlers that hold it, before it is connected again
+                os.dup2(there, 2)
+    finally:
+        os.close(there)
 
 
 def check_loading(content: bytes, *image_shapes: tuple[int, ...]) -> None:

@@ -115,7 +115,7 @@ class FloatLayer(OperationDraft):
 
     def write(self, writer: Writer) -> None:
         """The operators that TensorFlow's converter makes of the layers."""
-        from sat_tf.export.converter.float_layers import float_operators
+        from sat_tf.export.litert.converter import float_operators
 
         content = float_operators(self.function(), self.layers, self.signature(writer))
         inputs = [writer.indices[name] for name in self.inputs]

@@ -12,7 +12,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.export.converter.float_layers import run_converter
+from sat_tf.export.litert.converter import run_converter
 from sat_tf.export.litert.runtime import Runtime
 
 L = keras.layers

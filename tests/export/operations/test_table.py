@@ -9,8 +9,8 @@ import tensorflow as tf
 from ai_edge_litert import schema_py_generated as tfl
 
 from sat_tf.export.certificate.comparison import RuntimeCounter
-from sat_tf.export.converter.float_layers import run_converter
 from sat_tf.export.converter_route import keras_of_graph
+from sat_tf.export.litert.converter import run_converter
 from sat_tf.export.litert.runtime import RUNTIMES
 from sat_tf.export.operations import table
 from sat_tf.export.operations.add import AddConstant

@@ -9,8 +9,8 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.export.converter.float_layers import first_line
 from sat_tf.export.file_verification import verify_file
+from sat_tf.export.litert.converter import first_line
 from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.operations.simulator import simulate

@@ -3,20 +3,18 @@
 import contextlib
 import functools
 import logging
-import os
 import re
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any, cast
+from typing import Any
 
 import tensorflow as tf
 import tf_keras as keras
 from ai_edge_litert import schema_py_generated as tfl
 
-from sat_tf.export.litert.runtime import Runtime
+from sat_tf.export.litert.runtime import Runtime, native_output_in
 from sat_tf.export.tflite.splice import INPUT_NAME
-from sat_tf.messages import is_standard_error, kind_of
+from sat_tf.messages import kind_of
 
 _L = keras.layers
 _CONVOLUTIONAL = (_L.ConvLSTM1D, _L.ConvLSTM2D, _L.ConvLSTM3D)
@@ -48,7 +46,9 @@ def float_operators(
         except Exception as error:  # The converter and the layer may raise anything.
             problem = problem or error
             continue
-        batch = _batch_of_output(content)
+        batch = None
+        with contextlib.suppress(ValueError):  # LiteRT does not run it
+            batch = len(Runtime(content, keep_tensors=False).rehearse())
         if batch == 1:
             break
     if not content:
@@ -170,12 +170,16 @@ def run_converter(converter: Any) -> bytes:
     """
     with tempfile.TemporaryFile() as printed:
         try:
-            with _root_logger_as_it_is(), _native_output_in(printed):
+            with _root_logger_as_it_is(), native_output_in(printed):
                 content: bytes = converter.convert()
         except Exception as error:  # The converter may raise anything.
             printed.seek(0)
             told = printed.read().decode(errors="replace")
-            raise ValueError(_useful(f"{first_line(error)}\n{error}\n{told}")) from error
+            # The first line with an error in it says most, without the place in C++ before that.
+            text = f"{first_line(error)}\n{error}\n{told}"
+            lines = [line.strip() for line in text.splitlines() if line.strip()]
+            errors = [line.split(" error: ", 1)[1] for line in lines if " error: " in line]
+            raise ValueError((errors or lines)[0][:200]) from error
     return content
 
 
@@ -193,73 +197,6 @@ def _root_logger_as_it_is() -> Iterator[None]:
     finally:
         for handler in [one for one in root.handlers if one not in before]:
             root.removeHandler(handler)
-
-
-class _Lent:
-    """A stream that writes where another one does, which can change.
-
-    A handler of the logging module that is made while `sys.stderr` is another stream keeps that
-    one for good, so that it must stay open.
-
-    Args:
-        lender: the other stream.
-    """
-
-    def __init__(self, lender: Any) -> None:
-        self.lender = lender
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.lender, name)
-
-
-@contextlib.contextmanager
-def _native_output_in(file: Any) -> Iterator[None]:
-    """Sends what C++ code prints to the process' standard error into a file.
-
-    What Python writes to sys.stderr goes where it went: warnings, progress, other threads.
-    """
-    try:
-        there = os.dup(2)
-    except OSError:  # The process has none.
-        yield
-        return
-    try:
-        with contextlib.ExitStack() as stack:
-            stream = sys.stderr
-            if is_standard_error(stream):
-                stream.flush()
-                kept = open(  # noqa: SIM115 - the stack closes it
-                    there, "w", buffering=1, encoding=stream.encoding, errors="replace",
-                    closefd=False,
-                )  # fmt: skip
-                stack.enter_context(kept)
-                lent = _Lent(kept)
-                stack.callback(setattr, lent, "lender", stream)
-                stack.enter_context(contextlib.redirect_stderr(cast(IO[str], lent)))
-            os.dup2(file.fileno(), 2)
-            try:
-                yield
-            finally:
-                if is_standard_error(stream):
-                    stream.flush()  # of handlers that hold it, before it is connected again
-                os.dup2(there, 2)
-    finally:
-        os.close(there)
-
-
-def _useful(text: str) -> str:
-    """The first line of the converter's output with an error in it, without the place in C++."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    told = [line.split(" error: ", 1)[1] for line in lines if " error: " in line]
-    return (told or lines or ["no reason given"])[0][:200]
-
-
-def _batch_of_output(content: bytes) -> int | None:
-    """How many rows the output for one image has; None where LiteRT does not run the file."""
-    try:
-        return len(Runtime(content, keep_tensors=False).rehearse())
-    except ValueError:
-        return None
 
 
 def first_line(error: BaseException | None) -> str:

@@ -1,1 +1,0 @@
-"""TensorFlow's converter: for layers that are left float, and for whole models."""
