@@ -103,32 +103,30 @@ class WiredCall:
         """Whether it is linear, or may be because sat-tf does not know it."""
         if self.is_linear:
             return True
-        known = layer_kinds.find_support(self.layer) is not None
+        known = layer_kinds.find_support(self.layer).quantized
         # The slopes of a PReLU have the shape of a matrix, but are applied elementwise.
-        by_channel = self._kind is not None and self._kind.weights_by_channel
-        return not known and not by_channel and holds_matrices(self.layer)
+        return not known and not self._kind.weights_by_channel and holds_matrices(self.layer)
 
     @property
-    def _kind(self) -> LayerKind | None:
+    def _kind(self) -> LayerKind:
         return layer_kinds.find_kind(self.layer)
 
     @property
     def normalizes(self) -> bool:
         """Whether it divides by a deviation that it measures."""
-        return self._kind is not None and self._kind.normalizes
+        return self._kind.normalizes
 
     @property
     def gates(self) -> bool:
         """Whether it multiplies tensors, so that every input affects the others."""
-        if self._kind is not None and self._kind.role is Role.PRODUCT:
+        if self._kind.role is Role.PRODUCT:
             return True
         return "mul" in str(getattr(self.layer, "symbol", "")).lower()
 
     @property
     def pooled_area(self) -> int | None:
         """The area that it average-pools, 1 if it does not; None if that is not known."""
-        kind = self._kind
-        pooling = kind.pooling if kind else None
+        pooling = self._kind.pooling
         if pooling and pooling.mean and not pooling.whole:
             return math.prod(self.layer.pool_size)
         before, after = (_size(shape) for shape in (self.inputs[0].shape, self.shape))
@@ -138,7 +136,7 @@ class WiredCall:
         if before == after or len(self.inputs) > 1:
             return 1
         # No other known layer averages; max-pools do not count, as in the paper.
-        return 1 if kind is not None and kind.role is not Role.OPAQUE else None
+        return 1 if self._kind.role is not Role.OPAQUE else None
 
 
 class Wiring:

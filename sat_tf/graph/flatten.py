@@ -284,7 +284,7 @@ def _parts_with_activation(layer: keras.layers.Layer, calls: int) -> bool:
     of the user's: a layer, a lambda function, `functools.partial`.
     """
     kind = layer_kinds.find_kind(layer)
-    has_one = kind is not None and (bool(kind.kernels) or layer_kinds.is_activation(layer))
+    has_one = kind.kernels or layer_kinds.is_activation(layer)
     if not has_one or layer_kinds.activation_name(layer) == "linear":
         return False
     if calls > 1 and layer_kinds.role_of(layer) is Role.LINEAR:

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.core.asymmetric import UNKNOWN, Reach
+from sat_tf.core.asymmetric import Reach
 from sat_tf.graph.counterparts import fix_of
 from sat_tf.graph.layers import (
     activations,
@@ -35,7 +35,6 @@ from sat_tf.graph.layers.kind import (
     Move,
     Pooling,
     Role,
-    window_detail,
 )
 from sat_tf.graph.operation_layers import OfSeveralTensors, TensorFlowOperation
 
@@ -53,33 +52,34 @@ KINDS: Kinds = {
 }
 
 
-def find_support(layer: keras.layers.Layer) -> LayerKind | None:
-    """The row of a layer that sat-tf quantizes; None for others. Subclasses are not known."""
-    kind = KINDS.get(type(layer))
-    return kind if kind is not None and kind.quantized else None
+# The row of layers of which nothing is known.
+_UNKNOWN = LayerKind(quantized=False)
 
 
-def find_kind(layer: keras.layers.Layer) -> LayerKind | None:
-    """The row of a layer, or of the nearest class that its own derives from; None without any.
+def find_support(layer: keras.layers.Layer) -> LayerKind:
+    """The row of a layer that sat-tf quantizes; an empty one for others, subclasses among them."""
+    kind = KINDS.get(type(layer), _UNKNOWN)
+    return kind if kind.quantized else _UNKNOWN
+
+
+def find_kind(layer: keras.layers.Layer) -> LayerKind:
+    """The row of a layer, or of the nearest class that its own derives from; else an empty one.
 
     For facts that hold for subclasses too, which are counted and described by them, and never
     quantized.
     """
-    return next((KINDS[base] for base in type(layer).__mro__ if base in KINDS), None)
+    return next((KINDS[base] for base in type(layer).__mro__ if base in KINDS), _UNKNOWN)
 
 
 def role_of(layer: keras.layers.Layer) -> Role:
     """The role of this layer; OPAQUE where sat-tf does not quantize it."""
-    support = find_support(layer)
-    if support is None:
-        return Role.OPAQUE
-    return support.role if isinstance(support.role, Role) else support.role(layer)
+    role = find_support(layer).role
+    return role if isinstance(role, Role) else role(layer)
 
 
 def reads_ids(layer: keras.layers.Layer) -> bool:
     """Whether a layer, or one inside it, takes its input for ids, as Embedding does."""
-    kinds = map(find_kind, (layer, *layer.submodules))
-    return any(kind is not None and kind.reads_ids for kind in kinds)
+    return any(find_kind(part).reads_ids for part in (layer, *layer.submodules))
 
 
 def is_identity(layer: keras.layers.Layer, arguments: Mapping[str, Any]) -> bool:
@@ -107,20 +107,18 @@ def kernels_of(layer: keras.layers.Layer) -> tuple[Kernel, ...]:
     >>> [kernel.attribute for kernel in kernels_of(keras.layers.SeparableConv2D(4, 3))]
     ['depthwise_kernel', 'pointwise_kernel']
     """
-    kind = KINDS.get(type(layer))
-    return kind.kernels if kind else ()
+    return KINDS.get(type(layer), _UNKNOWN).kernels
 
 
 def quantized_kernel(layer: keras.layers.Layer) -> Kernel | None:
     """The kernel of a linear layer that sat-tf quantizes; None for other layers."""
-    support = find_support(layer)
-    return support.kernels[0] if support and support.kernels else None
+    kernels = find_support(layer).kernels
+    return kernels[0] if kernels else None
 
 
 def kernel_name(layer: keras.layers.Layer) -> str:
     """Name of the attribute that holds the layer's kernel; "" where it has none."""
-    support = find_support(layer)
-    return support.kernel if support else ""
+    return find_support(layer).kernel
 
 
 def kernel_of(layer: keras.layers.Layer) -> tf.Variable:
@@ -151,8 +149,7 @@ def along_channels(
         values: broadcastable to its kernel, and equal along all axes but those of its channels.
         kernel_shape: of its kernel.
     """
-    support = find_support(layer)
-    axes = support.channel_axes if support else (len(kernel_shape) - 1,)
+    axes = find_support(layer).channel_axes
     channels = [kernel_shape[axis] for axis in axes]
     values = np.reshape(values, [values.shape[axis] for axis in axes])
     return np.broadcast_to(values, channels).reshape(-1)
@@ -172,7 +169,7 @@ def rectifier_ceiling(layer: keras.layers.Layer) -> float | None:
     """The value above which the layer's rectifier clips, or None."""
     if hasattr(layer, "activation"):
         return RECTIFIERS.get(activation_name(layer))
-    ceiling = getattr(layer, "max_value", None) if find_support(layer) else None
+    ceiling = getattr(layer, "max_value", None) if find_support(layer).quantized else None
     return None if ceiling is None else float(ceiling)
 
 
@@ -188,38 +185,35 @@ def activation_name(layer: keras.layers.Layer) -> str:
 
 def is_activation(layer: keras.layers.Layer) -> bool:
     """Whether the layer does nothing but apply its activation function."""
-    support = find_support(layer)
-    return support is not None and support.function is not None and hasattr(layer, "activation")
+    return find_support(layer).function is not None and hasattr(layer, "activation")
 
 
 def is_batch_normalization(layer: keras.layers.Layer) -> bool:
     """Whether the layer is a BatchNormalization, or of a class that derives from it."""
-    kind = find_kind(layer)
-    return kind is not None and kind.role is Role.NORM
+    return find_kind(layer).role is Role.NORM
 
 
 def own_moments(layer: keras.layers.Layer) -> Moments | None:
     """Mean and variance that a normalization gives its channels; None for other layers."""
-    kind = find_kind(layer)
-    if kind is None or kind.moments is None or not layer.built:
+    moments = find_kind(layer).moments
+    if moments is None or not layer.built:
         return None
-    mean, variance = np.broadcast_arrays(*kind.moments(layer))
+    mean, variance = np.broadcast_arrays(*moments(layer))
     return mean, variance
 
 
 def in_training(layer: keras.layers.Layer, inputs: tf.Tensor) -> tf.Tensor | None:
     """A layer's output in training where that of Keras has no gradient; None for other layers."""
-    support = find_support(layer)
-    return support.in_training(layer, inputs) if support and support.in_training else None
+    compute = find_support(layer).in_training
+    return compute(layer, inputs) if compute else None
 
 
 # -- functions between quantizers -----------------------------------------------------------------
 
 
-def _function_of(layer: keras.layers.Layer) -> Function | None:
-    """The function that a layer computes, or one that it derives from; None without one."""
-    kind = find_kind(layer)
-    return kind.function if kind else None
+def _function_of(layer: keras.layers.Layer) -> Function:
+    """The function that a layer computes, or one that it derives from; else an unknown one."""
+    return find_kind(layer).function or Function()
 
 
 def is_known_function(name: str) -> bool:
@@ -229,33 +223,28 @@ def is_known_function(name: str) -> bool:
 
 def reach_of(layer: keras.layers.Layer) -> Reach:
     """The range of the values of a layer that computes a function."""
-    function = _function_of(layer)
-    return function.reach(layer) if function else UNKNOWN
+    return _function_of(layer).reach(layer)
 
 
 def works_on_each_value(layer: keras.layers.Layer) -> bool:
     """Whether the layer is elementwise: the same function of each value by itself."""
-    function = _function_of(layer)
-    return function is not None and function.on_each_value(layer)
+    return _function_of(layer).on_each_value(layer)
 
 
 def is_a_broken_line(layer: keras.layers.Layer) -> bool:
     """Whether the layer is piecewise linear: not a smooth function that rounding would coarsen."""
-    function = _function_of(layer)
     activation = activations.ACTIVATIONS.get(activation_name(layer))
-    return any(row is not None and row.is_broken_line for row in (function, activation))
+    return _function_of(layer).is_broken_line or bool(activation and activation.is_broken_line)
 
 
 def keeps_sign(layer: keras.layers.Layer) -> bool:
     """Whether its output is nonnegative where its input is."""
-    function = _function_of(layer)
-    return function is not None and function.keeps_sign(layer)
+    return _function_of(layer).keeps_sign(layer)
 
 
 def keeps_range(layer: keras.layers.Layer) -> bool:
     """Whether its outputs lie within the range of its inputs, as in a resized image."""
-    function = _function_of(layer)
-    return function is not None and function.keeps_range(layer)
+    return _function_of(layer).keeps_range(layer)
 
 
 # -- several tensors, several places ---------------------------------------------------------------
@@ -263,20 +252,17 @@ def keeps_range(layer: keras.layers.Layer) -> bool:
 
 def combination_of(layer: keras.layers.Layer) -> Combination | None:
     """How a layer combines several tensors; None where it reads one, or is not quantized."""
-    support = find_support(layer)
-    return support.combination if support else None
+    return find_support(layer).combination
 
 
 def pooling_of(layer: keras.layers.Layer) -> Pooling | None:
     """How a layer pools; None where it does not, or is not quantized."""
-    support = find_support(layer)
-    return support.pooling if support else None
+    return find_support(layer).pooling
 
 
 def reshapes(layer: keras.layers.Layer) -> bool:
     """Whether a layer changes the shape of its values and keeps their order."""
-    support = find_support(layer)
-    return support is not None and support.reshapes
+    return find_support(layer).reshapes
 
 
 # -- data movement ---------------------------------------------------------------------------------
@@ -292,10 +278,8 @@ def moves_of(
         read: shape of its input, without the batch.
         made: shape of its output, likewise.
     """
-    support = find_support(layer)
-    if support is None or support.moves is None:
-        return (Move("RESHAPE"),)
-    return support.moves(layer, read, made)
+    moves = find_support(layer).moves
+    return (Move("RESHAPE"),) if moves is None else moves(layer, read, made)
 
 
 # -- for people ------------------------------------------------------------------------------------
@@ -324,20 +308,19 @@ def detail_of(layer: keras.layers.Layer) -> str:
     >>> detail_of(keras.layers.Conv2D(8, (1, 7), dilation_rate=2)), detail_of(keras.layers.Add())
     ('1x7 dilated 2', '')
     """
-    kind = find_kind(layer)
-    return kind.detail(layer) if kind else window_detail(layer)
+    return find_kind(layer).detail(layer)
 
 
 def unsupported_problem(layer: keras.layers.Layer) -> str | None:
     """Why this layer cannot be quantized, and what to do; None where it can."""
     support = find_support(layer)
-    if support is not None:
+    if support.quantized:
         return support.refuse(layer)
     if isinstance(layer, TensorFlowOperation):
         function = layer.function
         return f"received tf.{function}, which sat-tf does not quantize{fix_of(function)}"
-    kind = KINDS.get(type(_inner(layer)))
-    fix = f"; {kind.fix}" if kind and kind.fix else ""
+    fix = KINDS.get(type(_inner(layer)), _UNKNOWN).fix
+    fix = f"; {fix}" if fix else ""
     return f"received {class_name(layer)}, which sat-tf does not quantize{fix}"
 
 
@@ -348,8 +331,7 @@ def problem_at(layer: keras.layers.Layer, rank: int) -> str | None:
         layer: the layer.
         rank: number of axes of its input, without the batch.
     """
-    support = find_support(layer)
-    return support.refuse_at(layer, rank) if support else None
+    return find_support(layer).refuse_at(layer, rank)
 
 
 def supported_names() -> list[str]:
@@ -363,9 +345,8 @@ def supported_names() -> list[str]:
 
 def class_of_keras3(name: str) -> type[keras.layers.Layer] | None:
     """The class of tf_keras for one of Keras 3's own, by its name there; None without one."""
-    found = getattr(keras.layers, name, None)
-    kind = KINDS.get(found) if found is not None else None
-    return found if kind is not None and kind.keras3 is not None else None
+    found: Any = getattr(keras.layers, name, None)
+    return found if KINDS.get(found, _UNKNOWN).keras3 is not None else None
 
 
 def _inner(layer: keras.layers.Layer) -> keras.layers.Layer:

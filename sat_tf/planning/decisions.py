@@ -106,7 +106,7 @@ class LayerDecisions:
             return Fate.MOVES
         if role is Role.OPAQUE or config is None:
             return Fate.FLOAT
-        if config.weights is not None or hasattr(config.output, "num_bits"):
+        if config.weights is not None or isinstance(config.output, ActivationQuantizer):
             return Fate.QUANTIZED
         if name in self._reasons.absorbed_by:
             return Fate.ABSORBED
@@ -199,10 +199,7 @@ class LayerDecisions:
 
     def activation(self, name: str) -> ActivationPlan | None:
         """The quantizer of a layer's output."""
-        output = self._output(name)
-        if output is None:
-            return None
-        return activation_plan(output, stream=name in self._reasons.streams)
+        return activation_plan(self._output(name), stream=name in self._reasons.streams)
 
     def observed(self, name: str) -> bool:
         """Whether the range of a layer's output is observed."""
@@ -271,14 +268,13 @@ class LayerDecisions:
         return ", ".join(dict.fromkeys(found)) or "nothing"
 
     def _moved(self, name: str) -> str:
-        while self._reasons.roles[name].keeps_codes:
-            name = self._network[name].inputs[0]
-        return name
+        roles = self._reasons.roles
+        return self._network.origin(name, lambda node: roles[node.name].keeps_codes).name
 
 
-def activation_plan(quantizer: Quantizer, *, stream: bool = False) -> ActivationPlan | None:
-    """A quantizer in plain values; None for one that makes no codes."""
-    if quantizer.input_type is not None:
+def activation_plan(quantizer: Quantizer | None, *, stream: bool = False) -> ActivationPlan | None:
+    """A quantizer in plain values; None where there is none, or one that makes no codes."""
+    if quantizer is not None and quantizer.input_type is not None:
         return ActivationPlan(bits=_IMAGE_BITS, signed=quantizer.input_type != INPUT_TYPES[0])
     if not isinstance(quantizer, ActivationQuantizer):
         return None

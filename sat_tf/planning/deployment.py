@@ -68,8 +68,7 @@ def conversions(graph: Graph) -> Conversions:
 def _kind(layers: Sequence[keras.layers.Layer], signature: Signature) -> str:
     # A conversion takes most of a second: layers that give the same operators at every size share
     # one.
-    known = [layer_kinds.find_kind(layer) for layer in layers]
-    alike = all(kind is not None and kind.alike_at_all_sizes for kind in known)
+    alike = all(layer_kinds.find_kind(layer).alike_at_all_sizes for layer in layers)
     sizes = [(len(shape) if alike else shape, kind) for shape, kind in signature]
     settings = [
         {key: value for key, value in layer.get_config().items() if key != "name"}
@@ -188,7 +187,8 @@ class _Reading:
         makers: dict[str, str] = {}
         for layer, tensor in self.tensors.items():
             makers.setdefault(tensor, layer)
-        makers |= {name: name for name in self.names.values()}
+        # A layer that acts in training alone makes no tensor, though one may have its name.
+        makers |= {name: name for name in (self.names[node.name] for node in self.network)}
         found: dict[str, list[Operation]] = {}
         waiting: list[Operation] = []
         last = ""
@@ -252,10 +252,9 @@ def multiply_adds(node: Node, input_shapes: list[Shape]) -> int | None:
         input_shapes: of the tensors it reads, without the batch.
     """
     kind = layer_kinds.find_kind(node.layer)
-    if kind is not None and kind.kernels:
+    if kind.kernels:
         return _products(node, kind, input_shapes[0]) if input_shapes else None
-    by_channel = kind is not None and kind.weights_by_channel
-    if by_channel or all(len(weight.shape) <= 1 for weight in node.layer.weights):
+    if kind.weights_by_channel or all(len(weight.shape) <= 1 for weight in node.layer.weights):
         return 0
     return None
 

@@ -10,11 +10,7 @@ import tf_keras as keras
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network, Node, check_model, loss_problems, refuse_losses
 from sat_tf.graph.rewrite import with_layers_for_operations
-from sat_tf.planning.decisions import (
-    LayerDecisions,
-    activation_plan,
-    input_lines,
-)
+from sat_tf.planning.decisions import LayerDecisions, activation_plan, input_lines
 from sat_tf.planning.deployment import (
     Deployed,
     Deployment,
@@ -27,13 +23,13 @@ from sat_tf.planning.deployment import (
 )
 from sat_tf.planning.plan import Plan
 from sat_tf.planning.planned_model import Export, Fate, LayerPlan
-from sat_tf.planning.preview import by_layer, preview, reading_bits, user_name, with_image_size
-from sat_tf.qat.layout import non_finite_weights
+from sat_tf.planning.preview import by_layer, preview, user_name, with_image_size
+from sat_tf.qat.layout import maker_of_codes, non_finite_weights
 from sat_tf.qat.model_class import policy_of
 from sat_tf.qat.placement import Insertion, Placement, PlacementError, place
 from sat_tf.qat.policy import BitPolicy, expect_policy
 from sat_tf.qat.requantize import effective_kernels, with_inputs_of, without_quantizers
-from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,8 +249,11 @@ def _rows(
         weights = decisions.weights(node.name)
         reads = tuple(user_name(view[name]) for name in in_view[node.name].inputs)
         products = multiply_adds(node, [network[name].shape for name in node.inputs])
-        read_bits = reading_bits(view, in_view[node.name].name) if weights else None
-        weight_bits = weights.bits if weights else None
+        weight_bits, read_bits = None, None
+        if weights is not None:
+            maker = maker_of_codes(view, in_view[node.name].inputs[0])
+            codes_read = activation_plan(output_quantizer(maker.layer))
+            weight_bits, read_bits = weights.bits, codes_read.bits if codes_read else None
         planned = _row(
             node,
             reads,
@@ -290,7 +289,7 @@ def _inserted(
         reads=(insertion.tensor,),
         shape=tensor.shape,
         fate=Fate.INSERTED,
-        activation=activation_plan(quantizer) if quantizer is not None else None,
+        activation=activation_plan(quantizer),
         activation_reason=f"between {insertion.tensor} and {listed}{source}",
         bytes=sizes.get(insertion.name),
         inserted=True,

@@ -15,7 +15,7 @@ from sat_tf.graph.network import Network, Node, as_layer_name
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.placement import Placement
-from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer, weight_quantizer
+from sat_tf.qat.wrapper import QuantizedLayer, weight_quantizer
 from sat_tf.quantizers.protocol import WeightQuantizer
 from sat_tf.quantizers.settings import CLIPPING_LEVEL
 
@@ -193,21 +193,6 @@ def kernel_outlines(network: Network) -> dict[str, KernelOutline]:
     return outlines
 
 
-def reading_bits(network: Network, name: str) -> int | None:
-    """Bits of the codes that a layer of a preview reads; None if it reads float values."""
-    node = network[network[name].inputs[0]]
-    while True:
-        quantizer = output_quantizer(node.layer)
-        if getattr(quantizer, "input_type", None) is not None:
-            return 8
-        bits: int | None = getattr(quantizer, "num_bits", None)
-        if bits is not None:
-            return bits
-        if not layer_kinds.role_of(inner_layer(node.layer)).keeps_codes:
-            return None
-        node = network[node.inputs[0]]
-
-
 def _build(layer: QuantizedLayer, shape: Any, index: int) -> None:
     # Levels start equal, but training makes them differ, and the file then has operators between
     # their grids.
@@ -223,8 +208,7 @@ def _build(layer: QuantizedLayer, shape: Any, index: int) -> None:
 def _outline(layer: keras.layers.Layer, quantizer: WeightQuantizer) -> KernelOutline:
     kernel = layer_kinds.kernel_of(layer)
     shape = tuple(kernel.shape)
-    support = layer_kinds.find_support(layer)
-    axes = support.channel_axes if support else (len(shape) - 1,)
+    axes = layer_kinds.find_support(layer).channel_axes
     channels = int(np.prod([shape[axis] for axis in axes]))
     # Channels with their own ranges have their own scales.
     scales = np.linspace(1.0, 2.0, channels) if quantizer.channels_differ else np.ones(channels)

@@ -309,8 +309,7 @@ def apply_fold(
     variable = layer_kinds.kernel_of(layer)
     values = np.asarray(variable.numpy() if kernel is None else kernel, np.float64)
     if np.any(fold.shift):
-        support = layer_kinds.find_support(layer)
-        outputs = support.channel_axes if support else ()
+        outputs = layer_kinds.find_support(layer).channel_axes
         summed = tuple(axis for axis in range(values.ndim) if axis not in outputs)
         moved = np.sum(values * _along(layer, fold.shift, values.shape), axis=summed).reshape(-1)
         if getattr(layer, "bias", None) is not None:
@@ -338,7 +337,7 @@ def _readers(network: Network, name: str, fold: Fold | None) -> Iterator[tuple[N
 def _moved(node: Node, fold: Fold | None) -> Fold | None:
     """The change behind a layer of data movement; None if sat-tf does not follow it."""
     support = layer_kinds.find_support(node.layer)
-    if fold is None or (support and support.keeps_channels):
+    if fold is None or support.keeps_channels:
         return fold
     size = node.shape[-1] if node.shape else None
     if size is None:
@@ -346,7 +345,7 @@ def _moved(node: Node, fold: Fold | None) -> Fold | None:
     alike = np.all(fold.shift == fold.shift[0]) and np.all(fold.ratio == 1.0)
     if alike and fold.keeps_order:
         return Fold.of_channels(Change(np.ones(1), fold.shift[:1]), size)
-    if support and support.reshapes and size % fold.order.size == 0:
+    if support.reshapes and size % fold.order.size == 0:
         return fold.of_pixels(size // fold.order.size)
     return None
 

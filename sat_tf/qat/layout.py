@@ -20,6 +20,7 @@ from sat_tf.qat.placement import Placement, place
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer
 from sat_tf.quantizers.input_range import Change
+from sat_tf.quantizers.protocol import ActivationQuantizer
 
 
 def assemble(
@@ -242,6 +243,26 @@ def in_inference(network: Network) -> Network:
         return not holds_one and layer_kinds.is_identity(inner_layer(node.layer), node.arguments)
 
     return network.without(gives_what_it_reads)
+
+
+def maker_of_codes(network: Network, name: str) -> Node:
+    """The node whose quantizer makes the codes of a tensor, which other layers may have moved.
+
+    Of a float tensor, it is the node that makes its values.
+
+    Args:
+        network: of a quantized model.
+        name: of the node that the tensor is read from.
+    """
+
+    def moves(node: Node) -> bool:
+        quantizer = output_quantizer(node.layer)
+        if isinstance(quantizer, ActivationQuantizer):
+            return False
+        marks_input = quantizer is not None and quantizer.input_type is not None
+        return not marks_input and layer_kinds.role_of(inner_layer(node.layer)).keeps_codes
+
+    return network.origin(name, moves)
 
 
 def call_name(node: Node) -> str:

@@ -312,7 +312,7 @@ class _Placer:
             return Role.OPAQUE
         if problem and node.layer.name not in self.network.problems:
             self._refuse(f"{node.layer.name}: {problem}.")
-            self.unsupported |= layer_kinds.find_support(node.layer) is None
+            self.unsupported |= not layer_kinds.find_support(node.layer).quantized
         return role
 
     def _leave_ids_alone(self) -> None:
@@ -688,9 +688,8 @@ class _Placer:
     def _weights(self, name: str) -> WeightQuantizer:
         layer = self.network[name].layer
         policy = self._policy_at(self.network[name], end=self._ends(name))
-        support = layer_kinds.find_support(layer)
         request = policy.weight_request(
-            channel_axes=support.channel_axes if support else (),
+            channel_axes=layer_kinds.find_support(layer).channel_axes,
             rescaled=not self._norms_behind(name),
             fan_out=layer_kinds.fan_out(layer),
             keeps_function=policy.latent_start == "keep_function",

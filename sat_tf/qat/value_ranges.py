@@ -315,7 +315,7 @@ def _normal(mean: _Array, variance: _Array) -> _Array:
 def _takes_largest(layer: keras.layers.Layer) -> bool:
     """Whether it is a max-pool."""
     kind = layer_kinds.find_kind(layer)
-    pooling = kind.pooling if kind and kind.quantized else None
+    pooling = kind.pooling if kind.quantized else None
     return pooling is not None and not pooling.mean
 
 
@@ -360,12 +360,12 @@ def _rectified(layer: keras.layers.Layer, values: _Array) -> _Array:
 
 def _function(node: Node, inputs: Sequence[Spread]) -> _Array:
     layer, values = node.layer, inputs[0].values
-    support = layer_kinds.find_support(layer)
-    if support and support.function and support.function.spread:
-        return support.function.spread(layer, values)
+    function = layer_kinds.find_support(layer).function
+    if function and function.spread:
+        return function.spread(layer, values)
     if layer_kinds.works_on_each_value(layer):
-        function = getattr(layer, "activation", layer)
-        return np.asarray(function(tf.constant(values, tf.float32)), np.float64)
+        compute = getattr(layer, "activation", layer)
+        return np.asarray(compute(tf.constant(values, tf.float32)), np.float64)
     if layer_kinds.is_softmax(layer):
         return np.clip(np.zeros_like(values) + 0.5 + 0.25 * _QUANTILES, 0.0, 1.0)
     return values

@@ -15,12 +15,12 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node, call_in_inference
 from sat_tf.qat.calibrate import calibrate, float_weights
-from sat_tf.qat.layout import GuessedClippingLevelsWarning, call_name
+from sat_tf.qat.layout import GuessedClippingLevelsWarning, call_name, maker_of_codes
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.scheme import quantize_model
 from sat_tf.qat.tfmot_adapter import make_variables
-from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer
 from sat_tf.quantizers.measuring import SampledValues
 from sat_tf.quantizers.protocol import ActivationQuantizer, Predecessor, WeightQuantizer
 from sat_tf.quantizers.settings import CLIPPING_LEVEL
@@ -185,15 +185,10 @@ class OneAtATime:
         )
 
     def _read_through(self, name: str) -> QuantizedLayer | None:
-        """The quantizer whose codes a layer reads, past data movement."""
-        node = self._quantized[name]
-        if isinstance(node.layer, QuantizedLayer):
-            if _activation_quantizer(node.layer) is not None:
-                return None if call_name(node) in self._streams else node.layer
-            if layer_kinds.role_of(node.layer.layer).keeps_codes and node.inputs:
-                inserted = node.layer.quantize_config.inserted
-                return None if inserted else self._read_through(node.inputs[0])
-        return None
+        """The layer whose quantizer makes the codes of a tensor, unless they are a stream's."""
+        node = maker_of_codes(self._quantized, name)
+        makes_codes = isinstance(output_quantizer(node.layer), ActivationQuantizer)
+        return node.layer if makes_codes and call_name(node) not in self._streams else None
 
 
 def one_at_a_time(

@@ -160,8 +160,7 @@ def training_copy(
             copy = type(layer).from_config({**config, "layer": keras.layers.serialize(inner)})
             inner = copy.layer
         regularizer = keras.regularizers.L2(weight_decay / 2) if weight_decay else None
-        known = layer_kinds.find_kind(inner)
-        kernels = known.kernels if known else ()
+        kernels = layer_kinds.find_kind(inner).kernels
         if len(kernels) > 1:
             inner.pointwise_regularizer = regularizer
         elif hasattr(inner, "kernel_regularizer") and not any(k.depthwise for k in kernels):
