@@ -13,6 +13,13 @@ def digits():
     return load_digits(16)
 
 
+@pytest.fixture(scope="module")
+def data():
+    """Noise of 8x8 pixels, with one of three labels each."""
+    draw = np.random.default_rng(0)
+    return draw.integers(0, 256, (64, 8, 8, 3)).astype(np.float32), draw.integers(0, 3, 64)
+
+
 @pytest.fixture(scope="session")
 def digits_model(digits):
     """A float model with all kinds of layers, trained for a few seconds: 97 % correct."""

@@ -31,12 +31,6 @@ def _float_model(normalized=True, decay=0.0):
     return keras.Model(image, L.Dense(3, name="classifier")(tensor), name="small")
 
 
-@pytest.fixture(scope="module")
-def data():
-    draw = np.random.default_rng(0)
-    return draw.integers(0, 256, (64, 8, 8, 3)).astype(np.float32), draw.integers(0, 3, 64)
-
-
 def _adaptive(images=None, *, bits=WIDTHS, policy=NESTED, rate=0.01, **options) -> AdaptiveBits:
     keras.utils.set_random_seed(1)
     model = sat_tf.quantize_for_bits(_float_model(**options), policy, bits=bits)

@@ -8,7 +8,7 @@ import tf_keras as keras
 import sat_tf
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.wrapper import QuantizedLayer
-from tests.methods import METHODS
+from tests import methods
 
 pytestmark = [
     pytest.mark.thorough,
@@ -16,6 +16,7 @@ pytestmark = [
 ]
 L = keras.layers
 FORMATS = {"keras": "model.keras", "h5": "model.h5", "saved_model": "model"}
+METHODS = {"sat": {}, **methods.METHODS}
 
 
 def _float_model(normalized=True):
@@ -29,12 +30,6 @@ def _float_model(normalized=True):
     tensor = L.Conv2D(5, 3, activation="relu", name="mix")(L.Add(name="add")([tensor, branch]))
     tensor = L.GlobalAveragePooling2D(name="pool")(tensor)
     return keras.Model(image, L.Dense(3, name="classifier")(tensor), name="small")
-
-
-@pytest.fixture(scope="module")
-def data():
-    draw = np.random.default_rng(0)
-    return draw.integers(0, 256, (64, 8, 8, 3)).astype(np.float32), draw.integers(0, 3, 64)
 
 
 def _policy(method, bits=4, **fields):
@@ -60,28 +55,44 @@ def _fit(model, data, epochs=2):
     return history
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_every_variable_learns(method, data):
+@pytest.fixture(scope="module", params=METHODS)
+def method(request):
+    """A name; pytest runs all tests of one before those of the next."""
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def trained(method, data):
+    """A model that has learnt, which tests may train on, and what it started from."""
     model = _quantized(method, data[0])
     before = {v.name: v.numpy() for v in model.trainable_variables}
+    _fit(model, data, epochs=3)
+    return model, before
+
+
+@pytest.fixture(scope="module")
+def alone(method, data):
+    """The losses and variables of a training on one device, in which nothing is normalized."""
+    model = _quantized(method, normalized=False)
+    return _fit(model, data), {v.name: v.numpy() for v in model.trainable_variables}
+
+
+def test_every_variable_learns(method, trained):
+    model, before = trained
     kinds = {name.split("/")[-1] for name in before}
     assert ("magnitude:0" in kinds) == (METHODS[method].get("weight_quantizer") == "lsq")
     assert ("offset:0" in kinds) == (method == "lsq_plus")
-    _fit(model, data, epochs=3)
     moved = [v.name for v in model.trainable_variables if not np.array_equal(before[v.name], v)]
     # An offset has no gradient if nothing is clipped.
     assert kinds - {"offset:0"} <= {name.split("/")[-1] for name in moved}
-    scales = [name for name in before if "magnitude" in name]
-    assert set(scales) <= set(moved)
+    assert {name for name in before if "magnitude" in name or "kernel" in name} <= set(moved)
 
 
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("form", FORMATS)
 def test_it_is_saved_and_goes_on_after_loading_as_if_it_had_never_stopped(
-    form, method, data, tmp_path
+    form, trained, data, tmp_path
 ):
-    model = _quantized(method, data[0])
-    _fit(model, data)
+    model, _ = trained
     model.save(tmp_path / FORMATS[form])
     loaded = keras.models.load_model(tmp_path / FORMATS[form])
     np.testing.assert_array_equal(loaded(data[0]), model(data[0]))
@@ -100,7 +111,6 @@ def test_it_is_saved_and_goes_on_after_loading_as_if_it_had_never_stopped(
 
 
 @pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
-@pytest.mark.parametrize("method", METHODS)
 def test_it_trains_in_mixed_precision(method, precision, data):
     keras.mixed_precision.set_global_policy(precision)
     try:
@@ -116,57 +126,50 @@ def test_it_trains_in_mixed_precision(method, precision, data):
     assert any(not np.array_equal(old, new) for old, new in moved)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_replicas_train_like_a_single_device(method, replicas, data):
-    expected = _quantized(method, normalized=False)
+def test_replicas_train_like_a_single_device(method, alone, replicas, data):
+    losses, variables = alone
     with replicas.scope():
         found = _quantized(method, normalized=False)
-    np.testing.assert_allclose(_fit(found, data), _fit(expected, data), rtol=1e-5)
-    for one, other in zip(expected.trainable_variables, found.trainable_variables, strict=True):
-        np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-5, err_msg=one.name)
+    np.testing.assert_allclose(_fit(found, data), losses, rtol=1e-5)
+    pairs = zip(variables.items(), found.trainable_variables, strict=True)
+    for (name, value), other in pairs:
+        np.testing.assert_allclose(other, value, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize(
     "options", [{"run_eagerly": True}, {"jit_compile": True}], ids=lambda o: next(iter(o))
 )
-@pytest.mark.parametrize("method", METHODS)
-def test_every_way_to_run_a_step_gives_the_same_training(method, options, data):
-    losses = []
-    for each in ({}, options):
-        model = _quantized(method, normalized=False)
-        model.compile(keras.optimizers.SGD(0.002), model.loss, **each)
-        losses.append(_fit(model, data))
+def test_every_way_to_run_a_step_gives_the_same_training(method, alone, options, data):
+    losses, variables = alone
+    model = _quantized(method, normalized=False)
+    model.compile(model.optimizer, model.loss, **options)
     # Compiled by XLA sums run in another order, and near a tie that decides a code.
-    np.testing.assert_allclose(*losses, rtol=2e-2 if "jit_compile" in options else 1e-5)
+    room = 2e-2 if "jit_compile" in options else 1e-5
+    np.testing.assert_allclose(_fit(model, data), losses, rtol=room)
+    for (name, value), other in zip(variables.items(), model.trainable_variables, strict=True):
+        if "clipping_level" in name:
+            np.testing.assert_allclose(other, value, rtol=room, err_msg=name)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_all_that_is_asked_of_a_quantized_model_is_answered(method, data):
-    images, labels = data
-    model = _quantized(method, images)
-    _fit(model, data)
+def test_all_that_is_asked_of_a_quantized_model_is_answered(method, trained, data):
     explained = str(sat_tf.explain(_float_model(), _policy(method)))
-    for kind in ("weight", "activation"):
+    for kind, words in (("weight", "weights"), ("activation", "output")):
         name = METHODS[method].get(f"{kind}_quantizer")
-        if name:
-            line = f"{'weights' if kind == 'weight' else 'output'} by {name}: "
-            assert line in explained
-    for kind in ("weight", "activation"):
+        assert not name or f"{words} by {name}: " in explained
         surrogate = METHODS[method].get(f"{kind}_options", {}).get("surrogate")
         assert surrogate is None or surrogate in explained
-    rows = {row.name: row for row in sat_tf.audit(model, (images, labels)).layers}
+    rows = {row.name: row for row in sat_tf.audit(trained[0], data).layers}
     assert np.isfinite(rows["pointwise"].effective_variance)
-    damage = sat_tf.sensitivity(_float_model(), (images, labels), _policy(method), num_images=32)
+    damage = sat_tf.sensitivity(_float_model(), data, _policy(method), num_images=32)
     assert {row.name for row in damage.layers} >= {"stem", "pointwise", "classifier"}
 
 
-@pytest.mark.parametrize("before", METHODS)
-def test_a_model_can_change_to_dorefa_and_back_with_its_function(before, data):
-    model = _quantized(before, data[0], bits=8)
+def test_a_model_can_change_to_dorefa_and_back_with_its_function(method, data):
+    model = _quantized(method, data[0], bits=8)
     # The kernel at 8 bits depends on the start; the best one is that of DoReFa's.
     dorefa = sat_tf.requantize(model, BitPolicy.mobile(8))
-    back = sat_tf.requantize(dorefa, _policy(before, 8))
-    again = sat_tf.requantize(model, _policy(before, 8))
+    back = sat_tf.requantize(dorefa, _policy(method, 8))
+    again = sat_tf.requantize(model, _policy(method, 8))
     for name in ("pointwise", "classifier", "depthwise"):
         first, *others = (
             one.get_layer(f"quant_{name}").effective_kernel().numpy()
@@ -181,27 +184,19 @@ def test_a_model_can_change_to_dorefa_and_back_with_its_function(before, data):
             np.testing.assert_allclose(other[inside], first[inside], atol=close)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_fewer_bits_keep_what_the_levels_have_become(method, data):
-    model = _quantized(method, data[0])
-    _fit(model, data)
+def test_fewer_bits_keep_what_the_levels_have_become(method, trained, data):
+    model, _ = trained
     fewer = sat_tf.requantize(model, _policy(method, 2))
     for one in model.layers:
         if "clipping_level" in getattr(one, "output_variables", {}):
             other = fewer.get_layer(one.name)
             for name, variable in one.output_variables.items():
                 np.testing.assert_array_equal(other.output_variables[name], variable)
-    assert np.isfinite(_fit(_compiled(fewer), data)).all()
-
-
-def _compiled(model):
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(0.002), loss)
-    return model
+    fewer.compile(keras.optimizers.SGD(0.002), model.loss)
+    _fit(fewer, data)  # stays finite
 
 
 @pytest.mark.filterwarnings("ignore:calibrate")
-@pytest.mark.parametrize("method", METHODS)
 def test_one_image_is_enough_to_start_and_a_black_one_changes_no_level(method, data):
     model = _quantized(method, data[0][:1])
     assert np.isfinite(model(data[0][:1])).all()
@@ -209,22 +204,19 @@ def test_one_image_is_enough_to_start_and_a_black_one_changes_no_level(method, d
     assert all(level > 0.0 for level in levels)
 
 
-@pytest.mark.parametrize("method", METHODS)
 def test_gradients_that_are_not_finite_are_found_in_the_variable_they_reach(method, data):
     model = _quantized(method, data[0])
-    for layer in model.layers:
-        if isinstance(layer, QuantizedLayer) and layer.name == "quant_pointwise":
-            kernel = layer.layer.kernel.numpy()
-            kernel[0, 0, 0, 0] = np.nan
-            layer.layer.kernel.assign(kernel)
-            effective = layer.effective_kernel().numpy()
-            assert np.isnan(effective[0, 0, 0, 0])
-            assert np.isfinite(effective[..., 1:]).all()
-            for name, variable in layer.kernel_variables.items():
-                assert np.isfinite(variable.numpy()).all(), name
+    layer = model.get_layer("quant_pointwise")
+    kernel = layer.layer.kernel.numpy()
+    kernel[0, 0, 0, 0] = np.nan
+    layer.layer.kernel.assign(kernel)
+    effective = layer.effective_kernel().numpy()
+    assert np.isnan(effective[0, 0, 0, 0])
+    assert np.isfinite(effective[..., 1:]).all()
+    for name, variable in layer.kernel_variables.items():
+        assert np.isfinite(variable.numpy()).all(), name
 
 
-@pytest.mark.parametrize("method", METHODS)
 def test_progressive_bits_come_down_to_those_of_the_policy(method, data):
     model = _quantized(method, data[0], bits=2)
     floor = tf.Variable(8, dtype=tf.int64)
