@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
             check_picture_path(arguments.diagram)
     quiet_tensorflow()
     from sat_tf.planning.explain import explain
-    from sat_tf.planning.plan_table import print_plan
+    from sat_tf.planning.plan import print_plan
 
     with value_errors_as_run_errors():
         plan = explain(make(), policy, image_size=size)

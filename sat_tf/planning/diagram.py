@@ -2,16 +2,15 @@
 
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
 from sat_tf.atomic_file import written_whole
 from sat_tf.messages import printable
+from sat_tf.planning.layer_plan import Export, Fate, LayerPlan, shape_text
 from sat_tf.planning.layered import Point, lay_out
-from sat_tf.planning.plan_table import summary
-from sat_tf.planning.planned_model import Export, Fate, LayerPlan, PlannedModel, shape_text
 from sat_tf.presentation.charts import STAND_INS, canvas, drawn_for_a_page, svg_element, tip
 from sat_tf.presentation.palette import check_picture_path
 
@@ -108,22 +107,23 @@ class Box:
         return ", ".join(words)
 
 
-def boxes_of(plan: PlannedModel) -> list[Box]:
-    """The boxes of a plan, producers before consumers."""
+def boxes_of(plan: Sequence[LayerPlan]) -> list[Box]:
+    """The boxes of a plan's rows, producers before consumers."""
+    named = {row.name: row for row in plan}
     readers: dict[str, list[str]] = {}
-    for row in plan.rows:
+    for row in plan:
         for name in row.reads:
             readers.setdefault(name, []).append(row.name)
     joined: dict[str, str] = {}  # the box of each row, by the name of its last row
-    for row in reversed(plan.rows):
-        reader = _fused_reader(row, readers.get(row.name, []), plan)
+    for row in reversed(plan):
+        reader = _fused_reader(row, readers.get(row.name, []), named)
         joined[row.name] = joined[reader] if reader else row.name
-    for row in plan.rows:
+    for row in plan:
         if row.export is Export.NOTHING and not row.fused_into and len(row.reads) == 1:
             box = joined[row.reads[0]]
             joined = {name: box if to == row.name else to for name, to in joined.items()}
     members: dict[str, list[LayerPlan]] = {}
-    for row in plan.rows:
+    for row in plan:
         members.setdefault(joined[row.name], []).append(row)
     index = {name: i for i, name in enumerate(members)}
     boxes = []
@@ -134,18 +134,16 @@ def boxes_of(plan: PlannedModel) -> list[Box]:
     return boxes
 
 
-def _is_image(row: LayerPlan) -> bool:
-    """Whether a quantizer marks the pixels of an image: 8 bits, never clipped."""
-    made = row.activation
-    return row.inserted and made is not None and made.clipping_level is None and not made.signed
-
-
-def _fused_reader(row: LayerPlan, readers: list[str], plan: PlannedModel) -> str:
+def _fused_reader(row: LayerPlan, readers: list[str], plan: Mapping[str, LayerPlan]) -> str:
     """The only reader of a layer, if both are drawn as one box."""
     if len(readers) != 1:
         return ""
-    if row.kind == "InputLayer" and _is_image(plan[readers[0]]):
-        return readers[0]
+    reader = plan[readers[0]]
+    made = reader.activation
+    # The mark of pixels has codes that are never clipped.
+    marks_pixels = made is not None and made.clipping_level is None and not made.signed
+    if row.kind == "InputLayer" and reader.inserted and marks_pixels:
+        return reader.name
     if row.export in (Export.UNKNOWN, Export.REFUSED):
         concatenates = row.absorbed_by and plan[row.absorbed_by].kind == "Concatenate"
         return "" if concatenates else row.absorbed_by
@@ -272,18 +270,18 @@ class _Pen:
 
 
 def draw(
-    plan: PlannedModel,
+    plan: Sequence[LayerPlan],
+    heading: Sequence[str] = (),
     *,
     width: float | None = None,
-    headed: bool = True,
     colors: Mapping[str, str] = _IN_A_FILE,
 ) -> "Picture":
     """The diagram of a plan, drawn inside `drawn_for_a_page`.
 
     Args:
-        plan: what to draw.
+        plan: its rows.
+        heading: the model's name, and lines below it; nothing on a page, which has them itself.
         width: that a long graph is wrapped to; see `lay_out`.
-        headed: whether the model's name and sums stand above it.
         colors: for the names that lines, letters and boxes without bits have on a page.
     """
     boxes = boxes_of(plan)
@@ -291,15 +289,12 @@ def draw(
     room = None if width is None else width - 2 * _MARGIN
     layout = lay_out(sizes, [box.reads for box in boxes], width=room)
     whole = max(layout.width, _LEAST_WIDTH) + 2 * _MARGIN
-    lines = list(summary(plan)[1:]) if headed else []
-    if headed and plan.problems:
-        problems = f"{len(plan.problems)} problems, outlined red"
-        lines.append(f"cannot be quantized as asked: {problems}")
-    below = _MARGIN + 18.0 + 15.0 * len(lines) if headed else 0.0
+    name, *lines = heading or [""]
+    below = _MARGIN + 18.0 + 15.0 * len(lines) if heading else 0.0
     top = below + _HEAD
     pen = _Pen(whole, layout.height + top + _MARGIN, colors)
-    if headed:
-        pen.words(_MARGIN, _MARGIN, plan.model, 15.0, bold=True)
+    if heading:
+        pen.words(_MARGIN, _MARGIN, name, 15.0, bold=True)
     for index, line in enumerate(lines):
         shown = _fit(line, whole - 2 * _MARGIN, _SMALL_FONT)
         pen.words(_MARGIN, _MARGIN + 18.0 + 15.0 * index, shown)
@@ -395,38 +390,47 @@ def _fit(words: str, width: float, size: float) -> str:
     return f"{words[: room - 1 - end]}…{words[-end:]}"
 
 
-def diagram_element(plan: PlannedModel, width: float) -> Markup:
+def diagram_element(plan: Sequence[LayerPlan], model: str, width: float) -> Markup:
     """The diagram as an element of a page, in the page's colours.
 
     Args:
-        plan: what to draw.
+        plan: its rows.
+        model: the name of the model.
         width: that a long graph is wrapped to, in pixels.
     """
     with drawn_for_a_page():
-        return _element(draw(plan, width=width, headed=False, colors=STAND_INS), plan)
+        return _element(draw(plan, width=width, colors=STAND_INS), model)
 
 
-def _element(picture: "Picture", plan: PlannedModel) -> Markup:
+def _element(picture: "Picture", model: str) -> Markup:
     width = picture.bbox.width
-    return svg_element(picture, kind="plan", title=plan.model, style=f"width: {width:.0f}px")
+    return svg_element(picture, kind="plan", title=model, style=f"width: {width:.0f}px")
 
 
 # Two pixels for each unit; fewer in pictures so large that few programs would open them.
 _MOST_DOTS, _LARGEST_PIXELS, _LONGEST_PIXELS = 2.0, 120_000_000, 60_000
 
 
-def write_diagram(plan: PlannedModel, path: str | os.PathLike[str]) -> None:
+def write_diagram(
+    plan: Sequence[LayerPlan], model: str, lines: Sequence[str], path: str | os.PathLike[str]
+) -> None:
     """Draws the plan; the file appears whole, or not at all.
+
+    Args:
+        plan: its rows.
+        model: the name of the model.
+        lines: what stands below the name.
+        path: of the file.
 
     Raises:
         ValueError: the path has another suffix, or cannot be written.
     """
     path = check_picture_path(path)
     with drawn_for_a_page(), written_whole(path) as temporary:
-        picture = draw(plan)
+        picture = draw(plan, [model, *lines])
         picture.set(frameon=True, facecolor=_ON_DARK)
         if temporary.suffix.lower() == ".svg":
-            drawn = str(_element(picture, plan)).replace("<svg", f'<svg xmlns="{_SVG}"', 1)
+            drawn = str(_element(picture, model)).replace("<svg", f'<svg xmlns="{_SVG}"', 1)
             temporary.write_text(f'<?xml version="1.0" encoding="UTF-8"?>\n{drawn}\n', "utf-8")
             return
         width, height = picture.bbox.size

@@ -21,8 +21,8 @@ from sat_tf.planning.deployment import (
     header_bytes,
     multiply_adds,
 )
+from sat_tf.planning.layer_plan import Export, Fate, LayerPlan
 from sat_tf.planning.plan import Plan
-from sat_tf.planning.planned_model import Export, Fate, LayerPlan
 from sat_tf.planning.preview import by_layer, preview, user_name, with_image_size
 from sat_tf.qat.layout import maker_of_codes, non_finite_weights
 from sat_tf.qat.model_class import policy_of

@@ -1,36 +1,117 @@
-"""The plan of a quantization for its user: to read, to print, and to write to a file."""
+"""The plan of a quantization: to read, to print, and to write to a file."""
 
+import collections
 import dataclasses
 import operator
 import os
+from collections.abc import Iterable
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.text import Text
 
 from sat_tf.atomic_file import write_text
+from sat_tf.messages import did_you_mean, first_ones, say
 from sat_tf.planning.diagram import diagram_element, write_diagram
-from sat_tf.planning.plan_table import (
-    NUMBERS,
-    layers,
-    number_text,
-    operators_text,
-    print_plan,
-    reasons,
-    summary,
-    totals,
-    verdict,
-)
-from sat_tf.planning.planned_model import Export, Fate, LayerPlan, PlannedModel, shape_text
+from sat_tf.planning.layer_plan import Export, Fate, LayerPlan, shape_text
 from sat_tf.presentation.notebook import Displayed
 from sat_tf.presentation.page import render_page
-from sat_tf.presentation.tables import Cell, Column, Marked, RowTable, Table, digits
+from sat_tf.presentation.tables import (
+    Cell,
+    Column,
+    Marked,
+    RowTable,
+    Table,
+    digits,
+    marked_text,
+)
+from sat_tf.qat.policy import BitPolicy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class Plan(Displayed, PlannedModel, RowTable):
-    """The plan of a model; see `PlannedModel` for its attributes."""
+class Plan(Displayed, RowTable):
+    """How a model will be quantized and exported: its layers, and their sums.
+
+    Attributes:
+        model: its name.
+        policy: what it is quantized by.
+        rows: the layers of the model in graph order, each once, and behind each the quantizers
+            that are inserted behind it.
+        problems: why `quantize_model` refuses the model, with the fix, if it does. Rows are then
+            planned as if the layers that have problems were left float.
+        export_problems: the same for `export_tflite`.
+        notes: the warnings of the export.
+        inputs: what each input of the model is fed, and what the file takes for it.
+    """
 
     _width = 160
+
+    model: str
+    policy: BitPolicy
+    rows: tuple[LayerPlan, ...]
+    problems: tuple[str, ...] = ()
+    export_problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+
+    def __getitem__(self, name: str) -> LayerPlan:
+        for row in self.rows:
+            if row.name == name:
+                return row
+        hint = did_you_mean(name, [row.name for row in self.rows])
+        raise KeyError(f"{name!r} is not a layer of the plan. {hint}")
+
+    @property
+    def layers(self) -> tuple[LayerPlan, ...]:
+        """The layers of the model."""
+        return tuple(row for row in self.rows if not row.inserted)
+
+    @property
+    def insertions(self) -> tuple[LayerPlan, ...]:
+        """The inserted quantizers."""
+        return tuple(row for row in self.rows if row.inserted)
+
+    @property
+    def float_layers(self) -> tuple[str, ...]:
+        """The layers that TensorFlow's converter has to write."""
+        return tuple(row.name for row in self.rows if row.export is Export.CONVERTER)
+
+    @property
+    def parameters(self) -> int:
+        """Numbers in the weights of the float model."""
+        return sum(row.parameters for row in self.rows)
+
+    @property
+    def multiply_adds(self) -> int | None:
+        """Multiply-adds of one image; None where those of some layer are unknown."""
+        return _total(row.multiply_adds for row in self.rows)
+
+    @property
+    def bit_operations(self) -> int | None:
+        """Bit operations of one image; None where those of some layer are unknown."""
+        return _total(row.bit_operations for row in self.rows)
+
+    @property
+    def float_bit_operations(self) -> int | None:
+        """The same of the float model."""
+        total = self.multiply_adds
+        return None if total is None else 32 * 32 * total
+
+    @property
+    def bytes(self) -> int | None:
+        """The estimated size of the TFLite file; None without a file."""
+        return _total(row.bytes for row in self.rows)
+
+    @property
+    def float_bytes(self) -> int:
+        """The estimated size of a float TFLite file of the model."""
+        return sum(row.float_bytes for row in self.rows)
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """The layers whose multiply-adds are unknown."""
+        return tuple(row.name for row in self.rows if row.multiply_adds is None)
 
     def to_rows(self) -> list[dict[str, Any]]:
         """The rows as plain values, all with the same keys; None where something is unknown."""
@@ -43,17 +124,18 @@ class Plan(Displayed, PlannedModel, RowTable):
         print_plan(self, console)
 
     def _headline(self) -> Marked:
-        return Marked(f"{self.model} {verdict(self).words}", verdict(self).kind)
+        verdict = _verdict(self)
+        return verdict._replace(words=f"{self.model} {verdict.words}")
 
     def _tables(self) -> dict[str, Table[LayerPlan]]:
-        return {"Quantization plan": layers(self)}
+        return {"Quantization plan": _layers(self)}
 
     def _notes(self) -> list[Cell]:
         problems = (*self.problems, *self.export_problems)
         return [
             *(Marked(problem, "bad") for problem in problems),
-            *summary(self),
-            *reasons(self),
+            *_summary(self),
+            *_reasons(self),
             *(f"note: {note}" for note in self.notes),
         ]
 
@@ -74,8 +156,20 @@ class Plan(Displayed, PlannedModel, RowTable):
         Raises:
             ValueError: the path has another suffix, or cannot be written.
         """
-        write_diagram(self, path)
+        lines = _summary(self)[1:]
+        if self.problems:
+            problems = f"{len(self.problems)} problems, outlined red"
+            lines.append(f"cannot be quantized as asked: {problems}")
+        write_diagram(self.rows, self.model, lines, path)
 
+
+def _total(numbers: Iterable[int | None]) -> int | None:
+    found = list(numbers)
+    known = [number for number in found if number is not None]
+    return sum(known) if len(known) == len(found) else None
+
+
+# -- rows -----------------------------------------------------------------------------------------
 
 COLUMNS = (
     "row",
@@ -146,33 +240,228 @@ def _plain(row: LayerPlan) -> dict[str, Any]:
     return {name: values[name] for name in COLUMNS}
 
 
+# -- on a terminal --------------------------------------------------------------------------------
+
+_WIDE = 120
+_NONE = "-"
+_MOST_NAMED = 3
+_STYLES = {Fate.PROBLEM: "bad", Fate.FLOAT: "watch", Fate.INSERTED: "soft"}
+
+
+def _number_text(value: int | None) -> str:
+    """A number with commas, or "unknown"."""
+    return "unknown" if value is None else f"{value:,}" if value else _NONE
+
+
+# A layer and a whole plan have the same numbers.
+_NUMBERS: tuple[Column[Any], ...] = tuple(
+    Column(title, operator.attrgetter(field), _number_text, number=True, wrap="never")
+    for title, field in (
+        ("parameters", "parameters"),
+        ("multiply-adds", "multiply_adds"),
+        ("BOPs", "bit_operations"),
+        ("bytes", "bytes"),
+    )
+)
+
+
+def print_plan(plan: Plan, console: Console) -> None:
+    """Prints the layers, the sums, and the problems."""
+    table = _layers(plan, wide=console.width >= _WIDE)
+    title = f"{plan.model}: quantization plan"
+    console.print(table.to_rich(title=title, title_justify="left", box=SIMPLE_HEAD))
+    console.print(Text.assemble(f"{plan.model}: ", marked_text(_verdict(plan))), soft_wrap=True)
+    for line in _summary(plan):
+        say(console, line)
+    without = "The rows above are without them: such layers left float, such overrides left out."
+    for title, problems, below in (
+        ("cannot be quantized as asked:", plan.problems, without),
+        ("cannot be exported:", plan.export_problems, ""),
+    ):
+        if problems:
+            console.print(Text(title, style="red"))
+            for problem in problems:
+                say(console, f"  {problem}")
+            if below:
+                console.print(below)
+    for line in (*_reasons(plan), *(f"note: {note}" for note in plan.notes)):
+        say(console, line)
+
+
+def _verdict(plan: Plan) -> Marked:
+    """Whether the model can be quantized and exported, in a few words."""
+    if plan.problems:
+        count = _count(len(plan.problems), "problem")
+        return Marked(f"cannot be quantized as asked: {count}", "bad")
+    if plan.export_problems:
+        count = _count(len(plan.export_problems), "problem")
+        return Marked(f"can be quantized, but not exported: {count}", "bad")
+    words = "can be quantized and exported"
+    if plan.float_layers:
+        words += f", with {_count(len(plan.float_layers), 'layer')} left float"
+    return Marked(words, "good")
+
+
+def _summary(plan: Plan) -> list[str]:
+    """The sums, in words."""
+    quantized = sum(row.weights is not None for row in plan.layers)
+    lines = [
+        f"{_count(len(plan.layers), 'layer')}, {quantized} with quantized weights, "
+        f"{_count(len(plan.insertions), 'inserted quantizer')}, "
+        f"{sum(row.fate is Fate.FLOAT for row in plan.layers)} left float; "
+        f"{plan.parameters:,} parameters",
+        *plan.inputs,
+    ]
+    lines.append(_operations(plan))
+    if plan.bytes is None:
+        lines.append(f"TFLite file: unknown; float: about {plan.float_bytes:,} bytes")
+    else:
+        share = plan.bytes / plan.float_bytes
+        lines.append(
+            f"TFLite file: about {plan.bytes:,} bytes, {share:.2f} of a float one "
+            f"({plan.float_bytes:,})"
+        )
+    return lines
+
+
+def _operations(plan: Plan) -> str:
+    products, bops, whole = plan.multiply_adds, plan.bit_operations, plan.float_bit_operations
+    if products is None or bops is None or whole is None:
+        known = sum(row.multiply_adds or 0 for row in plan.rows)
+        if any(None in row.shape for row in plan.rows):
+            return "multiply-adds: unknown, because image sizes are open; give image_size"
+        return f"multiply-adds: at least {known:,}; unknown for {', '.join(plan.unknown)}"
+    share = f", {bops / whole:.4f} of float32" if whole else ""
+    return f"{products:,} multiply-adds an image, {bops:,} bit operations (BOPs){share}"
+
+
+def _layers(plan: Plan, *, wide: bool = True) -> Table[LayerPlan]:
+    """The layers, and the sums below them."""
+    numbers = _NUMBERS if wide else _NUMBERS[2:]
+    return Table(
+        columns=[*_WORDS, *numbers],
+        rows=plan.rows,
+        kind=lambda row: _STYLES.get(row.fate, ""),
+        totals=["in all", *[""] * (len(_WORDS) - 1), *_totals(plan, numbers)],
+    )
+
+
+def _totals(plan: Plan, numbers: Iterable[Column[Any]]) -> list[Cell]:
+    """The last row of a table of layers: the plan's sums under the same names."""
+    return [number.cell(plan) for number in numbers]
+
+
+def _kind(row: LayerPlan) -> str:
+    return "quantizer" if row.inserted else f"{row.short_kind or row.kind} {row.detail}".strip()
+
+
+def _weights(row: LayerPlan) -> str:
+    """How the weights are quantized, abbreviated."""
+    weights = row.weights
+    if weights is None:
+        return "float" if row.multiply_adds or row.multiply_adds is None else _NONE
+    words = ["clamped" if weights.bits is None else f"{weights.bits} {weights.grid}"]
+    words += ["a channel"] if weights.range == "channel" else []
+    words += ["rescaled"] if weights.rescale else []
+    return " ".join(words)
+
+
+def _output(row: LayerPlan) -> str:
+    """The quantizer of the output, abbreviated."""
+    activation = row.activation
+    if activation is not None:
+        level = activation.clipping_level
+        start = "" if level is None else f" from {level:g}"
+        stream = " stream" if activation.stream else ""
+        return f"{'s' if activation.signed else 'u'}{activation.bits}{stream}{start}"
+    if row.fate is Fate.PROBLEM:
+        return "problem"
+    if row.absorbed_by:
+        return _NONE if row.fused_into else f"absorbed by {row.absorbed_by}"
+    if row.fate in (Fate.MOVES, Fate.INPUT):
+        return "passed on" if row.fate is Fate.MOVES else "as fed"
+    return "observed" if row.observed else "float"
+
+
+def _file(row: LayerPlan) -> str:
+    """How the layer gets into the file, abbreviated."""
+    if row.export in (Export.REFUSED, Export.UNKNOWN):
+        return row.export.value
+    if row.fused_into:
+        return f"in {', '.join(row.fused_into)}"
+    is_float = "float: " if row.export is Export.FLOAT else ""
+    return is_float + _operators_text(row) if row.operators else _NONE
+
+
+def _operators_text(row: LayerPlan) -> str:
+    """The operators of a layer in the file, those of one kind counted."""
+    counts = collections.Counter(row.operators)
+    return ", ".join(f"{count} {name}" if count > 1 else name for name, count in counts.items())
+
+
+_WORDS: tuple[Column[LayerPlan], ...] = (
+    Column("layer", lambda row: row.name, wrap="fold"),
+    Column("kind", _kind, wrap="fold"),
+    Column("weights", _weights, wrap="fold"),
+    Column("output", _output, wrap="fold"),
+    Column("in the file", _file, wrap="fold"),
+)
+
+
+def _reasons(plan: Plan) -> list[str]:
+    """Why layers are planned as they are, layers with the same reason together."""
+    found: dict[str, list[str]] = {}
+    for row in plan.layers:
+        weights = row.weights
+        if weights is not None:
+            kind = f"{weights.rescale} rescale" if weights.rescale else "no rescale"
+            method = f"{kind}: {weights.rescale_reason}"
+            if weights.quantizer:
+                method = f"weights by {weights.quantizer}"
+            found.setdefault(method, []).append(row.name)
+            if weights.bits_reason:
+                found.setdefault(f"{weights.bits} bits: {weights.bits_reason}", []).append(row.name)
+            found.setdefault(f"start: {weights.start}", []).append(row.name)
+        if row.activation is not None and row.activation.quantizer:
+            found.setdefault(f"output by {row.activation.quantizer}", []).append(row.name)
+        if row.reading_reason:
+            reads = f"reads {row.reading_bits} bits: {row.reading_reason}"
+            found.setdefault(reads, []).append(row.name)
+        if row.observed:
+            found.setdefault(f"observed: {row.activation_reason}", []).append(row.name)
+        if row.fate is Fate.FLOAT:
+            found.setdefault(f"float: {row.reason}", []).append(row.name)
+    return [f"{reason} ({first_ones(names, _MOST_NAMED)})" for reason, names in found.items()]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+# -- on a page ------------------------------------------------------------------------------------
+
 # The diagram is as wide, in pixels, as a window of 1280 has room for.
 _WIDTH = 1230.0
 _KINDS = {Fate.PROBLEM: "problem", Fate.INSERTED: "inserted"}
 
 
-def plan_page(plan: PlannedModel) -> str:
+def plan_page(plan: Plan) -> str:
     """HTML that shows all of a plan."""
-    layers = Table(
-        columns=[*_WORDS, *_NUMBERS],
+    table = Table(
+        columns=[*_PAGE_WORDS, *_PAGE_NUMBERS],
         rows=plan.rows,
         kind=lambda row: _KINDS.get(row.fate, ""),
-        totals=["in all", *[""] * len(_WORDS), *totals(plan, _NUMBERS[1:])],
+        totals=["in all", *[""] * len(_PAGE_WORDS), *_totals(plan, _PAGE_NUMBERS[1:])],
     )
     return render_page(
         "planning/plan_page.html",
         plan=plan,
-        verdict=verdict(plan),
-        summary=summary(plan),
-        diagram=diagram_element(plan, _WIDTH),
-        layers=layers.to_html("layers"),
+        verdict=_verdict(plan),
+        summary=_summary(plan),
+        diagram=diagram_element(plan.rows, plan.model, _WIDTH),
+        layers=table.to_html("layers"),
         policy={name: str(value) for name, value in plan.policy.to_dict().items()},
     )
-
-
-def _weights_text(row: LayerPlan) -> str:
-    """How the weights are quantized, in few words."""
-    return "-" if row.weights is None else str(row.weights)
 
 
 def _output_text(row: LayerPlan) -> str:
@@ -191,23 +480,23 @@ def _file_text(row: LayerPlan) -> str:
     if row.fused_into:
         return f"{row.export.value}, fused into {', '.join(row.fused_into)}"
     if row.operators:
-        return f"{row.export.value}: {operators_text(row)}"
+        return f"{row.export.value}: {_operators_text(row)}"
     if row.export in (Export.REFUSED, Export.NOTHING) and row.export_reason:
         return f"{row.export.value}: {row.export_reason}"
     return row.export.value
 
 
-_WORDS: tuple[Column[LayerPlan], ...] = (
+_PAGE_WORDS: tuple[Column[LayerPlan], ...] = (
     Column("layer", lambda row: row.name),
     Column("kind", lambda row: f"{row.kind} {row.detail}".strip()),
     Column("shape", lambda row: row.shape, shape_text),
     Column("becomes", lambda row: row.fate.value),
-    Column("weights", _weights_text),
+    Column("weights", lambda row: str(row.weights or _NONE)),
     Column("output", _output_text),
     Column("in the file", _file_text),
 )
-_NUMBERS = (
+_PAGE_NUMBERS = (
     Column("reads bits", operator.attrgetter("reading_bits"), digits("", "-"), number=True),
-    *NUMBERS,
-    Column("float bytes", operator.attrgetter("float_bytes"), number_text, number=True),
+    *_NUMBERS,
+    Column("float bytes", operator.attrgetter("float_bytes"), _number_text, number=True),
 )

@@ -6,7 +6,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.planning.planned_model import Export
+from sat_tf.planning.layer_plan import Export
 from sat_tf.qat.policy import BitPolicy
 from tests.export import zoo
 from tests.planning.models import with_odd_activation

@@ -75,7 +75,7 @@ def test_a_diagram_is_well_formed_svg_and_png(plan, refused, tmp_path):
         made.write_diagram(tmp_path / "plan.svg")
         root = ElementTree.parse(tmp_path / "plan.svg").getroot()
         words = " ".join(element.text or "" for element in root.iter())
-        assert all(box.main.name[:6] in words for box in boxes_of(made) if not box.is_small)
+        assert all(box.main.name[:6] in words for box in boxes_of(made.rows) if not box.is_small)
         made.write_diagram(tmp_path / "plan.png")
         with Image.open(tmp_path / "plan.png") as image:
             assert image.width > 600
@@ -99,7 +99,7 @@ def test_problems_are_outlined(refused, tmp_path):
 
 
 def test_every_row_is_in_one_box_and_fused_layers_share_it(plan):
-    boxes = boxes_of(sat_tf.explain(convolutions(), BitPolicy.mobile(4)))
+    boxes = boxes_of(sat_tf.explain(convolutions(), BitPolicy.mobile(4)).rows)
     assert [[row.name for row in box.rows] for box in boxes] == [
         ["image", "image_image"],
         ["conv", "bn", "relu"],
@@ -111,7 +111,7 @@ def test_every_row_is_in_one_box_and_fused_layers_share_it(plan):
         "Conv2D 3x3 + BN + ReLU",
         "Depthwise 3x3 /2 + ReLU",
     ]
-    held = [row.name for box in boxes_of(plan) for row in box.rows]
+    held = [row.name for box in boxes_of(plan.rows) for row in box.rows]
     assert sorted(held) == sorted(row.name for row in plan.rows)
 
 
@@ -128,7 +128,7 @@ def test_no_two_swatches_of_the_legend_look_alike_in_the_light_or_the_dark(refus
         own = {name: re.findall(rf"--{name}: (#\w+)", style)[dark] for name in ("float", "plain")}
         fills = [*own.values(), "none", *BIT_COLORS.values()]
         assert len(set(fills)) == len(fills)
-    swatches = [swatch[1:] for swatch in legend(boxes_of(refused))]
+    swatches = [swatch[1:] for swatch in legend(boxes_of(refused.rows))]
     assert len(set(swatches)) == len(swatches) > 2
 
 

@@ -25,8 +25,8 @@ from sat_tf.messages import list_problems
 from sat_tf.planning.deployment import FLOAT_BITS
 from sat_tf.planning.explain import explain, read_source
 from sat_tf.planning.file_size import FileSizes
+from sat_tf.planning.layer_plan import Fate, LayerPlan
 from sat_tf.planning.plan import Plan
-from sat_tf.planning.planned_model import Fate, LayerPlan
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy
 

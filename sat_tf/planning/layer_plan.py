@@ -1,11 +1,7 @@
-"""How each layer of a model will be quantized and exported: plain data."""
+"""How one layer of a model will be quantized and exported: plain data."""
 
 import dataclasses
 import enum
-from collections.abc import Iterable
-
-from sat_tf.messages import did_you_mean
-from sat_tf.qat.policy import BitPolicy
 
 
 class Fate(enum.Enum):
@@ -157,95 +153,6 @@ class LayerPlan:
     problems: tuple[str, ...] = ()
     inserted: bool = False
     readers: tuple[str, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PlannedModel:
-    """How a model will be quantized and exported: its layers, and their sums.
-
-    Attributes:
-        model: its name.
-        policy: what it is quantized by.
-        rows: the layers of the model in graph order, each once, and behind each the quantizers
-            that are inserted behind it.
-        problems: why `quantize_model` refuses the model, with the fix, if it does. Rows are then
-            planned as if the layers that have problems were left float.
-        export_problems: the same for `export_tflite`.
-        notes: the warnings of the export.
-        inputs: what each input of the model is fed, and what the file takes for it.
-    """
-
-    model: str
-    policy: BitPolicy
-    rows: tuple[LayerPlan, ...]
-    problems: tuple[str, ...] = ()
-    export_problems: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    inputs: tuple[str, ...] = ()
-
-    def __getitem__(self, name: str) -> LayerPlan:
-        for row in self.rows:
-            if row.name == name:
-                return row
-        hint = did_you_mean(name, [row.name for row in self.rows])
-        raise KeyError(f"{name!r} is not a layer of the plan. {hint}")
-
-    @property
-    def layers(self) -> tuple[LayerPlan, ...]:
-        """The layers of the model."""
-        return tuple(row for row in self.rows if not row.inserted)
-
-    @property
-    def insertions(self) -> tuple[LayerPlan, ...]:
-        """The inserted quantizers."""
-        return tuple(row for row in self.rows if row.inserted)
-
-    @property
-    def float_layers(self) -> tuple[str, ...]:
-        """The layers that TensorFlow's converter has to write."""
-        return tuple(row.name for row in self.rows if row.export is Export.CONVERTER)
-
-    @property
-    def parameters(self) -> int:
-        """Numbers in the weights of the float model."""
-        return sum(row.parameters for row in self.rows)
-
-    @property
-    def multiply_adds(self) -> int | None:
-        """Multiply-adds of one image; None where those of some layer are unknown."""
-        return _total(row.multiply_adds for row in self.rows)
-
-    @property
-    def bit_operations(self) -> int | None:
-        """Bit operations of one image; None where those of some layer are unknown."""
-        return _total(row.bit_operations for row in self.rows)
-
-    @property
-    def float_bit_operations(self) -> int | None:
-        """The same of the float model."""
-        total = self.multiply_adds
-        return None if total is None else 32 * 32 * total
-
-    @property
-    def bytes(self) -> int | None:
-        """The estimated size of the TFLite file; None without a file."""
-        return _total(row.bytes for row in self.rows)
-
-    @property
-    def float_bytes(self) -> int:
-        """The estimated size of a float TFLite file of the model."""
-        return sum(row.float_bytes for row in self.rows)
-
-    @property
-    def unknown(self) -> tuple[str, ...]:
-        """The layers whose multiply-adds are unknown."""
-        return tuple(row.name for row in self.rows if row.multiply_adds is None)
-
-
-def _total(numbers: Iterable[int | None]) -> int | None:
-    found = list(numbers)
-    known = [number for number in found if number is not None]
-    return sum(known) if len(known) == len(found) else None
 
 
 def shape_text(shape: tuple[int | None, ...]) -> str:
