@@ -8,9 +8,10 @@ import contextlib
 import dataclasses
 import io
 import math
+import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
@@ -18,6 +19,7 @@ import numpy as np
 from markupsafe import Markup, escape
 
 from sat_tf.messages import printable
+from sat_tf.presentation import palette
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
@@ -223,52 +225,54 @@ class LineChart:
 
     def to_svg(self) -> Markup:
         """The chart as an SVG element; a sentence if there is nothing to draw."""
-        usable = [point for line in self.lines for point in line.points if self._is_drawn(point[1])]
-        if not usable:
-            return Markup("<p>Nothing was recorded.</p>")
-        xs, ys = zip(*usable, strict=True)
         with drawn_for_a_page():
             picture, axes = _with_axes(_LINES_SIZE, _LINES_AREA)
-            low = min([*xs, *(start for start, _ in self.stages)])
-            # One step alone is in the middle.
-            axes.set_xlim((low, max(xs)) if low < max(xs) else (low - 0.5, low + 0.5))
-            axes.set_xlabel("step of the run", labelpad=3.0)
-            _show_marks(axes.xaxis, logarithmic=False, count=5)
-            if self.logarithmic:
-                axes.set_yscale("log")
-            _show_marks(axes.yaxis, logarithmic=self.logarithmic, count=6)
-            low, high = _held(axes.yaxis, 0.0 if self.from_zero else min(ys), max(ys))
-            axes.set_ylim(max(low, self.least), min(high, self.most))
-            for line in self.lines:
-                self._draw(axes, line)
-            self._draw_stages(axes)
+            if not self.draw(axes, STAND_INS):
+                return Markup("<p>Nothing was recorded.</p>")
             return svg_element(picture, kind="chart", title=self.title, summary=self.summary)
 
-    def _is_drawn(self, y: float) -> bool:
-        return math.isfinite(y) and (y > 0 or not self.logarithmic)
+    def draw(self, axes: Any, colours: Mapping[str, str]) -> bool:
+        """Draws the chart on axes of matplotlib; returns whether there is anything to draw.
 
-    def _draw(self, axes: Any, line: Line) -> None:
-        drawn = np.array([self._is_drawn(y) for _, y in line.points], bool)
-        # A point between two gaps has no line through it.
-        around = np.pad(drawn, 1)
-        lonely = np.flatnonzero(drawn & ~around[:-2] & ~around[2:]).tolist()
-        colour = STAND_INS.get(line.colour, line.colour)
-        axes.plot(
-            [x for x, _ in line.points],
-            np.where(drawn, [y for _, y in line.points], np.nan),
-            color=colour,
-            linestyle=(0, (5, 4)) if line.dashed else "-",
-            marker="o" if line.dots or lonely else "",
-            markevery=None if line.dots else lonely or None,
-            gid=tip(line.label),
-        )
-
-    def _draw_stages(self, axes: Any) -> None:
-        """Draws a line where each stage but the first starts, and the names of all in two rows."""
+        Args:
+            axes: empty ones.
+            colours: those of matplotlib for the page's; others are drawn as they are.
+        """
+        usable = [point for line in self.lines for point in line.points if self._is_drawn(point[1])]
+        if not usable:
+            return False
+        xs, ys = zip(*usable, strict=True)
+        low = min([*xs, *(start for start, _ in self.stages)])
+        # One step alone is in the middle.
+        axes.set_xlim((low, max(xs)) if low < max(xs) else (low - 0.5, low + 0.5))
+        axes.set_xlabel("step of the run", labelpad=3.0)
+        _show_marks(axes.xaxis, logarithmic=False, count=5)
+        if self.logarithmic:
+            axes.set_yscale("log")
+        _show_marks(axes.yaxis, logarithmic=self.logarithmic, count=6)
+        low, high = _held(axes.yaxis, 0.0 if self.from_zero else min(ys), max(ys))
+        axes.set_ylim(max(low, self.least), min(high, self.most))
+        for line in self.lines:
+            drawn = np.array([self._is_drawn(y) for _, y in line.points], bool)
+            # A point between two gaps has no line through it.
+            around = np.pad(drawn, 1)
+            lonely = np.flatnonzero(drawn & ~around[:-2] & ~around[2:]).tolist()
+            axes.plot(
+                [x for x, _ in line.points],
+                np.where(drawn, [y for _, y in line.points], np.nan),
+                label=line.label,
+                color=colours.get(line.colour, line.colour),
+                linestyle=(0, (5, 4)) if line.dashed else "-",
+                marker="o" if line.dots or lonely else "",
+                markevery=None if line.dots else lonely or None,
+                gid=tip(line.label),
+            )
+        # A line stands where each stage but the first starts, and the names of all in two rows.
         left, right = axes.get_xlim()
         for index, (start, name) in enumerate(self.stages):
             if index:
-                axes.axvline(start, color=_SOFT, linewidth=1.0, linestyle=(0, (2, 3)))
+                soft = colours["var(--soft)"]
+                axes.axvline(start, color=soft, linewidth=1.0, linestyle=(0, (2, 3)))
             is_late = start - left > 0.75 * (right - left)
             axes.annotate(
                 printable(name),
@@ -278,6 +282,37 @@ class LineChart:
                 textcoords="offset points",
                 horizontalalignment="right" if is_late else "left",
             )
+        return True
+
+    def _is_drawn(self, y: float) -> bool:
+        return math.isfinite(y) and (y > 0 or not self.logarithmic)
+
+
+_ON_WHITE = {
+    **{f"var(--kind{index})": one["color"] for index, one in enumerate(palette.SERIES)},
+    "var(--curve)": palette.BLUE,
+    "var(--other)": palette.ORANGE,
+    "var(--third)": palette.GREEN,
+    "var(--soft)": palette.GREY,
+}
+
+
+def save_charts(charts: Sequence[LineChart], title: str, path: str | os.PathLike[str]) -> None:
+    """Writes charts as one PNG file, side by side on white.
+
+    Args:
+        charts: two or more.
+        title: above all of them.
+        path: of the file.
+    """
+    with palette.styled():
+        picture, row = palette.canvas(1, len(charts), size=(5.2 * len(charts), 4.6))
+        for chart, axes in zip(charts, row, strict=True):
+            axes.set_ylabel(chart.title)
+            if chart.draw(axes, _ON_WHITE):
+                axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=11)
+        picture.suptitle(title)
+        palette.save(picture, path)
 
 
 def _with_axes(

@@ -13,9 +13,10 @@ from sat_tf.data.arrays import ArraySource
 from sat_tf.messages import RunError
 from sat_tf.training.callbacks.saving import StopWhenNotFinite
 from sat_tf.training.loop.start import describe_environment
-from sat_tf.training.report.curves import draw_curves
+from sat_tf.training.report.report import write_report
 from sat_tf.training.report.results import Results
 from sat_tf.training.state.history import COLUMNS, EpochMetrics, from_csv, to_csv
+from sat_tf.training.state.run_folder import METRICS, RunFolder
 from tests.training.small import small_images, small_quantized_model
 
 LOGS = {"loss": 0.5, "top1": 0.9, "val_loss": 0.6, "val_top1": 0.8, "top5": 0.99, "val_top5": 0.95}
@@ -77,7 +78,9 @@ def test_a_metrics_file_of_another_version_is_named(text):
 
 @pytest.mark.parametrize("count", [1, 6])
 def test_the_curves_are_a_picture(tmp_path, count):
-    draw_curves(rows()[:count], "a run", tmp_path / "curves.png")
+    folder = RunFolder(tmp_path)
+    folder.write_text(METRICS, to_csv(rows()[:count]))
+    write_report(folder)
     picture = matplotlib.image.imread(tmp_path / "curves.png")
     assert picture.shape[:2] == (736, 1664)
     assert picture.std() > 0

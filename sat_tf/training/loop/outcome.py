@@ -25,7 +25,6 @@ from sat_tf.top_k import classes_of
 from sat_tf.training.config.config import Config
 from sat_tf.training.loop.stage import SAMPLE, Run
 from sat_tf.training.loop.start import fed, pixels_of
-from sat_tf.training.report.curves import draw_curves
 from sat_tf.training.report.report import write_answers, write_layers, write_report
 from sat_tf.training.report.results import Results
 from sat_tf.training.state import run_folder
@@ -53,9 +52,6 @@ def conclude(run: Run, state: RunState, model: keras.Model, *, parameters: int) 
     tuned = folder.file(run_folder.TUNED_MODEL)
     if tuned.is_file():
         tuned.replace(folder.file(run_folder.QUANTIZED_MODEL))
-    if run.rows:
-        with folder.written(run_folder.CURVES) as temporary:
-            draw_curves(run.rows, run.config.name, temporary)
     names = {"float": "float", "quantized": "quantized", "deploy_tail": "deployed"}
     accuracies: dict[str, Any] = {
         f"{name}_{metric}": state.stages[stage].get(metric)

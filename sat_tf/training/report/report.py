@@ -1,8 +1,10 @@
 """The report of a run: one HTML page with everything about it."""
 
 import dataclasses
+import math
 import operator
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 import pydantic
@@ -11,12 +13,21 @@ from sat_tf.analysis.answers import Answers, answers_section
 from sat_tf.analysis.code_use import LayerRow
 from sat_tf.export.certificate.certificate import FEW_POINTS, FLOAT_RULE, Certificate
 from sat_tf.messages import first_ones
+from sat_tf.presentation.charts import Line, LineChart, Point, save_charts
 from sat_tf.presentation.page import render_page
 from sat_tf.presentation.tables import Column, Marked, Table, digits, percent, plain, points
 from sat_tf.training.config.config import load_yaml
-from sat_tf.training.report import curves
 from sat_tf.training.report.results import ModelAccuracy, Results
 from sat_tf.training.state import history, run_folder
+from sat_tf.training.state.history import (
+    ACCURACY,
+    EPOCHS,
+    LOSS,
+    RATE,
+    STEPS,
+    EpochMetrics,
+    StepMetrics,
+)
 from sat_tf.training.state.run_folder import RunFolder
 from sat_tf.training.state.run_state import RateTrial, read_trials
 
@@ -26,7 +37,7 @@ _NAMED_CLASSES = 20
 
 
 def write_report(folder: RunFolder) -> None:
-    """Writes report.html from the other files of a run folder.
+    """Writes report.html, and of a run curves.png, from the other files of a run folder.
 
     An unfinished run has a report too, without what is missing, and so have files of a model that
     was calibrated without a run.
@@ -34,6 +45,13 @@ def write_report(folder: RunFolder) -> None:
     Raises:
         RunError: a file of the folder cannot be read, or the page cannot be written.
     """
+    if epochs := history.from_csv(folder.read_text(run_folder.METRICS)):
+        steps = history.steps_from_csv(folder.read_text(run_folder.STEPS))
+        name = str(_settings(folder.read_text(run_folder.CONFIG)).get("name", ""))
+        loss, accuracy, *_ = learning_curves(epochs, steps)
+        with folder.written(run_folder.CURVES) as temporary:
+            save_charts([accuracy, loss], name, temporary)
+    # The page comes last: a folder with it is one whose run is finished.
     folder.write_text(run_folder.REPORT, report_page(folder))
 
 
@@ -57,7 +75,7 @@ def report_page(folder: RunFolder) -> str:
     certificate = _of_file(folder, run_folder.CERTIFICATE, Certificate, "a certificate")
     epochs = history.from_csv(folder.read_text(run_folder.METRICS))
     steps = history.steps_from_csv(folder.read_text(run_folder.STEPS))
-    targets = _targets(settings)
+    curves = learning_curves(epochs, steps, targets=_targets(settings)) if epochs or steps else []
     return render_page(
         "training/report/report.html",
         name=str(settings.get("name", "")),
@@ -69,9 +87,7 @@ def report_page(folder: RunFolder) -> str:
         .to_html("Accuracy")
         if results
         else "",
-        curves=[chart.to_figure() for chart in curves.charts(epochs, steps, targets=targets)]
-        if epochs or steps
-        else [],
+        curves=[chart.to_figure() for chart in curves],
         caveat=results.caveat() if results else "",
         training=_training(results, read_trials(folder).get("quantized")) if results else {},
         answers=_answers(folder),
@@ -191,9 +207,9 @@ _ACCURACY: list[Column[ModelAccuracy]] = [
     Column("top-5", lambda row: row.top5, _percent, number=True),
     Column("held-out images", lambda row: row.images, digits(","), number=True),
 ]
-_EPOCH: list[Column[history.EpochMetrics]] = [
+_EPOCH: list[Column[EpochMetrics]] = [
     Column(metric.title, operator.attrgetter(name), metric.show, number=name != "stage")
-    for name, metric in history.EPOCHS.items()
+    for name, metric in EPOCHS.items()
 ]
 
 
@@ -252,3 +268,159 @@ def _targets(settings: Mapping[str, Any]) -> str:
         return ""
     found = {"the teacher": "distillation", "smoothed labels": "label_smoothing"}
     return " and ".join(words for words, recipe in found.items() if recipes.get(recipe))
+
+
+# The charts of metrics, by their titles: what they show in words, what values are multiplied by,
+# and how they are drawn.
+_CHARTS: dict[str, tuple[str, float, dict[str, Any]]] = {
+    LOSS: ("loss", 1.0, {"logarithmic": True}),
+    ACCURACY: ("accuracy in percent", 100.0, {"least": 0.0, "most": 100.0}),
+    RATE: ("learning rate", 1.0, {"from_zero": True}),
+}
+# This stands below the chart of a run whose training asks for more than the labels, or for less.
+_OTHER_LOSS = (
+    "The two losses are not to be compared: the held-out one is of the labels alone, that of "
+    "training has {}."
+)
+
+
+def learning_curves(
+    epochs: Sequence[EpochMetrics], steps: Sequence[StepMetrics], *, targets: str = ""
+) -> list[LineChart]:
+    """Loss, accuracy, learning rate and clipping levels over all stages, with a gap between stages.
+
+    Args:
+        epochs: the rows of the metrics file; they give the held-out images.
+        steps: the rows of the steps file; without any, the epochs' means are drawn.
+        targets: what is asked of the model in training beside the labels, in words; "" for nothing.
+    """
+    starts = _starts(epochs, steps)
+    stages = [(float(start), name.replace("_", " ")) for name, start in starts.items()]
+
+    lines: dict[str, list[Line]] = {title: [] for title in _CHARTS}
+    for name, metric in EPOCHS.items():
+        if not metric.chart:
+            continue
+        by_step = [step for step, other in STEPS.items() if other == metric]
+        found = [
+            (row.stage, row.step_of_run, getattr(row, step)) for step in by_step for row in steps
+        ]
+        by_epoch = [(row.stage, starts[row.stage] + row.step, getattr(row, name)) for row in epochs]
+        unit = _CHARTS[metric.chart][1]
+        if points := _points(found, unit) or _points(by_epoch, unit):
+            lines[metric.chart].append(dataclasses.replace(metric.line, points=points))
+    levels = clipping_lines(steps)
+    num_levels = len({name for row in steps for name in row.clipping_levels})
+    some = f" Of {num_levels} tensors, those that move most are named." if levels else ""
+    return [
+        *(
+            LineChart(
+                title=title,
+                lines=lines[title],
+                stages=stages,
+                summary=_ends(what, lines[title]),
+                caption=_OTHER_LOSS.format(targets) if targets and title == LOSS else "",
+                **options,
+            )
+            for title, (what, _, options) in _CHARTS.items()
+        ),
+        LineChart(
+            title="Clipping levels",
+            lines=levels,
+            stages=stages,
+            logarithmic=True,
+            summary=_ends("clipping levels", [line for line in levels if not line.dashed]) + some,
+            caption=some.strip() if num_levels > _MOST_MOVING else "",
+        ),
+    ]
+
+
+_MOVING = ("var(--kind0)", "var(--kind1)", "var(--kind2)", "var(--kind3)")
+_MOST_MOVING = len(_MOVING)
+
+
+def clipping_lines(steps: Sequence[StepMetrics]) -> list[Line]:
+    """The clipping levels that move most; of many, also their largest, median and smallest.
+
+    How far a level moves is the ratio of its largest and its smallest value in the run.
+    """
+    names = list(dict.fromkeys(name for row in steps for name in row.clipping_levels))
+    of_name = {
+        name: _points(
+            [(row.stage, row.step_of_run, row.clipping_levels.get(name)) for row in steps]
+        )
+        for name in names
+    }
+    moved = sorted(names, key=lambda name: -_span(of_name[name]))[:_MOST_MOVING]
+    lines = [
+        Line(label=name, points=of_name[name], colour=colour)
+        for name, colour in zip(sorted(moved, key=names.index), _MOVING, strict=False)
+    ]
+    if len(names) <= _MOST_MOVING:
+        return lines
+
+    def over_layers(value: Callable[[Collection[float]], float]) -> list[Point]:
+        return _points(
+            [
+                (row.stage, row.step_of_run, value(row.clipping_levels.values()))
+                for row in steps
+                if row.clipping_levels
+            ]
+        )
+
+    smallest, largest = over_layers(min), over_layers(max)
+    between = (largest[-1][0], math.nan)
+    return [
+        Line(
+            label=f"median of {len(names)}",
+            points=over_layers(statistics.median),
+            colour="var(--soft)",
+        ),
+        Line(
+            label="smallest and largest",
+            points=[*largest, between, *smallest],
+            colour="var(--soft)",
+            dashed=True,
+        ),
+        *lines,
+    ]
+
+
+def _span(points: Sequence[Point]) -> float:
+    levels = [level for _, level in points if level > 0]  # also leaves NaN out
+    return math.log(max(levels) / min(levels)) if levels else 0.0
+
+
+def _points(values: Sequence[tuple[str, int, float | None]], unit: float = 1.0) -> list[Point]:
+    """Points from stage, step and value, times `unit`, with a gap where another stage begins."""
+    points: list[Point] = []
+    last = None
+    for stage, step, value in values:
+        if value is None:
+            continue
+        if last not in (None, stage):
+            points.append((float(step), math.nan))
+        points.append((float(step), unit * value))
+        last = stage
+    return points
+
+
+def _ends(what: str, lines: Sequence[Line]) -> str:
+    """The first and the last value of each line, in words."""
+    ends = [
+        f"{line.label} from {line.points[0][1]:.4g} to {line.points[-1][1]:.4g}" for line in lines
+    ]
+    return f"The {what} over the steps of the run: {'; '.join(ends)}." if ends else ""
+
+
+def _starts(epochs: Sequence[EpochMetrics], steps: Sequence[StepMetrics]) -> dict[str, int]:
+    """The step of the run after which each stage starts, in order."""
+    lengths: dict[str, int] = {}
+    places = [(row.stage, row.step) for row in epochs] + [(row.stage, row.step) for row in steps]
+    for stage, step in places:
+        lengths[stage] = max(lengths.get(stage, 0), step)
+    starts, before = {}, 0
+    for stage, length in lengths.items():
+        starts[stage] = before
+        before += length
+    return starts

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from sat_tf.training.report.curves import charts, clipping_lines
+from sat_tf.training.report.report import clipping_lines, learning_curves
 from sat_tf.training.state.history import EpochMetrics, StepMetrics
 
 
@@ -26,7 +26,7 @@ def ys(line):
 
 
 def test_the_loss_of_the_images_and_the_one_with_weight_decay_are_separate_curves():
-    loss = lines(charts([epoch()], [step(1), step(2)])[0])
+    loss = lines(learning_curves([epoch()], [step(1), step(2)])[0])
     assert ys(loss["training"]) == [0.03, 0.03]
     assert not loss["training"].dashed
     assert ys(loss["training, with weight decay"]) == [0.44, 0.44]
@@ -36,13 +36,13 @@ def test_the_loss_of_the_images_and_the_one_with_weight_decay_are_separate_curve
 
 def test_a_run_without_the_loss_of_the_images_still_says_what_its_loss_is():
     rows = [step(1, data_loss=None), step(2, data_loss=None)]
-    assert set(lines(charts([], rows)[0])) == {"training, with weight decay"}
+    assert set(lines(learning_curves([], rows)[0])) == {"training, with weight decay"}
 
 
 def test_no_line_joins_two_stages():
     steps = [step(1), step(2), step(3, "quantized"), step(4, "quantized")]
     steps = [StepMetrics(**{**vars(row), "clipping_levels": {"relu": 2.0}}) for row in steps]
-    found = charts([epoch(), epoch("quantized")], steps)
+    found = learning_curves([epoch(), epoch("quantized")], steps)
     for chart in found:
         for line in chart.lines:
             if len(line.points) > 2:
@@ -53,7 +53,7 @@ def test_no_line_joins_two_stages():
 
 @pytest.mark.parametrize("count", [3, 2500])
 def test_every_recorded_step_has_a_point(count):
-    (rate,) = charts([], [step(1 + index) for index in range(count)])[2].lines
+    (rate,) = learning_curves([], [step(1 + index) for index in range(count)])[2].lines
     assert len(rate.points) == count
 
 
