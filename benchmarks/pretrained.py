@@ -34,8 +34,7 @@ from sat_tf.training.loop import runner
 from sat_tf.training.loop.stage import Run, held_out_metrics
 from sat_tf.training.loop.start import fed_source, float_model, load_source
 from sat_tf.training.state import run_folder
-from sat_tf.training.state.run_folder import RunFolder
-from sat_tf.training.state.run_state import read_trials, settled
+from sat_tf.training.state.run_folder import RunFolder, read_trials, settled
 
 _TASKS = flags.DEFINE_list("tasks", list(TASKS), "which ones")
 _BITS = flags.DEFINE_list("bits", ["4", "2"], "of weights and activations")

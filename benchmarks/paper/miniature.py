@@ -30,7 +30,7 @@ from sat_tf.reproduction import run as paper_run
 from sat_tf.reproduction.record import Outcome, read_outcomes
 from sat_tf.reproduction.run import Job, plan
 from sat_tf.training.state import run_folder
-from sat_tf.training.state.history import StepMetrics, steps_from_csv
+from sat_tf.training.state.history import StepMetrics
 from sat_tf.training.state.run_folder import RunFolder
 
 _FULL = flags.DEFINE_bool("full", False, "all groups of trainings, with seeds 0, 1 and 2")
@@ -298,9 +298,7 @@ def curves(outcomes: Iterable[Outcome], folder: pathlib.Path) -> list[Curve]:
     """The curves of those runs whose files the folder has."""
 
     def read(outcome: Outcome) -> Curve:
-        steps: list[StepMetrics] = steps_from_csv(
-            RunFolder(folder / outcome.run).read_text(run_folder.STEPS)
-        )
+        steps = StepMetrics.read(RunFolder(folder / outcome.run))
         levels = [list(step.clipping_levels.values()) for step in steps]
         return Curve(
             outcome.row,

@@ -26,8 +26,7 @@ from sat_tf.training.config.config import (
 )
 from sat_tf.training.config.folder import choose
 from sat_tf.training.report.results import Results
-from sat_tf.training.state.run_folder import RunFolder
-from sat_tf.training.state.run_state import expect_same_config
+from sat_tf.training.state.run_folder import RunFolder, expect_same_run
 
 SUMMARY = "train a float and a quantized model, export and verify"
 DESCRIPTION = (
@@ -158,7 +157,7 @@ def train(
     """
     folder.check_writable()
     if resume is not False:
-        expect_same_config(folder, config)
+        expect_same_run(folder, config)
 
     def work() -> Results | None:
         quiet_tensorflow()

@@ -4,10 +4,9 @@ import abc
 import csv
 import dataclasses
 import io
-import itertools
 import operator
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import rich.table
@@ -16,7 +15,6 @@ from rich.console import Console
 from rich.text import Text
 
 from sat_tf.atomic_file import write_text
-from sat_tf.messages import RunError
 from sat_tf.presentation.console import make_console
 from sat_tf.presentation.page import render
 
@@ -24,8 +22,6 @@ if TYPE_CHECKING:
     import pandas
 
 _Row = TypeVar("_Row")
-# How much of an unexpected column name errors show.
-_SHOWN = 40
 
 # How words are marked, on a terminal and in HTML.
 _STYLES = {"good": "green", "watch": "yellow", "bad": "red", "soft": "cyan"}
@@ -248,69 +244,6 @@ def write_table(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
     for row in rows:
         writer.writerow(map(csv_value, row))
     return text.getvalue()
-
-
-def read_table(
-    text: str,
-    read: Callable[[dict[str, str]], _Row],
-    *,
-    name: str,
-    columns: Sequence[str],
-    more: str | None = None,
-) -> list[_Row]:
-    """The rows that `write_table` wrote, to the digits that it keeps; none of an empty text.
-
-    Args:
-        text: the table.
-        read: makes a row from its values by column.
-        name: of the table, for errors.
-        columns: that it has to have.
-        more: the prefix of further columns; None allows none.
-
-    Raises:
-        RunError: it has other columns, or is damaged.
-    """
-    if not text:
-        return []
-    try:
-        reader = csv.DictReader(io.StringIO(text), strict=True)
-        if strange := _strange_column(reader.fieldnames or (), columns, more):
-            raise ValueError(f"its first line has {strange}")
-        if not text.endswith("\n"):
-            raise ValueError("its last line is truncated")
-        lines = list(reader)
-        for values in lines:
-            if None in values or None in values.values():
-                raise ValueError(
-                    f"a line with {'more' if None in values else 'less'} than its columns"
-                )
-        return [read(values) for values in lines]
-    except (TypeError, ValueError, csv.Error) as error:
-        raise RunError(
-            f"{name}: received a file that cannot be read ({error}), expected the columns "
-            f"{', '.join(columns)}; it comes from another version, or was changed by hand."
-        ) from error
-
-
-def _strange_column(found: Sequence[str], columns: Sequence[str], more: str | None) -> str | None:
-    """The first column that is not the expected one, in words; None if all are."""
-    for name, wanted in itertools.zip_longest(found, columns):
-        if name is None:
-            return f"no column {wanted}"
-        if name != wanted and not (wanted is None and more and name.startswith(more)):
-            return f"the column {name[:_SHOWN]!r}"
-    return None
-
-
-def numbers(
-    values: Mapping[str, str], columns: Iterable[str], integers: Collection[str]
-) -> dict[str, Any]:
-    """The numbers of some columns; empty ones are left out."""
-    return {
-        name: int(values[name]) if name in integers else float(values[name])
-        for name in columns
-        if values[name]
-    }
 
 
 class RowTable(abc.ABC):

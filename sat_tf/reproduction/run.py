@@ -14,8 +14,7 @@ from sat_tf.reproduction.resolve import float_part, other_start, resolve
 from sat_tf.training.config.config import Config
 from sat_tf.training.report.results import Results
 from sat_tf.training.state import run_folder
-from sat_tf.training.state.run_folder import RunFolder
-from sat_tf.training.state.run_state import RunState
+from sat_tf.training.state.run_folder import RunFolder, RunState
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

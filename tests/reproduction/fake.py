@@ -4,7 +4,7 @@ from sat_tf.reproduction.record import Outcome
 from sat_tf.training.config.config import config_text
 from sat_tf.training.report.results import Results
 from sat_tf.training.state import run_folder
-from sat_tf.training.state.run_state import RunState
+from sat_tf.training.state.run_folder import RunState
 
 
 def outcome(**fields):

@@ -13,7 +13,7 @@ from sat_tf.export.certificate.outputs import OutputCount
 from sat_tf.training.config.config import config_text, parse_config
 from sat_tf.training.report.report import write_answers, write_layers
 from sat_tf.training.report.results import Results
-from sat_tf.training.state import history, run_folder
+from sat_tf.training.state import run_folder
 from sat_tf.training.state.history import EpochMetrics, StepMetrics
 from sat_tf.training.state.run_folder import RunFolder
 
@@ -63,8 +63,8 @@ def fill(folder: RunFolder, *, layer: str = "block_{}_relu", codes_differing: in
                 )
             )
         before += total
-    folder.write_text(run_folder.METRICS, history.to_csv(epochs))
-    folder.write_text(run_folder.STEPS, history.steps_to_csv(steps))
+    folder.write_text(run_folder.METRICS, EpochMetrics.to_csv(epochs))
+    folder.write_text(run_folder.STEPS, StepMetrics.to_csv(steps))
     config = parse_config("name: demo", ["data.name=digits", "model.name=mobilenet_v2"])
     folder.write_text(run_folder.CONFIG, config_text(config))
     folder.write_json(

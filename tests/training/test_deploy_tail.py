@@ -17,8 +17,7 @@ from sat_tf.training.loop import runner
 from sat_tf.training.loop.deploy_tail import deploy_tail
 from sat_tf.training.loop.stage import held_out_metrics
 from sat_tf.training.loop.start import load_source
-from sat_tf.training.state.run_folder import QUANTIZED_MODEL, RunFolder
-from sat_tf.training.state.run_state import RunState
+from sat_tf.training.state.run_folder import QUANTIZED_MODEL, RunFolder, RunState
 from sat_tf.training.step.learner import training_copy
 from tests.training.loop.test_stage import make_run
 from tests.training.small import small_float_model, small_images, small_quantized_model

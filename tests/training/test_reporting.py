@@ -15,7 +15,7 @@ from sat_tf.training.callbacks.saving import StopWhenNotFinite
 from sat_tf.training.loop.start import describe_environment
 from sat_tf.training.report.report import write_report
 from sat_tf.training.report.results import Results
-from sat_tf.training.state.history import COLUMNS, EpochMetrics, from_csv, to_csv
+from sat_tf.training.state.history import EpochMetrics
 from sat_tf.training.state.run_folder import METRICS, RunFolder
 from tests.training.small import small_images, small_quantized_model
 
@@ -55,8 +55,8 @@ def rows():
 
 
 def test_the_metrics_file_has_a_header_and_a_row_an_epoch():
-    read = list(csv.DictReader(io.StringIO(to_csv(rows()))))
-    assert tuple(read[0]) == COLUMNS
+    read = list(csv.DictReader(io.StringIO(EpochMetrics.to_csv(rows()))))
+    assert tuple(read[0]) == EpochMetrics.columns()
     assert [(row["stage"], row["epoch"]) for row in read[2:4]] == [
         ("float", "3"),
         ("quantized", "1"),
@@ -65,21 +65,23 @@ def test_the_metrics_file_has_a_header_and_a_row_an_epoch():
 
 
 def test_the_metrics_file_reads_back():
-    assert from_csv(to_csv(rows()))[0] == rows()[0]
-    assert to_csv(from_csv(to_csv(rows()))) == to_csv(rows())
-    assert from_csv("") == []
+    assert EpochMetrics.from_csv(EpochMetrics.to_csv(rows()))[0] == rows()[0]
+    assert EpochMetrics.to_csv(
+        EpochMetrics.from_csv(EpochMetrics.to_csv(rows()))
+    ) == EpochMetrics.to_csv(rows())
+    assert EpochMetrics.from_csv("") == []
 
 
 @pytest.mark.parametrize("text", ["stage,epoch\nfloat,1\n", "stage,epoch\nfloat,one\n"])
 def test_a_metrics_file_of_another_version_is_named(text):
-    with pytest.raises(RunError, match=r"metrics: received a file that cannot be read .* expected"):
-        from_csv(text)
+    with pytest.raises(RunError, match=r"received a table that cannot be read .* expected"):
+        EpochMetrics.from_csv(text)
 
 
 @pytest.mark.parametrize("count", [1, 6])
 def test_the_curves_are_a_picture(tmp_path, count):
     folder = RunFolder(tmp_path)
-    folder.write_text(METRICS, to_csv(rows()[:count]))
+    folder.write_text(METRICS, EpochMetrics.to_csv(rows()[:count]))
     write_report(folder)
     picture = matplotlib.image.imread(tmp_path / "curves.png")
     assert picture.shape[:2] == (736, 1664)

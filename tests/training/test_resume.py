@@ -5,7 +5,7 @@ import signal
 import numpy as np
 import pytest
 
-from sat_tf.training.callbacks.recording import recorded_steps
+from sat_tf.training.state.history import StepMetrics
 from sat_tf.training.state.run_folder import RunFolder
 from tests.methods import METHODS
 from tests.training import processes
@@ -57,7 +57,7 @@ def test_a_killed_run_goes_on_bit_for_bit(alone, tmp_path):
     processes.finish(running, status=-signal.SIGKILL)
     (rest,) = processes.finish(processes.start(tmp_path, *UNEVEN))
     losses, weights = alone
-    rows = recorded_steps(RunFolder(tmp_path), 20)
+    rows = StepMetrics.read(RunFolder(tmp_path))
     assert [row.step for row in rows] == list(range(1, 21))  # neither a gap nor a step twice
     assert 1 < min(rest) <= KILLED_AT + 2
     assert rest == {step: loss for step, loss in losses.items() if step in rest}

@@ -20,14 +20,7 @@ from sat_tf.analysis.code_use import ActivationProbe, clipping_levels, scalar_ev
 from sat_tf.analysis.kappa import kappa_0
 from sat_tf.atomic_file import renamed_when_done
 from sat_tf.training.state import history
-from sat_tf.training.state.history import (
-    EpochMetrics,
-    StepMetrics,
-    logged,
-    steps_from_csv,
-    steps_to_csv,
-    to_csv,
-)
+from sat_tf.training.state.history import EpochMetrics, StepMetrics, logged
 from sat_tf.training.state.run_folder import METRICS, STEPS, TENSORBOARD, RunFolder
 from sat_tf.training.step.schedule import StagePlan
 
@@ -181,7 +174,8 @@ class Recorder(StepCallback):
     ) -> None:
         super().__init__(plan)
         here = plan.step_of_run(plan.first_step)
-        self.rows, self.steps = rows, recorded_steps(folder, here)
+        self.rows = rows
+        self.steps = [row for row in StepMetrics.read(folder) if row.step_of_run <= here]
         drop_events_after(folder.file(TENSORBOARD), here)
         self._trained, self._folder = model, folder
         self._every = every or math.ceil(plan.total_steps / _ROWS_A_STAGE)
@@ -205,7 +199,7 @@ class Recorder(StepCallback):
     def add_epoch(self, row: EpochMetrics) -> None:
         """Adds a row to metrics.csv."""
         self.rows.append(row)
-        self._folder.write_text(METRICS, to_csv(self.rows))
+        self._folder.write_text(METRICS, EpochMetrics.to_csv(self.rows))
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Measures the model that the stage starts from, unless that has been done."""
@@ -300,24 +294,10 @@ class Recorder(StepCallback):
         if self._written == len(self.steps):
             return
         start = time.perf_counter()
-        self._folder.write_text(STEPS, steps_to_csv(self.steps))
+        self._folder.write_text(STEPS, StepMetrics.to_csv(self.steps))
         self._written = len(self.steps)
         end = time.perf_counter()
         self._write_after = end + (end - start) / _WRITING
-
-
-def recorded_steps(folder: RunFolder, step_of_run: int) -> list[StepMetrics]:
-    """The rows in the folder of a run up to a step; later ones are dropped.
-
-    Args:
-        folder: of the run.
-        step_of_run: the last step that counts, from the start of the run.
-
-    Raises:
-        RunError: the file is not a steps file.
-    """
-    rows = folder.read_rows(STEPS, steps_from_csv, "steps with their metrics")
-    return [row for row in rows if row.step_of_run <= step_of_run]
 
 
 def drop_events_after(folder: pathlib.Path, step_of_run: int) -> None:

@@ -28,8 +28,14 @@ from sat_tf.training.loop.start import fed, pixels_of
 from sat_tf.training.report.report import write_answers, write_layers, write_report
 from sat_tf.training.report.results import Results
 from sat_tf.training.state import run_folder
-from sat_tf.training.state.run_folder import CERTIFICATE, TFLITE_MODEL, RunFolder
-from sat_tf.training.state.run_state import RunState, read_trials, settled
+from sat_tf.training.state.run_folder import (
+    CERTIFICATE,
+    TFLITE_MODEL,
+    RunFolder,
+    RunState,
+    read_trials,
+    settled,
+)
 
 _BATCH_SIZE = 64
 # The file of a run is measured on all held-out images if they are no more, which takes a minute.

@@ -40,12 +40,12 @@ from sat_tf.training.loop.start import (
 )
 from sat_tf.training.report.results import Results
 from sat_tf.training.state import run_folder
-from sat_tf.training.state.history import from_csv
-from sat_tf.training.state.run_folder import MODELS, RunFolder
-from sat_tf.training.state.run_state import (
+from sat_tf.training.state.history import EpochMetrics
+from sat_tf.training.state.run_folder import (
+    MODELS,
+    RunFolder,
     RunState,
-    expect_same_config,
-    expect_same_float_model,
+    expect_same_run,
     float_model_hash,
     settled,
 )
@@ -91,8 +91,7 @@ def train(
         Stopped: the run has been asked to stop, and can be resumed.
     """
     if resume is not False:
-        expect_same_config(folder, config)
-        expect_same_float_model(folder, config)
+        expect_same_run(folder, config)
         if resume and not folder.holds_run:
             folder.require(run_folder.CONFIG)
         if folder.is_finished:
@@ -144,9 +143,7 @@ def train(
             from_first_worker(strategy, [0])
             state = RunState.read(folder)
             state.expect_whole(config.stages.by_name())
-            run.rows[:] = folder.read_rows(
-                run_folder.METRICS, from_csv, "epochs with their metrics"
-            )
+            run.rows[:] = EpochMetrics.read(folder)
             with state.timed() if writes else contextlib.nullcontext():
                 for name in config.stages.by_name():
                     model = STAGES[name].carry_out(run, state, model)

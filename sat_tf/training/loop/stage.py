@@ -32,8 +32,15 @@ from sat_tf.training.loop.outside_failures import reading_errors_explained
 from sat_tf.training.recipes.recipes import stage_recipes
 from sat_tf.training.state.checkpoints import Checkpoints
 from sat_tf.training.state.history import EPOCHS, EpochMetrics, logged
-from sat_tf.training.state.run_folder import CHECKPOINTS, CONFIG, FLOAT_MODEL, RunFolder
-from sat_tf.training.state.run_state import RateTrial, settled, write_trial
+from sat_tf.training.state.run_folder import (
+    CHECKPOINTS,
+    CONFIG,
+    FLOAT_MODEL,
+    RateTrial,
+    RunFolder,
+    settled,
+    write_trial,
+)
 from sat_tf.training.step.distribution import distributed, from_first_worker
 from sat_tf.training.step.learner import ImageLoss, Learner, training_copy
 from sat_tf.training.step.schedule import Position, StagePlan, make_optimizer

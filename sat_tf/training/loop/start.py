@@ -33,7 +33,7 @@ from sat_tf.quantizers.protocol import ActivationQuantizer
 from sat_tf.training.config.config import Config
 from sat_tf.training.recipes.recipes import read_teacher
 from sat_tf.training.state.classifier_file import read_classifier
-from sat_tf.training.state.run_state import differences, float_model_hash
+from sat_tf.training.state.run_folder import differences, float_model_hash
 from sat_tf.training.step.distribution import from_all_workers
 from sat_tf.version import COMPUTING, __version__, installed_versions
 

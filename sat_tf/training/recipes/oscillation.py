@@ -2,15 +2,15 @@
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
-from sat_tf.presentation.tables import read_table, write_table
 from sat_tf.qat.wrapper import QuantizedLayer, weight_quantizer
 from sat_tf.quantizers.protocol import WeightQuantizer
+from sat_tf.training.state.history import Row
 from sat_tf.training.state.run_folder import OSCILLATIONS, RunFolder
 from sat_tf.training.step.distribution import assign_alike, replica_variable
 
@@ -19,10 +19,11 @@ OSCILLATING = 0.005
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OscillationCount:
+class OscillationCount(Row):
     """How many weights of a layer oscillate.
 
     Attributes:
+        epoch: after which; 0 is the start.
         layer: the name of the layer in the float model.
         bits: of its weights.
         weights: how many it has.
@@ -30,6 +31,9 @@ class OscillationCount:
         frozen: how many of them are frozen.
     """
 
+    file: ClassVar[str] = OSCILLATIONS
+
+    epoch: int
     layer: str
     bits: int
     weights: int
@@ -136,9 +140,9 @@ class Oscillation(tf.Module):
         if self._freeze:
             assign_alike([kernel.variable for kernel in self.kernels], moved)
 
-    def counts(self) -> list[OscillationCount]:
-        """How many weights of each layer oscillate or are frozen, now."""
-        return [kernel.count() for kernel in self.kernels]
+    def counts(self, epoch: int = 0) -> list[OscillationCount]:
+        """How many weights of each layer oscillate or are frozen, now: after an epoch."""
+        return [kernel.count(epoch) for kernel in self.kernels]
 
     def _threshold(self, steps: tf.Tensor) -> tf.Tensor:
         first, last = self._thresholds
@@ -211,19 +215,17 @@ class _Kernel(tf.Module):
         self.average.assign(tf.where(begun, after.average, now))
         return latent
 
-    def count(self) -> OscillationCount:
-        """How many of its weights oscillate or are frozen."""
+    def count(self, epoch: int) -> OscillationCount:
+        """How many of its weights oscillate or are frozen, after an epoch."""
         frozen = self.frozen.numpy()
         return OscillationCount(
+            epoch=epoch,
             layer=self._layer_name,
             bits=self._bits,
             weights=frozen.size,
             oscillating=int(((self.frequency.numpy() > OSCILLATING) & ~frozen).sum()),
             frozen=int(frozen.sum()),
         )
-
-
-COLUMNS = ("epoch", *(field.name for field in dataclasses.fields(OscillationCount)))
 
 
 class OscillationLog(keras.callbacks.Callback):
@@ -244,28 +246,13 @@ class OscillationLog(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Writes the rows of an epoch."""
-        counts = self.oscillation.counts()
+        counts = self.oscillation.counts(epoch + 1)
         weights = max(sum(count.weights for count in counts), 1)
         if logs is not None:
             logs["oscillating"] = sum(count.oscillating for count in counts) / weights
             logs["frozen"] = sum(count.frozen for count in counts) / weights
         if self.folder is not None:
-            rows = [(epoch + 1, *dataclasses.astuple(count)) for count in counts]
-            before = [row.values() for row in self._rows_before(epoch + 1)]
-            self.folder.write_text(OSCILLATIONS, write_table(COLUMNS, [*before, *rows]))
-
-    def _rows_before(self, epoch: int) -> list[dict[str, Any]]:
-        """The table's rows of earlier epochs; a resumed run writes the others again."""
-        if self.folder is None:
-            return []
-        rows = self.folder.read_rows(OSCILLATIONS, _from_csv, "epochs with their layers")
-        return [row for row in rows if row["epoch"] < epoch]
-
-
-def _from_csv(text: str) -> list[dict[str, Any]]:
-    return read_table(
-        text,
-        lambda values: {**values, "epoch": int(values["epoch"])},
-        name="oscillations",
-        columns=COLUMNS,
-    )
+            # A resumed run writes the rows of later epochs again.
+            before = [row for row in OscillationCount.read(self.folder) if row.epoch <= epoch]
+            table = OscillationCount.to_csv([*before, *counts])
+            self.folder.write_text(OSCILLATIONS, table)

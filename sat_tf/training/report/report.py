@@ -18,7 +18,7 @@ from sat_tf.presentation.page import render_page
 from sat_tf.presentation.tables import Column, Marked, Table, digits, percent, plain, points
 from sat_tf.training.config.config import load_yaml
 from sat_tf.training.report.results import ModelAccuracy, Results
-from sat_tf.training.state import history, run_folder
+from sat_tf.training.state import run_folder
 from sat_tf.training.state.history import (
     ACCURACY,
     EPOCHS,
@@ -28,8 +28,7 @@ from sat_tf.training.state.history import (
     EpochMetrics,
     StepMetrics,
 )
-from sat_tf.training.state.run_folder import RunFolder
-from sat_tf.training.state.run_state import RateTrial, read_trials
+from sat_tf.training.state.run_folder import RateTrial, RunFolder, read_trials
 
 _Kind = TypeVar("_Kind")
 _FLOAT_BYTES = 4
@@ -45,8 +44,8 @@ def write_report(folder: RunFolder) -> None:
     Raises:
         RunError: a file of the folder cannot be read, or the page cannot be written.
     """
-    if epochs := history.from_csv(folder.read_text(run_folder.METRICS)):
-        steps = history.steps_from_csv(folder.read_text(run_folder.STEPS))
+    if epochs := EpochMetrics.read(folder):
+        steps = StepMetrics.read(folder)
         name = str(_settings(folder.read_text(run_folder.CONFIG)).get("name", ""))
         loss, accuracy, *_ = learning_curves(epochs, steps)
         with folder.written(run_folder.CURVES) as temporary:
@@ -73,8 +72,8 @@ def report_page(folder: RunFolder) -> str:
     results = _of_file(folder, run_folder.RESULTS, Results, "results")
     layers = folder.read_values(run_folder.LAYERS, _Layers, "a row for each layer").layers
     certificate = _of_file(folder, run_folder.CERTIFICATE, Certificate, "a certificate")
-    epochs = history.from_csv(folder.read_text(run_folder.METRICS))
-    steps = history.steps_from_csv(folder.read_text(run_folder.STEPS))
+    epochs = EpochMetrics.read(folder)
+    steps = StepMetrics.read(folder)
     curves = learning_curves(epochs, steps, targets=_targets(settings)) if epochs or steps else []
     return render_page(
         "training/report/report.html",

@@ -1,19 +1,125 @@
-"""The curves of a run, by epoch and by step, and their CSV files."""
+"""The tables of a run folder: what was measured after epochs and steps, and how it is drawn."""
 
+import csv
 import dataclasses
+import io
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple, get_type_hints
+from typing import Annotated, Any, ClassVar, NamedTuple, Self, get_type_hints
 
+from sat_tf.messages import RunError
 from sat_tf.presentation.charts import Line
-from sat_tf.presentation.tables import (
-    Cell,
-    digits,
-    numbers,
-    percent,
-    plain,
-    read_table,
-    write_table,
-)
+from sat_tf.presentation.tables import Cell, digits, percent, plain, write_table
+from sat_tf.training.state import run_folder
+from sat_tf.training.state.run_folder import RunFolder
+
+_LEVELS, _LEVEL = "clipping_levels", "clipping_level/"
+# How much of an unexpected column name errors show.
+_SHOWN = 40
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A row of a table of a run folder; the columns are its fields.
+
+    A field with a default may be missing from a file, which an earlier version then wrote. Clipping
+    levels, where rows have them, are a column each.
+    """
+
+    file: ClassVar[str]
+
+    @classmethod
+    def columns(cls) -> tuple[str, ...]:
+        """The columns that every file has, in order."""
+        return tuple(one.name for one in dataclasses.fields(cls) if one.name != _LEVELS)
+
+    @classmethod
+    def to_csv(cls, rows: Sequence[Self]) -> str:
+        """The rows as a CSV file with a header line; what is None is left empty.
+
+        Every clipping level of any row has a column, empty where a row has none of that name.
+
+        >>> row = StepMetrics(
+        ...     stage="float", step=10, step_of_run=10, learning_rate=0.1, loss=2.5, top1=0.25,
+        ...     clipping_levels={"relu": 8.0},
+        ... )
+        >>> print(StepMetrics.to_csv([row]))
+        stage,step,step_of_run,learning_rate,loss,data_loss,top1,top5,clipping_level/relu
+        float,10,10,0.1,2.5,,0.25,,8
+        <BLANKLINE>
+        """
+        names, found = cls.columns(), [getattr(row, _LEVELS, {}) for row in rows]
+        levels = list(dict.fromkeys(level for one in found for level in one))
+        values = (
+            [*(getattr(row, name) for name in names), *(one.get(level) for level in levels)]
+            for row, one in zip(rows, found, strict=True)
+        )
+        return write_table([*names, *(_LEVEL + level for level in levels)], values)
+
+    @classmethod
+    def from_csv(cls, text: str) -> list[Self]:
+        """The rows that `to_csv` wrote, to the digits that it keeps; none of an empty text.
+
+        Raises:
+            RunError: the file has other columns, or is damaged.
+        """
+        if not text:
+            return []
+        kinds, fields = get_type_hints(cls), dataclasses.fields(cls)
+        needed = [
+            one.name for one in fields if one.default is one.default_factory is dataclasses.MISSING
+        ]
+        try:
+            reader = csv.DictReader(io.StringIO(text), strict=True)
+            columns = list(reader.fieldnames or ())
+            for name in columns:
+                is_level = _LEVELS in kinds and name.startswith(_LEVEL)
+                if (name not in cls.columns() and not is_level) or columns.count(name) > 1:
+                    raise ValueError(f"its first line has the column {name[:_SHOWN]!r}")
+            for name in needed:
+                if name not in columns:
+                    raise ValueError(f"its first line has no column {name}")
+            if not text.endswith("\n"):
+                raise ValueError("its last line is truncated")
+            rows = []
+            for values in reader:
+                if None in values or None in values.values():
+                    raise ValueError(
+                        f"a line with {'more' if None in values else 'less'} than its columns"
+                    )
+                given = {name: value for name, value in values.items() if value}
+                found: dict[str, Any] = {
+                    name: {int: int, str: str}.get(kinds[name], float)(value)
+                    for name, value in given.items()
+                    if not name.startswith(_LEVEL)
+                }
+                if _LEVELS in kinds:
+                    found[_LEVELS] = {
+                        name.removeprefix(_LEVEL): float(value)
+                        for name, value in given.items()
+                        if name.startswith(_LEVEL)
+                    }
+                rows.append(cls(**found))
+            return rows
+        except (TypeError, ValueError, csv.Error) as error:
+            raise RunError(
+                f"received a table that cannot be read ({error}), expected the columns "
+                f"{', '.join(cls.columns())}"
+            ) from error
+
+    @classmethod
+    def read(cls, folder: RunFolder) -> list[Self]:
+        """The rows in a folder; none if it has no such file.
+
+        Raises:
+            RunError: see `from_csv`.
+        """
+        text = folder.read_text(cls.file)
+        try:
+            if not text and folder.file(cls.file).exists():
+                raise RunError("it is empty")
+            return cls.from_csv(text)
+        except RunError as error:
+            raise folder.damaged(cls.file, error, "a table") from error
 
 
 class Metric(NamedTuple):
@@ -102,7 +208,7 @@ def logged(metrics: Mapping[str, Metric], logs: Mapping[str, Any]) -> dict[str, 
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EpochMetrics:
+class EpochMetrics(Row):
     """One row of the metrics file.
 
     Attributes:
@@ -122,6 +228,8 @@ class EpochMetrics:
         seconds: wall-clock time of the epoch, held-out images included.
     """
 
+    file: ClassVar[str] = run_folder.METRICS
+
     stage: Annotated[str, Metric("stage")]
     epoch: Annotated[int, Metric("epoch")]
     step: Annotated[int, Metric("step", digits(","))]
@@ -137,38 +245,10 @@ class EpochMetrics:
 
 
 EPOCHS = _metrics(EpochMetrics)
-COLUMNS = tuple(EPOCHS)
-
-
-def to_csv(rows: list[EpochMetrics]) -> str:
-    """The rows as a CSV file with a header line; what is None is left empty.
-
-    >>> row = EpochMetrics(
-    ...     stage="float", epoch=1, step=9, learning_rate=0.1, loss=2.5, train_top1=0.25,
-    ...     held_out_top1=0.5, seconds=1.25,
-    ... )
-    >>> print(to_csv([row]).splitlines()[1])
-    float,1,9,0.1,2.5,,0.25,,,0.5,,1.25
-    """
-    return write_table(COLUMNS, map(dataclasses.astuple, rows))
-
-
-def from_csv(text: str) -> list[EpochMetrics]:
-    """The rows that `to_csv` wrote, to the digits that it keeps.
-
-    Raises:
-        RunError: the file cannot be read, or has other columns.
-    """
-
-    def row(values: dict[str, str]) -> EpochMetrics:
-        found = numbers(values, COLUMNS[1:], ("epoch", "step"))
-        return EpochMetrics(stage=values["stage"], **found)
-
-    return read_table(text, row, name="metrics", columns=COLUMNS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StepMetrics:
+class StepMetrics(Row):
     """One row of the steps file.
 
     Attributes:
@@ -183,6 +263,8 @@ class StepMetrics:
         clipping_levels: by the name of the layer that makes the tensor.
     """
 
+    file: ClassVar[str] = run_folder.STEPS
+
     stage: str
     step: int
     step_of_run: int
@@ -195,47 +277,3 @@ class StepMetrics:
 
 
 STEPS = _metrics(StepMetrics)
-STEP_COLUMNS = tuple(field.name for field in dataclasses.fields(StepMetrics))[:-1]
-_LEVEL = "clipping_level/"
-
-
-def steps_to_csv(rows: Sequence[StepMetrics]) -> str:
-    """The rows as a CSV file: a column for every clipping level of any stage, empty elsewhere.
-
-    >>> row = StepMetrics(
-    ...     stage="float", step=10, step_of_run=10, learning_rate=0.1, loss=2.5, top1=0.25,
-    ...     clipping_levels={"relu": 8.0},
-    ... )
-    >>> print(steps_to_csv([row]))
-    stage,step,step_of_run,learning_rate,loss,data_loss,top1,top5,clipping_level/relu
-    float,10,10,0.1,2.5,,0.25,,8
-    <BLANKLINE>
-    """
-    names = list(dict.fromkeys(name for row in rows for name in row.clipping_levels))
-    values = (
-        [
-            *(getattr(row, name) for name in STEP_COLUMNS),
-            *(row.clipping_levels.get(name) for name in names),
-        ]
-        for row in rows
-    )
-    return write_table([*STEP_COLUMNS, *(_LEVEL + name for name in names)], values)
-
-
-def steps_from_csv(text: str) -> list[StepMetrics]:
-    """The rows that `steps_to_csv` wrote, to the digits that it keeps.
-
-    Raises:
-        RunError: the file cannot be read, or has other columns.
-    """
-
-    def row(values: dict[str, str]) -> StepMetrics:
-        levels = {
-            name.removeprefix(_LEVEL): float(value)
-            for name, value in values.items()
-            if name.startswith(_LEVEL) and value
-        }
-        found = numbers(values, STEP_COLUMNS[1:], ("step", "step_of_run"))
-        return StepMetrics(stage=values["stage"], clipping_levels=levels, **found)
-
-    return read_table(text, row, name="steps", columns=STEP_COLUMNS, more=_LEVEL)

@@ -1,23 +1,30 @@
-"""The folder of a run: its files, each of them written whole or not at all."""
+"""The folder of a run: its files, how far the run has come, and whether another resumes it.
+
+Each file is written whole or not at all. `RunState` is what a resumed run reads first.
+"""
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import os
 import pathlib
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from filelock import FileLock, Timeout
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from sat_tf.atomic_file import renamed_when_done
-from sat_tf.messages import RunError, first_ones, validation_problems
+from sat_tf.messages import RunError, first_ones, list_problems, validation_problems
 from sat_tf.preprocessing import Preprocessing
+from sat_tf.training.config.config import Config, read_config
+from sat_tf.training.config.sections import AUTO
 
-_Row = TypeVar("_Row")
 _Kind = TypeVar("_Kind")
 
 CONFIG = "config.yaml"
@@ -124,25 +131,6 @@ class RunFolder:
             return ""
         except (OSError, UnicodeDecodeError) as error:
             raise self.damaged(name, error, "text") from error
-
-    def read_rows(self, name: str, read: Callable[[str], list[_Row]], expected: str) -> list[_Row]:
-        """Reads one of `FILES` that is a table; no rows if it does not exist.
-
-        Args:
-            name: of the file.
-            read: makes the rows of its text.
-            expected: what it should hold, for errors.
-
-        Raises:
-            RunError: it is not such a table.
-        """
-        text = self.read_text(name)
-        if not text and self.file(name).exists():
-            raise self.damaged(name, "it is empty", expected)
-        try:
-            return read(text)
-        except RunError as error:
-            raise self.damaged(name, error, expected) from error
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Reads one of `FILES` that is JSON; nothing if it does not exist.
@@ -311,3 +299,239 @@ def is_about_a_file(error: Exception, folder: pathlib.Path) -> bool:
     """Whether an error of TensorFlow says "PATH; REASON" of a folder, or of a file in it."""
     path = re.escape(str(folder))
     return re.search(rf"(?<![\w./-]){path}(/[^;\n]*)?; ", str(error)) is not None
+
+
+# Settings that do not change what a run computes, and may differ when it resumes.
+_MAY_DIFFER = {
+    f"training.{name}"
+    for name in ("checkpoint_minutes", "checkpoint_steps", "keep_checkpoints", "trust_model")
+}
+
+
+class _Metrics(BaseModel):
+    """Held-out metrics of the model that a stage has saved."""
+
+    model_config = ConfigDict(extra="forbid")
+    loss: float
+    top1: float
+    top5: float | None = None  # of more than five classes
+    images: int | None = None
+    kept_epoch: int | None = None  # the stage ended with its weights; 0 is its start
+
+
+class _Values(BaseModel):
+    """The contents of the file."""
+
+    model_config = ConfigDict(extra="forbid")
+    stages: dict[str, _Metrics] = {}
+    seconds: float = 0.0
+
+
+@dataclasses.dataclass
+class RunState:
+    """The results of the stages that are done, by their names, in order.
+
+    Attributes:
+        folder: of the run.
+        stages: held-out metrics of the model that each stage has saved.
+        seconds: how long the processes before this one have taken.
+    """
+
+    folder: RunFolder
+    stages: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
+    seconds: float = 0.0
+    _started: float = dataclasses.field(default_factory=time.perf_counter)
+
+    @classmethod
+    def read(cls, folder: RunFolder) -> "RunState":
+        """The state of the run in a folder; without a file no stage is done.
+
+        Raises:
+            RunError: the file holds something else.
+        """
+        values = folder.read_values(STATE, _Values, "stages with their metrics")
+        return cls(folder, **values.model_dump(exclude_none=True))
+
+    def expect_whole(self, stages: Iterable[str]) -> None:
+        """Raises an error if a later stage has left files, and one before it is not done.
+
+        A model of the stage that comes next is not an error, because a run killed right after
+        saving it leaves one, but a warning: the stage is trained again.
+
+        Args:
+            stages: of the run, in order.
+
+        Raises:
+            RunError: the file that says which stages are done is gone, or is an older one.
+        """
+        to_do = [stage for stage in stages if stage not in self.stages]
+        if not to_do:
+            return
+        missing, *later = to_do
+        file = self.folder.file(STATE)
+        received = f"a file without the {missing} stage" if file.exists() else "no file"
+        left = [
+            name
+            for stage in later
+            for name, pattern in (
+                (f"{CHECKPOINTS}/{stage}", f"{CHECKPOINTS}/{stage}/ckpt-*"),
+                (MODELS[stage], MODELS[stage]),
+            )
+            if any(self.folder.path.glob(pattern))
+        ]
+        if left:
+            raise RunError(
+                f"{file}: received {received} beside {', '.join(left)}, expected one in which the "
+                f"{missing} stage is done; put it back, start over with --no-resume, or remove "
+                "the folder."
+            )
+        model = self.folder.file(MODELS[missing])
+        if model.exists():
+            warnings.warn(
+                f"{file}: received {received} beside {model.name}: the {missing} stage is trained "
+                "again, from its last checkpoint if there is one",
+                stacklevel=2,
+            )
+
+    def finish(self, stage: str, metrics: dict[str, float]) -> None:
+        """Records that a stage has saved its model."""
+        self.stages[stage] = metrics
+        self._write()
+
+    def seconds_so_far(self) -> float:
+        """How long the run has taken, in all its processes that recorded it."""
+        return self.seconds + time.perf_counter() - self._started
+
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        """Records after the block, however it ends, how long the run has taken."""
+        try:
+            yield
+        finally:
+            # An error here would hide the one that ended the block.
+            with contextlib.suppress(RunError):
+                self._write()
+
+    def _write(self) -> None:
+        values = {"stages": self.stages, "seconds": round(self.seconds_so_far(), 1)}
+        self.folder.write_json(STATE, values)
+
+
+class RateTrial(BaseModel):
+    """How far a model is from the float one after a few steps at each of several learning rates.
+
+    Attributes:
+        learning_rate: the one that was chosen, the peak of the stage's schedule.
+        distances: of each rate that was tried; None where it diverged.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+    learning_rate: float
+    distances: dict[float, float | None]
+
+    def in_words(self) -> str:
+        """The rates with their distances.
+
+        >>> RateTrial(learning_rate=0.01, distances={0.001: 0.52, 0.01: 0.4, 0.1: None}).in_words()
+        'distance from the float model 0.52 at 0.001, 0.4 at 0.01, diverged at 0.1'
+        """
+        found = [
+            f"{'diverged' if distance is None else f'{distance:.3g}'} at {rate:g}"
+            for rate, distance in self.distances.items()
+        ]
+        return f"distance from the float model {', '.join(found)}"
+
+
+def read_trials(folder: RunFolder) -> dict[str, RateTrial]:
+    """The trials of learning rates that a run has made, by stage.
+
+    Raises:
+        RunError: the file holds something else.
+    """
+    return folder.read_values(RATES, dict[str, RateTrial], "learning rates with losses")
+
+
+def write_trial(folder: RunFolder, stage: str, trial: RateTrial) -> None:
+    """Records the trial of a stage."""
+    trials = {**read_trials(folder), stage: trial}
+    folder.write_json(RATES, {name: one.model_dump(mode="json") for name, one in trials.items()})
+
+
+def settled(folder: RunFolder, config: Config) -> Config:
+    """A configuration with the learning rates that the run in a folder has chosen for itself.
+
+    Raises:
+        RunError: see `read_trials`.
+    """
+    chosen = {
+        name: stage.with_peak(trial.learning_rate)
+        for name, trial in read_trials(folder).items()
+        if (stage := config.stages.by_name().get(name)) and stage.base_learning_rate == AUTO
+    }
+    return config.with_stages(chosen)
+
+
+def float_model_hash(config: Config) -> str | None:
+    """SHA-256 of the file, or of all files of the SavedModel, that a run starts from.
+
+    None where the run trains its own float model, or the file is gone.
+    """
+    path = pathlib.Path(config.training.float_model or "")
+    if config.training.float_model is None or not path.exists():
+        return None
+    digest = hashlib.sha256()
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    for file in files:
+        if file.is_file():
+            digest.update(str(file.relative_to(path)).encode())
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def expect_same_run(folder: RunFolder, config: Config) -> None:
+    """Raises an error unless a folder holds no run, or one of this configuration and float model.
+
+    Raises:
+        RunError: lists every setting that differs, or the content of the float model has changed.
+    """
+    if not folder.holds_run:
+        return
+    file = folder.file(CONFIG)
+    try:
+        there = settled(folder, read_config(file))
+    except RunError as error:
+        raise RunError(
+            f"{error}\nThe run in {folder.path} cannot be resumed; start over with --no-resume, or "
+            "choose another folder."
+        ) from error
+    problems = [
+        f"{key}: {old!r} in the folder, {new!r} asked for"
+        for key, old, new in differences(there.model_dump(), settled(folder, config).model_dump())
+        if key not in _MAY_DIFFER
+    ]
+    if problems:
+        raise RunError(
+            list_problems(
+                f"run folder {folder.path}, which holds a run of another config", problems
+            )
+            + "\nUse the same settings, start over with --no-resume, or choose another folder."
+        )
+    known = folder.read_json(ENVIRONMENT).get("float_model")
+    if known is not None and float_model_hash(config) not in (None, known):
+        raise RunError(
+            f"{config.training.float_model}: received another model than that which the run in "
+            f"{folder.path} has started from; start over with --no-resume, or choose another "
+            "folder."
+        )
+
+
+def differences(
+    old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
+    """The dotted keys whose values are not the same in two configurations, with both values."""
+    for key in {**old, **new}:
+        one, other = old.get(key), new.get(key)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            yield from differences(one, other, f"{prefix}{key}.")
+        elif one != other:
+            yield f"{prefix}{key}", one, other

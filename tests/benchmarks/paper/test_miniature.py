@@ -10,7 +10,7 @@ from sat_tf.messages import RunError
 from sat_tf.reproduction.library import entries
 from sat_tf.reproduction.record import read_outcomes
 from sat_tf.training.loop import runner
-from sat_tf.training.state.history import StepMetrics, steps_to_csv
+from sat_tf.training.state.history import StepMetrics
 from tests.reproduction.fake import FakeRunner, outcome
 from tests.reproduction.test_run import TWO_STEPS
 
@@ -203,7 +203,7 @@ def test_each_run_has_a_curve_of_its_mean_level_and_each_method_a_name(tmp_path)
             for step, m in ((10, 2.5), (20, last))
         ]
         (tmp_path / name).mkdir()
-        (tmp_path / name / "steps.csv").write_text(steps_to_csv(steps))
+        (tmp_path / name / "steps.csv").write_text(StepMetrics.to_csv(steps))
         rows.append(outcome(row=row, run=name))
     found = curves([*rows, outcome(row="glyphs/4bits/pact", run="none")], tmp_path)
     assert [curve.level for curve in found] == [[2.5, 6.0], [2.5, 5.0], [2.5, 3.0]]

@@ -15,9 +15,8 @@ from sat_tf.training.callbacks.recording import (
     Recorder,
     RunningMeans,
     drop_events_after,
-    recorded_steps,
 )
-from sat_tf.training.state.history import to_csv
+from sat_tf.training.state.history import EpochMetrics, StepMetrics
 from sat_tf.training.state.run_folder import METRICS, STEPS, TENSORBOARD, RunFolder
 from sat_tf.training.step.learner import Top1, Top5
 from sat_tf.training.step.schedule import Position, StagePlan
@@ -52,7 +51,7 @@ def train(
 
     class Complete(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
-            assert folder.file(METRICS).read_text() == to_csv(rows)
+            assert folder.file(METRICS).read_text() == EpochMetrics.to_csv(rows)
 
     with Recorder(
         plan, model, folder, rows=rows, sample=small_images().train_images[:16], every=every
@@ -109,7 +108,7 @@ def test_a_stage_leaves_metrics_steps_and_events(tmp_path, model):
     assert rows[-1].learning_rate == pytest.approx(0.01)
     for name in ("loss", "train_top1", "train_top5", "held_out_loss", "held_out_top5", "seconds"):
         assert getattr(rows[-1], name) >= 0
-    steps = recorded_steps(folder, 1000)
+    steps = StepMetrics.read(folder)
     assert [(row.step, row.step_of_run) for row in steps] == [(n, 100 + n) for n in (5, 10, 15, 20)]
     levels = clipping_levels(model)
     assert all(list(row.clipping_levels) == list(levels) for row in steps)
@@ -148,7 +147,7 @@ def test_tensorboard_reads_the_events_as_scalars(tmp_path, model):
     found = event_accumulator.EventAccumulator(str(tmp_path / TENSORBOARD)).Reload()
     assert "train/loss" in found.Tags()["tensors"]
     assert found.SummaryMetadata("train/loss").plugin_data.plugin_name == "scalars"
-    (row, _) = recorded_steps(RunFolder(tmp_path), 1000)
+    (row, _) = StepMetrics.read(RunFolder(tmp_path))
     event = found.Tensors("train/loss")[0]
     assert event.step == 5
     assert float(tf.make_ndarray(event.tensor_proto)) == pytest.approx(row.loss, rel=1e-5)
@@ -157,7 +156,7 @@ def test_tensorboard_reads_the_events_as_scalars(tmp_path, model):
 @pytest.mark.thorough
 def test_values_of_steps_are_means_over_the_steps_between(tmp_path, model):
     rows = train(model, RunFolder(tmp_path), every=3)
-    steps = recorded_steps(RunFolder(tmp_path), 1000)
+    steps = StepMetrics.read(RunFolder(tmp_path))
     assert np.mean([row.loss for row in steps[:4]]) == pytest.approx(rows[0].loss, rel=1e-5)
     assert np.mean([row.top1 for row in steps[4:]]) == pytest.approx(rows[1].train_top1, rel=1e-5)
 
@@ -170,7 +169,7 @@ def test_a_run_that_goes_on_has_neither_gaps_nor_duplicates(tmp_path, model, kil
     assert events(folder)
     train(model, folder, first_step=killed_after)
     expected = [5, 10, 15, 20]
-    assert [row.step for row in recorded_steps(folder, 1000)] == expected
+    assert [row.step for row in StepMetrics.read(folder)] == expected
     found = events(folder)
     assert all(len(values) == 1 for values in found.values()), found
     assert sorted(step for tag, step in found if tag == "train/loss") == expected
@@ -182,7 +181,7 @@ def test_the_next_stage_goes_on_in_the_same_files(tmp_path, model):
     folder = RunFolder(tmp_path)
     rows = train(model, folder, stage="float", epochs=1)
     train(model, folder, stage="quantized", epochs=1, before=12, rows=rows)
-    steps = recorded_steps(folder, 1000)
+    steps = StepMetrics.read(folder)
     assert [(row.stage, row.step, row.step_of_run) for row in steps] == [
         ("float", 5, 5),
         ("float", 10, 10),

@@ -18,8 +18,14 @@ from sat_tf.training.loop.stage import (
 )
 from sat_tf.training.loop.start import batch_size_problems
 from sat_tf.training.state.run_folder import CONFIG as CONFIG_FILE
-from sat_tf.training.state.run_folder import FLOAT_MODEL, METRICS, RunFolder
-from sat_tf.training.state.run_state import expect_same_config, read_trials, settled
+from sat_tf.training.state.run_folder import (
+    FLOAT_MODEL,
+    METRICS,
+    RunFolder,
+    expect_same_run,
+    read_trials,
+    settled,
+)
 from sat_tf.training.step.learner import Learner, training_copy
 from sat_tf.training.step.schedule import make_optimizer
 from tests.training.small import small_float_model, small_images, small_quantized_model
@@ -96,7 +102,7 @@ def test_a_stage_tries_rates_takes_one_of_them_and_ends_with_its_best_epoch(tmp_
     resolved = read_config(tmp_path / CONFIG_FILE).stages.quantized
     assert resolved.peak_learning_rate == pytest.approx(trial.learning_rate)
     assert settled(run.folder, run.config) == read_config(tmp_path / CONFIG_FILE)
-    expect_same_config(run.folder, run.config)  # auto resumes the run that chose
+    expect_same_run(run.folder, run.config)  # auto resumes the run that chose
     assert max(row.learning_rate or 0 for row in run.rows) <= trial.learning_rate
     of_start, *of_epochs = run.rows
     assert (of_start.epoch, of_start.step, of_start.loss) == (0, 0, None)

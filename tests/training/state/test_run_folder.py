@@ -1,3 +1,4 @@
+import dataclasses
 import errno
 import json
 import os
@@ -6,13 +7,11 @@ import pathlib
 import pytest
 
 from sat_tf.messages import RunError
-from sat_tf.training.callbacks.recording import recorded_steps
-from sat_tf.training.recipes import oscillation
-from sat_tf.training.recipes.oscillation import OscillationLog
+from sat_tf.training.recipes.oscillation import OscillationCount
 from sat_tf.training.report.results import Results
-from sat_tf.training.state import history, run_folder
-from sat_tf.training.state.run_folder import RunFolder
-from sat_tf.training.state.run_state import RunState
+from sat_tf.training.state import run_folder
+from sat_tf.training.state.history import EpochMetrics, StepMetrics
+from sat_tf.training.state.run_folder import RunFolder, RunState
 
 
 def test_checking_a_folder_that_is_not_there_leaves_no_trace(tmp_path):
@@ -171,17 +170,7 @@ def test_a_table_that_is_no_text_is_named_with_what_to_do(tmp_path, name, kind):
         folder.read_text(name)
 
 
-TABLES = {
-    run_folder.METRICS: (
-        lambda folder: folder.read_rows(run_folder.METRICS, history.from_csv, "epochs"),
-        history.COLUMNS,
-    ),
-    run_folder.STEPS: (lambda folder: recorded_steps(folder, 10), history.STEP_COLUMNS),
-    run_folder.OSCILLATIONS: (
-        lambda folder: OscillationLog(None, folder)._rows_before(9),
-        oscillation.COLUMNS,
-    ),
-}
+TABLES = (EpochMetrics, StepMetrics, OscillationCount)
 
 
 @pytest.mark.parametrize(
@@ -199,10 +188,10 @@ TABLES = {
     ],
     ids=["empty", "zeros", "lines", "number", "other", "more", "cut", "short", "long"],
 )
-@pytest.mark.parametrize("name", TABLES)
-def test_what_is_another_table_is_named_with_what_to_do(tmp_path, name, content, reason):
+@pytest.mark.parametrize("kind", TABLES)
+def test_what_is_another_table_is_named_with_what_to_do(tmp_path, kind, content, reason):
     folder = RunFolder(tmp_path)
-    read, columns = TABLES[name]
+    name, read, columns = kind.file, kind.read, kind.columns()
     assert read(folder) == []
     folder.file(name).write_bytes(content.replace(b"COLUMNS", ",".join(columns).encode()))
     with pytest.raises(
@@ -212,3 +201,16 @@ def test_what_is_another_table_is_named_with_what_to_do(tmp_path, name, content,
     assert str(caught.value).count("damaged") == 1
     folder.write_text(name, ",".join(columns) + "\n")
     assert read(folder) == []
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_a_table_of_an_earlier_version_lacks_fields_that_have_a_default(tmp_path, kind):
+    folder = RunFolder(tmp_path)
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    needed = [name for name in kind.columns() if fields[name].default is dataclasses.MISSING]
+    folder.write_text(kind.file, f"{','.join(needed)}\n{','.join('1' * len(needed))}\n")
+    (row,) = kind.read(folder)
+    assert {getattr(row, name) for name in kind.columns() if name not in needed} <= {None}
+    folder.write_text(kind.file, f"{','.join(needed[1:])}\n")
+    with pytest.raises(RunError, match=f"its first line has no column {needed[0]}"):
+        kind.read(folder)

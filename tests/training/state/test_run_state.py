@@ -8,8 +8,7 @@ from sat_tf.messages import RunError
 from sat_tf.training.config.config import config_text, parse_config
 from sat_tf.training.loop import runner
 from sat_tf.training.state import run_folder
-from sat_tf.training.state.run_folder import RunFolder
-from sat_tf.training.state.run_state import RunState, expect_same_config
+from sat_tf.training.state.run_folder import RunFolder, RunState, expect_same_run
 
 SMALLEST = "{name: small, data: {name: digits}, model: {name: mobilenet_v2}}"
 
@@ -21,20 +20,20 @@ def started(path, *overrides):
 
 
 def test_a_folder_without_a_run_takes_any_configuration(tmp_path):
-    expect_same_config(RunFolder(tmp_path / "new"), parse_config(SMALLEST))
-    expect_same_config(RunFolder(tmp_path), parse_config(SMALLEST))
+    expect_same_run(RunFolder(tmp_path / "new"), parse_config(SMALLEST))
+    expect_same_run(RunFolder(tmp_path), parse_config(SMALLEST))
 
 
 def test_the_same_configuration_goes_on_however_it_was_said(tmp_path):
     folder = started(tmp_path)
-    expect_same_config(folder, parse_config(SMALLEST, ["stages.float.epochs=150", "seed=0"]))
+    expect_same_run(folder, parse_config(SMALLEST, ["stages.float.epochs=150", "seed=0"]))
 
 
 def test_another_configuration_is_refused_with_every_difference(tmp_path):
     folder = started(tmp_path, "policy.weight_bits=3")
     other = parse_config(SMALLEST, ["stages.float.epochs=20", "recipes.label_smoothing={}"])
     with pytest.raises(RunError) as error:
-        expect_same_config(folder, other)
+        expect_same_run(folder, other)
     lines = str(error.value).splitlines()
     assert lines[0] == f"run folder {tmp_path}, which holds a run of another config: 4 problems"
     assert "  - policy.weight_bits: 3 in the folder, 4 asked for" in lines
@@ -49,7 +48,7 @@ def test_another_configuration_is_refused_with_every_difference(tmp_path):
 def test_a_configuration_that_cannot_be_read_is_no_run_to_go_on_with(tmp_path):
     (tmp_path / run_folder.CONFIG).write_text("stages: {float: {epoch: 3}}")
     with pytest.raises(RunError, match=r"Did you mean epochs\?[\s\S]*start over with --no-resume"):
-        expect_same_config(RunFolder(tmp_path), parse_config(SMALLEST))
+        expect_same_run(RunFolder(tmp_path), parse_config(SMALLEST))
 
 
 def test_what_is_done_reads_back_in_order(tmp_path):
@@ -166,7 +165,7 @@ def test_the_model_of_a_stage_that_is_gone_is_named(tmp_path, stage, named):
 def test_a_run_may_save_more_or_less_often_when_it_goes_on(tmp_path):
     folder = RunFolder(tmp_path)
     folder.write_text(run_folder.CONFIG, config_text(parse_config(SMALLEST)))
-    expect_same_config(folder, parse_config(SMALLEST, ["training.checkpoint_minutes=1"]))
+    expect_same_run(folder, parse_config(SMALLEST, ["training.checkpoint_minutes=1"]))
 
 
 def test_the_seconds_of_all_processes_of_a_run_count(tmp_path):
