@@ -142,7 +142,7 @@ def test_codes_that_differ_stand_out(tmp_path):
         (run_folder.LAYERS, '{"layers": [{"name": 1}]}', r"layers.json: received .*layers.0.name"),
         (run_folder.ANSWERS, '{"labels": [0]}', "answers.json: received a damaged file"),
         (run_folder.METRICS, "stage,epoch\nfloat,1\n", "metrics.csv: received a damaged file"),
-        (run_folder.STEPS, "stage,step\nfloat,1\n", "steps: received a file that cannot"),
+        (run_folder.STEPS, "stage,step\nfloat,1\n", "steps.csv: received a damaged file"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(tmp_path, name, text, message):
