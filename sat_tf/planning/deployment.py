@@ -20,8 +20,8 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import LayerKind, Role
 from sat_tf.graph.network import Network, Node, layer_of_call
 from sat_tf.planning.layer_plan import Export
-from sat_tf.planning.preview import Shape, by_layer, kernel_outlines, user_name
-from sat_tf.qat.layout import in_inference
+from sat_tf.planning.preview import Shape, by_layer, kernel_outlines
+from sat_tf.qat.layout import in_inference, user_name
 
 _FLOAT_BYTES = 4
 

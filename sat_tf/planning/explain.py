@@ -23,8 +23,8 @@ from sat_tf.planning.deployment import (
 )
 from sat_tf.planning.layer_plan import Export, Fate, LayerPlan
 from sat_tf.planning.plan import Plan
-from sat_tf.planning.preview import by_layer, preview, user_name, with_image_size
-from sat_tf.qat.layout import maker_of_codes, non_finite_weights
+from sat_tf.planning.preview import by_layer, preview, with_image_size
+from sat_tf.qat.layout import maker_of_codes, non_finite_weights, user_name
 from sat_tf.qat.model_class import policy_of
 from sat_tf.qat.placement import Insertion, Placement, PlacementError, place
 from sat_tf.qat.policy import BitPolicy, expect_policy

@@ -22,8 +22,8 @@ from sat_tf.export.operations.linear import Linear, linear_operations, map_linea
 from sat_tf.graph.network import Network, layer_of_call
 from sat_tf.messages import list_problems
 from sat_tf.planning.explain import Source, read_source
-from sat_tf.planning.preview import kernel_outlines, preview, user_name
-from sat_tf.qat.layout import in_inference
+from sat_tf.planning.preview import kernel_outlines, preview
+from sat_tf.qat.layout import in_inference, user_name
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy
 

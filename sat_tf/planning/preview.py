@@ -11,9 +11,8 @@ import tf_keras as keras
 from sat_tf.arguments import is_integer
 from sat_tf.export.lowering.layers import KernelOutline
 from sat_tf.graph import layer_kinds
-from sat_tf.graph.network import Network, Node, as_layer_name
-from sat_tf.qat.configs import PlacedConfig
-from sat_tf.qat.layout import inner_layer
+from sat_tf.graph.network import Network, Node
+from sat_tf.qat.layout import arranged, inner_layer
 from sat_tf.qat.placement import Placement
 from sat_tf.qat.wrapper import QuantizedLayer, weight_quantizer
 from sat_tf.quantizers.protocol import WeightQuantizer
@@ -119,68 +118,21 @@ def _output_shape(node: Node, shapes: list[Shape]) -> Shape:
 _APART = 2.0**-12
 
 
-@dataclasses.dataclass(frozen=True)
-class _OutputOfCall(Node):
-    """The quantizer behind one call of a layer that has several.
-
-    Attributes:
-        behind: the node of the float model that it belongs to.
-    """
-
-    behind: str = ""
-
-
 def preview(network: Network, placement: Placement) -> Network:
-    """The graph of the quantized model, with the names that its layers will have.
+    """The graph of the quantized model, as `arranged` by the placement, with built quantizers.
+
+    It has the layers of the float model in it, which keep their weights.
 
     Args:
         network: the float model.
         placement: what was decided for it.
     """
-    made: dict[tuple[str, str | None], str] = {}
-    nodes: list[Node] = []
-    wrappers: dict[int, keras.layers.Layer] = {}
-    renamed: dict[str, str] = {}
-    shapes = {node.name: node.shape for node in network}
-    for node in network:
-        config, shared = placement.configs.get(node.name), network.is_shared(node.name)
-        layer = wrappers.get(id(node.layer), node.layer)
-        if config is not None and layer is node.layer:
-            own = PlacedConfig(weights=config.weights) if shared else config
-            layer = wrappers[id(node.layer)] = QuantizedLayer(node.layer, own)
-            _build(layer, input_shape(node, [shapes[name] for name in node.inputs]), len(nodes))
-        call = node.name.removeprefix(node.layer.name)
-        name = layer.name + call
-        inputs = tuple(made.get((read, node.name), made[read, None]) for read in node.inputs)
-        nodes.append(dataclasses.replace(node, name=name, layer=layer, inputs=inputs))
-        if shared and config is not None and config.output is not None:
-            # Each call has its quantizer in a separate layer.
-            own_name = f"{as_layer_name(node.name)}_output"
-            identity = layer_kinds.identity_layer(name=own_name)
-            output = PlacedConfig(output=config.output, inserted=True)
-            quantizer = QuantizedLayer(identity, output)
-            _build(quantizer, (None, *node.shape), len(nodes))
-            nodes.append(
-                _OutputOfCall(
-                    quantizer.name, quantizer, (name,), False, {}, node.shape, behind=node.name
-                )
-            )
-            name = quantizer.name
-        made[node.name, None] = renamed[node.name] = name
-        for insertion in placement.behind(node.name):
-            identity = layer_kinds.identity_layer(name=insertion.name)
-            quantizer = QuantizedLayer(identity, insertion.config)
-            _build(quantizer, (None, *node.shape), len(nodes))
-            nodes.append(Node(quantizer.name, quantizer, (name,), False, {}, shape=node.shape))
-            made.update({(node.name, reader): quantizer.name for reader in insertion.readers})
-    return network.rearranged(nodes, renamed)
-
-
-def user_name(node: Node) -> str:
-    """The name that the user knows a layer of a preview by."""
-    if isinstance(node, _OutputOfCall):
-        return node.behind
-    return str(inner_layer(node.layer).name) + node.name.removeprefix(node.layer.name)
+    view = arranged(network, placement, lambda node: node.layer)
+    for index, node in enumerate(view):
+        if isinstance(node.layer, QuantizedLayer) and not node.layer.built:
+            shapes = [view[name].shape for name in node.inputs]
+            _build(node.layer, input_shape(node, shapes), index)
+    return view
 
 
 def kernel_outlines(network: Network) -> dict[str, KernelOutline]:

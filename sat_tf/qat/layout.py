@@ -1,6 +1,7 @@
 """The layout transform: builds the quantized Keras model that a placement describes."""
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow_model_optimization as tfmot
@@ -18,15 +19,26 @@ from sat_tf.qat.inputs import apply_fold, find_folds
 from sat_tf.qat.model_class import of_class_of
 from sat_tf.qat.placement import Placement, place
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer
+from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer, weight_quantizer
 from sat_tf.quantizers.input_range import Change
 from sat_tf.quantizers.protocol import ActivationQuantizer
 
 
-def assemble(
-    network: Network, placement: Placement
-) -> tuple[keras.Model, dict[str, keras.layers.Layer]]:
-    """Builds the quantized model, with weights of its own.
+@dataclasses.dataclass(frozen=True)
+class PlacedNode(Node):
+    """A node of the quantized model.
+
+    Attributes:
+        known_as: the node of the float model that it computes, or the name of its insertion.
+    """
+
+    known_as: str = ""
+
+
+def arranged(
+    network: Network, placement: Placement, layer_of: Callable[[Node], keras.layers.Layer]
+) -> Network:
+    """The graph of the quantized model, of `PlacedNode`s, with layers that are not called yet.
 
     A layer that is called several times is one `QuantizedLayer` without an output quantizer; those
     of its calls follow in separate layers, named `quant_<name>_output` and, from the second call
@@ -35,80 +47,85 @@ def assemble(
     Args:
         network: the float model.
         placement: its quantizers.
-
-    Returns:
-        The model, and its layers by the names that they have in the float one.
+        layer_of: gives the layer that stands for one of the float model, once for all its calls.
     """
-    return _Assembler(network, placement).assemble()
+    # Layers without quantizers keep the names that users know; new layers avoid them.
+    taken = {node.layer.name for node in network if node.name not in placement.configs}
+    inner = {node.layer.name for node in network}
+    layers: dict[int, keras.layers.Layer] = {}
+    # The node that stands for a float one, by who reads it; None is those that read no insertion.
+    made: dict[tuple[str, str | None], str] = {}
+    nodes: list[Node] = []
+
+    def quantized(
+        layer: keras.layers.Layer, config: PlacedConfig, *, trainable: bool
+    ) -> QuantizedLayer:
+        name = unique_name(f"quant_{layer.name}", taken)
+        return QuantizedLayer(layer, config, name=name, trainable=trainable)
+
+    def insert(
+        name: str, behind: Node, config: PlacedConfig, *, known_as: str, trainable: bool
+    ) -> str:
+        identity = layer_kinds.identity_layer(name=unique_name(name, inner))
+        layer = quantized(identity, config, trainable=trainable)
+        read = made[behind.name, None]
+        nodes.append(
+            PlacedNode(layer.name, layer, (read,), False, {}, behind.shape, known_as=known_as)
+        )
+        return str(layer.name)
+
+    for node in network:
+        config, shared = placement.configs.get(node.name), network.is_shared(node.name)
+        if id(node.layer) not in layers:
+            layer = layer_of(node)
+            if config is not None:
+                own = PlacedConfig(weights=config.weights, annotation=config.annotation)
+                layer = quantized(layer, own if shared else config, trainable=node.layer.trainable)
+            layers[id(node.layer)] = layer
+        layer = layers[id(node.layer)]
+        name = layer.name + node.name.removeprefix(node.layer.name)
+        inputs = tuple(made.get((read, node.name), made[read, None]) for read in node.inputs)
+        fields = {**vars(node), "name": name, "layer": layer, "inputs": inputs}
+        nodes.append(PlacedNode(**fields, known_as=node.name))
+        made[node.name, None] = name
+        if shared and config is not None and config.output is not None:
+            made[node.name, None] = insert(
+                f"{as_layer_name(node.name)}_output",
+                node,
+                PlacedConfig(output=config.output, inserted=True),
+                known_as=node.name,
+                trainable=node.layer.trainable,
+            )
+        for insertion in placement.behind(node.name):
+            readers = [network[reader].layer for reader in insertion.readers]
+            inserted = insert(
+                insertion.name,
+                node,
+                insertion.config,
+                known_as=insertion.name,
+                trainable=any(layer.trainable for layer in (node.layer, *readers)),
+            )
+            made.update({(node.name, reader): inserted for reader in insertion.readers})
+    renamed = {name: new for (name, reader), new in made.items() if reader is None}
+    return network.rearranged(nodes, renamed)
 
 
-class _Assembler:
-    def __init__(self, network: Network, placement: Placement) -> None:
-        self.network = network
-        self.placement = placement
-        self.layers: dict[str, keras.layers.Layer] = {}
-        # Layers without quantizers keep the names that users know; new layers avoid them.
-        self.taken = {node.layer.name for node in network if node.name not in placement.configs}
-        self.inner = {node.layer.name for node in network}
-        self.made: dict[tuple[str, str | None], Any] = {}
-
-    def assemble(self) -> tuple[keras.Model, dict[str, keras.layers.Layer]]:
-        for node in self.network:
-            tensor = self._call(node)
-            self.made[node.name, None] = tensor
-            for insertion in self.placement.behind(node.name):
-                readers = [self.network[reader].layer for reader in insertion.readers]
-                frozen = not any(layer.trainable for layer in (node.layer, *readers))
-                quantized = self._inserted(insertion.name, insertion.config, frozen)(tensor)
-                self.made.update({(node.name, reader): quantized for reader in insertion.readers})
-        ends = {*self.network.inputs, *self.network.outputs}
-        model = self.network.assemble({name: self.made[name, None] for name in ends})
-        return model, self.layers
-
-    def _call(self, node: Node) -> Any:
-        """The quantized output of a node."""
-        name, config = node.layer.name, self.placement.configs.get(node.name)
-        if name not in self.layers:
-            self.layers[name] = self._layer(node)
-        if isinstance(node.layer, keras.layers.InputLayer):
-            return self.layers[name].output
-        tensors = [
-            self.made.get((source, node.name), self.made[source, None]) for source in node.inputs
-        ]
-        tensor = node.call(self.layers[name], tensors)
-        if config is None or config.output is None or not self.network.is_shared(node.name):
-            return tensor
-        output = PlacedConfig(output=config.output, inserted=True)
-        behind = f"{as_layer_name(node.name)}_output"
-        return self._inserted(behind, output, not node.layer.trainable)(tensor)
-
-    def _layer(self, node: Node) -> keras.layers.Layer:
-        fresh = layer_copy(node.layer)
-        config = self.placement.configs.get(node.name)
-        if config is None:
-            return fresh
-        if is_adapted(fresh):
-            fresh = adapted_copy(fresh)
-        holds_map = layer_kinds.combination_of(fresh) is Combination.WITH_MAP
-        if holds_map and self._becomes_codes(node.name):
+def _copied_layer(node: Node, placement: Placement) -> keras.layers.Layer:
+    """A layer of the quantized model without weights, in the form in which it can be quantized."""
+    fresh = layer_copy(node.layer)
+    if node.name not in placement.configs:
+        return fresh
+    if is_adapted(fresh):
+        fresh = adapted_copy(fresh)
+    if layer_kinds.combination_of(fresh) is Combination.WITH_MAP:
+        # Its map is rounded where its output becomes codes, or that of the layer that absorbs it.
+        name = node.name
+        while name in placement.reasons.absorbed_by:
+            name = placement.reasons.absorbed_by[name]
+        config = placement.configs.get(name)
+        if config is not None and config.output is not None:
             fresh = fresh.rounded()
-        if self.network.is_shared(node.name):
-            config = PlacedConfig(weights=config.weights, annotation=config.annotation)
-        name = unique_name(f"quant_{fresh.name}", self.taken)
-        return QuantizedLayer(fresh, config, name=name, trainable=node.layer.trainable)
-
-    def _becomes_codes(self, name: str) -> bool:
-        """Whether a layer's output is quantized, or that of the one that absorbs it."""
-        while name in self.placement.reasons.absorbed_by:
-            name = self.placement.reasons.absorbed_by[name]
-        config = self.placement.configs.get(name)
-        return config is not None and config.output is not None
-
-    def _inserted(self, name: str, config: PlacedConfig, frozen: bool) -> QuantizedLayer:
-        """A layer that holds an inserted quantizer."""
-        identity = layer_kinds.identity_layer(name=unique_name(name, self.inner))
-        name = unique_name(f"quant_{identity.name}", self.taken)
-        return QuantizedLayer(identity, config, name=name, trainable=not frozen)
+    return fresh
 
 
 class SatLayoutTransform(tfmot.quantization.keras.QuantizeLayoutTransform):
@@ -179,24 +196,33 @@ def quantized_model(
     _warn_of_codes_beyond_int8(model.name, placement)
     if kernels is None:
         _warn_of_guessed_levels(model.name, placement)
-    built, layers = assemble(network, placement)
+    copies: dict[str, keras.layers.Layer] = {}
+
+    def copied(node: Node) -> keras.layers.Layer:
+        copies[node.layer.name] = _copied_layer(node, placement)
+        return copies[node.layer.name]
+
+    view = arranged(network, placement, copied)
+    made: dict[str, Any] = {}
+    for node in view:
+        is_input = isinstance(node.layer, keras.layers.InputLayer)
+        tensors = [made[name] for name in node.inputs]
+        made[node.name] = node.layer.output if is_input else node.call(node.layer, tensors)
+    built = view.assemble(made)
     for node in network:
         if node.layer.weights:
-            copied_weights(node.layer, inner_layer(layers[node.layer.name]))
+            copied_weights(node.layer, copies[node.layer.name])
     quantized = [name for name in network.inputs if name not in placement.kept]
     folds, problems = find_folds(network, _changes(quantized, policy, reads))
     if problems:
         raise ValueError(list_problems(f"model {model.name!r}", problems))
     for fold in folds:
-        norms = [inner_layer(layers[name]) for name in fold.norms]
-        apply_fold(fold, inner_layer(layers[fold.layer]), norms)
-    for name, config in placement.configs.items():
-        # Once for all calls of a layer.
-        if config.weights is not None and name == network[name].layer.name:
-            layer = layers[name]
-            kernel = layer_kinds.kernel_of(layer.layer)
-            begin = config.weights.keep_function if keep_function else config.weights.begin
-            begin(kernel, layer.kernel_variables)
+        apply_fold(fold, copies[fold.layer], [copies[name] for name in fold.norms])
+    for node in view:
+        quantizer = weight_quantizer(node.layer)
+        if quantizer is not None and node.name == node.layer.name:  # once for all calls
+            begin = quantizer.keep_function if keep_function else quantizer.begin
+            begin(layer_kinds.kernel_of(node.layer.layer), node.layer.kernel_variables)
     return built
 
 
@@ -263,6 +289,11 @@ def maker_of_codes(network: Network, name: str) -> Node:
         return not marks_input and layer_kinds.role_of(inner_layer(node.layer)).keeps_codes
 
     return network.origin(name, moves)
+
+
+def user_name(node: Node) -> str:
+    """The name that the user knows a node of an `arranged` network by."""
+    return node.known_as if isinstance(node, PlacedNode) else node.name
 
 
 def call_name(node: Node) -> str:
