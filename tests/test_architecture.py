@@ -128,10 +128,9 @@ SHARED = {
 }
 TOP = {"__init__", "__main__", "configs", "either_keras"}
 
-# Classes of Keras layers are named where the registry of layer kinds is and models are
-# rewritten, where float networks are built, and where layers are made of Keras 3's operations.
-# Everything else asks the registry.
-MAY_NAME_LAYERS = ("graph/", "models/", "keras3/conversion/operation_table.py")
+# Classes of Keras layers are named where the registries of layer kinds and operations are and
+# models are rewritten, and where float networks are built. Everything else asks the registry.
+MAY_NAME_LAYERS = ("graph/", "models/")
 # These of keras.layers are no kinds of layers to look up.
 NO_KINDS = {
     "Layer",  # a base

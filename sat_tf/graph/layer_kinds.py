@@ -12,7 +12,6 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.core.asymmetric import Reach
-from sat_tf.graph.counterparts import fix_of
 from sat_tf.graph.layers import (
     activations,
     combinations,
@@ -36,6 +35,7 @@ from sat_tf.graph.layers.kind import (
     Pooling,
     Role,
 )
+from sat_tf.graph.operation_kinds import fix_of
 from sat_tf.graph.operation_layers import OfSeveralTensors, TensorFlowOperation
 
 KINDS: Kinds = {

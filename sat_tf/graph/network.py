@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.graph.counterparts import fix_of
+from sat_tf.graph.operation_kinds import fix_of
 from sat_tf.messages import first_ones, kind_of, list_problems
 
 # How calls of a layer from the second on are named.

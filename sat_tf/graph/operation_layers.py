@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.graph.counterparts import SCALINGS
+from sat_tf.graph.scalings import SCALINGS
 from sat_tf.graph.templates import filled_in
 from sat_tf.loading.tensor_functions import expect_allowed
 from sat_tf.messages import did_you_mean

@@ -1,14 +1,14 @@
-"""A call that is rewritten, its arguments, and the layers that replace it: in a row, or beside."""
+"""A call that is rewritten, its arguments, and the layers that replace it: in a row, or beside.
+
+TensorFlow and tf_keras are imported where they are used: rows of operations, which are made of
+these functions, are also read by processes with Keras 3 alone.
+"""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
-import tf_keras as keras
-
-L = keras.layers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,7 @@ class OldCall:
     nodes: tuple[Any, ...] = dataclasses.field(repr=False)
 
     @property
-    def layer(self) -> keras.layers.Layer:
+    def layer(self) -> Any:
         """The layer."""
         return self.node.layer
 
@@ -41,13 +41,12 @@ class OldCall:
     @property
     def dtype(self) -> Any:
         """The type, or the policy, of the layers that replace it."""
-        outputs = tf.nest.flatten(self.node.outputs)
-        return outputs[0].dtype if self.symbol else self.layer.dtype_policy
+        return _flat(self.node.outputs)[0].dtype if self.symbol else self.layer.dtype_policy
 
     @property
     def makes_reals(self) -> bool:
         """Whether it makes real numbers, not integers, truth values or complex numbers."""
-        return all(output.dtype.is_floating for output in tf.nest.flatten(self.node.outputs))
+        return all(output.dtype.is_floating for output in _flat(self.node.outputs))
 
     def argument(self, position: int, name: str, default: Any = None) -> Any:
         """An argument of the function, however it was passed."""
@@ -72,7 +71,7 @@ class NewLayer:
         weights: of the layer, in Keras's order.
     """
 
-    layer: Callable[..., keras.layers.Layer]
+    layer: Callable[..., Any]
     suffix: str = ""
     weights: Sequence[Any] = ()
 
@@ -105,17 +104,40 @@ class Replacement:
 Finder = Callable[[OldCall], Replacement | None]
 
 
-def new_layer(layer: Callable[..., Any], *args: Any, suffix: str = "", **settings: Any) -> NewLayer:
-    """A layer without weights."""
-    return NewLayer(lambda **options: layer(*args, **settings, **options), suffix)
+def layer_class(name: str) -> Any:
+    """The class of layers of this name, of our own or of tf_keras."""
+    import tf_keras as keras
+
+    from sat_tf.graph import operation_layers
+
+    return getattr(operation_layers, name, None) or getattr(keras.layers, name)
 
 
-def one_layer(tensor: Any, layer: Callable[..., Any], *args: Any, **settings: Any) -> Replacement:
+def new_layer(
+    layer: str | Callable[..., Any], *args: Any, suffix: str = "", **settings: Any
+) -> NewLayer:
+    """A layer without weights.
+
+    Args:
+        layer: its class, or the name of it, or a function that makes it.
+        *args: of the class.
+        suffix: see `NewLayer`.
+        **settings: of the class.
+    """
+
+    def make(**options: Any) -> Any:
+        made = layer_class(layer) if isinstance(layer, str) else layer
+        return made(*args, **settings, **options)
+
+    return NewLayer(make, suffix)
+
+
+def one_layer(tensor: Any, layer: str, *args: Any, **settings: Any) -> Replacement:
     """A layer without weights that reads one tensor, with the name of what it replaces."""
     return Replacement([tensor], [new_layer(layer, *args, **settings)])
 
 
-def of_one_tensor(layer: Any, *args: Any, **settings: Any) -> Finder:
+def of_one_tensor(layer: str, *args: Any, **settings: Any) -> Finder:
     """A layer of one tensor and no other arguments."""
 
     def find(call: OldCall) -> Replacement | None:
@@ -131,22 +153,28 @@ def pooled_in_rows(
     """A pooling of sequences as one of images with one row."""
     length, channels = tensor.shape[1:]
     return [
-        new_layer(L.Reshape, (1, length or -1, channels), suffix="image"),
+        new_layer("Reshape", (1, length or -1, channels), suffix="image"),
         new_layer(two_dimensional, (1, size), (1, stride), padding, suffix="pool"),
-        new_layer(L.Reshape, (call.shape[0] or -1, channels)),
+        new_layer("Reshape", (call.shape[0] or -1, channels)),
     ]
 
 
 def pooled_whole_row(tensor: Any, two_dimensional: Any, *, keepdims: bool) -> list[NewLayer]:
     """A pooling of whole sequences as one of images with one row."""
     length, channels = tensor.shape[1:]
-    layers = [new_layer(L.Reshape, (1, length or -1, channels), suffix="image")]
+    layers = [new_layer("Reshape", (1, length or -1, channels), suffix="image")]
     if not keepdims:
         return [*layers, new_layer(two_dimensional)]
-    return [*layers, new_layer(two_dimensional, suffix="pool"), new_layer(L.Reshape, (1, channels))]
+    return [*layers, new_layer(two_dimensional, suffix="pool"), new_layer("Reshape", (1, channels))]
 
 
 # -- arguments: tensors of the model, or constants -------------------------------------------------
+
+
+def _flat(value: Any) -> list[Any]:
+    import tensorflow as tf
+
+    return tf.nest.flatten(value)
 
 
 def is_keras(value: Any) -> bool:
@@ -156,6 +184,8 @@ def is_keras(value: Any) -> bool:
 
 def constant_of(value: Any) -> np.ndarray | None:
     """Numbers as an array; None for anything else, such as tensors of the model."""
+    import tensorflow as tf
+
     if value is None or any(map(is_keras, tf.nest.flatten(value))):
         return None
     if tf.is_tensor(value) and value.dtype == tf.bfloat16:  # which NumPy does not have

@@ -8,8 +8,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.graph import layer_kinds
-from sat_tf.graph.calls import arithmetic, movements, pooling
+from sat_tf.graph import layer_kinds, operation_kinds
 from sat_tf.graph.flatten import (
     Flattened,
     copied_weights,
@@ -26,6 +25,7 @@ from sat_tf.graph.replacement import (
     OldCall,
     Replacement,
     is_keras,
+    layer_class,
     new_layer,
     pooled_in_rows,
     pooled_whole_row,
@@ -43,17 +43,14 @@ def replacement_of(call: OldCall) -> Replacement | None:
     return _LAYERS.get(type(call.layer), _replacement_of_layer)(call)
 
 
-# Each TensorFlow operation that sat-tf knows is computed by a layer, bit for bit.
-_OPERATIONS: dict[str, Finder] = {**arithmetic.CALLS, **movements.CALLS, **pooling.CALLS}
-
-
 def _replacement_of_operation(call: OldCall) -> Replacement | None:
     """The layers that replace an operation; None where sat-tf has none."""
-    find = _OPERATIONS.get(call.symbol)
+    row = operation_kinds.CALLS.get(call.symbol)
     # The layers for arithmetic are those of real numbers; others move values of any type.
-    if call.symbol in arithmetic.CALLS and not call.makes_reals:
-        find = None
-    replacement = find(call) if find else None
+    if call.symbol in operation_kinds.OF_REALS and not call.makes_reals:
+        row = None
+    # Each operation that has layers is computed by them bit for bit.
+    replacement = row.layers(call) if row and row.layers else None
     if replacement is None and is_keras(call.node.outputs):  # one result, not a list
         return _as_it_is(call)
     return replacement
@@ -260,7 +257,7 @@ def _maker(layer_class: Any, settings: dict[str, Any]) -> Callable[..., keras.la
 # `x + scale * y`, which Keras has only in its InceptionResNetV2.
 _WeightedSum = sys.modules[keras.applications.InceptionResNetV2.__module__].CustomScaleLayer
 
-_LAYERS = {**arithmetic.LAYERS, **movements.LAYERS}
+_LAYERS = {layer_class(name): find for name, find in operation_kinds.LAYERS.items()}
 
 _InARow = Callable[[OldCall], list[NewLayer] | None]
 

@@ -1,3 +1,4 @@
+import operator
 import os
 import pathlib
 import subprocess
@@ -10,7 +11,8 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.graph import operation_layers
+from sat_tf.graph import operation_kinds, operation_layers
+from sat_tf.graph.calls import arithmetic, pooling
 from sat_tf.graph.layers.activations import absolute, gelu_by_tanh
 from sat_tf.graph.rewrite import with_layers_for_operations
 from sat_tf.keras3 import operations
@@ -121,6 +123,39 @@ def test_every_row_of_the_table_is_tried():
     # TensorFlow's other names for the same: which of them a model holds depends on its release.
     aliases = {"math.divide", "squeeze", "transpose", "abs"}
     assert set(operations.known_operations()) - tried <= aliases
+
+
+OF_ONE = [row.name for row in (*arithmetic.OF_ONE, *pooling.REDUCTIONS)]
+OF_TWO = [row.name for row in arithmetic.OF_TWO]
+NUMBERS = np.linspace(0.25, 2.0, 8, dtype=np.float32).reshape(2, 4)
+TRUTHS = NUMBERS > 1.0
+
+
+def _numbers(name):
+    """Tensors for an operation: of truths, matrices that fit each other, or any."""
+    first, second = (TRUTHS, ~TRUTHS) if name.startswith("logical") else (NUMBERS, NUMBERS[::-1])
+    if name == "matmul":
+        second = second.T
+    return (first, second.copy()) if name in OF_TWO else (first,)
+
+
+@pytest.mark.parametrize("name", [*OF_TWO, *OF_ONE])
+def test_a_row_computes_the_same_in_both(name):
+    numbers = _numbers(name)
+    (row,) = [row for row in operation_kinds.OPERATIONS if row.name == name]
+    expected = operator.attrgetter(row.calls[0])(tf)(*map(tf.constant, numbers))
+    for symbol in row.calls:
+        found = operations.Operation(symbol, [[{"tensor": i} for i in range(len(numbers))], {}], {})
+        made = found(list(map(keras3.ops.convert_to_tensor, numbers)))
+        np.testing.assert_allclose(keras3.ops.convert_to_numpy(made), expected, rtol=1e-5)
+
+
+def test_an_operation_stands_in_one_row():
+    rows = operation_kinds.OPERATIONS
+    symbols = [symbol for row in rows for symbol in row.calls]
+    classes = [name for row in rows for name in (row.class_name, *row.synonyms)]
+    assert len(symbols) == len(set(symbols))
+    assert len(classes) == len(set(classes))
 
 
 @pytest.mark.parametrize("formula", ["x + c", "x - c", "c - x", "x * c", "x / c"])

@@ -1,27 +1,20 @@
-"""Calls of TensorFlow that compute values one by one, as layers."""
+"""Operations that compute values one by one, or that sat-tf leaves float: rows of the registry."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import tf_keras as keras
 
-from sat_tf.graph import layer_kinds
-from sat_tf.graph.counterparts import ACTIVATIONS, by_call
-from sat_tf.graph.layers.activations import OF_KERAS3, absolute, gelu_by_tanh
-from sat_tf.graph.operation_layers import (
-    Clip,
-    ConstantSum,
-    Scaling,
-    StopGradient,
-)
+from sat_tf.graph.calls.operation import Operation, Twin, typed, with_settings
 from sat_tf.graph.replacement import (
     Finder,
     OldCall,
     Replacement,
     constant_of,
     is_keras,
+    layer_class,
     new_layer,
     number_of,
     of_one_tensor,
@@ -29,17 +22,17 @@ from sat_tf.graph.replacement import (
     only_tensor,
 )
 
-L = keras.layers
+# -- layers of tf_keras for calls of TensorFlow's functions ----------------------------------------
 
 
-def _of_two(combining: Any, formula: str, reverse: str | None) -> Finder:
+def _layers_of_two(combining: str, formula: str, reverse: str | None) -> Finder:
     """A layer of two tensors, or of a tensor and a number in one of two formulas."""
 
     def find(call: OldCall) -> Replacement | None:
         first, second = call.argument(0, "x"), call.argument(1, "y")
         tensors = [value for value in (first, second) if is_keras(value)]
         if len(tensors) == 2:
-            fits = combining is not None and len(first.shape) == len(second.shape)
+            fits = combining and len(first.shape) == len(second.shape)
             same = fits and first.dtype == second.dtype
             return Replacement(tensors, [new_layer(combining)], takes_list=True) if same else None
         chosen = formula if is_keras(first) else reverse
@@ -63,7 +56,7 @@ def _scaled(tensor: Any, formula: str, number: Any) -> Replacement | None:
     zero = formula in ("x * c", "x / c") and np.any(values == 0)
     if zero or not np.all(np.isfinite(values)):
         return None
-    return one_layer(tensor, Scaling, formula, values.tolist())
+    return one_layer(tensor, "Scaling", formula, values.tolist())
 
 
 def _with_map(tensor: Any, formula: str, values: np.ndarray) -> Replacement | None:
@@ -77,11 +70,11 @@ def _with_map(tensor: Any, formula: str, values: np.ndarray) -> Replacement | No
         return None
     values = values[0].astype(np.float32)
     layers = {
-        "x + c": [new_layer(ConstantSum, values)],
-        "x - c": [new_layer(ConstantSum, -values)],
+        "x + c": [new_layer("ConstantSum", values)],
+        "x - c": [new_layer("ConstantSum", -values)],
         "c - x": [
-            new_layer(Scaling, "x * c", -1.0, suffix="negative"),
-            new_layer(ConstantSum, values),
+            new_layer("Scaling", "x * c", -1.0, suffix="negative"),
+            new_layer("ConstantSum", values),
         ],
     }
     return Replacement([tensor], layers[formula]) if formula in layers else None
@@ -111,18 +104,6 @@ def _biased(call: OldCall) -> Replacement | None:
     return _scaled(tensor, "x + c", bias)
 
 
-def _extremum(combining: Any) -> Finder:
-    """The largest or the smallest of two tensors, or of a tensor and a number."""
-
-    def find(call: OldCall) -> Replacement | None:
-        first, second = call.argument(0, "x"), call.argument(1, "y")
-        if is_keras(first) and is_keras(second):
-            return Replacement([first, second], [new_layer(combining)], takes_list=True)
-        return _clipped(call)
-
-    return find
-
-
 # A tensor, and the ends that its values are clipped to.
 _Ends = tuple[Any, float | None, float | None]
 
@@ -140,10 +121,10 @@ def _clipped(call: OldCall) -> Replacement | None:
     if math.inf in (low, high) or -math.inf in (low, high):
         return None  # it makes everything infinite
     if low is None and high is None:
-        return one_layer(tensor, L.Activation, "linear")
+        return one_layer(tensor, "Activation", "linear")
     if low == 0.0 and (high is None or high > 0.0):
-        return one_layer(tensor, L.ReLU, high)
-    return one_layer(tensor, Clip, low, high)
+        return one_layer(tensor, "ReLU", high)
+    return one_layer(tensor, "Clip", low, high)
 
 
 def _within(
@@ -163,14 +144,36 @@ def _ends_of_maker(call: OldCall, tensor: Any) -> _Ends | None:
     maker = OldCall(tensor.node, call.nodes)
     if maker.node.is_input:
         return None
-    if isinstance(maker.layer, L.ReLU | L.Activation) and layer_kinds.rectifies(maker.layer):
-        return maker.node.call_args[0], 0.0, layer_kinds.rectifier_ceiling(maker.layer)
+    if not maker.symbol:
+        from sat_tf.graph.layers.activations import ends_of_rectifier
+
+        ends = ends_of_rectifier(maker.layer)
+        return (maker.node.call_args[0], *ends) if ends else None
     return _ends(maker)
 
 
 def _ends(call: OldCall) -> _Ends | None:
-    find = _CLIPPINGS.get(call.symbol)
-    return find(call) if find else None
+    find = _FINDERS.get(call.symbol)
+    return find.ends(call) if isinstance(find, _Clipping) else None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Clipping:
+    """A finder for calls that clip a tensor, or that take the extreme values of two.
+
+    Attributes:
+        ends: gives the ends that the call clips to.
+        of_two: the name of the layer for two tensors; "" where there is none.
+    """
+
+    ends: Callable[[OldCall], _Ends | None]
+    of_two: str = ""
+
+    def __call__(self, call: OldCall) -> Replacement | None:
+        first, second = call.argument(0, "x"), call.argument(1, "y")
+        if self.of_two and is_keras(first) and is_keras(second):
+            return Replacement([first, second], [new_layer(self.of_two)], takes_list=True)
+        return _clipped(call)
 
 
 def _ends_of_extremum(is_lowest: bool) -> Callable[[OldCall], _Ends | None]:
@@ -202,17 +205,6 @@ def _ends_of_rectifier(high: float | None) -> Callable[[OldCall], _Ends | None]:
     return find
 
 
-_CLIPPINGS: dict[str, Callable[[OldCall], _Ends | None]] = by_call(
-    {
-        "maximum": _ends_of_extremum(is_lowest=True),
-        "minimum": _ends_of_extremum(is_lowest=False),
-        "clip": _ends_of_clip,
-        "relu": _ends_of_rectifier(None),
-        "relu6": _ends_of_rectifier(6.0),
-    }
-)
-
-
 def _negative(call: OldCall) -> Replacement | None:
     return _scaled(call.argument(0, "x"), "x * c", -1.0)
 
@@ -221,64 +213,369 @@ def _sum(call: OldCall) -> Replacement | None:
     tensors = list(call.argument(0, "inputs"))
     if len(tensors) < 2 or not all(map(is_keras, tensors)):
         return None
-    return Replacement(tensors, [new_layer(L.Add)], takes_list=True)
+    return Replacement(tensors, [new_layer("Add")], takes_list=True)
 
 
 def _square(call: OldCall) -> Replacement | None:
     tensor = call.argument(0, "x")
-    return Replacement([tensor, tensor], [new_layer(L.Multiply)], takes_list=True)
+    return Replacement([tensor, tensor], [new_layer("Multiply")], takes_list=True)
 
 
 def _leaky(call: OldCall) -> Replacement | None:
-    return one_layer(call.argument(0, "features"), L.LeakyReLU, call.argument(1, "alpha", 0.2))
+    return one_layer(call.argument(0, "features"), "LeakyReLU", call.argument(1, "alpha", 0.2))
 
 
 def _gelu(call: OldCall) -> Replacement | None:
-    if call.argument(1, "approximate", False):
-        return one_layer(call.argument(0, "features"), L.Activation, gelu_by_tanh)
-    return one_layer(call.argument(0, "features"), L.Activation, "gelu")
+    function = _function("gelu_by_tanh" if call.argument(1, "approximate", False) else "gelu")
+    return one_layer(call.argument(0, "features"), "Activation", function)
 
 
 def _softmax(call: OldCall) -> Replacement | None:
     axis = call.argument(1, "axis", -1)
-    return one_layer(call.argument(0, "logits"), L.Softmax, -1 if axis is None else axis)
+    return one_layer(call.argument(0, "logits"), "Softmax", -1 if axis is None else axis)
 
 
 def _cast(call: OldCall) -> Replacement | None:
     tensor = call.argument(0, "x")
     same = is_keras(tensor) and tensor.dtype == call.node.outputs.dtype
-    return one_layer(tensor, L.Activation, "linear") if same else None
+    return one_layer(tensor, "Activation", "linear") if same else None
 
 
-# Layers that stand for an operation where one of their inputs is a constant.
-LAYERS: dict[type, Finder] = {
-    L.Add: _with_constant("x + c"),
-    L.Subtract: _with_constant("x - c"),
-}
+def _activation(name: str) -> Finder:
+    def find(call: OldCall) -> Replacement | None:
+        tensor = only_tensor(call)
+        return None if tensor is None else one_layer(tensor, "Activation", _function(name))
 
-CALLS: dict[str, Finder] = by_call(
-    {
-        **{name: of_one_tensor(L.Activation, OF_KERAS3[name]) for name in ACTIVATIONS},
-        "add": _of_two(L.Add, "x + c", "x + c"),
-        "subtract": _of_two(L.Subtract, "x - c", "c - x"),
-        "multiply": _of_two(L.Multiply, "x * c", "x * c"),
-        "divide": _of_two(None, "x / c", None),
-        "negative": _negative,
-        "add_n": _sum,
-        "bias_add": _biased,
-        "square": _square,
-        "maximum": _extremum(L.Maximum),
-        "minimum": _extremum(L.Minimum),
-        "relu": _clipped,
-        "relu6": _clipped,
-        "clip": _clipped,
-        "abs": of_one_tensor(L.Activation, absolute),
-        "leaky_relu": _leaky,
-        "elu": of_one_tensor(L.Activation, "elu"),
-        "gelu": _gelu,
-        "softmax": _softmax,
-        "cast": _cast,
-        "identity": of_one_tensor(L.Activation, "linear"),
-        "stop_gradient": of_one_tensor(StopGradient),
-    }
+    return find
+
+
+def _function(name: str) -> Any:
+    """An activation function of tf_keras, by its name in Keras 3 or else of our own."""
+    from sat_tf.graph.layers.activations import ACTIVATIONS, OF_KERAS3
+
+    return OF_KERAS3.get(name) or ACTIVATIONS[name].function
+
+
+# Layers of tf_keras, by their names, that stand for an operation where an input is a constant.
+LAYERS: dict[str, Finder] = {"Add": _with_constant("x + c"), "Subtract": _with_constant("x - c")}
+
+# -- Keras 3, for calls of TensorFlow's functions --------------------------------------------------
+
+
+def _on_first(name: str) -> Callable[..., Any]:
+    """Keras 3's function of one tensor, which TensorFlow's functions call by different names."""
+
+    def of(keras3: Any, *args: Any, **options: Any) -> Any:
+        (tensor,) = (*args, *options.values())
+        return getattr(keras3.ops, name)(tensor)
+
+    return of
+
+
+def _on_two(name: str) -> Callable[..., Any]:
+    """Keras 3's function of two tensors, or of one and numbers in its type."""
+
+    def of(keras3: Any, x: Any, y: Any) -> Any:
+        return getattr(keras3.ops, name)(*_in_one_type(keras3, x, y))
+
+    return of
+
+
+def _in_one_type(keras3: Any, x: Any, y: Any) -> list[Any]:
+    dtype = keras3.backend.standardize_dtype(getattr(x, "dtype", None) or y.dtype)
+    return [np.asarray(v, dtype) if isinstance(v, list) else v for v in (x, y)]
+
+
+def _squared_difference(keras3: Any, x: Any, y: Any) -> Any:
+    return keras3.ops.square(keras3.ops.subtract(*_in_one_type(keras3, x, y)))
+
+
+def _along_last(name: str) -> Callable[..., Any]:
+    def of(keras3: Any, logits: Any, axis: int | None = None) -> Any:
+        return getattr(keras3.ops, name)(logits, axis=-1 if axis is None else axis)
+
+    return of
+
+
+def _l2_normalize(keras3: Any, x: Any, axis: Any = None, epsilon: float = 1e-12) -> Any:
+    ops, axes = keras3.ops, tuple(axis) if isinstance(axis, list) else axis
+    squares = ops.sum(ops.square(x), axes, keepdims=True)
+    return ops.multiply(x, ops.rsqrt(ops.maximum(squares, epsilon)))
+
+
+def _matmul(
+    keras3: Any,
+    a: Any,
+    b: Any,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    *rest: Any,
+    **options: Any,
+) -> Any:
+    if any(rest) or any(options.values()):
+        raise ValueError("tf.matmul: expected real, dense matrices.")
+    a, b = (
+        keras3.ops.swapaxes(x, -1, -2) if turned else x
+        for x, turned in ((a, transpose_a), (b, transpose_b))
+    )
+    return keras3.ops.matmul(a, b)
+
+
+def _clip(keras3: Any, t: Any, clip_value_min: Any, clip_value_max: Any) -> Any:
+    return keras3.ops.clip(t, clip_value_min, clip_value_max)
+
+
+# -- tf_keras, for calls of Keras 3's operations ---------------------------------------------------
+
+
+def _layer(name: str, *settings: str) -> Callable[[Any], Twin]:
+    """A layer with these settings of the operation, in the layer's order."""
+    return lambda call: new_layer(name, *(getattr(call.operation, one) for one in settings))
+
+
+def _merge(call: Any) -> Twin:
+    """A layer of that name, if there is one, for two tensors of one rank and type."""
+    name, dtype = call.row.class_name, call.outputs[0].dtype
+    alike = {(len(tensor.shape), tensor.dtype) for tensor in [*call.tensors, call.outputs[0]]}
+    is_layer = name in ("Add", "Maximum", "Minimum", "Multiply", "Subtract")
+    if is_layer and len(call.tensors) == 2 and len(alike) == 1 and len(call.outputs[0].shape) > 1:
+        made = layer_class(name)(name=call.operation.name)
+        return lambda x1, x2: made([x1, x2])
+    function = call.function
+    return lambda x1, x2: function(typed(x1, dtype), typed(x2, dtype))
+
+
+def _comparison(call: Any) -> Twin:
+    """A function of two operands in the type that Keras 3 promotes both to; it gives truths."""
+    function, dtype = call.function, call.promoted_type
+    return lambda x1, x2: function(typed(x1, dtype), typed(x2, dtype))
+
+
+def _where(call: Any) -> Twin:
+    import tensorflow as tf
+
+    dtype = call.outputs[0].dtype
+    return lambda condition, x1, x2: tf.where(
+        tf.cast(condition, "bool"), typed(x1, dtype), typed(x2, dtype)
+    )
+
+
+def _clip_twin(call: Any) -> Twin:
+    function, ends = call.function, (call.operation.x_min, call.operation.x_max)
+    low, high = (np.asarray(end, call.outputs[0].dtype) for end in ends)
+    return lambda x: function(x, low, high)
+
+
+def _gelu_twin(call: Any) -> Twin:
+    function = call.function
+    if call.operation.approximate:
+        return lambda x: function(x, approximate=True)
+    return new_layer("Activation", "gelu")
+
+
+def _normalize(call: Any) -> Twin:
+    import tf_keras as keras
+
+    operation, function = call.operation, call.function
+    if operation.order != 2:
+        raise ValueError(f"received a normalization of order {operation.order}, expected 2")
+    epsilon = keras.backend.epsilon() if operation.epsilon is None else operation.epsilon
+    return lambda x: function(x, axis=operation.axis, epsilon=epsilon**2)
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+def _one(name: str, *calls: str, **others: Any) -> Operation:
+    """An operation of one tensor."""
+    return Operation(name, calls, keras3=_on_first(name), twin=with_settings(), **others)
+
+
+def _two(name: str, *calls: str, twin: Any = _merge, **others: Any) -> Operation:
+    """An operation of two tensors, or of one and numbers."""
+    return Operation(name, calls, **{"keras3": _on_two(name), "twin": twin, **others})
+
+
+def _comparing(name: str, *calls: str) -> Operation:
+    """An operation of two tensors, of truths or to truths."""
+    return _two(name, *calls, twin=_comparison)
+
+
+def _activated(name: str, *calls: str) -> Operation:
+    """An operation that both Kerases have as an activation function."""
+    return Operation(
+        name,
+        calls,
+        layers=_activation(name),
+        keras3=_on_first(name),
+        twin=lambda call: new_layer("Activation", _function(name)),
+    )
+
+
+_LARGER = _Clipping(_ends_of_extremum(is_lowest=True), "Maximum")
+_SMALLER = _Clipping(_ends_of_extremum(is_lowest=False), "Minimum")
+_CLIPPED = "sat-tf takes two tensors, or a tensor and one number"
+_SUMMED = (
+    "sat-tf takes tensors of one rank, and numbers: one, one a channel, or a map as large as an "
+    "image"
 )
+
+OF_ONE = (
+    _one("abs", "math.abs", "abs", layers=_activation("absolute"), synonyms=("Absolute",)),
+    _one("cos", "math.cos"),
+    _one("erf", "math.erf"),
+    _one("exp", "math.exp"),
+    _one("floor", "math.floor"),
+    _one("log", "math.log"),
+    _one("logical_not", "math.logical_not"),
+    _one("negative", "math.negative", layers=_negative),
+    _one("reciprocal", "math.reciprocal"),
+    _one("rsqrt", "math.rsqrt"),
+    _one("sign", "math.sign"),
+    _one("sin", "math.sin"),
+    _one("sqrt", "math.sqrt"),
+    _one("square", "math.square", layers=_square),
+    _one("stop_gradient", "stop_gradient", layers=of_one_tensor("StopGradient")),
+    _activated("selu", "nn.selu"),
+    _activated("sigmoid", "math.sigmoid"),
+    _activated("silu", "nn.silu"),
+    _activated("softplus", "math.softplus"),
+    _activated("softsign", "nn.softsign"),
+    _activated("tanh", "math.tanh"),
+)
+OF_TWO = (
+    _two(
+        "add",
+        "math.add",
+        "__operators__.add",
+        fix=_SUMMED,
+        layers=_layers_of_two("Add", "x + c", "x + c"),
+    ),
+    _two(
+        "divide",
+        "math.divide",
+        "math.truediv",
+        fix="sat-tf divides by numbers: one, or one a channel",
+        layers=_layers_of_two("", "x / c", None),
+        synonyms=("TrueDivide",),
+    ),
+    _two("matmul", "linalg.matmul", keras3=_matmul),
+    _two("maximum", "math.maximum", fix=_CLIPPED, layers=_LARGER),
+    _two("minimum", "math.minimum", fix=_CLIPPED, layers=_SMALLER),
+    _two(
+        "multiply",
+        "math.multiply",
+        fix="sat-tf multiplies tensors of one rank, and by numbers other than 0: one, or one a "
+        "channel",
+        layers=_layers_of_two("Multiply", "x * c", "x * c"),
+    ),
+    _two("power", "math.pow", fix="a square is x * x"),
+    _two(
+        "subtract",
+        "math.subtract",
+        fix=_SUMMED,
+        layers=_layers_of_two("Subtract", "x - c", "c - x"),
+    ),
+    _comparing("equal", "math.equal"),
+    _comparing("greater", "math.greater"),
+    _comparing("greater_equal", "math.greater_equal"),
+    _comparing("less", "math.less"),
+    _comparing("less_equal", "math.less_equal"),
+    _comparing("logical_and", "math.logical_and"),
+    _comparing("logical_or", "math.logical_or"),
+    _comparing("not_equal", "math.not_equal"),
+)
+# Operations with settings of their own, and those that TensorFlow has no function for.
+_OTHERS = (
+    Operation("add_n", ("math.add_n",), layers=_sum),
+    Operation("bias_add", ("nn.bias_add",), fix="write x + bias", layers=_biased),
+    Operation(
+        "cast",
+        ("cast",),
+        fix="sat-tf takes casts to the type that a tensor has",
+        layers=_cast,
+        keras3=lambda keras3, x, dtype: keras3.ops.cast(x, dtype),
+        twin=with_settings("dtype"),
+    ),
+    Operation(
+        "clip",
+        ("clip_by_value",),
+        fix="sat-tf takes one number for each end, the second not below the first",
+        layers=_Clipping(_ends_of_clip),
+        keras3=_clip,
+        twin=_clip_twin,
+    ),
+    Operation("conv", ("nn.conv2d", "compat.v1.nn.conv2d"), "use keras.layers.Conv2D"),
+    Operation("depthwise_conv", ("nn.depthwise_conv2d",), "use keras.layers.DepthwiseConv2D"),
+    Operation("dropout", ("nn.dropout",), "use keras.layers.Dropout"),
+    Operation(
+        "elu",
+        ("nn.elu",),
+        layers=_activation("elu"),
+        keras3=_on_first("elu"),
+        twin=_layer("ELU", "alpha"),
+    ),
+    Operation(
+        "gelu",
+        ("nn.gelu",),
+        layers=_gelu,
+        keras3=lambda keras3, features, approximate=False: keras3.ops.gelu(features, approximate),
+        twin=_gelu_twin,
+    ),
+    _activated("hard_sigmoid"),
+    _activated("hard_silu"),
+    Operation(
+        "identity",
+        ("identity",),
+        layers=_activation("linear"),
+        keras3=lambda keras3, input: input + 0.0,
+    ),
+    Operation(
+        "leaky_relu",
+        ("nn.leaky_relu",),
+        layers=_leaky,
+        keras3=lambda keras3, features, alpha=0.2: keras3.ops.leaky_relu(features, alpha),
+        twin=_layer("LeakyReLU", "negative_slope"),
+    ),
+    _activated("log_sigmoid"),
+    Operation(
+        "log_softmax",
+        ("nn.log_softmax",),
+        keras3=_along_last("log_softmax"),
+        twin=with_settings("axis"),
+    ),
+    Operation("normalize", ("math.l2_normalize",), keras3=_l2_normalize, twin=_normalize),
+    Operation(
+        "relu",
+        ("nn.relu",),
+        layers=_Clipping(_ends_of_rectifier(None)),
+        keras3=_on_first("relu"),
+        twin=_layer("ReLU"),
+    ),
+    Operation(
+        "relu6",
+        ("nn.relu6",),
+        layers=_Clipping(_ends_of_rectifier(6.0)),
+        keras3=_on_first("relu6"),
+        twin=lambda call: new_layer("ReLU", 6.0),
+    ),
+    # Keras 3 has no function of this name; a ReLU with settings calls this operation.
+    Operation("ReLU", twin=_layer("ReLU", "max_value", "negative_slope", "threshold")),
+    Operation(
+        "softmax",
+        ("nn.softmax",),
+        layers=_softmax,
+        keras3=_along_last("softmax"),
+        twin=_layer("Softmax", "axis"),
+    ),
+    Operation("squared_difference", ("math.squared_difference",), keras3=_squared_difference),
+    _activated("tanh_shrink"),
+    Operation(
+        "where",
+        ("where",),
+        keras3=lambda keras3, condition, x, y: keras3.ops.where(condition, x, y),
+        twin=_where,
+    ),
+)
+OPERATIONS = (*OF_ONE, *OF_TWO, *_OTHERS)
+_FINDERS = {call: row.layers for row in OPERATIONS for call in row.calls}

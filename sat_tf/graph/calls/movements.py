@@ -1,20 +1,12 @@
-"""Calls of TensorFlow that move values, as layers."""
+"""Operations that move values: rows of the registry."""
 
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tf_keras as keras
 
-from sat_tf.graph.counterparts import by_call
-from sat_tf.graph.operation_layers import (
-    DepthToSpace,
-    Gather,
-    Padding,
-    Slice,
-    SpaceToDepth,
-)
+from sat_tf.graph.calls.operation import Operation, Twin, typed, with_settings
 from sat_tf.graph.replacement import (
     Finder,
     OldCall,
@@ -28,7 +20,7 @@ from sat_tf.graph.replacement import (
     only_tensor,
 )
 
-L = keras.layers
+# -- layers of tf_keras for calls of TensorFlow's functions ----------------------------------------
 
 
 def _reshaped(call: OldCall) -> Replacement | None:
@@ -36,7 +28,7 @@ def _reshaped(call: OldCall) -> Replacement | None:
     tensor = call.argument(0, "tensor", call.node.call_kwargs.get("input"))
     if not is_keras(tensor) or _moves_batch(tensor, call):
         return None
-    return one_layer(tensor, L.Reshape, call.shape)
+    return one_layer(tensor, "Reshape", call.shape)
 
 
 def _moves_batch(tensor: Any, call: OldCall) -> bool:
@@ -51,7 +43,7 @@ def _transposed(call: OldCall) -> Replacement | None:
     order = call.argument(1, "perm")
     if order is None or next(iter(order)) != 0:
         return None
-    return Replacement([call.argument(0, "a")], [new_layer(L.Permute, tuple(order)[1:])])
+    return Replacement([call.argument(0, "a")], [new_layer("Permute", tuple(order)[1:])])
 
 
 def _padded(call: OldCall) -> Replacement | None:
@@ -63,17 +55,17 @@ def _padded(call: OldCall) -> Replacement | None:
     margins = [tuple(margin) for margin in paddings[1:].tolist()]
     *inner, channels = margins
     if channels == (0, 0) and len(inner) == 2:
-        return one_layer(tensor, L.ZeroPadding2D, tuple(inner))
+        return one_layer(tensor, "ZeroPadding2D", tuple(inner))
     if channels == (0, 0) and len(inner) == 1:
-        return one_layer(tensor, L.ZeroPadding1D, inner[0])
-    return one_layer(tensor, Padding, margins)
+        return one_layer(tensor, "ZeroPadding1D", inner[0])
+    return one_layer(tensor, "Padding", margins)
 
 
 def _joined(call: OldCall) -> Replacement | None:
     tensors, axis = call.argument(0, "values"), call.argument(1, "axis")
     if not isinstance(tensors, list | tuple) or not all(map(is_keras, tensors)) or axis == 0:
         return None
-    return Replacement(list(tensors), [new_layer(L.Concatenate, axis)], takes_list=True)
+    return Replacement(list(tensors), [new_layer("Concatenate", axis)], takes_list=True)
 
 
 def _stacked(call: OldCall) -> Replacement | None:
@@ -86,8 +78,8 @@ def _stacked(call: OldCall) -> Replacement | None:
     if len(tensors) < 2 or place == 0 or None in call.shape:
         return None
     shape = (*call.shape[: place - 1], 1, *call.shape[place:])
-    reshapes = [new_layer(L.Reshape, shape, suffix=f"part_{i}") for i in range(len(tensors))]
-    joined = [new_layer(L.Concatenate, place)]
+    reshapes = [new_layer("Reshape", shape, suffix=f"part_{i}") for i in range(len(tensors))]
+    joined = [new_layer("Concatenate", place)]
     return Replacement(list(tensors), joined, takes_list=True, fronts=dict(enumerate(reshapes)))
 
 
@@ -118,7 +110,7 @@ def _parts(
     """A slice for each of several outputs."""
     dropped = [axis - 1] if drops else []
     layers = [
-        new_layer(Slice, _slices(tensor, axis, *ends, None), dropped, suffix=f"part_{index}")
+        new_layer("Slice", _slices(tensor, axis, *ends, None), dropped, suffix=f"part_{index}")
         for index, ends in enumerate(bounds)
     ]
     return Replacement([tensor], layers, beside=True)
@@ -146,8 +138,8 @@ def _gathered(axis_at: int) -> Finder:
         if indices.ndim == 0 or (stride > 0 and np.all(np.diff(indices) == stride)):
             stop = first + (indices.size - 1) * stride + 1
             slices = _slices(tensor, axis, first, stop, stride)
-            return one_layer(tensor, Slice, slices, [] if indices.ndim else [axis - 1])
-        return one_layer(tensor, Gather, indices.tolist(), axis - 1)
+            return one_layer(tensor, "Slice", slices, [] if indices.ndim else [axis - 1])
+        return one_layer(tensor, "Gather", indices.tolist(), axis - 1)
 
     return find
 
@@ -160,10 +152,10 @@ def _rolled(call: OldCall) -> Replacement | None:
     if size is None or shift is None or shift.ndim:
         return None
     order = np.roll(np.arange(size), int(shift)).tolist()
-    return one_layer(tensor, Gather, order, axis - 1) if axis else None
+    return one_layer(tensor, "Gather", order, axis - 1) if axis else None
 
 
-def _moved_blocks(layer: Any) -> Finder:
+def _moved_blocks(layer: str) -> Finder:
     def find(call: OldCall) -> Replacement | None:
         tensor, size = only_tensor(call), number_of(call.argument(1, "block_size"))
         formats = [call.argument(at, "data_format", "NHWC") for at in (2, 3)]
@@ -185,8 +177,8 @@ def _resized(call: OldCall) -> Replacement | None:
         return None
     factors = _whole_factors(tensor.shape[1:3], (rows, columns))
     if method == "nearest" and factors:
-        return one_layer(tensor, L.UpSampling2D, factors)
-    return one_layer(tensor, L.Resizing, rows, columns, method)
+        return one_layer(tensor, "UpSampling2D", factors)
+    return one_layer(tensor, "Resizing", rows, columns, method)
 
 
 def _resized_nearest(call: OldCall) -> Replacement | None:
@@ -196,9 +188,9 @@ def _resized_nearest(call: OldCall) -> Replacement | None:
         return None
     factors = _whole_factors(tensor.shape[1:3], (rows, columns))
     if factors:
-        return one_layer(tensor, L.UpSampling2D, factors)
+        return one_layer(tensor, "UpSampling2D", factors)
     if call.argument(4, "half_pixel_centers", False):
-        return one_layer(tensor, L.Resizing, rows, columns, "nearest")
+        return one_layer(tensor, "Resizing", rows, columns, "nearest")
     return None
 
 
@@ -231,7 +223,7 @@ def _sliced(call: OldCall) -> Replacement | None:
     if batch != [None, None, None] or any(bounds is None for bounds in others):
         return None
     dropped = [axis for axis, value in enumerate(wanted[1:]) if not isinstance(value, slice | dict)]
-    return one_layer(tensor, Slice, others, dropped)
+    return one_layer(tensor, "Slice", others, dropped)
 
 
 def _bounds(value: Any) -> list[int | None] | None:
@@ -252,33 +244,258 @@ def _bounds(value: Any) -> list[int | None] | None:
 def _repeated(call: OldCall) -> Replacement:
     """A vector for each of several steps: a sequence of one, made longer."""
     tensor = call.node.call_args[0]
-    row = new_layer(L.Reshape, (1, tensor.shape[-1] or -1), suffix="row")
-    return Replacement([tensor], [row, new_layer(L.UpSampling1D, call.layer.n)])
+    row = new_layer("Reshape", (1, tensor.shape[-1] or -1), suffix="row")
+    return Replacement([tensor], [row, new_layer("UpSampling1D", call.layer.n)])
 
 
-# Layers that are moves of others.
-LAYERS: dict[type, Finder] = {L.RepeatVector: _repeated}
+# Layers of tf_keras, by their names, that are moves of others.
+LAYERS: dict[str, Finder] = {"RepeatVector": _repeated}
 
-CALLS: dict[str, Finder] = by_call(
-    {
-        "reshape": _reshaped,
-        "expand_dims": _reshaped,
-        "squeeze": _reshaped,
-        "transpose": _transposed,
-        "pad": _padded,
-        "concatenate": _joined,
-        "stack": _stacked,
-        "split": _split,
-        "unstack": _unstacked,
-        "gather": _gathered(axis_at=3),
-        "gather_v1": _gathered(axis_at=4),
-        "roll": _rolled,
-        "depth_to_space": _moved_blocks(DepthToSpace),
-        "depth_to_space_v1": _moved_blocks(DepthToSpace),
-        "space_to_depth": _moved_blocks(SpaceToDepth),
-        "space_to_depth_v1": _moved_blocks(SpaceToDepth),
-        "resize": _resized,
-        "resize_nearest_v1": _resized_nearest,
-        "get_item": _sliced,
-    }
+# -- Keras 3, for calls of TensorFlow's functions --------------------------------------------------
+
+
+def _get_item(keras3: Any, x: Any, key: Any) -> Any:
+    return x[tuple(key) if isinstance(key, list) else key]
+
+
+def _resize(keras3: Any, images: Any, size: Any, method: str = "bilinear", **options: Any) -> Any:
+    return keras3.ops.image.resize(images, tuple(size), interpolation=method, **options)
+
+
+def _pad(
+    keras3: Any,
+    tensor: Any,
+    paddings: Any,
+    mode: str = "CONSTANT",
+    _: Any = None,
+    constant_values: Any = 0,
+) -> Any:
+    if mode.upper() == "CONSTANT":
+        return keras3.ops.pad(tensor, paddings, constant_values=constant_values)
+    return keras3.ops.pad(tensor, paddings, mode=mode.lower())
+
+
+def _depth_to_space(keras3: Any, input: Any, block_size: int, data_format: str = "NHWC") -> Any:
+    del data_format  # of sat-tf's layers
+    ops, size = keras3.ops, block_size
+    rows, columns, channels = ops.shape(input)[1:]
+    blocks = ops.reshape(input, (-1, rows, columns, size, size, channels // size**2))
+    moved = ops.transpose(blocks, (0, 1, 3, 2, 4, 5))
+    return ops.reshape(moved, (-1, rows * size, columns * size, channels // size**2))
+
+
+def _space_to_depth(keras3: Any, input: Any, block_size: int, data_format: str = "NHWC") -> Any:
+    del data_format
+    ops, size = keras3.ops, block_size
+    rows, columns, channels = ops.shape(input)[1:]
+    blocks = ops.reshape(input, (-1, rows // size, size, columns // size, size, channels))
+    moved = ops.transpose(blocks, (0, 1, 3, 2, 4, 5))
+    return ops.reshape(moved, (-1, rows // size, columns // size, channels * size**2))
+
+
+def _gather(keras3: Any, params: Any, indices: Any, axis: int = 0, batch_dims: int = 0) -> Any:
+    del batch_dims  # 0 in sat-tf's layers
+    return keras3.ops.take(params, np.asarray(indices, np.int32), axis=axis)
+
+
+def _squeeze(keras3: Any, input: Any, axis: Any = None, *_: Any) -> Any:
+    return keras3.ops.squeeze(input, tuple(axis) if isinstance(axis, list) else axis)
+
+
+def _transpose(keras3: Any, a: Any, perm: Any = None, conjugate: bool = False) -> Any:
+    del conjugate  # of real numbers
+    return keras3.ops.transpose(a, perm)
+
+
+# -- tf_keras, for calls of Keras 3's operations ---------------------------------------------------
+
+
+def _reshape_twin(call: Any) -> Twin:
+    shape, source = tuple(call.operation.newshape), call.tensors[0].shape
+    rest = [size for size in shape[1:] if size != -1]
+    known = None not in source[1:] and source[0] is None
+    keeps_batch = shape[0] == -1 and len(rest) == len(shape) - 1
+    if known and keeps_batch and int(np.prod(rest)) == int(np.prod(source[1:])):
+        return new_layer("Reshape", shape[1:])
+    function = call.function
+    return lambda x: function(x, [-1 if size is None else size for size in shape])
+
+
+def _transpose_twin(call: Any) -> Twin:
+    axes, function = call.operation.axes, call.function
+    if axes is not None and len(axes) > 1 and axes[0] == 0:
+        return new_layer("Permute", tuple(axes[1:]))
+    return lambda x: function(x, axes)
+
+
+def _concatenate_twin(call: Any) -> Twin:
+    axis, dtype, function = call.operation.axis, call.outputs[0].dtype, call.function
+    if len(call.tensors) > 1 and {tensor.dtype for tensor in call.tensors} == {dtype}:
+        return new_layer("Concatenate", axis=axis)
+    return lambda xs: function([typed(x, dtype) for x in xs], axis=axis)
+
+
+def _resize_twin(call: Any) -> Twin:
+    operation, function = call.operation, call.function
+    if operation.crop_to_aspect_ratio or operation.pad_to_aspect_ratio:
+        raise ValueError("received an image resized with its aspect ratio kept; use a layer")
+    if operation.data_format not in (None, "channels_last"):
+        raise ValueError(f"received data_format={operation.data_format!r}, use channels_last")
+    return lambda images: function(
+        images, operation.size, operation.interpolation, antialias=operation.antialias
+    )
+
+
+def _pad_twin(call: Any) -> Twin:
+    import tensorflow as tf
+
+    widths, mode = call.operation.pad_width, call.operation.mode.upper()
+
+    def pad(x: Any, constant_values: Any = None) -> Any:
+        return tf.pad(x, widths, mode, 0 if constant_values is None else constant_values)
+
+    return pad
+
+
+def _split_twin(call: Any) -> Twin:
+    sections, axis = call.operation.indices_or_sections, call.operation.axis
+    if not isinstance(sections, int):
+        ends = [*sections, call.tensors[0].shape[axis]]
+        sections = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+    function = call.function
+    return lambda x: function(x, sections, axis=axis)
+
+
+def _squeeze_twin(call: Any) -> Twin:
+    axis, function = call.operation.axis, call.function
+    axes = [] if axis is None else [int(one) for one in np.atleast_1d(axis)]
+    return lambda x: function(x, axes)
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+_PIECES = "sat-tf takes parts of known sizes along an axis behind the batch"
+_BLOCKS = "sat-tf takes images with the channels last"
+_FROM_DEPTH, _TO_DEPTH = _moved_blocks("DepthToSpace"), _moved_blocks("SpaceToDepth")
+_GATHERED = (
+    "sat-tf takes a number or a list of numbers, 0 and above, along an axis behind the batch"
+)
+
+# A call of "compat.v1" whose arguments have another order has a row of its own.
+OPERATIONS = (
+    Operation(
+        "concatenate",
+        ("concat",),
+        fix="sat-tf joins tensors of the model, along any dimension but the batch",
+        layers=_joined,
+        keras3=lambda keras3, values, axis: keras3.ops.concatenate(values, axis=axis),
+        twin=_concatenate_twin,
+    ),
+    Operation(
+        "depth_to_space",
+        ("nn.depth_to_space",),
+        _BLOCKS,
+        _FROM_DEPTH,
+        keras3=_depth_to_space,
+        twin=with_settings("block_size"),
+    ),
+    Operation("depth_to_space_v1", ("compat.v1.nn.depth_to_space",), _BLOCKS, _FROM_DEPTH),
+    Operation(
+        "expand_dims",
+        ("expand_dims",),
+        layers=_reshaped,
+        keras3=lambda keras3, input, axis: keras3.ops.expand_dims(input, axis),
+        twin=with_settings("axis"),
+    ),
+    Operation("gather", ("gather",), fix=_GATHERED, layers=_gathered(axis_at=3)),
+    Operation(
+        "gather_v1",
+        ("compat.v1.gather",),
+        fix=_GATHERED,
+        layers=_gathered(axis_at=4),
+        keras3=_gather,
+    ),
+    Operation(
+        "get_item",
+        ("__operators__.getitem",),
+        fix="sat-tf takes numbers and slices of positive strides behind the batch, as in "
+        "x[:, 1:, ::2]; tf.expand_dims adds dimensions",
+        layers=_sliced,
+        keras3=_get_item,
+        twin=lambda call: lambda x, key: _get_item(None, x, key),
+    ),
+    Operation(
+        "pad",
+        ("compat.v1.pad",),
+        fix="sat-tf takes zeros, on any axis but the batch",
+        layers=_padded,
+        keras3=_pad,
+        twin=_pad_twin,
+    ),
+    Operation(
+        "reshape",
+        ("reshape",),
+        fix="sat-tf takes shapes whose sizes behind the batch are known, and that leave each image "
+        "its values",
+        layers=_reshaped,
+        keras3=lambda keras3, tensor, shape: keras3.ops.reshape(tensor, tuple(shape)),
+        twin=_reshape_twin,
+    ),
+    Operation(
+        "resize",
+        ("image.resize",),
+        fix="sat-tf takes it to sizes that are known, without antialias and preserve_aspect_ratio",
+        layers=_resized,
+        keras3=_resize,
+        twin=_resize_twin,
+    ),
+    Operation(
+        "resize_nearest_v1",
+        ("compat.v1.image.resize_nearest_neighbor",),
+        fix="use tf.image.resize(x, size, 'nearest')",
+        layers=_resized_nearest,
+    ),
+    Operation(
+        "roll",
+        ("roll",),
+        fix="sat-tf takes a number along one axis behind the batch, whose size is known",
+        layers=_rolled,
+    ),
+    Operation(
+        "space_to_depth",
+        ("nn.space_to_depth",),
+        _BLOCKS,
+        _TO_DEPTH,
+        keras3=_space_to_depth,
+        twin=with_settings("block_size"),
+    ),
+    Operation("space_to_depth_v1", ("compat.v1.nn.space_to_depth",), _BLOCKS, _TO_DEPTH),
+    Operation("split", ("split",), fix=_PIECES, layers=_split, twin=_split_twin),
+    Operation(
+        "squeeze",
+        ("squeeze", "compat.v1.squeeze"),
+        layers=_reshaped,
+        keras3=_squeeze,
+        twin=_squeeze_twin,
+    ),
+    Operation(
+        "stack",
+        ("stack",),
+        fix="sat-tf takes tensors of known sizes, along an axis behind the batch",
+        layers=_stacked,
+        keras3=lambda keras3, values, axis=0: keras3.ops.stack(values, axis),
+        twin=with_settings("axis"),
+    ),
+    Operation(
+        "tile", ("tile",), keras3=lambda keras3, input, multiples: keras3.ops.tile(input, multiples)
+    ),
+    Operation(
+        "transpose",
+        ("transpose", "compat.v1.transpose"),
+        fix="sat-tf takes orders that leave the batch in front",
+        layers=_transposed,
+        keras3=_transpose,
+        twin=_transpose_twin,
+    ),
+    Operation("unstack", ("unstack",), fix=_PIECES, layers=_unstacked),
 )

@@ -1,15 +1,11 @@
-"""Calls of TensorFlow that pool or reduce, as layers."""
+"""Operations that pool or reduce: rows of the registry."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import tf_keras as keras
 
-from sat_tf.graph.counterparts import by_call
-from sat_tf.graph.operation_layers import (
-    ChannelMax,
-    ChannelMean,
-)
+from sat_tf.graph.calls.operation import Operation, Twin
 from sat_tf.graph.replacement import (
     Finder,
     OldCall,
@@ -22,10 +18,10 @@ from sat_tf.graph.replacement import (
     pooled_whole_row,
 )
 
-L = keras.layers
+# -- layers of tf_keras for calls of TensorFlow's functions ----------------------------------------
 
 
-def _reduced(spatial: Any, channel: Any) -> Finder:
+def _reduced(spatial: str, channel: str) -> Finder:
     """A mean or maximum over the pixels of each image, or over the channels of each pixel."""
 
     def find(call: OldCall) -> Replacement | None:
@@ -48,13 +44,13 @@ def _reduced(spatial: Any, channel: Any) -> Finder:
             return None
         shape = [-1 if size is None else size for size in inner]
         return Replacement(
-            [tensor], [new_layer(channel, suffix="channel"), new_layer(L.Reshape, shape)]
+            [tensor], [new_layer(channel, suffix="channel"), new_layer("Reshape", shape)]
         )
 
     return find
 
 
-def _pooled(layer: Any) -> Finder:
+def _pooled(layer: str) -> Finder:
     """Pooling by its window, strides and padding."""
 
     def find(call: OldCall) -> Replacement | None:
@@ -72,7 +68,7 @@ def _pooled_by_kind(call: OldCall) -> Replacement | None:
     rates = [call.argument(4, "dilation_rate"), call.argument(8, "dilations")]
     plain = all(rate is None or np.all(np.asarray(rate) == 1) for rate in rates)
     first = str(call.argument(7, "data_format")).startswith("NC")
-    layer = {"MAX": L.MaxPooling2D, "AVG": L.AveragePooling2D}.get(kind)
+    layer = {"MAX": "MaxPooling2D", "AVG": "AveragePooling2D"}.get(kind)
     if layer is None or first or not plain:
         return None
     strides = call.argument(5, "strides")
@@ -81,7 +77,7 @@ def _pooled_by_kind(call: OldCall) -> Replacement | None:
 
 
 def _pooled_by(
-    call: OldCall, layer: Any, size: Any, strides: Any, padding: Any
+    call: OldCall, layer: str, size: Any, strides: Any, padding: Any
 ) -> Replacement | None:
     tensor = only_tensor(call)
     if tensor is None or str(padding).lower() not in ("same", "valid"):
@@ -107,12 +103,115 @@ def _along_images(value: Any, inner: int) -> tuple[int, ...] | None:
     return tuple(sizes) if len(sizes) == inner else None
 
 
-CALLS: dict[str, Finder] = by_call(
-    {
-        "mean": _reduced(L.GlobalAveragePooling2D, ChannelMean),
-        "max": _reduced(L.GlobalMaxPooling2D, ChannelMax),
-        "max_pool": _pooled(L.MaxPooling2D),
-        "average_pool": _pooled(L.AveragePooling2D),
-        "pool": _pooled_by_kind,
-    }
+# -- Keras 3, for calls of TensorFlow's functions, and tf_keras, for those of Keras 3's -----------
+
+
+def _over_axes(name: str) -> Callable[..., Any]:
+    """Keras 3's function of one tensor, over some of its axes."""
+
+    def of(keras3: Any, input_tensor: Any, axis: Any = None, keepdims: bool = False) -> Any:
+        axes = tuple(axis) if isinstance(axis, list) else axis
+        return getattr(keras3.ops, name)(input_tensor, axes, keepdims=keepdims)
+
+    return of
+
+
+def _reduction_twin(layer: str = "") -> Callable[[Any], Twin]:
+    """A reduction; over rows and columns a layer, if there is one."""
+
+    def twin(call: Any) -> Twin:
+        axis, keepdims = call.operation.axis, call.operation.keepdims
+        rank = len(call.tensors[0].shape)
+        axes = sorted(one % rank for one in np.atleast_1d(axis)) if axis is not None else None
+        if layer and rank == 4 and axes == [1, 2]:
+            return new_layer(layer, keepdims=keepdims, data_format="channels_last")
+        function = call.function
+        return lambda x: function(x, axis=axis, keepdims=keepdims)
+
+    return twin
+
+
+def _pooling_twin(layer: str) -> Callable[[Any], Twin]:
+    def twin(call: Any) -> Twin:
+        operation = call.operation
+        return new_layer(
+            f"{layer}{len(call.tensors[0].shape) - 2}D",
+            operation.pool_size,
+            operation.strides,
+            operation.padding,
+            data_format=operation.data_format or "channels_last",
+        )
+
+    return twin
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+def _reducing(
+    name: str,
+    call: str,
+    fix: str = "",
+    *,
+    pooling: str = "",
+    layers: Finder | None = None,
+    synonyms: tuple[str, ...] = (),
+) -> Operation:
+    """An operation of one tensor over some of its axes; of rows and columns a layer, `pooling`."""
+    return Operation(
+        name, (call,), fix, layers, _over_axes(name), _reduction_twin(pooling), synonyms
+    )
+
+
+_POOLING = (
+    "sat-tf pools rows and columns, with padding 'SAME' or 'VALID' and channels last; put a "
+    "keras.layers.ZeroPadding2D in front for other margins"
+)
+_REDUCED = (
+    "sat-tf takes it over the rows and columns of images, [1, 2], over sequences, 1, or over the "
+    "channels, -1"
+)
+_RANKS = ("", "1d", "2d")
+
+REDUCTIONS = (
+    _reducing(
+        "max",
+        "math.reduce_max",
+        _REDUCED,
+        pooling="GlobalMaxPooling2D",
+        layers=_reduced("GlobalMaxPooling2D", "ChannelMax"),
+        synonyms=("Amax",),
+    ),
+    _reducing(
+        "mean",
+        "math.reduce_mean",
+        _REDUCED,
+        pooling="GlobalAveragePooling2D",
+        layers=_reduced("GlobalAveragePooling2D", "ChannelMean"),
+    ),
+    _reducing("min", "math.reduce_min", "the smallest is -tf.reduce_max(-x)"),
+    _reducing("prod", "math.reduce_prod"),
+    _reducing(
+        "sum",
+        "math.reduce_sum",
+        f"write tf.reduce_mean(x, axes) * n for the sum of n values; of a mean, {_REDUCED}",
+    ),
+)
+OPERATIONS = (
+    *REDUCTIONS,
+    Operation(
+        "average_pool",
+        tuple(f"{v1}nn.avg_pool{rank}" for v1 in ("", "compat.v1.") for rank in _RANKS),
+        _POOLING,
+        _pooled("AveragePooling2D"),
+        twin=_pooling_twin("AveragePooling"),
+    ),
+    Operation(
+        "max_pool",
+        tuple(f"{v1}nn.max_pool{rank}" for v1 in ("", "compat.v1.") for rank in _RANKS),
+        _POOLING,
+        _pooled("MaxPooling2D"),
+        twin=_pooling_twin("MaxPooling"),
+    ),
+    Operation("pool", ("compat.v1.nn.pool",), f"{_POOLING}, and without dilation", _pooled_by_kind),
 )

@@ -232,6 +232,16 @@ def _rectifier_role(layer: Any) -> Role:
     return Role.RECTIFIER if plain else Role.FUNCTION
 
 
+def ends_of_rectifier(layer: keras.layers.Layer) -> tuple[float, float | None] | None:
+    """0 and the ceiling of a ReLU or an Activation that is a rectifier; None for other layers."""
+    if isinstance(layer, keras.layers.Activation):
+        name = activation_name(layer)
+        return (0.0, RECTIFIERS[name]) if name in RECTIFIERS else None
+    if type(layer) is not keras.layers.ReLU or _rectifier_role(layer) is not Role.RECTIFIER:
+        return None
+    return 0.0, None if layer.max_value is None else float(layer.max_value)
+
+
 def _rectifier_reach(layer: Any) -> Reach:
     if float(layer.negative_slope) != 0.0 and float(layer.threshold) != 0.0:
         return UNKNOWN  # below the threshold it is slope · (x - threshold)

@@ -1,13 +1,23 @@
 """A view of a Keras 3 model as a list of calls, in an order in which they can be made."""
 
+import contextlib
 import dataclasses
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras as keras3
+import tensorflow as tf
+import tf_keras as keras
+
+from sat_tf.graph import operation_kinds
+from sat_tf.graph.replacement import NewLayer
 
 # Set by Keras itself where a tensor carries a mask; tf_keras does the same by its own rules.
 _MASKS = ("mask", "query_mask", "value_mask", "key_mask")
+# Types of tensors, with how far two ways to compute one may be apart: two units in the last place,
+# as a fraction of the largest value.
+LOWER_PRECISIONS = {"float16": 2**-9, "bfloat16": 2**-6}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +42,38 @@ class Call:
         """Its arguments beside symbolic tensors."""
         args, kwargs = self._arguments({}, lambda value: value)
         return [value for value in keras3.tree.flatten((args, kwargs)) if value is not None]
+
+    @property
+    def tensors(self) -> list[Any]:
+        """The symbolic tensors it reads."""
+        return list(self.node.arguments.keras_tensors)
+
+    @property
+    def row(self) -> Any:
+        """The row of the operation in the registry; None where tf_keras has no counterpart."""
+        kind = type(self.operation)
+        is_of_keras = kind.__module__.startswith(("keras.src.ops.", "keras.src.activations."))
+        return operation_kinds.CLASSES.get(kind.__name__) if is_of_keras else None
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """TensorFlow's function for the operation."""
+        return operator.attrgetter(self.row.calls[0])(tf)
+
+    @property
+    def promoted_type(self) -> str:
+        """The type to which Keras 3 promotes all that the operation is called with."""
+        given = [*self.node.arguments.args, *self.node.arguments.kwargs.values()]
+        return keras3.backend.result_type(*(getattr(one, "dtype", type(one)) for one in given))
+
+    def twin(self) -> Callable[..., Any]:
+        """The counterpart of the operation in tf_keras, which takes its tensors and constants.
+
+        Where tf_keras has a layer for it, that layer, with the operation's name.
+        """
+        with _computing_in(self.outputs[0].dtype):
+            made, name = self.row.twin(self), self.operation.name
+            return made.layer(name=name) if isinstance(made, NewLayer) else made
 
     def filled_in(
         self, values: Mapping[int, Any], constant: Callable[[Any], Any]
@@ -107,6 +149,20 @@ def functional_of(model: Any) -> Any:
     if isinstance(model, keras3.Sequential):
         return model._functional
     return model if hasattr(model, "_nodes_by_depth") else None
+
+
+@contextlib.contextmanager
+def _computing_in(dtype: str) -> Iterator[None]:
+    """Has layers that are made within compute in a lower precision, as operations do."""
+    if dtype not in LOWER_PRECISIONS:
+        yield
+        return
+    before = keras.mixed_precision.global_policy()
+    keras.mixed_precision.set_global_policy(f"mixed_{dtype}")
+    try:
+        yield
+    finally:
+        keras.mixed_precision.set_global_policy(before)
 
 
 def _identities(call: Call) -> Iterator[int]:

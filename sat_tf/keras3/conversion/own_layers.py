@@ -14,7 +14,6 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.keras3.conversion import operation_table
 from sat_tf.keras3.conversion.graph import Keras3Graph
 from sat_tf.messages import reason_of
 
@@ -122,8 +121,8 @@ class _Operations:
             if isinstance(operation, keras3.layers.Layer):
                 inside = [(tensor.shape, tensor.dtype) for tensor in tensors]
                 self._functions.append(_Operations(operation, inside, variables))
-            elif operation_table.is_known(operation):
-                self._functions.append(operation_table.make_function(operation, call.node))
+            elif call.row:
+                self._functions.append(call.twin())
             else:
                 raise ValueError(f"{received}, which calls {type(operation).__name__}, {expected}")
 

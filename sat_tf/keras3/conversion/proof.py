@@ -20,7 +20,7 @@ import keras as keras3
 import numpy as np
 import tensorflow as tf
 
-from sat_tf.keras3.conversion.operation_table import LOWER_PRECISIONS
+from sat_tf.keras3.conversion.graph import LOWER_PRECISIONS
 from sat_tf.keras3.conversion.translator import Translated, to_tf_keras
 from sat_tf.keras3.quantized_layer import QuantizedLayer as QuantizedLayer3
 from sat_tf.keras3.quantized_layer import standing_in

@@ -14,7 +14,7 @@ from sat_tf.graph import operation_layers
 from sat_tf.graph.layers.preprocessing import adapted_copy, is_adapted
 from sat_tf.graph.network import NOT_BUILT, subclassed_problem
 from sat_tf.keras3 import operations
-from sat_tf.keras3.conversion import layer_table, operation_table
+from sat_tf.keras3.conversion import layer_table
 from sat_tf.keras3.conversion.graph import Call, Keras3Graph, functional_of
 from sat_tf.keras3.conversion.own_layers import layer_of_keras3
 from sat_tf.keras3.conversion.values import copy_to_twin, copy_trainable, weights_of_keras3
@@ -145,7 +145,7 @@ class Translator:
             return str(error)
 
     def _operation_problem(self, call: Call) -> str | None:
-        if not operation_table.is_known(call.operation):
+        if call.row is None:
             return (
                 f"received the operation {type(call.operation).__name__}, which sat-tf does not "
                 "know in tf_keras; build the model with a layer for it"
@@ -241,7 +241,7 @@ class Translator:
     def _function(self, call: Call) -> Callable[..., Any]:
         key = id(call.node)
         if key not in self._made:
-            self._made[key] = operation_table.make_function(call.operation, call.node)
+            self._made[key] = call.twin()
         return self._made[key]
 
     def _model(self, model: Any) -> Translated:

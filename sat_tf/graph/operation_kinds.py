@@ -1,0 +1,45 @@
+"""The registry of operations: what sat-tf knows of each in TensorFlow and Keras 3, and how to ask.
+
+Adding an operation of users' models is one row in one file of `graph/calls`. No framework is
+imported here, so that processes with Keras 3 alone can read it.
+"""
+
+from collections.abc import Iterable
+
+from sat_tf.graph.calls import arithmetic, movements, pooling
+from sat_tf.graph.calls.operation import Operation
+
+OPERATIONS = (*arithmetic.OPERATIONS, *movements.OPERATIONS, *pooling.OPERATIONS)
+
+
+def _by_call(rows: Iterable[Operation]) -> dict[str, Operation]:
+    return {call: row for row in rows for call in row.calls}
+
+
+# The rows by the names of TensorFlow's functions, and those of functions of real numbers alone.
+CALLS = _by_call(OPERATIONS)
+OF_REALS = _by_call(arithmetic.OPERATIONS)
+# The rows that have a twin in tf_keras, by the classes of Keras 3's operations.
+CLASSES = {
+    name: row
+    for row in OPERATIONS
+    for name in (row.class_name, *row.synonyms)
+    if row.twin is not None
+}
+# Finders of what replaces layers of tf_keras that stand for an operation, by the layers' names.
+LAYERS = {**arithmetic.LAYERS, **movements.LAYERS}
+
+
+def fix_of(function: str) -> str:
+    """The fix for a TensorFlow operation, to be appended to a message; "" where unknown.
+
+    Args:
+        function: its name without "tf.".
+
+    >>> fix_of("math.pow")
+    '; a square is x * x'
+    >>> fix_of("math.sin")
+    ''
+    """
+    row = CALLS.get(function)
+    return f"; {row.fix}" if row and row.fix else ""
