@@ -8,7 +8,7 @@ import numpy as np
 import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
-from sat_tf.graph.network import Network, Node, check_model, loss_problems, refuse_losses
+from sat_tf.graph.network import Network, Node, loss_problems, refuse_losses
 from sat_tf.graph.rewrite import with_layers_for_operations
 from sat_tf.planning.decisions import LayerDecisions, activation_plan, input_lines
 from sat_tf.planning.deployment import (
@@ -39,13 +39,15 @@ class Source:
     Attributes:
         network: its graph, without annotations.
         annotations: for every layer to quantize, its `LayerConfig` or None.
-        requantized: it is already quantized, and its weights are latent.
+        losses: its own losses and metrics, which `quantize_model` refuses.
+        quantized: the graph of a model that is quantized already, whose weights are latent.
         kernels: its effective kernels in that case, by name.
     """
 
     network: Network
     annotations: Mapping[str, Any]
-    requantized: bool = False
+    losses: Sequence[str] = ()
+    quantized: Network | None = None
     kernels: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
@@ -55,26 +57,27 @@ def read_source(model: keras.Model) -> Source:
     Raises:
         ValueError: the model has no graph; says what to do.
     """
-    check_model(model)
     network = Network(model)
     if is_quantized(network):
         network.refuse_problems()
         refuse_losses(model)
         float_model, annotations = without_quantizers(network)
         kernels = effective_kernels(network)
-        return Source(Network(float_model), annotations, requantized=True, kernels=kernels)
-    if not any(_is_annotated(node.layer) for node in network):
+        return Source(Network(float_model), annotations, quantized=network, kernels=kernels)
+    annotated = [node for node in network if _is_annotated(node.layer)]
+    if not annotated:
         # `quantize_model` reads it in the same form.
         network = Network(with_layers_for_operations(model))
-        return Source(network, {node.name: None for node in network})
-    renamed = {node.name: node.layer.layer.name for node in network if _is_annotated(node.layer)}
-    nodes = [_without_annotation(node, renamed) for node in network]
-    annotations = {
-        node.layer.layer.name: node.layer.quantize_config
-        for node in network
-        if _is_annotated(node.layer)
-    }
-    return Source(network.rearranged(nodes, renamed), annotations)
+        return Source(network, {node.name: None for node in network}, loss_problems(model))
+    renamed = {node.name: node.layer.layer.name for node in annotated}
+    nodes = []
+    for node in network:
+        layer = node.layer.layer if node.name in renamed else node.layer
+        inputs = tuple(renamed.get(name, name) for name in node.inputs)
+        # TFMOT's wrapper hands no arguments on.
+        nodes.append(dataclasses.replace(node, name=layer.name, layer=layer, inputs=inputs))
+    annotations = {renamed[node.name]: node.layer.quantize_config for node in annotated}
+    return Source(network.rearranged(nodes, renamed), annotations, loss_problems(model))
 
 
 def is_quantized(network: Network) -> bool:
@@ -85,13 +88,6 @@ def is_quantized(network: Network) -> bool:
 def _is_annotated(layer: keras.layers.Layer) -> bool:
     # TFMOT has no public name for its wrapper.
     return type(layer).__name__ == "QuantizeAnnotate" and hasattr(layer, "quantize_config")
-
-
-def _without_annotation(node: Node, renamed: Mapping[str, str]) -> Node:
-    layer = node.layer.layer if _is_annotated(node.layer) else node.layer
-    inputs = tuple(renamed.get(name, name) for name in node.inputs)
-    # TFMOT's wrapper hands no arguments on.
-    return dataclasses.replace(node, name=layer.name, layer=layer, inputs=inputs)
 
 
 def explain(
@@ -133,27 +129,34 @@ def explain(
     >>> plan["conv"].weights.bits, plan["conv"].multiply_adds, plan.problems
     (8, 3888, ())
     """
-    if policy is None and is_quantized(Network(model)):
-        policy = policy_of(model)
-        if policy is None:
+    asked = None if policy is None else expect_policy(policy)
+    source = read_source(model)
+    if asked is None and source.quantized is not None:
+        asked = policy_of(model)
+        if asked is None:
             raise ValueError(
                 f"model {model.name!r}: received a quantized model without a policy, expected the "
                 "one to quantize it by, which files do not have; call sat_tf.explain(model, "
                 "policy)."
             )
-    policy = BitPolicy() if policy is None else expect_policy(policy)
-    source = read_source(model)
-    refused = loss_problems(model)
+    return plan_of(source, asked or BitPolicy(), image_size)
+
+
+def plan_of(
+    source: Source, policy: BitPolicy, image_size: int | Sequence[int] | None = None
+) -> Plan:
+    """The plan of a model that has been read; see `explain`."""
     with_image_size(source.network, image_size)  # reports a bad size before anything else
-    if source.requantized:
-        policy, _, of_inputs = with_inputs_of(Network(model), policy)
+    refused = list(source.losses)
+    if source.quantized is not None:
+        policy, _, of_inputs = with_inputs_of(source.quantized, policy)
         refused += of_inputs
     problems, placement, decided_by = _placed(source, policy)
     kept = placement.kept if placement is not None else ()
     inputs = input_lines(source.network, policy, kept)
     problems = refused + problems
     plan = Plan(
-        model=model.name,
+        model=source.network.name,
         policy=policy,
         rows=tuple(_rows_without_placement(source.network, problems)) if placement is None else (),
         problems=tuple(problems),
@@ -164,7 +167,9 @@ def explain(
     sized = with_image_size(source.network, image_size)
     view = preview(sized, placement)
     deployed = deployment(view, tolerant=bool(problems))
-    decisions = LayerDecisions(sized, placement, decided_by, requantized=source.requantized)
+    decisions = LayerDecisions(
+        sized, placement, decided_by, requantized=source.quantized is not None
+    )
     rows = tuple(_rows(decisions, sized, placement, view, deployed, problems))
     notes = tuple(deployed.graph.warnings) if deployed.graph is not None else ()
     return dataclasses.replace(plan, rows=rows, export_problems=deployed.problems, notes=notes)

@@ -55,7 +55,7 @@ class FileSizes:
     each linear operation from the graph of its own bits.
 
     Args:
-        model: a float model.
+        source: a float model that has been read.
         policy_at: gives the policy with some bits in all layers that are chosen for.
         weight_bits: the numbers of bits to choose from.
         pack: as for `export_tflite`.
@@ -67,13 +67,12 @@ class FileSizes:
 
     def __init__(
         self,
-        model: keras.Model,
+        source: Source,
         policy_at: Callable[[int], BitPolicy],
         weight_bits: Sequence[int],
         *,
         pack: str = "auto",
     ) -> None:
-        source = read_source(model)
         self._pack = pack
         self._graphs: dict[int, Graph] = {}
         # The operations of each layer, by their places in the graph.

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import sat_tf
+from sat_tf.planning.explain import read_source
 from sat_tf.planning.file_size import FileSizes, file_bytes
 from sat_tf.qat.policy import BitPolicy
 from tests.analysis.allocation.small_models import family, images_for, joined, residual
@@ -56,7 +57,9 @@ def sizes(model, pack="auto"):
         fields = {glob.escape(name): {"weight_bits": own} for name, own in bits.items()}
         return BitPolicy.mobile(4, overrides=fields)
 
-    found = FileSizes(model, lambda own: mixed(dict.fromkeys(names, own)), (2, 4, 8), pack=pack)
+    found = FileSizes(
+        read_source(model), lambda own: mixed(dict.fromkeys(names, own)), (2, 4, 8), pack=pack
+    )
     return found, names, mixed
 
 

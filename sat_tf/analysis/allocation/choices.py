@@ -20,10 +20,9 @@ import tf_keras as keras
 from sat_tf.analysis.allocation.tables import Choice
 from sat_tf.export.lowering.packing import NothingPackedError, is_asked_for
 from sat_tf.graph import layer_kinds
-from sat_tf.graph.network import Network
 from sat_tf.messages import list_problems
 from sat_tf.planning.deployment import FLOAT_BITS
-from sat_tf.planning.explain import explain, read_source
+from sat_tf.planning.explain import Source, plan_of, read_source
 from sat_tf.planning.file_size import FileSizes
 from sat_tf.planning.layer_plan import Fate, LayerPlan
 from sat_tf.planning.plan import Plan
@@ -114,7 +113,8 @@ class ModelChoices:
         pack: str = "auto",
     ) -> None:
         self.policy = policy
-        reading = _Reading(model, policy, tuple(weight_bits), tuple(activation_bits))
+        source = read_source(model)
+        reading = _Reading(source, policy, tuple(weight_bits), tuple(activation_bits))
         self.layers = reading.layers()
         self.settled_bit_operations = reading.settled_bit_operations()
         chosen = [layer.name for layer in self.layers if layer.chooses_weights]
@@ -125,7 +125,6 @@ class ModelChoices:
                 "activation_bits: layers beside the first and the last one, or "
                 "first_last_weight_bits=None, and no overrides of their bits."
             )
-        source = read_source(model)
         for bits in weight_bits:  # a grid or a quantizer may not have them
             policy = self.policy_at(bits, min(activation_bits))
             place(source.network, source.annotations, policy, source.kernels)
@@ -133,7 +132,7 @@ class ModelChoices:
         self._added: dict[tuple[str, int], int] = {}
         try:
             self._sizes = FileSizes(
-                model,
+                source,
                 lambda bits: self.policy_of(dict.fromkeys(chosen, (bits, None))),
                 weight_bits,
                 pack=pack,
@@ -200,15 +199,15 @@ class _Reading:
 
     def __init__(
         self,
-        model: keras.Model,
+        source: Source,
         policy: BitPolicy,
         weight_bits: tuple[int, ...],
         activation_bits: tuple[int, ...],
     ) -> None:
-        self.network: Network = read_source(model).network
+        self.network = source.network
         self.weight_bits, self.activation_bits = weight_bits, activation_bits
-        self.usual = _plan(model, policy)
-        self.low, self.high = (_plan(model, _probe(policy, bits)) for bits in _PROBES)
+        self.usual = _plan(source, policy)
+        self.low, self.high = (_plan(source, _probe(policy, bits)) for bits in _PROBES)
         self.calls: dict[str, list[LayerPlan]] = {}
         for row in self.low.layers:
             if row.weights is not None:
@@ -271,10 +270,10 @@ class _Reading:
         return sum(math.prod(size or 0 for size in shape) for shape in shapes)
 
 
-def _plan(model: keras.Model, policy: BitPolicy) -> Plan:
-    plan = explain(model, policy)
+def _plan(source: Source, policy: BitPolicy) -> Plan:
+    plan = plan_of(source, policy)
     if plan.problems:
-        raise ValueError(list_problems(f"model {model.name!r}", plan.problems))
+        raise ValueError(list_problems(f"model {plan.model!r}", plan.problems))
     return plan
 
 
