@@ -1,23 +1,17 @@
 import csv
 
-import numpy as np
 import pytest
 import yaml
 
 from sat_tf.commands import main
 from sat_tf.qat.policy import BitPolicy
-from tests.commands.light import told_without_tensorflow
-from tests.training.small import small_float_model, small_images, small_quantized_model
 
 LAYERS = ("stem", "depthwise", "pointwise", "classifier")
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    small_float_model().save(folder / "float.keras")
-    small_quantized_model().save(folder / "quantized.keras")
-    np.save(folder / "images.npy", small_images().train_images)
+def files(files):
+    """The small models, beside tables of costs."""
     rows = [
         f"{name},{w},{a},{4.0**-w + 4.0**-a}"
         for name in LAYERS
@@ -25,19 +19,14 @@ def files(tmp_path_factory):
         for a in (2, 4, 8)
     ]
     header = "layer,weight_bits,activation_bits,cost"
-    (folder / "costs.csv").write_text("\n".join([header, *rows]) + "\n")
+    (files / "costs.csv").write_text("\n".join([header, *rows]) + "\n")
     flat = [f"{name},,,0.5" for name in LAYERS]
     header = "layer,weight_bits,activation_bits,milliseconds"
-    (folder / "phone.csv").write_text("\n".join([header, *flat]) + "\n")
-    return folder
+    (files / "phone.csv").write_text("\n".join([header, *flat]) + "\n")
+    return files
 
 
-def said(capsys):
-    captured = capsys.readouterr()
-    return " ".join((captured.out + captured.err).split())
-
-
-def test_bits_are_chosen_for_a_saved_model(files, tmp_path, capsys):
+def test_bits_are_chosen_for_a_saved_model(files, tmp_path, said):
     names = ("policy.yaml", "layers.csv", "curve.svg")
     policy, table, picture = (tmp_path / name for name in names)
     words = [str(files / "float.keras"), "--images", str(files / "images.npy")]
@@ -45,7 +34,7 @@ def test_bits_are_chosen_for_a_saved_model(files, tmp_path, capsys):
     words += ["--policy", "first_last_weight_bits=null", "--num_images", "64"]
     words += ["--out", str(policy), "--csv", str(table), "--picture", str(picture)]
     assert main.main(["allocate", *words]) == 0
-    told = said(capsys)
+    told = said()
     assert "proven optimal" in told
     assert "mean weight bits" in told
     assert "Images are fed as input_range=(0, 255)." in told
@@ -57,21 +46,21 @@ def test_bits_are_chosen_for_a_saved_model(files, tmp_path, capsys):
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
 
 
-def test_the_written_policy_is_one_that_explain_reads(files, tmp_path, capsys):
+def test_the_written_policy_is_one_that_explain_reads(files, tmp_path, said):
     model, policy = str(files / "float.keras"), str(tmp_path / "policy.yaml")
     words = [model, "--cost", str(files / "costs.csv"), "--weight_bits", "2,4,8"]
     words += ["--activation_bits", "2,4,8", "--budget", "average_activation_bits=4"]
     assert main.main(["allocate", *words, "--out", policy]) == 0
-    assert "bits by table" in said(capsys)
+    assert "bits by table" in said()
     assert main.main(["explain", model, "--policy", policy]) == 0
 
 
-def test_milliseconds_come_from_a_table(files, capsys):
+def test_milliseconds_come_from_a_table(files, said):
     words = [str(files / "float.keras"), "--cost", str(files / "costs.csv")]
     words += ["--weight_bits", "2,4,8", "--activation_bits", "2,4,8"]
     words += ["--latency", str(files / "phone.csv"), "--budget", "milliseconds=1"]
     assert main.main(["allocate", *words]) == 2
-    assert "milliseconds=1: the smallest possible is 2." in said(capsys)
+    assert "milliseconds=1: the smallest possible is 2." in said()
 
 
 @pytest.mark.parametrize(
@@ -83,42 +72,9 @@ def test_milliseconds_come_from_a_table(files, capsys):
         ("float.keras", ["--cost", "costs.csv", "--pack", "int3"], "pack: received 'int3'"),
     ],
 )
-def test_what_cannot_be_chosen_is_said_plainly(model, words, expected, files, monkeypatch, capsys):
+def test_what_cannot_be_chosen_is_said_plainly(model, words, expected, files, monkeypatch, said):
     monkeypatch.chdir(files)
     assert main.main(["allocate", model, "--budget", "bytes=1e6", *words]) == 2
-    told = said(capsys)
+    told = said()
     assert expected in told
     assert "Traceback" not in told
-
-
-NAMED = ["resnet18", "--dataset", "digits", "--budget"]
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["resnet18", "--budget", "bytes=3"], "received no images, expected --images or --dataset"),
-        ([*NAMED, "byte=3"], "Did you mean bytes?"),
-        ([*NAMED, "bytes"], "'bytes': expected LIMIT=VALUE"),
-        ([*NAMED, "bytes=3", "bytes=4"], "bytes: received twice"),
-        ([*NAMED, "bytes=-1", "average_bits=x"], "budget: 2 problems"),
-        ([*NAMED, "milliseconds=3"], "received no `latency`"),
-        ([*NAMED, "bytes=3", "--cost", "hesian"], "expected sensitivity or a CSV file"),
-        ([*NAMED, "bytes=3", "--latency", "none.csv"], "No such file"),
-        ([*NAMED, "bytes=3", "--over", "bytes"], "received it without --picture"),
-        ([*NAMED, "bytes=3", "--picture", "a.jpg"], "ends in .jpg, expected .png"),
-        ([*NAMED, "bytes=3", "--out", "none/p.yaml"], "which does not exist"),
-        ([*NAMED, "bytes=3", "--policy", "weight_bit=3"], "Did you mean weight_bits?"),
-        ([*NAMED, "bytes=3", "--weight_bits", "2,9"], "expected integers from 1 to 8"),
-    ],
-)
-def test_what_is_wrong_with_the_words_is_said_without_tensorflow(words, expected, tmp_path):
-    told = told_without_tensorflow("allocate", *words, status=2, cwd=tmp_path)
-    assert expected in " ".join(told.split())
-
-
-def test_help_needs_no_tensorflow():
-    told = told_without_tensorflow("allocate", "--help", status=0)
-    for word in ("average_weight_bits", "phone.csv", "--set"):
-        assert word in told

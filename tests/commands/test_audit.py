@@ -3,37 +3,24 @@ import csv
 import pytest
 
 from sat_tf.commands import main
-from tests.training.small import small_float_model, small_quantized_model
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    small_quantized_model().save(folder / "quantized.keras")
-    small_float_model().save(folder / "float.h5")
-    return folder
-
-
-def said(capsys):
-    captured = capsys.readouterr()
-    return " ".join((captured.out + captured.err).split())
+from tests.training.small import small_float_model
 
 
 @pytest.mark.parametrize("name", ["quantized.keras", "float.h5"])
-def test_a_saved_model_is_audited(name, files, capsys):
+def test_a_saved_model_is_audited(name, files, said):
     assert main.main(["audit", str(files / name)]) == 0
-    words = said(capsys)
+    words = said()
     assert "small: " in words
     assert "classifier" in words
 
 
 @pytest.mark.thorough
-def test_images_give_gradients_and_the_files_that_are_asked_for(files, tmp_path, capsys):
+def test_images_give_gradients_and_the_files_that_are_asked_for(files, tmp_path, said):
     page, table = tmp_path / "audit.html", tmp_path / "audit.csv"
     words = ["audit", str(files / "quantized.keras"), "--dataset", "digits", "--num_images", "16"]
     # The digits have ten classes, the model three.
     assert main.main([*words, "--page", str(page)]) == 2
-    assert "expected 0 to 2" in said(capsys)
+    assert "expected 0 to 2" in said()
     assert not page.exists()
     words = ["audit", "mobilenet_v2_small", "--image_size", "16", "--num_classes", "10"]
     words += ["--dataset", "digits", "--num_images", "8", "--csv", str(table), "--page", str(page)]
@@ -43,7 +30,7 @@ def test_images_give_gradients_and_the_files_that_are_asked_for(files, tmp_path,
         assert all(row["gradient_variance"] for row in csv.DictReader(file))
 
 
-def test_strict_fails_where_a_rule_is_broken(tmp_path, capsys):
+def test_strict_fails_where_a_rule_is_broken(tmp_path, said):
     model = small_float_model()
     weights = model.get_weights()
     kernel = model.get_layer("classifier").kernel
@@ -54,7 +41,7 @@ def test_strict_fails_where_a_rule_is_broken(tmp_path, capsys):
         model.set_weights(weights)
     assert main.main(["audit", str(tmp_path / "broken.keras")]) == 0
     assert main.main(["audit", str(tmp_path / "broken.keras"), "--strict"]) == 1
-    assert "rule I" in said(capsys)
+    assert "rule I" in said()
 
 
 @pytest.mark.parametrize(
@@ -70,14 +57,14 @@ def test_strict_fails_where_a_rule_is_broken(tmp_path, capsys):
         (["."], "has no quantized.keras, config.yaml"),
     ],
 )
-def test_what_cannot_be_audited_is_said_plainly(words, expected, tmp_path, monkeypatch, capsys):
+def test_what_cannot_be_audited_is_said_plainly(words, expected, tmp_path, monkeypatch, said):
     monkeypatch.chdir(tmp_path)
     assert main.main(["audit", *words]) == 2
-    words = said(capsys)
+    words = said()
     assert expected in words
     assert "Traceback" not in words
 
 
-def test_only_findings_leaves_out_what_is_well(capsys, files):
+def test_only_findings_leaves_out_what_is_well(said, files):
     main.main(["audit", str(files / "float.h5"), "--only_findings"])
-    assert "depthwise" not in said(capsys)
+    assert "depthwise" not in said()

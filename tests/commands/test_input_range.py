@@ -32,23 +32,18 @@ def files(tmp_path_factory):
     return folder
 
 
-def _said(capsys):
-    captured = capsys.readouterr()
-    return " ".join((captured.out + captured.err).split())
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("command", ["sensitivity", "audit"])
-def test_a_model_of_0_to_1_is_not_fed_pixels_without_a_word(command, files, monkeypatch, capsys):
+def test_a_model_of_0_to_1_is_not_fed_pixels_without_a_word(command, files, monkeypatch, said):
     monkeypatch.chdir(files)
     asked = [command, "float.keras", "--images", "photos"]
     assert main.main(asked) == 2
-    said = _said(capsys)
-    assert "received a model that is fed input_range=(0, 255)" in said
-    assert "% with (0, 255), 100.0 % with (0, 1)" in said
-    assert "; give --input_range 0,1." in said
+    told = said()
+    assert "received a model that is fed input_range=(0, 255)" in told
+    assert "% with (0, 255), 100.0 % with (0, 1)" in told
+    assert "; give --input_range 0,1." in told
     assert main.main([*asked, "--input_range", "0,255"]) == 0
-    assert "Note: model 'range': received a model that is fed" in _said(capsys)
+    assert "Note: model 'range': received a model that is fed" in said()
     for right in (
         [*asked, "--input_range", "0,1"],
         [command, "rescaled.keras", "--images", "photos"],
@@ -56,30 +51,31 @@ def test_a_model_of_0_to_1_is_not_fed_pixels_without_a_word(command, files, monk
     ):
         if command == "audit" or right[1] != "quantized.keras":
             assert main.main(right) == 0
-            said = _said(capsys)
-            assert "Note: " not in said
+            assert "Note: " not in said()
 
 
-def test_the_range_of_a_quantized_model_is_its_own(files, capsys):
+def test_the_range_of_a_quantized_model_is_its_own(files, said, capsys):
     asked = ["audit", str(files / "quantized.keras"), "--images", str(files / "photos")]
     assert main.main([*asked, "--input_range", "0,1"]) == 0
     capsys.readouterr()
     assert main.main([*asked, "--input_range", "torch"]) == 2
-    assert 'received "torch" for a quantized model that is fed (0, 1)' in _said(capsys)
+    assert 'received "torch" for a quantized model that is fed (0, 1)' in said()
 
 
-def test_a_plan_has_the_range_of_the_option(files, capsys):
+def test_a_plan_has_the_range_of_the_option(files, said):
     model = str(files / "float.keras")
     assert main.main(["explain", model, "--input_range", "-1,1"]) == 0
     line = "image: pixels 0 to 255 stand for -1 to 1, uint8 in the file, folded into conv"
-    assert line in _said(capsys)
+    assert line in said()
     assert main.main(["explain", model, "--policy", "weight_bits=2", "--input_range", "0,1"]) == 0
-    assert "stand for 0 to 1, uint8" in _said(capsys)
+    assert "stand for 0 to 1, uint8" in said()
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["int8", "float32"])
-def test_files_of_real_values_are_verified_on_arrays_and_on_random_values(kind, tmp_path, capsys):
+def test_files_of_real_values_are_verified_on_arrays_and_on_random_values(
+    kind, tmp_path, said, capsys
+):
     model = keras.Sequential(
         [keras.Input((6,), name="x"), L.Dense(5, activation="relu"), L.Dense(3, name="head")]
     )
@@ -95,11 +91,11 @@ def test_files_of_real_values_are_verified_on_arrays_and_on_random_values(kind, 
     # Random values again, drawn as the certificate has them.
     certificate = str(tmp_path / "certificate.json")
     assert main.main(["verify", pair[1], "--certificate", certificate]) == 0
-    assert "holds" in _said(capsys)
+    assert "holds" in said()
 
 
 @pytest.mark.thorough
-def test_verify_feeds_the_float_model_what_the_quantized_one_is_fed(files, tmp_path, capsys):
+def test_verify_feeds_the_float_model_what_the_quantized_one_is_fed(files, tmp_path, said, capsys):
     path = tmp_path / "model.tflite"
     quantized = str(files / "quantized.keras")
     assert main.main(["export", quantized, "--out", str(path)]) == 0
@@ -107,4 +103,4 @@ def test_verify_feeds_the_float_model_what_the_quantized_one_is_fed(files, tmp_p
     assert main.main(["verify", *words, "--float_model", str(files / "float.keras")]) == 0
     capsys.readouterr()
     assert main.main(["evaluate", str(path), "--images", str(files / "photos")]) == 0
-    assert "top-1 100.00 %" in _said(capsys)
+    assert "top-1 100.00 %" in said()
