@@ -38,6 +38,11 @@ LONG_MODES = [
 ]
 
 
+def draw(shape: Sequence[int] = (3, 3, 4, 5), seed: int = 0, deviation: float = 0.4) -> np.ndarray:
+    """Weights of a normal distribution."""
+    return np.random.default_rng(seed).normal(0, deviation, shape).astype(np.float32)
+
+
 def tensor(values: Any, dtype: str | None = None) -> Any:
     """Values as a tensor of the library, in their own type or another one."""
     n = namespace(np.zeros(1))

@@ -120,12 +120,6 @@ def test_a_range_that_does_not_hold_zero_is_made_to():
     assert array(found).tolist() == [0.0, 2.0, 255.0]
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_it_returns_the_type_it_got(dtype):
-    given = tensor(np.ones(3), dtype)
-    assert asymmetric.quantize_offset(given, 2.0, 4, lowest=-0.3).dtype == given.dtype
-
-
 def test_an_unknown_gradient_is_answered_with_the_nearest():
     with pytest.raises(ValueError, match=r"Did you mean calibrated\?"):
         asymmetric.quantize_offset(np.ones([1], np.float32), 2.0, 4, "calibratd")

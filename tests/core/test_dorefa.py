@@ -9,7 +9,7 @@ from hypothesis.extra import numpy as hnp
 from sat_tf.core import dorefa
 from sat_tf.core.grid import GRIDS
 from tests import reference
-from tests.core.execution import MODES, NO_CODE, array, differentiated, tensor, value_and_gradients
+from tests.core.execution import MODES, array, differentiated, tensor, value_and_gradients
 
 ROWS = [(name, b) for name, row in GRIDS.items() for b in range(row.fewest_bits, 9)]
 FEW_ROWS = [("dorefa", 1), ("dorefa", 2), ("dorefa", 7), ("narrow", 8), ("rounded", 4)]
@@ -290,11 +290,6 @@ def test_weights_next_to_zero_are_quantized_and_trained_like_others(size, name, 
         clear = reference.distance_from_tie(position, name) > TIE
         expected = reference.quantize_weights(latent, bits, name)
         np.testing.assert_allclose(value[clear], expected[clear], atol=2e-7)
-
-
-def test_nan_has_no_code():
-    with pytest.raises(NO_CODE, match="NaN has no integer code"):
-        dorefa.weight_codes([0.5, math.nan], 4)
 
 
 @pytest.mark.thorough

@@ -8,13 +8,16 @@ from hypothesis import strategies as st
 from sat_tf.core import l1
 from sat_tf.core.grid import GRIDS
 from tests import reference
-from tests.core.execution import LONG_MODES, MODES, NO_CODE, array, tensor, value_and_gradients
+from tests.core.execution import (
+    LONG_MODES,
+    MODES,
+    array,
+    draw,
+    tensor,
+    value_and_gradients,
+)
 
 ROWS = [(bits, grid) for grid in GRIDS for bits in range(GRIDS[grid].fewest_bits, 9)]
-
-
-def _draw(shape=(3, 3, 4, 5), seed=0):
-    return np.random.default_rng(seed).normal(0, 0.4, shape).astype(np.float32)
 
 
 def _run(latent, bits, grid="dorefa", upstream=None, mode="eager", **choice):
@@ -49,7 +52,7 @@ def test_1_bit_weights_are_signs_times_the_mean_magnitude():
 @pytest.mark.parametrize("axes", [(), (3,), (2, 3)])
 @pytest.mark.parametrize(("bits", "grid"), ROWS)
 def test_weights_and_gradients_are_those_of_the_reference(bits, grid, axes, mode):
-    latent, upstream = _draw(), _draw(seed=1)
+    latent, upstream = draw(), draw(seed=1)
     value, gradient = _run(latent, bits, grid, upstream, mode, range_axes=axes)
     position = reference.l1_position(latent, bits, grid, axes)
     clear = reference.distance_from_tie(position, grid) > 1e-4
@@ -62,7 +65,7 @@ def test_weights_and_gradients_are_those_of_the_reference(bits, grid, axes, mode
 @given(seed=st.integers(0, 10**6), row=st.sampled_from(ROWS))
 def test_codes_times_scales_are_the_weights_and_within_the_grid(seed, row):
     bits, grid = row
-    latent = _draw((2, 2, 3, 4), seed)
+    latent = draw((2, 2, 3, 4), seed)
     codes, scales = l1.weight_codes(latent, bits, grid, range_axes=(3,))
     low, high = GRIDS[grid].code_ends(bits)
     assert low <= array(codes).min()
@@ -71,39 +74,21 @@ def test_codes_times_scales_are_the_weights_and_within_the_grid(seed, row):
     np.testing.assert_allclose(array(codes) * array(scales), value, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("bits", range(1, 9))
-def test_bits_may_be_a_tensor(bits):
-    latent = _draw()
-    free = l1.quantize_weights(latent, tensor(bits), "dorefa")
-    fixed = l1.quantize_weights(latent, bits, "dorefa")
-    np.testing.assert_allclose(array(free), array(fixed), rtol=1e-6)
-
-
 def test_a_channel_of_zeros_has_the_size_of_its_layer_and_a_layer_of_zeros_has_1():
-    latent = _draw()
+    latent = draw()
     latent[..., 0] = 0.0
     size = array(l1.weight_size(latent, 4, range_axes=(3,))).ravel()
     assert size[0] == pytest.approx(float(reference.l1_size(latent, 4).item()), rel=1e-6)
     assert array(l1.weight_size(np.zeros([3, 3], np.float32), 1)).item() == 1.0
+    for columns, expected in (
+        (([0.5, 0.0], [-1.5, 0.0]), [1.0, 0.5]),
+        (np.zeros((2, 2)), [1.0, 1.0]),
+    ):
+        size = array(l1.weight_size(tensor(np.float32(columns)), 1, range_axes=(1,)))
+        assert size.tolist() == [expected]
     value, gradient = _run(np.zeros((3, 3), np.float32), 4, "narrow")
     assert not value.any()
     assert np.isfinite(gradient).all()
-
-
-def test_what_is_not_finite_harms_nothing_else():
-    latent = np.array([[np.nan, 0.5], [np.inf, 0.25]], np.float32)
-    value, gradient = _run(latent, 4)
-    assert np.isnan(value[0, 0])
-    assert np.isfinite(value.ravel()[1:]).all()
-    assert np.isfinite(gradient).all()
-    with pytest.raises(NO_CODE, match="NaN has no integer code"):
-        l1.weight_codes(latent, 4)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_it_returns_the_type_it_got(dtype):
-    given = tensor(np.ones(3), dtype)
-    assert l1.quantize_weights(given, 4).dtype == given.dtype
 
 
 # -- channels with bits of their own ---------------------------------------------------------------
@@ -184,11 +169,3 @@ def test_nan_and_infinite_weights_are_left_out_of_the_size(mode):
     value, gradient = _run(np.float32([[1.0, np.nan, np.inf, -1.0, -np.inf]]), 1, mode=mode)
     np.testing.assert_array_equal(value, [[1.0, np.nan, 1.0, -1.0, -1.0]])
     np.testing.assert_array_equal(gradient, np.ones((1, 5)))
-
-
-def test_a_channel_of_zeros_has_the_size_of_its_layer():
-    latent = np.float32([[0.5, 0.0], [-1.5, 0.0]])
-    found = array(l1.weight_size(tensor(latent), 1, range_axes=(1,)))
-    assert found.tolist() == [[1.0, 0.5]]
-    zeros = np.zeros((2, 2), np.float32)
-    assert array(l1.weight_size(zeros, 1, range_axes=(1,))).tolist() == [[1.0, 1.0]]

@@ -11,15 +11,17 @@ from hypothesis.extra import numpy as hnp
 from sat_tf.core import lsq
 from sat_tf.core.lsq import lsq_code_ends
 from tests import reference
-from tests.core.execution import LONG_MODES, MODES, NO_CODE, array, tensor, value_and_gradients
+from tests.core.execution import (
+    LONG_MODES,
+    MODES,
+    array,
+    draw,
+    value_and_gradients,
+)
 
 BITS = range(2, 9)
 # Nearer than this to a tie, in codes, float32 may round either way.
 TIE = 1e-3
-
-
-def _draw(shape=(3, 3, 4, 5), seed=0, deviation=0.4):
-    return np.random.default_rng(seed).normal(0, deviation, shape).astype(np.float32)
 
 
 def _weights(latent, magnitude, bits, upstream=None, mode="eager", **choice):
@@ -28,31 +30,47 @@ def _weights(latent, magnitude, bits, upstream=None, mode="eager", **choice):
     )
 
 
-# 2 bits: codes -2..1, and s = m = 0.5. The upstream gradient is 1 everywhere.
+# The upstream gradient is 1 everywhere. With codes -2..1, g = 1 / sqrt(N), and s = m, at first 0.5:
 #   v            -2    -1   -0.99  -0.3  -0.2  0.25   0.5    3
 #   v/s          -4    -2   -1.98  -0.6  -0.4   0.5     1    6
 #   q            -1    -1    -1    -0.5    0    0.5   0.5  0.5     (a tie at 0.5 goes up)
 #   dq/dv         0     0     1      1     1     1     0    0
 #   dq/ds        -2    -2   -0.02  -0.4   0.4   0.5    1    1
+# and then 1:
+#   v            -9    -2   -0.5   0.25    1     9
+#   q            -2    -2     0     0      1     1
+#   dq/dv         0     0     1     1      0     0
+#   dq/ds        -2    -2    0.5  -0.25    1     1
 @pytest.mark.parametrize("mode", MODES)
-def test_2_bit_weights_worked_by_hand(mode):
-    v = np.array([-2, -1, -0.99, -0.3, -0.2, 0.25, 0.5, 3], np.float32)
-    value, by_v, by_m = _weights(v, np.float32(0.5), 2, mode=mode)
-    assert value.tolist() == [-1, -1, -1, -0.5, 0, 0.5, 0.5, 0.5]
-    assert by_v.tolist() == [0, 0, 1, 1, 1, 1, 0, 0]
-    # N is 8 and the highest code 1: g = 1 / sqrt(8).
-    assert by_m == pytest.approx((-4 - 0.02 - 0.4 + 0.4 + 0.5 + 2) / math.sqrt(8), rel=1e-5)
-    assert array(lsq.weight_codes(v, 0.5, 2)).tolist() == [-2, -2, -2, -1, 0, 1, 1, 1]
+@pytest.mark.parametrize(
+    ("scale", "v", "codes", "by_v", "by_s"),
+    [
+        (
+            0.5,
+            [-2, -1, -0.99, -0.3, -0.2, 0.25, 0.5, 3],
+            [-2, -2, -2, -1, 0, 1, 1, 1],
+            [0, 0, 1, 1, 1, 1, 0, 0],
+            -4 - 0.02 - 0.4 + 0.4 + 0.5 + 2,
+        ),
+        (1.0, [-9, -2, -0.5, 0.25, 1, 9], [-2, -2, 0, 0, 1, 1], [0, 0, 1, 1, 0, 0], -1.75),
+    ],
+)
+def test_2_bit_weights_worked_by_hand(scale, v, codes, by_v, by_s, mode):
+    value, found, by_m = _weights(np.float32(v), np.float32(scale), 2, mode=mode)
+    assert value.tolist() == [scale * code for code in codes]
+    assert found.tolist() == by_v
+    assert by_m == pytest.approx(by_s / math.sqrt(len(v)), rel=1e-5)
+    assert array(lsq.weight_codes(np.float32(v), scale, 2)).tolist() == codes
 
 
 @pytest.mark.parametrize("mode", LONG_MODES)
 @pytest.mark.parametrize("axes", [(), (3,), (2, 3)])
 @pytest.mark.parametrize("bits", BITS)
 def test_weights_and_gradients_are_those_of_the_reference(bits, axes, mode):
-    latent, upstream = _draw(), _draw(seed=1)
+    latent, upstream = draw(), draw(seed=1)
     low, high = reference.lsq_ends(bits)
     shape = [size if axis in axes else 1 for axis, size in enumerate(latent.shape)]
-    magnitude = np.abs(_draw(shape, 2, 1.0)) + np.float32(0.3)
+    magnitude = np.abs(draw(shape, 2, 1.0)) + np.float32(0.3)
     magnitude = magnitude if axes else magnitude.reshape(())
     scale = np.float64(magnitude) / math.sqrt(high)
     tie = np.abs(latent / scale - np.floor(latent / scale) - 0.5) < TIE
@@ -73,7 +91,7 @@ def test_weights_and_gradients_are_those_of_the_reference(bits, axes, mode):
 
 @pytest.mark.parametrize("bits", BITS)
 def test_a_step_of_sgd_moves_the_scale_as_in_the_paper(bits):
-    latent, upstream = _draw(), _draw(seed=1)
+    latent, upstream = draw(), draw(seed=1)
     low, high = reference.lsq_ends(bits)
     magnitude, rate = np.float32(0.7), 0.01
     _, _, by_m = _weights(latent, magnitude, bits, upstream)
@@ -103,15 +121,6 @@ def test_codes_fit_their_bits_and_are_the_nearest(bits, magnitude, units):
     assert abs(low) <= 127
 
 
-@pytest.mark.parametrize("bits", BITS)
-def test_bits_may_be_a_tensor(bits):
-    latent, upstream = _draw(), _draw(seed=1)
-    fixed = _weights(latent, np.float32(0.7), bits, upstream)
-    free = _weights(latent, np.float32(0.7), tensor(bits), upstream)
-    for one, other in zip(fixed, free, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6)
-
-
 # A value at an end of the range is clipped, the next one inside is not.
 @pytest.mark.parametrize("bits", BITS)
 def test_gradients_on_both_sides_of_each_end(bits):
@@ -132,7 +141,7 @@ def test_gradients_on_both_sides_of_each_end(bits):
 
 
 def test_the_start_is_twice_the_mean_magnitude_over_the_root_of_the_highest_code():
-    kernel = _draw()
+    kernel = draw()
     for bits in BITS:
         scale = lsq.weight_scale(lsq.weight_magnitude(kernel), bits)
         wanted = 2 * np.mean(np.abs(kernel)) / math.sqrt(2 ** (bits - 1) - 1)
@@ -145,7 +154,7 @@ def test_the_start_is_twice_the_mean_magnitude_over_the_root_of_the_highest_code
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("axes", [(), (3,)])
 def test_the_best_magnitude_is_no_worse_than_the_usual_one_and_that_of_the_largest(bits, axes):
-    kernel = _draw()
+    kernel = draw()
     best = lsq.best_magnitude(kernel, bits, range_axes=axes)
     largest = np.max(np.abs(kernel)) / math.sqrt(2 ** (bits - 1) - 1)
     usual = lsq.weight_magnitude(kernel, range_axes=axes)
@@ -157,61 +166,50 @@ def test_the_best_magnitude_is_no_worse_than_the_usual_one_and_that_of_the_large
     assert error(best) <= 1.01 * min(error(usual), error(largest))
 
 
-def test_what_is_not_finite_harms_nothing_else():
-    latent = np.array([np.nan, np.inf, -np.inf, 0.3, -0.2], np.float32)
-    for name in ("ste", "ewgs", "dsq"):
-        value, by_v, by_m = _weights(latent, np.float32(0.5), 4, surrogate=name)
-        assert np.isnan(value[0])
-        for found in (value[1:], by_v, by_m):
-            assert np.isfinite(found).all()
-    with pytest.raises(NO_CODE, match="NaN has no integer code"):
-        lsq.weight_codes(latent, 0.5, 4)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_it_returns_the_type_it_got(dtype):
-    given = tensor(np.ones(3), dtype)
-    assert lsq.quantize_weights(given, 1.0, 4).dtype == given.dtype
-    assert lsq.quantize_with_offset(given, 1.0, -0.3, 4).dtype == given.dtype
-
-
-@pytest.mark.parametrize(("bits", "text"), [(1, "'dorefa' or 'l1'"), (0, "1 to 8"), (9, "1 to 8")])
-def test_bits_that_there_are_not_are_refused(bits, text):
-    with pytest.raises(ValueError, match=text):
-        lsq.quantize_weights(np.ones([3], np.float32), 1.0, bits)
-
-
 # -- activations ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("highest", [1, 3, 15, 127, 255])
-def test_the_factor_counts_the_features_of_one_sample(highest):
-    x = np.zeros([6, 5, 4, 3], np.float32)
-    g = reference.lsq_factor(60, highest)
+@pytest.mark.parametrize("shape", [(6, 5, 4, 3), (9, 2, 2), (3,)])
+@pytest.mark.parametrize("highest", [1, 3, 4, 7, 15, 127, 255])
+def test_the_factor_counts_the_features_of_one_sample_or_of_the_batch(highest, shape):
+    x = np.zeros(shape, np.float32)
+    g = reference.lsq_factor(math.prod(shape[1:]), highest)
     assert float(lsq.gradient_factor(x, highest)) == pytest.approx(g, rel=1e-6)
     assert float(lsq.level_factor(x, highest)) == pytest.approx(g * highest**2, rel=1e-6)
-    counted = reference.lsq_factor(360, highest)
+    counted = reference.lsq_factor(x.size, highest)
     found = lsq.gradient_factor(x, highest, counts_batch=True)
     assert float(found) == pytest.approx(counted, rel=1e-6)
 
 
-# 2 bits: codes 0..3 with s = 1 and β = -1.2: one of them below zero, and the range is [-1, 2].
+# s = 1 and β = -1.2: one code below zero. At 2 bits the range is [-1, 2]:
 #   x        -3    -1   -0.6  0.4   1.5    2     5
 #   q        -1    -1    -1    0     2     2     2
 #   dq/dx     0     0     1    1     1     0     0
 #   dq/ds     0     0   -0.4 -0.4   0.5    3     3
 #   dq/dβ     1     1     0    0     0     1     1
+# and at 3 bits [-1, 6]:
+#   x        -9    -1   -0.5  0.5  2.75    6     9
+#   q        -1    -1     0    1     3     6     6
+#   dq/dx     0     0     1    1     1     0     0
+#   dq/ds     0     0    0.5  0.5  0.25    7     7
+#   dq/dβ     1     1     0    0     0     1     1
 @pytest.mark.parametrize("mode", MODES)
-def test_2_bit_activations_with_an_offset_worked_by_hand(mode):
-    x = np.array([-3, -1, -0.6, 0.4, 1.5, 2, 5], np.float32)
+@pytest.mark.parametrize(
+    ("bits", "x", "expected", "by_s"),
+    [
+        (2, [-3, -1, -0.6, 0.4, 1.5, 2, 5], [-1, -1, -1, 0, 2, 2, 2], -0.4 - 0.4 + 0.5 + 6),
+        (3, [-9, -1, -0.5, 0.5, 2.75, 6, 9], [-1, -1, 0, 1, 3, 6, 6], 0.5 + 0.5 + 0.25 + 14),
+    ],
+)
+def test_activations_with_an_offset_worked_by_hand(bits, x, expected, by_s, mode):
     value, by_x, by_scale, by_offset = value_and_gradients(
-        lambda x, s, b: lsq.quantize_with_offset(x, s, b, 2),
-        [x, np.float32(1.0), np.float32(-1.2)],
+        lambda x, s, b: lsq.quantize_with_offset(x, s, b, bits),
+        [np.float32(x), np.float32(1.0), np.float32(-1.2)],
         mode=mode,
     )
-    assert value.tolist() == [-1, -1, -1, 0, 2, 2, 2]
+    assert value.tolist() == expected
     assert by_x.tolist() == [0, 0, 1, 1, 1, 0, 0]
-    assert by_scale == pytest.approx(-0.4 - 0.4 + 0.5 + 6, abs=1e-5)
+    assert by_scale == pytest.approx(by_s, abs=1e-5)
     assert by_offset == 4.0
 
 
@@ -220,7 +218,7 @@ def test_2_bit_activations_with_an_offset_worked_by_hand(mode):
 @pytest.mark.parametrize("bits", range(1, 9))
 def test_activations_with_an_offset_are_those_of_the_reference(bits, offset, mode):
     scale = 3.0 / (2**bits - 1) + 0.01
-    x, upstream = _draw([3000], 0, 2.0), _draw([3000], 1, 1.0)
+    x, upstream = draw([3000], 0, 2.0), draw([3000], 1, 1.0)
     keep = np.abs(x / scale - np.floor(x / scale) - 0.5) > TIE
     x, upstream = x[keep], upstream[keep]
     value, by_x, by_scale, by_offset = value_and_gradients(
@@ -239,20 +237,6 @@ def test_activations_with_an_offset_are_those_of_the_reference(bits, offset, mod
     assert by_offset == pytest.approx(wanted[2], rel=1e-4, abs=1e-3)
 
 
-# 2 bits, m = 1: the scale is 1, codes -2..1, N = 6.
-#   v      -9    -2   -0.5   0.25  1    9
-#   q      -2    -2     0     0    1    1
-#   dq/dv   0     0     1     1    0    0
-#   dq/ds  -2    -2    0.5  -0.25  1    1
-@pytest.mark.parametrize("mode", MODES)
-def test_2_bit_weights_with_a_scale_of_1_worked_by_hand(mode):
-    latent = np.float32([-9, -2, -0.5, 0.25, 1, 9])
-    value, by_latent, by_magnitude = _weights(latent, np.float32(1.0), 2, mode=mode)
-    assert value.tolist() == [-2, -2, 0, 0, 1, 1]
-    assert by_latent.tolist() == [0, 0, 1, 1, 0, 0]
-    assert by_magnitude == pytest.approx((-2 - 2 + 0.5 - 0.25 + 1 + 1) / math.sqrt(6))
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_a_nan_weight_stays_in_its_own_element(mode):
     latent, upstream = np.float32([np.nan, np.inf, -np.inf]), np.float32([5.0, 2.0, 3.0])
@@ -260,32 +244,3 @@ def test_a_nan_weight_stays_in_its_own_element(mode):
     np.testing.assert_array_equal(value, [np.nan, 1, -2])
     assert by_latent.tolist() == [0, 0, 0]
     assert by_magnitude == pytest.approx((2 * 1 - 3 * 2) / math.sqrt(3))
-
-
-def test_factors_count_features_or_the_batch_too():
-    x = np.zeros((9, 2, 2))
-    assert array(lsq.level_factor(x, 1.0)) == pytest.approx(0.5)
-    assert array(lsq.level_factor(x, 7.0)) == pytest.approx(49 / math.sqrt(4 * 7))
-    found = lsq.gradient_factor(x, 7.0, counts_batch=True)
-    assert array(found) == pytest.approx(reference.lsq_factor(36, 7))
-    assert array(lsq.gradient_factor(np.zeros((3,)), 4.0)) == pytest.approx(0.5)
-
-
-# 3 bits, s = 1, β = -1.2: one code below zero.
-#   x      -9   -1  -0.5  0.5  2.75   6    9
-#   q      -1   -1    0    1    3     6    6
-#   dq/dx   0    0    1    1    1     0    0
-#   dq/ds   0    0   0.5  0.5  0.25   7    7
-#   dq/dβ   1    1    0    0    0     1    1
-@pytest.mark.parametrize("mode", MODES)
-def test_3_bit_activations_with_an_offset_worked_by_hand(mode):
-    x = np.float32([-9, -1, -0.5, 0.5, 2.75, 6, 9])
-    value, by_x, by_scale, by_offset = value_and_gradients(
-        lambda x, s, b: lsq.quantize_with_offset(x, s, b, 3),
-        [x, np.float32(1.0), np.float32(-1.2)],
-        mode=mode,
-    )
-    assert value.tolist() == [-1, -1, 0, 1, 3, 6, 6]
-    assert by_x.tolist() == [0, 0, 1, 1, 1, 0, 0]
-    assert by_scale == pytest.approx(0.5 + 0.5 + 0.25 + 14)
-    assert by_offset == 4.0
