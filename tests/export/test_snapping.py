@@ -68,27 +68,21 @@ def _clear_of_ties(model):
     level.assign(1.001 * level)
 
 
-def _left_as_it_is(model, *, pack):
-    del model, pack
-
-
-def _deep(float_model, images, pack):
-    models = []
-    for change in (_left_as_it_is, snap_biases):
-        # A few coarse codes hide differences, of values between two codes, that fine ones carry on.
-        policy = sat_tf.BitPolicy.mobile(4, requantize_streams=True)
-        model = sat_tf.calibrate(sat_tf.quantize_model(float_model, policy), images)
-        _widen_streams(model)
-        _clear_of_ties(model)
-        change(model, pack=pack)
-        models.append(model)
-    return models
-
-
 @pytest.fixture(scope="module")
 def deep(float_model, images):
     """A network of 52 layers, before and after snapping, with channels of all kinds."""
-    return _deep(float_model, images, "none")
+    # A few coarse codes hide differences, of values between two codes, that fine ones carry on.
+    policy = sat_tf.BitPolicy.mobile(4, requantize_streams=True)
+    model = sat_tf.calibrate(sat_tf.quantize_model(float_model, policy), images)
+    _widen_streams(model)
+    _clear_of_ties(model)
+    return model, _snapped(model, "none")
+
+
+def _snapped(model, pack):
+    copy = training_copy(model)
+    snap_biases(copy, pack=pack)
+    return copy
 
 
 @pytest.mark.thorough
@@ -101,9 +95,8 @@ def test_a_deep_network_computes_the_codes_of_its_file_once_it_is_snapped(deep, 
 
 
 @pytest.mark.thorough
-def test_with_weights_of_4_bits_in_the_file_next_to_nothing_differs_by_itself(float_model, images):
-    _, snapped = _deep(float_model, images, "auto")
-    shares = _shares_that_differ(snapped, images, "auto")
+def test_with_weights_of_4_bits_in_the_file_next_to_nothing_differs_by_itself(deep, images):
+    shares = _shares_that_differ(_snapped(deep[0], "auto"), images, "auto")
     # On coarser grids of biases more values lie between two codes: what differs first is a tie or
     # two, and other tensors differ because of it.
     first = next((share for share in shares.values() if share), 0.0)

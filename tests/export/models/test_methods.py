@@ -9,7 +9,7 @@ from sat_tf import models
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.operations.linear import Linear
 from sat_tf.export.tflite.tensors import Storage
-from tests.export.zoo import make_realistic
+from tests.export.zoo import block, convolution, depthwise, make_realistic, normalization
 from tests.methods import METHODS
 from tests.models.small import build_small
 
@@ -31,9 +31,8 @@ def test_xnnpack_computes_the_simulated_integers_of_every_family(name, tmp_path)
     assert found.runtimes["xnnpack"].delegation.partitions == 1
 
 
-def _trained(name, method, bits, images):
+def _trained(model, method, bits, images):
     keras.utils.set_random_seed(0)
-    model = build_small(name)
     make_realistic(model)
     quantized = sat_tf.quantize_model(model, sat_tf.BitPolicy.mobile(bits, **METHODS[method]))
     sat_tf.calibrate(quantized, images)
@@ -43,6 +42,17 @@ def _trained(name, method, bits, images):
     losses = quantized.fit(images, labels, batch_size=16, verbose=0).history["loss"]
     assert np.isfinite(losses).all()
     return quantized
+
+
+def _inverted_residual() -> keras.Model:
+    """All that MobileNet-V2 repeats, once."""
+    image = x = keras.Input((32, 32, 3), name="image")
+    for layer in block(convolution(6, strides=2)):
+        first = x = layer(x)
+    for layer in [*block(convolution(12, 1), depthwise()), convolution(6, 1), normalization()]:
+        x = layer(x)
+    x = keras.layers.GlobalAveragePooling2D()(keras.layers.Add()([first, x]))
+    return keras.Model(image, keras.layers.Dense(10, name="classifier")(x))
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +65,7 @@ def images():
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("name", ["mobilenet_v2", "resnet18"])
 def test_the_file_computes_the_integers_that_were_trained(name, bits, method, images, path):
-    quantized = _trained(name, method, bits, images.astype(np.float32))
+    quantized = _trained(build_small(name), method, bits, images.astype(np.float32))
     report = sat_tf.export_tflite(quantized, path)
     assert report.float_operators == ["DEQUANTIZE classifier_float"]
     found = sat_tf.verify_tflite(quantized, path, images[:4])
@@ -68,7 +78,7 @@ def test_the_file_computes_the_integers_that_were_trained(name, bits, method, im
     "method", ["lsq", "lsq_plus", "l1", "kmeans", "lq_nets", "channel_bits", "qil"]
 )
 def test_biases_are_snapped_and_the_deployed_model_trains(method, images, tmp_path):
-    quantized = _trained("mobilenet_v2", method, 4, images.astype(np.float32))
+    quantized = _trained(_inverted_residual(), method, 4, images.astype(np.float32))
     path, differing = tmp_path / "model.tflite", []
     for snap in (False, True):
         if snap:
