@@ -1,5 +1,6 @@
 """Models that are half integer and half float: who writes which part, and what is proved of it."""
 
+import dataclasses
 import pathlib
 from collections.abc import Callable
 
@@ -9,6 +10,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
+from sat_tf.export.export import ExportReport
 from sat_tf.export.file_verification import verify_file
 from sat_tf.export.litert.converter import first_line
 from sat_tf.export.litert.runtime import Runtime
@@ -163,74 +165,73 @@ HALVES: dict[str, tuple[Callable[[], keras.Model], list[str]]] = {
 }
 
 
-@pytest.fixture(params=HALVES)
-def half(request) -> tuple[keras.Model, list[str]]:
+@dataclasses.dataclass(frozen=True)
+class Half:
+    """A model of which some layers stay float, with its file."""
+
+    model: keras.Model
+    float_layers: list[str]
+    path: pathlib.Path
+    report: ExportReport
+
+    @property
+    def images(self) -> np.ndarray:
+        return images_for(self.model)
+
+
+@pytest.fixture(scope="module", params=HALVES)
+def half(request, tmp_path_factory) -> Half:
     build, float_layers = HALVES[request.param]
-    return Specimen(build, {}, POLICY).quantized(), float_layers
+    model = Specimen(build, {}, POLICY).quantized()
+    path = tmp_path_factory.mktemp(request.param) / "model.tflite"
+    return Half(model, float_layers, path, sat_tf.export_tflite(model, path))
 
 
 @pytest.mark.thorough
-def test_every_integer_around_a_float_layer_is_certified(half, tmp_path):
-    model, float_layers = half
-    report = sat_tf.export_tflite(model, tmp_path / "model.tflite")
-    assert report.islands == float_layers
-    certificate = sat_tf.verify_tflite(model, tmp_path / "model.tflite", images_for(model))
-    assert certificate.codes_differing == 0
-    assert {t.name for t in certificate.tensors} == set(report.certified)
-    assert certificate.islands == float_layers
+def test_every_integer_around_a_float_layer_is_certified_with_and_without_its_model(half):
+    assert half.report.islands == half.float_layers
+    certificate = sat_tf.verify_tflite(half.model, half.path, half.images)
+    alone = verify_file(half.path, half.images)
+    for found in (certificate, alone):
+        assert found.codes_differing == 0
+        assert found.islands == half.float_layers
+    assert alone.codes == certificate.codes
+    assert {t.name for t in certificate.tensors} == set(half.report.certified)
     assert certificate.agreement > 0.9
 
 
 @pytest.mark.thorough
-def test_a_file_with_float_layers_is_proved_without_its_model_too(half, tmp_path):
-    model, float_layers = half
-    path, images = tmp_path / "model.tflite", images_for(model)
-    sat_tf.export_tflite(model, path)
-    certificate = verify_file(path, images)
-    assert certificate.codes_differing == 0
-    assert certificate.islands == float_layers
-    assert certificate.codes == sat_tf.verify_tflite(model, path, images).codes
-
-
-@pytest.mark.thorough
-def test_a_float_layer_computes_what_keras_computes(half, tmp_path):
-    model, float_layers = half
-    graph, images = deployed_graph(model), images_for(model)
-    sat_tf.export_tflite(model, tmp_path / "model.tflite")
-    runtime = Runtime((tmp_path / "model.tflite").read_bytes(), keep_tensors=True)
-    runtime.run(images)
+def test_a_float_layer_computes_what_keras_computes(half):
+    graph = deployed_graph(half.model)
+    runtime = Runtime(half.path.read_bytes(), keep_tensors=True)
+    runtime.run(half.images)
     given = runtime.tensors(
         tensor for tensor in graph.tensors if graph.tensors[tensor].codes is None
     )
-    simulated = simulate(graph, images, given)
-    for name in float_layers:
+    simulated = simulate(graph, half.images, given)
+    for name in half.float_layers:
         scale = np.max(np.abs(simulated[name]))
         # Two implementations of float32, such as of a sigmoid.
         np.testing.assert_allclose(given[name], simulated[name], atol=1e-5 * scale)
 
 
 @pytest.mark.thorough
-def test_the_export_leaves_the_model_as_it_is(half, tmp_path):
-    model, float_layers = half
-    calls = {layer.name: len(layer.inbound_nodes) for layer in model.layers}
-    sat_tf.export_tflite(model, tmp_path / "model.tflite")
-    again = sat_tf.export_tflite(model, tmp_path / "again.tflite")
-    assert (tmp_path / "model.tflite").read_bytes() == (tmp_path / "again.tflite").read_bytes()
-    assert calls == {layer.name: len(layer.inbound_nodes) for layer in model.layers}
-    for name in float_layers:
+def test_the_export_leaves_the_model_as_it_is(half, path):
+    calls = {layer.name: len(layer.inbound_nodes) for layer in half.model.layers}
+    again = sat_tf.export_tflite(half.model, path)
+    assert half.path.read_bytes() == path.read_bytes()
+    assert calls == {layer.name: len(layer.inbound_nodes) for layer in half.model.layers}
+    for name in half.float_layers:
         assert any(name in warning for warning in again.warnings)
 
 
 @pytest.mark.thorough
-def test_the_converter_carries_float_layers_too(half, tmp_path):
-    model, float_layers = half
-    report = sat_tf.export_tflite(model, tmp_path / "model.tflite", route="converter")
-    assert report.islands == float_layers
+def test_the_converter_carries_float_layers_too(half, path):
+    report = sat_tf.export_tflite(half.model, path, route="converter")
+    assert report.islands == half.float_layers
     assert report.certified == []
     assert any("not certified" in warning for warning in report.warnings)
-    output = Runtime((tmp_path / "model.tflite").read_bytes(), keep_tensors=False).run(
-        images_for(model)
-    )
+    output = Runtime(path.read_bytes(), keep_tensors=False).run(half.images)
     assert np.all(np.isfinite(output))
 
 
@@ -247,20 +248,21 @@ def test_the_converters_file_reads_the_same_pixels_and_gives_the_same_classes(tm
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("weight_bits", [2, 3, 4])
-def test_a_model_with_float_activations_is_float_with_integer_weights(weight_bits, tmp_path):
-    policy = BitPolicy(weight_bits=weight_bits, activation_bits=None)
+@pytest.mark.parametrize(("weight_bits", "input_max"), [(2, 255.0), (3, 255.0), (4, 255.0), (4, 1.0)])
+def test_a_model_with_float_activations_is_float_with_integer_weights(weight_bits, input_max, path):
+    policy = BitPolicy(weight_bits=weight_bits, activation_bits=None, input_max=input_max)
     model = Specimen(two_branches, {}, policy, calibrated=False).quantized()
-    path, images = tmp_path / "model.tflite", images_for(model)
+    images = images_for(model)
     report = sat_tf.export_tflite(model, path)
-    assert any("no activations are quantized" in warning for warning in report.warnings)
+    said = "on pixels of (0, 1)" if input_max == 1.0 else "no activations are quantized"
+    assert any(said in warning for warning in report.warnings)
     certificate = sat_tf.verify_tflite(model, path, images)
     assert certificate.codes_differing == 0
     assert "float values, which no runtime computes exactly, differ by at most" in (
         certificate.float_verdict
     )
     assert certificate.agreement == 1.0
-    expected = model.predict(images.astype(np.float32), verbose=0)
+    expected = model.predict(images * np.float32(input_max / 255.0), verbose=0)
     output = Runtime(path.read_bytes(), keep_tensors=False).run(images)
     np.testing.assert_allclose(output, expected, atol=1e-5 * np.max(np.abs(expected)))
     kernels = [
@@ -271,19 +273,6 @@ def test_a_model_with_float_activations_is_float_with_integer_weights(weight_bit
     ]
     assert len(kernels) == 5
     assert {tensor.type for tensor in kernels} == {"INT8"}
-
-
-@pytest.mark.thorough
-def test_float_activations_read_pixels_as_the_policy_says(tmp_path):
-    policy = BitPolicy(weight_bits=4, activation_bits=None, input_max=1.0)
-    model = Specimen(two_branches, {}, policy, calibrated=False).quantized()
-    path, images = tmp_path / "model.tflite", images_for(model)
-    report = sat_tf.export_tflite(model, path)
-    assert any("on pixels of (0, 1)" in warning for warning in report.warnings)
-    assert sat_tf.verify_tflite(model, path, images).agreement == 1.0
-    expected = model.predict(images / np.float32(255.0), verbose=0)
-    output = Runtime(path.read_bytes(), keep_tensors=False).run(images)
-    np.testing.assert_allclose(output, expected, atol=1e-5 * np.max(np.abs(expected)))
 
 
 def two_branches() -> keras.Model:
