@@ -97,7 +97,7 @@ def _exported() -> Iterator[tuple[str, Callable[[], keras.Model], dict[str, Any]
                 yield f"family {name}, {label}, int4", family, {"pack": "int4"}
                 yield f"family {name}, {label}, none", family, {"pack": "none"}
     policy = BitPolicy.mobile(4)
-    others = {f"layers {name}": kind.model for name, kind in LAYER_MODELS.items()}
+    others = {f"layers {name}": kind.build for name, kind in LAYER_MODELS.items()}
     others |= {
         f"block {block.__name__}": lambda block=block: _block(block) for block in test_blocks.BLOCKS
     }

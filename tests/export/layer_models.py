@@ -1,12 +1,15 @@
 """Models of the layers beside the usual ones, many of a kind in each, and what their files hold."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 import tf_keras as keras
+
+from tests.export.zoo import Specimen, counted
 
 L = keras.layers
 
@@ -165,68 +168,54 @@ def _sequences(image: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class LayerModel:
-    """A model, and what is special in its file.
+class LayerModel(Specimen):
+    """A specimen of which `operators` has those that sums and convolutions do not need.
 
     Attributes:
-        build: its graph.
-        operators: of the kinds that sums and convolutions do not need, how many.
         functions: the layers that are computed in float32.
-        largest: by how many codes a tensor may differ from Keras's.
-        differing: share of a tensor's codes that may, as biases are integers.
     """
 
-    build: Callable[[Any], Any]
-    operators: dict[str, int]
     functions: tuple[str, ...] = ()
-    largest: int = 1
-    differing: float = 0.02
 
-    def model(self) -> keras.Model:
-        """The float model."""
-        keras.utils.set_random_seed(2)
-        image = keras.Input((8, 8, 3), name="image")
-        return keras.Model(image, self.build(image), name="layers")
+
+def _model(build: Callable[[Any], Any]) -> keras.Model:
+    image = keras.Input((8, 8, 3), name="image")
+    return keras.Model(image, build(image), name="layers")
+
+
+def _of(build: Callable[[Any], Any], operators: str, **fields: Any) -> LayerModel:
+    return LayerModel(functools.partial(_model, build), counted(operators), **fields)
 
 
 # Few codes make few values: if one of them is next to a tie, a large share differs.
 MODELS = {
-    "movement": LayerModel(
-        _movement,
-        {"STRIDED_SLICE": 3, "TRANSPOSE": 1, "RESIZE_NEAREST_NEIGHBOR": 2, "MAX_POOL_2D": 1},
+    "movement": _of(
+        _movement, "3 STRIDED_SLICE, 1 TRANSPOSE, 2 RESIZE_NEAREST_NEIGHBOR, 1 MAX_POOL_2D"
     ),
-    "rows": LayerModel(_rows, {"STRIDED_SLICE": 1, "RESIZE_NEAREST_NEIGHBOR": 1, "PAD": 2}),
+    "rows": _of(_rows, "1 STRIDED_SLICE, 1 RESIZE_NEAREST_NEIGHBOR, 2 PAD"),
     # The product and the mean of three are rounded after two.
-    "pairs": LayerModel(
-        _pairs, {"SUB": 1, "MUL": 3, "MAXIMUM": 2, "MINIMUM": 1}, largest=4, differing=0.3
+    "pairs": _of(
+        _pairs,
+        "1 SUB, 3 MUL, 2 MAXIMUM, 1 MINIMUM",
+        largest=4,
+        differing=0.3,
+        combines_many=True,
     ),
-    "linear": LayerModel(_linear, {"TRANSPOSE_CONV": 3, "CONV_2D": 3}),
-    "functions": LayerModel(_functions, {"GATHER": 6, "CAST": 6}, differing=0.3),
-    "squeeze_and_excitation": LayerModel(_squeeze_and_excitation, {"GATHER": 2, "MUL": 2}),
-    "operations": LayerModel(
-        _operations, {"GATHER": 1, "MUL": 1, "STRIDED_SLICE": 2}, differing=0.5
-    ),
-    "rearranged": LayerModel(
+    "linear": _of(_linear, "3 TRANSPOSE_CONV, 2 CONV_2D"),
+    "functions": _of(_functions, "6 GATHER, 6 CAST", differing=0.3),
+    "squeeze_and_excitation": _of(_squeeze_and_excitation, "2 GATHER, 2 MUL"),
+    "operations": _of(_operations, "1 GATHER, 1 MUL, 2 STRIDED_SLICE", differing=0.5),
+    "rearranged": _of(
         _rearranged,
-        {
-            "DEPTH_TO_SPACE": 1,
-            "SPACE_TO_DEPTH": 1,
-            "GATHER": 1,
-            "REDUCE_MAX": 1,
-            "RESIZE_NEAREST_NEIGHBOR": 2,
-            "PAD": 1,
-        },
+        "1 DEPTH_TO_SPACE, 1 SPACE_TO_DEPTH, 1 GATHER, 1 REDUCE_MAX, 2 RESIZE_NEAREST_NEIGHBOR, "
+        "1 PAD",
         differing=0.3,
     ),
-    "numbers": LayerModel(
-        _numbers, {"ADD": 6, "GATHER": 4, "MUL": 1, "REDUCE_MAX": 1}, differing=0.4
-    ),
-    "sequences": LayerModel(
-        _sequences, {"TRANSPOSE_CONV": 4, "DEPTHWISE_CONV_2D": 4, "PAD": 2}, differing=0.3
-    ),
-    "floats": LayerModel(
+    "numbers": _of(_numbers, "6 ADD, 4 GATHER, 1 MUL, 1 REDUCE_MAX", differing=0.4),
+    "sequences": _of(_sequences, "4 TRANSPOSE_CONV, 3 DEPTHWISE_CONV_2D, 2 PAD", differing=0.3),
+    "floats": _of(
         _floats,
-        {"LOGISTIC": 1, "SOFTMAX": 1, "RESIZE_BILINEAR": 1},
-        ("normalized", "prelu", "tf.image.resize", "attention_softmax", "probabilities"),
+        "1 LOGISTIC, 1 SOFTMAX, 1 RESIZE_BILINEAR",
+        functions=("normalized", "prelu", "tf.image.resize", "attention_softmax", "probabilities"),
     ),
 }

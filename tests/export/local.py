@@ -1,14 +1,19 @@
-"""How far a deployed graph is from its Keras model, one operation at a time."""
+"""How far a graph is from its Keras model, operation by operation, and a runtime from its rules."""
 
 import dataclasses
 
 import numpy as np
 import tf_keras as keras
 
+from sat_tf.export.certificate.comparison import Reference, RuntimeCounter
+from sat_tf.export.certificate.outputs import outputs_in
 from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.graph_file import read_graph
 from sat_tf.export.operations.linear import Linear, requantization_multipliers
 from sat_tf.export.operations.movements import Reshape
 from sat_tf.export.operations.operation import Operation
+from sat_tf.export.tflite.images import Pixels
+from sat_tf.export.tflite.structure import Structure
 from sat_tf.export.tflite.tensors import Codes
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network
@@ -124,3 +129,13 @@ def stored(real: np.ndarray, codes: Codes) -> np.ndarray:
     """Real values as stored integers, rounded half up."""
     rounded = np.floor(real.astype(np.float64) / codes.real_scale + 0.5) + codes.zero_point
     return np.clip(rounded, codes.lowest, codes.highest).astype(np.int32)
+
+
+def own_count(content: bytes, images: Pixels, runtime: str) -> tuple[int, int]:
+    """How many codes a runtime computes, and how many differ from the rules of its kernels."""
+    graph = read_graph(content, "made.tflite")
+    counter = RuntimeCounter(graph, content, runtime)
+    counter.run(images)
+    outputs = outputs_in(graph, Structure((), "", None), None)
+    found = counter.result(Reference(counter.outputs, outputs, [None] * len(outputs)))
+    return found.own_compared, found.own_differing

@@ -8,9 +8,7 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.export.deployed import deployed_model
-from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.lowering.pipeline import deployed_graph
-from sat_tf.export.operations.graph_file import serialize
 from sat_tf.export.operations.linear import Linear
 from sat_tf.export.operations.simulator import simulate
 from sat_tf.export.tflite.tensors import Storage
@@ -18,29 +16,7 @@ from sat_tf.export.verify import TrainedModel
 from sat_tf.graph.network import Network
 from sat_tf.qat.layout import inner_layer
 from tests.export import zoo
-from tests.export.zoo import EACH, ZOO, images_for, quantized
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", EACH)
-def test_every_integer_of_every_model_is_the_one_of_the_simulation_and_of_litert(name):
-    specimen, model = ZOO[name], quantized(name)
-    deployed = deployed_model(model, float_head=specimen.float_head)
-    images = images_for(model)
-    codes, output = deployed.run(images)
-    graph = deployed_graph(model, float_head=specimen.float_head)
-    simulated = simulate(graph, images)
-    runtime = Runtime(serialize(graph, {}), keep_tensors=True)
-    written = runtime.run(images)
-    stored = runtime.tensors(codes)
-    assert set(codes) == {name for name, tensor in graph.tensors.items() if tensor.codes}
-    for tensor, computed in codes.items():
-        assert computed.size
-        np.testing.assert_array_equal(computed, simulated[tensor], tensor)
-        np.testing.assert_array_equal(computed, stored[tensor], tensor)
-    # Softmax and float heads sum up in another order.
-    exact = not specimen.float_head and "SOFTMAX" not in specimen.operators
-    np.testing.assert_allclose(output, written, rtol=0, atol=0 if exact else 1e-4)
+from tests.export.zoo import images_for
 
 
 @functools.cache

@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 
 import sat_tf
-from sat_tf.export.certificate.comparison import Reference, RuntimeCounter
-from sat_tf.export.certificate.outputs import outputs_in
 from sat_tf.export.kernels.kernel_sets import (
     BUILTIN_ARM,
     BUILTIN_X86,
@@ -22,23 +20,11 @@ from sat_tf.export.operations.pairs import Pair
 from sat_tf.export.operations.pointwise import Pointwise
 from sat_tf.export.operations.quantize import Dequantize, Quantize, ShiftImage
 from sat_tf.export.operations.simulator import simulate
-from sat_tf.export.tflite.images import Pixels
-from sat_tf.export.tflite.structure import Structure
 from sat_tf.export.tflite.tensors import Codes, Image, Tensor
-from sat_tf.quantizers.input_range import PIXELS
-from tests.export import layer_models, zoo
+from tests.export import zoo
+from tests.export.local import own_count
 
 RUNTIMES = ("builtin", "reference")
-
-
-def own_count(content: bytes, images: Pixels, runtime: str) -> tuple[int, int]:
-    """How many codes a runtime computes, and how many differ from the rules of its kernels."""
-    graph = read_graph(content, "made.tflite")
-    counter = RuntimeCounter(graph, content, runtime)
-    counter.run(images)
-    outputs = outputs_in(graph, Structure((), "", None), None)
-    found = counter.result(Reference(counter.outputs, outputs, [None] * len(outputs)))
-    return found.own_compared, found.own_differing
 
 
 def of_codes(
@@ -183,27 +169,6 @@ def test_packed_files_have_the_codes_of_the_kernels(packed):
     compared, differing = own_count(*packed, "builtin")
     assert compared > 1000
     assert differing == 0
-
-
-@pytest.mark.parametrize("name", zoo.EACH)
-@pytest.mark.parametrize("runtime", RUNTIMES)
-def test_models_of_the_zoo_have_the_codes_of_the_kernels(runtime, name, tmp_path):
-    model = zoo.quantized(name)
-    sat_tf.export_tflite(model, tmp_path / "model.tflite", float_head=zoo.ZOO[name].float_head)
-    images = zoo.images_for(model, 4)
-    assert own_count((tmp_path / "model.tflite").read_bytes(), images, runtime)[1] == 0
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", layer_models.MODELS)
-@pytest.mark.parametrize("runtime", RUNTIMES)
-def test_layers_of_all_kinds_have_the_codes_of_the_kernels(runtime, name, tmp_path):
-    model = layer_models.MODELS[name].model()
-    quantized = sat_tf.quantize_model(model, sat_tf.BitPolicy.mobile(4))
-    images = zoo.images_for(model, 8)
-    sat_tf.calibrate(quantized, PIXELS.fed(images))
-    sat_tf.export_tflite(quantized, tmp_path / "model.tflite")
-    assert own_count((tmp_path / "model.tflite").read_bytes(), images, runtime)[1] == 0
 
 
 def test_the_table_names_every_set_once():

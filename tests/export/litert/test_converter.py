@@ -248,7 +248,9 @@ def test_the_converters_file_reads_the_same_pixels_and_gives_the_same_classes(tm
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("weight_bits", "input_max"), [(2, 255.0), (3, 255.0), (4, 255.0), (4, 1.0)])
+@pytest.mark.parametrize(
+    ("weight_bits", "input_max"), [(2, 255.0), (3, 255.0), (4, 255.0), (4, 1.0)]
+)
 def test_a_model_with_float_activations_is_float_with_integer_weights(weight_bits, input_max, path):
     policy = BitPolicy(weight_bits=weight_bits, activation_bits=None, input_max=input_max)
     model = Specimen(two_branches, {}, policy, calibrated=False).quantized()

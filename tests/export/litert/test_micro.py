@@ -8,8 +8,8 @@ import sat_tf
 from sat_tf.export.certificate import runtimes
 from sat_tf.export.litert import micro, processes
 from tests.export import zoo
-from tests.export.kernels.test_kernel_sets import own_count
 from tests.export.layer_models import MODELS
+from tests.export.local import own_count
 
 NEEDS_MICRO = "TFLite Micro is an extra: pip install 'sat-tf[micro]'"
 
@@ -72,10 +72,9 @@ def test_an_arena_that_is_too_small_grows(installed, plain_file, small_images, m
 
 
 def test_what_it_refuses_is_named_and_not_printed(installed, path, capfd):
-    keras_model = MODELS["floats"].model()
-    model = sat_tf.quantize_model(keras_model, sat_tf.BitPolicy.mobile(4))
+    model = MODELS["floats"].quantized()
     sat_tf.export_tflite(model, path, pack="none")
-    images = zoo.images_for(keras_model, 1)
+    images = zoo.images_for(model, 1)
     found = sat_tf.verify_tflite(model, path, images, runtimes=["micro"])
     assert "Didn't find op for builtin opcode" in found.refused["micro"]
     assert "micro" not in found.runtimes

@@ -180,11 +180,7 @@ def test_scales_beyond_all_kernels_are_left_to_the_check_that_refuses_them():
 @pytest.fixture(scope="module")
 def gated() -> keras.Model:
     """Gates of squeeze and excitation, whose products and means are on scales of their own."""
-    model = layer_models.MODELS["squeeze_and_excitation"].model()
-    zoo.make_realistic(model)
-    quantized = sat_tf.quantize_model(model, sat_tf.BitPolicy.mobile(4))
-    sat_tf.calibrate(quantized, zoo.images_for(model).astype(np.float32))
-    return quantized
+    return layer_models.MODELS["squeeze_and_excitation"].quantized()
 
 
 def test_the_file_of_a_model_is_portable_and_computed_in_keras(gated, path):

@@ -19,7 +19,7 @@ def _images(count=48):
 
 @pytest.fixture(scope="module", params=NAMES)
 def float_model(request):
-    return pretend_trained(MODELS[request.param].model())
+    return pretend_trained(MODELS[request.param].build())
 
 
 @pytest.fixture(scope="module")
