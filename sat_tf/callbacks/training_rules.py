@@ -12,7 +12,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.analysis.audit.audit import Auditor
-from sat_tf.analysis.audit.audited_model import COLUMNS, Audit
+from sat_tf.analysis.audit.audited_model import Audit
 from sat_tf.analysis.audit.rules import Verdict
 from sat_tf.analysis.code_use import CodeFlips, scalar_events
 from sat_tf.analysis.labelled_images import USUAL_IMAGES, labelled_images
@@ -26,7 +26,7 @@ RULE_COLUMNS = (
     "row",
     "verdict",
     "name",
-    *(name for name in COLUMNS if name not in ("row", "verdict", "name", *_LEFT_OUT)),
+    *(name for name in Audit.COLUMNS if name not in ("row", "verdict", "name", *_LEFT_OUT)),
     "flipped",
     "moved",
 )

@@ -141,7 +141,6 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         )
     make = model_maker(arguments, "allocate")
     quiet_tensorflow()
-    from sat_tf.analysis.allocation.allocated_model import print_allocation
     from sat_tf.analysis.allocation.allocation import allocate
 
     with value_errors_as_run_errors():
@@ -159,7 +158,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
             num_images=arguments.num_images or _USUAL_IMAGES,
             seconds=arguments.seconds,
         )
-        print_allocation(found, console)
+        found.print_to(console)
         if arguments.out is not None:
             found.write_policy(arguments.out)
         if arguments.csv is not None:

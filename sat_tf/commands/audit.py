@@ -82,7 +82,6 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
                 check_writable(path)
     quiet_tensorflow()
     from sat_tf.analysis.audit.audit import audit
-    from sat_tf.analysis.audit.audited_model import print_audit
     from sat_tf.analysis.audit.rules import Verdict
     from sat_tf.analysis.range_accuracy import range_note
     from sat_tf.graph.network import check_model
@@ -99,7 +98,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
             if fed != PIXELS and images[0].dtype == np.uint8:
                 images = fed.fed(images[0]), images[1]
         found = audit(model, images, num_images=arguments.num_images or _USUAL_IMAGES)
-        print_audit(found, console, only_findings=arguments.only_findings)
+        found.print_to(console, only_findings=arguments.only_findings)
         if note is not None:
             say(console, f"Note: {note}", style="yellow")
         if arguments.page is not None:

@@ -84,11 +84,10 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
             check_picture_path(arguments.diagram)
     quiet_tensorflow()
     from sat_tf.planning.explain import explain
-    from sat_tf.planning.plan import print_plan
 
     with value_errors_as_run_errors():
         plan = explain(make(), policy, image_size=size)
-        print_plan(plan, console)
+        plan.print_to(console)
         if arguments.page is not None:
             plan.write_page(arguments.page)
         if arguments.diagram is not None:

@@ -99,7 +99,6 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         if arguments.picture is not None:
             check_picture_path(arguments.picture)
     quiet_tensorflow()
-    from sat_tf.analysis.sensitivity.measured_model import print_sensitivity
     from sat_tf.analysis.sensitivity.sensitivity import sensitivity
 
     with value_errors_as_run_errors():
@@ -112,7 +111,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
             metric=arguments.metric,
             num_images=arguments.num_images or _USUAL_IMAGES,
         )
-        print_sensitivity(found, console)
+        found.print_to(console)
         console.print(f"Images were fed as input_range={fed.fed}.", highlight=False, markup=False)
         fed.print_note(console)
         for path, write in (

@@ -41,8 +41,7 @@ from sat_tf.export.tflite.structure import SETTINGS_NAME, gzip_size, read_struct
 from sat_tf.export.tflite.tensors import Storage
 from sat_tf.messages import list_problems
 from sat_tf.preprocessing import Preprocessing
-from sat_tf.presentation.notebook import Displayed
-from sat_tf.presentation.tables import Marked, Table
+from sat_tf.presentation.tables import Displayed, Marked, Table
 
 _WARM_UP = 2
 _RUNS = 20

@@ -15,7 +15,6 @@ from sat_tf.atomic_file import write_text
 from sat_tf.messages import did_you_mean, first_ones, say
 from sat_tf.planning.diagram import diagram_element, write_diagram
 from sat_tf.planning.layer_plan import Export, Fate, LayerPlan, shape_text
-from sat_tf.presentation.notebook import Displayed
 from sat_tf.presentation.page import render_page
 from sat_tf.presentation.tables import (
     Cell,
@@ -28,9 +27,45 @@ from sat_tf.presentation.tables import (
 )
 from sat_tf.qat.policy import BitPolicy
 
+COLUMNS = (
+    "row",
+    "name",
+    "kind",
+    "detail",
+    "reads",
+    "shape",
+    "fate",
+    "reason",
+    "weight_bits",
+    "weight_grid",
+    "weight_range",
+    "rescale",
+    "rescale_reason",
+    "latent_start",
+    "reading_bits",
+    "reading_reason",
+    "activation_bits",
+    "activation_signed",
+    "stream",
+    "clipping_level",
+    "clipping_gradient",
+    "activation_reason",
+    "absorbed_by",
+    "export",
+    "fused_into",
+    "operators",
+    "export_reason",
+    "parameters",
+    "multiply_adds",
+    "bit_operations",
+    "bytes",
+    "float_bytes",
+    "problems",
+)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class Plan(Displayed, RowTable):
+class Plan(RowTable):
     """How a model will be quantized and exported: its layers, and their sums.
 
     Attributes:
@@ -45,6 +80,7 @@ class Plan(Displayed, RowTable):
         inputs: what each input of the model is fed, and what the file takes for it.
     """
 
+    COLUMNS = COLUMNS
     _width = 160
 
     model: str
@@ -117,11 +153,27 @@ class Plan(Displayed, RowTable):
         """The rows as plain values, all with the same keys; None where something is unknown."""
         return [_plain(row) for row in self.rows]
 
-    def _columns(self) -> tuple[str, ...]:
-        return COLUMNS
-
-    def _print(self, console: Console) -> None:
-        print_plan(self, console)
+    def print_to(self, console: Console) -> None:
+        """Prints the layers, the sums, and the problems."""
+        table = _layers(self, wide=console.width >= _WIDE)
+        title = f"{self.model}: quantization plan"
+        console.print(table.to_rich(title=title, title_justify="left", box=SIMPLE_HEAD))
+        console.print(Text.assemble(f"{self.model}: ", marked_text(_verdict(self))), soft_wrap=True)
+        for line in _summary(self):
+            say(console, line)
+        below = "The rows above are without them: such layers left float, such overrides left out."
+        for title, problems, more in (
+            ("cannot be quantized as asked:", self.problems, below),
+            ("cannot be exported:", self.export_problems, ""),
+        ):
+            if problems:
+                console.print(Text(title, style="red"))
+                for problem in problems:
+                    say(console, f"  {problem}")
+                if more:
+                    console.print(more)
+        for line in (*_reasons(self), *(f"note: {note}" for note in self.notes)):
+            say(console, line)
 
     def _headline(self) -> Marked:
         verdict = _verdict(self)
@@ -170,42 +222,6 @@ def _total(numbers: Iterable[int | None]) -> int | None:
 
 
 # -- rows -----------------------------------------------------------------------------------------
-
-COLUMNS = (
-    "row",
-    "name",
-    "kind",
-    "detail",
-    "reads",
-    "shape",
-    "fate",
-    "reason",
-    "weight_bits",
-    "weight_grid",
-    "weight_range",
-    "rescale",
-    "rescale_reason",
-    "latent_start",
-    "reading_bits",
-    "reading_reason",
-    "activation_bits",
-    "activation_signed",
-    "stream",
-    "clipping_level",
-    "clipping_gradient",
-    "activation_reason",
-    "absorbed_by",
-    "export",
-    "fused_into",
-    "operators",
-    "export_reason",
-    "parameters",
-    "multiply_adds",
-    "bit_operations",
-    "bytes",
-    "float_bytes",
-    "problems",
-)
 
 
 def _plain(row: LayerPlan) -> dict[str, Any]:
@@ -263,29 +279,6 @@ _NUMBERS: tuple[Column[Any], ...] = tuple(
         ("bytes", "bytes"),
     )
 )
-
-
-def print_plan(plan: Plan, console: Console) -> None:
-    """Prints the layers, the sums, and the problems."""
-    table = _layers(plan, wide=console.width >= _WIDE)
-    title = f"{plan.model}: quantization plan"
-    console.print(table.to_rich(title=title, title_justify="left", box=SIMPLE_HEAD))
-    console.print(Text.assemble(f"{plan.model}: ", marked_text(_verdict(plan))), soft_wrap=True)
-    for line in _summary(plan):
-        say(console, line)
-    without = "The rows above are without them: such layers left float, such overrides left out."
-    for title, problems, below in (
-        ("cannot be quantized as asked:", plan.problems, without),
-        ("cannot be exported:", plan.export_problems, ""),
-    ):
-        if problems:
-            console.print(Text(title, style="red"))
-            for problem in problems:
-                say(console, f"  {problem}")
-            if below:
-                console.print(below)
-    for line in (*_reasons(plan), *(f"note: {note}" for note in plan.notes)):
-        say(console, line)
 
 
 def _verdict(plan: Plan) -> Marked:

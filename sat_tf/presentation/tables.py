@@ -6,7 +6,7 @@ import dataclasses
 import io
 import operator
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import rich.table
@@ -90,6 +90,7 @@ class Column(Generic[_Row]):
         number: it is aligned to the right.
         wrap: how cells wrap on a terminal: "never" keeps them on one line, "fold" also breaks
             words.
+        least_width: terminals with fewer columns of letters leave it out.
     """
 
     title: str
@@ -99,6 +100,7 @@ class Column(Generic[_Row]):
     unit: str = ""
     number: bool = False
     wrap: str = ""
+    least_width: int = 0
 
     @property
     def head(self) -> str:
@@ -139,6 +141,11 @@ class Table(Generic[_Row]):
             for column, cells in zip(self.columns, zip(*self.cells(), strict=True), strict=True)
             if set(cells) != {empty}
         ]
+        return dataclasses.replace(self, columns=columns)
+
+    def for_width(self, width: int) -> "Table[_Row]":
+        """The same without the columns that a terminal of this width leaves out."""
+        columns = [column for column in self.columns if column.least_width <= width]
         return dataclasses.replace(self, columns=columns)
 
     def to_rich(self, **options: Any) -> rich.table.Table:
@@ -182,10 +189,16 @@ class Table(Generic[_Row]):
 
     def to_markdown(self) -> str:
         """The table in Markdown."""
+
+        def shown(cell: Cell) -> str:
+            if not isinstance(cell, Marked):
+                return cell
+            return f"`{cell.words}`" if cell.kind == "code" else cell.words
+
         lines = [
             [column.head for column in self.columns],
             ["---:" if column.number else "---" for column in self.columns],
-            *([_markdown(cell) for cell in cells] for cells in self.cells()),
+            *(map(shown, cells) for cells in self.cells()),
         ]
         return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
@@ -230,25 +243,61 @@ def _breakable(name: str) -> Markup:
     return Markup(text)
 
 
-def _markdown(cell: Cell) -> str:
-    if not isinstance(cell, Marked):
-        return cell
-    return f"`{cell.words}`" if cell.kind == "code" else cell.words
-
-
 def write_table(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
     """A header line, and a line for each row; six digits of every float."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
     for row in rows:
-        writer.writerow(map(csv_value, row))
+        writer.writerow(f"{value:.6g}" if isinstance(value, float) else value for value in row)
     return text.getvalue()
 
 
-class RowTable(abc.ABC):
-    """A result that is printed as tables, and exported as rows."""
+class Displayed(abc.ABC):
+    """A result as the value of an expression: a line in the interpreter, tables in notebooks.
 
+    The interpreter shows `repr`, notebooks show `_repr_html_`. This is the first of the bases, and
+    dataclasses need `repr=False`: else their own representation hides this one.
+    """
+
+    @abc.abstractmethod
+    def _headline(self) -> Cell:
+        """The most important finding, in a line of plain text."""
+
+    @abc.abstractmethod
+    def _tables(self) -> Mapping[str, Table[Any]]:
+        """The tables, by their titles; those without rows are left out."""
+
+    def _notes(self) -> Sequence[Cell]:
+        """Sentences below the tables; empty ones are left out."""
+        return ()
+
+    def __repr__(self) -> str:
+        headline = self._headline()
+        words = headline.words if isinstance(headline, Marked) else headline
+        return f"<{type(self).__name__}: {words}>"
+
+    def _repr_html_(self) -> str:
+        """The line and the tables, for a notebook."""
+        tables = {title: table for title, table in self._tables().items() if table.rows}
+        return str(
+            render(
+                "presentation/notebook.html",
+                headline=self._headline(),
+                tables={title: table.to_html(title) for title, table in tables.items()},
+                notes=[note for note in self._notes() if note],
+            )
+        )
+
+
+class RowTable(Displayed):
+    """A result that is also printed as tables, and exported as rows.
+
+    Attributes:
+        COLUMNS: the keys of the rows, in order.
+    """
+
+    COLUMNS: ClassVar[tuple[str, ...]]
     # The columns of a terminal that is as wide as needed.
     _width: ClassVar[int] = 120
 
@@ -257,11 +306,7 @@ class RowTable(abc.ABC):
         """The rows, all with the same keys."""
 
     @abc.abstractmethod
-    def _columns(self) -> tuple[str, ...]:
-        """The keys, in order."""
-
-    @abc.abstractmethod
-    def _print(self, console: Console) -> None:
+    def print_to(self, console: Console) -> None:
         """Prints the result."""
 
     def table(self, width: int | None = None) -> str:
@@ -270,14 +315,14 @@ class RowTable(abc.ABC):
         Args:
             width: columns of the terminal; by default as wide as needed.
         """
-        return printed(self._print, width or self._width)
+        return printed(self.print_to, width or self._width)
 
     def __str__(self) -> str:
         return self.table()
 
     def _values(self) -> Table[dict[str, Any]]:
         columns: list[Column[dict[str, Any]]] = [
-            Column(name, operator.itemgetter(name)) for name in self._columns()
+            Column(name, operator.itemgetter(name)) for name in self.COLUMNS
         ]
         return Table(columns=columns, rows=self.to_rows())
 
@@ -294,8 +339,3 @@ class RowTable(abc.ABC):
             ValueError: the path cannot be written.
         """
         write_text(path, self._values().to_csv())
-
-
-def csv_value(value: Any) -> Any:
-    """A value as it is written to a CSV file."""
-    return f"{value:.6g}" if isinstance(value, float) else value

@@ -11,8 +11,7 @@ from sat_tf.core.gradients import CLIPPING_GRADIENTS
 from sat_tf.core.grid import is_bits
 from sat_tf.core.rescale import METHODS
 from sat_tf.messages import did_you_mean, list_problems
-from sat_tf.presentation.notebook import Displayed
-from sat_tf.presentation.tables import Column, Marked, Table
+from sat_tf.presentation.tables import Column, Displayed, Marked, Table
 from sat_tf.qat.policy_fields import (
     DEFAULT_QUANTIZERS,
     GRID_NAMES,

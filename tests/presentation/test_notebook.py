@@ -1,7 +1,6 @@
 import dataclasses
 
-from sat_tf.presentation.notebook import Displayed
-from sat_tf.presentation.tables import Column, Marked, Table
+from sat_tf.presentation.tables import Column, Displayed, Marked, Table
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -92,14 +92,19 @@ def test_a_value_is_shown_as_it_is(value, shown):
 
 
 class Rows(RowTable):
+    COLUMNS = ("name", "value")
+
     def to_rows(self):
         return [{"name": "conv", "value": 0.1234567}, {"name": "dense", "value": None}]
 
-    def _columns(self):
-        return ("name", "value")
-
-    def _print(self, console):
+    def print_to(self, console):
         console.print("two rows")
+
+    def _headline(self):
+        return "two rows"
+
+    def _tables(self):
+        return {}
 
 
 def test_a_result_is_printed_as_its_text():

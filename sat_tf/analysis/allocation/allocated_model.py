@@ -15,7 +15,6 @@ from sat_tf.arguments import Rule, check, is_integer
 from sat_tf.atomic_file import write_text
 from sat_tf.messages import did_you_mean, first_ones, say
 from sat_tf.presentation import palette
-from sat_tf.presentation.notebook import Displayed
 from sat_tf.presentation.tables import Column, RowTable, Table, digits
 from sat_tf.qat.policy import BitPolicy
 
@@ -101,11 +100,36 @@ class Proof:
     margin: int = 0
 
 
-COLUMNS = tuple(field.name for field in dataclasses.fields(AllocatedLayer))
+def _of(field: str) -> Callable[[Total], str]:
+    return lambda total: shown(total.name, getattr(total, field), _NONE)
+
+
+_bits = digits("", "float")
+_LAYER: list[Column[AllocatedLayer]] = [
+    Column("layer", lambda layer: layer.name, wrap="never"),
+    Column("kind", lambda layer: layer.kind, wrap="never", least_width=_WIDE),
+    Column("weights", lambda layer: layer.weight_bits, _bits, number=True),
+    Column("activations", lambda layer: layer.activation_bits, _bits, number=True),
+    Column("chosen", lambda layer: layer.chosen, wrap="never", least_width=_WIDE),
+    Column("kernel bytes", lambda layer: layer.bytes, digits(",", _NONE), number=True),
+    Column(
+        "bit operations", lambda layer: layer.bit_operations, digits(",.0f", _NONE), number=True
+    ),
+    Column("ms", lambda layer: layer.milliseconds, digits(".3g", _NONE), number=True),
+    Column("cost", lambda layer: layer.cost, digits(".3g"), number=True),
+    Column("same grid as", lambda layer: layer.tied or _NONE, least_width=_WIDE),
+]
+_TOTAL: list[Column[Total]] = [
+    Column("", lambda total: LIMITS[total.name].title, wrap="never"),
+    Column("used", _of("value"), number=True),
+    Column("limit", _of("limit"), number=True),
+    Column("fewest bits", _of("fewest"), number=True),
+    Column("most bits", _of("most"), number=True),
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class Allocation(Displayed, RowTable):
+class Allocation(RowTable):
     """The bits of each layer of a model, chosen within a budget.
 
     Attributes:
@@ -119,6 +143,8 @@ class Allocation(Displayed, RowTable):
         problem: the knapsack, for curves.
         solution: its solution.
     """
+
+    COLUMNS = tuple(field.name for field in dataclasses.fields(AllocatedLayer))
 
     model: str
     policy: BitPolicy
@@ -186,20 +212,45 @@ class Allocation(Displayed, RowTable):
         """A row for each layer, all with the same keys, in graph order."""
         return [dataclasses.asdict(layer) for layer in self.layers]
 
-    def _columns(self) -> tuple[str, ...]:
-        return COLUMNS
-
-    def _print(self, console: Console) -> None:
-        print_allocation(self, console)
+    def print_to(self, console: Console) -> None:
+        """Prints the layers, the totals against their limits, and the proof."""
+        for title, table in self._tables().items():
+            fitting = table.for_width(console.width)
+            console.print(fitting.to_rich(title=title, title_justify="left"))
+        for line in self._notes():
+            say(console, line)
 
     def _headline(self) -> str:
-        return f"{self.model}: {limits_text(self)}; cost {self.proof.cost:.4g}, {self.proof.status}"
+        limits = ", ".join(
+            f"{LIMITS[name].title} {shown(name, total.value)} of {shown(name, total.limit)}"
+            for name, total in self.totals.items()
+            if total.limit is not None
+        )
+        return f"{self.model}: {limits}; cost {self.proof.cost:.4g}, {self.proof.status}"
 
     def _tables(self) -> dict[str, Table[Any]]:
-        return tables(self)
+        layers = Table(columns=_LAYER, rows=self.layers)
+        return {
+            f"{self.model}: bits by {self.cost_kind}": layers.without_empty(_NONE),
+            "the whole model": Table(columns=_TOTAL, rows=list(self.totals.values())),
+        }
 
     def _notes(self) -> list[str]:
-        return proof_lines(self)
+        """The proof, in words."""
+        proof = self.proof
+        line = (
+            f"cost {proof.cost:.6g}; no choice within the limits costs less than {proof.bound:.6g}"
+        )
+        if proof.status == "optimal":
+            lines = [f"{line}: proven optimal (gap {proof.gap:.2g})."]
+        else:
+            lines = [f"{line}: gap {proof.gap:.2g}, stopped before the proof was complete."]
+        if proof.margin:
+            lines.append(
+                f"The proof holds for a limit on file bytes that is lower by {proof.margin}: a "
+                "file has entries that the sum over its layers does not count."
+            )
+        return lines
 
     def write_picture(
         self, path: str | os.PathLike[str], over: str | None = None, *, points: int = 25
@@ -225,92 +276,6 @@ class Allocation(Displayed, RowTable):
             ValueError: the path cannot be written.
         """
         write_text(path, self.policy_yaml())
-
-
-def print_allocation(found: Allocation, console: Console) -> None:
-    """Prints the layers, the totals against their limits, and the proof.
-
-    Args:
-        found: what was chosen.
-        console: where to print.
-    """
-    wide = console.width >= _WIDE
-    for title, table in tables(found, wide=wide).items():
-        console.print(table.to_rich(title=title, title_justify="left"))
-    for line in proof_lines(found):
-        say(console, line)
-
-
-def tables(found: Allocation, *, wide: bool = True) -> dict[str, Table[Any]]:
-    """The layers, and the totals against their limits, by their titles."""
-    layers = Table(columns=_layer_columns(wide=wide), rows=found.layers)
-    return {
-        f"{found.model}: bits by {found.cost_kind}": layers.without_empty(_NONE),
-        "the whole model": Table(columns=_total_columns(), rows=list(found.totals.values())),
-    }
-
-
-def limits_text(found: Allocation) -> str:
-    """The use of each limit, in a line."""
-    return ", ".join(
-        f"{LIMITS[name].title} {shown(name, total.value)} of {shown(name, total.limit)}"
-        for name, total in found.totals.items()
-        if total.limit is not None
-    )
-
-
-def _layer_columns(*, wide: bool) -> list[Column[AllocatedLayer]]:
-    bits = digits("", "float")
-    columns: list[Column[AllocatedLayer]] = [
-        Column("layer", lambda layer: layer.name, wrap="never"),
-        Column("kind", lambda layer: layer.kind, wrap="never"),
-        Column("weights", lambda layer: layer.weight_bits, bits, number=True),
-        Column("activations", lambda layer: layer.activation_bits, bits, number=True),
-        Column("chosen", lambda layer: layer.chosen, wrap="never"),
-        Column("kernel bytes", lambda layer: layer.bytes, digits(",", _NONE), number=True),
-        Column(
-            "bit operations",
-            lambda layer: layer.bit_operations,
-            digits(",.0f", _NONE),
-            number=True,
-        ),
-        Column("ms", lambda layer: layer.milliseconds, digits(".3g", _NONE), number=True),
-        Column("cost", lambda layer: layer.cost, digits(".3g"), number=True),
-        Column("same grid as", lambda layer: layer.tied or _NONE),
-    ]
-    return columns if wide else [one for one in columns if one.title not in _WIDE_ONLY]
-
-
-_WIDE_ONLY = ("kind", "chosen", "same grid as")
-
-
-def _total_columns() -> list[Column[Total]]:
-    def of(field: str) -> Callable[[Any], str]:
-        return lambda total: shown(total.name, getattr(total, field), _NONE)
-
-    return [
-        Column("", lambda total: LIMITS[total.name].title, wrap="never"),
-        Column("used", of("value"), number=True),
-        Column("limit", of("limit"), number=True),
-        Column("fewest bits", of("fewest"), number=True),
-        Column("most bits", of("most"), number=True),
-    ]
-
-
-def proof_lines(found: Allocation) -> list[str]:
-    """The proof of an allocation, in words."""
-    proof = found.proof
-    line = f"cost {proof.cost:.6g}; no choice within the limits costs less than {proof.bound:.6g}"
-    if proof.status == "optimal":
-        lines = [f"{line}: proven optimal (gap {proof.gap:.2g})."]
-    else:
-        lines = [f"{line}: gap {proof.gap:.2g}, stopped before the proof was complete."]
-    if proof.margin:
-        lines.append(
-            f"The proof holds for a limit on file bytes that is lower by {proof.margin}: a file "
-            "has entries that the sum over its layers does not count."
-        )
-    return lines
 
 
 def _draw(found: Allocation, name: str, points: list[dict[str, float]]) -> "Picture":

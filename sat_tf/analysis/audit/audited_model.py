@@ -25,90 +25,15 @@ from sat_tf.analysis.code_use import WeightUse
 from sat_tf.atomic_file import write_text
 from sat_tf.messages import first_ones, say
 from sat_tf.presentation.charts import DotChart, Dots
-from sat_tf.presentation.notebook import Displayed
 from sat_tf.presentation.page import render_page
 from sat_tf.presentation.tables import Column, Marked, RowTable, Table, digits, marked_text, percent
 
 _KINDS = {Verdict.OK: "good", Verdict.WATCH: "watch", Verdict.BROKEN: "bad"}
 _NONE = "-"
-_FORMS = {True: "κ₁", False: "κ₂"}
+_MOST_NAMED = 3
 
 # Three digits, or a dash if there is no value.
 _number = digits(".3g", missing=_NONE)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class Audit(Displayed, RowTable):
-    """A model measured by the rules of efficient training.
-
-    Attributes:
-        model: its name.
-        layers: the linear layers, in graph order.
-        activations: the tensors with clipping levels, in graph order.
-        kappa_0: of the classifier, if there is one.
-        num_images: how many images gradients and activations were measured on; 0 without any.
-        loss: cross entropy of these images, in nats.
-        logit_variance: variance of the logits over classes, its mean over the images.
-        notes: what could not be measured, and why.
-    """
-
-    _width = 160
-
-    model: str
-    layers: tuple[LayerAudit, ...]
-    activations: tuple[ActivationAudit, ...] = ()
-    kappa_0: float | None = None
-    num_images: int = 0
-    loss: float | None = None
-    logit_variance: float | None = None
-    notes: tuple[str, ...] = ()
-
-    @property
-    def verdict(self) -> Verdict:
-        """The worst of all findings."""
-        return worst(finding for _, finding in self.findings())
-
-    def findings(self) -> Iterator[tuple[str, Finding]]:
-        """The broken rules, each with the name of the layer."""
-        rows: list[LayerAudit | ActivationAudit] = [*self.layers, *self.activations]
-        for audited in rows:
-            for finding in audited.findings:
-                yield audited.name, finding
-
-    def to_rows(self) -> list[dict[str, Any]]:
-        """A row for each linear layer and each activation, all with the same keys."""
-        return [
-            *(_row("layer", layer) for layer in self.layers),
-            *(_row("activation", activation) for activation in self.activations),
-        ]
-
-    def _columns(self) -> tuple[str, ...]:
-        return COLUMNS
-
-    def _print(self, console: Console) -> None:
-        print_audit(self, console)
-
-    def _headline(self) -> Marked:
-        verdict = judged_model(self)
-        return Marked(f"{self.model}: {verdict.words}; {summary(self)}", verdict.kind)
-
-    def _tables(self) -> dict[str, Table[Any]]:
-        return {
-            "Linear layers": layer_table(self.layers),
-            "Quantized activations": activation_table(self.activations),
-        }
-
-    def _notes(self) -> list[str]:
-        wrong = by_rule(self).items()
-        return [*(f"{rule}: {line}" for rule, lines in wrong for line in lines), *self.notes]
-
-    def write_page(self, path: str | os.PathLike[str]) -> None:
-        """Writes a page with tables and pictures: one self-contained HTML file.
-
-        Raises:
-            ValueError: the path cannot be written.
-        """
-        write_text(path, audit_page(self))
 
 
 def _fields(kind: type) -> list[str]:
@@ -131,6 +56,148 @@ COLUMNS = tuple(
 )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Audit(RowTable):
+    """A model measured by the rules of efficient training.
+
+    Attributes:
+        model: its name.
+        layers: the linear layers, in graph order.
+        activations: the tensors with clipping levels, in graph order.
+        kappa_0: of the classifier, if there is one.
+        num_images: how many images gradients and activations were measured on; 0 without any.
+        loss: cross entropy of these images, in nats.
+        logit_variance: variance of the logits over classes, its mean over the images.
+        notes: what could not be measured, and why.
+    """
+
+    COLUMNS = COLUMNS
+    _width = 160
+
+    model: str
+    layers: tuple[LayerAudit, ...]
+    activations: tuple[ActivationAudit, ...] = ()
+    kappa_0: float | None = None
+    num_images: int = 0
+    loss: float | None = None
+    logit_variance: float | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of all findings."""
+        return worst(finding for _, finding in self.findings())
+
+    def findings(self) -> Iterator[tuple[str, Finding]]:
+        """The broken rules, each with the name of the layer."""
+        for audited in (*self.layers, *self.activations):
+            for finding in audited.findings:
+                yield audited.name, finding
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """A row for each linear layer and each activation, all with the same keys."""
+        return [
+            *(_row("layer", layer) for layer in self.layers),
+            *(_row("activation", activation) for activation in self.activations),
+        ]
+
+    def print_to(self, console: Console, *, only_findings: bool = False) -> None:
+        """Prints the verdict, the layers and their findings.
+
+        Args:
+            console: where to print.
+            only_findings: leave out layers and activations that keep all rules.
+        """
+        words = Marked(self.verdict.value, _KINDS[self.verdict])
+        verdict = Text.assemble(f"{self.model}: ", marked_text(words))
+        say(console, verdict.append(f"; {self._summary()}"))
+        for title, table in self._tables().items():
+            rows = [row for row in table.rows if not only_findings or row.findings]
+            if rows:
+                shown = dataclasses.replace(table, rows=rows).for_width(console.width)
+                console.print(shown.to_rich(title=title.lower(), title_justify="left"))
+        for rule, named in self._by_rule().items():
+            console.print(Text.assemble((f"{rule}: ", "bold"), RULES[rule]), highlight=False)
+            for line in named:
+                say(console, f"  {line}")
+        for note in self.notes:
+            say(console, note)
+
+    def _headline(self) -> Marked:
+        words = f"{self.model}: {self.verdict.value}; {self._summary()}"
+        return Marked(words, _KINDS[self.verdict])
+
+    def _tables(self) -> dict[str, Table[Any]]:
+        layers = Table(
+            columns=[*_LAYER_NAMES, _BEHIND, *_LAYER_NUMBERS, _VERDICT], rows=self.layers
+        )
+        activations = [_ACTIVATION_NAME, *_ACTIVATION_NUMBERS, _VERDICT]
+        return {
+            "Linear layers": layers.without_empty(_NONE),
+            "Quantized activations": Table(columns=activations, rows=self.activations),
+        }
+
+    def _notes(self) -> list[str]:
+        wrong = self._by_rule().items()
+        return [*(f"{rule}: {line}" for rule, lines in wrong for line in lines), *self.notes]
+
+    def _by_rule(self) -> dict[str, list[str]]:
+        """The findings under each rule; layers with the same verdict and remedy together."""
+        found: dict[str, dict[tuple[str, str], list[str]]] = {}
+        for name, finding in self.findings():
+            # The numbers are in the table; dozens of layers of a network share a finding.
+            remedies = found.setdefault(finding.rule, {})
+            remedies.setdefault((finding.verdict.value, finding.remedy), []).append(
+                f"{name} ({finding.reason})"
+            )
+        return {
+            rule: [
+                f"{verdict}: {first_ones(named, _MOST_NAMED, between='; ')}. Remedy: {remedy}."
+                for (verdict, remedy), named in remedies.items()
+            ]
+            for rule, remedies in found.items()
+        }
+
+    def _summary(self) -> str:
+        """The verdict in a line."""
+        verdicts = [row.verdict for row in (*self.layers, *self.activations)]
+        parts = [f"{len(self.layers)} linear layers"]
+        if self.activations:
+            parts.append(f"{len(self.activations)} quantized activations")
+        parts.append(
+            f"{verdicts.count(Verdict.BROKEN)} broken, {verdicts.count(Verdict.WATCH)} to watch"
+        )
+        if self.kappa_0 is not None:
+            parts.append(f"kappa_0 {_number(self.kappa_0)}")
+        if self.loss is not None and self.logit_variance is not None:
+            parts.append(
+                f"loss {self.loss:.4g}, variance of the logits {_number(self.logit_variance)} on "
+                f"{self.num_images} images"
+            )
+        return "; ".join(parts)
+
+    def write_page(self, path: str | os.PathLike[str]) -> None:
+        """Writes a page with tables and pictures: one self-contained HTML file.
+
+        Raises:
+            ValueError: the path cannot be written.
+        """
+        wrong = {rule: (RULES[rule], lines) for rule, lines in self._by_rule().items()}
+        activations = [_ACTIVATION_NAME, _VERDICT, *_ACTIVATION_NUMBERS]
+        page = render_page(
+            "analysis/audit/page.html",
+            audit=self,
+            kind=_KINDS[self.verdict],
+            summary=self._summary(),
+            wrong=wrong,
+            charts=[chart.to_figure() for chart in _charts(self)],
+            layers=_numbered(_LAYER_OF_PAGE, self.layers).to_html("linear layers"),
+            activations=_numbered(activations, self.activations).to_html("quantized activations"),
+            limits=Table(columns=_LIMIT, rows=list(LIMITS.items())).to_html("limits"),
+        )
+        write_text(path, page)
+
+
 def _row(kind: str, audited: LayerAudit | ActivationAudit) -> dict[str, Any]:
     own = {name: getattr(audited, name) for name in COLUMNS if hasattr(audited, name)}
     if isinstance(audited, LayerAudit):
@@ -147,72 +214,6 @@ def _row(kind: str, audited: LayerAudit | ActivationAudit) -> dict[str, Any]:
     }
 
 
-def print_audit(audit: Audit, console: Console, *, only_findings: bool = False) -> None:
-    """Prints the verdict, the layers and their findings.
-
-    Args:
-        audit: what was found.
-        console: where to print.
-        only_findings: leave out layers and activations that keep all rules.
-    """
-    verdict = Text.assemble(f"{audit.model}: ", marked_text(judged_model(audit)))
-    say(console, verdict.append(f"; {summary(audit)}"))
-    layers = [row for row in audit.layers if not only_findings or row.findings]
-    if layers:
-        table = layer_table(layers, wide=console.width >= _WIDE)
-        console.print(table.to_rich(title="linear layers", title_justify="left"))
-    activations = [row for row in audit.activations if not only_findings or row.findings]
-    if activations:
-        table = activation_table(activations)
-        console.print(table.to_rich(title="quantized activations", title_justify="left"))
-    for rule, named in by_rule(audit).items():
-        console.print(Text.assemble((f"{rule}: ", "bold"), RULES[rule]), highlight=False)
-        for line in named:
-            say(console, f"  {line}")
-    for note in audit.notes:
-        say(console, note)
-
-
-def by_rule(audit: Audit) -> dict[str, list[str]]:
-    """The findings under each rule; layers with the same verdict and remedy together."""
-    found: dict[str, dict[tuple[str, str], list[str]]] = {}
-    for name, finding in audit.findings():
-        # The numbers are in the table; dozens of layers of a network share a finding.
-        remedies = found.setdefault(finding.rule, {})
-        remedies.setdefault((finding.verdict.value, finding.remedy), []).append(
-            f"{name} ({finding.reason})"
-        )
-    return {
-        rule: [
-            f"{verdict}: {first_ones(named, _MOST_NAMED, between='; ')}. Remedy: {remedy}."
-            for (verdict, remedy), named in remedies.items()
-        ]
-        for rule, remedies in found.items()
-    }
-
-
-_MOST_NAMED = 3
-
-
-def summary(audit: Audit) -> str:
-    """The verdict in a line."""
-    rows: list[LayerAudit | ActivationAudit] = [*audit.layers, *audit.activations]
-    broken = sum(row.verdict is Verdict.BROKEN for row in rows)
-    watched = sum(row.verdict is Verdict.WATCH for row in rows)
-    parts = [f"{len(audit.layers)} linear layers"]
-    if audit.activations:
-        parts.append(f"{len(audit.activations)} quantized activations")
-    parts.append(f"{broken} broken, {watched} to watch")
-    if audit.kappa_0 is not None:
-        parts.append(f"kappa_0 {_number(audit.kappa_0)}")
-    if audit.loss is not None and audit.logit_variance is not None:
-        parts.append(
-            f"loss {audit.loss:.4g}, variance of the logits {_number(audit.logit_variance)} on "
-            f"{audit.num_images} images"
-        )
-    return "; ".join(parts)
-
-
 def _share(part: int | None, whole: int | None) -> str:
     """Used of all, or a dash."""
     return _NONE if part is None or whole is None else f"{part}/{whole}"
@@ -222,10 +223,10 @@ def _kappa_cell(row: LayerAudit) -> str:
     """The constant that applies to a layer, with its name."""
     if row.kappa is None:
         return f"κ₀ {_number(row.kappa_0)}" if row.kappa_0 is not None else _NONE
-    return f"{_FORMS[row.normalization is not None]} {_number(row.kappa)}"
+    return f"{'κ₂' if row.normalization is None else 'κ₁'} {_number(row.kappa)}"
 
 
-def judged(row: LayerAudit | ActivationAudit) -> Marked:
+def _judged(row: LayerAudit | ActivationAudit) -> Marked:
     """The verdict on a layer, with the rules that it breaks."""
     rules = ", ".join(dict.fromkeys(finding.rule for finding in row.findings))
     return Marked(row.verdict.value + (f": {rules}" if rules else ""), _KINDS[row.verdict])
@@ -237,30 +238,41 @@ _SHORT = {
     "LayerNormalization": "LN",
     "GroupNormalization": "GN",
 }
-# Left out on narrow terminals; the page and the CSV have them.
+# Narrower terminals have no columns for these; the page and the CSV have them.
 _WIDE = 120
-_FOR_WIDE = ("kind", "VAR W", "VAR Ŵ", "VAR Q", "codes")
 
-_VERDICT: Column[Any] = Column("verdict", judged)
+_VERDICT: Column[Any] = Column("verdict", _judged)
 _LAYER_NAMES: tuple[Column[LayerAudit], ...] = (
     Column("layer", lambda row: row.name, wrap="never"),
-    Column("kind", lambda row: row.kind, wrap="never"),
+    Column("kind", lambda row: row.kind, wrap="never", least_width=_WIDE),
+)
+_BEHIND: Column[LayerAudit] = Column(
+    "behind",
+    lambda row: _SHORT.get(row.normalization or "", row.normalization or _NONE),
+    wrap="never",
 )
 _LAYER_NUMBERS: tuple[Column[LayerAudit], ...] = tuple(
-    Column(title, value, show, number=True, wrap="never")
-    for title, value, show in (
-        ("n", lambda row: row.fan_in, str),
-        ("n̂", lambda row: row.fan_out, str),
-        ("bits", lambda row: row.weight_bits, digits("", missing=_NONE)),
-        ("VAR W", lambda row: row.latent_variance, _number),
-        ("VAR Ŵ", lambda row: row.clamped_variance, _number),
-        ("VAR Q", lambda row: row.quantized_variance, _number),
-        ("VAR Ξ", lambda row: row.effective_variance, _number),
-        ("codes", lambda row: _share(row.weight_codes_used, row.weight_codes), str),
-        ("VAR ∂Ξ", lambda row: row.gradient_variance, _number),
-        ("κ", _kappa_cell, str),
+    Column(title, value, show, number=True, wrap="never", least_width=width)
+    for title, value, show, width in (
+        ("n", lambda row: row.fan_in, str, 0),
+        ("n̂", lambda row: row.fan_out, str, 0),
+        ("bits", lambda row: row.weight_bits, digits("", missing=_NONE), 0),
+        ("VAR W", lambda row: row.latent_variance, _number, _WIDE),
+        ("VAR Ŵ", lambda row: row.clamped_variance, _number, _WIDE),
+        ("VAR Q", lambda row: row.quantized_variance, _number, _WIDE),
+        ("VAR Ξ", lambda row: row.effective_variance, _number, 0),
+        ("codes", lambda row: _share(row.weight_codes_used, row.weight_codes), str, _WIDE),
+        ("VAR ∂Ξ", lambda row: row.gradient_variance, _number, 0),
+        ("κ", _kappa_cell, str, 0),
     )
 )
+_LAYER_OF_PAGE: list[Column[Any]] = [
+    *_LAYER_NAMES,
+    Column("behind", lambda row: row.normalization or _NONE),
+    Column("followed by", lambda row: ", ".join(row.following) or _NONE),
+    _VERDICT,
+    *_LAYER_NUMBERS,
+]
 _ACTIVATION_NAME: Column[ActivationAudit] = Column("made by", lambda row: row.name, wrap="never")
 _ACTIVATION_NUMBERS: tuple[Column[ActivationAudit], ...] = tuple(
     Column(title, value, show, unit=unit, number=True)
@@ -272,46 +284,20 @@ _ACTIVATION_NUMBERS: tuple[Column[ActivationAudit], ...] = tuple(
         ("∂L/∂level", "", lambda row: row.level_gradient, _number),
     )
 )
+_LIMIT: list[Column[tuple[str, Limit]]] = [
+    Column("limit", lambda row: row[0]),
+    Column("value", lambda row: row[1].value, digits("g")),
+    Column("why", lambda row: row[1].reason),
+]
 
 
-def layer_table(rows: Sequence[LayerAudit], *, wide: bool = True) -> Table[Any]:
-    """The linear layers."""
-    behind: Column[LayerAudit] = Column(
-        "behind",
-        lambda row: _SHORT.get(row.normalization or "", row.normalization or _NONE),
-        wrap="never",
-    )
-    columns = [*_LAYER_NAMES, behind, *_LAYER_NUMBERS, _VERDICT]
-    shown = [column for column in columns if wide or column.title not in _FOR_WIDE]
-    return Table(columns=shown, rows=rows).without_empty(_NONE)
-
-
-def activation_table(rows: Sequence[ActivationAudit]) -> Table[Any]:
-    """The tensors with clipping levels."""
-    return Table(columns=[_ACTIVATION_NAME, *_ACTIVATION_NUMBERS, _VERDICT], rows=rows)
-
-
-def judged_model(audit: Audit) -> Marked:
-    """The verdict on the whole model."""
-    return Marked(audit.verdict.value, _KINDS[audit.verdict])
-
-
-def audit_page(audit: Audit) -> str:
-    """HTML that shows all of an audit."""
-    activations = audit.activations
-    return render_page(
-        "analysis/audit/page.html",
-        audit=audit,
-        kind=_KINDS[audit.verdict],
-        summary=summary(audit),
-        wrong={rule: (RULES[rule], lines) for rule, lines in by_rule(audit).items()},
-        charts=[chart.to_figure() for chart in _charts(audit)],
-        layers=Table(columns=_LAYER, rows=_numbered(audit.layers)).to_html("linear layers"),
-        activations=Table(columns=_ACTIVATION, rows=_numbered(activations)).to_html(
-            "quantized activations"
-        ),
-        limits=Table(columns=_LIMIT, rows=list(LIMITS.items())).to_html("limits"),
-    )
+def _numbered(columns: Sequence[Column[Any]], rows: Sequence[Any]) -> Table[tuple[int, Any]]:
+    """A table of the page, in which every row has a number, which the charts refer to."""
+    behind = [
+        dataclasses.replace(column, value=lambda row, column=column: column.value(row[1]))
+        for column in columns
+    ]
+    return Table(columns=[Column("#", lambda row: row[0]), *behind], rows=list(enumerate(rows, 1)))
 
 
 def _charts(audit: Audit) -> list[DotChart]:
@@ -378,40 +364,3 @@ def _charts(audit: Audit) -> list[DotChart]:
 
 def _used(row: ActivationAudit) -> float | None:
     return None if row.codes is None or row.codes_used is None else row.codes_used / row.codes
-
-
-# On the page every row has a number, which the charts refer to.
-_Numbered = tuple[int, Any]
-
-
-def _numbered(rows: Sequence[Any]) -> list[_Numbered]:
-    return list(enumerate(rows, 1))
-
-
-def _behind_its_number(column: Column[Any]) -> Column[_Numbered]:
-    return dataclasses.replace(column, value=lambda row: column.value(row[1]))
-
-
-_NUMBER: Column[_Numbered] = Column("#", lambda row: row[0])
-_LAYER = [
-    _NUMBER,
-    *map(
-        _behind_its_number,
-        (
-            *_LAYER_NAMES,
-            Column("behind", lambda row: row.normalization or "-"),
-            Column("followed by", lambda row: ", ".join(row.following) or "-"),
-            _VERDICT,
-            *_LAYER_NUMBERS,
-        ),
-    ),
-]
-_ACTIVATION = [
-    _NUMBER,
-    *map(_behind_its_number, (_ACTIVATION_NAME, _VERDICT, *_ACTIVATION_NUMBERS)),
-]
-_LIMIT: list[Column[tuple[str, Limit]]] = [
-    Column("limit", lambda row: row[0]),
-    Column("value", lambda row: row[1].value, digits("g")),
-    Column("why", lambda row: row[1].reason),
-]

@@ -21,7 +21,6 @@ from sat_tf.analysis.sensitivity.damage import (
 )
 from sat_tf.messages import say
 from sat_tf.presentation import palette
-from sat_tf.presentation.notebook import Displayed
 from sat_tf.presentation.tables import Column, RowTable, Table
 from sat_tf.qat.policy import BitPolicy
 
@@ -30,15 +29,26 @@ if TYPE_CHECKING:
 
 _NONE = "-"
 _TITLES = {"top1": "top-1 lost", "distance": "distance", "divergence": "divergence"}
-# Narrower terminals have no column for the kind; the CSV has it.
-_WIDE = 100
 _MOST_LAYERS = 40
 # Above this ratio a linear axis would hide the smaller half.
 _WIDE_RANGE = 30.0
 
 
+_PARTS = {"": "damage", "weights_": "weights", "activations_": "activations", "stream_": "stream"}
+
+
+COLUMNS = (
+    *(
+        field.name
+        for field in dataclasses.fields(LayerSensitivity)
+        if field.name not in _PARTS.values() and not field.name.endswith("_errors")
+    ),
+    *(f"{prefix}{metric.field}" for prefix in _PARTS for metric in METRICS.values()),
+)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class Sensitivity(Displayed, RowTable):
+class Sensitivity(RowTable):
     """The loss of a model when each of its layers is quantized alone, and when all are.
 
     Attributes:
@@ -50,6 +60,8 @@ class Sensitivity(Displayed, RowTable):
         num_images: how many images were measured.
         top1: share of them that the float model classifies correctly; None without labels.
     """
+
+    COLUMNS = COLUMNS
 
     model: str
     policy: BitPolicy
@@ -140,20 +152,52 @@ class Sensitivity(Displayed, RowTable):
         """A row for each layer, all with the same keys, in graph order."""
         return [_row(layer) for layer in self.layers]
 
-    def _columns(self) -> tuple[str, ...]:
-        return COLUMNS
-
-    def _print(self, console: Console) -> None:
-        print_sensitivity(self, console)
+    def print_to(self, console: Console) -> None:
+        """Prints what the whole model loses, and each layer, the one that loses most first."""
+        for line in self._summary():
+            say(console, line)
+        for title, table in self._tables().items():
+            fitting = table.for_width(console.width)
+            console.print(fitting.to_rich(title=title, title_justify="left"))
 
     def _headline(self) -> str:
-        return summary(self)[0]
+        return self._summary()[0]
 
     def _tables(self) -> dict[str, Table[LayerSensitivity]]:
-        return {TITLE: layer_table(self)}
+        metrics = [name for name in METRICS if _value(self.together, METRICS[name]) is not None]
+        # The metric that layers are ranked by comes first.
+        metrics.sort(key=lambda name: name != self.metric)
+        columns: list[Column[LayerSensitivity]] = [
+            Column("layer", lambda layer: layer.name, wrap="never"),
+            # Narrower terminals have no room for the kind; the CSV has it.
+            Column("kind", lambda layer: layer.kind, wrap="never", least_width=100),
+            Column("bits", _bits, number=True, wrap="never"),
+            *(_damage(_TITLES[name], "damage", METRICS[name]) for name in metrics),
+            _damage("weights", "weights", METRICS[self.metric]),
+            _damage("activations", "activations", METRICS[self.metric]),
+        ]
+        return {"one layer quantized, the others float": Table(columns=columns, rows=self.ranked())}
 
     def _notes(self) -> list[str]:
-        return summary(self)[1:]
+        return self._summary()[1:]
+
+    def _summary(self) -> list[str]:
+        """The measurement, the loss of the whole model, and how to read the table."""
+        lost = []
+        for name, metric in METRICS.items():
+            if _value(self.together, metric) is not None:
+                unit = metric.unit[1]
+                value = shown(self.together, metric)
+                lost.append(f"{_TITLES[name]} {value}{' ' if unit else ''}{unit}")
+        start = f"{self.model}: {self.num_images} images"
+        if self.top1 is not None:
+            start += f", top-1 {100 * self.top1:.1f} % as float"
+        return [
+            f"{start}; {len(self.layers)} layers, ranked by {_TITLES[self.metric]}",
+            f"all of them quantized, without training: {', '.join(lost)}",
+            "bits: w of the kernel, a of what the layer reads, s of the stream it makes; the last "
+            "two columns are the layer's kernel and what it reads, alone",
+        ]
 
     def write_picture(self, path: str | os.PathLike[str]) -> None:
         """Draws what each layer loses; the file appears whole, or not at all.
@@ -174,19 +218,6 @@ def _check(name: str, value: object, most: float, expected: str) -> None:
         raise ValueError(f"{name}={value!r}: expected {expected}.")
 
 
-_PARTS = {"": "damage", "weights_": "weights", "activations_": "activations", "stream_": "stream"}
-
-
-COLUMNS = (
-    *(
-        field.name
-        for field in dataclasses.fields(LayerSensitivity)
-        if field.name not in _PARTS.values() and not field.name.endswith("_errors")
-    ),
-    *(f"{prefix}{metric.field}" for prefix in _PARTS for metric in METRICS.values()),
-)
-
-
 def _row(layer: LayerSensitivity) -> dict[str, Any]:
     row = {name: getattr(layer, name) for name in COLUMNS if hasattr(layer, name)}
     for prefix, part in _PARTS.items():
@@ -194,42 +225,6 @@ def _row(layer: LayerSensitivity) -> dict[str, Any]:
         for metric in METRICS.values():
             row[f"{prefix}{metric.field}"] = damage and getattr(damage, metric.field)
     return row
-
-
-def print_sensitivity(found: Sensitivity, console: Console) -> None:
-    """Prints what the whole model loses, and each layer, the one that loses most first.
-
-    Args:
-        found: what was measured.
-        console: where to print.
-    """
-    for line in summary(found):
-        say(console, line)
-    table = layer_table(found, wide=console.width >= _WIDE)
-    console.print(table.to_rich(title=TITLE, title_justify="left"))
-
-
-TITLE = "one layer quantized, the others float"
-
-
-def layer_table(found: Sensitivity, *, wide: bool = True) -> Table[LayerSensitivity]:
-    """The layers, the one that loses most first."""
-    return Table(columns=_columns(found, wide=wide), rows=found.ranked())
-
-
-def _columns(found: Sensitivity, *, wide: bool) -> list[Column[LayerSensitivity]]:
-    metrics = [name for name in METRICS if _value(found.together, METRICS[name]) is not None]
-    # The metric that layers are ranked by comes first.
-    metrics.sort(key=lambda name: name != found.metric)
-    kind: Column[LayerSensitivity] = Column("kind", lambda layer: layer.kind, wrap="never")
-    return [
-        Column("layer", lambda layer: layer.name, wrap="never"),
-        *([kind] if wide else []),
-        Column("bits", _bits, number=True, wrap="never"),
-        *(_damage(_TITLES[name], "damage", METRICS[name]) for name in metrics),
-        _damage("weights", "weights", METRICS[found.metric]),
-        _damage("activations", "activations", METRICS[found.metric]),
-    ]
 
 
 def _damage(title: str, field: str, metric: Metric) -> Column[LayerSensitivity]:
@@ -254,25 +249,6 @@ def _value(damage: Damage, metric: Metric) -> float | None:
 def _bits(layer: LayerSensitivity) -> str:
     named = (("w", layer.weight_bits), ("a", layer.activation_bits), ("s", layer.stream_bits))
     return "".join(f"{letter}{bits}" for letter, bits in named if bits is not None)
-
-
-def summary(found: Sensitivity) -> list[str]:
-    """The measurement, the loss of the whole model, and how to read the table."""
-    lost = []
-    for name, metric in METRICS.items():
-        if _value(found.together, metric) is not None:
-            unit = metric.unit[1]
-            value = shown(found.together, metric)
-            lost.append(f"{_TITLES[name]} {value}{' ' if unit else ''}{unit}")
-    start = f"{found.model}: {found.num_images} images"
-    if found.top1 is not None:
-        start += f", top-1 {100 * found.top1:.1f} % as float"
-    return [
-        f"{start}; {len(found.layers)} layers, ranked by {_TITLES[found.metric]}",
-        f"all of them quantized, without training: {', '.join(lost)}",
-        "bits: w of the kernel, a of what the layer reads, s of the stream it makes; the last two "
-        "columns are the layer's kernel and what it reads, alone",
-    ]
 
 
 def _draw(found: Sensitivity) -> "Picture":

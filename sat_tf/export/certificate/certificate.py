@@ -23,8 +23,7 @@ from sat_tf.export.certificate.holds import Hold, are_portable, verdict_of
 from sat_tf.export.certificate.outputs import FEWEST_VALUES, MOST_ERROR, OutputCount
 from sat_tf.export.litert.processes import Machine
 from sat_tf.messages import list_problems, validation_problems
-from sat_tf.presentation.notebook import Displayed
-from sat_tf.presentation.tables import Cell, Marked, Table, points
+from sat_tf.presentation.tables import Cell, Displayed, Marked, Table, points
 
 # How far the file and a Keras model, float or quantized, may differ in accuracy, or in classes,
 # before it is shown in red. What values may differ by stands in `outputs`.

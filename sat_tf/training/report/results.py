@@ -6,8 +6,7 @@ from typing import Any, ClassVar, NamedTuple
 import rich.table
 from pydantic import ConfigDict
 
-from sat_tf.presentation.notebook import Displayed
-from sat_tf.presentation.tables import Cell, Column, Marked, Table, digits, percent
+from sat_tf.presentation.tables import Cell, Column, Displayed, Marked, Table, digits, percent
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.run_folder import RunFolder
 

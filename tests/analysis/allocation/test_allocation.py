@@ -9,7 +9,6 @@ import yaml
 
 import sat_tf
 from sat_tf.analysis.allocation import allocation
-from sat_tf.analysis.allocation.allocated_model import COLUMNS
 from sat_tf.planning.file_size import file_bytes
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.config.config import DEMO, read_config
@@ -375,7 +374,7 @@ def test_rows_and_csv_say_the_same(found, tmp_path):
     with (tmp_path / "layers.csv").open(encoding="utf-8") as file:
         lines = list(csv.DictReader(file))
     assert [line["name"] for line in lines] == [row["name"] for row in found.to_rows()]
-    assert tuple(lines[0]) == COLUMNS == tuple(found.to_rows()[0])
+    assert tuple(lines[0]) == found.COLUMNS == tuple(found.to_rows()[0])
     assert [int(line["weight_bits"]) for line in lines] == [r.weight_bits for r in found.layers]
 
 
