@@ -127,7 +127,7 @@ class Answers:
         Raises:
             ValueError: the arrays or the names do not fit together; lists every problem.
         """
-        arrays = {
+        arrays: dict[str, Any] = {
             "labels": np.asarray(labels),
             "float_answers": np.asarray(float_answers),
             "file_answers": np.asarray(file_answers),

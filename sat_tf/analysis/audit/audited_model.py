@@ -42,7 +42,7 @@ def _fields(kind: type) -> list[str]:
 
 _OF_KERNEL = _fields(WeightUse)
 _OF_LAYER = [name for name in _fields(LayerAudit) if name not in _OF_KERNEL]
-# What a kernel is stands behind what its layer is, and in front of what was measured of both.
+# The columns of a kernel stand behind what its layer is, and in front of what was measured.
 _MEASURED = _OF_LAYER.index("pooled_area")
 COLUMNS = tuple(
     dict.fromkeys(
@@ -90,9 +90,12 @@ class Audit(RowTable):
 
     def findings(self) -> Iterator[tuple[str, Finding]]:
         """The broken rules, each with the name of the layer."""
-        for audited in (*self.layers, *self.activations):
+        for audited in self._audited():
             for finding in audited.findings:
                 yield audited.name, finding
+
+    def _audited(self) -> list[LayerAudit | ActivationAudit]:
+        return [*self.layers, *self.activations]
 
     def to_rows(self) -> list[dict[str, Any]]:
         """A row for each linear layer and each activation, all with the same keys."""
@@ -160,7 +163,7 @@ class Audit(RowTable):
 
     def _summary(self) -> str:
         """The verdict in a line."""
-        verdicts = [row.verdict for row in (*self.layers, *self.activations)]
+        verdicts = [row.verdict for row in self._audited()]
         parts = [f"{len(self.layers)} linear layers"]
         if self.activations:
             parts.append(f"{len(self.activations)} quantized activations")
@@ -293,11 +296,12 @@ _LIMIT: list[Column[tuple[str, Limit]]] = [
 
 def _numbered(columns: Sequence[Column[Any]], rows: Sequence[Any]) -> Table[tuple[int, Any]]:
     """A table of the page, in which every row has a number, which the charts refer to."""
-    behind = [
-        dataclasses.replace(column, value=lambda row, column=column: column.value(row[1]))
-        for column in columns
-    ]
-    return Table(columns=[Column("#", lambda row: row[0]), *behind], rows=list(enumerate(rows, 1)))
+
+    def of_row(column: Column[Any]) -> Column[tuple[int, Any]]:
+        return dataclasses.replace(column, value=lambda row: column.value(row[1]))
+
+    number: Column[tuple[int, Any]] = Column("#", lambda row: row[0])
+    return Table(columns=[number, *map(of_row, columns)], rows=list(enumerate(rows, 1)))
 
 
 def _charts(audit: Audit) -> list[DotChart]:
