@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from sat_tf.core.gradients import straight_through
 from sat_tf.core.tensors import namespace
-from sat_tf.quantizers.measuring import CodeRange, IntegerWeights
 from sat_tf.quantizers.pact import ClippingQuantizer
 from sat_tf.quantizers.protocol import ActivationQuantizer, VariableSpec, WeightQuantizer
 from sat_tf.quantizers.table import activation_quantizer, weight_quantizer
+from sat_tf.quantizers.values import CodeRange, IntegerWeights
 
 if TYPE_CHECKING:
     from sat_tf.qat.configs import LayerConfig as LayerConfig

@@ -21,9 +21,9 @@ from sat_tf.qat.layout import in_inference, inner_layer, quantized_network
 from sat_tf.qat.shared_grids import SharedGrids
 from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer, output_quantizer
 from sat_tf.quantizers.best_levels import Sample
-from sat_tf.quantizers.measuring import Function, itself
 from sat_tf.quantizers.observers import expected_largest
 from sat_tf.quantizers.settings import CLIPPING_LEVEL, SMALLEST_CLIPPING_LEVEL
+from sat_tf.quantizers.values import Function, itself
 
 
 @contextlib.contextmanager

@@ -20,9 +20,9 @@ from sat_tf.graph.layers.kind import Combination, Role
 from sat_tf.graph.layers.preprocessing import is_adapted, is_plain_factor, slope_and_offset
 from sat_tf.graph.network import Network, Node
 from sat_tf.quantizers.input_range import ImageGrid
-from sat_tf.quantizers.measuring import SampledValues
 from sat_tf.quantizers.protocol import ActivationQuantizer
 from sat_tf.quantizers.settings import SMALLEST_CLIPPING_LEVEL
+from sat_tf.quantizers.values import SampledValues
 
 
 class PixelRanges:

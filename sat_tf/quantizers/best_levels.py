@@ -17,8 +17,9 @@ import numpy as np
 from sat_tf.core import grid as grids
 from sat_tf.core.ranges import scale_and_zero
 from sat_tf.core.tensors import Tensor
-from sat_tf.quantizers.measuring import Function, MeasuredActivations, SampledValues, itself
+from sat_tf.quantizers.protocol import ActivationQuantizer
 from sat_tf.quantizers.settings import SMALLEST_CLIPPING_LEVEL
+from sat_tf.quantizers.values import Function, SampledValues, itself
 
 # The power p of the error by bit width.
 _POWERS = {8: 4}
@@ -79,7 +80,7 @@ class Sample:
         self.values.append(values)
         self.counts.append(np.full(values.size, count))
 
-    def best_level(self, quantizer: MeasuredActivations) -> float:
+    def best_level(self, quantizer: ActivationQuantizer) -> float:
         """The clipping level with the smallest error; the tensor must not be all 0."""
         values, counts = np.concatenate(self.values), np.concatenate(self.counts)
         return quantizer.best_level(SampledValues(values, self.largest, counts, self.function))

@@ -11,10 +11,10 @@ from sat_tf.core.gradients import describe_surrogate
 from sat_tf.core.grid import LARGEST_INT8
 from sat_tf.core.ranges import axes_within, range_shape
 from sat_tf.core.tensors import Tensor, namespace
-from sat_tf.quantizers.measuring import IntegerWeights, Variables
 from sat_tf.quantizers.protocol import Predecessor, VariableSpec, WeightRequest, bits_of
 from sat_tf.quantizers.scaled import WeightsOnGrid
 from sat_tf.quantizers.settings import GAIN, WithSurrogate, known_sizes
+from sat_tf.quantizers.values import IntegerWeights, Variables
 
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)

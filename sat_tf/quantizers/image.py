@@ -9,7 +9,6 @@ import numpy as np
 from sat_tf.core.tensors import Tensor, in_float32, namespace
 from sat_tf.messages import warn
 from sat_tf.quantizers.input_range import INPUT_TYPES, InputRange
-from sat_tf.quantizers.measuring import Variables
 from sat_tf.quantizers.observers import (
     move_averages,
     over_replicas,
@@ -19,6 +18,7 @@ from sat_tf.quantizers.observers import (
 from sat_tf.quantizers.protocol import PixelQuantizer, VariableSpec
 from sat_tf.quantizers.seen_values import USUAL, SeenValues, has_channels, misfit, pixel_doubt
 from sat_tf.quantizers.settings import COUNT
+from sat_tf.quantizers.values import Variables
 
 _MOMENTUM = 0.99
 # Whether values are pixels is told from so many images of a batch.

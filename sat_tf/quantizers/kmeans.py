@@ -10,10 +10,10 @@ from sat_tf.core import kmeans
 from sat_tf.core.grid import check_bits
 from sat_tf.core.tensors import Tensor, namespace
 from sat_tf.messages import did_you_mean
-from sat_tf.quantizers.measuring import Variables
 from sat_tf.quantizers.protocol import WeightRequest
 from sat_tf.quantizers.scaled import LevelsOfWeights
 from sat_tf.quantizers.settings import true_or_false
+from sat_tf.quantizers.values import Variables
 
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)

@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 from sat_tf.core import l1
 from sat_tf.core.grid import Bits, grid_units
 from sat_tf.core.tensors import Tensor
-from sat_tf.quantizers.measuring import Variables
 from sat_tf.quantizers.protocol import WeightRequest
 from sat_tf.quantizers.scaled import ScaledWithSurrogate, WeightsOnGrid
 from sat_tf.quantizers.settings import true_or_false
+from sat_tf.quantizers.values import Variables
 
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)

@@ -8,8 +8,8 @@ from typing import ClassVar
 from sat_tf.arguments import is_number
 from sat_tf.core import lq_nets
 from sat_tf.core.tensors import Tensor, namespace
-from sat_tf.quantizers.measuring import Variables
 from sat_tf.quantizers.scaled import LevelsOfWeights
+from sat_tf.quantizers.values import Variables
 
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)

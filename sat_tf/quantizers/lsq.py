@@ -14,7 +14,6 @@ from sat_tf.core.lsq import lsq_code_ends
 from sat_tf.core.ranges import scale_and_zero
 from sat_tf.core.tensors import Tensor, in_float32, namespace
 from sat_tf.messages import did_you_mean
-from sat_tf.quantizers.measuring import CodeRange, SampledValues, Variables
 from sat_tf.quantizers.pact import BelowZero, UpToItsLevel
 from sat_tf.quantizers.protocol import (
     ActivationQuantizer,
@@ -31,6 +30,7 @@ from sat_tf.quantizers.settings import (
     true_or_false,
     usual_deviation,
 )
+from sat_tf.quantizers.values import CodeRange, SampledValues, Variables
 
 # The variable of weights, s · sqrt(highest code), and that of LSQ+, by how much the lower end has
 # moved.

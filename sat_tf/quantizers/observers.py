@@ -12,9 +12,9 @@ import numpy as np
 from sat_tf.core.asymmetric import quantize_observed
 from sat_tf.core.ranges import SMALLEST_RANGE, scale_and_zero_point
 from sat_tf.core.tensors import Tensor, in_float32, namespace
-from sat_tf.quantizers.measuring import CodeRange, Variables
 from sat_tf.quantizers.protocol import Quantizer, VariableSpec
 from sat_tf.quantizers.settings import COUNT, ENDS
+from sat_tf.quantizers.values import CodeRange, Variables
 
 # The share of the largest values that tells how a distribution ends, and how many times as many
 # values its end is extrapolated to.

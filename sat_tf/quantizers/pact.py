@@ -11,7 +11,6 @@ from sat_tf.core.gradients import scaled_gradient
 from sat_tf.core.ranges import scale_and_zero
 from sat_tf.core.tensors import Tensor, namespace
 from sat_tf.quantizers.best_levels import best_clipping_level, best_offset_level, search
-from sat_tf.quantizers.measuring import CodeRange, SampledValues, Variables
 from sat_tf.quantizers.protocol import (
     ActivationQuantizer,
     ActivationRequest,
@@ -24,6 +23,7 @@ from sat_tf.quantizers.settings import (
     WithSurrogate,
     first_clipping_level,
 )
+from sat_tf.quantizers.values import CodeRange, SampledValues, Variables
 
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)

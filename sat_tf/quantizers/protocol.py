@@ -3,8 +3,9 @@
 A **weight quantizer** makes effective weights of latent ones, and says which integer codes they
 are: effective = codes · scale, one scale for each output channel, which is what a file holds. An
 **activation quantizer** makes a quantized tensor of a float one, and says its bits, its scale and
-its ends. What else is asked of them stands in `measuring.py`; `sat_tf.quantizers.table` names the
-classes.
+its ends. Calibration, requantization, analysis, planning and export ask them for these and know no
+class: `sat_tf.quantizers.table` names those. They ask quantizers of tf_keras models; a model of
+Keras 3 has a twin there.
 
 A quantizer holds no variables. It declares them, and the layer around it makes them: the wrapper of
 tf_keras (`sat_tf.qat.wrapper`) or the layer of Keras 3 (`sat_tf.keras3.quantized_layer`). Nothing
@@ -18,12 +19,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from sat_tf.core.asymmetric import Reach
-from sat_tf.core.grid import AUTOMATIC, is_bits
+from sat_tf.core.grid import AUTOMATIC, LARGEST_INT8, is_bits
 from sat_tf.core.tensors import Tensor, namespace
 from sat_tf.messages import did_you_mean
 from sat_tf.quantizers.input_range import InputRange
-from sat_tf.quantizers.measuring import MeasuredActivations, MeasuredWeights, Variables
 from sat_tf.quantizers.seen_values import SeenValues
+from sat_tf.quantizers.values import CodeRange, IntegerWeights, SampledValues, Variables
 
 # Among the variables a quantizer is called with, where its layer has a floor under its bits.
 BIT_FLOOR = "bit_floor"
@@ -259,7 +260,7 @@ class Predecessor:
     keep_function: bool
 
 
-class WeightQuantizer(MeasuredWeights, Quantizer):
+class WeightQuantizer(Quantizer):
     """Makes the effective weights of a layer from its latent ones, the variable that is trained.
 
     Required: the constructor, `__call__`, `integer_weights` and `largest_code`. The rest has
@@ -272,9 +273,12 @@ class WeightQuantizer(MeasuredWeights, Quantizer):
         follows_grid: whether it takes `weight_grid` from the policy; one that does not has codes of
             its own, and a policy that names a grid for it is refused.
         fewest_bits: with fewer it does not exist, and a policy that asks for them is refused.
+        zeros_stay_with: what a policy sets so that weights of 0 stay 0, where it has no 0.
     """
 
+    num_bits: int | None
     rescale: str | None = None
+    zeros_stay_with: ClassVar[str] = "weight_quantizer='lsq'"
     follows_grid: ClassVar[bool] = False
     fewest_bits: ClassVar[int] = 1
 
@@ -324,6 +328,104 @@ class WeightQuantizer(MeasuredWeights, Quantizer):
                 if fields.get(field) not in (None, *AUTOMATIC)
             ]
         return problems
+
+    # -- its codes ---------------------------------------------------------------------------------
+
+    NOT_QUANTIZED: ClassVar[str] = (
+        "received a layer whose weights are not quantized, expected 1 to 8 weight bits; call "
+        "sat_tf.requantize(model, policy) with a policy that has weight_bits, train, and "
+        "export again"
+    )
+
+    @abc.abstractmethod
+    def integer_weights(self, latent: Tensor, variables: Variables) -> IntegerWeights:
+        """The codes and scales of the effective weights; the quantizer rounds.
+
+        The product is what the quantizer computes with, up to a few roundings of float32: the
+        export refuses a layer of which that does not hold.
+        """
+
+    @property
+    @abc.abstractmethod
+    def largest_code(self) -> int:
+        """The largest magnitude among its codes."""
+
+    @property
+    def code_ends(self) -> tuple[int, int]:
+        """The smallest and the largest of its codes."""
+        return -self.largest_code, self.largest_code
+
+    def code_ends_of(self, kernel: Tensor) -> tuple[int, int]:
+        """The code ends of weights that start at a float kernel, where it tells them."""
+        del kernel
+        return self.code_ends
+
+    @property
+    def grid_name(self) -> str:
+        """The name of the grid of its codes: that of the quantizer itself."""
+        return self.policy_name or "integers"
+
+    @property
+    def channels_differ(self) -> bool:
+        """Whether output channels have ranges, and so scales, of their own."""
+        return True
+
+    @property
+    def holds_zero(self) -> bool:
+        """Whether a weight of 0 stays 0."""
+        return True
+
+    @property
+    def top_unit(self) -> int:
+        """The largest of the integers n = 0..top that `units` gives."""
+        return 2 * self.largest_code
+
+    def code_count(self, variables: Variables) -> int:
+        """How many different codes its weights can have; `top_unit` + 1, but for special ones."""
+        del variables
+        return self.top_unit + 1
+
+    def units(self, latent: Tensor, variables: Variables) -> Tensor:
+        """The codes as integers n = 0..top, float32, by which they are counted and compared."""
+        codes = self.integer_weights(latent, variables).codes
+        return namespace(codes).cast(codes + self.largest_code, "float32")
+
+    def can_be_held(self, latent: Tensor, variables: Variables) -> Tensor:
+        """The weights that may be frozen at their codes while the others train: none by default."""
+        del variables
+        return ~namespace(latent).ones_like(latent, dtype="bool")
+
+    def hold(self, latent: Tensor, variables: Variables, units: Tensor, held: Tensor) -> Tensor:
+        """Latent weights of which those that are held have the given integers."""
+        del variables, units, held
+        return latent
+
+    def stages(self, latent: Tensor) -> dict[str, Tensor]:
+        """The tensors before the effective weights, by the names of `WeightUse` of the analysis."""
+        del latent
+        return {}
+
+    def rescale_constant(self, latent: Tensor, variables: Variables) -> float | None:
+        """The factor on the quantized weights; the mean, where channels have their own."""
+        del latent, variables
+        return None
+
+    def export_problem(self) -> str | None:
+        """Why its weights have no int8 codes, and what to do; None where they have."""
+        if self.num_bits is None:
+            return self.NOT_QUANTIZED
+        if self.fits_int8:
+            return None
+        return (
+            f"received {self.num_bits}-bit weights of {self!r}, whose codes reach "
+            f"{self.largest_code}, expected at most {LARGEST_INT8} to fit int8; requantize with "
+            "fewer bits"
+        )
+
+    @property
+    def fits_int8(self) -> bool:
+        """Whether a file holds its codes; also where there are none, because nothing is rounded."""
+        return self.num_bits is None or self.largest_code <= LARGEST_INT8
 
     # -- what it starts with -----------------------------------------------------------------------
 
@@ -409,19 +511,26 @@ class ActivationRequest:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-class ActivationQuantizer(MeasuredActivations, Quantizer):
+class ActivationQuantizer(Quantizer):
     """Quantizes the tensor that a layer makes, to codes of 1 to 8 bits.
 
     Required: the constructor, `__call__` and `code_range`; with a clipping level,
     `ClippingQuantizer` has the rest of what that takes.
 
     Attributes:
+        num_bits: bits of the codes.
+        signed: whether it has codes for negative values. One that has none gives 0 for them, and
+            takes the place of a rectifier in front of it, unless `rectifies` says otherwise.
+        rounds_before_clipping: whether x / scale is rounded, and clipped after that.
         has_clipping_level: whether its range is a variable, `clipping_level`, that is trained and
             calibrated.
         has_own_gradient: whether it defines the gradient of its level, so that `clipping_gradient`
             of a policy has no say.
     """
 
+    num_bits: int
+    signed: bool = False
+    rounds_before_clipping: ClassVar[bool] = False
     has_clipping_level: ClassVar[bool] = False
     has_own_gradient: ClassVar[bool] = False
     rounds: bool = True
@@ -453,6 +562,44 @@ class ActivationQuantizer(MeasuredActivations, Quantizer):
             f"clipping_gradient={gradient!r} with activation_quantizer={cls.policy_name!r}: that "
             "quantizer has a gradient of its own; leave clipping_gradient out."
         ]
+
+    @abc.abstractmethod
+    def code_range(self, variables: Variables) -> CodeRange:
+        """Its codes and their scale, by the arithmetic of the forward pass."""
+
+    @property
+    def rectifies(self) -> bool:
+        """Whether it takes the place of a rectifier, instead of following it."""
+        return not self.signed
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether its range reaches as far below 0 as above."""
+        return self.signed
+
+    @property
+    def fewest_bits(self) -> int:
+        """The smallest number of bits at which it has a code other than 0."""
+        return 2 if self.is_symmetric else 1
+
+    @property
+    def is_unit(self) -> bool:
+        """Whether its range is that of a function that ends by its own definition, as a sigmoid."""
+        return False
+
+    def float_twin(self, inputs: Tensor) -> Tensor:
+        """The tensor without rounding, and with no clipping to a level."""
+        return namespace(inputs).maximum(inputs, 0.0) if self.rectifies else inputs
+
+    def highest_value(self, variables: Variables) -> float:
+        """The real value of its highest code."""
+        found = self.code_range(variables)
+        return float(found.scale * (found.lowest + float(found.intervals)))
+
+    def best_level(self, sample: SampledValues) -> float:
+        """The clipping level with the smallest error; for a quantizer with a clipping level."""
+        del sample
+        raise TypeError(f"{self!r}: received a quantizer without a clipping level.")
 
 
 # -- images ----------------------------------------------------------------------------------------

@@ -10,10 +10,10 @@ from sat_tf.core import qil
 from sat_tf.core.grid import FEWEST_SIGNED_BITS, Bits
 from sat_tf.core.qil import qil_largest_code
 from sat_tf.core.tensors import Tensor, in_float32, namespace
-from sat_tf.quantizers.measuring import Variables
 from sat_tf.quantizers.protocol import Predecessor, VariableSpec
 from sat_tf.quantizers.scaled import ScaledWithSurrogate
 from sat_tf.quantizers.settings import known_sizes, usual_deviation
+from sat_tf.quantizers.values import Variables
 
 CENTER, DISTANCE = "interval_center", "interval_distance"
 # No distance is shorter: what is divided by it stays finite.

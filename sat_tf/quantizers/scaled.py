@@ -10,7 +10,6 @@ from sat_tf.core.gradients import describe_surrogate
 from sat_tf.core.grid import LARGEST_INT8, Bits, Grid, find_grid
 from sat_tf.core.ranges import range_shape
 from sat_tf.core.tensors import Tensor, in_float32, is_tensor, namespace
-from sat_tf.quantizers.measuring import IntegerWeights, Variables
 from sat_tf.quantizers.observers import when_training
 from sat_tf.quantizers.protocol import (
     Predecessor,
@@ -20,6 +19,7 @@ from sat_tf.quantizers.protocol import (
     bits_of,
 )
 from sat_tf.quantizers.settings import GAIN, WithSurrogate, known_sizes
+from sat_tf.quantizers.values import IntegerWeights, Variables
 
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)

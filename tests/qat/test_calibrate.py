@@ -13,7 +13,7 @@ from sat_tf.qat.calibrate import StaleStatisticsWarning, estimate_statistics
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.best_levels import best_clipping_level
-from sat_tf.quantizers.measuring import SampledValues
+from sat_tf.quantizers.values import SampledValues
 from tests import reference
 from tests.qat import float_models
 

@@ -7,10 +7,10 @@ from sat_tf.core import asymmetric, pact
 from sat_tf.core.asymmetric import Reach
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.quantizers.measuring import SampledValues
 from sat_tf.quantizers.pact import OffsetQuantizer, PactQuantizer, StreamQuantizer, UnitQuantizer
 from sat_tf.quantizers.protocol import ActivationRequest
 from sat_tf.quantizers.table import deserialize_quantizer, serialize_quantizer
+from sat_tf.quantizers.values import SampledValues
 
 SETTINGS = {"num_bits": 4, "gradient": "pact", "ceiling": None, "rate": 0.5}
 

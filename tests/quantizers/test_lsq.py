@@ -22,10 +22,10 @@ from sat_tf.quantizers.lsq import (
     LsqQuantizer,
     mean_level,
 )
-from sat_tf.quantizers.measuring import SampledValues
 from sat_tf.quantizers.pact import OffsetQuantizer, UnitQuantizer
 from sat_tf.quantizers.protocol import ActivationRequest, Predecessor, WeightRequest
 from sat_tf.quantizers.table import make_activation_quantizer, make_weight_quantizer
+from sat_tf.quantizers.values import SampledValues
 from tests import reference
 
 SHAPE = (3, 3, 4, 8)

@@ -21,9 +21,9 @@ from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.scheme import quantize_model
 from sat_tf.qat.tfmot_adapter import make_variables
 from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer
-from sat_tf.quantizers.measuring import SampledValues
 from sat_tf.quantizers.protocol import ActivationQuantizer, Predecessor, WeightQuantizer
 from sat_tf.quantizers.settings import CLIPPING_LEVEL
+from sat_tf.quantizers.values import SampledValues
 
 # All tensors of one batch are kept, and take no more than this.
 _BYTES_AT_ONCE = 2**28

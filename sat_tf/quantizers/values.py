@@ -1,0 +1,82 @@
+"""What quantizers are given and answer: their variables, samples of tensors, codes and scales."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from sat_tf.core.grid import LARGEST_INT8
+from sat_tf.core.tensors import Tensor
+
+# The variables of a quantizer by name.
+Variables = Mapping[str, Any]
+# A function of many values at once, float32, each for itself.
+Function = Callable[[np.ndarray], np.ndarray]
+
+
+def itself(values: np.ndarray) -> np.ndarray:
+    """The function that does nothing."""
+    return values
+
+
+@dataclasses.dataclass(frozen=True)
+class SampledValues:
+    """Values of a tensor, for which a clipping level is chosen.
+
+    Attributes:
+        values: a sample of the tensor, any shape.
+        largest: the largest magnitude in the whole tensor, and the highest level; above 0.
+        counts: how many values each stands for; None is 1 for all.
+        function: the only one that reads the tensor; the error counts behind it.
+    """
+
+    values: np.ndarray
+    largest: float
+    counts: np.ndarray | None = None
+    function: Function = itself
+
+
+@dataclasses.dataclass(frozen=True)
+class IntegerWeights:
+    """Weights as a file holds them: effective = codes · scales.
+
+    Attributes:
+        codes: int32, shaped like the kernel.
+        scales: real value of one code, positive; of the kernel's rank, with length 1 along every
+            axis but those of output channels, and along these too where they share one.
+    """
+
+    codes: Tensor
+    scales: Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class CodeRange:
+    """Codes lowest..lowest + intervals, each worth `scale`; code 0 is real 0.
+
+    Attributes:
+        scale: the real value of one code, a float32 scalar tensor.
+        lowest: the lowest code, a float32 scalar tensor that holds an integer.
+        intervals: the highest code minus the lowest.
+    """
+
+    scale: Tensor
+    lowest: Tensor
+    intervals: int
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """The lowest and the highest code."""
+        lowest = int(self.lowest)
+        return lowest, lowest + self.intervals
+
+    @property
+    def zero_point(self) -> int:
+        """The int8 number that a file stores for real 0.
+
+        0 where the range is symmetric; else the highest code is stored as 127, where int8
+        saturates.
+        """
+        lowest, highest = self.ends
+        return 0 if lowest == -highest else LARGEST_INT8 - highest
