@@ -9,25 +9,17 @@ import sat_tf
 from sat_tf.core import l1
 from sat_tf.planning.file_size import file_bytes
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.qat.tfmot_adapter import make_variables
 from sat_tf.quantizers.channel_bits import ChannelBitsQuantizer, least_error_bits
 from sat_tf.quantizers.protocol import Predecessor, WeightRequest
 from sat_tf.quantizers.table import make_weight_quantizer
+from tests.quantizers.held import SHAPE, started
 
 L = keras.layers
-SHAPE = (3, 3, 4, 8)
 
 
 def _kernel(shape=SHAPE, seed=0):
     draw = np.random.default_rng(seed)
     return (draw.normal(0, 0.3, shape) * np.geomspace(0.1, 1.0, shape[-1])).astype(np.float32)
-
-
-def _started(quantizer, kernel):
-    layer = L.Layer()
-    variables = make_variables(layer, quantizer.variables(kernel.shape))
-    quantizer.begin(tf.Variable(kernel), variables)
-    return layer, variables
 
 
 def _request(bits, axes=(3,), grid="auto", **options):
@@ -49,7 +41,7 @@ def _request(bits, axes=(3,), grid="auto", **options):
 def test_the_mean_of_the_variable_is_the_bits_of_the_layer(bits, shape, axes, kept):
     kernel = _kernel(shape)
     quantizer = _request(bits, axes)
-    layer, variables = _started(quantizer, kernel)
+    layer, variables = started(quantizer, kernel)
     (own,) = layer.non_trainable_weights
     assert variables == {"channel_bits": own}
     assert not layer.trainable_weights
@@ -67,7 +59,7 @@ def test_the_mean_of_the_variable_is_the_bits_of_the_layer(bits, shape, axes, ke
 def test_the_error_is_no_larger_than_with_the_same_bits_everywhere(bits):
     kernel = _kernel()
     quantizer = _request(bits, lowest=1)
-    _, variables = _started(quantizer, kernel)
+    _, variables = started(quantizer, kernel)
     own = np.sum((quantizer(kernel, False, variables) - kernel) ** 2)
     same = np.sum((l1.quantize_weights(kernel, bits, range_axes=(3,)) - kernel) ** 2)
     assert own < 0.999 * same
@@ -79,7 +71,7 @@ def test_a_channel_has_no_more_codes_than_its_bits_tell(bits, grid):
     highest = 8 if grid in ("auto", "packed", "narrow") else 7
     quantizer = _request(bits, grid=grid, highest=highest)
     kernel = _kernel((3, 3, 64, 8))
-    _, variables = _started(quantizer, kernel)
+    _, variables = started(quantizer, kernel)
     codes = quantizer.integer_weights(kernel, variables).codes.numpy()
     own = variables["channel_bits"].numpy().ravel()
     for channel, number in enumerate(own.tolist()):
@@ -105,7 +97,7 @@ def test_the_codes_are_counted_with_the_bits_that_there_are():
 @pytest.mark.parametrize("grid", ["auto", "narrow"])
 def test_constant_kernels_have_the_same_bits_in_all_channels(grid, kernel):
     quantizer = _request(4, grid=grid)
-    _, variables = _started(quantizer, kernel.astype(np.float32))
+    _, variables = started(quantizer, kernel.astype(np.float32))
     assert np.unique(variables["channel_bits"]).tolist() == [4]
     assert np.isfinite(quantizer(kernel.astype(np.float32), False, variables)).all()
 
@@ -114,7 +106,7 @@ def test_one_channel_of_zeros_leaves_its_bits_to_the_others_where_zero_is_a_code
     kernel = _kernel()
     kernel[..., 7] = 0.0
     quantizer = _request(4, grid="narrow")
-    _, variables = _started(quantizer, kernel)
+    _, variables = started(quantizer, kernel)
     own = variables["channel_bits"].numpy().ravel()
     assert (own[7], own.mean()) == (2, 4.0)
     assert not quantizer(kernel, False, variables).numpy()[..., 7].any()
@@ -123,7 +115,7 @@ def test_one_channel_of_zeros_leaves_its_bits_to_the_others_where_zero_is_a_code
 def test_bits_outside_the_limits_are_those_of_all_channels():
     for bits in (2, 8):
         quantizer = _request(bits, lowest=3, highest=4)
-        _, variables = _started(quantizer, _kernel())
+        _, variables = started(quantizer, _kernel())
         assert np.unique(variables["channel_bits"]).tolist() == [bits]
         expected = l1.quantize_weights(_kernel(), bits, range_axes=(3,))
         np.testing.assert_allclose(quantizer(_kernel(), False, variables), expected, atol=1e-6)
@@ -131,7 +123,7 @@ def test_bits_outside_the_limits_are_those_of_all_channels():
 
 def test_not_rounded_there_are_no_bits():
     quantizer = _request(None)
-    _, variables = _started(quantizer, _kernel())
+    _, variables = started(quantizer, _kernel())
     assert variables == {}
     np.testing.assert_array_equal(quantizer(_kernel(), False, variables), _kernel())
     assert quantizer.holds_zero
@@ -152,10 +144,10 @@ def test_not_rounded_there_are_no_bits():
 def test_another_policy_keeps_the_bits_unless_they_would_be_others(old, new, anew):
     settings = {"num_bits": 3, "range_axes": (3,)}
     old, new = (ChannelBitsQuantizer(**{**settings, **fields}) for fields in (old, new))
-    _, had = _started(old, _kernel())
+    _, had = started(old, _kernel())
     for variable in had.values():
         variable.assign(tf.reverse(variable, [3]))
-    _, variables = _started(new, _kernel())
+    _, variables = started(new, _kernel())
     first = variables["channel_bits"].numpy()
     new.carry(tf.constant(_kernel()), variables, Predecessor(old, had, keep_function=True))
     expected = first if anew else had["channel_bits"]
@@ -165,22 +157,13 @@ def test_another_policy_keeps_the_bits_unless_they_would_be_others(old, new, ane
 def test_a_floor_above_the_mean_holds_for_channels_below_it():
     kernel = tf.constant(_kernel())
     quantizer = _request(3)
-    _, variables = _started(quantizer, _kernel())
+    _, variables = started(quantizer, _kernel())
     own = tf.cast(variables["channel_bits"], tf.int32)
     for floor in (8, 5, 3, 0):
         found = quantizer(kernel, False, {**variables, "bit_floor": tf.constant(floor, tf.int64)})
         bits = tf.maximum(own, floor) if floor > 3 else own
         expected = l1.quantize_weights(kernel, bits, range_axes=(3,))
         np.testing.assert_array_equal(found, expected)
-
-
-def test_the_line_for_people_says_the_limits_where_they_matter():
-    line = _request(3, highest=6).describe()
-    assert line == (
-        "L1 weights of 3 bits, one scale per channel, no rescale, "
-        "2 to 6 bits per channel with that mean"
-    )
-    assert _request(8).describe() == "L1 weights of 8 bits, one scale per channel, no rescale"
 
 
 # -- policies --------------------------------------------------------------------------------------

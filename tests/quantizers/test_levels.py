@@ -8,49 +8,35 @@ import tf_keras as keras
 import sat_tf
 from sat_tf.core import lq_nets
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.qat.tfmot_adapter import make_variables
 from sat_tf.quantizers.kmeans import KMeansQuantizer, cluster_ids
 from sat_tf.quantizers.lq_nets import LqNetsQuantizer
 from sat_tf.quantizers.protocol import Predecessor, WeightRequest
 from sat_tf.quantizers.table import make_weight_quantizer
+from tests.quantizers.held import SHAPE, drawn, started
 
-SHAPE = (3, 3, 4, 8)
 L = keras.layers
 NAMES = {"kmeans": "cluster_ids", "lq_nets": "basis"}
-
-
-def _kernel(seed=0, deviation=0.3):
-    return np.random.default_rng(seed).normal(0, deviation, SHAPE).astype(np.float32)
-
-
-def _started(quantizer, kernel):
-    layer = L.Layer()
-    variables = make_variables(layer, quantizer.variables(kernel.shape))
-    quantizer.begin(tf.Variable(kernel), variables)
-    return layer, variables
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 def test_the_variable_is_not_trained_and_starts_at_what_the_kernel_tells(bits):
     quantizer = make_weight_quantizer("kmeans", WeightRequest(num_bits=bits))
-    layer, variables = _started(quantizer, _kernel())
+    layer, variables = started(quantizer, drawn())
     (ids,) = layer.non_trainable_weights
     assert variables == {"cluster_ids": ids}
     assert (ids.dtype, ids.shape) == (tf.uint8, SHAPE)
-    np.testing.assert_array_equal(ids, cluster_ids(_kernel(), bits))
+    np.testing.assert_array_equal(ids, cluster_ids(drawn(), bits))
     for range_, rows in (("layer", 1), ("channel", 8)):
         request = WeightRequest(num_bits=bits, range=range_)
         quantizer = make_weight_quantizer("lq_nets", request)
-        layer, variables = _started(quantizer, _kernel())
+        layer, variables = started(quantizer, drawn())
         (basis,) = layer.non_trainable_weights
         assert (basis.dtype, basis.shape) == (tf.float32, (rows, bits))
         axes = (-1,) if rows > 1 else ()
-        np.testing.assert_array_equal(basis, lq_nets.first_basis(_kernel(), bits, range_axes=axes))
-        assert quantizer.integer_weights(_kernel(), variables).scales.shape == (1, 1, 1, rows)
+        np.testing.assert_array_equal(basis, lq_nets.first_basis(drawn(), bits, range_axes=axes))
+        assert quantizer.integer_weights(drawn(), variables).scales.shape == (1, 1, 1, rows)
     for name in NAMES:
-        assert (
-            _started(make_weight_quantizer(name, WeightRequest(num_bits=None)), _kernel())[1] == {}
-        )
+        assert started(make_weight_quantizer(name, WeightRequest(num_bits=None)), drawn())[1] == {}
 
 
 @pytest.mark.parametrize("shape", [(3, 3, 5, 2), (3, 3, 5, 1), (4, 3)])
@@ -60,7 +46,7 @@ def test_depthwise_and_dense_kernels_have_levels_of_their_own_channels(shape):
     for name in NAMES:
         request = WeightRequest(num_bits=2, channel_axes=axes)
         quantizer = make_weight_quantizer(name, request)
-        _, variables = _started(quantizer, kernel)
+        _, variables = started(quantizer, kernel)
         found = quantizer.integer_weights(kernel, variables)
         effective = quantizer(kernel, False, variables).numpy()
         products = found.codes.numpy() * found.scales.numpy()
@@ -73,13 +59,13 @@ def test_depthwise_and_dense_kernels_have_levels_of_their_own_channels(shape):
 
 @pytest.mark.parametrize("training", [True, 1, tf.constant(True)], ids=["True", "1", "tensor"])
 def test_levels_follow_the_weights_in_training_alone(training):
-    moved = tf.constant(2.0 * _kernel() + 0.05 * _kernel(1))
+    moved = tf.constant(2.0 * drawn() + 0.05 * drawn(1))
     for quantizer in (
         LqNetsQuantizer(num_bits=2, range_axes=(3,)),
         KMeansQuantizer(num_bits=2, reassign=True),
         KMeansQuantizer(num_bits=2),
     ):
-        _, variables = _started(quantizer, _kernel())
+        _, variables = started(quantizer, drawn())
         (variable,) = variables.values()
         before = variable.numpy()
         for other in (False, 0, None, tf.constant(False)):
@@ -92,10 +78,10 @@ def test_levels_follow_the_weights_in_training_alone(training):
 
 
 def test_a_basis_that_has_momentum_1_stays_and_one_of_0_is_the_best_at_once():
-    moved = tf.constant(2.0 * _kernel())
+    moved = tf.constant(2.0 * drawn())
     for momentum in (0.0, 0.5, 1.0):
         quantizer = LqNetsQuantizer(num_bits=2, momentum=momentum)
-        _, variables = _started(quantizer, _kernel())
+        _, variables = started(quantizer, drawn())
         before = variables["basis"].numpy()
         best = lq_nets.next_basis(moved, before, momentum=0.0).numpy()
         quantizer(moved, True, variables)
@@ -176,20 +162,20 @@ def _zeros(model):
     ],
 )
 def test_another_policy_keeps_the_levels_unless_they_would_start_otherwise(old, new, anew):
-    _, had = _started(old, _kernel())
+    _, had = started(old, drawn())
     for variable in had.values():
         variable.assign(variable + tf.cast(1, variable.dtype))  # what training has made of them
-    _, variables = _started(new, _kernel())
+    _, variables = started(new, drawn())
     name, first = new.levels_name, variables[new.levels_name].numpy()
-    new.carry(tf.constant(_kernel()), variables, Predecessor(old, had, keep_function=True))
+    new.carry(tf.constant(drawn()), variables, Predecessor(old, had, keep_function=True))
     np.testing.assert_array_equal(variables[name], first if anew else had[name])
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 def test_weights_of_lq_nets_can_be_held_at_their_levels_whatever_the_basis_becomes(bits):
-    kernel = tf.constant(_kernel())
+    kernel = tf.constant(drawn())
     quantizer = LqNetsQuantizer(num_bits=bits, range_axes=(3,))
-    _, variables = _started(quantizer, _kernel())
+    _, variables = started(quantizer, drawn())
     units = quantizer.units(kernel, variables)
     held = tf.constant(np.random.default_rng(0).random(SHAPE) < 0.5)
     assert quantizer.can_be_held(kernel, variables).numpy().all()
@@ -202,10 +188,10 @@ def test_weights_of_lq_nets_can_be_held_at_their_levels_whatever_the_basis_becom
 
 
 def test_a_floor_above_the_bits_makes_a_finer_grid():
-    kernel = tf.constant(_kernel())
+    kernel = tf.constant(drawn())
     for name in NAMES:
         quantizer = make_weight_quantizer(name, WeightRequest(num_bits=2))
-        _, variables = _started(quantizer, _kernel())
+        _, variables = started(quantizer, drawn())
         own = quantizer(kernel, False, variables).numpy()
         errors = []
         for floor in (8, 5, 3):
@@ -216,37 +202,6 @@ def test_a_floor_above_the_bits_makes_a_finer_grid():
         assert errors == sorted(errors)
         made = quantizer(kernel, False, {**variables, "bit_floor": tf.constant(2, tf.int64)})
         np.testing.assert_array_equal(made, own)
-
-
-def test_lines_for_people_say_what_was_chosen():
-    line = KMeansQuantizer(num_bits=4, keep_zeros=True, rescale="constant").describe()
-    assert line == (
-        "k-means weights of 4 bits, 16 values per layer, constant rescale, "
-        "linear initialization, zeros kept"
-    )
-    assert "weights move between clusters" in KMeansQuantizer(num_bits=4, reassign=True).describe()
-    line = LqNetsQuantizer(num_bits=2, range_axes=(3,)).describe()
-    assert line == "LQ-Nets weights of 2 bits, one scale per channel, no rescale"
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "text"),
-    [
-        ("kmeans", {"initialisation": "linear"}, "Did you mean initialization"),
-        ("kmeans", {"initialization": "densty"}, "Did you mean density"),
-        ("kmeans", {"reassign": 1}, "expected True or False"),
-        ("kmeans", {"keep_zeros": "yes"}, "expected True or False"),
-        ("kmeans", {"surrogate": "ewgs"}, "surrogate is not one of its options"),
-        ("lq_nets", {"momentun": 0.9}, "Did you mean momentum"),
-        ("lq_nets", {"momentum": 1.5}, "expected a number from 0 to 1"),
-        ("lq_nets", {"momentum": True}, "expected a number from 0 to 1"),
-        ("lq_nets", {"surrogate": "ewgs"}, "surrogate is not one of its options"),
-        ("lq_net", {}, "Did you mean lq_nets"),
-    ],
-)
-def test_options_that_there_are_not_are_refused(name, options, text):
-    with pytest.raises(ValueError, match=text):
-        BitPolicy.mobile(4, weight_quantizer=name, weight_options=options)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -13,8 +13,6 @@ from sat_tf.core import lsq, pact, rescale
 from sat_tf.core.asymmetric import POSITIVE, SIGNED_UNIT, UNIT, UNKNOWN, Reach
 from sat_tf.core.lsq import lsq_code_ends
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.qat.tfmot_adapter import make_variables
-from sat_tf.quantizers.l1 import L1Quantizer
 from sat_tf.quantizers.lsq import (
     SMALLEST_MAGNITUDE,
     LsqActivationQuantizer,
@@ -27,24 +25,9 @@ from sat_tf.quantizers.protocol import ActivationRequest, Predecessor, WeightReq
 from sat_tf.quantizers.table import make_activation_quantizer, make_weight_quantizer
 from sat_tf.quantizers.values import SampledValues
 from tests import reference
+from tests.quantizers.held import SHAPE, built, drawn, started
 
-SHAPE = (3, 3, 4, 8)
 L = keras.layers
-
-
-def _kernel(seed=0, deviation=0.3):
-    return np.random.default_rng(seed).normal(0, deviation, SHAPE).astype(np.float32)
-
-
-def _built(quantizer, shape=SHAPE):
-    layer = L.Layer()
-    return layer, make_variables(layer, quantizer.variables(shape))
-
-
-def _started(quantizer, kernel):
-    layer, variables = _built(quantizer)
-    quantizer.begin(tf.Variable(kernel), variables)
-    return layer, variables
 
 
 # -- weights -----------------------------------------------------------------------------------
@@ -56,8 +39,8 @@ def _started(quantizer, kernel):
 @pytest.mark.parametrize("bits", range(2, 9))
 def test_the_scale_starts_as_in_the_paper_for_layer_or_channels(bits, range_, shape):
     request = WeightRequest(num_bits=bits, range=range_)
-    quantizer, kernel = make_weight_quantizer("lsq", request), _kernel()
-    layer, variables = _started(quantizer, kernel)
+    quantizer, kernel = make_weight_quantizer("lsq", request), drawn()
+    layer, variables = started(quantizer, kernel)
     (magnitude,) = layer.trainable_weights
     assert variables == {"magnitude": magnitude}
     assert magnitude.shape == shape
@@ -70,9 +53,9 @@ def test_the_scale_starts_as_in_the_paper_for_layer_or_channels(bits, range_, sh
 
 
 def test_the_factor_counts_the_weights_that_share_a_scale():
-    kernel, upstream = _kernel(), _kernel(1, 1.0)
+    kernel, upstream = drawn(), drawn(1, 1.0)
     quantizer = LsqQuantizer(num_bits=4, range_axes=(3,))
-    _, variables = _started(quantizer, kernel)
+    _, variables = started(quantizer, kernel)
     with tf.GradientTape() as tape:
         total = tf.reduce_sum(quantizer(kernel, True, variables) * upstream)
     found = tape.gradient(total, variables["magnitude"]).numpy().ravel()
@@ -82,14 +65,14 @@ def test_the_factor_counts_the_weights_that_share_a_scale():
 
 
 def test_a_channel_of_zeros_starts_as_its_layer_and_a_layer_of_zeros_as_a_usual_one():
-    kernel = _kernel()
+    kernel = drawn()
     kernel[..., 2] = 0.0
-    _, variables = _started(LsqQuantizer(num_bits=4, range_axes=(3,)), kernel)
+    _, variables = started(LsqQuantizer(num_bits=4, range_axes=(3,)), kernel)
     magnitude = variables["magnitude"].numpy().ravel()
     assert magnitude[2] == pytest.approx(2 * np.mean(np.abs(kernel)), rel=1e-5)
     for start in ("mean", "error"):
         quantizer = LsqQuantizer(num_bits=4, start=start)
-        _, variables = _started(quantizer, np.zeros(SHAPE, np.float32))
+        _, variables = started(quantizer, np.zeros(SHAPE, np.float32))
         usual = 2 * math.sqrt(2 / math.pi) * math.sqrt(2 / 36)
         assert float(variables["magnitude"]) == pytest.approx(usual, rel=1e-5)
         assert not quantizer(np.zeros(SHAPE, np.float32), True, variables).numpy().any()
@@ -100,23 +83,23 @@ def test_a_constant_kernel_is_one_code():
         kernel = np.full(SHAPE, value, np.float32)
         for start, tolerance in (("mean", 0.25), ("error", 1e-6)):
             quantizer = LsqQuantizer(num_bits=4, start=start)
-            _, variables = _started(quantizer, kernel)
+            _, variables = started(quantizer, kernel)
             made = quantizer(kernel, True, variables).numpy()
             assert len(np.unique(made)) == 1
             np.testing.assert_allclose(made, kernel, rtol=tolerance)
 
 
 def test_a_scale_that_wants_to_cross_zero_stays_positive_and_comes_back():
-    kernel = tf.Variable(_kernel())
+    kernel = tf.Variable(drawn())
     quantizer = LsqQuantizer(num_bits=2)
-    _, variables = _started(quantizer, kernel.numpy())
+    _, variables = started(quantizer, kernel.numpy())
     magnitude = variables["magnitude"]
     assert magnitude.constraint.minimum == SMALLEST_MAGNITUDE
     magnitude.assign(magnitude.constraint(tf.constant(-3.0)))
     assert float(magnitude) == np.float32(SMALLEST_MAGNITUDE)
     with tf.GradientTape() as tape:
         made = quantizer(kernel, True, variables)
-        loss = tf.reduce_sum((made - _kernel()) ** 2)
+        loss = tf.reduce_sum((made - drawn()) ** 2)
     assert np.isfinite(made).all()
     # All weights are clipped, and those of the size of float ones want a larger scale.
     assert float(tape.gradient(loss, magnitude)) < 0.0
@@ -125,30 +108,30 @@ def test_a_scale_that_wants_to_cross_zero_stays_positive_and_comes_back():
 @pytest.mark.parametrize("before", [8, 4])
 @pytest.mark.parametrize("start", ["mean", "error"])
 def test_other_bits_keep_what_the_scale_has_become_of_its_start(before, start):
-    kernel = tf.constant(_kernel())
+    kernel = tf.constant(drawn())
     old, new = (LsqQuantizer(num_bits=bits, range_axes=(3,), start=start) for bits in (before, 3))
-    (_, old_variables), (_, variables) = _started(old, _kernel()), _started(new, _kernel())
+    (_, old_variables), (_, variables) = started(old, drawn()), started(new, drawn())
     first = variables["magnitude"].numpy()
     old_variables["magnitude"].assign(old_variables["magnitude"] * 1.25)
     new.carry(kernel, variables, Predecessor(old, old_variables, keep_function=True))
     np.testing.assert_allclose(variables["magnitude"], 1.25 * first, rtol=1e-6)
     same = LsqQuantizer(num_bits=before, range_axes=(3,), start=start)
-    _, found = _started(same, _kernel())
+    _, found = started(same, drawn())
     same.carry(kernel, found, Predecessor(old, old_variables, keep_function=True))
     np.testing.assert_array_equal(found["magnitude"], old_variables["magnitude"])
     # From one scale for the layer there is nothing to take over.
     layer = LsqQuantizer(num_bits=3, start=start)
-    _, found = _started(layer, 3.0 * _kernel())
+    _, found = started(layer, 3.0 * drawn())
     layer.carry(kernel, found, Predecessor(old, old_variables, keep_function=True))
-    _, wanted = _started(layer, _kernel())
+    _, wanted = started(layer, drawn())
     np.testing.assert_array_equal(found["magnitude"], wanted["magnitude"])
 
 
 @pytest.mark.parametrize("bits", range(2, 9))
 def test_weights_can_be_held_at_their_codes_whatever_the_scale_becomes(bits):
-    kernel = tf.constant(_kernel())
+    kernel = tf.constant(drawn())
     quantizer = LsqQuantizer(num_bits=bits, range_axes=(3,))
-    _, variables = _started(quantizer, _kernel())
+    _, variables = started(quantizer, drawn())
     units = quantizer.units(kernel, variables)
     assert units.numpy().min() >= 0
     assert units.numpy().max() <= quantizer.top_unit
@@ -165,11 +148,11 @@ def test_weights_can_be_held_at_their_codes_whatever_the_scale_becomes(bits):
 @pytest.mark.parametrize("name", ["lsq", "l1"])
 @pytest.mark.parametrize("bits", [None, 2, 4, 8])
 def test_sats_rescaling_is_that_of_eq_10_and_a_pretrained_layer_keeps_its_size(name, bits):
-    kernel = tf.Variable(_kernel())
+    kernel = tf.Variable(drawn())
     request = WeightRequest(num_bits=bits, rescale="constant", fan_out=8)
     quantizer = make_weight_quantizer(name, request)
     plain = quantizer.with_settings(rescale=None)
-    layer, variables = _built(quantizer)
+    layer, variables = built(quantizer)
     quantizer.begin(kernel, variables)
     values = plain(kernel, True, variables)
     made = quantizer(kernel, True, variables)
@@ -180,7 +163,7 @@ def test_sats_rescaling_is_that_of_eq_10_and_a_pretrained_layer_keeps_its_size(n
     quantizer.keep_function(kernel, variables)
     assert [v.name.split(":")[0] for v in layer.non_trainable_weights] == ["rescale_gain"]
     kept = quantizer(kernel, True, variables).numpy()
-    assert np.mean(kept**2) == pytest.approx(np.mean(_kernel() ** 2), rel=1e-4)
+    assert np.mean(kept**2) == pytest.approx(np.mean(drawn() ** 2), rel=1e-4)
     if bits is not None:
         found = quantizer.integer_weights(kernel, variables)
         products = found.codes.numpy() * found.scales.numpy()
@@ -201,19 +184,10 @@ def test_l1_follows_the_grid_of_the_policy_and_has_no_variables():
         7,
         True,
     )
-    assert _built(quantizer)[1] == {}
+    assert built(quantizer)[1] == {}
     assert make_weight_quantizer("l1", WeightRequest(num_bits=8)).fits_int8
     wide = make_weight_quantizer("l1", WeightRequest(num_bits=8, grid="dorefa"))
     assert "expected at most 127 to fit int8" in wide.export_problem()
-
-
-def test_lines_for_people_say_what_was_chosen():
-    lsq_line = LsqQuantizer(num_bits=4, range_axes=(3,), surrogate="ewgs").describe()
-    assert lsq_line == (
-        "LSQ weights of 4 bits, one scale per channel, no rescale, ewgs gradient of 0.001"
-    )
-    l1_line = L1Quantizer(num_bits=None, rescale="constant").describe()
-    assert l1_line == "L1 weights not rounded, one scale per layer, constant rescale"
 
 
 # -- activations ---------------------------------------------------------------------------------
@@ -224,7 +198,7 @@ def test_lines_for_people_say_what_was_chosen():
 def test_lsq_is_pact_but_for_the_gradient_of_the_scale(bits, signed):
     x = tf.constant(np.random.default_rng(0).normal(0, 2, (4, 5, 5, 3)).astype(np.float32))
     quantizer = LsqActivationQuantizer(num_bits=bits, signed=signed, initial_clipping_level=2.5)
-    layer, variables = _built(quantizer)
+    layer, variables = built(quantizer)
     (level,) = layer.trainable_weights
     plain = pact.quantize_stream if signed else pact.quantize_activation
     with tf.GradientTape(persistent=True) as tape:
@@ -249,7 +223,7 @@ def test_the_batch_counts_only_where_it_is_asked_for():
 
     def gradient(x, **options):
         quantizer = LsqActivationQuantizer(num_bits=2, initial_clipping_level=2.0, **options)
-        _, variables = _built(quantizer)
+        _, variables = built(quantizer)
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.reduce_sum(quantizer(x, True, variables), [1, 2]))
         return float(tape.gradient(loss, variables["clipping_level"]))
@@ -310,7 +284,7 @@ def test_lsq_plus_starts_as_the_offset_quantizer_and_then_learns_both_ends(bits,
     x = tf.constant(np.random.default_rng(0).normal(0, 2, (4, 5, 5, 3)).astype(np.float32))
     settings = {"num_bits": bits, "initial_clipping_level": 2.5, "lowest": lowest, "share": share}
     quantizer, fixed = LsqPlusQuantizer(**settings), OffsetQuantizer(**settings)
-    layer, variables = _built(quantizer)
+    layer, variables = built(quantizer)
     assert [v.name.split(":")[0] for v in layer.trainable_weights] == ["clipping_level", "offset"]
     with tf.GradientTape() as tape:
         made = quantizer(x, True, variables)
@@ -328,63 +302,7 @@ def test_lsq_plus_starts_as_the_offset_quantizer_and_then_learns_both_ends(bits,
     assert moved == pytest.approx(g * by_scale, rel=5e-3, abs=0.02)
 
 
-@pytest.mark.parametrize("moved", [-1.0, -0.3, 0.1, 5.0])
-@pytest.mark.parametrize("bits", range(1, 9))
-def test_an_offset_that_has_learnt_gives_all_of_its_codes_and_no_others(bits, moved):
-    quantizer = LsqPlusQuantizer(num_bits=bits, lowest=-0.2785)
-    variables = {"clipping_level": tf.Variable(2.7), "offset": tf.Variable(moved)}
-    values = tf.constant(np.linspace(-9.0, 9.0, 40_001, dtype=np.float32))
-    found = quantizer.code_range(variables)
-    codes = np.float32(np.arange(found.intervals + 1)) + found.lowest.numpy()
-    made = quantizer(values, False, variables).numpy()
-    np.testing.assert_array_equal(np.unique(made), np.unique(codes * found.scale.numpy()))
-    assert found.ends[0] <= 0 <= found.ends[1]  # padding has a code
-
-
 # -- what is refused -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("fields", "text"),
-    [
-        (
-            {"weight_quantizer": "lsq", "weight_bits": 1},
-            "weight_bits=1 with weight_quantizer='lsq': that quantizer does not exist at so few "
-            "bits; give it 2 or more",
-        ),
-        (
-            {"weight_quantizer": "lsq", "first_last_weight_bits": 1},
-            "first_last_weight_bits=1 with weight_quantizer='lsq'",
-        ),
-        (
-            {"overrides": {"stem": {"weight_quantizer": "lsq", "weight_bits": 1}}},
-            "overrides['stem']: weight_bits=1 with weight_quantizer='lsq'",
-        ),
-        ({"weight_quantizer": "lsk"}, "Did you mean lsq?"),
-        ({"activation_quantizer": "lsq_puls"}, "Did you mean lsq_plus?"),
-        ({"weight_quantizer": "lsq", "weight_grid": "rounded"}, "leave weight_grid out"),
-        ({"weight_options": {"surogate": "dsq"}}, "Did you mean surrogate?"),
-        ({"weight_options": {"surrogate": "dsk"}}, "Did you mean dsq?"),
-        (
-            {"activation_options": {"surrogate": "dsq", "surrogate_strength": 3}},
-            "surrogate_strength=3 with surrogate='dsq': expected a number from 0.01 to 0.5",
-        ),
-        ({"activation_options": {"surrogate_strength": 0.1}}, "leave surrogate_strength out"),
-        ({"weight_quantizer": "lsq", "weight_options": {"start": "eror"}}, "Did you mean error?"),
-        (
-            {"activation_quantizer": "lsq", "activation_options": {"counts_batch": 1}},
-            "counts_batch=1: expected True or False",
-        ),
-        (
-            {"weight_quantizer": "l1", "weight_options": {"over_size": "no"}},
-            "over_size='no': expected True or False",
-        ),
-    ],
-)
-def test_a_policy_names_what_there_is_not(fields, text):
-    with pytest.raises(ValueError, match="BitPolicy: 1 problem") as error:
-        BitPolicy(**fields)
-    assert text in str(error.value)
 
 
 def test_bits_of_one_layer_that_the_quantizer_does_not_have_are_refused_before_training():

@@ -9,6 +9,7 @@ import tf_keras as keras
 import sat_tf
 from sat_tf.core import dorefa, pact
 from sat_tf.core.gradients import CLIPPING_GRADIENTS
+from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.tfmot_adapter import AtLeast, make_variables
 from sat_tf.quantizers.channel_bits import ChannelBitsQuantizer
 from sat_tf.quantizers.dorefa import DorefaQuantizer
@@ -24,101 +25,44 @@ from sat_tf.quantizers.qil import QilQuantizer
 from sat_tf.quantizers.settings import SMALLEST_CLIPPING_LEVEL
 from sat_tf.quantizers.table import QUANTIZERS, deserialize_quantizer, serialize_quantizer
 from tests import reference
+from tests.quantizers.held import built
 
+_SIZED = {"num_bits": 3, "range_axes": (2, 3), "rescale": "constant", "fan_out": 9}
+_DSQ = {"surrogate": "dsq", "surrogate_strength": 0.1}
+_EWGS = {"surrogate": "ewgs", "surrogate_strength": 0.01}
+_LEVEL = {"initial_clipping_level": 3.0, "rate": 0.1}
+_CAPPED = {**_LEVEL, "gradient": "pact", "ceiling": 6.0}
+_OF_CHANNELS = {"num_bits": 4, "lowest": 3, "highest": 7, "grid": "rounded", "over_size": False}
+_CLUSTERED = {"initialization": "density", "keep_zeros": True, "reassign": True}
 # Every argument with a value that is not its default.
 EXAMPLES = [
     DorefaQuantizer(
-        num_bits=3,
+        **{**_SIZED, "rescale": "stddev"},
+        **_EWGS,
         grid="rounded",
-        range_axes=(2, 3),
         detach_max=True,
-        rescale="stddev",
-        fan_out=9,
         initial_gain=2.5,
         gain_axes=(3,),
-        surrogate="ewgs",
-        surrogate_strength=0.01,
     ),
     DorefaQuantizer(num_bits=None),
-    LsqQuantizer(
-        num_bits=3,
-        range_axes=(2, 3),
-        rescale="constant",
-        fan_out=9,
-        start="error",
-        surrogate="dsq",
-        surrogate_strength=0.1,
-    ),
-    L1Quantizer(
-        num_bits=3,
-        grid="rounded",
-        range_axes=(2, 3),
-        rescale="constant",
-        fan_out=9,
-        over_size=False,
-        surrogate="dsq",
-        surrogate_strength=0.1,
-    ),
-    KMeansQuantizer(
-        num_bits=3,
-        rescale="constant",
-        fan_out=9,
-        initialization="density",
-        keep_zeros=True,
-        reassign=True,
-    ),
-    LqNetsQuantizer(num_bits=3, range_axes=(2, 3), rescale="constant", fan_out=9, momentum=0.5),
-    ChannelBitsQuantizer(
-        num_bits=4,
-        lowest=3,
-        highest=7,
-        grid="rounded",
-        range_axes=(2, 3),
-        rescale="constant",
-        fan_out=9,
-        over_size=False,
-        surrogate="dsq",
-        surrogate_strength=0.1,
-    ),
-    QilQuantizer(
-        num_bits=3,
-        range_axes=(2, 3),
-        rescale="constant",
-        fan_out=9,
-        gradient_factor=0.1,
-        surrogate="ewgs",
-        surrogate_strength=0.01,
-    ),
-    PactQuantizer(num_bits=2, initial_clipping_level=3.0, gradient="pact", ceiling=6.0, rate=0.1),
-    PactQuantizer(num_bits=2, surrogate="dsq", surrogate_strength=0.1),
-    StreamQuantizer(num_bits=5, initial_clipping_level=3.0, gradient="pact", ceiling=6.0, rate=0.1),
+    LsqQuantizer(**_SIZED, **_DSQ, start="error"),
+    L1Quantizer(**_SIZED, **_DSQ, grid="rounded", over_size=False),
+    KMeansQuantizer(num_bits=3, rescale="constant", fan_out=9, **_CLUSTERED),
+    LqNetsQuantizer(**_SIZED, momentum=0.5),
+    ChannelBitsQuantizer(**{**_SIZED, **_OF_CHANNELS}, **_DSQ),
+    QilQuantizer(**_SIZED, **_EWGS, gradient_factor=0.1),
+    PactQuantizer(num_bits=2, **_CAPPED),
+    PactQuantizer(num_bits=2, **_DSQ),
+    StreamQuantizer(num_bits=5, **_CAPPED),
     ImageQuantizer(low=(-1, -2), high=(1.0, 3.0), reversed_channels=True, observes=False),
     RangeObserver(rounds=True),
     InputQuantizer(input_type="int8"),
     UnitQuantizer(num_bits=3, signed=True),
-    OffsetQuantizer(num_bits=3, initial_clipping_level=3.0, rate=0.1, lowest=-0.3, share=0.2),
+    OffsetQuantizer(num_bits=3, **_LEVEL, lowest=-0.3, share=0.2),
     LsqActivationQuantizer(
-        num_bits=3,
-        signed=True,
-        initial_clipping_level=3.0,
-        gradient="pact",
-        ceiling=6.0,
-        rate=0.1,
-        start="error",
-        counts_batch=True,
-        surrogate="ewgs",
-        surrogate_strength=0.01,
+        num_bits=3, signed=True, **_CAPPED, **_EWGS, start="error", counts_batch=True
     ),
-    LsqPlusQuantizer(
-        num_bits=3,
-        initial_clipping_level=3.0,
-        rate=0.1,
-        lowest=-0.3,
-        share=0.2,
-        counts_batch=True,
-        surrogate="ewgs",
-        surrogate_strength=0.01,
-    ),
+    LsqPlusQuantizer(num_bits=3, **_LEVEL, **_EWGS, lowest=-0.3, share=0.2, counts_batch=True),
 ]
 
 
@@ -172,17 +116,12 @@ def test_a_quantizer_shows_its_settings():
     )
 
 
-def _built(quantizer, shape=(3, 3, 4, 8)):
-    layer = keras.layers.Layer()
-    return layer, make_variables(layer, quantizer.variables(shape))
-
-
 @pytest.mark.parametrize("bits", [None, 1, 2, 4, 8])
 @pytest.mark.parametrize("method", [None, "constant", "stddev", "none"])
 def test_effective_weights_are_those_of_the_reference(bits, method):
     latent = np.random.default_rng(0).normal(0, 0.5, (3, 3, 4, 8)).astype(np.float32)
     quantizer = DorefaQuantizer(num_bits=bits, rescale=method, fan_out=72)
-    _, weights = _built(quantizer)
+    _, weights = built(quantizer)
     assert set(weights) == ({"rescale_gain"} if method else set())
     if method:
         weights["rescale_gain"].assign(3.0)
@@ -206,7 +145,7 @@ def test_effective_weights_are_those_of_the_reference(bits, method):
 )
 def test_the_gain_has_one_number_a_range(axes, shape):
     quantizer = DorefaQuantizer(num_bits=4, range_axes=axes, rescale="constant", initial_gain=2.0)
-    layer, weights = _built(quantizer)
+    layer, weights = built(quantizer)
     assert weights["rescale_gain"].shape == shape
     assert (weights["rescale_gain"].numpy() == 2.0).all()
     assert not layer.trainable_weights
@@ -217,7 +156,7 @@ def test_gains_of_channels_are_there_without_a_rescaling_too(method):
     latent = np.random.default_rng(0).normal(0, 0.5, (3, 3, 4, 8)).astype(np.float32)
     quantizer = DorefaQuantizer(num_bits=4, rescale=method, fan_out=72, gain_axes=(3,))
     plain = DorefaQuantizer(num_bits=4, rescale=method, fan_out=72)
-    (_, weights), (_, ones) = _built(quantizer), _built(plain)
+    (_, weights), (_, ones) = built(quantizer), built(plain)
     gains = np.linspace(0.5, 2.0, 8, dtype=np.float32).reshape(1, 1, 1, 8)
     weights["rescale_gain"].assign(gains)
     found = quantizer(latent, training=True, variables=weights)
@@ -234,7 +173,7 @@ def test_a_clipping_quantizer_is_its_function_with_a_trainable_level(kind, funct
     x = np.random.default_rng(0).normal(0, 3, (2, 4, 4, 3)).astype(np.float32)
     for gradient in CLIPPING_GRADIENTS:
         quantizer = kind(num_bits=3, initial_clipping_level=2.5, gradient=gradient)
-        layer, weights = _built(quantizer)
+        layer, weights = built(quantizer)
         (level,) = layer.trainable_weights
         assert weights == {"clipping_level": level}
         assert level.numpy() == 2.5
@@ -254,7 +193,7 @@ def test_the_rate_is_a_factor_on_the_gradient_of_the_level_alone(kind):
     values, gradients = [], []
     for rate in (1.0, 0.25):  # a power of two: the product is exact
         quantizer = kind(num_bits=3, initial_clipping_level=2.5, rate=rate)
-        _, weights = _built(quantizer)
+        _, weights = built(quantizer)
         with tf.GradientTape() as tape:
             tape.watch(x)
             values.append(quantizer(x, training=False, variables=weights))
@@ -270,7 +209,7 @@ def test_the_rate_is_a_factor_on_the_gradient_of_the_level_alone(kind):
 )
 def test_a_rectifiers_maximum_caps_the_start(start, ceiling, expected):
     quantizer = PactQuantizer(num_bits=4, initial_clipping_level=start, ceiling=ceiling)
-    _, weights = _built(quantizer)
+    _, weights = built(quantizer)
     assert weights["clipping_level"].numpy() == pytest.approx(expected)
 
 
@@ -290,15 +229,123 @@ def test_a_clipping_level_stays_positive():
 
 def test_an_image_passes_as_it_is_and_has_variables_that_are_not_trained():
     assert (
-        _built(ImageQuantizer.from_config({"image_max": 1.0}))[1] == {}
+        built(ImageQuantizer.from_config({"image_max": 1.0}))[1] == {}
     )  # in models of before they were
-    layer, weights = _built(ImageQuantizer(low=0.0, high=1.0))
+    layer, weights = built(ImageQuantizer(low=0.0, high=1.0))
     assert {*weights} == {"lowest", "highest", "off_grid", "observations"}
-    _, weights = _built(ImageQuantizer.of_range(range_of((0, 1))))
+    _, weights = built(ImageQuantizer.of_range(range_of((0, 1))))
     assert {*weights} == {"lowest", "highest", "off_grid", "off_usual", "observations"}
     assert not layer.trainable_weights
     x = tf.constant([0.3])
     assert ImageQuantizer()(x, training=True, variables={}) is x
+
+
+@pytest.mark.parametrize(
+    ("quantizer", "line"),
+    [
+        (
+            LsqQuantizer(num_bits=4, range_axes=(3,), surrogate="ewgs"),
+            "LSQ weights of 4 bits, one scale per channel, no rescale, ewgs gradient of 0.001",
+        ),
+        (
+            L1Quantizer(num_bits=None, rescale="constant"),
+            "L1 weights not rounded, one scale per layer, constant rescale",
+        ),
+        (
+            QilQuantizer(num_bits=4, range_axes=(3,)),
+            "QIL weights of 4 bits, one scale per channel, no rescale",
+        ),
+        (
+            KMeansQuantizer(num_bits=4, keep_zeros=True, rescale="constant"),
+            "k-means weights of 4 bits, 16 values per layer, constant rescale, "
+            "linear initialization, zeros kept",
+        ),
+        (
+            KMeansQuantizer(num_bits=4, reassign=True),
+            "k-means weights of 4 bits, 16 values per layer, no rescale, "
+            "linear initialization, weights move between clusters",
+        ),
+        (
+            LqNetsQuantizer(num_bits=2, range_axes=(3,)),
+            "LQ-Nets weights of 2 bits, one scale per channel, no rescale",
+        ),
+        (
+            ChannelBitsQuantizer(num_bits=3, highest=6, range_axes=(3,)),
+            "L1 weights of 3 bits, one scale per channel, no rescale, "
+            "2 to 6 bits per channel with that mean",
+        ),
+        (
+            ChannelBitsQuantizer(num_bits=8, range_axes=(3,)),
+            "L1 weights of 8 bits, one scale per channel, no rescale",
+        ),
+    ],
+    ids=lambda value: None if isinstance(value, str) else type(value).__name__,
+)
+def test_lines_for_people_say_what_was_chosen(quantizer, line):
+    assert quantizer.describe() == line
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        (
+            {"weight_quantizer": "lsq", "weight_bits": 1},
+            "weight_bits=1 with weight_quantizer='lsq': that quantizer does not exist at so few "
+            "bits; give it 2 or more",
+        ),
+        (
+            {"weight_quantizer": "lsq", "first_last_weight_bits": 1},
+            "first_last_weight_bits=1 with weight_quantizer='lsq'",
+        ),
+        (
+            {"overrides": {"stem": {"weight_quantizer": "lsq", "weight_bits": 1}}},
+            "overrides['stem']: weight_bits=1 with weight_quantizer='lsq'",
+        ),
+        ({"weight_quantizer": "lsk"}, "Did you mean lsq?"),
+        ({"activation_quantizer": "lsq_puls"}, "Did you mean lsq_plus?"),
+        ({"weight_quantizer": "lsq", "weight_grid": "rounded"}, "leave weight_grid out"),
+        ({"weight_options": {"surogate": "dsq"}}, "Did you mean surrogate?"),
+        ({"weight_options": {"surrogate": "dsk"}}, "Did you mean dsq?"),
+        (
+            {"activation_options": {"surrogate": "dsq", "surrogate_strength": 3}},
+            "surrogate_strength=3 with surrogate='dsq': expected a number from 0.01 to 0.5",
+        ),
+        ({"activation_options": {"surrogate_strength": 0.1}}, "leave surrogate_strength out"),
+        ({"weight_quantizer": "lsq", "weight_options": {"start": "eror"}}, "Did you mean error?"),
+        (
+            {"activation_quantizer": "lsq", "activation_options": {"counts_batch": 1}},
+            "counts_batch=1: expected True or False",
+        ),
+        (
+            {"weight_quantizer": "l1", "weight_options": {"over_size": "no"}},
+            "over_size='no': expected True or False",
+        ),
+        *(
+            ({"weight_quantizer": name, "weight_options": options}, text)
+            for name, options, text in (
+                ("qil", {"gradient_facto": 0.1}, "Did you mean gradient_factor"),
+                ("qil", {"gradient_factor": -1.0}, "expected a number of 0 or more"),
+                ("qil", {"gradient_factor": True}, "expected a number of 0 or more"),
+                ("qil", {"gradient_factor": float("nan")}, "expected a number of 0 or more"),
+                ("qil", {"surrogate": "ewg"}, "Did you mean ewgs"),
+                ("kmeans", {"initialisation": "linear"}, "Did you mean initialization"),
+                ("kmeans", {"initialization": "densty"}, "Did you mean density"),
+                ("kmeans", {"reassign": 1}, "expected True or False"),
+                ("kmeans", {"keep_zeros": "yes"}, "expected True or False"),
+                ("kmeans", {"surrogate": "ewgs"}, "surrogate is not one of its options"),
+                ("lq_nets", {"momentun": 0.9}, "Did you mean momentum"),
+                ("lq_nets", {"momentum": 1.5}, "expected a number from 0 to 1"),
+                ("lq_nets", {"momentum": True}, "expected a number from 0 to 1"),
+                ("lq_nets", {"surrogate": "ewgs"}, "surrogate is not one of its options"),
+                ("lq_net", {}, "Did you mean lq_nets"),
+            )
+        ),
+    ],
+)
+def test_a_policy_names_what_there_is_not(fields, text):
+    with pytest.raises(ValueError, match="BitPolicy: 1 problem") as error:
+        BitPolicy(**fields)
+    assert text in str(error.value)
 
 
 # -- the observer ------------------------------------------------------------------------------
@@ -310,7 +357,7 @@ def _range(weights):
 
 def test_the_observed_range_takes_in_extremes_and_never_shrinks():
     observer = RangeObserver()
-    layer, weights = _built(observer)
+    layer, weights = built(observer)
     assert not layer.trainable_weights
     observer(tf.constant([-1.0, 4.0]), training=True, variables=weights)
     assert _range(weights) == [-1.0, 4.0, 1.0]
@@ -325,7 +372,7 @@ def test_the_observed_range_takes_in_extremes_and_never_shrinks():
 def test_the_observed_range_does_not_depend_on_the_batch_size(quantizer):
     values = np.random.default_rng(0).standard_t(3, (256, 8)).astype(np.float32)
     for size in (1, 2, 8, 32, 256):
-        _, weights = _built(quantizer)
+        _, weights = built(quantizer)
         for start in range(0, 256, size):
             quantizer(tf.constant(values[start : start + size]), training=True, variables=weights)
         assert _range(weights) == [values.min(), values.max(), 256 / size]
@@ -333,7 +380,7 @@ def test_the_observed_range_does_not_depend_on_the_batch_size(quantizer):
 
 def test_an_observer_that_rounds_does_so_in_training_and_inference():
     observer = RangeObserver(rounds=True)
-    _, weights = _built(observer)
+    _, weights = built(observer)
     x = tf.constant([-1.0, 0.4, 1.6, 254.0])
     assert observer(x, training=False, variables=weights).numpy().tolist() == x.numpy().tolist()
     for training in (True, False):
@@ -353,7 +400,7 @@ def test_observers_of_earlier_versions_are_read():
 def test_the_observed_range_holds_zero():
     for batch, expected in (([2.0, 3.0], [0.0, 3.0]), ([-3.0, -2.0], [-3.0, 0.0])):
         observer = RangeObserver()
-        _, weights = _built(observer)
+        _, weights = built(observer)
         observer(tf.constant(batch), training=True, variables=weights)
         assert _range(weights)[:2] == expected
 
@@ -361,7 +408,7 @@ def test_the_observed_range_holds_zero():
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_is_not_observed(bad):
     observer = RangeObserver()
-    _, weights = _built(observer)
+    _, weights = built(observer)
     observer(tf.constant([-1.0, 4.0]), training=True, variables=weights)
     for batch in ([bad, 1.0], [bad, bad]):
         observer(tf.constant(batch), training=True, variables=weights)
@@ -371,7 +418,7 @@ def test_what_is_not_finite_is_not_observed(bad):
 @pytest.mark.parametrize("training", [False, 0, None])
 def test_nothing_is_observed_outside_training(training):
     observer = RangeObserver()
-    _, weights = _built(observer)
+    _, weights = built(observer)
     x = tf.constant([-1.0, 4.0])
     assert observer(x, training=training, variables=weights) is x
     assert _range(weights) == [0.0, 0.0, 0.0]
@@ -380,7 +427,7 @@ def test_nothing_is_observed_outside_training(training):
 @pytest.mark.parametrize("training", [True, False])
 def test_whether_it_is_training_may_be_a_tensor(training):
     observer = RangeObserver()
-    _, weights = _built(observer)
+    _, weights = built(observer)
 
     @tf.function
     def run(x, training):
@@ -392,7 +439,7 @@ def test_whether_it_is_training_may_be_a_tensor(training):
 
 def test_observing_has_no_gradient_of_its_own():
     observer = RangeObserver()
-    _, weights = _built(observer)
+    _, weights = built(observer)
     x = tf.constant([-1.0, 4.0])
     with tf.GradientTape() as tape:
         tape.watch(x)

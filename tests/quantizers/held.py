@@ -1,0 +1,26 @@
+"""Kernels, and quantizers whose variables a layer of tf_keras holds."""
+
+import numpy as np
+import tensorflow as tf
+import tf_keras as keras
+
+from sat_tf.qat.tfmot_adapter import make_variables
+
+SHAPE = (3, 3, 4, 8)
+
+
+def drawn(seed=0, deviation=0.3, shape=SHAPE):
+    return np.random.default_rng(seed).normal(0, deviation, shape).astype(np.float32)
+
+
+def built(quantizer, shape=SHAPE):
+    """A layer, and its variables for the quantizer of a kernel."""
+    layer = keras.layers.Layer()
+    return layer, make_variables(layer, quantizer.variables(shape))
+
+
+def started(quantizer, latent):
+    """The same, where the variables have begun with a kernel."""
+    layer, variables = built(quantizer, latent.shape)
+    quantizer.begin(tf.Variable(latent), variables)
+    return layer, variables
