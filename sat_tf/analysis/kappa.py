@@ -12,13 +12,7 @@ import tf_keras as keras
 
 from sat_tf.analysis.code_use import as_graph, variance
 from sat_tf.analysis.labelled_images import LabelledImages, class_shares, labelled_images
-from sat_tf.analysis.wiring import (
-    LinearCall,
-    Wiring,
-    activation_name,
-    kernel_of,
-    linear_calls,
-)
+from sat_tf.analysis.wiring import LinearCall, Wiring, activation_name, kernel_of, linear_calls
 from sat_tf.graph import layer_kinds
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.settings import CLIPPING_LEVEL

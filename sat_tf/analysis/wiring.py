@@ -10,13 +10,7 @@ import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Kernel, LayerKind, Role
-from sat_tf.graph.network import (
-    Network,
-    Node,
-    check_model,
-    check_one_of_each,
-    layer_of_call,
-)
+from sat_tf.graph.network import Network, Node, check_model, check_one_of_each, layer_of_call
 
 # The number of a call of a model on the path to a layer in it.
 _ANOTHER_CALL = re.compile(r"@\d+/")

@@ -9,11 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from sat_tf.commands.devices import (
-    DeviceOptions,
-    check_device_certificate,
-    write_device_kit,
-)
+from sat_tf.commands.devices import DeviceOptions, check_device_certificate, write_device_kit
 from sat_tf.commands.models import load_model, quiet_tensorflow
 from sat_tf.commands.options import Parser, add_trust, open_folder
 from sat_tf.commands.pixels import (

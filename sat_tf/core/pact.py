@@ -3,12 +3,7 @@
 from typing import Any
 
 from sat_tf.core import grid as grids
-from sat_tf.core.gradients import (
-    STRAIGHT_THROUGH,
-    find_clipping_gradient,
-    passed_back,
-    strength_of,
-)
+from sat_tf.core.gradients import STRAIGHT_THROUGH, find_clipping_gradient, passed_back, strength_of
 from sat_tf.core.tensors import Namespace, Tensor, computed_in_float32, namespace
 
 

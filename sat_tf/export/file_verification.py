@@ -10,11 +10,7 @@ import numpy as np
 
 from sat_tf.atomic_file import expect_path
 from sat_tf.export.certificate.certificate import Certificate, ImagesFrom
-from sat_tf.export.certificate.inputs import (
-    GIVEN,
-    checked_images,
-    random_images,
-)
+from sat_tf.export.certificate.inputs import GIVEN, checked_images, random_images
 from sat_tf.export.certificate.outputs import labels_of
 from sat_tf.export.certificate.proof import Subject, prove, strangers
 from sat_tf.export.certificate.runtimes import USUAL_RUNTIMES

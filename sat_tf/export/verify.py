@@ -11,11 +11,7 @@ import tf_keras as keras
 
 from sat_tf.atomic_file import expect_path
 from sat_tf.export.certificate.certificate import Certificate, ImagesFrom
-from sat_tf.export.certificate.inputs import (
-    GIVEN,
-    checked_images,
-    taken_by,
-)
+from sat_tf.export.certificate.inputs import GIVEN, checked_images, taken_by
 from sat_tf.export.certificate.outputs import Output, labels_of
 from sat_tf.export.certificate.proof import Subject, prove
 from sat_tf.export.certificate.runtimes import USUAL_RUNTIMES

@@ -9,13 +9,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.graph import layer_kinds, operation_kinds
-from sat_tf.graph.flatten import (
-    Flattened,
-    copied_weights,
-    flattened,
-    layer_copy,
-    regularization_of,
-)
+from sat_tf.graph.flatten import Flattened, copied_weights, flattened, layer_copy, regularization_of
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import keras_calls
 from sat_tf.graph.operation_layers import OfSeveralTensors, Scaling, TensorFlowOperation

@@ -13,12 +13,7 @@ from sat_tf.qat.inputs import find_folds, own_type
 from sat_tf.qat.placement import Placement
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.input_range import INPUT_TYPES, InputRange
-from sat_tf.quantizers.protocol import (
-    BITS_FIELDS,
-    ActivationQuantizer,
-    Quantizer,
-    WeightQuantizer,
-)
+from sat_tf.quantizers.protocol import BITS_FIELDS, ActivationQuantizer, Quantizer, WeightQuantizer
 from sat_tf.quantizers.table import line_of
 
 _TAKEN = {

@@ -16,15 +16,7 @@ from sat_tf.messages import did_you_mean, first_ones, say
 from sat_tf.planning.diagram import diagram_element, write_diagram
 from sat_tf.planning.layer_plan import Export, Fate, LayerPlan, shape_text
 from sat_tf.presentation.page import render_page
-from sat_tf.presentation.tables import (
-    Cell,
-    Column,
-    Marked,
-    RowTable,
-    Table,
-    digits,
-    marked_text,
-)
+from sat_tf.presentation.tables import Cell, Column, Marked, RowTable, Table, digits, marked_text
 from sat_tf.qat.policy import BitPolicy
 
 COLUMNS = (

@@ -12,11 +12,7 @@ from sat_tf.messages import did_you_mean, list_problems
 from sat_tf.qat.policy import PER_LAYER_FIELDS, BitPolicy, check_fields
 from sat_tf.qat.policy_fields import plain_numbers, warn_of
 from sat_tf.qat.tfmot_adapter import TfmotQuantizer
-from sat_tf.quantizers.protocol import (
-    ActivationQuantizer,
-    Quantizer,
-    WeightQuantizer,
-)
+from sat_tf.quantizers.protocol import ActivationQuantizer, Quantizer, WeightQuantizer
 from sat_tf.quantizers.table import deserialize_quantizer, serialize_quantizer
 
 _register = keras.utils.register_keras_serializable(package="sat_tf")

@@ -13,13 +13,7 @@ from sat_tf.graph.network import Network, Node
 from sat_tf.messages import did_you_mean
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.wrapper import output_quantizer
-from sat_tf.quantizers.input_range import (
-    INPUT_TYPES,
-    KEPT_TYPES,
-    PIXELS,
-    Change,
-    InputRange,
-)
+from sat_tf.quantizers.input_range import INPUT_TYPES, KEPT_TYPES, PIXELS, Change, InputRange
 from sat_tf.quantizers.protocol import PixelQuantizer
 
 

@@ -15,12 +15,7 @@ from tensorflow.python.framework import ops
 from sat_tf.graph import flatten, layer_kinds
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.tfmot_adapter import make_variables
-from sat_tf.quantizers.protocol import (
-    BIT_FLOOR,
-    ActivationQuantizer,
-    Quantizer,
-    WeightQuantizer,
-)
+from sat_tf.quantizers.protocol import BIT_FLOOR, ActivationQuantizer, Quantizer, WeightQuantizer
 from sat_tf.saved_by import marked, unmarked
 
 _followed: "weakref.WeakSet[tf.Graph]" = weakref.WeakSet()

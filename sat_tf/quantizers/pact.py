@@ -11,12 +11,7 @@ from sat_tf.core.gradients import scaled_gradient
 from sat_tf.core.ranges import scale_and_zero
 from sat_tf.core.tensors import Tensor, namespace
 from sat_tf.quantizers.best_levels import best_clipping_level, best_offset_level, search
-from sat_tf.quantizers.protocol import (
-    ActivationQuantizer,
-    ActivationRequest,
-    VariableSpec,
-    bits_of,
-)
+from sat_tf.quantizers.protocol import ActivationQuantizer, ActivationRequest, VariableSpec, bits_of
 from sat_tf.quantizers.settings import (
     CLIPPING_LEVEL,
     SMALLEST_CLIPPING_LEVEL,

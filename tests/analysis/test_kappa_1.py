@@ -3,12 +3,7 @@ import pytest
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.analysis.kappa import (
-    Flow,
-    GradientProbe,
-    gradient_flow,
-    gradient_flow_constants,
-)
+from sat_tf.analysis.kappa import Flow, GradientProbe, gradient_flow, gradient_flow_constants
 from sat_tf.analysis.labelled_images import LabelledImages
 from sat_tf.qat.policy import BitPolicy
 from tests.analysis import reference

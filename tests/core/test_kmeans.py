@@ -7,14 +7,7 @@ from sat_tf.core import kmeans
 from sat_tf.core.tensors import namespace
 from sat_tf.quantizers.kmeans import cluster_ids
 from tests import reference
-from tests.core.execution import (
-    LONG_MODES,
-    MODES,
-    array,
-    draw,
-    tensor,
-    value_and_gradients,
-)
+from tests.core.execution import LONG_MODES, MODES, array, draw, tensor, value_and_gradients
 
 BITS = range(1, 9)
 

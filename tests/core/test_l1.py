@@ -8,14 +8,7 @@ from hypothesis import strategies as st
 from sat_tf.core import l1
 from sat_tf.core.grid import GRIDS
 from tests import reference
-from tests.core.execution import (
-    LONG_MODES,
-    MODES,
-    array,
-    draw,
-    tensor,
-    value_and_gradients,
-)
+from tests.core.execution import LONG_MODES, MODES, array, draw, tensor, value_and_gradients
 
 ROWS = [(bits, grid) for grid in GRIDS for bits in range(GRIDS[grid].fewest_bits, 9)]
 

@@ -8,14 +8,7 @@ from hypothesis.extra import numpy as hnp
 
 from sat_tf.core import lq_nets
 from tests import reference
-from tests.core.execution import (
-    BACKEND,
-    LONG_MODES,
-    MODES,
-    array,
-    draw,
-    value_and_gradients,
-)
+from tests.core.execution import BACKEND, LONG_MODES, MODES, array, draw, value_and_gradients
 
 BITS = range(1, 9)
 

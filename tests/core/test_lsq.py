@@ -11,13 +11,7 @@ from hypothesis.extra import numpy as hnp
 from sat_tf.core import lsq
 from sat_tf.core.lsq import lsq_code_ends
 from tests import reference
-from tests.core.execution import (
-    LONG_MODES,
-    MODES,
-    array,
-    draw,
-    value_and_gradients,
-)
+from tests.core.execution import LONG_MODES, MODES, array, draw, value_and_gradients
 
 BITS = range(2, 9)
 # Nearer than this to a tie, in codes, float32 may round either way.

@@ -9,13 +9,7 @@ from hypothesis.extra import numpy as hnp
 from sat_tf.core import qil
 from sat_tf.core.qil import qil_largest_code
 from tests import reference
-from tests.core.execution import (
-    LONG_MODES,
-    MODES,
-    array,
-    draw,
-    value_and_gradients,
-)
+from tests.core.execution import LONG_MODES, MODES, array, draw, value_and_gradients
 
 BITS = range(2, 9)
 # Nearer than this to a tie, in codes, float32 may round either way.

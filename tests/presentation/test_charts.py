@@ -5,15 +5,7 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pytest
 
-from sat_tf.presentation.charts import (
-    DotChart,
-    Dots,
-    Line,
-    LineChart,
-    heat_map,
-    histogram,
-    legend,
-)
+from sat_tf.presentation.charts import DotChart, Dots, Line, LineChart, heat_map, histogram, legend
 
 # The area between the axes of a chart of lines.
 LEFT, RIGHT, TOP, BOTTOM = 52.0, 460.0, 34.0, 248.0

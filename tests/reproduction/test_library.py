@@ -2,15 +2,7 @@ import pytest
 from pydantic import ValidationError
 
 from sat_tf.messages import RunError
-from sat_tf.reproduction.library import (
-    Data,
-    Experiment,
-    Row,
-    data_sets,
-    entries,
-    find,
-    read,
-)
+from sat_tf.reproduction.library import Data, Experiment, Row, data_sets, entries, find, read
 from sat_tf.training.config.config import SHIPPED
 
 # How many trainings each table and figure has. Table 1: four bit widths and float, by PACT and by

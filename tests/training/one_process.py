@@ -22,11 +22,7 @@ from sat_tf.training.interruption import Interruption, Stopped
 from sat_tf.training.loop.outside_failures import outside_failures_explained
 from sat_tf.training.loop.stage import Run, train_stage
 from sat_tf.training.state.run_folder import RunFolder
-from sat_tf.training.step.distribution import (
-    make_strategy,
-    shard_of,
-    writes_files,
-)
+from sat_tf.training.step.distribution import make_strategy, shard_of, writes_files
 from sat_tf.training.step.learner import Learner
 from tests.training.small import small_images, small_quantized_model
 

@@ -8,12 +8,7 @@ from typing import Any
 import numpy as np
 import tf_keras as keras
 
-from sat_tf.analysis.allocation.allocated_model import (
-    AllocatedLayer,
-    Allocation,
-    Proof,
-    Total,
-)
+from sat_tf.analysis.allocation.allocated_model import AllocatedLayer, Allocation, Proof, Total
 from sat_tf.analysis.allocation.budget import read_budget
 from sat_tf.analysis.allocation.choices import LayerChoices, ModelChoices
 from sat_tf.analysis.allocation.knapsack import Solution, solve

@@ -15,11 +15,7 @@ from sat_tf.analysis.labelled_images import (
 from sat_tf.analysis.range_accuracy import range_accuracies
 from sat_tf.analysis.sensitivity.damage import METRICS, Damage, DamageMeter, LayerSensitivity
 from sat_tf.analysis.sensitivity.measured_model import Sensitivity
-from sat_tf.analysis.sensitivity.one_at_a_time import (
-    OneAtATime,
-    Quantization,
-    one_at_a_time,
-)
+from sat_tf.analysis.sensitivity.one_at_a_time import OneAtATime, Quantization, one_at_a_time
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network, check_model, check_one_of_each, refuse_wrapped
 from sat_tf.graph.rewrite import with_layers_for_operations

@@ -22,13 +22,7 @@ from sat_tf.export.certificate.comparison import (
 )
 from sat_tf.export.certificate.holds import holds_of
 from sat_tf.export.certificate.inputs import images_hash
-from sat_tf.export.certificate.outputs import (
-    Output,
-    as_in_file,
-    only,
-    outputs_in,
-    separated,
-)
+from sat_tf.export.certificate.outputs import Output, as_in_file, only, outputs_in, separated
 from sat_tf.export.certificate.page import check_certificate_path, write_both
 from sat_tf.export.certificate.runtimes import USUAL_RUNTIMES, RuntimeKind, chosen
 from sat_tf.export.kernels import kernel_sets

@@ -6,13 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 from sat_tf.export.operations.builder import Draft, GraphBuilder, OperationDraft, Range, Shape
-from sat_tf.export.operations.operation import (
-    SELECTED,
-    Constants,
-    Made,
-    TfTensor,
-    tf,
-)
+from sat_tf.export.operations.operation import SELECTED, Constants, Made, TfTensor, tf
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
 from sat_tf.export.tflite.tensors import Codes, Tensors

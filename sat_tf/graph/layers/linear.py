@@ -4,12 +4,7 @@ from typing import Any
 
 import tf_keras as keras
 
-from sat_tf.graph.layers.activations import (
-    REACHES,
-    RECTIFIERS,
-    activation_name,
-    refuse_activation,
-)
+from sat_tf.graph.layers.activations import REACHES, RECTIFIERS, activation_name, refuse_activation
 from sat_tf.graph.layers.kind import (
     Keras3,
     Kernel,

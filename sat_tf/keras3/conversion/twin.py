@@ -30,12 +30,7 @@ from sat_tf.keras3.conversion.incoming import translated
 from sat_tf.keras3.conversion.placed import Original, placed, settings_text
 from sat_tf.keras3.conversion.proof import prove
 from sat_tf.keras3.conversion.translator import Translated
-from sat_tf.keras3.conversion.values import (
-    copy_to_keras3,
-    copy_to_twin,
-    copy_trainable,
-    keep_codes,
-)
+from sat_tf.keras3.conversion.values import copy_to_keras3, copy_to_twin, copy_trainable, keep_codes
 from sat_tf.keras3.quantized_layer import QuantizedLayer
 from sat_tf.messages import warn
 from sat_tf.qat.inputs import input_ranges
