@@ -88,7 +88,7 @@ def _float_streams(graph: Graph) -> Iterator[str]:
     """The float tensors that mix values of tensors of codes, in front of any float layer."""
     behind_float_layers: set[str] = set()
     for operation in graph.operations:
-        if not graph.is_float(operation):
+        if not operation.is_float(graph):
             continue
         if operation.float_layer is not None or behind_float_layers.intersection(operation.inputs):
             behind_float_layers.add(operation.output)

@@ -92,7 +92,7 @@ def _outline(graph: Graph) -> dict[str, Any]:
             type(operation),
             settings(operation),
             graph.tensors[operation.output].shape,
-            graph.is_float(operation),
+            operation.is_float(graph),
         )
         for operation in graph.operations
     }

@@ -57,7 +57,7 @@ def snap_biases(model: keras.Model, *, pack: str = "auto") -> None:
     pairs = (linear_operations(graph.operations) for graph in (trained, deployed))
     for exact, rounded in zip(*pairs, strict=True):
         node = nodes.get(exact.output) or nodes.get(shaped.get(exact.output, ""))
-        if node is not None and not trained.is_float(exact):
+        if node is not None and not exact.is_float(trained):
             holder = _bias_holder(network, node)
             if holder is not None:
                 _move(holder, trained, exact, rounded)

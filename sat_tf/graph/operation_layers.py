@@ -141,7 +141,6 @@ class OfSeveralTensors(keras.layers.Wrapper):
 
     def build(self, input_shape: Any) -> None:
         """Leaves it to the layer, which is built when it is called."""
-        del input_shape
         self.built = True
 
     def call(self, inputs: Any, training: Any = None) -> Any:

@@ -234,7 +234,7 @@ class _Reading:
         if float_layers(made):
             return Export.CONVERTER
         own = [operation for operation in made if operation.output == name] or made[-1:]
-        floats = any(self.graph.is_float(operation) for operation in own)
+        floats = any(operation.is_float(self.graph) for operation in own)
         return Export.FLOAT if floats else Export.INTEGER
 
 

@@ -96,7 +96,7 @@ def local_differences(model: keras.Model, graph: Graph, images: np.ndarray) -> l
 
 def _units(graph: Graph, operation: Operation, known: dict[str, np.ndarray]) -> np.ndarray:
     channels = graph.tensors[operation.output].shape[-1]
-    if isinstance(operation, Linear) and not graph.is_float(operation):
+    if isinstance(operation, Linear) and not operation.is_float(graph):
         return requantization_multipliers(graph, operation).astype(np.float64)
     if isinstance(operation, Reshape):
         units = known.get(operation.inputs[0], np.zeros(1))

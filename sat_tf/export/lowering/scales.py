@@ -270,7 +270,7 @@ def _largest_products(graph: Graph, linear: Linear) -> np.ndarray:
 
 
 def _check(graph: Graph, find_problem: Callable[[Graph, Linear], str | None]) -> None:
-    linear = [op for op in linear_operations(graph.operations) if not graph.is_float(op)]
+    linear = [op for op in linear_operations(graph.operations) if not op.is_float(graph)]
     _refuse(graph, {op.output: find_problem(graph, op) for op in linear})
 
 

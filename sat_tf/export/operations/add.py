@@ -49,7 +49,6 @@ class AddConstant(Operation, Draft):
 
     keeps_stream = True
     operator = Pointwise.SUM.operator
-    reads = ("ADD",)
     same_because = SUMS_ALIKE
     rounds = True
     fuses = True
@@ -123,7 +122,6 @@ class AddConstant(Operation, Draft):
 
     def file_parts(self, graph: Tensors, *, shares_kernel: bool = False) -> FileParts:
         """A byte for each code of the map."""
-        del graph, shares_kernel
         return FileParts(constants=1, data_bytes=int(self.constant.size))
 
     def numbers(self, graph: Tensors) -> Numbers:
@@ -138,13 +136,11 @@ class AddConstant(Operation, Draft):
 
     def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
-        del graph
         (source,) = inputs
         return computed_sum(constants, (source, constants["constant"][np.newaxis]))
 
     def on_reals(self, graph: Tensors, *inputs: TfTensor) -> TfTensor:
         """See `Operation`: the converter stores the map with the codes of a FakeQuant."""
-        del graph
         (source,), end = inputs, 127.0 * float(self.scale)
         values = tf.constant(self.constant.astype(np.float32) * self.scale)
         return source + tf.quantization.fake_quant_with_min_max_args(

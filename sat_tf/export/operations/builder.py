@@ -66,7 +66,6 @@ class Draft(abc.ABC):
 
     def takes_floats(self, codes: Codes) -> bool:
         """Whether it makes these codes itself of inputs that are float."""
-        del codes
         return False
 
     def as_codes(self, builder: "GraphBuilder", codes: Codes, name: str, shape: Shape) -> str:
@@ -94,7 +93,6 @@ class Draft(abc.ABC):
 
     def folded(self, behind: Affine) -> "Draft | None":
         """The layer with the normalization behind it; None where it takes none in."""
-        del behind
         return None
 
     def scaled(self, slope: np.ndarray, offset: np.ndarray) -> "Draft | None":
@@ -104,12 +102,10 @@ class Draft(abc.ABC):
             slope: what it is multiplied by: not 0; one number, or one a channel.
             offset: what is added: one number, or one a channel.
         """
-        del slope, offset
         return None
 
     def seen_within(self, low: float, high: float) -> "Draft":
         """The same, known to give values from `low` to `high`."""
-        del low, high
         return self
 
 
@@ -251,7 +247,6 @@ class Rectified(Draft):
 
     def takes_floats(self, codes: Codes) -> bool:
         """See `Draft`: without a ceiling, codes from 0 on are those of the other layer."""
-        del codes
         return self.ceiling is None
 
     def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:

@@ -24,7 +24,6 @@ class Concatenate(OperationDraft):
     axis: int
 
     operator = Operator("CONCATENATION", 2, "ConcatenationOptions")
-    reads = ("CONCATENATION",)
     mixes = True
     same_in_float_because = SELECTED
 
@@ -35,7 +34,6 @@ class Concatenate(OperationDraft):
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """See `Operation`."""
-        del graph
         return np.concatenate(inputs, axis=self.axis + 1)
 
     def write(self, writer: Writer) -> None:
@@ -56,7 +54,6 @@ class Concatenate(OperationDraft):
 
     def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
-        del graph, constants
         return tf.concat(inputs, self.axis + 1)
 
 

@@ -72,12 +72,11 @@ class FloatLayer(OperationDraft):
     @property
     def operators(self) -> tuple[str, ...]:
         """The layers' classes: TensorFlow's converter chooses their operators."""
-        return (self._title,)
+        return (f"float {' + '.join(type(layer).__name__ for layer in self.layers)}",)
 
     def title(self, graph: Tensors) -> str:
         """See `operators`."""
-        del graph
-        return self._title
+        return self.operators[0]
 
     @property
     def layers(self) -> list[Any]:
@@ -86,13 +85,8 @@ class FloatLayer(OperationDraft):
 
     def file_parts(self, graph: Tensors, *, shares_kernel: bool = False) -> FileParts:
         """An estimate: the converter chooses what the file holds."""
-        del graph, shares_kernel
         weights = sum(int(layer.count_params()) for layer in self.layers)
         return FileParts(data_bytes=_BYTES_OF_OPERATORS + _BYTES_OF_A_WEIGHT * weights)
-
-    @property
-    def _title(self) -> str:
-        return f"float {' + '.join(type(layer).__name__ for layer in self.layers)}"
 
     def signature(self, graph: Tensors) -> list[tuple[tuple[int, ...], str]]:
         """Shape, without the batch dimension, and type of each tensor that it reads."""
@@ -110,7 +104,6 @@ class FloatLayer(OperationDraft):
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """The layers themselves, in Keras."""
-        del graph
         return np.asarray(self.function()(*inputs), np.float32)
 
     def write(self, writer: Writer) -> None:
@@ -131,7 +124,6 @@ class FloatLayer(OperationDraft):
 
     def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
         """The layers themselves, which the converter may quantize too."""
-        del graph, constants
         return self.function()(*inputs)
 
     def function(self) -> Callable[..., TfTensor]:

@@ -107,17 +107,13 @@ class Graph:
         differing = {
             operation.output
             for operation in self.operations
-            if self.is_float(operation) and operation.portability(self).basis is Basis.FLOAT
+            if operation.is_float(self) and operation.portability(self).basis is Basis.FLOAT
         }
         behind: set[str] = set()
         for operation in self.operations:
             if not (differing | behind).isdisjoint(operation.inputs):
                 behind.add(operation.output)
         return frozenset(behind)
-
-    def is_float(self, operation: Operation) -> bool:
-        """Whether an operation makes a float tensor."""
-        return operation.is_float(self)
 
 
 def graph_table(graph: Graph) -> Group:

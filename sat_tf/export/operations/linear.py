@@ -316,7 +316,6 @@ class Linear(Operation, Draft):
 
     def title(self, graph: Tensors) -> str:
         """The operator, the size of its kernel and its strides."""
-        del graph
         size = self.kernel.shape[1:3]
         if self.kind is LinearKind.DEPTHWISE:
             size = self.kernel.shape[:2]
@@ -498,7 +497,6 @@ class Linear(Operation, Draft):
 
     def file_parts(self, graph: Tensors, *, shares_kernel: bool = False) -> FileParts:
         """Codes, a bias, and the scales of both."""
-        del graph
         count = self._stored_scales().size
         codes = 0 if shares_kernel else math.ceil(self.kernel.size * self.storage.value / 8)
         data = codes + _SCALE_BYTES * count + _BIAS_BYTES * self.bias.size
@@ -527,7 +525,6 @@ class Linear(Operation, Draft):
 
     def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
-        del graph
         (source,) = inputs
         multiply = SUMS[self.kind]
         if self.real:

@@ -57,7 +57,6 @@ class Lookup(Operation):
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """See `Operation`."""
-        del graph
         (stored,) = inputs
         return np.asarray(self.table.astype(np.int32)[stored + _FIRST])
 
@@ -106,7 +105,6 @@ class Lookup(Operation):
 
     def file_parts(self, graph: Tensors, *, shares_kernel: bool = False) -> FileParts:
         """The table and a number."""
-        del graph, shares_kernel
         return FileParts(operators=3, constants=2, data_bytes=int(self.table.nbytes))
 
     def numbers(self, graph: Tensors) -> Numbers:
@@ -117,7 +115,6 @@ class Lookup(Operation):
 
     def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
-        del graph
         (source,) = inputs
         return tf.gather(constants["codes"], tf.cast(source, tf.int32) + constants["first"])
 

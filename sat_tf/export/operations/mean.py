@@ -12,7 +12,6 @@ from sat_tf.export.operations.linear import Linear, window_mean
 from sat_tf.export.operations.movements import Reshape
 from sat_tf.export.operations.operation import (
     Constants,
-    FileParts,
     Made,
     Numbers,
     Operation,
@@ -40,7 +39,7 @@ class Mean(OperationDraft):
     keep_dims: bool = False
 
     operator = Operator("MEAN", 2, "ReducerOptions")
-    reads = ("MEAN",)
+    num_constants = 1  # the axes
     rounds = True
     mixes = True
 
@@ -117,11 +116,6 @@ class Mean(OperationDraft):
         keep = bool(operator.option("keepDims"))
         return cls((operator.source(),), operator.output.name, keep_dims=keep), codes
 
-    def file_parts(self, graph: Tensors, *, shares_kernel: bool = False) -> FileParts:
-        """The axes."""
-        del graph, shares_kernel
-        return FileParts(constants=1)
-
     def numbers(self, graph: Tensors) -> Numbers:
         """The multiplier and the offset, and the ends of the codes."""
         if self.is_float(graph):
@@ -153,7 +147,6 @@ class Mean(OperationDraft):
 
     def on_reals(self, graph: Tensors, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
-        del graph
         return tf.reduce_mean(*inputs, [1, 2], keepdims=self.keep_dims)
 
 

@@ -39,23 +39,18 @@ class Movement(Operation, abc.ABC):
     def on_tensor(self, values: TfTensor) -> TfTensor:
         """The same for a TensorFlow tensor."""
 
-    @abc.abstractmethod
     def file_constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
         """The constants that the operator reads, in order, by names.
 
         Args:
             shape: of its tensor, without the batch dimension.
         """
+        return {}
 
     @property
     def options(self) -> dict[str, Any]:
         """Builtin options of the operator."""
         return {}
-
-    @property
-    def keeps_grid(self) -> bool:
-        """See `Operation`."""
-        return True
 
     @classmethod
     @abc.abstractmethod
@@ -68,7 +63,6 @@ class Movement(Operation, abc.ABC):
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """See `on_array`."""
-        del graph
         return self.on_array(*inputs)
 
     def write(self, writer: Writer) -> None:
@@ -87,13 +81,11 @@ class Movement(Operation, abc.ABC):
 
     def file_parts(self, graph: Tensors, *, shares_kernel: bool = False) -> FileParts:
         """The constants."""
-        del shares_kernel
         constants = self.file_constants(graph.tensors[self.inputs[0]].shape).values()
         return FileParts(constants=len(constants), data_bytes=sum(one.nbytes for one in constants))
 
     def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
         """See `on_tensor`."""
-        del graph, constants
         return self.on_tensor(*inputs)
 
 
@@ -109,7 +101,6 @@ class StridedSlice(Movement):
 
     listed_as = "Slice"
     operator = Operator("STRIDED_SLICE", 2, "StridedSliceOptions")
-    reads = ("STRIDED_SLICE",)
 
     def on_array(self, values: np.ndarray) -> np.ndarray:
         """See `Movement`."""
@@ -159,7 +150,6 @@ class Transpose(Movement):
     order: tuple[int, ...]
 
     operator = Operator("TRANSPOSE", 2, "TransposeOptions")
-    reads = ("TRANSPOSE",)
 
     def on_array(self, values: np.ndarray) -> np.ndarray:
         """See `Movement`."""
@@ -171,7 +161,6 @@ class Transpose(Movement):
 
     def file_constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
         """See `Movement`."""
-        del shape
         return {"order": np.array((0, *self.order), np.int32)}
 
     @classmethod
@@ -196,7 +185,6 @@ class Resize(Movement):
     size: tuple[int, int]
 
     operator = Operator("RESIZE_NEAREST_NEIGHBOR", 3, "ResizeNearestNeighborOptions")
-    reads = ("RESIZE_NEAREST_NEIGHBOR",)
 
     def on_array(self, values: np.ndarray) -> np.ndarray:
         """See `Movement`."""
@@ -215,7 +203,6 @@ class Resize(Movement):
 
     def file_constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
         """See `Movement`."""
-        del shape
         return {"size": np.array(self.size, np.int32)}
 
     @property
@@ -241,11 +228,6 @@ class _Blocks(Movement):
 
     block_size: int
 
-    def file_constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
-        """See `Movement`."""
-        del shape
-        return {}
-
     @property
     def options(self) -> dict[str, Any]:
         """See `Movement`."""
@@ -267,7 +249,6 @@ class DepthToSpaceOp(_Blocks):
 
     listed_as = "DepthToSpace"
     operator = Operator("DEPTH_TO_SPACE", 1, "DepthToSpaceOptions")
-    reads = ("DEPTH_TO_SPACE",)
 
     def on_array(self, values: np.ndarray) -> np.ndarray:
         """See `Movement`."""
@@ -291,7 +272,6 @@ class SpaceToDepthOp(_Blocks):
 
     listed_as = "SpaceToDepth"
     operator = Operator("SPACE_TO_DEPTH", 2, "SpaceToDepthOptions")
-    reads = ("SPACE_TO_DEPTH",)
 
     def on_array(self, values: np.ndarray) -> np.ndarray:
         """See `Movement`."""
@@ -319,7 +299,6 @@ class GatherOp(Movement):
 
     listed_as = "Gather"
     operator = Operator("GATHER", 2, "GatherOptions")
-    reads = ("GATHER",)
 
     def on_array(self, values: np.ndarray) -> np.ndarray:
         """See `Movement`."""
@@ -331,7 +310,6 @@ class GatherOp(Movement):
 
     def file_constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
         """See `Movement`."""
-        del shape
         return {"indices": np.array(self.indices, np.int32)}
 
     @property
@@ -361,7 +339,6 @@ class ReduceMax(Movement):
 
     listed_as = "ChannelMax"
     operator = Operator("REDUCE_MAX", 2, "ReducerOptions")
-    reads = ("REDUCE_MAX",)
 
     def on_array(self, values: np.ndarray) -> np.ndarray:
         """See `Movement`."""
@@ -400,14 +377,9 @@ class Pad(Operation):
     margins: tuple[tuple[int, int], ...]
 
     operator = Operator("PAD", 2, "PadOptions")
-    reads = ("PAD",)
+    num_constants = 1  # the margins
     moves = True
     same_in_float_because = SELECTED
-
-    @property
-    def keeps_grid(self) -> bool:
-        """See `Operation`."""
-        return True
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """See `Operation`."""
@@ -431,14 +403,8 @@ class Pad(Operation):
         inner = tuple((before, behind) for before, behind in margins[1:].tolist())
         return cls((operator.source(),), operator.output.name, inner), operator.moved_codes()
 
-    def file_parts(self, graph: Tensors, *, shares_kernel: bool = False) -> FileParts:
-        """The margins."""
-        del graph, shares_kernel
-        return FileParts(constants=1)
-
     def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
-        del graph, constants
         return tf.pad(*inputs, [(0, 0), *self.margins])
 
 
@@ -447,15 +413,10 @@ class Reshape(Operation):
     """The same values in another shape."""
 
     operator = _RESHAPE
-    reads = ("RESHAPE",)
+    num_constants = 1  # the shape
     reshapes = True
     moves = True
     same_in_float_because = SELECTED
-
-    @property
-    def keeps_grid(self) -> bool:
-        """See `Operation`."""
-        return True
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """See `Operation`."""
@@ -476,14 +437,8 @@ class Reshape(Operation):
             raise NotUnderstoodError(f"it makes {operator.output.shape} of {source.shape}")
         return cls((operator.source(),), operator.output.name), operator.moved_codes()
 
-    def file_parts(self, graph: Tensors, *, shares_kernel: bool = False) -> FileParts:
-        """The shape."""
-        del graph, shares_kernel
-        return FileParts(constants=1)
-
     def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
-        del constants
         return tf.reshape(*inputs, [-1, *graph.tensors[self.output].shape])
 
 

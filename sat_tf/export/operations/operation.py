@@ -119,7 +119,8 @@ class Operation(abc.ABC):
         inputs: names of the tensors that it reads.
         output: name of the tensor that it makes.
         operator: its operator in a file, where that is one and always the same.
-        reads: names of the operators that it may be read back from.
+        reads: names of the operators that it may be read back from; that of `operator` unless said.
+        num_constants: how many tensors it has in a file beside the one that it makes.
         mixes: whether it computes with several values of its inputs, so that TensorFlow's converter
             would choose the grid of a float output.
         listed_as: its name in the listing of a graph; "" for that of its class.
@@ -140,6 +141,7 @@ class Operation(abc.ABC):
 
     operator: ClassVar[Operator]
     reads: ClassVar[tuple[str, ...]] = ()
+    num_constants: ClassVar[int] = 0
     mixes: ClassVar[bool] = False
     listed_as: ClassVar[str] = ""
     same_because: ClassVar[str] = SELECTED
@@ -151,6 +153,11 @@ class Operation(abc.ABC):
     reshapes: ClassVar[bool] = False
     moves: ClassVar[bool] = False
     fuses: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "operator" in vars(cls) and "reads" not in vars(cls):
+            cls.reads = (cls.operator.name,)
 
     @classmethod
     def of_move(cls, source: str, output: str, *arguments: Any) -> "Operation":
@@ -166,7 +173,6 @@ class Operation(abc.ABC):
 
     def title(self, graph: Tensors) -> str:
         """Its name in the listing of a graph."""
-        del graph
         return self.listed_as or type(self).__name__
 
     def weights_title(self) -> str:
@@ -180,7 +186,6 @@ class Operation(abc.ABC):
 
     def multiply_adds(self, graph: Tensors) -> int:
         """How many products of weights and inputs one image takes."""
-        del graph
         return 0
 
     @property
@@ -195,7 +200,7 @@ class Operation(abc.ABC):
     @property
     def keeps_grid(self) -> bool:
         """Whether its codes are those of its inputs, so that all are on one grid."""
-        return False
+        return self.selects
 
     @property
     def engine(self) -> Engine:
@@ -209,7 +214,6 @@ class Operation(abc.ABC):
 
     def scale_problem(self, graph: Tensors) -> str | None:
         """Why its kernel does not take its scales, with the fix; None where it does."""
-        del graph
         return None
 
     def on_shared_grid(self, tensors: dict[str, Tensor]) -> "list[Operation]":
@@ -218,12 +222,10 @@ class Operation(abc.ABC):
         Args:
             tensors: those of the graph, to which theirs are added.
         """
-        del tensors
         return [self]
 
     def bounded(self, codes: Codes) -> Codes | None:
         """Codes of its float tensor without those beyond a bound that it sets; None without one."""
-        del codes
         return None
 
     @property
@@ -275,7 +277,6 @@ class Operation(abc.ABC):
 
         For each operator, only one of the operations that read its name may say so.
         """
-        del operator
         return True
 
     @classmethod
@@ -298,14 +299,12 @@ class Operation(abc.ABC):
             graph: it is part of.
             shares_kernel: another operation has put the same kernel there.
         """
-        del graph, shares_kernel
-        return FileParts()
+        return FileParts(constants=self.num_constants)
 
     # -- in TensorFlow ---------------------------------------------------------------------------
 
     def numbers(self, graph: Tensors) -> Numbers:
         """The numbers that `compute` takes: what training changes."""
-        del graph
         return {}
 
     @abc.abstractmethod

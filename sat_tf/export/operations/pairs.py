@@ -68,11 +68,6 @@ class Pair(OperationDraft):
         return (self.kind.value,)
 
     @property
-    def keeps_grid(self) -> bool:
-        """See `Operation`."""
-        return self.kind.selects
-
-    @property
     def selects(self) -> bool:
         """See `Operation`."""
         return self.kind.selects
@@ -175,7 +170,6 @@ class Pair(OperationDraft):
 
     def on_reals(self, graph: Tensors, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
-        del graph
         return self.kind.on_tensors(*inputs)
 
 

@@ -83,12 +83,10 @@ class WithConstant(Operation):
 
     def title(self, graph: Tensors) -> str:
         """See `Operation`."""
-        del graph
         return f"float {self.kind.value}"
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """See `Operation`."""
-        del graph
         (source,) = inputs
         return self.kind.on_arrays(source, self.constant).astype(np.float32)
 
@@ -128,17 +126,14 @@ class WithConstant(Operation):
 
     def file_parts(self, graph: Tensors, *, shares_kernel: bool = False) -> FileParts:
         """The constant."""
-        del graph, shares_kernel
         return FileParts(constants=1, data_bytes=_FLOAT_BYTES * int(np.size(self.constant)))
 
     def numbers(self, graph: Tensors) -> Numbers:
         """The constant."""
-        del graph
         return {"constant": self.constant}
 
     def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
-        del graph
         (source,) = inputs
         return self.kind.on_tensors(source, constants["constant"])
 
@@ -154,12 +149,10 @@ class Softmax(Operation):
     """Float softmax over the last axis."""
 
     operator = Operator("SOFTMAX", 1, "SoftmaxOptions")
-    reads = ("SOFTMAX",)
     makes_probabilities = True
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """See `Operation`; in the last bits, kernels differ."""
-        del graph
         (source,) = inputs
         return softmax(source)
 
@@ -177,5 +170,4 @@ class Softmax(Operation):
 
     def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
-        del graph, constants
         return tf.nn.softmax(*inputs)

@@ -37,11 +37,6 @@ class _Pool(Operation):
     size: tuple[int, int]
     window: Window
 
-    @property
-    def keeps_grid(self) -> bool:
-        """See `Operation`."""
-        return True
-
     def write(self, writer: Writer) -> None:
         """See `Operation`."""
         writer.operator(
@@ -71,7 +66,6 @@ class MaxPool(_Pool):
     """Largest value in a window."""
 
     operator = Operator("MAX_POOL_2D", 2, "Pool2DOptions")
-    reads = ("MAX_POOL_2D",)
     same_in_float_because = SELECTED
     moves = True
 
@@ -83,7 +77,6 @@ class MaxPool(_Pool):
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """The largest value; padding is never that."""
-        del graph
         (source,) = inputs
         lowest = np.iinfo(np.int32).min if source.dtype.kind == "i" else -np.inf
         views = taps(source, self.size, self.window, fill=lowest)
@@ -94,7 +87,6 @@ class MaxPool(_Pool):
 
     def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
-        del graph, constants
         return tf.nn.max_pool2d(*inputs, self.size, self.window.strides, self.window.padding)
 
 
@@ -150,9 +142,13 @@ class AveragePool(_Pool, OperationDraft):
 
     stays_float = True
     operator = Operator("AVERAGE_POOL_2D", 2, "Pool2DOptions")
-    reads = ("AVERAGE_POOL_2D",)
     mixes = True
     same_because = "XNNPACK leaves it to the builtin kernels, which divide integers alike"
+
+    @property
+    def keeps_grid(self) -> bool:
+        """See `Operation`."""
+        return True
 
     def parts(self, shape: Shape) -> tuple[list[Strip], list[Strip]] | None:
         """The windows that are pooled together, by rows and columns; None where they are too many.
@@ -250,7 +246,6 @@ class AveragePool(_Pool, OperationDraft):
 
     def on_reals(self, graph: Tensors, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
-        del graph
         return tf.nn.avg_pool2d(*inputs, self.size, self.window.strides, self.window.padding)
 
 

@@ -30,7 +30,6 @@ class _ToCodes(Operation):
     """Codes of a tensor that is not codes."""
 
     operator = Operator("QUANTIZE", 2, "QuantizeOptions")
-    reads = ("QUANTIZE",)
     same_because = "the same codes for the same pixels or float values, in all of its kernels"
 
     def write(self, writer: Writer) -> None:
@@ -39,7 +38,6 @@ class _ToCodes(Operation):
 
     def on_reals(self, graph: Tensors, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
-        del graph
         return inputs[0]
 
 
@@ -51,7 +49,6 @@ class ShiftImage(_ToCodes):
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """See `Operation`."""
-        del graph
         (image,) = inputs
         return image.astype(np.int32) - (0 if image.dtype == np.int8 else 128)
 
@@ -143,7 +140,6 @@ class Quantize(_ToCodes):
 
     def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
-        del graph
         (source,) = inputs
         return clipped(tf.round(source * constants["inverse_scale"]), constants)
 
@@ -162,7 +158,6 @@ class Dequantize(Operation):
     """Codes to float32."""
 
     operator = Operator("DEQUANTIZE", 2, "DequantizeOptions")
-    reads = ("DEQUANTIZE",)
     same_in_float_because = ROUNDED_ONCE
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
@@ -192,11 +187,9 @@ class Dequantize(Operation):
 
     def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
-        del graph
         (source,) = inputs
         return source * constants["scale"]
 
     def on_reals(self, graph: Tensors, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
-        del graph
         return tf.identity(*inputs)

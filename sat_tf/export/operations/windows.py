@@ -230,7 +230,6 @@ def kernel_for_tensorflow(kernel: np.ndarray, kind: LinearKind, channels: int) -
 
 
 def _matrix(codes: TfTensor, kernel: TfTensor, window: Window) -> TfTensor:
-    del window
     return tf.matmul(codes, kernel)
 
 

@@ -206,11 +206,6 @@ def refuse_activation(layer: keras.layers.Layer) -> str | None:
     )
 
 
-def _always(layer: Any) -> bool:
-    del layer
-    return True
-
-
 def _activation_role(layer: Any) -> Role:
     name = activation_name(layer)
     if name in RECTIFIERS:
@@ -282,7 +277,7 @@ def _refuse_softmax_at(layer: Any, rank: int) -> str | None:
 KINDS: Kinds = {
     keras.layers.ReLU: LayerKind(
         _rectifier_role,
-        function=Function(_rectifier_reach, on_each_value=_always),
+        function=Function(_rectifier_reach, on_each_value=lambda layer: True),
         keras3=SAME,
     ),
     keras.layers.Activation: LayerKind(
@@ -305,7 +300,9 @@ KINDS: Kinds = {
     ),
     keras.layers.LeakyReLU: LayerKind(
         Role.FUNCTION,
-        function=Function(lambda layer: _leaky(float(layer.alpha)), on_each_value=_always),
+        function=Function(
+            lambda layer: _leaky(float(layer.alpha)), on_each_value=lambda layer: True
+        ),
         keras3=Keras3(renamed={"alpha": "negative_slope"}),
     ),
     keras.layers.PReLU: LayerKind(
@@ -317,14 +314,16 @@ KINDS: Kinds = {
     ),
     keras.layers.ELU: LayerKind(
         Role.FUNCTION,
-        function=Function(lambda layer: Reach(-abs(float(layer.alpha))), on_each_value=_always),
+        function=Function(
+            lambda layer: Reach(-abs(float(layer.alpha))), on_each_value=lambda layer: True
+        ),
         keras3=SAME,
     ),
     Clip: LayerKind(
         Role.FUNCTION,
         function=Function(
             _clip_reach,
-            on_each_value=_always,
+            on_each_value=lambda layer: True,
             keeps_sign=lambda layer: layer.high is None or layer.high >= 0.0,
             is_broken_line=True,
         ),

@@ -154,11 +154,6 @@ class Combination(enum.Enum):
     JOINED = "one behind the other"
 
 
-def _never(layer: Any) -> bool:
-    del layer
-    return False
-
-
 @dataclasses.dataclass(frozen=True)
 class Function:
     """A function that a layer computes between quantizers.
@@ -173,9 +168,9 @@ class Function:
     """
 
     reach: Callable[[Any], Reach] = lambda layer: UNKNOWN
-    on_each_value: Callable[[Any], bool] = _never
-    keeps_range: Callable[[Any], bool] = _never
-    keeps_sign: Callable[[Any], bool] = _never
+    on_each_value: Callable[[Any], bool] = lambda layer: False
+    keeps_range: Callable[[Any], bool] = lambda layer: False
+    keeps_sign: Callable[[Any], bool] = lambda layer: False
     is_broken_line: bool = False
     spread: Callable[[Any, Any], Any] | None = None
 
@@ -221,16 +216,6 @@ class Keras3:
 
 
 SAME = Keras3()
-
-
-def _no_problem(layer: Any) -> str | None:
-    del layer
-    return None
-
-
-def _no_problem_at(layer: Any, rank: int) -> str | None:
-    del layer, rank
-    return None
 
 
 def shared_sizes(sizes: Any) -> str:
@@ -292,10 +277,10 @@ class LayerKind:
     """
 
     role: Role | Callable[[Any], Role] = Role.OPAQUE
-    refuse: Callable[[Any], str | None] = _no_problem
+    refuse: Callable[[Any], str | None] = lambda layer: None
     quantized: bool = True
     fix: str = ""
-    refuse_at: Callable[[Any, int], str | None] = _no_problem_at
+    refuse_at: Callable[[Any, int], str | None] = lambda layer, rank: None
     kernels: tuple[Kernel, ...] = ()
     pieces: tuple[type[keras.layers.Layer], ...] = ()
     weights_by_channel: bool = False

@@ -28,7 +28,6 @@ def one_move(operator: str, arguments: _Arguments = lambda layer: ()) -> Moves:
     """One operator, with arguments taken from the layer."""
 
     def moves(layer: Any, read: Shape, made: Shape) -> tuple[Move, ...]:
-        del read, made
         return (Move(operator, arguments(layer)),)
 
     return moves
@@ -50,12 +49,10 @@ def _upsample_sequence(layer: Any, read: Shape, made: Shape) -> tuple[Move, ...]
 
 
 def _upsample_image(layer: Any, read: Shape, made: Shape) -> tuple[Move, ...]:
-    del layer, read
     return (Move("RESIZE_NEAREST_NEIGHBOR", (tuple(made[:2]),)),)
 
 
 def _slice(layer: Any, read: Shape, made: Shape) -> tuple[Move, ...]:
-    del made
     kept = tuple((first, stop, step) for first, stop, step in layer.slices)
     if not layer.dropped:
         return (Move("STRIDED_SLICE", (kept,)),)

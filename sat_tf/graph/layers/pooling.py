@@ -23,7 +23,6 @@ _WINDOWS = Keras3(channels_last=True)
 
 
 def _largest_of_all(layer: Any, read: Shape, made: Shape) -> tuple[Move, ...]:
-    del made
     rows, columns, channels = read
     window = ((rows, columns), (1, 1), "VALID")
     suffix = "" if layer.keepdims else "pixel"
