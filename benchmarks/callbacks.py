@@ -20,8 +20,7 @@ from rich.console import Console
 
 import sat_tf
 from sat_tf.commands.train import load_config
-from sat_tf.training.callbacks.progress import ProgressBar
-from sat_tf.training.callbacks.recording import Recorder
+from sat_tf.training.loop.callbacks import ProgressBar, Recorder
 from sat_tf.training.loop.start import float_model, load_source
 from sat_tf.training.state.run_folder import RunFolder
 from sat_tf.training.step.learner import accuracy_metrics

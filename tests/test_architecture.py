@@ -86,9 +86,8 @@ MAY_IMPORT_WITHIN = {
         "step": {"config"},
         "state": {"config", "step"},
         "recipes": {"config", "step", "state"},
-        "callbacks": {".", "config", "step", "state"},
         "report": {"config", "state"},
-        "loop": {".", "config", "step", "state", "recipes", "callbacks", "report"},
+        "loop": {".", "config", "step", "state", "recipes", "report"},
     },
     "export": {
         "kernels": set(),

@@ -69,7 +69,7 @@ def main(folder, method, overrides):
     try:
         failures = outside_failures_explained(run.folder, strategy)
         with failures, interruption.catching_signals(), interruption.deferred():
-            model = train_stage(run, "float", small_quantized_model(method))
+            _, model = train_stage(run, "float", small_quantized_model(method))
     except Stopped:
         print("stopped", flush=True)
         return 0

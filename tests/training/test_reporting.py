@@ -11,7 +11,7 @@ from rich.console import Console
 
 from sat_tf.data.arrays import ArraySource
 from sat_tf.messages import RunError
-from sat_tf.training.callbacks.saving import StopWhenNotFinite
+from sat_tf.training.loop.callbacks import StopWhenNotFinite
 from sat_tf.training.loop.start import describe_environment
 from sat_tf.training.report.report import write_report
 from sat_tf.training.report.results import Results

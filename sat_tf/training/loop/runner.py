@@ -26,7 +26,7 @@ from sat_tf.training.loop.outside_failures import (
     outside_failures_explained,
     reading_errors_explained,
 )
-from sat_tf.training.loop.stage import Run, held_out_metrics, train_stage
+from sat_tf.training.loop.stage import Candidate, Run, held_out_metrics, train_stage
 from sat_tf.training.loop.start import (
     about_data,
     check_range,
@@ -167,10 +167,6 @@ def _prepare_folder(run: Run, *, start_over: bool) -> None:
     run.folder.write_text(run_folder.CONFIG, config_text(run.config))
 
 
-# A model, and the epoch whose weights it has where that was chosen; 0 is the start of the stage.
-Candidate = tuple[int | None, keras.Model]
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stage:
     """A stage of a run, which makes a model of that of the stage before, and saves it.
@@ -266,7 +262,8 @@ def best_of(
 
 def _float(run: Run, start: keras.Model) -> Iterator[Candidate]:
     if run.config.training.float_model is None:
-        start = _finished(run, "float", train_stage(run, "float", start))
+        _, trained = train_stage(run, "float", start)
+        start = _finished(run, "float", trained)
     yield None, start
 
 
@@ -304,8 +301,7 @@ def train_quantized(run: Run, start: keras.Model) -> Iterator[Candidate]:
     if not run.config.stages.by_name()["quantized"].trains:
         yield None, start
         return
-    model = train_stage(run, "quantized", start)
-    epoch = run.kept.get("quantized")
+    epoch, model = train_stage(run, "quantized", start)
     if epoch is None:
         yield None, _finished(run, "quantized", model)
         return
@@ -322,14 +318,15 @@ def _deploy_tail(run: Run, quantized: keras.Model) -> Iterator[Candidate]:
         return deployed_model(model, float_head=export.float_head, pack=export.pack)
 
     try:
-        tuned = view(train_stage(run, "deploy_tail", quantized, view))
+        epoch, tuned = train_stage(run, "deploy_tail", quantized, view)
+        tuned = view(tuned)
     except RunError:
         raise
     except ValueError as error:
         raise RunError(
             f"{error}\nThe model of the quantized stage is in {run.folder.path}."
         ) from error
-    yield run.kept.get("deploy_tail"), tuned
+    yield epoch, tuned
 
 
 STAGES = {

@@ -12,22 +12,20 @@ import tf_keras as keras
 from rich.console import Console
 
 from sat_tf.data.source import ImageSource
-from sat_tf.export.deployed import DeployedModel
 from sat_tf.loading.load import load_model
 from sat_tf.messages import RunError, say
 from sat_tf.qat.calibrate import estimate_statistics
-from sat_tf.training.callbacks.measuring import (
-    BestWeights,
-    DeployedRefresher,
-    KeepBestMeasured,
-    constant_while_measured,
-)
-from sat_tf.training.callbacks.progress import ProgressBar
-from sat_tf.training.callbacks.recording import Recorder
-from sat_tf.training.callbacks.saving import CheckpointSaver, StopWhenNotFinite
 from sat_tf.training.config.config import Config, config_text
 from sat_tf.training.config.sections import AUTO, TRIED_RATES, StageConfig
 from sat_tf.training.interruption import Interruption
+from sat_tf.training.loop.callbacks import (
+    BestWeights,
+    CheckpointSaver,
+    ProgressBar,
+    Recorder,
+    StopWhenNotFinite,
+    kept_current,
+)
 from sat_tf.training.loop.outside_failures import reading_errors_explained
 from sat_tf.training.recipes.recipes import stage_recipes
 from sat_tf.training.state.checkpoints import Checkpoints
@@ -52,6 +50,10 @@ SAMPLE = 32
 _TRIED_STEPS, _TRIED_IMAGES, _MEASURED_BATCH_SIZE = 16, 256, 64
 
 
+# A model, and the epoch whose weights it has where that was chosen; 0 is the start of the stage.
+Candidate = tuple[int | None, keras.Model]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
     """A run in progress, which its stages share.
@@ -66,7 +68,6 @@ class Run:
         records: where this process writes metrics and curves; None is the folder.
         interruption: whether the run has been asked to stop.
         rows: the metrics so far; every epoch appends one.
-        kept: the epoch whose weights a stage ended with, by the name of the stage; 0 is its start.
     """
 
     config: Config
@@ -78,7 +79,6 @@ class Run:
     records: RunFolder | None = None
     interruption: Interruption = dataclasses.field(default_factory=Interruption)
     rows: list[EpochMetrics] = dataclasses.field(default_factory=list)
-    kept: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def keeps_best(self, name: str) -> bool:
         """Whether a stage ends with its best epoch; only one behind a trained model does."""
@@ -94,7 +94,7 @@ def train_stage(
     name: str,
     model: keras.Model,
     view: Callable[[keras.Model], keras.Model] = lambda model: model,
-) -> keras.Model:
+) -> Candidate:
     """Trains a model through one stage, or through what is left of it after an interruption.
 
     Args:
@@ -105,14 +105,25 @@ def train_stage(
 
     Returns:
         The trained model, neither compiled nor bound to the strategy: as it was after the last
-        step, or the best epoch; see `Run.keeps_best`.
+        step, or the best epoch, which is then given too; see `Run.keeps_best`.
 
     Raises:
         RunError: the loss or a logit is non-finite, or a checkpoint cannot be written or read.
         Stopped: the run has been asked to stop, and a checkpoint is written.
     """
-    config, stage = run.config.training, run.config.stages.by_name()[name]
-    plan = _plan(run, name)
+    config, stages = run.config.training, run.config.stages.by_name()
+    stage = stages[name]
+    per_epoch = {key: one.steps_per_epoch(run.source.num_train) for key, one in stages.items()}
+    before = list(stages)[: list(stages).index(name)]
+    if config.float_model is not None and "float" in before:
+        before.remove("float")  # it is not trained
+    plan = StagePlan(
+        stage=name,
+        batch_size=stage.batch_size,
+        steps_per_epoch=per_epoch[name],
+        total_steps=stage.total_steps(per_epoch[name]),
+        steps_before=sum(stages[key].total_steps(per_epoch[key]) for key in before),
+    )
     # The tail trains on integers, which half precision does not hold.
     precision = "float32" if name == "deploy_tail" else config.precision
     # Every worker has prepared its start by itself; they must be equal to the last bit.
@@ -158,34 +169,6 @@ def train_stage(
             keep=config.keep_checkpoints,
             writes=run.writes,
         )
-    plan = dataclasses.replace(plan, start=_restored(run, checkpoints))
-    _fit(run, plan, trained, learner, checkpoints, recipes.callbacks)
-    if recipes.finish is not None:
-        recipes.finish()
-    if learner.best is not None:
-        learner.best.restore()
-        run.kept[name] = learner.best.epoch
-    return training_copy(trained)
-
-
-def _plan(run: Run, name: str) -> StagePlan:
-    """The steps of a stage."""
-    stages = run.config.stages.by_name()
-    per_epoch = {key: stage.steps_per_epoch(run.source.num_train) for key, stage in stages.items()}
-    before = list(stages)[: list(stages).index(name)]
-    if run.config.training.float_model is not None and "float" in before:
-        before.remove("float")  # it is not trained
-    return StagePlan(
-        stage=name,
-        batch_size=stages[name].batch_size,
-        steps_per_epoch=per_epoch[name],
-        total_steps=stages[name].total_steps(per_epoch[name]),
-        steps_before=sum(stages[key].total_steps(per_epoch[key]) for key in before),
-    )
-
-
-def _restored(run: Run, checkpoints: Checkpoints) -> Position:
-    """Restores the last checkpoint; raises an error if workers have read different ones."""
     start = checkpoints.restore() or Position()
     own = [start.epoch, start.step]
     first = [int(number) for number in from_first_worker(run.strategy, own)]
@@ -195,7 +178,13 @@ def _restored(run: Run, checkpoints: Checkpoints) -> Position:
             f"and on the first machine at epoch {first[0] + 1}, step {first[1]}; expected one run "
             "folder for all; put it on a file system that they share."
         )
-    return start
+    plan = dataclasses.replace(plan, start=start)
+    _fit(run, plan, trained, learner, checkpoints, recipes.callbacks)
+    if recipes.finish is not None:
+        recipes.finish()
+    if learner.best is not None:
+        learner.best.restore()
+    return None if learner.best is None else learner.best.epoch, training_copy(trained)
 
 
 def _fit(
@@ -219,10 +208,9 @@ def _fit(
         if row.stage != name or (is_resumed and row.epoch <= plan.start.epoch)
     ]
     around_measuring = [
-        *_refreshers(learner.student),
-        *([] if learner.best is None else [KeepBestMeasured(learner.best)]),
+        *([] if learner.best is None else [learner.best.measured()]),
         *of_recipes,
-        *constant_while_measured(learner.student),
+        *kept_current(learner.student),
     ]
     held_out = distributed(
         run.strategy,
@@ -278,10 +266,6 @@ def _fit(
                 ],
                 verbose=0,
             )
-
-
-def _refreshers(student: keras.Model) -> list[keras.callbacks.Callback]:
-    return [DeployedRefresher(student)] if isinstance(student, DeployedModel) else []
 
 
 def _training_batches(run: Run, batch_size: int, start: Position) -> tf.data.Dataset:
@@ -352,7 +336,7 @@ def _with_chosen_rate(
         learner.fit(
             _training_batches(run, stage.batch_size, Position()),
             steps_per_epoch=_TRIED_STEPS,
-            callbacks=[*_refreshers(student), cooling],
+            callbacks=[*kept_current(student), cooling],
             verbose=0,
         )
         distances[rate] = distance(trained.get_weights())
@@ -426,7 +410,7 @@ def held_out_metrics(model: keras.Model, source: ImageSource) -> dict[str, float
     batches = source.held_out_batches(batch_size=_HELD_OUT_BATCH_SIZE)
     with reading_errors_explained(source):
         found = learner.evaluate(
-            batches, verbose=0, return_dict=True, callbacks=constant_while_measured(model)
+            batches, verbose=0, return_dict=True, callbacks=kept_current(model)
         )
     metrics = {name: float(value) for name, value in found.items()}
     if not all(value == value for value in metrics.values()):  # NaN is not equal to itself

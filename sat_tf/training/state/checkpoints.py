@@ -22,11 +22,6 @@ from sat_tf.training.step.schedule import Position
 _MOST_NAMED = 3
 
 
-def all_finite(model: keras.Model) -> bool:
-    """Whether every variable of a model holds finite numbers only."""
-    return not _broken(model)
-
-
 def describe_break(model: keras.Model, images: np.ndarray) -> str:
     """Says in one sentence which layers of a model diverged, in the order of the network.
 
@@ -85,14 +80,11 @@ def _first_broken_output(model: keras.Model, images: np.ndarray) -> str | None:
     for layer, output in zip(layers, outputs, strict=True):
         # A layer that is called several times, or gives several tensors, has a list of them.
         if not all(bool(tf.reduce_all(tf.math.is_finite(t))) for t in tf.nest.flatten(output)):
-            return _described(layer)
+            variables = layer.output_variables if isinstance(layer, QuantizedLayer) else {}
+            level = variables.get(CLIPPING_LEVEL)
+            more = "" if level is None else f" (clipping level {level.numpy():.3g})"
+            return f"{layer.name}{more}"
     return None
-
-
-def _described(layer: keras.layers.Layer) -> str:
-    quantized = isinstance(layer, QuantizedLayer)
-    level = layer.output_variables.get(CLIPPING_LEVEL) if quantized else None
-    return layer.name if level is None else f"{layer.name} (clipping level {level.numpy():.3g})"
 
 
 _NAME = re.compile(r"ckpt-(\d+)\.(?:index|data-\d+-of-\d+)")
@@ -167,7 +159,9 @@ class Checkpoints:
         for number in reversed(there):
             path = str(self.folder / f"ckpt-{number}")
             try:
-                _expect_regular(files[number])
+                if not all(file.is_file() for file in files[number]):
+                    # TensorFlow could block on it forever.
+                    raise OSError("not a regular file, such as a pipe")
                 self._checkpoint.read(path).assert_existing_objects_matched()
             except Exception as error:  # TensorFlow has many types for a file that is damaged.
                 damaged.append(f"{path} cannot be read ({reason_of(error)})")
@@ -195,7 +189,7 @@ class Checkpoints:
         Raises:
             RunError: the file system refuses; the last good checkpoint is still there.
         """
-        if not all_finite(self._learner.student):
+        if _broken(self._learner.student):
             # The loss was finite before this step; the next one would not be.
             return
         self._epoch.assign(position.epoch)
@@ -212,17 +206,17 @@ class Checkpoints:
             _remove(_files(self._own).get(number, ()))
             if isinstance(error, tf.errors.OpError) and not is_about_a_file(error, self._own):
                 raise  # of another worker, not of a file
+            left = (
+                f"the last good one is {self.latest}" if self.latest else "there is no earlier one"
+            )
             raise RunError(
                 f"{self.folder}: a checkpoint cannot be written ({reason_of(error)}), expected a "
-                f"disk with room; {self._left()}; free some space and run the same command again."
+                f"disk with room; {left}; free some space and run the same command again."
             ) from error
         self._good = [*self._good, number][-self._keep :]
         for former, files in _files(self._own).items():
             if former not in self._good:
                 _remove(files)
-
-    def _left(self) -> str:
-        return f"the last good one is {self.latest}" if self.latest else "there is no earlier one"
 
 
 def _files(folder: pathlib.Path) -> dict[int, list[pathlib.Path]]:
@@ -238,10 +232,3 @@ def _remove(files: Iterable[pathlib.Path]) -> None:
     for file in files:
         with contextlib.suppress(OSError):
             file.unlink()
-
-
-def _expect_regular(files: Iterable[pathlib.Path]) -> None:
-    """Raises OSError for what TensorFlow could block on forever, such as a pipe."""
-    for file in files:
-        if not file.is_file():
-            raise OSError(f"{file.name} is not a regular file")

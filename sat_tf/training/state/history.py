@@ -3,9 +3,13 @@
 import csv
 import dataclasses
 import io
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, NamedTuple, Self, get_type_hints
 
+import tensorflow as tf
+
+from sat_tf.atomic_file import renamed_when_done
 from sat_tf.messages import RunError
 from sat_tf.presentation.charts import Line
 from sat_tf.presentation.tables import Cell, digits, percent, plain, write_table
@@ -277,3 +281,32 @@ class StepMetrics(Row):
 
 
 STEPS = _metrics(StepMetrics)
+
+
+def drop_events_after(folder: pathlib.Path, step_of_run: int) -> None:
+    """Removes later steps from the event files in a folder, so that a run can resume from a step.
+
+    A truncated file keeps its whole records. Files without later steps stay as they are.
+
+    Args:
+        folder: where the event files are; it need not exist.
+        step_of_run: the last step to keep.
+    """
+    for path in sorted(folder.glob("*tfevents*")):
+        kept, changes = [], False
+        try:
+            for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
+                event = tf.compat.v1.Event.FromString(record)
+                if event.WhichOneof("what") == "summary" and event.step > step_of_run:
+                    changes = True
+                else:
+                    kept.append(record)
+        except tf.errors.DataLossError:  # a truncated record
+            changes = True
+        if changes:
+            with (
+                renamed_when_done(path) as temporary,
+                tf.io.TFRecordWriter(str(temporary)) as writer,
+            ):
+                for record in kept:
+                    writer.write(record)

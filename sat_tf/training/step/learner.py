@@ -258,7 +258,9 @@ class Learner(keras.Model):
         self._random_generators.start_step(tf.convert_to_tensor(self.optimizer.iterations))
         with tf.GradientTape() as tape:
             logits = self(images, training=True)
-            losses = _of_labelled(labels, self.image_loss(images, labels, logits))
+            losses = self.image_loss(images, labels, logits)
+            # Not by a product, which would keep NaN where there is no label.
+            losses = tf.where(labels >= 0, losses, tf.zeros_like(losses))
             of_batch = tf.reduce_sum(losses) / self.batch_size
             penalty = tf.add_n([tf.constant(0.0), *self.student.losses])
             objective = of_batch + penalty / context.num_replicas_in_sync
@@ -270,14 +272,14 @@ class Learner(keras.Model):
         variables = self.student.trainable_variables
         gradients = self.optimizer.compute_gradients(objective, variables, tape)
         self.optimizer.apply_gradients(
-            [(_kept_if(sound, gradient), variable) for gradient, variable in gradients]
+            (None if one is None else tf.where(sound, one, tf.zeros_like(one)), variable)
+            for one, variable in gradients
         )
         for act in self.after_step:
             act()
-        self._data_loss.update_state(losses, sample_weight=_counted(labels))
-        self._measure(labels, logits, losses + penalty)
+        self._data_loss.update_state(losses, sample_weight=tf.cast(labels >= 0, tf.float32))
         return {
-            **self._results(),
+            **self._measure(labels, logits, losses + penalty),
             "data_loss": self._data_loss.result(),
             "batch_loss": shared[0] + penalty,
             **{name: shared[1 + index] for index, name in enumerate(_SIGNALS)},
@@ -287,8 +289,7 @@ class Learner(keras.Model):
         """Measures this replica's images; the loss is that of the images alone."""
         images, labels = data
         logits = self(images, training=False)
-        self._measure(labels, logits, cross_entropy(images, labels, logits))
-        return self._results()
+        return self._measure(labels, logits, cross_entropy(images, labels, logits))
 
     def signal(self, name: str) -> None:
         """Raises a signal, which all processes see in the logs of their next step.
@@ -313,23 +314,10 @@ class Learner(keras.Model):
         """The metrics, which `fit` resets every epoch."""
         return [self._loss, self._data_loss, *self._accuracy]
 
-    def _measure(self, labels: tf.Tensor, logits: tf.Tensor, losses: tf.Tensor) -> None:
-        self._loss.update_state(losses, sample_weight=_counted(labels))
+    def _measure(
+        self, labels: tf.Tensor, logits: tf.Tensor, losses: tf.Tensor
+    ) -> dict[str, tf.Tensor]:
+        self._loss.update_state(losses, sample_weight=tf.cast(labels >= 0, tf.float32))
         for metric in self._accuracy:
             metric.update_state(labels, logits)
-
-    def _results(self) -> dict[str, tf.Tensor]:
         return {metric.name: metric.result() for metric in (self._loss, *self._accuracy)}
-
-
-def _counted(labels: tf.Tensor) -> tf.Tensor:
-    return tf.cast(labels >= 0, tf.float32)
-
-
-def _kept_if(sound: tf.Tensor, gradient: Any) -> Any:
-    return None if gradient is None else tf.where(sound, gradient, tf.zeros_like(gradient))
-
-
-def _of_labelled(labels: tf.Tensor, losses: tf.Tensor) -> tf.Tensor:
-    """The losses, 0 where there is no label; not by a product, which would keep NaN."""
-    return tf.where(labels >= 0, losses, tf.zeros_like(losses))

@@ -46,7 +46,7 @@ def make_run(folder, *overrides, strategy=None, interruption=None):
 
 
 def trained(run):
-    return train_stage(run, "quantized", small_quantized_model())
+    return train_stage(run, "quantized", small_quantized_model())[1]
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_a_recipe_stays_out_of_other_stages(tmp_path, without_recipes):
     run = make_run(tmp_path, "recipes.distillation.teacher=missing.keras", *ALL[1:4])
     config = run.config.recipes
     assert config.distillation.stages == config.weight_average.stages == ["quantized"]
-    model = train_stage(run, "float", small_quantized_model())
+    _, model = train_stage(run, "float", small_quantized_model())
     assert all(
         np.array_equal(*pair) for pair in zip(without_recipes, model.get_weights(), strict=True)
     )

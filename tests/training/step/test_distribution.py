@@ -119,7 +119,9 @@ def test_two_replicas_train_like_one_device(tmp_path, batch_size):
         source = ArraySource(small_images(), shift_pixels=1)
         run = make_run(tmp_path / str(len(rows)), *settings, strategy=strategy, source=source)
         run.folder.make()
-        weights.append(train_stage(run, "quantized", small_quantized_model()).trainable_variables)
+        weights.append(
+            train_stage(run, "quantized", small_quantized_model())[1].trainable_variables
+        )
         of_start, *of_epochs = run.rows
         starts.append((of_start.held_out_loss, of_start.held_out_top1))
         rows.append([(row.loss, row.train_top1, row.held_out_top1) for row in of_epochs])
@@ -145,7 +147,7 @@ def test_two_replicas_follow_the_statistics_of_one_device(tmp_path, name):
         run = make_run(tmp_path / str(len(statistics)), settings, strategy=strategy)
         run.folder.make()
         model = small_float_model() if name == "float" else small_quantized_model()
-        trained = train_stage(run, name, model)
+        _, trained = train_stage(run, name, model)
         statistics.append({v.name: v.numpy() for v in trained.weights if "moving_" in v.name})
     one, two = statistics
     assert len(one) == 6

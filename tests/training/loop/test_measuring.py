@@ -1,4 +1,5 @@
 import functools
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -6,7 +7,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.export.deployed import deployed_model
-from sat_tf.training.callbacks.measuring import BestWeights, constant_while_measured
+from sat_tf.training.loop.callbacks import BestWeights, kept_current
 from sat_tf.training.recipes.recipes import WeightAverage
 from sat_tf.training.step.learner import training_copy
 from tests.training.recipes.trained import fitted, on_each_number_of_replicas
@@ -26,7 +27,7 @@ def test_what_is_measured_is_the_same_before_and_after_training(replicas):
         model = training_copy(start, synchronized=True)
     learner, _ = fitted(model, None, replicas, steps=2)
     with replicas.scope():
-        callbacks = constant_while_measured(model)
+        callbacks = kept_current(model)
     assert len(callbacks) == 1
     kernel = next(weight for weight in model.trainable_weights if weight.shape.rank > 1)
     found = []
@@ -47,13 +48,20 @@ def test_behind_an_average_it_is_the_average_that_is_copied():
     measured = learner.after_step[0].measured()
     expected = learner.evaluate(_held_out(), verbose=0, callbacks=[measured])
     learner.test_function = None
-    callbacks = [measured, *constant_while_measured(model)]
+    callbacks = [measured, *kept_current(model)]
     assert learner.evaluate(_held_out(), verbose=0, callbacks=callbacks) == expected
 
 
-def test_models_without_effective_weights_of_their_own_have_none_copied():
-    assert constant_while_measured(small_float_model()) == []
-    assert constant_while_measured(deployed_model(small_quantized_model())) == []
+def test_a_float_model_is_measured_as_it_is():
+    assert kept_current(small_float_model()) == []
+
+
+def test_a_deployed_model_has_the_integers_of_its_weights_when_it_is_measured():
+    deployed = deployed_model(small_quantized_model())
+    (callback,) = kept_current(deployed)
+    deployed.refresh = mock.Mock()
+    callback.on_test_begin({})
+    deployed.refresh.assert_called_once_with()
 
 
 def test_the_weights_of_the_best_measurement_come_back():

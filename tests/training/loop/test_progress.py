@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from sat_tf.messages import RunError
-from sat_tf.training.callbacks import progress as module
-from sat_tf.training.callbacks.progress import ProgressBar
+from sat_tf.training.loop import callbacks as module
+from sat_tf.training.loop.callbacks import ProgressBar
 from sat_tf.training.step.schedule import Position, StagePlan
 
 LOGS = {"loss": 0.5, "top1": 0.9, "val_loss": 0.6, "val_top1": 0.8}

@@ -4,9 +4,9 @@ from unittest import mock
 
 import pytest
 
-from sat_tf.training.callbacks.saving import CheckpointSaver
 from sat_tf.training.config.sections import TrainingConfig
 from sat_tf.training.interruption import Interruption, Stopped
+from sat_tf.training.loop.callbacks import CheckpointSaver
 from sat_tf.training.step.schedule import Position
 
 

@@ -1,1 +1,0 @@
-"""Keras callbacks of a run."""
