@@ -1,5 +1,6 @@
 """DoReFa weights: clamp by tanh over its maximum, then round to a grid (Eq. 5 to 9)."""
 
+from collections.abc import Callable
 from typing import Any
 
 from sat_tf.core import grid as grids
@@ -36,16 +37,7 @@ def clamp_weights(
     >>> print(clamp_weights([0.0, 0.5, -1.0]).numpy())
     [ 0.         0.6067761 -1.       ]
     """
-    n = namespace(kernel)
-    given = n.tensor(kernel)
-    made = n.through_tanh(
-        _clamped,
-        _of_clamp,
-        in_float32(n, given),
-        detach_max=detach_max,
-        axes=_range(given, range_axes),
-    )
-    return n.cast(made, given.dtype)
+    return _made_of_tanh(kernel, range_axes, _clamped, _of_clamp, detach_max=detach_max)
 
 
 def quantize_weights(
@@ -91,20 +83,17 @@ def quantize_weights(
     """
     strength_of(surrogate, strength)
     grids.levels(num_bits, grid)
-    n = namespace(kernel)
-    given = n.tensor(kernel)
-    made = n.through_tanh(
+    return _made_of_tanh(
+        kernel,
+        range_axes,
         _quantized,
         _of_quantized,
-        in_float32(n, given),
         num_bits=num_bits,
         grid=grid,
         detach_max=detach_max,
-        axes=_range(given, range_axes),
         surrogate=surrogate,
         strength=strength,
     )
-    return n.cast(made, given.dtype)
 
 
 def weight_codes(
@@ -233,6 +222,21 @@ def largest_weights(kernel: Tensor, *, range_axes: tuple[int, ...] = ()) -> Tens
     n = namespace(kernel)
     values, maximum = _squashed(n, n.tensor(kernel), range_axes)
     return n.abs(values) >= maximum
+
+
+def _made_of_tanh(
+    kernel: Tensor,
+    range_axes: tuple[int, ...],
+    forward: Callable[..., Any],
+    backward: Callable[..., Any],
+    **settings: Any,
+) -> Tensor:
+    """A function of tanh(W) in float32, with a gradient of its own, in the type of `kernel`."""
+    n = namespace(kernel)
+    given = n.tensor(kernel)
+    axes = _range(given, range_axes)
+    made = n.through_tanh(forward, backward, in_float32(n, given), axes=axes, **settings)
+    return n.cast(made, given.dtype)
 
 
 def _range(kernel: Tensor, range_axes: tuple[int, ...]) -> tuple[int, ...] | None:

@@ -288,15 +288,29 @@ class Network:
                 tensors[node.name] = call_in_inference(node, node.layer, inputs)
         return tensors
 
-    def assemble(self, made: Mapping[str, Any], name: str | None = None) -> keras.Model:
+    def assemble(self, made: Mapping[str, Any]) -> keras.Model:
         """A model of other tensors, called with the same structure of inputs and outputs.
 
         Args:
             made: see `pack`.
-            name: of the model; the same where it is left out.
         """
         inputs, outputs = self.pack(made)
-        return keras.Model(inputs, outputs, name=name or self.name)
+        return keras.Model(inputs, outputs, name=self.name)
+
+    def remade(self, layer_of: Callable[[Node], keras.layers.Layer | None]) -> keras.Model:
+        """A model that calls other layers the way this one calls its own.
+
+        Args:
+            layer_of: gives the layer for a node; None where the node passes on what it reads.
+        """
+        made: dict[str, Any] = {}
+        for node in self:
+            layer, tensors = layer_of(node), [made[name] for name in node.inputs]
+            if isinstance(layer, keras.layers.InputLayer):
+                made[node.name] = layer.output
+            else:
+                made[node.name] = tensors[0] if layer is None else node.call(layer, tensors)
+        return self.assemble(made)
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self._nodes.values())

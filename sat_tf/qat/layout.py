@@ -1,7 +1,7 @@
 """The layout transform: builds the quantized Keras model that a placement describes."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow_model_optimization as tfmot
@@ -203,17 +203,15 @@ def quantized_model(
         return copies[node.layer.name]
 
     view = arranged(network, placement, copied)
-    made: dict[str, Any] = {}
-    for node in view:
-        is_input = isinstance(node.layer, keras.layers.InputLayer)
-        tensors = [made[name] for name in node.inputs]
-        made[node.name] = node.layer.output if is_input else node.call(node.layer, tensors)
-    built = view.assemble(made)
+    built = view.remade(lambda node: node.layer)
     for node in network:
         if node.layer.weights:
             copied_weights(node.layer, copies[node.layer.name])
     quantized = [name for name in network.inputs if name not in placement.kept]
-    folds, problems = find_folds(network, _changes(quantized, policy, reads))
+    changes = {name: policy.change_of(name) for name in quantized}
+    if reads is not None:
+        changes = {name: change.after(reads[name]) for name, change in changes.items()}
+    folds, problems = find_folds(network, changes)
     if problems:
         raise ValueError(list_problems(f"model {model.name!r}", problems))
     for fold in folds:
@@ -224,16 +222,6 @@ def quantized_model(
             begin = quantizer.keep_function if keep_function else quantizer.begin
             begin(layer_kinds.kernel_of(node.layer.layer), node.layer.kernel_variables)
     return built
-
-
-def _changes(
-    inputs: Sequence[str], policy: BitPolicy, reads: Mapping[str, Change] | None
-) -> dict[str, Change]:
-    """For each input, the change from what the first layers will read to what they read now."""
-    changes = {name: policy.change_of(name) for name in inputs}
-    if reads is None:
-        return changes
-    return {name: change.after(reads[name]) for name, change in changes.items()}
 
 
 def quantized_network(model: keras.Model, *, when: str) -> Network:

@@ -9,7 +9,7 @@ import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import copied_weights, layer_copy
-from sat_tf.graph.network import Network, refuse_losses
+from sat_tf.graph.network import Network, Node, refuse_losses
 from sat_tf.messages import list_problems
 from sat_tf.qat.configs import LayerConfig
 from sat_tf.qat.inputs import apply_fold, find_folds, input_ranges, input_types, kept_inputs
@@ -133,26 +133,23 @@ def with_inputs_of(
 def without_quantizers(network: Network) -> tuple[keras.Model, dict[str, Any]]:
     """The user's layers with latent weights, and how each of them was annotated."""
     annotations: dict[str, Any] = {}
-    made: dict[str, Any] = {}
-    layers: dict[int, keras.layers.Layer] = {}
-    for node in network:
-        layer = node.layer
-        if isinstance(layer, keras.layers.InputLayer):
-            made[node.name] = keras.layers.InputLayer.from_config(layer.get_config()).output
-            continue
-        tensors = [made[name] for name in node.inputs]
-        if isinstance(layer, QuantizedLayer):
-            if layer.quantize_config.inserted:
-                made[node.name] = tensors[0]
-                continue
-            annotation = layer.quantize_config.annotation
-            annotations[layer.layer.name] = LayerConfig(**annotation) if annotation else None
-            layer = layer.layer
-        if id(layer) not in layers:
-            layers[id(layer)] = layer_copy(layer)
-        made[node.name] = node.call(layers[id(layer)], tensors)
-        copied_weights(layer, layers[id(layer)])
-    return network.assemble(made), annotations
+    copies: dict[int, tuple[keras.layers.Layer, keras.layers.Layer]] = {}
+
+    def copied(node: Node) -> keras.layers.Layer | None:
+        layer = inner_layer(node.layer)
+        if isinstance(node.layer, QuantizedLayer):
+            if node.layer.quantize_config.inserted:
+                return None
+            annotation = node.layer.quantize_config.annotation
+            annotations[layer.name] = LayerConfig(**annotation) if annotation else None
+        if id(layer) not in copies:
+            copies[id(layer)] = layer, layer_copy(layer)
+        return copies[id(layer)][1]
+
+    made = network.remade(copied)
+    for layer, copy in copies.values():
+        copied_weights(layer, copy)
+    return made, annotations
 
 
 def _by_place(network: Network) -> dict[tuple[str, ...], QuantizedLayer]:

@@ -90,8 +90,8 @@ def test_several_inputs_and_outputs_keep_their_order_and_structure(image):
     network = Network(model)
     assert network.inputs == ("other", "image")
     assert network.outputs == ("flat", "add", "add")
-    again = network.assemble({node.name: node.layer.output for node in network}, name="again")
-    assert again.name == "again"
+    again = network.assemble({node.name: node.layer.output for node in network})
+    assert again.name == model.name
     assert [tensor.name for tensor in again.inputs] == ["other", "image"]
     assert set(again.output) == {"a", "b"}
     with pytest.raises(ValueError, match=r"received 2 inputs \(other, image\), expected one"):
