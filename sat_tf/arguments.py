@@ -99,6 +99,62 @@ def check(owner: str, rules: Iterable[Rule]) -> None:
         raise ValueError("\n".join([f"{owner} does not accept these arguments:", *problems]))
 
 
+class Values(NamedTuple):
+    """The values that arguments of one name may have: a row of a table of options.
+
+    Attributes:
+        accept: whether a value is one of them.
+        expected: which they are, in words, for messages.
+        fix: what to pass instead, likewise.
+    """
+
+    accept: Callable[[Any], bool]
+    expected: str
+    fix: str
+
+    def rule(self, name: str, value: Any) -> Rule:
+        """The rule that a value is one of them."""
+        return Rule(name, value, self.accept(value), self.expected, self.fix)
+
+
+def positive(most: int, fix: str) -> Values:
+    """The integers from 1 to `most`."""
+    expected = f"a positive integer up to {most:,}"
+    return Values(lambda value: is_integer(value, lowest=1, limit=most + 1), expected, fix)
+
+
+def switch(fix: str) -> Values:
+    """True and False."""
+    return Values(lambda value: isinstance(value, bool), "True or False", fix)
+
+
+def check_options(
+    owner: str,
+    table: Mapping[str, Values],
+    received: Mapping[str, Any],
+    rules: Iterable[Rule] = (),
+) -> None:
+    """Raises one error that lists every option whose value is not among those of a table.
+
+    Args:
+        owner: see `check`.
+        table: by the names of options.
+        received: values by name, each one of the table. A function whose arguments are all there
+            passes its `locals()` before it has any others.
+        rules: of what else is expected.
+
+    Raises:
+        ValueError: some value is not; lists all of them.
+
+    Example:
+        >>> check_options("load_cats", {"seed": positive(9, "pass 1")}, {"seed": 0})
+        Traceback (most recent call last):
+        ValueError: load_cats does not accept these arguments:
+          seed: received 0; expected a positive integer up to 9; pass 1.
+    """
+    check(owner, [*(table[name].rule(name, value) for name, value in received.items()), *rules])
+
+
 def is_integer(value: Any, *, lowest: float = -math.inf, limit: float = math.inf) -> bool:
     """Whether a value is an integer in [lowest, limit).
 
@@ -135,12 +191,9 @@ def is_between(value: Any, low: float, high: float) -> bool:
     return is_number(value) and bool(low < value < high)
 
 
-def seed_rule(seed: Any) -> Rule:
-    """The rule for every `seed`: NumPy's generators take 32 bits."""
-    return Rule(
-        "seed",
-        seed,
-        is_integer(seed, lowest=0, limit=SEED_LIMIT),
-        f"an integer in [0, {SEED_LIMIT})",
-        "pass 0 for the default set",
-    )
+# NumPy's generators take seeds of 32 bits.
+SEED = Values(
+    lambda value: is_integer(value, lowest=0, limit=SEED_LIMIT),
+    f"an integer in [0, {SEED_LIMIT})",
+    "pass 0 for the default set",
+)

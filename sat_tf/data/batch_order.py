@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from sat_tf.arguments import Rule, check, is_integer, seed_rule
+from sat_tf.arguments import SEED, Rule, check, is_integer
 from sat_tf.data.source import Shard
 
 # The algorithm is named, because TensorFlow's default depends on the hardware.
@@ -42,7 +42,7 @@ def check_batches(
             f"an integer of at least {pieces}, an image for each replica of each process",
             "raise it",
         ),
-        seed_rule(seed),
+        SEED.rule("seed", seed),
         Rule("first_epoch", first_epoch, is_integer(first_epoch, lowest=0), "0 or more", "pass 0"),
     ]
     if num_train is not None and rules[0].is_valid:

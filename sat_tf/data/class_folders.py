@@ -7,9 +7,9 @@ import statistics
 import warnings
 from collections.abc import Sequence
 
-from sat_tf.arguments import Rule, check
+from sat_tf.arguments import check_options
 from sat_tf.data.folder_tree import read_tree
-from sat_tf.data.source import ImageSource, picture_rules, spread_evenly
+from sat_tf.data.source import OPTIONS, ImageSource, spread_evenly
 from sat_tf.preprocessing import RESIZED_AND_CROPPED, Preprocessing
 
 # The number of pictures that are opened to learn how large those of a set are.
@@ -57,19 +57,8 @@ def load_folder_tree(
         ValueError: an argument is out of its range, or the folder is not laid out like this; lists
             everything.
     """
-    rules = [
-        Rule(
-            "smallest_area",
-            smallest_area,
-            not isinstance(smallest_area, bool)
-            and isinstance(smallest_area, int | float)
-            and 0 < smallest_area <= 1,
-            "a number above 0, to 1",
-            "pass 0.08",
-        ),
-        Rule("mirrored", mirrored, isinstance(mirrored, bool), "a bool", "pass True"),
-    ]
-    check("folder", [*picture_rules(image_size, max_corrupt, deterministic), *rules])
+    received = {name: value for name, value in locals().items() if name != "resize_ratio"}
+    check_options("folder", OPTIONS, received)
     preprocessing = Preprocessing(resize_ratio=resize_ratio)
     tree = read_tree(data_dir)
     side = median_side(tree.train.paths)

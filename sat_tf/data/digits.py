@@ -3,13 +3,28 @@
 import numpy as np
 import numpy.typing as npt
 
-from sat_tf.arguments import Rule, check, is_between, is_integer, seed_rule
+from sat_tf.arguments import SEED, Values, check_options, is_between, is_integer
 from sat_tf.data.images import ImageSet
 
 NUM_CLASSES = 10
 _SCANNED_SIZE = 8
 _LARGEST_SIZE = 512
 _SCANNED_MAX = 16
+_OPTIONS = {
+    "image_size": Values(
+        lambda value: (
+            is_integer(value, lowest=1, limit=_LARGEST_SIZE + 1) and value % _SCANNED_SIZE == 0
+        ),
+        f"a positive multiple of 8 up to {_LARGEST_SIZE}",
+        "pass for example 32",
+    ),
+    "test_fraction": Values(
+        lambda value: is_between(value, 0, 1),
+        "a number between 0 and 1, both excluded",
+        "pass for example 0.2",
+    ),
+    "seed": SEED,
+}
 
 
 def load_digits(image_size: int = 32, *, test_fraction: float = 0.2, seed: int = 0) -> ImageSet:
@@ -36,27 +51,7 @@ def load_digits(image_size: int = 32, *, test_fraction: float = 0.2, seed: int =
         >>> digits.train_images.shape, digits.test_images.shape
         ((1438, 16, 16, 3), (359, 16, 16, 3))
     """
-    check(
-        "load_digits",
-        (
-            Rule(
-                "image_size",
-                image_size,
-                is_integer(image_size, lowest=1, limit=_LARGEST_SIZE + 1)
-                and image_size % _SCANNED_SIZE == 0,
-                f"a positive multiple of 8 up to {_LARGEST_SIZE}",
-                "pass for example 32",
-            ),
-            Rule(
-                "test_fraction",
-                test_fraction,
-                is_between(test_fraction, 0, 1),
-                "a number between 0 and 1, both excluded",
-                "pass for example 0.2",
-            ),
-            seed_rule(seed),
-        ),
-    )
+    check_options("load_digits", _OPTIONS, locals())
     # Imported here because scikit-learn takes seconds to load.
     import sklearn.datasets
 

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sat_tf.arguments import Rule, check, is_integer, seed_rule
+from sat_tf.arguments import Rule, check, check_options, positive
 from sat_tf.data.cache import Arrays, cache_folder, load_or_make
 from sat_tf.data.images import ImageSet
-from sat_tf.data.source import path_rule
+from sat_tf.data.source import OPTIONS
 
 # Every family and every style is held out once, in a combination that training never sees.
 TEST_FACES = (
@@ -342,6 +342,12 @@ _ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 _CODE_POINTS = "code_points"
 # All characters with so many pictures each take 24 GB.
 _MOST_PER_CLASS = 10_000
+_OPTIONS = {
+    **OPTIONS,
+    "num_classes": positive(_MOST_PER_CLASS, "pass 1000 for the full set"),
+    "train_per_class": positive(_MOST_PER_CLASS, "pass 64 for the full set"),
+    "test_per_class": positive(_MOST_PER_CLASS, "pass 8 for the full set"),
+}
 # These are in every picture's seed, so that no picture is drawn with the amounts of another.
 _SPLITS = {"train": 0, "test": 1}
 
@@ -392,27 +398,8 @@ def load_glyphs(
         >>> glyphs.train_images.shape, glyphs.test_images.shape
         ((40, 24, 24, 3), (40, 24, 24, 3))
     """
-    check(
-        "load_glyphs",
-        (
-            *(
-                Rule(
-                    name,
-                    value,
-                    is_integer(value, lowest=1, limit=_MOST_PER_CLASS + 1),
-                    f"a positive integer up to {_MOST_PER_CLASS:,}",
-                    fix,
-                )
-                for name, value, fix in (
-                    ("num_classes", num_classes, "pass 1000 for the full set"),
-                    ("train_per_class", train_per_class, "pass 64 for the full set"),
-                    ("test_per_class", test_per_class, "pass 8 for the full set"),
-                )
-            ),
-            seed_rule(seed),
-            path_rule("cache_dir", cache_dir),
-        ),
-    )
+    received = {name: value for name, value in locals().items() if name != "progress"}
+    check_options("load_glyphs", _OPTIONS, received)
     arguments = {
         "num_classes": int(num_classes),
         "train_per_class": int(train_per_class),

@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sat_tf.arguments import Rule, check, is_integer
+from sat_tf.arguments import Rule, check_options
 from sat_tf.data.cache import cache_folder, load_or_make
-from sat_tf.data.source import ImageSource, buffer_rule, path_rule, picture_rules
+from sat_tf.data.source import OPTIONS, ImageSource
 from sat_tf.messages import list_problems
 
 if TYPE_CHECKING:
     from sat_tf.data.records import RecordFiles
 
-# The models of `sat_tf.models` have no more.
-_MOST_CLASSES = 1_000_000
 TRAIN = "train"
 HELD_OUT = ("validation", "val", "test")
 # The length and its checksum; behind the data another checksum.
@@ -70,49 +68,10 @@ def load_tfrecords(
     Raises:
         ValueError: an argument is out of its range, or there are no such files; lists everything.
     """
-    check(
-        "tfrecords",
-        [
-            *picture_rules(image_size, max_corrupt, deterministic),
-            buffer_rule(shuffle_buffer),
-            Rule(
-                "num_classes",
-                num_classes,
-                is_integer(num_classes, lowest=1, limit=_MOST_CLASSES + 1),
-                f"a positive integer up to {_MOST_CLASSES:,}",
-                "count the classes",
-            ),
-            Rule(
-                "first_label",
-                first_label,
-                is_integer(first_label, lowest=-_MOST_CLASSES, limit=_MOST_CLASSES + 1),
-                f"an integer from {-_MOST_CLASSES:,} to {_MOST_CLASSES:,}",
-                "pass 0 or 1",
-            ),
-            *(
-                Rule(
-                    name,
-                    value,
-                    value is None or is_integer(value, lowest=1),
-                    "a positive integer or None",
-                    "pass None",
-                )
-                for name, value in (("num_train", num_train), ("num_test", num_test))
-            ),
-            *(
-                Rule(name, value, isinstance(value, str), "the name of a feature", "pass a word")
-                for name, value in (("image_key", image_key), ("label_key", label_key))
-            ),
-            Rule(
-                "label_key",
-                label_key,
-                label_key != image_key,
-                "another feature than image_key",
-                "name the feature that holds the class",
-            ),
-            path_rule("cache_dir", cache_dir),
-        ],
-    )
+    received = dict(locals())
+    expected, fix = "another feature than image_key", "name the feature that holds the class"
+    keys_differ = Rule("label_key", label_key, label_key != image_key, expected, fix)
+    check_options("tfrecords", OPTIONS, received, [keys_differ])
     train, held_out = find_files(data_dir)
     # Imported here: naming a data set needs no TensorFlow.
     from sat_tf.data.records import RecordSource

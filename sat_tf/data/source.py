@@ -4,65 +4,76 @@ import abc
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator
+import types
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sat_tf.arguments import Rule, check, is_between, is_integer
+from sat_tf.arguments import (
+    SEED,
+    Rule,
+    Values,
+    check,
+    is_between,
+    is_integer,
+    is_number,
+    positive,
+    switch,
+)
 from sat_tf.preprocessing import COVERING, Preprocessing
 
-# Beyond every published model. TensorFlow reserves the places of a shuffle buffer at once.
-_LARGEST_IMAGE = 4096
-_LARGEST_BUFFER = 10_000_000
-
-
-def picture_rules(image_size: Any, max_corrupt: Any, deterministic: Any) -> list[Rule]:
-    """Rules for the options that all sets of pictures share.
-
-    Args:
-        image_size: height and width of what training sees, in pixels.
-        max_corrupt: largest share of corrupt pictures.
-        deterministic: whether the order is fixed.
-    """
-    is_zero = not isinstance(max_corrupt, bool) and max_corrupt == 0
-    return [
-        Rule(
-            "image_size",
-            image_size,
-            is_integer(image_size, lowest=1, limit=_LARGEST_IMAGE + 1),
-            f"a positive integer up to {_LARGEST_IMAGE:,}",
-            "pass 224",
-        ),
-        Rule(
-            "max_corrupt",
-            max_corrupt,
-            is_zero or is_between(max_corrupt, 0, 1),
+_MOST_CLASSES = 1_000_000  # The models of `sat_tf.models` have no more.
+_COUNT = Values(
+    lambda value: value is None or is_integer(value, lowest=1),
+    "a positive integer or None",
+    "pass None",
+)
+_FEATURE = Values(lambda value: isinstance(value, str), "the name of a feature", "pass a word")
+_NAME = Values(lambda value: isinstance(value, str), "a name", "pass a word")
+_PATH = Values(
+    lambda value: value is None or isinstance(value, str | os.PathLike),
+    "the path of a folder, or None",
+    "pass a path",
+)
+# What data sets take, by the names of their arguments.
+OPTIONS: Mapping[str, Values] = types.MappingProxyType(
+    {
+        # Beyond every published model.
+        "image_size": positive(4096, "pass 224"),
+        "max_corrupt": Values(
+            lambda value: (not isinstance(value, bool) and value == 0) or is_between(value, 0, 1),
             "a share from 0 to below 1",
             "pass 0.001",
         ),
-        Rule(
-            "deterministic", deterministic, isinstance(deterministic, bool), "a bool", "pass True"
+        "deterministic": switch("pass True"),
+        "mirrored": switch("pass True"),
+        "smallest_area": Values(
+            lambda value: is_number(value) and 0 < value <= 1, "a number above 0, to 1", "pass 0.08"
         ),
-    ]
-
-
-def buffer_rule(shuffle_buffer: Any) -> Rule:
-    """The rule for the size of the shuffle buffer."""
-    return Rule(
-        "shuffle_buffer",
-        shuffle_buffer,
-        is_integer(shuffle_buffer, lowest=1, limit=_LARGEST_BUFFER + 1),
-        f"a positive integer up to {_LARGEST_BUFFER:,}",
-        "pass 10000",
-    )
-
-
-def path_rule(name: str, path: Any) -> Rule:
-    """The rule for an optional folder."""
-    is_valid = path is None or isinstance(path, str | os.PathLike)
-    return Rule(name, path, is_valid, "the path of a folder, or None", "pass a path")
+        # TensorFlow reserves the places of a shuffle buffer at once.
+        "shuffle_buffer": positive(10_000_000, "pass 10000"),
+        "num_classes": positive(_MOST_CLASSES, "count the classes"),
+        "first_label": Values(
+            lambda value: is_integer(value, lowest=-_MOST_CLASSES, limit=_MOST_CLASSES + 1),
+            f"an integer from {-_MOST_CLASSES:,} to {_MOST_CLASSES:,}",
+            "pass 0 or 1",
+        ),
+        "num_train": _COUNT,
+        "num_test": _COUNT,
+        "image_key": _FEATURE,
+        "label_key": _FEATURE,
+        "builder": _NAME,
+        "train_split": _NAME,
+        "held_out_split": _NAME._replace(
+            accept=lambda value: value is None or isinstance(value, str)
+        ),
+        "seed": SEED,
+        "data_dir": _PATH,
+        "cache_dir": _PATH,
+    }
+)
 
 
 class ReadingError(ValueError):

@@ -5,10 +5,10 @@ import os
 import pathlib
 from typing import TYPE_CHECKING, Any
 
-from sat_tf.arguments import Rule, check
+from sat_tf.arguments import check_options
 from sat_tf.data.cache import cache_folder
 from sat_tf.data.record_folders import RECORD_FRAME, count_records
-from sat_tf.data.source import ImageSource, buffer_rule, path_rule, picture_rules
+from sat_tf.data.source import OPTIONS, ImageSource
 from sat_tf.messages import list_problems
 
 if TYPE_CHECKING:
@@ -57,25 +57,7 @@ def load_tfds(
             image classification, or it has not been prepared.
         ImportError: tensorflow-datasets is not installed.
     """
-    texts = {"builder": builder, "train_split": train_split, "held_out_split": held_out_split}
-    check(
-        "tfds",
-        [
-            *picture_rules(image_size, max_corrupt, deterministic),
-            buffer_rule(shuffle_buffer),
-            path_rule("data_dir", data_dir),
-            *(
-                Rule(
-                    name,
-                    value,
-                    isinstance(value, str) or (value is None and name == "held_out_split"),
-                    "a name",
-                    "pass a word",
-                )
-                for name, value in texts.items()
-            ),
-        ],
-    )
+    check_options("tfds", OPTIONS, locals())
     made = _make(builder, data_dir)
     image_key, label_key = _image_and_label(made)
     held_out = held_out_split or _held_out(made)

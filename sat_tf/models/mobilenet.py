@@ -2,9 +2,10 @@
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sat_tf.arguments import check_options
 from sat_tf.first_use import OnFirstUse
 from sat_tf.models.blocks import LayerBuilder, make_divisible
-from sat_tf.models.options import check_options
+from sat_tf.models.options import OPTIONS
 
 if TYPE_CHECKING:
     import tf_keras as keras
@@ -116,7 +117,7 @@ def mobilenet_v1(
         >>> model.output_shape
         (None, 10)
     """
-    check_options("mobilenet_v1", **locals())
+    check_options("mobilenet_v1", OPTIONS, locals())
     layers = LayerBuilder(rectifier_max=rectifier_max, seed=seed)
     images = keras.Input((image_size, image_size, 3), name="image")
     features = layers.convolution(
@@ -231,7 +232,7 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def _mobilenet_v2(name: str, architecture: MobileNetV2, given: dict[str, Any]) -> "keras.Model":
-    check_options(name, **given)
+    check_options(name, OPTIONS, given)
     options = _DEFAULTS | given
     image_size, width = options["image_size"], options["width_multiplier"]
     layers = LayerBuilder(rectifier_max=options["rectifier_max"], seed=options["seed"])

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sat_tf.arguments import check_options
 from sat_tf.first_use import OnFirstUse
 from sat_tf.models.blocks import LayerBuilder, make_divisible
-from sat_tf.models.options import check_options
+from sat_tf.models.options import OPTIONS
 
 if TYPE_CHECKING:
     import tf_keras as keras
@@ -204,7 +205,7 @@ AddBlock = Callable[[LayerBuilder, Any, ResidualBlock], Any]
 
 
 def _residual(name: str, add_block: AddBlock, options: dict[str, Any]) -> "keras.Model":
-    check_options(name, **options)
+    check_options(name, OPTIONS, options)
     image_size, width_multiplier = options["image_size"], options["width_multiplier"]
     layers = LayerBuilder(rectifier_max=options["rectifier_max"], seed=options["seed"])
     # A preactivated block starts with a normalization and a rectifier: the stem needs none of its

@@ -2,9 +2,10 @@
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sat_tf.arguments import check_options
 from sat_tf.first_use import OnFirstUse
 from sat_tf.models.blocks import LayerBuilder, make_divisible
-from sat_tf.models.options import check_options
+from sat_tf.models.options import OPTIONS
 
 if TYPE_CHECKING:
     import tf_keras as keras
@@ -105,7 +106,7 @@ def vgg16_bn(
 
 
 def _vgg16(name: str, options: dict[str, Any]) -> "keras.Model":
-    check_options(name, **options)
+    check_options(name, OPTIONS, options)
     layers = LayerBuilder(rectifier_max=options["rectifier_max"], seed=options["seed"])
     images = keras.Input((options["image_size"], options["image_size"], 3), name="image")
     features = images

@@ -272,7 +272,7 @@ def test_training_can_take_whole_pictures_and_mirror_none(tmp_path):
     [
         ({"smallest_area": 0}, "smallest_area: received 0; expected a number above 0, to 1"),
         ({"smallest_area": True}, "smallest_area: received True"),
-        ({"mirrored": "no"}, "mirrored: received 'no'; expected a bool"),
+        ({"mirrored": "no"}, "mirrored: received 'no'; expected True or False"),
         ({"resize_ratio": 0.5}, "resize_ratio: received 0.5; expected a number from 1"),
     ],
 )
