@@ -1,5 +1,7 @@
 """A data set held in memory, as a source of batches."""
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
@@ -8,13 +10,12 @@ from sat_tf.arguments import Rule, check, is_integer
 from sat_tf.data.batch_order import (
     RANDOM,
     as_given,
-    check_batches,
+    checked_order,
     held_out_spans,
-    in_pieces,
     shuffled_spans,
 )
 from sat_tf.data.images import ImageSet
-from sat_tf.data.source import NO_LABEL, ImageSource, Shard, spread_evenly
+from sat_tf.data.source import NO_LABEL, ImageSource, spread_evenly
 
 # Makes the draws of the shifts independent of those of the order, which have the same seed.
 _SHIFTS = 1
@@ -54,26 +55,9 @@ class ArraySource(ImageSource):
         self.num_train = len(images.train_labels)
         self.num_test = len(images.test_labels)
 
-    def training_batches(
-        self,
-        *,
-        batch_size: int,
-        seed: int,
-        first_epoch: int = 0,
-        first_step: int = 0,
-        shard: Shard | None = None,
-    ) -> tf.data.Dataset:
+    def training_batches(self, *, batch_size: int, seed: int, **given: Any) -> tf.data.Dataset:
         """The endless training batches from a given step on; see `ImageSource`."""
-        shard = shard or Shard()
-        check_batches(
-            self.name,
-            batch_size=batch_size,
-            num_train=self.num_train,
-            shard=shard,
-            seed=seed,
-            first_epoch=first_epoch,
-            first_step=first_step,
-        )
+        order = checked_order(self.name, self.num_train, batch_size=batch_size, seed=seed, **given)
         with tf.device("CPU"):
             pixels = tf.constant(self.images.train_images)
             labels = tf.constant(self.images.train_labels)
@@ -85,16 +69,9 @@ class ArraySource(ImageSource):
                 chosen = shifted(chosen, self.shift_pixels, tf.gather(corners, indices))
             return chosen, tf.gather(labels, indices)
 
-        spans = shuffled_spans(
-            self.num_train,
-            batch_size=batch_size,
-            seed=seed,
-            first_epoch=first_epoch,
-            first_step=first_step,
-            shard=shard,
-        )
+        spans = shuffled_spans(self.num_train, order)
         batches = spans.map(batch, num_parallel_calls=2)
-        return as_given(in_pieces(batches, batch_size=batch_size, shard=shard))
+        return as_given(order.in_pieces(batches))
 
     def _corners(self, seed: tf.Tensor) -> tf.Tensor:
         """A corner for every image of the set, so that its shift does not depend on its batch."""
@@ -108,12 +85,9 @@ class ArraySource(ImageSource):
             alg=RANDOM,
         )
 
-    def held_out_batches(
-        self, *, batch_size: int = 256, shard: Shard | None = None
-    ) -> tf.data.Dataset:
+    def held_out_batches(self, *, batch_size: int = 256, **given: Any) -> tf.data.Dataset:
         """Every held-out image once, in order; see `ImageSource`."""
-        shard = shard or Shard()
-        check_batches(self.name, batch_size=batch_size, num_train=None, shard=shard)
+        order = checked_order(self.name, None, batch_size=batch_size, **given)
         with tf.device("CPU"):
             pixels = tf.constant(self.images.test_images)
             labels = tf.constant(self.images.test_labels)
@@ -127,9 +101,9 @@ class ArraySource(ImageSource):
                 tf.where(is_image, tf.gather(labels, found), NO_LABEL),
             )
 
-        spans = held_out_spans(self.num_test, batch_size=batch_size, shard=shard)
+        spans = held_out_spans(self.num_test, order)
         batches = spans.map(batch, num_parallel_calls=2)
-        return as_given(in_pieces(batches, batch_size=batch_size, shard=shard))
+        return as_given(order.in_pieces(batches))
 
     def training_sample(self, count: int, *, seed: int) -> npt.NDArray[np.uint8]:
         """`count` training images, or all there are, drawn at random; see `ImageSource`."""

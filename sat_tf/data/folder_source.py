@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from sat_tf.data.batch_order import check_batches, held_out_spans, in_pieces, shuffled_spans
+from sat_tf.data.batch_order import checked_order, held_out_spans, shuffled_spans
 from sat_tf.data.crops import INCEPTION, TrainingCrops
 from sat_tf.data.decoding import Encoded, Pictures, PictureSource
 from sat_tf.data.folder_tree import FolderTree, Split, printable
-from sat_tf.data.source import Shard, expect_images, spread_evenly
+from sat_tf.data.source import expect_images, spread_evenly
 from sat_tf.preprocessing import RESIZED_AND_CROPPED, Preprocessing
 
 _NAMES_READ = 1000
@@ -67,38 +67,22 @@ class FolderSource(PictureSource):
             str(pathlib.Path(p)): label for p, label in zip(split.paths, split.labels, strict=True)
         }
 
-    def training_batches(
-        self,
-        *,
-        batch_size: int,
-        seed: int,
-        first_epoch: int = 0,
-        first_step: int = 0,
-        shard: Shard | None = None,
-    ) -> tf.data.Dataset:
+    def training_batches(self, *, batch_size: int, seed: int, **given: Any) -> tf.data.Dataset:
         """The endless training batches from a given step on; see `ImageSource`."""
-        shard = shard or Shard()
-        order = {"seed": seed, "first_epoch": first_epoch, "first_step": first_step}
-        check_batches(
-            self.name, batch_size=batch_size, num_train=self.num_train, shard=shard, **order
-        )
-        spans = shuffled_spans(self.num_train, batch_size=batch_size, shard=shard, **order).map(
+        order = checked_order(self.name, self.num_train, batch_size=batch_size, seed=seed, **given)
+        spans = shuffled_spans(self.num_train, order).map(
             lambda epoch, indices: (tf.fill(tf.shape(indices), epoch), indices)
         )
-        pieces = in_pieces(spans, batch_size=batch_size, shard=shard)
-        return self._training(pieces, self._train, seed)
+        return self._training(order.in_pieces(spans), self._train, seed)
 
-    def held_out_batches(
-        self, *, batch_size: int = 256, shard: Shard | None = None
-    ) -> tf.data.Dataset:
+    def held_out_batches(self, *, batch_size: int = 256, **given: Any) -> tf.data.Dataset:
         """Every held-out image once, in order; see `ImageSource`.
 
         A corrupt picture leaves a black image with `NO_LABEL` in its place.
         """
-        shard = shard or Shard()
-        check_batches(self.name, batch_size=batch_size, num_train=None, shard=shard)
-        spans = held_out_spans(self.num_test, batch_size=batch_size, shard=shard)
-        return self._prepared(in_pieces(spans, batch_size=batch_size, shard=shard), self._held_out)
+        order = checked_order(self.name, None, batch_size=batch_size, **given)
+        spans = held_out_spans(self.num_test, order)
+        return self._prepared(order.in_pieces(spans), self._held_out)
 
     def training_sample(self, count: int, *, seed: int) -> npt.NDArray[np.uint8]:
         """`count` training images, or all there are, prepared like the held-out ones.

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from sat_tf.data.batch_order import RANDOM, check_batches, in_pieces
+from sat_tf.data.batch_order import RANDOM, checked_order
 from sat_tf.data.decoding import Encoded, Pictures, PictureSource
 from sat_tf.data.folder_tree import printable
 from sat_tf.data.pictures import JPEG
@@ -274,26 +274,10 @@ class RecordSource(PictureSource):
         self._held_out = held_out
         self._shuffle_buffer = shuffle_buffer
 
-    def training_batches(
-        self,
-        *,
-        batch_size: int,
-        seed: int,
-        first_epoch: int = 0,
-        first_step: int = 0,
-        shard: Shard | None = None,
-    ) -> tf.data.Dataset:
+    def training_batches(self, *, batch_size: int, seed: int, **given: Any) -> tf.data.Dataset:
         """The endless training batches from a given step on; see `ImageSource`."""
-        shard = shard or Shard()
-        check_batches(
-            self.name,
-            batch_size=batch_size,
-            num_train=self.num_train,
-            shard=shard,
-            seed=seed,
-            first_epoch=first_epoch,
-            first_step=first_step,
-        )
+        order = checked_order(self.name, self.num_train, batch_size=batch_size, seed=seed, **given)
+        _, shard, _, first_epoch, first_step = order
         steps = self.num_train // batch_size
         _, span = shard.span(batch_size)
 
@@ -321,19 +305,16 @@ class RecordSource(PictureSource):
             return part.map(lambda *row: (epoch, *row)).batch(span, drop_remainder=True)
 
         spans = tf.data.Dataset.range(first_epoch, tf.int64.max).flat_map(of_epoch)
-        pieces = in_pieces(spans, batch_size=batch_size, shard=shard)
-        return self._training(pieces, self._train, seed)
+        return self._training(order.in_pieces(spans), self._train, seed)
 
-    def held_out_batches(
-        self, *, batch_size: int = 256, shard: Shard | None = None
-    ) -> tf.data.Dataset:
+    def held_out_batches(self, *, batch_size: int = 256, **given: Any) -> tf.data.Dataset:
         """Every held-out image once; see `ImageSource`.
 
         A single process gets them in the order of the files; several get their own files each. A
         corrupt picture is replaced by a black image with `NO_LABEL`.
         """
-        shard = shard or Shard()
-        check_batches(self.name, batch_size=batch_size, num_train=None, shard=shard)
+        order = checked_order(self.name, None, batch_size=batch_size, **given)
+        shard = order.shard
         steps = max(
             -(-self._shard_count(other) // other.span(batch_size)[1])
             for other in (dataclasses.replace(shard, worker=w) for w in range(shard.workers))
@@ -343,7 +324,7 @@ class RecordSource(PictureSource):
         records = self._records(self._held_out, files, shard, at_once=1)
         spans = records.concatenate(self._padding(records)).take(steps * span)
         spans = spans.batch(span, drop_remainder=True)
-        return self._prepared(in_pieces(spans, batch_size=batch_size, shard=shard), self._held_out)
+        return self._prepared(order.in_pieces(spans), self._held_out)
 
     def training_sample(self, count: int, *, seed: int) -> npt.NDArray[np.uint8]:
         """`count` training images, or all there are, prepared like the held-out ones.
