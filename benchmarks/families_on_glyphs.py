@@ -20,7 +20,7 @@ from absl import app, flags
 from rows import as_table, write_csv
 
 from sat_tf import data
-from sat_tf.data.images import ImageSet
+from sat_tf.data.source import ImageSet
 from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.operations.simulator import simulate

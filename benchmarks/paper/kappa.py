@@ -15,7 +15,7 @@ from sat_tf import data, models
 from sat_tf.analysis.kappa import GradientProbe, kappa_0
 from sat_tf.analysis.labelled_images import LabelledImages
 from sat_tf.core import dorefa
-from sat_tf.data.images import ImageSet
+from sat_tf.data.source import ImageSet
 from sat_tf.presentation import palette
 
 # The layer whose ratio of variances gives the printed clamped values; see `Printed`.

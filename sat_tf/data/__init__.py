@@ -9,9 +9,8 @@ from sat_tf.arguments import call_by_name
 from sat_tf.data.class_folders import load_folder_tree
 from sat_tf.data.digits import load_digits
 from sat_tf.data.glyphs import load_glyphs
-from sat_tf.data.images import ImageSet
 from sat_tf.data.record_folders import load_tfrecords
-from sat_tf.data.source import ImageSource
+from sat_tf.data.source import ImageSet, ImageSource
 from sat_tf.data.tfds_builder import load_tfds
 from sat_tf.preprocessing import Preprocessing
 

@@ -14,8 +14,7 @@ from sat_tf.data.batch_order import (
     held_out_spans,
     shuffled_spans,
 )
-from sat_tf.data.images import ImageSet
-from sat_tf.data.source import NO_LABEL, ImageSource, spread_evenly
+from sat_tf.data.source import NO_LABEL, ImageSet, ImageSource, spread_evenly
 
 # Makes the draws of the shifts independent of those of the order, which have the same seed.
 _SHIFTS = 1

@@ -63,7 +63,11 @@ def load_folder_tree(
     tree = read_tree(data_dir)
     side = median_side(tree.train.paths)
     if side is not None and side * _MOST_ENLARGED < image_size:
-        tree = dataclasses.replace(tree, notes=(*tree.notes, _enlarged(side, image_size)))
+        enlarged = (
+            f"half of the pictures have a shorter side of at most {side} pixels, and are enlarged "
+            f"to {image_size}: a smaller image_size shows a model as much, in less time"
+        )
+        tree = dataclasses.replace(tree, notes=(*tree.notes, enlarged))
     # Imported here: naming a data set needs no TensorFlow.
     from sat_tf.data.crops import TrainingCrops
     from sat_tf.data.folder_source import FolderSource
@@ -102,10 +106,3 @@ def median_side(paths: Sequence[str]) -> int | None:
         except Exception:  # Pillow's readers raise many types on damaged files.
             continue
     return int(statistics.median_low(sides)) if sides else None
-
-
-def _enlarged(side: int, image_size: int) -> str:
-    return (
-        f"half of the pictures have a shorter side of at most {side} pixels, and are enlarged to "
-        f"{image_size}: a smaller image_size shows a model as much, in less time"
-    )

@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sat_tf.arguments import SEED, Values, check_options, is_between, is_integer
-from sat_tf.data.images import ImageSet
+from sat_tf.data.source import ImageSet
 
 NUM_CLASSES = 10
 _SCANNED_SIZE = 8

@@ -187,18 +187,15 @@ def _chosen(folder: pathlib.Path, classes: list[str], split: Split) -> list[bool
     by_class: list[list[int]] = [[] for _ in classes]
     for index, label in enumerate(split.labels):
         by_class[label].append(index)
-    keys = [hashlib.sha256(_name_in(folder, path)).digest() for path in split.paths]
+    # The name of a picture inside the folder is class/name on every system.
+    names = [pathlib.Path(path).relative_to(folder).as_posix() for path in split.paths]
+    keys = [hashlib.sha256(os.fsencode(name)).digest() for name in names]
     chosen = [False] * len(keys)
     for members in by_class:
         count = min(max(1, round(HELD_OUT_SHARE * len(members))), len(members) - 1)
         for index in sorted(members, key=lambda index: keys[index])[:count]:
             chosen[index] = True
     return chosen
-
-
-def _name_in(folder: pathlib.Path, path: str) -> bytes:
-    """The name of a picture inside a folder: class/name, on every system."""
-    return os.fsencode(pathlib.Path(path).relative_to(folder).as_posix())
 
 
 def _note(names: set[str], classes: list[str], held_out: Split) -> str:

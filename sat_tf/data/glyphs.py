@@ -18,8 +18,7 @@ import numpy.typing as npt
 
 from sat_tf.arguments import Rule, check, check_options, positive
 from sat_tf.data.cache import Arrays, cache_folder, load_or_make
-from sat_tf.data.images import ImageSet
-from sat_tf.data.source import OPTIONS
+from sat_tf.data.source import OPTIONS, ImageSet
 
 # Every family and every style is held out once, in a combination that training never sees.
 TEST_FACES = (

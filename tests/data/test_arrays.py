@@ -3,8 +3,7 @@ import pytest
 import tensorflow as tf
 
 from sat_tf.data.arrays import ArraySource, shifted
-from sat_tf.data.images import ImageSet
-from sat_tf.data.source import Shard
+from sat_tf.data.source import ImageSet, Shard
 from tests.data import contract
 from tests.data.contract import pieces
 

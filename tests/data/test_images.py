@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from sat_tf.data.images import ImageSet
+from sat_tf.data.source import ImageSet
 
 
 def _arrays(**changes):

@@ -6,7 +6,7 @@ import numpy as np
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.data.images import ImageSet
+from sat_tf.data.source import ImageSet
 from sat_tf.qat.policy import BitPolicy
 from tests.methods import METHODS
 

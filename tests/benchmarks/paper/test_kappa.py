@@ -8,7 +8,7 @@ from benchmarks.paper.kappa import PRINTED
 from benchmarks.paper.variances import gaussian
 from sat_tf import models
 from sat_tf.analysis.kappa import gradient_flow, kappa_0
-from sat_tf.data.images import ImageSet
+from sat_tf.data.source import ImageSet
 from sat_tf.models.resnet import resnet18
 from tests import reference
 
