@@ -37,7 +37,7 @@ _PATH = Values(
     "the path of a folder, or None",
     "pass a path",
 )
-# What data sets take, by the names of their arguments.
+# The values that data sets take, by the names of their arguments.
 OPTIONS: Mapping[str, Values] = types.MappingProxyType(
     {
         # Beyond every published model.

@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from sat_tf.data.class_folders import median_side, read_tree
+from sat_tf.data.class_folders import median_side
+from sat_tf.data.folder_tree import read_tree
 from sat_tf.messages import RunError
 
 
