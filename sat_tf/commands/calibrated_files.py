@@ -3,7 +3,6 @@
 import dataclasses
 import time
 import warnings
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from rich.console import Console
 
 from sat_tf.commands.verification_table import print_certificate
 from sat_tf.data.source import spread_evenly
-from sat_tf.export.certificate.certificate import Certificate, ImagesFrom
+from sat_tf.export.certificate.certificate import ImagesFrom
 from sat_tf.export.tflite.metadata import label_text
 from sat_tf.messages import RunError, say
 from sat_tf.preprocessing import COVERING, Preprocessing
@@ -60,18 +59,24 @@ def write_calibrated(
     folder: RunFolder,
     console: Console,
 ) -> bool:
-    """Calibrates, exports and verifies, without a run; returns whether the certificate is exact."""
+    """Calibrates, exports and verifies, without a run; returns whether the certificate is exact.
+
+    The folder gets a report too: with labels, the results and the answers are in it.
+    """
     if folder.holds_run:
         raise RunError(
             f"{folder.path}: received the folder of a run, expected one for other files; name one "
             "with --out."
         )
-    from sat_tf.export.export import export_tflite
+    from sat_tf.analysis.code_use import layer_rows
     from sat_tf.export.snapping import snap_biases
-    from sat_tf.export.verify import verify_tflite
     from sat_tf.qat.calibrate import calibrate
     from sat_tf.qat.layout import GuessedClippingLevelsWarning
     from sat_tf.qat.scheme import quantize_model
+    from sat_tf.training.loop.outcome import of_certificate, write_file
+    from sat_tf.training.loop.stage import SAMPLE
+    from sat_tf.training.report.report import write_layers, write_report
+    from sat_tf.training.report.results import Results
     from sat_tf.training.state.classifier_file import ends_in_softmax
 
     begun = time.monotonic()
@@ -83,64 +88,37 @@ def write_calibrated(
     calibrate(quantized, fed, num_images=len(fed), keep_function=True)
     snap_biases(quantized)
     folder.start()  # what is there belongs to other pictures
-    file, outputs = folder.file(run_folder.TFLITE_MODEL), [*model.outputs]
     options: dict[str, Any] = {}
-    if len(outputs) == 1:  # as TFLite Metadata are, and a softmax that is asked for
+    labels: Any = pictures.labels
+    if len(model.outputs) == 1:  # as TFLite Metadata are, and a softmax that is asked for
         options["softmax"] = ends_in_softmax(model)
         options |= {"labels": pictures.class_names, "preprocessing": pictures.preprocessing}
-    report = export_tflite(quantized, file, **options)
-    certificate = verify_tflite(
+    elif labels is not None:
+        size = (len(pictures.class_names or ()),)
+        labels = [labels if tuple(one.shape[1:]) == size else None for one in model.outputs]
+    report, certificate = write_file(
+        folder,
         quantized,
-        file,
         pictures.held_out,
-        _labels(pictures, outputs),
-        float_model=model,
-        certificate_path=folder.file(run_folder.CERTIFICATE),
+        labels,
         images_from=pictures.images_from,
+        float_model=model,
+        feed=feed,
+        class_names=pictures.class_names,
         progress=True,
+        **options,
     )
     with folder.written(run_folder.QUANTIZED_MODEL) as temporary:
         quantized.save(temporary)
     # Warnings of the certificate are printed with it.
     for warning in (text for text in report.warnings if text not in certificate.warnings):
         say(console, f"Note: {warning}")
-    print_certificate(certificate, str(file), console)
-    _write_report(model, quantized, pictures, feed, folder, certificate, begun)
-    return certificate.is_exact
-
-
-def _labels(pictures: Pictures, outputs: list[Any]) -> Any:
-    """The labels as `verify_tflite` takes them: of several outputs a list."""
-    if pictures.labels is None or len(outputs) == 1:
-        return pictures.labels
-    size = len(pictures.class_names or ())
-    return [pictures.labels if tuple(one.shape[1:]) == (size,) else None for one in outputs]
-
-
-def _write_report(
-    model: "keras.Model",
-    quantized: "keras.Model",
-    pictures: Pictures,
-    feed: Callable[[np.ndarray], np.ndarray],
-    folder: RunFolder,
-    certificate: Certificate,
-    begun: float,
-) -> None:
-    """Writes the page, and what it shows: with labels, the results and the answers too."""
-    from sat_tf.analysis.code_use import layer_rows
-    from sat_tf.training.loop.outcome import of_certificate, write_answers_to
-    from sat_tf.training.loop.stage import SAMPLE
-    from sat_tf.training.report.report import write_layers, write_report
-    from sat_tf.training.report.results import Results
-
+    print_certificate(certificate, str(folder.file(run_folder.TFLITE_MODEL)), console)
     folder.write_text(run_folder.PREPROCESSING, pictures.preprocessing.to_json())
     write_layers(folder, layer_rows(quantized, feed(pictures.images[:SAMPLE])))
     if pictures.labels is not None:
-        names = pictures.class_names
-        if names is not None:
-            folder.write_text(run_folder.LABELS, label_text(names))
-        if len(model.outputs) == 1:
-            write_answers_to((pictures.held_out, pictures.labels), model, feed, folder, names)
+        if pictures.class_names is not None:
+            folder.write_text(run_folder.LABELS, label_text(pictures.class_names))
         results = Results(
             float_top1=certificate.top1["float"],
             quantized_top1=certificate.top1["quantized"],
@@ -151,3 +129,4 @@ def _write_report(
         )
         folder.write_json(run_folder.RESULTS, results.to_dict())
     write_report(folder)
+    return certificate.is_exact

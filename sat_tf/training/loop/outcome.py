@@ -13,7 +13,7 @@ from sat_tf.data.source import NO_LABEL
 from sat_tf.export.certificate.certificate import Certificate, ImagesFrom
 from sat_tf.export.deployed import deployed_model
 from sat_tf.export.evaluate import evaluate_tflite, run_tflite
-from sat_tf.export.export import export_tflite
+from sat_tf.export.export import ExportReport, export_tflite
 from sat_tf.export.file_verification import read_subject
 from sat_tf.export.verify import verify_tflite
 from sat_tf.graph.network import Network
@@ -113,36 +113,23 @@ def _of_file(run: Run, quantized: keras.Model, num_held_out: int) -> dict[str, A
     run.say(f"file       exporting, and verifying on {len(pixels):,} held-out images")
     is_of_pixels = takes_pixels(Network(quantized))
     try:
-        model = as_measured(run.config, quantized)
-        report = export_tflite(
-            model,
-            path,
+        report, certificate = write_file(
+            folder,
+            as_measured(run.config, quantized),
+            pixels if is_of_pixels else pixels.astype(np.float32),
+            labels,
+            images_from=ImagesFrom.held_out(source.name, config.verify_images),
+            float_model=float_model,
+            feed=lambda images: fed(source, images),
+            class_names=source.class_names,
             float_head=config.float_head,
             pack=config.pack,
             softmax=config.softmax,
             labels=source.class_names,
             preprocessing=source.preprocessing if is_of_pixels else None,
         )
-        certificate = verify_tflite(
-            model,
-            path,
-            pixels if is_of_pixels else pixels.astype(np.float32),
-            labels,
-            float_model=float_model,
-            certificate_path=folder.file(CERTIFICATE),
-            images_from=ImagesFrom.held_out(source.name, config.verify_images),
-        )
     except ValueError as error:
         raise RunError(f"{error}\nThe trained models are in {folder.path}.") from error
-    if float_model is not None:
-        run.say("report     comparing the answers of the file and of the float model")
-        write_answers_to(
-            (pixels, labels),
-            float_model,
-            lambda images: fed(source, images),
-            folder,
-            source.class_names,
-        )
     for note in certificate.trained_notes + certificate.float_notes:
         say(run.console, marked_text(note))
     for warning in report.warnings:
@@ -198,34 +185,64 @@ def of_certificate(certificate: Certificate) -> dict[str, Any]:
     }
 
 
-def write_answers_to(
-    sample: tuple[np.ndarray, np.ndarray],
-    float_model: keras.Model,
-    feed: Callable[[np.ndarray], np.ndarray],
+def write_file(
     folder: RunFolder,
+    model: keras.Model,
+    images: np.ndarray,
+    labels: Any,
+    *,
+    images_from: ImagesFrom,
+    float_model: keras.Model | None,
+    feed: Callable[[np.ndarray], np.ndarray],
     class_names: Sequence[str] | None,
-) -> None:
-    """Writes what a float model and the file of a folder answer for images, to be shown.
+    progress: bool = False,
+    **options: Any,
+) -> tuple[ExportReport, Certificate]:
+    """Exports a model into a folder, verifies the file, and compares its answers to images.
+
+    The folder gets the file, its certificate, and what the float model and the file answer.
 
     Args:
-        sample: pixels, and their labels.
-        float_model: from images to logits or probabilities (n, classes).
-        feed: makes of pixels what it takes.
-        folder: with the file, where the answers go.
+        folder: where the files go.
+        model: see `export_tflite`.
+        images: pixels, as the file takes them.
+        labels: see `verify_tflite`; answers are written where they are one array.
+        images_from: where the images come from.
+        float_model: from images to logits or probabilities (n, classes); None compares no answers.
+        feed: makes of pixels what the float model takes.
         class_names: one for each class, if they have names.
+        progress: show how far it is.
+        **options: of `export_tflite`.
+
+    Raises:
+        ValueError: the model has no integer form.
     """
-    pixels, labels = sample
-    logits = [
-        float_model(feed(pixels[start : start + _BATCH_SIZE]), training=False).numpy()
-        for start in range(0, len(pixels), _BATCH_SIZE)
-    ]
-    outputs = run_tflite(folder.file(TFLITE_MODEL), pixels, progress=False)
-    answers = Answers.of(
-        pixels,
+    path = folder.file(TFLITE_MODEL)
+    report = export_tflite(model, path, **options)
+    certificate = verify_tflite(
+        model,
+        path,
+        images,
         labels,
-        classes_of(np.concatenate(logits)),
-        classes_of(outputs),
-        num_classes=outputs.shape[-1],
-        class_names=class_names,
+        float_model=float_model,
+        certificate_path=folder.file(CERTIFICATE),
+        images_from=images_from,
+        progress=progress,
     )
-    write_answers(folder, answers)
+    if float_model is not None and isinstance(labels, np.ndarray):
+        pixels = images.astype(np.uint8)
+        logits = [
+            float_model(feed(pixels[start : start + _BATCH_SIZE]), training=False).numpy()
+            for start in range(0, len(pixels), _BATCH_SIZE)
+        ]
+        outputs = run_tflite(path, pixels, progress=False)
+        answers = Answers.of(
+            pixels,
+            labels,
+            classes_of(np.concatenate(logits)),
+            classes_of(outputs),
+            num_classes=outputs.shape[-1],
+            class_names=class_names,
+        )
+        write_answers(folder, answers)
+    return report, certificate
