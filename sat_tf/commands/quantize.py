@@ -6,7 +6,9 @@ import itertools
 import json
 import math
 import pathlib
+import time
 import types
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,7 +16,6 @@ import numpy as np
 from rich.console import Console
 
 from sat_tf.arguments import is_between
-from sat_tf.commands.calibrated_files import Pictures, write_calibrated
 from sat_tf.commands.models import quiet_tensorflow, read_keras_model
 from sat_tf.commands.options import (
     Parser,
@@ -27,12 +28,15 @@ from sat_tf.commands.options import (
 )
 from sat_tf.commands.pixels import fixed_input_shape
 from sat_tf.commands.train import train
+from sat_tf.commands.verification_table import print_certificate
 from sat_tf.data import source as data_source
 from sat_tf.data.folder_tree import HELD_OUT_SHARE, TRAIN
 from sat_tf.data.picture_folder import FolderImages, load_folder
-from sat_tf.data.source import ImageSource
+from sat_tf.data.source import ImageSource, spread_evenly
 from sat_tf.export.certificate.certificate import ImagesFrom
+from sat_tf.export.tflite.metadata import label_text
 from sat_tf.messages import RunError, say, value_errors_as_run_errors
+from sat_tf.preprocessing import COVERING, Preprocessing
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.input_range import PIXELS, InputRange
 from sat_tf.training.config.config import parse_config
@@ -152,7 +156,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
                 "--epochs and --set."
             )
         else:
-            exact = write_calibrated(model, policy, found, folder, console)
+            exact = _write_calibrated(model, policy, found, folder, console)
     _print_files(folder, console)
     if arguments.bits < _FEWEST_WITHOUT_TRAINING and not arguments.epochs:
         _note(f"{arguments.bits} bits without training cost accuracy; --epochs 5 trains.", console)
@@ -204,6 +208,36 @@ def _expect_float(path: pathlib.Path, model: "keras.Model") -> None:
             "file with sat-tf export."
         )
     fixed_input_shape(model, str(path))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pictures:
+    """The pictures of a folder that cannot be trained on, for the input of a model.
+
+    Attributes:
+        images: uint8, to calibrate on.
+        held_out: uint8, to verify and measure on; those that it was calibrated on where there are
+            no classes.
+        labels: of those held out, for the only output with as many classes; None where they are
+            not the model's classes.
+        class_names: in the order of the labels; None where there are none.
+        images_from: where those held out come from.
+        why_not: why they cannot be trained on, in words.
+        preprocessing: how they have been prepared.
+    """
+
+    images: np.ndarray
+    held_out: np.ndarray
+    labels: np.ndarray | None = None
+    class_names: tuple[str, ...] | None = None
+    images_from: ImagesFrom
+    why_not: str
+    preprocessing: Preprocessing = COVERING
+
+    def held_out_sample(self, most: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """Takes images as a source does, without labels where there are none."""
+        chosen = spread_evenly(len(self.held_out), most)
+        return self.held_out[chosen], None if self.labels is None else self.labels[chosen]
 
 
 def _found(folder: pathlib.Path, model: "keras.Model", console: Console) -> ImageSource | Pictures:
@@ -404,3 +438,82 @@ _SHOWN = {
     run_folder.REPORT: "the report, to read",
     run_folder.QUANTIZED_MODEL: "the quantized Keras model",
 }
+
+
+def _write_calibrated(
+    model: "keras.Model",
+    policy: BitPolicy,
+    pictures: Pictures,
+    folder: RunFolder,
+    console: Console,
+) -> bool:
+    """Calibrates, exports and verifies, without a run; returns whether the certificate is exact.
+
+    The folder gets a report too: with labels, the results and the answers are in it.
+    """
+    if folder.holds_run:
+        raise RunError(
+            f"{folder.path}: received the folder of a run, expected one for other files; name one "
+            "with --out."
+        )
+    from sat_tf.analysis.code_use import layer_rows
+    from sat_tf.export.snapping import snap_biases
+    from sat_tf.qat.calibrate import calibrate
+    from sat_tf.qat.layout import GuessedClippingLevelsWarning
+    from sat_tf.qat.scheme import quantize_model
+    from sat_tf.training.loop.outcome import of_certificate, write_file
+    from sat_tf.training.loop.stage import SAMPLE
+    from sat_tf.training.report.report import write_layers, write_report
+    from sat_tf.training.report.results import Results
+    from sat_tf.training.state.classifier_file import ends_in_softmax
+
+    begun = time.monotonic()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GuessedClippingLevelsWarning)  # it is calibrated next
+        quantized = quantize_model(model, policy)
+    feed = policy.range_of(model.input_names[0]).fed
+    fed = feed(pictures.images)
+    calibrate(quantized, fed, num_images=len(fed), keep_function=True)
+    snap_biases(quantized)
+    folder.start()  # what is there belongs to other pictures
+    options: dict[str, Any] = {}
+    labels: Any = pictures.labels
+    if len(model.outputs) == 1:  # as TFLite Metadata are, and a softmax that is asked for
+        options["softmax"] = ends_in_softmax(model)
+        options |= {"labels": pictures.class_names, "preprocessing": pictures.preprocessing}
+    elif labels is not None:
+        size = (len(pictures.class_names or ()),)
+        labels = [labels if tuple(one.shape[1:]) == size else None for one in model.outputs]
+    report, certificate = write_file(
+        folder,
+        quantized,
+        (pictures.held_out, labels),
+        images_from=pictures.images_from,
+        float_model=model,
+        feed=feed,
+        class_names=pictures.class_names,
+        progress=True,
+        **options,
+    )
+    with folder.written(run_folder.QUANTIZED_MODEL) as temporary:
+        quantized.save(temporary)
+    # Warnings of the certificate are printed with it.
+    for warning in (text for text in report.warnings if text not in certificate.warnings):
+        say(console, f"Note: {warning}")
+    print_certificate(certificate, str(folder.file(run_folder.TFLITE_MODEL)), console)
+    folder.write_text(run_folder.PREPROCESSING, pictures.preprocessing.to_json())
+    write_layers(folder, layer_rows(quantized, feed(pictures.images[:SAMPLE])))
+    if pictures.labels is not None:
+        if pictures.class_names is not None:
+            folder.write_text(run_folder.LABELS, label_text(pictures.class_names))
+        results = Results(
+            float_top1=certificate.top1["float"],
+            quantized_top1=certificate.top1["quantized"],
+            held_out_images=len(pictures.held_out),
+            parameters=model.count_params(),
+            seconds=time.monotonic() - begun,
+            **of_certificate(certificate),
+        )
+        folder.write_json(run_folder.RESULTS, results.to_dict())
+    write_report(folder)
+    return certificate.is_exact

@@ -116,8 +116,7 @@ def _of_file(run: Run, quantized: keras.Model, num_held_out: int) -> dict[str, A
         report, certificate = write_file(
             folder,
             as_measured(run.config, quantized),
-            pixels if is_of_pixels else pixels.astype(np.float32),
-            labels,
+            (pixels if is_of_pixels else pixels.astype(np.float32), labels),
             images_from=ImagesFrom.held_out(source.name, config.verify_images),
             float_model=float_model,
             feed=lambda images: fed(source, images),
@@ -188,8 +187,7 @@ def of_certificate(certificate: Certificate) -> dict[str, Any]:
 def write_file(
     folder: RunFolder,
     model: keras.Model,
-    images: np.ndarray,
-    labels: Any,
+    sample: tuple[np.ndarray, Any],
     *,
     images_from: ImagesFrom,
     float_model: keras.Model | None,
@@ -205,8 +203,8 @@ def write_file(
     Args:
         folder: where the files go.
         model: see `export_tflite`.
-        images: pixels, as the file takes them.
-        labels: see `verify_tflite`; answers are written where they are one array.
+        sample: pixels, as the file takes them, and their labels as `verify_tflite` does; answers
+            are written where these are one array.
         images_from: where the images come from.
         float_model: from images to logits or probabilities (n, classes); None compares no answers.
         feed: makes of pixels what the float model takes.
@@ -217,7 +215,7 @@ def write_file(
     Raises:
         ValueError: the model has no integer form.
     """
-    path = folder.file(TFLITE_MODEL)
+    path, (images, labels) = folder.file(TFLITE_MODEL), sample
     report = export_tflite(model, path, **options)
     certificate = verify_tflite(
         model,
