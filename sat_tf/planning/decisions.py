@@ -1,7 +1,7 @@
 """The decisions of a placement for each layer, and their reasons."""
 
 from collections.abc import Collection, Sequence
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -91,8 +91,22 @@ class LayerDecisions:
         self._requantized = requantized
         self._reasons = placement.reasons
 
-    def fate(self, name: str) -> Fate:
-        """How a layer is treated."""
+    def of(self, name: str) -> dict[str, Any]:
+        """The fields of a layer's `LayerPlan` that the placement decides."""
+        config, reasons = self._placement.configs.get(name), self._reasons
+        output = config.output if config else None
+        fate = self._fate(name)
+        return {
+            "fate": fate,
+            "reason": self._float_reason(name) if fate is Fate.FLOAT else "",
+            "weights": self._weights(name),
+            "activation": activation_plan(output, stream=name in reasons.streams),
+            "activation_reason": self._activation_reason(name, output),
+            "observed": _observes(output),
+            "absorbed_by": reasons.absorbed_by.get(name, ""),
+        }
+
+    def _fate(self, name: str) -> Fate:
         role = self._reasons.roles[name]
         config = self._placement.configs.get(name)
         if role is Role.INPUT:
@@ -109,19 +123,17 @@ class LayerDecisions:
             return Fate.MOVES if role is Role.MOVEMENT else Fate.FLOAT
         return Fate.OBSERVED if _observes(config.output) else Fate.FLOAT
 
-    def float_reason(self, name: str) -> str:
-        """Why a layer is left float; "" if it is not."""
-        layer = self._network[name].layer
-        role = self._reasons.roles[name]
-        if self.fate(name) is not Fate.FLOAT:
-            return ""
-        if role is Role.OPAQUE:
-            return layer_kinds.unsupported_problem(layer) or "it is not annotated"
-        if name not in self._placement.configs:
-            return "it is not annotated"
-        return self.activation_reason(name)
+    def _float_reason(self, name: str) -> str:
+        """Why a layer is left float."""
+        config = self._placement.configs.get(name)
+        problem = ""
+        if self._reasons.roles[name] is Role.OPAQUE:
+            problem = layer_kinds.unsupported_problem(self._network[name].layer) or ""
+        elif config is not None:
+            return self._activation_reason(name, config.output)
+        return problem or "it is not annotated"
 
-    def weights(self, name: str) -> WeightPlan | None:
+    def _weights(self, name: str) -> WeightPlan | None:
         """How the kernel of a layer is quantized."""
         config = self._placement.configs.get(name)
         quantizer = config.weights if config else None
@@ -188,26 +200,9 @@ class LayerDecisions:
             "pixels" if self._policy.type_of(root) == INPUT_TYPES[0] else "an input of real values"
         )
 
-    def _output(self, name: str) -> Quantizer | None:
-        config = self._placement.configs.get(name)
-        return config.output if config else None
-
-    def activation(self, name: str) -> ActivationPlan | None:
-        """The quantizer of a layer's output."""
-        return activation_plan(self._output(name), stream=name in self._reasons.streams)
-
-    def observed(self, name: str) -> bool:
-        """Whether the range of a layer's output is observed."""
-        return _observes(self._output(name))
-
-    def absorbed_by(self, name: str) -> str:
-        """The reader that absorbs a layer's output; "" if it has integers of its own."""
-        return self._reasons.absorbed_by.get(name, "")
-
-    def activation_reason(self, name: str) -> str:
+    def _activation_reason(self, name: str, output: Quantizer | None) -> str:
         """Why a layer's output has its quantizer, or none."""
         role, reasons = self._reasons.roles[name], self._reasons
-        output = self._output(name)
         if role is Role.INPUT:
             if name in self._placement.kept:
                 return "only layers left float read it, as it is"
@@ -220,7 +215,8 @@ class LayerDecisions:
             )
         if _observes(output):
             end = " before the softmax" if layer_kinds.is_softmax(self._network[name].layer) else ""
-            made = "the model's output" if self._is_output(name) else "it stays float"
+            is_output = any(demand.kind == "output" for demand in reasons.demands[name])
+            made = "the model's output" if is_output else "it stays float"
             return f"{made}: its range{end} is observed, for the 8-bit codes of the file"
         if output is not None:
             return f"read by {self._readers(name)}{self.level_source(name)}"
@@ -250,9 +246,6 @@ class LayerDecisions:
             return ""
         guess = ": a guess, calibrate" if name in self._reasons.guessed else ""
         return f"; clipping level from {source}{guess}"
-
-    def _is_output(self, name: str) -> bool:
-        return any(demand.kind == "output" for demand in self._reasons.demands[name])
 
     def _readers(self, name: str, *kinds: str) -> str:
         found = [

@@ -208,12 +208,20 @@ def _rows_without_placement(network: Network, problems: Sequence[str]) -> Iterat
     reason = "nothing is quantized, because of the problems of the model"
     for node in network:
         found = named.get(node.name, ())
-        row = _row(node, node.inputs, found, Fate.FLOAT, multiply_adds=None, bit_operations=None)
-        yield dataclasses.replace(row, reason="" if found else reason, export=Export.REFUSED)
+        yield _row(
+            node,
+            node.inputs,
+            found,
+            fate=Fate.FLOAT,
+            reason="" if found else reason,
+            export=Export.REFUSED,
+            multiply_adds=None,
+            bit_operations=None,
+        )
 
 
 def _row(
-    node: Node, reads: tuple[str, ...], problems: Sequence[str], fate: Fate, **more: Any
+    node: Node, reads: tuple[str, ...], problems: Sequence[str], *, fate: Fate, **more: Any
 ) -> LayerPlan:
     """The row of a layer, with what the float model tells of it."""
     kind = layer_kinds.class_name(node.layer)
@@ -251,7 +259,8 @@ def _rows(
         place_in_file, size = deployed.layers[node.name], sizes.get(node.name)
         if node.name == network.inputs[0] and size is not None:
             size += header
-        weights = decisions.weights(node.name)
+        decided = decisions.of(node.name)
+        weights = decided["weights"]
         reads = tuple(user_name(view[name]) for name in in_view[node.name].inputs)
         products = multiply_adds(node, [network[name].shape for name in node.inputs])
         weight_bits, read_bits = None, None
@@ -263,13 +272,7 @@ def _rows(
             node,
             reads,
             named.get(node.name, ()),
-            decisions.fate(node.name),
-            reason=decisions.float_reason(node.name),
-            weights=weights,
-            activation=decisions.activation(node.name),
-            activation_reason=decisions.activation_reason(node.name),
-            observed=decisions.observed(node.name),
-            absorbed_by=decisions.absorbed_by(node.name),
+            **decided,
             reading_bits=read_bits,
             reading_reason=decisions.reading_reason(node.name, read_bits) if weights else "",
             multiply_adds=products,

@@ -21,6 +21,7 @@ from sat_tf.quantizers.protocol import (
     ActivationRequest,
     Quantizer,
     WeightQuantizer,
+    WeightRequest,
 )
 from sat_tf.quantizers.table import (
     make_activation_quantizer,
@@ -570,7 +571,7 @@ class _Placer:
         pooling = layer_kinds.pooling_of(node.layer)
         return pooling is not None and pooling.mean and not pooling.whole
 
-    def _insertions(self, outputs: dict[str, Quantizer | None]) -> Iterator[Insertion]:
+    def _insertions(self, outputs: Mapping[str, Quantizer | None]) -> Iterator[Insertion]:
         for name, made in self.entrances.items():
             kind = self.policy.type_of(name)
             readers = frozenset(node.name for node in self.whole.consumers(made))
@@ -581,31 +582,19 @@ class _Placer:
                 call, quantizer = "codes", make_input_quantizer(kind)
             config = PlacedConfig(output=quantizer, inserted=True)
             yield Insertion(f"{name}_{call}", made, readers, config)
-        if not self.quantizes_activations:
-            return
-        carried: dict[str, int | None] = {
-            name: 8 if name in self.entrances else None for name in self.network.inputs
-        }
-        streams: set[str] = set()
-        for node in self.network:
-            if self.roles[node.name] is Role.MOVEMENT:
-                carried[node.name] = carried[node.inputs[0]]
-                if node.inputs[0] in streams:
-                    streams.add(node.name)
-            elif self.roles[node.name] is not Role.INPUT:
-                carried[node.name] = getattr(outputs[node.name], "num_bits", None)
-                if node.name in self.streams:
-                    streams.add(node.name)
-            yield from self._in_front_of_readers(
-                node.name, carried[node.name], is_stream=node.name in streams
-            )
+        if self.quantizes_activations:
+            for node in self.network:
+                yield from self._in_front_of_readers(node.name, outputs)
 
     def _in_front_of_readers(
-        self, name: str, carried: int | None, *, is_stream: bool
+        self, name: str, outputs: Mapping[str, Quantizer | None]
     ) -> Iterator[Insertion]:
-        # The tensor may have the 8 bits of an input.
-        if self.pixels.reads(name) or self._origin(name) in self.entrances.values():
-            return
+        """The quantizers between one tensor and the linear layers that read fewer bits than it."""
+        maker = self._origin(name)
+        if self.pixels.reads(name) or maker in self.entrances.values():
+            return  # the tensor has the 8 bits of an input
+        carried = 8 if maker in self.entrances else getattr(outputs[maker], "num_bits", None)
+        is_stream = maker in self.streams
         # Demands are grouped by bits, and by what is read: the tensor, or an identity behind it.
         wanted: dict[tuple[int, str], list[Demand]] = {}
         for reader in self.network.consumers(name):
@@ -688,10 +677,15 @@ class _Placer:
     def _weights(self, name: str) -> WeightQuantizer:
         layer = self.network[name].layer
         policy = self._policy_at(self.network[name], end=self._ends(name))
-        request = policy.weight_request(
+        request = WeightRequest(
+            num_bits=policy.weight_bits,
             channel_axes=layer_kinds.find_support(layer).channel_axes,
-            rescaled=not self._norms_behind(name),
             fan_out=layer_kinds.fan_out(layer),
+            grid=policy.weight_grid,
+            range=policy.weight_range,
+            detach_max=policy.detach_max,
+            rescale=None if self._norms_behind(name) else policy.rescale,
             keeps_function=policy.latent_start == "keep_function",
+            options=policy.weight_options,
         )
         return make_weight_quantizer(policy.weight_quantizer, request)

@@ -44,7 +44,6 @@ from sat_tf.quantizers.input_range import (
     range_problem,
     type_problem,
 )
-from sat_tf.quantizers.protocol import WeightRequest
 
 
 def _frozen(value: Any) -> Any:
@@ -376,34 +375,6 @@ class BitPolicy(Displayed):
         """The override patterns that match none of these layer names."""
         names = list(layer_names)
         return [p for p in self.overrides if not any(fnmatch.fnmatchcase(n, p) for n in names)]
-
-    def weight_request(
-        self,
-        *,
-        channel_axes: tuple[int, ...],
-        rescaled: bool = False,
-        fan_out: int = 1,
-        keeps_function: bool = False,
-    ) -> WeightRequest:
-        """The request for the quantizer of one kernel, of the policy of its layer.
-
-        Args:
-            channel_axes: see `WeightRequest`.
-            rescaled: whether `rescale` applies to the layer.
-            fan_out: see `WeightRequest`.
-            keeps_function: see there.
-        """
-        return WeightRequest(
-            num_bits=self.weight_bits,
-            channel_axes=channel_axes,
-            fan_out=fan_out,
-            grid=self.weight_grid,
-            range=self.weight_range,
-            detach_max=self.detach_max,
-            rescale=self.rescale if rescaled else None,
-            keeps_function=keeps_function,
-            options=self.weight_options,
-        )
 
     def to_dict(self) -> dict[str, Any]:
         """The policy as plain values, for YAML and JSON; `BitPolicy(**d)` reads it back."""
