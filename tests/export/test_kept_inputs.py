@@ -8,9 +8,9 @@ from ai_edge_litert.interpreter import Interpreter
 
 import sat_tf
 from sat_tf.export import verify_file
-from sat_tf.export.device import check
 from sat_tf.export.file_verification import write_kit
 from sat_tf.qat.placement import PlacementError
+from tests.export.device.kits import checked_here
 
 L = keras.layers
 VOCABULARY = 5000
@@ -78,16 +78,13 @@ def test_ids_of_an_embedding_reach_the_file_unchanged(dtype, tmp_path):
     assert verify_file(path, ids[:8], progress=False).codes_differing == 0
 
 
-def test_a_proof_kit_of_ids_compares_what_is_behind_the_embedding(tmp_path, monkeypatch):
+def test_a_proof_kit_of_ids_compares_what_is_behind_the_embedding(tmp_path):
     path, ids = tmp_path / "net.tflite", IDS.astype(np.int32)
     _written(_of_ids("int32"), ids, path)
     kit = write_kit(path, ids[:3], tmp_path / "kit.zip")
     assert "classifier" in kit.compared
     assert not kit.not_compared
-    monkeypatch.setattr(check, "HERE", kit.path)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(check.sys, "argv", ["check.py"])
-    assert check.main() == 0
+    assert checked_here(kit.path, tmp_path).returncode == 0
 
 
 @pytest.mark.parametrize(

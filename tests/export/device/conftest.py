@@ -1,7 +1,7 @@
 import pytest
 
 from sat_tf.export.file_verification import write_kit
-from tests.export.device.kits import certificate_in, checked, unpacked
+from tests.export.device.kits import certificate_in, checked_here, unpacked
 
 NUM_IMAGES = 3
 
@@ -33,5 +33,5 @@ def folder(kit_with_codes, tmp_path):
 def certificate_path(kit, tmp_path_factory):
     """What the kit wrote on this machine."""
     working = tmp_path_factory.mktemp("device")
-    assert checked(kit.path, working).returncode == 0
+    assert checked_here(kit.path, working).returncode == 0
     return certificate_in(working)

@@ -1,5 +1,7 @@
 """Proof kits in folders: unpacked, changed as by others, and run in a process of their own."""
 
+import contextlib
+import io
 import json
 import pathlib
 import subprocess
@@ -7,6 +9,7 @@ import sys
 import zipfile
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 from sat_tf.export.device import check
 
@@ -40,6 +43,22 @@ def checked(
         timeout=120,
         cwd=cwd,
     )
+
+
+def checked_here(folder: pathlib.Path, cwd: pathlib.Path) -> subprocess.CompletedProcess:
+    """The same of an unpacked kit, without a process of its own."""
+    said, errors = io.StringIO(), io.StringIO()
+    with (
+        mock.patch.object(check, "HERE", folder),
+        mock.patch.object(sys, "argv", ["check.py"]),
+        contextlib.chdir(cwd),
+        contextlib.redirect_stdout(said),
+    ):
+        try:
+            status = check.main()
+        except check.UnusableError as problem:
+            status, _ = 2, errors.write(str(problem))
+    return subprocess.CompletedProcess([], status, said.getvalue(), errors.getvalue())
 
 
 def certificate_in(folder: pathlib.Path) -> pathlib.Path:

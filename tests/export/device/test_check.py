@@ -16,7 +16,7 @@ from sat_tf.export.device import check
 from sat_tf.export.device.report import read_device_certificate
 from sat_tf.export.file_verification import verify_file
 from tests.export.damage import changed
-from tests.export.device.kits import certificate_in, checked, reseal, unpacked
+from tests.export.device.kits import certificate_in, checked, checked_here, reseal, unpacked
 
 
 def test_a_machine_that_computes_the_codes_is_said_to(kit, small_file, few_images, tmp_path):
@@ -77,7 +77,7 @@ def test_a_litert_that_refuses_the_file_is_named_with_the_one_it_is_for(folder, 
     content = (folder / "model.tflite").read_bytes()
     (folder / "model.tflite").write_bytes(changed(content, of_tomorrow))
     reseal(folder, lambda kit: kit.update(litert="9.9.9"))
-    done = checked(folder / "check.py", tmp_path)
+    done = checked_here(folder, tmp_path)
     assert done.returncode == 2
     assert "does not load the file, which is for 9.9.9" in done.stderr
     assert "pip install ai-edge-litert==9.9.9" in done.stderr
@@ -86,7 +86,7 @@ def test_a_litert_that_refuses_the_file_is_named_with_the_one_it_is_for(folder, 
 
 def test_another_litert_than_that_of_the_kit_is_noted(folder, tmp_path):
     reseal(folder, lambda kit: kit.update(litert="9.9.9"))
-    done = checked(folder / "check.py", tmp_path)
+    done = checked_here(folder, tmp_path)
     assert done.returncode == 0
     assert "the kit was made with ai-edge-litert 9.9.9" in done.stdout
 
@@ -98,7 +98,7 @@ def test_a_part_that_was_changed_is_named(name, folder, tmp_path):
     content = (folder / name).read_bytes()
     # Text stays text, as JSON takes a further key, and Python a comment at its end.
     (folder / name).write_bytes(content + b"#" if name != "kit.json" else content[:-2] + b',"a":1}')
-    done = checked(folder / "check.py", tmp_path)
+    done = checked_here(folder, tmp_path)
     assert done.returncode == 2
     assert f"the kit was changed in {name}; copy it again" in done.stderr
     assert not list(tmp_path.glob("certificate*"))
@@ -107,7 +107,7 @@ def test_a_part_that_was_changed_is_named(name, folder, tmp_path):
 @pytest.mark.parametrize("name", ["model.tflite", "images.npy", "codes/0", "kit.json"])
 def test_a_part_that_is_missing_is_named(name, folder, tmp_path):
     (folder / name).unlink()
-    done = checked(folder / "check.py", tmp_path)
+    done = checked_here(folder, tmp_path)
     assert done.returncode == 2
     assert f"{name} cannot be read" in done.stderr
 
@@ -128,7 +128,7 @@ def test_a_kit_whose_script_is_not_its_own_is_not_run(content, kit, folder, tmp_
 @pytest.mark.parametrize("text", ["", "no JSON", "[]", "{}", '{"seal": 1, "files": 2}'])
 def test_a_kit_json_that_is_none_is_named(text, folder, tmp_path):
     (folder / "kit.json").write_text(text)
-    done = checked(folder / "check.py", tmp_path)
+    done = checked_here(folder, tmp_path)
     assert done.returncode == 2
     assert "kit.json is damaged" in done.stderr
 
@@ -137,7 +137,7 @@ def test_a_kit_json_that_is_none_is_named(text, folder, tmp_path):
 def test_names_that_lead_out_of_the_kit_are_not_followed(name, folder, tmp_path):
     (tmp_path / "secret").write_text("secret")
     reseal(folder, lambda kit: kit["files"].update({name: check.sha256(b"secret")}))
-    done = checked(folder / "check.py", tmp_path)
+    done = checked_here(folder, tmp_path)
     assert done.returncode == 2
     assert f"the kit was changed in {name}" in done.stderr
 
@@ -164,7 +164,7 @@ def _other_codes(folder, number, tensor, places):
 def test_codes_that_differ_are_counted_exactly_and_the_first_tensor_named(folder, tmp_path):
     last = _other_codes(folder, 0, 5, places=7)
     first = _other_codes(folder, 1, 2, places=3)
-    done = checked(folder / "check.py", tmp_path)
+    done = checked_here(folder, tmp_path)
     assert done.returncode == 1
     assert f"DIFFERS    {first}: 3 of" in done.stdout
     assert "in 1 images, first in number 1" in done.stdout
@@ -182,7 +182,7 @@ def test_without_codes_it_says_where_they_differ_and_not_how_many(kit, tmp_path)
         found["tensors"][2]["images"][1] = found["tensors"][2]["sha256"] = "0" * 64
 
     reseal(folder, change)
-    done = checked(folder / "check.py", tmp_path)
+    done = checked_here(folder, tmp_path)
     assert done.returncode == 1
     assert ": some of " in done.stdout
     found = read_device_certificate(certificate_in(tmp_path)).check
@@ -201,7 +201,7 @@ def test_what_it_is_not_asked_for_is_answered_by_what_it_does(kit, tmp_path):
 def test_where_it_cannot_write_it_leaves_nothing(kit, tmp_path):
     taken = tmp_path / f"certificate_{platform.machine()}.json"
     taken.mkdir()
-    done = checked(kit.path, tmp_path)
+    done = checked_here(kit.path, tmp_path)
     assert done.returncode == 2
     assert "run this in another folder" in done.stderr
     assert list(tmp_path.iterdir()) == [taken]

@@ -8,7 +8,7 @@ import tf_keras as keras
 import sat_tf
 from sat_tf.export.certificate.inputs import images_hash
 from sat_tf.export.file_verification import verify_file, write_kit
-from tests.export.device.kits import certificate_in, checked
+from tests.export.device.kits import certificate_in, checked_here
 
 
 def _manifest(kit):
@@ -65,7 +65,7 @@ def test_tensors_behind_float_layers_are_left_out(tmp_path):
     kit = write_kit(tmp_path / "model.tflite", images[:2], tmp_path / "kit.zip")
     assert "stem_relu" in kit.compared
     assert "classifier" in kit.not_compared
-    done = checked(kit.path, tmp_path)
+    done = checked_here(kit.path, tmp_path)
     assert done.returncode == 0
     assert f"{len(kit.not_compared)} tensors behind float layers not compared" in done.stdout
     assert certificate_in(tmp_path)

@@ -8,7 +8,7 @@ from sat_tf.export.device import check
 from sat_tf.export.device.report import is_device_certificate, read_device_certificate
 from sat_tf.export.file_verification import read_device_check, verify_file, write_kit
 from tests.export.damage import changed
-from tests.export.device.kits import certificate_in, checked, reseal, unpacked
+from tests.export.device.kits import certificate_in, checked_here, reseal, unpacked
 
 
 def _edited(path, place, change):
@@ -33,7 +33,7 @@ def test_it_holds_with_its_images_and_says_when_they_were_not_at_hand(
 def test_random_images_are_drawn_again(small_file, tmp_path):
     images = random_images((8, 9, 3), 2, 42)
     kit = write_kit(small_file, images, tmp_path / "k.zip", images_from=ImagesFrom("noise", 42))
-    assert checked(kit.path, tmp_path).returncode == 0
+    assert checked_here(kit.path, tmp_path).returncode == 0
     assert read_device_check(small_file, certificate_in(tmp_path))[1]
 
 
@@ -58,7 +58,7 @@ def test_a_kit_that_was_changed_and_sealed_again_does_not_pass(
     folder = unpacked(kit.path, tmp_path / "kit")
     reseal(folder, lambda found: found["tensors"][2].update(sha256="0" * 64))
     path = tmp_path / "device.json"
-    checked(folder / "check.py", tmp_path)
+    checked_here(folder, tmp_path)
     _edited(
         certificate_in(tmp_path),
         path,
