@@ -1,4 +1,5 @@
 import json
+import re
 
 import numpy as np
 import pytest
@@ -11,40 +12,48 @@ from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.operations.simulator import simulate
 from tests.export.local import keras_tensors, stored
+from tests.export.zoo import images_for
+
+
+# A network of 52 layers beside a small one.
+@pytest.fixture(
+    scope="module", params=["small", pytest.param("quantized", marks=pytest.mark.thorough)]
+)
+def model(request):
+    return request.getfixturevalue(request.param)
 
 
 @pytest.fixture(scope="module")
-def exported(quantized, tmp_path_factory):
+def pixels(model):
+    return images_for(model, 64)
+
+
+@pytest.fixture(scope="module")
+def exported(model, tmp_path_factory):
     path = tmp_path_factory.mktemp("export") / "model.tflite"
-    return path, sat_tf.export_tflite(quantized, path)
+    return path, sat_tf.export_tflite(model, path)
 
 
 @pytest.fixture(scope="module")
-def certificate(quantized, exported, images):
+def certificate(model, exported, pixels):
     path, _ = exported
-    labels = np.zeros(len(images), int)
+    labels = np.zeros(len(pixels), int)
     written = path.with_name("certificate.json")
-    found = sat_tf.verify_tflite(quantized, path, images, labels, certificate_path=written)
+    found = sat_tf.verify_tflite(model, path, pixels, labels, certificate_path=written)
     return found, json.loads(written.read_text())
 
 
-def test_xnnpack_computes_the_simulated_integers(certificate):
-    found, _ = certificate
-    assert found.codes_compared > 64 * 10_000
-    assert found.codes_differing == 0
-    assert all(tensor.codes_differing == 0 for tensor in found.tensors)
-
-
-def test_every_integer_tensor_is_compared_for_every_image(quantized, certificate):
+def test_every_integer_tensor_is_compared_for_every_image_and_none_differs(model, certificate):
     found, _ = certificate
     names = {tensor.name for tensor in found.tensors}
     made = {
         layer.layer.name
-        for layer in quantized.layers
+        for layer in model.layers
         if getattr(layer, "output_variables", None) or layer.name.endswith("_image")
     }
     assert made <= names
-    assert all(t.codes_compared == 64 * int(np.prod(t.shape)) for t in found.tensors)
+    assert all(t.codes_compared == 64 * int(np.prod(t.shape)) > 0 for t in found.tensors)
+    assert {tensor.codes_differing for tensor in found.tensors} == {found.codes_differing} == {0}
 
 
 def test_a_plain_run_gives_the_outputs_of_the_run_that_keeps_tensors(certificate):
@@ -62,7 +71,8 @@ def test_xnnpack_takes_the_network_in_one_piece(certificate):
 
 def test_the_only_float_operator_is_the_last_one(certificate):
     found, _ = certificate
-    assert found.float_operators == ["DEQUANTIZE classifier_float"]
+    (last,) = found.float_operators
+    assert re.fullmatch(r"DEQUANTIZE (classifier|dense\w*)_float", last)
 
 
 def test_the_json_says_what_the_certificate_says(certificate, exported):
@@ -79,10 +89,9 @@ def test_the_json_says_what_the_certificate_says(certificate, exported):
 
 
 @pytest.mark.thorough
-def test_top1_counts_right_classes(quantized, exported, images):
-    path, _ = exported
-    labels = np.argmax(quantized.predict(images.astype(np.float32), verbose=0), axis=1)
-    found = sat_tf.verify_tflite(quantized, path, images, labels)
+def test_top1_counts_right_classes(model, exported, pixels):
+    labels = np.argmax(model.predict(pixels.astype(np.float32), verbose=0), axis=1)
+    found = sat_tf.verify_tflite(model, exported[0], pixels, labels)
     assert found.top1["quantized"] == 1.0
     assert found.top1["tflite"] == found.agreement
 
@@ -92,28 +101,28 @@ def test_top1_counts_right_classes(quantized, exported, images):
     [
         ([0.0, 1.0], "labels: received float64, expected integers"),
         (["a", "b"], "expected integers, the class numbers"),
-        ([0, 10], "labels: received 0 to 10, expected 0 to 9; count classes from 0"),
+        ([0, 4], "labels: received 0 to 4, expected 0 to 3; count classes from 0"),
         ([-1, 3], "labels: received -1 to 3"),
         ([1, 2, 3], r"labels: received shape \(3,\), expected \(2,\)"),
         ([[1], [2, 3]], "labels: received a ragged list"),
     ],
 )
-def test_labels_are_class_numbers(quantized, exported, images, labels, expected):
+def test_labels_are_class_numbers(small, small_file, small_images, labels, expected):
     with pytest.raises(ValueError, match=expected):
-        sat_tf.verify_tflite(quantized, exported[0], images[:2], labels)
+        sat_tf.verify_tflite(small, small_file, small_images[:2], labels)
 
 
-def test_images_of_many_sizes_are_refused(quantized, exported):
+def test_images_of_many_sizes_are_refused(small, small_file):
     with pytest.raises(ValueError, match="images: received a ragged list, expected an array"):
-        sat_tf.verify_tflite(quantized, exported[0], [[[1, 2]], [[1]]])
+        sat_tf.verify_tflite(small, small_file, [[[1, 2]], [[1]]])
 
 
 @pytest.mark.thorough
-def test_the_codes_of_the_trained_model_are_counted(quantized, exported, images):
-    found = sat_tf.verify_tflite(quantized, exported[0], images)
-    graph = deployed_graph(quantized)
-    simulated = simulate(graph, images)
-    trained = keras_tensors(quantized, images.astype(np.float32))
+def test_the_codes_of_the_trained_model_are_counted(model, certificate, pixels):
+    found, _ = certificate
+    graph = deployed_graph(model)
+    simulated = simulate(graph, pixels)
+    trained = keras_tensors(model, pixels.astype(np.float32))
     counted = {tensor.name: tensor for tensor in found.trained}
     assert set(counted) == {n for n, t in graph.tensors.items() if t.codes and n in trained}
     for name, tensor in counted.items():
@@ -121,7 +130,8 @@ def test_the_codes_of_the_trained_model_are_counted(quantized, exported, images)
         assert tensor.codes_compared == codes.size
         assert tensor.codes_differing == np.count_nonzero(codes != simulated[name])
     # Biases that are rounded anew change codes, and these change others behind them.
-    assert 0.01 < found.trained_differing < 1.0
+    lowest = 0.01 if len(graph.operations) > 50 else 0.001
+    assert lowest < found.trained_differing < 1.0
 
 
 @pytest.mark.thorough
@@ -140,21 +150,19 @@ def test_a_float_tensor_that_becomes_nan_is_no_small_difference(
     assert found.runtimes["xnnpack"].largest_float_difference == np.inf
 
 
-def test_without_labels_there_is_no_top1(quantized, exported, images):
-    assert sat_tf.verify_tflite(quantized, exported[0], images[:2]).top1 == {}
+def test_one_wrong_integer_is_counted(small, small_file, small_images, monkeypatch):
+    _, name, *_ = deployed_graph(small).integer_tensors
 
-
-def test_one_wrong_integer_is_counted(quantized, exported, images, monkeypatch):
     def wrong(graph, batch, given):
         tensors = simulate(graph, batch, given)
-        tensors["stem_relu"] = tensors["stem_relu"].copy()
-        tensors["stem_relu"][0, 0, 0, 0] += 1
+        tensors[name] = tensors[name].copy()
+        tensors[name][0, 0, 0, 0] += 1
         return tensors
 
     monkeypatch.setattr(proof, "simulate", wrong)
-    found = sat_tf.verify_tflite(quantized, exported[0], images[:2])
-    assert found.codes_differing == 1
-    assert [t.name for t in found.tensors if t.codes_differing] == ["stem_relu"]
+    found = sat_tf.verify_tflite(small, small_file, small_images[:2])
+    assert (found.codes_differing, found.top1) == (1, {})  # without labels
+    assert [t.name for t in found.tensors if t.codes_differing] == [name]
 
 
 @pytest.mark.thorough

@@ -6,13 +6,12 @@ from sat_tf.export.certificate.certificate import read_certificate
 from sat_tf.export.file_verification import verify_file
 
 
-@pytest.fixture
-def written(small_file, small_images, tmp_path):
-    path = tmp_path / "certificate.json"
+@pytest.fixture(scope="module")
+def written(small_file, small_images, tmp_path_factory):
+    path = tmp_path_factory.mktemp("certificate") / "certificate.json"
     return verify_file(small_file, small_images[:2], certificate_path=path), path
 
 
-@pytest.mark.thorough
 def test_a_certificate_is_read_back_as_it_was_written(written):
     certificate, path = written
     assert read_certificate(path) == certificate
@@ -59,19 +58,17 @@ def test_bytes_that_are_no_text_are_named(tmp_path):
 
 
 @pytest.mark.parametrize("key", ["sha256", "codes", "images_from", "runtimes"])
-def test_a_key_that_lacks_is_named(key, written):
-    _, path = written
-    values = json.loads(path.read_text())
+def test_a_key_that_lacks_is_named(key, written, tmp_path):
+    values = json.loads(written[1].read_text())
     del values[key]
-    path.write_text(json.dumps(values))
+    (tmp_path / "c.json").write_text(json.dumps(values))
     with pytest.raises(ValueError, match=rf"{key}: Field required(.|\n)*create it again"):
-        read_certificate(path)
+        read_certificate(tmp_path / "c.json")
 
 
-def test_a_certificate_without_xnnpack_is_none(written):
-    _, path = written
-    values = json.loads(path.read_text())
+def test_a_certificate_without_xnnpack_is_none(written, tmp_path):
+    values = json.loads(written[1].read_text())
     values["runtimes"]["other"] = values["runtimes"].pop("xnnpack")
-    path.write_text(json.dumps(values))
+    (tmp_path / "c.json").write_text(json.dumps(values))
     with pytest.raises(ValueError, match="received a certificate without XNNPACK"):
-        read_certificate(path)
+        read_certificate(tmp_path / "c.json")

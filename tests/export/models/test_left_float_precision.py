@@ -18,9 +18,12 @@ ISLANDS = {
     "recurrent": lambda x: L.Bidirectional(L.LSTM(3))(L.Reshape((16, 6))(x)),
     "operation": lambda x: x / (0.5 + tf.reduce_sum(x, -1, keepdims=True)),
 }
-
-
-QUICK = ("normalization", "resizing", "operation")
+# The converter takes seconds for each of the others.
+QUICK = {
+    "normalization": "mixed_bfloat16",
+    "resizing": "mixed_float16",
+    "operation": "mixed_bfloat16",
+}
 
 
 def _attention(x):
@@ -40,13 +43,12 @@ def _model(island, policy):
         keras.mixed_precision.set_global_policy("float32")
 
 
-# The converter takes seconds for each of the others.
 @pytest.mark.parametrize(
     ("island", "precision"),
     [
-        pytest.param(island, precision, marks=() if island in QUICK else pytest.mark.thorough)
+        pytest.param(island, name, marks=() if QUICK.get(island) == name else pytest.mark.thorough)
         for island in ISLANDS
-        for precision in ("mixed_bfloat16", "mixed_float16")
+        for name in ("mixed_bfloat16", "mixed_float16")
     ],
 )
 def test_they_are_exported_with_the_weights_of_the_model(island, precision, tmp_path):

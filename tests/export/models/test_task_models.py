@@ -34,38 +34,33 @@ def model(build, images):
     return made
 
 
-def calibrated(model, bits, images):
-    quantized = sat_tf.quantize_model(model, sat_tf.BitPolicy.mobile(bits))
-    return sat_tf.calibrate(quantized, images.astype(np.float32))
+@pytest.fixture(scope="module", params=[8, 4])
+def quantized(request, model, images):
+    """It and its bits."""
+    made = sat_tf.quantize_model(model, sat_tf.BitPolicy.mobile(request.param))
+    return sat_tf.calibrate(made, images.astype(np.float32)), request.param
 
 
 @pytest.mark.thorough
-def test_at_8_bits_it_does_what_the_float_model_does(model, images):
-    quantized = calibrated(model, 8, images)
-    wanted, found = (
-        tf.nest.flatten(each(images.astype(np.float32))) for each in (model, quantized)
-    )
-    for one, other in zip(wanted, found, strict=True):
-        assert np.corrcoef(np.ravel(one), np.ravel(other))[0, 1] > 0.99
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("bits", [8, 4])
-def test_the_file_is_all_integer_but_its_ends_and_exact(bits, build, model, images, tmp_path):
-    quantized = calibrated(model, bits, images)
-    report = sat_tf.export_tflite(quantized, tmp_path / "model.tflite")
+def test_the_file_is_all_integer_but_its_ends_and_exact(quantized, build, images, path):
+    model, _ = quantized
+    report = sat_tf.export_tflite(model, path)
     assert sorted(report.float_operators) == FLOAT_ENDS[build]
-    found = sat_tf.verify_tflite(quantized, tmp_path / "model.tflite", images[:2])
+    found = sat_tf.verify_tflite(model, path, images[:2])
     assert found.codes_compared > 1000
     assert found.codes_differing == 0
 
 
 @pytest.mark.thorough
-def test_it_trains(model, images):
-    quantized = calibrated(model, 4, images)
+def test_at_8_bits_it_does_what_the_float_model_does_and_at_4_it_trains(quantized, model, images):
+    made, bits = quantized
+    if bits == 8:
+        outputs = (tf.nest.flatten(each(images.astype(np.float32))) for each in (model, made))
+        for one, other in zip(*outputs, strict=True):
+            assert np.corrcoef(np.ravel(one), np.ravel(other))[0, 1] > 0.99
+        return
     pixels = images[:8].astype(np.float32)
-    flipped = pixels[:, :, ::-1]
-    targets = tf.nest.map_structure(lambda tensor: tensor.numpy(), model(flipped))
-    quantized.compile(tf_keras.optimizers.SGD(0.02, momentum=0.9), "mse")
-    history = quantized.fit(pixels, targets, batch_size=8, epochs=8, verbose=0)
-    assert history.history["loss"][-1] < history.history["loss"][0]
+    targets = tf.nest.map_structure(lambda tensor: tensor.numpy(), model(pixels[:, :, ::-1]))
+    made.compile(tf_keras.optimizers.SGD(0.02, momentum=0.9), "mse")
+    losses = made.fit(pixels, targets, batch_size=8, epochs=8, verbose=0).history["loss"]
+    assert losses[-1] < losses[0]
