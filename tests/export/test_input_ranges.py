@@ -7,6 +7,7 @@ from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.operations.graph_file import read_graph
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.input_range import range_of
+from tests.export.proofs import proved
 from tests.qat.float_models import pretend_trained
 
 L = keras.layers
@@ -23,28 +24,20 @@ def _model(padding="same"):
     return pretend_trained(keras.Model(image, L.Dense(3, name="classifier")(tensor)))
 
 
-def _exported(value, path, **fields):
+def _quantized(value, **fields):
     model = sat_tf.quantize_model(_model(), BitPolicy(**{**fields, "input_range": value}))
     sat_tf.calibrate(model, range_of(value).fed(PICTURES), batch_normalization=False)
-    report = sat_tf.export_tflite(model, path)
-    return model, report
+    return model
 
 
 @pytest.mark.parametrize("value", RANGES, ids=str)
 def test_a_file_takes_pixels_and_computes_what_keras_does_of_its_range(value, path):
-    model, report = _exported(value, path)
-    # No operator more than without a range.
-    assert report.operators == {
-        "CONV_2D": 1,
-        "DEQUANTIZE": 1,
-        "FULLY_CONNECTED": 1,
-        "MEAN": 1,
-        "PAD": 1,
-        "QUANTIZE": 1,
-    }
+    model = _quantized(value)
     runtimes = ("xnnpack", "builtin", "reference")
-    certificate = sat_tf.verify_tflite(model, path, PICTURES, runtimes=runtimes)
-    assert certificate.codes_differing == 0
+    report, certificate = proved(model, path, PICTURES, runtimes=runtimes)
+    # No operator more than without a range.
+    kinds = ("CONV_2D", "DEQUANTIZE", "FULLY_CONNECTED", "MEAN", "PAD", "QUANTIZE")
+    assert report.operators == dict.fromkeys(kinds, 1)
     pixels = [count.tensors[0] for count in certificate.runtimes.values()]
     assert [count.codes_differing for count in pixels] == [0, 0, 0]
     assert certificate.trained_differing < 0.01
@@ -57,7 +50,8 @@ def test_a_file_takes_pixels_and_computes_what_keras_does_of_its_range(value, pa
 @pytest.mark.thorough
 @pytest.mark.parametrize("value", [(-1, 1), "caffe"], ids=str)
 def test_a_deployed_model_computes_the_codes_of_the_file(value, path):
-    model, _ = _exported(value, path)
+    model = _quantized(value)
+    sat_tf.export_tflite(model, path)
     tail = sat_tf.export.deployed_model(model)
     assert sat_tf.verify_tflite(tail, path, PICTURES).trained_differing == 0.0
     fed = range_of(value).fed(PICTURES)
@@ -67,15 +61,15 @@ def test_a_deployed_model_computes_the_codes_of_the_file(value, path):
 
 @pytest.mark.parametrize("value", [(-1, 1), "torch"], ids=str)
 def test_a_file_of_quantized_weights_alone_has_the_range_too(value, path):
-    model, report = _exported(value, path, activation_bits=None)
-    certificate = sat_tf.verify_tflite(model, path, PICTURES)
+    report, certificate = proved(_quantized(value, activation_bits=None), path, PICTURES)
     assert certificate.agreement == 1.0
     assert any(f"on pixels of {range_of(value)}" in warning for warning in report.warnings)
 
 
 @pytest.mark.thorough
 def test_the_ordinary_converter_takes_the_range(tmp_path):
-    model, _ = _exported("caffe", tmp_path / "model.tflite")
+    model = _quantized("caffe")
+    sat_tf.export_tflite(model, tmp_path / "model.tflite")
     sat_tf.export_tflite(model, tmp_path / "other.tflite", route="converter")
     one, other = (
         Runtime((tmp_path / name).read_bytes(), keep_tensors=False).run(PICTURES)
@@ -95,18 +89,15 @@ def test_a_model_that_was_fed_another_range_is_refused_and_no_file_written(path)
         sat_tf.export_tflite(model, path)
     assert not path.exists()
     fitting = sat_tf.requantize(model, BitPolicy(input_range="tf"))
-    sat_tf.export_tflite(fitting, path)
-    certificate = sat_tf.verify_tflite(fitting, path, PICTURES)
-    assert (certificate.codes_differing, certificate.trained_differing < 0.02) == (0, True)
+    assert proved(fitting, path, PICTURES)[1].trained_differing < 0.02
 
 
 def test_values_between_pixels_are_said_in_report_and_certificate(path):
     model = sat_tf.quantize_model(_model(), BitPolicy(input_range=(0, 1)))
     with pytest.warns(UserWarning, match="lie between those of the pixels"):
         sat_tf.calibrate(model, PICTURES / 260.0)
-    report = sat_tf.export_tflite(model, path)
+    report, certificate = proved(model, path, PICTURES)
     assert any("lie between those of the pixels" in warning for warning in report.warnings)
-    certificate = sat_tf.verify_tflite(model, path, PICTURES)
     assert certificate.warnings == report.warnings
 
 

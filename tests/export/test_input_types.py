@@ -8,6 +8,7 @@ from sat_tf.export.operations.graph_file import read_graph
 from sat_tf.graph.network import Network
 from sat_tf.qat.inputs import input_types
 from sat_tf.qat.policy import BitPolicy
+from tests.export.proofs import calibrated, proved
 from tests.qat.float_models import pretend_trained
 
 L = keras.layers
@@ -38,12 +39,9 @@ MODELS = {"dense": (_dense, FEATURES), "conv1d": (_conv1d, SOUND.reshape(256, 40
 def test_a_file_takes_real_values_and_computes_what_keras_does(name, kind, tmp_path):
     make, values = MODELS[name]
     model, path = make(), tmp_path / "model.tflite"
-    quantized = sat_tf.quantize_model(model, BitPolicy.mobile(8, input_type=kind))
-    sat_tf.calibrate(quantized, values)
-    report = sat_tf.export_tflite(quantized, path)
+    quantized = calibrated(model, BitPolicy.mobile(8, input_type=kind), values)
+    report, certificate = proved(quantized, path, values)
     assert (report.operators["QUANTIZE"], report.operators["DEQUANTIZE"]) == (1, 1)
-    certificate = sat_tf.verify_tflite(quantized, path, values)
-    assert certificate.codes_differing == 0
     assert certificate.trained_differing < 0.005
     classes = np.argmax(model.predict(values, verbose=0), axis=1)
     found = np.argmax(quantized.predict(values, verbose=0), axis=1)
@@ -57,8 +55,7 @@ def test_a_file_takes_real_values_and_computes_what_keras_does(name, kind, tmp_p
 
 
 def test_codes_may_be_given_instead_of_the_values_they_stand_for(path):
-    quantized = sat_tf.quantize_model(_dense(), BitPolicy.mobile(8, input_type="int8"))
-    sat_tf.calibrate(quantized, FEATURES)
+    quantized = calibrated(_dense(), BitPolicy.mobile(8, input_type="int8"), FEATURES)
     sat_tf.export_tflite(quantized, path)
     codes = read_graph(path.read_bytes(), "file").images[0].taken(FEATURES)
     assert codes.dtype == np.int8
@@ -75,12 +72,9 @@ def test_real_values_are_normalized_in_float_before_they_get_codes(path):
     norm = L.Normalization(name="norm")
     norm.adapt(raw)
     model = _dense(norm)
-    quantized = sat_tf.quantize_model(model, BitPolicy.mobile(8, input_type="float32"))
-    sat_tf.calibrate(quantized, raw)
-    report = sat_tf.export_tflite(quantized, path)
+    quantized = calibrated(model, BitPolicy.mobile(8, input_type="float32"), raw)
+    report, certificate = proved(quantized, path, raw)
     assert {"MUL", "ADD", "QUANTIZE"} <= {*report.operators}
-    certificate = sat_tf.verify_tflite(quantized, path, raw)
-    assert certificate.codes_differing == 0
     assert certificate.agreement > 0.95  # equal int8 logits
     classes = np.argmax(model.predict(raw, verbose=0), axis=1)
     assert np.mean(np.argmax(quantized.predict(raw, verbose=0), axis=1) == classes) > 0.96
@@ -100,11 +94,8 @@ def test_each_input_has_a_type_of_its_own(path):
     model = pretend_trained(keras.Model([photo, features], L.Dense(3, name="classifier")(both)))
     pixels = DRAW.integers(0, 256, (256, 8, 8, 3)).astype(np.uint8)
     policy = BitPolicy.mobile(8, input_range={"photo": "tf"}, input_type={"features": "float32"})
-    quantized = sat_tf.quantize_model(model, policy)
-    sat_tf.calibrate(quantized, [pixels / np.float32(127.5) - 1.0, FEATURES])
-    sat_tf.export_tflite(quantized, path)
-    certificate = sat_tf.verify_tflite(quantized, path, [pixels, FEATURES])
-    assert (certificate.codes_differing, certificate.trained_differing < 0.01) == (0, True)
+    quantized = calibrated(model, policy, [pixels / np.float32(127.5) - 1.0, FEATURES])
+    assert proved(quantized, path, [pixels, FEATURES])[1].trained_differing < 0.01
     again = sat_tf.requantize(quantized, BitPolicy.mobile(4))
     assert input_types(Network(again)) == {"photo": "uint8", "features": "float32"}
 
@@ -131,9 +122,7 @@ def test_the_range_of_an_input_is_trained_and_saved(suffix, tmp_path):
     quantized.save(tmp_path / f"model{suffix}")
     loaded = keras.models.load_model(tmp_path / f"model{suffix}")
     np.testing.assert_array_equal(loaded(FEATURES), quantized(FEATURES))
-    sat_tf.export_tflite(loaded, tmp_path / "model.tflite")
-    certificate = sat_tf.verify_tflite(loaded, tmp_path / "model.tflite", FEATURES)
-    assert certificate.codes_differing == 0
+    proved(loaded, tmp_path / "model.tflite", FEATURES)
 
 
 def test_features_of_different_sizes_are_warned_of_with_what_to_do():

@@ -12,6 +12,7 @@ from sat_tf.export.verify import TrainedModel
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.pact import StreamQuantizer
 from sat_tf.training.step.learner import training_copy
+from tests.export.proofs import calibrated, proved
 from tests.training.small import small_float_model, small_images, small_quantized_model
 
 L = keras.layers
@@ -223,11 +224,9 @@ def _functions_of_signed_tensors():
 def test_functions_read_the_codes_that_were_trained(path):
     model = _functions_of_signed_tensors()
     images = np.random.default_rng(0).integers(0, 256, (64, 8, 8, 3)).astype(np.uint8)
-    model = sat_tf.quantize_model(model, sat_tf.BitPolicy.mobile(8))
-    sat_tf.calibrate(model, images.astype(np.float32), progress=False)
+    model = calibrated(model, 8, images.astype(np.float32))
     snap_biases(model)
-    sat_tf.export_tflite(model, path)
-    found = sat_tf.verify_tflite(model, path, images, runtimes=("xnnpack",), progress=False)
+    _, found = proved(model, path, images, runtimes=("xnnpack",))
     shares = {count.name: count.alone_share for count in found.trained}
     read = {*FUNCTIONS, "of_sum", "of_product", "gate", "gated"}
     assert {name: shares[name] for name in read if shares[name] > 1e-3} == {}

@@ -16,6 +16,7 @@ from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.pairs import Pair
 from sat_tf.export.operations.pointwise import Pointwise
 from sat_tf.export.tflite.tensors import Codes, Tensor
+from tests.export.proofs import calibrated, proved
 from tests.export.zoo import images_for
 
 HALF, GRID = Codes(np.float32(0.5), -128), Codes(np.float32(0.25), 0)
@@ -34,20 +35,16 @@ def _tied_product() -> Graph:
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory) -> tuple[keras.Model, Certificate]:
+def certificate(tmp_path_factory) -> Certificate:
     image = keras.Input((6, 6, 3), name="image")
     tensor = keras.layers.Conv2D(4, 3, activation="relu", name="stem")(image)
     tensor = keras.layers.GlobalAveragePooling2D(name="mean")(tensor)
     model = keras.Model(image, keras.layers.Dense(3, name="head")(tensor))
-    quantized = sat_tf.quantize_model(model, sat_tf.BitPolicy.mobile(3))
-    sat_tf.calibrate(quantized, images_for(model).astype(np.float32))
     path = tmp_path_factory.mktemp("holds") / "model.tflite"
-    sat_tf.export_tflite(quantized, path)
-    return quantized, sat_tf.verify_tflite(quantized, path, images_for(model, 4))
+    return proved(calibrated(model, 3), path, images_for(model, 4))[1]
 
 
-def test_a_certificate_says_of_each_operator_how_it_is_known(small):
-    _, certificate = small
+def test_a_certificate_says_of_each_operator_how_it_is_known(certificate):
     known = {hold.operators: (hold.basis, hold.inputs) for hold in certificate.holds}
     # 4 x 4 stored integers from -128 to 127: a mean reads a tensor of 8 bits.
     assert known["MEAN"] == ("proved for every input", 16 * 255 + 1)
@@ -56,33 +53,31 @@ def test_a_certificate_says_of_each_operator_how_it_is_known(small):
     assert "1 operator proved for all 4,081 inputs" in verdict_of(certificate.holds).words
 
 
-def test_every_operation_of_the_file_is_spoken_of_once(small):
-    _, certificate = small
+def test_every_operation_of_the_file_is_spoken_of_once(certificate):
     spoken = [tensor for hold in certificate.holds for tensor in hold.tensors]
     assert len(spoken) == len(set(spoken))
     assert {count.name for count in certificate.tensors} <= set(spoken)
 
 
-def test_a_certificate_names_the_machine_and_the_delegate(small):
-    _, certificate = small
+def test_a_certificate_names_the_machine_and_the_delegate(certificate):
     assert certificate.machine is not None
     assert certificate.machine.delegate == "XNNPACK"
     assert certificate.machine.architecture
     assert certificate.warnings == []
 
 
-def test_the_page_has_the_section_and_what_it_says_nothing_of(small):
-    page = certificate_page(small[1])
+def test_the_page_has_the_section_and_what_it_says_nothing_of(certificate):
+    page = certificate_page(certificate)
     assert "Where this holds" in page
     assert "NNAPI" in page
     assert "proved for every input" in page
 
 
-def test_the_verdict_of_a_file_that_is_not_portable_names_the_machine(small):
-    holds = [*small[1].holds, *holds_of(_tied_product())]
-    page = certificate_page(dataclasses.replace(small[1], holds=holds))
+def test_the_verdict_of_a_file_that_is_not_portable_names_the_machine(certificate):
+    holds = [*certificate.holds, *holds_of(_tied_product())]
+    page = certificate_page(dataclasses.replace(certificate, holds=holds))
     assert re.search(r'"verdict watch">0 of [\d,]+ codes differ on \w+<', page)
-    assert re.search(r'"verdict good">0 of [\d,]+ codes differ<', certificate_page(small[1]))
+    assert re.search(r'"verdict good">0 of [\d,]+ codes differ<', certificate_page(certificate))
 
 
 def test_a_product_that_is_not_portable_is_counted_for_each_kernel_set():
@@ -98,11 +93,8 @@ def test_a_product_that_is_not_portable_is_counted_for_each_kernel_set():
 
 
 def _proved(model: keras.Model, tmp_path, policy: sat_tf.BitPolicy) -> Certificate:
-    quantized = sat_tf.quantize_model(model, policy)
-    sat_tf.calibrate(quantized, images_for(model).astype(np.float32))
-    path = tmp_path / "model.tflite"
-    report = sat_tf.export_tflite(quantized, path)
-    certificate = sat_tf.verify_tflite(quantized, path, images_for(model, 4))
+    quantized = calibrated(model, policy)
+    report, certificate = proved(quantized, tmp_path / "model.tflite", images_for(model, 4))
     assert report.is_portable == certificate.is_portable
     return certificate
 
@@ -140,10 +132,10 @@ def test_float_sums_are_the_same_everywhere_and_float_means_are_not(pooled, tmp_
 
 
 def test_certificates_of_earlier_versions_are_read_and_say_nothing_of_where_they_hold(
-    small, tmp_path
+    certificate, tmp_path
 ):
     path = tmp_path / "certificate.json"
-    small[1].write(path)
+    certificate.write(path)
     values = json.loads(path.read_text())
     for name in ("machine", "holds", "is_portable"):
         del values[name]
@@ -154,11 +146,11 @@ def test_certificates_of_earlier_versions_are_read_and_say_nothing_of_where_they
     assert "Where this holds" not in certificate_page(read)
 
 
-def test_the_section_comes_back_from_the_file(small, tmp_path):
+def test_the_section_comes_back_from_the_file(certificate, tmp_path):
     path = tmp_path / "certificate.json"
-    small[1].write(path)
-    assert read_certificate(path).holds == small[1].holds
-    assert read_certificate(path).machine == small[1].machine
+    certificate.write(path)
+    assert read_certificate(path).holds == certificate.holds
+    assert read_certificate(path).machine == certificate.machine
 
 
 @pytest.mark.parametrize(

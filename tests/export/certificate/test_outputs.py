@@ -21,7 +21,7 @@ from sat_tf.export.certificate.outputs import (
 )
 from sat_tf.export.tflite.structure import OperatorRecord, Structure, TensorRecord
 from sat_tf.qat.calibrate import estimate_statistics
-from sat_tf.qat.policy import BitPolicy
+from tests.export.proofs import calibrated, proved
 from tests.export.task_models import detector, unet
 
 L = keras.layers
@@ -101,8 +101,7 @@ def segmented(tmp_path_factory):
     mask = model.get_layer("mask")  # as many pixels of the one class as of the other
     middle = np.median(np.log(shares[..., 0] / shares[..., 1]))
     mask.bias.assign([-middle / 2, middle / 2])
-    quantized = sat_tf.quantize_model(model, BitPolicy.mobile(8))
-    sat_tf.calibrate(quantized, images.astype(np.float32))
+    quantized = calibrated(model, 8, images.astype(np.float32))
     path = tmp_path_factory.mktemp("unet") / "model.tflite"
     sat_tf.export_tflite(quantized, path)
     masks = np.argmax(quantized.predict(images.astype(np.float32), verbose=0), axis=-1)
@@ -176,15 +175,12 @@ def test_several_outputs_are_told_one_by_one(tmp_path):
     keras.utils.set_random_seed(3)
     model, path = detector(size=16, channels=(4, 4)), tmp_path / "model.tflite"
     images = np.random.default_rng(2).integers(0, 256, (4, 16, 16, 3)).astype(np.uint8)
-    quantized = sat_tf.quantize_model(model, BitPolicy.mobile(8))
-    sat_tf.calibrate(quantized, images.astype(np.float32))
-    sat_tf.export_tflite(quantized, path)
+    quantized = calibrated(model, 8, images.astype(np.float32))
     scores = quantized(images.astype(np.float32))["classes"].numpy()
     labels = {"classes": np.argmax(scores, axis=-1)}
     written = tmp_path / "certificate.json"
-    found = sat_tf.verify_tflite(
-        quantized, path, images, labels, float_model=model, certificate_path=written
-    )
+    settings = {"labels": labels, "float_model": model, "certificate_path": written}
+    _, found = proved(quantized, path, images, **settings)
     boxes, classes = found.runtimes["xnnpack"].outputs
     assert (boxes.shape, classes.shape) == ((240, 4), (240, 5))
     assert boxes.places == classes.places == 4 * 240
@@ -287,8 +283,7 @@ def _of_two_numbers(end):
 def test_two_numbers_of_an_image_are_values_unless_something_says_classes(tmp_path):
     _, model, images = _of_two_numbers(end=False)
     path, written = tmp_path / "model.tflite", tmp_path / "certificate.json"
-    quantized = sat_tf.quantize_model(model, BitPolicy.mobile(8))
-    sat_tf.calibrate(quantized, images.astype(np.float32))
+    quantized = calibrated(model, 8, images.astype(np.float32))
     sat_tf.export_tflite(quantized, path)
     verify = functools.partial(sat_tf.verify_tflite, quantized, path, images, float_model=model)
     found = verify(certificate_path=written)
@@ -319,10 +314,8 @@ def test_two_numbers_of_an_image_are_values_unless_something_says_classes(tmp_pa
 
 def test_a_float_model_with_a_softmax_is_compared_by_probabilities_with_a_file_of_logits(path):
     probabilities, model, images = _of_two_numbers(end=True)
-    quantized = sat_tf.quantize_model(model, BitPolicy.mobile(8))
-    sat_tf.calibrate(quantized, images.astype(np.float32))
-    sat_tf.export_tflite(quantized, path)
-    found = sat_tf.verify_tflite(quantized, path, images, float_model=probabilities)
+    quantized = calibrated(model, 8, images.astype(np.float32))
+    _, found = proved(quantized, path, images, float_model=probabilities)
     (count,) = found.float_outputs
     assert (count.classes_by, count.largest_difference < 1.0) == ("softmax", True)
     assert found.float_notes[0].kind == "good"
@@ -334,13 +327,9 @@ def test_a_regression_has_errors_and_no_agreement(tmp_path):
     tensor = L.Flatten()(L.Conv2D(4, 3, activation="relu")(tensor))
     model, path = keras.Model(image, L.Dense(1, name="age")(tensor)), tmp_path / "model.tflite"
     images = np.random.default_rng(2).integers(0, 256, (64, 8, 8, 3)).astype(np.uint8)
-    quantized = sat_tf.quantize_model(model, BitPolicy.mobile(8))
-    sat_tf.calibrate(quantized, images.astype(np.float32))
-    sat_tf.export_tflite(quantized, path)
+    quantized = calibrated(model, 8, images.astype(np.float32))
     written = tmp_path / "certificate.json"
-    found = sat_tf.verify_tflite(
-        quantized, path, images, float_model=model, certificate_path=written
-    )
+    _, found = proved(quantized, path, images, float_model=model, certificate_path=written)
     assert found.agreement is None
     (count,) = found.float_outputs
     assert 0.0 < count.mean_difference < count.spread
@@ -388,8 +377,6 @@ def test_an_output_is_called_by_the_layer_that_its_activation_was_part_of(path):
     mask = keras.layers.Conv2D(1, 1, activation="sigmoid", name="fg")(tensor)
     box = keras.layers.Dense(4, name="box")(keras.layers.Flatten()(tensor))
     images = np.random.default_rng(0).integers(0, 256, (32, 6, 6, 3)).astype(np.uint8)
-    model = sat_tf.quantize_model(keras.Model(image, [mask, box]), BitPolicy.mobile(8))
-    sat_tf.calibrate(model, images.astype(np.float32))
-    sat_tf.export_tflite(model, path)
-    found = sat_tf.verify_tflite(model, path, images, labels={"fg": np.zeros((32, 4, 4), int)})
+    model = calibrated(keras.Model(image, [mask, box]), 8, images.astype(np.float32))
+    _, found = proved(model, path, images, labels={"fg": np.zeros((32, 4, 4), int)})
     assert list(found.accuracy) == ["fg_sigmoid"]

@@ -14,6 +14,7 @@ from sat_tf.export.operations.linear import Linear, requantization_multipliers
 from sat_tf.export.operations.simulator import simulate
 from sat_tf.export.verify import TrainedModel
 from sat_tf.qat.policy import BitPolicy
+from tests.export.proofs import calibrated, proved
 from tests.export.zoo import images_for
 
 L = keras.layers
@@ -25,9 +26,7 @@ def regression(numbers=3):
     features = keras.Input((8,), name="features")
     hidden = L.Dense(16, activation="relu", name="hidden")(features)
     model = keras.Model(features, L.Dense(numbers, name="numbers")(hidden))
-    quantized = sat_tf.quantize_model(model, BitPolicy.mobile(8, input_type="float32"))
-    sat_tf.calibrate(quantized, VALUES, progress=False)
-    return quantized
+    return calibrated(model, BitPolicy.mobile(8, input_type="float32"), VALUES)
 
 
 def range_of(quantized, name, factor):
@@ -37,11 +36,8 @@ def range_of(quantized, name, factor):
         variables[end].assign(factor * variables[end])
 
 
-def certified(quantized, values, tmp_path, **settings):
-    path = tmp_path / "model.tflite"
-    sat_tf.export_tflite(quantized, path)
-    settings = {"runtimes": ("xnnpack",), "progress": False, **settings}
-    return sat_tf.verify_tflite(quantized, path, values, **settings)
+def certified(quantized, values, tmp_path):
+    return proved(quantized, tmp_path / "model.tflite", values, runtimes=("xnnpack",))[1]
 
 
 def test_values_beyond_an_observed_range_are_counted_and_differ(tmp_path):

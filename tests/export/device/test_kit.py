@@ -9,6 +9,7 @@ import sat_tf
 from sat_tf.export.certificate.inputs import images_hash
 from sat_tf.export.file_verification import verify_file, write_kit
 from tests.export.device.kits import certificate_in, checked_here
+from tests.export.proofs import calibrated
 
 
 def _manifest(kit):
@@ -60,7 +61,7 @@ def test_tensors_behind_float_layers_are_left_out(tmp_path):
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (8, 6, 6, 3)).astype(np.uint8)
     policy = sat_tf.BitPolicy.mobile(4, unsupported="float")
-    model = sat_tf.calibrate(sat_tf.quantize_model(_with_attention(), policy), images)
+    model = calibrated(_with_attention(), policy, images)
     sat_tf.export_tflite(model, tmp_path / "model.tflite")
     kit = write_kit(tmp_path / "model.tflite", images[:2], tmp_path / "kit.zip")
     assert "stem_relu" in kit.compared

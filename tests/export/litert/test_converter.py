@@ -18,6 +18,7 @@ from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.operations.simulator import simulate
 from sat_tf.export.tflite.structure import read_structure
 from sat_tf.qat.policy import BitPolicy
+from tests.export.proofs import proved
 from tests.export.zoo import (
     Dense,
     ReLU,
@@ -255,11 +256,9 @@ def test_a_model_with_float_activations_is_float_with_integer_weights(weight_bit
     policy = BitPolicy(weight_bits=weight_bits, activation_bits=None, input_max=input_max)
     model = Specimen(two_branches, {}, policy, calibrated=False).quantized()
     images = images_for(model)
-    report = sat_tf.export_tflite(model, path)
+    report, certificate = proved(model, path, images)
     said = "on pixels of (0, 1)" if input_max == 1.0 else "no activations are quantized"
     assert any(said in warning for warning in report.warnings)
-    certificate = sat_tf.verify_tflite(model, path, images)
-    assert certificate.codes_differing == 0
     assert "float values, which no runtime computes exactly, differ by at most" in (
         certificate.float_verdict
     )
@@ -289,7 +288,7 @@ def two_branches() -> keras.Model:
     return keras.Model(image, Dense(4, activation="softmax")(layers.GlobalAveragePooling2D()(x)))
 
 
-def test_activations_of_one_layer_may_be_float(tmp_path):
+def test_activations_of_one_layer_may_be_float(path):
     policy = BitPolicy.mobile(4, overrides={"wide": {"activation_bits": None}})
     model = Specimen(
         lambda: chain(
@@ -302,9 +301,7 @@ def test_activations_of_one_layer_may_be_float(tmp_path):
         {},
         policy,
     ).quantized()
-    sat_tf.export_tflite(model, tmp_path / "model.tflite")
-    certificate = sat_tf.verify_tflite(model, tmp_path / "model.tflite", images_for(model))
-    assert certificate.codes_differing == 0
+    _, certificate = proved(model, path)
     assert any("CONV_2D" in operator for operator in certificate.float_operators)
 
 

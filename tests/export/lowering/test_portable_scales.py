@@ -22,6 +22,7 @@ from sat_tf.export.operations.pools import MaxPool
 from sat_tf.export.operations.quantize import ShiftImage
 from sat_tf.export.tflite.tensors import Codes, Image, Tensor, Window
 from tests.export import layer_models, reference, zoo
+from tests.export.proofs import calibrated
 
 ONE = np.float32(1.0)
 PRODUCT = Pair(("a", "b"), "y", Pointwise.PRODUCT)
@@ -244,8 +245,7 @@ def test_a_mean_on_the_grid_of_what_it_reads_is_a_depthwise_convolution(tmp_path
     model, path = _both_pools(), tmp_path / "model.tflite"
     policy = sat_tf.BitPolicy.mobile(8)
     plan = sat_tf.explain(model, policy)
-    quantized = sat_tf.quantize_model(model, policy)
-    sat_tf.calibrate(quantized, zoo.images_for(model).astype(np.float32))
+    quantized = calibrated(model, policy)
     report = sat_tf.export_tflite(quantized, path)
     assert "MEAN" not in report.operators
     assert report.operators["DEPTHWISE_CONV_2D"] == 1

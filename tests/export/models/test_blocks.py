@@ -8,7 +8,8 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from tests.export.zoo import images_for, make_realistic
+from tests.export.proofs import calibrated, proved
+from tests.export.zoo import make_realistic
 
 L = keras.layers
 
@@ -101,17 +102,13 @@ BLOCKS = (
 @pytest.mark.slow
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.__name__)
-def test_blocks_are_integers_from_end_to_end(block, bits, tmp_path):
+def test_blocks_are_integers_from_end_to_end(block, bits, path):
     keras.utils.set_random_seed(bits)
     image = keras.Input((8, 8, 3), name="image")
     model = keras.Model(image, block(image))
     make_realistic(model)
     policy = sat_tf.BitPolicy.mobile(bits)
     assert sat_tf.explain(model, policy).problems == ()
-    model = sat_tf.quantize_model(model, policy)
-    sat_tf.calibrate(model, images_for(model).astype(np.float32))
-    report = sat_tf.export_tflite(model, tmp_path / "model.tflite")
+    report, proof = proved(calibrated(model, policy), path)
     assert [line.split()[0] for line in report.float_operators] == ["DEQUANTIZE"]
-    proof = sat_tf.verify_tflite(model, tmp_path / "model.tflite", images_for(model, 16))
-    assert proof.codes_differing == 0
     assert proof.runtimes["xnnpack"].outputs_differing == 0

@@ -12,6 +12,7 @@ from sat_tf.qat.layout import GuessedClippingLevelsWarning
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.policy_fields import GRID_NAMES
 from sat_tf.qat.wrapper import QuantizedLayer
+from tests.export.proofs import calibrated, proved
 from tests.export.zoo import chain, images_for
 
 L = keras.layers
@@ -42,22 +43,12 @@ def _of_three() -> keras.Model:
     )
 
 
-def _differing(model, policy, path):
-    quantized = sat_tf.quantize_model(model, policy)
-    images = images_for(model)
-    sat_tf.calibrate(quantized, images)
-    sat_tf.export_tflite(quantized, path)
-    return sat_tf.verify_tflite(quantized, path, images).codes_differing
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("preset", _PRESETS)
 @pytest.mark.parametrize("grid", GRID_NAMES)
 @pytest.mark.parametrize("weight_range", ["layer", "channel"])
 @pytest.mark.filterwarnings("ignore:weight_grid=")  # grids that train badly
-def test_layers_of_all_bits_are_exported_exactly_on_every_grid(
-    grid, preset, weight_range, tmp_path
-):
+def test_layers_of_all_bits_are_exported_exactly_on_every_grid(grid, preset, weight_range, path):
     bits = {f"inner_{bits}": {"weight_bits": bits} for bits in range(1, 9)}
     if grid in GRIDS and GRIDS[grid].fewest_bits > 1:
         bits["inner_1"] = {"weight_bits": 1, "weight_grid": "dorefa"}
@@ -65,14 +56,14 @@ def test_layers_of_all_bits_are_exported_exactly_on_every_grid(
     policy = _PRESETS[preset](
         4, weight_grid=grid, weight_range=weight_range, overrides=bits, **fields
     )
-    assert _differing(_of_all_bits(), policy, tmp_path / "model.tflite") == 0
+    proved(calibrated(_of_all_bits(), policy), path)
 
 
 @pytest.mark.parametrize(("bits", "grid"), [(2, "rounded"), (4, "dorefa"), (3, "modified")])
 @pytest.mark.filterwarnings("ignore:weight_grid='modified' rounds")
-def test_first_and_last_layers_are_on_a_grid_that_fits(bits, grid, tmp_path):
+def test_first_and_last_layers_are_on_a_grid_that_fits(bits, grid, path):
     policy = BitPolicy.mobile(bits, weight_grid=grid)
-    assert _differing(_of_three(), policy, tmp_path / "model.tflite") == 0
+    proved(calibrated(_of_three(), policy), path)
     plan = sat_tf.explain(_of_three(), policy)
     assert plan.export_problems == ()
     kernels = {row.name: row.weights for row in plan.rows if row.weights}

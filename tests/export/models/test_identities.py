@@ -6,6 +6,7 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.export.lowering.pipeline import deployed_graph
+from tests.export.proofs import calibrated, proved
 from tests.qat.models.test_identities import OF_IMAGES, OF_TENSORS, PLACES, at, images, model, plain
 
 L = keras.layers
@@ -31,11 +32,9 @@ def test_the_file_has_the_operators_of_the_model_without_it(name, rescaling, pat
     quantized = _quantized(at({**OF_IMAGES, **OF_TENSORS}[name], *places), rescaling)
     quantized.compile("sgd", "mse")
     quantized.fit(images(), np.zeros((16, 3)), verbose=0)
-    report = sat_tf.export_tflite(quantized, path)
+    report, _ = proved(quantized, path, images(4).astype(np.uint8))
     assert report.operators == expected
     assert not report.warnings
-    found = sat_tf.verify_tflite(quantized, path, images(4).astype(np.uint8))
-    assert found.codes_differing == 0
 
 
 def test_the_plan_says_so_and_plans_all_else_as_without_it():
@@ -67,6 +66,5 @@ def test_two_outputs_may_be_one_tensor(path):
     image = keras.Input((6, 6, 3), name="image")
     logits = L.Dense(3, name="classifier")(L.Flatten()(image))
     outputs = [logits, L.Dropout(0.5, name="dropout")(logits)]
-    quantized = sat_tf.calibrate(sat_tf.quantize_model(keras.Model(image, outputs)), images(64))
-    sat_tf.export_tflite(quantized, path)
-    assert sat_tf.verify_tflite(quantized, path, images(4).astype(np.uint8)).codes_differing == 0
+    quantized = calibrated(keras.Model(image, outputs), 4, images(64))
+    proved(quantized, path, images(4).astype(np.uint8))

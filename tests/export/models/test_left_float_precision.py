@@ -9,6 +9,7 @@ import sat_tf
 from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.lowering.quantized_network import in_float32
 from sat_tf.graph.network import Network
+from tests.export.proofs import proved
 
 L = keras.layers
 ISLANDS = {
@@ -51,19 +52,17 @@ def _model(island, policy):
         for name in ("mixed_bfloat16", "mixed_float16")
     ],
 )
-def test_they_are_exported_with_the_weights_of_the_model(island, precision, tmp_path):
+def test_they_are_exported_with_the_weights_of_the_model(island, precision, path):
     images = np.random.default_rng(0).integers(0, 256, (32, 8, 8, 3)).astype(np.uint8)
     policy = sat_tf.BitPolicy.mobile(8, unsupported="float")
     quantized = sat_tf.quantize_model(_model(island, precision), policy)
     for variable in quantized.trainable_variables:
         variable.assign_add(0.01 * tf.ones_like(variable))  # as if it were trained
     sat_tf.calibrate(quantized, images.astype(np.float32))
-    sat_tf.export_tflite(quantized, tmp_path / "model.tflite")
-    certificate = sat_tf.verify_tflite(quantized, tmp_path / "model.tflite", images)
-    assert certificate.codes_differing == 0
+    proved(quantized, path, images)
     # In the mean: in lower precision sums are rounded to the codes next to them.
     expected = quantized(images.astype(np.float32)).numpy()
-    found = Runtime((tmp_path / "model.tflite").read_bytes(), keep_tensors=False).run(images)
+    found = Runtime(path.read_bytes(), keep_tensors=False).run(images)
     assert np.mean(np.abs(found - expected)) < 0.02 * np.ptp(expected)
 
 

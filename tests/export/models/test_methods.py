@@ -9,6 +9,7 @@ from sat_tf import models
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.operations.linear import Linear
 from sat_tf.export.tflite.tensors import Storage
+from tests.export.proofs import calibrated, proved
 from tests.export.zoo import block, convolution, depthwise, make_realistic, normalization
 from tests.methods import METHODS
 from tests.models.small import build_small
@@ -16,16 +17,12 @@ from tests.models.small import build_small
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", models.MODELS)
-def test_xnnpack_computes_the_simulated_integers_of_every_family(name, tmp_path):
+def test_xnnpack_computes_the_simulated_integers_of_every_family(name, images, path):
     keras.utils.set_random_seed(0)
     model = build_small(name)
     make_realistic(model)
-    quantized = sat_tf.quantize_model(model, sat_tf.BitPolicy.mobile(4))
-    images = np.random.default_rng(0).integers(0, 256, (32, 32, 32, 3), dtype=np.uint8)
-    sat_tf.calibrate(quantized, images)
-    report = sat_tf.export_tflite(quantized, tmp_path / "model.tflite")
+    report, found = proved(calibrated(model, images=images), path, images[:4])
     assert report.float_operators == ["DEQUANTIZE classifier_float"]
-    found = sat_tf.verify_tflite(quantized, tmp_path / "model.tflite", images[:4])
     assert found.runtimes["xnnpack"].codes_compared > 0
     assert found.runtimes["xnnpack"].codes_differing == 0
     assert found.runtimes["xnnpack"].delegation.partitions == 1
@@ -34,8 +31,7 @@ def test_xnnpack_computes_the_simulated_integers_of_every_family(name, tmp_path)
 def _trained(model, method, bits, images):
     keras.utils.set_random_seed(0)
     make_realistic(model)
-    quantized = sat_tf.quantize_model(model, sat_tf.BitPolicy.mobile(bits, **METHODS[method]))
-    sat_tf.calibrate(quantized, images)
+    quantized = calibrated(model, sat_tf.BitPolicy.mobile(bits, **METHODS[method]), images)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     quantized.compile(keras.optimizers.SGD(1e-3, momentum=0.9), loss)
     labels = np.arange(len(images)) % 10
@@ -66,34 +62,29 @@ def images():
 @pytest.mark.parametrize("name", ["mobilenet_v2", "resnet18"])
 def test_the_file_computes_the_integers_that_were_trained(name, bits, method, images, path):
     quantized = _trained(build_small(name), method, bits, images.astype(np.float32))
-    report = sat_tf.export_tflite(quantized, path)
+    report, found = proved(quantized, path, images[:4])
     assert report.float_operators == ["DEQUANTIZE classifier_float"]
-    found = sat_tf.verify_tflite(quantized, path, images[:4])
     assert found.codes_compared > 100_000
-    assert found.codes_differing == 0
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "method", ["lsq", "lsq_plus", "l1", "kmeans", "lq_nets", "channel_bits", "qil"]
 )
-def test_biases_are_snapped_and_the_deployed_model_trains(method, images, tmp_path):
+def test_biases_are_snapped_and_the_deployed_model_trains(method, images, path):
     quantized = _trained(_inverted_residual(), method, 4, images.astype(np.float32))
-    path, differing = tmp_path / "model.tflite", []
+    differing = []
     for snap in (False, True):
         if snap:
             sat_tf.export.snap_biases(quantized)
-        sat_tf.export_tflite(quantized, path)
-        found = sat_tf.verify_tflite(quantized, path, images[:4])
-        assert found.codes_differing == 0
+        _, found = proved(quantized, path, images[:4])
         differing.append(found.trained_differing)
     assert differing[1] < differing[0]
     deployed = sat_tf.export.deployed_model(quantized)
     deployed.compile(keras.optimizers.SGD(1e-4), quantized.loss)
     labels = np.arange(len(images)) % 10
     deployed.fit(images.astype(np.float32), labels, batch_size=16, verbose=0)
-    sat_tf.export_tflite(quantized, path)
-    assert sat_tf.verify_tflite(quantized, path, images[:4]).codes_differing == 0
+    proved(quantized, path, images[:4])
 
 
 # LSQ's codes need as many bits as they have, but where a negative γ turns -8 into 8, or -2 into 2.

@@ -9,9 +9,7 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-import sat_tf
-from sat_tf.qat.policy import BitPolicy
-from tests.export.zoo import images_for
+from tests.export.proofs import calibrated, proved
 
 L = keras.layers
 MAP = np.random.default_rng(8).normal(size=(6, 6, 4)).astype(np.float32)
@@ -79,16 +77,12 @@ ENDS = {
 
 
 @pytest.mark.parametrize("name", ENDS)
-def test_at_the_end_of_a_model_they_are_integers_too(name, tmp_path):
+def test_at_the_end_of_a_model_they_are_integers_too(name, path):
     keras.utils.set_random_seed(1)
     image = keras.Input((6, 6, 3), name="image")
     outputs = ENDS[name](L.Conv2D(4, 3, padding="same", name="first")(image))
-    model = sat_tf.quantize_model(keras.Model(image, outputs), BitPolicy.mobile(4))
-    sat_tf.calibrate(model, images_for(model).astype(np.float32))
-    report = sat_tf.export_tflite(model, tmp_path / "model.tflite")
+    report, proof = proved(calibrated(keras.Model(image, outputs)), path)
     assert [line.split()[0] for line in report.float_operators] == ["DEQUANTIZE"]
-    proof = sat_tf.verify_tflite(model, tmp_path / "model.tflite", images_for(model, 16))
-    assert proof.codes_differing == 0
     assert proof.runtimes["xnnpack"].outputs_differing == 0
 
 
@@ -110,14 +104,10 @@ def test_litert_computes_the_simulated_integers(name, bits, path):
     image = keras.Input((6, 6, 3), name="image")
     between = CASES[name].build(L.Conv2D(4, 3, padding="same", name="first")(image))
     last = L.Conv2D(3, 1, activation="relu", name="last")(between)
-    model = sat_tf.quantize_model(keras.Model(image, last), BitPolicy.mobile(bits))
-    sat_tf.calibrate(model, images_for(model).astype(np.float32))
-    report = sat_tf.export_tflite(model, path)
+    report, proof = proved(calibrated(keras.Model(image, last), bits), path)
     operators = {kind: report.operators.get(kind, 0) for kind in CASES[name].operators}
     assert operators == CASES[name].operators
     assert [line.split()[0] for line in report.float_operators] == ["DEQUANTIZE"]
-    proof = sat_tf.verify_tflite(model, path, images_for(model, 16))
-    assert proof.codes_differing == 0
     assert proof.runtimes["xnnpack"].outputs_differing == 0
     assert proof.runtimes["builtin"].codes_compared > 0
 
@@ -134,18 +124,13 @@ def test_litert_computes_the_simulated_integers(name, bits, path):
 def test_transposed_convolutions_with_kernels_smaller_than_strides_are_exact(
     kernel, strides, more, path
 ):
-    draw = np.random.default_rng(0)
     image = keras.Input((5, 4, 3), name="image")
-    tensor = keras.layers.Conv2D(6, 3, padding="same", activation="relu", name="conv")(image)
-    tensor = keras.layers.Conv2DTranspose(
-        4, kernel, strides, padding="same", output_padding=more, name="up"
-    )(tensor)
-    images = draw.integers(0, 256, (32, 5, 4, 3)).astype(np.uint8)
-    model = sat_tf.quantize_model(keras.Model(image, tensor), sat_tf.BitPolicy.mobile(4))
-    sat_tf.calibrate(model, images.astype(np.float32))
-    sat_tf.export_tflite(model, path)
-    certificate = sat_tf.verify_tflite(model, path, images, runtimes=("xnnpack", "builtin"))
-    assert certificate.codes_differing == 0
+    tensor = L.Conv2D(6, 3, padding="same", activation="relu", name="conv")(image)
+    up = L.Conv2DTranspose(4, kernel, strides, padding="same", output_padding=more, name="up")
+    model = keras.Model(image, up(tensor))
+    images = np.random.default_rng(0).integers(0, 256, (32, 5, 4, 3)).astype(np.uint8)
+    model = calibrated(model, images=images.astype(np.float32))
+    _, certificate = proved(model, path, images, runtimes=("xnnpack", "builtin"))
     assert certificate.trained_differing < 0.02
     # XNNPACK has it: the builtin kernels round twice, and differ.
     assert certificate.runtimes["builtin"].codes_differing > 0

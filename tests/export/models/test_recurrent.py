@@ -14,6 +14,7 @@ import tf_keras as keras
 import sat_tf
 from sat_tf.export.litert.converter import run_converter
 from sat_tf.export.litert.runtime import Runtime
+from tests.export.proofs import calibrated, proved
 
 L = keras.layers
 POLICY = sat_tf.BitPolicy(unsupported="float")
@@ -58,14 +59,12 @@ def _images(count=32):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", LEFT_FLOAT)
-def test_a_file_has_what_keras_computes_and_keeps_no_state(name, tmp_path, capfd):
-    quantized = sat_tf.calibrate(sat_tf.quantize_model(_model(LEFT_FLOAT[name]), POLICY), _images())
-    expected, path, pixels = quantized(_images(8)).numpy(), tmp_path / "m.tflite", _images(8)
+def test_a_file_has_what_keras_computes_and_keeps_no_state(name, path, capfd):
+    quantized = calibrated(_model(LEFT_FLOAT[name]), POLICY, _images())
+    expected, pixels = quantized(_images(8)).numpy(), _images(8).astype(np.uint8)
     capfd.readouterr()
-    assert sat_tf.export_tflite(quantized, path).islands == ["left"]
+    assert proved(quantized, path, pixels)[0].islands == ["left"]
     assert "loc(" not in capfd.readouterr().err
-    pixels = pixels.astype(np.uint8)
-    assert sat_tf.verify_tflite(quantized, path, pixels).codes_differing == 0
     runtime = Runtime(path.read_bytes(), keep_tensors=False)
     found = runtime.run(pixels)
     assert np.mean(np.abs(found - expected)) < 0.03 * np.ptp(expected)
@@ -84,8 +83,7 @@ def test_the_plan_has_the_bytes_of_a_recurrent_layer(capfd):
 
 
 def test_what_the_converter_refuses_is_said_in_one_line_and_nothing_else(tmp_path, capfd):
-    quantized = sat_tf.quantize_model(_model(tf.math.special.bessel_j0), POLICY)
-    quantized = sat_tf.calibrate(quantized, _images())
+    quantized = calibrated(_model(tf.math.special.bessel_j0), POLICY, _images())
     capfd.readouterr()
     with pytest.raises(ValueError, match=r"'tf\.BesselJ0' op is neither") as caught:
         sat_tf.export_tflite(quantized, tmp_path / "m.tflite")
@@ -147,7 +145,7 @@ def test_sequences_of_any_length_get_one_in_the_file(layer, tmp_path):
     x = layer(L.Conv1D(4, 2, activation="relu", name="conv")(0.01 * steps))
     model = keras.Model(steps, L.Dense(3, name="classifier")(x))
     data = np.random.default_rng(4).integers(0, 256, (32, 6, 5)).astype(np.float32)
-    quantized = sat_tf.calibrate(sat_tf.quantize_model(model, POLICY), data)
+    quantized = calibrated(model, POLICY, data)
     with pytest.raises(ValueError, match=r"fixed sizes; .*image_size=\(length,\)\)"):
         sat_tf.export_tflite(quantized, path)
     with pytest.raises(ValueError, match=r"image_size=\(6, 5\) .*, expected \(length, channels\)"):

@@ -7,8 +7,10 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.export.litert.runtime import Runtime
+from tests.export.proofs import calibrated, proved
 
 L = keras.layers
+FLOAT = sat_tf.BitPolicy.mobile(8, unsupported="float")
 
 
 def _masked(x):
@@ -53,8 +55,7 @@ def _images(count=64):
 @pytest.mark.parametrize("name", LEFT_FLOAT)
 def test_it_is_left_float_saved_and_in_the_file_what_it_is_in_keras(name, tmp_path):
     float_model = _model(LEFT_FLOAT[name])
-    policy = sat_tf.BitPolicy.mobile(8, unsupported="float")
-    quantized = sat_tf.calibrate(sat_tf.quantize_model(float_model, policy), _images())
+    quantized = calibrated(float_model, FLOAT, _images())
     expected = quantized(_images()).numpy()
     if "mha" in [layer.name for layer in float_model.layers]:
         # In the mean: a softmax over large scores turns on which of two is the larger one.
@@ -63,8 +64,7 @@ def test_it_is_left_float_saved_and_in_the_file_what_it_is_in_keras(name, tmp_pa
     loaded = keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_array_equal(loaded(_images()), quantized(_images()))
     path, pixels = tmp_path / "model.tflite", _images(8).astype(np.uint8)
-    sat_tf.export_tflite(quantized, path)
-    assert sat_tf.verify_tflite(quantized, path, pixels).codes_differing == 0
+    proved(quantized, path, pixels)
     # Codes behind what is left float depend on it: the whole file is held against Keras.
     found = Runtime(path.read_bytes(), keep_tensors=False).run(pixels)
     # In the mean, because a code that differs may be on the other side of a threshold.
@@ -73,8 +73,7 @@ def test_it_is_left_float_saved_and_in_the_file_what_it_is_in_keras(name, tmp_pa
 
 @pytest.mark.thorough
 def test_attention_trains():
-    policy = sat_tf.BitPolicy(unsupported="float")
-    quantized = sat_tf.quantize_model(_model(LEFT_FLOAT["attention"]), policy)
+    quantized = sat_tf.quantize_model(_model(LEFT_FLOAT["attention"]), FLOAT)
     quantized.compile("sgd", "mse")
     before = quantized.get_layer("quant_mha").get_weights()
     quantized.fit(_images(), np.zeros((64, 3)), verbose=0)
@@ -85,7 +84,7 @@ def test_attention_trains():
 def test_it_is_refused_by_its_name():
     with pytest.raises(ValueError, match="mha: received MultiHeadAttention, which sat-tf does not"):
         sat_tf.quantize_model(_model(LEFT_FLOAT["attention"]))
-    plan = sat_tf.explain(_model(LEFT_FLOAT["attention"]), sat_tf.BitPolicy(unsupported="float"))
+    plan = sat_tf.explain(_model(LEFT_FLOAT["attention"]), FLOAT)
     assert plan["mha"].kind == "MultiHeadAttention"
 
 
@@ -97,13 +96,13 @@ def test_a_layer_that_is_called_in_two_ways_is_refused_with_the_fix():
     with pytest.raises(
         ValueError, match=r"mha: .*; call it in the same way each time, or create a"
     ):
-        sat_tf.quantize_model(_model(crossed), sat_tf.BitPolicy(unsupported="float"))
+        sat_tf.quantize_model(_model(crossed), FLOAT)
 
 
 def test_a_layer_that_returns_its_state_is_refused_with_the_fix():
     model = _model(lambda x: L.LSTM(3, return_state=True, name="left")(x)[0])
     with pytest.raises(ValueError, match=r"left: received a LSTM .*as without return_state"):
-        sat_tf.quantize_model(model, sat_tf.BitPolicy(unsupported="float"))
+        sat_tf.quantize_model(model, FLOAT)
 
 
 def test_values_without_a_number_between_layers_are_named(tmp_path):
@@ -111,8 +110,7 @@ def test_values_without_a_number_between_layers_are_named(tmp_path):
     model.get_layer("conv").set_weights(
         [np.ones_like(model.get_layer("conv").get_weights()[0]), np.zeros(6)]
     )
-    policy = sat_tf.BitPolicy(unsupported="float")
-    quantized = sat_tf.calibrate(sat_tf.quantize_model(model, policy), 1.0 + _images())
+    quantized = calibrated(model, FLOAT, 1.0 + _images())
     path, black = tmp_path / "model.tflite", np.zeros((2, 5, 5, 3), np.uint8)
     sat_tf.export_tflite(quantized, path)
     with pytest.raises(ValueError, match=r"received NaN or infinite values on .*by 0"):
@@ -122,12 +120,8 @@ def test_values_without_a_number_between_layers_are_named(tmp_path):
 @pytest.mark.parametrize(("shift", "axis"), [(1, 1), (-3, -1), (20, 1)])
 def test_a_roll_moves_codes(shift, axis, path):
     float_model = _model(lambda x: tf.roll(x, shift, axis))
-    quantized = sat_tf.calibrate(sat_tf.quantize_model(float_model), _images())
-    assert sat_tf.export_tflite(quantized, path).islands == []
-    pixels = _images(8).astype(np.uint8)
-    assert sat_tf.verify_tflite(quantized, path, pixels).codes_differing == 0
-    wide = sat_tf.calibrate(
-        sat_tf.quantize_model(float_model, sat_tf.BitPolicy.mobile(8)), _images()
-    )
+    report, _ = proved(calibrated(float_model, 4, _images()), path, _images(8).astype(np.uint8))
+    assert report.islands == []
+    wide = calibrated(float_model, 8, _images())
     expected = float_model(_images()).numpy()
     assert np.max(np.abs(wide(_images()) - expected)) < 0.1 * np.ptp(expected)

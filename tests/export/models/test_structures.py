@@ -12,6 +12,7 @@ from sat_tf.export.operations.graph_file import read_graph, serialize
 from sat_tf.export.operations.linear import Linear
 from sat_tf.export.operations.simulator import simulate
 from sat_tf.qat.policy import BitPolicy
+from tests.export.proofs import calibrated, proved
 from tests.qat import float_models
 from tests.qat.models import nested_models
 
@@ -63,8 +64,7 @@ MODELS = {
 
 
 def _quantized(name, policy=None):
-    model = sat_tf.quantize_model(MODELS[name](), policy or BitPolicy.mobile(4))
-    return sat_tf.calibrate(model, IMAGES)
+    return calibrated(MODELS[name](), policy or 4, IMAGES)
 
 
 SLOW = ("nested_in_a_sequential", "partly_normalized", "shared_backbone", "factor_in_a_sum")
@@ -74,15 +74,13 @@ SLOW = ("nested_in_a_sequential", "partly_normalized", "shared_backbone", "facto
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in MODELS]
 )
-def test_xnnpack_computes_the_simulated_integers(name, tmp_path):
+def test_xnnpack_computes_the_simulated_integers(name, path):
     model = _quantized(name)
-    report = sat_tf.export_tflite(model, tmp_path / "model.tflite")
-    found = sat_tf.verify_tflite(model, tmp_path / "model.tflite", IMAGES)
-    assert found.codes_differing == 0
+    report, found = proved(model, path, IMAGES)
     assert found.runtimes["xnnpack"].outputs_differing == 0
     assert [operator.split()[0] for operator in report.float_operators] == ["DEQUANTIZE"]
     # The file is read back as it was written.
-    graph = read_graph((tmp_path / "model.tflite").read_bytes(), "file")
+    graph = read_graph(path.read_bytes(), "file")
     expected = simulate(deployed_graph(model), IMAGES)
     for tensor, codes in simulate(graph, IMAGES).items():
         np.testing.assert_array_equal(codes, expected[tensor])
@@ -90,10 +88,9 @@ def test_xnnpack_computes_the_simulated_integers(name, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["factor", "normalized", "factor_in_a_sum"])
-def test_a_model_of_quantized_weights_alone_computes_what_keras_does(name, tmp_path):
+def test_a_model_of_quantized_weights_alone_computes_what_keras_does(name, path):
     model = _quantized(name, BitPolicy(weight_bits=4, activation_bits=None))
-    sat_tf.export_tflite(model, tmp_path / "model.tflite")
-    found = sat_tf.verify_tflite(model, tmp_path / "model.tflite", IMAGES)
+    _, found = proved(model, path, IMAGES)
     outputs = model(IMAGES.astype(np.float32)).numpy()
     difference = found.runtimes["xnnpack"].largest_output_difference
     assert difference < 1e-5 * np.abs(outputs).max()
@@ -101,7 +98,7 @@ def test_a_model_of_quantized_weights_alone_computes_what_keras_does(name, tmp_p
 
 def test_a_plain_factor_costs_nothing():
     plain, rescaled = (
-        sat_tf.calibrate(sat_tf.quantize_model(_preprocessed(*front), BitPolicy.mobile(4)), IMAGES)
+        calibrated(_preprocessed(*front), 4, IMAGES)
         for front in ([], [L.Rescaling(1 / 255, name="rescaling")])
     )
     one, other = deployed_graph(plain), deployed_graph(rescaled)
@@ -144,8 +141,7 @@ def detector():
     boxes = L.Conv2D(4, 1, name="boxes")(mixed)
     classes = L.Dense(3, name="classes")(L.GlobalAveragePooling2D(name="pool")(mixed))
     model = keras.Model({"b": left, "a": right}, {"class": classes, "box": boxes}, name="detector")
-    quantized = sat_tf.quantize_model(model, BitPolicy.mobile(4))
-    return sat_tf.calibrate(quantized, _given())
+    return calibrated(model, 4, _given())
 
 
 def _given():
@@ -203,9 +199,8 @@ def test_several_outputs_train(detector):
 
 
 def test_a_file_has_the_inputs_and_outputs_in_the_order_of_the_model(detector, path):
-    sat_tf.export_tflite(detector, path)
-    found = sat_tf.verify_tflite(detector, path, _pixels())
-    assert found.codes_differing == found.runtimes["xnnpack"].outputs_differing == 0
+    _, found = proved(detector, path, _pixels())
+    assert found.runtimes["xnnpack"].outputs_differing == 0
     assert found.num_images == 32
     graph = read_graph(path.read_bytes(), "file")
     assert [image.name for image in graph.images] == ["right", "left"]
@@ -267,8 +262,7 @@ def test_a_model_of_images_of_any_size_is_exported_for_one(path):
     image = keras.Input((None, None, 3), name="image")
     tensor = L.Conv2D(4, 3, padding="same", activation="relu", name="conv")(image)
     tensor = L.Dense(3, name="classifier")(L.GlobalAveragePooling2D(name="pool")(tensor))
-    model = sat_tf.quantize_model(keras.Model(image, tensor), BitPolicy.mobile(4))
-    sat_tf.calibrate(model, IMAGES)
+    model = calibrated(keras.Model(image, tensor), 4, IMAGES)
     with pytest.raises(ValueError, match=r"image_size=\(rows, columns\)"):
         sat_tf.export_tflite(model, path)
     with pytest.raises(ValueError, match=r"image_size=8: expected rows and columns"):
