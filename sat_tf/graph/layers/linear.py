@@ -1,5 +1,6 @@
 """Linear layers: where their kernels are, and how these are laid out."""
 
+from collections.abc import Callable
 from typing import Any
 
 import tf_keras as keras
@@ -52,12 +53,22 @@ def _refuse_transposed(layer: Any) -> str | None:
     return _refuse_convolution(layer)
 
 
+def _over_windows(
+    *kernels: Kernel, refuse: Callable[[Any], str | None] = _refuse_convolution, **others: Any
+) -> LayerKind:
+    """The row of a layer whose kernels are moved over windows."""
+    keras3 = Keras3(channels_last=True)
+    return LayerKind(Role.LINEAR, refuse, kernels=kernels, keras3=keras3, **others)
+
+
 _CONVOLUTION, _DEPTHWISE, _TRANSPOSED = (
     KernelForm.CONVOLUTION,
     KernelForm.DEPTHWISE,
     KernelForm.TRANSPOSED,
 )
-_WINDOWS = Keras3(channels_last=True)
+# Settings of kernels that are moved along sequences.
+_ROW: dict[str, Any] = {"one_dimensional": True}
+_NOT_FOLDED: dict[str, Any] = {"one_dimensional": True, "folds_inputs": False}
 
 KINDS: Kinds = {
     L.Dense: LayerKind(
@@ -67,82 +78,30 @@ KINDS: Kinds = {
         detail=lambda layer: str(layer.units),
         keras3=Keras3(),
     ),
-    L.Conv1D: LayerKind(
-        Role.LINEAR,
-        _refuse_convolution_1d,
-        kernels=(Kernel(_CONVOLUTION, (2,), 1, one_dimensional=True),),
-        keras3=_WINDOWS,
+    L.Conv1D: _over_windows(Kernel(_CONVOLUTION, (2,), 1, **_ROW), refuse=_refuse_convolution_1d),
+    L.Conv2D: _over_windows(Kernel(_CONVOLUTION, (3,), 2)),
+    L.Conv3D: _over_windows(Kernel(_CONVOLUTION, (4,), 3), quantized=False),
+    L.Conv1DTranspose: _over_windows(
+        Kernel(_TRANSPOSED, (1,), 2, **_NOT_FOLDED), refuse=_refuse_transposed
     ),
-    L.Conv2D: LayerKind(
-        Role.LINEAR,
-        _refuse_convolution,
-        kernels=(Kernel(_CONVOLUTION, (3,), 2),),
-        keras3=_WINDOWS,
+    L.Conv2DTranspose: _over_windows(Kernel(_TRANSPOSED, (2,), 3), refuse=_refuse_transposed),
+    L.Conv3DTranspose: _over_windows(Kernel(_TRANSPOSED, (3,), 4), quantized=False),
+    L.DepthwiseConv1D: _over_windows(
+        Kernel(_DEPTHWISE, (1, 2), 1, "depthwise_kernel", **_NOT_FOLDED)
     ),
-    L.Conv3D: LayerKind(
-        Role.LINEAR,
+    L.DepthwiseConv2D: _over_windows(
+        Kernel(_DEPTHWISE, (2, 3), 2, "depthwise_kernel"), short_name="Depthwise"
+    ),
+    L.SeparableConv1D: _over_windows(
+        Kernel(_DEPTHWISE, (1, 2), 1, "depthwise_kernel", "depthwise", **_ROW),
+        Kernel(_CONVOLUTION, (2,), 1, "pointwise_kernel", "pointwise", **_ROW),
         quantized=False,
-        kernels=(Kernel(_CONVOLUTION, (4,), 3),),
-        keras3=_WINDOWS,
-    ),
-    L.Conv1DTranspose: LayerKind(
-        Role.LINEAR,
-        _refuse_transposed,
-        kernels=(Kernel(_TRANSPOSED, (1,), 2, one_dimensional=True, folds_inputs=False),),
-        keras3=_WINDOWS,
-    ),
-    L.Conv2DTranspose: LayerKind(
-        Role.LINEAR,
-        _refuse_transposed,
-        kernels=(Kernel(_TRANSPOSED, (2,), 3),),
-        keras3=_WINDOWS,
-    ),
-    L.Conv3DTranspose: LayerKind(
-        Role.LINEAR,
-        quantized=False,
-        kernels=(Kernel(_TRANSPOSED, (3,), 4),),
-        keras3=_WINDOWS,
-    ),
-    L.DepthwiseConv1D: LayerKind(
-        Role.LINEAR,
-        _refuse_convolution,
-        kernels=(
-            Kernel(
-                _DEPTHWISE,
-                (1, 2),
-                1,
-                "depthwise_kernel",
-                one_dimensional=True,
-                folds_inputs=False,
-            ),
-        ),
-        keras3=_WINDOWS,
-    ),
-    L.DepthwiseConv2D: LayerKind(
-        Role.LINEAR,
-        _refuse_convolution,
-        kernels=(Kernel(_DEPTHWISE, (2, 3), 2, "depthwise_kernel"),),
-        short_name="Depthwise",
-        keras3=_WINDOWS,
-    ),
-    L.SeparableConv1D: LayerKind(
-        Role.LINEAR,
-        quantized=False,
-        kernels=(
-            Kernel(_DEPTHWISE, (1, 2), 1, "depthwise_kernel", "depthwise", one_dimensional=True),
-            Kernel(_CONVOLUTION, (2,), 1, "pointwise_kernel", "pointwise", one_dimensional=True),
-        ),
         pieces=(L.DepthwiseConv1D, L.Conv1D),
-        keras3=_WINDOWS,
     ),
-    L.SeparableConv2D: LayerKind(
-        Role.LINEAR,
+    L.SeparableConv2D: _over_windows(
+        Kernel(_DEPTHWISE, (2, 3), 2, "depthwise_kernel", "depthwise"),
+        Kernel(_CONVOLUTION, (3,), 2, "pointwise_kernel", "pointwise"),
         quantized=False,
-        kernels=(
-            Kernel(_DEPTHWISE, (2, 3), 2, "depthwise_kernel", "depthwise"),
-            Kernel(_CONVOLUTION, (3,), 2, "pointwise_kernel", "pointwise"),
-        ),
         pieces=(L.DepthwiseConv2D, L.Conv2D),
-        keras3=_WINDOWS,
     ),
 }
