@@ -142,71 +142,38 @@ def _search_rows(ascending: Any, rows: Any, side: str) -> Any:
     return place
 
 
+# The functions that are those of `keras.ops` by these names.
+_SAME = """
+    abs all any arange arctanh argmax argsort cast ceil cond divide_no_nan eye flip floor
+    is_tensor isfinite isnan log matmul max maximum mean min minimum mod one_hot ones_like
+    reshape round rsqrt searchsorted sign sqrt square stack stop_gradient sum take
+    take_along_axis tanh transpose where
+"""
+
 # See `tensors`; what has a name of its own is explained by its row in `on_tensorflow`.
 NAMESPACE = SimpleNamespace(
-    abs=ops.abs,
-    all=ops.all,
-    any=ops.any,
-    arange=ops.arange,
-    arctanh=ops.arctanh,
-    argmax=ops.argmax,
-    argsort=ops.argsort,
-    cast=ops.cast,
-    ceil=ops.ceil,
+    **{name: getattr(ops, name) for name in _SAME.split()},
     check_numerics=_check_numerics,
     clip=_clip,
     clipped_gradients=_clipped_gradients,
-    cond=ops.cond,
     constant=ops.convert_to_tensor,
     count_samples_and_features=_count_samples_and_features,
-    divide_no_nan=ops.divide_no_nan,
     # XLA turns a division by a constant into a product with its reciprocal, which rounds twice.
     exact_divisor=lambda number, like: number + 0.0 * like,
-    eye=ops.eye,
     fake_quant=lambda *arguments, **settings: None,
-    flip=ops.flip,
-    floor=ops.floor,
     in_widest=_in_widest,
     inner_product=lambda a, b, axes: ops.sum(a * b, axis=axes, keepdims=True),
     # The quotient in float64 is the nearest float32 number, which kernels of rsqrt miss by a bit.
     inverse_root=lambda number: 1.0 / math.sqrt(number),
-    is_tensor=ops.is_tensor,
-    isfinite=ops.isfinite,
-    isnan=ops.isnan,
     largest_alone=lambda values, largest: ops.where(ops.abs(values) == largest, values, 0.0),
     largest_magnitude=_largest_magnitude,
-    log=ops.log,
-    matmul=ops.matmul,
-    max=ops.max,
-    maximum=ops.maximum,
-    mean=ops.mean,
-    min=ops.min,
-    minimum=ops.minimum,
-    mod=ops.mod,
-    one_hot=ops.one_hot,
-    ones_like=ops.ones_like,
     range_gradients=_range_gradients,
     replicas=lambda: 1,
-    reshape=ops.reshape,
-    round=ops.round,
-    rsqrt=ops.rsqrt,
     search_rows=_search_rows,
-    searchsorted=ops.searchsorted,
-    sign=ops.sign,
     solve=_solve,
-    sqrt=ops.sqrt,
-    square=ops.square,
-    stack=ops.stack,
-    stop_gradient=ops.stop_gradient,
-    sum=ops.sum,
     sums_by_id=_sums_by_id,
-    take=ops.take,
-    take_along_axis=ops.take_along_axis,
-    tanh=ops.tanh,
     tensor=ops.convert_to_tensor,
     through_tanh=_through_tanh,
-    transpose=ops.transpose,
-    where=ops.where,
     with_gradient=_with_gradient,
     without_nan=_without_nan,
 )
