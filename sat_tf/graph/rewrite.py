@@ -10,11 +10,10 @@ import tf_keras as keras
 
 from sat_tf.graph import layer_kinds, operation_kinds
 from sat_tf.graph.flatten import Flattened, copied_weights, flattened, layer_copy, regularization_of
-from sat_tf.graph.layers.kind import Role
+from sat_tf.graph.layers.kind import Pooling, Role
 from sat_tf.graph.network import keras_calls
 from sat_tf.graph.operation_layers import OfSeveralTensors, Scaling, TensorFlowOperation
 from sat_tf.graph.replacement import (
-    Finder,
     NewLayer,
     OldCall,
     Replacement,
@@ -34,7 +33,21 @@ def replacement_of(call: OldCall) -> Replacement | None:
     """The replacement of a call; None where it stays."""
     if call.symbol:
         return _replacement_of_operation(call)
-    return _LAYERS.get(type(call.layer), _replacement_of_layer)(call)
+    layer_type = type(call.layer)
+    if layer_type is _WeightedSum:
+        return _weighted_sum(call)
+    if layer_type in _LAYERS:
+        return _LAYERS[layer_type](call)
+    kind = layer_kinds.KINDS.get(layer_type)
+    if kind and kind.pieces:
+        layers = _separable(call)
+    elif kind and kind.quantized and kind.role is Role.LINEAR:
+        layers = _linear(call)
+    elif kind and kind.pooling and kind.pooling.on_images:
+        layers = _pool(call, kind.pooling)
+    else:
+        return _of_several(call)
+    return Replacement([call.node.call_args[0]], layers) if layers else None
 
 
 def _replacement_of_operation(call: OldCall) -> Replacement | None:
@@ -90,18 +103,6 @@ def _one_by_one(node: Any) -> tuple[list[Any], list[Any] | None]:
         return tensors, template_of([list(node.call_args), options], places)
     except TypeError:
         return tensors, None
-
-
-def _in_sequence(
-    layers_of: Callable[[OldCall], list[NewLayer] | None],
-) -> Finder:
-    """New layers in a row, the first of which reads the old one's only tensor."""
-
-    def replacement(call: OldCall) -> Replacement | None:
-        layers = layers_of(call)
-        return Replacement([call.node.call_args[0]], layers) if layers else None
-
-    return replacement
 
 
 def _weighted_sum(call: OldCall) -> Replacement | None:
@@ -208,33 +209,17 @@ def _is_read_inside(call: OldCall) -> bool:
     return False
 
 
-def _pool(two_dimensional: Any) -> Callable[[OldCall], list[NewLayer] | None]:
+def _pool(call: OldCall, pooling: Pooling) -> list[NewLayer] | None:
     """The same pooling of images with one row."""
-
-    def replacement(call: OldCall) -> list[NewLayer] | None:
-        layer = call.layer
-        if layer.data_format != "channels_last":
-            return None
+    layer, made = call.layer, pooling.on_images
+    if layer.data_format != "channels_last":
+        return None
+    if not pooling.whole:
         window = (layer.pool_size[0], layer.strides[0], layer.padding)
-        return pooled_in_rows(call, call.node.call_args[0], two_dimensional, *window)
-
-    return replacement
-
-
-def _global_pool(two_dimensional: Any) -> Callable[[OldCall], list[NewLayer] | None]:
-    """The same pooling of images with one row."""
-
-    def replacement(call: OldCall) -> list[NewLayer] | None:
-        if (
-            call.layer.data_format != "channels_last"
-            or call.node.call_kwargs.get("mask") is not None
-        ):
-            return None
-        return pooled_whole_row(
-            call.node.call_args[0], two_dimensional, keepdims=call.layer.keepdims
-        )
-
-    return replacement
+        return pooled_in_rows(call, call.node.call_args[0], made, *window)
+    if call.node.call_kwargs.get("mask") is not None:
+        return None
+    return pooled_whole_row(call.node.call_args[0], made, keepdims=layer.keepdims)
 
 
 def _settings(layer: keras.layers.Layer) -> dict[str, Any]:
@@ -252,30 +237,6 @@ def _maker(layer_class: Any, settings: dict[str, Any]) -> Callable[..., keras.la
 _WeightedSum = sys.modules[keras.applications.InceptionResNetV2.__module__].CustomScaleLayer
 
 _LAYERS = {layer_class(name): find for name, find in operation_kinds.LAYERS.items()}
-
-_InARow = Callable[[OldCall], list[NewLayer] | None]
-
-
-def _in_a_row(layer: keras.layers.Layer) -> _InARow | None:
-    """Creates the layers that replace one of one tensor; None where it stays."""
-    kind = layer_kinds.KINDS.get(type(layer))
-    if kind is None:
-        return None
-    if kind.pieces:
-        return _separable
-    if kind.quantized and kind.role is Role.LINEAR:
-        return _linear
-    if kind.pooling is None or kind.pooling.on_images is None:
-        return None
-    made = kind.pooling.on_images
-    return _global_pool(made) if kind.pooling.whole else _pool(made)
-
-
-def _replacement_of_layer(call: OldCall) -> Replacement | None:
-    if type(call.layer) is _WeightedSum:
-        return _weighted_sum(call)
-    layers_of = _in_a_row(call.layer)
-    return _in_sequence(layers_of)(call) if layers_of else _of_several(call)
 
 
 def with_layers_for_operations(model: keras.Model) -> keras.Model:
