@@ -101,11 +101,8 @@ def convert(
         "write the class with tf_keras, and train YourClass(model.inputs, model.outputs)",
     )
     from sat_tf.keras3.conversion.proof import prove
-    from sat_tf.keras3.conversion.values import keep_codes
 
     made = translated(model, custom_layers)
-    for layer, twin in made.pairs():
-        keep_codes(layer, twin)
     return Conversion(made.model, prove(made, whole=True))
 
 

@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from sat_tf.keras3.conversion.graph import LOWER_PRECISIONS
 from sat_tf.keras3.conversion.translator import Translated, to_tf_keras
+from sat_tf.keras3.conversion.values import keep_codes
 from sat_tf.keras3.quantized_layer import QuantizedLayer as QuantizedLayer3
 from sat_tf.keras3.quantized_layer import standing_in
 from sat_tf.messages import kind_of
@@ -68,7 +69,7 @@ class _Found:
 
 
 def prove(made: Translated, *, whole: bool = False) -> Proof:
-    """Compares both models.
+    """Compares both models, once the twin has the codes of the weights in Keras 3.
 
     Args:
         made: the models.
@@ -140,13 +141,11 @@ def _run(made: Translated, inputs: list[Any], found: _Found, prefix: str) -> lis
             if isinstance(operation, QuantizedLayer3):
                 operation = operation.layer
             name = f"{prefix}{operation.name}"
-            with _before_quantization(call.operation) as before:
+            with _watched(call.operation) as seen:
                 outputs = keras3.tree.flatten(_call_keras3(name, call.operation, args, kwargs))
             args, kwargs = (_as_tf(given) for given in call.filled_in(values, to_tf_keras))
             if isinstance(function, QuantizedLayer):
-                off, codes = _compare_quantized(
-                    name, call.operation, function, args[0], before, outputs
-                )
+                off, codes = _compare_quantized(name, function, args[0], seen, outputs)
                 found.codes += codes
             else:
                 received = _call_tf_keras(function, args, kwargs)
@@ -160,20 +159,40 @@ def _run(made: Translated, inputs: list[Any], found: _Found, prefix: str) -> lis
     return [values[id(tensor)] for tensor in made.graph.outputs]
 
 
+@dataclasses.dataclass
+class _Seen:
+    """What a quantized layer of Keras 3 computes on its way to its outputs.
+
+    Attributes:
+        kernel: its effective kernel; None where it has none.
+        quantized: the tensors that it gives to its output quantizer.
+    """
+
+    kernel: Any = None
+    quantized: list[Any] = dataclasses.field(default_factory=list)
+
+
 @contextlib.contextmanager
-def _before_quantization(layer: Any) -> Iterator[list[Any]]:
-    """Collects what a layer of Keras 3 gives to its output quantizer."""
-    seen: list[Any] = []
-    quantizer = getattr(layer, "output_quantizer", None)
-    if quantizer is None:
-        yield seen
-        return
+def _watched(layer: Any) -> Iterator[_Seen]:
+    """A scope in which the quantizers of a layer of Keras 3 tell what they compute, or are given.
+
+    The kernel is that which the call itself computes: a large part of the time of a proof is that
+    of effective kernels.
+    """
+    seen = _Seen()
+    weights, output = (getattr(layer, f"{of}_quantizer", None) for of in ("weight", "output"))
+
+    def effective(*given: Any) -> Any:
+        seen.kernel = weights(*given)
+        return seen.kernel
 
     def quantize(tensor: Any, *others: Any) -> Any:
-        seen.append(tensor)
-        return quantizer(tensor, *others)
+        seen.quantized.append(tensor)
+        return output(tensor, *others)
 
-    with standing_in(layer, {"output_quantizer": quantize}):
+    stand_ins = {"weight_quantizer": (weights, effective), "output_quantizer": (output, quantize)}
+    given = {name: by for name, (own, by) in stand_ins.items() if own is not None}
+    with standing_in(layer, given):
         yield seen
 
 
@@ -233,12 +252,7 @@ def _call_tf_keras(function: Any, args: Any, kwargs: Any) -> list[Any]:
 
 
 def _compare_quantized(
-    name: str,
-    layer3: Any,
-    layer: QuantizedLayer,
-    inputs: Any,
-    before: list[Any],
-    expected: list[Any],
+    name: str, layer: QuantizedLayer, inputs: Any, seen: _Seen, expected: list[Any]
 ) -> tuple[float, int]:
     """The difference of a quantized layer in both Kerases, ties aside, and how many ties there are.
 
@@ -247,20 +261,19 @@ def _compare_quantized(
 
     Args:
         name: of the layer.
-        layer3: the layer in Keras 3.
         layer: the layer in tf_keras.
         inputs: what both read.
-        before: what the layer in Keras 3 has quantized.
+        seen: what the layer in Keras 3 has computed.
         expected: its outputs.
     """
     output = layer.quantize_config.output
     quantizer = output if isinstance(output, ActivationQuantizer) and len(expected) == 1 else None
-    with _kernel_of(name, layer3, layer):
+    with _kernel_of(name, seen.kernel, layer):
         received = _call_tf_keras(layer, [inputs], {})
         ours = [] if quantizer is None else [layer.before_quantization(inputs)]
     if quantizer is None:
         return max(map(_difference, expected, received), default=0.0), 0
-    off = max(map(_difference, before, ours))
+    off = max(map(_difference, seen.quantized, ours))
     one, other = (_as_array(*values) for values in (expected, received))
     if one.shape != other.shape or np.array_equal(one, other):
         return max(off, _difference(one, other)), 0
@@ -277,24 +290,28 @@ def _compare_quantized(
 
 
 @contextlib.contextmanager
-def _kernel_of(name: str, layer3: Any, layer: QuantizedLayer) -> Iterator[None]:
+def _kernel_of(name: str, effective: Any, layer: QuantizedLayer) -> Iterator[None]:
     """A scope in which a layer has the effective kernel of its counterpart in Keras 3.
+
+    Before, its latent weights are moved to the codes of that kernel; see `keep_codes`.
 
     Raises:
         ValueError: its own kernel has other codes than ties explain.
     """
-    theirs, kernel = layer3.effective_kernel(), layer.effective_kernel()
-    if kernel is None or np.array_equal(theirs := _as_array(theirs), kernel):
+    kernel = keep_codes(layer, effective)
+    if kernel is None:
         yield
         return
-    off = np.abs(theirs.astype(np.float64) - kernel.numpy())
-    differing = int(np.count_nonzero(off > TOLERANCE * np.max(np.abs(theirs), initial=0.0)))
-    if differing > max(1.0, FLIPS * off.size):
-        raise ValueError(
-            f"{name}: received a layer of which {differing} of {off.size} effective weights differ "
-            f"in tf_keras, expected at most {FLIPS:g} of them; train and export it with the "
-            "versions that sat-tf was tried with."
-        )
+    theirs = _as_array(effective)
+    if not np.array_equal(theirs, kernel):
+        off = np.abs(theirs.astype(np.float64) - kernel.numpy())
+        differing = int(np.count_nonzero(off > TOLERANCE * np.max(np.abs(theirs), initial=0.0)))
+        if differing > max(1.0, FLIPS * off.size):
+            raise ValueError(
+                f"{name}: received a layer of which {differing} of {off.size} effective weights "
+                f"differ in tf_keras, expected at most {FLIPS:g} of them; train and export it with "
+                "the versions that sat-tf was tried with."
+            )
     own = layer.constant_kernel
     object.__setattr__(layer, "constant_kernel", tf.constant(theirs))
     try:

@@ -81,15 +81,14 @@ def twin_of(model: keras3.Model) -> keras.Model:
     for layer, twin in _layers(found):
         copy_trainable(layer, twin)
         copy_to_twin(layer, twin)
-        keep_codes(layer, twin)
+        if isinstance(layer, QuantizedLayer):
+            keep_codes(twin, layer.effective_kernel())
     return found.model
 
 
 def _kept(model: keras3.Model, made: Translated) -> keras.Model:
     """The twin of a model, which is proved, and found by `twin_of` from now on."""
     layers = list(made.pairs())
-    for layer, twin in layers:
-        keep_codes(layer, twin)
     prove(made)
     # Weakly: models go when their users let them.
     pairs = [(weakref.ref(one), other) for one, other in layers]

@@ -134,39 +134,40 @@ _LAST_PLACE = 2.0**-24
 _DOUBLINGS = 7
 
 
-def keep_codes(layer: Any, twin: Any) -> None:
+def keep_codes(twin: Any, effective: Any) -> Any:
     """Moves latent weights of a twin whose codes are not those of the layer in Keras 3.
 
     Backends round tanh in different last bits: a weight that is nearly halfway between two codes
     has one code on one backend, and the next on another. Such a weight is moved towards the code
     that it has in Keras 3, where it was trained, by 2⁻²⁴ of the largest weight, doubled until the
     codes are equal; one that would need more than 2⁻¹⁷ stays for the proof to find.
+
+    Args:
+        twin: the quantized layer of tf_keras.
+        effective: the effective kernel of the layer in Keras 3; None where it has none.
+
+    Returns:
+        The effective kernel that the twin has from then on; None where it has none.
     """
-    if not (isinstance(twin, QuantizedLayer) and isinstance(layer, QuantizedLayer3)):
-        return
-    quantizer = twin.quantize_config.weights
-    if quantizer is None or quantizer.num_bits is None:
-        return
-    effective = _as_array(layer.effective_kernel())
-    own = twin.effective_kernel()
-    if own is None or np.array_equal(effective, own):
-        return
+    own, quantizer = twin.effective_kernel(), twin.quantize_config.weights
+    if own is None or quantizer is None or quantizer.num_bits is None:
+        return own
+    wanted = np.asarray(keras3.ops.convert_to_numpy(effective), np.float64)
+    if np.array_equal(wanted, own):
+        return own
     kernel = layer_kinds.kernel_of(twin.layer)
     start = kernel.numpy()
     step = _LAST_PLACE * np.max(np.abs(start), initial=0.0)
     for doubling in range(_DOUBLINGS + 1):
         found = quantizer.integer_weights(tf.convert_to_tensor(kernel), twin.kernel_variables)
-        wanted = np.rint(effective / found.scales.numpy().astype(np.float64))
-        towards = np.sign(wanted - found.codes.numpy())
+        codes = np.rint(wanted / found.scales.numpy().astype(np.float64))
+        towards = np.sign(codes - found.codes.numpy())
         if not np.any(towards):
-            return
+            break
         if doubling < _DOUBLINGS:
             moved = start + towards.astype(np.float32) * np.float32(step * 2.0**doubling)
             kernel.assign(np.where(towards != 0.0, moved, kernel.numpy()))
-
-
-def _as_array(values: Any) -> np.ndarray:
-    return np.asarray(keras3.ops.convert_to_numpy(values), np.float64)
+    return twin.effective_kernel()
 
 
 def copy_trainable(layer: Any, twin: Any) -> None:

@@ -472,12 +472,12 @@ def test_a_weight_at_a_tie_has_the_code_in_the_file_that_it_has_in_keras_3(calib
     layer.layer.kernel.assign(latent)
     expected = codes_at(high).numpy()
     assert np.count_nonzero(codes_at(low).numpy() != expected) == 1
-    values.keep_codes(layer, one)
+    values.keep_codes(one, layer.effective_kernel())
     found = quantizer.integer_weights(tf.convert_to_tensor(kernel), one.kernel_variables)
     np.testing.assert_array_equal(found.codes, expected)
     np.testing.assert_allclose(kernel.numpy(), latent, rtol=0, atol=4 * last)
     # One that is far from a tie is no matter of rounding.
     far = codes_at(np.float32(-0.9) * np.max(np.abs(latent))).numpy()
-    values.keep_codes(layer, one)
+    values.keep_codes(one, layer.effective_kernel())
     found = quantizer.integer_weights(tf.convert_to_tensor(kernel), one.kernel_variables)
     np.testing.assert_array_equal(found.codes, far)
