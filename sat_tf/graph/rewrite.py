@@ -268,7 +268,7 @@ def rewritten(model: keras.Model, annotated: Collection[str] | None = None) -> F
     - Each part that `tf.split` or `tf.unstack` makes becomes a slice, `<name>_part_0` and so on.
     - Any other operation becomes a `TensorFlowOperation`, which is never quantized.
 
-    Every output stays the same, bit for bit.
+    Every output stays the same, bit for bit. A model that was rewritten is not rewritten again.
 
     Args:
         model: a built Functional or Sequential model.
@@ -291,11 +291,16 @@ def rewritten(model: keras.Model, annotated: Collection[str] | None = None) -> F
     if not any(replacements.values()):
         return flat
     rewriter = _Rewriter(model, calls, replacements)
-    made = rewriter.model()
-    origins = {
-        name: flat.origins[own] for name, own in rewriter.origins.items() if own in flat.origins
-    }
-    return Flattened(made, origins)
+    made = Flattened(rewriter.model(), _behind_one_another(rewriter.origins, flat.origins))
+    # Of the layers that one with several calls has become, those without weights share nothing.
+    names = None if annotated is None else made.carried(dict.fromkeys(annotated))
+    again = rewritten(made.model, names)
+    return Flattened(again.model, _behind_one_another(again.origins, made.origins))
+
+
+def _behind_one_another(last: dict[str, str], first: dict[str, str]) -> dict[str, str]:
+    """The origins of layers that were rewritten twice."""
+    return {name: first[own] for name, own in last.items() if own in first}
 
 
 class _Rewriter:

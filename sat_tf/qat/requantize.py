@@ -62,7 +62,6 @@ def requantize(model: keras.Model, policy: BitPolicy) -> keras.Model:
         float_model,
         annotations,
         policy,
-        keep_function=False,
         reads={name: policy.change_of(name) for name in changes},
         kernels=effective_kernels(network),
     )

@@ -99,33 +99,24 @@ def quantize_model(model: keras.Model, policy: BitPolicy | int | None = None) ->
     Raises:
         ValueError: the model cannot be quantized; lists every problem with its fix.
     """
-    scheme, original = SatQuantizeScheme(policy), model
+    scheme = SatQuantizeScheme(policy)
     check_model(model)
     refuse_wrapped(model)
     refuse_losses(model)
-    model = with_layers_for_operations(model)
-    network = Network(model)
-    if any(isinstance(node.layer, QuantizedLayer) for node in network):
-        raise ValueError(
-            f"model {model.name!r}: received a model that is quantized already, expected a float "
-            "one; call sat_tf.requantize(model, policy) to give it another policy."
-        )
     if is_annotated(model):
+        of_layers = with_layers_for_operations(model)
+        network = Network(of_layers)
         if network.problems:
             # TFMOT refuses some of these itself, one at a time; the placement names all.
             place(network, {node.name: None for node in network}, scheme.policy)
-        annotated = tfmot.quantization.keras.quantize_annotate_model(model)
+        annotated = tfmot.quantization.keras.quantize_annotate_model(of_layers)
         quantized = tfmot.quantization.keras.quantize_apply(annotated, scheme=scheme)
     else:
         # TFMOT would do the same through two more copies of the model, the first of which fails
         # for models in mixed precision under another global policy.
-        # As in TFMOT, Lambda layers are left alone: a wrapper could not save their code.
-        left = keras.layers.Lambda if scheme.policy.unsupported == "float" else ()
-        annotations = {node.name: None for node in network if not isinstance(node.layer, left)}
-        keep_function = scheme.policy.latent_start == "keep_function"
-        quantized = quantized_model(model, annotations, scheme.policy, keep_function=keep_function)
+        quantized = quantized_model(model, None, scheme.policy)
     warn_of_lost_zeros(quantized)
-    return remember(of_class_of(original, quantized), scheme.policy)
+    return remember(of_class_of(model, quantized), scheme.policy)
 
 
 def quantize_scope(*objects: dict[str, Any]) -> Any:

@@ -249,7 +249,7 @@ def test_models_run_at_every_width(name, bits):
 
 def test_some_layers_alone_can_be_quantized():
     model = float_models.build("plain")
-    built = quantized_model(model, {"b": None}, FLOAT, keep_function=True)
+    built = quantized_model(model, {"b": None}, FLOAT)
     names = [layer.name for layer in built.layers if layer.name.startswith("quant_")]
     assert names == ["quant_b"]  # the image is for a layer left float alone
     inputs = float_models.images()

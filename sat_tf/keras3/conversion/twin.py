@@ -34,11 +34,11 @@ from sat_tf.keras3.conversion.values import copy_to_keras3, copy_to_twin, copy_t
 from sat_tf.keras3.quantized_layer import QuantizedLayer
 from sat_tf.messages import warn
 from sat_tf.qat.inputs import input_ranges
-from sat_tf.qat.layout import inner_layer
+from sat_tf.qat.layout import inner_layer, quantized_model
 from sat_tf.qat.model_class import in_class_of, policy_of, remember
-from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.policy import BitPolicy, expect_policy
 from sat_tf.qat.requantize import requantize
-from sat_tf.qat.scheme import quantize_model
+from sat_tf.qat.scheme import warn_of_lost_zeros
 
 # The batches of a data set of PyTorch that has none.
 _BATCH_SIZE = 64
@@ -178,8 +178,12 @@ def quantized(model: keras3.Model, policy: BitPolicy | int | None = None) -> ker
             f"backend {backend!r}, which the model is of and will be trained on; set KERAS_BACKEND "
             "before the first import of keras."
         )
+    policy = BitPolicy() if policy is None else expect_policy(policy)
     made = translated(model, is_twin=True)
-    return _of_plan(quantize_model(made.model, policy), _originals(made), model)
+    originals = _originals(made)
+    plan = quantized_model(made.model, None, policy, is_private=True)
+    warn_of_lost_zeros(plan)
+    return _of_plan(remember(plan, policy), originals, model)
 
 
 def requantized(model: keras3.Model, policy: BitPolicy) -> keras3.Model:
