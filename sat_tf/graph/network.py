@@ -430,7 +430,8 @@ def _has_mask(tensor: Any) -> bool:
 
 
 def _recurrent(layer: keras.layers.Layer) -> Iterator[keras.layers.Layer]:
-    return (part for part in (layer, *layer.submodules) if isinstance(part, keras.layers.RNN))
+    # Keras has no public view of the layers inside one; `submodules` looks at every attribute.
+    return (part for part in layer._flatten_layers() if isinstance(part, keras.layers.RNN))
 
 
 def _fix_of_call(call: Any) -> str:

@@ -1,5 +1,6 @@
 """The tf_keras layer for a Keras 3 one, and how its settings translate."""
 
+import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
@@ -118,6 +119,7 @@ def _class_of(value: dict[str, Any], module: Any) -> Any:
     return getattr(module, str(value["class_name"]).removesuffix("Initializer"), None)
 
 
+@functools.cache
 def _arguments(found: Any) -> list[str]:
     return [] if found is None else list(inspect.signature(found.__init__).parameters)
 
@@ -287,6 +289,7 @@ def _is_without_effect(key: str, value: Any) -> bool:
     return key in _WITHOUT_EFFECT or (key in _NEUTRAL and value == _NEUTRAL[key])
 
 
+@functools.cache
 def accepted_names(made: type) -> set[str]:
     """Names of the arguments that a class takes itself, and passes on to its bases."""
     names: set[str] = set()

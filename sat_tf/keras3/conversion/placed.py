@@ -20,7 +20,7 @@ from sat_tf.graph.layers.kind import Keras3
 from sat_tf.graph.network import Network, Node
 from sat_tf.keras3 import operations
 from sat_tf.keras3.conversion import layer_table
-from sat_tf.keras3.conversion.values import copy_to_keras3
+from sat_tf.keras3.conversion.values import copy_to_keras3, without_initial_values
 from sat_tf.keras3.quantized_layer import ACTIVATION, BEFORE_ACTIVATION, BEHIND, INSTEAD
 from sat_tf.keras3.quantized_layer import QuantizedLayer as QuantizedLayer3
 from sat_tf.messages import did_you_mean, list_problems
@@ -130,7 +130,8 @@ def _called(plan: keras.Model, node: Node, layer: Any, tensors: Mapping[str, Any
     }
     try:
         given = [tensors[name] for name in node.inputs]
-        return dataclasses.replace(node, arguments=kept).call(layer, given)
+        with without_initial_values(getattr(layer, "layer", layer)):
+            return dataclasses.replace(node, arguments=kept).call(layer, given)
     except Exception as error:  # code of users may raise anything
         raise ValueError(
             f"model {plan.name!r}: {node.layer.name}: received a layer that Keras 3 cannot call "

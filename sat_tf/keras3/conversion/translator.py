@@ -17,7 +17,12 @@ from sat_tf.keras3 import operations
 from sat_tf.keras3.conversion import layer_table
 from sat_tf.keras3.conversion.graph import Call, Keras3Graph, functional_of
 from sat_tf.keras3.conversion.own_layers import layer_of_keras3
-from sat_tf.keras3.conversion.values import copy_to_twin, copy_trainable, weights_of_keras3
+from sat_tf.keras3.conversion.values import (
+    copy_to_twin,
+    copy_trainable,
+    weights_of_keras3,
+    without_initial_values,
+)
 from sat_tf.keras3.quantized_layer import INSTEAD
 from sat_tf.keras3.quantized_layer import QuantizedLayer as QuantizedLayer3
 from sat_tf.messages import kind_of, list_problems, reason_of
@@ -274,7 +279,8 @@ class Translator:
     def _call(self, call: Call, function: Callable[..., Any], tensors: dict[int, Any]) -> None:
         args, kwargs = call.filled_in(tensors, to_tf_keras)
         try:
-            outputs = function(*args, **kwargs)
+            with without_initial_values(function):
+                outputs = function(*args, **kwargs)
         except Exception as error:
             reason = reason_of(error)
             if "root scope name" in reason:

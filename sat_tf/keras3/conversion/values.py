@@ -1,14 +1,18 @@
 """Carries the values of variables between a layer of tf_keras and its counterpart in Keras 3."""
 
+import contextlib
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras as keras3
 import numpy as np
 import tensorflow as tf
+import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
 from sat_tf.keras3.quantized_layer import QuantizedLayer as QuantizedLayer3
+from sat_tf.keras3.quantized_layer import standing_in
 from sat_tf.qat.wrapper import QuantizedLayer
 
 _DEEPEST = 4  # names inside names, such as those of attention layers in wrappers
@@ -100,6 +104,22 @@ def fill(
 def fill_keras3(layer: Any, names: Sequence[str], arrays: Sequence[np.ndarray]) -> None:
     """`fill` for a layer of Keras 3."""
     fill(layer, names, arrays, [variable.path for variable in layer.weights])
+
+
+@contextlib.contextmanager
+def without_initial_values(layer: Any) -> Iterator[None]:
+    """A scope in which the weights that a layer of either Keras makes are zeros.
+
+    They are for layers that are given the weights of others: random numbers would take a part of
+    the time, and of the numbers that follow a seed.
+    """
+    of = {"keras": keras3, "tf_keras": keras}.get(type(layer).__module__.split(".")[0])
+    if of is None:  # code of users may ask what it was given
+        yield
+        return
+    names = [name for name in vars(layer) if re.fullmatch("[a-z].*_initializer", name)]
+    with standing_in(layer, dict.fromkeys(names, of.initializers.Zeros())):
+        yield
 
 
 def copy_to_keras3(twin: Any, layer: Any) -> None:
