@@ -110,11 +110,25 @@ def arranged(
     return network.rearranged(nodes, renamed)
 
 
-def _copied_layer(node: Node, placement: Placement) -> keras.layers.Layer:
-    """A layer of the quantized model without weights, in the form in which it can be quantized."""
-    fresh = layer_copy(node.layer)
+def _form_of(node: Node, placement: Placement, *, is_private: bool) -> keras.layers.Layer:
+    """The layer of the quantized model for a float one, in the form in which it can be quantized.
+
+    A copy is without weights.
+
+    Args:
+        node: a call of the float layer.
+        placement: the quantizers.
+        is_private: see `quantized_model`.
+    """
     if node.name not in placement.configs:
-        return fresh
+        return layer_copy(node.layer)
+    if is_private:
+        fresh = node.layer
+        # Keras' records of its calls would keep the float model in memory.
+        fresh._inbound_nodes.clear()
+        fresh._outbound_nodes.clear()
+    else:
+        fresh = layer_copy(node.layer)
     if is_adapted(fresh):
         fresh = adapted_copy(fresh)
     if layer_kinds.combination_of(fresh) is Combination.WITH_MAP:
@@ -152,43 +166,54 @@ class SatLayoutTransform(tfmot.quantization.keras.QuantizeLayoutTransform):
         annotations = {
             name: metadata.get("quantize_config") for name, metadata in layer_quantize_map.items()
         }
-        keep_function = self._policy.latent_start == "keep_function"
-        quantized = quantized_model(model, annotations, self._policy, keep_function=keep_function)
-        return of_class_of(model, quantized), {}
+        return of_class_of(model, quantized_model(model, annotations, self._policy)), {}
 
 
 def quantized_model(
     model: keras.Model,
-    annotations: Mapping[str, Any],
+    annotations: Mapping[str, Any] | None,
     policy: BitPolicy,
     *,
-    keep_function: bool,
     reads: Mapping[str, Change] | None = None,
     kernels: Mapping[str, Any] | None = None,
+    is_private: bool = False,
 ) -> keras.Model:
-    """Builds the quantized model from a float one; the layers of the float one are not reused.
+    """Builds the quantized model from a float one.
 
-    A frozen layer stays frozen, with the clipping level of its output; an inserted quantizer is
-    frozen if the layer in front of it and all of its readers are.
+    Latent weights and gains start as the policy says, unless those of a quantized model are carried
+    over, whose effective `kernels` are given. A frozen layer stays frozen, with the clipping level
+    of its output; an inserted quantizer is frozen if the layer in front of it and all of its
+    readers are.
 
     Args:
         model: the float model; one that nests or shares layers is flattened first, and what can
             only be quantized as other layers becomes these.
-        annotations: for every layer to quantize, its `LayerConfig` or None.
+        annotations: for every layer to quantize, its `LayerConfig` or None; without them all are
+            quantized.
         policy: what the annotations leave open.
-        keep_function: give the latent weights and gains that keep the function; requires a policy
-            with latent_start="keep_function".
         reads: for each input, the change from what the first layers read to what the model is
             fed; None if these are the same.
         kernels: see `place`.
+        is_private: the float model is of no use to anybody else: its quantized layers become those
+            inside the new ones, with their weights, and the others are copied.
 
     Raises:
         ValueError: the model cannot be quantized; lists every problem.
     """
     refuse_losses(model)
     of_layers = rewritten(model, annotations)
-    annotations = of_layers.carried(annotations)
     network = Network(of_layers.model)
+    if any(isinstance(node.layer, QuantizedLayer) for node in network):
+        raise ValueError(
+            f"model {model.name!r}: received a model that is quantized already, expected a float "
+            "one; call sat_tf.requantize(model, policy) to give it another policy."
+        )
+    if annotations is None:
+        # As in TFMOT, Lambda layers are left alone: a wrapper could not save their code.
+        left = keras.layers.Lambda if policy.unsupported == "float" else ()
+        annotations = {n.layer.name: None for n in network if not isinstance(n.layer, left)}
+    else:
+        annotations = of_layers.carried(annotations)
     placement = place(network, annotations, policy, kernels)
     problems = non_finite_weights(network)
     if problems:
@@ -196,17 +221,17 @@ def quantized_model(
     _warn_of_codes_beyond_int8(model.name, placement)
     if kernels is None:
         _warn_of_guessed_levels(model.name, placement)
-    copies: dict[str, keras.layers.Layer] = {}
+    layers: dict[str, keras.layers.Layer] = {}
 
-    def copied(node: Node) -> keras.layers.Layer:
-        copies[node.layer.name] = _copied_layer(node, placement)
-        return copies[node.layer.name]
+    def layer_of(node: Node) -> keras.layers.Layer:
+        layers[node.layer.name] = _form_of(node, placement, is_private=is_private)
+        return layers[node.layer.name]
 
-    view = arranged(network, placement, copied)
+    view = arranged(network, placement, layer_of)
     built = view.remade(lambda node: node.layer)
     for node in network:
-        if node.layer.weights:
-            copied_weights(node.layer, copies[node.layer.name])
+        if node.layer.weights and layers[node.layer.name] is not node.layer:
+            copied_weights(node.layer, layers[node.layer.name])
     quantized = [name for name in network.inputs if name not in placement.kept]
     changes = {name: policy.change_of(name) for name in quantized}
     if reads is not None:
@@ -215,7 +240,8 @@ def quantized_model(
     if problems:
         raise ValueError(list_problems(f"model {model.name!r}", problems))
     for fold in folds:
-        apply_fold(fold, copies[fold.layer], [copies[name] for name in fold.norms])
+        apply_fold(fold, layers[fold.layer], [layers[name] for name in fold.norms])
+    keep_function = kernels is None and policy.latent_start == "keep_function"
     for node in view:
         quantizer = weight_quantizer(node.layer)
         if quantizer is not None and node.name == node.layer.name:  # once for all calls
