@@ -292,7 +292,7 @@ def rewritten(model: keras.Model, annotated: Collection[str] | None = None) -> F
         return flat
     rewriter = _Rewriter(model, calls, replacements)
     made = Flattened(rewriter.model(), _behind_one_another(rewriter.origins, flat.origins))
-    # Of the layers that one with several calls has become, those without weights share nothing.
+    # A layer with several calls has become several layers; those without weights share nothing.
     names = None if annotated is None else made.carried(dict.fromkeys(annotated))
     again = rewritten(made.model, names)
     return Flattened(again.model, _behind_one_another(again.origins, made.origins))

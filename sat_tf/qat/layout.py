@@ -209,7 +209,7 @@ def quantized_model(
             "one; call sat_tf.requantize(model, policy) to give it another policy."
         )
     if annotations is None:
-        # As in TFMOT, Lambda layers are left alone: a wrapper could not save their code.
+        # Lambda layers are left alone, as TFMOT does: a wrapper could not save their code.
         left = keras.layers.Lambda if policy.unsupported == "float" else ()
         annotations = {n.layer.name: None for n in network if not isinstance(n.layer, left)}
     else:

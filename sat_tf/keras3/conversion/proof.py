@@ -161,7 +161,7 @@ def _run(made: Translated, inputs: list[Any], found: _Found, prefix: str) -> lis
 
 @dataclasses.dataclass
 class _Seen:
-    """What a quantized layer of Keras 3 computes on its way to its outputs.
+    """The values that a quantized layer of Keras 3 computes on its way to its outputs.
 
     Attributes:
         kernel: its effective kernel; None where it has none.
