@@ -11,10 +11,9 @@ from sat_tf.commands.models import quiet_tensorflow
 from sat_tf.commands.options import Parser, add_overrides, seeds, unless_stopped
 from sat_tf.messages import RunError, list_problems, say
 from sat_tf.reproduction.library import Entry, data_sets, find
-from sat_tf.reproduction.record import read_outcomes
+from sat_tf.reproduction.record import markdown, read_outcomes, show, update
 from sat_tf.reproduction.run import Job, plan
 from sat_tf.reproduction.run import run as run_jobs
-from sat_tf.reproduction.table import markdown, show, update
 from sat_tf.training.config.config import config_text
 
 SUMMARY = "list and run the experiments of the paper"

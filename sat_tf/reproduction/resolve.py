@@ -1,4 +1,4 @@
-"""From a row to the configuration of its run, and to that of the float model it starts from."""
+"""The configuration of a row's run, and that of the float model that it starts from."""
 
 import hashlib
 import json

@@ -4,8 +4,7 @@ import pathlib
 
 import pytest
 
-from sat_tf.reproduction.record import read_outcomes
-from sat_tf.reproduction.table import updated
+from sat_tf.reproduction.record import read_outcomes, updated
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 RESULTS = REPOSITORY / "benchmarks" / "results" / "paper.csv"

@@ -5,7 +5,7 @@ from rich.console import Console
 
 from sat_tf.messages import RunError
 from sat_tf.reproduction.library import find
-from sat_tf.reproduction.table import markdown, show, summary, update, updated
+from sat_tf.reproduction.record import markdown, show, summary, update, updated
 from tests.reproduction.fake import outcome
 
 ROW = "table1/mobilenet_v2/4bits"

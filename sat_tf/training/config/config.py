@@ -27,7 +27,6 @@ from sat_tf.training.config.sections import (
     DataConfig,
     ModelConfig,
     Section,
-    StageConfig,
     StagesConfig,
     TrainingConfig,
     describe,
@@ -94,7 +93,8 @@ def _read_policy(fields: Any) -> BitPolicy:
         raise ValueError(f"={fields!r}: expected a mapping of BitPolicy's fields to their values.")
     known = (*BitPolicy.__dataclass_fields__, OLD_INPUT_RANGE)
     unknown = [name for name in fields if name not in known]
-    problems = [f"{name} is not a key. {_hint(name, BitPolicy)}" for name in unknown]
+    own = BitPolicy.__dataclass_fields__
+    problems = [f"{name} is not a key. {did_you_mean(name, own)}" for name in unknown]
     try:
         policy = BitPolicy(**{name: fields[name] for name in fields if name not in unknown})
     except ValueError as error:
@@ -107,10 +107,6 @@ def _read_policy(fields: Any) -> BitPolicy:
     if problems:
         raise ValueError("\n".join(problems))
     return policy
-
-
-def _hint(name: str, policy: type[BitPolicy]) -> str:
-    return did_you_mean(name, policy.__dataclass_fields__)
 
 
 class Config(Section):
@@ -145,10 +141,6 @@ class Config(Section):
     distribution: Literal["auto", "none", "mirrored", "multi_worker", "tpu"] = Field(
         default="auto", description="one of auto, none, mirrored, multi_worker, tpu"
     )
-
-    def with_stages(self, stages: Mapping[str, StageConfig]) -> "Config":
-        """The same with other stages in the place of some, by their names."""
-        return self.model_copy(update={"stages": self.stages.model_copy(update=stages)})
 
     @field_validator("training")
     @classmethod
@@ -220,7 +212,9 @@ def read_config(
     """
     path = pathlib.Path(path)
     try:
-        text = read_yaml_text(_own_or_shipped(path))
+        # One that comes with the package has such a name wherever the package is.
+        is_shipped = not path.exists() and path.as_posix() in _shipped_names()
+        text = read_yaml_text(SHIPPED.joinpath(*path.parts[1:]) if is_shipped else path)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise RunError(
@@ -228,13 +222,6 @@ def read_config(
             f"{did_you_mean(path.as_posix(), _shipped_names())}"
         ) from error
     return parse_config(text, overrides, seed=seed, subject=str(path))
-
-
-def _own_or_shipped(path: pathlib.Path) -> pathlib.Path:
-    """Finds a file of that name, or else the one that comes with the package."""
-    if path.exists() or path.as_posix() not in _shipped_names():
-        return path
-    return SHIPPED.joinpath(*path.parts[1:])
 
 
 def _shipped_names() -> list[str]:
@@ -370,7 +357,13 @@ def load_yaml(text: str) -> Any:
             raise ValueError(
                 f"received more than {_MOST_CHARACTERS:,} characters, expected a configuration"
             )
-        _check_depth(text)
+        # Values nested too deep could not be read without running out of stack.
+        opens, closes = yaml.events.CollectionStartEvent, yaml.events.CollectionEndEvent
+        changes = (isinstance(e, opens) - isinstance(e, closes) for e in yaml.parse(text, _Loader))
+        if any(depth > _DEEPEST for depth in itertools.accumulate(changes)):
+            raise ValueError(
+                f"received values nested deeper than {_DEEPEST}, expected fewer levels"
+            )
         loader = _Loader(text)
         try:
             node = loader.get_single_node()
@@ -381,20 +374,16 @@ def load_yaml(text: str) -> Any:
         finally:
             loader.dispose()
     except yaml.YAMLError as error:
-        raise ValueError(_on_one_line(error)) from error
+        line = " ".join(str(error).split())
+        if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+            mark = error.problem_mark
+            line = f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}."
+        raise ValueError(line) from error
     except (ValueError, TypeError) as error:  # an impossible date, a number that is a word
         raise ValueError(f"{error}.") from error
     except (LookupError, AttributeError, ArithmeticError) as error:
         # PyYAML's own constructors raise these for `!!int ""` or `!!timestamp word`.
         raise ValueError("a value is not of the type that its tag names.") from error
-
-
-def _check_depth(text: str) -> None:
-    """Raises ValueError for values nested too deep to be read without running out of stack."""
-    opens, closes = yaml.events.CollectionStartEvent, yaml.events.CollectionEndEvent
-    changes = (isinstance(e, opens) - isinstance(e, closes) for e in yaml.parse(text, _Loader))
-    if any(depth > _DEEPEST for depth in itertools.accumulate(changes)):
-        raise ValueError(f"received values nested deeper than {_DEEPEST}, expected fewer levels")
 
 
 def _count_values(root: yaml.Node) -> None:
@@ -422,13 +411,6 @@ def _count_values(root: yaml.Node) -> None:
             f"received {found:,} values, with its aliases expanded, expected at most "
             f"{_MOST_VALUES:,}"
         )
-
-
-def _on_one_line(error: yaml.YAMLError) -> str:
-    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-        mark = error.problem_mark
-        return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}."
-    return " ".join(str(error).split())
 
 
 def _apply(values: dict[str, Any], override: str) -> list[str]:

@@ -127,13 +127,11 @@ class OscillationConfig(Section):
 
     @model_validator(mode="after")
     def _tightens(self) -> "OscillationConfig":
-        problems = []
         if self.last_threshold > self.first_threshold:
-            problems.append(
+            raise ValueError(
                 f"last_threshold={self.last_threshold:g}: expected at most first_threshold, "
                 f"{self.first_threshold:g}."
             )
-        _refuse(problems)
         return self
 
 
@@ -215,16 +213,14 @@ class RecipesConfig(Section):
 
     @model_validator(mode="after")
     def _fit_together(self) -> "RecipesConfig":
-        problems = []
         if self.progressive_bits and self.oscillation:
             come_down = sum(self.progressive_bits.shares)
             if self.oscillation.start < come_down - 1e-9:  # sums of shares are rounded
-                problems.append(
+                raise ValueError(
                     f"oscillation.start={self.oscillation.start:g} with progressive_bits: codes "
                     f"are those of the policy from {come_down:g} of the stage on, expected a start "
                     "there or later; raise it, or lower progressive_bits.shares."
                 )
-        _refuse(problems)
         return self
 
 

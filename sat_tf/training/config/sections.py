@@ -38,7 +38,8 @@ def _lines(problem: Any, config: type[BaseModel]) -> Iterator[str]:
     where = ".".join(location)
     kind = problem["type"]
     if kind == "extra_forbidden":
-        section = _section(config, location[:-1])
+        field = _field(config, location[:-1])
+        section = (_model_of(field) if field else None) or config
         yield f"{where} is not a key. {did_you_mean(location[-1], section.model_fields)}"
     elif kind == "missing":
         yield f"{where} is missing: expected {_expected(config, location)}; add it."
@@ -73,11 +74,6 @@ def _field(config: type[BaseModel], location: list[str]) -> FieldInfo | None:
         field = section.model_fields[part]
         section = _model_of(field)
     return field
-
-
-def _section(config: type[BaseModel], location: list[str]) -> type[BaseModel]:
-    field = _field(config, location)
-    return (_model_of(field) if field else None) or config
 
 
 def _model_of(field: FieldInfo) -> type[BaseModel] | None:

@@ -468,7 +468,7 @@ def settled(folder: RunFolder, config: Config) -> Config:
         for name, trial in read_trials(folder).items()
         if (stage := config.stages.by_name().get(name)) and stage.base_learning_rate == AUTO
     }
-    return config.with_stages(chosen)
+    return config.model_copy(update={"stages": config.stages.model_copy(update=chosen)})
 
 
 def float_model_hash(config: Config) -> str | None:
