@@ -236,13 +236,8 @@ def deployed_model(
             f"model {quantized.name!r}: received a deployed model, expected the quantized one that "
             "it is made of; pass its `quantized`."
         )
-    graph = deployed_graph(quantized, float_head=float_head, pack=pack)
-    _expect_xnnpack(graph, pack)
-    with quantized.distribute_strategy.scope():
-        return DeployedModel(quantized, graph, float_head=float_head, pack=pack)
-
-
-def _expect_xnnpack(graph: Graph, pack: str) -> None:
+    network = Network(quantized)
+    graph = deployed_graph(network, float_head=float_head, pack=pack)
     builtin = [
         operation.output for operation in graph.operations if operation.engine is not Engine.XNNPACK
     ]
@@ -252,6 +247,8 @@ def _expect_xnnpack(graph: Graph, pack: str) -> None:
             f"LiteRT's builtin kernels compute ({', '.join(builtin[:3])}, ...), expected XNNPACK's "
             "kernels alone, whose rounding a deployed model has; use pack='auto'."
         )
+    with quantized.distribute_strategy.scope():
+        return DeployedModel(quantized, network, graph, float_head=float_head, pack=pack)
 
 
 class DeployedModel(keras.Model):
@@ -263,15 +260,40 @@ class DeployedModel(keras.Model):
 
     Args:
         quantized: the quantized model.
+        network: its graph.
         graph: its deployed graph.
         float_head: how that was made.
         pack: likewise.
+
+    Attributes:
+        quantized: the model whose variables this one shares, and which is saved and exported.
+        graph: the deployed graph as it was taken last.
+        float_head: whether the last Dense layer is float, as `sat_tf.export_tflite` has it.
+        pack: how its kernels are stored, as `sat_tf.export_tflite` has it.
     """
 
+    quantized: keras.Model
+    graph: Graph
+    float_head: bool
+    pack: str
+    _network: Network
+    # The layers of this model, by the names of those of the quantized one.
+    _deployed_layers: dict[str, DeployedLayer]
+    # Computes what TensorFlow does of all kernels.
+    _kernels: Callable[[], dict[str, KernelTensors]]
+    # Gives all integer tensors beside the output.
+    _computed: keras.Model
+
     def __init__(
-        self, quantized: keras.Model, graph: Graph, *, float_head: bool, pack: str
+        self,
+        quantized: keras.Model,
+        network: Network,
+        graph: Graph,
+        *,
+        float_head: bool,
+        pack: str,
     ) -> None:
-        network, replacements = Network(quantized), replacements_of(graph)
+        replacements = replacements_of(graph)
         # Pixels and codes are fed as the real values that they stand for.
         images = {
             image.name: keras.Input(
@@ -297,36 +319,21 @@ class DeployedModel(keras.Model):
         super().__init__(inputs, outputs, name=f"{network.name}_deployed")
         integers = {name: tensors[name] for name in graph.integer_tensors}
         output = [real[name] for name in network.outputs]
-        # In one object, because Keras would track models and dictionaries that are attributes.
-        self._view = _View(
+        self._keep(
             quantized=quantized,
+            graph=graph,
             float_head=float_head,
             pack=pack,
-            graph=graph,
-            layers=layers,
-            kernels=_kernels_of(network),
-            computed=keras.Model(list(images.values()), {"codes": integers, "output": output}),
+            _network=network,
+            _deployed_layers=layers,
+            _kernels=_kernels_of(network),
+            _computed=keras.Model(list(images.values()), {"codes": integers, "output": output}),
         )
 
-    @property
-    def quantized(self) -> keras.Model:
-        """The model whose variables this one shares, and which is saved and exported."""
-        return self._view.quantized
-
-    @property
-    def float_head(self) -> bool:
-        """Whether the last Dense layer is float, as `sat_tf.export_tflite` has it."""
-        return self._view.float_head
-
-    @property
-    def graph(self) -> Graph:
-        """The deployed graph as it was taken last."""
-        return self._view.graph
-
-    @property
-    def pack(self) -> str:
-        """How its kernels are stored, as `sat_tf.export_tflite` has it."""
-        return self._view.pack
+    def _keep(self, **attributes: Any) -> None:
+        """Sets attributes past Keras, which would track models and dictionaries among them."""
+        for name, value in attributes.items():
+            object.__setattr__(self, name, value)
 
     def refresh(self) -> None:
         """Takes the integers of the file that the quantized model would be exported to now.
@@ -348,7 +355,7 @@ class DeployedModel(keras.Model):
             ValueError: as `refresh`.
         """
         try:
-            kernels = self._view.kernels()
+            kernels = self._kernels()
         except tf.errors.InvalidArgumentError:  # non-finite weights: let it say which
             self.refresh()
             return
@@ -356,18 +363,18 @@ class DeployedModel(keras.Model):
 
     def _deployed(self, kernels: Mapping[str, KernelTensors] | None = None) -> Graph:
         return deployed_graph(
-            self.quantized, float_head=self.float_head, pack=self.pack, kernels=kernels
+            self._network, float_head=self.float_head, pack=self.pack, kernels=kernels
         )
 
     def _take(self, graph: Graph, *, everything: bool) -> None:
-        check_same_operations(self.name, self._view.graph, graph)
+        check_same_operations(self.name, self.graph, graph)
         replacements = replacements_of(graph)
         with self.distribute_strategy.scope():
-            for name, layer in self._view.layers.items():
+            for name, layer in self._deployed_layers.items():
                 layer.assign(
                     graph, replacements.get(name, DeployedOperations()), everything=everything
                 )
-        self._view.graph = graph
+        self._keep(graph=graph)
 
     def run(self, images: Pixels) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """The stored integers of every integer tensor by name, and the model's output.
@@ -378,11 +385,11 @@ class DeployedModel(keras.Model):
         """
         pixels = [
             tf.constant(image.fed(pixels))
-            for pixels, image in zip(arrays_of(images), self._view.graph.images, strict=True)
+            for pixels, image in zip(arrays_of(images), self.graph.images, strict=True)
         ]
-        made = self._view.computed(pixels, training=False)
+        made = self._computed(pixels, training=False)
         stored = {
-            name: codes.numpy().astype(np.int32) + self._view.graph.codes(name).zero_point
+            name: codes.numpy().astype(np.int32) + self.graph.codes(name).zero_point
             for name, codes in made["codes"].items()
         }
         return stored, joined([output.numpy() for output in made["output"]])
@@ -390,7 +397,7 @@ class DeployedModel(keras.Model):
     @property
     def names(self) -> list[str]:
         """The tensors that are integers in the file."""
-        return list(self._view.graph.integer_tensors)
+        return list(self.graph.integer_tensors)
 
     @property
     def raw_inputs(self) -> frozenset[str]:
@@ -451,29 +458,6 @@ class DeployedModel(keras.Model):
             "the quantized one; save or copy that, `deployed.quantized`, and call deployed_model "
             "on it again."
         )
-
-
-@dataclasses.dataclass
-class _View:
-    """The parts of a deployed model that tie it to the quantized one.
-
-    Attributes:
-        quantized: the model.
-        float_head: whether its last layer is deployed in float.
-        pack: how its kernels are stored.
-        graph: the deployed graph whose numbers the layers have.
-        layers: those of the deployed model, by the names of the quantized one's.
-        kernels: computes what TensorFlow does of all kernels.
-        computed: gives all integer tensors beside the output.
-    """
-
-    quantized: keras.Model
-    float_head: bool
-    pack: str
-    graph: Graph
-    layers: dict[str, DeployedLayer]
-    kernels: Callable[[], dict[str, KernelTensors]]
-    computed: keras.Model
 
 
 def _kernels_of(network: Network) -> Callable[[], dict[str, KernelTensors]]:

@@ -39,6 +39,7 @@ from sat_tf.export.tflite.metadata import (
 )
 from sat_tf.export.tflite.structure import SETTINGS_NAME, gzip_size, read_structure
 from sat_tf.export.tflite.tensors import Storage
+from sat_tf.graph.network import Network
 from sat_tf.messages import list_problems
 from sat_tf.preprocessing import Preprocessing
 from sat_tf.presentation.tables import Displayed, Marked, Table
@@ -229,7 +230,7 @@ def float_layers_of_one_image(graph: Graph, content: bytes) -> Iterator[str]:
         )
 
 
-def file_graph(model: keras.Model, settings: FileSettings) -> Graph:
+def file_graph(model: keras.Model | Network, settings: FileSettings) -> Graph:
     """The graph that a file with these settings holds.
 
     Raises:
@@ -345,7 +346,8 @@ def export_tflite(
         raise ValueError(list_problems("export_tflite", problems))
     if route == "converter":  # which stores all kernels in 8 bits
         settings = settings.with_pack("none")
-    graph = file_graph(model, settings)
+    network = Network(model)
+    graph = file_graph(network, settings)
     if metadata:
         graph.expect_one_of_each("export_tflite with labels, a description or preprocessing")
     if problems := misfits(metadata, graph.images[0], graph.tensors[graph.output].shape):
@@ -359,7 +361,7 @@ def export_tflite(
         temporary.write_bytes(content)
         check_loading(temporary.read_bytes(), *shapes)
     compared = compare_storage and direct
-    others = _alternatives(model, settings, metadata) if compared else {}
+    others = _alternatives(network, settings, metadata) if compared else {}
     files = {settings.pack: content, **others}
     kernels = linear_operations(graph.operations)
     costs = storage_costs(files, *shapes, measure_speed=compare_storage)
@@ -387,9 +389,7 @@ def export_tflite(
     )
 
 
-def _alternatives(
-    model: keras.Model, settings: FileSettings, metadata: Metadata
-) -> dict[str, bytes]:
+def _alternatives(model: Network, settings: FileSettings, metadata: Metadata) -> dict[str, bytes]:
     """The files of the other choices of `pack`, where the model has them."""
     contents = {}
     for pack in PACKINGS:

@@ -45,9 +45,9 @@ def snap_biases(model: keras.Model, *, pack: str = "auto") -> None:
     Raises:
         ValueError: the model has no integer form, or nothing to pack; lists every problem.
     """
-    trained = pipeline.trained_graph(model, pack=pack)
-    deployed = pipeline.rounded(trained)
     network = Network(model)
+    trained = pipeline.trained_graph(network, pack=pack)
+    deployed = pipeline.rounded(trained)
     nodes = {call_name(node): node for node in network}
     shaped = {
         operation.inputs[0]: operation.output

@@ -38,13 +38,13 @@ class TrainedModel:
     """A quantized Keras model that shows the codes of all its tensors.
 
     Args:
-        model: the quantized model.
+        model: the quantized model, or its graph where that has been read already.
         graph: its deployed graph, whose tensors are named after the layers that make them.
     """
 
-    def __init__(self, model: keras.Model, graph: Graph) -> None:
+    def __init__(self, model: keras.Model | Network, graph: Graph) -> None:
         self._graph = graph
-        self._network = Network(model)
+        self._network = Network.of(model)
         layers = {
             call_name(node): node.name
             for node in self._network
@@ -94,7 +94,7 @@ class TrainedModel:
         return codes, joined([np.asarray(made[name]) for name in self._network.outputs])
 
 
-def trained_model(model: keras.Model, graph: Graph) -> TrainedModel | DeployedModel:
+def _trained(model: keras.Model, network: Network, graph: Graph) -> TrainedModel | DeployedModel:
     """A view of the codes of a quantized model, or of a deployed one as they are now.
 
     Raises:
@@ -102,7 +102,7 @@ def trained_model(model: keras.Model, graph: Graph) -> TrainedModel | DeployedMo
             other way round, or whose kernels are stored in other bits.
     """
     if not isinstance(model, DeployedModel):
-        return TrainedModel(model, graph)
+        return TrainedModel(network, graph)
     model.refresh()
     if set(model.names) != set(graph.integer_tensors):
         raise ValueError(
@@ -193,7 +193,7 @@ def verify_tflite(
     model = _of_size(model, images)
     network = Network(_quantized(model))
     images = _checked(model, network, path, images, labels)
-    subject = _subject(model, path)
+    subject = _subject(network, path)
     found, problems = labels_of(
         labels, subject.outputs, number_of(images), _names_of_outputs(model, network)
     )
@@ -207,7 +207,7 @@ def verify_tflite(
         certificate_path=certificate_path,
         images_from=images_from,
         runtimes=runtimes,
-        trained=trained_model(model, subject.graph),
+        trained=_trained(model, network, subject.graph),
         progress=progress,
     )
 
@@ -270,12 +270,12 @@ def _quantized(model: keras.Model) -> keras.Model:
     return model.quantized if isinstance(model, DeployedModel) else model
 
 
-def _subject(model: keras.Model, path: pathlib.Path) -> Subject:
+def _subject(network: Network, path: pathlib.Path) -> Subject:
     """The file and the graph that it should hold; raises if it holds another."""
     content = path.read_bytes()
     found = read_structure(content, str(path))
     settings = FileSettings.of_file(found.metadata, str(path))
-    graph = file_graph(_quantized(model), settings)
+    graph = file_graph(network, settings)
     expected = file_content(graph, settings)
     problems = differences(read_structure(expected, str(path)), found)
     if problems:

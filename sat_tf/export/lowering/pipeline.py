@@ -120,7 +120,7 @@ def _sized(node: Node, sizes: tuple[int, ...], is_open: bool) -> tuple[int | Non
 
 
 def deployed_graph(
-    model: keras.Model,
+    model: keras.Model | Network,
     *,
     float_head: bool = False,
     pack: str = "auto",
@@ -130,7 +130,7 @@ def deployed_graph(
     """The graph of the deployed model, whose biases are integers of input scale · weight scale.
 
     Args:
-        model: a model quantized by sat-tf.
+        model: a model quantized by sat-tf, or its graph where that has been read already.
         float_head: compute the last Dense layer in float32, from dequantized codes.
         pack: how kernels are stored, a name of `packing.PACKINGS`.
         softmax: end in probabilities.
@@ -156,7 +156,7 @@ def rounded(graph: Graph) -> Graph:
 
 
 def trained_graph(
-    model: keras.Model,
+    model: keras.Model | Network,
     *,
     float_head: bool = False,
     pack: str = "auto",
@@ -165,7 +165,7 @@ def trained_graph(
     """The same graph before anything of the model is rounded: trace, fold, pack and upscale.
 
     Args:
-        model: a model quantized by sat-tf.
+        model: a model quantized by sat-tf, or its graph where that has been read already.
         float_head: compute the last Dense layer in float32, from dequantized codes.
         pack: how kernels are stored, a name of `packing.PACKINGS`.
         kernels: see `trace`.

@@ -81,7 +81,7 @@ def float_functions(operations: Iterable[Operation]) -> Iterator[str]:
 
 
 def trace(
-    model: keras.Model,
+    model: keras.Model | Network,
     *,
     float_head: bool = False,
     kernels: Mapping[str, KernelTensors] | None = None,
@@ -89,7 +89,7 @@ def trace(
     """Reads a quantized model as a graph of integer operations.
 
     Args:
-        model: a model quantized by sat-tf.
+        model: a model quantized by sat-tf, or its graph where that has been read already.
         float_head: compute the last layer in float32, from dequantized activations and weights.
         kernels: what TensorFlow computes of the linear layers, by their names, where it has done
             so already; for a model that has been traced before, and is not checked again.
@@ -97,7 +97,7 @@ def trace(
     Raises:
         ValueError: the model has no integer form; lists every problem with its fix.
     """
-    network = in_inference(Network(model))
+    network = in_inference(Network.of(model))
     problems = find_problems(network, float_head=float_head) if kernels is None else []
     if problems:
         raise ValueError(list_problems(f"model {network.name!r}", problems))
