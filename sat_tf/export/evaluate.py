@@ -1,10 +1,11 @@
 """Top-1 and top-5 of a file over a data set, and its outputs, on all cores."""
 
+import collections
 import concurrent.futures
 import contextlib
 import dataclasses
 import os
-import threading
+import queue
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -142,19 +143,15 @@ def run_tflite(
         raise ValueError("images: received none, expected at least one.")
     _check_settings((1,), processes)
     count = min(processes or _cores(), len(images))
-    found: dict[int, np.ndarray] = {}
 
     def pieces(interface: Interface) -> Iterator[Batch]:
         if problems := _image_problems(images, interface):
             raise ValueError(list_problems("outputs", problems))
         yield from _pieces(images, np.arange(len(images)), count)
 
-    def take(outputs: np.ndarray, numbers: np.ndarray) -> None:
-        found[int(numbers[0])] = outputs
-
     task = TfliteTask(path.read_bytes(), "xnnpack")
-    _run_all(str(path), task, pieces, take, count, len(images), progress)
-    return np.concatenate([found[number] for number in sorted(found)])
+    run = _outputs(str(path), task, pieces, count, len(images), progress)
+    return np.concatenate([outputs for outputs, _ in run])
 
 
 def file_interface(path: str | os.PathLike[str]) -> Interface:
@@ -247,35 +244,6 @@ def _image_problems(images: np.ndarray, interface: Interface) -> list[str]:
     ]
 
 
-class _SharedBatches:
-    """An iterator that several threads take from.
-
-    Args:
-        batches: what they take.
-    """
-
-    def __init__(self, batches: Iterator[Batch]) -> None:
-        self._batches = batches
-        self._lock = threading.Lock()
-        self._stopped = False
-
-    def take(self) -> Batch | None:
-        """The next batch; None after the last one."""
-        with self._lock:
-            if self._stopped:
-                return None
-            try:
-                return next(self._batches, None)
-            except BaseException:
-                self._stopped = True
-                raise
-
-    def stop(self) -> None:
-        """Lets no thread take any more."""
-        with self._lock:
-            self._stopped = True
-
-
 def _evaluate(
     name: str,
     task: Task,
@@ -307,7 +275,8 @@ def _evaluate(
                 raise ValueError(list_problems("evaluation", problems))
             yield images, labels
 
-    _run_all(name, task, pieces, tally.add, count, total, progress)
+    for outputs, numbers in _outputs(name, task, pieces, count, total, progress):
+        tally.add(outputs, numbers)
     if not tally.num_images:
         raise ValueError("images: received none, expected at least one.")
     return Accuracy(
@@ -350,73 +319,76 @@ def _cores() -> int:
 
 
 class _Tally:
-    """Counts that several threads add to."""
+    """The images, and those classified right by k, over all batches."""
 
     def __init__(self, top: tuple[int, ...]) -> None:
         self.num_images = 0
         self.not_finite = 0
         self.hits = dict.fromkeys(top, 0)
-        self._lock = threading.Lock()
 
     def add(self, outputs: np.ndarray, labels: np.ndarray) -> None:
         rows = outputs.reshape(len(outputs), -1)
-        found = {k: top_hits(rows, labels, k) for k in self.hits}
-        broken = int(np.count_nonzero(~np.all(np.isfinite(rows), axis=1)))
-        with self._lock:
-            self.num_images += len(labels)
-            self.not_finite += broken
-            for k, hits in found.items():
-                self.hits[k] += hits
+        self.num_images += len(labels)
+        self.not_finite += int(np.count_nonzero(~np.all(np.isfinite(rows), axis=1)))
+        for k in self.hits:
+            self.hits[k] += top_hits(rows, labels, k)
 
 
-def _run_all(
+def _outputs(
     name: str,
     task: Task,
     pieces: Callable[[Interface], Iterator[Batch]],
-    take: Callable[[np.ndarray, np.ndarray], None],
     count: int,
     total: int | None,
     progress: bool,
-) -> None:
-    """Runs batches through a task in processes.
+) -> Iterator[Batch]:
+    """Runs batches through a task in processes; gives their outputs and numbers, in order.
 
     Args:
         name: of the file, for errors and the bar.
         task: what the processes run.
         pieces: gives the batches that the task takes, each with a number an image.
-        take: gets the outputs of a batch and its numbers, in any order and from several threads.
         count: how many processes.
         total: how many images, where that is known.
         progress: show a bar.
     """
+    idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
 
-    def serve(worker: Worker) -> None:
-        while (batch := batches.take()) is not None:
-            images, numbers = batch
-            with _named(name):
-                outputs = worker.run(images)
-            take(outputs, numbers)
-            advance(len(numbers))
+    def run(images: np.ndarray) -> np.ndarray:
+        try:
+            worker = idle.get_nowait()
+        except queue.Empty:  # there are no more workers than threads
+            worker = workers.enter_context(_worker(name, task))
+        with _named(name):
+            outputs = worker.run(images)
+        idle.put(worker)
+        return outputs
 
-    def start_and_serve() -> None:
-        with _worker(name, task) as worker:
-            serve(worker)
-
+    waiting = collections.deque[tuple[concurrent.futures.Future[np.ndarray], np.ndarray]]()
     with (
-        _worker(name, task) as first,
+        contextlib.ExitStack() as workers,
         image_bar(os.path.basename(name), total, shown=progress) as advance,
         concurrent.futures.ThreadPoolExecutor(count) as pool,
     ):
-        batches = _SharedBatches(pieces(first.interface))
-        jobs = [
-            pool.submit(serve, first),
-            *(pool.submit(start_and_serve) for _ in range(count - 1)),
-        ]
+
+        def first() -> Batch:
+            job, numbers = waiting.popleft()
+            outputs = job.result()
+            advance(len(numbers))
+            return outputs, numbers
+
+        worker = workers.enter_context(_worker(name, task))
+        idle.put(worker)
         try:
-            for job in concurrent.futures.as_completed(jobs):
-                job.result()
+            for images, numbers in pieces(worker.interface):
+                waiting.append((pool.submit(run, images), numbers))
+                # A batch waits for each process that runs one, and no more are read ahead.
+                if len(waiting) == 2 * count:
+                    yield first()
+            while waiting:
+                yield first()
         finally:
-            batches.stop()
+            pool.shutdown(cancel_futures=True)
 
 
 @contextlib.contextmanager
