@@ -31,7 +31,7 @@ from rows import as_table, write_csv
 
 import sat_tf
 from sat_tf import models
-from sat_tf.export.tflite.structure import read_structure
+from sat_tf.export.tflite.contents import read_contents
 
 _MODELS = flags.DEFINE_list("models", list(MODELS), f"of {', '.join(models.MODELS)}")
 _BITS = flags.DEFINE_list("bits", ["4"], "bits of our files: 2 to 8, one file each")
@@ -143,8 +143,8 @@ def _measure(name: str, console: rich.console.Console) -> list[dict[str, Any]]:
             "bytes": len(content),
             "gzip bytes": zipped[key],
             "gzip, times TFMOT": "",
-            "operators": len(read_structure(content, key).operators),
-            "float operators": len(read_structure(content, key).float_operators()),
+            "operators": len(read_contents(content, key).operators),
+            "float operators": len(read_contents(content, key).float_operators()),
         }
         for key, content in files.items()
     }

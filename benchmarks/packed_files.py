@@ -33,7 +33,7 @@ from rows import as_table, write_csv
 
 import sat_tf
 from sat_tf.export.litert.runtime import Runtime
-from sat_tf.export.tflite.structure import gzip_size, read_structure
+from sat_tf.export.tflite.contents import gzip_size, read_contents
 from sat_tf.qat.policy import BitPolicy
 
 _KNOWN = ("mobilenet_v1", "mobilenet_v2", "resnet50", "efficientnet_b0")
@@ -167,7 +167,7 @@ def _measured(files: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
         ratios = _ratios(seconds, key)
         low, _, high = statistics.quantiles(ratios, n=4)
         delegation = runtimes[key].delegation()
-        operators = read_structure(content, key).operator_counts()
+        operators = read_contents(content, key).operator_counts()
         rows.append(
             {
                 "file": key,

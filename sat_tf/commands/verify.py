@@ -339,10 +339,10 @@ def _as_measured(model: "keras.Model", target: Target) -> "keras.Model":
     if config.stages.deploy_tail is None:
         return model
     from sat_tf.export.lowering.packing import FileSettings, runs_on_xnnpack
-    from sat_tf.export.tflite.structure import read_structure
+    from sat_tf.export.tflite.contents import read_contents
     from sat_tf.training.loop.outcome import as_measured
 
-    found = read_structure(target.tflite.read_bytes(), str(target.tflite)).metadata
+    found = read_contents(target.tflite.read_bytes(), str(target.tflite)).settings
     pack = FileSettings.of_file(found, str(target.tflite)).pack
     if not runs_on_xnnpack(pack):  # a file of its own, that no deploy tail computes
         return model

@@ -29,6 +29,7 @@ from sat_tf.export.lowering.trace import one_image_only
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.graph_file import serialize
 from sat_tf.export.operations.linear import linear_operations
+from sat_tf.export.tflite.contents import SETTINGS_NAME, gzip_size, read_contents
 from sat_tf.export.tflite.metadata import (
     METADATA_NAME,
     Metadata,
@@ -37,7 +38,6 @@ from sat_tf.export.tflite.metadata import (
     encode,
     misfits,
 )
-from sat_tf.export.tflite.structure import SETTINGS_NAME, gzip_size, read_structure
 from sat_tf.export.tflite.tensors import Storage
 from sat_tf.graph.network import Network
 from sat_tf.messages import list_problems
@@ -355,7 +355,7 @@ def export_tflite(
     direct = route == "direct"
     settings = settings.of_graph(graph)
     content = file_content(graph, settings, metadata) if direct else converted(graph)
-    structure = read_structure(content, str(path))
+    parsed = read_contents(content, str(path))
     shapes = [image.shape for image in graph.images]
     with written_whole(path) as temporary:
         temporary.write_bytes(content)
@@ -370,8 +370,8 @@ def export_tflite(
         bytes=len(content),
         gzip_bytes=costs[0].gzip_bytes,
         sha256=hashlib.sha256(content).hexdigest(),
-        operators=structure.operator_counts(),
-        float_operators=structure.float_operators(),
+        operators=parsed.operator_counts(),
+        float_operators=parsed.float_operators(),
         route=route,
         islands=list(graph.float_layers),
         certified=list(graph.integer_tensors) if direct else [],

@@ -18,7 +18,7 @@ from sat_tf.export.device.kit import Kit, check_kit_path, pack_kit
 from sat_tf.export.device.report import DeviceCheck, hold_against, read_device_certificate
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.graph_file import read_graph
-from sat_tf.export.tflite.structure import read_structure
+from sat_tf.export.tflite.contents import read_contents
 from sat_tf.messages import list_problems
 
 
@@ -162,8 +162,8 @@ def read_subject(path: pathlib.Path) -> Subject:
     """
     content = existing_file(path).read_bytes()
     graph = read_graph(content, str(path))
-    structure = read_structure(content, str(path))
-    return Subject(path, content, structure, dataclasses.replace(graph, name=path.stem))
+    parsed = read_contents(content, str(path))
+    return Subject(path, content, parsed, dataclasses.replace(graph, name=path.stem))
 
 
 def existing_file(path: str | os.PathLike[str]) -> pathlib.Path:

@@ -23,8 +23,8 @@ from sat_tf.export.lowering.pipeline import is_sized, with_image_size
 from sat_tf.export.lowering.quantized_network import is_input, role_of
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import linear_operations
+from sat_tf.export.tflite.contents import differences, read_contents
 from sat_tf.export.tflite.images import Pixels, arrays_of, joined, number_of
-from sat_tf.export.tflite.structure import differences, read_structure
 from sat_tf.export.tflite.tensors import Codes, Storage
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
@@ -273,11 +273,11 @@ def _quantized(model: keras.Model) -> keras.Model:
 def _subject(network: Network, path: pathlib.Path) -> Subject:
     """The file and the graph that it should hold; raises if it holds another."""
     content = path.read_bytes()
-    found = read_structure(content, str(path))
-    settings = FileSettings.of_file(found.metadata, str(path))
+    found = read_contents(content, str(path))
+    settings = FileSettings.of_file(found.settings, str(path))
     graph = file_graph(network, settings)
     expected = file_content(graph, settings)
-    problems = differences(read_structure(expected, str(path)), found)
+    problems = differences(read_contents(expected, str(path)), found)
     if problems:
         header = f"{path}: received the file of another model, or of another state of this one"
         problems.append("expected what the model exports to; export it again")

@@ -18,7 +18,7 @@ from sat_tf.export.operations.pairs import Pair
 from sat_tf.export.operations.pointwise import Pointwise
 from sat_tf.export.operations.quantize import Dequantize, ShiftImage
 from sat_tf.export.operations.simulator import simulate
-from sat_tf.export.tflite.structure import read_structure
+from sat_tf.export.tflite.contents import read_contents
 from sat_tf.export.tflite.tensors import Codes, Image, Tensor
 from tests.arm.processors import PROCESSORS, check_on_arm
 from tests.arm.system import ArmSystem, find_system
@@ -90,7 +90,7 @@ def case(request) -> tuple[Graph, np.ndarray]:
 def _subject(graph: Graph, kernels: KernelSet) -> Subject:
     content = serialize(graph, {})
     return Subject(
-        pathlib.Path("made.tflite"), content, read_structure(content, "made"), graph.on(kernels)
+        pathlib.Path("made.tflite"), content, read_contents(content, "made"), graph.on(kernels)
     )
 
 

@@ -17,7 +17,7 @@ import tf_keras as keras
 import sat_tf.__main__
 from sat_tf import models
 from sat_tf.commands import main
-from sat_tf.export.tflite.structure import read_structure
+from sat_tf.export.tflite.contents import read_contents
 from sat_tf.export.verify import verify_tflite
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.config.config import read_config
@@ -267,7 +267,7 @@ def test_export_takes_all_that_a_file_can_say_and_prints_what_storage_costs(
     model = keras.models.load_model(tiny_run / run_folder.QUANTIZED_MODEL)
     images = np.zeros((2, *model.input_shape[1:]), np.uint8)
     assert verify_tflite(model, path, images).codes_differing == 0
-    assert read_structure(path.read_bytes(), "model").metadata["resizable"] is True
+    assert read_contents(path.read_bytes(), "model").settings["resizable"] is True
 
 
 def test_a_dry_run_prints_whole_words_where_nobody_says_how_wide_a_line_is(tiny_run, capsys):

@@ -11,7 +11,7 @@ from PIL import Image
 
 import sat_tf
 from sat_tf.commands import main
-from sat_tf.export.tflite.structure import read_structure
+from sat_tf.export.tflite.contents import read_contents
 from sat_tf.quantizers.input_range import NAMED
 from tests.commands.light import told_without_tensorflow
 from tests.training.range_model import model_of_one_range, model_of_small_range
@@ -184,7 +184,7 @@ def test_training_resumes_and_keeps_the_softmax_of_the_model(told, files, tmp_pa
     assert "chosen by a trial of 6 from 0.0001 to 0.03" in page
     assert "may have been trained on these very images" in page
     content = (tmp_path / "out" / "model.tflite").read_bytes()
-    assert read_structure(content, "file").operator_counts()["SOFTMAX"] == 1
+    assert read_contents(content, "file").operator_counts()["SOFTMAX"] == 1
     status, said = told("softmax.keras", "photos", *words)
     assert (status, "This run is finished" in said) == (0, True)
 

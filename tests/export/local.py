@@ -12,8 +12,8 @@ from sat_tf.export.operations.graph_file import read_graph
 from sat_tf.export.operations.linear import Linear, requantization_multipliers
 from sat_tf.export.operations.movements import Reshape
 from sat_tf.export.operations.operation import Operation
+from sat_tf.export.tflite.contents import Contents
 from sat_tf.export.tflite.images import Pixels
-from sat_tf.export.tflite.structure import Structure
 from sat_tf.export.tflite.tensors import Codes
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network
@@ -136,6 +136,6 @@ def own_count(content: bytes, images: Pixels, runtime: str) -> tuple[int, int]:
     graph = read_graph(content, "made.tflite")
     counter = RuntimeCounter(graph, content, runtime)
     counter.run(images)
-    outputs = outputs_in(graph, Structure((), "", None), None)
+    outputs = outputs_in(graph, Contents(()), None)
     found = counter.result(Reference(counter.outputs, outputs, [None] * len(outputs)))
     return found.own_compared, found.own_differing

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 import sat_tf
 from sat_tf.export.litert.runtime import Runtime
-from sat_tf.export.tflite.structure import read_structure
+from sat_tf.export.tflite.contents import read_contents
 from tests.export.zoo import images_for
 
 
@@ -23,8 +23,8 @@ def converted(model) -> bytes:
 
 
 def test_the_converter_leaves_nothing_float_but_the_ends(converted):
-    structure = read_structure(converted, "converted")
-    assert [name.split()[0] for name in structure.float_operators()] == ["QUANTIZE", "DEQUANTIZE"]
+    found = read_contents(converted, "converted")
+    assert [name.split()[0] for name in found.float_operators()] == ["QUANTIZE", "DEQUANTIZE"]
 
 
 def test_the_converter_gives_the_logits_of_the_written_file(converted, model, tmp_path):

@@ -5,7 +5,7 @@ import pytest
 
 import sat_tf
 from sat_tf.export.export import StorageCost
-from sat_tf.export.tflite.structure import gzip_size
+from sat_tf.export.tflite.contents import gzip_size
 from tests.export.zoo import Specimen, bottleneck
 
 

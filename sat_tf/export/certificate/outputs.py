@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.tflite.structure import Structure
+from sat_tf.export.tflite.contents import Contents
 from sat_tf.top_k import NO_CLASS, classes_of
 
 # Softmax makes the sum of the probabilities of one image 1 up to its last bits.
@@ -368,21 +368,21 @@ _KEEPING = (
 _CLASSES = {"SOFTMAX": "softmax", "LOGISTIC": "sigmoid"}
 
 
-def outputs_in(graph: Graph, structure: Structure, labels: Sequence[str] | None) -> list[Output]:
+def outputs_in(graph: Graph, contents: Contents, labels: Sequence[str] | None) -> list[Output]:
     """The outputs of a graph, named by their keys where it has a dictionary of them.
 
     Args:
         graph: the graph.
-        structure: of its file.
+        contents: of its file.
         labels: the names of classes in the file; None where it has none.
     """
-    makers = {made.name: operator for operator in structure.operators for made in operator.outputs}
+    makers = {made.name: operator for operator in contents.operators for made in operator.outputs}
 
     def said(name: str) -> str:
         maker = makers.get(name)
         if maker is None or maker.name not in _KEEPING:
             return "" if maker is None else _CLASSES.get(maker.name, "")
-        kept = [tensor for tensor in maker.inputs if tensor.name in makers]
+        kept = [tensor for tensor in maker.reads if tensor.name in makers]
         found = {said(tensor.name) for tensor in kept}
         moved = any(tensor.shape[-1:] != maker.outputs[0].shape[-1:] for tensor in kept)
         return found.pop() if found in ({"sigmoid"}, set() if moved else {"softmax"}) else ""

@@ -31,9 +31,9 @@ from sat_tf.export.litert.processes import refusals, this_machine
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.pointwise import softmax
 from sat_tf.export.operations.simulator import batches, outputs_of, simulate
+from sat_tf.export.tflite.contents import Contents, gzip_size
 from sat_tf.export.tflite.images import Pixels, arrays_of, joined, number_of
 from sat_tf.export.tflite.metadata import read_metadata
-from sat_tf.export.tflite.structure import Structure, gzip_size
 from sat_tf.export.tflite.tensors import Image
 from sat_tf.messages import kind_of
 from sat_tf.presentation.progress_bar import image_bar
@@ -47,27 +47,27 @@ class Subject:
     Attributes:
         path: of the file.
         content: the file.
-        structure: of the file.
+        parsed: what is in the file.
         graph: what it should compute.
         is_trusted: whether sat-tf wrote these very bytes, so that they cannot crash LiteRT.
     """
 
     path: pathlib.Path
     content: bytes
-    structure: Structure
+    parsed: Contents
     graph: Graph
     is_trusted: bool = False
 
     @property
     def makers(self) -> dict[str, str]:
         """The operators of the file, by the tensor that each makes."""
-        return {op.outputs[0].name: op.name for op in self.structure.operators}
+        return {op.outputs[0].name: op.name for op in self.parsed.operators}
 
     @property
     def outputs(self) -> list[Output]:
         """The outputs, in the order of the model's."""
         labels = read_metadata(self.content, str(self.path)).labels
-        return outputs_in(self.graph, self.structure, labels)
+        return outputs_in(self.graph, self.parsed, labels)
 
     @property
     def sha256(self) -> str:
@@ -192,8 +192,8 @@ def prove(
         bytes=len(content),
         gzip_bytes=gzip_size(content),
         sha256=subject.sha256,
-        operators=subject.structure.operator_counts(),
-        float_operators=subject.structure.float_operators(),
+        operators=subject.parsed.operator_counts(),
+        float_operators=subject.parsed.float_operators(),
         islands=list(graph.float_layers),
         versions={
             "python": platform.python_version(),

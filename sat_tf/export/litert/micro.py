@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sat_tf.export.litert.runtime import FileRuntime, explained, native_output_in
-from sat_tf.export.tflite.contents import read_contents, unpacked
+from sat_tf.export.tflite.contents import read_contents
 from sat_tf.export.tflite.images import Pixels, arrays_of, joined, number_of, some_of
 
 MICRO = "micro"
@@ -32,11 +32,9 @@ class MicroRuntime(FileRuntime):
     """
 
     def __init__(self, content: bytes, *, keep_tensors: bool) -> None:
-        with unpacked(content, "file") as model:
-            contents = read_contents(model)
-            names = [tensor.name.decode() for tensor in model.subgraphs[0].tensors]
-            shapes = [tensor.shape for tensor in model.subgraphs[0].tensors]
-        values = sum(math.prod(map(int, shape)) for shape in shapes if shape is not None)
+        contents = read_contents(content, "file")
+        names = [tensor.name for tensor in contents.tensors]
+        values = sum(math.prod(tensor.shape) for tensor in contents.tensors)
         self._inputs, self._outputs = contents.inputs, contents.outputs
         made = [tensor.name for operator in contents.operators for tensor in operator.outputs]
         self._made = {name: names.index(name) for name in made} if keep_tensors else {}

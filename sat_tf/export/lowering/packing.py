@@ -407,7 +407,7 @@ class FileSettings:
         """The settings that a file says it was written with.
 
         Args:
-            found: its entry `structure.SETTINGS_NAME`; None where it has none.
+            found: its entry `contents.SETTINGS_NAME`; None where it has none.
             path: what errors call it.
 
         Raises:

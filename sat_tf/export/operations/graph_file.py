@@ -14,12 +14,11 @@ from sat_tf.export.tflite.contents import (
     NotUnderstoodError,
     StoredOperator,
     StoredTensor,
-    read_contents,
     signature_names,
+    understood,
     unpacked,
 )
 from sat_tf.export.tflite.operator_view import OperatorView, Progress
-from sat_tf.export.tflite.structure import read_settings
 from sat_tf.export.tflite.tensors import Codes, Image, Tensor
 from sat_tf.export.tflite.writer import Writer
 from sat_tf.quantizers.input_range import KEPT_TYPES
@@ -61,11 +60,12 @@ def read_graph(content: bytes, name: str) -> Graph:
     """
     try:
         with unpacked(content, name) as model:
-            layers = (read_settings(model) or {}).get("islands", {})
+            contents = understood(model)
+            layers = (contents.settings or {}).get("islands", {})
             if not isinstance(layers, dict):  # older files list layers, the names of their tensors
                 layers = {tensor: tensor for tensor in layers}
             by_tensor = {str(tensor): str(layer) for tensor, layer in layers.items()}
-            found = _graph(read_contents(model), name, by_tensor)
+            found = _graph(contents, name, by_tensor)
             return dataclasses.replace(found, keys=signature_names(model))
     except NotUnderstoodError as error:
         raise ValueError(

@@ -1,9 +1,13 @@
-"""The contents of a TFLite flatbuffer: tensors, constants and operators, unpacked."""
+"""The contents of a TFLite file: tensors, constants, operators; two compared; the size of one."""
 
 import contextlib
 import dataclasses
+import functools
+import gzip
+import json
 import math
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -195,9 +199,9 @@ def _tensor_table(packed: Any) -> Any:
     return tensor
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class StoredTensor:
-    """A tensor of a file.
+    """A tensor of a file: all that decides what is computed with it.
 
     Attributes:
         name: its name.
@@ -206,7 +210,7 @@ class StoredTensor:
         scales: one for all values, or one for each index of `axis`; empty if it is not quantized.
         zero_points: as many.
         axis: see `scales`.
-        values: of a constant; None for what operators make.
+        data: the bytes of a constant; None for what operators make.
     """
 
     name: str
@@ -215,10 +219,31 @@ class StoredTensor:
     scales: np.ndarray
     zero_points: np.ndarray
     axis: int
-    values: np.ndarray | None
+    data: np.ndarray | None
+
+    @functools.cached_property
+    def values(self) -> np.ndarray | None:
+        """The values of a constant; None for what operators make.
+
+        Raises:
+            NotUnderstoodError: it is of an unknown type.
+        """
+        if self.data is None:
+            return None
+        if self.type in _PACKED_BITS:
+            return _separated(self.data, _PACKED_BITS[self.type], self.shape)
+        if self.type not in _DTYPES:
+            raise NotUnderstoodError(f"the constant {self.name} is of type {self.type}")
+        return np.frombuffer(self.data, _DTYPES[self.type]).reshape(self.shape)
+
+    def difference(self, other: "StoredTensor") -> str | None:
+        """The name of the first attribute that another one has otherwise; None where none is."""
+        names = (field.name for field in dataclasses.fields(self))
+        pairs = ((name, getattr(self, name), getattr(other, name)) for name in names)
+        return next((name for name, own, its in pairs if not np.array_equal(own, its)), None)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class StoredOperator:
     """An operator of a file.
 
@@ -234,33 +259,109 @@ class StoredOperator:
     outputs: tuple[StoredTensor, ...]
     options: Any
 
+    @property
+    def reads(self) -> tuple[StoredTensor, ...]:
+        """The tensors it reads, without those that are left out."""
+        return tuple(tensor for tensor in self.inputs if tensor is not None)
 
-@dataclasses.dataclass(frozen=True)
+    @property
+    def is_float(self) -> bool:
+        """Whether it reads or makes a float tensor."""
+        return any(tensor.type == "FLOAT32" for tensor in self.reads + self.outputs)
+
+    @property
+    def settings(self) -> str:
+        """Its builtin options in words."""
+        options = vars(self.options) if self.options is not None else {}
+        settings = {
+            name: value.tolist() if isinstance(value, np.ndarray) else value
+            for name, value in options.items()
+        }
+        return json.dumps(settings, sort_keys=True, default=str)
+
+    def difference(self, other: "StoredOperator") -> str | None:
+        """What another operator in its place has otherwise, in words; None where it is the same."""
+        where = f"{self.name} {self.outputs[0].name}"
+        if (self.name, self.settings) != (other.name, other.settings):
+            return f"{where}: {other.name} {other.settings}, expected {self.name} {self.settings}"
+        pairs = zip(self.reads + self.outputs, other.reads + other.outputs, strict=False)
+        for own, its in pairs:
+            if attribute := own.difference(its):
+                return f"{where}: the {attribute} of {own.name} is not the model's"
+        counts = [(len(one.reads), len(one.outputs)) for one in (self, other)]
+        return f"{where}: reads other tensors" if counts[0] != counts[1] else None
+
+
+# Under this name a file says how it was made.
+SETTINGS_NAME = "sat_tf"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Contents:
-    """The only graph of a file.
+    """The graph of a file, and its interface.
 
     Attributes:
         operators: in order.
+        tensors: of all operators.
         inputs: the tensors that a caller gives.
         outputs: those a caller gets.
+        interface: its inputs and outputs, as tensors and in its signatures, in words.
+        settings: how it was made, its entry `SETTINGS_NAME`; None where it has none.
     """
 
     operators: tuple[StoredOperator, ...]
-    inputs: tuple[StoredTensor, ...]
-    outputs: tuple[StoredTensor, ...]
+    tensors: tuple[StoredTensor, ...] = ()
+    inputs: tuple[StoredTensor, ...] = ()
+    outputs: tuple[StoredTensor, ...] = ()
+    interface: str = ""
+    settings: dict[str, Any] | None = None
+
+    def operator_counts(self) -> dict[str, int]:
+        """How many operators of each kind there are."""
+        names = [operator.name for operator in self.operators]
+        return {name: names.count(name) for name in sorted(set(names))}
+
+    def float_operators(self) -> list[str]:
+        """The operators that read or make float tensors, each with the tensor it makes."""
+        return [f"{op.name} {op.outputs[0].name}" for op in self.operators if op.is_float]
 
 
-def read_contents(model: Any) -> Contents:
-    """The graph of an unpacked flatbuffer.
+def read_contents(content: bytes, name: str) -> Contents:
+    """Reads a TFLite file.
+
+    Args:
+        content: the file.
+        name: what errors call it.
 
     Raises:
-        NotUnderstoodError: it has several graphs, or constants of an unknown type.
+        ValueError: it is not a TFLite file.
+    """
+    with unpacked(content, name) as model:
+        return _contents_of(model)
+
+
+def understood(model: Any) -> Contents:
+    """The contents of an unpacked flatbuffer, of a file as sat-tf writes them.
+
+    Raises:
+        NotUnderstoodError: it has several graphs, or tensors of absurd sizes or names.
     """
     if len(model.subgraphs) != 1:
         raise NotUnderstoodError(f"it has {len(model.subgraphs)} graphs, expected one")
-    (subgraph,) = model.subgraphs
-    constants = _Constants(model.buffers)
-    tensors = [_tensor(constants, tensor) for tensor in subgraph.tensors]
+    found = _contents_of(model)
+    for tensor in found.tensors:
+        if math.prod(tensor.shape) > _MOST_VALUES:
+            raise NotUnderstoodError(
+                f"a tensor has the shape {tensor.shape}, expected fewer values"
+            )
+        if not tensor.name.isprintable():  # LiteRT ends a name at a zero
+            raise NotUnderstoodError(f"a tensor has the name {tensor.name!r}")
+    return found
+
+
+def _contents_of(model: Any) -> Contents:
+    subgraph = model.subgraphs[0]
+    tensors = tuple(_tensor(model, tensor) for tensor in subgraph.tensors)
 
     def chosen(indices: Any) -> tuple[StoredTensor, ...]:
         return tuple(tensors[_within(index, len(tensors))] for index in indices)
@@ -277,7 +378,26 @@ def read_contents(model: Any) -> Contents:
                 options=operator.builtinOptions,
             )
         )
-    return Contents(tuple(operators), chosen(subgraph.inputs), chosen(subgraph.outputs))
+    ends = {role: chosen(getattr(subgraph, role)) for role in ("inputs", "outputs")}
+    signatures = {
+        signature.signatureKey.decode(): {
+            role: {
+                entry.name.decode(): int(entry.tensorIndex) for entry in getattr(signature, role)
+            }
+            for role in ends
+        }
+        for signature in model.signatureDefs
+    }
+    names = {role: [tensor.name for tensor in found] for role, found in ends.items()}
+    entries = (entry for entry in model.metadata if entry.name.decode() == SETTINGS_NAME)
+    settings = next((bytes(model.buffers[entry.buffer].data) for entry in entries), None)
+    return Contents(
+        operators=tuple(operators),
+        tensors=tensors,
+        **ends,
+        interface=json.dumps({**names, "signatures": signatures}),
+        settings=None if settings is None else dict(json.loads(settings)),
+    )
 
 
 def _within(index: int, count: int) -> int:
@@ -287,35 +407,7 @@ def _within(index: int, count: int) -> int:
     return int(index)
 
 
-class _Constants:
-    """The values of constants; tensors that share a buffer share them.
-
-    Args:
-        buffers: of the file.
-    """
-
-    def __init__(self, buffers: list[Any]) -> None:
-        self._buffers = buffers
-        self._made: dict[Any, np.ndarray] = {}
-
-    def values(self, number: int, name: str, kind: str, shape: tuple[int, ...]) -> Any:
-        """The values of a tensor; None for what operators make."""
-        data = self._buffers[_within(number, len(self._buffers))].data
-        if data is None or not len(data):
-            return None
-        key = number, kind, shape
-        if key not in self._made:
-            self._made[key] = _values(name, kind, shape, np.asarray(data, np.uint8))
-        return self._made[key]
-
-
-def _tensor(constants: _Constants, tensor: Any) -> StoredTensor:
-    shape = () if tensor.shape is None else tuple(int(size) for size in tensor.shape)
-    if math.prod(shape) > _MOST_VALUES:
-        raise NotUnderstoodError(f"a tensor has the shape {shape}, expected fewer values")
-    name, kind = tensor.name.decode(), TYPES[tensor.type]
-    if not name.isprintable():  # LiteRT ends a name at a zero
-        raise NotUnderstoodError(f"a tensor has the name {name!r}")
+def _tensor(model: Any, tensor: Any) -> StoredTensor:
     quantization = tensor.quantization
     scales = np.empty(0, np.float32)
     if quantization is not None and quantization.scale is not None:
@@ -323,23 +415,16 @@ def _tensor(constants: _Constants, tensor: Any) -> StoredTensor:
     points = np.zeros(scales.size, np.int64)
     if scales.size and quantization.zeroPoint is not None:
         points = np.broadcast_to(np.asarray(quantization.zeroPoint, np.int64), scales.shape)
+    data = model.buffers[_within(tensor.buffer, len(model.buffers))].data
     return StoredTensor(
-        name=name,
-        type=kind,
-        shape=shape,
+        name=tensor.name.decode(),
+        type=TYPES[tensor.type],
+        shape=() if tensor.shape is None else tuple(int(size) for size in tensor.shape),
         scales=scales,
         zero_points=points,
         axis=int(quantization.quantizedDimension) if scales.size else 0,
-        values=constants.values(tensor.buffer, name, kind, shape),
+        data=None if data is None or not len(data) else np.asarray(data, np.uint8),
     )
-
-
-def _values(name: str, kind: str, shape: tuple[int, ...], data: np.ndarray) -> np.ndarray:
-    if kind in _PACKED_BITS:
-        return _separated(data, _PACKED_BITS[kind], shape)
-    if kind not in _DTYPES:
-        raise NotUnderstoodError(f"the constant {name} is of type {kind}")
-    return np.frombuffer(data, _DTYPES[kind]).reshape(shape)
 
 
 def _separated(data: bytes | np.ndarray, bits: int, shape: tuple[int, ...]) -> np.ndarray:
@@ -348,3 +433,39 @@ def _separated(data: bytes | np.ndarray, bits: int, shape: tuple[int, ...]) -> n
     pieces = np.stack([packed >> shift for shift in range(0, 8, bits)], axis=-1)
     lowest_bits = pieces.reshape(-1)[: int(np.prod(shape))] << (8 - bits)
     return (lowest_bits.astype(np.uint8).view(np.int8) >> (8 - bits)).reshape(shape)
+
+
+# So many differences are listed.
+_SHOWN = 5
+
+
+def differences(expected: Contents, found: Contents) -> list[str]:
+    """The first few differences of `found` from `expected`."""
+    counts = expected.operator_counts(), found.operator_counts()
+    if counts[0] != counts[1]:
+        return [f"its operators are {_counted(counts[1])}, expected {_counted(counts[0])}"]
+    lines = []
+    if expected.interface != found.interface:
+        lines.append(f"its interface is {found.interface}, expected {expected.interface}")
+    pairs = zip(expected.operators, found.operators, strict=True)
+    lines += [line for wanted, got in pairs if (line := wanted.difference(got))]
+    hidden = len(lines) - _SHOWN
+    return lines[:_SHOWN] + ([f"and {hidden} more operators differ"] if hidden > 0 else [])
+
+
+def _counted(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in counts.items())
+
+
+_PIECE = 2**24
+
+
+def gzip_size(content: bytes) -> int:
+    """Bytes after gzip as it compresses by itself (level 6), with no time stamp.
+
+    Large files are compressed in pieces, as many at a time as there are processors. The pieces
+    together are a gzip file too, larger by some bytes in a million.
+    """
+    pieces = (content[start : start + _PIECE] for start in range(0, len(content), _PIECE))
+    with ThreadPoolExecutor() as pool:
+        return sum(pool.map(lambda piece: len(gzip.compress(piece, 6, mtime=0)), pieces))

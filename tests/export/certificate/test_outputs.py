@@ -19,7 +19,7 @@ from sat_tf.export.certificate.outputs import (
     outputs_in,
     smallest_agreement,
 )
-from sat_tf.export.tflite.structure import OperatorRecord, Structure, TensorRecord
+from sat_tf.export.tflite.contents import Contents, StoredOperator, StoredTensor
 from sat_tf.qat.calibrate import estimate_statistics
 from tests.export.proofs import calibrated, proved
 from tests.export.task_models import detector, unet
@@ -198,18 +198,16 @@ def test_several_outputs_are_told_one_by_one(tmp_path):
 
 
 def _file(*operators):
-    """The structure of a file: of each operator its name, its inputs and its outputs."""
+    """The contents of a file: of each operator its name, its inputs and its outputs."""
 
     def record(name, shape):
-        return TensorRecord(name, "FLOAT32", shape, (), (), 0, "")
+        return StoredTensor(name, "FLOAT32", shape, np.empty(0), np.empty(0), 0, None)
 
-    return Structure(
+    return Contents(
         tuple(
-            OperatorRecord(kind, tuple(record(*one) for one in inputs), (record(*made),), "")
+            StoredOperator(kind, tuple(record(*one) for one in inputs), (record(*made),), None)
             for kind, inputs, made in operators
-        ),
-        "",
-        None,
+        )
     )
 
 

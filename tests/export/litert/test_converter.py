@@ -16,7 +16,7 @@ from sat_tf.export.litert.converter import first_line
 from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.operations.simulator import simulate
-from sat_tf.export.tflite.structure import read_structure
+from sat_tf.export.tflite.contents import read_contents
 from sat_tf.qat.policy import BitPolicy
 from tests.export.proofs import proved
 from tests.export.zoo import (
@@ -268,7 +268,7 @@ def test_a_model_with_float_activations_is_float_with_integer_weights(weight_bit
     np.testing.assert_allclose(output, expected, atol=1e-5 * np.max(np.abs(expected)))
     kernels = [
         tensor
-        for operator in read_structure(path.read_bytes(), "file").operators
+        for operator in read_contents(path.read_bytes(), "file").operators
         for tensor in operator.inputs
         if tensor.name.endswith("/kernel")
     ]

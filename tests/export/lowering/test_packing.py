@@ -20,7 +20,7 @@ from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.graph_file import read_graph, serialize
 from sat_tf.export.operations.linear import Linear, largest_sums
 from sat_tf.export.operations.windows import LinearKind
-from sat_tf.export.tflite.structure import read_structure
+from sat_tf.export.tflite.contents import read_contents
 from sat_tf.export.tflite.tensors import Storage
 from sat_tf.export.tflite.writer import packed_bytes
 from sat_tf.qat.policy import BitPolicy
@@ -319,7 +319,7 @@ def test_the_file_holds_the_kernels_as_the_graph_says(model):
     graph = deployed_graph(model, pack="int4")
     types = {
         operator.outputs[0].name: operator.inputs[1].type
-        for operator in read_structure(serialize(graph, {}), "model").operators
+        for operator in read_contents(serialize(graph, {}), "model").operators
         if len(operator.inputs) == 3
     }
     assert types == {name: op.storage.name for name, op in _linear(graph).items()}
@@ -390,7 +390,7 @@ def test_a_packed_file_has_codes_of_its_own_and_says_so(model, tmp_path):
     images = images_for(model)
     for pack in ("none", "int4"):
         sat_tf.export_tflite(model, tmp_path / f"{pack}.tflite", pack=pack)
-        settings = read_structure((tmp_path / f"{pack}.tflite").read_bytes(), pack).metadata
+        settings = read_contents((tmp_path / f"{pack}.tflite").read_bytes(), pack).settings
         assert settings is not None
         assert settings["pack"] == pack
         assert sat_tf.verify_tflite(model, tmp_path / f"{pack}.tflite", images).codes_differing == 0

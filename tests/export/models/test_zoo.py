@@ -17,7 +17,7 @@ from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.graph_file import read_graph
 from sat_tf.export.operations.simulator import simulate
-from sat_tf.export.tflite.structure import read_structure
+from sat_tf.export.tflite.contents import read_contents
 from tests.export.layer_models import MODELS, LayerModel
 from tests.export.local import local_differences, own_count
 from tests.export.zoo import EACH, FEW, ZOO, Specimen, images_for, quantized
@@ -173,7 +173,7 @@ def test_a_file_that_is_read_back_computes_the_same_and_is_written_the_same(expo
     assert list(found) == list(expected)
     for name, values in expected.items():
         np.testing.assert_array_equal(found[name], values)
-    settings = FileSettings.of_file(read_structure(content, "file").metadata, "file")
+    settings = FileSettings.of_file(read_contents(content, "file").settings, "file")
     assert file_content(graph, settings) == content
     if isinstance(exported.specimen, LayerModel):
         return  # of tables of codes no file says which a tensor has
@@ -211,7 +211,7 @@ def test_the_ordinary_converter_gives_the_classes_of_the_written_file(name, tmp_
     converter = tf.lite.TFLiteConverter.from_keras_model(sat_tf.export.to_keras(found.model))
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
     content = converter.convert()
-    float_operators = read_structure(content, name).float_operators()
+    float_operators = read_contents(content, name).float_operators()
     assert [operator.split()[0] for operator in float_operators] == ["QUANTIZE", "DEQUANTIZE"]
     pixels = found.specimen.policy.range_of("image").fed(found.images)
     ordinary = Runtime(content, keep_tensors=False).run(pixels)

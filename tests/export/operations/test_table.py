@@ -39,8 +39,7 @@ from sat_tf.export.operations.pools import AveragePool, MaxPool
 from sat_tf.export.operations.quantize import Dequantize, Quantize, ShiftImage
 from sat_tf.export.operations.simulator import batches, simulate
 from sat_tf.export.operations.windows import LinearKind
-from sat_tf.export.tflite.contents import NotUnderstoodError
-from sat_tf.export.tflite.structure import read_structure
+from sat_tf.export.tflite.contents import NotUnderstoodError, read_contents
 from sat_tf.export.tflite.tensors import Codes, Image, Tensor, Window
 from sat_tf.export.tflite.writer import Operator
 
@@ -179,7 +178,7 @@ def test_every_operation_is_read_back_as_it_was_written(graph):
     assert [type(op) for op in found.operations] == [type(op) for op in graph.operations]
     assert serialize(found, {}) == content
     names = [name for operation in graph.operations for name in operation.operators]
-    assert names == [operator.name for operator in read_structure(content, "net").operators]
+    assert names == [operator.name for operator in read_contents(content, "net").operators]
 
 
 @pytest.mark.parametrize("graph", GRAPHS, ids=_name)

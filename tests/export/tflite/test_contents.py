@@ -4,8 +4,7 @@ import pytest
 from ai_edge_litert import schema_py_generated as tfl
 
 from sat_tf.export.operations.graph_file import read_graph
-from sat_tf.export.tflite.contents import _separated, names_of, unpacked
-from sat_tf.export.tflite.structure import read_structure
+from sat_tf.export.tflite.contents import _separated, names_of, read_contents, unpacked
 from tests.export.damage import changed
 
 
@@ -85,7 +84,7 @@ def _shared_entries(entries, signatures, name):
     return bytes(builder.Output())
 
 
-@pytest.mark.parametrize("read", [read_graph, read_structure])
+@pytest.mark.parametrize("read", [read_graph, read_contents])
 @pytest.mark.parametrize(
     "content",
     [
@@ -128,8 +127,8 @@ def test_tensors_may_share_a_buffer(small_file):
         for tensor in graph.tensors[1:]:
             tensor.buffer = graph.tensors[0].buffer
 
-    structure = read_structure(changed(small_file.read_bytes(), share), "file")
-    assert structure.operators
+    found = read_contents(changed(small_file.read_bytes(), share), "file")
+    assert found.operators
 
 
 def test_tensors_of_absurd_sizes_are_refused(small_file):
