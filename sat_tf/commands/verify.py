@@ -338,13 +338,13 @@ def _as_measured(model: "keras.Model", target: Target) -> "keras.Model":
     config = read_config(target.folder.file(CONFIG))
     if config.stages.deploy_tail is None:
         return model
-    from sat_tf.export.lowering.packing import FileSettings, runs_on_xnnpack
+    from sat_tf.export.lowering.packing import ALL_PACKINGS, FileSettings
     from sat_tf.export.tflite.contents import read_contents
     from sat_tf.training.loop.outcome import as_measured
 
     found = read_contents(target.tflite.read_bytes(), str(target.tflite)).settings
     pack = FileSettings.of_file(found, str(target.tflite)).pack
-    if not runs_on_xnnpack(pack):  # a file of its own, that no deploy tail computes
+    if ALL_PACKINGS[pack].windows:  # a file of its own, that no deploy tail computes
         return model
     return as_measured(config, model, pack=pack)
 

@@ -18,7 +18,7 @@ import numpy as np
 import tf_keras as keras
 
 from sat_tf.analysis.allocation.tables import Choice
-from sat_tf.export.lowering.packing import NothingPackedError, is_asked_for
+from sat_tf.export.lowering.packing import PACKINGS, NothingPackedError
 from sat_tf.graph import layer_kinds
 from sat_tf.messages import list_problems
 from sat_tf.planning.deployment import FLOAT_BITS
@@ -141,7 +141,7 @@ class ModelChoices:
         except NothingPackedError:
             raise
         except ValueError as error:
-            if is_asked_for(pack):
+            if PACKINGS[pack].asked_for:
                 raise ValueError(
                     f"pack={pack!r}: received a model without a file, of which nothing can be "
                     f"packed, expected one that can be exported; use pack='auto', or: {error}"

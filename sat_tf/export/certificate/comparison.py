@@ -29,7 +29,6 @@ from sat_tf.export.operations.linear import (
     requantization_multipliers,
     weight_counts,
 )
-from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.simulator import outputs_of, simulate, simulate_on
 from sat_tf.export.tflite.images import Pixels, number_of, some_of
 
@@ -178,12 +177,6 @@ class RuntimeCounter:
         )
 
 
-def _alike(operation: Operation, graph: Graph, kernels: KernelSet) -> bool:
-    """Whether kernels give an operation the codes that those of the graph do."""
-    both = graph.kernels, kernels
-    return both[0] is both[1] or all(operation.computes_alike(graph, one) for one in both)
-
-
 class SimulatedCounter:
     """Compares a runtime of other machines, which is simulated, with the simulation of this one.
 
@@ -197,10 +190,11 @@ class SimulatedCounter:
     def __init__(self, graph: Graph, runtime: str) -> None:
         self._kernels = RUNTIMES[runtime].kernels
         self._graph = graph.on(self._kernels)
+        both = {graph.kernels, self._kernels}
         self._changing = {
             operation.output
             for operation in graph.operations
-            if not _alike(operation, graph, self._kernels)
+            if len(both) > 1 and not all(operation.computes_alike(graph, one) for one in both)
         }
         self._tensors = _counts(graph)
         self._outputs: list[np.ndarray] = []

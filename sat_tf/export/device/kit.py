@@ -138,7 +138,9 @@ def pack_kit(
             archive.writestr(entry, content, zipfile.ZIP_DEFLATED)
 
         add("model.tflite", subject.content)
-        add("images.npy", _npy(images))
+        held = io.BytesIO()
+        np.save(held, np.ascontiguousarray(images), allow_pickle=False)
+        add("images.npy", held.getvalue())
         add("check.py", pathlib.Path(check.__file__).read_bytes())
         add("__main__.py", pathlib.Path(start.__file__).read_bytes())
         expected = Expected(compared)
@@ -234,9 +236,3 @@ class Expected:
             ExpectedTensor(name, self._shapes[name], self._over_all[name].hexdigest(), found)
             for name, found in self._images.items()
         ]
-
-
-def _npy(array: np.ndarray) -> bytes:
-    held = io.BytesIO()
-    np.save(held, np.ascontiguousarray(array), allow_pickle=False)
-    return held.getvalue()

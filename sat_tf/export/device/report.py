@@ -31,8 +31,8 @@ _KERNELS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class DeviceCheck:
-    """The result of one machine, as the script of a proof kit reports it.
+class MachineRecord:
+    """A machine, as the script of a proof kit reports it.
 
     Attributes:
         machine: its architecture, such as "aarch64".
@@ -40,13 +40,6 @@ class DeviceCheck:
         features: of the processor, those that kernels are chosen by.
         versions: of the system, Python and the packages.
         delegate: what ran the file: "XNNPACK", or "none" where LiteRT's own kernels did.
-        num_images: how many images were run.
-        codes_compared: stored integers, over all images.
-        codes_differing: how many of them differ; None where some do, and the kit had no codes to
-            count them.
-        tensors_compared: integer tensors.
-        tensors_differing: how many of them differ anywhere.
-        first_differing: the first of them, in order; None where all agree.
         outputs_differing: outputs that differ between a run that keeps every tensor and one that
             does not; not counted where layers are left float.
         milliseconds: an image with one thread, in the median.
@@ -57,14 +50,30 @@ class DeviceCheck:
     features: list[str]
     versions: dict[str, str]
     delegate: str
+    outputs_differing: int
+    milliseconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceCheck(MachineRecord):
+    """The result of one machine.
+
+    Attributes:
+        num_images: how many images were run.
+        codes_compared: stored integers, over all images.
+        codes_differing: how many of them differ; None where some do, and the kit had no codes to
+            count them.
+        tensors_compared: integer tensors.
+        tensors_differing: how many of them differ anywhere.
+        first_differing: the first of them, in order; None where all agree.
+    """
+
     num_images: int
     codes_compared: int
     codes_differing: int | None
     tensors_compared: int
     tensors_differing: int
     first_differing: str | None
-    outputs_differing: int
-    milliseconds: float
 
     @property
     def is_exact(self) -> bool:
@@ -86,19 +95,6 @@ class DeviceCheck:
         """How many codes differ, in words."""
         differing = "some" if self.codes_differing is None else f"{self.codes_differing:,}"
         return f"{differing} of {self.codes_compared:,}"
-
-
-@dataclasses.dataclass(frozen=True)
-class MachineRecord:
-    """The machine: see `DeviceCheck`."""
-
-    machine: str
-    processor: str
-    features: list[str]
-    versions: dict[str, str]
-    delegate: str
-    outputs_differing: int
-    milliseconds: float
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,9 +24,6 @@ RUNTIMES = {
     "reference": OpResolverType.BUILTIN_REF,
 }
 
-# The reference kernels are slow, and run only on request.
-USUAL_RUNTIMES = ("xnnpack", "builtin")
-
 
 @dataclasses.dataclass(frozen=True)
 class Delegation:
@@ -285,7 +282,7 @@ def check_loading(content: bytes, *image_shapes: tuple[int, ...]) -> None:
         ValueError: a runtime does not load it, does not run it, or its output is not finite; names
             the runtime.
     """
-    for name in USUAL_RUNTIMES:
+    for name in ("xnnpack", "builtin"):  # the reference kernels are slow
         try:
             runtime = Runtime(content, name, keep_tensors=False)
             output = runtime.run(runtime.zeros(image_shapes))

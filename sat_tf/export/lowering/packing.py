@@ -64,7 +64,7 @@ PACKINGS: Mapping[str, Packing] = {
 }
 # Files may have been written with "int4" when 1x1 convolutions were no products yet.
 _EARLIER_INT4 = "int4 of earlier files"
-_ALL_PACKINGS: Mapping[str, Packing] = {
+ALL_PACKINGS: Mapping[str, Packing] = {
     **PACKINGS,
     _EARLIER_INT4: Packing(
         products=(Storage.INT2, Storage.INT4), windows=(Storage.INT4,), pixelwise=False
@@ -79,23 +79,13 @@ _LARGEST_INPUT = 255
 
 def packing_problem(pack: object) -> str | None:
     """Why `pack` is not the name of a packing, with a suggestion; None where it is."""
-    if isinstance(pack, str) and pack in _ALL_PACKINGS:
+    if isinstance(pack, str) and pack in ALL_PACKINGS:
         return None
     *names, last = map(repr, PACKINGS)
     return (
         f"pack: received {pack!r}, expected {', '.join(names)} or {last}. "
         f"{did_you_mean(str(pack), PACKINGS)}"
     )
-
-
-def is_asked_for(pack: str) -> bool:
-    """Whether a packing of which nothing can be packed is an error."""
-    return _ALL_PACKINGS[pack].asked_for
-
-
-def runs_on_xnnpack(pack: str) -> bool:
-    """Whether XNNPACK computes all kernels that a packing packs."""
-    return not _ALL_PACKINGS[pack].windows
 
 
 def pack_graph(graph: Graph, pack: str) -> Graph:
@@ -117,7 +107,7 @@ def pack_graph(graph: Graph, pack: str) -> Graph:
     problem = packing_problem(pack)
     if problem:
         raise ValueError(problem)
-    packing = _ALL_PACKINGS[pack]
+    packing = ALL_PACKINGS[pack]
     if not packing.products:
         return graph
     notes: dict[str, str] = {}
@@ -131,7 +121,7 @@ def pack_graph(graph: Graph, pack: str) -> Graph:
 
     operations = map_linear(graph.operations, stored)
     packed = _packed(operations)
-    if is_asked_for(pack) and not packed:
+    if packing.asked_for and not packed:
         raise NothingPackedError(_nothing_fits(graph, pack, notes))
     return dataclasses.replace(
         graph,
@@ -163,7 +153,7 @@ def _nothing_fits(graph: Graph, pack: str, notes: Mapping[str, str]) -> str:
 
 def _remedies(graph: Graph, pack: str) -> Iterator[str]:
     """The changes that would let a packing pack a kernel of this graph."""
-    packing = _ALL_PACKINGS[pack]
+    packing = ALL_PACKINGS[pack]
     trained = _trained(graph.operations)
     if all(linear.real for linear in trained):
         yield "requantize with activation_bits: kernels of float activations are stored in 8 bits"
@@ -387,7 +377,7 @@ class FileSettings:
             float_layers: the layers that are left float, by the tensors that they make.
         """
         values = {"version": __version__, **dataclasses.asdict(self), "islands": dict(float_layers)}
-        packing = _ALL_PACKINGS[self.pack]
+        packing = ALL_PACKINGS[self.pack]
         if packing.products and packing.pixelwise:
             values["pixelwise"] = True
         if self.pack == _EARLIER_INT4:

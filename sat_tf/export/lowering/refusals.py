@@ -29,9 +29,11 @@ def find_problems(network: Network, *, float_head: bool) -> list[str]:
     """
     if network.problems:  # the graph is incomplete
         return [f"{name}: {text}." for name, text in network.problems.items()]
-    problem = _model_problem(network)
-    if problem:
-        return [problem]
+    if not any(isinstance(node.layer, QuantizedLayer) for node in network):
+        return [
+            "received a model without quantized layers, expected one quantized by sat-tf; call "
+            "sat_tf.quantize_model(model, policy), and train, first."
+        ]
     problems = []
     names = collections.Counter(call_name(node) for node in network)
     problems += [
@@ -46,7 +48,12 @@ def find_problems(network: Network, *, float_head: bool) -> list[str]:
         problems += _misfits(node)
         if node.name != node.layer.name:  # another call of the same layer
             continue
-        problems += _non_finite(node)
+        problems += [
+            f"{variable}: received {bad} values of {size} that are NaN or infinite, expected "
+            "finite ones; go back to an earlier checkpoint, or train again with a smaller learning "
+            "rate."
+            for variable, bad, size in node.non_finite()
+        ]
         if network.is_shared(node.name) and output_quantizer(node.layer) is not None:
             problems.append(
                 f"{name}: received a layer that is called more than once with one quantizer for "
@@ -88,15 +95,6 @@ def _misfits(node: Node) -> Iterator[str]:
             f"{node.inputs[0]}: received a model that has seen no values of this input, "
             "whose range gives its codes; call sat_tf.calibrate(model, arrays), or train it, first."
         )
-
-
-def _model_problem(network: Network) -> str | None:
-    if not any(isinstance(node.layer, QuantizedLayer) for node in network):
-        return (
-            "received a model without quantized layers, expected one quantized by sat-tf; call "
-            "sat_tf.quantize_model(model, policy), and train, first."
-        )
-    return None
 
 
 def _layer_problems(network: Network, node: Node) -> Iterator[str]:
@@ -163,12 +161,3 @@ _BY_ROLE = {
     Role.NORM: _norm_problems,
     Role.SUM: _sum_problems,
 }
-
-
-def _non_finite(node: Node) -> Iterator[str]:
-    for variable, bad, size in node.non_finite():
-        yield (
-            f"{variable}: received {bad} values of {size} that are NaN or infinite, expected "
-            "finite ones; go back to an earlier checkpoint, or train again with a smaller learning "
-            "rate."
-        )
