@@ -11,7 +11,7 @@ import tf_keras as keras
 from sat_tf.export.litert.converter import Signature, float_operators
 from sat_tf.export.lowering.packing import pack_graph
 from sat_tf.export.lowering.refusals import find_problems
-from sat_tf.export.lowering.trace import trace_network
+from sat_tf.export.lowering.trace import trace
 from sat_tf.export.operations.float_layer import float_layers
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.operation import Operation
@@ -132,7 +132,7 @@ def deployment(preview: Network, *, tolerant: bool = False) -> Deployment:
     refused = by_layer(problems, names.values())
     outlines = kernel_outlines(preview)
     try:
-        graph = pack_graph(trace_network(view, kernels=outlines), "auto")
+        graph = pack_graph(trace(view, kernels=outlines), "auto")
     except Exception as error:
         if not (tolerant or isinstance(error, ValueError) or problems):
             raise

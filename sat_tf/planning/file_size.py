@@ -16,7 +16,7 @@ from sat_tf.export.export import file_content
 from sat_tf.export.lowering.layers import KernelOutline
 from sat_tf.export.lowering.packing import FileSettings, NothingPackedError, pack_graph
 from sat_tf.export.lowering.refusals import find_problems
-from sat_tf.export.lowering.trace import trace_network
+from sat_tf.export.lowering.trace import trace
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import Linear, linear_operations, map_linear
 from sat_tf.graph.network import Network, layer_of_call
@@ -169,7 +169,7 @@ def _lowered(network: Network, kernels: Mapping[str, KernelOutline]) -> Graph:
     view = in_inference(network)
     if problems := find_problems(view, float_head=False):
         raise ValueError(list_problems(f"model {network.name!r}", problems))
-    return trace_network(view, kernels=kernels)
+    return trace(view, kernels=kernels)
 
 
 # Above all codes of kernels, and of what the export adds for itself.

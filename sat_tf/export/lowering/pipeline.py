@@ -11,6 +11,7 @@ from sat_tf.export.lowering import scales
 from sat_tf.export.lowering.layers import KernelTensors
 from sat_tf.export.lowering.packing import pack_graph
 from sat_tf.export.lowering.portable_scales import make_portable
+from sat_tf.export.lowering.refusals import find_problems
 from sat_tf.export.lowering.scales import settle_constants
 from sat_tf.export.lowering.trace import trace
 from sat_tf.export.operations.graph import Graph
@@ -18,6 +19,8 @@ from sat_tf.export.operations.pointwise import Softmax
 from sat_tf.export.tflite.tensors import Tensor
 from sat_tf.graph.flatten import copied_weights, layer_copy
 from sat_tf.graph.network import Network, Node
+from sat_tf.messages import list_problems
+from sat_tf.qat.layout import in_inference
 
 
 def with_softmax(graph: Graph) -> Graph:
@@ -134,7 +137,7 @@ def deployed_graph(
         float_head: compute the last Dense layer in float32, from dequantized codes.
         pack: how kernels are stored, a name of `packing.PACKINGS`.
         softmax: end in probabilities.
-        kernels: see `trace`.
+        kernels: see `trained_graph`.
 
     Raises:
         ValueError: the model has no integer form, or nothing to pack; lists every problem with its
@@ -168,11 +171,16 @@ def trained_graph(
         model: a model quantized by sat-tf, or its graph where that has been read already.
         float_head: compute the last Dense layer in float32, from dequantized codes.
         pack: how kernels are stored, a name of `packing.PACKINGS`.
-        kernels: see `trace`.
+        kernels: what TensorFlow computes of the linear layers, by their names, where it has done
+            so already; for a model that has been traced before, and is not checked again.
 
     Raises:
         ValueError: the model has no integer form, or nothing to pack; lists every problem with its
             fix.
     """
-    graph = trace(model, float_head=float_head, kernels=kernels)
+    network = in_inference(Network.of(model))
+    problems = find_problems(network, float_head=float_head) if kernels is None else []
+    if problems:
+        raise ValueError(list_problems(f"model {network.name!r}", problems))
+    graph = trace(network, float_head=float_head, kernels=kernels or {})
     return scales.upscale(pack_graph(graph, pack))

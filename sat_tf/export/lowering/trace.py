@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import tensorflow as tf
-import tf_keras as keras
 
 from sat_tf.export.lowering import quantized_network
 from sat_tf.export.lowering.layers import (
@@ -20,7 +19,6 @@ from sat_tf.export.lowering.layers import (
 )
 from sat_tf.export.lowering.portable_scales import untie_means
 from sat_tf.export.lowering.quantized_network import in_float32
-from sat_tf.export.lowering.refusals import find_problems
 from sat_tf.export.operations.add import AddConstant, MeanOfTensors
 from sat_tf.export.operations.builder import Affine, Draft, GraphBuilder, Rectified
 from sat_tf.export.operations.concatenate import Concatenate, OnOneGrid, Part
@@ -39,9 +37,8 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Combination, Role
 from sat_tf.graph.layers.preprocessing import is_plain_factor, slope_and_offset
 from sat_tf.graph.network import Network, Node
-from sat_tf.messages import list_problems
 from sat_tf.qat.inputs import input_nodes, input_types, kept_inputs, own_type
-from sat_tf.qat.layout import call_name, in_inference, inner_layer
+from sat_tf.qat.layout import call_name, inner_layer
 from sat_tf.qat.wrapper import output_quantizer
 from sat_tf.quantizers.input_range import PIXELS, InputRange
 from sat_tf.quantizers.protocol import PixelQuantizer
@@ -81,36 +78,19 @@ def float_functions(operations: Iterable[Operation]) -> Iterator[str]:
 
 
 def trace(
-    model: keras.Model | Network,
-    *,
-    float_head: bool = False,
-    kernels: Mapping[str, KernelTensors] | None = None,
-) -> Graph:
-    """Reads a quantized model as a graph of integer operations.
-
-    Args:
-        model: a model quantized by sat-tf, or its graph where that has been read already.
-        float_head: compute the last layer in float32, from dequantized activations and weights.
-        kernels: what TensorFlow computes of the linear layers, by their names, where it has done
-            so already; for a model that has been traced before, and is not checked again.
-
-    Raises:
-        ValueError: the model has no integer form; lists every problem with its fix.
-    """
-    network = in_inference(Network.of(model))
-    problems = find_problems(network, float_head=float_head) if kernels is None else []
-    if problems:
-        raise ValueError(list_problems(f"model {network.name!r}", problems))
-    return trace_network(network, float_head=float_head, kernels=kernels or {})
-
-
-def trace_network(
     network: Network,
     *,
     float_head: bool = False,
     kernels: Mapping[str, KernelTensors | KernelOutline],
 ) -> Graph:
-    """The same for a network as it is in inference, without problems; see `trace`."""
+    """Reads a quantized model as a graph of integer operations.
+
+    Args:
+        network: the model as it is in inference, without what `find_problems` finds.
+        float_head: compute the last layer in float32, from dequantized activations and weights.
+        kernels: what TensorFlow computes of the linear layers, by their names, where it has done
+            so already.
+    """
     head = quantized_network.find_head(network) if float_head else None
     return untie_means(_Tracer(network, head, kernels).trace())
 

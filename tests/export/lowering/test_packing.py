@@ -23,6 +23,7 @@ from sat_tf.export.operations.windows import LinearKind
 from sat_tf.export.tflite.contents import read_contents
 from sat_tf.export.tflite.tensors import Storage
 from sat_tf.export.tflite.writer import packed_bytes
+from sat_tf.graph.network import Network
 from sat_tf.qat.policy import BitPolicy
 from tests.export import zoo
 from tests.export.zoo import Specimen, images_for
@@ -48,7 +49,7 @@ def _small() -> keras.Model:
 
 @functools.cache
 def _traced(policy: BitPolicy) -> Graph:
-    return trace(_packed(_small, policy))
+    return trace(Network(_packed(_small, policy)), kernels={})
 
 
 def _linear(graph) -> dict[str, Linear]:
@@ -383,7 +384,7 @@ def test_kernels_of_float_activations_are_refused_for_what_they_are(tmp_path):
 
 def test_a_misspelt_packing_gets_a_proposal(model):
     with pytest.raises(ValueError, match=r"Did you mean int4\?"):
-        pack_graph(trace(model), "int44")
+        pack_graph(trace(Network(model), kernels={}), "int44")
 
 
 def test_a_packed_file_has_codes_of_its_own_and_says_so(model, tmp_path):
