@@ -58,27 +58,6 @@ def _needed(tensor: str, makers: dict[str, Operation], known: set[str]) -> Itera
         yield makers[tensor]
 
 
-def check_same_operations(name: str, old: Graph, new: Graph) -> None:
-    """Raises an error where a file would no longer have the operations it had.
-
-    Args:
-        name: of the model.
-        old: its deployed graph as it was.
-        new: its deployed graph as it is.
-
-    Raises:
-        ValueError: naming the tensors whose operations have changed.
-    """
-    before, after = _outline(old), _outline(new)
-    changed = [key for key in {**before, **after} if before.get(key) != after.get(key)]
-    if changed:
-        raise ValueError(
-            f"model {name!r}: received variables with which the file has other operations than "
-            f"before ({', '.join(changed)}), expected the same ones; call deployed_model again on "
-            "its `quantized`."
-        )
-
-
 def _outline(graph: Graph) -> dict[str, Any]:
     """All settings of the operations but their numbers, by the tensors that they make."""
 
@@ -367,7 +346,14 @@ class DeployedModel(keras.Model):
         )
 
     def _take(self, graph: Graph, *, everything: bool) -> None:
-        check_same_operations(self.name, self.graph, graph)
+        before, after = _outline(self.graph), _outline(graph)
+        changed = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+        if changed:
+            raise ValueError(
+                f"model {self.name!r}: received variables with which the file has other operations "
+                f"than before ({', '.join(changed)}), expected the same ones; call deployed_model "
+                "again on its `quantized`."
+            )
         replacements = replacements_of(graph)
         with self.distribute_strategy.scope():
             for name, layer in self._deployed_layers.items():

@@ -66,7 +66,10 @@ def snap_biases(model: keras.Model, *, pack: str = "auto") -> None:
 def _move(holder: keras.layers.Layer, graph: Graph, exact: Linear, rounded: Linear) -> None:
     """Gives a layer the constants, and where it has a γ the slopes, of its file."""
     unit = graph.codes(exact.output).unit
-    ratio = _scale_ratio(exact, rounded)
+    # The file's scale over the trained one, a channel; 1 where it no longer has the same codes.
+    same = np.all(exact.kernel == rounded.kernel, axis=exact.inner_axes)
+    seen = np.any(exact.kernel != 0, axis=exact.inner_axes)
+    ratio = np.where(same & seen, rounded.scales.astype(np.float64) / exact.scales, 1.0)
     bias = exact.bias * unit
     source = float(graph.codes(exact.inputs[0]).scale)
     moved = rounded.bias * source * rounded.scales.astype(np.float64) * unit
@@ -80,13 +83,6 @@ def _move(holder: keras.layers.Layer, graph: Graph, exact: Linear, rounded: Line
     else:
         old = holder.bias.numpy().astype(np.float64)
         holder.bias.assign(old + (moved - bias) + (ratio - 1.0) * exact.center * unit)
-
-
-def _scale_ratio(exact: Linear, rounded: Linear) -> np.ndarray:
-    """The file's scale over the trained one, a channel; 1 where it no longer has the same codes."""
-    same = np.all(exact.kernel == rounded.kernel, axis=exact.inner_axes)
-    seen = np.any(exact.kernel != 0, axis=exact.inner_axes)
-    return np.where(same & seen, rounded.scales.astype(np.float64) / exact.scales, 1.0)
 
 
 def _bias_holder(network: Network, node: Node) -> keras.layers.Layer | None:

@@ -17,15 +17,7 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import KernelForm
 from sat_tf.graph.layers.normalization import Statistics
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.quantizers.protocol import ActivationQuantizer, WeightQuantizer
-
-
-def weight_problem(wrapper: QuantizedLayer) -> str | None:
-    """Why this layer's weights have no int8 codes, and what to do; None where they have."""
-    quantizer = wrapper.quantize_config.weights
-    if quantizer is None:
-        return WeightQuantizer.NOT_QUANTIZED
-    return quantizer.export_problem()
+from sat_tf.quantizers.protocol import ActivationQuantizer
 
 
 class KernelOutline(NamedTuple):
@@ -58,21 +50,11 @@ def kernel_tensors(wrapper: QuantizedLayer) -> KernelTensors:
     """The part of `integer_kernel` that a `tf.function` can do for many layers in one call."""
     quantizer, layer = wrapper.quantize_config.weights, wrapper.layer
     if quantizer is None or quantizer.num_bits is None:
-        raise TypeError(f"{layer.name}: weights without codes; see weight_problem.")
+        raise TypeError(f"{layer.name}: received weights without codes, expected quantized ones.")
     latent = tf.convert_to_tensor(layer_kinds.kernel_of(layer), tf.float32)
     found = quantizer.integer_weights(latent, wrapper.kernel_variables)
     scales = tf.cast(found.scales, tf.float64)
     return KernelTensors(found.codes, scales, wrapper.effective_kernel())
-
-
-def _are_the_same(tensors: KernelTensors, scales: np.ndarray) -> bool:
-    """Whether codes · scales are the effective weights."""
-    # In TensorFlow, which takes a large layer to all cores. Both sides are a few float32 roundings
-    # away from the exact product, and the smallest scale is a 127th of the largest weight or more.
-    products = tf.cast(tensors.codes, tf.float32) * tf.constant(scales, tf.float32)
-    size = tf.abs(tensors.effective)
-    limit = 1e-5 * size + 1e-6 * tf.reduce_max(size)
-    return bool(tf.reduce_all(tf.abs(products - tensors.effective) <= limit))
 
 
 def integer_kernel(
@@ -83,7 +65,7 @@ def integer_kernel(
     They come from its quantizer, and are checked here, in the one place that files get them from.
 
     Args:
-        wrapper: a built linear layer without a `weight_problem`.
+        wrapper: a built linear layer, whose weights have codes.
         tensors: its `kernel_tensors`, where they have been computed already, or placeholders for
             codes and scales.
 
@@ -99,7 +81,12 @@ def integer_kernel(
     tensors = kernel_tensors(wrapper) if tensors is None else tensors
     layer = wrapper.layer
     codes, scales = tensors.codes.numpy(), tensors.scales.numpy()
-    if not _are_the_same(tensors, scales):
+    # TensorFlow takes a large layer to all cores. Both sides are a few float32 roundings away from
+    # the exact product, and the smallest scale is a 127th of the largest weight or more.
+    products = tf.cast(tensors.codes, tf.float32) * tf.constant(scales, tf.float32)
+    size = tf.abs(tensors.effective)
+    limit = 1e-5 * size + 1e-6 * tf.reduce_max(size)
+    if not tf.reduce_all(tf.abs(products - tensors.effective) <= limit):
         raise ArithmeticError(f"{layer.name}: codes and scales do not give the effective weights.")
     largest = int(np.max(np.abs(codes), initial=0))
     if largest > LARGEST_INT8:
@@ -108,18 +95,6 @@ def integer_kernel(
             "int8."
         )
     return codes, np.array(layer_kinds.along_channels(layer, scales, codes.shape), np.float64)
-
-
-def quantizer_codes(wrapper: QuantizedLayer, *, unit_free: bool) -> Codes:
-    """Storage of the tensor that a layer's quantizer makes; see `codes_of`."""
-    return codes_of(_rounding(wrapper), wrapper.output_variables, unit_free=unit_free)
-
-
-def _rounding(wrapper: QuantizedLayer) -> ActivationQuantizer:
-    quantizer = wrapper.quantize_config.output
-    if not isinstance(quantizer, ActivationQuantizer):
-        raise TypeError(f"{wrapper.name}: {quantizer!r} has no codes.")
-    return quantizer
 
 
 def codes_of(
@@ -150,10 +125,11 @@ def codes_of(
     return Codes(scale, 0)
 
 
-def quantizer_problem(wrapper: QuantizedLayer, *, unit_free: bool) -> str | None:
-    """Why a layer's quantized output cannot be stored, and what to do; None where it can."""
-    quantizer = _rounding(wrapper)
-    level = quantizer.highest_value(wrapper.output_variables)
+def quantizer_problem(
+    quantizer: ActivationQuantizer, variables: Mapping[str, Any], *, unit_free: bool
+) -> str | None:
+    """Why `codes_of` a quantizer cannot be stored, and what to do; None where they can."""
+    level = quantizer.highest_value(variables)
     if not SMALLEST_RANGE <= level <= LARGEST_RANGE:
         return (
             f"received the clipping level {level:g}, expected one from {SMALLEST_RANGE:g} to "

@@ -106,11 +106,6 @@ def is_float_function(node: Node) -> bool:
     return role_of(node) is Role.FUNCTION and not layer_kinds.works_on_each_value(layer)
 
 
-def has_codes(node: Node) -> bool:
-    """Whether the layer's output is on the grid of its quantizer."""
-    return isinstance(output_quantizer(node.layer), ActivationQuantizer)
-
-
 def is_unit_free(network: Network, node: Node) -> bool:
     """Whether the layer's codes can be stored on [-1, 1]: linear kernels make and read them."""
     if role_of(node) in _KERNELS_OF_8_BITS:

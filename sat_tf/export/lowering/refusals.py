@@ -6,14 +6,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from sat_tf.export.lowering import quantized_network
-from sat_tf.export.lowering.layers import observed_range, quantizer_problem, weight_problem
+from sat_tf.export.lowering.layers import observed_range, quantizer_problem
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Combination, KernelForm, Role
 from sat_tf.graph.layers.normalization import Statistics
 from sat_tf.graph.network import Network, Node
 from sat_tf.qat.layout import call_name, inner_layer
 from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer
-from sat_tf.quantizers.protocol import PixelQuantizer
+from sat_tf.quantizers.protocol import ActivationQuantizer, PixelQuantizer, WeightQuantizer
 from sat_tf.quantizers.seen_values import RANGE_FIX, misfit
 
 
@@ -113,9 +113,10 @@ def _layer_problems(network: Network, node: Node) -> Iterator[str]:
         problem = layer_kinds.problem_at(layer, len(network[node.inputs[0]].shape))
         if problem:
             yield problem
-    if quantized_network.clips(node):
+    quantizer = output_quantizer(node.layer)
+    if isinstance(quantizer, ActivationQuantizer) and not quantizer.is_unit:
         unit_free = quantized_network.is_unit_free(network, node)
-        problem = quantizer_problem(node.layer, unit_free=unit_free)
+        problem = quantizer_problem(quantizer, node.layer.output_variables, unit_free=unit_free)
         if problem:
             yield problem
 
@@ -129,7 +130,8 @@ def _linear_problems(network: Network, node: Node) -> Iterator[str]:
             f"received inputs with {rank} axes beside the batch, expected {expected}; put a "
             "Reshape in front"
         )
-    problem = weight_problem(node.layer)
+    quantizer = node.layer.quantize_config.weights
+    problem = WeightQuantizer.NOT_QUANTIZED if quantizer is None else quantizer.export_problem()
     if problem:
         yield problem
 

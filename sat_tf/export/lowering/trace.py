@@ -11,11 +11,11 @@ from sat_tf.export.lowering.layers import (
     KernelOutline,
     KernelTensors,
     affine,
+    codes_of,
     integer_kernel,
     linear_operation,
     moved,
     observed_range,
-    quantizer_codes,
 )
 from sat_tf.export.lowering.portable_scales import untie_means
 from sat_tf.export.lowering.quantized_network import in_float32
@@ -41,7 +41,7 @@ from sat_tf.qat.inputs import input_nodes, input_types, kept_inputs, own_type
 from sat_tf.qat.layout import call_name, inner_layer
 from sat_tf.qat.wrapper import output_quantizer
 from sat_tf.quantizers.input_range import PIXELS, InputRange
-from sat_tf.quantizers.protocol import PixelQuantizer
+from sat_tf.quantizers.protocol import ActivationQuantizer, PixelQuantizer
 from sat_tf.quantizers.seen_values import pixel_doubt, unseen
 
 
@@ -401,16 +401,16 @@ class _Tracer:
         wrapper, name = node.layer, call_name(node)
         if node.name == self.float_head:
             return existing(draft.as_float(self.builder, name, _shape(node)))
-        if getattr(wrapper.quantize_config.output, "observes_range", False):
+        quantizer = output_quantizer(wrapper)
+        if getattr(quantizer, "observes_range", False):
             if self._stays_float(node, draft):
                 return draft
             low, high = self._range(node, draft)
             codes = range_codes(low, high)
             draft = draft.seen_within(low, high)
-        elif quantized_network.has_codes(node):
-            codes = quantizer_codes(
-                wrapper, unit_free=quantized_network.is_unit_free(self.network, node)
-            )
+        elif isinstance(quantizer, ActivationQuantizer):
+            unit_free = quantized_network.is_unit_free(self.network, node)
+            codes = codes_of(quantizer, wrapper.output_variables, unit_free=unit_free)
         else:
             return draft
         return existing(self.builder.materialize(draft, codes, name, _shape(node)))

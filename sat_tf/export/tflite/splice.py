@@ -37,7 +37,9 @@ def splice(
     source = tfl.ModelT.InitFromPackedBuf(content, 0)
     (graph,) = source.subgraphs
     result = graph.outputs[0]
-    where = dict(zip(_in_order(graph), inputs, strict=True))
+    # The converter may list the file's inputs otherwise than the layer does.
+    in_order = sorted(graph.inputs, key=lambda index: _number(graph.tensors[index].name))
+    where = dict(zip(in_order, inputs, strict=True))
     if any(result in operator.outputs for operator in graph.operators):
         where[result] = output
     for index, tensor in enumerate(graph.tensors):
@@ -83,11 +85,6 @@ def _packed_bytes(model: Any) -> int:
     builder = flatbuffers.Builder(1 << 10)
     builder.Finish(model.Pack(builder))
     return len(builder.Output())
-
-
-def _in_order(graph: Any) -> list[int]:
-    """The file's inputs in the order of the layer's: the converter may list them otherwise."""
-    return sorted(graph.inputs, key=lambda index: _number(graph.tensors[index].name))
 
 
 def _number(name: bytes | str) -> int:
