@@ -10,7 +10,7 @@ import tf_keras as keras
 
 from sat_tf.export.litert.converter import Signature, float_operators
 from sat_tf.export.lowering.packing import pack_graph
-from sat_tf.export.lowering.refusals import find_problems
+from sat_tf.export.lowering.quantized_network import find_problems
 from sat_tf.export.lowering.trace import trace
 from sat_tf.export.operations.float_layer import float_layers
 from sat_tf.export.operations.graph import Graph

@@ -12,7 +12,7 @@ from sat_tf.core.grid import LARGEST_INT8
 from sat_tf.export.operations.builder import Affine, GraphBuilder
 from sat_tf.export.operations.table import MOVES
 from sat_tf.export.operations.windows import LinearKind, transposed_size
-from sat_tf.export.tflite.tensors import LARGEST_RANGE, SMALLEST_RANGE, WHOLE, Codes, Window
+from sat_tf.export.tflite.tensors import WHOLE, Codes, Window
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import KernelForm
 from sat_tf.graph.layers.normalization import Statistics
@@ -123,25 +123,6 @@ def codes_of(
         unit = quantizer.highest_value(variables)
         return Codes(np.float32(1.0 / highest), 0, lowest, highest, unit=unit)
     return Codes(scale, 0)
-
-
-def quantizer_problem(
-    quantizer: ActivationQuantizer, variables: Mapping[str, Any], *, unit_free: bool
-) -> str | None:
-    """Why `codes_of` a quantizer cannot be stored, and what to do; None where they can."""
-    level = quantizer.highest_value(variables)
-    if not SMALLEST_RANGE <= level <= LARGEST_RANGE:
-        return (
-            f"received the clipping level {level:g}, expected one from {SMALLEST_RANGE:g} to "
-            f"{LARGEST_RANGE:g}; call sat_tf.calibrate, or go back to an earlier checkpoint"
-        )
-    if quantizer.is_symmetric and quantizer.num_bits < 8 and not unit_free:
-        return (
-            f"received a signed stream of {quantizer.num_bits} bits that a sum, a mean or the "
-            "output reads, expected 8 bits, where int8 itself saturates; requantize with "
-            "stream_bits=8"
-        )
-    return None
 
 
 def observed_range(wrapper: QuantizedLayer) -> tuple[float, float] | None:

@@ -11,7 +11,7 @@ from sat_tf.export.lowering import scales
 from sat_tf.export.lowering.layers import KernelTensors
 from sat_tf.export.lowering.packing import pack_graph
 from sat_tf.export.lowering.portable_scales import make_portable
-from sat_tf.export.lowering.refusals import find_problems
+from sat_tf.export.lowering.quantized_network import find_problems
 from sat_tf.export.lowering.scales import settle_constants
 from sat_tf.export.lowering.trace import trace
 from sat_tf.export.operations.graph import Graph
