@@ -5,8 +5,8 @@ from rich.console import Console
 from rich.text import Text
 
 from sat_tf.export.certificate.certificate import Certificate
-from sat_tf.export.certificate.counts import REFERENCE_TITLES, runtime_table
 from sat_tf.export.certificate.page import accuracy_column, difference_columns
+from sat_tf.export.certificate.runtimes import REFERENCE_TITLES, runtime_table
 from sat_tf.messages import say
 from sat_tf.presentation.tables import Column, Table, digits, marked_text
 

@@ -15,7 +15,7 @@ from sat_tf.export.lowering.trace import trace
 from sat_tf.export.operations.float_layer import float_layers
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.operation import Operation
-from sat_tf.export.tflite.splice import spliced_bytes
+from sat_tf.export.tflite.writer import spliced_bytes
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import LayerKind, Role
 from sat_tf.graph.network import Network, Node, layer_of_call

@@ -8,8 +8,8 @@ import numpy as np
 from sat_tf.analysis.answers import Answers
 from sat_tf.analysis.code_use import LayerRow
 from sat_tf.export.certificate.certificate import Certificate, ImagesFrom
-from sat_tf.export.certificate.counts import RuntimeCount, TensorCount
 from sat_tf.export.certificate.outputs import OutputCount
+from sat_tf.export.certificate.runtimes import RuntimeCount, TensorCount
 from sat_tf.training.config.config import config_text, parse_config
 from sat_tf.training.report.report import write_answers, write_layers
 from sat_tf.training.report.results import Results

@@ -11,16 +11,16 @@ from typing import Any
 import pydantic
 
 from sat_tf.atomic_file import write_text
-from sat_tf.export.certificate.counts import (
+from sat_tf.export.certificate.holds import Hold, are_portable, verdict_of
+from sat_tf.export.certificate.outputs import FEWEST_VALUES, MOST_ERROR, OutputCount
+from sat_tf.export.certificate.runtimes import (
     FEW_CODES,
-    RUNTIME_TITLES,
+    RUNTIMES,
     RuntimeCount,
     TensorCount,
     TrainedCount,
     runtime_table,
 )
-from sat_tf.export.certificate.holds import Hold, are_portable, verdict_of
-from sat_tf.export.certificate.outputs import FEWEST_VALUES, MOST_ERROR, OutputCount
 from sat_tf.export.litert.processes import Machine
 from sat_tf.messages import list_problems, validation_problems
 from sat_tf.presentation.tables import Cell, Displayed, Marked, Table, points
@@ -287,7 +287,7 @@ class Certificate(Displayed):
             *self.trained_notes,
             *self.float_notes,
             *(
-                Marked(f"{RUNTIME_TITLES[name]} does not run the file: {why}", "plain")
+                Marked(f"{RUNTIMES[name].title} does not run the file: {why}", "plain")
                 for name, why in self.refused.items()
             ),
             *([verdict_of(self.holds)] if self.holds else []),

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from sat_tf.export.certificate.certificate import TensorCodes
-from sat_tf.export.certificate.counts import RuntimeCount, TensorCount, TrainedCount
 from sat_tf.export.certificate.outputs import (
     Output,
     OutputCount,
@@ -20,7 +19,7 @@ from sat_tf.export.certificate.outputs import (
     separated,
     smallest_agreement,
 )
-from sat_tf.export.certificate.runtimes import RUNTIMES
+from sat_tf.export.certificate.runtimes import RUNTIMES, RuntimeCount, TensorCount, TrainedCount
 from sat_tf.export.kernels.kernel_sets import KernelSet
 from sat_tf.export.litert.processes import loaded
 from sat_tf.export.operations.graph import Graph

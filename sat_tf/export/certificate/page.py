@@ -9,18 +9,17 @@ from markupsafe import Markup
 
 from sat_tf.atomic_file import check_writable, write_text
 from sat_tf.export.certificate.certificate import FLOAT_RULE, PARTING_RULE, Certificate, TensorCodes
-from sat_tf.export.certificate.counts import (
+from sat_tf.export.certificate.holds import NOT_SAID, Hold, verdict_of
+from sat_tf.export.certificate.outputs import OutputCount
+from sat_tf.export.certificate.runtimes import (
     MODEL_TITLES,
     REFERENCE_TITLES,
-    RUNTIME_TITLES,
+    RUNTIMES,
     RuntimeRow,
     TrainedCount,
     runtime_columns,
     shown_share,
 )
-from sat_tf.export.certificate.holds import NOT_SAID, Hold, verdict_of
-from sat_tf.export.certificate.outputs import OutputCount
-from sat_tf.export.certificate.runtimes import RUNTIMES
 from sat_tf.export.kernels.kernel_sets import XNNPACK_SETS, KernelSet
 from sat_tf.export.operations.operation import Basis
 from sat_tf.presentation.charts import histogram
@@ -69,7 +68,7 @@ def certificate_page(certificate: Certificate) -> str:
         facts=_facts(certificate),
         outputs=_outputs(certificate),
         runtimes=_runtimes(certificate).to_html("Runtimes"),
-        refused={RUNTIME_TITLES[name]: why for name, why in certificate.refused.items()},
+        refused={RUNTIMES[name].title: why for name, why in certificate.refused.items()},
         holds=_holds(certificate).to_html("Where this holds") if certificate.holds else "",
         holds_verdict=verdict_of(certificate.holds),
         not_said=NOT_SAID,
@@ -178,7 +177,7 @@ def _runtimes(certificate: Certificate) -> Table[RuntimeRow]:
             Column("operators in XNNPACK", pieces),
         ],
         rows=[
-            RuntimeRow(RUNTIME_TITLES[name], name, count, count.top1)
+            RuntimeRow(RUNTIMES[name].title, name, count, count.top1)
             for name, count in certificate.runtimes.items()
         ],
     )

@@ -1,13 +1,19 @@
-"""The runtimes that a verification can compare: those that run here, and those it simulates."""
+"""The runtimes that a verification can compare, what is counted of each, and the table of it."""
 
 import dataclasses
 import importlib.util
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
+import numpy as np
+
+from sat_tf.export.certificate.outputs import OutputCount
 from sat_tf.export.kernels import kernel_sets
 from sat_tf.export.kernels.kernel_sets import KernelSet
 from sat_tf.export.litert.micro import MICRO, PACKAGE
+from sat_tf.export.litert.runtime import Delegation
 from sat_tf.messages import did_you_mean
+from sat_tf.presentation.tables import Cell, Column, Marked, Table, digits, percent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,3 +85,246 @@ def installed() -> list[str]:
 def is_installed(name: str) -> bool:
     """Whether a runtime can be compared here."""
     return name != MICRO or importlib.util.find_spec("tflite_micro") is not None
+
+
+# -- what is counted -------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class TensorCount:
+    """How one tensor compares with that of the simulation.
+
+    Attributes:
+        name: of the tensor.
+        shape: without the batch dimension.
+        codes_compared: how many stored integers, over all images.
+        codes_differing: how many of them differ.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    codes_compared: int = 0
+    codes_differing: int = 0
+
+    def add(self, expected: np.ndarray, computed: np.ndarray) -> None:
+        """Counts one batch."""
+        self.codes_compared += expected.size
+        self.codes_differing += int(np.count_nonzero(expected != computed))
+
+
+# A tensor is named where more of its codes than this share, and more than so many, are others than
+# Keras makes of the same inputs, beside those that rounding of biases explains.
+MOST_UNEXPLAINED, FEW_CODES = 0.02, 10
+
+
+@dataclasses.dataclass
+class TrainedCount(TensorCount):
+    """How one tensor of the Keras model compares with that of the simulation.
+
+    Both compute from the image on, so that a code that differs can change others behind it. To tell
+    where differences begin, the operations that make the tensor are also given Keras' own codes.
+
+    Attributes:
+        saturated: how many values of Keras lie beyond all codes of the file, by more than half a
+            code: the range was only observed, and Keras does not clip there. They differ, except in
+            an input, which Keras clips alike.
+        worst_channel: the channel with most of them; None where there are none.
+        worst_share: of its values, in [0, 1].
+        alone_compared: how many codes were computed from Keras' own, of the first images.
+        alone_differing: how many of them differ, beside those saturated.
+        explained_share: the share that differs at most because biases are integers: of each
+            channel, half of what a unit of its sum is worth in codes.
+    """
+
+    saturated: int = 0
+    worst_channel: int | None = None
+    worst_share: float = 0.0
+    alone_compared: int = 0
+    alone_differing: int = 0
+    explained_share: float = 0.0
+
+    @property
+    def saturated_share(self) -> float:
+        """Share of its values that saturate, in [0, 1]."""
+        return self.saturated / max(self.codes_compared, 1)
+
+    @property
+    def alone_share(self) -> float:
+        """Share of its codes that differ by themselves, in [0, 1]."""
+        return self.alone_differing / max(self.alone_compared, 1)
+
+    @property
+    def is_unexplained(self) -> bool:
+        """Whether more codes differ by themselves than rounding of biases explains."""
+        most = self.explained_share + MOST_UNEXPLAINED
+        return self.alone_differing > max(most * self.alone_compared, FEW_CODES)
+
+
+@dataclasses.dataclass(frozen=True)
+class RuntimeCount:
+    """How one runtime compares with the simulation, and its outputs with the reference.
+
+    Attributes:
+        tensors: every integer tensor, producers first.
+        float_values_compared: values of float tensors.
+        largest_float_difference: the largest difference among them; infinite where one is NaN.
+        outputs_differing: outputs that differ between a run that keeps every tensor and one that
+            does not, as a phone runs it.
+        delegation: what XNNPACK has taken over in the latter; None where that is not LiteRT's.
+        agreement: share of images, or of the pixels, rows or boxes of them, with the class of the
+            reference; the smallest of several outputs; None where none has classes.
+        largest_output_difference: from the outputs of the reference; infinite where one is NaN.
+        top1: share of these classified right; None without labels, or with those of several
+            outputs, of which `Certificate.accuracy` tells.
+        outputs: each output by itself against the reference.
+        kernels: name of the kernel set with its rounding.
+        is_simulated: whether another machine runs it, so that it is only simulated, with these
+            kernels; float layers are then those of LiteRT here.
+        own: the same tensors against a simulation with its own kernels, on the first images: what
+            differs there, no rule explains. Empty for those with XNNPACK, of which `tensors` says
+            it, and for simulated ones.
+    """
+
+    tensors: list[TensorCount]
+    float_values_compared: int
+    largest_float_difference: float
+    outputs_differing: int
+    delegation: Delegation | None
+    agreement: float | None
+    largest_output_difference: float
+    top1: float | None
+    outputs: list[OutputCount] = dataclasses.field(default_factory=list)
+    kernels: str = ""
+    is_simulated: bool = False
+    own: list[TensorCount] = dataclasses.field(default_factory=list)
+
+    @property
+    def own_compared(self) -> int:
+        """How many stored integers are compared with the simulation of its own kernels."""
+        return sum(tensor.codes_compared for tensor in self.own)
+
+    @property
+    def own_differing(self) -> int:
+        """How many of them differ."""
+        return sum(tensor.codes_differing for tensor in self.own)
+
+    @property
+    def first_differing(self) -> str | None:
+        """Name of the first tensor with another code, in order; None where all agree."""
+        return next((tensor.name for tensor in self.tensors if tensor.codes_differing), None)
+
+    @property
+    def codes_compared(self) -> int:
+        """How many stored integers."""
+        return sum(tensor.codes_compared for tensor in self.tensors)
+
+    @property
+    def codes_differing(self) -> int:
+        """How many of them differ."""
+        return sum(tensor.codes_differing for tensor in self.tensors)
+
+    @property
+    def differing(self) -> str:
+        """How many codes differ, in words."""
+        return f"{self.codes_differing:,} of {self.codes_compared:,}"
+
+
+class RuntimeRow(NamedTuple):
+    """A row of the table of runtimes.
+
+    Attributes:
+        title: of a runtime, or of a model that only classifies.
+        name: of the runtime.
+        found: what was counted of it; None for such a model.
+        top1: share of images that it classifies right.
+    """
+
+    title: str
+    name: str
+    found: RuntimeCount | None
+    top1: float | None
+
+
+def runtime_columns(
+    runtimes: Mapping[str, RuntimeCount], reference: str
+) -> list[Column[RuntimeRow]]:
+    """The columns of the table of runtimes; for the arguments, see `Certificate`."""
+    own = any(count.own or count.is_simulated for count in runtimes.values())
+    of = REFERENCE_TITLES[reference]
+
+    def counted(show: Callable[[RuntimeCount], Cell]) -> Callable[[RuntimeRow], Cell]:
+        return lambda row: "" if row.found is None else show(row.found)
+
+    outputs = [output for count in runtimes.values() for output in count.outputs]
+    if outputs and all(output.is_values for output in outputs):
+        beside = Column(f"from {of}, std. dev.", counted(_largest_error), number=True)
+    else:
+        beside = Column(
+            f"classes of {of}", counted(lambda c: shown_share(c.agreement)), number=True
+        )
+    return [
+        Column("runtime", lambda row: row.title, wrap="fold"),
+        Column("codes differing", _codes_differing, number=True),
+        *([Column("not as simulated", _own_differing, number=True)] if own else []),
+        Column(
+            "first that differs",
+            counted(lambda c: c.first_differing or "none"),
+            wrap="fold",
+        ),
+        Column("top-1", lambda row: row.top1, percent(), number=True),
+        beside,
+        Column(
+            "largest difference", counted(lambda c: _FOUR(c.largest_output_difference)), number=True
+        ),
+    ]
+
+
+def _largest_error(count: RuntimeCount) -> Cell:
+    """The error of the channel of values that differs most."""
+    return _FOUR(
+        max(
+            output.values.channels[0].error for output in count.outputs if output.values is not None
+        )
+    )
+
+
+def _codes_differing(row: RuntimeRow) -> Cell:
+    if row.found is None:
+        return ""
+    # Only that of XNNPACK must be 0.
+    bad = "bad" if row.name == "xnnpack" else "watch"
+    return Marked(row.found.differing, bad if row.found.codes_differing else "good")
+
+
+def _own_differing(row: RuntimeRow) -> Cell:
+    if row.found is None or not row.found.own:
+        return "simulated" if row.found is not None and row.found.is_simulated else ""
+    differing, compared = row.found.own_differing, row.found.own_compared
+    return Marked(f"{differing:,} of {compared:,}", "watch" if differing else "good")
+
+
+def runtime_table(
+    runtimes: Mapping[str, RuntimeCount], reference: str, top1: Mapping[str, float]
+) -> Table[RuntimeRow]:
+    """The runtimes, and below them what models classify; for the arguments, see `Certificate`."""
+    rows = [RuntimeRow(name, name, count, count.top1) for name, count in runtimes.items()]
+    rows += [
+        RuntimeRow(title, "", None, top1[name])
+        for name, title in MODEL_TITLES.items()
+        if name in top1 and name != "tflite"  # which is the runtime xnnpack
+    ]
+    return Table(columns=runtime_columns(runtimes, reference), rows=rows)
+
+
+# The models that are compared, by their names in a certificate.
+MODEL_TITLES = {
+    "quantized": "Keras",
+    "simulation": "simulation",
+    "tflite": "LiteRT",
+    "float": "float model",
+}
+# The model that outputs are compared with, by its name in a certificate.
+REFERENCE_TITLES = {"keras": "Keras", "simulation": "the simulation"}
+_FOUR = digits(".4g")
+# Missing where an output is a number, not a class.
+shown_share = percent(missing="–")

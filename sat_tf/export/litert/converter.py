@@ -13,7 +13,7 @@ import tf_keras as keras
 from ai_edge_litert import schema_py_generated as tfl
 
 from sat_tf.export.litert.runtime import Runtime, native_output_in
-from sat_tf.export.tflite.splice import INPUT_NAME
+from sat_tf.export.tflite.writer import INPUT_NAME
 from sat_tf.messages import kind_of
 
 _L = keras.layers

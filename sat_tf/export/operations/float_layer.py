@@ -21,9 +21,8 @@ from sat_tf.export.operations.operation import (
 )
 from sat_tf.export.tflite.contents import NotUnderstoodError, StoredOperator
 from sat_tf.export.tflite.operator_view import OperatorView, Progress
-from sat_tf.export.tflite.splice import INNER_NAME, splice
 from sat_tf.export.tflite.tensors import Tensor, Tensors
-from sat_tf.export.tflite.writer import Writer
+from sat_tf.export.tflite.writer import INNER_NAME, Writer, splice
 
 if TYPE_CHECKING:
     from sat_tf.graph.network import Node
