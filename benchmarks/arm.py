@@ -26,8 +26,8 @@ from small_networks import NETWORKS
 
 import sat_tf
 from sat_tf import models
+from sat_tf.export.certificate.proof import read_subject
 from sat_tf.export.certificate.runtimes import installed
-from sat_tf.export.file_verification import read_subject
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.qat.policy import BitPolicy
 from tests.arm.processors import check_on_arm

@@ -7,9 +7,14 @@ from collections.abc import Callable
 from rich.console import Console
 
 from sat_tf.commands.pixels import ImageOptions, Pixels
-from sat_tf.export.device.kit import check_kit_path
-from sat_tf.export.device.report import DeviceCheck, is_device_certificate, read_device_certificate
-from sat_tf.export.file_verification import read_device_check, read_subject, write_kit
+from sat_tf.export.certificate.proof import read_subject
+from sat_tf.export.device.kit import check_kit_path, write_kit
+from sat_tf.export.device.report import (
+    DeviceCheck,
+    is_device_certificate,
+    read_device_certificate,
+    read_device_check,
+)
 from sat_tf.messages import RunError, say, value_errors_as_run_errors
 from sat_tf.presentation.tables import Column, Marked, Table, digits
 

@@ -22,8 +22,9 @@ from sat_tf.commands.pixels import (
 from sat_tf.commands.verification_table import print_certificate
 from sat_tf.export.certificate.certificate import Certificate, ImagesFrom, read_certificate
 from sat_tf.export.certificate.page import write_both
+from sat_tf.export.certificate.proof import read_subject
 from sat_tf.export.certificate.runtimes import RUNTIMES, USUAL_RUNTIMES
-from sat_tf.export.file_verification import read_subject, recheck, verify_file
+from sat_tf.export.file_verification import recheck, verify_file
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.tflite.metadata import read_metadata
 from sat_tf.messages import RunError, say, value_errors_as_run_errors

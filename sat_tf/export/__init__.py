@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sat_tf.export.converter_route import to_keras as to_keras
     from sat_tf.export.deployed import deployed_model as deployed_model
+    from sat_tf.export.device.kit import write_kit as write_kit
+    from sat_tf.export.device.report import read_device_check as read_device_check
     from sat_tf.export.evaluate import evaluate_simulator as evaluate_simulator
     from sat_tf.export.evaluate import evaluate_tflite as evaluate_tflite
-    from sat_tf.export.file_verification import read_device_check as read_device_check
     from sat_tf.export.file_verification import verify_file as verify_file
-    from sat_tf.export.file_verification import write_kit as write_kit
     from sat_tf.export.lowering.pipeline import with_image_size as with_image_size
     from sat_tf.export.operations.graph_file import read_graph as read_graph
     from sat_tf.export.operations.simulator import simulate as simulate
@@ -33,14 +33,14 @@ _HOMES = {
     "deployed_model": "sat_tf.export.deployed",
     "evaluate_simulator": "sat_tf.export.evaluate",
     "evaluate_tflite": "sat_tf.export.evaluate",
-    "read_device_check": "sat_tf.export.file_verification",
+    "read_device_check": "sat_tf.export.device.report",
     "read_graph": "sat_tf.export.operations.graph_file",
     "simulate": "sat_tf.export.operations.simulator",
     "snap_biases": "sat_tf.export.snapping",
     "to_keras": "sat_tf.export.converter_route",
     "verify_file": "sat_tf.export.file_verification",
     "with_image_size": "sat_tf.export.lowering.pipeline",
-    "write_kit": "sat_tf.export.file_verification",
+    "write_kit": "sat_tf.export.device.kit",
 }
 
 __all__ = [*_HOMES]

@@ -15,7 +15,7 @@ import numpy as np
 from sat_tf.arguments import Rule, check, is_integer
 from sat_tf.atomic_file import expect_path
 from sat_tf.export.certificate.outputs import label_problems
-from sat_tf.export.file_verification import existing_file
+from sat_tf.export.certificate.proof import existing_file
 from sat_tf.export.litert.runtime import Interface
 from sat_tf.export.litert.workers import Task, TfliteTask, Worker
 from sat_tf.export.operations.graph import Graph

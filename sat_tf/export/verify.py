@@ -13,11 +13,10 @@ from sat_tf.atomic_file import expect_path
 from sat_tf.export.certificate.certificate import Certificate, ImagesFrom
 from sat_tf.export.certificate.inputs import GIVEN, checked_images, taken_by
 from sat_tf.export.certificate.outputs import Output, labels_of
-from sat_tf.export.certificate.proof import Subject, prove
+from sat_tf.export.certificate.proof import Subject, file_problems, prove
 from sat_tf.export.certificate.runtimes import USUAL_RUNTIMES
 from sat_tf.export.deployed import DeployedModel
 from sat_tf.export.export import file_content, file_graph
-from sat_tf.export.file_verification import file_problems
 from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.lowering.pipeline import is_sized, with_image_size
 from sat_tf.export.lowering.quantized_network import is_input, role_of

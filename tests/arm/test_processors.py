@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from sat_tf.export.file_verification import read_subject
+from sat_tf.export.certificate.proof import read_subject
 from tests.arm import system
 from tests.arm.processors import PROCESSORS, check_on_arm, lay_out, run_python
 from tests.arm.system import find_system

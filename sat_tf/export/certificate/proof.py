@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from sat_tf.atomic_file import expect_path
 from sat_tf.export.certificate.certificate import Certificate, ImagesFrom
 from sat_tf.export.certificate.comparison import (
     CodesRecorder,
@@ -21,21 +22,29 @@ from sat_tf.export.certificate.comparison import (
     TrainedCounter,
 )
 from sat_tf.export.certificate.holds import holds_of
-from sat_tf.export.certificate.inputs import images_hash
-from sat_tf.export.certificate.outputs import Output, as_in_file, only, outputs_in, separated
+from sat_tf.export.certificate.inputs import checked_images, images_hash
+from sat_tf.export.certificate.outputs import (
+    Output,
+    as_in_file,
+    labels_of,
+    only,
+    outputs_in,
+    separated,
+)
 from sat_tf.export.certificate.page import check_certificate_path, write_both
 from sat_tf.export.certificate.runtimes import USUAL_RUNTIMES, RuntimeKind, chosen
 from sat_tf.export.kernels import kernel_sets
 from sat_tf.export.litert.micro import MICRO, PACKAGE
 from sat_tf.export.litert.processes import refusals, this_machine
 from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.graph_file import read_graph
 from sat_tf.export.operations.pointwise import softmax
 from sat_tf.export.operations.simulator import batches, outputs_of, simulate
-from sat_tf.export.tflite.contents import Contents, gzip_size
+from sat_tf.export.tflite.contents import Contents, gzip_size, read_contents
 from sat_tf.export.tflite.images import Pixels, arrays_of, joined, number_of
 from sat_tf.export.tflite.metadata import read_metadata
 from sat_tf.export.tflite.tensors import Image
-from sat_tf.messages import kind_of
+from sat_tf.messages import kind_of, list_problems
 from sat_tf.presentation.progress_bar import image_bar
 from sat_tf.version import COMPUTING, __version__, installed_versions
 
@@ -73,6 +82,59 @@ class Subject:
     def sha256(self) -> str:
         """Hash of the file."""
         return hashlib.sha256(self.content).hexdigest()
+
+
+def read_subject(path: pathlib.Path) -> Subject:
+    """A file and the graph that is read from it.
+
+    Raises:
+        ValueError: there is no file, or sat-tf did not write it.
+    """
+    content = existing_file(path).read_bytes()
+    graph = read_graph(content, str(path))
+    parsed = read_contents(content, str(path))
+    return Subject(path, content, parsed, dataclasses.replace(graph, name=path.stem))
+
+
+def existing_file(path: str | os.PathLike[str]) -> pathlib.Path:
+    """The path of a TFLite file.
+
+    Raises:
+        ValueError: it is no path, or there is no file.
+    """
+    path = expect_path(path)
+    if problems := file_problems(path):
+        raise ValueError(problems[0])
+    return path
+
+
+def file_problems(path: pathlib.Path) -> list[str]:
+    """Why there is no file to verify."""
+    if os.path.isfile(path):
+        return []
+    return [
+        f"{path}: received a path without a file, expected a TFLite file; write it with "
+        "sat_tf.export_tflite(model, path) first."
+    ]
+
+
+def checked_inputs(
+    caller: str, subject: Subject, images: Any, labels: Any
+) -> tuple[np.ndarray, list[np.ndarray | None]]:
+    """Images as an array, and labels as one for each output.
+
+    Raises:
+        ValueError: they do not fit the graph; lists every problem with its fix.
+    """
+    graph = subject.graph
+    graph.expect_one_of_each(caller)
+    image = graph.images[0]
+    images, problems = checked_images(images, [image.shape], [image.type], [image.is_kept])
+    arrays, found = labels_of(labels, subject.outputs, len(images) if images.ndim else 0)
+    problems += found
+    if problems:
+        raise ValueError(list_problems(caller, problems))
+    return image.taken(images), arrays
 
 
 def strangers(

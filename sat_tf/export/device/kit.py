@@ -13,13 +13,14 @@ import pathlib
 import zipfile
 from collections.abc import Iterator
 from importlib import metadata
+from typing import Any
 
 import numpy as np
 
-from sat_tf.atomic_file import check_writable, written_whole
+from sat_tf.atomic_file import check_writable, expect_path, written_whole
 from sat_tf.export.certificate.certificate import ImagesFrom
-from sat_tf.export.certificate.inputs import images_hash
-from sat_tf.export.certificate.proof import Subject
+from sat_tf.export.certificate.inputs import GIVEN, images_hash
+from sat_tf.export.certificate.proof import Subject, checked_inputs, read_subject
 from sat_tf.export.device import check, start
 from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.operations.graph import Graph
@@ -99,28 +100,45 @@ def check_kit_path(path: str | os.PathLike[str]) -> pathlib.Path:
     return check_writable(path)
 
 
-def pack_kit(
-    subject: Subject,
-    images: np.ndarray,
-    path: pathlib.Path,
+def write_kit(
+    path: str | os.PathLike[str] | Subject,
+    images: Any,
+    kit_path: str | os.PathLike[str],
     *,
-    images_from: ImagesFrom,
-    codes: bool,
+    codes: bool = False,
+    images_from: ImagesFrom = GIVEN,
     progress: bool = False,
 ) -> Kit:
-    """Writes the proof kit of a file; the zip appears whole, or not at all.
+    """Writes a proof kit: a zip that checks a file on the machine that it is taken to.
+
+    There, `python check.py` in the unpacked folder, or `python kit.zip`, runs the file in LiteRT
+    and compares every integer tensor with the simulation's hashes in the kit. It needs NumPy and
+    ai-edge-litert only, and writes a certificate of that machine for `read_device_check`.
 
     Args:
-        subject: the file and its graph.
-        images: (n, ...), as the file takes them.
-        path: of the zip.
-        images_from: where they come from.
-        codes: put the codes in too, a byte each before compression.
+        path: a TFLite file that sat-tf wrote; or one that `read_subject` has read.
+        images: as for `verify_file`; all of them go into the kit.
+        kit_path: where to write the zip.
+        codes: put every code in as well, so that those that differ are counted, and not only the
+            tensors and images that they are in.
+        images_from: where the images come from.
         progress: show a bar.
 
+    Returns:
+        What the kit holds.
+
     Raises:
-        ValueError: the path cannot be written, or all tensors are behind layers left float.
+        ValueError: bad images, a file that sat-tf did not write, one whose integers all come behind
+            layers left float, or a path that is not that of a zip, or cannot be written.
     """
+    kit_path = check_kit_path(kit_path)
+    own = path.path if isinstance(path, Subject) else expect_path(path)
+    if kit_path.exists() and own.exists() and kit_path.samefile(own):
+        raise ValueError(
+            f"write_kit: received {str(kit_path)!r} for the file and its kit, expected two names."
+        )
+    subject = path if isinstance(path, Subject) else read_subject(own)
+    images, _ = checked_inputs("write_kit", subject, images, None)
     compared, behind = tensors_of(subject.graph)
     if not compared:
         raise ValueError(
@@ -128,7 +146,7 @@ def pack_kit(
             f"({', '.join(subject.graph.float_layers)}), expected one with some before; no two "
             "machines need agree on float values, so that there is nothing to compare."
         )
-    with written_whole(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+    with written_whole(kit_path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
         hashes: dict[str, str] = {}
 
         def add(name: str, content: bytes) -> None:
@@ -144,7 +162,7 @@ def pack_kit(
         add("check.py", pathlib.Path(check.__file__).read_bytes())
         add("__main__.py", pathlib.Path(start.__file__).read_bytes())
         expected = Expected(compared)
-        with image_bar(f"{path.name}", len(images), shown=progress) as advance:
+        with image_bar(kit_path.name, len(images), shown=progress) as advance:
             for number, stored in enumerate(simulated(subject, images)):
                 content = expected.add(stored)
                 if codes:
@@ -168,7 +186,7 @@ def pack_kit(
         manifest = dataclasses.asdict(record)
         manifest["seal"] = check.seal(manifest)
         add("kit.json", (json.dumps(manifest, indent=1) + "\n").encode())
-    return Kit(path, path.stat().st_size, len(images), compared, behind, manifest["seal"])
+    return Kit(kit_path, kit_path.stat().st_size, len(images), compared, behind, manifest["seal"])
 
 
 def tensors_of(graph: Graph) -> tuple[tuple[str, ...], tuple[str, ...]]:

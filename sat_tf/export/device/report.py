@@ -4,11 +4,14 @@ import dataclasses
 import json
 import os
 import pathlib
+from typing import Any
 
 import numpy as np
 import pydantic
 
-from sat_tf.export.certificate.proof import Subject, strangers
+from sat_tf.atomic_file import expect_path
+from sat_tf.export.certificate.inputs import random_images
+from sat_tf.export.certificate.proof import checked_inputs, read_subject, strangers
 from sat_tf.export.device import check
 from sat_tf.export.device.kit import FORMAT, Expected, KitRecord, simulated, tensors_of
 from sat_tf.messages import first_ones, list_problems, validation_problems
@@ -226,46 +229,57 @@ def _contradictions(found: DeviceCertificate) -> list[str]:
     ]
 
 
-def hold_against(found: DeviceCertificate, subject: Subject, images: np.ndarray | None) -> None:
-    """Checks that the certificate of a device is about this file and these images.
+def read_device_check(
+    path: str | os.PathLike[str],
+    certificate_path: str | os.PathLike[str],
+    images: Any = None,
+) -> tuple[DeviceCheck, bool]:
+    """Reads the certificate that a proof kit has written, and holds it against the file.
 
-    With images, the file is simulated on them here, and every hash that the kit expected is
-    compared with that: a kit whose hashes were changed, and sealed again, does not pass.
+    With the images of the kit, the file is simulated here, and what the kit expected is compared
+    with that. Without them only the file's hash is, and that the certificate is as it was written:
+    whoever changes a kit can change all of it.
 
     Args:
-        found: the certificate.
-        subject: the file and its graph.
-        images: as the file takes them; None where they are not at hand.
+        path: the TFLite file.
+        certificate_path: what check.py has written.
+        images: those of the kit; None draws them again where they were random.
+
+    Returns:
+        The outcome, and whether it was compared with a simulation here.
 
     Raises:
-        ValueError: it is about others; lists every problem with its fix.
+        ValueError: the certificate is damaged, or about another file, other images or a changed
+            kit; lists every problem with its fix.
     """
+    found = read_device_certificate(certificate_path)
+    subject = read_subject(expect_path(path))
+    seed, count = found.kit.images_from.seed, found.kit.num_images
+    if images is None and seed is not None and found.kit.sha256 == subject.sha256:
+        image = subject.graph.images[0]
+        images = image.drawn(random_images(image.shape, count, seed))
+    if images is not None:
+        images, _ = checked_inputs("read_device_check", subject, images, None)
     problems = strangers(subject, images, found.kit, "kit", "make a kit of this one")
-    if not problems:
-        problems += _other_hashes(found, subject, images)
-    if problems:
-        raise ValueError(list_problems(f"{subject.path} and the certificate of a device", problems))
-
-
-def _other_hashes(
-    found: DeviceCertificate, subject: Subject, images: np.ndarray | None
-) -> list[str]:
     compared, _ = tensors_of(subject.graph)
     recorded = {tensor.name: tensor.sha256 for tensor in found.kit.tensors}
     wrong = sorted(set(compared) ^ set(recorded))
-    if not wrong and images is not None:
+    if not problems and not wrong and images is not None:
+        # A kit whose hashes were changed, and sealed again, does not pass.
         expected = Expected(compared)
         for stored in simulated(subject, images):
             expected.add(stored)
         own = expected.result()
         wrong = [tensor.name for tensor in own if recorded[tensor.name] != tensor.sha256]
-    if not wrong:
-        return []
-    return [
-        f"received the certificate of a kit that expects other codes than this file has "
-        f"({first_ones(wrong)}), expected those of its simulation; the kit was changed: write it "
-        "again with sat-tf verify --kit."
-    ]
+    if not problems and wrong:
+        problems.append(
+            f"received the certificate of a kit that expects other codes than this file has "
+            f"({first_ones(wrong)}), expected those of its simulation; the kit was changed: write "
+            "it again with sat-tf verify --kit."
+        )
+    if problems:
+        raise ValueError(list_problems(f"{subject.path} and the certificate of a device", problems))
+    return found.check, images is not None
 
 
 _CERTIFICATE = pydantic.TypeAdapter(DeviceCertificate)

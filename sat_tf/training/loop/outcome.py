@@ -11,10 +11,10 @@ from sat_tf.analysis.answers import Answers
 from sat_tf.analysis.code_use import layer_rows
 from sat_tf.data.source import NO_LABEL
 from sat_tf.export.certificate.certificate import Certificate, ImagesFrom
+from sat_tf.export.certificate.proof import read_subject
 from sat_tf.export.deployed import deployed_model
 from sat_tf.export.evaluate import evaluate_tflite, run_tflite
 from sat_tf.export.export import ExportReport, export_tflite
-from sat_tf.export.file_verification import read_subject
 from sat_tf.export.verify import verify_tflite
 from sat_tf.graph.network import Network
 from sat_tf.loading.load import load_model

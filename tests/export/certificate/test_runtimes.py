@@ -9,8 +9,7 @@ from sat_tf.export.certificate import runtimes
 from sat_tf.export.certificate.certificate import read_certificate
 from sat_tf.export.certificate.inputs import GIVEN
 from sat_tf.export.certificate.page import certificate_page
-from sat_tf.export.certificate.proof import prove
-from sat_tf.export.file_verification import read_subject
+from sat_tf.export.certificate.proof import prove, read_subject
 from sat_tf.export.kernels import kernel_sets
 from sat_tf.export.operations import linear
 from sat_tf.export.operations.simulator import simulate, simulate_on

@@ -1,6 +1,6 @@
 import pytest
 
-from sat_tf.export.file_verification import write_kit
+from sat_tf.export.device.kit import write_kit
 from tests.export.device.kits import certificate_in, checked_here, unpacked
 
 NUM_IMAGES = 3

@@ -7,7 +7,8 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.export.certificate.inputs import images_hash
-from sat_tf.export.file_verification import verify_file, write_kit
+from sat_tf.export.device.kit import write_kit
+from sat_tf.export.file_verification import verify_file
 from tests.export.device.kits import certificate_in, checked_here
 from tests.export.proofs import calibrated
 

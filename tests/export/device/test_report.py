@@ -5,8 +5,13 @@ import pytest
 from sat_tf.export.certificate.certificate import ImagesFrom
 from sat_tf.export.certificate.inputs import random_images
 from sat_tf.export.device import check
-from sat_tf.export.device.report import is_device_certificate, read_device_certificate
-from sat_tf.export.file_verification import read_device_check, verify_file, write_kit
+from sat_tf.export.device.kit import write_kit
+from sat_tf.export.device.report import (
+    is_device_certificate,
+    read_device_certificate,
+    read_device_check,
+)
+from sat_tf.export.file_verification import verify_file
 from tests.export.damage import changed
 from tests.export.device.kits import certificate_in, checked_here, reseal, unpacked
 
