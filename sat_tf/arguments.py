@@ -7,6 +7,8 @@ import numbers
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
+from sat_tf.messages import list_problems
+
 _Made = TypeVar("_Made")
 
 SEED_LIMIT = 2**32
@@ -44,9 +46,10 @@ def call_by_name(
     if name not in table:
         raise ValueError(f"unknown {kind} {_with_nearest(name, list(table))}")
     known = list(inspect.signature(table[name]).parameters)
-    unknown = [f"  {_with_nearest(word, known)}" for word in arguments if word not in known]
+    unknown = [word for word in arguments if word not in known]
     if unknown:
-        raise ValueError("\n".join([f"{name} does not take these arguments:", *unknown]))
+        problems = [f"received the argument {_with_nearest(word, known)}" for word in unknown]
+        raise ValueError(list_problems(name, problems))
     missing = [word for word in required_arguments(table[name]) if word not in arguments]
     if missing:
         raise ValueError(f"{name} needs {', '.join(missing)}; received no value; pass one.")
@@ -87,16 +90,16 @@ def check(owner: str, rules: Iterable[Rule]) -> None:
     Example:
         >>> check("load_cats", [Rule("seed", -1, False, "0 or more", "pass 0")])
         Traceback (most recent call last):
-        ValueError: load_cats does not accept these arguments:
-          seed: received -1; expected 0 or more; pass 0.
+        ValueError: load_cats: 1 problem
+          - seed: received -1; expected 0 or more; pass 0.
     """
     problems = [
-        f"  {rule.argument}: received {rule.received!r}; expected {rule.expected}; {rule.fix}."
+        f"{rule.argument}: received {rule.received!r}; expected {rule.expected}; {rule.fix}."
         for rule in rules
         if not rule.is_valid
     ]
     if problems:
-        raise ValueError("\n".join([f"{owner} does not accept these arguments:", *problems]))
+        raise ValueError(list_problems(owner, problems))
 
 
 class Values(NamedTuple):
@@ -149,8 +152,8 @@ def check_options(
     Example:
         >>> check_options("load_cats", {"seed": positive(9, "pass 1")}, {"seed": 0})
         Traceback (most recent call last):
-        ValueError: load_cats does not accept these arguments:
-          seed: received 0; expected a positive integer up to 9; pass 1.
+        ValueError: load_cats: 1 problem
+          - seed: received 0; expected a positive integer up to 9; pass 1.
     """
     check(owner, [*(table[name].rule(name, value) for name, value in received.items()), *rules])
 

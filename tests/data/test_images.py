@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from sat_tf.data.source import ImageSet
+from sat_tf.messages import listed_problems
 
 
 def _arrays(**changes):
@@ -57,7 +58,7 @@ def test_what_does_not_fit_is_refused(argument, value, expected):
 
 
 def test_one_error_lists_everything_that_is_wrong():
-    with pytest.raises(ValueError, match="ImageSet does not accept") as error:
+    with pytest.raises(ValueError, match="ImageSet: ") as error:
         ImageSet(
             name="",
             train_images=np.zeros((5, 4, 4), np.float32),
@@ -66,7 +67,7 @@ def test_one_error_lists_everything_that_is_wrong():
             test_labels=np.zeros(2),
             num_classes=-1,
         )
-    named = [line.split(":")[0].strip() for line in str(error.value).splitlines()[1:]]
+    named = [line.split(":")[0] for line in listed_problems(error.value)]
     assert named == [
         "name",
         "num_classes",

@@ -68,7 +68,7 @@ def test_a_data_set_like_no_other_is_answered_with_all_names():
 
 
 def test_all_unknown_options_are_named_at_once():
-    with pytest.raises(ValueError, match="digits does not take these arguments") as error:
+    with pytest.raises(ValueError, match="digits: 2 problems") as error:
         data.load("digits", image_sise=32, test_fracton=0.2, seed=0)
     assert "'image_sise'; did you mean 'image_size'?" in str(error.value)
     assert "'test_fracton'; did you mean 'test_fraction'?" in str(error.value)

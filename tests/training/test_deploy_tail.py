@@ -79,7 +79,7 @@ def test_the_learning_rate_goes_to_zero_over_the_epochs():
 
 def test_bad_arguments_are_listed_with_the_fix():
     endless = batches(small_images()).repeat()
-    with pytest.raises(ValueError, match="deploy_tail does not accept these arguments") as error:
+    with pytest.raises(ValueError, match="deploy_tail: 4 problems") as error:
         deploy_tail(small_quantized_model(), endless, epochs=0, learning_rate=-1, momentum=1.0)
     text = str(error.value)
     assert len(text.splitlines()) == 5
