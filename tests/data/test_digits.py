@@ -4,6 +4,7 @@ import sklearn.datasets
 from PIL import Image
 
 from sat_tf.data.digits import load_digits
+from sat_tf.messages import listed_problems
 
 
 @pytest.fixture(scope="module")
@@ -115,9 +116,9 @@ def _flat(*parts):
 
 
 def test_one_error_names_every_bad_argument():
-    with pytest.raises(ValueError, match="load_digits does not accept") as error:
+    with pytest.raises(ValueError, match="load_digits: 3 problems") as error:
         load_digits(20, test_fraction=1, seed=-1)
-    named = [line.split(":")[0].strip() for line in str(error.value).splitlines()[1:]]
+    named = [problem.split(":")[0] for problem in listed_problems(error.value)]
     assert named == ["image_size", "test_fraction", "seed"]
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from sat_tf.data import glyphs
 from sat_tf.data.glyphs import load_glyphs
+from sat_tf.messages import listed_problems
 
 SMALL = {"num_classes": 12, "train_per_class": 10, "test_per_class": 5}
 
@@ -144,11 +145,11 @@ def test_progress_shows_a_bar_for_either_part(tmp_path, capsys):
 
 
 def test_one_error_names_every_bad_argument(tmp_path):
-    with pytest.raises(ValueError, match="load_glyphs does not accept") as error:
+    with pytest.raises(ValueError, match="load_glyphs: 4 problems") as error:
         load_glyphs(
             num_classes=0, train_per_class=-1, test_per_class=1.5, seed="0", cache_dir=tmp_path
         )
-    named = [line.split(":")[0].strip() for line in str(error.value).splitlines()[1:]]
+    named = [problem.split(":")[0] for problem in listed_problems(error.value)]
     assert named == ["num_classes", "train_per_class", "test_per_class", "seed"]
     assert list(tmp_path.iterdir()) == []
 
