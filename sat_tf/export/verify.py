@@ -43,7 +43,7 @@ class TrainedModel:
 
     def __init__(self, model: keras.Model | Network, graph: Graph) -> None:
         self._graph = graph
-        self._network = Network.of(model)
+        self._network = model if isinstance(model, Network) else Network(model)
         layers = {
             call_name(node): node.name
             for node in self._network

@@ -112,11 +112,6 @@ class Network:
         self.outputs: tuple[str, ...] = tuple(made_by[id(tensor)] for tensor in model.outputs)
         self._connect()
 
-    @classmethod
-    def of(cls, model: "keras.Model | Network") -> "Network":
-        """The graph of a model; one that has been read already is taken as it is."""
-        return model if isinstance(model, Network) else cls(model)
-
     def _read(
         self, model: keras.Model, made_by: dict[int, str], path: str, *, through: bool
     ) -> dict[int, str]:

@@ -178,7 +178,7 @@ def trained_graph(
         ValueError: the model has no integer form, or nothing to pack; lists every problem with its
             fix.
     """
-    network = in_inference(Network.of(model))
+    network = in_inference(model if isinstance(model, Network) else Network(model))
     problems = find_problems(network, float_head=float_head) if kernels is None else []
     if problems:
         raise ValueError(list_problems(f"model {network.name!r}", problems))
