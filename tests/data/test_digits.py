@@ -138,6 +138,6 @@ def test_one_error_names_every_bad_argument():
     ],
 )
 def test_each_bad_argument_is_refused_alone(argument, value):
-    with pytest.raises(ValueError, match=f"  {argument}: received ") as error:
+    with pytest.raises(ValueError, match=f"  - {argument}: received ") as error:
         load_digits(**{argument: value})
     assert len(str(error.value).splitlines()) == 2

@@ -42,7 +42,7 @@ def test_one_error_names_every_bad_argument(name):
     lines = str(error.value).splitlines()[1:]
     assert len(lines) == len(bad)
     for line, (argument, value) in zip(lines, bad.items(), strict=True):
-        assert line.startswith(f"  {argument}: received {value!r}; expected ")
+        assert line.startswith(f"  - {argument}: received {value!r}; expected ")
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_one_error_names_every_bad_argument(name):
     ],
 )
 def test_each_bad_argument_is_refused_alone(argument, value):
-    with pytest.raises(ValueError, match=f"  {argument}: received ") as error:
+    with pytest.raises(ValueError, match=f"  - {argument}: received ") as error:
         models.mobilenet_v2(**{argument: value})
     assert len(str(error.value).splitlines()) == 2
 
@@ -92,6 +92,6 @@ def test_integers_of_numpy_are_integers():
     ],
 )
 def test_each_bad_option_of_residual_networks_is_refused_alone(argument, value):
-    with pytest.raises(ValueError, match=f"  {argument}: received ") as error:
+    with pytest.raises(ValueError, match=f"  - {argument}: received ") as error:
         resnet.resnet18(**{argument: value})
     assert len(str(error.value).splitlines()) == 2
