@@ -1,10 +1,13 @@
-"""What a quantized `.keras` file gives on the Keras 3 backend of this process: run as a script.
+"""What quantized `.keras` files give on the Keras 3 backend of this process; also a program.
 
-    KERAS_BACKEND=jax python -m tests.keras3.scenario model.keras images.npz results.npz new.keras
+    KERAS_BACKEND=jax python -m tests.keras3.scenario folder
 
-On other backends than TensorFlow it runs where TensorFlow, tf_keras and TFMOT cannot be imported.
+The folder has images.npz and files of models; the program leaves in its folder `jax` what each has
+become, and beside it what it gave. On other backends than TensorFlow it runs where TensorFlow,
+tf_keras and TFMOT cannot be imported.
 """
 
+import pathlib
 import sys
 
 from tests.keras3.processes import block_tensorflow
@@ -21,10 +24,10 @@ import sat_tf  # noqa: F401  # registers the layers
 BATCH = 64
 
 
-def main(model_path, images_path, results_path, trained_path):
-    data = np.load(images_path)
+def trained(path, data):
+    """The model of a file after an epoch, and what it gave before, then and after, by name."""
     images, labels = data["images"], data["labels"]
-    model = keras.saving.load_model(model_path, compile=False)
+    model = keras.saving.load_model(path, compile=False)
     before = keras.ops.convert_to_numpy(model(images[:BATCH], training=False))
     found = dict(zip(*_gradients(model, images[:BATCH], labels[:BATCH]), strict=True))
     losses = _Losses()
@@ -36,8 +39,17 @@ def main(model_path, images_path, results_path, trained_path):
         images, labels, batch_size=BATCH, epochs=1, shuffle=False, verbose=0, callbacks=[losses]
     )
     after = keras.ops.convert_to_numpy(model(images[:BATCH], training=False))
-    model.save(trained_path)
-    np.savez(results_path, before=before, after=after, losses=losses.found, **found)
+    return model, {"before": before, "after": after, "losses": losses.found, **found}
+
+
+def main(folder):
+    data = dict(np.load(folder / "images.npz"))
+    out = folder / keras.backend.backend()
+    out.mkdir()
+    for path in folder.glob("*.keras"):
+        model, found = trained(path, data)
+        model.save(out / path.name)
+        np.savez(out / path.with_suffix(".npz").name, **found)
 
 
 class _Losses(keras.callbacks.Callback):
@@ -87,4 +99,4 @@ def _gradients(model, images, labels):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(pathlib.Path(sys.argv[1]))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import sat_tf
+from tests.keras3 import usages
 from tests.keras3.networks import digits_network, pixels_and_labels
 from tests.keras3.processes import run_on
 
@@ -35,6 +36,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=["tensorflow", "jax", "torch"])
 def found(request, folder):
+    if request.param == "tensorflow":
+        return usages.every_usage(folder)
     results = folder / f"{request.param}.json"
     run_on(request.param, "-m", "tests.keras3.usages", folder, results)
     return json.loads(results.read_text())

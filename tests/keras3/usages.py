@@ -1,4 +1,4 @@
-"""The ways in which quantized `.keras` files are trained on the backend of this process: a script.
+"""The ways in which quantized `.keras` files are trained on the backend here; also a program.
 
     KERAS_BACKEND=jax python -m tests.keras3.usages folder results.json
 
@@ -15,7 +15,7 @@ from tests.keras3.processes import block_tensorflow
 
 if __name__ == "__main__":
     block_tensorflow()
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+    os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
 
 import contextlib
 
@@ -216,8 +216,9 @@ class OfTorch(keras.Model):
         return {"loss": loss}
 
 
-def main(folder, results_path):
-    usages = Usages(pathlib.Path(folder))
+def every_usage(folder):
+    """What each usage returns, by its name."""
+    usages = Usages(folder)
     names = [
         name
         for name, value in vars(Usages).items()
@@ -227,8 +228,9 @@ def main(folder, results_path):
     for name in names:
         keras.utils.set_random_seed(0)
         found[name] = getattr(usages, name)()
-    pathlib.Path(results_path).write_text(json.dumps(found))
+    return found
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    found = every_usage(pathlib.Path(sys.argv[1]))
+    pathlib.Path(sys.argv[2]).write_text(json.dumps(found))

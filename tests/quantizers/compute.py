@@ -3,9 +3,12 @@
     KERAS_BACKEND=jax python -m tests.quantizers.compute rows.npz
 
 Writes the values, the gradients and what variables become in training, by row. On JAX and
-torch it runs where TensorFlow, tf_keras and TFMOT cannot be imported.
+torch it runs where TensorFlow, tf_keras and TFMOT cannot be imported, and imports all modules of
+the mathematics and of quantizers there.
 """
 
+import importlib
+import pkgutil
 import sys
 
 from tests.keras3.processes import block_tensorflow
@@ -16,6 +19,9 @@ if __name__ == "__main__":
 import keras  # noqa: TID251 -- the rows are computed on every backend of Keras 3
 import numpy as np
 
+import sat_tf.configs
+import sat_tf.core
+import sat_tf.quantizers
 from sat_tf.quantizers.table import deserialize_quantizer
 from tests.core.execution import MODES, value_and_gradients
 from tests.quantizers.rows import Row, draw, others, rows
@@ -56,6 +62,10 @@ def computed(row: Row, mode: str = "eager") -> dict[str, np.ndarray]:
 
 
 def main(path: str) -> None:
+    for package in (sat_tf.core, sat_tf.quantizers):
+        for module in pkgutil.iter_modules(package.__path__):
+            if module.name != "on_tensorflow":
+                importlib.import_module(f"{package.__name__}.{module.name}")
     found = {}
     for number, row in enumerate(every_row()):
         # Compiling takes long: some of them.

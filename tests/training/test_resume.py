@@ -78,7 +78,9 @@ def test_a_killed_run_of_every_method_goes_on_bit_for_bit(method, tmp_path):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_a_run_that_is_asked_to_stop_saves_after_that_very_step_and_goes_on(
     number, alone, tmp_path
 ):
