@@ -62,14 +62,19 @@ def pytest_collection_finish():
     gc.set_threshold(2_000, 10, 20)
 
 
+def mirrored(count: int = 2) -> tf.distribute.Strategy:
+    """A strategy with so many replicas."""
+    # The default, collective operations, can serve only one strategy a process.
+    return tf.distribute.MirroredStrategy(
+        [f"CPU:{index}" for index in range(count)],
+        cross_device_ops=tf.distribute.ReductionToOneDevice(),
+    )
+
+
 @pytest.fixture(scope="session", params=[1, 2])
 def replicas(request):
     """A strategy with one replica, and one with two."""
-    # The default, collective operations, can serve only one strategy a process.
-    return tf.distribute.MirroredStrategy(
-        [f"CPU:{index}" for index in range(request.param)],
-        cross_device_ops=tf.distribute.ReductionToOneDevice(),
-    )
+    return mirrored(request.param)
 
 
 @pytest.fixture(autouse=True)

@@ -76,81 +76,47 @@ def test_a_file_of_two_formats_is_loaded_as_the_one_that_was_checked(tmp_path):
     assert not marker.exists()
 
 
-def _changed(path, change, name="relu"):
-    config = config_of(path)
-    change(layer_in(config, name))
-    return with_config(path, config)
+def _changed(path, name="relu", *, config=None, settings=None, **fields):
+    """Changes a layer in a file: its fields, and all or some of its configuration."""
+    whole = config_of(path)
+    layer = layer_in(whole, name)
+    layer |= fields
+    layer["config"] = {**(config or layer["config"]), **(settings or {})}
+    return with_config(path, whole)
 
 
-def _other_module(layer):
-    layer |= {"class_name": "Marker", "module": "marker_module", "registered_name": "Marker"}
+def _function(module, name, registered_name=None):
+    """A function as a file names it."""
+    named = {"module": module, "config": name, "registered_name": registered_name or name}
+    return {"class_name": "function", **named}
 
 
-def _other_module_unregistered(layer):
-    layer |= {"class_name": "Marker", "module": "marker_module", "registered_name": None}
-
-
-def _by_registered_name(layer):
-    layer |= {"module": "keras.src.layers.core.lambda_layer", "registered_name": "Lambda"}
-
-
-def _lambda_activation(layer):
-    layer["class_name"], layer["module"] = "Activation", "keras.layers"
-    layer["config"]["activation"] = {
-        "class_name": "__lambda__",
-        "config": {"value": ["4w==", None, None]},
-    }
-
-
-def _function_activation(layer):
-    layer["class_name"], layer["module"] = "Activation", "keras.layers"
-    layer["config"]["activation"] = {
-        "class_name": "function",
-        "module": "marker_module",
-        "config": "run",
-        "registered_name": "run",
-    }
-
-
-def _builtin_activation(layer):
-    layer["class_name"], layer["module"] = "Activation", "keras.layers"
-    layer["config"]["activation"] = {
-        "class_name": "function",
-        "module": "builtins",
-        "config": "eval",
-        "registered_name": "eval",
-    }
-
-
-def _type_spec(layer):
-    layer["config"]["threshold"] = {
-        "class_name": "__typespec__",
-        "spec_name": "run",
-        "module": "marker_module",
-        "registered_name": None,
-        "config": [],
-    }
+_MARKER = {"class_name": "Marker", "module": "marker_module", "registered_name": "Marker"}
+_ACTIVATION = {"class_name": "Activation", "module": "keras.layers"}
+_LAMBDA = {"class_name": "__lambda__", "config": {"value": ["4w==", None, None]}}
+_TYPE = {"class_name": "__typespec__", "spec_name": "run", "module": "marker_module"}
+_NAMED = {
+    "a class": _MARKER,
+    "a class that is not registered": {**_MARKER, "registered_name": None},
+    "a lambda by its registered name": {
+        "module": "keras.src.layers.core.lambda_layer",
+        "registered_name": "Lambda",
+    },
+    "a lambda": {**_ACTIVATION, "settings": {"activation": _LAMBDA}},
+    "a function": {**_ACTIVATION, "settings": {"activation": _function("marker_module", "run")}},
+    "a builtin": {**_ACTIVATION, "settings": {"activation": _function("builtins", "eval")}},
+    "a type": {"settings": {"threshold": {**_TYPE, "registered_name": None, "config": []}}},
+}
 
 
 @pytest.mark.parametrize("name", ["model.keras", "model.h5"])
-@pytest.mark.parametrize(
-    "change",
-    [
-        _other_module,
-        _other_module_unregistered,
-        _by_registered_name,
-        _lambda_activation,
-        _function_activation,
-        _builtin_activation,
-        _type_spec,
-    ],
-)
-def test_what_a_file_names_is_not_imported(name, change, tmp_path, monkeypatch):
+@pytest.mark.parametrize("changes", _NAMED)
+def test_what_a_file_names_is_not_imported(name, changes, tmp_path, monkeypatch):
     marker = tmp_path / "marker"
     (tmp_path / "marker_module.py").write_text(f"open({str(marker)!r}, 'w').close()\nrun = print\n")
     monkeypatch.syspath_prepend(tmp_path)
     small().save(tmp_path / name)
-    _changed(tmp_path / name, change)
+    _changed(tmp_path / name, **_NAMED[changes])
     with pytest.raises(UntrustedModelError, match=r"--trust_model"):
         load_model(tmp_path / name)
     assert not marker.exists()
@@ -173,45 +139,39 @@ def test_what_a_file_names_is_not_imported(name, change, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["model.keras", "model.h5"])
 def test_functions_of_tensorflow_that_do_more_than_compute_are_refused(name, function, tmp_path):
     small().save(tmp_path / name)
-
-    def change(layer):
-        layer |= {"class_name": "TFOpLambda", "module": "keras.src.layers.core.tf_op_layer"}
-        layer |= {"registered_name": "TFOpLambda"}
-        layer["config"] = {"name": "relu", "function": function}
-        layer["inbound_nodes"] = [
-            ["_CONSTANT_VALUE", -1, str(tmp_path / "marker"), {"contents": "x"}]
-        ]
-
-    _changed(tmp_path / name, change)
+    _changed(
+        tmp_path / name,
+        class_name="TFOpLambda",
+        module="keras.src.layers.core.tf_op_layer",
+        registered_name="TFOpLambda",
+        config={"name": "relu", "function": function},
+        inbound_nodes=[["_CONSTANT_VALUE", -1, str(tmp_path / "marker"), {"contents": "x"}]],
+    )
     with pytest.raises(UntrustedModelError, match=rf"relu: TensorFlow's function '{function}'"):
         load_model(tmp_path / name)
     assert not (tmp_path / "marker").exists()
 
 
+def _with_operation(path, class_name, function, tensors):
+    small().save(path)
+    _changed(
+        path,
+        class_name=class_name,
+        module="sat_tf.graph.operation_layers",
+        registered_name="sat_tf>Operation",
+        config={"name": "relu", "function": function, "arguments": [tensors, {}]},
+    )
+
+
 def test_the_functions_of_sat_tf_s_own_layer_are_checked_too(tmp_path):
-    small().save(tmp_path / "model.keras")
-
-    def change(layer):
-        layer |= {"class_name": "Operation", "module": "sat_tf.graph.operation_layers"}
-        layer |= {"registered_name": "sat_tf>Operation"}
-        layer["config"] = {"name": "relu", "function": "io.write_file", "arguments": [[], {}]}
-
-    _changed(tmp_path / "model.keras", change)
+    _with_operation(tmp_path / "model.keras", "Operation", "io.write_file", [])
     with pytest.raises(UntrustedModelError, match=r"function 'io.write_file'"):
         load_model(tmp_path / "model.keras")
 
 
 @pytest.mark.parametrize("class_name", ["Operation", "TensorFlowOperation"])
 def test_an_operation_loads_by_the_old_and_the_new_name_of_its_class(class_name, tmp_path):
-    small().save(tmp_path / "model.keras")
-
-    def change(layer):
-        layer |= {"class_name": class_name, "module": "sat_tf.graph.operation_layers"}
-        layer |= {"registered_name": "sat_tf>Operation"}
-        arguments = [[{"tensor": 0}], {}]
-        layer["config"] = {"name": "relu", "function": "math.abs", "arguments": arguments}
-
-    _changed(tmp_path / "model.keras", change)
+    _with_operation(tmp_path / "model.keras", class_name, "math.abs", [{"tensor": 0}])
     assert load_model(tmp_path / "model.keras").get_layer("relu").function == "math.abs"
 
 
@@ -246,11 +206,8 @@ _NAMED_TWICE = {
 @pytest.mark.parametrize("name", FORMATS)
 def test_each_name_of_a_part_is_checked(name, names, key, tmp_path):
     small().save(tmp_path / name)
-
-    def change(layer):
-        layer["config"][key] = {**_NAMED_TWICE[names], "config": dict(_WRITES)}
-
-    _changed(tmp_path / name, change, "head")
+    part = {**_NAMED_TWICE[names], "config": dict(_WRITES)}
+    _changed(tmp_path / name, "head", settings={key: part})
     with pytest.raises(UntrustedModelError, match=r"head: .*--trust_model"):
         load_model(tmp_path / name)
 
@@ -260,16 +217,8 @@ def test_each_name_of_a_part_is_checked(name, names, key, tmp_path):
 )
 def test_a_function_has_one_name(module, tmp_path):
     small(L.Activation("relu", name="other")).save(tmp_path / "model.keras")
-
-    def change(layer):
-        layer["config"]["activation"] = {
-            "class_name": "function",
-            "module": module,
-            "config": "relu",
-            "registered_name": "urlretrieve",
-        }
-
-    _changed(tmp_path / "model.keras", change, "other")
+    activation = _function(module, "relu", "urlretrieve")
+    _changed(tmp_path / "model.keras", "other", settings={"activation": activation})
     with pytest.raises(UntrustedModelError, match=r"'relu', also called 'urlretrieve', of the mod"):
         load_model(tmp_path / "model.keras")
 
@@ -277,46 +226,26 @@ def test_a_function_has_one_name(module, tmp_path):
 @pytest.mark.parametrize("module", ["keras.src.utils.data_utils", "tf_keras.utils", "keras.models"])
 def test_functions_are_taken_from_public_modules_of_functions(module, tmp_path):
     small(L.Activation("relu", name="other")).save(tmp_path / "model.keras")
-    function = {"class_name": "function", "config": "relu", "registered_name": "relu"}
-    _changed(
-        tmp_path / "model.keras",
-        lambda layer: layer["config"].update(activation={**function, "module": module}),
-        "other",
-    )
+    path = tmp_path / "model.keras"
+    _changed(path, "other", settings={"activation": _function(module, "relu")})
     with pytest.raises(UntrustedModelError, match=rf"the function 'relu' of the module {module}"):
-        load_model(tmp_path / "model.keras")
-    _changed(
-        tmp_path / "model.keras",
-        lambda layer: layer["config"].update(
-            activation={**function, "module": "keras.activations"}
-        ),
-        "other",
-    )
-    assert (
-        load_model(tmp_path / "model.keras").get_layer("other").activation is keras.activations.relu
-    )
+        load_model(path)
+    _changed(path, "other", settings={"activation": _function("keras.activations", "relu")})
+    assert load_model(path).get_layer("other").activation is keras.activations.relu
 
 
 @pytest.mark.parametrize("registered_name", [5, ["Dense"], {"a": 1}])
 def test_a_name_that_is_no_text_is_refused(registered_name, tmp_path):
     small().save(tmp_path / "model.keras")
-    _changed(
-        tmp_path / "model.keras",
-        lambda layer: layer.update(registered_name=registered_name),
-        "head",
-    )
+    _changed(tmp_path / "model.keras", "head", registered_name=registered_name)
     with pytest.raises(ValueError, match=r"received head with registered_name=.*, expected text"):
         load_model(tmp_path / "model.keras")
 
 
 def test_a_vocabulary_in_another_file_is_refused(tmp_path):
     small().save(tmp_path / "model.keras")
-
-    def change(layer):
-        layer |= {"class_name": "StringLookup"}
-        layer["config"] = {"name": "relu", "vocabulary": "/etc/passwd"}
-
-    _changed(tmp_path / "model.keras", change)
+    config = {"name": "relu", "vocabulary": "/etc/passwd"}
+    _changed(tmp_path / "model.keras", class_name="StringLookup", config=config)
     with pytest.raises(UntrustedModelError, match=r"relu: a vocabulary in the file '/etc/passwd'"):
         load_model(tmp_path / "model.keras")
 

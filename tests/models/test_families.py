@@ -106,6 +106,14 @@ def test_rectifiers_are_published_with_6_in_mobilenets_and_without_a_maximum_els
     assert all(layer.max_value == expected for layer in found)
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", [name for name in FAMILIES if not name.startswith("vgg")])
+def test_only_the_classifier_of_a_normalized_network_has_a_bias(name):
+    layers = small_model(name).layers
+    with_bias = [layer.name for layer in layers if getattr(layer, "use_bias", False)]
+    assert with_bias == ["classifier"]
+
+
 def test_a_rectifier_without_a_maximum_is_a_plain_one():
     model = build_small("mobilenet_v1", 8, rectifier_max=None)
     assert model.get_layer("stem_relu").max_value is None

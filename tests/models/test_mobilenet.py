@@ -95,17 +95,6 @@ def test_initial_kernels_have_the_variance_of_their_fan_out(name):
         assert kernel.var() == pytest.approx(variance, rel=tolerance), layer
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", FAMILIES)
-def test_only_the_classifier_has_a_bias(name):
-    with_bias = [layer.name for layer in _small_model(name).layers if _uses_bias(layer)]
-    assert with_bias == ["classifier"]
-
-
-def _uses_bias(layer):
-    return getattr(layer, "use_bias", False)
-
-
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_rectifier_follows_a_batch_normalization_behind_a_convolution(name):
     model = _small_model(name)

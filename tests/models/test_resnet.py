@@ -72,17 +72,6 @@ def test_the_3x3_convolution_of_a_bottleneck_strides(name):
     assert model.get_layer("block_4_spatial_conv").kernel_size == (3, 3)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", FAMILIES)
-def test_only_the_classifier_has_a_bias(name):
-    with_bias = [layer.name for layer in small_model(name).layers if _uses_bias(layer)]
-    assert with_bias == ["classifier"]
-
-
-def _uses_bias(layer):
-    return getattr(layer, "use_bias", False)
-
-
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])
 def test_resnets_rectify_their_sums_and_normalize_behind_every_convolution(name):
     model = small_model(name)

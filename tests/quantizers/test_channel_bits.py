@@ -9,8 +9,8 @@ import sat_tf
 from sat_tf.core import l1
 from sat_tf.planning.file_size import file_bytes
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.quantizers.channel_bits import ChannelBitsQuantizer, least_error_bits
-from sat_tf.quantizers.protocol import Predecessor, WeightRequest
+from sat_tf.quantizers.channel_bits import least_error_bits
+from sat_tf.quantizers.protocol import WeightRequest
 from sat_tf.quantizers.table import make_weight_quantizer
 from tests.quantizers.held import SHAPE, started
 
@@ -130,30 +130,6 @@ def test_not_rounded_there_are_no_bits():
     assert "not rounded" in quantizer.describe()
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "anew"),
-    [
-        ({}, {"over_size": False}, False),
-        ({}, {"num_bits": 2}, True),
-        ({}, {"lowest": 1}, True),
-        ({}, {"highest": 5}, True),
-        ({}, {"grid": "narrow"}, True),
-        ({"num_bits": None}, {}, True),
-    ],
-)
-def test_another_policy_keeps_the_bits_unless_they_would_be_others(old, new, anew):
-    settings = {"num_bits": 3, "range_axes": (3,)}
-    old, new = (ChannelBitsQuantizer(**{**settings, **fields}) for fields in (old, new))
-    _, had = started(old, _kernel())
-    for variable in had.values():
-        variable.assign(tf.reverse(variable, [3]))
-    _, variables = started(new, _kernel())
-    first = variables["channel_bits"].numpy()
-    new.carry(tf.constant(_kernel()), variables, Predecessor(old, had, keep_function=True))
-    expected = first if anew else had["channel_bits"]
-    np.testing.assert_array_equal(variables["channel_bits"], expected)
-
-
 def test_a_floor_above_the_mean_holds_for_channels_below_it():
     kernel = tf.constant(_kernel())
     quantizer = _request(3)
@@ -214,15 +190,6 @@ def _model():
 
 def _policy(bits=3, **fields):
     return BitPolicy.mobile(bits, weight_quantizer="channel_bits", **fields)
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_kernel_that_is_not_finite_is_refused(bad):
-    model = _model()
-    kernel = model.get_layer("pointwise").kernel
-    kernel.assign(tf.fill(kernel.shape, bad))
-    with pytest.raises(ValueError, match=r"pointwise.*NaN or infinite"):
-        sat_tf.quantize_model(model, _policy())
 
 
 @pytest.mark.thorough

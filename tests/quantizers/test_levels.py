@@ -8,8 +8,10 @@ import tf_keras as keras
 import sat_tf
 from sat_tf.core import lq_nets
 from sat_tf.qat.policy import BitPolicy
+from sat_tf.quantizers.channel_bits import ChannelBitsQuantizer
 from sat_tf.quantizers.kmeans import KMeansQuantizer, cluster_ids
 from sat_tf.quantizers.lq_nets import LqNetsQuantizer
+from sat_tf.quantizers.lsq import LsqQuantizer
 from sat_tf.quantizers.protocol import Predecessor, WeightRequest
 from sat_tf.quantizers.table import make_weight_quantizer
 from tests.quantizers.held import SHAPE, drawn, started
@@ -159,6 +161,21 @@ def _zeros(model):
         (LqNetsQuantizer(num_bits=3), LqNetsQuantizer(num_bits=3, momentum=0.5), False),
         (LqNetsQuantizer(num_bits=3), LqNetsQuantizer(num_bits=4), True),
         (LqNetsQuantizer(num_bits=3), LqNetsQuantizer(num_bits=3, range_axes=(3,)), True),
+        *(
+            (
+                ChannelBitsQuantizer(**{"num_bits": 3, "range_axes": (3,), **old}),
+                ChannelBitsQuantizer(**{"num_bits": 3, "range_axes": (3,), **new}),
+                anew,
+            )
+            for old, new, anew in (
+                ({}, {"over_size": False}, False),
+                ({}, {"num_bits": 2}, True),
+                ({}, {"lowest": 1}, True),
+                ({}, {"highest": 5}, True),
+                ({}, {"grid": "narrow"}, True),
+                ({"num_bits": None}, {}, True),
+            )
+        ),
     ],
 )
 def test_another_policy_keeps_the_levels_unless_they_would_start_otherwise(old, new, anew):
@@ -171,15 +188,21 @@ def test_another_policy_keeps_the_levels_unless_they_would_start_otherwise(old, 
     np.testing.assert_array_equal(variables[name], first if anew else had[name])
 
 
-@pytest.mark.parametrize("bits", [1, 2, 4, 8])
-def test_weights_of_lq_nets_can_be_held_at_their_levels_whatever_the_basis_becomes(bits):
+@pytest.mark.parametrize(
+    ("kind", "learnt", "bits"),
+    [
+        *((LsqQuantizer, "magnitude", bits) for bits in range(2, 9)),
+        *((LqNetsQuantizer, "basis", bits) for bits in (1, 2, 4, 8)),
+    ],
+)
+def test_weights_can_be_held_at_their_codes_whatever_is_learnt(kind, learnt, bits):
     kernel = tf.constant(drawn())
-    quantizer = LqNetsQuantizer(num_bits=bits, range_axes=(3,))
+    quantizer = kind(num_bits=bits, range_axes=(3,))
     _, variables = started(quantizer, drawn())
     units = quantizer.units(kernel, variables)
     held = tf.constant(np.random.default_rng(0).random(SHAPE) < 0.5)
     assert quantizer.can_be_held(kernel, variables).numpy().all()
-    variables["basis"].assign(variables["basis"] * 1.3)
+    variables[learnt].assign(variables[learnt] * 1.3)
     moved = quantizer.hold(kernel, variables, units, held)
     np.testing.assert_array_equal(
         quantizer.units(moved, variables).numpy()[held], units.numpy()[held]
@@ -210,10 +233,11 @@ def test_a_grid_is_refused_because_they_have_codes_of_their_own(name):
         BitPolicy.mobile(4, weight_quantizer=name, weight_grid="narrow")
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_kernel_with_nan_is_refused_before_levels_are_made_of_it(name):
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("name", [*NAMES, "channel_bits"])
+def test_a_kernel_that_is_not_finite_is_refused_before_levels_are_made_of_it(name, bad):
     model = _model()
     kernel = model.get_layer("conv").kernel
-    kernel.assign(tf.fill(kernel.shape, float("nan")))
-    with pytest.raises(ValueError, match="conv"):
+    kernel.assign(tf.fill(kernel.shape, bad))
+    with pytest.raises(ValueError, match=r"conv.*NaN or infinite"):
         sat_tf.quantize_model(model, BitPolicy.mobile(4, weight_quantizer=name))

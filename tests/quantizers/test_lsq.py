@@ -127,24 +127,6 @@ def test_other_bits_keep_what_the_scale_has_become_of_its_start(before, start):
     np.testing.assert_array_equal(found["magnitude"], wanted["magnitude"])
 
 
-@pytest.mark.parametrize("bits", range(2, 9))
-def test_weights_can_be_held_at_their_codes_whatever_the_scale_becomes(bits):
-    kernel = tf.constant(drawn())
-    quantizer = LsqQuantizer(num_bits=bits, range_axes=(3,))
-    _, variables = started(quantizer, drawn())
-    units = quantizer.units(kernel, variables)
-    assert units.numpy().min() >= 0
-    assert units.numpy().max() <= quantizer.top_unit
-    held = tf.constant(np.random.default_rng(0).random(SHAPE) < 0.5)
-    assert quantizer.can_be_held(kernel, variables).numpy().all()
-    variables["magnitude"].assign(variables["magnitude"] * 1.3)
-    moved = quantizer.hold(kernel, variables, units, held)
-    np.testing.assert_array_equal(
-        quantizer.units(moved, variables).numpy()[held], units.numpy()[held]
-    )
-    np.testing.assert_array_equal(moved.numpy()[~held], kernel.numpy()[~held])
-
-
 @pytest.mark.parametrize("name", ["lsq", "l1"])
 @pytest.mark.parametrize("bits", [None, 2, 4, 8])
 def test_sats_rescaling_is_that_of_eq_10_and_a_pretrained_layer_keeps_its_size(name, bits):

@@ -25,6 +25,7 @@ from sat_tf.quantizers.qil import QilQuantizer
 from sat_tf.quantizers.settings import SMALLEST_CLIPPING_LEVEL
 from sat_tf.quantizers.table import QUANTIZERS, deserialize_quantizer, serialize_quantizer
 from tests import reference
+from tests.conftest import mirrored
 from tests.quantizers.held import built
 
 _SIZED = {"num_bits": 3, "range_axes": (2, 3), "rescale": "constant", "fan_out": 9}
@@ -475,11 +476,7 @@ def test_two_replicas_observe_the_range_of_the_whole_batch(activation):
     batch = np.random.RandomState(0).uniform(0, 255, (8, 4)).astype(np.float32)
     found = []
     for count in (1, 2):
-        strategy = tf.distribute.MirroredStrategy(
-            [f"CPU:{index}" for index in range(count)],
-            cross_device_ops=tf.distribute.ReductionToOneDevice(),
-        )
-        with strategy.scope():
+        with mirrored(count).scope():
             quantized = sat_tf.quantize_model(model, sat_tf.BitPolicy.mobile(4))
             quantized.compile(keras.optimizers.SGD(0.0), "mse")
         quantized.fit(batch, np.zeros((8, 3), np.float32), batch_size=8, verbose=0)

@@ -19,6 +19,7 @@ from sat_tf.training.loop.stage import held_out_metrics
 from sat_tf.training.loop.start import load_source
 from sat_tf.training.state.run_folder import QUANTIZED_MODEL, RunFolder, RunState
 from sat_tf.training.step.learner import training_copy
+from tests.conftest import mirrored
 from tests.training.loop.test_stage import make_run
 from tests.training.small import small_float_model, small_images, small_quantized_model
 
@@ -122,11 +123,8 @@ def test_weight_decay_is_part_of_the_loss(tmp_path):
 
 @pytest.mark.thorough
 def test_two_replicas_train_like_one_device(tmp_path):
-    mirrored = tf.distribute.MirroredStrategy(
-        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
-    )
     runs, weights = [], []
-    for strategy in (None, mirrored):
+    for strategy in (None, mirrored()):
         run = make_run(tmp_path, TAIL, strategy=strategy)
         weights.append(train_deploy_tail(run, small_quantized_model()).quantized.get_weights())
         runs.append([(row.held_out_loss, row.held_out_top1) for row in run.rows])

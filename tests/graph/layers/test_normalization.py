@@ -4,6 +4,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.graph.layers.normalization import SynchronizedBatchNormalization
+from tests.conftest import mirrored
 
 SHAPES = {"images": (6, 3, 3, 4), "vectors": (6, 4), "one pixel": (1, 1, 1, 4)}
 
@@ -38,9 +39,7 @@ def test_two_unequal_replicas_follow_the_variance_of_all():
     x, parts = _draw((5, 3, 3, 4)), (3, 2)
     plain = keras.layers.BatchNormalization(momentum=0.9)
     plain(x, training=True)
-    strategy = tf.distribute.MirroredStrategy(
-        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
-    )
+    strategy = mirrored()
     with strategy.scope():
         norm = SynchronizedBatchNormalization(momentum=0.9)
         norm.build(x.shape)

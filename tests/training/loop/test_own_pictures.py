@@ -19,6 +19,7 @@ from sat_tf.preprocessing import RESIZED_AND_CROPPED
 from sat_tf.training.loop.start import about_data, load_source
 from sat_tf.training.state.run_folder import RunFolder
 from sat_tf.training.step.distribution import strategy_note
+from tests.conftest import mirrored
 
 SMALL = (
     "data.options.image_size=32",
@@ -71,10 +72,7 @@ def test_a_strategy_of_one_device_is_remarked_upon():
     one = tf.distribute.get_strategy()
     assert "mirrored: received one device, expected several" in strategy_note("mirrored", one)
     assert strategy_note("auto", one) is None
-    two = tf.distribute.MirroredStrategy(
-        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
-    )
-    assert strategy_note("mirrored", two) is None
+    assert strategy_note("mirrored", mirrored()) is None
 
 
 @pytest.mark.thorough

@@ -108,15 +108,9 @@ def test_every_recipe_works_on_two_replicas(tmp_path, replicas):
     assert held_out_metrics(model, run.source)["top1"] == run.rows[-1].held_out_top1
 
 
-def test_a_missing_teacher_is_an_error_that_names_its_key(tmp_path):
-    run = make_run(tmp_path, "recipes.distillation.teacher=nowhere.keras")
-    with pytest.raises(RunError, match=r"^recipes.distillation.teacher='nowhere.keras': no such"):
-        trained(run)
-
-
 def test_a_teacher_that_is_missing_is_an_error_before_any_training():
     source = ArraySource(small_images())
     config = parse_config(CONFIG, ["recipes.distillation={teacher: nowhere.keras}"])
-    with pytest.raises(RunError, match=r"teacher='nowhere\.keras': no such file"):
+    with pytest.raises(RunError, match=r"^recipes.distillation.teacher='nowhere\.keras': no"):
         read_teacher(config, source)
     read_teacher(parse_config(CONFIG, ["recipes.distillation={}"]), source)

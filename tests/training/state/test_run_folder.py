@@ -14,13 +14,9 @@ from sat_tf.training.state.history import EpochMetrics, StepMetrics
 from sat_tf.training.state.run_folder import RunFolder, RunState
 
 
-def test_checking_a_folder_that_is_not_there_leaves_no_trace(tmp_path):
-    RunFolder(tmp_path / "runs" / "one").check_writable()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_checking_a_folder_that_is_there_leaves_no_trace(tmp_path):
-    RunFolder(tmp_path).check_writable()
+@pytest.mark.parametrize("below", ["", "runs/one"])
+def test_checking_a_folder_leaves_no_trace_whether_it_is_there_or_not(tmp_path, below):
+    RunFolder(tmp_path / below).check_writable()
     assert list(tmp_path.iterdir()) == []
 
 

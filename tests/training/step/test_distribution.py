@@ -10,6 +10,7 @@ from sat_tf.data.source import Shard
 from sat_tf.messages import RunError
 from sat_tf.training.loop.stage import train_stage
 from sat_tf.training.step.distribution import make_strategy, shard_of, waiting_note, writes_files
+from tests.conftest import mirrored
 from tests.training import processes
 from tests.training.loop.test_stage import make_run
 from tests.training.small import small_float_model, small_images, small_quantized_model
@@ -25,13 +26,6 @@ export: {verify_images: 20}
 distribution: multi_worker
 """
 TASK = {"type": "worker", "index": 0}
-
-
-def two_replicas():
-    # The default, collective operations, can serve only one strategy a process.
-    return tf.distribute.MirroredStrategy(
-        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
-    )
 
 
 def test_one_device_needs_no_strategy_and_this_process_writes(monkeypatch):
@@ -50,7 +44,7 @@ def test_a_mirrored_strategy_writes_from_this_process():
     strategy = make_strategy("mirrored")
     assert isinstance(strategy, tf.distribute.MirroredStrategy)
     assert writes_files(strategy)
-    assert shard_of(two_replicas()) == Shard(replicas=2)
+    assert shard_of(mirrored()) == Shard(replicas=2)
 
 
 def test_auto_takes_one_process_in_tf_config_for_no_cluster(monkeypatch):
@@ -115,7 +109,7 @@ def test_two_replicas_train_like_one_device(tmp_path, batch_size):
         "stages.float.batch_size=24",
     ]
     starts, rows, weights = [], [], []
-    for strategy in (None, two_replicas()):
+    for strategy in (None, mirrored()):
         source = ArraySource(small_images(), shift_pixels=1)
         run = make_run(tmp_path / str(len(rows)), *settings, strategy=strategy, source=source)
         run.folder.make()
@@ -143,7 +137,7 @@ def test_two_replicas_train_like_one_device(tmp_path, batch_size):
 def test_two_replicas_follow_the_statistics_of_one_device(tmp_path, name):
     settings = f"stages.{name}={{batch_size: 33, steps: 2, base_learning_rate: 0.1}}"
     statistics = []
-    for strategy in (None, two_replicas()):
+    for strategy in (None, mirrored()):
         run = make_run(tmp_path / str(len(statistics)), settings, strategy=strategy)
         run.folder.make()
         model = small_float_model() if name == "float" else small_quantized_model()
