@@ -1,7 +1,6 @@
 """`sat-tf allocate`."""
 
 import argparse
-import dataclasses
 import pathlib
 from typing import Any
 
@@ -9,7 +8,6 @@ from rich.console import Console
 
 from sat_tf.analysis.allocation.budget import LIMITS, NAMES, read_budget
 from sat_tf.analysis.allocation.tables import read_csv
-from sat_tf.atomic_file import check_writable
 from sat_tf.commands.models import (
     add_model_argument,
     add_model_sizes,
@@ -19,13 +17,17 @@ from sat_tf.commands.models import (
 from sat_tf.commands.options import (
     Parser,
     add_input_range,
+    add_outputs,
     add_policy,
+    bits,
+    check_outputs,
     input_range_fields,
     read_policy,
+    several,
+    write_outputs,
 )
 from sat_tf.commands.pixels import add_image_arguments, image_options, images_as_fed
 from sat_tf.messages import RunError, did_you_mean, list_problems, say, value_errors_as_run_errors
-from sat_tf.presentation.palette import check_picture_path
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.state.run_folder import CONFIG
 
@@ -88,7 +90,7 @@ def add_arguments(parser: Parser) -> None:
         parser.add_argument(
             f"--{name}",
             metavar="N,N,...",
-            type=_bits,
+            type=several(bits),
             default=tuple(range(2, 9)),
             help="to choose from; default: 2,3,4,5,6,7,8",
         )
@@ -108,10 +110,11 @@ def add_arguments(parser: Parser) -> None:
         type=float,
         help="the most time for the proof; default: as much as it needs",
     )
-    parser.add_argument("--out", metavar="FILE", help="write the policy as YAML")
-    parser.add_argument("--csv", metavar="FILE", help="write the layers as CSV")
-    parser.add_argument(
-        "--picture", metavar="FILE", help="draw the least cost over a limit, as .png or .svg"
+    add_outputs(
+        parser,
+        out="write the policy as YAML",
+        csv="write the layers as CSV",
+        picture="draw the least cost over a limit, as .png or .svg",
     )
     parser.advanced.add_argument(
         "--over",
@@ -122,8 +125,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
     """Does what the arguments ask for."""
-    wanted = dataclasses.replace(image_options(arguments), usual=_USUAL_IMAGES)
-    wanted.check()
+    wanted = image_options(arguments, usual=_USUAL_IMAGES)
     folder = pathlib.Path(arguments.model)
     policy = read_policy(arguments.policy, folder / CONFIG, input_range_fields(arguments))
     policy = BitPolicy() if policy is None else policy
@@ -133,7 +135,8 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         is_measured = arguments.cost == _SENSITIVITY
         cost = _SENSITIVITY if is_measured else _cost_table(arguments.cost)
         latency = arguments.latency and read_csv(arguments.latency, "milliseconds")
-        _check_outputs(arguments)
+        _check_over(arguments)
+        check_outputs(arguments)
     if is_measured and not wanted.is_given:
         raise RunError(
             f"--cost {cost}: received no images, expected --images or --dataset, on which it is "
@@ -147,7 +150,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         model = make()
         found = allocate(
             model,
-            _fed(model, wanted, policy, console) if is_measured else None,
+            images_as_fed(model, wanted, policy, console) if is_measured else None,
             policy,
             budget=budget,
             cost=cost,
@@ -155,26 +158,18 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
             weight_bits=arguments.weight_bits,
             activation_bits=arguments.activation_bits,
             pack=arguments.pack,
-            num_images=arguments.num_images or _USUAL_IMAGES,
+            num_images=wanted.most or _USUAL_IMAGES,
             seconds=arguments.seconds,
         )
         found.print_to(console)
-        if arguments.out is not None:
-            found.write_policy(arguments.out)
-        if arguments.csv is not None:
-            found.write_csv(arguments.csv)
-        if arguments.picture is not None:
-            found.write_picture(arguments.picture, arguments.over)
+        write_outputs(
+            arguments,
+            out=found.write_policy,
+            csv=found.write_csv,
+            picture=lambda path: found.write_picture(path, arguments.over),
+        )
     if arguments.out is not None:
         say(console, f"Policy: {arguments.out}")
-
-
-def _fed(model: Any, wanted: Any, policy: BitPolicy, console: Console) -> Any:
-    """Images as the model is fed, with their labels."""
-    found = images_as_fed(model, wanted, policy)
-    console.print(f"Images are fed as input_range={found.fed}.", highlight=False, markup=False)
-    found.print_note(console)
-    return found.images, found.labels
 
 
 def _budget(words: list[str]) -> dict[str, Any]:
@@ -206,10 +201,7 @@ def _cost_table(text: str) -> dict[str, Any]:
     return read_csv(text, "cost")
 
 
-def _check_outputs(arguments: argparse.Namespace) -> None:
-    for path in (arguments.out, arguments.csv):
-        if path is not None:
-            check_writable(path)
+def _check_over(arguments: argparse.Namespace) -> None:
     if arguments.over is not None and arguments.picture is None:
         raise ValueError("--over: received it without --picture, expected both; add --picture.")
     if arguments.over is not None and arguments.over not in LIMITS:
@@ -217,12 +209,3 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
             f"--over: received {arguments.over!r}, expected a limit. "
             f"{did_you_mean(arguments.over, LIMITS)}"
         )
-    if arguments.picture is not None:
-        check_picture_path(arguments.picture)
-
-
-def _bits(text: str) -> tuple[int, ...]:
-    words = [word.strip() for word in text.split(",")]
-    if all(word.isdecimal() and 1 <= int(word) <= 8 for word in words):
-        return tuple(map(int, words))
-    raise argparse.ArgumentTypeError(f"{text!r}: expected integers from 1 to 8, such as 2,4,8")

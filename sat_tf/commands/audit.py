@@ -1,21 +1,26 @@
 """`sat-tf audit`."""
 
 import argparse
-import dataclasses
 import pathlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
 
-from sat_tf.atomic_file import check_writable
 from sat_tf.commands.models import (
     add_model_argument,
     add_model_sizes,
     model_maker,
     quiet_tensorflow,
 )
-from sat_tf.commands.options import Parser, add_input_range, input_range_fields
+from sat_tf.commands.options import (
+    Parser,
+    add_input_range,
+    add_outputs,
+    check_outputs,
+    input_range_fields,
+    write_outputs,
+)
 from sat_tf.commands.pixels import (
     ImageOptions,
     add_image_arguments,
@@ -61,8 +66,7 @@ def add_arguments(parser: Parser) -> None:
     )
     add_model_sizes(parser)
     add_input_range(parser)
-    parser.add_argument("--page", metavar="FILE", help="write a page with pictures (HTML)")
-    parser.add_argument("--csv", metavar="FILE", help="write the full table as CSV")
+    add_outputs(parser, page="write a page with pictures (HTML)", csv="write the full table as CSV")
     parser.advanced.add_argument(
         "--only_findings", action="store_true", help="leave out layers that keep all rules"
     )
@@ -73,13 +77,10 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> bool:
     """Does what the arguments ask for; False where --strict finds a broken rule."""
-    wanted = dataclasses.replace(image_options(arguments), usual=_USUAL_IMAGES)
-    wanted.check()
+    wanted = image_options(arguments, usual=_USUAL_IMAGES)
     make = model_maker(arguments, "audit")
     with value_errors_as_run_errors():
-        for path in (arguments.page, arguments.csv):
-            if path is not None:
-                check_writable(path)
+        check_outputs(arguments)
     quiet_tensorflow()
     from sat_tf.analysis.audit.audit import audit
     from sat_tf.analysis.audit.rules import Verdict
@@ -97,14 +98,11 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
             note = range_note(f"model {model.name!r}", model, images, fed, policy)
             if fed != PIXELS and images[0].dtype == np.uint8:
                 images = fed.fed(images[0]), images[1]
-        found = audit(model, images, num_images=arguments.num_images or _USUAL_IMAGES)
+        found = audit(model, images, num_images=wanted.most or _USUAL_IMAGES)
         found.print_to(console, only_findings=arguments.only_findings)
         if note is not None:
             say(console, f"Note: {note}", style="yellow")
-        if arguments.page is not None:
-            found.write_page(arguments.page)
-        if arguments.csv is not None:
-            found.write_csv(arguments.csv)
+        write_outputs(arguments, page=found.write_page, csv=found.write_csv)
     return not (arguments.strict and found.verdict is Verdict.BROKEN)
 
 

@@ -1,7 +1,6 @@
 """`sat-tf evaluate`."""
 
 import argparse
-import dataclasses
 import pathlib
 
 import numpy as np
@@ -51,7 +50,7 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: argparse.Namespace, console: Console) -> None:
     """Does what the arguments ask for."""
     source = pathlib.Path(arguments.source)
-    wanted = dataclasses.replace(image_options(arguments), usual=None)
+    wanted = image_options(arguments, usual=None)
     if source.is_file():
         evaluate_file(
             source,

@@ -5,9 +5,9 @@ import pathlib
 
 from rich.console import Console
 
-from sat_tf.atomic_file import check_writable
 from sat_tf.commands.models import (
     add_model_argument,
+    add_model_sizes,
     is_built_by_name,
     model_maker,
     quiet_tensorflow,
@@ -15,12 +15,14 @@ from sat_tf.commands.models import (
 from sat_tf.commands.options import (
     Parser,
     add_input_range,
+    add_outputs,
     add_policy,
+    check_outputs,
     input_range_fields,
     read_policy,
+    write_outputs,
 )
 from sat_tf.messages import value_errors_as_run_errors
-from sat_tf.presentation.palette import check_picture_path
 from sat_tf.training.state.run_folder import CONFIG
 
 SUMMARY = "show how a model will be quantized and exported, layer by layer"
@@ -53,18 +55,13 @@ def add_arguments(parser: Parser) -> None:
     add_model_argument(parser)
     add_policy(parser)
     add_input_range(parser)
-    parser.advanced.add_argument(
-        "--image_size",
-        metavar="N",
-        type=int,
-        help="of a model given by its name (default: 224), or of open image sizes",
+    add_model_sizes(parser, "of a model given by its name (default: 224), or of open image sizes")
+    add_outputs(
+        parser,
+        page="write a page with the diagram (HTML)",
+        diagram="draw the graph (.svg or .png)",
+        csv="write the full table as CSV",
     )
-    parser.advanced.add_argument(
-        "--num_classes", metavar="N", type=int, help="of a model given by its name; default: 1000"
-    )
-    parser.add_argument("--page", metavar="FILE", help="write a page with the diagram (HTML)")
-    parser.add_argument("--diagram", metavar="FILE", help="draw the graph (.svg or .png)")
-    parser.add_argument("--csv", metavar="FILE", help="write the full table as CSV")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> bool:
@@ -77,21 +74,14 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         size, arguments.image_size = arguments.image_size, None
     make = model_maker(arguments, "explain")
     with value_errors_as_run_errors():
-        for path in (arguments.page, arguments.csv):
-            if path is not None:
-                check_writable(path)
-        if arguments.diagram is not None:
-            check_picture_path(arguments.diagram)
+        check_outputs(arguments)
     quiet_tensorflow()
     from sat_tf.planning.explain import explain
 
     with value_errors_as_run_errors():
         plan = explain(make(), policy, image_size=size)
         plan.print_to(console)
-        if arguments.page is not None:
-            plan.write_page(arguments.page)
-        if arguments.diagram is not None:
-            plan.write_diagram(arguments.diagram)
-        if arguments.csv is not None:
-            plan.write_csv(arguments.csv)
+        write_outputs(
+            arguments, page=plan.write_page, diagram=plan.write_diagram, csv=plan.write_csv
+        )
     return not plan.problems

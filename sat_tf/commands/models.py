@@ -104,11 +104,11 @@ def add_model_argument(parser: Parser) -> None:
     add_trust(parser)
 
 
-def add_model_sizes(parser: Parser) -> None:
-    """Adds --image_size and --num_classes."""
-    parser.advanced.add_argument(
-        "--image_size", metavar="N", type=int, help="of a model given by its name; default: 224"
-    )
+def add_model_sizes(
+    parser: Parser, image_size: str = "of a model given by its name; default: 224"
+) -> None:
+    """Adds --image_size, with this help, and --num_classes."""
+    parser.advanced.add_argument("--image_size", metavar="N", type=int, help=image_size)
     parser.advanced.add_argument(
         "--num_classes", metavar="N", type=int, help="of a model given by its name; default: 1000"
     )

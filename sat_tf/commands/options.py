@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import functools
+import math
 import os
 import pathlib
 import re
@@ -12,7 +13,9 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from sat_tf.arguments import SEED_LIMIT
+from sat_tf.atomic_file import check_writable
 from sat_tf.messages import RunError, list_problems, listed_problems, say
+from sat_tf.presentation.palette import check_picture_path
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.policy_fields import OLD_INPUT_RANGE
 from sat_tf.quantizers.input_range import range_problem
@@ -42,16 +45,57 @@ def add_resume(parser: Parser) -> None:
     )
 
 
-def seed(text: str) -> int:
-    """A seed on the command line; raises `argparse.ArgumentTypeError` for anything else."""
-    if text.isdecimal() and int(text) < SEED_LIMIT:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r}: expected an integer in [0, {SEED_LIMIT})")
+def integer(
+    lowest: int, limit: float = math.inf, expected: str | None = None
+) -> Callable[[str], int]:
+    """The type of an option: an integer from `lowest` to below `limit`.
+
+    Args:
+        lowest: the lowest one.
+        limit: above the highest one.
+        expected: which these are, in words; by default their ends.
+    """
+    words = expected or f"an integer from {lowest} to {limit - 1}"
+
+    def read(text: str) -> int:
+        if text.isdecimal() and lowest <= int(text) < limit:
+            return int(text)
+        raise argparse.ArgumentTypeError(f"{text!r}: expected {words}")
+
+    return read
 
 
-def seeds(text: str) -> tuple[int, ...]:
-    """Seeds with commas between them, each once; raises as `seed` does."""
-    return tuple(dict.fromkeys(seed(word.strip()) for word in text.split(",")))
+seed = integer(0, SEED_LIMIT, f"an integer in [0, {SEED_LIMIT})")
+bits = integer(1, 9)
+
+
+def several(one: Callable[[str], int]) -> Callable[[str], tuple[int, ...]]:
+    """The type of an option: values of another one with commas between them, each once."""
+    return lambda text: tuple(dict.fromkeys(one(word.strip()) for word in text.split(",")))
+
+
+def add_outputs(parser: Parser, **files: str) -> None:
+    """Adds an option for each file that a command writes if asked to; by name, what it is."""
+    for name, what in files.items():
+        parser.add_argument(f"--{name}", metavar="FILE", help=what)
+    parser.set_defaults(outputs=tuple(files))
+
+
+_PICTURES = ("picture", "diagram")
+
+
+def check_outputs(arguments: argparse.Namespace) -> None:
+    """Raises ValueError unless the files that are asked for can be written."""
+    for name in arguments.outputs:
+        if (path := getattr(arguments, name)) is not None:
+            (check_picture_path if name in _PICTURES else check_writable)(path)
+
+
+def write_outputs(arguments: argparse.Namespace, **writers: Callable[[str], None]) -> None:
+    """Writes the files that are asked for, by the function of each."""
+    for name, write in writers.items():
+        if (path := getattr(arguments, name)) is not None:
+            write(path)
 
 
 def add_trust(parser: Parser) -> None:

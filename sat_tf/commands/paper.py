@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from sat_tf.commands.models import quiet_tensorflow
-from sat_tf.commands.options import Parser, add_overrides, seeds, unless_stopped
+from sat_tf.commands.options import Parser, add_overrides, seed, several, unless_stopped
 from sat_tf.messages import RunError, list_problems, say
 from sat_tf.reproduction.library import Entry, data_sets, find
 from sat_tf.reproduction.record import markdown, read_outcomes, show, update
@@ -49,7 +49,7 @@ def add_arguments(parser: Parser) -> None:
     action.add_argument(
         "--seeds",
         metavar="N,N,...",
-        type=seeds,
+        type=several(seed),
         default=(None,),
         help="run every row with each of these seeds; default: 0",
     )
@@ -65,7 +65,7 @@ def add_arguments(parser: Parser) -> None:
     _add_patterns(action, "+")
     _add_settings(action)
     action.add_argument(
-        "--seeds", metavar="N", type=seeds, default=(None,), help="the seed; default: 0"
+        "--seeds", metavar="N", type=several(seed), default=(None,), help="the seed; default: 0"
     )
 
     action = _action(actions, "table", _table, "print rows as Markdown, or write them into a file")

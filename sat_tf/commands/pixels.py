@@ -6,13 +6,12 @@ import inspect
 import os
 import pathlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.markup import escape
 
-from sat_tf.commands.options import Parser
+from sat_tf.commands.options import Parser, integer
 from sat_tf.data import DATA_SETS, source
 from sat_tf.data.picture_folder import load_files, load_folder, resized
 from sat_tf.data.source import spread_evenly
@@ -30,7 +29,6 @@ from sat_tf.messages import (
 )
 from sat_tf.preprocessing import COVERING
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.quantizers.input_range import InputRange
 
 _RANDOM_IMAGES = 64
 _RANDOM_SEED = 0
@@ -95,6 +93,11 @@ class ImageOptions:
         return dataclasses.replace(self, num_images=most, files=images_from.files)
 
     @property
+    def most(self) -> int | None:
+        """How many at most, of a folder or a data set."""
+        return self.num_images or self.usual
+
+    @property
     def is_given(self) -> bool:
         """Whether they name any; otherwise images are random."""
         return self.images is not None or self.dataset is not None
@@ -141,30 +144,22 @@ class ImageOptions:
         if self.dataset is not None:
             return self._of_dataset(self.dataset, shape, num_classes, said)
         if self.images is None:
-            return self._random(shape)
+            images = random_images(shape, self.num_images or _RANDOM_IMAGES, _RANDOM_SEED)
+            source = ImagesFrom(f"random pixels, seed {_RANDOM_SEED}", _RANDOM_SEED)
+            return Pixels(images, None, source)
         if os.path.isdir(self.images):
             return self._of_folder(self.images, shape, said)
-        return self._of_array(self.images)
-
-    def _random(self, shape: tuple[int, ...]) -> Pixels:
-        count = self.num_images or _RANDOM_IMAGES
-        images = random_images(shape, count, _RANDOM_SEED)
-        source = ImagesFrom(f"random pixels, seed {_RANDOM_SEED}", _RANDOM_SEED)
-        return Pixels(images, None, source)
-
-    def _of_array(self, path: str) -> Pixels:
-        array = read_array(path)
+        array = read_array(self.images)
         if self.num_images is not None and array.ndim:
             array = array[spread_evenly(len(array), self.num_images)]
-        return Pixels(array, None, ImagesFrom(f"from {pathlib.Path(path).name}"))
+        return Pixels(array, None, ImagesFrom(f"from {pathlib.Path(self.images).name}"))
 
     def _of_folder(self, path: str, shape: tuple[int, ...], said: Metadata) -> Pixels:
         preprocessing = said.preprocessing or COVERING
         if self.files:
             images = load_files(path, self.files, shape, preprocessing=preprocessing)
             return Pixels(images, None, ImagesFrom(f"{len(images):,} pictures of {path}"))
-        most = self.num_images or self.usual
-        found = load_folder(path, shape, most=most, preprocessing=preprocessing)
+        found = load_folder(path, shape, most=self.most, preprocessing=preprocessing)
         notes = []
         if found.unreadable:
             named = ", ".join(found.unreadable[:_MOST_FILES_NAMED])
@@ -197,7 +192,7 @@ class ImageOptions:
             )
         except ValueError:  # of another size than the set is made in: it is resized
             found = source(name, **place)
-        asked = self.num_images or self.usual or found.num_test
+        asked = self.most or found.num_test
         images, labels = found.held_out_sample(asked)
         notes = list(found.notes)
         if found.class_names is not None:
@@ -257,41 +252,28 @@ def add_image_arguments(parser: Parser, *, default: str, usual: str) -> None:
     parser.add_argument(
         "--num_images",
         metavar="N",
-        type=_count,
+        type=integer(1, expected="an integer above 0"),
         help=f"at most N images, spread evenly; default: {usual}",
     )
 
 
-def image_options(arguments: argparse.Namespace) -> ImageOptions:
-    """The values of --images, --dataset, --data_dir and --num_images."""
-    return ImageOptions(
+def image_options(
+    arguments: argparse.Namespace, *, usual: int | None = USUAL_IMAGES
+) -> ImageOptions:
+    """The values of --images, --dataset, --data_dir and --num_images.
+
+    Raises:
+        RunError: see `ImageOptions.check`.
+    """
+    wanted = ImageOptions(
         arguments.images,
         arguments.dataset,
         arguments.num_images,
+        usual=usual,
         data_dir=arguments.data_dir,
     )
-
-
-class FedImages(NamedTuple):
-    """Images as a float model is fed, to measure it on.
-
-    Attributes:
-        images: float32.
-        labels: None where there are none.
-        fed: the range that the model reads.
-        note: why that may be another one, if anything says so.
-    """
-
-    images: Any
-    labels: np.ndarray | None
-    fed: InputRange
-    note: str | None
-
-    def print_note(self, console: Console) -> None:
-        """Prints the note, if any."""
-        if self.note is not None:
-            text = f"Note: {escape(self.note)}"
-            say(console, text, style="yellow")
+    wanted.check()
+    return wanted
 
 
 def fixed_input_shape(model: Any, subject: str | None = None) -> tuple[int, ...]:
@@ -313,8 +295,12 @@ def fixed_input_shape(model: Any, subject: str | None = None) -> tuple[int, ...]
     return shape
 
 
-def images_as_fed(model: Any, wanted: ImageOptions, policy: BitPolicy) -> FedImages:
-    """The images that were asked for, in the range in which a float model reads them.
+def images_as_fed(
+    model: Any, wanted: ImageOptions, policy: BitPolicy, console: Console
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """The images that were asked for, in the range in which a float model reads them; their labels.
+
+    Prints the range, and a note where it may be another one.
 
     Raises:
         ValueError: the model has several inputs or outputs, or images of open sizes, or the images
@@ -332,7 +318,10 @@ def images_as_fed(model: Any, wanted: ImageOptions, policy: BitPolicy) -> FedIma
     fed = policy.range_of(model.input_names[0])
     pair = (pixels.images, pixels.labels)
     note = range_note(f"model {model.name!r}", model, pair, fed, policy)
-    return FedImages(fed.fed(pixels.images), pixels.labels, fed, note)
+    console.print(f"Images are fed as input_range={fed}.", highlight=False, markup=False)
+    if note is not None:
+        say(console, f"Note: {note}", style="yellow")
+    return fed.fed(pixels.images), pixels.labels
 
 
 def read_array(path: str) -> np.ndarray:
@@ -357,9 +346,3 @@ def read_array(path: str) -> np.ndarray:
             "np.save."
         )
     return array
-
-
-def _count(text: str) -> int:
-    if text.isdecimal() and int(text) > 0:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r}: expected an integer above 0")

@@ -23,7 +23,9 @@ from sat_tf.commands.options import (
     add_overrides,
     add_resume,
     add_trust,
+    bits,
     input_range_fields,
+    integer,
     seed,
 )
 from sat_tf.commands.pixels import fixed_input_shape
@@ -97,14 +99,14 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--bits",
         metavar="N",
-        type=_bits,
+        type=bits,
         default=8,
         help="of weights and activations, 1 to 8; default: 8",
     )
     parser.add_argument(
         "--epochs",
         metavar="N",
-        type=_epochs,
+        type=integer(0, expected="an integer, 0 or more"),
         default=0,
         help="of training, which needs folders of classes; default: 0, calibrated only",
     )
@@ -157,7 +159,9 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
             )
         else:
             exact = _write_calibrated(model, policy, found, folder, console)
-    _print_files(folder, console)
+    for name, what in _SHOWN.items():
+        if folder.file(name).exists():
+            say(console, f"  {folder.file(name)}  {what}")
     if arguments.bits < _FEWEST_WITHOUT_TRAINING and not arguments.epochs:
         _note(f"{arguments.bits} bits without training cost accuracy; --epochs 5 trains.", console)
     return exact
@@ -165,18 +169,6 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
 
 def _note(text: str, console: Console) -> None:
     say(console, f"Note: {text}", style="yellow")
-
-
-def _bits(text: str) -> int:
-    if text.isdecimal() and 1 <= int(text) <= 8:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r}: expected an integer from 1 to 8")
-
-
-def _epochs(text: str) -> int:
-    if text.isdecimal():
-        return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r}: expected an integer, 0 or more")
 
 
 def _learning_rate(text: str) -> float:
@@ -422,13 +414,6 @@ def _run(
     # JSON is YAML.
     config = parse_config(json.dumps(values), arguments.overrides, subject="--set")
     return train(config, folder, console, resume=arguments.resume)
-
-
-def _print_files(folder: RunFolder, console: Console) -> None:
-    """The files that are there now, with what each is for."""
-    for name, what in _SHOWN.items():
-        if folder.file(name).exists():
-            say(console, f"  {folder.file(name)}  {what}")
 
 
 # These are the files of a run to look at first.

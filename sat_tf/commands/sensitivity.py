@@ -1,21 +1,25 @@
 """`sat-tf sensitivity`."""
 
 import argparse
-import dataclasses
 
 from rich.console import Console
 
-from sat_tf.atomic_file import check_writable
 from sat_tf.commands.models import (
     add_model_argument,
     add_model_sizes,
     model_maker,
     quiet_tensorflow,
 )
-from sat_tf.commands.options import Parser, add_input_range, input_range_fields
+from sat_tf.commands.options import (
+    Parser,
+    add_input_range,
+    add_outputs,
+    check_outputs,
+    input_range_fields,
+    write_outputs,
+)
 from sat_tf.commands.pixels import add_image_arguments, image_options, images_as_fed
 from sat_tf.messages import RunError, value_errors_as_run_errors
-from sat_tf.presentation.palette import check_picture_path
 from sat_tf.qat.policy import BitPolicy
 
 SUMMARY = "show which layers of a float model lose most when quantized"
@@ -73,14 +77,12 @@ def add_arguments(parser: Parser) -> None:
         type=float,
         help="suggest layers for 8 bits so that at most X is lost; top-1 is a share: 0.01 is 1 %%",
     )
-    parser.add_argument("--csv", metavar="FILE", help="write the full table as CSV")
-    parser.add_argument("--picture", metavar="FILE", help="draw it, as .png or .svg")
+    add_outputs(parser, csv="write the full table as CSV", picture="draw it, as .png or .svg")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
     """Does what the arguments ask for."""
-    wanted = dataclasses.replace(image_options(arguments), usual=_USUAL_IMAGES)
-    wanted.check()
+    wanted = image_options(arguments, usual=_USUAL_IMAGES)
     if not wanted.is_given:
         raise RunError(
             "received no images, expected --images or --dataset: losses are measured on images."
@@ -94,32 +96,21 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
             first_last_weight_bits=arguments.first_last_weight_bits,
             **input_range_fields(arguments),
         )
-        if arguments.csv is not None:
-            check_writable(arguments.csv)
-        if arguments.picture is not None:
-            check_picture_path(arguments.picture)
+        check_outputs(arguments)
     quiet_tensorflow()
     from sat_tf.analysis.sensitivity.sensitivity import sensitivity
 
     with value_errors_as_run_errors():
         model = make()
-        fed = images_as_fed(model, wanted, policy)
         found = sensitivity(
             model,
-            (fed.images, fed.labels),
+            images_as_fed(model, wanted, policy, console),
             policy,
             metric=arguments.metric,
-            num_images=arguments.num_images or _USUAL_IMAGES,
+            num_images=wanted.most or _USUAL_IMAGES,
         )
         found.print_to(console)
-        console.print(f"Images were fed as input_range={fed.fed}.", highlight=False, markup=False)
-        fed.print_note(console)
-        for path, write in (
-            (arguments.csv, found.write_csv),
-            (arguments.picture, found.write_picture),
-        ):
-            if path is not None:
-                write(path)
+        write_outputs(arguments, csv=found.write_csv, picture=found.write_picture)
         if arguments.average_bits is not None or arguments.max_drop is not None:
             overrides = found.suggest(
                 max_drop=arguments.max_drop, average_bits=arguments.average_bits

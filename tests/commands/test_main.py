@@ -129,7 +129,7 @@ BAD_WORDS = [
             ("bytes=3 --picture a.jpg", "ends in .jpg, expected .png"),
             ("bytes=3 --out none/p.yaml", "which does not exist"),
             ("bytes=3 --policy weight_bit=3", "Did you mean weight_bits?"),
-            ("bytes=3 --weight_bits 2,9", "expected integers from 1 to 8"),
+            ("bytes=3 --weight_bits 2,9", "'9': expected an integer from 1 to 8"),
         )
     ),
 ]
