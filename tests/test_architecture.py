@@ -4,7 +4,10 @@ import importlib
 import inspect
 import pathlib
 import pkgutil
+import subprocess
+import sys
 
+import pytest
 import tf_keras as keras
 
 import sat_tf
@@ -20,110 +23,66 @@ TREES = {
 }
 LINES = {name: len((PACKAGE / name).read_text().splitlines()) for name in TREES}
 
+
+def _words(texts):
+    return {name: set(text.split()) for name, text in texts.items()}
+
+
 # Arrows point one way: what each room of the package may import of the others.
-MAY_IMPORT = {
-    "core": set(),
-    "quantizers": {"core"},
-    "graph": {"core", "loading"},
-    "qat": {"core", "graph", "quantizers", "data", "presentation"},
-    "export": {"core", "graph", "quantizers", "qat", "presentation"},
-    "loading": set(),
-    "keras3": {"core", "graph", "quantizers", "qat", "loading"},
-    "models": set(),
-    "data": set(),
-    "presentation": set(),
-    "analysis": {
-        "core",
-        "graph",
-        "quantizers",
-        "qat",
-        "export",
-        "planning",
-        "presentation",
-    },
-    "callbacks": {"qat", "analysis", "presentation"},
-    "planning": {"core", "graph", "quantizers", "qat", "export", "presentation"},
-    "training": {
-        "graph",
-        "quantizers",
-        "qat",
-        "export",
-        "analysis",
-        "keras3",
-        "loading",
-        "models",
-        "data",
-        "presentation",
-    },
-    "reproduction": {"qat", "training", "presentation"},
-    "commands": {
-        "graph",
-        "quantizers",
-        "qat",
-        "export",
-        "planning",
-        "analysis",
-        "keras3",
-        "loading",
-        "models",
-        "data",
-        "training",
-        "reproduction",
-        "presentation",
-    },
-}
+MAY_IMPORT = _words(
+    {
+        "core": "",
+        "quantizers": "core",
+        "graph": "core loading",
+        "qat": "core quantizers graph data presentation",
+        "export": "core quantizers graph qat presentation",
+        "loading": "",
+        "keras3": "core quantizers graph qat loading",
+        "models": "",
+        "data": "",
+        "presentation": "",
+        "analysis": "core quantizers graph qat export presentation planning",
+        "callbacks": "qat presentation analysis",
+        "planning": "core quantizers graph qat export presentation",
+        "training": "quantizers graph qat export loading keras3 models data presentation analysis",
+        "reproduction": "qat presentation training",
+        "commands": "quantizers graph qat export loading keras3 models "
+        "data presentation analysis planning training reproduction",
+    }
+)
 # The same inside a room whose folders stand one above the other; "." are the modules beside them.
 MAY_IMPORT_WITHIN = {
-    "analysis": {
-        ".": set(),
-        "audit": {"."},
-        "sensitivity": {"."},
-        "allocation": {".", "sensitivity"},
-    },
-    "training": {
-        ".": set(),
-        "config": set(),
-        "step": {"config"},
-        "state": {"config", "step"},
-        "recipes": {"config", "step", "state"},
-        "report": {"config", "state"},
-        "loop": {".", "config", "step", "state", "recipes", "report"},
-    },
-    "export": {
-        "kernels": set(),
-        "tflite": {"kernels"},
-        "litert": {"tflite"},
-        "operations": {"litert", "tflite", "kernels"},
-        "lowering": {"operations", "tflite", "kernels"},
-        "certificate": {"litert", "operations", "tflite", "kernels"},
-        "device": {"certificate", "litert", "operations", "tflite", "kernels"},
-        # Modules that users call stand on top of all.
-        ".": {
-            "kernels",
-            "tflite",
-            "litert",
-            "operations",
-            "lowering",
-            "certificate",
-            "device",
-        },
-    },
-    "keras3": {
-        ".": set(),
-        "conversion": {"."},
-    },
+    "analysis": _words({".": "", "audit": ".", "sensitivity": ".", "allocation": ". sensitivity"}),
+    "training": _words(
+        {
+            ".": "",
+            "config": "",
+            "step": "config",
+            "state": "config step",
+            "recipes": "config step state",
+            "report": "config state",
+            "loop": ". config step state recipes report",
+        }
+    ),
+    "export": _words(
+        {
+            "kernels": "",
+            "tflite": "kernels",
+            "litert": "tflite",
+            "operations": "kernels tflite litert",
+            "lowering": "kernels tflite operations",
+            "certificate": "kernels tflite litert operations",
+            "device": "kernels tflite litert operations certificate",
+            # Modules that users call stand on top of all.
+            ".": "kernels tflite litert operations lowering certificate device",
+        }
+    ),
+    "keras3": _words({".": "", "conversion": "."}),
 }
 # Modules that all rooms share, and those at the top that may use everything.
 SHARED = {
-    "arguments",
-    "atomic_file",
-    "first_use",
-    "messages",
-    "preprocessing",
-    "saved_by",
-    "top_k",
-    "version",
-    "zip_archive",
+    *("arguments", "atomic_file", "first_use", "messages", "preprocessing"),
+    *("saved_by", "top_k", "version", "zip_archive"),
 }
 TOP = {"__init__", "__main__", "configs", "either_keras"}
 
@@ -151,18 +110,8 @@ NAMED_BESIDE = {
 CORE_LIBRARIES = {"numpy", "sat_tf"}
 LIBRARY_OF = {"core/on_tensorflow.py": "tensorflow", "core/on_keras.py": "keras"}
 PYTHON = {
-    "abc",
-    "collections",
-    "dataclasses",
-    "functools",
-    "inspect",
-    "itertools",
-    "math",
-    "numbers",
-    "sys",
-    "threading",
-    "types",
-    "typing",
+    *("abc", "collections", "dataclasses", "functools", "inspect", "itertools"),
+    *("math", "numbers", "sys", "threading", "types", "typing"),
 }
 
 
@@ -488,3 +437,40 @@ def test_users_are_never_checked_by_assert():
         return [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Assert)]
 
     assert not _offenders(asserts)
+
+
+# Only Linux or Unix has these modules.
+UNIX = {"fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "syslog", "posix"}
+
+# Libraries import what they like; after them, only this package is left without the modules.
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+import PIL.Image, matplotlib.pyplot, multiprocessing, sklearn.datasets, subprocess, tempfile
+import ai_edge_litert.interpreter, keras, tensorflow_datasets, tf_keras
+import tensorflow_model_optimization
+import rich.console, rich.progress
+for name in sys.argv[1:]:
+    sys.modules[name] = None
+import sat_tf
+for module in pkgutil.walk_packages(sat_tf.__path__, "sat_tf."):
+    if not module.name.endswith(("__main__", ".check")):
+        importlib.import_module(module.name)
+print(sum(name.startswith("sat_tf.") for name in sys.modules))
+"""
+
+
+def test_modules_of_unix_are_imported_only_where_they_are_used():
+    def at_the_top(_, tree):
+        beginning = ast.Module([node for node in tree.body if "body" not in node._fields], [])
+        return UNIX & set(_imported(beginning))
+
+    assert not _offenders(at_the_top)
+
+
+@pytest.mark.thorough
+def test_every_module_can_be_imported_without_those_of_unix():
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT_ALL, *UNIX], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout.split()[-1]) > 200

@@ -5,6 +5,7 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pytest
 
+from sat_tf.presentation import palette
 from sat_tf.presentation.charts import DotChart, Dots, Line, LineChart, heat_map, histogram, legend
 
 # The area between the axes of a chart of lines.
@@ -197,3 +198,10 @@ def test_a_code_that_hardly_occurs_can_be_seen():
 
 def test_codes_that_never_occur_leave_the_axis():
     assert histogram([0, 0], "x").count("M") == 1
+
+
+def test_lines_differ_in_colour_dashes_and_dots():
+    colours = {palette.BLUE, palette.ORANGE, palette.GREEN, palette.PURPLE}
+    assert {style["color"] for style in palette.SERIES} == colours
+    for property_ in ("color", "linestyle", "marker"):
+        assert len({style[property_] for style in palette.SERIES}) == len(palette.SERIES)

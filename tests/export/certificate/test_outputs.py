@@ -16,11 +16,14 @@ from sat_tf.export.certificate.outputs import (
     Output,
     compared,
     labels_of,
+    largest_difference,
+    mean_difference,
     outputs_in,
     smallest_agreement,
 )
 from sat_tf.export.tflite.contents import Contents, StoredOperator, StoredTensor
 from sat_tf.qat.calibrate import estimate_statistics
+from sat_tf.top_k import top_hits
 from tests.export.proofs import calibrated, proved
 from tests.export.task_models import detector, unet
 
@@ -378,3 +381,24 @@ def test_an_output_is_called_by_the_layer_that_its_activation_was_part_of(path):
     model = calibrated(keras.Model(image, [mask, box]), 8, images.astype(np.float32))
     _, found = proved(model, path, images, labels={"fg": np.zeros((32, 4, 4), int)})
     assert list(found.accuracy) == ["fg_sigmoid"]
+
+
+def test_outputs_that_are_not_finite_are_never_right():
+    outputs = np.array([[np.nan, 1.0], [0.0, 1.0], [np.inf, 0.0]])
+    classes = Output("classes", (2,))
+    assert classes.accuracy(outputs, np.array([0, 1, 0])) == pytest.approx(1 / 3)
+    assert classes.agreement(outputs, outputs) == pytest.approx(1 / 3)
+
+
+def test_top1_is_the_first_of_top_k():
+    rng = np.random.default_rng(0)
+    outputs, labels = rng.integers(-3, 3, (200, 7)).astype(np.float32), rng.integers(0, 7, 200)
+    assert top_hits(outputs, labels, 1) == 200 * Output("", (7,)).accuracy(outputs, labels)
+
+
+def test_a_nan_is_no_small_difference():
+    assert largest_difference(np.array([1.0, np.nan]), np.array([1.0, 1.0])) == np.inf
+    assert largest_difference(np.array([1.0, 4.0]), np.array([1.5, 1.0])) == 3.0
+    assert largest_difference(np.array(1.0), np.array(np.nan)) == np.inf
+    assert mean_difference(np.array([1.0, 4.0]), np.array([1.5, 1.0])) == 1.75
+    assert mean_difference(np.array([1.0]), np.array([np.nan])) == np.inf
