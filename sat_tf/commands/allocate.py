@@ -6,8 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from sat_tf.analysis.allocation.budget import LIMITS, NAMES, read_budget
-from sat_tf.analysis.allocation.tables import read_csv
+from sat_tf.analysis.allocation.budget import LIMITS, NAMES, read_budget, read_csv
 from sat_tf.commands.models import (
     add_model_argument,
     add_model_sizes,

@@ -9,7 +9,7 @@ import yaml
 from rich.console import Console
 
 from sat_tf.analysis.allocation.budget import LIMITS, shown
-from sat_tf.analysis.allocation.knapsack import Solution, pareto
+from sat_tf.analysis.allocation.knapsack import pareto
 from sat_tf.analysis.allocation.problem import BitProblem
 from sat_tf.arguments import Rule, check, is_integer
 from sat_tf.atomic_file import write_text
@@ -141,7 +141,6 @@ class Allocation(RowTable):
         cost_kind: what was minimized: "sensitivity" or "table".
         pack: how the file stores kernels.
         problem: the knapsack, for curves.
-        solution: its solution.
     """
 
     COLUMNS = tuple(field.name for field in dataclasses.fields(AllocatedLayer))
@@ -154,7 +153,6 @@ class Allocation(RowTable):
     cost_kind: str
     pack: str
     problem: BitProblem = dataclasses.field(repr=False, compare=False)
-    solution: Solution = dataclasses.field(repr=False, compare=False)
 
     def __getitem__(self, name: str) -> AllocatedLayer:
         for layer in self.layers:

@@ -9,7 +9,7 @@ import numpy as np
 import tf_keras as keras
 
 from sat_tf.analysis.allocation.allocated_model import AllocatedLayer, Allocation, Proof, Total
-from sat_tf.analysis.allocation.budget import read_budget
+from sat_tf.analysis.allocation.budget import read_budget, read_values
 from sat_tf.analysis.allocation.choices import LayerChoices, ModelChoices
 from sat_tf.analysis.allocation.knapsack import Solution, solve
 from sat_tf.analysis.allocation.problem import (
@@ -19,7 +19,6 @@ from sat_tf.analysis.allocation.problem import (
     of_sensitivity,
     unreachable,
 )
-from sat_tf.analysis.allocation.tables import Wanted, read_values
 from sat_tf.analysis.sensitivity.measured_model import Sensitivity
 from sat_tf.analysis.sensitivity.sensitivity import refuse_all_but_float, sensitivity
 from sat_tf.arguments import Rule, check, is_between, is_integer
@@ -129,8 +128,8 @@ def allocate(
     choices = ModelChoices(model, policy, **bits, pack=pack)
     milliseconds = None
     if latency is not None:
-        wanted = [Wanted(layer.name, layer.choices) for layer in choices.layers]
-        milliseconds = read_values(latency, wanted, name="latency", unit="milliseconds")
+        pairs = {layer.name: layer.choices for layer in choices.layers}
+        milliseconds = read_values(latency, pairs, name="latency", unit="milliseconds")
     # Before anything is measured, which takes long.
     zeros = [[0.0] * len(layer.choices) for layer in choices.layers]
     problem = make_problem(choices, zeros, limits, milliseconds)
@@ -184,7 +183,12 @@ def _solved(
         try:
             real = file_bytes(model, policy, pack=pack)
         except NothingPackedError as error:
-            raise _unpacked(pack) from error
+            raise ValueError(
+                f"allocate, pack={pack!r}: received a budget that the choice of the least cost "
+                "keeps with 8 bits in all kernels of the file, which export_tflite refuses with "
+                "this packing, expected one that takes fewer; lower a limit, such as "
+                "average_weight_bits, or use pack='auto'."
+            ) from error
         if real <= limits["bytes"]:
             break
         if lengths is None:
@@ -221,17 +225,6 @@ def _solved(
         cost_kind=cost_kind,
         pack=pack,
         problem=problem,
-        solution=solution,
-    )
-
-
-def _unpacked(pack: str) -> ValueError:
-    """The error for a budget within which no kernel has to be packed."""
-    return ValueError(
-        f"allocate, pack={pack!r}: received a budget that the choice of the least cost keeps with "
-        "8 bits in all kernels of the file, which export_tflite refuses with this packing, "
-        "expected one that takes fewer; lower a limit, such as average_weight_bits, or use "
-        "pack='auto'."
     )
 
 
@@ -376,15 +369,13 @@ def _costs(
     if isinstance(cost, Sensitivity):
         return of_sensitivity(cost, layers)
     if not isinstance(cost, str):
-        wanted = [
-            Wanted(
-                layer.name,
-                layer.choices,
-                optional=not (layer.chooses_weights or layer.chooses_activations),
-            )
+        pairs = {layer.name: layer.choices for layer in layers}
+        settled = [
+            layer.name
             for layer in layers
+            if not (layer.chooses_weights or layer.chooses_activations)
         ]
-        return read_values(cost, wanted, name="cost", unit="cost")
+        return read_values(cost, pairs, name="cost", unit="cost", optional=settled)
     fewest = choices.policy_at(min(bits["weight_bits"]), min(bits["activation_bits"]))
     losses = sensitivity(model, dataset, fewest, num_images=num_images, progress=progress)
     found = of_sensitivity(losses, layers)

@@ -1,12 +1,20 @@
-"""The budget: which limits there are, and what users may say of them."""
+"""The words of users on a choice of bits: its budget, and their own tables of costs and times."""
 
+import csv
 import dataclasses
+import io
 import math
-import numbers
-from collections.abc import Mapping
+import os
+import pathlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from sat_tf.messages import did_you_mean, list_problems
+from sat_tf.arguments import is_integer, is_number
+from sat_tf.messages import did_you_mean, first_ones, list_problems
+
+Choice = tuple[int | None, int | None]  # weight bits and activation bits; None is float
+
+_LONGEST_TABLE = 2**24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,8 +130,7 @@ def _read(value: Any) -> float | Share | None:
         except ValueError:
             share = math.nan
         return Share(share) if math.isfinite(share) and share > 0.0 else None
-    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not number or not math.isfinite(float(value)) or float(value) <= 0.0:
+    if not is_number(value) or not math.isfinite(float(value)) or float(value) <= 0.0:
         return None
     return float(value)
 
@@ -135,3 +142,159 @@ def shown(name: str, value: float | None, missing: str = "-") -> str:
     ('123,456', '3.500', '-')
     """
     return missing if value is None else format(value, LIMITS[name].form)
+
+
+def read_values(
+    table: Any,
+    choices: Mapping[str, Sequence[Choice]],
+    *,
+    name: str,
+    unit: str,
+    optional: Collection[str] = (),
+) -> list[list[float]]:
+    """The numbers of each layer's choices.
+
+    A table has a number for each layer and each choice of bits. Its keys are (weight bits,
+    activation bits), or weight bits alone where the number is the same for all activation bits; one
+    number instead of a mapping is the same for every choice.
+
+    Args:
+        table: see above.
+        choices: of each layer, its pairs of bits; None is float.
+        name: of the argument, for errors.
+        unit: of the numbers, for errors.
+        optional: layers that the table may leave out, which then have 0.
+
+    Raises:
+        ValueError: layers that are unknown or missing, choices that are missing, numbers that are
+            NaN, infinite or negative; lists all of them.
+
+    >>> layers = {"conv": [(4, 8), (8, 8)], "dense": [(8, 8)]}
+    >>> table = {"conv": {4: 0.5, (8, 8): 0.1}, "dense": 0.25}
+    >>> read_values(table, layers, name="latency", unit="milliseconds")
+    [[0.5, 0.1], [0.25]]
+    """
+    if not isinstance(table, Mapping):
+        raise ValueError(
+            f"{name}: received {type(table).__name__}, expected a mapping from layers to numbers "
+            f"({unit}), or to mappings from (weight bits, activation bits) to numbers."
+        )
+    problems = [
+        f"{given!r} is not a quantized linear layer of the model. "
+        f"{did_you_mean(str(given), choices)}"
+        for given in table
+        if given not in choices
+    ]
+    values: list[list[float]] = []
+    for layer, pairs in choices.items():
+        if layer in table:
+            found, wrong = _of_layer(layer, table[layer], pairs)
+        else:
+            found, wrong = [0.0] * len(pairs), [f"{layer}: received nothing, expected its {unit}."]
+        values.append(found)
+        problems += [] if layer in optional and layer not in table else wrong
+    if problems:
+        raise ValueError(list_problems(name, problems))
+    return values
+
+
+def _of_layer(layer: str, given: Any, choices: Sequence[Choice]) -> tuple[list[float], list[str]]:
+    """The numbers of one layer, and what is wrong with them."""
+    zeros = [0.0] * len(choices)
+    if not isinstance(given, Mapping):
+        wrong = _wrong(given)
+        return (zeros, [f"{layer}: {wrong}."]) if wrong else ([float(given)] * len(zeros), [])
+    problems = []
+    for key, value in given.items():
+        bits = key if isinstance(key, tuple) and len(key) == 2 else (key,)
+        if not all(one is None or is_integer(one, lowest=1, limit=9) for one in bits):
+            problems.append(
+                f"{layer}[{key!r}]: expected (weight bits, activation bits), or weight bits; write "
+                "{(4, 8): ...} or {4: ...}."
+            )
+        elif wrong := _wrong(value):
+            problems.append(f"{layer}[{key!r}]: {wrong}.")
+    missing = [choice for choice in choices if _find(given, choice) is None]
+    if missing:
+        problems.append(
+            f"{layer}: received no number for {first_ones(missing, 4)}, expected one for each "
+            "choice of bits; add them, or allow fewer bits."
+        )
+    if problems:
+        return zeros, problems
+    return [float(_find(given, choice) or 0.0) for choice in choices], []
+
+
+def _find(given: Mapping[Any, Any], choice: Choice) -> Any:
+    return given[choice] if choice in given else given.get(choice[0])
+
+
+def _wrong(value: Any) -> str | None:
+    if not is_number(value):
+        return f"received {value!r}, expected a number of 0 or more"
+    if not math.isfinite(float(value)) or float(value) < 0.0:
+        return f"received {float(value):g}, expected a finite number of 0 or more"
+    return None
+
+
+def read_csv(path: str | os.PathLike[str], column: str) -> dict[str, Any]:
+    """The table in a CSV file with the columns layer, weight_bits, activation_bits and one more.
+
+    Bits that are left empty stand for all of them.
+
+    Args:
+        path: of the file.
+        column: the name of the fourth column, such as "cost".
+
+    Raises:
+        ValueError: it cannot be read, lacks a column, or has lines that say no number; lists all of
+            them, by their lines.
+    """
+    path = pathlib.Path(path)
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            text = file.read(_LONGEST_TABLE)
+        lines = list(csv.DictReader(io.StringIO(text), strict=True))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ValueError(
+            f"{path}: {reason}; expected a CSV file with {_columns(column)}."
+        ) from error
+    if not lines or not {"layer", column} <= set(lines[0]):
+        header = next(iter(text.splitlines()), "")[:80]
+        raise ValueError(
+            f"{path}: received the header {header!r}, expected {_columns(column)} and a line for "
+            "each layer or choice."
+        )
+    return _table(path, column, lines)
+
+
+def _columns(column: str) -> str:
+    return f"the columns layer, weight_bits, activation_bits and {column}"
+
+
+def _table(path: pathlib.Path, column: str, lines: Iterable[dict[str, str]]) -> dict[str, Any]:
+    problems: list[str] = []
+    table: dict[str, Any] = {}
+    for number, line in enumerate(lines, start=2):
+        layer, where = (line["layer"] or "").strip(), f"line {number}"
+        try:
+            value = float(line[column] or "")
+            bits = [
+                None if not (text := (line.get(name) or "").strip()) else int(text)
+                for name in ("weight_bits", "activation_bits")
+            ]
+        except ValueError as error:
+            problems.append(f"{where}: {error}; expected numbers.")
+            continue
+        if bits[0] is None and bits[1] is not None:
+            problems.append(f"{where}: received activation_bits alone, expected weight_bits too.")
+            continue
+        key: Any = bits[0] if bits[1] is None else (bits[0], bits[1])
+        rows = table.setdefault(layer, {})
+        if key in rows or None in rows or (key is None and rows):
+            problems.append(f"{where}: {layer} is said twice for the same bits; leave one out.")
+        rows[key] = value
+    if problems:
+        raise ValueError(list_problems(str(path), problems))
+    return {layer: rows.get(None, rows) for layer, rows in table.items()}

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import tf_keras as keras
 
-from sat_tf.analysis.allocation.tables import Choice
+from sat_tf.analysis.allocation.budget import Choice
 from sat_tf.export.lowering.packing import PACKINGS, NothingPackedError
 from sat_tf.graph import layer_kinds
 from sat_tf.messages import list_problems

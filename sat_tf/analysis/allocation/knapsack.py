@@ -35,7 +35,7 @@ _TINY = 1e-14
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Knapsack:
-    """One problem. Options of an item are adjacent.
+    """A problem to solve; the options of an item are adjacent.
 
     Attributes:
         item: (n,) integers from 0, ascending: the item of each option.
@@ -178,7 +178,7 @@ def solve(
     >>> best.chosen.tolist(), best.cost, best.status, best.gap
     ([1, 2], 3.0, 'optimal', 0.0)
     """
-    # What every item costs at least changes no choice, and its digits would crowd out others.
+    # The least cost of an item changes no choice, and its digits would crowd out others.
     least = np.array(
         [problem.cost[problem.options(item)].min() for item in range(problem.num_items)]
     )

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from sat_tf.analysis.allocation.budget import LIMITS, Share, shown
+from sat_tf.analysis.allocation.budget import LIMITS, Choice, Share, shown
 from sat_tf.analysis.allocation.choices import LayerChoices, ModelChoices
 from sat_tf.analysis.allocation.knapsack import Knapsack, fewest
-from sat_tf.analysis.allocation.tables import Choice
 from sat_tf.analysis.sensitivity.measured_model import Sensitivity
 from sat_tf.graph.network import layer_of_call
 from sat_tf.messages import list_problems
