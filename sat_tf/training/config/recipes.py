@@ -87,7 +87,7 @@ class ProgressiveBitsConfig(Section):
 
 
 class OscillationConfig(Section):
-    """Weights that oscillate between two codes; see `sat_tf.training.recipes.oscillation`."""
+    """Weights that oscillate between two codes; see `sat_tf.training.recipes.recipes`."""
 
     freeze: bool = Field(
         default=True,

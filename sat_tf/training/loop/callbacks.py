@@ -192,7 +192,7 @@ class Recorder(StepCallback):
         every: int | None = None,
     ) -> None:
         super().__init__(plan)
-        here = plan.step_of_run(plan.first_step)
+        here = plan.steps_before + plan.first_step
         self.rows = rows
         self.steps = [row for row in StepMetrics.read(folder) if row.step_of_run <= here]
         drop_events_after(folder.file(TENSORBOARD), here)
@@ -250,7 +250,7 @@ class Recorder(StepCallback):
         row = StepMetrics(
             stage=self.plan.stage,
             step=self.step,
-            step_of_run=self.plan.step_of_run(self.step),
+            step_of_run=self.plan.steps_before + self.step,
             learning_rate=self._learning_rate(),
             clipping_levels=dict(zip(self._levels, map(float, levels), strict=True)),
             **measured,
@@ -306,7 +306,7 @@ class Recorder(StepCallback):
 
     def _write_events(self, values: Mapping[str, float]) -> None:
         with self._events.as_default():
-            step = self.plan.step_of_run(self.step)
+            step = self.plan.steps_before + self.step
             tf.summary.experimental.write_raw_pb(scalar_events(values), step=step)
 
     def _write_steps(self) -> None:

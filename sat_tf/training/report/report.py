@@ -44,40 +44,27 @@ def write_report(folder: RunFolder) -> None:
     Raises:
         RunError: a file of the folder cannot be read, or the page cannot be written.
     """
-    if epochs := EpochMetrics.read(folder):
-        steps = StepMetrics.read(folder)
-        name = str(_settings(folder.read_text(run_folder.CONFIG)).get("name", ""))
-        loss, accuracy, *_ = learning_curves(epochs, steps)
-        with folder.written(run_folder.CURVES) as temporary:
-            save_charts([accuracy, loss], name, temporary)
-    # The page comes last: a folder with it is one whose run is finished.
-    folder.write_text(run_folder.REPORT, report_page(folder))
-
-
-def write_layers(folder: RunFolder, layers: Sequence[LayerRow]) -> None:
-    """Writes the table of layers, from which `write_report` draws its own."""
-    rows = [dataclasses.asdict(layer) for layer in layers]
-    folder.write_json(run_folder.LAYERS, {"layers": rows})
-
-
-def write_answers(folder: RunFolder, answers: Answers) -> None:
-    """Writes the answers to held-out images, which `write_report` shows."""
-    folder.write_json(run_folder.ANSWERS, answers.to_dict())
-
-
-def report_page(folder: RunFolder) -> str:
-    """The HTML of the report; see `write_report`."""
     config = folder.read_text(run_folder.CONFIG)
-    settings = _settings(config)
+    try:
+        settings = load_yaml(config)
+    except ValueError:
+        settings = None
+    if not isinstance(settings, dict):  # the configuration is shown as it is written
+        settings = {}
     results = _of_file(folder, run_folder.RESULTS, Results, "results")
     layers = folder.read_values(run_folder.LAYERS, _Layers, "a row for each layer").layers
     certificate = _of_file(folder, run_folder.CERTIFICATE, Certificate, "a certificate")
     epochs = EpochMetrics.read(folder)
     steps = StepMetrics.read(folder)
     curves = learning_curves(epochs, steps, targets=_targets(settings)) if epochs or steps else []
-    return render_page(
+    name = str(settings.get("name", ""))
+    if epochs:
+        loss, accuracy, *_ = curves
+        with folder.written(run_folder.CURVES) as temporary:
+            save_charts([accuracy, loss], name, temporary)
+    page = render_page(
         "training/report/report.html",
-        name=str(settings.get("name", "")),
+        name=name,
         verdict=_verdict(results) if results else {},
         is_run=bool(config),
         is_trained=bool(epochs),
@@ -102,6 +89,19 @@ def report_page(folder: RunFolder) -> str:
         environment=_flat(folder.read_json(run_folder.ENVIRONMENT) or {}),
         config=config,
     )
+    # The page comes last: a folder with it is one whose run is finished.
+    folder.write_text(run_folder.REPORT, page)
+
+
+def write_layers(folder: RunFolder, layers: Sequence[LayerRow]) -> None:
+    """Writes the table of layers, from which `write_report` draws its own."""
+    rows = [dataclasses.asdict(layer) for layer in layers]
+    folder.write_json(run_folder.LAYERS, {"layers": rows})
+
+
+def write_answers(folder: RunFolder, answers: Answers) -> None:
+    """Writes the answers to held-out images, which `write_report` shows."""
+    folder.write_json(run_folder.ANSWERS, answers.to_dict())
 
 
 def _of_file(folder: RunFolder, name: str, kind: type[_Kind], expected: str) -> _Kind | None:
@@ -249,15 +249,6 @@ def _duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} minute{'s' if minutes > 1 else ''}"
     return f"{minutes // 60} h {minutes % 60} min"
-
-
-def _settings(config: str) -> dict[str, Any]:
-    """The configuration as it is written; nothing where it cannot be read."""
-    try:
-        values = load_yaml(config)
-    except ValueError:
-        return {}
-    return values if isinstance(values, dict) else {}
 
 
 def _targets(settings: Mapping[str, Any]) -> str:

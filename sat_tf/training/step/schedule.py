@@ -62,10 +62,6 @@ class StagePlan:
         """
         return max(-(-step // self.steps_per_epoch), 1)
 
-    def step_of_run(self, step: int) -> int:
-        """The same step counted from the start of the run."""
-        return self.steps_before + step
-
     def parts(self) -> list[tuple[Position, int, int]]:
         """The steps still to do, in parts whose epochs are equally long.
 

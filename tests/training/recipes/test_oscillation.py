@@ -6,7 +6,7 @@ import sat_tf
 from sat_tf.core import dorefa
 from sat_tf.core.grid import GRIDS
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.training.recipes.oscillation import Motion, Oscillation
+from sat_tf.training.recipes.recipes import Motion, Oscillation
 from sat_tf.training.step.learner import training_copy
 from tests.training.recipes.trained import (
     fitted,

@@ -7,7 +7,7 @@ import pathlib
 import pytest
 
 from sat_tf.messages import RunError
-from sat_tf.training.recipes.oscillation import OscillationCount
+from sat_tf.training.recipes.recipes import OscillationCount
 from sat_tf.training.report.results import Results
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.history import EpochMetrics, StepMetrics
