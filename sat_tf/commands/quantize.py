@@ -183,7 +183,7 @@ def _learning_rate(text: str) -> float:
 
 def _expect_float(path: pathlib.Path, model: "keras.Model") -> None:
     from sat_tf.graph.network import Network, check_model
-    from sat_tf.planning.explain import is_quantized
+    from sat_tf.qat.layout import is_quantized
 
     check_model(model)
     network = Network(model)

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tf_keras as keras
 
@@ -98,6 +98,15 @@ class Deployed:
     def operators(self) -> tuple[str, ...]:
         """Names of its operators, as the file calls them."""
         return tuple(name for operation in self.operations for name in operation.operators)
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of a `LayerPlan` that it tells."""
+        return {
+            "export": self.export,
+            "fused_into": self.fused_into,
+            "operators": self.operators,
+            "export_reason": self.reason,
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -297,27 +306,23 @@ _CONSTANT = 151
 _END = 200
 
 
-def header_bytes(graph: Graph | None) -> int:
-    """The bytes of a file besides its operators."""
-    if graph is None:
-        return 0
-    ends = len(graph.images) - 1 + len(graph.more_outputs)
-    return _HEADER + ends * _END + 4 * sum(len(image.name) for image in graph.images)
-
-
 def bytes_of(deployed: Deployment) -> dict[str, int]:
     """The bytes of each layer, and of each inserted quantizer, by its name, with their constants.
 
-    An operator into which several layers are fused counts for the linear one, if there is one.
+    An operator into which several layers are fused counts for the linear one, if there is one. The
+    first input has what belongs to no operator.
     """
     if deployed.graph is None:
         return {}
+    images = deployed.graph.images
+    ends = len(images) - 1 + len(deployed.graph.more_outputs)
+    header = _HEADER + ends * _END + 4 * sum(len(image.name) for image in images)
     heads = {
         name: layer
         for layer in deployed.linear_layers
         for name in deployed.layers[layer].fused_into
     }
-    found = dict.fromkeys(deployed.layers, 0)
+    found = {**dict.fromkeys(deployed.layers, 0), images[0].name: header}
     for name, layer in deployed.layers.items():
         for operation in layer.operations:
             elsewhere = operation.num_weights and name not in deployed.linear_layers

@@ -12,24 +12,22 @@ from sat_tf.graph.network import Network, Node, loss_problems, refuse_losses
 from sat_tf.graph.rewrite import with_layers_for_operations
 from sat_tf.planning.decisions import LayerDecisions, activation_plan, input_lines
 from sat_tf.planning.deployment import (
-    Deployed,
     Deployment,
     bit_operations,
     bytes_of,
     deployment,
     float_bytes,
-    header_bytes,
     multiply_adds,
 )
 from sat_tf.planning.layer_plan import Export, Fate, LayerPlan
 from sat_tf.planning.plan import Plan
 from sat_tf.planning.preview import by_layer, preview, with_image_size
-from sat_tf.qat.layout import maker_of_codes, non_finite_weights, user_name
+from sat_tf.qat.layout import is_quantized, maker_of_codes, non_finite_weights, user_name
 from sat_tf.qat.model_class import policy_of
-from sat_tf.qat.placement import Insertion, Placement, PlacementError, place
+from sat_tf.qat.placement import Placement, PlacementError, place
 from sat_tf.qat.policy import BitPolicy, expect_policy
 from sat_tf.qat.requantize import effective_kernels, with_inputs_of, without_quantizers
-from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer
+from sat_tf.qat.wrapper import output_quantizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,11 +76,6 @@ def read_source(model: keras.Model) -> Source:
         nodes.append(dataclasses.replace(node, name=layer.name, layer=layer, inputs=inputs))
     annotations = {renamed[node.name]: node.layer.quantize_config for node in annotated}
     return Source(network.rearranged(nodes, renamed), annotations, loss_problems(model))
-
-
-def is_quantized(network: Network) -> bool:
-    """Whether sat-tf has quantized the model."""
-    return any(isinstance(node.layer, QuantizedLayer) for node in network)
 
 
 def _is_annotated(layer: keras.layers.Layer) -> bool:
@@ -254,11 +247,7 @@ def _rows(
     in_view: dict[str, Node] = {}
     for node in view:
         in_view.setdefault(user_name(node), node)
-    header = header_bytes(deployed.graph)
     for node in network:
-        place_in_file, size = deployed.layers[node.name], sizes.get(node.name)
-        if node.name == network.inputs[0] and size is not None:
-            size += header
         decided = decisions.of(node.name)
         weights = decided["weights"]
         reads = tuple(user_name(view[name]) for name in in_view[node.name].inputs)
@@ -268,49 +257,32 @@ def _rows(
             maker = maker_of_codes(view, in_view[node.name].inputs[0])
             codes_read = activation_plan(output_quantizer(maker.layer))
             weight_bits, read_bits = weights.bits, codes_read.bits if codes_read else None
-        planned = _row(
+        yield _row(
             node,
             reads,
             named.get(node.name, ()),
             **decided,
+            **deployed.layers[node.name].fields(),
             reading_bits=read_bits,
             reading_reason=decisions.reading_reason(node.name, read_bits) if weights else "",
             multiply_adds=products,
             bit_operations=bit_operations(products, weight_bits, read_bits),
-            bytes=size,
+            bytes=sizes.get(node.name),
             float_bytes=float_bytes(network, node),
         )
-        yield _in_file(planned, place_in_file)
         for insertion in placement.behind(node.name):
-            source = decisions.level_source(insertion.tensor)
-            yield _inserted(insertion, node, deployed.layers[insertion.name], sizes, source)
-
-
-def _inserted(
-    insertion: Insertion, tensor: Node, place_in_file: Deployed, sizes: dict[str, int], source: str
-) -> LayerPlan:
-    quantizer, readers = insertion.config.output, tuple(sorted(insertion.readers))
-    listed = ", ".join(readers)
-    planned = LayerPlan(
-        name=insertion.name,
-        kind=type(quantizer).__name__,
-        reads=(insertion.tensor,),
-        shape=tensor.shape,
-        fate=Fate.INSERTED,
-        activation=activation_plan(quantizer),
-        activation_reason=f"between {insertion.tensor} and {listed}{source}",
-        bytes=sizes.get(insertion.name),
-        inserted=True,
-        readers=readers,
-    )
-    return _in_file(planned, place_in_file)
-
-
-def _in_file(row: LayerPlan, deployed: Deployed) -> LayerPlan:
-    return dataclasses.replace(
-        row,
-        export=deployed.export,
-        fused_into=deployed.fused_into,
-        operators=deployed.operators,
-        export_reason=deployed.reason,
-    )
+            quantizer, readers = insertion.config.output, tuple(sorted(insertion.readers))
+            between = f"between {insertion.tensor} and {', '.join(readers)}"
+            yield LayerPlan(
+                name=insertion.name,
+                kind=type(quantizer).__name__,
+                reads=(insertion.tensor,),
+                shape=node.shape,
+                fate=Fate.INSERTED,
+                activation=activation_plan(quantizer),
+                activation_reason=between + decisions.level_source(insertion.tensor),
+                bytes=sizes.get(insertion.name),
+                inserted=True,
+                readers=readers,
+                **deployed.layers[insertion.name].fields(),
+            )

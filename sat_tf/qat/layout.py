@@ -203,7 +203,7 @@ def quantized_model(
     refuse_losses(model)
     of_layers = rewritten(model, annotations)
     network = Network(of_layers.model)
-    if any(isinstance(node.layer, QuantizedLayer) for node in network):
+    if is_quantized(network):
         raise ValueError(
             f"model {model.name!r}: received a model that is quantized already, expected a float "
             "one; call sat_tf.requantize(model, policy) to give it another policy."
@@ -250,6 +250,11 @@ def quantized_model(
     return built
 
 
+def is_quantized(network: Network) -> bool:
+    """Whether sat-tf has quantized the model."""
+    return any(isinstance(node.layer, QuantizedLayer) for node in network)
+
+
 def quantized_network(model: keras.Model, *, when: str) -> Network:
     """The graph of a model that sat-tf has quantized.
 
@@ -262,7 +267,7 @@ def quantized_network(model: keras.Model, *, when: str) -> Network:
     """
     network = Network(model)
     network.refuse_problems()
-    if not any(isinstance(node.layer, QuantizedLayer) for node in network):
+    if not is_quantized(network):
         raise ValueError(
             f"model {model.name!r}: received a model without quantized layers, expected one "
             f"quantized by sat-tf; call sat_tf.quantize_model(model, policy) {when}."

@@ -193,8 +193,17 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
         gain.assign(np.broadcast_to(maximum / factor, gain.shape))
 
     def describe_start(self, kernel: np.ndarray) -> str:
-        """In words, how the latent weights of `latent_kernel` start, and why."""
-        return describe_start(kernel, self.range_axes)
+        """In words, how the latent weights of `latent_kernel` start, and why.
+
+        >>> DorefaQuantizer(num_bits=4).describe_start(np.array([[0.5, -0.25]]))
+        "keeps function and gradients: latent weights of the kernel's own size"
+        """
+        if np.max(_maximum(np.asarray(kernel), self.range_axes)) <= _LARGEST_TANH:
+            return super().describe_start(kernel)
+        return (
+            f"keeps the function: weights reach beyond {_LARGEST_TANH:g}, so latent weights are "
+            "smaller"
+        )
 
     def carry(self, latent: Tensor, variables: Variables, before: Predecessor) -> None:
         """Takes over the gain, and makes up for another range or rescaling of the clamped weights.
@@ -255,19 +264,6 @@ def latent_kernel(
     kernel = np.asarray(kernel, np.float64)
     maximum = _maximum(kernel, range_axes)
     return np.arctanh(np.minimum(maximum, _LARGEST_TANH) * (kernel / maximum)), maximum
-
-
-def describe_start(kernel: np.ndarray, range_axes: tuple[int, ...] = ()) -> str:
-    """In words, how the latent weights of `latent_kernel` start, and why.
-
-    >>> describe_start(np.array([[0.5, -0.25]]))
-    "keeps function and gradients: latent weights of the kernel's own size"
-    """
-    if np.max(_maximum(np.asarray(kernel), range_axes)) <= _LARGEST_TANH:
-        return "keeps function and gradients: latent weights of the kernel's own size"
-    return (
-        f"keeps the function: weights reach beyond {_LARGEST_TANH:g}, so latent weights are smaller"
-    )
 
 
 def _maximum(kernel: np.ndarray, range_axes: tuple[int, ...]) -> np.ndarray:

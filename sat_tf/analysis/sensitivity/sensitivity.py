@@ -20,8 +20,8 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network, check_model, check_one_of_each, refuse_wrapped
 from sat_tf.graph.rewrite import with_layers_for_operations
 from sat_tf.messages import did_you_mean
-from sat_tf.planning.explain import is_quantized
 from sat_tf.presentation.progress_bar import image_bar
+from sat_tf.qat.layout import is_quantized
 from sat_tf.qat.policy import BitPolicy, expect_policy
 from sat_tf.quantizers.input_range import PIXELS
 from sat_tf.top_k import top_hits

@@ -15,7 +15,7 @@ from sat_tf.graph.flatten import copied_weights, layer_copy
 from sat_tf.graph.layers.kind import Combination, KernelForm, Role
 from sat_tf.graph.layers.normalization import Statistics
 from sat_tf.graph.network import Network, Node, call_in_inference
-from sat_tf.qat.layout import call_name, inner_layer
+from sat_tf.qat.layout import call_name, inner_layer, is_quantized
 from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer
 from sat_tf.quantizers.protocol import ActivationQuantizer, PixelQuantizer, WeightQuantizer
 from sat_tf.quantizers.seen_values import RANGE_FIX, misfit
@@ -181,7 +181,7 @@ def find_problems(network: Network, *, float_head: bool) -> list[str]:
     """
     if network.problems:  # the graph is incomplete
         return [f"{name}: {text}." for name, text in network.problems.items()]
-    if not any(isinstance(node.layer, QuantizedLayer) for node in network):
+    if not is_quantized(network):
         return [
             "received a model without quantized layers, expected one quantized by sat-tf; call "
             "sat_tf.quantize_model(model, policy), and train, first."
