@@ -89,7 +89,16 @@ def _register_with_keras(module: ModuleType) -> None:
     """
     if module.__name__ == "tf_keras" and "tensorflow_model_optimization" in sys.modules:
         return
-    importlib.import_module("sat_tf.qat.wrapper")
+    # Python has no public name for a module that is being imported.
+    ours = [one for name, one in sys.modules.items() if name.startswith("sat_tf.")]
+    halfway = any(getattr(one.__spec__, "_initializing", False) for one in ours)
+    try:
+        importlib.import_module("sat_tf.qat.wrapper")
+    except (AttributeError, ImportError):
+        # One of our own modules, imported first, has imported Keras, and is needed here in turn:
+        # the layers are then registered by whatever uses them.
+        if not halfway:
+            raise
 
 
 def _register_with_keras3(_: ModuleType | None = None) -> None:
