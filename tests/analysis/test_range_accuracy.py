@@ -5,8 +5,12 @@ import tf_keras as keras
 import sat_tf
 from sat_tf.analysis.range_accuracy import found_range, range_accuracies
 from sat_tf.quantizers.input_range import NAMED, PIXELS, range_of
-from tests.training.range_model import model_of_one_range, model_of_small_range
-from tests.training.small import small_float_model, small_images
+from tests.training.small import (
+    model_of_one_range,
+    model_of_small_range,
+    small_float_model,
+    small_images,
+)
 
 IMAGES = small_images(train=1, test=128)
 PIXEL_VALUES, LABELS = IMAGES.test_images, IMAGES.test_labels

@@ -8,8 +8,7 @@ from PIL import Image
 import sat_tf
 from sat_tf.commands import main
 from sat_tf.qat.policy import BitPolicy
-from tests.training.range_model import model_of_small_range
-from tests.training.small import small_images
+from tests.training.small import model_of_small_range, small_images
 
 L = keras.layers
 

@@ -2,8 +2,10 @@ import os
 
 import pytest
 import rich.console
+from rich.table import Table
 
 from sat_tf.commands import main
+from sat_tf.commands import main as module
 from sat_tf.commands.options import open_folder, unless_stopped
 from sat_tf.messages import RunError
 from sat_tf.training.interruption import Stopped
@@ -45,3 +47,31 @@ def test_ctrl_c_says_that_the_run_resumes_and_fails(tmp_path, capsys):
     assert main.report_errors(lambda: unless_stopped(stopped, tmp_path, console)) == 130
     said = " ".join(capsys.readouterr().err.split())
     assert f"everything is saved in {tmp_path}: the same command resumes." in said
+
+
+# -- what is printed -------------------------------------------------------------------------------
+
+
+LONG = "a name of many letters " * 12
+
+
+def printed(capsys):
+    table = Table("name", "kind")
+    table.add_row(LONG.strip(), "Conv2D")
+    module._output().print(table)
+    return [line for line in capsys.readouterr().out.splitlines() if "letters" in line]
+
+
+def test_rows_stay_on_one_line_in_a_pipe(capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    (row,) = printed(capsys)
+    assert LONG.strip() in row
+    assert "Conv2D" in row
+
+
+@pytest.mark.parametrize("columns", ["60", "100"])
+def test_a_width_that_is_asked_for_is_kept(capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    rows = printed(capsys)
+    assert len(rows) > 1
+    assert all(len(row) <= int(columns) for row in rows)

@@ -14,8 +14,7 @@ from sat_tf.commands import main
 from sat_tf.export.tflite.contents import read_contents
 from sat_tf.quantizers.input_range import NAMED
 from tests.commands.light import told_without_tensorflow
-from tests.training.range_model import model_of_one_range, model_of_small_range
-from tests.training.small import small_images
+from tests.training.small import model_of_one_range, model_of_small_range, small_images
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*images give unreliable statistics")
 

@@ -1,6 +1,7 @@
 """A small model of every family."""
 
 import functools
+import math
 import types
 from collections.abc import Mapping
 
@@ -34,3 +35,19 @@ def build_small(name: str, image_size: int = 32, seed: int | None = 0, **options
 def small_model(name: str) -> keras.Model:
     """The same model every time; not to be changed."""
     return build_small(name)
+
+
+def count_multiply_adds(model):
+    """Multiplications by a weight that one image takes, layer by layer, by formula."""
+    return sum(_multiply_adds_of(layer) for layer in model.layers)
+
+
+def _multiply_adds_of(layer):
+    if isinstance(layer, keras.layers.DepthwiseConv2D):
+        # Every weight (kh, kw, channels, 1) is used once for each output position.
+        return math.prod(layer.output_shape[1:3]) * math.prod(layer.depthwise_kernel.shape)
+    if isinstance(layer, keras.layers.Conv2D):
+        return math.prod(layer.output_shape[1:3]) * math.prod(layer.kernel.shape)
+    if isinstance(layer, keras.layers.Dense):
+        return math.prod(layer.kernel.shape)
+    return 0

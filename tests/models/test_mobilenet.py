@@ -5,7 +5,7 @@ import pytest
 import tf_keras as keras
 
 from sat_tf import models
-from tests.models.multiply_adds import count_multiply_adds
+from tests.models.small import count_multiply_adds
 
 FAMILIES = ("mobilenet_v1", "mobilenet_v2")
 MILLION = 10**6

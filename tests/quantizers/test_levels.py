@@ -4,16 +4,20 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
 import sat_tf
-from sat_tf.core import lq_nets
+from sat_tf.core import kmeans, lq_nets
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.channel_bits import ChannelBitsQuantizer
-from sat_tf.quantizers.kmeans import KMeansQuantizer, cluster_ids
+from sat_tf.quantizers.kmeans import INITIALIZATIONS, KMeansQuantizer, cluster_ids
 from sat_tf.quantizers.lq_nets import LqNetsQuantizer
 from sat_tf.quantizers.lsq import LsqQuantizer
 from sat_tf.quantizers.protocol import Predecessor, WeightRequest
 from sat_tf.quantizers.table import make_weight_quantizer
+from tests import reference
 from tests.quantizers.held import SHAPE, drawn, started
 
 L = keras.layers
@@ -241,3 +245,76 @@ def test_a_kernel_that_is_not_finite_is_refused_before_levels_are_made_of_it(nam
     kernel.assign(tf.fill(kernel.shape, bad))
     with pytest.raises(ValueError, match=r"conv.*NaN or infinite"):
         sat_tf.quantize_model(model, BitPolicy.mobile(4, weight_quantizer=name))
+
+
+# -- which weights share a value -------------------------------------------------------------------
+
+
+BITS = range(1, 9)
+
+
+@pytest.mark.parametrize("initialization", INITIALIZATIONS)
+@pytest.mark.parametrize("bits", [1, 2, 3, 4])
+def test_no_weight_is_nearer_to_another_cluster_and_the_error_is_not_far_from_the_smallest(
+    bits, initialization
+):
+    for draw in (
+        drawn(0, 0.4, (120,)),
+        drawn(0, 0.4, (120,)) ** 3,
+        np.abs(drawn(0, 0.4, (120,))) + 1,
+    ):
+        ids = cluster_ids(draw, bits, initialization=initialization)
+        centers = np.array([draw[ids == k].mean(dtype=np.float64) for k in range(2**bits)])
+        np.testing.assert_array_equal(np.argmin(np.abs(draw[:, None] - centers), axis=1), ids)
+        error = ((draw - centers[ids]) ** 2).sum()
+        # Centroids that start where weights are many miss the few large ones.
+        most = 2.0 if initialization == "linear" else 6.0
+        assert error <= most * reference.smallest_error(draw, 2**bits)
+
+
+@given(
+    bits=st.sampled_from(BITS),
+    weights=hnp.arrays(np.float32, st.integers(1, 400), elements=st.floats(-8, 8, width=32)),
+    initialization=st.sampled_from(sorted(INITIALIZATIONS)),
+    keep_zeros=st.booleans(),
+)
+def test_clusters_are_ordered_and_codes_times_the_scale_are_the_weights(
+    bits, weights, initialization, keep_zeros
+):
+    choice = {"keep_zeros": keep_zeros}
+    ids = cluster_ids(weights, bits, initialization=initialization, **choice)
+    assert ids.max() < 2**bits
+    others = ids[weights != 0] if keep_zeros else ids
+    assert (
+        np.diff(others[np.argsort(weights[weights != 0] if keep_zeros else weights)]) >= 0
+    ).all()
+    assert not keep_zeros or ((ids == 0) == (weights == 0)).all()
+    codes, scale = kmeans.weight_codes(weights, ids, bits, **choice)
+    value = kmeans.quantize_weights(weights, ids, bits, **choice).numpy()
+    np.testing.assert_array_equal(value, codes.numpy().astype(np.float32) * np.float32(scale))
+    assert np.abs(codes).max() <= 127
+    assert len(np.unique(value)) <= 2**bits
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_fewer_distinct_weights_than_clusters_have_a_cluster_each(bits):
+    weights = np.resize(np.array([-0.5, 0.25], np.float32), (3, 3, 4, 5))
+    ids = cluster_ids(weights, bits)
+    assert np.unique(ids).tolist() == [0, 1]
+    value = kmeans.quantize_weights(weights, ids, bits).numpy()
+    np.testing.assert_allclose(value, weights, atol=0.5 / 254)
+
+
+def test_an_outlier_and_equal_weights_leave_no_cluster_empty():
+    weights = np.concatenate([drawn(0, 0.01, (500,)), [9.0, 9.0, -7.0]]).astype(np.float32)
+    for initialization in INITIALIZATIONS:
+        ids = cluster_ids(weights, 4, initialization=initialization)
+        assert len(np.unique(ids)) == 16
+
+
+def test_bits_and_initializations_that_there_are_not_are_refused():
+    for bits in (0, 9, 2.0):
+        with pytest.raises(ValueError, match="1 to 8"):
+            cluster_ids(np.ones(3), bits)
+    with pytest.raises(ValueError, match="Did you mean linear"):
+        cluster_ids(np.ones(3), 2, initialization="liner")

@@ -5,6 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
 import sat_tf
 from sat_tf.core import dorefa, pact
@@ -12,14 +15,14 @@ from sat_tf.core.gradients import CLIPPING_GRADIENTS
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.tfmot_adapter import AtLeast, make_variables
 from sat_tf.quantizers.channel_bits import ChannelBitsQuantizer
-from sat_tf.quantizers.dorefa import DorefaQuantizer
+from sat_tf.quantizers.dorefa import DorefaQuantizer, latent_kernel
 from sat_tf.quantizers.image import ImageQuantizer
 from sat_tf.quantizers.input_range import range_of
 from sat_tf.quantizers.kmeans import KMeansQuantizer
 from sat_tf.quantizers.l1 import L1Quantizer
 from sat_tf.quantizers.lq_nets import LqNetsQuantizer
 from sat_tf.quantizers.lsq import LsqActivationQuantizer, LsqPlusQuantizer, LsqQuantizer
-from sat_tf.quantizers.observers import InputQuantizer, RangeObserver
+from sat_tf.quantizers.observers import InputQuantizer, RangeObserver, expected_largest
 from sat_tf.quantizers.pact import OffsetQuantizer, PactQuantizer, StreamQuantizer, UnitQuantizer
 from sat_tf.quantizers.qil import QilQuantizer
 from sat_tf.quantizers.settings import SMALLEST_CLIPPING_LEVEL
@@ -484,3 +487,76 @@ def test_two_replicas_observe_the_range_of_the_whole_batch(activation):
         found.append([variables[name].numpy() for name in ("lowest", "highest", "observations")])
     assert found[0][0] < 0.0 < found[0][1]
     np.testing.assert_array_equal(*found)
+
+
+# -- the largest value that is expected ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([3.0], 3.0),
+        ([-3.0], 0.0),
+        ([], 0.0),
+        ([np.nan, np.inf, 2.0], 2.0),
+        ([6.0] * 50 + [1.0] * 50, 6.0),  # all of the tenth end at one bound
+        ([1.0] * 9 + [2.0], 2.0 + np.log(30.0)),  # one value is 1 above the tenth's threshold
+        ([*range(20)], 19.0 + 1.5 * np.log(30.0)),  # 18 and 19 are 1.5 above 17, in the mean
+    ],
+)
+def test_the_largest_value_that_is_expected_worked_by_hand(values, expected):
+    assert expected_largest(np.array(values)) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("count", [1, 7, 64, 513])
+@pytest.mark.parametrize("draw", ["normal", "standard_cauchy", "random"])
+def test_it_is_that_of_the_reference(count, draw):
+    values = getattr(np.random.default_rng(count), draw)(size=count)
+    expected = reference.expected_largest(values)
+    assert expected_largest(values.astype(np.float32)) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(("draw", "share"), [("normal", 1e-3), ("laplace", 2e-3), ("random", 1e-5)])
+def test_few_held_out_values_are_larger(draw, share):
+    rng = np.random.default_rng(0)
+    seen, others = getattr(rng, draw)(size=(100, 512)), getattr(rng, draw)(size=100_000)
+    beyond = [np.mean(others > expected_largest(values)) for values in seen]
+    assert np.mean(beyond) < share
+    # With the largest of the calibration images it would be one in 513 by definition.
+    assert np.mean([np.mean(others > values.max()) for values in seen]) > np.mean(beyond)
+
+
+# -- latent weights at the start -------------------------------------------------------------------
+
+
+KERNELS = hnp.arrays(np.float64, (2, 3, 4), elements=st.floats(-1e3, 1e3))
+
+
+@given(kernel=KERNELS, axes=st.sampled_from([(), (2,), (1, 2), (-1,)]))
+def test_the_clamped_latent_kernel_is_the_kernel_divided_by_its_maximum(kernel, axes):
+    weights, maximum = latent_kernel(kernel, axes)
+    assert np.abs(weights).max() <= np.arctanh(0.9)
+    assert (maximum > 0).all()
+    clamped = reference.clamp(weights, axes)
+    np.testing.assert_allclose(clamped * maximum, kernel, atol=1e-12 * max(1, np.abs(kernel).max()))
+
+
+@pytest.mark.parametrize("maximum", [1e-6, 0.01, 0.3, 0.9])
+def test_a_kernel_enters_with_its_own_size_and_gradient(maximum):
+    kernel = maximum * np.array([[0.5, -1.0], [0.25, 0.0]])
+    weights, m = latent_kernel(kernel)
+    np.testing.assert_allclose(weights, np.arctanh(kernel), rtol=1e-12)
+    # d(m tanh(W) / max|tanh|) / dW, the maximum held: the kernel's own gradient at its middle.
+    np.testing.assert_allclose(m * (1.0 - np.tanh(weights) ** 2) / maximum, 1.0 - kernel**2)
+
+
+@pytest.mark.parametrize("maximum", [0.91, 1.0, 40.0])
+def test_no_kernel_enters_where_tanh_is_flat(maximum):
+    weights, _ = latent_kernel(maximum * np.array([[0.5, -1.0]]))
+    np.testing.assert_allclose(np.tanh(weights), [[0.45, -0.9]], rtol=1e-12)
+
+
+def test_a_range_of_zeros_stays_zero():
+    weights, maximum = latent_kernel(np.array([[0.0, 2.0], [0.0, -4.0]]), (1,))
+    assert weights[:, 0].tolist() == [0.0, 0.0]
+    assert maximum.tolist() == [[1.0, 4.0]]

@@ -1,11 +1,12 @@
 import io
+import pathlib
 
 import pytest
 from rich.console import Console
 
 from sat_tf.messages import RunError
 from sat_tf.reproduction.library import find
-from sat_tf.reproduction.record import markdown, show, summary, update, updated
+from sat_tf.reproduction.record import markdown, read_outcomes, show, summary, update, updated
 from tests.reproduction.fake import outcome
 
 ROW = "table1/mobilenet_v2/4bits"
@@ -105,3 +106,32 @@ def test_a_page_without_tables_or_with_wrong_rows_stays_as_it_is(tmp_path, text,
     assert page.read_text() == text
     with pytest.raises(RunError, match="no_such_page"):
         update(tmp_path / "no_such_page.md", [])
+
+
+# -- the pages of the repository -------------------------------------------------------------------
+
+
+REPOSITORY = pathlib.Path(__file__).parents[2]
+RESULTS = REPOSITORY / "benchmarks" / "results" / "paper.csv"
+PAGES = [
+    page
+    for page in (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md")))
+    if "<!-- sat-tf paper table" in page.read_text(encoding="utf-8")
+]
+
+
+def test_the_pages_with_results_have_tables():
+    assert {page.name for page in PAGES} >= {"experiments.md", "miniature.md", "recipes.md"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_tables_of_a_page_are_those_of_the_results(page):
+    text = page.read_text(encoding="utf-8")
+    # Otherwise: sat-tf paper table --results benchmarks/results/paper.csv --write PAGE
+    assert updated(text, read_outcomes(RESULTS), str(page)) == text
+
+
+def test_recorded_outcomes_have_a_commit_and_no_code_that_differs():
+    for one in read_outcomes(RESULTS):
+        assert one.commit
+        assert not one.codes_differing

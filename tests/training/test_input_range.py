@@ -13,8 +13,7 @@ from sat_tf.training.config.config import parse_config
 from sat_tf.training.loop import runner
 from sat_tf.training.loop.start import FedSource, check_range, fed_source, float_model, pixels_of
 from sat_tf.training.state.run_folder import RunFolder
-from tests.training.range_model import model_of_small_range
-from tests.training.small import small_images
+from tests.training.small import model_of_small_range, small_images
 
 CONFIG = """
 name: ranges

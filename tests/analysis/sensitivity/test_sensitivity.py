@@ -18,8 +18,7 @@ from sat_tf.analysis.sensitivity.damage import (
 from sat_tf.data.digits import load_digits
 from sat_tf.qat.policy import BitPolicy
 from tests.qat import float_models
-from tests.training.range_model import model_of_small_range
-from tests.training.small import small_images
+from tests.training.small import model_of_small_range, small_images
 
 L = keras.layers
 EVERYWHERE = {"first_last_weight_bits": None}
