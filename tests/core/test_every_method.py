@@ -1,4 +1,4 @@
-"""What methods have in common: types, numbers of bits, and weights that are not finite."""
+"""Facts that hold for every method: types, numbers of bits, and weights that are not finite."""
 
 import numpy as np
 import pytest

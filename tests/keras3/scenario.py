@@ -1,4 +1,4 @@
-"""What quantized `.keras` files give on the Keras 3 backend of this process; also a program.
+"""Trains quantized `.keras` files on the Keras 3 backend of this process; also a program.
 
     KERAS_BACKEND=jax python -m tests.keras3.scenario folder
 
@@ -20,7 +20,7 @@ import numpy as np
 
 import sat_tf  # noqa: F401  # registers the layers
 
-# Of large batches, in which one value that is a tie on one backend weighs little.
+# Batches are large, so that one value that is a tie on one backend weighs little.
 BATCH = 64
 
 

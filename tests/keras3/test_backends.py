@@ -72,7 +72,7 @@ def test_a_file_computes_and_learns_the_same_where_tensorflow_is_not(name, backe
             received[name], expected[name], rtol=0, atol=1e-4 * size, err_msg=name
         )
     np.testing.assert_allclose(received["losses"], expected["losses"], rtol=1e-3, atol=1e-3)
-    # What was trained there goes on here.
+    # The model that was trained there goes on here.
     again = keras.saving.load_model(trained)
     images = np.load(folder / "images.npz")["images"][:64]
     found = keras.ops.convert_to_numpy(again(images, training=False))

@@ -139,7 +139,7 @@ class Usages:
     # -- steps and devices -------------------------------------------------------------------------
 
     def own_step(self):
-        """A training step of one's own is called, and moves the clipping levels."""
+        """A training step of the user is called, and moves the clipping levels."""
         model = self.model()
         kind = {"tensorflow": OfTensorFlow, "jax": OfJax, "torch": OfTorch}[BACKEND]
         own = kind(model.inputs, model.outputs)
@@ -217,7 +217,7 @@ class OfTorch(keras.Model):
 
 
 def every_usage(folder):
-    """What each usage returns, by its name."""
+    """The results of all usages, by their names."""
     usages = Usages(folder)
     names = [
         name

@@ -45,7 +45,7 @@ def rows(bits: int) -> Iterator[Row]:
 
 
 def others() -> Iterator[Row]:
-    """Those that have no bits."""
+    """Rows of the quantizers that have no bits."""
     pixels = np.random.default_rng(3).integers(0, 256, (5, 4, 4, 3)).astype(np.float32)
     ranges = {
         "lowest": np.float32(-1.3),

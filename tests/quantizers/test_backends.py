@@ -1,4 +1,4 @@
-"""What quantizers give on JAX and PyTorch, where TensorFlow is not, against TensorFlow's."""
+"""Quantizers on JAX and PyTorch, where TensorFlow is not, compute what they do on TensorFlow."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from tests.keras3.processes import run_on
 from tests.quantizers.compute import computed, every_row
 
-# Of the largest magnitude. Sums and tanh are rounded in other ways, and where dsq is steep a value
+# This is a part of the largest magnitude. Sums and tanh are rounded in other ways, and where dsq is steep a value
 # next to the middle of two codes moves its gradient most.
 ROOM = 1e-4
 

@@ -266,7 +266,7 @@ def _uneven(shape=(3, 3, 4, 5), seed=0, deviations=None):
     return (draw.standard_t(4, shape) * deviations).astype(np.float32)
 
 
-# From 2 bits on, with a mean of 3: each channel may have one bit more, or one of them two.
+# Bits go from 2 on, with a mean of 3: each channel may have one bit more, or one of them two.
 #               2    3    4     drops
 #   first       9    2    0     7, 2
 #   second      5    4    3.9   1, 0.1

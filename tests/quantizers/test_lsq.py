@@ -119,7 +119,7 @@ def test_other_bits_keep_what_the_scale_has_become_of_its_start(before, start):
     _, found = started(same, drawn())
     same.carry(kernel, found, Predecessor(old, old_variables, keep_function=True))
     np.testing.assert_array_equal(found["magnitude"], old_variables["magnitude"])
-    # From one scale for the layer there is nothing to take over.
+    # A layer of one scale has nothing that could be taken over.
     layer = LsqQuantizer(num_bits=3, start=start)
     _, found = started(layer, 3.0 * drawn())
     layer.carry(kernel, found, Predecessor(old, old_variables, keep_function=True))

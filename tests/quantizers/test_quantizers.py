@@ -87,7 +87,7 @@ def test_every_quantizer_is_in_the_table_and_in_the_examples():
     assert set(QUANTIZERS.values()) == {type(quantizer) for quantizer in EXAMPLES}
 
 
-# Of arguments that are checked at once, values that no example has.
+# Arguments that are checked at once have these values, which no example has.
 _OTHERS = {
     "num_bits": 6,
     "lowest": 2,
@@ -522,7 +522,7 @@ def test_few_held_out_values_are_larger(draw, share):
     seen, others = getattr(rng, draw)(size=(100, 512)), getattr(rng, draw)(size=100_000)
     beyond = [np.mean(others > expected_largest(values)) for values in seen]
     assert np.mean(beyond) < share
-    # With the largest of the calibration images it would be one in 513 by definition.
+    # The largest of the calibration images would be exceeded by one in 513 by definition.
     assert np.mean([np.mean(others > values.max()) for values in seen]) > np.mean(beyond)
 
 
