@@ -14,18 +14,14 @@ from sat_tf.export.operations.operation import (
     Numbers,
     Operation,
     TfTensor,
-    code_ends,
     tf,
 )
 from sat_tf.export.operations.pairs import (
     COARSE_SUMMAND,
+    ON_CODES,
     SMALLEST_SUMMAND,
     SUMS_ALIKE,
     Pair,
-    computed_sum,
-    rounded_sum,
-    scaled_multipliers,
-    sum_problem,
     summand,
 )
 from sat_tf.export.operations.pointwise import Pointwise
@@ -33,6 +29,8 @@ from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
 from sat_tf.export.tflite.tensors import Codes, Tensors
 from sat_tf.export.tflite.writer import Writer, fused_activation
+
+_SUM = ON_CODES[Pointwise.SUM]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,16 +81,17 @@ class AddConstant(Operation, Draft):
         low, high = codes_of(self.inputs[0]).real_range
         return low + float(np.min(self.values)), high + float(np.max(self.values))
 
+    def _grids(self, graph: Tensors) -> tuple[list[Codes], Codes]:
+        return [graph.codes(self.inputs[0]), self.codes], graph.codes(self.output)
+
     def scale_problem(self, graph: Tensors) -> str | None:
         """See `Operation`."""
-        summands = [*(graph.codes(name) for name in self.inputs), self.codes]
-        return sum_problem(summands, graph.codes(self.output))
+        return _SUM.problem(*self._grids(graph))
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        """See `rounded_sum`."""
-        codes = [graph.codes(self.inputs[0]), self.codes]
+        """That of a sum of two tensors."""
         summands = (*inputs, self.constant[np.newaxis])
-        return rounded_sum(summands, codes, graph.codes(self.output), graph.kernels)
+        return _SUM.stored(summands, *self._grids(graph), graph.kernels)
 
     def write(self, writer: Writer) -> None:
         """See `Operation`."""
@@ -126,18 +125,13 @@ class AddConstant(Operation, Draft):
 
     def numbers(self, graph: Tensors) -> Numbers:
         """The map, multipliers, and the ends of the codes."""
-        output = graph.codes(self.output)
-        summands = [graph.codes(self.inputs[0]), self.codes]
-        return {
-            "constant": self.constant.astype(np.float32),
-            "multipliers": scaled_multipliers(summands, output),
-            **code_ends(output),
-        }
+        numbers = _SUM.numbers(*self._grids(graph))
+        return {"constant": self.constant.astype(np.float32), **numbers}
 
     def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
         (source,) = inputs
-        return computed_sum(constants, (source, constants["constant"][np.newaxis]))
+        return _SUM.computed(constants, (source, constants["constant"][np.newaxis]))
 
     def on_reals(self, graph: Tensors, *inputs: TfTensor) -> TfTensor:
         """See `Operation`: the converter stores the map with the codes of a FakeQuant."""

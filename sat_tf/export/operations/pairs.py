@@ -215,8 +215,7 @@ def summand(builder: GraphBuilder, source: str, output: Codes) -> str:
     return identity(source, shape[-1]).as_codes(builder, coarse, name, shape)
 
 
-def sum_problem(summands: Sequence[Codes], output: Codes) -> str | None:
-    """Why the kernel of a sum does not take its scales, with the fix; None where it does."""
+def _sum_problem(summands: Sequence[Codes], output: Codes) -> str | None:
     largest = max(float(codes.scale / output.scale) for codes in summands)
     if largest < _LARGEST_SUMMAND:
         return None
@@ -227,29 +226,7 @@ def sum_problem(summands: Sequence[Codes], output: Codes) -> str | None:
     )
 
 
-def rounded_sum(
-    summands: Sequence[np.ndarray],
-    inputs: Sequence[Codes],
-    output: Codes,
-    kernels: KernelSet,
-    *,
-    difference: bool = False,
-) -> np.ndarray:
-    """The sum, or the difference, of two tensors of stored integers, as the kernels round it."""
-    scales = [codes.scale for codes in inputs]
-    made = kernels.summed(_from_zero(summands, inputs), scales, output.scale, difference=difference)
-    return stored_codes(made, output)
-
-
-def scaled_multipliers(summands: Sequence[Codes], output: Codes) -> np.ndarray:
-    """The multipliers and the shift in one, for `computed_sum`."""
-    scales = [codes.scale for codes in summands]
-    multipliers, shift = summand_multipliers(scales, output.scale)
-    # Powers of two only move the binary point of a float64.
-    return np.asarray(np.ldexp(multipliers.astype(np.float64), -shift))
-
-
-def computed_sum(constants: Constants, summands: Sequence[TfTensor]) -> TfTensor:
+def _computed_sum(constants: Constants, summands: Sequence[TfTensor]) -> TfTensor:
     """Σ multiplier · code in TensorFlow, rounded half up and clipped."""
     multipliers = tf.unstack(constants["multipliers"], len(summands))
     total = tf.constant(0.5, tf.float64)
@@ -261,14 +238,25 @@ def computed_sum(constants: Constants, summands: Sequence[TfTensor]) -> TfTensor
 def _summing(*signs: float, title: str = "") -> OnCodes:
     """The row of a sum whose tensors have these signs."""
 
+    def stored(
+        summands: Sequence[np.ndarray], inputs: Sequence[Codes], output: Codes, kernels: KernelSet
+    ) -> np.ndarray:
+        codes, scales = _from_zero(summands, inputs), [grid.scale for grid in inputs]
+        is_difference = signs[-1] < 0.0
+        made = kernels.summed(codes, scales, output.scale, difference=is_difference)
+        return stored_codes(made, output)
+
     def numbers(inputs: Sequence[Codes], output: Codes) -> Numbers:
-        return {"multipliers": scaled_multipliers(inputs, output) * signs, **code_ends(output)}
+        multipliers, shift = summand_multipliers([grid.scale for grid in inputs], output.scale)
+        # Powers of two only move the binary point of a float64.
+        scaled = np.ldexp(multipliers.astype(np.float64), -shift)
+        return {"multipliers": scaled * signs, **code_ends(output)}
 
     return OnCodes(
-        problem=sum_problem,
-        stored=functools.partial(rounded_sum, difference=signs[-1] < 0.0),
+        problem=_sum_problem,
+        stored=stored,
         numbers=numbers,
-        computed=computed_sum,
+        computed=_computed_sum,
         portability=lambda inputs, output: Portability(Basis.RULE, SUMS_ALIKE),
         takes_summands=True,
         title=title,
