@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sat_tf.export.litert.runtime import FileRuntime, explained, native_output_in
+from sat_tf.export.litert.runtime import explained, native_output_in
 from sat_tf.export.tflite.contents import read_contents
 from sat_tf.export.tflite.images import Pixels, arrays_of, joined, number_of, some_of
 
@@ -20,7 +20,7 @@ _BYTES_PER_VALUE = 4
 _ARENA_IS_FULL = "missing:"
 
 
-class MicroRuntime(FileRuntime):
+class MicroRuntime:
     """A file loaded in TFLite Micro, which takes one image at a time.
 
     Args:
@@ -44,7 +44,7 @@ class MicroRuntime(FileRuntime):
             self._interpreter = _interpreter(content, arena_bytes, keep_tensors=keep_tensors)
 
     def run(self, images: Pixels) -> np.ndarray:
-        """See `FileRuntime`."""
+        """See `Runtime`."""
         self._kept = []
         count = number_of(images)
         return np.concatenate([self._run_one(some_of(images, i, i + 1)) for i in range(count)])
@@ -59,19 +59,19 @@ class MicroRuntime(FileRuntime):
             return joined([np.array(self._interpreter.get_output(index)) for index in outputs])
 
     def rehearse(self) -> np.ndarray:
-        """See `FileRuntime`."""
+        """See `Runtime`."""
         arrays = [np.zeros(given.shape, given.type.lower()) for given in self._inputs]
         return self.run(arrays[0] if len(arrays) == 1 else tuple(arrays))
 
     def tensors(self, names: Iterable[str]) -> dict[str, np.ndarray]:
-        """See `FileRuntime`."""
+        """See `Runtime`."""
         return {name: np.concatenate([kept[name] for kept in self._kept]) for name in names}
 
     def _tensor(self, index: int) -> np.ndarray:
         return np.asarray(self._interpreter.GetTensor(index, 0)["tensor_data"])
 
     def delegation(self) -> None:
-        """See `FileRuntime`."""
+        """XNNPACK takes no part."""
 
 
 def _interpreter(content: bytes, arena_bytes: int, *, keep_tensors: bool) -> Any:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable
 
 from sat_tf.export.litert.micro import MICRO, MicroRuntime
-from sat_tf.export.litert.runtime import FileRuntime, Runtime
+from sat_tf.export.litert.runtime import Runtime
 
 
 def child_command(module: str, *arguments: str) -> list[str]:
@@ -50,7 +50,7 @@ def describe_ending(status: int, errors: bytes) -> str:
     return f"it ends the process with {name}"
 
 
-def loaded(content: bytes, runtime: str, *, keep_tensors: bool) -> FileRuntime:
+def loaded(content: bytes, runtime: str, *, keep_tensors: bool) -> Runtime | MicroRuntime:
     """A file in a runtime of this name.
 
     Raises:
@@ -79,22 +79,17 @@ def refusals(content: bytes, runtimes: Iterable[str]) -> dict[str, str | None]:
     waiting = list(runtimes)
     found: dict[str, str | None] = {}
     while waiting:
-        answers, reason = _try(content, waiting)
-        found |= answers
+        try:
+            done = trial(content, waiting, _SECONDS)
+            answers, reason = done.stdout, describe_ending(done.returncode, done.stderr)
+        except subprocess.TimeoutExpired as expired:
+            answers, reason = expired.stdout or b"", f"it took more than {_SECONDS} s"
+        found |= _answers(answers)
         waiting = [name for name in waiting if name not in found]
         if waiting:
             # The process ended in the first one that has not answered.
             found[waiting.pop(0)] = reason
     return found
-
-
-def _try(content: bytes, runtimes: list[str]) -> tuple[dict[str, str | None], str]:
-    """The answers of a process before it ended, and why it did."""
-    try:
-        done = trial(content, runtimes, _SECONDS)
-    except subprocess.TimeoutExpired as expired:
-        return _answers(expired.stdout or b""), f"it took more than {_SECONDS} s"
-    return _answers(done.stdout), describe_ending(done.returncode, done.stderr)
 
 
 def trial(

@@ -1,6 +1,5 @@
 """LiteRT: runs a file and hands out every tensor."""
 
-import abc
 import contextlib
 import dataclasses
 import functools
@@ -55,38 +54,7 @@ class Interface:
     num_outputs: int
 
 
-class FileRuntime(abc.ABC):
-    """A file loaded in a runtime."""
-
-    @abc.abstractmethod
-    def run(self, images: Pixels) -> np.ndarray:
-        """The file's output for a batch of images; see `images.joined` for several outputs.
-
-        Raises:
-            ValueError: the runtime does not run the file on them.
-        """
-
-    @abc.abstractmethod
-    def rehearse(self) -> np.ndarray:
-        """Runs one image of zeros, and makes room for two where the file can take them.
-
-        Returns:
-            The output for it.
-
-        Raises:
-            ValueError: the runtime does not run the file.
-        """
-
-    @abc.abstractmethod
-    def tensors(self, names: Iterable[str]) -> dict[str, np.ndarray]:
-        """Tensors of the last run, by name; only where they are kept."""
-
-    @abc.abstractmethod
-    def delegation(self) -> Delegation | None:
-        """The part that XNNPACK has taken over; None where it takes no part."""
-
-
-class Runtime(FileRuntime):
+class Runtime:
     """A file loaded in LiteRT with one thread.
 
     Args:
@@ -149,7 +117,11 @@ class Runtime(FileRuntime):
         return Interface(self.input_shapes[0], np.dtype(self._inputs[0]["dtype"]), num_outputs)
 
     def run(self, images: Pixels) -> np.ndarray:
-        """See `FileRuntime`."""
+        """The file's output for a batch of images; see `images.joined` for several outputs.
+
+        Raises:
+            ValueError: LiteRT does not run the file on them.
+        """
         if number_of(images) > 1 and self.takes_one_image:
             starts = range(number_of(images))
             return np.concatenate([self.run(some_of(images, i, i + 1)) for i in starts])
@@ -168,17 +140,21 @@ class Runtime(FileRuntime):
         return tuple(np.zeros((1, *shape), kind) for shape, kind in zip(shapes, types, strict=True))
 
     def rehearse(self) -> np.ndarray:
-        """See `FileRuntime`."""
+        """The output for one image of zeros; makes room for two where the file can take them.
+
+        Raises:
+            ValueError: LiteRT does not run the file.
+        """
         output = self.run(self.zeros(self.input_shapes))
         self.takes_one_image  # noqa: B018 - asking makes room
         return output
 
     def tensors(self, names: Iterable[str]) -> dict[str, np.ndarray]:
-        """See `FileRuntime`."""
+        """Tensors of the last run, by name; only where they are kept."""
         return {name: self._interpreter.get_tensor(self._indices[name]) for name in names}
 
     def delegation(self) -> Delegation:
-        """See `FileRuntime`; of the other kernels, nothing."""
+        """The part that XNNPACK has taken over; of the other kernels, nothing."""
         # LiteRT has no public view of its execution plan.
         nodes: list[dict[str, Any]] = self._interpreter._get_ops_details()
         delegates = [node for node in nodes if node["op_name"] == "DELEGATE"]
