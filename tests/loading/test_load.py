@@ -1,5 +1,6 @@
 import json
 import os
+import pathlib
 import shutil
 import zipfile
 
@@ -16,6 +17,25 @@ from tests.loading.hostile import config_of, layer_in, marking, saved, small, wi
 
 L = keras.layers
 FORMATS = ("model.keras", "model.h5", "model")
+
+
+@pytest.fixture(scope="module")
+def _saved_once(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("good")
+    for name in FORMATS:
+        small().save(folder / name)
+    return folder
+
+
+@pytest.fixture
+def good(_saved_once, tmp_path):
+    """Returns the path of a small model in a format, of which each test has its own copy."""
+
+    def copied(name="model.keras"):
+        copy = shutil.copytree if name == "model" else shutil.copy
+        return pathlib.Path(copy(_saved_once / name, tmp_path / name))
+
+    return copied
 
 
 def _images(model):
@@ -111,14 +131,14 @@ _NAMED = {
 
 @pytest.mark.parametrize("name", ["model.keras", "model.h5"])
 @pytest.mark.parametrize("changes", _NAMED)
-def test_what_a_file_names_is_not_imported(name, changes, tmp_path, monkeypatch):
+def test_what_a_file_names_is_not_imported(good, name, changes, tmp_path, monkeypatch):
     marker = tmp_path / "marker"
     (tmp_path / "marker_module.py").write_text(f"open({str(marker)!r}, 'w').close()\nrun = print\n")
     monkeypatch.syspath_prepend(tmp_path)
-    small().save(tmp_path / name)
-    _changed(tmp_path / name, **_NAMED[changes])
+    path = good(name)
+    _changed(path, **_NAMED[changes])
     with pytest.raises(UntrustedModelError, match=r"--trust_model"):
-        load_model(tmp_path / name)
+        load_model(path)
     assert not marker.exists()
 
 
@@ -137,10 +157,12 @@ def test_what_a_file_names_is_not_imported(name, changes, tmp_path, monkeypatch)
     ],
 )
 @pytest.mark.parametrize("name", ["model.keras", "model.h5"])
-def test_functions_of_tensorflow_that_do_more_than_compute_are_refused(name, function, tmp_path):
-    small().save(tmp_path / name)
+def test_functions_of_tensorflow_that_do_more_than_compute_are_refused(
+    good, name, function, tmp_path
+):
+    path = good(name)
     _changed(
-        tmp_path / name,
+        path,
         class_name="TFOpLambda",
         module="keras.src.layers.core.tf_op_layer",
         registered_name="TFOpLambda",
@@ -148,7 +170,7 @@ def test_functions_of_tensorflow_that_do_more_than_compute_are_refused(name, fun
         inbound_nodes=[["_CONSTANT_VALUE", -1, str(tmp_path / "marker"), {"contents": "x"}]],
     )
     with pytest.raises(UntrustedModelError, match=rf"relu: TensorFlow's function '{function}'"):
-        load_model(tmp_path / name)
+        load_model(path)
     assert not (tmp_path / "marker").exists()
 
 
@@ -204,12 +226,12 @@ _NAMED_TWICE = {
 @pytest.mark.parametrize("key", ["activation", "kernel_regularizer", "bias_initializer"])
 @pytest.mark.parametrize("names", _NAMED_TWICE)
 @pytest.mark.parametrize("name", FORMATS)
-def test_each_name_of_a_part_is_checked(name, names, key, tmp_path):
-    small().save(tmp_path / name)
+def test_each_name_of_a_part_is_checked(good, name, names, key):
+    path = good(name)
     part = {**_NAMED_TWICE[names], "config": dict(_WRITES)}
-    _changed(tmp_path / name, "head", settings={key: part})
+    _changed(path, "head", settings={key: part})
     with pytest.raises(UntrustedModelError, match=r"head: .*--trust_model"):
-        load_model(tmp_path / name)
+        load_model(path)
 
 
 @pytest.mark.parametrize(
@@ -235,19 +257,19 @@ def test_functions_are_taken_from_public_modules_of_functions(module, tmp_path):
 
 
 @pytest.mark.parametrize("registered_name", [5, ["Dense"], {"a": 1}])
-def test_a_name_that_is_no_text_is_refused(registered_name, tmp_path):
-    small().save(tmp_path / "model.keras")
-    _changed(tmp_path / "model.keras", "head", registered_name=registered_name)
+def test_a_name_that_is_no_text_is_refused(good, registered_name):
+    path = good()
+    _changed(path, "head", registered_name=registered_name)
     with pytest.raises(ValueError, match=r"received head with registered_name=.*, expected text"):
-        load_model(tmp_path / "model.keras")
+        load_model(path)
 
 
-def test_a_vocabulary_in_another_file_is_refused(tmp_path):
-    small().save(tmp_path / "model.keras")
+def test_a_vocabulary_in_another_file_is_refused(good):
+    path = good()
     config = {"name": "relu", "vocabulary": "/etc/passwd"}
-    _changed(tmp_path / "model.keras", class_name="StringLookup", config=config)
+    _changed(path, class_name="StringLookup", config=config)
     with pytest.raises(UntrustedModelError, match=r"relu: a vocabulary in the file '/etc/passwd'"):
-        load_model(tmp_path / "model.keras")
+        load_model(path)
 
 
 def _of_many_layers():

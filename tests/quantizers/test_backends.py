@@ -6,8 +6,8 @@ import pytest
 from tests.keras3.processes import run_on
 from tests.quantizers.compute import computed, every_row
 
-# This is a part of the largest magnitude. Sums and tanh are rounded in other ways, and where dsq is steep a value
-# next to the middle of two codes moves its gradient most.
+# This is a part of the largest magnitude. Sums and tanh are rounded in other ways, and where dsq is
+# steep a value next to the middle of two codes moves its gradient most.
 ROOM = 1e-4
 
 
