@@ -1,5 +1,6 @@
 """The part of `sat-tf verify` that is about other machines."""
 
+import argparse
 import dataclasses
 import pathlib
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from sat_tf.export.device.report import (
     read_device_certificate,
     read_device_check,
 )
-from sat_tf.messages import RunError, say, value_errors_as_run_errors
+from sat_tf.messages import RunError, say
 from sat_tf.presentation.tables import Column, Marked, Table, digits
 
 # A slow machine runs so many in a moment, and noise of so many reaches nearly all codes.
@@ -25,53 +26,40 @@ USUAL_IMAGES = 16
 LoadPixels = Callable[[ImageOptions], Pixels]
 
 
-@dataclasses.dataclass(frozen=True)
-class DeviceOptions:
-    """The arguments that are about other machines.
+def check_kit_options(arguments: argparse.Namespace) -> None:
+    """Checks that --kit, --kit_codes and --certificate go together.
 
-    Attributes:
-        kit: where to write a proof kit, if anywhere.
-        kit_codes: put the codes in.
+    Raises:
+        RunError: they do not.
+        ValueError: see `check_kit_path`.
     """
-
-    kit: str | None = None
-    kit_codes: bool = False
-
-    def check(self, certificate: str | None) -> None:
-        """Checks that they go together.
-
-        Raises:
-            RunError: they do not.
-        """
-        if self.kit_codes and self.kit is None:
+    if arguments.kit is None:
+        if arguments.kit_codes:
             raise RunError("received --kit_codes without --kit, expected both; name the kit.")
-        if self.kit is not None:
-            with value_errors_as_run_errors():
-                check_kit_path(self.kit)
-        if certificate is not None and self.kit is not None:
-            raise RunError(
-                "received --certificate and --kit, expected one of them; --certificate checks "
-                "what was verified before: leave one out."
-            )
+        return
+    check_kit_path(arguments.kit)
+    if arguments.certificate is not None:
+        raise RunError(
+            "received --certificate and --kit, expected one of them; --certificate checks "
+            "what was verified before: leave one out."
+        )
 
 
 def write_device_kit(
+    arguments: argparse.Namespace,
     tflite: pathlib.Path,
     wanted: ImageOptions,
     load: LoadPixels,
-    options: DeviceOptions,
     console: Console,
 ) -> None:
     """Writes the proof kit, and says what to do with it."""
-    if options.kit is None:
-        return
     few = wanted.num_images or USUAL_IMAGES
     pixels = load(dataclasses.replace(wanted, num_images=few))
     kit = write_kit(
         tflite,
         pixels.images,
-        options.kit,
-        codes=options.kit_codes,
+        arguments.kit,
+        codes=arguments.kit_codes,
         images_from=pixels.source,
         progress=True,
     )
@@ -88,11 +76,10 @@ def write_device_kit(
 
 
 def check_device_certificate(
+    arguments: argparse.Namespace,
     tflite: pathlib.Path,
-    certificate: str,
     wanted: ImageOptions,
     load: LoadPixels,
-    out: str | None,
     console: Console,
     *,
     of_run: bool,
@@ -100,11 +87,10 @@ def check_device_certificate(
     """Holds the certificate of a device against a file; None where it is one of `sat-tf verify`.
 
     Args:
+        arguments: with --certificate, and --out, which has no meaning here.
         tflite: the file.
-        certificate: path of the certificate.
         wanted: which images.
         load: loads them.
-        out: --out, which has no meaning here.
         console: where to print the outcome.
         of_run: whether there is a run, whose images are those of the kit where none are named.
 
@@ -115,9 +101,10 @@ def check_device_certificate(
         RunError: --out is given.
         ValueError: see `read_device_check`.
     """
+    certificate = arguments.certificate
     if not is_device_certificate(certificate):
         return None
-    if out is not None:
+    if arguments.out is not None:
         raise RunError(
             "received --out with the certificate of a device, expected it without: there is "
             "nothing to write; leave it out."

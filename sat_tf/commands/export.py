@@ -24,6 +24,9 @@ from sat_tf.training.state.run_folder import (
 if TYPE_CHECKING:
     import tf_keras as keras
 
+# Settings of the file that the configuration of a run has too.
+_OF_RUN = ("float_head", "pack", "softmax")
+
 SUMMARY = "write a quantized model as a TFLite file"
 DESCRIPTION = (
     "Writes the quantized model of a finished run, or a saved one, as an integer TFLite file, or "
@@ -91,50 +94,35 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
     """Does what the arguments ask for."""
+    of_run = {name: getattr(arguments, name) for name in _OF_RUN}
     if arguments.dry_run:
-        show(
-            arguments.source,
-            console,
-            float_head=arguments.float_head,
-            pack=arguments.pack,
-            softmax=arguments.softmax,
-            trust=arguments.trust_model,
-        )
+        show(arguments.source, console, trust=arguments.trust_model, **of_run)
         return
+    labels = None
+    if arguments.labels is not None:
+        try:
+            text = pathlib.Path(arguments.labels).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise RunError(
+                f"--labels: received {arguments.labels}, which cannot be read ({error}), expected "
+                "a UTF-8 text file with the name of a class on each line."
+            ) from error
+        labels = text.splitlines()
     export(
         arguments.source,
         console,
         out=arguments.out,
-        float_head=arguments.float_head,
-        pack=arguments.pack,
-        softmax=arguments.softmax,
-        resizable=arguments.resizable,
-        route=arguments.route,
-        labels=None if arguments.labels is None else read_label_file(arguments.labels),
-        description=arguments.description,
         compare_storage=arguments.compare_storage,
         trust=arguments.trust_model,
+        resizable=arguments.resizable,
+        route=arguments.route,
+        labels=labels,
+        description=arguments.description,
+        **of_run,
     )
 
 
-def read_label_file(path: str) -> list[str]:
-    """The lines of a text file; raises RunError unless it is one."""
-    try:
-        return pathlib.Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise RunError(
-            f"--labels: received {path}, which cannot be read ({error}), expected a UTF-8 text "
-            "file with the name of a class on each line."
-        ) from error
-
-
-def show(
-    source: str,
-    console: Console,
-    *,
-    trust: bool = False,
-    **settings: Any,
-) -> None:
+def show(source: str, console: Console, *, trust: bool = False, **settings: Any) -> None:
     """Prints the operations in the file of a quantized model.
 
     Args:
@@ -172,12 +160,12 @@ def _find_model(source: str, settings: Mapping[str, Any]) -> tuple[pathlib.Path,
     path = pathlib.Path(source)
     if path.is_file():
         return path, settled
-    folder, of_run = RunFolder(path), ("float_head", "pack", "softmax")
-    needs_config = any(name not in settled for name in of_run)
+    folder = RunFolder(path)
+    needs_config = any(name not in settled for name in _OF_RUN)
     folder.require(QUANTIZED_MODEL, *([CONFIG] if needs_config else []))
     if needs_config:
         config = read_config(folder.file(CONFIG)).export
-        settled = {**{name: getattr(config, name) for name in of_run}, **settled}
+        settled = {**{name: getattr(config, name) for name in _OF_RUN}, **settled}
     return folder.file(QUANTIZED_MODEL), settled
 
 

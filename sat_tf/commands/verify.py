@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from sat_tf.commands.devices import DeviceOptions, check_device_certificate, write_device_kit
+from sat_tf.commands.devices import (
+    check_device_certificate,
+    check_kit_options,
+    write_device_kit,
+)
 from sat_tf.commands.models import load_model, quiet_tensorflow
 from sat_tf.commands.options import Parser, add_trust, open_folder
 from sat_tf.commands.pixels import (
@@ -118,8 +122,6 @@ def _found(target: Target) -> Target:
     return target
 
 
-_NO_DEVICES = DeviceOptions()
-
 _RUNTIMES = (*USUAL_RUNTIMES, "reference")
 
 SUMMARY = "compare a TFLite file with its model, code by code"
@@ -198,85 +200,43 @@ def add_arguments(parser: Parser) -> None:
     )
 
 
+@value_errors_as_run_errors()
 def run(arguments: argparse.Namespace, console: Console) -> bool:
-    """Does what the arguments ask for."""
+    """Compares a TFLite file with its model or with itself, code by code; writes the certificate.
+
+    Returns:
+        Whether the certificate is exact.
+    """
     wanted = image_options(arguments)
     target = choose_target(
         arguments.source, arguments.tflite, arguments.model, needs_config=not wanted.is_given
     )
-    return verify(
-        target,
-        console,
-        wanted=wanted,
-        certificate=arguments.certificate,
-        runtimes=tuple(arguments.runtime or _RUNTIMES),
-        out=arguments.out,
-        trust=arguments.trust_model,
-        float_model=arguments.float_model,
-        devices=DeviceOptions(arguments.kit, arguments.kit_codes),
-    )
-
-
-@value_errors_as_run_errors()
-def verify(
-    target: Target,
-    console: Console,
-    *,
-    wanted: ImageOptions,
-    certificate: str | None = None,
-    runtimes: tuple[str, ...] = _RUNTIMES,
-    out: str | None = None,
-    trust: bool = False,
-    float_model: str | None = None,
-    devices: DeviceOptions = _NO_DEVICES,
-) -> bool:
-    """Compares a TFLite file with its model or with itself, code by code; writes the certificate.
-
-    Args:
-        target: what to verify.
-        console: where to print the outcome.
-        wanted: which images; by default the held-out ones of the run, or random ones.
-        certificate: path of a certificate to check the file against, without the Keras model.
-        runtimes: names of `RUNTIMES` to compare.
-        out: folder of the certificate; by default that of the file.
-        trust: see `load_model`.
-        float_model: path of the float model, by default that of the run, where there is one.
-        devices: what to do for other machines.
-
-    Returns:
-        Whether the certificate is exact.
-
-    Raises:
-        RunError: something is missing or does not fit.
-    """
-    wanted.check()
-    devices.check(certificate)
+    check_kit_options(arguments)
+    runtimes = tuple(arguments.runtime or _RUNTIMES)
 
     def load(options: ImageOptions) -> Pixels:
         # Their notes are printed where the file is verified here.
         graph = read_subject(target.tflite).graph
         return _file_pixels(target, graph, options, Console(quiet=True))
 
-    if certificate is not None:
+    if arguments.certificate is not None:
+        of_run = target.folder is not None
         exact = check_device_certificate(
-            target.tflite,
-            certificate,
-            wanted,
-            load,
-            out,
-            console,
-            of_run=target.folder is not None,
+            arguments, target.tflite, wanted, load, console, of_run=of_run
         )
         if exact is not None:
             return exact
-        return _check(target, console, wanted, certificate, runtimes, out)
-    with _folder_for(out, target.tflite) as folder:
-        path = _float_model(target, float_model)
-        found = _prove(target, console, wanted, runtimes, folder / CERTIFICATE, trust, path)
+        return _check(target, console, wanted, arguments.certificate, runtimes, arguments.out)
+    with _folder_for(arguments.out, target.tflite) as folder:
+        path = _float_model(target, arguments.float_model)
+        found = _prove(
+            target, console, wanted, runtimes, folder / CERTIFICATE, arguments.trust_model, path
+        )
         print_certificate(found, str(target.tflite), console)
         page = (folder / CERTIFICATE).with_suffix(".html")
         say(console, f"Certificate: {page}")
-        write_device_kit(target.tflite, wanted, load, devices, console)
+        if arguments.kit is not None:
+            write_device_kit(arguments, target.tflite, wanted, load, console)
         return found.is_exact
 
 
