@@ -19,6 +19,7 @@ from sat_tf.export.tflite.writer import spliced_bytes
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import LayerKind, Role
 from sat_tf.graph.network import Network, Node, layer_of_call
+from sat_tf.messages import listed_problems
 from sat_tf.planning.layer_plan import Export
 from sat_tf.planning.preview import Shape, by_layer, kernel_outlines
 from sat_tf.qat.layout import in_inference, user_name
@@ -145,10 +146,7 @@ def deployment(preview: Network, *, tolerant: bool = False) -> Deployment:
     except Exception as error:
         if not (tolerant or isinstance(error, ValueError) or problems):
             raise
-        if not problems:
-            lines = str(error).splitlines()
-            listed = [line.removeprefix("  - ") for line in lines if line.startswith("  - ")]
-            problems = listed or lines
+        problems = problems or listed_problems(error)
         graph = None
     if problems and any(None in node.shape for node in preview):
         graph = None
@@ -158,7 +156,10 @@ def deployment(preview: Network, *, tolerant: bool = False) -> Deployment:
         layers = _Reading(graph, view, names).layers()
         for node in preview:
             if node.name not in view:
-                layers[names[node.name]] = _of_training(layers[names[node.inputs[0]]])
+                read = layers[names[node.inputs[0]]]
+                if read.operations or not read.fused_into:
+                    read = Deployed(Export.NOTHING, reason="it acts in training alone")
+                layers[names[node.name]] = read
         reasons, float_layer_bytes = conversions(graph)
         for name, reason in reasons.items():
             refused.setdefault(name, []).append(reason)
@@ -171,13 +172,6 @@ def deployment(preview: Network, *, tolerant: bool = False) -> Deployment:
             layers[name] = Deployed(Export.UNKNOWN)
     linear = frozenset(names[name] for name in outlines)
     return Deployment(layers, graph, tuple(problems), linear, float_layer_bytes)
-
-
-def _of_training(read: Deployed) -> Deployed:
-    """How a layer that is the identity in inference gets into the file."""
-    if read.fused_into and not read.operations:
-        return read
-    return Deployed(Export.NOTHING, reason="it acts in training alone")
 
 
 class _Reading:

@@ -62,7 +62,13 @@ def read_source(model: keras.Model) -> Source:
         float_model, annotations = without_quantizers(network)
         kernels = effective_kernels(network)
         return Source(Network(float_model), annotations, quantized=network, kernels=kernels)
-    annotated = [node for node in network if _is_annotated(node.layer)]
+    # TFMOT has no public name for its wrapper.
+    annotated = [
+        node
+        for node in network
+        if type(node.layer).__name__ == "QuantizeAnnotate"
+        and hasattr(node.layer, "quantize_config")
+    ]
     if not annotated:
         # `quantize_model` reads it in the same form.
         network = Network(with_layers_for_operations(model))
@@ -76,11 +82,6 @@ def read_source(model: keras.Model) -> Source:
         nodes.append(dataclasses.replace(node, name=layer.name, layer=layer, inputs=inputs))
     annotations = {renamed[node.name]: node.layer.quantize_config for node in annotated}
     return Source(network.rearranged(nodes, renamed), annotations, loss_problems(model))
-
-
-def _is_annotated(layer: keras.layers.Layer) -> bool:
-    # TFMOT has no public name for its wrapper.
-    return type(layer).__name__ == "QuantizeAnnotate" and hasattr(layer, "quantize_config")
 
 
 def explain(

@@ -26,10 +26,9 @@ def input_nodes(network: Network) -> dict[str, Node]:
     for node in network:
         quantizer = output_quantizer(node.layer)
         if quantizer is not None and quantizer.input_type is not None:
-            name = node.inputs[0]
-            while name not in network.inputs:  # preprocessing in float
-                name = network[name].inputs[0]
-            found[name] = node
+            # It may stand behind preprocessing in float.
+            image = network.origin(node.inputs[0], lambda one: one.name not in network.inputs)
+            found[image.name] = node
     return found
 
 

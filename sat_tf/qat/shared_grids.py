@@ -169,11 +169,11 @@ def _concatenations(network: Network) -> Iterator[_Grid]:
 
 def _origin(network: Network, name: str) -> str:
     """The name of the user's layer that makes a tensor, in front of inserted quantizers."""
-    layer = network[name].layer
-    while isinstance(layer, QuantizedLayer) and layer.quantize_config.inserted:
-        (name,) = network[name].inputs
-        layer = network[name].layer
-    return call_name(network[name])
+
+    def is_inserted(node: Node) -> bool:
+        return isinstance(node.layer, QuantizedLayer) and node.layer.quantize_config.inserted
+
+    return call_name(network.origin(name, is_inserted))
 
 
 def _holders(network: Network, node: Node) -> Iterator[str]:

@@ -270,6 +270,7 @@ class Spreads:
 
     def _make(self, node: Node) -> Spread:
         layer, role = node.layer, layer_kinds.role_of(node.layer)
+        kind = layer_kinds.find_kind(layer)
         channels = node.shape[-1] if node.shape and node.shape[-1] else 1
         if self._pixels.reads(node.name):
             return self._of_pixels(node.name, channels)
@@ -281,7 +282,7 @@ class Spreads:
             made = _linear(layer, self._kernel(node.name), inputs[0])
         elif role is Role.MEAN:
             made = _mean(inputs[0], self._positions(node))
-        elif _takes_largest(layer):
+        elif kind.quantized and kind.pooling and not kind.pooling.mean:
             made = _largest(inputs[0], self._positions(node))
         else:
             made = _MAKERS.get(role, _unknown)(node, inputs)
@@ -310,13 +311,6 @@ def _source(node: Node, inputs: Sequence[Spread], role: Role) -> str:
 
 def _normal(mean: _Array, variance: _Array) -> _Array:
     return np.asarray(mean[:, None] + np.sqrt(np.maximum(variance, 0.0))[:, None] * _QUANTILES)
-
-
-def _takes_largest(layer: keras.layers.Layer) -> bool:
-    """Whether it is a max-pool."""
-    kind = layer_kinds.find_kind(layer)
-    pooling = kind.pooling if kind.quantized else None
-    return pooling is not None and not pooling.mean
 
 
 def _linear(layer: keras.layers.Layer, kernel: Any, given: Spread) -> _Array:

@@ -205,11 +205,9 @@ def serialize_quantizer(quantizer: Quantizer | None) -> dict[str, Any] | None:
     """
     if quantizer is None:
         return None
-    return {"quantizer": _saved_name(type(quantizer)), **quantizer.get_config()}
-
-
-def _saved_name(cls: type) -> str:
-    return next((name for name, known in QUANTIZERS.items() if known is cls), cls.__name__)
+    cls = type(quantizer)
+    name = next((name for name, known in QUANTIZERS.items() if known is cls), cls.__name__)
+    return {"quantizer": name, **quantizer.get_config()}
 
 
 def deserialize_quantizer(values: dict[str, Any] | None) -> Any:

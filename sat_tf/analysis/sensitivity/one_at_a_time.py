@@ -75,17 +75,15 @@ class OneAtATime:
     way into this layer only, and stay float for other readers.
 
     Args:
-        model: the float model; it is not changed.
+        network: the float model; it is not changed.
         quantized: the model quantized with latent_start="keep_function" and calibrated clipping
             levels.
         streams: the layers of the float model whose outputs have the bits of streams.
     """
 
-    def __init__(
-        self, model: keras.Model, quantized: keras.Model, streams: Collection[str]
-    ) -> None:
+    def __init__(self, network: Network, quantized: keras.Model, streams: Collection[str]) -> None:
         self._streams = streams
-        self._network = Network(model)
+        self._network = network
         self._nodes = list(self._network)
         self._place = {node.name: index for index, node in enumerate(self._nodes)}
         self._quantized = Network(quantized)
@@ -219,7 +217,7 @@ def one_at_a_time(
         )
     network = Network(model)
     placement = place(network, {node.name: None for node in network}, policy)
-    return OneAtATime(model, quantized, placement.reasons.streams), quantized
+    return OneAtATime(network, quantized, placement.reasons.streams), quantized
 
 
 def _weight_errors(
