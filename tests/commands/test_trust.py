@@ -1,3 +1,5 @@
+import shutil
+
 import h5py
 import numpy as np
 import pytest
@@ -16,23 +18,39 @@ stages: {float: {epochs: 1, batch_size: 32, warmup_epochs: 0}}
 """
 
 
-@pytest.fixture
-def hostile(tmp_path):
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
     """A folder with hostile models in all formats, and what commands ask for beside them."""
-    marker = tmp_path / "marker"
+    folder = tmp_path_factory.mktemp("hostile") / "models"
+    folder.mkdir()
+    marker = folder.with_name("marker")
     model = small(marking(marker))
     for name in ("model.keras", "model.h5", "saved_model"):
-        saved(model, tmp_path / name, marker)
+        saved(model, folder / name, marker)
     # An HDF5 file is told by its content, by Keras and by us.
-    (tmp_path / "hdf5.keras").write_bytes((tmp_path / "model.h5").read_bytes())
-    np.save(tmp_path / "images.npy", np.zeros((2, 6, 6, 3), np.uint8))
-    (tmp_path / "model.tflite").write_bytes(b"not read")
-    (tmp_path / "config.yaml").write_text(_CONFIG)
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / CONFIG).write_text(config_text(parse_config(_CONFIG)))
-    saved(model, folder / QUANTIZED_MODEL, marker)
-    return tmp_path
+    (folder / "hdf5.keras").write_bytes((folder / "model.h5").read_bytes())
+    np.save(folder / "images.npy", np.zeros((2, 6, 6, 3), np.uint8))
+    (folder / "model.tflite").write_bytes(b"not read")
+    (folder / "config.yaml").write_text(_CONFIG)
+    run = folder / "run"
+    run.mkdir()
+    (run / CONFIG).write_text(config_text(parse_config(_CONFIG)))
+    saved(model, run / QUANTIZED_MODEL, marker)
+    return folder
+
+
+@pytest.fixture
+def marker(models):
+    """The path of the file that they write when they run."""
+    path = models.with_name("marker")
+    path.unlink(missing_ok=True)
+    return path
+
+
+@pytest.fixture
+def hostile(models, marker, tmp_path):
+    """A copy of the folder for one test."""
+    return shutil.copytree(models, tmp_path / "models")
 
 
 _COMMANDS = {
@@ -58,7 +76,9 @@ _FOLDERS = ("explain", "audit", "sensitivity")
 @pytest.mark.thorough
 @pytest.mark.parametrize("command", _COMMANDS)
 @pytest.mark.parametrize("model", ["model.keras", "model.h5", "hdf5.keras", "saved_model"])
-def test_every_command_refuses_a_model_that_runs_code(command, model, hostile, monkeypatch, capsys):
+def test_every_command_refuses_a_model_that_runs_code(
+    command, model, hostile, marker, monkeypatch, capsys
+):
     if model == "saved_model" and command not in _FOLDERS:
         pytest.skip("takes files alone")
     monkeypatch.chdir(hostile)
@@ -69,26 +89,27 @@ def test_every_command_refuses_a_model_that_runs_code(command, model, hostile, m
     assert said.count("error:") == 1
     assert "harmless: a Lambda layer, whose Python code is in the file" in said
     assert "load it with --trust_model (in Python safe_mode=False" in said
-    assert sorted(hostile.rglob("*")) == before, "nothing was run, and nothing written"
+    assert not marker.exists(), "nothing was run"
+    assert sorted(hostile.rglob("*")) == before, "nothing was written"
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("command", _COMMANDS)
-def test_every_command_runs_it_where_it_is_told_to(command, hostile, monkeypatch, capsys):
+def test_every_command_runs_it_where_it_is_told_to(command, hostile, marker, monkeypatch, capsys):
     monkeypatch.chdir(hostile)
     words = [word.format(model="model.h5") for word in _COMMANDS[command]]
     main.main([*words, "--trust_model"])
     assert "--trust_model" not in capsys.readouterr().err
-    assert (hostile / "marker").exists()
+    assert marker.exists()
 
 
-def test_the_configuration_of_a_run_trusts_nobody_for_other_commands(hostile, monkeypatch, capsys):
+def test_the_configuration_of_a_run_trusts_nobody_for_other_commands(hostile, marker, monkeypatch):
     monkeypatch.chdir(hostile)
     config = parse_config(_CONFIG, ["training.trust_model=true"])
     (hostile / "run" / CONFIG).write_text(config_text(config))
     for words in (["evaluate", "run"], ["export", "run"], ["explain", "run"], ["audit", "run"]):
         assert main.main(words) == 2
-    assert not (hostile / "marker").exists()
+    assert not marker.exists()
 
 
 @pytest.mark.thorough
