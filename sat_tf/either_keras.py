@@ -101,7 +101,6 @@ def _verified(of_tf_keras: Any, model: Any, path: Any, images: Any, *args: Any, 
 
 
 def _refused(of_tf_keras: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-    del args, kwargs
     raise ValueError(
         f"model {model.name!r}: received a Keras 3 model, expected one of tf_keras, on which alone "
         f"{of_tf_keras.__name__} works; pass sat_tf.from_keras3(model)."

@@ -148,7 +148,6 @@ def _by_batch(layer: keras.layers.Layer) -> Any:
     """BatchNormalization with the statistics of its batch, without updating the moving ones."""
 
     def call(inputs: tf.Tensor, *arguments: Any, **options: Any) -> tf.Tensor:
-        del arguments, options
         values = tf.cast(inputs, tf.float32)
         rank = len(values.shape)
         kept = {axis % rank for axis in tf.nest.flatten(layer.axis)}

@@ -169,7 +169,6 @@ class TrainingRules(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Measures the model that training starts from."""
-        del logs
         model = self._measured_model or self.model
         if self._audited is not model:
             self._auditor = Auditor(model, self._sample, compiled=True)
@@ -184,12 +183,10 @@ class TrainingRules(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Remembers where the step starts: Keras may take several batches at once."""
-        del logs
         self._first_batch = batch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Measures, after every `every` steps."""
-        del logs
         start, before = time.perf_counter(), self._step
         self._stride = batch - self._first_batch + 1
         self._step += self._stride
@@ -203,7 +200,6 @@ class TrainingRules(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         """Writes out what is still in memory, and logs what measuring has cost."""
-        del logs
         _log.info("measuring took %.1f %% of the time of the steps", self.cost)
         if self._writer is not None:
             self._writer.flush()

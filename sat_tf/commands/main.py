@@ -72,7 +72,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _show_warning(message: Warning | str, *where: Any, **further: Any) -> None:
     """A warning of a library as a line for who does not see the code that it points at."""
-    del where, further
     console = make_console(stderr=True)
     say(console, f"warning: {shown(message)}", style="yellow")
 

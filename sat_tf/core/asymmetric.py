@@ -80,7 +80,6 @@ def _forward(
     share: float,
     **settings: Any,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    del settings
     divisor = n.exact_divisor(levels, alpha)
     scale, below = scale_and_zero(alpha, divisor, lowest, share, n.floor)
     units = x / scale
@@ -105,7 +104,6 @@ def _backward(
     surrogate: str,
     strength: float | None,
 ) -> tuple[Tensor, Tensor]:
-    del value, x, alpha, lowest
     passed = upstream
     if surrogate != STRAIGHT_THROUGH:
         passed = passed_back(upstream, units - codes, levels, surrogate, strength)
@@ -155,7 +153,6 @@ def _observed(
 def _of_observed(
     n: Namespace, upstream: Tensor, value: Tensor, x: Tensor, passes: Tensor, **ends: Tensor
 ) -> tuple[Tensor]:
-    del value, x, ends
     return (n.where(passes, upstream, 0.0),)
 
 

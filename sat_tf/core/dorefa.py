@@ -260,7 +260,6 @@ def _squashed(n: Namespace, latent: Tensor, range_axes: tuple[int, ...]) -> tupl
 def _clamped(
     n: Namespace, values: Tensor, *, axes: tuple[int, ...] | None, **settings: Any
 ) -> tuple[Tensor, tuple[Any, ...]]:
-    del settings
     maximum, holds_nan = _maximum(n, values, axes)
     return values / maximum, (maximum, holds_nan)
 
@@ -277,7 +276,6 @@ def _of_clamp(
     detach_max: bool,
 ) -> tuple[Tensor]:
     """The gradient of t / m with respect to t."""
-    del value
     slopes = upstream / maximum
     if not detach_max:
         numbers = n.without_nan(values, holds_nan)
@@ -299,7 +297,6 @@ def _quantized(
     surrogate: str,
     **settings: Any,
 ) -> tuple[Tensor, tuple[Any, ...]]:
-    del settings
     maximum, holds_nan = _maximum(n, values, axes)
     # Subtracting first is exact, so that opposite codes are opposite numbers.
     centred = grid_units(values, maximum, num_bits, grid) - grids.middle(num_bits, grid)

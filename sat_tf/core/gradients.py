@@ -62,7 +62,6 @@ def _ewgs(n: Namespace, upstream: Any, error: Any, intervals: Any, strength: flo
 
 
 def _dsq(n: Namespace, upstream: Any, error: Any, intervals: Any, strength: float) -> Any:
-    del upstream, intervals
     steepness = math.log(2.0 / strength - 1.0)
     from_middle = n.tanh(steepness * (0.5 - n.abs(error)))
     return (0.5 * steepness / (1.0 - strength)) * (1.0 - n.square(from_middle))
@@ -197,20 +196,16 @@ def scaled_gradient(variable: Any, factor: Any) -> Tensor:
 
 
 def _given(n: Namespace, surrogate: Tensor, *, value: Tensor) -> tuple[Tensor, tuple[()]]:
-    del n, surrogate
     return value, ()
 
 
 def _passed_on(n: Namespace, upstream: Tensor, *tensors: Tensor, value: Tensor) -> tuple[Tensor]:
-    del n, tensors, value
     return (upstream,)
 
 
 def _itself(n: Namespace, variable: Tensor, *, factor: Any) -> tuple[Tensor, tuple[()]]:
-    del n, factor
     return variable, ()
 
 
 def _scaled(n: Namespace, upstream: Tensor, *tensors: Tensor, factor: Any) -> tuple[Tensor]:
-    del n, tensors
     return (upstream * factor,)

@@ -146,7 +146,6 @@ def _means(
 def _forward(
     n: Namespace, latent: Tensor, *, ids: Tensor, num_bits: int, keep_zeros: bool, each: bool
 ) -> tuple[Tensor, tuple[()]]:
-    del each
     codes, scale = shared_codes(latent, ids, num_bits, keep_zeros=keep_zeros)
     made = n.take(codes * scale, ids, axis=0)
     return n.where(n.isnan(latent), latent, made), ()
@@ -163,7 +162,6 @@ def _backward(
     keep_zeros: bool,
     each: bool,
 ) -> tuple[Tensor]:
-    del value, latent
     if not each:
         counts = n.sums_by_id(n.ones_like(upstream), ids, 2**num_bits)
         mean = n.sums_by_id(upstream, ids, 2**num_bits) / n.maximum(counts, 1.0)

@@ -165,7 +165,6 @@ def _forward(
     range_axes: tuple[int, ...],
     **settings: Any,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    del settings
     size = weight_size(latent, num_bits, range_axes=range_axes)
     half = in_float32(n, grids.divisor(num_bits, grid)) / 2.0
     centred = grids.grid_units(latent, size, num_bits, grid) - grids.middle(num_bits, grid)
@@ -186,7 +185,6 @@ def _backward(
     strength: float | None,
     **settings: Any,
 ) -> tuple[Tensor]:
-    del value, settings
     if surrogate != STRAIGHT_THROUGH:
         position = n.maximum(n.minimum(latent / size, 1.0), -1.0) * half
         upstream = passed_back(upstream, position - centred, 2.0 * half, surrogate, strength)

@@ -190,7 +190,6 @@ def _scale(n: Namespace, magnitude: Tensor, highest: Any) -> Tensor:
 def _weights(
     n: Namespace, latent: Tensor, magnitude: Tensor, *, lowest: Any, highest: Any, **settings: Any
 ) -> tuple[Tensor, tuple[Tensor]]:
-    del settings
     scale = _scale(n, magnitude, highest)
     return n.clip(grids.round_half_up(latent / scale), lowest, highest) * scale, (scale,)
 
@@ -208,7 +207,6 @@ def _of_weights(
     surrogate: str,
     strength: float | None,
 ) -> tuple[Tensor, Tensor]:
-    del value
     by_latent, by_scale = _slopes(
         n, upstream, latent / scale, lowest, highest, surrogate, strength, like=magnitude
     )
@@ -333,7 +331,6 @@ def _below(n: Namespace, scale: Tensor, offset: Tensor, levels: Any) -> Tensor:
 def _with_offset(
     n: Namespace, x: Tensor, scale: Tensor, offset: Tensor, *, levels: Any, **settings: Any
 ) -> tuple[Tensor, tuple[()]]:
-    del settings
     below = _below(n, scale, offset, levels)
     return n.clip(grids.round_half_up(x / scale), -below, levels - below) * scale, ()
 
@@ -350,7 +347,6 @@ def _of_offset(
     surrogate: str,
     strength: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    del value
     below = _below(n, scale, offset, levels)
     units, above = x / scale, levels - below
     by_x, by_scale = _slopes(n, upstream, units, -below, above, surrogate, strength, like=scale)

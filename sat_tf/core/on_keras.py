@@ -61,7 +61,6 @@ def _largest_magnitude(values: Any, axes: Sequence[int] | None) -> tuple[Any, An
 
 
 def _without_nan(values: Any, holds_nan: Any) -> Any:
-    del holds_nan
     return ops.where(ops.isnan(values), 0.0, values)
 
 

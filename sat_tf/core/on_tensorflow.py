@@ -129,7 +129,6 @@ def through_tanh(
 
 
 def _of_tanh(n: Any, x: tf.Tensor, *, of_tanh: Any, back: Any, **settings: Any) -> Any:
-    del back
     return of_tanh(n, tf.tanh(x), **settings)
 
 
@@ -143,7 +142,6 @@ def _back_through_tanh(
     back: Any,
     **settings: Any,
 ) -> tuple[tf.Tensor]:
-    del of_tanh
     with tf.control_dependencies([upstream]):
         values = tf.tanh(x)
     (slopes,) = back(n, upstream, value, values, *kept, **settings)

@@ -147,7 +147,6 @@ def _quantize(
 def _forward(
     n: Namespace, x: Tensor, level: Tensor, *, num_bits: grids.Bits, grid: str, **settings: Any
 ) -> tuple[Tensor, tuple[()]]:
-    del settings
     signed = grid == "narrow"
     made = n.fake_quant(x, -level if signed else 0.0, level, num_bits, narrow_range=signed)
     if made is None:

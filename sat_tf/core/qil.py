@@ -162,7 +162,6 @@ def _scale(end: Tensor, highest: Any) -> Tensor:
 def _forward(
     n: Namespace, latent: Tensor, center: Tensor, distance: Tensor, *, highest: Any, **settings: Any
 ) -> tuple[Tensor, tuple[()]]:
-    del settings
     codes = _codes(n, latent, _position(n, latent, center, distance), highest)
     return codes * _scale(center + distance, highest), ()
 
@@ -180,7 +179,6 @@ def _backward(
     surrogate: str,
     strength: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    del value
     position = _position(n, latent, center, distance)
     inside = (position > 0.0) & (position < 1.0)
     sign = n.sign(latent)

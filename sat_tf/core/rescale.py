@@ -113,12 +113,10 @@ def without_size(weights: Tensor) -> Tensor:
 
 
 def _itself(n: Namespace, weights: Tensor) -> tuple[Tensor, tuple[()]]:
-    del n
     return weights, ()
 
 
 def _across(n: Namespace, upstream: Tensor, value: Tensor, weights: Tensor) -> tuple[Tensor]:
-    del value
     counted = n.where(n.isfinite(weights), weights, 0.0)
     squares = n.maximum(n.sum(n.square(counted)), SMALLEST_SQUARE)
     return (upstream - counted * (n.sum(upstream * counted) / squares),)

@@ -124,7 +124,6 @@ class DeployedLayer(keras.layers.Layer):
         Returns:
             The same of its own: one tensor as "real", and a dictionary as "tensors".
         """
-        del training
         surrogate = call_in_inference(self._node, self.layer, inputs["real"])
         if self.replacement.tensor is None:
             return {"real": surrogate, "tensors": {}}

@@ -54,7 +54,6 @@ class SatQuantizeRegistry(tfmot.quantization.keras.QuantizeRegistry):
 
         The layout already quantizes what annotated layers read from them.
         """
-        del layer
         return False
 
     def get_quantize_config(self, layer: keras.layers.Layer) -> configs.LayerConfig:

@@ -67,14 +67,12 @@ class TfmotQuantizer(tfmot.quantization.keras.quantizers.Quantizer):
         self, tensor_shape: Any, name: str, layer: keras.layers.Layer
     ) -> dict[str, tf.Variable]:
         """Makes the variables, as weights of the layer that wraps the user's."""
-        del name
         return make_variables(layer, self.quantizer.variables(tensor_shape))
 
     def __call__(
         self, inputs: tf.Tensor, training: Any, weights: dict[str, tf.Variable], **kwargs: Any
     ) -> tf.Tensor:
         """Effective weights, or the quantized tensor."""
-        del kwargs
         return self.quantizer(inputs, training, weights)
 
     def get_config(self) -> dict[str, Any]:

@@ -398,7 +398,6 @@ def _sum(node: Node, inputs: Sequence[Spread]) -> _Array:
 
 
 def _product(node: Node, inputs: Sequence[Spread]) -> _Array:
-    del node
     count = max(len(spread.values) for spread in inputs)
     first, *others = (spread.of_channels(count) for spread in inputs)
     mean, square = first.mean, first.variance + first.mean**2
@@ -448,7 +447,6 @@ def _moved(node: Node, inputs: Sequence[Spread]) -> _Array:
 
 
 def _unknown(node: Node, inputs: Sequence[Spread]) -> _Array:
-    del node
     return inputs[0].values if inputs else _normal(np.zeros(1), np.ones(1))
 
 

@@ -70,7 +70,6 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
         """Effective weights from latent weights, both in float32."""
-        del training
         if self.num_bits is None:
             values = self.clamp(inputs)
         else:
@@ -129,17 +128,14 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
 
     def units(self, latent: Tensor, variables: Variables) -> Tensor:
         """The integers n = 0..top; `dorefa.weight_units`."""
-        del variables
         return dorefa.weight_units(latent, self.bits, self.grid, range_axes=self.range_axes)
 
     def can_be_held(self, latent: Tensor, variables: Variables) -> Tensor:
         """All weights but those that give their range its size."""
-        del variables
         return ~dorefa.largest_weights(latent, range_axes=self.range_axes)
 
     def hold(self, latent: Tensor, variables: Variables, units: Tensor, held: Tensor) -> Tensor:
         """Latent weights of which those that are held have given n; `dorefa.held_weights`."""
-        del variables
         axes = self.range_axes
         return dorefa.held_weights(latent, units, held, self.bits, self.grid, range_axes=axes)
 

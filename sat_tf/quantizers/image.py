@@ -150,7 +150,6 @@ class ImageQuantizer(PixelQuantizer):
 
     def assume_fed(self, variables: Variables, scale: float) -> None:
         """Takes the model to be fed pixels from 0 to 255."""
-        del scale
         ends = (np.asarray(end) for end in (self.range.low, self.range.high))
         low, high = (end[0] if self.range.channels is None else end for end in ends)
         self.remember(SeenValues(low, high, 0.0, self._are_pictures), variables, 1)

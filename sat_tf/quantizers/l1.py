@@ -40,7 +40,6 @@ class L1Quantizer(WeightsOnGrid, ScaledWithSurrogate):
 
     def quantized(self, latent: Tensor, variables: Variables, num_bits: Bits) -> Tensor:
         """`l1.quantize_weights`."""
-        del variables
         return l1.quantize_weights(
             latent,
             num_bits,
@@ -52,11 +51,9 @@ class L1Quantizer(WeightsOnGrid, ScaledWithSurrogate):
 
     def codes_and_scales(self, latent: Tensor, variables: Variables) -> tuple[Tensor, Tensor]:
         """`l1.weight_codes`."""
-        del variables
         return l1.weight_codes(latent, self.bits, self.grid, range_axes=self.range_axes)
 
     def units(self, latent: Tensor, variables: Variables) -> Tensor:
         """The integers n = 0..top."""
-        del variables
         size = l1.weight_size(latent, self.bits, range_axes=self.range_axes)
         return grid_units(latent, size, self.bits, self.grid)

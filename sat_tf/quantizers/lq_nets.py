@@ -77,7 +77,6 @@ class LqNetsQuantizer(LevelsOfWeights):
 
     def can_be_held(self, latent: Tensor, variables: Variables) -> Tensor:
         """All of them."""
-        del variables
         return namespace(latent).ones_like(latent, dtype="bool")
 
     def hold(self, latent: Tensor, variables: Variables, units: Tensor, held: Tensor) -> Tensor:

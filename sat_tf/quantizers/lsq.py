@@ -146,7 +146,6 @@ class LsqQuantizer(ScaledWithSurrogate):
 
     def can_be_held(self, latent: Tensor, variables: Variables) -> Tensor:
         """All of them."""
-        del variables
         return namespace(latent).ones_like(latent, dtype="bool")
 
     def hold(self, latent: Tensor, variables: Variables, units: Tensor, held: Tensor) -> Tensor:
@@ -203,7 +202,6 @@ class LsqActivationQuantizer(UpToItsLevel):
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
         """The quantized tensor, in the type of `inputs`."""
-        del training
         bits = bits_of(self.num_bits, variables)
         factor = lsq.level_factor(inputs, self._highest(bits), counts_batch=self.counts_batch)
         return self.quantized(inputs, scaled_gradient(self.level(variables), factor), bits)
@@ -276,7 +274,6 @@ class LsqPlusQuantizer(BelowZero):
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
         """The quantized tensor, in the type of `inputs`."""
-        del training
         n = namespace(inputs)
         bits = bits_of(self.num_bits, variables)
         levels = in_float32(n, grid.levels(bits))

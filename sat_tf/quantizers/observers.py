@@ -51,7 +51,6 @@ class RangeObserver(Quantizer):
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
         """The variables `lowest`, `highest` and `observations`."""
-        del shape
         return {name: VariableSpec(follows_data=True) for name in (*ENDS, COUNT)}
 
     def assume_fed(self, variables: Variables, scale: float) -> None:

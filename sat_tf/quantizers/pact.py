@@ -50,7 +50,6 @@ class ClippingQuantizer(ActivationQuantizer):
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
         """The trainable scalar `clipping_level`, at least 1e-3."""
-        del shape
         start = first_clipping_level(self.initial_clipping_level, self.ceiling)
         level = VariableSpec(start=start, trainable=True, lowest=SMALLEST_CLIPPING_LEVEL)
         return {CLIPPING_LEVEL: level}
@@ -80,7 +79,6 @@ class UpToItsLevel(WithSurrogate, ClippingQuantizer):
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
         """The quantized tensor, in the type of `inputs`."""
-        del training
         return self.quantized(inputs, self.level(variables), bits_of(self.num_bits, variables))
 
     def quantized(self, inputs: Tensor, level: Tensor, bits: grid.Bits) -> Tensor:
@@ -184,7 +182,6 @@ class OffsetQuantizer(BelowZero):
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
         """The quantized tensor, in the type of `inputs`."""
-        del training
         return asymmetric.quantize_offset(
             inputs,
             self.level(variables),
@@ -229,7 +226,6 @@ class UnitQuantizer(WithSurrogate, ActivationQuantizer):
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
         """The quantized tensor, in the type of `inputs`."""
-        del training
         quantize = pact.quantize_stream if self.signed else pact.quantize_activation
         return quantize(inputs, 1.0, bits_of(self.num_bits, variables), **self.passed_back)
 
@@ -245,7 +241,6 @@ class UnitQuantizer(WithSurrogate, ActivationQuantizer):
 
     def code_range(self, variables: Variables) -> CodeRange:
         """Codes 0..a, or -a/2..a/2."""
-        del variables
         return _up_to(1.0, self.num_bits, self.signed)
 
 

@@ -160,12 +160,10 @@ class ScaledQuantizer(RoundedWeights):
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
         """The variable `rescale_gain`, where there is a rescaling."""
-        del shape
         return {} if self.rescale is None else {GAIN: VariableSpec(start=1.0)}
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
         """Effective weights from latent weights, both in float32."""
-        del training
         values = inputs
         if self.num_bits is not None:
             values = self.quantized(inputs, variables, bits_of(self.num_bits, variables))
@@ -278,7 +276,6 @@ class LevelsOfWeights(ScaledQuantizer):
 
     def next_levels(self, latent: Tensor, levels: Tensor) -> Tensor:
         """The values of the variable from the next step on, where it follows the weights."""
-        del latent
         return levels
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:

@@ -61,7 +61,6 @@ class Interruption:
         self._stop_if_requested()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        del frame
         by_keyboard = number == signal.SIGINT
         if by_keyboard and self._by_keyboard:
             raise KeyboardInterrupt

@@ -146,7 +146,6 @@ def _unrolled(
     initial_state: Any = None,
 ) -> Any:
     """The outputs of a recurrent convolution in inference, unrolled."""
-    del mask, training
 
     def cell(source: Any, states: Any) -> Any:
         return layer.cell(source, states, training=False)

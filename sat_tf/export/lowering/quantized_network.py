@@ -308,7 +308,6 @@ def _linear_problems(network: Network, node: Node) -> Iterator[str]:
 
 
 def _norm_problems(network: Network, node: Node) -> Iterator[str]:
-    del network
     smallest = float(np.min(Statistics.of(inner_layer(node.layer)).square))
     if smallest <= 0.0:
         yield (

@@ -285,7 +285,6 @@ def _depth_to_space(keras3: Any, input: Any, block_size: int, data_format: str =
 
 
 def _space_to_depth(keras3: Any, input: Any, block_size: int, data_format: str = "NHWC") -> Any:
-    del data_format
     ops, size = keras3.ops, block_size
     rows, columns, channels = ops.shape(input)[1:]
     blocks = ops.reshape(input, (-1, rows // size, size, columns // size, size, channels))

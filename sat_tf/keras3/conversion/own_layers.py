@@ -66,7 +66,6 @@ class OfKeras3(keras.layers.Layer):
 
     def call(self, *args: Any, training: Any = None, **kwargs: Any) -> Any:
         """The outputs of the layer in inference, with these variables for its weights."""
-        del training
         return self._run(*args, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
@@ -128,7 +127,6 @@ class _Operations:
 
     def __call__(self, *tensors: Any, training: Any = None) -> Any:
         """The outputs of the operations in inference."""
-        del training
         made = {id(one): other for one, other in zip(self._graph.inputs, tensors, strict=True)}
         for call, function in zip(self._graph.calls, self._functions, strict=True):
             args, kwargs = call.filled_in(made, self._constant)

@@ -68,7 +68,6 @@ class StepCallback(keras.callbacks.Callback, abc.ABC):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Counts the step."""
-        del batch
         self.step += 1
         self.on_step(logs)
 
@@ -222,18 +221,15 @@ class Recorder(StepCallback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Measures the model that the stage starts from, unless that has been done."""
-        del logs
         if self.step == 0:
             self._write_events(self._state())
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Starts the clock."""
-        del epoch, logs
         self._epoch_started = time.perf_counter()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Before the first step, takes over the running means restored from a checkpoint."""
-        del batch, logs
         if self._resumes:
             restored = {metric.name: metric.result() for metric in self.model.metrics}
             self._means.resume(self.plan.start.step, restored)
@@ -268,7 +264,6 @@ class Recorder(StepCallback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Writes the row of the epoch, what the held-out images gave, and the model's state."""
-        del epoch
         measured = logged(EPOCHS, logs)
         self.add_epoch(
             EpochMetrics(
@@ -371,7 +366,6 @@ class ProgressBar(StepCallback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Starts the epoch's clock."""
-        del epoch, logs
         self._last_line = time.perf_counter()
         self._epoch_started = (self.step, self._last_line) if self._started else None
         self._bar.update(self._task, description=self._short_title())
@@ -395,12 +389,10 @@ class ProgressBar(StepCallback):
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Stops the epoch's clock: held-out images do not count."""
-        del logs
         self._measure(time.perf_counter())
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Prints the epoch's line."""
-        del epoch
         metrics = self._metrics(logs)
         if "val_top1" in logs:
             metrics += f"  held out {100 * float(logs['val_top1']):5.1f} %"
@@ -489,7 +481,6 @@ class CheckpointSaver(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Restores the metrics of an epoch that had begun, which `fit` has reset."""
-        del epoch, logs
         if self._metrics is not None:
             variables = [variable for metric in self.model.metrics for variable in metric.weights]
             for variable, value in zip(variables, self._metrics, strict=True):
@@ -498,7 +489,6 @@ class CheckpointSaver(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Saves or stops when it is due."""
-        del batch
         step = self._position.step + 1
         self._position = Position(self._position.epoch, step)
         self._since += 1
@@ -514,7 +504,6 @@ class CheckpointSaver(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Does what the last step of the epoch has asked for."""
-        del logs
         self._position = Position(epoch + 1)
         if self._wanted:
             self._act()
@@ -550,18 +539,15 @@ class StopWhenNotFinite(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Remembers the epoch, for the message."""
-        del logs
         self._epoch = epoch + 1
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Checks what training reports."""
-        del batch
         # The running mean stays NaN in every later batch; the message names the first one.
         self._check("", loss=logs["batch_loss"], top1=logs["top1"])
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
         """Checks what the held-out images report."""
-        del batch
         self._check("held-out images, after ", loss=logs["loss"], top1=logs["top1"])
 
     def _check(self, where: str, *, loss: Any, top1: Any) -> None:
@@ -637,7 +623,6 @@ class BestWeights(tf.Module):
         done = [0]  # epochs
 
         def begin(epoch: int, logs: Any) -> None:
-            del logs
             done[0] = epoch + 1
 
         return keras.callbacks.LambdaCallback(

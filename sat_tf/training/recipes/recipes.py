@@ -95,7 +95,6 @@ def smoothed_cross_entropy(amount: float) -> ImageLoss:
     """
 
     def image_loss(images: tf.Tensor, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-        del images
         certain = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(labels, 0), logits)
         of_all_classes = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
         return (1.0 - amount) * certain + amount * of_all_classes

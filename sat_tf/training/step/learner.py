@@ -43,7 +43,6 @@ class TopK(keras.metrics.Metric):
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         """Adds labels (batch,) or (batch, 1), and logits (batch, classes)."""
-        del sample_weight
         logits = tf.convert_to_tensor(y_pred)
         labels = tf.reshape(tf.cast(y_true, tf.int32), [-1])
         counted = tf.not_equal(labels, NO_LABEL)
@@ -190,7 +189,6 @@ _SIGNALS = ("stop", "save")
 
 def cross_entropy(images: tf.Tensor, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     """The loss of the paper, -log softmax(logits)[label], for each image."""
-    del images
     return tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(labels, 0), logits)
 
 
