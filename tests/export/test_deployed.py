@@ -280,7 +280,7 @@ def test_it_is_exported_with_the_packing_that_it_has(pack, tmp_path):
 def test_weights_may_move_in_and_out_of_what_4_bits_hold():
     """On the rounded grid, a γ below 0 makes 8 of the lowest code, which INT4 does not hold."""
     layers = [*zoo.block(zoo.convolution(8)), *zoo.block(zoo.convolution(8, 1)), *zoo.head()]
-    model = zoo.Specimen(lambda: zoo.chain((8, 8, 3), *layers), {}, PACKED).quantized()
+    model = zoo.Specimen(lambda: zoo.chain((8, 8, 3), *layers), "", PACKED).quantized()
     behind = [layer.layer for layer in model.layers if hasattr(layer, "layer")]
     gamma = [x for x in behind if isinstance(x, keras.layers.BatchNormalization)][1].gamma
     size = np.abs(gamma.numpy())

@@ -14,7 +14,7 @@ from tests.export.zoo import Specimen, bottleneck, images_for, quantized
 
 @pytest.fixture(scope="module")
 def few_bits():
-    return Specimen(bottleneck, {}, sat_tf.BitPolicy.mobile(3)).quantized()
+    return Specimen(bottleneck, "", sat_tf.BitPolicy.mobile(3)).quantized()
 
 
 def test_a_report_tells_what_its_own_file_costs(few_bits, path):
@@ -39,7 +39,7 @@ def test_on_request_it_tells_what_every_choice_costs_and_how_long_it_takes(few_b
 
 
 def test_a_choice_that_the_model_does_not_have_is_left_out(tmp_path):
-    model = Specimen(bottleneck, {}, sat_tf.BitPolicy.mobile(8)).quantized()
+    model = Specimen(bottleneck, "", sat_tf.BitPolicy.mobile(8)).quantized()
     report = sat_tf.export_tflite(model, tmp_path / "model.tflite", compare_storage=True)
     assert [cost.pack for cost in report.storage] == ["none"]
 

@@ -143,7 +143,7 @@ def test_the_file_of_another_model_is_named(path, images):
 
 @pytest.mark.parametrize("variable", ["clipping_level", "bias", "gamma", "depthwise_kernel"])
 def test_the_file_of_another_training_state_is_named(variable, path, images):
-    trained = Specimen(bottleneck, {}).quantized()
+    trained = Specimen(bottleneck).quantized()
     weight = [weight for weight in trained.weights if variable in weight.name][-1]
     weight.assign(1.5 * weight + 1.0)
     with pytest.raises(ValueError, match=r"or of another state of this one(.|\n)*export it again"):

@@ -8,7 +8,7 @@ import collections
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -38,14 +38,19 @@ def depthwise(size=3, **settings) -> keras.layers.Layer:
     return layers.DepthwiseConv2D(size, **{"padding": "same", "use_bias": False, **settings})
 
 
+def counted(operators: str) -> dict[str, int]:
+    """The operators of a text such as "2 CONV_2D, 1 MEAN"."""
+    return {name: int(count) for count, name in map(str.split, operators.split(", "))}
+
+
 @dataclasses.dataclass(frozen=True)
 class Specimen:
     """A model of the zoo.
 
     Attributes:
         build: makes the float model.
-        operators: of the file whose weights all have 8 bits; one QUANTIZE for the image and one
-            DEQUANTIZE go without saying.
+        operators: of the file whose weights all have 8 bits, such as "2 CONV_2D, 1 MEAN"; one
+            QUANTIZE for the image and one DEQUANTIZE go without saying.
         policy: how it is quantized.
         float_operators: kinds of the operators that read or make float tensors, in order.
         float_head: exported with a float head.
@@ -59,9 +64,9 @@ class Specimen:
     """
 
     build: Callable[[], keras.Model]
-    operators: Mapping[str, int]
+    operators: str = ""
     policy: BitPolicy = dataclasses.field(default_factory=lambda: BitPolicy.mobile(4))
-    float_operators: tuple[str, ...] = ("DEQUANTIZE",)
+    float_operators: str = "DEQUANTIZE"
     float_head: bool = False
     calibrated: bool = True
     annotated: bool = False
@@ -74,7 +79,7 @@ class Specimen:
     @property
     def file_operators(self) -> dict[str, int]:
         """All operators of the file."""
-        counts = collections.Counter({"QUANTIZE": 1, "DEQUANTIZE": 1, **self.operators})
+        counts = collections.Counter({"QUANTIZE": 1, "DEQUANTIZE": 1, **counted(self.operators)})
         counts["CONV_2D"] -= self.packed
         counts["FULLY_CONNECTED"] += self.packed
         return {name: count for name, count in counts.items() if count}
@@ -246,11 +251,7 @@ def bottleneck() -> keras.Model:
     """The same with a linear bottleneck, whose codes are signed."""
     linear = (convolution(8, 1), normalization())
     return chain(
-        (8, 9, 3),
-        *block(convolution(8), depthwise()),
-        *linear,
-        *block(convolution(9, 1)),
-        *head(),
+        (8, 9, 3), *block(convolution(8), depthwise()), *linear, *block(convolution(9, 1)), *head()
     )
 
 
@@ -610,25 +611,20 @@ def names_that_meet() -> keras.Model:
 # -- the zoo -----------------------------------------------------------------------------------
 
 
-def counted(operators: str) -> dict[str, int]:
-    """The operators of a text such as "2 CONV_2D, 1 MEAN"."""
-    return {name: int(count) for count, name in map(str.split, operators.split(", "))}
-
-
-_TWO_DENSE = {"FULLY_CONNECTED": 2}
-_CLASSIFIER = {"CONV_2D": 1, "MEAN": 1, "FULLY_CONNECTED": 1}
-_SEPARABLE = {"CONV_2D": 2, "DEPTHWISE_CONV_2D": 1, "MEAN": 1, "FULLY_CONNECTED": 1}
-_BOTTLENECK = {**_SEPARABLE, "CONV_2D": 3}
+_TWO_DENSE = "2 FULLY_CONNECTED"
+_CLASSIFIER = "1 CONV_2D, 1 MEAN, 1 FULLY_CONNECTED"
+_SEPARABLE = "2 CONV_2D, 1 DEPTHWISE_CONV_2D, 1 MEAN, 1 FULLY_CONNECTED"
+_BOTTLENECK = "3 CONV_2D, 1 DEPTHWISE_CONV_2D, 1 MEAN, 1 FULLY_CONNECTED"
 # 1x1 convolutions whose codes fit into 4 bits are matrix products.
-_SEPARABLE_PACKED = {**_SEPARABLE, "CONV_2D": 1, "FULLY_CONNECTED": 2}
-_BOTTLENECK_PACKED = {**_BOTTLENECK, "CONV_2D": 1, "FULLY_CONNECTED": 3}
-_WINDOWS = {"CONV_2D": 2, "MEAN": 2, "ADD": 1, "FULLY_CONNECTED": 1}
+_SEPARABLE_PACKED = "1 CONV_2D, 1 DEPTHWISE_CONV_2D, 1 MEAN, 2 FULLY_CONNECTED"
+_BOTTLENECK_PACKED = "1 CONV_2D, 1 DEPTHWISE_CONV_2D, 1 MEAN, 3 FULLY_CONNECTED"
+_WINDOWS = "2 CONV_2D, 2 MEAN, 1 ADD, 1 FULLY_CONNECTED"
 # Streams are summed at 8 bits, and read so. Where they are requantized, a depthwise convolution
 # gives them fewer bits before each linear layer; that of a vector stands between two reshapes.
 _REQUANTIZED = BitPolicy.mobile(4, requantize_streams=True)
-_RESIDUAL = {"CONV_2D": 4, "ADD": 2, "MEAN": 1, "FULLY_CONNECTED": 1}
-_RESIDUAL_REQUANTIZED = {**_RESIDUAL, "DEPTHWISE_CONV_2D": 2, "RESHAPE": 2}
-_PREACTIVATION = counted("5 CONV_2D, 3 DEPTHWISE_CONV_2D, 2 ADD, 1 MEAN, 1 FULLY_CONNECTED")
+_RESIDUAL = "4 CONV_2D, 2 ADD, 1 MEAN, 1 FULLY_CONNECTED"
+_RESIDUAL_REQUANTIZED = f"{_RESIDUAL}, 2 DEPTHWISE_CONV_2D, 2 RESHAPE"
+_PREACTIVATION = "5 CONV_2D, 3 DEPTHWISE_CONV_2D, 2 ADD, 1 MEAN, 1 FULLY_CONNECTED"
 
 
 def _windows() -> dict[str, Specimen]:
@@ -655,7 +651,7 @@ def _grids() -> dict[str, Specimen]:
             )
         zoo[f"{grid}_{bits}_bits"] = Specimen(
             lambda: chain((6, 7, 3), *block(convolution(8), depthwise()), *head()),
-            {**_CLASSIFIER, "DEPTHWISE_CONV_2D": 1},
+            "1 CONV_2D, 1 MEAN, 1 FULLY_CONNECTED, 1 DEPTHWISE_CONV_2D",
             policy,
         )
     return zoo
@@ -666,52 +662,43 @@ ZOO: dict[str, Specimen] = {
     **_grids(),
     # Windows.
     "dilated": Specimen(windows((16, 15, 3), 3, 1, dilation=3), _WINDOWS),
-    "depthwise": Specimen(
-        depthwise_windows, {"DEPTHWISE_CONV_2D": 3, "MEAN": 1, "FULLY_CONNECTED": 1}
-    ),
+    "depthwise": Specimen(depthwise_windows, "3 DEPTHWISE_CONV_2D, 1 MEAN, 1 FULLY_CONNECTED"),
     "dilated_depthwise": Specimen(
-        dilated_depthwise, {"DEPTHWISE_CONV_2D": 2, "RESHAPE": 1, "FULLY_CONNECTED": 1}
+        dilated_depthwise, "2 DEPTHWISE_CONV_2D, 1 RESHAPE, 1 FULLY_CONNECTED"
     ),
     "uneven_windows": Specimen(
         uneven_windows,
-        counted("2 CONV_2D, 1 MAX_POOL_2D, 1 DEPTHWISE_CONV_2D, 1 RESHAPE, 1 FULLY_CONNECTED"),
+        "2 CONV_2D, 1 MAX_POOL_2D, 1 DEPTHWISE_CONV_2D, 1 RESHAPE, 1 FULLY_CONNECTED",
     ),
     "depth_multiplier": Specimen(
-        depth_multiplier,
-        {"CONV_2D": 1, "DEPTHWISE_CONV_2D": 2, "MEAN": 1, "FULLY_CONNECTED": 1},
-        packed=1,
+        depth_multiplier, "1 CONV_2D, 2 DEPTHWISE_CONV_2D, 1 MEAN, 1 FULLY_CONNECTED", packed=1
     ),
     "depth_multiplier_of_one_channel": Specimen(
-        depth_multiplier_of_one_channel,
-        {"DEPTHWISE_CONV_2D": 1, "RESHAPE": 1, "FULLY_CONNECTED": 1},
+        depth_multiplier_of_one_channel, "1 DEPTHWISE_CONV_2D, 1 RESHAPE, 1 FULLY_CONNECTED"
     ),
     # Dense layers.
     "flat_pixels": Specimen(flat_pixels, _TWO_DENSE),
     "flat_pixels_normalized": Specimen(
-        flat_pixels_normalized, {"DEPTHWISE_CONV_2D": 1, "RESHAPE": 2, "FULLY_CONNECTED": 3}
+        flat_pixels_normalized, "1 DEPTHWISE_CONV_2D, 2 RESHAPE, 3 FULLY_CONNECTED"
     ),
-    "flattened": Specimen(flattened, {**_TWO_DENSE, "RESHAPE": 1}),
-    "dense_on_pixels": Specimen(
-        dense_on_pixels, {"CONV_2D": 2, "MEAN": 1, "FULLY_CONNECTED": 1}, packed=1
-    ),
+    "flattened": Specimen(flattened, "2 FULLY_CONNECTED, 1 RESHAPE"),
+    "dense_on_pixels": Specimen(dense_on_pixels, "2 CONV_2D, 1 MEAN, 1 FULLY_CONNECTED", packed=1),
     "dense_on_a_sequence": Specimen(
         dense_on_a_sequence,
-        {"CONV_2D": 3, "RESHAPE": 6, "DEPTHWISE_CONV_2D": 1, "MEAN": 1, "FULLY_CONNECTED": 1},
+        "3 CONV_2D, 6 RESHAPE, 1 DEPTHWISE_CONV_2D, 1 MEAN, 1 FULLY_CONNECTED",
         packed=2,
     ),
     # Normalizations and rectifiers.
     "rectified_convolutions": Specimen(
         rectified_convolutions,
-        {"CONV_2D": 2, "DEPTHWISE_CONV_2D": 1, "RESHAPE": 1, "FULLY_CONNECTED": 1},
+        "2 CONV_2D, 1 DEPTHWISE_CONV_2D, 1 RESHAPE, 1 FULLY_CONNECTED",
         packed=1,
     ),
     "normalizations_alone": Specimen(
         normalizations_alone,
-        counted("2 CONV_2D, 5 DEPTHWISE_CONV_2D, 1 MAX_POOL_2D, 1 RESHAPE, 1 FULLY_CONNECTED"),
+        "2 CONV_2D, 5 DEPTHWISE_CONV_2D, 1 MAX_POOL_2D, 1 RESHAPE, 1 FULLY_CONNECTED",
     ),
-    "relu6": Specimen(
-        relu6, {"CONV_2D": 2, "DEPTHWISE_CONV_2D": 1, "MEAN": 1, "FULLY_CONNECTED": 1}
-    ),
+    "relu6": Specimen(relu6, "2 CONV_2D, 1 DEPTHWISE_CONV_2D, 1 MEAN, 1 FULLY_CONNECTED"),
     "no_variance": Specimen(
         # The statistics say that these channels are dead, which they are not.
         bottleneck,
@@ -761,24 +748,24 @@ ZOO: dict[str, Specimen] = {
     ),
     "residual_with_a_branch_next_to_nothing": Specimen(
         residual(rectified=False),
-        {
-            **_RESIDUAL_REQUANTIZED,
-            **counted("3 DEPTHWISE_CONV_2D"),
-        },  # one gives the branch the step of the sum
+        # One gives the branch the step of the sum.
+        "4 CONV_2D, 2 ADD, 1 MEAN, 1 FULLY_CONNECTED, 3 DEPTHWISE_CONV_2D, 2 RESHAPE",
         _REQUANTIZED,
         change=scale_clipping_level("wide", 1e-4),
         largest=2,
         packed=1,
     ),
     "sum_with_image": Specimen(
-        sum_with_image(rectified=False), {**_SEPARABLE, "ADD": 1}, _REQUANTIZED
+        sum_with_image(rectified=False),
+        "2 CONV_2D, 1 DEPTHWISE_CONV_2D, 1 MEAN, 1 FULLY_CONNECTED, 1 ADD",
+        _REQUANTIZED,
     ),
     "sum_with_image_rectified": Specimen(
-        sum_with_image(rectified=True), {**_CLASSIFIER, "CONV_2D": 2, "ADD": 1}
+        sum_with_image(rectified=True), "2 CONV_2D, 1 MEAN, 1 FULLY_CONNECTED, 1 ADD"
     ),
     "sums_of_other_shapes": Specimen(
         sums_of_other_shapes,
-        counted("1 CONV_2D, 4 ADD, 3 MEAN, 2 DEPTHWISE_CONV_2D, 4 RESHAPE, 2 FULLY_CONNECTED"),
+        "1 CONV_2D, 4 ADD, 3 MEAN, 2 DEPTHWISE_CONV_2D, 4 RESHAPE, 2 FULLY_CONNECTED",
         _REQUANTIZED,
         differing=0.1,
     ),
@@ -786,7 +773,7 @@ ZOO: dict[str, Specimen] = {
     "preactivation_of_1_bit": Specimen(preactivation, _PREACTIVATION, BitPolicy.mobile(1)),
     "two_readers": Specimen(
         two_readers,
-        {"CONV_2D": 3, "DEPTHWISE_CONV_2D": 1, "ADD": 1, "MEAN": 1, "FULLY_CONNECTED": 1},
+        "3 CONV_2D, 1 DEPTHWISE_CONV_2D, 1 ADD, 1 MEAN, 1 FULLY_CONNECTED",
         BitPolicy.mobile(
             4, overrides={"coarse": {"activation_bits": 2}, "fine": {"activation_bits": 5}}
         ),
@@ -794,122 +781,96 @@ ZOO: dict[str, Specimen] = {
     # Float streams.
     "residual_float_streams": Specimen(
         residual(rectified=False),
-        counted(
-            "3 CONV_2D, 2 ADD, 1 MEAN, 4 DEQUANTIZE, 2 MAXIMUM, 2 MINIMUM, 3 QUANTIZE, "
-            "2 FULLY_CONNECTED"
-        ),
+        "3 CONV_2D, 2 ADD, 1 MEAN, 4 DEQUANTIZE, 2 MAXIMUM, 2 MINIMUM, 3 QUANTIZE, "
+        "2 FULLY_CONNECTED",
         BitPolicy.paper(3),
-        float_operators=(
-            *("DEQUANTIZE", "DEQUANTIZE", "ADD", "MAXIMUM", "MINIMUM", "QUANTIZE"),
-            *("DEQUANTIZE", "ADD", "MEAN", "MAXIMUM", "MINIMUM", "QUANTIZE", "DEQUANTIZE"),
-        ),
+        float_operators="DEQUANTIZE DEQUANTIZE ADD MAXIMUM MINIMUM QUANTIZE DEQUANTIZE ADD MEAN "
+        "MAXIMUM MINIMUM QUANTIZE DEQUANTIZE",
     ),
     "residual_rectified_float_streams": Specimen(
         # Rectified sums are observed, and then integers.
         residual(rectified=True),
-        {"CONV_2D": 4, "ADD": 2, "DEPTHWISE_CONV_2D": 1, "MEAN": 1, "FULLY_CONNECTED": 1},
+        "4 CONV_2D, 2 ADD, 1 DEPTHWISE_CONV_2D, 1 MEAN, 1 FULLY_CONNECTED",
         BitPolicy.paper(5),
     ),
     "preactivation_float_streams": Specimen(
         preactivation,
-        counted(
-            "5 CONV_2D, 1 DEPTHWISE_CONV_2D, 4 ADD, 2 MUL, 1 MAXIMUM, 1 MEAN, 4 DEQUANTIZE, "
-            "3 QUANTIZE, 1 FULLY_CONNECTED"
-        ),
+        "5 CONV_2D, 1 DEPTHWISE_CONV_2D, 4 ADD, 2 MUL, 1 MAXIMUM, 1 MEAN, "
+        "4 DEQUANTIZE, 3 QUANTIZE, 1 FULLY_CONNECTED",
         BitPolicy.paper(4),
-        float_operators=(
-            *("DEQUANTIZE", "DEQUANTIZE", "ADD", "MUL", "ADD", "MAXIMUM", "QUANTIZE"),
-            *("DEQUANTIZE", "ADD", "MUL", "ADD", "QUANTIZE", "DEQUANTIZE"),
-        ),
+        float_operators="DEQUANTIZE DEQUANTIZE ADD MUL ADD MAXIMUM QUANTIZE DEQUANTIZE ADD MUL "
+        "ADD QUANTIZE DEQUANTIZE",
     ),
     "signed_mean_float_streams": Specimen(
         signed_mean(),
-        {"CONV_2D": 1, "DEPTHWISE_CONV_2D": 1, "RESHAPE": 1, "FULLY_CONNECTED": 1},
+        "1 CONV_2D, 1 DEPTHWISE_CONV_2D, 1 RESHAPE, 1 FULLY_CONNECTED",
         BitPolicy.paper(4),
     ),
     "rectified_mean_float_streams": Specimen(
         signed_mean(ReLU()),
-        {"CONV_2D": 1, "DEPTHWISE_CONV_2D": 1, "RESHAPE": 1, "FULLY_CONNECTED": 1},
+        "1 CONV_2D, 1 DEPTHWISE_CONV_2D, 1 RESHAPE, 1 FULLY_CONNECTED",
         BitPolicy.paper(4),
     ),
     "average_float_streams": Specimen(
         average_of_a_convolution,
-        counted(
-            "2 CONV_2D, 4 DEPTHWISE_CONV_2D, 3 ADD, 3 FULLY_CONNECTED, 5 RESHAPE, "
-            "6 DEQUANTIZE, 1 MAXIMUM, 1 MINIMUM, 3 QUANTIZE"
-        ),
+        "2 CONV_2D, 4 DEPTHWISE_CONV_2D, 3 ADD, 3 FULLY_CONNECTED, 5 RESHAPE, "
+        "6 DEQUANTIZE, 1 MAXIMUM, 1 MINIMUM, 3 QUANTIZE",
         BitPolicy.paper(4),
-        float_operators=(
-            *("DEQUANTIZE", "DEQUANTIZE", "ADD", "RESHAPE", "MAXIMUM", "MINIMUM", "QUANTIZE"),
-            *("DEQUANTIZE", "DEQUANTIZE", "ADD", "DEQUANTIZE", "ADD", "QUANTIZE", "DEQUANTIZE"),
-        ),
+        float_operators="DEQUANTIZE DEQUANTIZE ADD RESHAPE MAXIMUM MINIMUM QUANTIZE DEQUANTIZE "
+        "DEQUANTIZE ADD DEQUANTIZE ADD QUANTIZE DEQUANTIZE",
     ),
     "sums_of_many": Specimen(
         sums_of_many,
-        {"ADD": 7, "CONV_2D": 7, "MEAN": 1, "FULLY_CONNECTED": 1},
+        "7 ADD, 7 CONV_2D, 1 MEAN, 1 FULLY_CONNECTED",
         differing=0.5,  # partial sums are rounded to 8 bits too
         largest=2,
         combines_many=True,
     ),
     "pooled_stem": Specimen(
         pooled_stem,
-        counted(
-            "2 PAD, 7 CONV_2D, 1 MAX_POOL_2D, 3 DEPTHWISE_CONV_2D, 2 ADD, 1 MEAN, 1 FULLY_CONNECTED"
-        ),
+        "2 PAD, 7 CONV_2D, 1 MAX_POOL_2D, 3 DEPTHWISE_CONV_2D, 2 ADD, 1 MEAN, 1 FULLY_CONNECTED",
         packed=4,
     ),
     # Concatenations.
     "inception": Specimen(
         inception,
-        counted(
-            "9 CONV_2D, 8 DEPTHWISE_CONV_2D, 4 CONCATENATION, 1 ADD, 1 MAX_POOL_2D, 1 MEAN, "
-            "5 RESHAPE, 2 FULLY_CONNECTED"
-        ),
+        "9 CONV_2D, 8 DEPTHWISE_CONV_2D, 4 CONCATENATION, 1 ADD, 1 MAX_POOL_2D, "
+        "1 MEAN, 5 RESHAPE, 2 FULLY_CONNECTED",
         _REQUANTIZED,
         packed=2,
     ),
     "inception_float_streams": Specimen(
         inception,
-        counted(
-            "9 CONV_2D, 3 DEPTHWISE_CONV_2D, 4 CONCATENATION, 1 ADD, 1 MAX_POOL_2D, 1 MEAN, "
-            "1 RESHAPE, 6 DEQUANTIZE, 4 MAXIMUM, 2 MINIMUM, 5 QUANTIZE, 2 FULLY_CONNECTED"
-        ),
+        "9 CONV_2D, 3 DEPTHWISE_CONV_2D, 4 CONCATENATION, 1 ADD, 1 MAX_POOL_2D, "
+        "1 MEAN, 1 RESHAPE, 6 DEQUANTIZE, 4 MAXIMUM, 2 MINIMUM, 5 QUANTIZE, "
+        "2 FULLY_CONNECTED",
         BitPolicy.paper(4),
-        float_operators=(
-            *("DEQUANTIZE", "DEQUANTIZE", "ADD", "MAXIMUM", "QUANTIZE", "MAXIMUM", "QUANTIZE"),
-            *("DEQUANTIZE", "DEQUANTIZE", "CONCATENATION", "RESHAPE", "MAXIMUM", "MINIMUM"),
-            *("QUANTIZE", "MEAN", "DEQUANTIZE", "CONCATENATION", "MAXIMUM", "MINIMUM"),
-            *("QUANTIZE", "DEQUANTIZE"),
-        ),
+        float_operators="DEQUANTIZE DEQUANTIZE ADD MAXIMUM QUANTIZE MAXIMUM QUANTIZE DEQUANTIZE "
+        "DEQUANTIZE CONCATENATION RESHAPE MAXIMUM MINIMUM QUANTIZE MEAN "
+        "DEQUANTIZE CONCATENATION MAXIMUM MINIMUM QUANTIZE DEQUANTIZE",
     ),
     "densely_connected": Specimen(
         densely_connected,
-        counted("5 CONV_2D, 7 DEPTHWISE_CONV_2D, 3 CONCATENATION, 1 MEAN, 1 FULLY_CONNECTED"),
+        "5 CONV_2D, 7 DEPTHWISE_CONV_2D, 3 CONCATENATION, 1 MEAN, 1 FULLY_CONNECTED",
         packed=1,
     ),
     "output_concatenated": Specimen(
-        output_concatenated, {"CONV_2D": 2, "DEPTHWISE_CONV_2D": 2, "CONCATENATION": 1}
+        output_concatenated, "2 CONV_2D, 2 DEPTHWISE_CONV_2D, 1 CONCATENATION"
     ),
     # Data movement.
     "max_pooling": Specimen(
         max_pooling,
-        counted(
-            "3 CONV_2D, 3 MAX_POOL_2D, 1 MEAN, 1 DEPTHWISE_CONV_2D, 2 RESHAPE, 1 FULLY_CONNECTED"
-        ),
+        "3 CONV_2D, 3 MAX_POOL_2D, 1 MEAN, 1 DEPTHWISE_CONV_2D, 2 RESHAPE, 1 FULLY_CONNECTED",
         _REQUANTIZED,
         packed=2,
     ),
     "average_pooling": Specimen(
-        average_pooling,
-        {"CONV_2D": 3, "DEPTHWISE_CONV_2D": 4, "RESHAPE": 1, "FULLY_CONNECTED": 1},
-        packed=2,
+        average_pooling, "3 CONV_2D, 4 DEPTHWISE_CONV_2D, 1 RESHAPE, 1 FULLY_CONNECTED", packed=2
     ),
     "padded_average_pooling": Specimen(
         padded_average_pooling,
-        counted(
-            "18 STRIDED_SLICE, 11 CONCATENATION, 3 CONV_2D, 20 DEPTHWISE_CONV_2D, 3 RESHAPE, "
-            "1 FULLY_CONNECTED"
-        ),
+        "18 STRIDED_SLICE, 11 CONCATENATION, 3 CONV_2D, 20 DEPTHWISE_CONV_2D, "
+        "3 RESHAPE, 1 FULLY_CONNECTED",
         _REQUANTIZED,
         packed=2,
     ),
@@ -923,88 +884,79 @@ ZOO: dict[str, Specimen] = {
             layers.Flatten(),
             Dense(3),
         ),
-        counted(
-            "2 CONV_2D, 6 STRIDED_SLICE, 4 CONCATENATION, 7 DEPTHWISE_CONV_2D, 1 RESHAPE, "
-            "1 FULLY_CONNECTED"
-        ),
+        "2 CONV_2D, 6 STRIDED_SLICE, 4 CONCATENATION, 7 DEPTHWISE_CONV_2D, "
+        "1 RESHAPE, 1 FULLY_CONNECTED",
         BitPolicy.paper(4),
     ),
     "average_of_a_float_sum": Specimen(
         average_of_a_float_sum,
-        counted(
-            "2 CONV_2D, 1 ADD, 1 AVERAGE_POOL_2D, 3 DEQUANTIZE, 1 MAXIMUM, 1 MINIMUM, "
-            "2 QUANTIZE, 1 RESHAPE, 1 FULLY_CONNECTED"
-        ),
+        "2 CONV_2D, 1 ADD, 1 AVERAGE_POOL_2D, 3 DEQUANTIZE, 1 MAXIMUM, 1 MINIMUM, "
+        "2 QUANTIZE, 1 RESHAPE, 1 FULLY_CONNECTED",
         BitPolicy.paper(4),
-        float_operators=(
-            *("DEQUANTIZE", "DEQUANTIZE", "ADD", "AVERAGE_POOL_2D", "RESHAPE"),
-            *("MAXIMUM", "MINIMUM", "QUANTIZE", "DEQUANTIZE"),
-        ),
+        float_operators="DEQUANTIZE DEQUANTIZE ADD AVERAGE_POOL_2D RESHAPE MAXIMUM MINIMUM "
+        "QUANTIZE DEQUANTIZE",
     ),
     "several_dense": Specimen(
-        several_dense, {"CONV_2D": 2, "MAX_POOL_2D": 1, "RESHAPE": 1, "FULLY_CONNECTED": 3}
+        several_dense, "2 CONV_2D, 1 MAX_POOL_2D, 1 RESHAPE, 3 FULLY_CONNECTED"
     ),
     "pooled_features_convolved": Specimen(
         pooled_features_convolved,
-        {"CONV_2D": 2, "MEAN": 1, "RESHAPE": 1, "SOFTMAX": 1},
-        float_operators=("DEQUANTIZE", "SOFTMAX"),
+        "2 CONV_2D, 1 MEAN, 1 RESHAPE, 1 SOFTMAX",
+        float_operators="DEQUANTIZE SOFTMAX",
     ),
     "zero_padding": Specimen(
-        zero_padding,
-        {"CONV_2D": 2, "DEPTHWISE_CONV_2D": 1, "PAD": 3, "MEAN": 1, "FULLY_CONNECTED": 1},
+        zero_padding, "2 CONV_2D, 1 DEPTHWISE_CONV_2D, 3 PAD, 1 MEAN, 1 FULLY_CONNECTED"
     ),
     # Ends.
     "softmax": Specimen(
         classifier(pooled_softmax),
-        {**_CLASSIFIER, "SOFTMAX": 1},
-        float_operators=("DEQUANTIZE", "SOFTMAX"),
+        "1 CONV_2D, 1 MEAN, 1 FULLY_CONNECTED, 1 SOFTMAX",
+        float_operators="DEQUANTIZE SOFTMAX",
     ),
     "softmax_of_pixels": Specimen(
         softmax_of_pixels,
-        {"CONV_2D": 2, "SOFTMAX": 1, "RESHAPE": 1},
-        float_operators=("DEQUANTIZE", "SOFTMAX", "RESHAPE"),
+        "2 CONV_2D, 1 SOFTMAX, 1 RESHAPE",
+        float_operators="DEQUANTIZE SOFTMAX RESHAPE",
     ),
     "float_head": Specimen(
         bottleneck,
-        {**_BOTTLENECK, "DEQUANTIZE": 2},
-        float_operators=("DEQUANTIZE", "DEQUANTIZE", "FULLY_CONNECTED"),
+        "3 CONV_2D, 1 DEPTHWISE_CONV_2D, 1 MEAN, 1 FULLY_CONNECTED, 2 DEQUANTIZE",
+        float_operators="DEQUANTIZE DEQUANTIZE FULLY_CONNECTED",
         float_head=True,
         packed=2,
     ),
     "float_head_with_softmax": Specimen(
         classifier(pooled_softmax),
-        {**_CLASSIFIER, "DEQUANTIZE": 2, "SOFTMAX": 1},
-        float_operators=("DEQUANTIZE", "DEQUANTIZE", "FULLY_CONNECTED", "SOFTMAX"),
+        "1 CONV_2D, 1 MEAN, 1 FULLY_CONNECTED, 2 DEQUANTIZE, 1 SOFTMAX",
+        float_operators="DEQUANTIZE DEQUANTIZE FULLY_CONNECTED SOFTMAX",
         float_head=True,
     ),
     "annotated_by_hand": Specimen(
         by_hand,
-        {"CONV_2D": 2, "MAX_POOL_2D": 1, "MEAN": 1, "FULLY_CONNECTED": 1, "SOFTMAX": 1},
-        float_operators=("DEQUANTIZE", "SOFTMAX"),
+        "2 CONV_2D, 1 MAX_POOL_2D, 1 MEAN, 1 FULLY_CONNECTED, 1 SOFTMAX",
+        float_operators="DEQUANTIZE SOFTMAX",
         annotated=True,
     ),
-    "output_rectified": Specimen(classifier(list), {"CONV_2D": 1}),
+    "output_rectified": Specimen(classifier(list), "1 CONV_2D"),
     "output_never_observed": Specimen(
         lambda: chain((8, 8, 3), convolution(8), normalization(), ReLU(6.0)),
-        {"CONV_2D": 1},
+        "1 CONV_2D",
         calibrated=False,
     ),
     "output_pooled": Specimen(
-        classifier(lambda: [layers.GlobalAveragePooling2D()]), {"CONV_2D": 1, "MEAN": 1}
+        classifier(lambda: [layers.GlobalAveragePooling2D()]), "1 CONV_2D, 1 MEAN"
     ),
-    "output_normalized": Specimen(classifier(lambda: [Dense(5), normalization()]), {"CONV_2D": 2}),
-    "output_sum": Specimen(output_sum, {"CONV_2D": 2, "ADD": 1}),
+    "output_normalized": Specimen(classifier(lambda: [Dense(5), normalization()]), "2 CONV_2D"),
+    "output_sum": Specimen(output_sum, "2 CONV_2D, 1 ADD"),
     "output_moved": Specimen(
         classifier(lambda: [layers.MaxPooling2D(), layers.Flatten()]),
-        {"CONV_2D": 1, "MAX_POOL_2D": 1, "RESHAPE": 1},
+        "1 CONV_2D, 1 MAX_POOL_2D, 1 RESHAPE",
     ),
     "names_that_meet": Specimen(
         names_that_meet,
-        counted(
-            "3 CONV_2D, 1 ADD, 3 DEPTHWISE_CONV_2D, 1 MEAN, 3 RESHAPE, 1 FULLY_CONNECTED, 1 SOFTMAX"
-        ),
+        "3 CONV_2D, 1 ADD, 3 DEPTHWISE_CONV_2D, 1 MEAN, 3 RESHAPE, 1 FULLY_CONNECTED, 1 SOFTMAX",
         _REQUANTIZED,
-        float_operators=("DEQUANTIZE", "SOFTMAX"),
+        float_operators="DEQUANTIZE SOFTMAX",
         packed=1,
     ),
 }

@@ -183,7 +183,7 @@ class Half:
 @pytest.fixture(scope="module", params=HALVES)
 def half(request, tmp_path_factory) -> Half:
     build, float_layers = HALVES[request.param]
-    model = Specimen(build, {}, POLICY).quantized()
+    model = Specimen(build, "", POLICY).quantized()
     path = tmp_path_factory.mktemp(request.param) / "model.tflite"
     return Half(model, float_layers, path, sat_tf.export_tflite(model, path))
 
@@ -237,7 +237,7 @@ def test_the_converter_carries_float_layers_too(half, path):
 
 
 def test_the_converters_file_reads_the_same_pixels_and_gives_the_same_classes(tmp_path):
-    model = Specimen(lambda: chain((8, 8, 3), *block(convolution(8)), *head()), {}).quantized()
+    model = Specimen(lambda: chain((8, 8, 3), *block(convolution(8)), *head())).quantized()
     images = images_for(model)
     outputs = []
     for route in ("direct", "converter"):
@@ -254,7 +254,7 @@ def test_the_converters_file_reads_the_same_pixels_and_gives_the_same_classes(tm
 )
 def test_a_model_with_float_activations_is_float_with_integer_weights(weight_bits, input_max, path):
     policy = BitPolicy(weight_bits=weight_bits, activation_bits=None, input_max=input_max)
-    model = Specimen(two_branches, {}, policy, calibrated=False).quantized()
+    model = Specimen(two_branches, "", policy, calibrated=False).quantized()
     images = images_for(model)
     report, certificate = proved(model, path, images)
     said = "on pixels of (0, 1)" if input_max == 1.0 else "no activations are quantized"
@@ -298,7 +298,7 @@ def test_activations_of_one_layer_may_be_float(path):
             *block(convolution(4)),
             *head(),
         ),
-        {},
+        "",
         policy,
     ).quantized()
     _, certificate = proved(model, path)
@@ -315,7 +315,7 @@ class Python(keras.layers.Layer):
 
 def test_a_layer_that_the_converter_does_not_convert_is_named(tmp_path):
     model = Specimen(
-        lambda: chain((8, 8, 3), *block(convolution(4)), Python(name="python"), *head()), {}, POLICY
+        lambda: chain((8, 8, 3), *block(convolution(4)), Python(name="python"), *head()), "", POLICY
     ).quantized()
     with pytest.raises(ValueError, match=r"python: received a Python that is left float and"):
         sat_tf.export_tflite(model, tmp_path / "model.tflite")
@@ -324,7 +324,7 @@ def test_a_layer_that_the_converter_does_not_convert_is_named(tmp_path):
 
 @pytest.mark.thorough
 def test_a_layer_whose_operators_take_one_image_is_named_and_proved(tmp_path):
-    model = Specimen(normalized_in_groups, {}, POLICY).quantized()
+    model = Specimen(normalized_in_groups, "", POLICY).quantized()
     path, images = tmp_path / "model.tflite", images_for(model)
     report = sat_tf.export_tflite(model, path)
     assert report.islands == ["groups"]
@@ -357,7 +357,7 @@ def test_a_layer_that_mixes_the_images_of_a_batch_is_named(tmp_path):
     ],
 )
 def test_routes_that_do_not_exist_are_refused(settings, expected, tmp_path):
-    model = Specimen(lambda: chain((8, 8, 3), *block(convolution(4)), *head()), {}).quantized()
+    model = Specimen(lambda: chain((8, 8, 3), *block(convolution(4)), *head())).quantized()
     with pytest.raises(ValueError, match=expected):
         sat_tf.export_tflite(model, tmp_path / "model.tflite", **settings)
     assert not list(tmp_path.iterdir())

@@ -37,7 +37,7 @@ ODD = {"weight_grid": "dorefa"}
 
 
 def _packed(build, policy, **settings) -> keras.Model:
-    return Specimen(build, {}, policy, **settings).quantized()
+    return Specimen(build, "", policy, **settings).quantized()
 
 
 def _small() -> keras.Model:
