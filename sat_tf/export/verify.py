@@ -93,15 +93,13 @@ class TrainedModel:
         return codes, joined([np.asarray(made[name]) for name in self._network.outputs])
 
 
-def _trained(model: keras.Model, network: Network, graph: Graph) -> TrainedModel | DeployedModel:
-    """A view of the codes of a quantized model, or of a deployed one as they are now.
+def _refreshed(model: DeployedModel, graph: Graph) -> DeployedModel:
+    """A deployed model with the codes of its quantized one as they are now.
 
     Raises:
-        ValueError: a deployed model whose head is float where that of the graph is not, or the
-            other way round, or whose kernels are stored in other bits.
+        ValueError: its head is float where that of the graph is not, or the other way round, or its
+            kernels are stored in other bits.
     """
-    if not isinstance(model, DeployedModel):
-        return TrainedModel(network, graph)
     model.refresh()
     if set(model.names) != set(graph.integer_tensors):
         raise ValueError(
@@ -188,14 +186,15 @@ def verify_tflite(
             problem with its fix.
     """
     path = expect_path(path)
-    check_model(_quantized(model))
-    model = _of_size(model, images)
-    network = Network(_quantized(model))
-    images = _checked(model, network, path, images, labels)
+    deployed = model if isinstance(model, DeployedModel) else None
+    quantized = deployed.quantized if deployed else model
+    check_model(quantized)
+    quantized = _of_size(quantized, images)
+    network = Network(quantized)
+    images = _checked(quantized, network, path, images, labels)
     subject = _subject(network, path)
-    found, problems = labels_of(
-        labels, subject.outputs, number_of(images), _names_of_outputs(model, network)
-    )
+    names = _names_of_outputs(quantized, network)
+    found, problems = labels_of(labels, subject.outputs, number_of(images), names)
     if problems:
         raise ValueError(list_problems("verify_tflite", problems))
     return prove(
@@ -206,7 +205,9 @@ def verify_tflite(
         certificate_path=certificate_path,
         images_from=images_from,
         runtimes=runtimes,
-        trained=_trained(model, network, subject.graph),
+        trained=_refreshed(deployed, subject.graph)
+        if deployed
+        else TrainedModel(network, subject.graph),
         progress=progress,
     )
 
@@ -221,9 +222,8 @@ def _of_size(model: keras.Model, images: Any) -> keras.Model:
     return with_image_size(model, np.shape(first)[1:-1])
 
 
-def _names_of_outputs(model: keras.Model, network: Network) -> list[set[str]]:
+def _names_of_outputs(quantized: keras.Model, network: Network) -> list[set[str]]:
     """The names of each output for the user: of its layer, and its key in a dictionary."""
-    quantized = _quantized(model)
     names = [{name, *_own_names(quantized, name)} for name in quantized.output_names]
     for called, key in zip(names, network.keys[1], strict=False):
         called.add(key)
@@ -263,10 +263,6 @@ def _checked(
             problems += labels_of(labels, outputs, count, _names_of_outputs(model, network))[1]
         raise ValueError(list_problems("verify_tflite", problems))
     return images
-
-
-def _quantized(model: keras.Model) -> keras.Model:
-    return model.quantized if isinstance(model, DeployedModel) else model
 
 
 def _subject(network: Network, path: pathlib.Path) -> Subject:
