@@ -83,6 +83,7 @@ def evaluate(folder: RunFolder, console: Console, *, trust: bool = False) -> Non
     config = read_config(folder.file(CONFIG))
     quiet_tensorflow()
     from sat_tf.training.loop.outcome import as_measured
+    from sat_tf.training.loop.runner import reading_errors_explained
     from sat_tf.training.loop.stage import held_out_metrics
     from sat_tf.training.loop.start import fed_range, fed_source, load_source
     from sat_tf.training.state.classifier_file import data_problems
@@ -93,7 +94,8 @@ def evaluate(folder: RunFolder, console: Console, *, trust: bool = False) -> Non
     if problems:
         raise RunError(list_problems(str(folder.file(QUANTIZED_MODEL)), problems))
     source = fed_source(source, fed_range(model))
-    found = held_out_metrics(as_measured(config, model), source)
+    with reading_errors_explained(source):
+        found = held_out_metrics(as_measured(config, model), source)
     console.print(
         f"{config.name}: held-out top-1 {100 * found['top1']:.2f} % ({found['images']} images)",
         highlight=False,

@@ -19,7 +19,7 @@ from sat_tf.data.arrays import ArraySource
 from sat_tf.messages import RunError
 from sat_tf.training.config.config import parse_config
 from sat_tf.training.interruption import Interruption, Stopped
-from sat_tf.training.loop.outside_failures import outside_failures_explained
+from sat_tf.training.loop.runner import outside_failures_explained
 from sat_tf.training.loop.stage import Run, train_stage
 from sat_tf.training.state.run_folder import RunFolder
 from sat_tf.training.step.distribution import make_strategy, shard_of, writes_files

@@ -1,7 +1,11 @@
-"""A whole run, in order: configuration, data, the stages, the file with its certificate."""
+"""A whole run, in order: configuration, data, the stages, the file with its certificate.
+
+Failures outside the program, such as a full disk, end it as errors that say how to resume.
+"""
 
 import contextlib
 import dataclasses
+import errno
 import pathlib
 import shutil
 import warnings
@@ -12,6 +16,7 @@ import tf_keras as keras
 from rich.console import Console
 
 from sat_tf.atomic_file import temporary_folder
+from sat_tf.data.source import ImageSource, ReadingError
 from sat_tf.export.deployed import DeployedModel, deployed_model
 from sat_tf.export.snapping import snap_biases
 from sat_tf.export.tflite.metadata import label_text
@@ -22,10 +27,6 @@ from sat_tf.qat.layout import inner_layer
 from sat_tf.training.config.config import Config, config_text
 from sat_tf.training.interruption import Interruption
 from sat_tf.training.loop.outcome import conclude
-from sat_tf.training.loop.outside_failures import (
-    outside_failures_explained,
-    reading_errors_explained,
-)
 from sat_tf.training.loop.stage import Candidate, Run, held_out_metrics, train_stage
 from sat_tf.training.loop.start import (
     about_data,
@@ -47,11 +48,13 @@ from sat_tf.training.state.run_folder import (
     RunState,
     expect_same_run,
     float_model_hash,
+    is_about_a_file,
     settled,
 )
 from sat_tf.training.step.distribution import (
     from_first_worker,
     make_strategy,
+    shard_of,
     strategy_note,
     waiting_note,
     writes_files,
@@ -107,6 +110,8 @@ def train(
         if note := waiting_note(config.distribution):
             say(console, note)
         strategy = make_strategy(config.distribution)
+        if note := strategy_note(config.distribution, strategy):
+            say(console, note, style="yellow")
         keras.utils.set_random_seed(config.seed)
         writes = writes_files(strategy)
         pixels = load_source(config, replicas=strategy.num_replicas_in_sync)
@@ -127,8 +132,6 @@ def train(
         )
         for line in about_data(pixels):
             run.say(line)
-        if note := strategy_note(config.distribution, strategy):
-            run.say(note, style="yellow")
         if resume is False or not folder.holds_run:
             with reading_errors_explained(pixels):
                 check_range(config, model, pixels, fed, run.console)
@@ -384,3 +387,92 @@ def _calibrate(
                 clipping_levels=clipping_levels,
                 keep_function=keep_function,
             )
+
+
+@contextlib.contextmanager
+def reading_errors_explained(source: ImageSource, *, advice: str = "") -> Iterator[None]:
+    """Raises reading errors as a `RunError`, without TensorFlow's tracebacks around them.
+
+    Args:
+        source: what is read in the block.
+        advice: what to do once the data can be read.
+
+    Raises:
+        RunError: see above.
+    """
+    try:
+        yield
+    except ReadingError as error:
+        raise RunError(f"{error}{advice}") from None
+    except tf.errors.OpError:
+        if source.reading_error is None:
+            raise
+        raise RunError(f"{source.reading_error}{advice}") from None
+
+
+# The errors of TensorFlow in a worker when another one has stopped answering.
+_OF_WORKERS = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+)
+_REFUSED = {
+    errno.EACCES,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EIO,
+    errno.ENOENT,
+    errno.ENOSPC,
+    errno.ENOTDIR,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ESTALE,
+}
+
+
+@contextlib.contextmanager
+def outside_failures_explained(
+    folder: RunFolder, strategy: tf.distribute.Strategy
+) -> Iterator[None]:
+    """Raises failures outside the program as a `RunError`, without tracebacks around them.
+
+    Args:
+        folder: of the run.
+        strategy: that it trains under.
+
+    Raises:
+        RunError: another worker no longer answers, or the file system refuses to write.
+    """
+    try:
+        yield
+    except tf.errors.OpError as error:
+        if is_about_a_file(error, folder.path):
+            raise _refused(folder, _last_line(error.message)) from error
+        is_of_workers = isinstance(error, _OF_WORKERS) or "Collective" in error.message
+        if shard_of(strategy).workers > 1 and is_of_workers:
+            raise RunError(
+                "distribution: another worker no longer answers "
+                f"({_last_line(error.message)}), expected all of them until the run ends; start "
+                "the same command on all of them again: the run resumes from its last checkpoint."
+            ) from error
+        raise
+    except OSError as error:
+        if error.errno not in _REFUSED:
+            raise
+        raise _refused(folder, error.strerror or str(error)) from error
+
+
+def _refused(folder: RunFolder, reason: str) -> RunError:
+    return RunError(
+        f"run folder {folder.path}: can no longer be written to ({reason}), expected a writable "
+        "one until the run ends; free some space, or fix its permissions.\n"
+        "Then the same command resumes from the last checkpoint."
+    )
+
+
+def _last_line(message: str) -> str:
+    """The message of an error, without the place in the graph."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    told = [line for line in lines if line.startswith("Collective ops is aborted")] or lines[:1]
+    return told[0] if told else "no reason given"

@@ -26,7 +26,6 @@ from sat_tf.training.loop.callbacks import (
     StopWhenNotFinite,
     kept_current,
 )
-from sat_tf.training.loop.outside_failures import reading_errors_explained
 from sat_tf.training.recipes.recipes import stage_recipes
 from sat_tf.training.state.checkpoints import Checkpoints
 from sat_tf.training.state.history import EPOCHS, EpochMetrics, logged
@@ -403,15 +402,12 @@ def held_out_metrics(model: keras.Model, source: ImageSource) -> dict[str, float
         pictures that cannot be read do not count.
 
     Raises:
-        RunError: a logit is non-finite, or the images cannot be read.
+        RunError: a logit is non-finite.
     """
     learner = Learner(model, batch_size=_HELD_OUT_BATCH_SIZE)
     learner.compile()
     batches = source.held_out_batches(batch_size=_HELD_OUT_BATCH_SIZE)
-    with reading_errors_explained(source):
-        found = learner.evaluate(
-            batches, verbose=0, return_dict=True, callbacks=kept_current(model)
-        )
+    found = learner.evaluate(batches, verbose=0, return_dict=True, callbacks=kept_current(model))
     metrics = {name: float(value) for name, value in found.items()}
     if not all(value == value for value in metrics.values()):  # NaN is not equal to itself
         raise RunError(

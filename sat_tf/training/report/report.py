@@ -28,7 +28,7 @@ from sat_tf.training.state.history import (
     EpochMetrics,
     StepMetrics,
 )
-from sat_tf.training.state.run_folder import RateTrial, RunFolder, read_trials
+from sat_tf.training.state.run_folder import RunFolder, read_trials
 
 _Kind = TypeVar("_Kind")
 _FLOAT_BYTES = 4
@@ -62,6 +62,14 @@ def write_report(folder: RunFolder) -> None:
         loss, accuracy, *_ = curves
         with folder.written(run_folder.CURVES) as temporary:
             save_charts([accuracy, loss], name, temporary)
+    training: dict[str, str] = {}
+    if results:
+        trial = read_trials(folder).get("quantized")
+        training = {
+            "Learning rate": results.rate(),
+            "Trial": trial.in_words() if trial else "",
+            "Weights of epoch": results.kept(),
+        }
     page = render_page(
         "training/report/report.html",
         name=name,
@@ -75,7 +83,7 @@ def write_report(folder: RunFolder) -> None:
         else "",
         curves=[chart.to_figure() for chart in curves],
         caveat=results.caveat() if results else "",
-        training=_training(results, read_trials(folder).get("quantized")) if results else {},
+        training={name: words for name, words in training.items() if words},
         answers=_answers(folder),
         layers=Table(columns=_LAYER, rows=layers).to_html("Layers") if layers else "",
         images=_images(folder),
@@ -155,15 +163,6 @@ def _images(folder: RunFolder) -> dict[str, str]:
     if preprocessing is not None:
         facts["Preprocessing"] = preprocessing.describe()
     return facts
-
-
-def _training(results: Results, trial: RateTrial | None) -> dict[str, str]:
-    facts = {
-        "Learning rate": results.rate(),
-        "Trial": trial.in_words() if trial else "",
-        "Weights of epoch": results.kept(),
-    }
-    return {name: words for name, words in facts.items() if words}
 
 
 def _sizes(results: Results) -> dict[str, str]:
