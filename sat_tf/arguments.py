@@ -1,4 +1,4 @@
-"""Argument checks shared by models and data sets: one error lists every problem."""
+"""Arguments of functions: which they take, and checks of which one error lists every problem."""
 
 import difflib
 import inspect
@@ -22,6 +22,18 @@ class Rule(NamedTuple):
     is_valid: bool
     expected: str
     fix: str
+
+
+def training_argument(function: Callable[..., Any], training: Any) -> dict[str, Any]:
+    """The argument `training` for a call of a function; empty for one that takes none.
+
+    >>> training_argument(lambda inputs, training=None: inputs, False)
+    {'training': False}
+    >>> training_argument(lambda inputs: inputs, False)
+    {}
+    """
+    takes = "training" in inspect.signature(function).parameters
+    return {"training": training} if takes else {}
 
 
 def call_by_name(

@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.arguments import training_argument
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layer_kinds import works_on_each_value
 from sat_tf.graph.layers.activations import is_of_keras
@@ -406,11 +407,10 @@ class _Flattener:
         options: dict[str, Any],
         place: _Place,
     ) -> Any:
-        follows = options.get("training") is None and place.training is not None
-        if follows and "training" in inspect.signature(layer.call).parameters:
-            options["training"] = place.training
+        if options.get("training") is None and place.training is not None:
+            options |= training_argument(layer.call, place.training)
         made, source = self._copy(layer, place), _unwrapped(layer)
-        if source is not layer and "training" not in inspect.signature(made.call).parameters:
+        if source is not layer and not training_argument(made.call, None):
             options.pop("training", None)
         outputs = made(*arguments, **options)
         if _parts_with_activation(source, self._count(layer)):

@@ -8,7 +8,6 @@ inputs: quantizers that stand between the layers do not change the count.
 
 import copy
 import dataclasses
-import inspect
 import os
 import re
 import sys
@@ -19,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.arguments import training_argument
 from sat_tf.graph.operation_kinds import fix_of
 from sat_tf.messages import first_ones, kind_of, list_problems
 
@@ -66,9 +66,7 @@ class Node:
 
 def call_in_inference(node: Node, layer: keras.layers.Layer, tensors: list[Any]) -> Any:
     """Calls `layer` the way a node calls its own, always in inference mode."""
-    arguments = dict(node.arguments)
-    if "training" in inspect.signature(layer.call).parameters:
-        arguments["training"] = False
+    arguments = {**node.arguments, **training_argument(layer.call, False)}
     return dataclasses.replace(node, arguments=arguments).call(layer, tensors)
 
 

@@ -1,7 +1,6 @@
 """Keras layers for what users write as operations: `2 * x + 1`, `x[:, 1:]`, `tf.minimum(x, 3)`."""
 
 import functools
-import inspect
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -9,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.arguments import training_argument
 from sat_tf.graph.scalings import SCALINGS
 from sat_tf.graph.templates import filled_in
 from sat_tf.loading.tensor_functions import expect_allowed
@@ -146,9 +146,7 @@ class OfSeveralTensors(keras.layers.Wrapper):
     def call(self, inputs: Any, training: Any = None) -> Any:
         """The layer on the tensors."""
         args, options = filled_in(self.arguments, tf.nest.flatten(inputs), tf.as_dtype)
-        if "training" in inspect.signature(self.layer.call).parameters:
-            options.setdefault("training", training)
-        return self.layer(*args, **options)
+        return self.layer(*args, **{**training_argument(self.layer.call, training), **options})
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""

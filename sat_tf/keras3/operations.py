@@ -5,13 +5,13 @@ names under which they are registered are those of the same layers in tf_keras.
 """
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras as keras3
 from keras import ops
 
+from sat_tf.arguments import training_argument
 from sat_tf.graph import operation_kinds
 from sat_tf.graph.scalings import SCALINGS
 from sat_tf.graph.templates import filled_in
@@ -140,9 +140,7 @@ class OfSeveralTensors(keras3.layers.Wrapper):
 
     def call(self, inputs: Any, training: Any = None) -> Any:
         """The layer on the tensors."""
-        options = {}
-        if "training" in inspect.signature(self.layer.call).parameters:
-            options["training"] = training
+        options = training_argument(self.layer.call, training)
         return self._on(self.layer, keras3.tree.flatten(inputs), **options)
 
     def compute_output_shape(self, input_shape: Any) -> Any:

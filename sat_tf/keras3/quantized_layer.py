@@ -12,6 +12,7 @@ from typing import Any
 import keras as keras3
 from keras import ops
 
+from sat_tf.arguments import training_argument
 from sat_tf.messages import did_you_mean
 from sat_tf.quantizers.protocol import Quantizer, VariableSpec
 from sat_tf.quantizers.table import deserialize_quantizer, serialize_quantizer
@@ -82,7 +83,7 @@ class QuantizedLayer(keras3.layers.Wrapper):
         self.annotation = None if annotation is None else dict(annotation)
         self.inserted = bool(inserted)
         self.supports_masking = bool(layer.supports_masking)
-        self._set("_takes_training", "training" in inspect.signature(layer.call).parameters)
+        self._set("_takes_training", bool(training_argument(layer.call, None)))
         self._set("kernel_variables", {})
         self._set("output_variables", {})
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.arguments import training_argument
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.normalization import Statistics
 from sat_tf.graph.network import Network, Node
@@ -401,7 +401,6 @@ def _is_norm(node: Node) -> bool:
 
 def _arguments(node: Node, on_batch_statistics: bool) -> dict[str, Any]:
     """The arguments of a call: as in inference, except BatchNormalization if asked for."""
-    if "training" not in inspect.signature(node.layer.call).parameters:
-        return node.arguments
     stays = not _is_norm(node) or node.arguments.get("training") is False
-    return {**node.arguments, "training": on_batch_statistics and not stays}
+    training = on_batch_statistics and not stays
+    return {**node.arguments, **training_argument(node.layer.call, training)}

@@ -1,7 +1,6 @@
 """The Keras layer that quantizes another layer's kernel and output."""
 
 import contextlib
-import inspect
 import math
 import threading
 import weakref
@@ -12,6 +11,7 @@ import tensorflow as tf
 import tf_keras as keras
 from tensorflow.python.framework import ops
 
+from sat_tf.arguments import training_argument
 from sat_tf.graph import flatten, layer_kinds
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.tfmot_adapter import make_variables
@@ -196,8 +196,7 @@ class QuantizedLayer(keras.layers.Wrapper):
         own = layer_kinds.in_training(self.layer, inputs) if training else None
         if own is not None:
             return quantize(own)
-        takes_training = "training" in inspect.signature(self.layer.call).parameters
-        arguments = {"training": training} if takes_training else {}
+        arguments = training_argument(self.layer.call, training)
         if self.quantize_config.weights is None and not hasattr(self.layer, "activation"):
             # Nothing to replace, and no lock: synchronized BatchNormalization waits in here for the
             # thread of another replica.

@@ -31,11 +31,7 @@ OWN_LAYERS: dict[type, type[keras.layers.Layer]] = {
 }
 
 
-class _Omitted:
-    """Stands for a value that the layer's own default replaces."""
-
-
-OMITTED = _Omitted()
+OMITTED = object()  # It stands for a value that the layer's own default replaces.
 
 
 def translate_value(key: str, value: Any) -> Any:
@@ -255,7 +251,8 @@ def _settings(
     for key, value in config.items():
         given = renamed.get(key, key)
         if given not in accepted or (key == "seed" and isinstance(value, dict)):
-            if not _is_without_effect(key, value) or is_own:
+            is_neutral = key in _NEUTRAL and value == _NEUTRAL[key]
+            if is_own or not (key in _WITHOUT_EFFECT or is_neutral):
                 problems.append(
                     f"received {key}={value!r}, which {'your' if is_own else 'the tf_keras'} "
                     f"{name} does not take"
@@ -283,10 +280,6 @@ def _counterpart(name: str) -> Keras3:
     """How a layer of Keras 3's own translates, by the name of its class."""
     found = layer_kinds.class_of_keras3(name)
     return (layer_kinds.KINDS[found].keras3 if found else None) or SAME
-
-
-def _is_without_effect(key: str, value: Any) -> bool:
-    return key in _WITHOUT_EFFECT or (key in _NEUTRAL and value == _NEUTRAL[key])
 
 
 @functools.cache

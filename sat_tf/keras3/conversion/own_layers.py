@@ -5,7 +5,6 @@ On others the operations of `keras.ops` that it calls are those of the twin.
 """
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.arguments import training_argument
 from sat_tf.keras3.conversion.graph import Keras3Graph
 from sat_tf.messages import reason_of
 
@@ -79,12 +79,9 @@ def _called(layer: Any, variables: Mapping[int, tf.Variable], *args: Any, **kwar
         [tf.convert_to_tensor(variables.get(id(own), own.value)) for own in of_layer]
         for of_layer in (layer.trainable_variables, layer.non_trainable_variables)
     )
-    outputs, _ = layer.stateless_call(*given, *args, **kwargs, **_in_inference(layer))
+    kwargs |= training_argument(layer.call, False)
+    outputs, _ = layer.stateless_call(*given, *args, **kwargs)
     return outputs
-
-
-def _in_inference(layer: Any) -> dict[str, bool]:
-    return {"training": False} if "training" in inspect.signature(layer.call).parameters else {}
 
 
 class _Operations:
@@ -110,7 +107,7 @@ class _Operations:
         )
         try:
             given = [keras3.Input(batch_shape=shape, dtype=dtype) for shape, dtype in specs]
-            made = layer.call(*given, **_in_inference(layer))
+            made = layer.call(*given, **training_argument(layer.call, False))
             self._graph = Keras3Graph(keras3.Model(given, made))
         except Exception as error:  # code of users may raise anything
             raise ValueError(f"{received} ({reason_of(error)}), {expected}") from error

@@ -12,7 +12,6 @@ the other one: such codes are counted.
 
 import contextlib
 import dataclasses
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +19,7 @@ import keras as keras3
 import numpy as np
 import tensorflow as tf
 
+from sat_tf.arguments import training_argument
 from sat_tf.keras3.conversion.graph import LOWER_PRECISIONS
 from sat_tf.keras3.conversion.translator import Translated, to_tf_keras
 from sat_tf.keras3.conversion.values import keep_codes
@@ -231,10 +231,8 @@ def difference(expected: Any, received: Any) -> float:
 
 
 def _call_keras3(name: str, operation: Any, args: Any, kwargs: Any) -> Any:
-    if "training" in inspect.signature(operation.call).parameters:
-        kwargs = {**kwargs, "training": False}
     try:
-        return operation(*args, **kwargs)
+        return operation(*args, **{**kwargs, **training_argument(operation.call, False)})
     except Exception as error:  # of any class, by backend
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise ValueError(
@@ -246,8 +244,7 @@ def _call_keras3(name: str, operation: Any, args: Any, kwargs: Any) -> Any:
 
 def _call_tf_keras(function: Any, args: Any, kwargs: Any) -> list[Any]:
     # Random layers of tf_keras take part in training unless they are told not to.
-    if "training" in inspect.signature(getattr(function, "call", function)).parameters:
-        kwargs = {**kwargs, "training": False}
+    kwargs = {**kwargs, **training_argument(getattr(function, "call", function), False)}
     return list(tf.nest.flatten(function(*args, **kwargs)))
 
 

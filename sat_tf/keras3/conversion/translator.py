@@ -193,7 +193,7 @@ class Translator:
         return self._weights_problem(layer)
 
     def _weights_problem(self, layer: Any) -> str | None:
-        if not layer.built and not _is_stateless(layer):
+        if not layer.built and layer.weights:
             return "received a layer that is not built; call the model once on data"
         names, arrays = weights_of_keras3(layer)
         return "; ".join(non_finite(names, arrays)) or None
@@ -351,10 +351,6 @@ def _operation_layer(layer: Any) -> Any:
     made = keras.saving.deserialize_keras_object(dict(layer.twin))
     made._name = layer.name
     return made
-
-
-def _is_stateless(layer: Any) -> bool:
-    return not layer.weights
 
 
 def _copy_trainable(made: Translated) -> None:

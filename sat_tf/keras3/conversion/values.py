@@ -101,11 +101,6 @@ def fill(
         layer.finalize_state()  # statistics are in use from then on
 
 
-def fill_keras3(layer: Any, names: Sequence[str], arrays: Sequence[np.ndarray]) -> None:
-    """`fill` for a layer of Keras 3."""
-    fill(layer, names, arrays, [variable.path for variable in layer.weights])
-
-
 @contextlib.contextmanager
 def without_initial_values(layer: Any) -> Iterator[None]:
     """A scope in which the weights that a layer of either Keras makes are zeros.
@@ -131,7 +126,8 @@ def copy_to_keras3(twin: Any, layer: Any) -> None:
     for one, other in _parts(twin, layer):
         if other.weights:
             arrays = [variable.numpy() for variable in one.weights]
-            fill_keras3(other, [variable.name for variable in one.weights], arrays)
+            own_names = [variable.path for variable in other.weights]
+            fill(other, [variable.name for variable in one.weights], arrays, own_names)
     for one, other in _own_variables(twin, layer):
         other.assign(one.numpy())
 
