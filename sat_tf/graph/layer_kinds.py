@@ -1,7 +1,7 @@
 """The registry of layer kinds: what sat-tf knows of each class of Keras layers, and how to ask.
 
-Adding a layer kind is one row in one file of `graph/layers`. Beyond `graph` and the operations of
-Keras 3, nothing names its class.
+Adding a layer kind is one row in one file of `graph/layers`. Beyond `graph` and the
+float networks of `models`, nothing names its class.
 """
 
 from collections.abc import Mapping, Sequence
