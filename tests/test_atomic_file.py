@@ -1,5 +1,6 @@
 import errno
 import os
+import re
 import subprocess
 import sys
 import time
@@ -18,16 +19,41 @@ def test_a_file_appears_when_the_block_ends_well(tmp_path):
     assert os.listdir(tmp_path) == ["a.json"]
 
 
-def test_an_older_file_stays_when_the_block_fails(tmp_path):
+def _write(path, error=None):
+    with written_whole(path) as temporary:
+        temporary.write_text("new" if error is None else "half")
+        if error is not None:
+            raise error
+
+
+def _refused(number):
+    return OSError(number, os.strerror(number))
+
+
+@pytest.mark.parametrize(
+    ("error", "expected", "words"),
+    [
+        (RuntimeError(), RuntimeError, ""),
+        (_refused(errno.ENOSPC), ValueError, "a.json: cannot be written (No space left on device)"),
+    ],
+)
+def test_an_older_file_stays_when_the_block_or_the_disk_fails(error, expected, words, tmp_path):
+    (tmp_path / "a.json").write_text("old")
+    with pytest.raises(expected, match=re.escape(words)):
+        _write(tmp_path / "a.json", error)
+    assert (tmp_path / "a.json").read_text() == "old"
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+def test_a_disk_that_refuses_in_the_end_leaves_the_older_file(tmp_path, monkeypatch):
     (tmp_path / "a.json").write_text("old")
 
-    def write_half() -> None:
-        with written_whole(tmp_path / "a.json") as temporary:
-            temporary.write_text("half")
-            raise RuntimeError
+    def refuse(handle):
+        raise _refused(errno.EIO)
 
-    with pytest.raises(RuntimeError):
-        write_half()
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(ValueError, match=r"\(Input/output error\)"):
+        _write(tmp_path / "a.json")
     assert (tmp_path / "a.json").read_text() == "old"
     assert os.listdir(tmp_path) == ["a.json"]
 
@@ -74,20 +100,6 @@ def test_what_killed_writers_left_is_removed_and_nothing_of_a_living_one(tmp_pat
             one.communicate()
 
 
-def test_a_full_disk_is_named_and_leaves_the_older_file(tmp_path):
-    (tmp_path / "a.json").write_text("old")
-
-    def write_half() -> None:
-        with written_whole(tmp_path / "a.json") as temporary:
-            temporary.write_text("half")
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with pytest.raises(ValueError, match=r"a.json: cannot be written \(No space left on device\)"):
-        write_half()
-    assert (tmp_path / "a.json").read_text() == "old"
-    assert os.listdir(tmp_path) == ["a.json"]
-
-
 @pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="asks Linux")
 def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
     synced = []
@@ -105,37 +117,15 @@ def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
     assert synced == [(False, False), (True, True)]
 
 
-def test_a_disk_that_refuses_in_the_end_leaves_the_older_file(tmp_path, monkeypatch):
-    (tmp_path / "a.json").write_text("old")
-
-    def refuse(handle):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    def write() -> None:
-        with written_whole(tmp_path / "a.json") as temporary:
-            temporary.write_text("new")
-
-    monkeypatch.setattr(os, "fsync", refuse)
-    with pytest.raises(ValueError, match=r"\(Input/output error\)"):
-        write()
-    assert (tmp_path / "a.json").read_text() == "old"
-    assert os.listdir(tmp_path) == ["a.json"]
-
-
 @pytest.mark.parametrize("length", [240, 250])
 def test_any_name_that_the_file_system_takes_will_do(tmp_path, length):
-    with written_whole(tmp_path / ("a" * length)) as temporary:
-        temporary.write_text("new")
+    _write(tmp_path / ("a" * length))
     assert os.listdir(tmp_path) == ["a" * length]
 
 
 def test_a_name_that_is_too_long_is_named(tmp_path):
-    def write() -> None:
-        with written_whole(tmp_path / ("a" * 300)) as temporary:
-            temporary.write_text("new")
-
     with pytest.raises(ValueError, match=r"\(File name too long\), expected a writable file"):
-        write()
+        _write(tmp_path / ("a" * 300))
     assert os.listdir(tmp_path) == []
 
 
@@ -145,19 +135,17 @@ def test_what_is_no_path_is_named(path):
         check_writable(path)
 
 
-def test_a_device_is_not_replaced():
-    with pytest.raises(ValueError, match=r"received a device or a pipe, expected a regular file"):
-        check_writable(os.devnull)
-
-
-def test_a_missing_folder_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"which does not exist, expected one that does"):
-        check_writable(tmp_path / "missing" / "a.json")
-
-
-def test_a_folder_is_no_file(tmp_path):
-    with pytest.raises(ValueError, match=r"received a folder, expected the name of a file"):
-        check_writable(tmp_path)
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        (os.devnull, "received a device or a pipe, expected a regular file"),
+        ("missing/a.json", "which does not exist, expected one that does"),
+        (".", "received a folder, expected the name of a file"),
+    ],
+)
+def test_a_place_for_no_file_is_named(path, words, tmp_path):
+    with pytest.raises(ValueError, match=words):
+        check_writable(tmp_path / path)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root can write everywhere")

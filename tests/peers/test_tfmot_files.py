@@ -14,6 +14,7 @@ from ai_edge_litert import schema_py_generated as tfl
 import sat_tf
 from sat_tf.export.tflite.contents import OPERATORS, TYPES
 from sat_tf.qat.policy import BitPolicy
+from tests.export.proofs import calibrated, proved
 
 L = keras.layers
 tq = tfmot.quantization.keras
@@ -89,10 +90,9 @@ def ours(tmp_path_factory):
     keras.utils.set_random_seed(0)
     model, images = _branches(), _images()
     model(images, training=True)
-    model = sat_tf.calibrate(sat_tf.quantize_model(model, BitPolicy.mobile(8)), images)
-    path = tmp_path_factory.mktemp("ours") / "model.tflite"
-    sat_tf.export_tflite(model, path)
-    return model, path.read_bytes(), sat_tf.verify_tflite(model, path, images.astype(np.uint8))
+    model, path = calibrated(model, 8, images), tmp_path_factory.mktemp("ours") / "model.tflite"
+    _, proof = proved(model, path, images.astype(np.uint8))
+    return model, path.read_bytes(), proof
 
 
 # -- 2, 3: what was trained, and what runs -----------------------------------------------------
@@ -263,10 +263,6 @@ def test_activations_of_4_bits_have_a_file_with_sat_tf(tmp_path):
     image = keras.Input(IMAGE, name="image")
     tensor = L.Conv2D(4, 3, activation="relu", name="conv")(image)
     model = keras.Model(image, L.Conv2D(4, 3, name="second")(tensor))
-    images = _images()
-    model = sat_tf.calibrate(sat_tf.quantize_model(model, BitPolicy.mobile(4)), images)
-    path = tmp_path / "model.tflite"
-    sat_tf.export_tflite(model, path)
-    proof = sat_tf.verify_tflite(model, path, images[:16].astype(np.uint8))
-    assert proof.codes_differing == 0
+    model, pixels = calibrated(model, 4, _images()), _images(16).astype(np.uint8)
+    _, proof = proved(model, tmp_path / "model.tflite", pixels)
     assert next(codes.codes_used for codes in proof.codes if codes.name == "conv") == 16

@@ -1,4 +1,4 @@
-"""Whether a quantized model has the quantizers that its plan says."""
+"""Whether a quantized model has the quantizers that its plan says, or an error its problems."""
 
 import numpy as np
 
@@ -64,3 +64,8 @@ def assert_followed(plan, quantized):
     ours = {row.name.split("@")[0] for row in plan.rows}
     assert ours <= names
     assert all(name.endswith("_output") for name in names - ours)
+
+
+def problem_lines(error):
+    """The problems that an error lists."""
+    return [line[4:] for line in str(error.value).splitlines() if line.startswith("  - ")]

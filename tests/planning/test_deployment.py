@@ -1,6 +1,5 @@
 import collections
 
-import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
@@ -11,6 +10,8 @@ from sat_tf.planning.deployment import multiply_adds
 from sat_tf.planning.layer_plan import Export
 from sat_tf.qat.policy import BitPolicy
 from tests.export import zoo
+from tests.export.proofs import calibrated
+from tests.planning.following import problem_lines
 from tests.planning.models import with_odd_activation
 
 L = keras.layers
@@ -68,9 +69,7 @@ def odd_model():
 def test_float_layers_and_float_operators_are_those_that_the_export_reports(policy, tmp_path):
     model = odd_model()
     plan = sat_tf.explain(model, policy)
-    quantized = sat_tf.quantize_model(model, policy)
-    sat_tf.calibrate(quantized, zoo.images_for(model).astype(np.float32))
-    report = sat_tf.export_tflite(quantized, tmp_path / "odd.tflite")
+    report = sat_tf.export_tflite(calibrated(model, policy), tmp_path / "odd.tflite")
     assert list(plan.float_layers) == report.islands
     planned = operators_of(plan)
     planned_floats = {name: count for name, count in planned.items() if name.startswith("float ")}
@@ -97,7 +96,7 @@ def test_refusals_are_those_of_the_export(make, tmp_path):
     quantized = sat_tf.quantize_model(model, policy)
     with pytest.raises(ValueError, match="problem") as error:
         sat_tf.export_tflite(quantized, tmp_path / "model.tflite")
-    lines = [line[4:] for line in str(error.value).splitlines() if line.startswith("  - ")]
+    lines = problem_lines(error)
     assert list(plan.export_problems) == lines
     refused = [row.name for row in plan.rows if row.export is Export.REFUSED]
     assert refused == list(dict.fromkeys(line.split(":")[0] for line in lines))
@@ -108,7 +107,7 @@ def test_refusals_are_those_of_the_quantization():
     plan = sat_tf.explain(model, policy)
     with pytest.raises(ValueError, match="problem") as error:
         sat_tf.quantize_model(model, policy)
-    lines = [line[4:] for line in str(error.value).splitlines() if line.startswith("  - ")]
+    lines = problem_lines(error)
     assert list(plan.problems) == lines
     assert all("received stream_bits=4 for a tensor that can be negative" in line for line in lines)
     named = [row.name for row in plan.rows if row.problems]

@@ -8,6 +8,7 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.qat.policy import BitPolicy
+from tests.export.proofs import calibrated
 from tests.export.zoo import make_realistic
 from tests.planning.following import assert_followed
 from tests.planning.test_file_bytes import assert_near
@@ -95,10 +96,9 @@ def planned(request, tmp_path_factory):
     model = MODELS[request.param]()
     make_realistic(model)
     plan = sat_tf.explain(model, POLICY)
-    quantized = sat_tf.quantize_model(model, POLICY)
     draw = np.random.default_rng(4)
     images = [draw.integers(0, 256, (64, 8, 8, 3)).astype(np.float32) for _ in model.inputs]
-    sat_tf.calibrate(quantized, [images] if len(images) > 1 else images[0])
+    quantized = calibrated(model, POLICY, [images] if len(images) > 1 else images[0])
     path = tmp_path_factory.mktemp("planned") / "model.tflite"
     return plan, quantized, sat_tf.export_tflite(quantized, path)
 

@@ -8,7 +8,7 @@ from sat_tf import models
 from sat_tf.planning.layer_plan import Export, Fate
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.policy import BitPolicy
-from tests.planning.following import assert_followed
+from tests.planning.following import assert_followed, problem_lines
 from tests.planning.models import convolutions, residual, with_odd_activation
 from tests.qat import float_models
 
@@ -104,54 +104,41 @@ POLICIES = {
 }
 
 
-def follows(name, policy):
-    model = float_models.build(name)
-    plan = sat_tf.explain(model, policy)
-    assert_followed(plan, sat_tf.quantize_model(model, policy))
+def _family(name):
+    options = {"hidden_units": 32} if "vgg" in name else {}
+    return models.build(
+        name, image_size=32, num_classes=10, width_multiplier=0.25, seed=0, **options
+    )
+
+
+def _followed(marks, build, names, policies):
+    """Rows of a test: a model and a policy."""
+    return [
+        pytest.param(build, name, policy, marks=marks, id=f"{name}-{policy}")
+        for name in names
+        for policy in policies
+    ]
 
 
 @pytest.mark.parametrize(
-    ("name", "policy"),
-    [("preactivation", "paper"), ("residual", "mobile")],
-)
-def test_quantize_model_follows_the_plan(name, policy):
-    follows(name, POLICIES[policy])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", float_models.GRAPHS)
-@pytest.mark.parametrize("policy", ["mobile", "paper"])
-def test_quantize_model_follows_the_plan_of_every_graph(name, policy):
-    follows(name, POLICIES[policy])
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "policy",
+    ("build", "name", "policy"),
     [
-        "channels",
-        "overrides",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("weights_only", "clamped")),
+        *_followed((), float_models.build, ["preactivation"], ["paper"]),
+        *_followed((), float_models.build, ["residual"], ["mobile"]),
+        *_followed(
+            pytest.mark.thorough, float_models.build, ["mobile_block"], ["channels", "overrides"]
+        ),
+        *_followed(
+            pytest.mark.slow, float_models.build, ["mobile_block"], ["weights_only", "clamped"]
+        ),
+        *_followed(pytest.mark.slow, float_models.build, float_models.GRAPHS, ["mobile", "paper"]),
+        *_followed(pytest.mark.slow, _family, models.MODELS, ["mobile", "paper", "channels"]),
     ],
 )
-def test_quantize_model_follows_the_plan_of_every_policy(policy):
-    model = float_models.build("mobile_block")
-    assert_followed(
-        sat_tf.explain(model, POLICIES[policy]), sat_tf.quantize_model(model, POLICIES[policy])
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", models.MODELS)
-@pytest.mark.parametrize("policy", ["mobile", "paper", "channels"])
-def test_quantize_model_follows_the_plan_of_every_family(family, policy):
-    options = {"hidden_units": 32} if "vgg" in family else {}
-    model = models.build(
-        family, image_size=32, num_classes=10, width_multiplier=0.25, seed=0, **options
-    )
-    assert_followed(
-        sat_tf.explain(model, POLICIES[policy]), sat_tf.quantize_model(model, POLICIES[policy])
-    )
+def test_quantize_model_follows_the_plan(build, name, policy):
+    model = build(name)
+    plan = sat_tf.explain(model, POLICIES[policy])
+    assert_followed(plan, sat_tf.quantize_model(model, POLICIES[policy]))
 
 
 def annotated_model():
@@ -210,10 +197,6 @@ def test_the_model_is_not_changed_and_the_plan_can_be_made_again():
     for old, new in zip(before[1], model.get_weights(), strict=True):
         np.testing.assert_array_equal(old, new)
     assert_followed(first, sat_tf.quantize_model(model))
-
-
-def problem_lines(error):
-    return [line[4:] for line in str(error.value).splitlines() if line.startswith("  - ")]
 
 
 @pytest.mark.parametrize("build", [with_odd_activation, float_models.any_image_size])

@@ -1,6 +1,5 @@
 """How far estimated bytes are from those of real files."""
 
-import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
@@ -9,6 +8,7 @@ import sat_tf
 from sat_tf import models
 from sat_tf.qat.policy import BitPolicy
 from tests.export import zoo
+from tests.export.proofs import calibrated
 from tests.planning.models import convolutions
 
 L = keras.layers
@@ -20,9 +20,7 @@ _SMALL = 0.10
 
 
 def exported_bytes(model, policy, path):
-    quantized = sat_tf.quantize_model(model, policy)
-    sat_tf.calibrate(quantized, zoo.images_for(model).astype(np.float32))
-    return sat_tf.export_tflite(quantized, path).bytes
+    return sat_tf.export_tflite(calibrated(model, policy), path).bytes
 
 
 def assert_near(planned, real):
@@ -83,9 +81,8 @@ def test_shared_kernels_are_counted_once_and_float_layers_as_the_converter_write
     keras.utils.set_random_seed(1)
     model, policy = MODELS[name](), preset(4, unsupported="float")
     planned = sat_tf.explain(model, policy).bytes
-    quantized = sat_tf.quantize_model(model, policy)
     images = [zoo.images_for(keras.Model(image, image)) for image in model.inputs]
-    sat_tf.calibrate(quantized, images[0] if len(images) == 1 else images)
+    quantized = calibrated(model, policy, images[0] if len(images) == 1 else images)
     real = sat_tf.export_tflite(quantized, tmp_path / "model.tflite").bytes
     assert planned == pytest.approx(real, rel=FEW_PERCENT)
 
