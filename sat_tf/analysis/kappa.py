@@ -11,7 +11,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.analysis.code_use import as_graph, variance
-from sat_tf.analysis.labelled_images import LabelledImages, class_shares, labelled_images
+from sat_tf.analysis.labelled_images import LabelledImages, class_shares
 from sat_tf.analysis.wiring import LinearCall, Wiring, activation_name, kernel_of, linear_calls
 from sat_tf.graph import layer_kinds
 from sat_tf.qat.wrapper import QuantizedLayer
@@ -50,26 +50,18 @@ def kappa_0(model: keras.Model) -> float | None:
     return inputs * float(tf.math.reduce_variance(weights)) / area
 
 
-# A layer and the attribute that holds its kernel; the names of layers inside others may repeat.
-Key = tuple[int, str]
-
-
 class Taps:
     """The tensors that a forward pass went through.
 
     Attributes:
-        kernels: the effective weights Ξ of each kernel, once per call.
+        kernels: the effective weights Ξ of each kernel, once per call, by the id of the layer and
+            the attribute that holds the kernel: the names of layers inside others may repeat.
         levels: the clipping levels, by the name of the user's layer.
     """
 
     def __init__(self) -> None:
-        self.kernels: dict[Key, list[tf.Tensor]] = {}
+        self.kernels: dict[tuple[int, str], list[tf.Tensor]] = {}
         self.levels: dict[str, tf.Tensor] = {}
-
-
-def key_of(layer: keras.layers.Layer, kernel: str) -> Key:
-    """The key of a kernel in the taps."""
-    return id(layer), kernel
 
 
 @contextlib.contextmanager
@@ -108,7 +100,11 @@ def tapped(
             ):
                 stack.enter_context(_replaced(layer, "call", _by_batch(layer)))
         for layer in without_softmax:
-            stack.enter_context(_without_softmax(layer))
+            # A quantizing wrapper observes the input of the function it finds as the activation.
+            of_function = ("activation", keras.activations.linear)
+            of_layer = ("call", lambda inputs, *_, **__: inputs)
+            found = of_function if hasattr(layer, "activation") else of_layer
+            stack.enter_context(_replaced(layer, *found))
         yield taps
 
 
@@ -123,7 +119,7 @@ def _tapped_kernels(layer: Any, tape: tf.GradientTape, taps: Taps) -> Iterator[N
                 # compute dtype does not change the gradient.
                 effective = tf.identity(tf.convert_to_tensor(getattr(layer, kernel.attribute)))
                 tape.watch(effective)
-                taps.kernels.setdefault(key_of(layer, kernel.attribute), []).append(effective)
+                taps.kernels.setdefault((id(layer), kernel.attribute), []).append(effective)
                 stack.enter_context(_replaced(layer, kernel.attribute, effective))
             return call(*arguments, **options)
 
@@ -162,13 +158,6 @@ def _by_batch(layer: keras.layers.Layer) -> Any:
         return tf.cast(normalized, inputs.dtype)
 
     return call
-
-
-def _without_softmax(layer: keras.layers.Layer) -> contextlib.AbstractContextManager[None]:
-    if hasattr(layer, "activation"):
-        # A quantizing wrapper observes the input of the function it finds here.
-        return _replaced(layer, "activation", keras.activations.linear)
-    return _replaced(layer, "call", lambda inputs, *_, **__: inputs)
 
 
 @contextlib.contextmanager
@@ -279,8 +268,8 @@ class GradientFlow:
     level_gradients: dict[str, float]
 
 
-def gradient_flow(model: keras.Model, images: Any, labels: Any) -> GradientFlow:
-    """Measures the gradient-flowing law on any image classifier that is a Keras graph.
+class GradientProbe:
+    """Measures the gradient-flowing law of a classifier, on the same images whenever it is called.
 
     The loss is the mean cross entropy over the images. BatchNormalization uses the statistics of
     these images, as in training; dropout is off, and the model does not change. The layers are
@@ -289,27 +278,13 @@ def gradient_flow(model: keras.Model, images: Any, labels: Any) -> GradientFlow:
 
     Args:
         model: a Functional or Sequential model with one input and one output: logits, or their
-            softmax.
-        images: (n, rows, columns, channels); they are one batch.
-        labels: class numbers (n,), or shares of classes (n, classes).
-
-    Raises:
-        ValueError: the model is not such a graph, or the images or labels do not fit it.
-    """
-    return GradientProbe(model, labelled_images((images, labels), most=len(images)))()
-
-
-class GradientProbe:
-    """Measures the gradient-flowing law of a model, on the same images each time it is called.
-
-    Args:
-        model: see `gradient_flow`. Its variables are read when the probe is called.
-        sample: images with labels.
+            softmax. Its variables are read when the probe is called.
+        sample: images, which are one batch, with labels: class numbers or shares of classes.
         wiring: of the model, where it has been read already.
         compiled: trace the measurement, which pays off after a few calls.
 
     Raises:
-        ValueError: see `gradient_flow`.
+        ValueError: the model is not such a graph, or the images or labels do not fit it.
     """
 
     def __init__(
@@ -322,8 +297,7 @@ class GradientProbe:
     ) -> None:
         wiring = Wiring(model) if wiring is None else wiring
         self._tail = wiring.tail()
-        _check_logits(wiring)
-        _refuse_hidden_softmax(wiring)
+        _expect_logits(wiring)
         if sample.labels is None:
             raise ValueError("dataset: received no labels, expected them: gradients need a loss.")
         self._model = model
@@ -363,7 +337,7 @@ class GradientProbe:
         gradients, levels = tape.gradient(loss, (taps.kernels, taps.levels))
         variances = {}
         for call in self._linear_calls.values():
-            key = key_of(call.layer, call.kernel.attribute)
+            key = id(call.layer), call.kernel.attribute
             if key not in taps.kernels:
                 continue  # a layer inside another that does not call it
             kernel = taps.kernels[key][0]
@@ -399,7 +373,7 @@ def _law(call: LinearCall, flows: dict[str, Flow]) -> LayerFlow:
     return dataclasses.replace(result, kappa_1=constants[0], kappa_2=constants[1])
 
 
-def _check_logits(wiring: Wiring) -> None:
+def _expect_logits(wiring: Wiring) -> None:
     """Raises ValueError unless the output is logits of a classifier, or their softmax."""
     shape = wiring.output.shape
     if len(shape) != 1 or shape[0] is None or shape[0] < 2:
@@ -417,11 +391,8 @@ def _check_logits(wiring: Wiring) -> None:
             f"model {wiring.name!r}: received the activation {', '.join(sorted(odd))} at the end, "
             "expected logits or their softmax, for the cross entropy."
         )
-
-
-def _refuse_hidden_softmax(wiring: Wiring) -> None:
-    """Raises ValueError if another scheme's wrapper restores a softmax at every call."""
     for call in wiring.tail():
+        # The wrapper of another scheme restores its softmax at every call.
         foreign = call.outer is not call.layer and not isinstance(call.outer, QuantizedLayer)
         if foreign and _is_softmax(call.layer):
             raise ValueError(

@@ -51,7 +51,7 @@ def labelled_images(dataset: Any, *, most: int = USUAL_IMAGES) -> LabelledImages
         images, labels = dataset, None
     elif isinstance(dataset, tuple | list) and len(dataset) == 2 and _are_arrays(dataset):
         images, labels = dataset
-    elif isinstance(dataset, tuple) and not _are_batches(dataset):
+    elif isinstance(dataset, tuple) and len(set(map(_rank, dataset))) > 1:
         raise ValueError(
             f"dataset: received a tuple of {len(dataset)}, expected a pair (images, labels); leave "
             "weights of images out."
@@ -125,16 +125,15 @@ def class_shares(labels: np.ndarray, num_classes: int) -> np.ndarray:
     return shares
 
 
+def _rank(part: Any) -> int:
+    """The number of axes of an array; -1 of a pair, as the elements of an iterable may be."""
+    return np.ndim(part) if isinstance(part, np.ndarray | tf.Tensor) else -1
+
+
 def _are_arrays(pair: Any) -> bool:
     images, labels = pair
     of_images = np.ndim(images) > 1 or isinstance(images, np.ndarray | tf.Tensor)
     return of_images and (labels is None or isinstance(labels, np.ndarray | tf.Tensor | list))
-
-
-def _are_batches(several: tuple[Any, ...]) -> bool:
-    """Whether all elements may be batches, or pairs of them."""
-    kinds = {np.ndim(part) if isinstance(part, np.ndarray | tf.Tensor) else -1 for part in several}
-    return len(kinds) <= 1
 
 
 def _gathered(dataset: Any, most: int) -> tuple[Any, Any]:

@@ -160,10 +160,6 @@ class Wiring:
     def __iter__(self) -> Iterator[WiredCall]:
         return iter(self._calls)
 
-    def linear(self) -> list[WiredCall]:
-        """The calls of linear layers."""
-        return [call for call in self if call.is_linear]
-
     def normalization_behind(self, call: WiredCall) -> str | None:
         """Class of the normalization right behind a linear layer, if nothing else reads it."""
         readers = self._readers[call]
@@ -230,9 +226,14 @@ class Wiring:
     def classifier(self) -> WiredCall | None:
         """The linear layer that makes the output, ignoring softmax, reshaping and dropout."""
         *behind, last = self.tail()
-        if not last.is_linear or not all(_passes_logits(call.layer) for call in behind):
-            return None
-        return last
+        passes = all(
+            "softmax" in str(getattr(call.layer, "symbol", ""))
+            or layer_kinds.role_of(call.layer) is Role.IDENTITY
+            or layer_kinds.is_softmax(call.layer)
+            or layer_kinds.reshapes(call.layer)
+            for call in behind
+        )
+        return last if last.is_linear and passes else None
 
     def pooled_area_before(self, call: WiredCall) -> int | None:
         """k²_pool: the area that is average-pooled between the linear layers before and a call.
@@ -250,15 +251,6 @@ class Wiring:
             known = None not in before and own is not None
             areas[producer] = min(filter(None, before)) * own if known and own else None
         return areas[call.inputs[0]]
-
-
-def _passes_logits(layer: keras.layers.Layer) -> bool:
-    """Whether the output is the input logits, or their softmax."""
-    if "softmax" in str(getattr(layer, "symbol", "")):
-        return True
-    if layer_kinds.role_of(layer) is Role.IDENTITY or layer_kinds.is_softmax(layer):
-        return True
-    return layer_kinds.reshapes(layer)
 
 
 def _size(shape: tuple[int | None, ...]) -> int | None:
@@ -317,12 +309,18 @@ class LinearCall:
 
 def linear_calls(wiring: Wiring) -> dict[str, LinearCall]:
     """The calls of linear layers of a model, kernel by kernel, by name, in graph order."""
-    calls = wiring.linear()
-    times = [call.layer for call in calls]
+    times = [call.layer for call in wiring if call.is_linear]
     calls_by_name: dict[str, LinearCall] = {}
     for call in wiring:
         if not call.is_linear:
-            calls_by_name.update(_hidden(call))
+            # These are multiplications inside a layer whose calls cannot be followed.
+            for inner in call.layer._flatten_layers(include_self=False, recursive=True):
+                for kernel in layer_kinds.kernels_of(inner):
+                    name = kernel.name(f"{call.name}/{inner.name}")
+                    unknown = f"it is inside {call.name}, whose calls cannot be followed"
+                    calls_by_name[name] = LinearCall(
+                        name, inner, call.outer, kernel, unknown=unknown
+                    )
             continue
         kernels = layer_kinds.kernels_of(call.layer)
         for kernel, behind in zip(kernels, (*kernels[1:], None), strict=True):
@@ -343,21 +341,6 @@ def linear_calls(wiring: Wiring) -> dict[str, LinearCall]:
             )
             calls_by_name.setdefault(found.name, found)
     return calls_by_name
-
-
-def _hidden(call: WiredCall) -> dict[str, LinearCall]:
-    """The multiplications inside a layer whose calls cannot be followed."""
-    return {
-        kernel.name(f"{call.name}/{inner.name}"): LinearCall(
-            kernel.name(f"{call.name}/{inner.name}"),
-            inner,
-            call.outer,
-            kernel,
-            unknown=f"it is inside {call.name}, whose calls cannot be followed",
-        )
-        for inner in call.layer._flatten_layers(include_self=False, recursive=True)
-        for kernel in layer_kinds.kernels_of(inner)
-    }
 
 
 def _following(

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sat_tf.atomic_file import check_writable, written_whole
@@ -24,6 +24,7 @@ SERIES = (
     {"color": PURPLE, "marker": "D", "linestyle": ":"},
 )
 
+_WIDE_RANGE = 30.0
 _STYLE = {
     "font.size": 13,
     "axes.labelsize": 13,
@@ -74,6 +75,11 @@ def canvas(
 
     picture = Picture(figsize=size)
     return picture, picture.subplots(rows, columns, sharex=sharex, sharey=sharey)
+
+
+def is_wide(values: Sequence[float]) -> bool:
+    """Whether an axis of these values is logarithmic: a linear one would hide the smaller half."""
+    return bool(values) and min(values) > 0.0 and max(values) > _WIDE_RANGE * min(values)
 
 
 def save(picture: "Picture", path: Any) -> None:

@@ -3,8 +3,8 @@ import pytest
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.analysis.kappa import Flow, GradientProbe, gradient_flow, gradient_flow_constants
-from sat_tf.analysis.labelled_images import LabelledImages
+from sat_tf.analysis.kappa import Flow, GradientProbe, gradient_flow_constants
+from sat_tf.analysis.labelled_images import LabelledImages, labelled_images
 from sat_tf.qat.policy import BitPolicy
 from tests.analysis import reference
 from tests.training.small import small_float_model, small_images, small_quantized_model
@@ -12,6 +12,10 @@ from tests.training.small import small_float_model, small_images, small_quantize
 layers = keras.layers
 DATA = small_images()
 IMAGES, LABELS = DATA.train_images[:24], DATA.train_labels[:24]
+
+
+def gradient_flow(model, images, labels):
+    return GradientProbe(model, labelled_images((images, labels), most=len(images)))()
 
 
 def flow(**changes):

@@ -22,7 +22,8 @@ def following(outputs, image):
     wiring = Wiring(keras.Model(image, outputs))
     return {
         call.name: {to.name: area for to, area in wiring.neighbours(call)}
-        for call in wiring.linear()
+        for call in wiring
+        if call.is_linear
     }
 
 
@@ -127,7 +128,7 @@ def test_a_rectifier_that_is_called_twice_is_followed_at_each_call(image):
 
 def behind(outputs, image):
     wiring = Wiring(keras.Model(image, outputs))
-    return {call.name: wiring.normalization_behind(call) for call in wiring.linear()}
+    return {call.name: wiring.normalization_behind(call) for call in wiring if call.is_linear}
 
 
 def test_only_a_normalization_right_behind_counts(image):
@@ -149,7 +150,7 @@ def test_only_a_normalization_right_behind_counts(image):
 @pytest.mark.thorough
 def test_a_preactivation_network_has_sums_behind_its_last_layers():
     wiring = Wiring(models.build("preresnet50", image_size=32, num_classes=10, seed=0))
-    found = {call.name: wiring.normalization_behind(call) for call in wiring.linear()}
+    found = {call.name: wiring.normalization_behind(call) for call in wiring if call.is_linear}
     assert found["block_3_reduce_conv"] == found["block_3_spatial_conv"] == "BatchNormalization"
     assert found["block_3_expand_conv"] is None
 

@@ -25,7 +25,6 @@ _NONE = "-"
 # Narrower terminals have no columns for the kind and the ties; the CSV has them.
 _WIDE = 100
 _UNIFORM = range(1, 9)
-_WIDE_RANGE = 30.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -305,7 +304,7 @@ def _draw(found: Allocation, name: str, points: list[dict[str, float]]) -> "Pict
         zorder=4,
     )
     values = [*up, *(cost for _, cost, _ in same)]
-    if min(values) > 0.0 and max(values) > _WIDE_RANGE * min(values):
+    if palette.is_wide(values):
         axes.set_yscale("log")
     axes.set_xlabel(LIMITS[name].title)
     axes.set_ylabel("estimated loss" if found.cost_kind != "table" else "cost")

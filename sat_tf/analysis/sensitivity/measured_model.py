@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 _NONE = "-"
 _TITLES = {"top1": "top-1 lost", "distance": "distance", "divergence": "divergence"}
 _MOST_LAYERS = 40
-# Above this ratio a linear axis would hide the smaller half.
-_WIDE_RANGE = 30.0
 
 
 _PARTS = {"": "damage", "weights_": "weights", "activations_": "activations", "stream_": "stream"}
@@ -312,7 +310,7 @@ def _marks(found: Sensitivity, layer: LayerSensitivity) -> list[tuple[str, float
 
 def _set_range(axes: Any, values: list[float]) -> None:
     """A logarithmic axis if values differ much; drops of top-1 can be 0 or negative."""
-    if values and min(values) > 0.0 and max(values) > _WIDE_RANGE * min(values):
+    if palette.is_wide(values):
         axes.set_xscale("log")
         axes.set_xlim(0.6 * min(values), 1.7 * max(values))
     elif values:

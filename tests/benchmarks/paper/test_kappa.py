@@ -7,7 +7,8 @@ from benchmarks.paper import kappa
 from benchmarks.paper.kappa import PRINTED
 from benchmarks.paper.variances import gaussian
 from sat_tf import models
-from sat_tf.analysis.kappa import gradient_flow, kappa_0
+from sat_tf.analysis.kappa import GradientProbe, kappa_0
+from sat_tf.analysis.labelled_images import LabelledImages
 from sat_tf.data.source import ImageSet
 from sat_tf.models.resnet import resnet18
 from tests import reference
@@ -132,7 +133,7 @@ def test_kappa_1_of_a_network_differentiated_by_hand(normalized):
     first, second = (model.get_layer(n).kernel.numpy().astype(float) for n in ("first", "second"))
     gradients = differentiated(images, labels, first, second, normalized)
     ratio = gradients[0].var() / gradients[1].var()
-    found = gradient_flow(model, images, labels).layers[0]
+    found = GradientProbe(model, LabelledImages(images, labels))().layers[0]
     # Eq. 3: κ₁ = n₁ VAR[W₁] / (n̂₂ VAR[W₂]) times the ratio; Eq. 4: κ₂ = 1 / (n̂₂ VAR[W₂]) times it.
     # Gradients are computed in float32.
     assert found.kappa_1 == pytest.approx(6 * first.var() / (3 * second.var()) * ratio, rel=1e-4)
