@@ -106,7 +106,9 @@ def test_what_is_not_finite_harms_nothing_else():
 
 
 @pytest.mark.parametrize("keep_zeros", [False, True])
-def test_weights_move_to_the_nearest_mean_and_none_to_an_empty_cluster(keep_zeros):
+def test_weights_move_to_the_nearest_mean_none_to_an_empty_cluster_and_others_than_numbers_stay(
+    keep_zeros,
+):
     latent = np.array([0.0, 0.0, 1.0, 1.2, 3.0, 3.2], np.float32)
     ids = np.array([0, 0, 1, 1, 2, 2])  # and none in 3
     latent[3] = 2.9
@@ -115,6 +117,11 @@ def test_weights_move_to_the_nearest_mean_and_none_to_an_empty_cluster(keep_zero
     latent[2] = 0.1
     moved = array(kmeans.nearest_ids(latent, ids, 2, keep_zeros=keep_zeros))
     assert moved[2] == (1 if keep_zeros else 0)
+    latent = np.float32([-1.0, 0.4, 0.25, 0.5, 0.0, np.nan, np.inf])
+    ids = np.uint8([1, 1, 2, 2, 0, 3, 0])
+    found = kmeans.nearest_ids(latent, ids, 2, keep_zeros=keep_zeros)
+    # Means: 0 of cluster 0, -0.3 and 0.375, and none of cluster 3.
+    assert array(found).tolist() == [1, 2, 2, 2, 0, 3, 0]
 
 
 def test_sums_are_by_id():
@@ -148,13 +155,3 @@ def test_a_layer_of_zeros_stays_zero():
     value, gradient = _run(np.zeros(4, np.float32), np.uint8([0, 1, 2, 3]), 2)
     assert value.tolist() == [0.0] * 4
     assert gradient.tolist() == [1.0] * 4
-
-
-@pytest.mark.parametrize("keep_zeros", [False, True])
-def test_weights_move_to_the_nearest_mean_and_others_than_numbers_stay(keep_zeros):
-    latent = np.float32([-1.0, 0.4, 0.25, 0.5, 0.0, np.nan, np.inf])
-    ids = np.uint8([1, 1, 2, 2, 0, 3, 0])
-    settings = {"keep_zeros": keep_zeros}
-    found = kmeans.nearest_ids(latent, ids, 2, **settings)
-    # Means: 0 of cluster 0, -0.3 and 0.375, and none of cluster 3.
-    assert array(found).tolist() == [1, 2, 2, 2, 0, 3, 0]
