@@ -237,7 +237,7 @@ class StoredTensor:
         return np.frombuffer(self.data, _DTYPES[self.type]).reshape(self.shape)
 
     def difference(self, other: "StoredTensor") -> str | None:
-        """The name of the first attribute that another one has otherwise; None where none is."""
+        """The name of the first attribute in which another tensor differs; None where none does."""
         names = (field.name for field in dataclasses.fields(self))
         pairs = ((name, getattr(self, name), getattr(other, name)) for name in names)
         return next((name for name, own, its in pairs if not np.array_equal(own, its)), None)
@@ -280,7 +280,7 @@ class StoredOperator:
         return json.dumps(settings, sort_keys=True, default=str)
 
     def difference(self, other: "StoredOperator") -> str | None:
-        """What another operator in its place has otherwise, in words; None where it is the same."""
+        """The difference of another operator in its place, in words; None where there is none."""
         where = f"{self.name} {self.outputs[0].name}"
         if (self.name, self.settings) != (other.name, other.settings):
             return f"{where}: {other.name} {other.settings}, expected {self.name} {self.settings}"
@@ -435,7 +435,7 @@ def _separated(data: bytes | np.ndarray, bits: int, shape: tuple[int, ...]) -> n
     return (lowest_bits.astype(np.uint8).view(np.int8) >> (8 - bits)).reshape(shape)
 
 
-# So many differences are listed.
+# A report lists this many differences.
 _SHOWN = 5
 
 
