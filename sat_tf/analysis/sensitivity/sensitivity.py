@@ -1,6 +1,5 @@
 """Layer-wise sensitivity: one layer at a time quantized, the others float."""
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from sat_tf.analysis.labelled_images import (
 from sat_tf.analysis.range_accuracy import range_accuracies
 from sat_tf.analysis.sensitivity.damage import METRICS, Damage, DamageMeter, LayerSensitivity
 from sat_tf.analysis.sensitivity.measured_model import Sensitivity
-from sat_tf.analysis.sensitivity.one_at_a_time import OneAtATime, Quantization, one_at_a_time
+from sat_tf.analysis.sensitivity.one_at_a_time import Quantization, one_at_a_time
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network, check_model, check_one_of_each, refuse_wrapped
 from sat_tf.graph.rewrite import with_layers_for_operations
@@ -93,15 +92,27 @@ def sensitivity(
     ]
     is_softmax = layer_kinds.is_softmax(runner.last_layer)
     has_classes = _is_row(model) and (is_softmax or classes is not None or metric == "divergence")
-    meters = _Meters(
-        [DamageMeter(probabilities=is_softmax, classes=has_classes) for _ in quantizations],
-        DamageMeter(probabilities=is_softmax, classes=has_classes),
+    together, *alone = (
+        DamageMeter(probabilities=is_softmax, classes=has_classes)
+        for _ in range(1 + len(quantizations))
     )
-    _measure(meters, runner, quantized, quantizations, sample.images, classes, progress)
-    errors = runner.activation_errors(sample.images[: runner.images_at_once()])
-    damages = {
-        id(one): meter.damage() for one, meter in zip(quantizations, meters.alone, strict=True)
-    }
+    every = runner.images_at_once()
+    total, num_right = len(sample) * len(quantizations), 0
+    with image_bar("measuring layers", total, shown=progress) as advance:
+        for first in range(0, len(sample), every):
+            batch = sample.images[first : first + every]
+            labels = None if classes is None else classes[first : first + every]
+            outputs = runner.outputs(batch, quantizations)
+            reference = _finite(next(outputs), "the float model")
+            for one, meter, own in zip(quantizations, alone, outputs, strict=True):
+                own = _finite(own, f"the model with {one.layer} quantized")
+                meter.add(own, reference, labels)
+                advance(len(batch))
+            whole = _finite(quantized(batch, training=False).numpy(), "the quantized model")
+            together.add(whole, reference, labels)
+            num_right += 0 if labels is None else top_hits(reference, labels, 1)
+    errors = runner.activation_errors(sample.images[:every])
+    damages = {id(one): meter.damage() for one, meter in zip(quantizations, alone, strict=True)}
 
     def damage(one: Quantization | None) -> Damage | None:
         return None if one is None else damages[id(one)]
@@ -122,47 +133,10 @@ def sensitivity(
         policy=policy,
         metric=metric,
         layers=layers,
-        together=meters.together.damage(),
+        together=together.damage(),
         num_images=len(sample),
-        top1=None if classes is None else meters.num_right / len(sample),
+        top1=None if classes is None else num_right / len(sample),
     )
-
-
-@dataclasses.dataclass
-class _Meters:
-    alone: list[DamageMeter]
-    together: DamageMeter
-    num_right: int = 0
-
-
-def _measure(
-    meters: _Meters,
-    runner: OneAtATime,
-    quantized: keras.Model,
-    quantizations: list[Quantization],
-    images: np.ndarray,
-    classes: np.ndarray | None,
-    progress: bool,
-) -> None:
-    every = runner.images_at_once()
-    total = len(images) * len(quantizations)
-    with image_bar("measuring layers", total, shown=progress) as advance:
-        for first in range(0, len(images), every):
-            batch = images[first : first + every]
-            labels = None if classes is None else classes[first : first + every]
-            outputs = runner.outputs(batch, quantizations)
-            reference = _finite(next(outputs), "the float model")
-            for one, meter, own in zip(quantizations, meters.alone, outputs, strict=True):
-                meter.add(
-                    _finite(own, f"the model with {one.layer} quantized"),
-                    reference,
-                    labels,
-                )
-                advance(len(batch))
-            together = quantized(batch, training=False).numpy()
-            meters.together.add(_finite(together, "the quantized model"), reference, labels)
-            if labels is not None:
-                meters.num_right += top_hits(reference, labels, 1)
 
 
 def _finite(outputs: np.ndarray, whose: str) -> np.ndarray:
