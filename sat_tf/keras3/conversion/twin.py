@@ -10,7 +10,9 @@ machine gets a twin again. A twin is made and proved once, and takes the values 
 again whenever it is asked for.
 """
 
+import contextlib
 import dataclasses
+import gc
 import os
 import sys
 import weakref
@@ -179,11 +181,28 @@ def quantized(model: keras3.Model, policy: BitPolicy | int | None = None) -> ker
             "before the first import of keras."
         )
     policy = BitPolicy() if policy is None else expect_policy(policy)
-    made = translated(model, is_twin=True)
-    originals = _originals(made)
-    plan = quantized_model(made.model, None, policy, is_private=True)
-    warn_of_lost_zeros(plan)
-    return _of_plan(remember(plan, policy), originals, model)
+    with _without_collections():
+        made = translated(model, is_twin=True)
+        originals = _originals(made)
+        plan = quantized_model(made.model, None, policy, is_private=True)
+        warn_of_lost_zeros(plan)
+        return _of_plan(remember(plan, policy), originals, model)
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """A scope in which Python collects no garbage.
+
+    Three models are made, of objects that stay in use: looking through them again and again takes
+    a tenth of the time, and what is left lying is a fortieth of the memory (of MobileNet-V2).
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def requantized(model: keras3.Model, policy: BitPolicy) -> keras3.Model:
