@@ -180,7 +180,8 @@ def _watched(layer: Any) -> Iterator[_Seen]:
     of effective kernels.
     """
     seen = _Seen()
-    weights, output = (getattr(layer, f"{of}_quantizer", None) for of in ("weight", "output"))
+    weights: Any = getattr(layer, "weight_quantizer", None)
+    output: Any = getattr(layer, "output_quantizer", None)
 
     def effective(*given: Any) -> Any:
         seen.kernel = weights(*given)
