@@ -466,3 +466,15 @@ def test_numbers_of_more_axes_than_the_tensor_stay_an_operation():
     images = _images(model.input_shape[1:])
     rewritten = with_layers_for_operations(model)
     np.testing.assert_array_equal(rewritten(images), model(images))
+
+
+def test_a_model_that_was_rewritten_is_not_rewritten_again():
+    image, shared = keras.Input((8, 2)), L.Conv1D(2, 3, padding="causal", name="conv")
+    model = keras.Model(image, shared(shared(image)))
+    rewritten = with_layers_for_operations(model)
+    assert [layer.name for layer in rewritten.layers if "padding" in layer.name] == [
+        "conv_padding",
+        "conv_padding_2",
+    ]
+    assert with_layers_for_operations(rewritten) is rewritten
+    np.testing.assert_array_equal(rewritten(_images((8, 2))), model(_images((8, 2))))
