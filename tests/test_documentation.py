@@ -54,6 +54,7 @@ class _Loaded(html.parser.HTMLParser):
             self.addresses.append(given.get("src", ""))
 
 
+@pytest.mark.thorough
 def test_the_site_builds_without_a_warning_and_is_whole(tmp_path):
     # One test, because it builds once: on all cores, each would have a site of its own.
     missing = [name for name in ("mkdocs", "material", "mkdocstrings") if not _is_there(name)]

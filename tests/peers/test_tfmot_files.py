@@ -113,6 +113,7 @@ def test_files_of_sat_tf_compute_the_integers_that_were_proved(ours):
     assert proof.runtimes["xnnpack"].outputs_differing == 0
 
 
+@pytest.mark.thorough
 def test_runtimes_give_other_integers_of_one_file_tf99072_tf102943_tf119412(theirs, ours):
     _, content, images = theirs
     builtin = litert.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
@@ -128,11 +129,13 @@ def test_runtimes_give_other_integers_of_one_file_tf99072_tf102943_tf119412(thei
 # -- 13, 7: joined branches, transposed convolutions -------------------------------------------
 
 
+@pytest.mark.thorough
 def test_joined_branches_are_quantized_twice_by_tfmot_and_once_by_sat_tf_mo523(theirs, ours):
     assert _kinds(theirs[1]).count("QUANTIZE") > 1
     assert _kinds(ours[1]).count("QUANTIZE") == 1  # of the image
 
 
+@pytest.mark.thorough
 def test_normalizations_behind_transposed_convolutions_are_folded_tf43939(theirs, ours):
     operators = dict(_operators(ours[1]))
     assert operators["TRANSPOSE_CONV"].count("INT8") == 2

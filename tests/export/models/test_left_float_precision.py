@@ -20,11 +20,7 @@ ISLANDS = {
     "operation": lambda x: x / (0.5 + tf.reduce_sum(x, -1, keepdims=True)),
 }
 # The converter takes seconds for each of the others.
-QUICK = {
-    "normalization": "mixed_bfloat16",
-    "resizing": "mixed_float16",
-    "operation": "mixed_bfloat16",
-}
+QUICK = ("operation", "mixed_bfloat16")
 
 
 def _attention(x):
@@ -47,7 +43,7 @@ def _model(island, policy):
 @pytest.mark.parametrize(
     ("island", "precision"),
     [
-        pytest.param(island, name, marks=() if QUICK.get(island) == name else pytest.mark.thorough)
+        pytest.param(island, name, marks=() if (island, name) == QUICK else pytest.mark.thorough)
         for island in ISLANDS
         for name in ("mixed_bfloat16", "mixed_float16")
     ],
