@@ -261,7 +261,7 @@ class LayerDecisions:
 
 
 def activation_plan(quantizer: Quantizer | None, *, stream: bool = False) -> ActivationPlan | None:
-    """The plan of a quantizer; there is none for one that makes no codes."""
+    """The plan of a quantizer, if it makes codes."""
     if quantizer is not None and quantizer.input_type is not None:
         return ActivationPlan(bits=_IMAGE_BITS, signed=quantizer.input_type != INPUT_TYPES[0])
     if not isinstance(quantizer, ActivationQuantizer):

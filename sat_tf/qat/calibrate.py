@@ -261,7 +261,7 @@ def _set_clipping_levels(network: Network, batches: Collection[Images]) -> None:
 
 
 def _function_behind(in_use: Network, node: Node) -> Function:
-    """Finds the elementwise function that alone reads a tensor; the identity if there is none."""
+    """Finds the elementwise function that alone reads a tensor, or else the identity."""
     readers = [inner_layer(reader.layer) for reader in in_use.consumers(node.name)]
     names = {
         layer_kinds.activation_name(reader) if layer_kinds.is_activation(reader) else "linear"

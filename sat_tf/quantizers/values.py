@@ -1,4 +1,4 @@
-"""What quantizers are given and answer: their variables, samples of tensors, codes and scales."""
+"""The variables, samples, codes and scales that quantizers are given and answer with."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
