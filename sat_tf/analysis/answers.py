@@ -435,7 +435,7 @@ def _changed(answers: Answers, changed: list[ClassAccuracy]) -> Table[ClassAccur
 
 
 def _examples(answers: Answers) -> dict[str, list[dict[str, Any]]]:
-    """What the page shows of each example, under the titles of the groups that have any."""
+    """The examples as the page shows them, under the titles of the groups that have any."""
 
     def shown(image: int, picture: str) -> dict[str, Any]:
         label = int(answers.labels[image])

@@ -253,18 +253,17 @@ class _Reading:
             settled=sum(
                 (row.multiply_adds or 0) * (row.reading_bits or FLOAT_BITS) for row in settled
             ),
-            values_read=self._values([row for row in rows if self._is_counted(row)]),
+            values_read=self._values(rows),
         )
 
-    def _is_counted(self, row: LayerPlan) -> bool:
-        """Whether it reads an activation, and neither an image nor a stream."""
-        source = _source(self.low, row)
-        if source.activation is None or source.activation.stream:
-            return False
-        return not any(self.low[name].fate is Fate.INPUT for name in source.reads)
-
     def _values(self, rows: Sequence[LayerPlan]) -> int | None:
-        shapes = [self.network[self.network[row.name].inputs[0]].shape for row in rows]
+        """How many values the rows read that are activations, and neither images nor streams."""
+        shapes = []
+        for row in rows:
+            source = _source(self.low, row)
+            is_activation = source.activation is not None and not source.activation.stream
+            if is_activation and all(self.low[n].fate is not Fate.INPUT for n in source.reads):
+                shapes.append(self.network[self.network[row.name].inputs[0]].shape)
         if any(None in shape for shape in shapes):
             return None
         return sum(math.prod(size or 0 for size in shape) for shape in shapes)
