@@ -176,7 +176,8 @@ def test_every_width_has_a_certified_file(data, tmp_path):
         assert certificate.codes_compared > 0
 
 
-@pytest.mark.parametrize("form", ["keras", pytest.param("h5", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("form", ["keras", "h5"])
 def test_it_is_saved_and_goes_on_after_loading(form, data, tmp_path):
     model = _adaptive(data[0])
     _fit(model, data)

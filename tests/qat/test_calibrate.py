@@ -17,6 +17,8 @@ from sat_tf.quantizers.values import SampledValues
 from tests import reference
 from tests.qat import float_models
 
+THOROUGH = pytest.mark.thorough
+
 
 def _levels(model):
     return {v.name: float(v.numpy()) for v in model.variables if "clipping_level" in v.name}
@@ -246,6 +248,7 @@ def test_the_range_of_the_logits_is_what_their_extremes_let_expect(quantized):
     assert above >= logits.max()
 
 
+@pytest.mark.thorough
 def test_no_batch_size_shrinks_a_calibrated_range(quantized):
     images = float_models.images(64)
     sat_tf.calibrate(quantized, images)
@@ -261,7 +264,10 @@ def test_no_batch_size_shrinks_a_calibrated_range(quantized):
         assert count == before[2] + 32 / size
 
 
-@pytest.mark.parametrize("function", [tf.exp, tf.nn.softplus, tf.tanh, tf.nn.elu])
+@pytest.mark.parametrize(
+    "function",
+    [tf.exp, *(pytest.param(f, marks=THOROUGH) for f in (tf.nn.softplus, tf.tanh, tf.nn.elu))],
+)
 def test_what_float_layers_read_is_rounded_in_keras_as_in_the_file(function, tmp_path):
     inputs = keras.Input((6,), name="x")
     hidden = keras.layers.Dense(8, activation="relu", name="hidden")(inputs)

@@ -275,7 +275,7 @@ def test_the_model_trains_and_its_file_has_the_bytes_and_the_codes(make, pack, t
     assert certificate.codes_differing == 0
 
 
-@pytest.mark.parametrize("pack", ["int2", "int4"])
+@pytest.mark.parametrize("pack", ["int2", pytest.param("int4", marks=pytest.mark.thorough)])
 def test_a_budget_within_which_nothing_is_packed_is_refused_as_the_export_does(pack, model):
     with pytest.raises(ValueError, match=rf"pack='{pack}': .* lower a limit, .* pack='auto'"):
         by_table(model, pack=pack, budget={"bit_operations": "100%"})
