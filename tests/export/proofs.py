@@ -23,7 +23,7 @@ def calibrated(
 def proved(
     quantized: keras.Model, path: pathlib.Path, images: Any = None, **settings: Any
 ) -> tuple[ExportReport, Certificate]:
-    """What is said of the file of a model, no code of which differs."""
+    """The report and the certificate of the file of a model, no code of which differs."""
     report = sat_tf.export_tflite(quantized, path)
     images = images_for(quantized, 16) if images is None else images
     found = sat_tf.verify_tflite(quantized, path, images, progress=False, **settings)

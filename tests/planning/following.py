@@ -11,7 +11,7 @@ from sat_tf.quantizers.observers import RangeObserver
 
 
 def quantizers_of(model):
-    """What a quantized model holds, by the names that rows of a plan have."""
+    """The quantizers of a quantized model, by the names that rows of a plan have."""
     network = Network(model)
     found = {}
     for node in network:

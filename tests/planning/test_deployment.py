@@ -76,7 +76,7 @@ def test_float_layers_and_float_operators_are_those_that_the_export_reports(poli
     assert sum(planned_floats.values()) == len(report.islands)
     for name, count in planned.items():
         assert name in planned_floats or report.operators[name] >= count
-    # That nothing was seen of what it is fed is true of the model alone.
+    # The model alone can have been fed nothing.
     seen = [warning for warning in report.warnings if "nothing was seen of what" not in warning]
     assert set(plan.notes) == set(seen)
 

@@ -31,7 +31,7 @@ def folder(kit_with_codes, tmp_path):
 
 @pytest.fixture(scope="package")
 def certificate_path(kit, tmp_path_factory):
-    """What the kit wrote on this machine."""
+    """The certificate that the kit wrote on this machine."""
     working = tmp_path_factory.mktemp("device")
     assert checked_here(kit.path, working).returncode == 0
     return certificate_in(working)

@@ -34,7 +34,7 @@ def reseal(folder: pathlib.Path, change: Callable[[dict[str, Any]], None] = lamb
 def checked(
     script: pathlib.Path, cwd: pathlib.Path, *options: str, python: str = sys.executable
 ) -> subprocess.CompletedProcess:
-    """What a kit says; nothing of this package can be imported there."""
+    """The outcome of a kit in a process of its own, where nothing of this package can be found."""
     return subprocess.run(
         [python, "-I", *options, str(script)],
         capture_output=True,
@@ -46,7 +46,7 @@ def checked(
 
 
 def checked_here(folder: pathlib.Path, cwd: pathlib.Path) -> subprocess.CompletedProcess:
-    """The same of an unpacked kit, without a process of its own."""
+    """The outcome of an unpacked kit in this process."""
     said, errors = io.StringIO(), io.StringIO()
     with (
         mock.patch.object(check, "HERE", folder),

@@ -143,7 +143,7 @@ def test_the_file_has_the_expected_operators(exported):
 
 
 def test_only_what_was_never_observed_sums_of_many_and_float_layers_are_warned_of(exported):
-    # Its first call in a process has no number.
+    # The first call of an operation in a process has no number behind its name.
     said = [text for text in exported.report.warnings if "is computed in float32" in text]
     names = tuple(re.sub(r"(?<=resize)_\d+$", "", text.split(":")[0]) for text in said)
     assert names == exported.functions
