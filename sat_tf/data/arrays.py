@@ -1,7 +1,5 @@
 """A data set held in memory, as a source of batches."""
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
@@ -14,7 +12,7 @@ from sat_tf.data.batch_order import (
     held_out_spans,
     shuffled_spans,
 )
-from sat_tf.data.source import NO_LABEL, ImageSet, ImageSource, spread_evenly
+from sat_tf.data.source import NO_LABEL, ImageSet, ImageSource, Shard, spread_evenly
 
 # Makes the draws of the shifts independent of those of the order, which have the same seed.
 _SHIFTS = 1
@@ -54,9 +52,25 @@ class ArraySource(ImageSource):
         self.num_train = len(images.train_labels)
         self.num_test = len(images.test_labels)
 
-    def training_batches(self, *, batch_size: int, seed: int, **given: Any) -> tf.data.Dataset:
+    def training_batches(
+        self,
+        *,
+        batch_size: int,
+        seed: int,
+        first_epoch: int = 0,
+        first_step: int = 0,
+        shard: Shard | None = None,
+    ) -> tf.data.Dataset:
         """The endless training batches from a given step on; see `ImageSource`."""
-        order = checked_order(self.name, self.num_train, batch_size=batch_size, seed=seed, **given)
+        order = checked_order(
+            self.name,
+            self.num_train,
+            batch_size=batch_size,
+            seed=seed,
+            first_epoch=first_epoch,
+            first_step=first_step,
+            shard=shard,
+        )
         with tf.device("CPU"):
             pixels = tf.constant(self.images.train_images)
             labels = tf.constant(self.images.train_labels)
@@ -84,9 +98,11 @@ class ArraySource(ImageSource):
             alg=RANDOM,
         )
 
-    def held_out_batches(self, *, batch_size: int = 256, **given: Any) -> tf.data.Dataset:
+    def held_out_batches(
+        self, *, batch_size: int = 256, shard: Shard | None = None
+    ) -> tf.data.Dataset:
         """Every held-out image once, in order; see `ImageSource`."""
-        order = checked_order(self.name, None, batch_size=batch_size, **given)
+        order = checked_order(self.name, None, batch_size=batch_size, shard=shard)
         with tf.device("CPU"):
             pixels = tf.constant(self.images.test_images)
             labels = tf.constant(self.images.test_labels)

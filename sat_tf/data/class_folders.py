@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from sat_tf.arguments import check_options
 from sat_tf.data.folder_tree import read_tree
-from sat_tf.data.source import OPTIONS, ImageSource, spread_evenly
+from sat_tf.data.source import FOLDER, OPTIONS, ImageSource, spread_evenly
 from sat_tf.preprocessing import RESIZED_AND_CROPPED, Preprocessing
 
 # The number of pictures that are opened to learn how large those of a set are.
@@ -58,7 +58,7 @@ def load_folder_tree(
             everything.
     """
     received = {name: value for name, value in locals().items() if name != "resize_ratio"}
-    check_options("folder", OPTIONS, received)
+    check_options("folder", {**OPTIONS, "data_dir": FOLDER}, received)
     preprocessing = Preprocessing(resize_ratio=resize_ratio)
     tree = read_tree(data_dir)
     side = median_side(tree.train.paths)

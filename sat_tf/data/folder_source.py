@@ -13,7 +13,7 @@ from sat_tf.data.batch_order import checked_order, held_out_spans, shuffled_span
 from sat_tf.data.crops import INCEPTION, TrainingCrops
 from sat_tf.data.decoding import Encoded, Pictures, PictureSource
 from sat_tf.data.folder_tree import FolderTree, Split, printable
-from sat_tf.data.source import expect_images, spread_evenly
+from sat_tf.data.source import Shard, expect_images, spread_evenly
 from sat_tf.preprocessing import RESIZED_AND_CROPPED, Preprocessing
 
 _NAMES_READ = 1000
@@ -67,20 +67,38 @@ class FolderSource(PictureSource):
             str(pathlib.Path(p)): label for p, label in zip(split.paths, split.labels, strict=True)
         }
 
-    def training_batches(self, *, batch_size: int, seed: int, **given: Any) -> tf.data.Dataset:
+    def training_batches(
+        self,
+        *,
+        batch_size: int,
+        seed: int,
+        first_epoch: int = 0,
+        first_step: int = 0,
+        shard: Shard | None = None,
+    ) -> tf.data.Dataset:
         """The endless training batches from a given step on; see `ImageSource`."""
-        order = checked_order(self.name, self.num_train, batch_size=batch_size, seed=seed, **given)
+        order = checked_order(
+            self.name,
+            self.num_train,
+            batch_size=batch_size,
+            seed=seed,
+            first_epoch=first_epoch,
+            first_step=first_step,
+            shard=shard,
+        )
         spans = shuffled_spans(self.num_train, order).map(
             lambda epoch, indices: (tf.fill(tf.shape(indices), epoch), indices)
         )
         return self._training(order.in_pieces(spans), self._train, seed)
 
-    def held_out_batches(self, *, batch_size: int = 256, **given: Any) -> tf.data.Dataset:
+    def held_out_batches(
+        self, *, batch_size: int = 256, shard: Shard | None = None
+    ) -> tf.data.Dataset:
         """Every held-out image once, in order; see `ImageSource`.
 
         A corrupt picture leaves a black image with `NO_LABEL` in its place.
         """
-        order = checked_order(self.name, None, batch_size=batch_size, **given)
+        order = checked_order(self.name, None, batch_size=batch_size, shard=shard)
         spans = held_out_spans(self.num_test, order)
         return self._prepared(order.in_pieces(spans), self._held_out)
 

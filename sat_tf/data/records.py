@@ -274,9 +274,25 @@ class RecordSource(PictureSource):
         self._held_out = held_out
         self._shuffle_buffer = shuffle_buffer
 
-    def training_batches(self, *, batch_size: int, seed: int, **given: Any) -> tf.data.Dataset:
+    def training_batches(
+        self,
+        *,
+        batch_size: int,
+        seed: int,
+        first_epoch: int = 0,
+        first_step: int = 0,
+        shard: Shard | None = None,
+    ) -> tf.data.Dataset:
         """The endless training batches from a given step on; see `ImageSource`."""
-        order = checked_order(self.name, self.num_train, batch_size=batch_size, seed=seed, **given)
+        order = checked_order(
+            self.name,
+            self.num_train,
+            batch_size=batch_size,
+            seed=seed,
+            first_epoch=first_epoch,
+            first_step=first_step,
+            shard=shard,
+        )
         _, shard, _, first_epoch, first_step = order
         steps = self.num_train // batch_size
         _, span = shard.span(batch_size)
@@ -307,13 +323,15 @@ class RecordSource(PictureSource):
         spans = tf.data.Dataset.range(first_epoch, tf.int64.max).flat_map(of_epoch)
         return self._training(order.in_pieces(spans), self._train, seed)
 
-    def held_out_batches(self, *, batch_size: int = 256, **given: Any) -> tf.data.Dataset:
+    def held_out_batches(
+        self, *, batch_size: int = 256, shard: Shard | None = None
+    ) -> tf.data.Dataset:
         """Every held-out image once; see `ImageSource`.
 
         A single process gets them in the order of the files; several get their own files each. A
         corrupt picture is replaced by a black image with `NO_LABEL`.
         """
-        order = checked_order(self.name, None, batch_size=batch_size, **given)
+        order = checked_order(self.name, None, batch_size=batch_size, shard=shard)
         shard = order.shard
         steps = max(
             -(-self._shard_count(other) // other.span(batch_size)[1])

@@ -33,6 +33,9 @@ _COUNT = Values(
 )
 _FEATURE = Values(lambda value: isinstance(value, str), "the name of a feature", "pass a word")
 _NAME = Values(lambda value: isinstance(value, str), "a name", "pass a word")
+FOLDER = Values(
+    lambda value: isinstance(value, str | os.PathLike), "the path of a folder", "pass a path"
+)
 _PATH = Values(
     lambda value: value is None or isinstance(value, str | os.PathLike),
     "the path of a folder, or None",

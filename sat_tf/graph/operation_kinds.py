@@ -7,12 +7,12 @@ imported here, so that processes with Keras 3 alone can read it.
 from collections.abc import Iterable
 
 from sat_tf.graph.calls import arithmetic, movements, pooling
-from sat_tf.graph.calls.operation import Operation
+from sat_tf.graph.calls.operation import OperationKind
 
 OPERATIONS = (*arithmetic.OPERATIONS, *movements.OPERATIONS, *pooling.OPERATIONS)
 
 
-def _by_call(rows: Iterable[Operation]) -> dict[str, Operation]:
+def _by_call(rows: Iterable[OperationKind]) -> dict[str, OperationKind]:
     return {call: row for row in rows for call in row.calls}
 
 

@@ -268,7 +268,8 @@ def rewritten(model: keras.Model, annotated: Collection[str] | None = None) -> F
     - Each part that `tf.split` or `tf.unstack` makes becomes a slice, `<name>_part_0` and so on.
     - Any other operation becomes a `TensorFlowOperation`, which is never quantized.
 
-    Every output stays the same, bit for bit. A model that was rewritten is not rewritten again.
+    Every output stays the same, bit for bit. Rewriting goes on until nothing changes, so
+    that a rewritten model stays as it is.
 
     Args:
         model: a built Functional or Sequential model.

@@ -163,7 +163,8 @@ class OfSeveralTensors(keras3.layers.Wrapper):
 
 def is_known(function: str) -> bool:
     """Whether Keras 3 computes one of TensorFlow's operations."""
-    return function in known_operations()
+    row = operation_kinds.CALLS.get(function)
+    return row is not None and row.keras3 is not None
 
 
 def known_operations() -> list[str]:

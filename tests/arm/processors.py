@@ -186,7 +186,7 @@ def check_on_arm(
     found = []
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        kit = write_kit(subject, images, folder / "kit.zip", codes=True)
+        kit = write_kit(subject.path, images, folder / "kit.zip", codes=True)
         with zipfile.ZipFile(kit.path) as archive:
             archive.extractall(folder / "kit")
         for processor in processors:

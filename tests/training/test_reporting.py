@@ -13,7 +13,7 @@ from sat_tf.data.arrays import ArraySource
 from sat_tf.messages import RunError
 from sat_tf.training.loop.callbacks import StopWhenNotFinite
 from sat_tf.training.loop.start import describe_environment
-from sat_tf.training.report.report import write_report
+from sat_tf.training.report.report import write_curves
 from sat_tf.training.report.results import Results
 from sat_tf.training.state.history import EpochMetrics
 from sat_tf.training.state.run_folder import METRICS, RunFolder
@@ -82,7 +82,7 @@ def test_a_metrics_file_of_another_version_is_named(text):
 def test_the_curves_are_a_picture(tmp_path, count):
     folder = RunFolder(tmp_path)
     folder.write_text(METRICS, EpochMetrics.to_csv(rows()[:count]))
-    write_report(folder)
+    write_curves(folder)
     picture = matplotlib.image.imread(tmp_path / "curves.png")
     assert picture.shape[:2] == (736, 1664)
     assert picture.std() > 0

@@ -101,7 +101,7 @@ def check_kit_path(path: str | os.PathLike[str]) -> pathlib.Path:
 
 
 def write_kit(
-    path: str | os.PathLike[str] | Subject,
+    path: str | os.PathLike[str],
     images: Any,
     kit_path: str | os.PathLike[str],
     *,
@@ -116,7 +116,7 @@ def write_kit(
     ai-edge-litert only, and writes a certificate of that machine for `read_device_check`.
 
     Args:
-        path: a TFLite file that sat-tf wrote; or one that `read_subject` has read.
+        path: a TFLite file that sat-tf wrote.
         images: as for `verify_file`; all of them go into the kit.
         kit_path: where to write the zip.
         codes: put every code in as well, so that those that differ are counted, and not only the
@@ -132,12 +132,12 @@ def write_kit(
             layers left float, or a path that is not that of a zip, or cannot be written.
     """
     kit_path = check_kit_path(kit_path)
-    own = path.path if isinstance(path, Subject) else expect_path(path)
+    own = expect_path(path)
     if kit_path.exists() and own.exists() and kit_path.samefile(own):
         raise ValueError(
             f"write_kit: received {str(kit_path)!r} for the file and its kit, expected two names."
         )
-    subject = path if isinstance(path, Subject) else read_subject(own)
+    subject = read_subject(own)
     images, _ = checked_inputs("write_kit", subject, images, None)
     compared, behind = tensors_of(subject.graph)
     if not compared:

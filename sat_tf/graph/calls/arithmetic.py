@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sat_tf.graph.calls.operation import Operation, Twin, typed, with_settings
+from sat_tf.graph.calls.operation import OperationKind, Twin, typed, with_settings
 from sat_tf.graph.replacement import (
     Finder,
     OldCall,
@@ -386,24 +386,24 @@ def _normalize(call: Any) -> Twin:
 # -- rows ------------------------------------------------------------------------------------------
 
 
-def _one(name: str, *calls: str, **others: Any) -> Operation:
+def _one(name: str, *calls: str, **others: Any) -> OperationKind:
     """An operation of one tensor."""
-    return Operation(name, calls, keras3=_on_first(name), twin=with_settings(), **others)
+    return OperationKind(name, calls, keras3=_on_first(name), twin=with_settings(), **others)
 
 
-def _two(name: str, *calls: str, twin: Any = _merge, **others: Any) -> Operation:
+def _two(name: str, *calls: str, twin: Any = _merge, **others: Any) -> OperationKind:
     """An operation of two tensors, or of one and numbers."""
-    return Operation(name, calls, **{"keras3": _on_two(name), "twin": twin, **others})
+    return OperationKind(name, calls, **{"keras3": _on_two(name), "twin": twin, **others})
 
 
-def _comparing(name: str, *calls: str) -> Operation:
+def _comparing(name: str, *calls: str) -> OperationKind:
     """An operation of two tensors, of truths or to truths."""
     return _two(name, *calls, twin=_comparison)
 
 
-def _activated(name: str, *calls: str) -> Operation:
+def _activated(name: str, *calls: str) -> OperationKind:
     """An operation that both Kerases have as an activation function."""
-    return Operation(
+    return OperationKind(
         name,
         calls,
         layers=_activation(name),
@@ -487,9 +487,9 @@ OF_TWO = (
 )
 # Operations with settings of their own, and those that TensorFlow has no function for.
 _OTHERS = (
-    Operation("add_n", ("math.add_n",), layers=_sum),
-    Operation("bias_add", ("nn.bias_add",), fix="write x + bias", layers=_biased),
-    Operation(
+    OperationKind("add_n", ("math.add_n",), layers=_sum),
+    OperationKind("bias_add", ("nn.bias_add",), fix="write x + bias", layers=_biased),
+    OperationKind(
         "cast",
         ("cast",),
         fix="sat-tf takes casts to the type that a tensor has",
@@ -497,7 +497,7 @@ _OTHERS = (
         keras3=lambda keras3, x, dtype: keras3.ops.cast(x, dtype),
         twin=with_settings("dtype"),
     ),
-    Operation(
+    OperationKind(
         "clip",
         ("clip_by_value",),
         fix="sat-tf takes one number for each end, the second not below the first",
@@ -505,17 +505,17 @@ _OTHERS = (
         keras3=_clip,
         twin=_clip_twin,
     ),
-    Operation("conv", ("nn.conv2d", "compat.v1.nn.conv2d"), "use keras.layers.Conv2D"),
-    Operation("depthwise_conv", ("nn.depthwise_conv2d",), "use keras.layers.DepthwiseConv2D"),
-    Operation("dropout", ("nn.dropout",), "use keras.layers.Dropout"),
-    Operation(
+    OperationKind("conv", ("nn.conv2d", "compat.v1.nn.conv2d"), "use keras.layers.Conv2D"),
+    OperationKind("depthwise_conv", ("nn.depthwise_conv2d",), "use keras.layers.DepthwiseConv2D"),
+    OperationKind("dropout", ("nn.dropout",), "use keras.layers.Dropout"),
+    OperationKind(
         "elu",
         ("nn.elu",),
         layers=_activation("elu"),
         keras3=_on_first("elu"),
         twin=_layer("ELU", "alpha"),
     ),
-    Operation(
+    OperationKind(
         "gelu",
         ("nn.gelu",),
         layers=_gelu,
@@ -524,13 +524,13 @@ _OTHERS = (
     ),
     _activated("hard_sigmoid"),
     _activated("hard_silu"),
-    Operation(
+    OperationKind(
         "identity",
         ("identity",),
         layers=_activation("linear"),
         keras3=lambda keras3, input: input + 0.0,
     ),
-    Operation(
+    OperationKind(
         "leaky_relu",
         ("nn.leaky_relu",),
         layers=_leaky,
@@ -538,21 +538,21 @@ _OTHERS = (
         twin=_layer("LeakyReLU", "negative_slope"),
     ),
     _activated("log_sigmoid"),
-    Operation(
+    OperationKind(
         "log_softmax",
         ("nn.log_softmax",),
         keras3=_along_last("log_softmax"),
         twin=with_settings("axis"),
     ),
-    Operation("normalize", ("math.l2_normalize",), keras3=_l2_normalize, twin=_normalize),
-    Operation(
+    OperationKind("normalize", ("math.l2_normalize",), keras3=_l2_normalize, twin=_normalize),
+    OperationKind(
         "relu",
         ("nn.relu",),
         layers=_Clipping(_ends_of_rectifier(None)),
         keras3=_on_first("relu"),
         twin=_layer("ReLU"),
     ),
-    Operation(
+    OperationKind(
         "relu6",
         ("nn.relu6",),
         layers=_Clipping(_ends_of_rectifier(6.0)),
@@ -560,17 +560,17 @@ _OTHERS = (
         twin=lambda call: new_layer("ReLU", 6.0),
     ),
     # Keras 3 has no function of this name; a ReLU with settings calls this operation.
-    Operation("ReLU", twin=_layer("ReLU", "max_value", "negative_slope", "threshold")),
-    Operation(
+    OperationKind("ReLU", twin=_layer("ReLU", "max_value", "negative_slope", "threshold")),
+    OperationKind(
         "softmax",
         ("nn.softmax",),
         layers=_softmax,
         keras3=_along_last("softmax"),
         twin=_layer("Softmax", "axis"),
     ),
-    Operation("squared_difference", ("math.squared_difference",), keras3=_squared_difference),
+    OperationKind("squared_difference", ("math.squared_difference",), keras3=_squared_difference),
     _activated("tanh_shrink"),
-    Operation(
+    OperationKind(
         "where",
         ("where",),
         keras3=lambda keras3, condition, x, y: keras3.ops.where(condition, x, y),

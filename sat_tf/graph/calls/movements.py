@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sat_tf.graph.calls.operation import Operation, Twin, typed, with_settings
+from sat_tf.graph.calls.operation import OperationKind, Twin, typed, with_settings
 from sat_tf.graph.replacement import (
     Finder,
     OldCall,
@@ -254,7 +254,7 @@ LAYERS: dict[str, Finder] = {"RepeatVector": _repeated}
 # -- Keras 3, for calls of TensorFlow's functions --------------------------------------------------
 
 
-def _get_item(keras3: Any, x: Any, key: Any) -> Any:
+def _item_of(x: Any, key: Any) -> Any:
     return x[tuple(key) if isinstance(key, list) else key]
 
 
@@ -382,7 +382,7 @@ _GATHERED = (
 
 # A call of "compat.v1" whose arguments have another order has a row of its own.
 OPERATIONS = (
-    Operation(
+    OperationKind(
         "concatenate",
         ("concat",),
         fix="sat-tf joins tensors of the model, along any dimension but the batch",
@@ -390,7 +390,7 @@ OPERATIONS = (
         keras3=lambda keras3, values, axis: keras3.ops.concatenate(values, axis=axis),
         twin=_concatenate_twin,
     ),
-    Operation(
+    OperationKind(
         "depth_to_space",
         ("nn.depth_to_space",),
         _BLOCKS,
@@ -398,32 +398,32 @@ OPERATIONS = (
         keras3=_depth_to_space,
         twin=with_settings("block_size"),
     ),
-    Operation("depth_to_space_v1", ("compat.v1.nn.depth_to_space",), _BLOCKS, _FROM_DEPTH),
-    Operation(
+    OperationKind("depth_to_space_v1", ("compat.v1.nn.depth_to_space",), _BLOCKS, _FROM_DEPTH),
+    OperationKind(
         "expand_dims",
         ("expand_dims",),
         layers=_reshaped,
         keras3=lambda keras3, input, axis: keras3.ops.expand_dims(input, axis),
         twin=with_settings("axis"),
     ),
-    Operation("gather", ("gather",), fix=_GATHERED, layers=_gathered(axis_at=3)),
-    Operation(
+    OperationKind("gather", ("gather",), fix=_GATHERED, layers=_gathered(axis_at=3)),
+    OperationKind(
         "gather_v1",
         ("compat.v1.gather",),
         fix=_GATHERED,
         layers=_gathered(axis_at=4),
         keras3=_gather,
     ),
-    Operation(
+    OperationKind(
         "get_item",
         ("__operators__.getitem",),
         fix="sat-tf takes numbers and slices of positive strides behind the batch, as in "
         "x[:, 1:, ::2]; tf.expand_dims adds dimensions",
         layers=_sliced,
-        keras3=_get_item,
-        twin=lambda call: lambda x, key: _get_item(None, x, key),
+        keras3=lambda keras3, x, key: _item_of(x, key),
+        twin=lambda call: _item_of,
     ),
-    Operation(
+    OperationKind(
         "pad",
         ("compat.v1.pad",),
         fix="sat-tf takes zeros, on any axis but the batch",
@@ -431,7 +431,7 @@ OPERATIONS = (
         keras3=_pad,
         twin=_pad_twin,
     ),
-    Operation(
+    OperationKind(
         "reshape",
         ("reshape",),
         fix="sat-tf takes shapes whose sizes behind the batch are known, and that leave each image "
@@ -440,7 +440,7 @@ OPERATIONS = (
         keras3=lambda keras3, tensor, shape: keras3.ops.reshape(tensor, tuple(shape)),
         twin=_reshape_twin,
     ),
-    Operation(
+    OperationKind(
         "resize",
         ("image.resize",),
         fix="sat-tf takes it to sizes that are known, without antialias and preserve_aspect_ratio",
@@ -448,19 +448,19 @@ OPERATIONS = (
         keras3=_resize,
         twin=_resize_twin,
     ),
-    Operation(
+    OperationKind(
         "resize_nearest_v1",
         ("compat.v1.image.resize_nearest_neighbor",),
         fix="use tf.image.resize(x, size, 'nearest')",
         layers=_resized_nearest,
     ),
-    Operation(
+    OperationKind(
         "roll",
         ("roll",),
         fix="sat-tf takes a number along one axis behind the batch, whose size is known",
         layers=_rolled,
     ),
-    Operation(
+    OperationKind(
         "space_to_depth",
         ("nn.space_to_depth",),
         _BLOCKS,
@@ -468,16 +468,16 @@ OPERATIONS = (
         keras3=_space_to_depth,
         twin=with_settings("block_size"),
     ),
-    Operation("space_to_depth_v1", ("compat.v1.nn.space_to_depth",), _BLOCKS, _TO_DEPTH),
-    Operation("split", ("split",), fix=_PIECES, layers=_split, twin=_split_twin),
-    Operation(
+    OperationKind("space_to_depth_v1", ("compat.v1.nn.space_to_depth",), _BLOCKS, _TO_DEPTH),
+    OperationKind("split", ("split",), fix=_PIECES, layers=_split, twin=_split_twin),
+    OperationKind(
         "squeeze",
         ("squeeze", "compat.v1.squeeze"),
         layers=_reshaped,
         keras3=_squeeze,
         twin=_squeeze_twin,
     ),
-    Operation(
+    OperationKind(
         "stack",
         ("stack",),
         fix="sat-tf takes tensors of known sizes, along an axis behind the batch",
@@ -485,10 +485,10 @@ OPERATIONS = (
         keras3=lambda keras3, values, axis=0: keras3.ops.stack(values, axis),
         twin=with_settings("axis"),
     ),
-    Operation(
+    OperationKind(
         "tile", ("tile",), keras3=lambda keras3, input, multiples: keras3.ops.tile(input, multiples)
     ),
-    Operation(
+    OperationKind(
         "transpose",
         ("transpose", "compat.v1.transpose"),
         fix="sat-tf takes orders that leave the batch in front",
@@ -496,5 +496,5 @@ OPERATIONS = (
         keras3=_transpose,
         twin=_transpose_twin,
     ),
-    Operation("unstack", ("unstack",), fix=_PIECES, layers=_unstacked),
+    OperationKind("unstack", ("unstack",), fix=_PIECES, layers=_unstacked),
 )

@@ -17,7 +17,7 @@ Twin = NewLayer | Callable[..., Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Operation:
+class OperationKind:
     """An operation, of users' models and between the layers of quantized ones.
 
     Attributes:
@@ -45,7 +45,7 @@ class Operation:
     def class_name(self) -> str:
         """The name of the class that Keras 3 has for its function.
 
-        >>> Operation("logical_not").class_name
+        >>> OperationKind("logical_not").class_name
         'LogicalNot'
         """
         return "".join(word[0].upper() + word[1:] for word in self.name.split("_"))

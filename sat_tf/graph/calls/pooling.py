@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from sat_tf.graph.calls.operation import Operation, Twin
+from sat_tf.graph.calls.operation import OperationKind, Twin
 from sat_tf.graph.replacement import (
     Finder,
     OldCall,
@@ -156,9 +156,9 @@ def _reducing(
     pooling: str = "",
     layers: Finder | None = None,
     synonyms: tuple[str, ...] = (),
-) -> Operation:
+) -> OperationKind:
     """An operation of one tensor over some of its axes; of rows and columns a layer, `pooling`."""
-    return Operation(
+    return OperationKind(
         name, (call,), fix, layers, _over_axes(name), _reduction_twin(pooling), synonyms
     )
 
@@ -199,19 +199,21 @@ REDUCTIONS = (
 )
 OPERATIONS = (
     *REDUCTIONS,
-    Operation(
+    OperationKind(
         "average_pool",
         tuple(f"{v1}nn.avg_pool{rank}" for v1 in ("", "compat.v1.") for rank in _RANKS),
         _POOLING,
         _pooled("AveragePooling2D"),
         twin=_pooling_twin("AveragePooling"),
     ),
-    Operation(
+    OperationKind(
         "max_pool",
         tuple(f"{v1}nn.max_pool{rank}" for v1 in ("", "compat.v1.") for rank in _RANKS),
         _POOLING,
         _pooled("MaxPooling2D"),
         twin=_pooling_twin("MaxPooling"),
     ),
-    Operation("pool", ("compat.v1.nn.pool",), f"{_POOLING}, and without dilation", _pooled_by_kind),
+    OperationKind(
+        "pool", ("compat.v1.nn.pool",), f"{_POOLING}, and without dilation", _pooled_by_kind
+    ),
 )

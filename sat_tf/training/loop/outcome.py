@@ -25,7 +25,7 @@ from sat_tf.top_k import classes_of
 from sat_tf.training.config.config import Config
 from sat_tf.training.loop.stage import SAMPLE, Run
 from sat_tf.training.loop.start import fed, pixels_of
-from sat_tf.training.report.report import write_answers, write_layers, write_report
+from sat_tf.training.report.report import write_answers, write_curves, write_layers, write_report
 from sat_tf.training.report.results import Results
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.run_folder import (
@@ -58,6 +58,7 @@ def conclude(run: Run, state: RunState, model: keras.Model, *, parameters: int) 
     tuned = folder.file(run_folder.TUNED_MODEL)
     if tuned.is_file():
         tuned.replace(folder.file(run_folder.QUANTIZED_MODEL))
+    write_curves(folder)  # also of a run whose model has no file
     names = {"float": "float", "quantized": "quantized", "deploy_tail": "deployed"}
     accuracies: dict[str, Any] = {
         f"{name}_{metric}": state.stages[stage].get(metric)

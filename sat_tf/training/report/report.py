@@ -35,8 +35,33 @@ _FLOAT_BYTES = 4
 _NAMED_CLASSES = 20
 
 
+def write_curves(folder: RunFolder) -> None:
+    """Writes curves.png, the loss and the accuracy of a run that has trained.
+
+    Raises:
+        RunError: a table of the folder cannot be read, or the picture cannot be written.
+    """
+    epochs = EpochMetrics.read(folder)
+    if not epochs:
+        return
+    settings = _settings(folder)
+    curves = learning_curves(epochs, StepMetrics.read(folder), targets=_targets(settings))
+    drawn = [next(one for one in curves if one.title == title) for title in (ACCURACY, LOSS)]
+    with folder.written(run_folder.CURVES) as temporary:
+        save_charts(drawn, str(settings.get("name", "")), temporary)
+
+
+def _settings(folder: RunFolder) -> dict[str, Any]:
+    """The configuration of a run; empty where it cannot be read, and is shown as it is written."""
+    try:
+        settings = load_yaml(folder.read_text(run_folder.CONFIG))
+    except ValueError:
+        settings = None
+    return settings if isinstance(settings, dict) else {}
+
+
 def write_report(folder: RunFolder) -> None:
-    """Writes report.html, and of a run curves.png, from the other files of a run folder.
+    """Writes report.html from the other files of a run folder.
 
     An unfinished run has a report too, without what is missing, and so have files of a model that
     was calibrated without a run.
@@ -45,12 +70,7 @@ def write_report(folder: RunFolder) -> None:
         RunError: a file of the folder cannot be read, or the page cannot be written.
     """
     config = folder.read_text(run_folder.CONFIG)
-    try:
-        settings = load_yaml(config)
-    except ValueError:
-        settings = None
-    if not isinstance(settings, dict):  # the configuration is shown as it is written
-        settings = {}
+    settings = _settings(folder)
     results = _of_file(folder, run_folder.RESULTS, Results, "results")
     layers = folder.read_values(run_folder.LAYERS, _Layers, "a row for each layer").layers
     certificate = _of_file(folder, run_folder.CERTIFICATE, Certificate, "a certificate")
@@ -58,10 +78,6 @@ def write_report(folder: RunFolder) -> None:
     steps = StepMetrics.read(folder)
     curves = learning_curves(epochs, steps, targets=_targets(settings)) if epochs or steps else []
     name = str(settings.get("name", ""))
-    if epochs:
-        loss, accuracy, *_ = curves
-        with folder.written(run_folder.CURVES) as temporary:
-            save_charts([accuracy, loss], name, temporary)
     training: dict[str, str] = {}
     if results:
         trial = read_trials(folder).get("quantized")

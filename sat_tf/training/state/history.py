@@ -33,7 +33,7 @@ class Row:
 
     @classmethod
     def columns(cls) -> tuple[str, ...]:
-        """The columns that every file has, in order."""
+        """The columns that `to_csv` writes, in order."""
         return tuple(one.name for one in dataclasses.fields(cls) if one.name != _LEVELS)
 
     @classmethod
