@@ -47,7 +47,6 @@ def make_row(name: str) -> dict[str, Any]:
     import sat_tf
     from sat_tf.keras3.conversion.incoming import translated
     from sat_tf.keras3.conversion.proof import prove
-    from sat_tf.keras3.conversion.values import keep_codes
     from sat_tf.keras3.quantized_layer import QuantizedLayer
 
     warnings.simplefilter("ignore")  # of untrained statistics
@@ -60,10 +59,7 @@ def make_row(name: str) -> dict[str, Any]:
     images, labels = pixels.astype(np.float32), np.arange(_IMAGES)
     quantized = sat_tf.quantize_model(model, sat_tf.BitPolicy.mobile(4, unsupported="float"))
     sat_tf.calibrate(quantized, images)
-    made = translated(quantized, is_twin=True)
-    for layer, twin in made.pairs():
-        keep_codes(layer, twin)
-    proof = prove(made)
+    proof = prove(translated(quantized, is_twin=True))
     quantized.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     loss = float(quantized.train_on_batch(images, labels))
     with tempfile.TemporaryDirectory() as folder:
