@@ -79,7 +79,7 @@ _KERNEL_LAYOUTS = {
     LinearKind.FULLY_CONNECTED: (2, 0),
 }
 # Bytes of a scale in a file, of the DEQUANTIZE that makes a float kernel, and of a bias.
-_SCALE_BYTES, _DEQUANTIZE_BYTES, _BIAS_BYTES = 12, 71, 4
+_SCALE_BYTES, _DEQUANTIZE_BYTES, _BIAS_BYTES = 4, 71, 4
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,9 +29,10 @@ _DTYPES: dict[str, np.dtype] = {
     "INT64": np.dtype(np.int64),
     "FLOAT32": np.dtype(np.float32),
 }
-# A valid file holds all that it unpacks to once; a little of it may be shared.
-_LARGEST_RATIO = 2
-_ALWAYS_UNPACKED_BYTES = 2**12
+# A valid file holds all that it unpacks to once, but for zero points, which tensors share: eight
+# bytes for each scale of four. What is small anyway may share more.
+_LARGEST_RATIO = 4
+_ALWAYS_UNPACKED_BYTES = 2**18
 # Ten times those of the largest networks for images.
 _MOST_TABLES = 2**17
 _TABLE_BYTES = 8

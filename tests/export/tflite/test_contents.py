@@ -100,7 +100,7 @@ def _shared_entries(entries, signatures, name):
 def test_files_whose_tables_share_others_are_refused_at_once(content, read):
     # Unpacked whole, the first takes 17 seconds and the second takes minutes.
     with pytest.raises(
-        ValueError, match=r"file: received a .* unpacks to more than 2 times as many"
+        ValueError, match=r"file: received a .* unpacks to more than 4 times as many"
     ):
         read(content, "file")
 
