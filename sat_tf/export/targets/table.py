@@ -1,0 +1,204 @@
+"""The targets, one row each, with the source of their constraints."""
+
+from collections.abc import Mapping
+
+from sat_tf.export.targets.constraints import (
+    Constraint,
+    gathers_by_batch,
+    grown_by_strides,
+    images_of_three_axes,
+    largest_sum_of_weights,
+    no_fused_activation,
+    of_types,
+    one_dilation,
+    one_scale,
+    pooled_windows,
+    quantized,
+    reduced_axes,
+    same_grids,
+    scales_by,
+    scales_to_at_most,
+    slices_by_one,
+    strided_slice,
+    strides,
+    transposed_convolution,
+    values_at_most,
+    weights_of,
+)
+from sat_tf.export.targets.target import Target
+from sat_tf.messages import did_you_mean
+
+_STORE_BYTES = "export with pack='none'"
+_OUTPUT = "export with output_type='int8'"
+_INTEGERS = "quantize the layer, or replace it"
+_ETHOS_SUM = 8_323_072
+
+_BYTES = of_types("INT8", "UINT8", fix=_INTEGERS)
+_BYTE_WEIGHTS = weights_of("INT8", "UINT8", fix=_STORE_BYTES)
+_ETHOS_WEIGHTS = (_BYTE_WEIGHTS, largest_sum_of_weights(_ETHOS_SUM))
+_SMALL_TYPES = of_types("INT8", "UINT8", "INT16", fix=_INTEGERS)
+
+# Functions of one value.
+_FUNCTIONS = ("HARD_SWISH", "LEAKY_RELU", "LOGISTIC", "PRELU", "TANH", "EXP", "LOG", "ABS", "RSQRT")
+_OF_BYTES = ("ELU", "GELU")
+_CLIPS = ("RELU", "RELU6", "RELU_0_TO_1", "RELU_N1_TO_1")
+_MOVES = ("CONCATENATION", "PACK", "UNPACK", "SPLIT", "SPLIT_V", "SLICE", "REVERSE_V2", "TILE")
+_SHAPES = ("RESHAPE", "SQUEEZE", "EXPAND_DIMS")
+_PADS = ("PAD", "PADV2", "MIRROR_PAD")
+
+_U55: Mapping[str, tuple[Constraint, ...]] = {
+    "CONV_2D": (*_ETHOS_WEIGHTS, strides(3, more_where_valid=True)),
+    "DEPTHWISE_CONV_2D": (*_ETHOS_WEIGHTS, strides(3, more_where_valid=False)),
+    "FULLY_CONNECTED": _ETHOS_WEIGHTS,
+    "TRANSPOSE_CONV": (*_ETHOS_WEIGHTS, transposed_convolution),
+    "AVERAGE_POOL_2D": (
+        _SMALL_TYPES,
+        strides(3, more_where_valid=True),
+        pooled_windows(largest_padded=8),
+    ),
+    "MAX_POOL_2D": (
+        _SMALL_TYPES,
+        strides(3, more_where_valid=True),
+        pooled_windows(largest_padded=None),
+    ),
+    "MEAN": (_SMALL_TYPES, reduced_axes(largest=4096, spatial_only=False)),
+    "RESIZE_BILINEAR": (_SMALL_TYPES, scales_by(2, 4, 8, half_pixels=(2,))),
+    "RESIZE_NEAREST_NEIGHBOR": (_SMALL_TYPES, scales_by(2, 4, 8)),
+    "STRIDED_SLICE": (_SMALL_TYPES, strided_slice),
+    "MAXIMUM": (_SMALL_TYPES, same_grids),
+    "MINIMUM": (_SMALL_TYPES, same_grids),
+    **{name: (_SMALL_TYPES,) for name in (*_FUNCTIONS, *_CLIPS, *_MOVES, *_PADS)},
+    **{name: (_BYTES,) for name in _OF_BYTES},
+    **{name: () for name in ("ADD", "SUB", "MUL", "TRANSPOSE", *_SHAPES)},
+    **{name: (_SMALL_TYPES,) for name in ("QUANTIZE", "SOFTMAX", "SQUARED_DIFFERENCE")},
+    **{name: () for name in ("ARG_MAX", "BATCH_MATMUL", "SUM")},
+    **{
+        name: (_SMALL_TYPES, strides(3, more_where_valid=False))
+        for name in ("REDUCE_MAX", "REDUCE_MIN")
+    },
+}
+_POWERS_OF_TWO = tuple(2**power for power in range(11))
+_U85: Mapping[str, tuple[Constraint, ...]] = {
+    **_U55,
+    **{name: _ETHOS_WEIGHTS for name in ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")},
+    "TRANSPOSE_CONV": (*_ETHOS_WEIGHTS, grown_by_strides),
+    "AVERAGE_POOL_2D": (pooled_windows(largest_padded=8),),
+    "MAX_POOL_2D": (pooled_windows(largest_padded=None),),
+    "RESIZE_BILINEAR": (scales_by(*_POWERS_OF_TWO),),
+    "RESIZE_NEAREST_NEIGHBOR": (scales_to_at_most(1024),),
+    "REDUCE_MAX": (),
+    "REDUCE_MIN": (),
+    "CAST": (),
+    "GATHER": (gathers_by_batch,),
+}
+_ETHOS_TYPES = of_types("INT8", "UINT8", "INT16", "INT32", fix=_OUTPUT)
+
+_EDGE_TPU: Mapping[str, tuple[Constraint, ...]] = {
+    "CONV_2D": (_BYTE_WEIGHTS, one_dilation),
+    "DEPTHWISE_CONV_2D": (_BYTE_WEIGHTS, one_dilation),
+    "FULLY_CONNECTED": (_BYTE_WEIGHTS, one_scale),
+    "TRANSPOSE_CONV": (_BYTE_WEIGHTS,),
+    "AVERAGE_POOL_2D": (no_fused_activation,),
+    "MAX_POOL_2D": (no_fused_activation,),
+    "CONCATENATION": (no_fused_activation,),
+    "MEAN": (reduced_axes(largest=2**31, spatial_only=False),),
+    "SOFTMAX": (values_at_most(16_000),),
+    "STRIDED_SLICE": (slices_by_one,),
+    **{
+        name: ()
+        for name in (
+            *("ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM", "SQUARED_DIFFERENCE", "RSQRT"),
+            *("LOGISTIC", "TANH", "PRELU", "RELU", "RELU6", "RELU_N1_TO_1", "L2_NORMALIZATION"),
+            *("PAD", "PACK", "SLICE", "SPLIT", "SPACE_TO_DEPTH", "TRANSPOSE", "QUANTIZE"),
+            *("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", "REDUCE_MAX", "REDUCE_MIN", "SUM"),
+            *_SHAPES,
+        )
+    },
+}
+
+_ANDROID: Mapping[str, tuple[Constraint, ...]] = {
+    **{
+        name: (_BYTE_WEIGHTS,)
+        for name in ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV")
+    },
+    **{
+        name: ()
+        for name in (
+            *("ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM", "MEAN", "SUM", "REDUCE_MAX", "REDUCE_MIN"),
+            *("AVERAGE_POOL_2D", "MAX_POOL_2D", "CONCATENATION", "SPLIT", "SLICE", "STRIDED_SLICE"),
+            *("LOGISTIC", "TANH", "HARD_SWISH", "ELU", "LEAKY_RELU", "PRELU", "GELU", "SOFTMAX"),
+            *("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", "DEPTH_TO_SPACE", "SPACE_TO_DEPTH"),
+            *("PAD", "PADV2", "MIRROR_PAD", "TRANSPOSE", "PACK", "UNPACK", "QUANTIZE"),
+            *(*_CLIPS, *_SHAPES),
+        )
+    },
+}
+
+_VELA = "the list of supported operators that Arm's compiler ethos-u-vela 5.2.0 writes"
+
+_ROWS = (
+    Target(
+        name="litert",
+        title="LiteRT's CPU kernels",
+        source="measured with ai-edge-litert, on x86 and on emulated Arm processors",
+        stores=frozenset({8, 4, 2}),
+    ),
+    Target(
+        name="micro",
+        title="TFLite Micro",
+        source="measured with tflite-micro: its FULLY_CONNECTED takes no packed kernels",
+    ),
+    Target(
+        name="ethos-u55",
+        title="Arm Ethos-U55",
+        source=_VELA,
+        operators=_U55,
+        constraints=(_ETHOS_TYPES,),
+        output_type="int8",
+    ),
+    Target(
+        name="ethos-u65",
+        title="Arm Ethos-U65",
+        source=_VELA,
+        operators=_U55,
+        constraints=(_ETHOS_TYPES,),
+        output_type="int8",
+    ),
+    Target(
+        name="ethos-u85",
+        title="Arm Ethos-U85",
+        source=_VELA,
+        operators=_U85,
+        constraints=(_ETHOS_TYPES,),
+        output_type="int8",
+    ),
+    Target(
+        name="edgetpu",
+        title="Google's Edge TPU",
+        source="the table of operators in Coral's documentation, and reports of its compiler 16",
+        operators=_EDGE_TPU,
+        constraints=(_BYTES, images_of_three_axes),
+        output_type="int8",
+        one_partition=True,
+    ),
+    Target(
+        name="android-npu",
+        title="the NPUs of Android phones",
+        source="what the documentation of Qualcomm's QNN and MediaTek's Neuron have in common",
+        operators=_ANDROID,
+        constraints=(_BYTES, quantized(fix=_INTEGERS)),
+        output_type="int8",
+    ),
+)
+TARGETS: Mapping[str, Target] = {row.name: row for row in _ROWS}
+DEFAULT = "litert"
+
+
+def target_problem(name: object) -> str | None:
+    """Why `name` is not the name of a target, with a suggestion; None where it is."""
+    if isinstance(name, str) and name in TARGETS:
+        return None
+    listed = ", ".join(map(repr, TARGETS))
+    return (
+        f"target: received {name!r}, expected one of {listed}. {did_you_mean(str(name), TARGETS)}"
+    )
