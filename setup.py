@@ -17,6 +17,8 @@ _DOCS = [
     "ruff>=0.6",
 ]
 
+_ETHOS = ["ethos-u-vela>=5.2,<6"]
+
 setuptools.setup(
     name="sat-tf",
     version=_VERSION,
@@ -62,10 +64,13 @@ setuptools.setup(
         "torch": ["torch>=2.4"],
         # Only pre-releases of it exist.
         "micro": ["tflite-micro>=0.dev20260101"],
+        # Arm's compiler for Ethos-U.
+        "ethos": _ETHOS,
         "dist": ["build>=1.2", "nox>=2024.4", "twine>=6"],
         "docs": _DOCS,
         "test": [
             *_DOCS,
+            *_ETHOS,
             "hypothesis>=6.100",
             "ipykernel>=6.29",
             "mypy>=1.11",

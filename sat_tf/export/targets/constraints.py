@@ -115,7 +115,7 @@ def _window(operator: StoredOperator) -> tuple[int, int]:
 
 
 def pooled_windows(*, largest_padded: int | None) -> Constraint:
-    """A window has at most 256 rows and 256 x 256 values; a padded one may have a limit of its own."""
+    """A window has at most 256 rows and 256 x 256 values, a padded one a limit of its own."""
 
     def check(operator: StoredOperator) -> tuple[str, str]:
         size = _window(operator)

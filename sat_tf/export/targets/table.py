@@ -67,11 +67,11 @@ _U55: Mapping[str, tuple[Constraint, ...]] = {
     "STRIDED_SLICE": (_SMALL_TYPES, strided_slice),
     "MAXIMUM": (_SMALL_TYPES, same_grids),
     "MINIMUM": (_SMALL_TYPES, same_grids),
-    **{name: (_SMALL_TYPES,) for name in (*_FUNCTIONS, *_CLIPS, *_MOVES, *_PADS)},
-    **{name: (_BYTES,) for name in _OF_BYTES},
-    **{name: () for name in ("ADD", "SUB", "MUL", "TRANSPOSE", *_SHAPES)},
-    **{name: (_SMALL_TYPES,) for name in ("QUANTIZE", "SOFTMAX", "SQUARED_DIFFERENCE")},
-    **{name: () for name in ("ARG_MAX", "BATCH_MATMUL", "SUM")},
+    **dict.fromkeys((*_FUNCTIONS, *_CLIPS, *_MOVES, *_PADS), (_SMALL_TYPES,)),
+    **dict.fromkeys(_OF_BYTES, (_BYTES,)),
+    **dict.fromkeys(("ADD", "SUB", "MUL", "TRANSPOSE", *_SHAPES), ()),
+    **dict.fromkeys(("QUANTIZE", "SOFTMAX", "SQUARED_DIFFERENCE"), (_SMALL_TYPES,)),
+    **dict.fromkeys(("ARG_MAX", "BATCH_MATMUL", "SUM"), ()),
     **{
         name: (_SMALL_TYPES, strides(3, more_where_valid=False))
         for name in ("REDUCE_MAX", "REDUCE_MIN")
@@ -80,7 +80,7 @@ _U55: Mapping[str, tuple[Constraint, ...]] = {
 _POWERS_OF_TWO = tuple(2**power for power in range(11))
 _U85: Mapping[str, tuple[Constraint, ...]] = {
     **_U55,
-    **{name: _ETHOS_WEIGHTS for name in ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")},
+    **dict.fromkeys(("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"), _ETHOS_WEIGHTS),
     "TRANSPOSE_CONV": (*_ETHOS_WEIGHTS, grown_by_strides),
     "AVERAGE_POOL_2D": (pooled_windows(largest_padded=8),),
     "MAX_POOL_2D": (pooled_windows(largest_padded=None),),
@@ -93,6 +93,13 @@ _U85: Mapping[str, tuple[Constraint, ...]] = {
 }
 _ETHOS_TYPES = of_types("INT8", "UINT8", "INT16", "INT32", fix=_OUTPUT)
 
+_EDGE_TPU_OTHERS = (
+    *("ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM", "SQUARED_DIFFERENCE", "RSQRT", "SUM"),
+    *("LOGISTIC", "TANH", "PRELU", "RELU", "RELU6", "RELU_N1_TO_1", "L2_NORMALIZATION"),
+    *("PAD", "PACK", "SLICE", "SPLIT", "SPACE_TO_DEPTH", "TRANSPOSE", "QUANTIZE"),
+    *("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", "REDUCE_MAX", "REDUCE_MIN"),
+    *_SHAPES,
+)
 _EDGE_TPU: Mapping[str, tuple[Constraint, ...]] = {
     "CONV_2D": (_BYTE_WEIGHTS, one_dilation),
     "DEPTHWISE_CONV_2D": (_BYTE_WEIGHTS, one_dilation),
@@ -104,34 +111,21 @@ _EDGE_TPU: Mapping[str, tuple[Constraint, ...]] = {
     "MEAN": (reduced_axes(largest=2**31, spatial_only=False),),
     "SOFTMAX": (values_at_most(16_000),),
     "STRIDED_SLICE": (slices_by_one,),
-    **{
-        name: ()
-        for name in (
-            *("ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM", "SQUARED_DIFFERENCE", "RSQRT"),
-            *("LOGISTIC", "TANH", "PRELU", "RELU", "RELU6", "RELU_N1_TO_1", "L2_NORMALIZATION"),
-            *("PAD", "PACK", "SLICE", "SPLIT", "SPACE_TO_DEPTH", "TRANSPOSE", "QUANTIZE"),
-            *("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", "REDUCE_MAX", "REDUCE_MIN", "SUM"),
-            *_SHAPES,
-        )
-    },
+    **dict.fromkeys(_EDGE_TPU_OTHERS, ()),
 }
 
+_LINEAR = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV")
+_ANDROID_OTHERS = (
+    *("ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM", "MEAN", "SUM", "REDUCE_MAX", "REDUCE_MIN"),
+    *("AVERAGE_POOL_2D", "MAX_POOL_2D", "CONCATENATION", "SPLIT", "SLICE", "STRIDED_SLICE"),
+    *("LOGISTIC", "TANH", "HARD_SWISH", "ELU", "LEAKY_RELU", "PRELU", "GELU", "SOFTMAX"),
+    *("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", "DEPTH_TO_SPACE", "SPACE_TO_DEPTH"),
+    *("PAD", "PADV2", "MIRROR_PAD", "TRANSPOSE", "PACK", "UNPACK", "QUANTIZE"),
+    *(*_CLIPS, *_SHAPES),
+)
 _ANDROID: Mapping[str, tuple[Constraint, ...]] = {
-    **{
-        name: (_BYTE_WEIGHTS,)
-        for name in ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV")
-    },
-    **{
-        name: ()
-        for name in (
-            *("ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM", "MEAN", "SUM", "REDUCE_MAX", "REDUCE_MIN"),
-            *("AVERAGE_POOL_2D", "MAX_POOL_2D", "CONCATENATION", "SPLIT", "SLICE", "STRIDED_SLICE"),
-            *("LOGISTIC", "TANH", "HARD_SWISH", "ELU", "LEAKY_RELU", "PRELU", "GELU", "SOFTMAX"),
-            *("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", "DEPTH_TO_SPACE", "SPACE_TO_DEPTH"),
-            *("PAD", "PADV2", "MIRROR_PAD", "TRANSPOSE", "PACK", "UNPACK", "QUANTIZE"),
-            *(*_CLIPS, *_SHAPES),
-        )
-    },
+    **dict.fromkeys(_LINEAR, (_BYTE_WEIGHTS,)),
+    **dict.fromkeys(_ANDROID_OTHERS, ()),
 }
 
 _VELA = "the list of supported operators that Arm's compiler ethos-u-vela 5.2.0 writes"

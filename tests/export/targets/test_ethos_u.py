@@ -1,0 +1,84 @@
+"""What Arm's compiler leaves to the CPU is what the table of targets says."""
+
+import collections
+import warnings
+
+import pytest
+
+import sat_tf
+from sat_tf.export.targets.ethos_u import CONFIGURATIONS, compile_file
+from sat_tf.export.targets.table import TARGETS
+from sat_tf.export.tflite.contents import read_contents, unpacked
+from sat_tf.models import MODELS
+from sat_tf.qat.policy import BitPolicy
+from tests.export import zoo
+from tests.export.layer_models import MODELS as LAYER_MODELS
+from tests.models.small import build_small
+
+_COMPILED_FOR = ("ethos-u55-128", "ethos-u65-256", "ethos-u85-256")
+# Float islands are not among them: the compiler rewrites operators that no NPU computes.
+_LAYERS = sorted({*LAYER_MODELS} - {"floats"})
+
+
+def _target_of(configuration: str) -> str:
+    return next(name for name, known in CONFIGURATIONS.items() if configuration in known)
+
+
+def _left_to_the_cpu(path, configuration) -> dict[str, int]:
+    with unpacked(path.read_bytes(), path.name) as model:
+        found = TARGETS[_target_of(configuration)].elsewhere(read_contents(model))
+    return collections.Counter(one.operator for one in found)
+
+
+def _agrees(path) -> None:
+    for configuration in _COMPILED_FOR:
+        compiled = compile_file(path, configuration)
+        assert collections.Counter(compiled.on_cpu) == _left_to_the_cpu(path, configuration)
+
+
+def _written(model, path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # specimens are full of what is warned of
+        quantized = sat_tf.quantize_model(model, BitPolicy.mobile(4))
+        zoo.make_realistic(quantized)
+        sat_tf.calibrate(quantized, zoo.images_for(quantized).astype("float32"))
+        sat_tf.export_tflite(quantized, path, pack="none")
+    return path
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_families_run_where_the_table_says(name, tmp_path):
+    _agrees(_written(build_small(name), tmp_path / "model.tflite"))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", _LAYERS)
+def test_operators_run_where_the_table_says(name, tmp_path):
+    _agrees(_written(LAYER_MODELS[name].model(), tmp_path / "model.tflite"))
+
+
+def test_packed_kernels_are_named_where_the_compiler_crashes(tmp_path):
+    path = tmp_path / "model.tflite"
+    model = sat_tf.quantize_model(build_small("mobilenet_v2"), BitPolicy.mobile(4))
+    sat_tf.export_tflite(model, path, pack="int4")
+    with pytest.raises(ValueError, match=r"ended with signal 8 on ethos-u55-128(?s:.*)INT4"):
+        compile_file(path, "ethos-u55-128")
+
+
+def test_what_is_no_file_is_said_before_anything_is_compiled(tmp_path):
+    path = tmp_path / "model.tflite"
+    path.write_bytes(b"no file")
+    with pytest.raises(ValueError, match="not a TFLite flatbuffer"):
+        compile_file(path, "ethos-u55-128")
+
+
+def test_unknown_configurations_are_answered_with_the_nearest(tmp_path):
+    with pytest.raises(ValueError, match=r"Did you mean ethos-u55-128\?"):
+        compile_file(tmp_path / "model.tflite", "ethos-u55-12")
+
+
+def test_without_the_compiler_a_sentence_installs_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"pip install 'sat-tf\[ethos\]'"):
+        compile_file(tmp_path / "model.tflite", "ethos-u55-128")

@@ -1,0 +1,56 @@
+import pytest
+
+from sat_tf.export.targets.table import DEFAULT, TARGETS, target_problem
+from sat_tf.export.targets.target import Elsewhere
+from sat_tf.export.tflite.contents import Contents
+from tests.export.targets.test_constraints import _operator, _tensor
+
+
+def _chain(*names: str) -> Contents:
+    tensors = [_tensor((1, 4, 4, 3), name=f"t{index}") for index in range(len(names) + 1)]
+    operators = [
+        _operator(name, [tensors[index]], tensors[index + 1]) for index, name in enumerate(names)
+    ]
+    return Contents(tuple(operators), (tensors[0],), (tensors[-1],))
+
+
+def test_every_row_has_a_source_and_stores_bytes():
+    assert DEFAULT in TARGETS
+    for name, target in TARGETS.items():
+        assert target.name == name
+        assert target.source
+        assert 8 in target.stores
+
+
+def test_unknown_targets_are_answered_with_the_list_and_the_nearest():
+    assert target_problem("micro") is None
+    problem = target_problem("etos-u55")
+    assert "expected one of 'litert', 'micro'" in problem
+    assert "Did you mean ethos-u55?" in problem
+
+
+def test_a_cpu_computes_all_operators():
+    contents = _chain("RELU", "CAST", "GATHER", "DEQUANTIZE")
+    assert TARGETS["litert"].elsewhere(contents) == []
+    assert TARGETS["micro"].elsewhere(contents) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "left"),
+    [("ethos-u55", ["CAST", "SPACE_TO_DEPTH"]), ("ethos-u85", ["SPACE_TO_DEPTH"])],
+)
+def test_operators_that_a_processor_has_not_run_elsewhere(name, left):
+    found = TARGETS[name].elsewhere(_chain("RELU", "CAST", "SPACE_TO_DEPTH", "TANH"))
+    assert [one.operator for one in found] == left
+
+
+def test_one_partition_ends_at_the_first_operator_on_the_cpu():
+    found = TARGETS["edgetpu"].elsewhere(_chain("RELU", "GATHER", "TANH"))
+    assert [(one.operator, one.tensor) for one in found] == [("GATHER", "t2"), ("TANH", "t3")]
+    assert found[1].reason == "it is behind GATHER t2"
+
+
+def test_an_operator_elsewhere_is_a_sentence_with_its_fix():
+    one = Elsewhere("GATHER", "swish", "Arm Ethos-U55 has no GATHER", "train for it")
+    assert str(one) == "GATHER swish: Arm Ethos-U55 has no GATHER; train for it."
+    assert str(Elsewhere("SHAPE", "s", "it is none")) == "SHAPE s: it is none."
