@@ -21,7 +21,7 @@ _CONVERTS = ("QUANTIZE", "DEQUANTIZE")
 
 def moved_tensors(operator: StoredOperator) -> list[StoredTensor]:
     """The tensors that it reads and makes, without its constants."""
-    read = [tensor for tensor in operator.inputs if tensor is not None and tensor.values is None]
+    read = [tensor for tensor in operator.inputs if tensor is not None and tensor.data is None]
     return [*read, *operator.outputs]
 
 
@@ -52,7 +52,7 @@ def weights_of(*types: str, fix: str) -> Constraint:
 
     def check(operator: StoredOperator) -> tuple[str, str]:
         kernel = operator.inputs[1]
-        if kernel is None or kernel.values is None:
+        if kernel is None or kernel.data is None:
             return "its weights are made by another operator", ""
         if kernel.type in types:
             return _MET
@@ -77,7 +77,7 @@ def largest_sum_of_weights(limit: int) -> Constraint:
 
     def check(operator: StoredOperator) -> tuple[str, str]:
         kernel = operator.inputs[1]
-        if kernel is None or kernel.values is None:
+        if kernel is None or kernel.data is None:
             return _MET
         axis = kernel.values.ndim - 1 if operator.name == "DEPTHWISE_CONV_2D" else 0
         others = tuple(index for index in range(kernel.values.ndim) if index != axis)
@@ -136,7 +136,7 @@ def reduced_axes(*, largest: int, spatial_only: bool) -> Constraint:
 
     def check(operator: StoredOperator) -> tuple[str, str]:
         source, axes = operator.inputs[0], operator.inputs[1]
-        if source is None or axes is None or axes.values is None:
+        if source is None or axes is None or axes.data is None:
             return "its axes are not constant", ""
         rank = len(source.shape)
         found = sorted(int(axis) % rank for axis in axes.values.reshape(-1))
@@ -253,7 +253,7 @@ def _grown(
 def strided_slice(operator: StoredOperator) -> tuple[str, str]:
     """Steps are 1, or positive along rows and columns alone."""
     steps = operator.inputs[3]
-    if steps is None or steps.values is None:
+    if steps is None or steps.data is None:
         return "its steps are not constant", ""
     values = steps.values.reshape(-1)
     if (values < 1).any():
@@ -264,7 +264,7 @@ def strided_slice(operator: StoredOperator) -> tuple[str, str]:
 def slices_by_one(operator: StoredOperator) -> tuple[str, str]:
     """All steps are 1."""
     steps = operator.inputs[3]
-    if steps is None or steps.values is None or (steps.values != 1).any():
+    if steps is None or steps.data is None or (steps.values != 1).any():
         return "it takes every second value or fewer", "pool, or convolve with strides"
     return _MET
 

@@ -10,7 +10,7 @@ import sys
 import tempfile
 
 from sat_tf.export.targets.table import TARGETS
-from sat_tf.export.tflite.contents import read_contents, unpacked
+from sat_tf.export.tflite.contents import read_contents
 from sat_tf.messages import did_you_mean, printable
 
 # The configurations of the processors, by their target.
@@ -77,8 +77,7 @@ def compile_file(path: str | os.PathLike[str], configuration: str) -> CompiledFi
             "`pip install 'sat-tf[ethos]'`."
         )
     content, name = pathlib.Path(path).read_bytes(), printable(os.fspath(path))
-    with unpacked(content, name) as model:
-        elsewhere = TARGETS[_TARGET_OF[configuration]].elsewhere(read_contents(model))
+    elsewhere = TARGETS[_TARGET_OF[configuration]].elsewhere(read_contents(content, name))
     with tempfile.TemporaryDirectory() as folder:
         source, out = pathlib.Path(folder, "model.tflite"), pathlib.Path(folder, "compiled")
         source.write_bytes(content)
@@ -107,8 +106,7 @@ def compile_file(path: str | os.PathLike[str], configuration: str) -> CompiledFi
         with summary.open(newline="") as file:
             (row,) = csv.DictReader(file)
         made = compiled.read_bytes()
-    with unpacked(made, name) as model:
-        names = [operator.name for operator in read_contents(model).operators]
+    names = [operator.name for operator in read_contents(made, name).operators]
     memory = row["weights_storage_area"]
     used = memory.lower().replace("-", "_").replace(" ", "_") + "_memory_used"
     return CompiledFile(

@@ -9,9 +9,12 @@ _SAME, _VALID = tfl.Padding.SAME, tfl.Padding.VALID
 
 
 def _tensor(shape, kind="INT8", *, values=None, scales=1, name="x"):
-    array = None if values is None else np.asarray(values)
-    numbers = np.ones(scales, np.float32)
-    return StoredTensor(name, kind, shape, numbers, np.zeros(scales, np.int64), 0, array)
+    numbers, data = np.ones(scales, np.float32), None
+    if values is not None:
+        data = (
+            np.asarray(values, np.int32 if kind == "INT32" else np.int8).reshape(-1).view(np.uint8)
+        )
+    return StoredTensor(name, kind, shape, numbers, np.zeros(scales, np.int64), 0, data)
 
 
 def _options(kind, **settings):

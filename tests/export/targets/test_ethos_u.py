@@ -8,7 +8,7 @@ import pytest
 import sat_tf
 from sat_tf.export.targets.ethos_u import CONFIGURATIONS, compile_file
 from sat_tf.export.targets.table import TARGETS
-from sat_tf.export.tflite.contents import read_contents, unpacked
+from sat_tf.export.tflite.contents import read_contents
 from sat_tf.models import MODELS
 from sat_tf.qat.policy import BitPolicy
 from tests.export import zoo
@@ -25,8 +25,8 @@ def _target_of(configuration: str) -> str:
 
 
 def _left_to_the_cpu(path, configuration) -> dict[str, int]:
-    with unpacked(path.read_bytes(), path.name) as model:
-        found = TARGETS[_target_of(configuration)].elsewhere(read_contents(model))
+    contents = read_contents(path.read_bytes(), path.name)
+    found = TARGETS[_target_of(configuration)].elsewhere(contents)
     return collections.Counter(one.operator for one in found)
 
 
