@@ -44,6 +44,7 @@ from sat_tf.quantizers.input_range import (
     range_problem,
     type_problem,
 )
+from sat_tf.targets import DEFAULT_TARGET, PROCESSORS, Processor
 
 
 def _frozen(value: Any) -> Any:
@@ -177,6 +178,11 @@ class BitPolicy(Displayed):
             input its own. None is "uint8", and to `requantize` what the model has. An input that
             only layers left float read stays as it is, unless this or `input_range` speaks of it;
             one that they take for ids, in any case.
+        target: the processor that the file is for, a name of `sat_tf.targets.PROCESSORS`: "litert",
+            LiteRT's CPU kernels; "micro", TFLite Micro; or an NPU, "ethos-u55", "ethos-u65",
+            "ethos-u85", "edgetpu", "android-npu". It says what is trained where an NPU computes
+            otherwise than a CPU, and what `export_tflite` writes. None is "litert", and to
+            `requantize` what the model has.
         latent_start: "keep_function" gives a float model latent weights that keep its function;
             "as_is" keeps its weights and lets the clamp bend them, for training from scratch.
         unsupported: "error" refuses a model with layers sat-tf cannot quantize, "float" leaves
@@ -217,6 +223,11 @@ class BitPolicy(Displayed):
     activation_options: Mapping[str, Any] = field(_Frozen({}), is_options, _OPTIONS, per_layer=True)
     input_range: Any = dataclasses.field(default=UNSTATED_RANGE, metadata=_RANGE)
     input_type: Any = dataclasses.field(default=None, metadata=_TYPE)
+    target: str | None = field(
+        None,
+        lambda value: value is None or (isinstance(value, str) and value in PROCESSORS),
+        f"one of {', '.join(PROCESSORS)}, or None ({DEFAULT_TARGET}, or what the model has)",
+    )
     latent_start: str = name_field("keep_function", "keep_function", "as_is", per_layer=False)
     unsupported: str = name_field("error", "error", "float", per_layer=False)
     overrides: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
@@ -336,6 +347,11 @@ class BitPolicy(Displayed):
         """The bits and grid of one layer's weights, as `at` has them, and what says them."""
         given = self._given(layer_name, annotation)
         return kernel_fields(self._plain_fields(), given, end=end)
+
+    @property
+    def processor(self) -> Processor:
+        """The row of `target`: what is known of the processor that the file is for."""
+        return PROCESSORS[self.target or DEFAULT_TARGET]
 
     @property
     def states_input_range(self) -> bool:

@@ -68,6 +68,7 @@ def test_one_error_names_every_bad_field():
         activation_options={1: 2},
         input_range=(1.0, 0.0),
         input_type="int4",
+        target="etos-u55",
         latent_start="keep",
         unsupported="ignore",
         overrides=[("a", 8)],
@@ -80,6 +81,7 @@ def test_one_error_names_every_bad_field():
     assert by_name["first_last_weight_grid"].endswith("Did you mean narrow?")
     assert by_name["weight_range"].endswith("Did you mean channel?")
     assert by_name["rescale"].endswith("Did you mean stddev?")
+    assert by_name["target"].endswith("Did you mean ethos-u55?")
 
 
 @pytest.mark.parametrize(
@@ -101,6 +103,14 @@ def test_misspelt_fields_are_named_with_the_nearest_one_and_with_all_else_that_i
         "  - overide is not a field. Did you mean overrides?",
         "  - overrides['a']: weight_bit cannot be set for one layer. Did you mean weight_bits?",
     ]
+
+
+def test_a_policy_without_a_target_is_for_litert():
+    assert BitPolicy().processor.name == "litert"
+    policy = BitPolicy.mobile(4, target="ethos-u85")
+    assert policy.processor.native
+    assert BitPolicy(**policy.to_dict()) == policy
+    assert policy.changes()["target"] == "ethos-u85"
 
 
 def test_values_without_names_are_refused_with_the_fix():

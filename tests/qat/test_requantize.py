@@ -7,6 +7,7 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.qat.layout import inner_layer
+from sat_tf.qat.model_class import policy_of
 from sat_tf.qat.policy import BitPolicy
 from tests.qat import float_models
 
@@ -53,6 +54,16 @@ def test_the_same_policy_gives_the_same_model():
     assert again.get_config() == learnt.get_config()
     images = float_models.images()
     np.testing.assert_array_equal(again(images), learnt(images))
+
+
+def test_a_target_is_kept_unless_the_policy_names_another():
+    model = sat_tf.quantize_model(
+        float_models.build("mobile_block"), BitPolicy.mobile(4, target="micro")
+    )
+    kept = sat_tf.requantize(model, BitPolicy.mobile(3))
+    assert policy_of(kept).target == "micro"
+    changed = sat_tf.requantize(kept, BitPolicy.mobile(3, target="litert"))
+    assert policy_of(changed).target == "litert"
 
 
 def test_the_model_itself_is_left_alone(learnt):

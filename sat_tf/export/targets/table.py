@@ -1,6 +1,6 @@
-"""The targets, one row each, with the source of their constraints."""
+"""The operators that the processors of targets compute, and the constraints on each."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from sat_tf.export.targets.constraints import (
     Constraint,
@@ -26,7 +26,7 @@ from sat_tf.export.targets.constraints import (
     weights_of,
 )
 from sat_tf.export.targets.target import Target
-from sat_tf.messages import did_you_mean
+from sat_tf.targets import PROCESSORS, Processor
 
 _STORE_BYTES = "export with pack='none'"
 _OUTPUT = "export with output_type='int8'"
@@ -128,71 +128,20 @@ _ANDROID: Mapping[str, tuple[Constraint, ...]] = {
     **dict.fromkeys(_ANDROID_OTHERS, ()),
 }
 
-_VELA = "the list of supported operators that Arm's compiler ethos-u-vela 5.2.0 writes"
-
-_ROWS = (
-    Target(
-        name="litert",
-        title="LiteRT's CPU kernels",
-        source="measured with ai-edge-litert, on x86 and on emulated Arm processors",
-        stores=frozenset({8, 4, 2}),
-    ),
-    Target(
-        name="micro",
-        title="TFLite Micro",
-        source="measured with tflite-micro: its FULLY_CONNECTED takes no packed kernels",
-    ),
-    Target(
-        name="ethos-u55",
-        title="Arm Ethos-U55",
-        source=_VELA,
-        operators=_U55,
-        constraints=(_ETHOS_TYPES,),
-        output_type="int8",
-    ),
-    Target(
-        name="ethos-u65",
-        title="Arm Ethos-U65",
-        source=_VELA,
-        operators=_U55,
-        constraints=(_ETHOS_TYPES,),
-        output_type="int8",
-    ),
-    Target(
-        name="ethos-u85",
-        title="Arm Ethos-U85",
-        source=_VELA,
-        operators=_U85,
-        constraints=(_ETHOS_TYPES,),
-        output_type="int8",
-    ),
-    Target(
-        name="edgetpu",
-        title="Google's Edge TPU",
-        source="the table of operators in Coral's documentation, and reports of its compiler 16",
-        operators=_EDGE_TPU,
-        constraints=(_BYTES, images_of_three_axes),
-        output_type="int8",
-        one_partition=True,
-    ),
-    Target(
-        name="android-npu",
-        title="the NPUs of Android phones",
-        source="what the documentation of Qualcomm's QNN and MediaTek's Neuron have in common",
-        operators=_ANDROID,
-        constraints=(_BYTES, quantized(fix=_INTEGERS)),
-        output_type="int8",
-    ),
-)
-TARGETS: Mapping[str, Target] = {row.name: row for row in _ROWS}
-DEFAULT = "litert"
+# The operators that a processor computes, each with its own constraints, and those of all. Those
+# that are not here compute all of TFLite's.
+_OPERATORS: Mapping[str, tuple[Mapping[str, Sequence[Constraint]], Sequence[Constraint]]] = {
+    "ethos-u55": (_U55, (_ETHOS_TYPES,)),
+    "ethos-u65": (_U55, (_ETHOS_TYPES,)),
+    "ethos-u85": (_U85, (_ETHOS_TYPES,)),
+    "edgetpu": (_EDGE_TPU, (_BYTES, images_of_three_axes)),
+    "android-npu": (_ANDROID, (_BYTES, quantized(fix=_INTEGERS))),
+}
 
 
-def target_problem(name: object) -> str | None:
-    """Why `name` is not the name of a target, with a suggestion; None where it is."""
-    if isinstance(name, str) and name in TARGETS:
-        return None
-    listed = ", ".join(map(repr, TARGETS))
-    return (
-        f"target: received {name!r}, expected one of {listed}. {did_you_mean(str(name), TARGETS)}"
-    )
+def _target(processor: Processor) -> Target:
+    operators, constraints = _OPERATORS.get(processor.name, (None, ()))
+    return Target(**vars(processor), operators=operators, constraints=constraints)
+
+
+TARGETS: Mapping[str, Target] = {name: _target(processor) for name, processor in PROCESSORS.items()}

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from sat_tf.export.targets.constraints import Constraint
 from sat_tf.export.tflite.contents import Contents, StoredOperator
+from sat_tf.targets import Processor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,34 +30,17 @@ class Elsewhere:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Target:
-    """One row of the table of targets.
+class Target(Processor):
+    """A processor with the operators that it computes: one row of the table of targets.
 
     Attributes:
-        name: as options and policies call it.
-        title: as sentences call it.
-        source: where its constraints stand.
         operators: the operators that its processor computes, each with its own constraints; None
             where it computes all of TFLite's.
         constraints: those of all operators.
-        stores: the storage of kernels that it takes, by their bits.
-        output_type: the type of outputs that it makes by itself.
-        one_partition: the first operator that it leaves to the CPU takes all behind it there too.
     """
 
-    name: str
-    title: str
-    source: str
     operators: Mapping[str, Sequence[Constraint]] | None = None
     constraints: Sequence[Constraint] = ()
-    stores: frozenset[int] = frozenset({8})
-    output_type: str = "float32"
-    one_partition: bool = False
-
-    @property
-    def is_npu(self) -> bool:
-        """Whether it is a processor beside the CPU, which some operators may fall back to."""
-        return self.operators is not None
 
     def elsewhere(self, contents: Contents) -> list[Elsewhere]:
         """The operators of a file that its processor leaves to the CPU, in order.

@@ -1,8 +1,9 @@
 import pytest
 
-from sat_tf.export.targets.table import DEFAULT, TARGETS, target_problem
+from sat_tf.export.targets.table import TARGETS
 from sat_tf.export.targets.target import Elsewhere
 from sat_tf.export.tflite.contents import Contents
+from sat_tf.targets import PROCESSORS
 from tests.export.targets.test_constraints import _operator, _tensor
 
 
@@ -14,19 +15,11 @@ def _chain(*names: str) -> Contents:
     return Contents(tuple(operators), (tensors[0],), (tensors[-1],))
 
 
-def test_every_row_has_a_source_and_stores_bytes():
-    assert DEFAULT in TARGETS
+def test_every_target_has_its_operators():
+    assert TARGETS.keys() == PROCESSORS.keys()
     for name, target in TARGETS.items():
         assert target.name == name
-        assert target.source
-        assert 8 in target.stores
-
-
-def test_unknown_targets_are_answered_with_the_list_and_the_nearest():
-    assert target_problem("micro") is None
-    problem = target_problem("etos-u55")
-    assert "expected one of 'litert', 'micro'" in problem
-    assert "Did you mean ethos-u55?" in problem
+        assert target.native == (target.operators is not None)
 
 
 def test_a_cpu_computes_all_operators():

@@ -1,0 +1,98 @@
+"""The processors that files are made for, and what everybody has to know of them.
+
+The operators that each computes are a table of their own, `sat_tf.export.targets.table`, since only
+whoever has a file needs them.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+from sat_tf.messages import did_you_mean
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Processor:
+    """One row of the table of targets.
+
+    Attributes:
+        name: as options and policies call it.
+        title: as sentences call it.
+        source: where its constraints stand.
+        stores: the storage of kernels that it takes, by their bits.
+        output_type: the type of outputs that it makes by itself.
+        native: it is an NPU, which computes functions, pools and resizing by integer operators of
+            its own, and leaves what it does not know to the CPU.
+        one_partition: the first operator that it leaves to the CPU takes all behind it there too.
+    """
+
+    name: str
+    title: str
+    source: str
+    stores: frozenset[int] = frozenset({8})
+    output_type: str = "float32"
+    native: bool = False
+    one_partition: bool = False
+
+
+_VELA = "the list of supported operators that Arm's compiler ethos-u-vela 5.2.0 writes"
+
+_ROWS = (
+    Processor(
+        name="litert",
+        title="LiteRT's CPU kernels",
+        source="measured with ai-edge-litert, on x86 and on emulated Arm processors",
+        stores=frozenset({8, 4, 2}),
+    ),
+    Processor(
+        name="micro",
+        title="TFLite Micro",
+        source="measured with tflite-micro: its FULLY_CONNECTED takes no packed kernels",
+    ),
+    Processor(
+        name="ethos-u55",
+        title="Arm Ethos-U55",
+        source=_VELA,
+        output_type="int8",
+        native=True,
+    ),
+    Processor(
+        name="ethos-u65",
+        title="Arm Ethos-U65",
+        source=_VELA,
+        output_type="int8",
+        native=True,
+    ),
+    Processor(
+        name="ethos-u85",
+        title="Arm Ethos-U85",
+        source=_VELA,
+        output_type="int8",
+        native=True,
+    ),
+    Processor(
+        name="edgetpu",
+        title="Google's Edge TPU",
+        source="the table of operators in Coral's documentation, and reports of its compiler 16",
+        output_type="int8",
+        native=True,
+        one_partition=True,
+    ),
+    Processor(
+        name="android-npu",
+        title="the NPUs of Android phones",
+        source="what the documentation of Qualcomm's QNN and MediaTek's Neuron have in common",
+        output_type="int8",
+        native=True,
+    ),
+)
+PROCESSORS: Mapping[str, Processor] = {row.name: row for row in _ROWS}
+DEFAULT_TARGET = "litert"
+
+
+def target_problem(name: object) -> str | None:
+    """Why `name` is not the name of a target, with a suggestion; None where it is."""
+    if isinstance(name, str) and name in PROCESSORS:
+        return None
+    listed = ", ".join(map(repr, PROCESSORS))
+    hint = did_you_mean(str(name), PROCESSORS)
+    return f"target: received {name!r}, expected one of {listed}. {hint}"
