@@ -71,10 +71,11 @@ MAY_IMPORT_WITHIN = {
             "litert": "tflite",
             "operations": "kernels tflite litert",
             "lowering": "kernels tflite operations",
+            "targets": "tflite",
             "certificate": "kernels tflite litert operations",
             "device": "kernels tflite litert operations certificate",
             # Modules that users call stand on top of all.
-            ".": "kernels tflite litert operations lowering certificate device",
+            ".": "kernels tflite litert operations lowering targets certificate device",
         }
     ),
     "keras3": _words({".": "", "conversion": "."}),
