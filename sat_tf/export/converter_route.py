@@ -11,6 +11,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.export.litert.converter import run_converter
+from sat_tf.export.lowering.outputs import FLOAT
 from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.operations.graph import Graph
@@ -158,6 +159,7 @@ def route_problems(route: object, settings: FileSettings, *, has_metadata: bool)
             ("pack", settings.pack, "none"),
             ("float_head", settings.float_head, False),
             ("resizable", settings.resizable, False),
+            ("output_type", settings.output_type, FLOAT),
         )
         if value not in (default, "auto")
     ]

@@ -20,7 +20,7 @@ from sat_tf.export.litert.runtime import Interface
 from sat_tf.export.litert.workers import Task, TfliteTask, Worker
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.graph_file import read_graph
-from sat_tf.export.operations.simulator import batches, simulate
+from sat_tf.export.operations.simulator import batches, outputs_of, simulate
 from sat_tf.messages import list_problems
 from sat_tf.presentation.progress_bar import image_bar
 from sat_tf.top_k import top_hits
@@ -132,7 +132,7 @@ def run_tflite(
         progress: show a bar.
 
     Returns:
-        The outputs (n, ...), in the order of the images.
+        The outputs (n, ...), in the order of the images; integers as the real values of them.
 
     Raises:
         ValueError: no file that LiteRT runs, or images that it does not take.
@@ -184,8 +184,8 @@ class SimulatorTask(Task):
 
     def run(self, images: np.ndarray) -> np.ndarray:
         """Simulates it."""
-        output = self._graph.output
-        pieces = [simulate(self._graph, batch)[output] for batch in batches(images, self._graph)]
+        graph = self._graph
+        pieces = [outputs_of(simulate(graph, batch), graph) for batch in batches(images, graph)]
         return np.concatenate(pieces)
 
 

@@ -16,6 +16,7 @@ from sat_tf.export.certificate.holds import Hold, are_portable, holds_of, verdic
 from sat_tf.export.converter_route import CONVERTED, converted, route_problems
 from sat_tf.export.deployed import DeployedModel
 from sat_tf.export.litert.runtime import Runtime, check_loading
+from sat_tf.export.lowering.outputs import FLOAT
 from sat_tf.export.lowering.packing import (
     PACKINGS,
     AlikeKernels,
@@ -237,7 +238,11 @@ def file_graph(model: keras.Model | Network, settings: FileSettings) -> Graph:
         ValueError: the model has no such file; lists every problem with its fix.
     """
     return deployed_graph(
-        model, float_head=settings.float_head, pack=settings.pack, softmax=settings.softmax
+        model,
+        float_head=settings.float_head,
+        pack=settings.pack,
+        softmax=settings.softmax,
+        output_type=settings.output_type,
     )
 
 
@@ -251,7 +256,8 @@ def file_content(graph: Graph, settings: FileSettings, metadata: Metadata = _NON
     """
     entries = {SETTINGS_NAME: settings.to_json(graph.layers_left_float)}
     if metadata:
-        entries[METADATA_NAME] = encode(metadata, graph.name, graph.images[0], graph.output)
+        output = graph.tensors[graph.output]
+        entries[METADATA_NAME] = encode(metadata, graph.name, graph.images[0], output)
     content = serialize(graph, entries, resizable=settings.resizable)
     return append_archive(content, metadata.files)
 
@@ -263,6 +269,7 @@ def export_tflite(
     float_head: bool = False,
     pack: str = "auto",
     softmax: bool = False,
+    output_type: str | None = None,
     resizable: bool = False,
     labels: Iterable[str] | None = None,
     description: str | None = None,
@@ -273,14 +280,14 @@ def export_tflite(
 ) -> ExportReport:
     """Writes a quantized Keras model as an integer TFLite file.
 
-    Input: one uint8 image (1, rows, columns, channels). Output: what the Keras model gives,
-    float32. Several inputs and outputs are in the order of `model.inputs` and `model.outputs`,
-    which for dictionaries is that of the sorted keys; in the file's signature they are named by
-    these keys, else after the Keras inputs, and after the tensors of the layers. Between them all
-    tensors are int8, with the trained codes as their integers: weights keep their lattice,
-    BatchNormalization is folded into scales and int32 biases, and activations are clipped at their
-    clipping levels by int8 saturation. Only the last DEQUANTIZE is float, and with it what the
-    policy keeps float: the sums of float streams, and a softmax.
+    Input: one uint8 image (1, rows, columns, channels). Output: what the Keras model gives, as
+    float32, or as the codes of it. Several inputs and outputs are in the order of `model.inputs`
+    and `model.outputs`, which for dictionaries is that of the sorted keys; in the file's signature
+    they are named by these keys, else after the Keras inputs, and after the tensors of the layers.
+    Between them all tensors are int8, with the trained codes as their integers: weights keep their
+    lattice, BatchNormalization is folded into scales and int32 biases, and activations are clipped
+    at their clipping levels by int8 saturation. Only the last DEQUANTIZE is float, which outputs of
+    integers have not, and what the policy keeps float: the sums of float streams, and a softmax.
 
     The file differs from the trained model in what integers cannot hold: biases are rounded to
     multiples of input scale · weight scale, nearly constant channels get another scale for that or,
@@ -308,6 +315,10 @@ def export_tflite(
 
             "none" is for releases of LiteRT that know int8 only; see `ExportReport.runs_from`.
         softmax: the output is probabilities. A model that ends in a softmax has them anyway.
+        output_type: "float32", "int8" or "uint8"; None is "float32". A file with outputs of
+            integers ends in its last codes, without a DEQUANTIZE, so that processors without
+            floating point run all of it: real value = scale · (integer - zero point), with the
+            numbers of the output tensor. Those of uint8 are 128 more than those of int8.
         resizable: write the batch size as free (-1), for tools that read the signature. LiteRT
             resizes the input of other files too.
         labels: names of the classes, in order. They go into the file as TFLite Metadata, where
@@ -329,8 +340,9 @@ def export_tflite(
 
     Raises:
         ValueError: the model has no integer form, nothing of it can be packed, a weight is not
-            finite, LiteRT does not run the file, an argument is invalid, or the path cannot be
-            written; lists every problem with its fix. There is no file then.
+            finite, an output that is to be an integer has no codes, LiteRT does not run the file,
+            an argument is invalid, or the path cannot be written; lists every problem with its
+            fix. There is no file then.
     """
     start = time.perf_counter()
     path = check_writable(path)
@@ -339,7 +351,13 @@ def export_tflite(
         model = model.quantized
     if image_size is not None:
         model = with_image_size(model, image_size)
-    settings = FileSettings(float_head=float_head, pack=pack, softmax=softmax, resizable=resizable)
+    settings = FileSettings(
+        float_head=float_head,
+        pack=pack,
+        softmax=softmax,
+        resizable=resizable,
+        output_type=FLOAT if output_type is None else output_type,
+    )
     metadata, problems = checked_metadata(description, labels, preprocessing)
     problems += route_problems(route, settings, has_metadata=bool(metadata))
     if problems:

@@ -93,7 +93,7 @@ class TrainedModel:
         return codes, joined([np.asarray(made[name]) for name in self._network.outputs])
 
 
-def _refreshed(model: DeployedModel, graph: Graph) -> DeployedModel:
+def _refreshed(model: DeployedModel, subject: Subject) -> DeployedModel:
     """A deployed model with the codes of its quantized one as they are now.
 
     Raises:
@@ -101,7 +101,9 @@ def _refreshed(model: DeployedModel, graph: Graph) -> DeployedModel:
             kernels are stored in other bits.
     """
     model.refresh()
-    if set(model.names) != set(graph.integer_tensors):
+    graph = subject.graph
+    settings = FileSettings.of_file(subject.parsed.settings, str(subject.path))
+    if model.float_head != settings.float_head:
         raise ValueError(
             f"model {model.name!r}: received a deployed model with float_head={model.float_head}, "
             "expected one like the file; call deployed_model with the other float_head."
@@ -205,9 +207,7 @@ def verify_tflite(
         certificate_path=certificate_path,
         images_from=images_from,
         runtimes=runtimes,
-        trained=_refreshed(deployed, subject.graph)
-        if deployed
-        else TrainedModel(network, subject.graph),
+        trained=_refreshed(deployed, subject) if deployed else TrainedModel(network, subject.graph),
         progress=progress,
     )
 

@@ -337,9 +337,9 @@ class CodesRecorder:
     def add(self, simulated: dict[str, np.ndarray]) -> None:
         """Counts a batch."""
         for name, counts in self._counts.items():
-            stored = simulated[name]
-            counts += np.bincount(stored.reshape(-1) + 128, minlength=256)
-            self._hashes[name].update(stored.astype(np.int8).tobytes())
+            stored, kind = simulated[name], self._graph.codes(name).dtype
+            counts += np.bincount(stored.reshape(-1) - np.iinfo(kind).min, minlength=256)
+            self._hashes[name].update(stored.astype(kind).tobytes())
 
     def result(self) -> list[TensorCodes]:
         """All tensors, producers first."""
@@ -351,6 +351,7 @@ class CodesRecorder:
         found = []
         for name, counts in self._counts.items():
             codes = self._graph.codes(name)
+            first = codes.lowest - np.iinfo(codes.dtype).min
             found.append(
                 TensorCodes(
                     name=name,
@@ -360,7 +361,7 @@ class CodesRecorder:
                     step=float(codes.scale),
                     zero_point=codes.zero_point,
                     lowest=codes.lowest,
-                    counts=counts[codes.lowest + 128 : codes.highest + 129].tolist(),
+                    counts=counts[first : first + codes.highest - codes.lowest + 1].tolist(),
                     sha256=self._hashes[name].hexdigest(),
                     weights=weights.get(name, {}),
                 )

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.pointwise import softmax
 from sat_tf.export.tflite.contents import Contents
 from sat_tf.top_k import NO_CLASS, classes_of
 
@@ -32,13 +33,20 @@ def as_in_file(values: np.ndarray, graph: Graph) -> np.ndarray:
         values: the output, joined; probabilities stay what they are.
         graph: of the file.
     """
-    last = graph.operations[-1]
-    if not last.makes_probabilities or graph.outputs != (last.output,):
+    if not _gives_probabilities(graph):
         return values
     off = np.abs(np.sum(values, axis=-1) - 1.0)
     if np.all(values >= 0.0) and np.all(off <= _OFF_ONE):
         return values
-    return last.simulate(graph, values)
+    return softmax(values)
+
+
+def _gives_probabilities(graph: Graph) -> bool:
+    """Whether its only output is what a softmax makes."""
+    makers = {operation.output: operation for operation in graph.operations}
+    last = makers[graph.output]
+    last = makers.get(last.represented, last)
+    return last.makes_probabilities and not graph.more_outputs
 
 
 def largest_difference(expected: np.ndarray, computed: np.ndarray) -> float:

@@ -10,6 +10,7 @@ import numpy as np
 from sat_tf.export.litert.runtime import explained, native_output_in
 from sat_tf.export.tflite.contents import read_contents
 from sat_tf.export.tflite.images import Pixels, arrays_of, joined, number_of, some_of
+from sat_tf.export.tflite.tensors import real_outputs
 
 MICRO = "micro"
 PACKAGE = "tflite-micro"
@@ -55,8 +56,14 @@ class MicroRuntime:
                 self._interpreter.set_input(np.ascontiguousarray(array), index)
             _with_reason(self._interpreter.invoke)
             self._kept.append({name: self._tensor(i) for name, i in self._made.items()})
-            outputs = range(len(self._outputs))
-            return joined([np.array(self._interpreter.get_output(index)) for index in outputs])
+            return joined(
+                [
+                    real_outputs(
+                        np.array(self._interpreter.get_output(index)), made.scales, made.zero_points
+                    )
+                    for index, made in enumerate(self._outputs)
+                ]
+            )
 
     def rehearse(self) -> np.ndarray:
         """See `Runtime`."""

@@ -13,6 +13,7 @@ import numpy as np
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from sat_tf.export.tflite.images import Pixels, arrays_of, joined, number_of, some_of
+from sat_tf.export.tflite.tensors import real_outputs
 from sat_tf.messages import is_standard_error
 
 # XNNPACK is what LiteRT uses by itself; the builtin kernels round twice, where it rounds once. The
@@ -119,6 +120,8 @@ class Runtime:
     def run(self, images: Pixels) -> np.ndarray:
         """The file's output for a batch of images; see `images.joined` for several outputs.
 
+        Outputs of integers are given as the real values that they stand for.
+
         Raises:
             ValueError: LiteRT does not run the file on them.
         """
@@ -131,8 +134,12 @@ class Runtime:
             for details, array in zip(self._inputs, arrays, strict=True):
                 self._interpreter.set_tensor(details["index"], array)
             self._interpreter.invoke()
-            outputs = [details["index"] for details in self._outputs]
-            return joined([np.array(self._interpreter.get_tensor(index)) for index in outputs])
+            return joined([self._output(details) for details in self._outputs])
+
+    def _output(self, details: dict[str, Any]) -> np.ndarray:
+        grid = details["quantization_parameters"]
+        stored = np.array(self._interpreter.get_tensor(details["index"]))
+        return real_outputs(stored, grid["scales"], grid["zero_points"])
 
     def zeros(self, shapes: Iterable[tuple[int, ...]]) -> tuple[np.ndarray, ...]:
         """One image of zeros for each input, of these shapes and the types that the file takes."""

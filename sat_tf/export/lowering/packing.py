@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sat_tf.export.kernels.kernel_sets import Engine
+from sat_tf.export.lowering.outputs import FLOAT, output_type_problem
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import Linear, linear_operations, map_linear
 from sat_tf.export.operations.operation import Operation
@@ -348,6 +349,7 @@ class FileSettings:
         pack: how kernels are stored, a name of `PACKINGS`.
         softmax: the output is probabilities.
         resizable: the batch size is free.
+        output_type: of the outputs, one of `outputs.OUTPUT_TYPES`.
 
     Raises:
         ValueError: a setting is invalid; lists every one.
@@ -357,16 +359,21 @@ class FileSettings:
     pack: str = "auto"
     softmax: bool = False
     resizable: bool = False
+    output_type: str = FLOAT
 
     def __post_init__(self) -> None:
         problems = [
             f"{name}: received {value!r}, expected True or False."
             for name, value in dataclasses.asdict(self).items()
-            if name != "pack" and not isinstance(value, bool)
+            if name not in ("pack", "output_type") and not isinstance(value, bool)
         ]
-        problem = packing_problem(self.pack)
-        if problem:
-            problems.append(problem)
+        found = packing_problem(self.pack), output_type_problem(self.output_type)
+        problems += [problem for problem in found if problem]
+        if self.float_head is True and self.output_type != FLOAT:
+            problems.append(
+                f"output_type={self.output_type!r} with float_head=True: received a float head for "
+                "outputs of integers; leave one of them out."
+            )
         if problems:
             raise ValueError(list_problems("export_tflite", problems))
 
@@ -377,6 +384,8 @@ class FileSettings:
             float_layers: the layers that are left float, by the tensors that they make.
         """
         values = {"version": __version__, **dataclasses.asdict(self), "islands": dict(float_layers)}
+        if self.output_type == FLOAT:  # as files were before there were others
+            del values["output_type"]
         packing = ALL_PACKINGS[self.pack]
         if packing.products and packing.pixelwise:
             values["pixelwise"] = True

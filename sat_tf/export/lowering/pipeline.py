@@ -1,6 +1,5 @@
 """The stages of the export, in order."""
 
-import dataclasses
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,39 +8,17 @@ import tf_keras as keras
 
 from sat_tf.export.lowering import scales
 from sat_tf.export.lowering.layers import KernelTensors
+from sat_tf.export.lowering.outputs import FLOAT, with_output_type, with_softmax
 from sat_tf.export.lowering.packing import pack_graph
 from sat_tf.export.lowering.portable_scales import make_portable
 from sat_tf.export.lowering.quantized_network import find_problems
 from sat_tf.export.lowering.scales import settle_constants
 from sat_tf.export.lowering.trace import trace
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.pointwise import Softmax
-from sat_tf.export.tflite.tensors import Tensor
 from sat_tf.graph.flatten import copied_weights, layer_copy
 from sat_tf.graph.network import Network, Node
 from sat_tf.messages import list_problems
 from sat_tf.qat.layout import in_inference
-
-
-def with_softmax(graph: Graph) -> Graph:
-    """The graph with a float softmax behind its output; the same where it has one already.
-
-    The codes stay what they are: only the float values behind the last DEQUANTIZE change.
-    """
-    if any(operation.makes_probabilities for operation in graph.operations):
-        return graph
-    graph.expect_one_of_each("softmax=True")
-    images = {image.name for image in graph.images}
-    name = f"{graph.output}_probabilities"
-    while name in graph.tensors or name in images:
-        name += "_"
-    output = Tensor(name, graph.tensors[graph.output].shape, None)
-    return dataclasses.replace(
-        graph,
-        tensors={**graph.tensors, name: output},
-        operations=(*graph.operations, Softmax((graph.output,), name)),
-        output=name,
-    )
 
 
 def with_image_size(model: keras.Model, image_size: Sequence[int]) -> keras.Model:
@@ -128,6 +105,7 @@ def deployed_graph(
     float_head: bool = False,
     pack: str = "auto",
     softmax: bool = False,
+    output_type: str = FLOAT,
     kernels: Mapping[str, KernelTensors] | None = None,
 ) -> Graph:
     """The graph of the deployed model, whose biases are integers of input scale · weight scale.
@@ -137,14 +115,15 @@ def deployed_graph(
         float_head: compute the last Dense layer in float32, from dequantized codes.
         pack: how kernels are stored, a name of `packing.PACKINGS`.
         softmax: end in probabilities.
+        output_type: of the outputs, one of `outputs.OUTPUT_TYPES`.
         kernels: see `trained_graph`.
 
     Raises:
-        ValueError: the model has no integer form, or nothing to pack; lists every problem with its
-            fix.
+        ValueError: the model has no integer form, nothing to pack, or an output without codes that
+            is to be an integer; lists every problem with its fix.
     """
-    graph = trained_graph(model, float_head=float_head, pack=pack, kernels=kernels)
-    return with_softmax(rounded(graph)) if softmax else rounded(graph)
+    graph = rounded(trained_graph(model, float_head=float_head, pack=pack, kernels=kernels))
+    return with_output_type(with_softmax(graph) if softmax else graph, output_type)
 
 
 def rounded(graph: Graph) -> Graph:

@@ -162,7 +162,7 @@ def _summary(graph: Graph) -> list[str]:
         f"{sum(op.multiply_adds(graph) for op in graph.operations):,} multiply-adds an image"
     ]
     real = [op.output for op in graph.operations if op.is_float(graph)]
-    lines.append(f"float: {', '.join(real)}")
+    lines.append(f"float: {', '.join(real) or 'none'}")
     if graph.float_layers:
         lines.append(f"left float, by TensorFlow's converter: {', '.join(graph.float_layers)}")
     return lines + [f"note: {warning}" for warning in graph.warnings]

@@ -35,7 +35,7 @@ def serialize(graph: Graph, metadata: Mapping[str, bytes], *, resizable: bool = 
         resizable: say that the batch size, 1, is free.
 
     Returns:
-        A TFLite flatbuffer whose inputs are the graph's images and whose output is float32.
+        A TFLite flatbuffer whose inputs and outputs are the graph's.
     """
     writer = Writer(graph.images, graph.tensors, resizable=resizable)
     for operation in graph.operations:

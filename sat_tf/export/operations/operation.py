@@ -229,6 +229,11 @@ class Operation(abc.ABC):
         return None
 
     @property
+    def represented(self) -> str:
+        """The tensor of codes that it only stores otherwise; "" for an operation that computes."""
+        return ""
+
+    @property
     def selects(self) -> bool:
         """Whether its codes are some of those of its inputs, whatever their grid is."""
         return self.moves

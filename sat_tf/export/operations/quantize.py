@@ -18,7 +18,7 @@ from sat_tf.export.operations.operation import (
 )
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
-from sat_tf.export.tflite.tensors import Codes, Tensors, dequantized
+from sat_tf.export.tflite.tensors import UNSIGNED_SHIFT, Codes, Tensors, dequantized
 from sat_tf.export.tflite.writer import Operator, Writer
 from sat_tf.quantizers.input_range import PIXELS, InputRange
 
@@ -118,8 +118,8 @@ class Quantize(_ToCodes):
 
     @classmethod
     def recognizes(cls, operator: OperatorView) -> bool:
-        """Operators that do not read an input of integers."""
-        return not ShiftImage.recognizes(operator)
+        """Operators that neither read an input of integers nor make uint8."""
+        return not (ShiftImage.recognizes(operator) or ShiftOutput.recognizes(operator))
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
@@ -144,6 +144,50 @@ class Quantize(_ToCodes):
         return clipped(tf.round(source * constants["inverse_scale"]), constants)
 
 
+@dataclasses.dataclass(frozen=True)
+class ShiftOutput(Operation):
+    """int8 codes to uint8, stored = code + 128: an output on the same grid."""
+
+    operator = Operator("QUANTIZE", 2, "QuantizeOptions")
+    same_because = "it adds 128 to each code, in all of its kernels"
+
+    @property
+    def represented(self) -> str:
+        """See `Operation`."""
+        return self.inputs[0]
+
+    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
+        """See `Operation`."""
+        (source,) = inputs
+        return source.astype(np.int32) + UNSIGNED_SHIFT
+
+    def write(self, writer: Writer) -> None:
+        """See `Operation`."""
+        writer.operator(self.operator, self.inputs, self.output)
+
+    @classmethod
+    def recognizes(cls, operator: OperatorView) -> bool:
+        """Operators that make uint8 of what others have made."""
+        image = operator.progress.image(operator.source())
+        return image is None and operator.output.type == "UINT8"
+
+    @classmethod
+    def read(cls, operator: OperatorView) -> Made:
+        """See `Operation`."""
+        source, made = operator.source_codes(), operator.output
+        if source is None:
+            raise NotUnderstoodError("it makes uint8 of float values")
+        codes = source.unsigned()
+        grid = made.scales.tolist(), made.zero_points.tolist()
+        if grid != ([codes.scale], [codes.zero_point]):
+            raise NotUnderstoodError("it makes other integers than 128 more than the codes")
+        return cls((operator.source(),), made.name), codes
+
+    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
+        """See `Operation`: the code is the same, and the integer that stores it another."""
+        return tf.identity(*inputs)
+
+
 def _bounded(codes: Codes, source: str, operations: Iterable[Operation]) -> Codes:
     """Codes without those beyond the bounds that the float tensor has been given before."""
     by_output = {operation.output: operation for operation in operations}
@@ -159,6 +203,11 @@ class Dequantize(Operation):
 
     operator = Operator("DEQUANTIZE", 2, "DequantizeOptions")
     same_in_float_because = ROUNDED_ONCE
+
+    @property
+    def represented(self) -> str:
+        """See `Operation`."""
+        return self.inputs[0]
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """See `dequantized`."""

@@ -6,6 +6,7 @@ import numpy as np
 
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.tflite.images import Pixels, arrays_of, joined, number_of, some_of
+from sat_tf.export.tflite.tensors import dequantized
 
 _VALUES_PER_BATCH = 2**24
 _LARGEST_BATCH = 256
@@ -18,8 +19,13 @@ def by_name(images: Pixels, graph: Graph) -> dict[str, np.ndarray]:
 
 
 def outputs_of(tensors: Mapping[str, np.ndarray], graph: Graph) -> np.ndarray:
-    """The outputs of a graph among its tensors, as one array."""
-    return joined([tensors[name] for name in graph.outputs])
+    """The outputs of a graph among its tensors, as one array of real values."""
+
+    def real(name: str) -> np.ndarray:
+        codes = graph.tensors[name].codes
+        return tensors[name] if codes is None else dequantized(tensors[name], codes)
+
+    return joined([real(name) for name in graph.outputs])
 
 
 def simulate(
@@ -34,8 +40,8 @@ def simulate(
             as a runtime's outputs of the layers that are left float.
 
     Returns:
-        By tensor name: int32 arrays of stored integers in -128..127, and float32 arrays for
-        tensors that the graph keeps float. Integer tensors are exact.
+        By tensor name: int32 arrays of stored integers in -128..127, of uint8 in 0..255, and
+        float32 arrays for tensors that the graph keeps float. Integer tensors are exact.
     """
     given = {**by_name(images, graph), **(given or {})}
     tensors: dict[str, np.ndarray] = {}

@@ -21,7 +21,7 @@ from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.pairs import Pair
 from sat_tf.export.operations.pointwise import Softmax, WithConstant
 from sat_tf.export.operations.pools import AveragePool, MaxPool
-from sat_tf.export.operations.quantize import Dequantize, Quantize, ShiftImage
+from sat_tf.export.operations.quantize import Dequantize, Quantize, ShiftImage, ShiftOutput
 from sat_tf.export.tflite.operator_view import OperatorView
 
 OPERATIONS: list[type[Operation]] = [
@@ -44,6 +44,7 @@ OPERATIONS: list[type[Operation]] = [
     Lookup,
     ShiftImage,
     Quantize,
+    ShiftOutput,
     Dequantize,
     WithConstant,
     Softmax,

@@ -15,7 +15,7 @@ from typing import Any
 import flatbuffers
 import numpy as np
 
-from sat_tf.export.tflite.tensors import Image
+from sat_tf.export.tflite.tensors import Image, Tensor
 from sat_tf.messages import first_ones
 from sat_tf.preprocessing import Preprocessing
 from sat_tf.zip_archive import NO_TIME, is_archive, opened_archive, read_member
@@ -153,14 +153,14 @@ def misfits(metadata: Metadata, image: Image, shape: tuple[int, ...]) -> list[st
     return problems
 
 
-def encode(metadata: Metadata, name: str, image: Image, output: str) -> bytes:
+def encode(metadata: Metadata, name: str, image: Image, output: Tensor) -> bytes:
     """The flatbuffer of the file's entry `METADATA_NAME`.
 
     Args:
         metadata: what the user says.
         name: of the model.
         image: its input.
-        output: name of its output.
+        output: its output.
     """
     builder = flatbuffers.Builder(1024)
     labels: list[int] = []
@@ -256,9 +256,14 @@ def _image(builder: Any, image: Image, preprocessing: Preprocessing | None) -> i
     return _table(builder, fields)
 
 
-def _output(builder: Any, name: str, files: list[int]) -> int:
-    """The output's TensorMetadata, with its labels."""
-    fields = {0: builder.CreateString(name)}
+def _output(builder: Any, output: Tensor, files: list[int]) -> int:
+    """The output's TensorMetadata, with its labels; of integers, what they stand for."""
+    fields = {0: builder.CreateString(output.name)}
+    if (codes := output.codes) is not None:
+        fields[1] = builder.CreateString(
+            f"{codes.dtype} codes: real value = {float(codes.scale):.9g} x (code - "
+            f"{codes.zero_point})."
+        )
     if files:
         fields[6] = _vector(builder, files)
     return _table(builder, fields)

@@ -115,7 +115,10 @@ class OperatorView:
             return None
         if image is not None:
             raise NotUnderstoodError("it reads pixels, which have to become int8 first")
-        return self.progress.tensors[name].codes
+        codes = self.progress.tensors[name].codes
+        if codes is not None and codes.is_unsigned:
+            raise NotUnderstoodError(f"it reads {name}, which is uint8, as only outputs are")
+        return codes
 
     def codes(self, activation: Activation = Activation.NONE) -> Codes | None:
         """How the output is stored; its kernel clips where the fused activation says."""

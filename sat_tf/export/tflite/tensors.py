@@ -20,9 +20,13 @@ class Activation(enum.Enum):
     UNIT = "RELU_N1_TO_1"
 
 
+# What the same code is more as uint8 than as int8.
+UNSIGNED_SHIFT = 128
+
+
 @dataclasses.dataclass(frozen=True)
 class Codes:
-    """How a tensor stores real values as int8.
+    """How a tensor stores real values as int8, or an output as uint8.
 
     Attributes:
         scale: real value of one code in the units of the file; float32.
@@ -30,6 +34,7 @@ class Codes:
         lowest: smallest stored integer.
         highest: largest stored integer.
         unit: real value of 1 in the units of the file.
+        is_unsigned: whether it is uint8.
     """
 
     scale: np.float32
@@ -37,6 +42,7 @@ class Codes:
     lowest: int = -128
     highest: int = 127
     unit: float = 1.0
+    is_unsigned: bool = False
 
     @property
     def activation(self) -> Activation:
@@ -50,6 +56,21 @@ class Codes:
     def rectified(self) -> "Codes":
         """The same grid without what is below real 0."""
         return dataclasses.replace(self, lowest=max(self.lowest, self.zero_point))
+
+    def unsigned(self) -> "Codes":
+        """The same codes stored as uint8: 128 more than as int8."""
+        return dataclasses.replace(
+            self,
+            zero_point=self.zero_point + UNSIGNED_SHIFT,
+            lowest=self.lowest + UNSIGNED_SHIFT,
+            highest=self.highest + UNSIGNED_SHIFT,
+            is_unsigned=True,
+        )
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The type of the stored integers."""
+        return np.dtype(np.uint8 if self.is_unsigned else np.int8)
 
     @property
     def real_scale(self) -> float:
@@ -179,6 +200,22 @@ def quantized(real: np.ndarray, codes: Codes) -> np.ndarray:
 def dequantized(stored: np.ndarray, codes: Codes) -> np.ndarray:
     """Stored integers as real values, in float32."""
     return np.asarray((stored.astype(np.int32) - codes.zero_point).astype(np.float32) * codes.scale)
+
+
+def real_outputs(stored: np.ndarray, scales: np.ndarray, zero_points: np.ndarray) -> np.ndarray:
+    """What a file gives, as real values: integers by their scale, and what has none as it is.
+
+    Args:
+        stored: the output.
+        scales: of its tensor, with the zero points; more than one, or none, make no real values.
+        zero_points: likewise.
+
+    >>> real_outputs(np.int8([-128, 0]), np.float32([0.5]), np.int64([-128])).tolist()
+    [0.0, 64.0]
+    """
+    if scales.size != 1 or not np.issubdtype(stored.dtype, np.integer):
+        return stored
+    return dequantized(stored, Codes(np.float32(scales[0]), int(zero_points[0])))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -89,7 +89,7 @@ class Writer:
     def begin(self, name: str) -> None:
         """Adds the tensor that the next operation makes."""
         tensor = self.tensors[name]
-        dtype = np.dtype(np.float32 if tensor.codes is None else np.int8)
+        dtype = np.dtype(np.float32) if tensor.codes is None else tensor.codes.dtype
         self._activation(tensor.name, tensor.shape, dtype, tensor.codes)
 
     def between(self, name: str, shape: tuple[int, ...]) -> int:

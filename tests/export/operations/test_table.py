@@ -36,7 +36,7 @@ from sat_tf.export.operations.operation import Operation, stored_codes
 from sat_tf.export.operations.pairs import Pair
 from sat_tf.export.operations.pointwise import Pointwise, Softmax, WithConstant
 from sat_tf.export.operations.pools import AveragePool, MaxPool
-from sat_tf.export.operations.quantize import Dequantize, Quantize, ShiftImage
+from sat_tf.export.operations.quantize import Dequantize, Quantize, ShiftImage, ShiftOutput
 from sat_tf.export.operations.simulator import batches, simulate
 from sat_tf.export.operations.windows import LinearKind
 from sat_tf.export.tflite.contents import NotUnderstoodError, read_contents
@@ -120,7 +120,18 @@ def float_graph_of(operation: Operation) -> Graph:
     return Graph("net", tensors, operations, (IMAGE,), "out")
 
 
-GRAPHS = [graph_of(*row) for row in ON_CODES] + [float_graph_of(each) for each in ON_FLOATS]
+def unsigned_graph() -> Graph:
+    """Pixels, and their codes as uint8."""
+    tensors = {"x": Tensor("x", SHAPE, CODES), "y": Tensor("y", SHAPE, CODES.unsigned())}
+    operations = (ShiftImage(("image",), "x"), ShiftOutput(_X, _Y))
+    return Graph("net", tensors, operations, (IMAGE,), "y")
+
+
+GRAPHS = [
+    *(graph_of(*row) for row in ON_CODES),
+    *map(float_graph_of, ON_FLOATS),
+    unsigned_graph(),
+]
 
 
 def _name(graph: Graph) -> str:
@@ -139,7 +150,7 @@ def _in_tensorflow(graph: Graph) -> np.ndarray:
         constants = {name: tf.constant(value) for name, value in operation.numbers(graph).items()}
         read = [made[name] for name in operation.inputs]
         made[operation.output] = operation.compute(graph, constants, *read)
-    return made["y"].numpy() + CODES.zero_point
+    return made["y"].numpy() + graph.codes("y").zero_point
 
 
 def test_every_operation_of_the_table_has_an_example_here():

@@ -188,7 +188,7 @@ def test_only_pictures_have_a_color_space(model):
     graph = deployed_graph(model)
     for shape, space in (((8, 8, 1), 2), ((8, 8, 3), 1), ((8, 8, 4), None), ((8,), None)):
         changed = dataclasses.replace(graph.images[0], shape=shape)
-        content = encode(Metadata("Text."), graph.name, changed, graph.output)
+        content = encode(Metadata("Text."), graph.name, changed, graph.tensors[graph.output])
         (subgraph,) = Reader.root(content).children(3)
         (image,) = subgraph.children(2)
         assert image.has(3) == (space is not None)

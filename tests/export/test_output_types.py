@@ -1,0 +1,289 @@
+"""Outputs of integers: the file ends in its last codes, and what reads them gets real values."""
+
+import functools
+import json
+
+import numpy as np
+import pytest
+import tf_keras as keras
+
+import sat_tf
+from sat_tf.export.deployed import deployed_model
+from sat_tf.export.evaluate import evaluate_simulator, evaluate_tflite, run_tflite
+from sat_tf.export.export import file_content, file_graph
+from sat_tf.export.file_verification import verify_file
+from sat_tf.export.litert.runtime import RUNTIMES, Runtime
+from sat_tf.export.lowering.packing import FileSettings
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.graph_file import read_graph, serialize
+from sat_tf.export.operations.quantize import ShiftImage, ShiftOutput
+from sat_tf.export.operations.simulator import outputs_of, simulate
+from sat_tf.export.tflite.contents import read_contents
+from sat_tf.export.tflite.tensors import Codes, Image, Tensor
+from sat_tf.qat.policy import BitPolicy
+from tests.export import zoo
+from tests.export.proofs import calibrated
+
+L = keras.layers
+INTEGERS = ("int8", "uint8")
+PIXELS = np.random.default_rng(5).integers(0, 256, (12, 12, 12, 3)).astype(np.uint8)
+
+
+def _body():
+    image = keras.Input((12, 12, 3), name="image")
+    tensor = L.Conv2D(6, 3, padding="same", activation="relu", name="conv")(image)
+    return image, L.Conv2D(8, 3, strides=2, padding="same", activation="relu", name="more")(tensor)
+
+
+def _classifier():
+    image, tensor = _body()
+    return keras.Model(image, L.Dense(5, name="logits")(L.GlobalAveragePooling2D()(tensor)))
+
+
+def _several():
+    image, tensor = _body()
+    pooled = L.GlobalAveragePooling2D(name="pool")(tensor)
+    ends = {
+        "boxes": L.Reshape((-1, 4), name="rows")(L.Conv2D(4, 1, name="box")(tensor)),
+        "age": L.Dense(1, name="years")(pooled),
+        "kind": L.Dense(3, name="scores")(pooled),
+    }
+    return keras.Model(image, ends)
+
+
+def _segmentation():
+    image, tensor = _body()
+    return keras.Model(image, L.Conv2DTranspose(3, 2, strides=2, name="mask")(tensor))
+
+
+def _regression():
+    image, tensor = _body()
+    return keras.Model(image, L.Dense(2, activation="relu", name="sizes")(L.Flatten()(tensor)))
+
+
+MODELS = {
+    "classifier": _classifier,
+    "several": _several,
+    "segmentation": _segmentation,
+    "regression": _regression,
+}
+
+
+@functools.cache
+def _quantized(name):
+    keras.utils.set_random_seed(2)
+    return calibrated(MODELS[name](), BitPolicy.mobile(4), PIXELS.astype(np.float32))
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def files(request, tmp_path_factory):
+    """A model, its files by their types of outputs, and the reports on these."""
+    model, folder = _quantized(request.param), tmp_path_factory.mktemp(request.param)
+    paths = {kind: folder / f"{kind}.tflite" for kind in ("float32", *INTEGERS)}
+    reports = {
+        kind: sat_tf.export_tflite(model, path, output_type=kind) for kind, path in paths.items()
+    }
+    return model, paths, reports
+
+
+def _parsed(path):
+    return read_contents(path.read_bytes(), path.name)
+
+
+@pytest.mark.parametrize("kind", INTEGERS)
+def test_nothing_of_the_file_is_float_and_its_outputs_stand_for_those_of_the_float_file(
+    files, kind
+):
+    _, paths, reports = files
+    assert {made.type for made in _parsed(paths[kind]).outputs} == {kind.upper()}
+    assert reports[kind].float_operators == []
+    assert reports["float32"].float_operators
+    codes = set(reports["float32"].certified)
+    assert codes <= set(reports[kind].certified)
+    expected, found = (
+        Runtime(paths[one].read_bytes(), keep_tensors=False).run(PIXELS)
+        for one in ("float32", kind)
+    )
+    np.testing.assert_array_equal(found, expected)
+    assert np.ptp(found) > 0
+
+
+def test_the_integers_of_uint8_are_128_more_than_those_of_int8(files):
+    _, paths, _ = files
+    (signed, one), (unsigned, other) = (
+        (Runtime(paths[kind].read_bytes(), keep_tensors=True), _parsed(paths[kind]).outputs)
+        for kind in INTEGERS
+    )
+    signed.run(PIXELS[:1]), unsigned.run(PIXELS[:1])
+    for lower, higher in zip(one, other, strict=True):
+        assert lower.scales == higher.scales
+        assert lower.zero_points + 128 == higher.zero_points
+        np.testing.assert_array_equal(
+            signed.tensors([lower.name])[lower.name].astype(int) + 128,
+            unsigned.tensors([higher.name])[higher.name],
+        )
+
+
+@pytest.mark.parametrize("kind", INTEGERS)
+def test_every_code_of_every_runtime_is_the_simulated_one(files, kind):
+    model, paths, _ = files
+    found = sat_tf.verify_tflite(model, paths[kind], PIXELS, runtimes=RUNTIMES, progress=False)
+    names = {made.name for made in _parsed(paths[kind]).outputs}
+    assert names <= {tensor.name for tensor in found.codes}
+    for name, count in found.runtimes.items():
+        assert sum(tensor.codes_compared for tensor in count.own or count.tensors) > 0, name
+        assert sum(tensor.codes_differing for tensor in count.own or count.tensors) == 0, name
+    assert found.runtimes["xnnpack"].outputs_differing == 0
+    assert found.runtimes["xnnpack"].float_values_compared == 0
+    assert found.float_operators == []
+    float_file = sat_tf.verify_tflite(model, paths["float32"], PIXELS, progress=False)
+    for one, other in zip(
+        found.runtimes["xnnpack"].outputs, float_file.runtimes["xnnpack"].outputs, strict=True
+    ):
+        assert (one.agreement, one.largest_difference, one.values) == (
+            other.agreement,
+            other.largest_difference,
+            other.values,
+        )
+
+
+@pytest.mark.parametrize("kind", INTEGERS)
+def test_a_file_that_is_read_back_computes_the_same_and_is_written_the_same(files, kind):
+    model, paths, _ = files
+    content = paths[kind].read_bytes()
+    graph = read_graph(content, "file")
+    settings = FileSettings.of_file(read_contents(content, "file").settings, "file")
+    assert settings.output_type == kind
+    assert [graph.codes(name).dtype for name in graph.outputs] == [kind] * len(graph.outputs)
+    found, expected = (
+        outputs_of(simulate(graph, PIXELS), graph),
+        Runtime(content, keep_tensors=False),
+    )
+    np.testing.assert_array_equal(found, expected.run(PIXELS))
+    assert file_content(file_graph(model, settings), settings) == content
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("scale", [1 / 256, 0.0371, 3.0])
+@pytest.mark.parametrize("zero_point", [-128, -3, 127])
+def test_the_shift_to_uint8_is_exact_for_every_code(runtime, scale, zero_point):
+    codes = Codes(np.float32(scale), zero_point)
+    graph = Graph(
+        name="shift",
+        tensors={
+            "codes": Tensor("codes", (256,), codes),
+            "more": Tensor("more", (256,), codes.unsigned()),
+        },
+        operations=(ShiftImage(("image",), "codes"), ShiftOutput(("codes",), "more")),
+        images=(Image("image", (256,), codes.scale, zero_point + 128),),
+        output="more",
+    )
+    content = serialize(graph, {})
+    pixels = np.arange(256, dtype=np.uint8)[np.newaxis]
+    found = Runtime(content, runtime, keep_tensors=True)
+    output = found.run(pixels)
+    np.testing.assert_array_equal(found.tensors(["more"])["more"], pixels)
+    np.testing.assert_array_equal(simulate(graph, pixels)["more"], pixels)
+    expected = (np.arange(256) - codes.zero_point - 128) * np.float32(scale)
+    np.testing.assert_array_equal(output[0], expected.astype(np.float32))
+    again = read_graph(content, "file")
+    assert again.tensors == graph.tensors
+    assert again.operations == graph.operations
+
+
+def test_a_file_of_uint8_that_shifts_by_another_number_is_not_understood(tmp_path):
+    codes = Codes(np.float32(0.5), 3)
+    graph = Graph(
+        name="shift",
+        tensors={
+            "codes": Tensor("codes", (4,), codes),
+            "more": Tensor("more", (4,), Codes(np.float32(0.5), 130, 0, 255, is_unsigned=True)),
+        },
+        operations=(ShiftImage(("image",), "codes"), ShiftOutput(("codes",), "more")),
+        images=(Image("image", (4,), codes.scale, 131),),
+        output="more",
+    )
+    with pytest.raises(ValueError, match="other integers than 128 more than the codes"):
+        read_graph(serialize(graph, {}), "file")
+
+
+def test_a_deployed_model_gives_real_values_and_is_verified_against_such_a_file(tmp_path):
+    deployed, path = deployed_model(_quantized("classifier")), tmp_path / "model.tflite"
+    sat_tf.export_tflite(deployed, path, output_type="uint8")
+    found = sat_tf.verify_tflite(deployed, path, PIXELS, progress=False)
+    assert found.codes_differing == found.trained_differing == 0
+    assert found.codes_compared > 0
+    np.testing.assert_array_equal(
+        deployed.run(PIXELS)[1], Runtime(path.read_bytes(), keep_tensors=False).run(PIXELS)
+    )
+
+
+@pytest.mark.parametrize("kind", INTEGERS)
+def test_accuracy_and_outputs_are_those_of_the_float_file(tmp_path, kind):
+    paths = {one: tmp_path / f"{one}.tflite" for one in ("float32", kind)}
+    for one, path in paths.items():
+        sat_tf.export_tflite(_quantized("classifier"), path, output_type=one)
+    labels = np.arange(len(PIXELS)) % 5
+    settings = {"top": (1, 2), "processes": 1, "progress": False}
+    expected = evaluate_tflite(paths["float32"], PIXELS, labels, **settings)
+    for measured in (evaluate_tflite, evaluate_simulator):
+        assert measured(paths[kind], PIXELS, labels, **settings).top == expected.top
+    outputs = [run_tflite(path, PIXELS, processes=1, progress=False) for path in paths.values()]
+    np.testing.assert_array_equal(*outputs)
+    assert outputs[1].dtype == np.float32
+    found = verify_file(paths[kind], PIXELS, labels, progress=False)
+    assert found.top1["tflite"] == expected.top[1]
+    assert found.codes_differing == 0
+
+
+def test_float_files_say_nothing_of_it_and_files_that_say_nothing_are_float():
+    assert "output_type" not in json.loads(FileSettings().to_json({}))
+    for kind in INTEGERS:
+        settings = FileSettings(output_type=kind)
+        assert FileSettings.of_file(json.loads(settings.to_json({})), "file") == settings
+
+
+def _left_float():
+    image, tensor = _body()
+    tokens = L.Reshape((-1, 8))(tensor)
+    model = keras.Model(image, L.MultiHeadAttention(2, 3, name="mha")(tokens, tokens))
+    return calibrated(model, BitPolicy.mobile(8, unsupported="float"), PIXELS.astype(np.float32))
+
+
+REFUSED = {
+    "softmax": lambda: zoo.quantized("softmax"),
+    "softmax_of_pixels": lambda: zoo.quantized("softmax_of_pixels"),
+    "attention": _left_float,
+    "weights_only": lambda: sat_tf.quantize_model(
+        _classifier(), BitPolicy(weight_bits=4, activation_bits=None)
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("softmax", "behind a float softmax, .*end the model in its logits"),
+        ("softmax_of_pixels", "behind a float softmax, .*end the model in its logits"),
+        ("attention", "behind mha, a layer left float, .*end the model in front of it"),
+        ("weights_only", "quantizes weights only, .*give its policy activation_bits"),
+    ],
+)
+def test_an_output_without_codes_is_refused_with_the_fix(name, told, path):
+    with pytest.raises(ValueError, match=f"output_type='int8': received the output .*{told}"):
+        sat_tf.export_tflite(REFUSED[name](), path, output_type="int8")
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"output_type": "int4"}, "output_type: received 'int4', expected .*int8"),
+        ({"output_type": "int8", "float_head": True}, "received a float head"),
+        ({"output_type": "int8", "route": "converter"}, "output_type='int8'"),
+    ],
+)
+def test_bad_settings_are_named(settings, told, path):
+    with pytest.raises(ValueError, match=told):
+        sat_tf.export_tflite(_quantized("classifier"), path, **settings)
+    assert not path.exists()
