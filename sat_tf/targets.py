@@ -96,3 +96,17 @@ def target_problem(name: object) -> str | None:
     listed = ", ".join(map(repr, PROCESSORS))
     hint = did_you_mean(str(name), PROCESSORS)
     return f"target: received {name!r}, expected one of {listed}. {hint}"
+
+
+# The types of outputs that a file can have.
+OUTPUT_TYPES = ("float32", "int8", "uint8")
+
+
+def output_type_problem(output_type: object) -> str | None:
+    """Why this is no type of outputs, with the fix; None where it is one."""
+    if isinstance(output_type, str) and output_type in OUTPUT_TYPES:
+        return None
+    return (
+        f"output_type: received {output_type!r}, expected 'float32', 'int8' or 'uint8'. "
+        f"{did_you_mean(str(output_type), OUTPUT_TYPES)}"
+    )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from sat_tf.commands.models import load_model, quiet_tensorflow
-from sat_tf.commands.options import Parser, add_trust
+from sat_tf.commands.options import Parser, add_output_type, add_trust
 from sat_tf.messages import RunError, say, value_errors_as_run_errors
 from sat_tf.presentation.tables import marked_text
 from sat_tf.training.config.config import read_config
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import tf_keras as keras
 
 # Settings of the file that the configuration of a run has too.
-_OF_RUN = ("float_head", "pack", "softmax")
+_OF_RUN = ("float_head", "pack", "softmax", "output_type")
 
 SUMMARY = "write a quantized model as a TFLite file"
 DESCRIPTION = (
@@ -76,6 +76,7 @@ def add_arguments(parser: Parser) -> None:
         action=argparse.BooleanOptionalAction,
         help="append a softmax: outputs are probabilities; default: as in the run's config",
     )
+    add_output_type(parser, default="as in the run's config, or float32")
     parser.advanced.add_argument(
         "--resizable", action="store_true", help="leave the batch size open"
     )
@@ -129,8 +130,8 @@ def show(source: str, console: Console, *, trust: bool = False, **settings: Any)
         source: the folder of a run, or a quantized model (.keras).
         console: where to print them.
         trust: see `load_model`.
-        **settings: of the file, see `sat_tf.export_tflite`; None for `float_head`, `pack` and
-            `softmax` as the run's configuration says.
+        **settings: of the file, see `sat_tf.export_tflite`; None for what is as the run's
+            configuration says.
 
     Raises:
         RunError: there is no such model, or it has no integer form.
@@ -165,7 +166,8 @@ def _find_model(source: str, settings: Mapping[str, Any]) -> tuple[pathlib.Path,
     folder.require(QUANTIZED_MODEL, *([CONFIG] if needs_config else []))
     if needs_config:
         config = read_config(folder.file(CONFIG)).export
-        settled = {**{name: getattr(config, name) for name in _OF_RUN}, **settled}
+        of_run = {name: getattr(config, name) for name in _OF_RUN}
+        settled = {**{name: it for name, it in of_run.items() if it is not None}, **settled}
     return folder.file(QUANTIZED_MODEL), settled
 
 

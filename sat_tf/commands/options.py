@@ -19,6 +19,7 @@ from sat_tf.presentation.palette import check_picture_path
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.policy_fields import OLD_INPUT_RANGE
 from sat_tf.quantizers.input_range import range_problem
+from sat_tf.targets import OUTPUT_TYPES, output_type_problem
 from sat_tf.training.config.config import load_yaml, read_yaml_text
 from sat_tf.training.interruption import Interruption, Stopped
 
@@ -164,6 +165,28 @@ def _input_range(text: str) -> Any:
     if problem:
         raise argparse.ArgumentTypeError(f"{text!r}: {problem}")
     return value
+
+
+def add_output_type(parser: argparse.ArgumentParser, *, default: str) -> None:
+    """Adds --output_type, for commands that write a file.
+
+    Args:
+        parser: of the command.
+        default: what holds if it is left out, in words.
+    """
+    parser.add_argument(
+        "--output_type",
+        metavar="|".join(OUTPUT_TYPES),
+        type=_output_type,
+        help="int8 and uint8 end the file in its last codes, for processors without floating "
+        f"point; default: {default}",
+    )
+
+
+def _output_type(text: str) -> str:
+    if problem := output_type_problem(text):
+        raise argparse.ArgumentTypeError(problem.removeprefix("output_type: "))
+    return text
 
 
 def add_policy(parser: argparse.ArgumentParser) -> None:

@@ -20,6 +20,7 @@ from sat_tf.commands.models import quiet_tensorflow, read_keras_model
 from sat_tf.commands.options import (
     Parser,
     add_input_range,
+    add_output_type,
     add_overrides,
     add_resume,
     add_trust,
@@ -118,6 +119,7 @@ def add_arguments(parser: Parser) -> None:
         f"{TRIED_RATES[0]:g} to {TRIED_RATES[-1]:g}, chosen by a short trial",
     )
     add_input_range(parser, default="found, by the accuracy on folders of classes")
+    add_output_type(parser, default="float32")
     parser.add_argument(
         "--out", metavar="DIR", help="where the files go; default: runs/<model>_w<N>a<N>"
     )
@@ -158,7 +160,9 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
                 "--epochs and --set."
             )
         else:
-            exact = _write_calibrated(model, policy, found, folder, console)
+            exact = _write_calibrated(
+                model, policy, found, folder, console, output_type=arguments.output_type
+            )
     for name, what in _SHOWN.items():
         if folder.file(name).exists():
             say(console, f"  {folder.file(name)}  {what}")
@@ -403,7 +407,11 @@ def _run(
             "quantized": {"epochs": arguments.epochs, "warmup_epochs": arguments.epochs / 10},
         },
         "calibration": {"num_images": _CALIBRATION_IMAGES, "final_statistics": True},
-        "export": {"softmax": ends_in_softmax(model), "verify_images": _HELD_OUT_IMAGES},
+        "export": {
+            "softmax": ends_in_softmax(model),
+            "output_type": arguments.output_type,
+            "verify_images": _HELD_OUT_IMAGES,
+        },
         "training": {
             "start": "vanilla",
             "float_model": str(arguments.model),
@@ -431,6 +439,8 @@ def _write_calibrated(
     pictures: Pictures,
     folder: RunFolder,
     console: Console,
+    *,
+    output_type: str | None,
 ) -> bool:
     """Calibrates, exports and verifies, without a run; returns whether the certificate is exact.
 
@@ -461,7 +471,7 @@ def _write_calibrated(
     calibrate(quantized, fed, num_images=len(fed), keep_function=True)
     snap_biases(quantized)
     folder.start()  # what is there belongs to other pictures
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"output_type": output_type}
     labels: Any = pictures.labels
     if len(model.outputs) == 1:  # as TFLite Metadata are, and a softmax that is asked for
         options["softmax"] = ends_in_softmax(model)

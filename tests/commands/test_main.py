@@ -259,7 +259,8 @@ def test_export_takes_all_that_a_file_can_say_and_prints_what_storage_costs(
 ):
     labels, path = tmp_path / "labels.txt", tmp_path / "model.tflite"
     labels.write_text("".join(f"digit {number}\n" for number in range(10)))
-    settings = ["--softmax", "--resizable", "--labels", str(labels), "--description", "Digits."]
+    settings = ["--output_type", "uint8", "--resizable", "--labels", str(labels)]
+    settings += ["--description", "Digits."]
     asked = ["export", str(tiny_run), "--out", str(path), *settings, "--compare_storage"]
     assert main.main(asked) == 0
     assert "pack=none: " in capsys.readouterr().out
@@ -267,7 +268,8 @@ def test_export_takes_all_that_a_file_can_say_and_prints_what_storage_costs(
     model = keras.models.load_model(tiny_run / run_folder.QUANTIZED_MODEL)
     images = np.zeros((2, *model.input_shape[1:]), np.uint8)
     assert verify_tflite(model, path, images).codes_differing == 0
-    assert read_contents(path.read_bytes(), "model").settings["resizable"] is True
+    settings = read_contents(path.read_bytes(), "model").settings
+    assert (settings["resizable"], settings["output_type"]) == (True, "uint8")
 
 
 def test_a_dry_run_prints_whole_words_where_nobody_says_how_wide_a_line_is(tiny_run, capsys):

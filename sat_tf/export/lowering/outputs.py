@@ -8,21 +8,10 @@ from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.pointwise import Softmax
 from sat_tf.export.operations.quantize import ShiftOutput
 from sat_tf.export.tflite.tensors import Tensor
-from sat_tf.messages import did_you_mean, list_problems
+from sat_tf.messages import list_problems
 
 FLOAT = "float32"
 UNSIGNED = "uint8"
-OUTPUT_TYPES = (FLOAT, "int8", UNSIGNED)
-
-
-def output_type_problem(output_type: object) -> str | None:
-    """Why this is no type of outputs, with the fix; None where it is one."""
-    if isinstance(output_type, str) and output_type in OUTPUT_TYPES:
-        return None
-    return (
-        f"output_type: received {output_type!r}, expected 'float32', 'int8' or 'uint8'. "
-        f"{did_you_mean(str(output_type), OUTPUT_TYPES)}"
-    )
 
 
 def with_softmax(graph: Graph) -> Graph:
@@ -51,7 +40,7 @@ def with_output_type(graph: Graph, output_type: str) -> Graph:
 
     Args:
         graph: one whose outputs are float.
-        output_type: one of `OUTPUT_TYPES`.
+        output_type: one of `sat_tf.targets.OUTPUT_TYPES`.
 
     Raises:
         ValueError: an output has no codes; lists every one with its fix.

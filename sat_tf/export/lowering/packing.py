@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sat_tf.export.kernels.kernel_sets import Engine
-from sat_tf.export.lowering.outputs import FLOAT, output_type_problem
+from sat_tf.export.lowering.outputs import FLOAT
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import Linear, linear_operations, map_linear
 from sat_tf.export.operations.operation import Operation
@@ -22,6 +22,7 @@ from sat_tf.export.operations.windows import LinearKind
 from sat_tf.export.tflite.tensors import Storage
 from sat_tf.messages import did_you_mean, first_ones, list_problems
 from sat_tf.presentation.tables import Column, Table, digits
+from sat_tf.targets import output_type_problem
 from sat_tf.version import __version__
 
 
@@ -349,7 +350,7 @@ class FileSettings:
         pack: how kernels are stored, a name of `PACKINGS`.
         softmax: the output is probabilities.
         resizable: the batch size is free.
-        output_type: of the outputs, one of `outputs.OUTPUT_TYPES`.
+        output_type: of the outputs, one of `sat_tf.targets.OUTPUT_TYPES`.
 
     Raises:
         ValueError: a setting is invalid; lists every one.

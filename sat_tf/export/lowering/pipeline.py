@@ -115,7 +115,7 @@ def deployed_graph(
         float_head: compute the last Dense layer in float32, from dequantized codes.
         pack: how kernels are stored, a name of `packing.PACKINGS`.
         softmax: end in probabilities.
-        output_type: of the outputs, one of `outputs.OUTPUT_TYPES`.
+        output_type: of the outputs, one of `sat_tf.targets.OUTPUT_TYPES`.
         kernels: see `trained_graph`.
 
     Raises:

@@ -79,6 +79,11 @@ class ExportConfig(Section):
     softmax: bool = Field(
         default=False, description="true (the file gives probabilities) or false (logits)"
     )
+    output_type: Literal["float32", "int8", "uint8"] | None = Field(
+        default=None,
+        description="one of float32, int8, uint8 (codes, for processors without floating point), "
+        "or null (float32)",
+    )
     verify_images: int = Field(
         default=1024,
         ge=1,

@@ -125,6 +125,7 @@ def _of_file(run: Run, quantized: keras.Model, num_held_out: int) -> dict[str, A
             float_head=config.float_head,
             pack=config.pack,
             softmax=config.softmax,
+            output_type=config.output_type,
             labels=source.class_names,
             preprocessing=source.preprocessing if is_of_pixels else None,
         )
