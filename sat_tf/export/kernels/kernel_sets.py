@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sat_tf.export.kernels import fixed_point, xnnpack
+from sat_tf.export.kernels import fixed_point, softmax, xnnpack
 
 # Matrices that have a kernel of their own for products with a vector: these sizes at least.
 _FEWEST_ROWS, _FEWEST_COLUMNS = 4, 8
@@ -55,8 +55,8 @@ class LinearWork:
 class KernelSet:
     """Kernels that round alike.
 
-    All functions take exact integers and give integers that are neither clipped nor, but for means,
-    moved by the zero point.
+    All functions take exact integers and give integers that are neither clipped nor, but for means
+    and softmax, moved by the zero point.
 
     Attributes:
         name: for users.
@@ -71,6 +71,8 @@ class KernelSet:
             stored integers in each, the scales and the zero points of the input and of the output,
             and whether the operator keeps the dimensions that it sums over.
         quantized: codes of float32 values, from these and the scale.
+        softmax: stored probabilities, clipped, from stored integers with classes on the last axis,
+            and their scale.
     """
 
     name: str
@@ -82,6 +84,7 @@ class KernelSet:
         [np.ndarray, int, tuple[np.float32, np.float32], tuple[int, int], bool], np.ndarray
     ]
     quantized: Callable[[np.ndarray, np.float32], np.ndarray]
+    softmax: Callable[[np.ndarray, np.float32], np.ndarray]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A row is sent to other processes by its name: there is one of each."""
@@ -145,6 +148,7 @@ def _reference(
         mean=lambda sums, count, scales, zeros, _: fixed_point.mean(sums, count, scales, zeros),
         # A float32 quotient, halves away from zero.
         quantized=lambda real, scale: fixed_point.rounded_away(real / scale),
+        softmax=softmax.in_fixed_point,
     )
 
 
@@ -154,6 +158,7 @@ def _builtin(
     *,
     matrix: fixed_point.Rule,
     small_depthwise: fixed_point.Rule,
+    probabilities: Callable[[np.ndarray, np.float32], np.ndarray],
 ) -> KernelSet:
     """The builtin kernels, which take vectors where they can, and else do as the plain sources.
 
@@ -162,6 +167,7 @@ def _builtin(
         title: see `KernelSet`.
         matrix: the rule of matrix products, which convolutions are too.
         small_depthwise: that of the depthwise convolutions with a kernel of their own.
+        probabilities: the rule of softmax.
     """
 
     def linear(work: LinearWork, sums: np.ndarray, scales: LinearScales) -> np.ndarray:
@@ -194,6 +200,7 @@ def _builtin(
             fixed_point.mean_in_blocks if keep_dims else fixed_point.mean
         )(sums, count, scales, zeros),
         quantized=fixed_point.quantized_in_blocks,
+        softmax=probabilities,
     )
 
 
@@ -212,7 +219,8 @@ def _xnnpack(
         title: see `KernelSet`.
         multiply: the rule of products, from products and their multiplier.
         average: the rule of means; see `xnnpack.mean_rounded_twice`.
-        left: the kernels that compute the linear operations that it leaves to others.
+        left: the kernels that compute the operations that it leaves to others: some linear ones,
+            and softmax.
     """
     return KernelSet(
         name,
@@ -231,6 +239,7 @@ def _xnnpack(
         ),
         # One float32 product with the inverse scale, round half to even.
         quantized=lambda real, scale: np.asarray(np.rint(real * (np.float32(1.0) / scale))),
+        softmax=left.softmax,
     )
 
 
@@ -258,6 +267,7 @@ BUILTIN_X86 = _builtin(
     "LiteRT, builtin kernels on x86",
     matrix=fixed_point.rounded_twice_up,
     small_depthwise=fixed_point.rounded_twice_up,
+    probabilities=softmax.in_float32,
 )
 # This is Armv8.
 BUILTIN_ARM = _builtin(
@@ -265,6 +275,7 @@ BUILTIN_ARM = _builtin(
     "LiteRT, builtin kernels on Arm",
     matrix=fixed_point.rounded_once,
     small_depthwise=fixed_point.rounded_before_shifts,
+    probabilities=softmax.with_tables,
 )
 # This is x86, and processors without rules of their own: WebAssembly, RISC-V.
 X86 = _xnnpack(

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.operation import Operation
-from sat_tf.export.operations.pointwise import Softmax
 from sat_tf.export.operations.quantize import ShiftOutput
+from sat_tf.export.operations.softmax import Softmax
 from sat_tf.export.tflite.tensors import Tensor
 from sat_tf.messages import list_problems
 

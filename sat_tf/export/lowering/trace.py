@@ -29,9 +29,10 @@ from sat_tf.export.operations.lookup import ComputedFunction
 from sat_tf.export.operations.mean import Mean
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.pairs import Pair
-from sat_tf.export.operations.pointwise import Pointwise, Softmax
+from sat_tf.export.operations.pointwise import Pointwise
 from sat_tf.export.operations.pools import AveragePool
 from sat_tf.export.operations.quantize import ShiftImage
+from sat_tf.export.operations.softmax import Softmax
 from sat_tf.export.tflite.tensors import Codes, Image, Window, range_codes
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Combination, Role

@@ -1,4 +1,4 @@
-"""Float values: with a constant, value by value, and as probabilities."""
+"""Float values with a constant, value by value."""
 
 import dataclasses
 import enum
@@ -136,38 +136,3 @@ class WithConstant(Operation):
         """See `Operation`."""
         (source,) = inputs
         return self.kind.on_tensors(source, constants["constant"])
-
-
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """Probabilities over the last axis, float32."""
-    powers = np.exp(logits - np.max(logits, axis=-1, keepdims=True))
-    return np.asarray(powers / np.sum(powers, axis=-1, keepdims=True), np.float32)
-
-
-@dataclasses.dataclass(frozen=True)
-class Softmax(Operation):
-    """Float softmax over the last axis."""
-
-    operator = Operator("SOFTMAX", 1, "SoftmaxOptions")
-    makes_probabilities = True
-
-    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        """See `Operation`; in the last bits, kernels differ."""
-        (source,) = inputs
-        return softmax(source)
-
-    def write(self, writer: Writer) -> None:
-        """See `Operation`."""
-        writer.operator(self.operator, self.inputs, self.output, beta=1.0)
-
-    @classmethod
-    def read(cls, operator: OperatorView) -> Made:
-        """See `Operation`."""
-        operator.expect(beta=1.0, otherwise="it is scaled:")
-        if operator.source_codes() is not None or operator.codes() is not None:
-            raise NotUnderstoodError("it reads or makes codes")
-        return cls((operator.source(),), operator.output.name), None
-
-    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
-        """See `Operation`."""
-        return tf.nn.softmax(*inputs)

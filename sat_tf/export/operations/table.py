@@ -19,9 +19,10 @@ from sat_tf.export.operations.movements import (
 )
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.pairs import Pair
-from sat_tf.export.operations.pointwise import Softmax, WithConstant
+from sat_tf.export.operations.pointwise import WithConstant
 from sat_tf.export.operations.pools import AveragePool, MaxPool
 from sat_tf.export.operations.quantize import Dequantize, Quantize, ShiftImage, ShiftOutput
+from sat_tf.export.operations.softmax import Softmax
 from sat_tf.export.tflite.operator_view import OperatorView
 
 OPERATIONS: list[type[Operation]] = [

@@ -34,10 +34,11 @@ from sat_tf.export.operations.movements import (
 )
 from sat_tf.export.operations.operation import Operation, stored_codes
 from sat_tf.export.operations.pairs import Pair
-from sat_tf.export.operations.pointwise import Pointwise, Softmax, WithConstant
+from sat_tf.export.operations.pointwise import Pointwise, WithConstant
 from sat_tf.export.operations.pools import AveragePool, MaxPool
 from sat_tf.export.operations.quantize import Dequantize, Quantize, ShiftImage, ShiftOutput
 from sat_tf.export.operations.simulator import batches, simulate
+from sat_tf.export.operations.softmax import Softmax
 from sat_tf.export.operations.windows import LinearKind
 from sat_tf.export.tflite.contents import NotUnderstoodError, read_contents
 from sat_tf.export.tflite.tensors import Codes, Image, Tensor, Window

@@ -1,0 +1,109 @@
+"""Probabilities over the last axis, of float values or of codes."""
+
+import dataclasses
+
+import numpy as np
+
+from sat_tf.export.kernels.softmax import SCALE, ZERO_POINT, powers
+from sat_tf.export.operations.operation import (
+    Basis,
+    Constants,
+    Made,
+    Numbers,
+    Operation,
+    Portability,
+    TfTensor,
+    tf,
+)
+from sat_tf.export.tflite.contents import NotUnderstoodError
+from sat_tf.export.tflite.operator_view import OperatorView, grid_of
+from sat_tf.export.tflite.tensors import Codes, Tensors
+from sat_tf.export.tflite.writer import Operator, Writer
+
+# Its kernel takes no other grid: 0 to 255/256.
+PROBABILITIES = Codes(SCALE, ZERO_POINT)
+_OF_CODES = Operator("SOFTMAX", 2, "SoftmaxOptions")
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Probabilities over the last axis, float32."""
+    powers = np.exp(logits - np.max(logits, axis=-1, keepdims=True))
+    return np.asarray(powers / np.sum(powers, axis=-1, keepdims=True), np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Softmax(Operation):
+    """Softmax over the last axis: of float values in float32, of codes as `PROBABILITIES`.
+
+    XNNPACK leaves that of codes to the builtin kernels. On x86 they add powers in float32, on Arm
+    integers of 16 bits, in the reference kernels and in TFLite Micro all is in fixed point: about
+    one code of a thousand differs, by one.
+    """
+
+    operator = Operator("SOFTMAX", 1, "SoftmaxOptions")
+    makes_probabilities = True
+    rounds = True
+
+    def portability(self, graph: Tensors) -> Portability:
+        """See `Operation`: the codes that it reads hold wherever they do without it."""
+        if self.is_float(graph):
+            return super().portability(graph)
+        return Portability(
+            Basis.IMAGES,
+            "no delegate takes it, and the builtin kernels of x86 and of Arm differ in about one "
+            "code of a thousand",
+        )
+
+    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
+        """See `Operation`; of float values kernels differ in the last bits."""
+        (source,) = inputs
+        if self.is_float(graph):
+            return softmax(source)
+        return graph.kernels.softmax(source, graph.codes(self.inputs[0]).scale)
+
+    def write(self, writer: Writer) -> None:
+        """See `Operation`."""
+        operator = self.operator if self.is_float(writer) else _OF_CODES
+        writer.operator(operator, self.inputs, self.output, beta=1.0)
+
+    @classmethod
+    def read(cls, operator: OperatorView) -> Made:
+        """See `Operation`."""
+        operator.expect(beta=1.0, otherwise="it is scaled:")
+        codes = operator.codes()
+        if (operator.source_codes() is None) != (codes is None):
+            raise NotUnderstoodError("it reads codes and makes float values, or the reverse")
+        if codes is not None and grid_of(codes) != grid_of(PROBABILITIES):
+            raise NotUnderstoodError(
+                f"its scale and zero point are {codes.scale:.6g} and {codes.zero_point}, expected "
+                "1/256 and -128"
+            )
+        return cls((operator.source(),), operator.output.name), codes
+
+    def numbers(self, graph: Tensors) -> Numbers:
+        """The powers of the differences between codes."""
+        if self.is_float(graph):
+            return {}
+        return {"powers": powers(graph.codes(self.inputs[0]).scale)}
+
+    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
+        """See `Operation`."""
+        (source,) = inputs
+        if self.is_float(graph):
+            return self.on_reals(graph, source)
+        below = tf.cast(tf.reduce_max(source, axis=-1, keepdims=True) - source, tf.int32)
+        found = tf.gather(constants["powers"], below)
+        # One after another: the order of additions counts, and devices choose their own.
+        classes = tf.range(tf.rank(found) - 1)
+        by_class = tf.transpose(found, tf.concat([[tf.rank(found) - 1], classes], 0))
+        sums = tf.foldl(tf.add, by_class)[..., tf.newaxis]
+        # In float64, which is rounded to float32 as the quotient and the product of float32 are.
+        inverse = tf.cast(256.0 / tf.cast(sums, tf.float64), tf.float32)
+        product = tf.cast(tf.cast(found, tf.float64) * tf.cast(inverse, tf.float64), tf.float32)
+        # Halves up; exact, where a float32 sum with a half might not be.
+        rounded = tf.floor(tf.cast(product, tf.float64) + 0.5)
+        return tf.cast(tf.minimum(rounded, 255.0), tf.float32)
+
+    def on_reals(self, graph: Tensors, *inputs: TfTensor) -> TfTensor:
+        """See `Operation`."""
+        return tf.nn.softmax(*inputs)
