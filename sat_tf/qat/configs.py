@@ -95,6 +95,8 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
             softmax, the quantizer stands before it, unless it is one for probabilities.
         annotation: the fields of the `LayerConfig` the user gave, to be kept by `requantize`.
         inserted: the layer is not the user's; it exists to hold `output`.
+        around: `output` quantizes what the layer reads too, so that both are on one grid: that of a
+            kernel which rounds to the codes that it reads.
     """
 
     def __init__(
@@ -104,11 +106,13 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
         output: Quantizer | None = None,
         annotation: dict[str, Any] | None = None,
         inserted: bool = False,
+        around: bool = False,
     ) -> None:
         self.weights = weights
         self.output = output
         self.annotation = annotation
         self.inserted = inserted
+        self.around = around
 
     def get_weights_and_quantizers(self, layer: keras.layers.Layer) -> list[tuple[Any, Any]]:
         """The kernel and its quantizer."""
@@ -162,12 +166,14 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor as plain values."""
-        return {
+        found = {
             "weights": serialize_quantizer(self.weights),
             "output": serialize_quantizer(self.output),
             "annotation": self.annotation,
             "inserted": self.inserted,
         }
+        # Older releases read the models that have none.
+        return {**found, "around": True} if self.around else found
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "PlacedConfig":

@@ -16,6 +16,7 @@ from sat_tf.graph import flatten, layer_kinds
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.tfmot_adapter import make_variables
 from sat_tf.quantizers.protocol import BIT_FLOOR, ActivationQuantizer, Quantizer, WeightQuantizer
+from sat_tf.quantizers.values import off_halves
 from sat_tf.saved_by import marked, unmarked
 
 _followed: "weakref.WeakSet[tf.Graph]" = weakref.WeakSet()
@@ -131,7 +132,12 @@ class QuantizedLayer(keras.layers.Wrapper):
                 return tensor
             return quantizer(tensor, observes, self._with_floor(self.output_variables))
 
-        return self._run(inputs, training, quantize)
+        if not self.quantize_config.around:
+            return self._run(inputs, training, quantize)
+        made = self._run(quantize(inputs), training, tf.identity)
+        size = getattr(self.layer, "pool_size", ())
+        found = self.quantize_config.output.code_range(self.output_variables)
+        return tf.cast(quantize(off_halves(made, found, math.prod(size))), made.dtype)
 
     def before_quantization(self, inputs: Any, training: Any = False) -> Any:
         """The input of the output quantizer in `call`: the layer's output on effective weights."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from sat_tf.core.grid import LARGEST_INT8
-from sat_tf.core.tensors import Tensor
+from sat_tf.core.tensors import Tensor, namespace
 
 # The variables of a quantizer by name.
 Variables = Mapping[str, Any]
@@ -80,3 +80,34 @@ class CodeRange:
         """
         lowest, highest = self.ends
         return 0 if lowest == -highest else LARGEST_INT8 - highest
+
+
+def off_halves(means: Tensor, found: CodeRange, count: int) -> Tensor:
+    """Means of codes moved off halves, so that rounding half up has the ties of AVERAGE_POOL_2D.
+
+    The kernel rounds means of stored integers, code + zero point, half away from zero. Such a mean
+    is a multiple of 1 / count, of which a quarter is added or taken away: no other mean is rounded
+    otherwise.
+
+    Args:
+        means: of values on a grid, real.
+        found: the grid.
+        count: how many values a window has; 1 leaves the means as they are.
+
+    Returns:
+        float32, with the gradient of the means.
+
+    >>> grid = CodeRange(np.float32(1.0), np.float32(0.0), 255)
+    >>> [float(x) for x in off_halves(np.float32([2.5, 200.5]), grid, 2)]
+    [2.375, 200.625]
+    """
+    n = namespace(means)
+    means = n.cast(n.tensor(means), "float32")
+    if count <= 1:
+        return means
+    scale, lowest = n.tensor(found.scale), n.tensor(found.lowest)
+    highest = lowest + float(found.intervals)
+    zero_point = n.where(lowest == -highest, 0.0, LARGEST_INT8 - highest)
+    quarter = scale / (4.0 * count)
+    is_positive = means / scale + zero_point > 0.0
+    return means + n.stop_gradient(n.where(is_positive, quarter, -quarter))

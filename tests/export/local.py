@@ -7,11 +7,18 @@ import tf_keras as keras
 
 from sat_tf.export.certificate.comparison import Reference, RuntimeCounter
 from sat_tf.export.certificate.outputs import outputs_in
+from sat_tf.export.kernels.kernel_sets import (
+    REFERENCE,
+    builtin_of_this_machine,
+    of_this_machine,
+)
+from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.graph_file import read_graph
 from sat_tf.export.operations.linear import Linear, requantization_multipliers
 from sat_tf.export.operations.movements import Reshape
 from sat_tf.export.operations.operation import Operation
+from sat_tf.export.operations.simulator import simulate
 from sat_tf.export.tflite.contents import Contents
 from sat_tf.export.tflite.images import Pixels
 from sat_tf.export.tflite.tensors import Codes
@@ -139,3 +146,19 @@ def own_count(content: bytes, images: Pixels, runtime: str) -> tuple[int, int]:
     outputs = outputs_in(graph, Contents(()), None)
     found = counter.result(Reference(counter.outputs, outputs, [None] * len(outputs)))
     return found.own_compared, found.own_differing
+
+
+def assert_simulated(content: bytes, tensor: str, images: Pixels, runtime: str) -> None:
+    """A runtime makes every code of a tensor of a file that the simulation of its kernels does."""
+    graph = read_graph(content, "file").on(RUNTIME_KERNELS[runtime])
+    loaded = Runtime(content, runtime, keep_tensors=True)
+    loaded.run(images)
+    found = loaded.tensors([tensor])[tensor]
+    np.testing.assert_array_equal(found, simulate(graph, images)[tensor])
+
+
+RUNTIME_KERNELS = {
+    "xnnpack": of_this_machine(),
+    "builtin": builtin_of_this_machine(),
+    "reference": REFERENCE,
+}

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from sat_tf.export.kernels import fixed_point, softmax, xnnpack
+from sat_tf.export.kernels import bilinear, fixed_point, softmax, xnnpack
+from sat_tf.export.kernels.bilinear import Interpolation
 
 # Matrices that have a kernel of their own for products with a vector: these sizes at least.
 _FEWEST_ROWS, _FEWEST_COLUMNS = 4, 8
@@ -73,6 +74,7 @@ class KernelSet:
         quantized: codes of float32 values, from these and the scale.
         softmax: stored probabilities, clipped, from stored integers with classes on the last axis,
             and their scale.
+        interpolation: the rule of bilinear resizing.
     """
 
     name: str
@@ -85,6 +87,7 @@ class KernelSet:
     ]
     quantized: Callable[[np.ndarray, np.float32], np.ndarray]
     softmax: Callable[[np.ndarray, np.float32], np.ndarray]
+    interpolation: Interpolation
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A row is sent to other processes by its name: there is one of each."""
@@ -149,6 +152,7 @@ def _reference(
         # A float32 quotient, halves away from zero.
         quantized=lambda real, scale: fixed_point.rounded_away(real / scale),
         softmax=softmax.in_fixed_point,
+        interpolation=bilinear.OF_BUILTIN,
     )
 
 
@@ -210,6 +214,7 @@ def _xnnpack(
     *,
     multiply: Callable[[np.ndarray, np.float32], np.ndarray],
     average: Callable[[np.ndarray, np.float32, int, tuple[int, int]], np.ndarray],
+    interpolation: Interpolation,
     left: KernelSet,
 ) -> KernelSet:
     """XNNPACK, with the builtin kernels where it leaves an operation to them.
@@ -219,6 +224,7 @@ def _xnnpack(
         title: see `KernelSet`.
         multiply: the rule of products, from products and their multiplier.
         average: the rule of means; see `xnnpack.mean_rounded_twice`.
+        interpolation: that of bilinear resizing.
         left: the kernels that compute the operations that it leaves to others: some linear ones,
             and softmax.
     """
@@ -240,6 +246,7 @@ def _xnnpack(
         # One float32 product with the inverse scale, round half to even.
         quantized=lambda real, scale: np.asarray(np.rint(real * (np.float32(1.0) / scale))),
         softmax=left.softmax,
+        interpolation=interpolation,
     )
 
 
@@ -283,6 +290,7 @@ X86 = _xnnpack(
     "XNNPACK on x86",
     multiply=xnnpack.product_in_float32,
     average=xnnpack.mean_rounded_twice,
+    interpolation=bilinear.OF_XNNPACK,
     left=BUILTIN_X86,
 )
 # This is Armv8 and Armv9, as clang builds it: Android, iOS, the wheels for Linux and macOS.
@@ -291,6 +299,7 @@ ARM = _xnnpack(
     "XNNPACK on Arm",
     multiply=xnnpack.product_in_fixed_point,
     average=xnnpack.mean_fused,
+    interpolation=bilinear.OF_XNNPACK_FUSED,
     left=BUILTIN_ARM,
 )
 # This is Armv7 without fused multiply-add, and builds that do not fuse, such as GCC's with CMake.
@@ -299,6 +308,7 @@ ARM_UNFUSED = _xnnpack(
     "XNNPACK on Arm, unfused",
     multiply=xnnpack.product_in_fixed_point,
     average=xnnpack.mean_rounded_twice,
+    interpolation=bilinear.OF_XNNPACK,
     left=BUILTIN_ARM,
 )
 

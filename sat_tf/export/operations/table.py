@@ -1,6 +1,7 @@
 """The table of operations: adding one is a file of its own, and a row here."""
 
 from sat_tf.export.operations.add import AddConstant
+from sat_tf.export.operations.bilinear import ResizeBilinear
 from sat_tf.export.operations.concatenate import Concatenate
 from sat_tf.export.operations.float_layer import FloatLayer, FloatLayerOperator
 from sat_tf.export.operations.linear import Linear
@@ -32,6 +33,7 @@ OPERATIONS: list[type[Operation]] = [
     Mean,
     MaxPool,
     AveragePool,
+    ResizeBilinear,
     Concatenate,
     StridedSlice,
     Transpose,

@@ -1,0 +1,129 @@
+"""The rounding of bilinear resizing on int8: weights of neighbours in integers, and one division.
+
+A pixel of the result lies between two rows and two columns. Its value is the sum of four products
+of stored integers and weights, of which all that belong to one pixel add up to 2^(2 · bits).
+"""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from sat_tf.export.kernels.xnnpack import fused_multiply_add, multiply_add
+
+
+class Places(NamedTuple):
+    """Where the places of a resized axis lie on the axis that is read.
+
+    Attributes:
+        low: of each, the place before it.
+        high: the place behind it.
+        weights: of the place behind it, in units of 2^-bits, int64; that before it has the rest.
+    """
+
+    low: np.ndarray
+    high: np.ndarray
+    weights: np.ndarray
+
+
+class Grid(NamedTuple):
+    """How the places of an axis are laid over those of another one.
+
+    Attributes:
+        before: how many are read.
+        after: how many are made.
+        half_pixel_centers: pixels are placed by their centers.
+        align_corners: the first and the last ones lie on each other.
+    """
+
+    before: int
+    after: int
+    half_pixel_centers: bool = True
+    align_corners: bool = False
+
+
+class Interpolation(NamedTuple):
+    """A rule of bilinear resizing.
+
+    Attributes:
+        bits: of the weights along one axis.
+        places: gives those of an axis.
+        rounded: divides sums by 2^(2 · bits).
+    """
+
+    bits: int
+    places: Callable[[Grid], Places]
+    rounded: Callable[[np.ndarray, int], np.ndarray]
+
+
+def _in_float32(
+    grid: Grid,
+    *,
+    move: Callable[[np.ndarray, np.float32, np.float32], np.ndarray],
+    bits: int = 11,
+) -> Places:
+    """XNNPACK's places: float32 positions, weights rounded half to even to 11 bits."""
+    less = int(grid.align_corners and grid.after != 1)
+    scale = np.float32(grid.before - less) / np.float32(grid.after - less)
+    made = np.arange(grid.after, dtype=np.float32)
+    if grid.half_pixel_centers:
+        half = np.float32(0.5)
+        (offset,) = move(np.array([half]), scale, -half)
+        found = move(made, scale, offset)
+    else:
+        found = made * scale
+    last = grid.before - 1
+    found = np.clip(found, np.float32(0.0), np.float32(last))
+    low = found.astype(np.int64)
+    part = (found - low.astype(np.float32)) * np.float32(1 << bits)
+    return Places(low, np.minimum(low + 1, last), np.rint(part).astype(np.int64))
+
+
+def _in_integers(grid: Grid, *, bits: int = 10) -> Places:
+    """The builtin kernels' places: positions in units of 2^-10, a rounded step apart.
+
+    A weight is negative in front of the first place, where both neighbours are the first one.
+    """
+    less = int(grid.align_corners and grid.after > 1)
+    one = 1 << bits
+    before, after = grid.before - less, grid.after - less
+    scale = (one * before + after // 2) // after
+    found = np.arange(grid.after, dtype=np.int64) * scale
+    if grid.half_pixel_centers:
+        found = found + scale // 2 - one // 2
+    low = np.maximum(np.where(found < 0, 0, found // one), 0)
+    high = np.minimum((found + one - 1) // one, grid.before - 1)
+    return Places(low, high, found - one * low)
+
+
+def _up(sums: np.ndarray, bits: int) -> np.ndarray:
+    return np.asarray((sums + (1 << (bits - 1))) >> bits)
+
+
+def _away(sums: np.ndarray, bits: int) -> np.ndarray:
+    return np.asarray(np.sign(sums) * _up(np.abs(sums), bits))
+
+
+# Its source adds a product to a float32 number, which compilers fuse where processors can.
+OF_XNNPACK = Interpolation(11, functools.partial(_in_float32, move=multiply_add), _up)
+OF_XNNPACK_FUSED = Interpolation(11, functools.partial(_in_float32, move=fused_multiply_add), _up)
+OF_BUILTIN = Interpolation(10, _in_integers, _away)
+
+
+def resized(
+    stored: np.ndarray, rows: Places, columns: Places, interpolation: Interpolation
+) -> np.ndarray:
+    """The stored integers of resized images, with the batch first.
+
+    >>> two = OF_XNNPACK.places(Grid(1, 2)), OF_XNNPACK.places(Grid(2, 4))
+    >>> resized(np.array([[[[0], [8]]]]), *two, OF_XNNPACK)[0, 0, :, 0].tolist()
+    [0, 2, 6, 8]
+    """
+    one = 1 << interpolation.bits
+    wide = stored.astype(np.int64)
+    down = rows.weights[:, np.newaxis, np.newaxis]
+    wide = wide[:, rows.low] * (one - down) + wide[:, rows.high] * down
+    across = columns.weights[:, np.newaxis]
+    wide = wide[:, :, columns.low] * (one - across) + wide[:, :, columns.high] * across
+    return interpolation.rounded(wide, 2 * interpolation.bits).astype(np.int32)
