@@ -247,6 +247,11 @@ def keeps_range(layer: keras.layers.Layer) -> bool:
     return _function_of(layer).keeps_range(layer)
 
 
+def interpolates(layer: keras.layers.Layer) -> bool:
+    """Whether it resizes images by bilinear interpolation, pixels placed by their centers."""
+    return _function_of(layer).interpolates(layer)
+
+
 # -- several tensors, several places ---------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ It needs Keras 3, NumPy and a backend: files with it load and train where Tensor
 
 import contextlib
 import inspect
+import math
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,6 +17,7 @@ from sat_tf.arguments import training_argument
 from sat_tf.messages import did_you_mean
 from sat_tf.quantizers.protocol import Quantizer, VariableSpec
 from sat_tf.quantizers.table import deserialize_quantizer, serialize_quantizer
+from sat_tf.quantizers.values import off_halves
 from sat_tf.saved_by import marked, unmarked
 
 # The places of the output quantizer.
@@ -23,7 +25,8 @@ BEHIND = "behind"  # of the whole layer
 ACTIVATION = "activation"  # instead of the layer's activation function, which rectifies
 BEFORE_ACTIVATION = "before activation"  # a softmax
 INSTEAD = "instead"  # of the whole layer, which rectifies
-PLACES = (BEHIND, ACTIVATION, BEFORE_ACTIVATION, INSTEAD)
+AROUND = "around"  # the whole layer: in front and behind, for what it reads is on the same grid
+PLACES = (BEHIND, ACTIVATION, BEFORE_ACTIVATION, INSTEAD, AROUND)
 
 # One for all layers: a call holds it while its layer computes with other weights than its own.
 _ONE_CALL_AT_A_TIME = threading.RLock()
@@ -135,6 +138,11 @@ class QuantizedLayer(keras3.layers.Wrapper):
         if self.place == INSTEAD:
             return quantize(inputs)
         arguments = {"training": training} if self._takes_training else {}
+        if self.place == AROUND and self.output_quantizer is not None:
+            made = self.layer(quantize(inputs), **arguments)
+            found = self.output_quantizer.code_range(self.output_variables)
+            count = math.prod(getattr(self.layer, "pool_size", ()))
+            return ops.cast(quantize(off_halves(made, found, count)), made.dtype)
         if self.weight_quantizer is None and self.place == BEHIND:
             return quantize(self.layer(inputs, **arguments))
         with _ONE_CALL_AT_A_TIME:

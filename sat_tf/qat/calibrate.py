@@ -22,7 +22,12 @@ from sat_tf.presentation.progress_bar import Advance, image_bar
 from sat_tf.qat.inputs import input_ranges, kept_inputs
 from sat_tf.qat.layout import in_inference, inner_layer, quantized_network
 from sat_tf.qat.shared_grids import SharedGrids
-from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer, output_quantizer
+from sat_tf.qat.wrapper import (
+    QuantizedLayer,
+    clipping_quantizer,
+    output_quantizer,
+    rounds_to_input,
+)
 from sat_tf.quantizers.best_levels import Sample
 from sat_tf.quantizers.input_range import PIXELS
 from sat_tf.quantizers.observers import expected_largest
@@ -248,7 +253,8 @@ def _set_clipping_levels(network: Network, batches: Collection[Images]) -> None:
         if clipping_quantizer(node.layer) is not None:
             if node.name not in samples:
                 samples[node.name] = Sample(node.name, _function_behind(in_use, node))
-            samples[node.name].take(tensor)
+            quantizer, around = clipping_quantizer(node.layer), rounds_to_input(node.layer)
+            samples[node.name].take(quantizer.float_twin(inputs) if around else tensor)
         return tensor
 
     for images in batches:

@@ -226,6 +226,7 @@ class _Placer:
                 weights=self._weights(name) if name in self.linear else None,
                 output=outputs.get(name),
                 annotation=self.annotations[name] or None,
+                around=self._rounds_to_input(self.network[name]),
             )
         self._raise_problems()
         behind = {name: found for name in self.linear if (found := self._norms_behind(name))}
@@ -465,6 +466,8 @@ class _Placer:
             return reader in (Role.AFFINE, Role.NORM, Role.RECTIFIER)
         if reader is Role.CONCATENATION:
             return self._is_part(name, readers[0])
+        if self._rounds_to_input(readers[0]):
+            return self._is_part(name, readers[0])
         if role is Role.LINEAR:
             plain = layer_kinds.activation_name(self.network[name].layer) == "linear"
             return plain and reader in (*_AFFINE, Role.RECTIFIER)
@@ -478,12 +481,32 @@ class _Placer:
         # Clipped at its own ceiling and at the clipping level, it would need two grids.
         if self.roles[name] in movable or name not in self.annotations or self.ranges.ceiling(name):
             return False
-        if self._ends_in_softmax(self.network[name]):
+        if self._ends_in_softmax(self.network[name]) or self._rounds_to_input(self.network[name]):
             return False
         read = [self._origin(one) for one in reader.inputs]
         if reader.inputs.count(name) > 1 or any(self.roles[one] is Role.OPAQUE for one in read):
             return False
         return self._has_grid(reader)
+
+    def _rounds_to_input(self, node: Node) -> bool:
+        """Whether an NPU's operator computes the layer, which rounds to the codes that it reads.
+
+        Its input and its output are then on one grid, which both get from its quantizer: that of
+        streams. A mean over all pixels has a kernel that changes grids.
+        """
+        name, layer = node.name, node.layer
+        if not self.policy.processor.native or name not in self.annotations:
+            return False
+        pooling = layer_kinds.pooling_of(layer)
+        pools = self.roles[name] is Role.MEAN and pooling is not None and not pooling.whole
+        resizes = self.roles[name] is Role.FUNCTION and layer_kinds.interpolates(layer)
+        if not (pools or resizes) or self.network.is_shared(name):
+            return False
+        kinds = {demand.kind for demand in self._demands(name)}
+        is_quantized = self.quantizes_activations and bool(kinds & {"linear", "stream"})
+        floats = kinds & {"float", "left float"} or self.policy.activation_bits is None
+        has_codes = self.policies[name].stream_bits is not None and not floats
+        return is_quantized and has_codes and not self.pixels.reads(node.inputs[0])
 
     def _has_grid(self, node: Node) -> bool:
         """Whether a layer's output, or that of the only one that reads it, is quantized."""
@@ -530,6 +553,9 @@ class _Placer:
         if role is Role.AFFINE and self.pixels.are_inputs(name) and kinds & {"linear", "stream"}:
             within = name in self.entrances.values()  # its quantizer is the input's
             return None if within else self._quantizer(name, 8, demands)
+        if self._rounds_to_input(node):
+            self.streams.add(name)
+            return self._quantizer(name, self.policies[name].stream_bits or 8, demands)
         bits = [demand.bits for demand in demands if demand.bits is not None]
         saturates_at_8_bits = role in _SATURATE_AT_8_BITS and self.ranges.is_negative(name)
         if "linear" in kinds and kinds <= {"linear"} and not saturates_at_8_bits:
@@ -636,6 +662,9 @@ class _Placer:
             options=policy.activation_options,
         )
         quantizer = make_activation_quantizer(policy.activation_quantizer, request)
+        # What it clips first, where it stands around a layer, is what the layer reads.
+        around = behind_layer and self._rounds_to_input(self.network[name])
+        spread = self.spreads[self.network[name].inputs[0] if around else name]
         if bits < quantizer.fewest_bits and negative:
             self._refuse(
                 f"{name}: received activation_bits={bits} for a tensor that can be negative, "
@@ -647,10 +676,10 @@ class _Placer:
             return quantizer
         key = name, repr(quantizer)
         if level is None and key not in self.starts:  # a tensor is visited more than once
-            self.starts[key] = self.spreads[name].best_level(quantizer)
+            self.starts[key] = spread.best_level(quantizer)
         if level is None:
-            level, source = self.starts[key], self.spreads[name].source
-            if not self.spreads[name].known:
+            level, source = self.starts[key], spread.source
+            if not spread.known:
                 self.guessed.add(name)
         if level is None:
             return quantizer

@@ -309,6 +309,11 @@ def clipping_quantizer(layer: keras.layers.Layer) -> ActivationQuantizer | None:
     return None
 
 
+def rounds_to_input(layer: keras.layers.Layer) -> bool:
+    """Whether a layer's quantizer quantizes what it reads too."""
+    return isinstance(layer, QuantizedLayer) and layer.quantize_config.around
+
+
 # The functions that Keras traces once and then keeps.
 _EVALUATING = ("test_function", "predict_function")
 _TRACED_INSIDE = "_sat_tf_traced_with_constant_weights"

@@ -16,7 +16,7 @@ from sat_tf.graph.layers.kind import Combination, KernelForm, Role
 from sat_tf.graph.layers.normalization import Statistics
 from sat_tf.graph.network import Network, Node, call_in_inference
 from sat_tf.qat.layout import call_name, inner_layer, is_quantized
-from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer
+from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer, rounds_to_input
 from sat_tf.quantizers.protocol import ActivationQuantizer, PixelQuantizer, WeightQuantizer
 from sat_tf.quantizers.seen_values import RANGE_FIX, misfit
 
@@ -114,7 +114,7 @@ def is_float_function(node: Node) -> bool:
 
 def is_unit_free(network: Network, node: Node) -> bool:
     """Whether the layer's codes can be stored on [-1, 1]: linear kernels make and read them."""
-    if role_of(node) in _KERNELS_OF_8_BITS:
+    if role_of(node) in _KERNELS_OF_8_BITS or rounds_to_input(node.layer):
         return False
     return _has_linear_readers_only(network, node.name)
 

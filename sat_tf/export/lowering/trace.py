@@ -20,7 +20,14 @@ from sat_tf.export.lowering.layers import (
 from sat_tf.export.lowering.portable_scales import untie_means
 from sat_tf.export.lowering.quantized_network import in_float32
 from sat_tf.export.operations.add import AddConstant, MeanOfTensors
-from sat_tf.export.operations.builder import Affine, Draft, GraphBuilder, Rectified
+from sat_tf.export.operations.bilinear import ResizeBilinear
+from sat_tf.export.operations.builder import (
+    Affine,
+    Draft,
+    GraphBuilder,
+    OperationDraft,
+    Rectified,
+)
 from sat_tf.export.operations.concatenate import Concatenate, OnOneGrid, Part
 from sat_tf.export.operations.float_layer import FloatCall, FloatLayer, float_layers
 from sat_tf.export.operations.graph import Graph
@@ -40,7 +47,7 @@ from sat_tf.graph.layers.preprocessing import is_plain_factor, slope_and_offset
 from sat_tf.graph.network import Network, Node
 from sat_tf.qat.inputs import input_nodes, input_types, kept_inputs, own_type
 from sat_tf.qat.layout import call_name, inner_layer
-from sat_tf.qat.wrapper import output_quantizer
+from sat_tf.qat.wrapper import output_quantizer, rounds_to_input
 from sat_tf.quantizers.input_range import PIXELS, InputRange
 from sat_tf.quantizers.protocol import ActivationQuantizer, PixelQuantizer
 from sat_tf.quantizers.seen_values import pixel_doubt, unseen
@@ -330,6 +337,9 @@ class _Tracer:
         return Pair(sources, "", _PAIRS[combination])
 
     def _function(self, node: Node) -> Draft:
+        if rounds_to_input(node.layer):
+            rows, columns = _shape(node)[:2]
+            return self._on_its_grid(node, ResizeBilinear((), "", (rows, columns)))
         layer, source = inner_layer(node.layer), self._tensor(node.inputs[0])
         each = layer_kinds.works_on_each_value(layer)
 
@@ -343,8 +353,17 @@ class _Tracer:
 
         return ComputedFunction((source,), function if each else None, call)
 
+    def _on_its_grid(self, node: Node, operation: OperationDraft) -> Draft:
+        """An operation that rounds to the codes that it reads: they get the grid of its output."""
+        part = self._part(node.inputs[0])
+        return OnOneGrid(part.draft.inputs, (part,), operation)
+
     def _mean(self, node: Node) -> Draft:
         layer = inner_layer(node.layer)
+        if rounds_to_input(node.layer):
+            padding = "SAME" if quantized_network.pads(self.network, node) else "VALID"
+            window = Window(tuple(layer.strides), padding)
+            return self._on_its_grid(node, AveragePool((), "", tuple(layer.pool_size), window))
         source = self._natural(node.inputs[0])
         pooling = layer_kinds.pooling_of(layer)
         if pooling is None:
@@ -367,13 +386,7 @@ class _Tracer:
         return window_mean(source, _shape(node)[-1], size, window)
 
     def _concatenation(self, node: Node) -> Draft:
-        parts = []
-        for name in node.inputs:
-            made = self.network[name]
-            # A tensor that nothing else reads may get its codes from the concatenation's quantizer.
-            alone = len(self.network.consumers(name)) == 1
-            draft = self.drafts[name] if alone else existing(self._tensor(name))
-            parts.append(Part(draft, call_name(made), _shape(made)))
+        parts = [self._part(name) for name in node.inputs]
         layer = inner_layer(node.layer)
         combination = layer_kinds.combination_of(layer)
         inputs = tuple(read for part in parts for read in part.draft.inputs)
@@ -381,6 +394,13 @@ class _Tracer:
             return OnOneGrid(inputs, tuple(parts), Pair((), "", _PAIRS[combination]))
         axis = layer.axis % (len(node.shape) + 1) - 1
         return OnOneGrid(inputs, tuple(parts), Concatenate((), "", axis))
+
+    def _part(self, name: str) -> Part:
+        """A tensor, which what reads it may give its grid where nothing else does."""
+        made = self.network[name]
+        alone = len(self.network.consumers(name)) == 1
+        draft = self.drafts[name] if alone else existing(self._tensor(name))
+        return Part(draft, call_name(made), _shape(made))
 
     def _movement(self, node: Node) -> Draft:
         layer = inner_layer(node.layer)

@@ -163,6 +163,7 @@ class Function:
         on_each_value: it is elementwise: the same function of each value by itself.
         keeps_range: its outputs lie within the range of its inputs, as in a resized image.
         keeps_sign: its output is nonnegative where its input is.
+        interpolates: it resizes images by bilinear interpolation, pixels placed by their centers.
         is_broken_line: it is piecewise linear: not a smooth function that rounding would coarsen.
         spread: its result for values (channels, quantiles), where it is not elementwise.
     """
@@ -171,6 +172,7 @@ class Function:
     on_each_value: Callable[[Any], bool] = lambda layer: False
     keeps_range: Callable[[Any], bool] = lambda layer: False
     keeps_sign: Callable[[Any], bool] = lambda layer: False
+    interpolates: Callable[[Any], bool] = lambda layer: False
     is_broken_line: bool = False
     spread: Callable[[Any, Any], Any] | None = None
 

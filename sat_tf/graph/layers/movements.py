@@ -84,7 +84,10 @@ def _resizing_role(layer: Any) -> Role:
 
 
 _INTERPOLATION = Function(
-    keeps_range=lambda layer: layer.interpolation in ("nearest", "bilinear", "area")
+    keeps_range=lambda layer: layer.interpolation in ("nearest", "bilinear", "area"),
+    interpolates=lambda layer: (
+        layer.interpolation == "bilinear" and not getattr(layer, "crop_to_aspect_ratio", False)
+    ),
 )
 # Not quantized: sat-tf has no operations on volumes.
 _OF_VOLUMES = LayerKind(Role.MOVEMENT, quantized=False, keras3=SAME)

@@ -21,7 +21,13 @@ from sat_tf.graph.network import Network, Node
 from sat_tf.keras3 import operations
 from sat_tf.keras3.conversion import layer_table
 from sat_tf.keras3.conversion.values import copy_to_keras3, without_initial_values
-from sat_tf.keras3.quantized_layer import ACTIVATION, BEFORE_ACTIVATION, BEHIND, INSTEAD
+from sat_tf.keras3.quantized_layer import (
+    ACTIVATION,
+    AROUND,
+    BEFORE_ACTIVATION,
+    BEHIND,
+    INSTEAD,
+)
 from sat_tf.keras3.quantized_layer import QuantizedLayer as QuantizedLayer3
 from sat_tf.messages import did_you_mean, list_problems
 from sat_tf.qat.configs import PlacedConfig
@@ -166,6 +172,8 @@ def _made(layer: Any, name_of: Callable[[str], str], originals: Mapping[str, Ori
 def _place(config: PlacedConfig, layer: Any) -> str:
     if config.replaces(layer):
         return INSTEAD
+    if config.around:
+        return AROUND
     if not config.get_activations_and_quantizers(layer):
         return BEHIND
     return BEFORE_ACTIVATION if layer_kinds.is_softmax(layer) else ACTIVATION

@@ -191,6 +191,7 @@ def _watched(layer: Any) -> Iterator[_Seen]:
         seen.quantized.append(tensor)
         return output(tensor, *others)
 
+    vars(quantize)["code_range"] = getattr(output, "code_range", None)  # layers may ask for it
     stand_ins = {"weight_quantizer": (weights, effective), "output_quantizer": (output, quantize)}
     given = {name: by for name, (own, by) in stand_ins.items() if own is not None}
     with standing_in(layer, given):
@@ -268,7 +269,9 @@ def _compare_quantized(
     quantizer = output if isinstance(output, ActivationQuantizer) and len(expected) == 1 else None
     with _kernel_of(name, seen.kernel, layer):
         received = _call_tf_keras(layer, [inputs], {})
-        ours = [] if quantizer is None else [layer.before_quantization(inputs)]
+        around = layer.quantize_config.around  # it then quantizes what the layer reads, first
+        before = inputs if around or quantizer is None else layer.before_quantization(inputs)
+        ours = [] if quantizer is None else [before]
     if quantizer is None:
         return max(map(_difference, expected, received), default=0.0), 0
     off = max(map(_difference, seen.quantized, ours))

@@ -23,7 +23,7 @@ from sat_tf.keras3.conversion.values import (
     weights_of_keras3,
     without_initial_values,
 )
-from sat_tf.keras3.quantized_layer import INSTEAD
+from sat_tf.keras3.quantized_layer import AROUND, INSTEAD
 from sat_tf.keras3.quantized_layer import QuantizedLayer as QuantizedLayer3
 from sat_tf.messages import kind_of, list_problems, reason_of
 from sat_tf.qat.configs import PlacedConfig
@@ -223,7 +223,8 @@ class Translator:
         """The quantized layer of tf_keras, with the same quantizers."""
         config = layer.get_config()
         names = ("weights", "output", "annotation", "inserted")
-        placed = PlacedConfig.from_config({name: config[name] for name in names})
+        own = {name: config[name] for name in names}
+        placed = PlacedConfig.from_config({**own, "around": layer.place == AROUND})
         inner = self._inner(layer.layer)
         if is_adapted(inner):
             inner = adapted_copy(inner)

@@ -14,6 +14,7 @@ from sat_tf.export.litert.converter import run_converter
 from sat_tf.export.litert.runtime import RUNTIMES
 from sat_tf.export.operations import table
 from sat_tf.export.operations.add import AddConstant
+from sat_tf.export.operations.bilinear import ResizeBilinear
 from sat_tf.export.operations.concatenate import Concatenate
 from sat_tf.export.operations.float_layer import FloatLayer, FloatLayerOperator
 from sat_tf.export.operations.graph import Graph
@@ -74,6 +75,7 @@ ON_CODES: list[tuple[Operation, tuple[int, ...]]] = [
     (Mean(_X, _Y), (4,)),
     (MaxPool(_X, _Y, (2, 2), _WINDOW), (2, 2, 4)),
     (AveragePool(_X, _Y, (3, 3), _WINDOW), (2, 2, 4)),
+    (ResizeBilinear(_X, _Y, (7, 8)), (7, 8, 4)),
     (Concatenate(("x", "x"), _Y, 2), (4, 4, 8)),
     (StridedSlice(_X, _Y, ((1, 3, 1), (0, 4, 2), (0, 4, 1))), (2, 2, 4)),
     (Transpose(_X, _Y, (3, 1, 2)), SHAPE),
