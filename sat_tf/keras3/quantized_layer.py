@@ -141,7 +141,8 @@ class QuantizedLayer(keras3.layers.Wrapper):
         if self.place == AROUND and self.output_quantizer is not None:
             made = self.layer(quantize(inputs), **arguments)
             found = self.output_quantizer.code_range(self.output_variables)
-            count = math.prod(getattr(self.layer, "pool_size", ()))
+            size = getattr(self.layer, "pool_size", None)
+            count = None if size is None else math.prod(size)
             return ops.cast(quantize(off_halves(made, found, count)), made.dtype)
         if self.weight_quantizer is None and self.place == BEHIND:
             return quantize(self.layer(inputs, **arguments))

@@ -10,7 +10,7 @@ from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network
 from sat_tf.planning.layer_plan import ActivationPlan, Fate, WeightPlan
 from sat_tf.qat.inputs import find_folds, own_type
-from sat_tf.qat.placement import Placement
+from sat_tf.qat.placed import Placement
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.input_range import INPUT_TYPES, InputRange
 from sat_tf.quantizers.protocol import BITS_FIELDS, ActivationQuantizer, Quantizer, WeightQuantizer

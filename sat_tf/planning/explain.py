@@ -24,7 +24,8 @@ from sat_tf.planning.plan import Plan
 from sat_tf.planning.preview import by_layer, preview, with_image_size
 from sat_tf.qat.layout import is_quantized, maker_of_codes, non_finite_weights, user_name
 from sat_tf.qat.model_class import policy_of
-from sat_tf.qat.placement import Placement, PlacementError, place
+from sat_tf.qat.placed import Placement, PlacementError
+from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy, expect_policy
 from sat_tf.qat.requantize import effective_kernels, with_inputs_of, without_quantizers
 from sat_tf.qat.wrapper import output_quantizer

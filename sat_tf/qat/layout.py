@@ -17,7 +17,8 @@ from sat_tf.messages import list_problems, warn
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.inputs import apply_fold, find_folds
 from sat_tf.qat.model_class import of_class_of
-from sat_tf.qat.placement import Placement, place
+from sat_tf.qat.placed import Placement
+from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer, weight_quantizer
 from sat_tf.quantizers.input_range import Change

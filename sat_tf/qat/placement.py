@@ -1,7 +1,6 @@
 """The placement: which quantizer goes where, found on the graph of the float model."""
 
-import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -12,8 +11,8 @@ from sat_tf.graph.network import Network, Node, as_layer_name
 from sat_tf.messages import kind_of, list_problems, listed_problems
 from sat_tf.qat.configs import LayerConfig, PlacedConfig
 from sat_tf.qat.inputs import entrance, norms_behind, range_problems, reads_floats, states_codes
+from sat_tf.qat.placed import Demand, Insertion, Placement, PlacementError, Reasons
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.qat.policy_fields import KernelFields
 from sat_tf.qat.value_ranges import PixelRanges, Spreads, ValueRanges
 from sat_tf.quantizers.input_range import INPUT_TYPES, PIXELS
 from sat_tf.quantizers.protocol import (
@@ -30,99 +29,6 @@ from sat_tf.quantizers.table import (
     make_range_observer,
     make_weight_quantizer,
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Insertion:
-    """A quantizer inserted as a layer between a tensor and some of its readers.
-
-    Attributes:
-        name: name of the new layer.
-        tensor: the layer whose output it reads.
-        readers: the layers that read it instead.
-        config: its quantizer.
-    """
-
-    name: str
-    tensor: str
-    readers: frozenset[str]
-    config: PlacedConfig
-
-
-@dataclasses.dataclass(frozen=True)
-class Placement:
-    """The decisions for a model.
-
-    Attributes:
-        configs: for every call of an annotated layer, its quantizers; those of the weights are
-            the same for all calls of a layer.
-        insertions: the inserted quantizers.
-        norms_behind: for every call of a linear layer with nothing but BatchNormalization right
-            behind it, these layers; the others are rescaled.
-        kept: the inputs that stay as they are, because only layers left float read them.
-        reasons: why it was decided so.
-    """
-
-    configs: dict[str, PlacedConfig]
-    insertions: tuple[Insertion, ...]
-    norms_behind: dict[str, tuple[str, ...]]
-    kept: frozenset[str]
-    reasons: "Reasons"
-
-    def behind(self, name: str) -> list[Insertion]:
-        """The quantizers inserted behind one call of a layer."""
-        return [insertion for insertion in self.insertions if insertion.tensor == name]
-
-
-@dataclasses.dataclass(frozen=True)
-class Demand:
-    """The need of one reader of a tensor: `bits` for linear layers, a grid for others."""
-
-    reader: str | None
-    kind: str  # "linear", "stream", "output", "float", "left float"
-    bits: int | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Reasons:
-    """The reasons of a placement, to explain it.
-
-    Attributes:
-        roles: of each layer; OPAQUE if it is left float.
-        absorbed_by: for each tensor without integers of its own, the reader that absorbs it.
-        demands: on the output of each layer, also from behind data movement.
-        first: the linear layers with none before them.
-        last: the linear layers with none behind them.
-        streams: the layers whose outputs have the bits of streams.
-        quantizes_activations: whether any activation is quantized at all.
-        level_sources: for each tensor with a clipping level, where its start comes from.
-        guessed: the tensors whose start is a guess, because the model determines too little.
-        kernels: for every call of a linear layer, the fields that say the bits of its weights.
-    """
-
-    roles: dict[str, Role]
-    absorbed_by: dict[str, str]
-    demands: dict[str, tuple[Demand, ...]]
-    first: frozenset[str]
-    last: frozenset[str]
-    streams: frozenset[str]
-    quantizes_activations: bool
-    level_sources: dict[str, str]
-    guessed: frozenset[str]
-    kernels: dict[str, KernelFields]
-
-
-class PlacementError(ValueError):
-    """A model cannot be quantized as asked.
-
-    Attributes:
-        problems: one line each, starting with the name of its layer if it has one.
-    """
-
-    def __init__(self, message: str, problems: Iterable[str]) -> None:
-        super().__init__(message)
-        self.problems = tuple(problems)
-
 
 _AFFINE = (Role.NORM, Role.SCALING, Role.AFFINE)
 _BEFORE_RECTIFIERS = (Role.NORM, Role.SCALING, Role.SUM, Role.PRODUCT, Role.CONCATENATION)

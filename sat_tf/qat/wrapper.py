@@ -135,9 +135,10 @@ class QuantizedLayer(keras.layers.Wrapper):
         if not self.quantize_config.around:
             return self._run(inputs, training, quantize)
         made = self._run(quantize(inputs), training, tf.identity)
-        size = getattr(self.layer, "pool_size", ())
+        size = getattr(self.layer, "pool_size", None)
         found = self.quantize_config.output.code_range(self.output_variables)
-        return tf.cast(quantize(off_halves(made, found, math.prod(size))), made.dtype)
+        count = None if size is None else math.prod(size)
+        return tf.cast(quantize(off_halves(made, found, count)), made.dtype)
 
     def before_quantization(self, inputs: Any, training: Any = False) -> Any:
         """The input of the output quantizer in `call`: the layer's output on effective weights."""

@@ -82,32 +82,33 @@ class CodeRange:
         return 0 if lowest == -highest else LARGEST_INT8 - highest
 
 
-def off_halves(means: Tensor, found: CodeRange, count: int) -> Tensor:
-    """Means of codes moved off halves, so that rounding half up has the ties of AVERAGE_POOL_2D.
+def off_halves(values: Tensor, found: CodeRange, count: int | None) -> Tensor:
+    """Values moved off halves, so that rounding half up has the ties of a kernel.
 
-    The kernel rounds means of stored integers, code + zero point, half away from zero. Such a mean
-    is a multiple of 1 / count, of which a quarter is added or taken away: no other mean is rounded
-    otherwise.
+    AVERAGE_POOL_2D rounds means of stored integers, code + zero point, half away from zero. Such a
+    mean is a multiple of 1 / count, of which a quarter is added or taken away. RESIZE_BILINEAR
+    rounds half up; for the usual factors its sums are multiples of 1/16 or 1/64, and 1/512 makes up
+    for the last bits of float32. No other value is rounded otherwise.
 
     Args:
-        means: of values on a grid, real.
+        values: made of values on a grid, real.
         found: the grid.
-        count: how many values a window has; 1 leaves the means as they are.
+        count: how many values are in the window of a mean; None for images that are resized.
 
     Returns:
-        float32, with the gradient of the means.
+        float32, with the gradient of the values.
 
     >>> grid = CodeRange(np.float32(1.0), np.float32(0.0), 255)
     >>> [float(x) for x in off_halves(np.float32([2.5, 200.5]), grid, 2)]
     [2.375, 200.625]
     """
-    n = namespace(means)
-    means = n.cast(n.tensor(means), "float32")
-    if count <= 1:
-        return means
+    n = namespace(values)
+    values = n.cast(n.tensor(values), "float32")
     scale, lowest = n.tensor(found.scale), n.tensor(found.lowest)
+    if count is None:
+        return values + n.stop_gradient(scale / 512.0)
     highest = lowest + float(found.intervals)
     zero_point = n.where(lowest == -highest, 0.0, LARGEST_INT8 - highest)
     quarter = scale / (4.0 * count)
-    is_positive = means / scale + zero_point > 0.0
-    return means + n.stop_gradient(n.where(is_positive, quarter, -quarter))
+    is_positive = values / scale + zero_point > 0.0
+    return values + n.stop_gradient(n.where(is_positive, quarter, -quarter))

@@ -9,7 +9,7 @@ from ai_edge_litert.interpreter import Interpreter
 import sat_tf
 from sat_tf.export import verify_file
 from sat_tf.export.device.kit import write_kit
-from sat_tf.qat.placement import PlacementError
+from sat_tf.qat.placed import PlacementError
 from tests.export.device.kits import checked_here
 
 L = keras.layers
