@@ -132,7 +132,7 @@ class _Placer:
                 weights=self._weights(name) if name in self.linear else None,
                 output=outputs.get(name),
                 annotation=self.annotations[name] or None,
-                around=self._rounds_to_input(self.network[name]),
+                around=name in self.network and self._rounds_to_input(self.network[name]),
             )
         self._raise_problems()
         behind = {name: found for name in self.linear if (found := self._norms_behind(name))}
