@@ -32,6 +32,7 @@ from sat_tf.graph.layers.kind import (
     LayerKind,
     Moments,
     Move,
+    NativeFunction,
     Pooling,
     Role,
 )
@@ -216,6 +217,10 @@ def _function_of(layer: keras.layers.Layer) -> Function:
     return find_kind(layer).function or Function()
 
 
+# The values of x · sigmoid(x), however a model writes it.
+SWISH = REACHES["swish"]
+
+
 def is_known_function(name: str) -> bool:
     """Whether the table has a function of this name."""
     return name in REACHES
@@ -250,6 +255,11 @@ def keeps_range(layer: keras.layers.Layer) -> bool:
 def interpolates(layer: keras.layers.Layer) -> bool:
     """Whether it resizes images by bilinear interpolation, pixels placed by their centers."""
     return _function_of(layer).interpolates(layer)
+
+
+def native_of(layer: keras.layers.Layer) -> NativeFunction | None:
+    """The operator that NPUs compute a layer's function by; None where there is none."""
+    return _function_of(layer).native(layer)
 
 
 # -- several tensors, several places ---------------------------------------------------------------

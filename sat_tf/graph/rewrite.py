@@ -148,6 +148,18 @@ def _has_separate_activation(call: OldCall) -> bool:
     )
 
 
+def _swish(call: OldCall) -> Replacement | None:
+    """A swish as x · sigmoid(x)."""
+    if type(call.layer) is not L.Activation or call.symbol:
+        return None
+    if layer_kinds.activation_name(call.layer) not in ("swish", "silu"):
+        return None
+    read = call.node.call_args[0]
+    gate = new_layer("Activation", "sigmoid", suffix="sigmoid")
+    product = [new_layer("Multiply")]
+    return Replacement([read, read], product, takes_list=True, fronts={1: gate})
+
+
 def _padding(call: OldCall) -> list[NewLayer]:
     """The margin of a causal convolution."""
     layer = call.layer
@@ -239,19 +251,22 @@ _WeightedSum = sys.modules[keras.applications.InceptionResNetV2.__module__].Cust
 _LAYERS = {layer_class(name): find for name, find in operation_kinds.LAYERS.items()}
 
 
-def with_layers_for_operations(model: keras.Model) -> keras.Model:
+def with_layers_for_operations(model: keras.Model, *, native: bool = False) -> keras.Model:
     """The same model, flat and of layers that can be quantized; see `rewritten`.
 
     Args:
         model: a built Functional or Sequential model.
+        native: see `rewritten`.
 
     Returns:
         A new model with copies of the weights; `model` itself where there is nothing to rewrite.
     """
-    return rewritten(model).model
+    return rewritten(model, native=native).model
 
 
-def rewritten(model: keras.Model, annotated: Collection[str] | None = None) -> Flattened:
+def rewritten(
+    model: keras.Model, annotated: Collection[str] | None = None, *, native: bool = False
+) -> Flattened:
     """The same model, of layers that can be quantized, and where its layers come from.
 
     - Models inside are flattened, and layers that share more than weights part; see `flatten`.
@@ -267,14 +282,17 @@ def rewritten(model: keras.Model, annotated: Collection[str] | None = None) -> F
       layers `<name>_image` and `<name>_row`.
     - Each part that `tf.split` or `tf.unstack` makes becomes a slice, `<name>_part_0` and so on.
     - Any other operation becomes a `TensorFlowOperation`, which is never quantized.
+    - For NPUs, a swish becomes a product with its name of what it reads and a sigmoid of that,
+      `<name>_sigmoid`, which they have operators for.
 
-    Every output stays the same, bit for bit. Rewriting goes on until nothing changes, so
-    that a rewritten model stays as it is.
+    Every output stays the same, bit for bit, but for the last bits of a swish. Rewriting goes on
+    until nothing changes, so that a rewritten model stays as it is.
 
     Args:
         model: a built Functional or Sequential model.
         annotated: names of the layers that will be quantized; None for all. The others stay, but
             for operations, and for layers that are called in another way.
+        native: it is for an NPU.
 
     Raises:
         ValueError: it cannot be flattened; lists every problem.
@@ -286,7 +304,9 @@ def rewritten(model: keras.Model, annotated: Collection[str] | None = None) -> F
 
     def found(call: OldCall) -> Replacement | None:
         stays = names is not None and call.layer.name not in names
-        return _of_several(call) if stays and not call.symbol else replacement_of(call)
+        if stays and not call.symbol:
+            return _of_several(call)
+        return (_swish(call) if native else None) or replacement_of(call)
 
     replacements = {id(call.node): found(call) for call in calls if not call.node.is_input}
     if not any(replacements.values()):
@@ -295,7 +315,7 @@ def rewritten(model: keras.Model, annotated: Collection[str] | None = None) -> F
     made = Flattened(rewriter.model(), _behind_one_another(rewriter.origins, flat.origins))
     # A layer with several calls has become several layers; those without weights share nothing.
     names = None if annotated is None else made.carried(dict.fromkeys(annotated))
-    again = rewritten(made.model, names)
+    again = rewritten(made.model, names, native=native)
     return Flattened(again.model, _behind_one_another(again.origins, made.origins))
 
 

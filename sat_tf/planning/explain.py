@@ -50,8 +50,12 @@ class Source:
     kernels: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
-def read_source(model: keras.Model) -> Source:
+def read_source(model: keras.Model, *, native: bool = False) -> Source:
     """Reads a float model, one that TFMOT's functions have annotated, or one quantized before.
+
+    Args:
+        model: it.
+        native: it will be quantized for an NPU.
 
     Raises:
         ValueError: the model has no graph; says what to do.
@@ -72,7 +76,7 @@ def read_source(model: keras.Model) -> Source:
     ]
     if not annotated:
         # `quantize_model` reads it in the same form.
-        network = Network(with_layers_for_operations(model))
+        network = Network(with_layers_for_operations(model, native=native))
         return Source(network, {node.name: None for node in network}, loss_problems(model))
     renamed = {node.name: node.layer.layer.name for node in annotated}
     nodes = []
@@ -125,7 +129,8 @@ def explain(
     (8, 3888, ())
     """
     asked = None if policy is None else expect_policy(policy)
-    source = read_source(model)
+    native = (asked or BitPolicy()).processor.native
+    source = read_source(model, native=native)
     if asked is None and source.quantized is not None:
         asked = policy_of(model)
         if asked is None:

@@ -43,7 +43,7 @@ def file_bytes(model: keras.Model, policy: BitPolicy, *, pack: str = "auto") -> 
         NothingPackedError: `export_tflite` will refuse the packing.
         ValueError: the model cannot be quantized, or not exported.
     """
-    network = _previewed(read_source(model), policy)
+    network = _previewed(read_source(model, native=policy.processor.native), policy)
     graph = pack_graph(_lowered(network, kernel_outlines(network)), pack)
     return len(_content(graph, _linear_places(network, graph), pack))
 

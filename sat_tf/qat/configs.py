@@ -97,6 +97,7 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
         inserted: the layer is not the user's; it exists to hold `output`.
         around: `output` quantizes what the layer reads too, so that both are on one grid: that of a
             kernel which rounds to the codes that it reads.
+        native: an NPU computes the layer's function, by the operator of `layer_kinds.native_of`.
     """
 
     def __init__(
@@ -107,12 +108,14 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
         annotation: dict[str, Any] | None = None,
         inserted: bool = False,
         around: bool = False,
+        native: bool = False,
     ) -> None:
         self.weights = weights
         self.output = output
         self.annotation = annotation
         self.inserted = inserted
         self.around = around
+        self.native = native
 
     def get_weights_and_quantizers(self, layer: keras.layers.Layer) -> list[tuple[Any, Any]]:
         """The kernel and its quantizer."""
@@ -173,7 +176,8 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
             "inserted": self.inserted,
         }
         # Older releases read the models that have none.
-        return {**found, "around": True} if self.around else found
+        marks = {"around": self.around, "native": self.native}
+        return {**found, **{name: True for name, is_so in marks.items() if is_so}}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "PlacedConfig":
@@ -185,7 +189,7 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
         return isinstance(other, PlacedConfig) and vars(self) == vars(other)
 
     def __hash__(self) -> int:
-        return hash((self.weights, self.output, self.inserted, repr(self.annotation)))
+        return hash((self.weights, self.output, self.inserted, self.native, repr(self.annotation)))
 
     def __repr__(self) -> str:
         return f"PlacedConfig(weights={self.weights!r}, output={self.output!r})"

@@ -80,7 +80,9 @@ def arranged(
         if id(node.layer) not in layers:
             layer = layer_of(node)
             if config is not None:
-                own = PlacedConfig(weights=config.weights, annotation=config.annotation)
+                own = PlacedConfig(
+                    weights=config.weights, annotation=config.annotation, native=config.native
+                )
                 layer = quantized(layer, own if shared else config, trainable=node.layer.trainable)
             layers[id(node.layer)] = layer
         layer = layers[id(node.layer)]
@@ -202,7 +204,7 @@ def quantized_model(
         ValueError: the model cannot be quantized; lists every problem.
     """
     refuse_losses(model)
-    of_layers = rewritten(model, annotations)
+    of_layers = rewritten(model, annotations, native=policy.processor.native)
     network = Network(of_layers.model)
     if is_quantized(network):
         raise ValueError(

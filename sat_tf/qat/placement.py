@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from sat_tf.graph import layer_kinds
-from sat_tf.graph.layers.kind import Role
+from sat_tf.graph.layers.kind import NativeFunction, Role
 from sat_tf.graph.network import Network, Node, as_layer_name
 from sat_tf.messages import kind_of, list_problems, listed_problems
 from sat_tf.qat.configs import LayerConfig, PlacedConfig
@@ -102,7 +102,9 @@ class _Placer:
             for name in network.inputs
             if name not in self.kept
         }
-        self.ranges = ValueRanges(self.network, self.roles, self.pixels)
+        self.ranges = ValueRanges(
+            self.network, self.roles, self.pixels, native=policy.processor.native
+        )
         self.kernels = kernels
         self.spreads = Spreads(self.network, self.pixels, self._kernel)
         self.starts: dict[tuple[str, str], float | None] = {}
@@ -133,6 +135,7 @@ class _Placer:
                 output=outputs.get(name),
                 annotation=self.annotations[name] or None,
                 around=name in self.network and self._rounds_to_input(self.network[name]),
+                native=self._native(name) is not None,
             )
         self._raise_problems()
         behind = {name: found for name in self.linear if (found := self._norms_behind(name))}
@@ -341,7 +344,7 @@ class _Placer:
 
     def _is_for_linear_kernels(self, node: Node) -> bool:
         """Whether a layer's codes can be stored on [-1, 1], where a fused activation clips them."""
-        if self.roles[node.name] in _SATURATE_AT_8_BITS:
+        if self.roles[node.name] in _SATURATE_AT_8_BITS or self._native(node.name) is not None:
             return False
         for demand in self._demands(node.name):
             if demand.kind in ("output", "left float"):
@@ -349,7 +352,7 @@ class _Placer:
             reader = self.network[demand.reader or ""]
             role = self.roles[reader.name]
             smooth = role is Role.FUNCTION and not layer_kinds.works_on_each_value(reader.layer)
-            if role in _SATURATE_AT_8_BITS or smooth:
+            if role in _SATURATE_AT_8_BITS or smooth or self._native(reader.name) is not None:
                 return False
         return True
 
@@ -388,6 +391,9 @@ class _Placer:
         if self.roles[name] in movable or name not in self.annotations or self.ranges.ceiling(name):
             return False
         if self._ends_in_softmax(self.network[name]) or self._rounds_to_input(self.network[name]):
+            return False
+        native = self._native(name)
+        if native is not None and native.ends is not None:  # its operator has a grid of its own
             return False
         read = [self._origin(one) for one in reader.inputs]
         if reader.inputs.count(name) > 1 or any(self.roles[one] is Role.OPAQUE for one in read):
@@ -463,8 +469,13 @@ class _Placer:
             self.streams.add(name)
             return self._quantizer(name, self.policies[name].stream_bits or 8, demands)
         bits = [demand.bits for demand in demands if demand.bits is not None]
-        saturates_at_8_bits = role in _SATURATE_AT_8_BITS and self.ranges.is_negative(name)
-        if "linear" in kinds and kinds <= {"linear"} and not saturates_at_8_bits:
+        native = self._native(name)
+        has_grid = native is not None and native.ends is not None
+        stays_float = self.policies[name].stream_bits is None or kinds & {"float", "left float"}
+        if has_grid and kinds & {"linear", "stream"} and not stays_float:
+            self.streams.add(name)
+            return self._quantizer(name, 8, demands)
+        if "linear" in kinds and kinds <= {"linear"} and not self._saturates_at_8_bits(name):
             if self._is_read_as_stream(node, demands):
                 self.streams.add(name)
                 bits.append(self.policies[name].stream_bits or 0)
@@ -487,6 +498,21 @@ class _Placer:
         ends = [self.network[name].layer for name in functions_at_end]
         rounds = bool(floats) or not all(map(layer_kinds.is_softmax, ends))
         return make_range_observer(rounds=rounds) if observed else None
+
+    def _native(self, name: str) -> NativeFunction | None:
+        """The operator by which the processor of the policy computes a layer's function."""
+        if not self.policy.processor.native or self.roles.get(name) is not Role.FUNCTION:
+            return None
+        return layer_kinds.native_of(self.network[name].layer)
+
+    def _saturates_at_8_bits(self, name: str) -> bool:
+        """Whether only the ends of int8 clip the codes that the kernel of a layer makes."""
+        if not self.ranges.is_negative(name):
+            return False
+        if self._native(name) is None:
+            return self.roles[name] in _SATURATE_AT_8_BITS
+        reach = self.ranges.reach(name)
+        return reach.lowest is None or reach.share > 0.0
 
     def _is_read_as_stream(self, node: Node, demands: list[Demand]) -> bool:
         """Whether a tensor that only linear layers read is a stream, and one reads it as such."""
@@ -558,6 +584,9 @@ class _Placer:
         function = self.roles[name] is Role.FUNCTION and not layer_kinds.keeps_range(layer)
         # A gated swish, or the mean of one, reaches no further below 0 than the swish.
         reaches = behind_layer and (function or (negative and reach.has_lowest_alone))
+        native = self._native(name)
+        if behind_layer and bits == 8 and native is not None and native.ends is not None:
+            reach = native.ends
         request = ActivationRequest(
             num_bits=bits,
             signed=negative,

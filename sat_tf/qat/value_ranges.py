@@ -86,12 +86,21 @@ class ValueRanges:
         network: the float model.
         roles: of each layer.
         pixels: the values of tensors computed from pixels alone.
+        native: a swish is a product with a sigmoid; else such a product is like any other.
     """
 
-    def __init__(self, network: Network, roles: Mapping[str, Role], pixels: PixelRanges) -> None:
+    def __init__(
+        self,
+        network: Network,
+        roles: Mapping[str, Role],
+        pixels: PixelRanges,
+        *,
+        native: bool = False,
+    ) -> None:
         self._network = network
         self._roles = roles
         self._pixels = pixels
+        self._native = native
 
     def is_negative(self, name: str) -> bool:
         """Whether the layer's output can be negative."""
@@ -138,12 +147,24 @@ class ValueRanges:
             return found if self.is_negative(name) == found.is_negative else asymmetric.POSITIVE
         if role in (Role.MEAN, Role.MOVEMENT, Role.FUNCTION):
             return self.reach(node.inputs[0])
+        if role is Role.PRODUCT and self._native and self._is_swish(node):
+            return layer_kinds.SWISH
         if role is Role.PRODUCT:
             # A gate between 0 and 1 keeps the other factor within its range.
             reaches = sorted(map(self.reach, node.inputs), key=lambda one: one == asymmetric.UNIT)
             if all(one == asymmetric.UNIT for one in reaches[1:]):
                 return reaches[0]
         return asymmetric.UNKNOWN
+
+    def _is_swish(self, node: Node) -> bool:
+        """Whether a product is that of a tensor and its own sigmoid."""
+        gates = [self._network[name] for name in node.inputs]
+        return any(
+            layer_kinds.activation_name(gate.layer) == "sigmoid"
+            and self._roles[gate.name] is Role.FUNCTION
+            and set(node.inputs) == {gate.name, *gate.inputs}
+            for gate in gates
+        )
 
     def ceiling(self, name: str) -> float | None:
         """The upper bound of the layer's output by its definition, or None."""

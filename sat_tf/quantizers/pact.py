@@ -130,7 +130,7 @@ class PactQuantizer(UpToItsLevel):
         if reach is None:
             kind = StreamQuantizer if request.signed else cls
         elif reach.highest is not None:
-            kind = UnitQuantizer
+            kind = UnitQuantizer if reach.highest == 1.0 else FixedGridQuantizer
         elif reach.lowest is None:
             kind = StreamQuantizer
         elif reach.is_negative:
@@ -242,6 +242,72 @@ class UnitQuantizer(WithSurrogate, ActivationQuantizer):
     def code_range(self, variables: Variables) -> CodeRange:
         """Codes 0..a, or -a/2..a/2."""
         return _up_to(1.0, self.num_bits, self.signed)
+
+
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
+class FixedGridQuantizer(WithSurrogate, ActivationQuantizer):
+    """Quantizes the result of a function to the codes that its operator in a file has.
+
+    `asymmetric.quantize_offset` with ends that are no variables: TFLite gives a sigmoid the scale
+    1/256 from 0 to 255/256, and a tanh 1/128 from -1 to 127/128.
+
+    Args:
+        num_bits: bits of the codes.
+        lowest: the real value of the lowest code.
+        highest: that of the highest code.
+        surrogate: what rounding passes back, a row of `gradients.SURROGATES`.
+        surrogate_strength: see there; None is the usual one.
+
+    >>> FixedGridQuantizer(highest=255 / 256)([0.1, 0.999], False, {}).numpy().tolist()
+    [0.1015625, 0.99609375]
+    """
+
+    rounds_before_clipping: ClassVar[bool] = True
+
+    num_bits: int = 8
+    lowest: float = 0.0
+    highest: float = 1.0
+
+    @classmethod
+    def asked(cls, request: ActivationRequest) -> dict[str, Any]:
+        """Takes of a request what the constructor needs."""
+        reach = request.reach or asymmetric.UNIT
+        ends = {"lowest": reach.lowest or 0.0, "highest": reach.highest or 1.0}
+        return {"num_bits": request.num_bits, **ends}
+
+    def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
+        """The quantized tensor, in the type of `inputs`."""
+        bits = bits_of(self.num_bits, variables)
+        return asymmetric.quantize_offset(
+            inputs, self.highest, bits, lowest=self.lowest, **self.passed_back
+        )
+
+    @property
+    def signed(self) -> bool:
+        """Whether it has codes for negative values."""
+        return self.lowest < 0.0
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Never."""
+        return False
+
+    @property
+    def is_unit(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def rectifies(self) -> bool:
+        """Never: there is nothing to rectify."""
+        return False
+
+    def code_range(self, variables: Variables) -> CodeRange:
+        """Codes -z..a - z."""
+        intervals, n = grid.levels(self.num_bits), namespace(self.highest)
+        highest = n.tensor(self.highest)
+        scale, below = scale_and_zero(highest, intervals, self.lowest, 0.0, n.floor)
+        return CodeRange(scale, -below, intervals)
 
 
 def _up_to(highest: Any, num_bits: int, signed: bool) -> CodeRange:

@@ -20,7 +20,13 @@ from sat_tf.quantizers.l1 import L1Quantizer
 from sat_tf.quantizers.lq_nets import LqNetsQuantizer
 from sat_tf.quantizers.lsq import LsqActivationQuantizer, LsqPlusQuantizer, LsqQuantizer
 from sat_tf.quantizers.observers import InputQuantizer, RangeObserver
-from sat_tf.quantizers.pact import OffsetQuantizer, PactQuantizer, StreamQuantizer, UnitQuantizer
+from sat_tf.quantizers.pact import (
+    FixedGridQuantizer,
+    OffsetQuantizer,
+    PactQuantizer,
+    StreamQuantizer,
+    UnitQuantizer,
+)
 from sat_tf.quantizers.protocol import (
     ActivationQuantizer,
     ActivationRequest,
@@ -54,6 +60,7 @@ _PLACED: tuple[type[Quantizer], ...] = (
     RangeObserver,
     InputQuantizer,
     UnitQuantizer,
+    FixedGridQuantizer,
     OffsetQuantizer,
 )
 

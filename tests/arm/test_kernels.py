@@ -1,4 +1,4 @@
-"""The rules of products and means, against LiteRT on emulated Arm processors: every input."""
+"""Products, means and functions, against LiteRT on emulated Arm processors: every input."""
 
 import pathlib
 
@@ -9,10 +9,12 @@ from sat_tf.export.certificate.proof import Subject
 from sat_tf.export.kernels.kernel_sets import ARM, X86, KernelSet
 from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.lowering.portable_scales import make_portable
+from sat_tf.export.operations.concatenate import Concatenate
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.graph_file import serialize
 from sat_tf.export.operations.mean import Mean
 from sat_tf.export.operations.movements import StridedSlice
+from sat_tf.export.operations.native import FIXED_GRIDS, NATIVE, Native, Sloped
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.pairs import Pair
 from sat_tf.export.operations.pointwise import Pointwise
@@ -146,3 +148,45 @@ def test_portable_graphs_have_the_codes_of_x86_on_arm(name, system):
     (found,) = check_on_arm(_subject(moved, X86), images, system, PROCESSORS[:1])
     assert found.codes_differing == 0
     np.testing.assert_array_equal(_litert(moved, images), simulate(moved, images)["y"])
+
+
+def _functions(scale: float, zero_point: int) -> tuple[Graph, np.ndarray]:
+    """Every code of an image, and all functions of it by operators of their own, on 20 grids.
+
+    Half of the ratios of two scales make codes of a line lie half way between two others.
+    """
+    shape, rng = (16, 16, 1), np.random.default_rng(0)
+    settings = {"alpha": 0.2, "approximate": False}
+    pixels = Codes(np.float32(scale), zero_point - 128)
+    tensors, operations = {"codes": pixels}, []
+    ratios = [*rng.uniform(0.05, 3.0, 10), 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0]
+    for number, ratio in enumerate(ratios):
+        grid = Codes(np.float32(scale / ratio), int(rng.integers(-128, 128)))
+        for name, row in NATIVE.items():
+            made, own = f"{name}_{number}", {key: settings[key] for key in row.settings}
+            operations.append(Native(("codes",), made, name, own))
+            tensors[made] = Codes(*FIXED_GRIDS[name]) if name in FIXED_GRIDS else grid
+        slopes = rng.integers(-127, 128, (16, 16, 1)).astype(np.int8)
+        operations.append(Sloped(("codes",), f"PRELU_{number}", slopes, np.float32(0.003)))
+        tensors[f"PRELU_{number}"] = grid
+    # What nothing reads is not kept.
+    real = [Dequantize((each.output,), f"{each.output}_real") for each in operations]
+    floats = dict.fromkeys(each.output for each in real)
+    found = {name: Tensor(name, shape, codes) for name, codes in {**tensors, **floats}.items()}
+    found["real"] = Tensor("real", (*shape[:2], len(floats)), None)
+    graph = Graph(
+        "made",
+        found,
+        (ShiftImage(("image",), "codes"), *operations, *real, Concatenate((*floats,), "real", 2)),
+        (Image("image", shape, np.float32(scale), zero_point),),
+        "real",
+    )
+    return graph, np.arange(256, dtype=np.uint8).reshape(1, *shape)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("scale", "zero_point"), [(0.0625, 128), (0.031, 90), (0.11, 0)])
+def test_litert_on_arm_has_the_rules_of_arm_on_every_code_of_functions(scale, zero_point, system):
+    graph, images = _functions(scale, zero_point)
+    found = check_on_arm(_subject(graph, ARM), images, system)
+    assert [check.codes_differing for check in found] == [0, 0, 0]

@@ -154,6 +154,8 @@ def _activations(bits: int) -> Iterator[Row]:
                 yield Row("StreamQuantizer", {**settings, "rate": 1.0}, x, level)
         for signed in (False, True)[: 1 + (bits > 1)]:
             yield Row("UnitQuantizer", {**plain, "signed": signed}, x * np.float32(0.4), {})
+            fixed = {"lowest": -float(signed), "highest": 0.9375}
+            yield Row("FixedGridQuantizer", {**plain, **fixed}, x * np.float32(0.4), {})
             config = {**plain, "signed": signed, "counts_batch": signed, "ceiling": 6.0}
             yield Row("LsqActivationQuantizer", config, x, level)
         for offset in (-0.3, 0.2):

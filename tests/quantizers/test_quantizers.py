@@ -23,7 +23,13 @@ from sat_tf.quantizers.l1 import L1Quantizer
 from sat_tf.quantizers.lq_nets import LqNetsQuantizer
 from sat_tf.quantizers.lsq import LsqActivationQuantizer, LsqPlusQuantizer, LsqQuantizer
 from sat_tf.quantizers.observers import InputQuantizer, RangeObserver, expected_largest
-from sat_tf.quantizers.pact import OffsetQuantizer, PactQuantizer, StreamQuantizer, UnitQuantizer
+from sat_tf.quantizers.pact import (
+    FixedGridQuantizer,
+    OffsetQuantizer,
+    PactQuantizer,
+    StreamQuantizer,
+    UnitQuantizer,
+)
 from sat_tf.quantizers.qil import QilQuantizer
 from sat_tf.quantizers.settings import SMALLEST_CLIPPING_LEVEL
 from sat_tf.quantizers.table import QUANTIZERS, deserialize_quantizer, serialize_quantizer
@@ -62,6 +68,7 @@ EXAMPLES = [
     RangeObserver(rounds=True),
     InputQuantizer(input_type="int8"),
     UnitQuantizer(num_bits=3, signed=True),
+    FixedGridQuantizer(lowest=-1.0, highest=127.0 / 128.0),
     OffsetQuantizer(num_bits=3, **_LEVEL, lowest=-0.3, share=0.2),
     LsqActivationQuantizer(
         num_bits=3, signed=True, **_CAPPED, **_EWGS, start="error", counts_batch=True

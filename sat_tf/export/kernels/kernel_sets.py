@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from sat_tf.export.kernels import bilinear, fixed_point, softmax, xnnpack
+from sat_tf.export.kernels import bilinear, fixed_point, functions, softmax, xnnpack
 from sat_tf.export.kernels.bilinear import Interpolation
+from sat_tf.export.kernels.functions import FunctionRule, Rounding
 
 # Matrices that have a kernel of their own for products with a vector: these sizes at least.
 _FEWEST_ROWS, _FEWEST_COLUMNS = 4, 8
@@ -75,6 +76,10 @@ class KernelSet:
         softmax: stored probabilities, clipped, from stored integers with classes on the last axis,
             and their scale.
         interpolation: the rule of bilinear resizing.
+        tabulated: codes of a function's float32 values in a table of 256, from these, the scale
+            and the zero point of the output; see `functions.Rounding`.
+        leaky: codes of a leaky rectifier.
+        hard_swish: codes of a hard-swish.
     """
 
     name: str
@@ -88,6 +93,9 @@ class KernelSet:
     quantized: Callable[[np.ndarray, np.float32], np.ndarray]
     softmax: Callable[[np.ndarray, np.float32], np.ndarray]
     interpolation: Interpolation
+    tabulated: Rounding
+    leaky: FunctionRule
+    hard_swish: FunctionRule
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A row is sent to other processes by its name: there is one of each."""
@@ -153,6 +161,9 @@ def _reference(
         quantized=lambda real, scale: fixed_point.rounded_away(real / scale),
         softmax=softmax.in_fixed_point,
         interpolation=bilinear.OF_BUILTIN,
+        tabulated=functions.rounded_half_away,
+        leaky=functions.leaky,
+        hard_swish=functions.hard_swish,
     )
 
 
@@ -163,6 +174,7 @@ def _builtin(
     matrix: fixed_point.Rule,
     small_depthwise: fixed_point.Rule,
     probabilities: Callable[[np.ndarray, np.float32], np.ndarray],
+    hard_swish: FunctionRule,
 ) -> KernelSet:
     """The builtin kernels, which take vectors where they can, and else do as the plain sources.
 
@@ -172,6 +184,7 @@ def _builtin(
         matrix: the rule of matrix products, which convolutions are too.
         small_depthwise: that of the depthwise convolutions with a kernel of their own.
         probabilities: the rule of softmax.
+        hard_swish: see `KernelSet`.
     """
 
     def linear(work: LinearWork, sums: np.ndarray, scales: LinearScales) -> np.ndarray:
@@ -205,6 +218,7 @@ def _builtin(
         )(sums, count, scales, zeros),
         quantized=fixed_point.quantized_in_blocks,
         softmax=probabilities,
+        hard_swish=hard_swish,
     )
 
 
@@ -215,6 +229,7 @@ def _xnnpack(
     multiply: Callable[[np.ndarray, np.float32], np.ndarray],
     average: Callable[[np.ndarray, np.float32, int, tuple[int, int]], np.ndarray],
     interpolation: Interpolation,
+    tabulated: Rounding,
     left: KernelSet,
 ) -> KernelSet:
     """XNNPACK, with the builtin kernels where it leaves an operation to them.
@@ -225,8 +240,9 @@ def _xnnpack(
         multiply: the rule of products, from products and their multiplier.
         average: the rule of means; see `xnnpack.mean_rounded_twice`.
         interpolation: that of bilinear resizing.
+        tabulated: see `KernelSet`; compilers fuse the product with the sum as in means.
         left: the kernels that compute the operations that it leaves to others: some linear ones,
-            and softmax.
+            softmax and hard-swish.
     """
     return KernelSet(
         name,
@@ -247,6 +263,9 @@ def _xnnpack(
         quantized=lambda real, scale: np.asarray(np.rint(real * (np.float32(1.0) / scale))),
         softmax=left.softmax,
         interpolation=interpolation,
+        tabulated=tabulated,
+        leaky=functions.leaky_of_xnnpack,
+        hard_swish=left.hard_swish,
     )
 
 
@@ -275,6 +294,7 @@ BUILTIN_X86 = _builtin(
     matrix=fixed_point.rounded_twice_up,
     small_depthwise=fixed_point.rounded_twice_up,
     probabilities=softmax.in_float32,
+    hard_swish=functions.hard_swish,
 )
 # This is Armv8.
 BUILTIN_ARM = _builtin(
@@ -283,6 +303,7 @@ BUILTIN_ARM = _builtin(
     matrix=fixed_point.rounded_once,
     small_depthwise=fixed_point.rounded_before_shifts,
     probabilities=softmax.with_tables,
+    hard_swish=functions.hard_swish_of_arm,
 )
 # This is x86, and processors without rules of their own: WebAssembly, RISC-V.
 X86 = _xnnpack(
@@ -291,6 +312,7 @@ X86 = _xnnpack(
     multiply=xnnpack.product_in_float32,
     average=xnnpack.mean_rounded_twice,
     interpolation=bilinear.OF_XNNPACK,
+    tabulated=functions.rounded_moved,
     left=BUILTIN_X86,
 )
 # This is Armv8 and Armv9, as clang builds it: Android, iOS, the wheels for Linux and macOS.
@@ -300,6 +322,7 @@ ARM = _xnnpack(
     multiply=xnnpack.product_in_fixed_point,
     average=xnnpack.mean_fused,
     interpolation=bilinear.OF_XNNPACK_FUSED,
+    tabulated=functions.rounded_moved_fused,
     left=BUILTIN_ARM,
 )
 # This is Armv7 without fused multiply-add, and builds that do not fuse, such as GCC's with CMake.
@@ -309,6 +332,7 @@ ARM_UNFUSED = _xnnpack(
     multiply=xnnpack.product_in_fixed_point,
     average=xnnpack.mean_rounded_twice,
     interpolation=bilinear.OF_XNNPACK,
+    tabulated=functions.rounded_moved,
     left=BUILTIN_ARM,
 )
 

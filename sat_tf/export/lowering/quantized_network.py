@@ -12,7 +12,7 @@ from sat_tf.export.lowering.layers import observed_range
 from sat_tf.export.tflite.tensors import LARGEST_RANGE, SMALLEST_RANGE
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import copied_weights, layer_copy
-from sat_tf.graph.layers.kind import Combination, KernelForm, Role
+from sat_tf.graph.layers.kind import Combination, KernelForm, NativeFunction, Role
 from sat_tf.graph.layers.normalization import Statistics
 from sat_tf.graph.network import Network, Node, call_in_inference
 from sat_tf.qat.layout import call_name, inner_layer, is_quantized
@@ -106,6 +106,14 @@ def clips(node: Node) -> bool:
     return isinstance(quantizer, ActivationQuantizer) and not quantizer.is_unit
 
 
+def native_of(node: Node) -> NativeFunction | None:
+    """The operator of its own by which the layer's function was trained; None without one."""
+    config = getattr(node.layer, "quantize_config", None)
+    if not getattr(config, "native", False):
+        return None
+    return layer_kinds.native_of(inner_layer(node.layer))
+
+
 def is_float_function(node: Node) -> bool:
     """Whether the layer computes a function that has no table of codes."""
     layer = inner_layer(node.layer)
@@ -116,6 +124,8 @@ def is_unit_free(network: Network, node: Node) -> bool:
     """Whether the layer's codes can be stored on [-1, 1]: linear kernels make and read them."""
     if role_of(node) in _KERNELS_OF_8_BITS or rounds_to_input(node.layer):
         return False
+    if native_of(node) is not None:
+        return False
     return _has_linear_readers_only(network, node.name)
 
 
@@ -125,6 +135,8 @@ def _has_linear_readers_only(network: Network, name: str) -> bool:
         return False
     for reader in network.consumers(name):
         if role_of(reader) in _NATURAL_READERS or is_float_function(reader):
+            return False
+        if native_of(reader) is not None:
             return False
         moves = role_of(reader).keeps_codes and not clips(reader)
         if moves and not _has_linear_readers_only(network, reader.name):

@@ -34,6 +34,7 @@ from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import Linear, channel_mean, existing, identity, window_mean
 from sat_tf.export.operations.lookup import ComputedFunction
 from sat_tf.export.operations.mean import Mean
+from sat_tf.export.operations.native import NativeDraft
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.pairs import Pair
 from sat_tf.export.operations.pointwise import Pointwise
@@ -351,7 +352,12 @@ class _Tracer:
             shape = self.builder.shape(read)
             return FloatCall(call_name(node), node, in_float32(node, [shape]), (read,))
 
-        return ComputedFunction((source,), function if each else None, call)
+        older = ComputedFunction((source,), function if each else None, call)
+        native = quantized_network.native_of(node)
+        if native is None:
+            return older
+        slopes = layer.alpha.numpy() if native.operator == "PRELU" else None
+        return NativeDraft((source,), native, older, slopes)
 
     def _on_its_grid(self, node: Node, operation: OperationDraft) -> Draft:
         """An operation that rounds to the codes that it reads: they get the grid of its output."""

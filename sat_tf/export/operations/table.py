@@ -18,6 +18,7 @@ from sat_tf.export.operations.movements import (
     StridedSlice,
     Transpose,
 )
+from sat_tf.export.operations.native import Native, Sloped
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.pairs import Pair
 from sat_tf.export.operations.pointwise import WithConstant
@@ -45,6 +46,8 @@ OPERATIONS: list[type[Operation]] = [
     Pad,
     Reshape,
     Lookup,
+    Native,
+    Sloped,
     ShiftImage,
     Quantize,
     ShiftOutput,

@@ -31,7 +31,7 @@ class Operator(NamedTuple):
         name: as `BuiltinOperator` has it.
         version: the one that reads the types of sat-tf's files; older runtimes then refuse a file
             instead of misreading it.
-        options: the schema's name of its builtin options.
+        options: the schema's name of its builtin options; "" where it has none.
     """
 
     name: str
@@ -147,8 +147,9 @@ class Writer:
         operator.opcodeIndex = self._code(kind.name, kind.version)
         operator.inputs = [self._index(tensor) for tensor in inputs]
         operator.outputs = [self._index(output)]
-        operator.builtinOptionsType = getattr(tfl.BuiltinOptions, kind.options)
-        operator.builtinOptions = getattr(tfl, f"{kind.options}T")()
+        if kind.options:
+            operator.builtinOptionsType = getattr(tfl.BuiltinOptions, kind.options)
+            operator.builtinOptions = getattr(tfl, f"{kind.options}T")()
         for option, value in options.items():
             setattr(operator.builtinOptions, option, value)
         self.subgraph.operators.append(operator)

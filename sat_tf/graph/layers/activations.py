@@ -8,7 +8,15 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.core.asymmetric import POSITIVE, SIGNED_UNIT, UNIT, UNKNOWN, Reach
-from sat_tf.graph.layers.kind import SAME, Function, Keras3, Kinds, LayerKind, Role
+from sat_tf.graph.layers.kind import (
+    SAME,
+    Function,
+    Keras3,
+    Kinds,
+    LayerKind,
+    NativeFunction,
+    Role,
+)
 from sat_tf.graph.operation_layers import Clip
 
 _register = keras.utils.register_keras_serializable(package="sat_tf")
@@ -105,12 +113,23 @@ class Activation(NamedTuple):
         keras3: its names in Keras 3.
         function: the function, where tf_keras has none of its name.
         is_broken_line: see `Function`.
+        native: see `Function`.
     """
 
     reach: Reach | None
     keras3: tuple[str, ...] = ()
     function: Callable[[tf.Tensor], tf.Tensor] | None = None
     is_broken_line: bool = False
+    native: NativeFunction | None = None
+
+
+_HARD_SWISH = NativeFunction("HARD_SWISH")
+_LOGISTIC = NativeFunction("LOGISTIC", ends=Reach(0.0, highest=255.0 / 256.0))
+_TANH = NativeFunction("TANH", ends=Reach(-1.0, highest=127.0 / 128.0))
+
+
+def _leaky_relu(slope: float) -> NativeFunction | None:
+    return NativeFunction("LEAKY_RELU", {"alpha": slope}) if 0.0 < slope <= 1.0 else None
 
 
 # The ceiling of each.
@@ -120,16 +139,26 @@ RECTIFIERS: dict[str, float | None] = {"relu": None, "relu6": 6.0}
 ACTIVATIONS: dict[str, Activation] = {
     "absolute": Activation(POSITIVE, function=absolute, is_broken_line=True),
     "celu": Activation(Reach(-1.0), ("celu",), celu),
-    "elu": Activation(Reach(-1.0), ("elu",)),
+    "elu": Activation(Reach(-1.0), ("elu",), native=NativeFunction("ELU")),
     "exponential": Activation(POSITIVE, ("exponential",)),
-    "gelu": Activation(Reach(-0.1701), ("gelu",)),
-    "gelu_by_tanh": Activation(Reach(-0.1701), function=gelu_by_tanh),
+    "gelu": Activation(
+        Reach(-0.1701), ("gelu",), native=NativeFunction("GELU", {"approximate": False})
+    ),
+    "gelu_by_tanh": Activation(
+        Reach(-0.1701),
+        function=gelu_by_tanh,
+        native=NativeFunction("GELU", {"approximate": True}),
+    ),
     "hard_shrink": Activation(UNKNOWN, ("hard_shrink",), hard_shrink),
     "hard_sigmoid": Activation(UNIT),  # that of Keras 3 has another slope
-    "hard_silu": Activation(Reach(-0.375), ("hard_silu", "hard_swish"), hard_silu),
-    "hard_swish": Activation(Reach(-0.375)),
+    "hard_silu": Activation(
+        Reach(-0.375), ("hard_silu", "hard_swish"), hard_silu, native=_HARD_SWISH
+    ),
+    "hard_swish": Activation(Reach(-0.375), native=_HARD_SWISH),
     "hard_tanh": Activation(SIGNED_UNIT, ("hard_tanh",), hard_tanh),
-    "leaky_relu": Activation(Reach(0.0, share=0.2), ("leaky_relu",), tf.nn.leaky_relu),
+    "leaky_relu": Activation(
+        Reach(0.0, share=0.2), ("leaky_relu",), tf.nn.leaky_relu, native=_leaky_relu(0.2)
+    ),
     "linear": Activation(None, ("linear",)),
     "log_sigmoid": Activation(UNKNOWN, ("log_sigmoid",), log_sigmoid),
     "log_softmax": Activation(None, ("log_softmax",), log_softmax),
@@ -138,7 +167,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "relu6": Activation(None, ("relu6",), tf.nn.relu6),
     "relu6_sigmoid": Activation(UNIT, ("hard_sigmoid",), relu6_sigmoid),
     "selu": Activation(Reach(-1.7582), ("selu",)),
-    "sigmoid": Activation(UNIT, ("sigmoid",)),
+    "sigmoid": Activation(UNIT, ("sigmoid",), native=_LOGISTIC),
     "silu": Activation(Reach(-0.2785)),  # by the name of TensorFlow's function
     "soft_shrink": Activation(UNKNOWN, ("soft_shrink",), soft_shrink),
     "softmax": Activation(None, ("softmax",)),
@@ -146,7 +175,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "softsign": Activation(SIGNED_UNIT, ("softsign",)),
     "squareplus": Activation(POSITIVE, ("squareplus",), squareplus),
     "swish": Activation(Reach(-0.2785), ("silu", "swish")),
-    "tanh": Activation(SIGNED_UNIT, ("tanh",)),
+    "tanh": Activation(SIGNED_UNIT, ("tanh",), native=_TANH),
     "tanh_shrink": Activation(UNKNOWN, ("tanh_shrink",), tanh_shrink),
 }
 REACHES = {name: row.reach for name, row in ACTIVATIONS.items() if row.reach is not None}
@@ -222,6 +251,11 @@ def _activation_reach(layer: Any) -> Reach:
     return UNIT if name == "softmax" else REACHES.get(name, UNKNOWN)
 
 
+def _activation_native(layer: Any) -> NativeFunction | None:
+    row = ACTIVATIONS.get(activation_name(layer))
+    return None if row is None else row.native
+
+
 def _rectifier_role(layer: Any) -> Role:
     plain = float(layer.negative_slope) == 0.0 and float(layer.threshold) == 0.0
     return Role.RECTIFIER if plain else Role.FUNCTION
@@ -241,6 +275,12 @@ def _rectifier_reach(layer: Any) -> Reach:
     if float(layer.negative_slope) != 0.0 and float(layer.threshold) != 0.0:
         return UNKNOWN  # below the threshold it is slope · (x - threshold)
     return _leaky(float(layer.negative_slope))
+
+
+def _sloped_rectifier(layer: Any) -> NativeFunction | None:
+    if layer.max_value is not None or float(layer.threshold) != 0.0:
+        return None
+    return _leaky_relu(float(layer.negative_slope))
 
 
 def _leaky(slope: float) -> Reach:
@@ -277,14 +317,18 @@ def _refuse_softmax_at(layer: Any, rank: int) -> str | None:
 KINDS: Kinds = {
     keras.layers.ReLU: LayerKind(
         _rectifier_role,
-        function=Function(_rectifier_reach, on_each_value=lambda layer: True),
+        function=Function(
+            _rectifier_reach, on_each_value=lambda layer: True, native=_sloped_rectifier
+        ),
         keras3=SAME,
     ),
     keras.layers.Activation: LayerKind(
         _activation_role,
         refuse_activation,
         function=Function(
-            _activation_reach, on_each_value=lambda layer: activation_name(layer) in REACHES
+            _activation_reach,
+            on_each_value=lambda layer: activation_name(layer) in REACHES,
+            native=_activation_native,
         ),
         detail=lambda layer: getattr(layer.activation, "__name__", ""),
         alike_at_all_sizes=True,
@@ -301,21 +345,25 @@ KINDS: Kinds = {
     keras.layers.LeakyReLU: LayerKind(
         Role.FUNCTION,
         function=Function(
-            lambda layer: _leaky(float(layer.alpha)), on_each_value=lambda layer: True
+            lambda layer: _leaky(float(layer.alpha)),
+            on_each_value=lambda layer: True,
+            native=lambda layer: _leaky_relu(float(layer.alpha)),
         ),
         keras3=Keras3(renamed={"alpha": "negative_slope"}),
     ),
     keras.layers.PReLU: LayerKind(
         Role.FUNCTION,
         weights_by_channel=True,
-        function=Function(spread=_sloped),
+        function=Function(spread=_sloped, native=lambda layer: NativeFunction("PRELU")),
         alike_at_all_sizes=True,
         keras3=SAME,
     ),
     keras.layers.ELU: LayerKind(
         Role.FUNCTION,
         function=Function(
-            lambda layer: Reach(-abs(float(layer.alpha))), on_each_value=lambda layer: True
+            lambda layer: Reach(-abs(float(layer.alpha))),
+            on_each_value=lambda layer: True,
+            native=lambda layer: NativeFunction("ELU") if float(layer.alpha) == 1.0 else None,
         ),
         keras3=SAME,
     ),

@@ -155,6 +155,22 @@ class Combination(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
+class NativeFunction:
+    """The operator of TFLite that computes a function of one value on codes.
+
+    Attributes:
+        operator: its name.
+        settings: its options, by the names that the schema gives them.
+        ends: the smallest and the largest value of the 256 codes that TFLite fixes for its output;
+            None where these may be any.
+    """
+
+    operator: str
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    ends: Reach | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Function:
     """A function that a layer computes between quantizers.
 
@@ -166,6 +182,7 @@ class Function:
         interpolates: it resizes images by bilinear interpolation, pixels placed by their centers.
         is_broken_line: it is piecewise linear: not a smooth function that rounding would coarsen.
         spread: its result for values (channels, quantiles), where it is not elementwise.
+        native: the operator that NPUs compute it by; None where there is none.
     """
 
     reach: Callable[[Any], Reach] = lambda layer: UNKNOWN
@@ -175,6 +192,7 @@ class Function:
     interpolates: Callable[[Any], bool] = lambda layer: False
     is_broken_line: bool = False
     spread: Callable[[Any, Any], Any] | None = None
+    native: Callable[[Any], NativeFunction | None] = lambda layer: None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -224,7 +224,8 @@ class Translator:
         config = layer.get_config()
         names = ("weights", "output", "annotation", "inserted")
         own = {name: config[name] for name in names}
-        placed = PlacedConfig.from_config({**own, "around": layer.place == AROUND})
+        marks = {"around": layer.place == AROUND, "native": layer.native}
+        placed = PlacedConfig.from_config({**own, **marks})
         inner = self._inner(layer.layer)
         if is_adapted(inner):
             inner = adapted_copy(inner)

@@ -33,6 +33,7 @@ from sat_tf.export.operations.movements import (
     StridedSlice,
     Transpose,
 )
+from sat_tf.export.operations.native import FIXED_GRIDS, NATIVE, Native, Sloped
 from sat_tf.export.operations.operation import Operation, stored_codes
 from sat_tf.export.operations.pairs import Pair
 from sat_tf.export.operations.pointwise import Pointwise, WithConstant
@@ -87,6 +88,13 @@ ON_CODES: list[tuple[Operation, tuple[int, ...]]] = [
     (Pad(_X, _Y, ((1, 0), (0, 2), (0, 0))), (5, 6, 4)),
     (Reshape(_X, _Y), (16, 4)),
     (Lookup(_X, _Y, np.arange(127, -129, -1).astype(np.int8)), SHAPE),
+    (Sloped(_X, _Y, np.int8([[[-127, -3, 5, 64]]]), SCALE), SHAPE),
+]
+# Functions of one value by operators of their own, which fix the grid of some.
+_SETTINGS = {"alpha": 0.25, "approximate": True}
+NATIVES = [
+    Native(_X, _Y, name, {setting: _SETTINGS[setting] for setting in row.settings})
+    for name, row in NATIVE.items()
 ]
 # These make or read float values.
 ON_FLOATS: list[Operation] = [
@@ -98,11 +106,11 @@ ON_FLOATS: list[Operation] = [
 ]
 
 
-def graph_of(operation: Operation, shape: tuple[int, ...]) -> Graph:
+def graph_of(operation: Operation, shape: tuple[int, ...], codes: Codes = CODES) -> Graph:
     """Pixels, an operation of their codes, and its result in float."""
     tensors = {
         "x": Tensor("x", SHAPE, CODES),
-        "y": Tensor("y", shape, CODES),
+        "y": Tensor("y", shape, codes),
         "out": Tensor("out", shape, None),
     }
     operations = (ShiftImage(("image",), "x"), operation, Dequantize(("y",), "out"))
@@ -132,6 +140,10 @@ def unsigned_graph() -> Graph:
 
 GRAPHS = [
     *(graph_of(*row) for row in ON_CODES),
+    *(
+        graph_of(native, SHAPE, Codes(*FIXED_GRIDS.get(native.name, (SCALE, 0))))
+        for native in NATIVES
+    ),
     *map(float_graph_of, ON_FLOATS),
     unsigned_graph(),
 ]

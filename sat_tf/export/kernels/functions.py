@@ -1,0 +1,236 @@
+"""Functions of one value on codes, as int8 kernels compute them.
+
+A kernel looks a code up in a table that it makes of a function in float32, or multiplies it in
+integers. All functions here take codes, stored - zero_point, and give codes that are not clipped.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from sat_tf.export.kernels.fixed_point import (
+    fixed_point,
+    rounded_away,
+    rounded_twice_away,
+)
+
+# The codes, the scales of the input and the output, the zero point of the output, and the settings
+# of the operator.
+FunctionRule = Callable[[np.ndarray, np.float32, np.float32, int, Mapping[str, Any]], np.ndarray]
+# float32 values of a function of float32 values.
+Curve = Callable[..., np.ndarray]
+
+# How float32 values become codes of a scale; kernels that add the zero point before they round are
+# given it.
+Rounding = Callable[[np.ndarray, np.float32, int], np.ndarray]
+
+
+def rounded_half_away(values: np.ndarray, scale: np.float32, zero_point: int) -> np.ndarray:
+    """One float32 product with the inverse scale, halves away from zero: the builtin kernels."""
+    del zero_point
+    return rounded_away(values * (np.float32(1.0) / scale))
+
+
+def rounded_moved(values: np.ndarray, scale: np.float32, zero_point: int) -> np.ndarray:
+    """The product and the zero point are added in float32, and rounded half to even: XNNPACK."""
+    product = np.asarray(values * (np.float32(1.0) / scale), np.float32)
+    return np.asarray(np.rint(product + np.float32(zero_point)) - zero_point)
+
+
+def rounded_moved_fused(values: np.ndarray, scale: np.float32, zero_point: int) -> np.ndarray:
+    """The same where a compiler fuses product and sum: the product is not rounded by itself."""
+    # float64 holds the product of two float32 numbers.
+    product = values.astype(np.float64) * float(np.float32(1.0) / scale)
+    return np.asarray(np.rint((product + zero_point).astype(np.float32)) - zero_point)
+
+
+def by_table(curve: Curve, rounding: Rounding) -> FunctionRule:
+    """The rule of a kernel that computes each code's result in float32."""
+
+    def rule(
+        codes: np.ndarray,
+        scale: np.float32,
+        output: np.float32,
+        zero_point: int,
+        settings: Mapping[str, Any],
+    ) -> np.ndarray:
+        real = np.asarray(codes.astype(np.float32) * np.float32(scale), np.float32)
+        made = np.asarray(curve(real, **settings), np.float32)
+        return np.asarray(rounding(made, np.float32(output), zero_point)).astype(np.int64)
+
+    return rule
+
+
+# -- in integers -----------------------------------------------------------------------------------
+
+# What XNNPACK multiplies the codes of a leaky rectifier by.
+_SMALLEST_FACTOR, _LARGEST_FACTOR = 2.0**-8, 2.0**7
+
+_BITS_16 = 15
+_MORE_BITS = 7  # of a code in hard-swish
+_REACH = 3.0  # hard-swish is 0 below -3, and x above 3
+
+
+def _narrow(multiplier: float) -> tuple[int, int]:
+    """A multiplier of 15 bits and its exponent, of one of 31."""
+    wide = fixed_point(multiplier)
+    return min((int(wide.mantissas) + (1 << 15)) >> 16, (1 << 15) - 1), int(wide.exponents)
+
+
+def _in_int16(values: np.ndarray) -> np.ndarray:
+    return np.clip(values, -(1 << _BITS_16), (1 << _BITS_16) - 1)
+
+
+def _half_up(values: np.ndarray, mantissa: int) -> np.ndarray:
+    """The upper 16 bits of the doubled product, rounded half up."""
+    return _in_int16((values * mantissa + (1 << (_BITS_16 - 1))) >> _BITS_16)
+
+
+def _shifted_up(values: np.ndarray, bits: int) -> np.ndarray:
+    """Shifted to the right, rounded half up."""
+    return np.asarray((values + ((1 << bits) >> 1)) >> bits)
+
+
+def _shifted_away(values: np.ndarray, bits: int) -> np.ndarray:
+    """Shifted to the right, rounded half away from zero."""
+    return np.asarray(np.sign(values) * ((np.abs(values) + ((1 << bits) >> 1)) >> bits))
+
+
+def hard_swish(
+    codes: np.ndarray,
+    scale: np.float32,
+    output: np.float32,
+    zero_point: int,
+    settings: Mapping[str, Any],
+) -> np.ndarray:
+    """Hard-swish, x · relu6(x + 3) / 6, in 16 bits: all kernels but those with Arm's vectors.
+
+    x is multiplied once to the scale of the output, as far as 16 bits hold it, and once to where
+    3 is 2^15, which saturates; the second is moved from [-1, 1] to [0, 1]. The product of both is
+    rounded towards zero. All shifts round half away from zero.
+
+    >>> eighth = np.float32(0.125)
+    >>> hard_swish(np.array([-24, -12, 0, 8, 24, 40]), eighth, eighth, 0, {}).tolist()
+    [0, -3, 0, 5, 24, 40]
+    """
+    del zero_point, settings
+    x, gate, shift = _hard_swish_factors(codes, scale, output, _shifted_away)
+    product = gate * x
+    return _shifted_away(np.sign(product) * (np.abs(product) >> _BITS_16), shift)
+
+
+def hard_swish_of_arm(
+    codes: np.ndarray,
+    scale: np.float32,
+    output: np.float32,
+    zero_point: int,
+    settings: Mapping[str, Any],
+) -> np.ndarray:
+    """The same with Arm's vectors: the product is rounded down, and all shifts half up.
+
+    What does not fill a vector is computed as everywhere else.
+    """
+    del zero_point, settings
+    x, gate, shift = _hard_swish_factors(codes, scale, output, _shifted_up)
+    return _shifted_up((gate * x) >> _BITS_16, shift)
+
+
+def _hard_swish_factors(
+    codes: np.ndarray,
+    scale: np.float32,
+    output: np.float32,
+    shifted: Callable[[np.ndarray, int], np.ndarray],
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """x, relu6(x + 3) / 6 of 15 bits, and by how many bits their product is shifted."""
+    wide = codes.astype(np.int64) << _MORE_BITS
+    fine = np.float32(np.float32(1.0 / (1 << _MORE_BITS)) * np.float32(scale))
+    to_output, shift = _narrow(float(fine / np.float32(output)))
+    to_gate, growth = _narrow(float(fine / np.float32(_REACH / (1 << _BITS_16))))
+    gate = wide
+    if growth > 0:
+        gate = _in_int16(gate << (growth - 1))
+    gate = _half_up(gate, to_gate)
+    if growth > 0:
+        gate = _in_int16(gate << 1)
+    if growth < 0:
+        gate = shifted(gate, -growth)
+    gate = (gate + (1 << _BITS_16)) >> 1
+    return _half_up(wide, to_output), gate, -shift
+
+
+def hard_swish_problem(scale: np.float32, output: np.float32) -> str | None:
+    """Why the kernel does not take these scales, with the fix; None where it does."""
+    ratio = float(scale) / float(output)
+    if ratio < 1 << _MORE_BITS:
+        return None
+    return (
+        f"received a hard-swish whose input codes are worth {ratio:.4g} output codes, expected "
+        f"less than {1 << _MORE_BITS}; a clipping level is far from its values: call "
+        "sat_tf.calibrate, or train longer."
+    )
+
+
+def leaky(
+    codes: np.ndarray,
+    scale: np.float32,
+    output: np.float32,
+    zero_point: int,
+    settings: Mapping[str, Any],
+) -> np.ndarray:
+    """A leaky rectifier with two multipliers of 31 bits, rounded twice: all kernels but XNNPACK's.
+
+    >>> one = np.float32(1.0)
+    >>> leaky(np.array([-5, -2, 3]), one, one, 0, {"alpha": 0.5}).tolist()
+    [-3, -1, 3]
+    """
+    del zero_point
+    below = np.float32(np.float32(scale) * np.float32(settings["alpha"]))
+    return sloped(codes, codes, np.float32(scale), below, np.float32(output))
+
+
+def sloped(
+    codes: np.ndarray,
+    products: np.ndarray,
+    scale: np.float32,
+    below: np.float32,
+    output: np.float32,
+) -> np.ndarray:
+    """Codes from 0 on by one multiplier; below, products of them by another, rounded twice.
+
+    Args:
+        codes: of the input.
+        products: what is multiplied where codes are below 0, the codes themselves or their
+            products with codes of slopes.
+        scale: of the codes.
+        below: of the products.
+        output: scale of the output.
+    """
+    positive = rounded_twice_away(codes.astype(np.int64), fixed_point(scale / output))
+    negative = rounded_twice_away(products.astype(np.int64), fixed_point(below / output))
+    return np.where(codes >= 0, positive, negative)
+
+
+def leaky_of_xnnpack(
+    codes: np.ndarray,
+    scale: np.float32,
+    output: np.float32,
+    zero_point: int,
+    settings: Mapping[str, Any],
+) -> np.ndarray:
+    """A leaky rectifier with two multipliers of 8 bits behind the point, rounded half up.
+
+    XNNPACK takes multipliers from 1/256 to 128, and leaves others to the builtin kernels.
+
+    >>> one = np.float32(1.0)
+    >>> leaky_of_xnnpack(np.array([-5, -2, 3]), one, one, 0, {"alpha": 0.5}).tolist()
+    [-2, -1, 3]
+    """
+    source, made = np.float32(scale), np.float32(output)
+    slope = np.float32(source * np.float32(settings["alpha"]))
+    factors = np.float32(source / made), np.float32(slope / made)
+    if not all(_SMALLEST_FACTOR <= factor <= _LARGEST_FACTOR for factor in factors):
+        return leaky(codes, scale, output, zero_point, settings)
+    positive, negative = (int(np.rint(np.float32(256.0) * factor)) for factor in factors)
+    product = codes.astype(np.int64) * np.where(codes >= 0, positive, negative)
+    return np.asarray((product + 128) >> 8)

@@ -1,0 +1,374 @@
+"""Functions of one value by operators of their own, which NPUs compute: a row for each."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from sat_tf.core.grid import LARGEST_INT8
+from sat_tf.export.kernels import functions
+from sat_tf.export.kernels.functions import Curve, FunctionRule
+from sat_tf.export.kernels.kernel_sets import KERNEL_SETS, KernelSet
+from sat_tf.export.operations.builder import Draft, GraphBuilder, Shape
+from sat_tf.export.operations.operation import (
+    Constants,
+    FileParts,
+    Made,
+    Numbers,
+    Operation,
+    Portability,
+    TfTensor,
+    enumerated,
+    stored_codes,
+    tf,
+)
+from sat_tf.export.tflite.contents import NotUnderstoodError
+from sat_tf.export.tflite.operator_view import OperatorView
+from sat_tf.export.tflite.tensors import Codes, Tensors
+from sat_tf.export.tflite.writer import Operator, Writer
+from sat_tf.graph.layers.kind import NativeFunction
+
+# The offset from a stored integer to its place in a table.
+_FIRST = 128
+_STORED = np.arange(-_FIRST, _FIRST)
+_HALF, _ONE = np.float32(0.5), np.float32(1.0)
+_CUBIC, _ROOT = np.float32(0.044715), np.float32(math.sqrt(2.0 / math.pi))
+_erfc = np.vectorize(math.erfc, otypes=[np.float64])
+
+
+def _logistic(x: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):  # 1 / (1 + inf) is 0
+        return np.asarray(_ONE / (_ONE + np.exp(-x)))
+
+
+def _elu(x: np.ndarray) -> np.ndarray:
+    return np.where(x < 0, np.expm1(np.minimum(x, 0)), x)
+
+
+def _gelu(x: np.ndarray, *, approximate: bool) -> np.ndarray:
+    if approximate:
+        # NumPy's own float32 tanh is less exact than that of C.
+        gate = np.tanh((_ROOT * (x + _CUBIC * x * x * x)).astype(np.float64))
+        return _HALF * x * (_ONE + gate.astype(np.float32))
+    # This is x · Φ(x) without the cancellation in 1 + erf.
+    share = _erfc(x * np.float32(-math.sqrt(0.5))).astype(np.float32)
+    return _HALF * x * share
+
+
+def _any_scales(source: Codes, output: Codes, settings: Mapping[str, Any]) -> str | None:
+    del source, output, settings
+    return None
+
+
+def _hard_swish_problem(source: Codes, output: Codes, settings: Mapping[str, Any]) -> str | None:
+    del settings
+    return functions.hard_swish_problem(source.scale, output.scale)
+
+
+@dataclasses.dataclass(frozen=True)
+class NativeRow:
+    """An operator that computes a function of one value.
+
+    Attributes:
+        operator: as a file has it.
+        rule: its codes, by the kernels that compute it.
+        on_reals: the function of real values in TensorFlow; it takes the settings by their names.
+        settings: the names of its options in a file.
+        problem: why its kernels do not take the grids of its input and output, with the fix.
+    """
+
+    operator: Operator
+    rule: Callable[[KernelSet], FunctionRule]
+    on_reals: Callable[..., TfTensor]
+    settings: tuple[str, ...] = ()
+    problem: Callable[[Codes, Codes, Mapping[str, Any]], str | None] = _any_scales
+
+
+def _tabulated(curve: Curve) -> Callable[[KernelSet], FunctionRule]:
+    """The rule of an operator that XNNPACK computes too."""
+    return lambda kernels: functions.by_table(curve, kernels.tabulated)
+
+
+def _left_to_others(curve: Curve) -> Callable[[KernelSet], FunctionRule]:
+    """The rule of an operator that XNNPACK leaves to the builtin kernels."""
+    return lambda kernels: functions.by_table(curve, functions.rounded_half_away)
+
+
+_ROWS = (
+    NativeRow(Operator("LOGISTIC", 2, ""), _tabulated(_logistic), lambda x: tf.math.sigmoid(x)),
+    NativeRow(Operator("TANH", 2, ""), _tabulated(np.tanh), lambda x: tf.math.tanh(x)),
+    NativeRow(Operator("ELU", 1, ""), _tabulated(_elu), lambda x: tf.nn.elu(x)),
+    NativeRow(
+        Operator("GELU", 2, "GeluOptions"),
+        _left_to_others(_gelu),
+        lambda x, approximate: tf.nn.gelu(x, approximate),
+        ("approximate",),
+    ),
+    NativeRow(
+        Operator("HARD_SWISH", 1, "HardSwishOptions"),
+        lambda kernels: kernels.hard_swish,
+        lambda x: x * tf.nn.relu6(x + 3.0) / 6.0,
+        problem=_hard_swish_problem,
+    ),
+    NativeRow(
+        Operator("LEAKY_RELU", 2, "LeakyReluOptions"),
+        lambda kernels: kernels.leaky,
+        lambda x, alpha: tf.nn.leaky_relu(x, alpha),
+        ("alpha",),
+    ),
+)
+NATIVE: Mapping[str, NativeRow] = {row.operator.name: row for row in _ROWS}
+# The grids that kernels give the outputs of these, which TFLite fixes.
+FIXED_GRIDS: Mapping[str, tuple[np.float32, int]] = {
+    "LOGISTIC": (np.float32(1.0 / 256.0), -128),
+    "TANH": (np.float32(1.0 / 128.0), 0),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Native(Operation):
+    """A function of one value by an operator of its own.
+
+    Attributes:
+        name: of the operator, a row of `NATIVE`.
+        settings: its options, by the names that the schema gives them.
+    """
+
+    name: str
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    reads = tuple(NATIVE)
+    rounds = True
+
+    @property
+    def row(self) -> NativeRow:
+        """Its operator's row."""
+        return NATIVE[self.name]
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """See `Operation`."""
+        return (self.name,)
+
+    def title(self, graph: Tensors) -> str:
+        """See `Operation`."""
+        return self.name
+
+    def scale_problem(self, graph: Tensors) -> str | None:
+        """See `Operation`."""
+        source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
+        return self.row.problem(source, output, self.settings)
+
+    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
+        """See `Operation`."""
+        (stored,) = inputs
+        return self._table(graph, graph.kernels)[stored + _FIRST]
+
+    def _table(self, graph: Tensors, kernels: KernelSet) -> np.ndarray:
+        """The stored integers that kernels make of those from -128 on."""
+        source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
+        return table_of(self.name, self.settings, source, output, kernels)
+
+    def portability(self, graph: Tensors) -> Portability:
+        """See `Operation`: each code of the input is tried."""
+        return enumerated(
+            _STORED,
+            lambda kernels, stored: self._table(graph, kernels)[stored + _FIRST],
+            "values",
+            total=_STORED.size,
+        )
+
+    def write(self, writer: Writer) -> None:
+        """See `Operation`."""
+        writer.operator(self.row.operator, self.inputs, self.output, **self.settings)
+
+    @classmethod
+    def read(cls, operator: OperatorView) -> Made:
+        """See `Operation`."""
+        source, codes = operator.source_codes(), operator.codes()
+        if source is None or codes is None:
+            raise NotUnderstoodError("it reads or makes float values")
+        fixed = FIXED_GRIDS.get(operator.name)
+        if fixed is not None and fixed != (codes.scale, codes.zero_point):
+            raise NotUnderstoodError(
+                f"its tensor has the scale {codes.scale} and the zero point {codes.zero_point}, "
+                f"expected {fixed[0]} and {fixed[1]}"
+            )
+        settings = {name: operator.option(name) for name in NATIVE[operator.name].settings}
+        made = cls((operator.source(),), operator.output.name, operator.name, settings)
+        return made, codes
+
+    def numbers(self, graph: Tensors) -> Numbers:
+        """The table as codes, and the place of code 0."""
+        source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
+        codes = self._table(graph, graph.kernels) - output.zero_point
+        return {"codes": codes.astype(np.float32), "first": np.int32(_FIRST + source.zero_point)}
+
+    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
+        """See `Operation`."""
+        (source,) = inputs
+        return tf.gather(constants["codes"], tf.cast(source, tf.int32) + constants["first"])
+
+    def on_reals(self, graph: Tensors, *inputs: TfTensor) -> TfTensor:
+        """See `Operation`."""
+        return self.row.on_reals(*inputs, **self.settings)
+
+
+def table_of(
+    name: str, settings: Mapping[str, Any], source: Codes, output: Codes, kernels: KernelSet
+) -> np.ndarray:
+    """The stored integers that kernels make of those from -128 on, clipped.
+
+    Args:
+        name: of the operator.
+        settings: its options.
+        source: the codes that it reads.
+        output: the codes that it makes.
+        kernels: that compute it.
+    """
+    grids = (source.scale, source.zero_point, output.scale, output.zero_point)
+    made = _unclipped(name, tuple(sorted(settings.items())), grids, kernels)
+    return stored_codes(made, output)
+
+
+@functools.lru_cache(maxsize=256)
+def _unclipped(
+    name: str, settings: tuple[tuple[str, Any], ...], grids: tuple[Any, ...], kernels: KernelSet
+) -> np.ndarray:
+    scale, zero_point, output, output_zero = grids
+    rule = NATIVE[name].rule(kernels)
+    return rule(_STORED - zero_point, scale, output, output_zero, dict(settings))
+
+
+@dataclasses.dataclass(frozen=True)
+class Sloped(Operation):
+    """PRELU: a value below 0 is multiplied by a slope of its channel or its place.
+
+    Attributes:
+        slopes: int8 codes, shaped like the input without the batch, or broadcast to it.
+        slope_scale: of these codes, whose zero point is 0.
+    """
+
+    slopes: np.ndarray
+    slope_scale: np.float32
+
+    operator = Operator("PRELU", 1, "")
+    num_constants = 1
+    same_because = "it multiplies codes by one rule"
+
+    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
+        """See `Operation`."""
+        (stored,) = inputs
+        return self._made(graph, stored, self.slopes)
+
+    def _made(self, graph: Tensors, stored: np.ndarray, slopes: np.ndarray) -> np.ndarray:
+        source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
+        codes = stored.astype(np.int64) - source.zero_point
+        products = codes * slopes.astype(np.int64)
+        below = np.float32(source.scale * self.slope_scale)
+        made = functions.sloped(codes, products, source.scale, below, output.scale)
+        return stored_codes(made, output)
+
+    def write(self, writer: Writer) -> None:
+        """See `Operation`."""
+        slopes = writer.constant(f"{self.output}/slopes", self.slopes, self.slope_scale)
+        writer.operator(self.operator, [*self.inputs, slopes], self.output)
+
+    @classmethod
+    def read(cls, operator: OperatorView) -> Made:
+        """See `Operation`."""
+        codes, slopes = operator.codes(), operator.tensor(1)
+        if operator.source_codes() is None or codes is None:
+            raise NotUnderstoodError("it reads or makes float values")
+        values = operator.constant(1, "INT8")
+        if slopes.scales.size != 1 or np.any(slopes.zero_points):
+            raise NotUnderstoodError("its slopes have several scales, or a zero point")
+        made = cls((operator.source(),), operator.output.name, values, slopes.scales[0])
+        return made, codes
+
+    def file_parts(self, graph: Tensors, *, shares_kernel: bool = False) -> FileParts:
+        """The slopes."""
+        return FileParts(constants=1, data_bytes=int(self.slopes.nbytes))
+
+    def numbers(self, graph: Tensors) -> Numbers:
+        """For each slope, the table as codes; its place; and that of code 0."""
+        source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
+        found, places = np.unique(self.slopes, return_inverse=True)
+        table = self._made(graph, _STORED, found[:, np.newaxis])
+        starts = _STORED.size * places.reshape(self.slopes.shape) + _FIRST + source.zero_point
+        codes = (table - output.zero_point).astype(np.float32)
+        return {"codes": codes.reshape(-1), "starts": starts.astype(np.int32)}
+
+    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
+        """See `Operation`."""
+        (source,) = inputs
+        return tf.gather(constants["codes"], tf.cast(source, tf.int32) + constants["starts"])
+
+    def on_reals(self, graph: Tensors, *inputs: TfTensor) -> TfTensor:
+        """See `Operation`."""
+        (source,) = inputs
+        slopes = tf.constant(self.slopes.astype(np.float32) * self.slope_scale)
+        return tf.where(source < 0.0, slopes * source, source)
+
+
+@dataclasses.dataclass(frozen=True)
+class NativeDraft(Draft):
+    """A function that was trained to be computed by an operator of its own.
+
+    It is that where the operator takes the grids, and int8 clips its codes as the quantizer does;
+    else what it is for other processors.
+
+    Attributes:
+        inputs: the tensor that it reads.
+        native: the operator.
+        older: what it is without it.
+        slopes: of PRELU, float32.
+    """
+
+    inputs: tuple[str, ...]
+    native: NativeFunction
+    older: Draft
+    slopes: np.ndarray | None = None
+
+    keeps_stream = True
+
+    def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
+        """See `Draft`."""
+        source = builder.codes(self.inputs[0])
+        if source is None or source.unit != 1.0 or codes.unit != 1.0:
+            return self.older.as_codes(builder, codes, name, shape)
+        if self.slopes is not None:
+            is_whole = (codes.lowest, codes.highest) == (-_FIRST, _FIRST - 1)
+            operation = self._sloped(name) if is_whole else None
+        else:
+            operation = self._of_one_value(source, codes, name)
+        if operation is None:
+            return self.older.as_codes(builder, codes, name, shape)
+        return builder.add(operation, shape, codes)
+
+    def as_float(self, builder: GraphBuilder, name: str, shape: Shape) -> str:
+        """See `Draft`."""
+        return self.older.as_float(builder, name, shape)
+
+    def _of_one_value(self, source: Codes, codes: Codes, name: str) -> Operation | None:
+        operator, settings = self.native.operator, self.native.settings
+        fixed = FIXED_GRIDS.get(operator)
+        if fixed is not None and fixed != (codes.scale, codes.zero_point):
+            return None
+        if NATIVE[operator].problem(source, codes, settings) is not None:
+            return None
+        whole = dataclasses.replace(codes, lowest=-_FIRST, highest=_FIRST - 1)
+        for kernels in KERNEL_SETS.values():
+            made = table_of(operator, settings, source, whole, kernels)
+            if np.min(made) < codes.lowest or np.max(made) > codes.highest:
+                return None
+        return Native(self.inputs, name, operator, settings)
+
+    def _sloped(self, name: str) -> Operation:
+        slopes = np.asarray(self.slopes, np.float32)
+        scale = np.float32(np.max(np.abs(slopes), initial=0.0) / LARGEST_INT8)
+        scale = scale if scale > 0.0 else np.float32(1.0)
+        return Sloped(self.inputs, name, np.rint(slopes / scale).astype(np.int8), scale)

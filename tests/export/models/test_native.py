@@ -1,0 +1,184 @@
+"""Models whose functions an NPU computes: trained as deployed, written, proved, compiled."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+import sat_tf
+from sat_tf.export.lowering.pipeline import deployed_graph
+from sat_tf.export.targets.ethos_u import compile_file
+from sat_tf.export.targets.table import TARGETS
+from sat_tf.export.tflite.contents import read_contents
+from sat_tf.graph.layers.activations import gelu_by_tanh, hard_silu
+from sat_tf.qat.configs import PlacedConfig
+from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.wrapper import output_quantizer
+from sat_tf.quantizers.pact import FixedGridQuantizer, OffsetQuantizer, StreamQuantizer
+
+L = keras.layers
+POLICY = BitPolicy.mobile(4, target="ethos-u55")
+SLOPES = keras.initializers.RandomUniform(0.05, 0.3, seed=1)
+# The function of a tensor, and the operators that stand for it in a file.
+FUNCTIONS = {
+    "sigmoid": (L.Activation("sigmoid"), {"LOGISTIC"}),
+    "tanh": (L.Activation("tanh"), {"TANH"}),
+    "swish": (L.Activation("swish"), {"LOGISTIC", "MUL"}),
+    "silu": (tf.nn.silu, {"LOGISTIC", "MUL"}),
+    "hard_silu": (L.Activation(hard_silu), {"HARD_SWISH"}),
+    "elu": (L.ELU(), {"ELU"}),
+    "leaky": (L.LeakyReLU(0.1), {"LEAKY_RELU"}),
+    "rectifier with a slope": (L.ReLU(negative_slope=0.25), {"LEAKY_RELU"}),
+    "gelu": (L.Activation("gelu"), {"GELU"}),
+    "gelu by tanh": (L.Activation(gelu_by_tanh), {"GELU"}),
+    "prelu": (L.PReLU(shared_axes=[1, 2], alpha_initializer=SLOPES), {"PRELU"}),
+}
+SMOOTH = {"MUL", "LOGISTIC", "TANH", "HARD_SWISH", "ELU", "LEAKY_RELU", "GELU", "PRELU", "GATHER"}
+
+
+def _images(count: int = 32) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (count, 12, 12, 3)).astype(np.uint8)
+
+
+def _model(function) -> keras.Model:
+    """Two convolutions and a function behind the first: one of its readers is linear."""
+    if isinstance(function, L.Layer):
+        function = type(function).from_config(function.get_config())
+    image = keras.Input((12, 12, 3))
+    x = L.BatchNormalization()(L.Conv2D(8, 3, name="first")(image))
+    x = L.Conv2D(8, 3, strides=2, name="second")(function(x))
+    x = L.ReLU()(L.BatchNormalization()(x))
+    return keras.Model(image, L.Dense(4)(L.GlobalAveragePooling2D()(x)))
+
+
+def _gated() -> keras.Model:
+    """Squeeze and excitation."""
+    image = keras.Input((12, 12, 3))
+    x = L.ReLU()(L.BatchNormalization()(L.Conv2D(8, 3)(image)))
+    gate = L.Conv2D(4, 1, activation="swish")(L.GlobalAveragePooling2D(keepdims=True)(x))
+    gate = L.Conv2D(8, 1, activation="sigmoid")(gate)
+    x = L.Conv2D(8, 3)(L.Multiply()([x, gate]))
+    return keras.Model(image, L.Dense(4)(L.GlobalAveragePooling2D()(x)))
+
+
+def _trained(model: keras.Model, policy: BitPolicy = POLICY) -> keras.Model:
+    """The quantized model after three steps."""
+    quantized = sat_tf.quantize_model(model, policy)
+    images = _images().astype(np.float32)
+    sat_tf.calibrate(quantized, images)
+    quantized.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    labels = np.random.default_rng(1).integers(0, 4, len(images))
+    losses = quantized.fit(images, labels, batch_size=12, verbose=0).history["loss"]
+    assert np.all(np.isfinite(losses))
+    return quantized
+
+
+def _operators(path) -> list[str]:
+    return [operator.name for operator in read_contents(path.read_bytes(), "file").operators]
+
+
+def _assert_proved_and_compiled(quantized: keras.Model, path) -> set[str]:
+    """Proves and compiles the file; returns its operators that compute functions."""
+    sat_tf.export_tflite(quantized, path, pack="none", output_type="int8")
+    found = sat_tf.verify_tflite(quantized, path, _images(8))
+    assert found.codes_compared > 0
+    assert found.is_portable
+    for name in ("xnnpack", "arm_xnnpack", "arm_xnnpack_unfused"):
+        assert sum(one.codes_differing for one in found.runtimes[name].tensors) == 0
+    contents = read_contents(path.read_bytes(), "file")
+    assert TARGETS["ethos-u55"].elsewhere(contents) == []
+    assert compile_file(path, "ethos-u55-128").on_cpu == ()
+    return {*_operators(path)} & SMOOTH
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_is_proved_and_runs_on_the_npu(name, tmp_path):
+    function, operators = FUNCTIONS[name]
+    quantized = _trained(_model(function))
+    assert _assert_proved_and_compiled(quantized, tmp_path / "model.tflite") == operators
+
+
+@pytest.mark.thorough
+def test_squeeze_and_excitation_runs_on_the_npu(tmp_path):
+    quantized = _trained(_gated())
+    assert _assert_proved_and_compiled(quantized, tmp_path / "m.tflite") == {"LOGISTIC", "MUL"}
+
+
+def _placed(model: keras.Model, policy: BitPolicy = POLICY) -> dict[str, PlacedConfig]:
+    quantized = sat_tf.quantize_model(model, policy)
+    configs = {layer.name: getattr(layer, "quantize_config", None) for layer in quantized.layers}
+    return {name.removeprefix("quant_"): config for name, config in configs.items() if config}
+
+
+def test_a_sigmoid_is_trained_on_the_grid_of_its_operator():
+    configs = _placed(_model(L.Activation("sigmoid", name="gate")))
+    assert configs["gate"].output == FixedGridQuantizer(highest=255.0 / 256.0)
+    assert configs["gate"].native
+    assert not configs["second"].native
+    # Its reader takes the 8 bits as they are.
+    assert not any(config.inserted and "gate" in name for name, config in configs.items())
+
+
+def test_a_swish_is_a_product_with_a_sigmoid_whose_range_is_that_of_a_swish():
+    configs = _placed(_model(L.Activation("swish", name="act")))
+    assert configs["act_sigmoid"].output == FixedGridQuantizer(highest=255.0 / 256.0)
+    product = configs["act"].output
+    assert isinstance(product, OffsetQuantizer)
+    assert (product.num_bits, product.lowest) == (8, -0.2785)
+
+
+@pytest.mark.parametrize(
+    ("function", "kind", "bits"),
+    [
+        (L.Activation(hard_silu, name="act"), OffsetQuantizer, 4),
+        (L.LeakyReLU(0.1, name="act"), OffsetQuantizer, 8),  # what is below its range saturates
+        (L.PReLU(shared_axes=[1, 2], name="act"), StreamQuantizer, 8),
+    ],
+)
+def test_what_int8_alone_clips_has_8_bits(function, kind, bits):
+    quantizer = _placed(_model(function))["act"].output
+    assert isinstance(quantizer, kind)
+    assert quantizer.num_bits == bits
+
+
+@pytest.mark.parametrize("target", [None, "litert", "micro"])
+def test_models_for_cpus_stay_as_they_are(target):
+    policy = BitPolicy.mobile(4, target=target)
+    configs = _placed(_model(L.Activation("swish", name="act")), policy)
+    assert "act_sigmoid" not in configs
+    assert configs["act"].output.num_bits == 4
+    assert all("native" not in config.get_config() for config in configs.values())
+
+
+def test_a_model_that_is_saved_keeps_its_operators(tmp_path):
+    quantized = sat_tf.quantize_model(_model(L.Activation("sigmoid", name="gate")), POLICY)
+    sat_tf.calibrate(quantized, _images(8).astype(np.float32))
+    quantized.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    graphs = [deployed_graph(model, pack="none") for model in (quantized, loaded)]
+    names = [[name for op in graph.operations for name in op.operators] for graph in graphs]
+    assert names[0] == names[1]
+    assert "LOGISTIC" in names[0]
+    kept = output_quantizer(loaded.get_layer("quant_gate"))
+    assert kept == FixedGridQuantizer(highest=255.0 / 256.0)
+
+
+def test_a_model_of_keras_3_has_the_same_placement(tmp_path):
+    keras3 = pytest.importorskip("keras")
+    image = keras3.Input((12, 12, 3))
+    x = keras3.layers.Conv2D(8, 3, activation="silu", name="first")(image)
+    x = keras3.layers.Conv2D(8, 3, activation="hard_silu", name="second")(x)
+    x = keras3.layers.GlobalAveragePooling2D()(x)
+    model = keras3.Model(image, keras3.layers.Dense(4)(x))
+    quantized = sat_tf.quantize_model(model, POLICY)
+    sat_tf.calibrate(quantized, _images(8).astype(np.float32))
+    path = tmp_path / "model.tflite"
+    sat_tf.export_tflite(quantized, path, pack="none")
+    assert {*_operators(path)} & SMOOTH == {"LOGISTIC", "MUL", "HARD_SWISH"}
+    found = sat_tf.verify_tflite(quantized, path, _images(4))
+    assert found.codes_differing == 0
+    quantized.save(tmp_path / "model.keras")
+    loaded = keras3.models.load_model(tmp_path / "model.keras")
+    sat_tf.export_tflite(loaded, tmp_path / "again.tflite", pack="none")
+    assert _operators(tmp_path / "again.tflite") == _operators(path)
