@@ -106,7 +106,9 @@ class _Placer:
             self.network, self.roles, self.pixels, native=policy.processor.native
         )
         self.kernels = kernels
-        self.spreads = Spreads(self.network, self.pixels, self._kernel)
+        self.spreads = Spreads(
+            self.network, self.pixels, self._kernel, native=policy.processor.native
+        )
         self.starts: dict[tuple[str, str], float | None] = {}
         self.level_sources: dict[str, str] = {}
         self.guessed: set[str] = set()

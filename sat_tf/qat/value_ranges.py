@@ -147,7 +147,7 @@ class ValueRanges:
             return found if self.is_negative(name) == found.is_negative else asymmetric.POSITIVE
         if role in (Role.MEAN, Role.MOVEMENT, Role.FUNCTION):
             return self.reach(node.inputs[0])
-        if role is Role.PRODUCT and self._native and self._is_swish(node):
+        if self._native and _read_by_swish(self._network, node) is not None:
             return layer_kinds.SWISH
         if role is Role.PRODUCT:
             # A gate between 0 and 1 keeps the other factor within its range.
@@ -155,16 +155,6 @@ class ValueRanges:
             if all(one == asymmetric.UNIT for one in reaches[1:]):
                 return reaches[0]
         return asymmetric.UNKNOWN
-
-    def _is_swish(self, node: Node) -> bool:
-        """Whether a product is that of a tensor and its own sigmoid."""
-        gates = [self._network[name] for name in node.inputs]
-        return any(
-            layer_kinds.activation_name(gate.layer) == "sigmoid"
-            and self._roles[gate.name] is Role.FUNCTION
-            and set(node.inputs) == {gate.name, *gate.inputs}
-            for gate in gates
-        )
 
     def ceiling(self, name: str) -> float | None:
         """The upper bound of the layer's output by its definition, or None."""
@@ -178,6 +168,18 @@ class ValueRanges:
         if role in (Role.MEAN, Role.MOVEMENT, Role.FUNCTION):
             return self.ceiling(node.inputs[0])
         return None
+
+
+def _read_by_swish(network: Network, node: Node) -> str | None:
+    """Of a product of a tensor and its own sigmoid, the tensor; None for another layer."""
+    if layer_kinds.combination_of(node.layer) is not Combination.PRODUCT:
+        return None
+    for name in node.inputs:
+        native = layer_kinds.native_of(network[name].layer)
+        is_gate = native is not None and native.operator == "LOGISTIC"
+        if is_gate and sorted(node.inputs) == sorted((name, *network[name].inputs)):
+            return network[name].inputs[0]
+    return None
 
 
 _Array = npt.NDArray[np.float64]
@@ -260,6 +262,7 @@ class Spreads:
         network: the float model.
         pixels: the values of tensors computed from pixels alone.
         kernel: the effective kernel of a linear layer, by the name of its node.
+        native: as for `ValueRanges`.
     """
 
     def __init__(
@@ -267,8 +270,11 @@ class Spreads:
         network: Network,
         pixels: PixelRanges,
         kernel: Callable[[str], Any],
+        *,
+        native: bool = False,
     ) -> None:
         self._network, self._pixels, self._kernel = network, pixels, kernel
+        self._native = native
         self._found: dict[str, Spread] = {}
 
     def __getitem__(self, name: str) -> Spread:
@@ -299,8 +305,12 @@ class Spreads:
         if moments is not None:
             return Spread(_normal(*moments), f"γ and β of {layer.name}").of_channels(channels)
         inputs = [self._found[name] for name in node.inputs]
+        swished = _read_by_swish(self._network, node) if self._native else None
         if role is Role.LINEAR:
             made = _linear(layer, self._kernel(node.name), inputs[0])
+        elif swished is not None:
+            values = self._found[swished].values
+            made = 0.5 * values * (1.0 + np.tanh(0.5 * values))
         elif role is Role.MEAN:
             made = _mean(inputs[0], self._positions(node))
         elif kind.quantized and kind.pooling and not kind.pooling.mean:

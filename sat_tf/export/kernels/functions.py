@@ -182,7 +182,7 @@ def leaky(
 
     >>> one = np.float32(1.0)
     >>> leaky(np.array([-5, -2, 3]), one, one, 0, {"alpha": 0.5}).tolist()
-    [-3, -1, 3]
+    [-2, -1, 3]
     """
     del zero_point
     below = np.float32(np.float32(scale) * np.float32(settings["alpha"]))

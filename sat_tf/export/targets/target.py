@@ -70,7 +70,10 @@ class Target(Processor):
 
 
 # What makes these operators unnecessary.
-_LOOKED_UP = "quantize for this target, which computes the function by an operator of its own"
+_LOOKED_UP = (
+    "quantize for this target, and use a function that it has an operator for: sigmoid, tanh, "
+    "swish, hard-swish, elu, gelu, LeakyReLU or PReLU"
+)
 _FIXES = {
     "DEQUANTIZE": "export with output_type='int8'",
     "CAST": _LOOKED_UP,

@@ -120,12 +120,18 @@ def test_a_sigmoid_is_trained_on_the_grid_of_its_operator():
     assert not any(config.inserted and "gate" in name for name, config in configs.items())
 
 
+def _swish() -> keras.Model:
+    return _model(L.Activation("swish", name="act"))
+
+
 def test_a_swish_is_a_product_with_a_sigmoid_whose_range_is_that_of_a_swish():
-    configs = _placed(_model(L.Activation("swish", name="act")))
+    configs = _placed(_swish())
     assert configs["act_sigmoid"].output == FixedGridQuantizer(highest=255.0 / 256.0)
-    product = configs["act"].output
+    product, older = configs["act"].output, _placed(_swish(), BitPolicy.mobile(8))["act"].output
     assert isinstance(product, OffsetQuantizer)
     assert (product.num_bits, product.lowest) == (8, -0.2785)
+    # Its level starts where that of a swish does.
+    assert product.initial_clipping_level == pytest.approx(older.initial_clipping_level, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -149,6 +155,22 @@ def test_models_for_cpus_stay_as_they_are(target):
     assert "act_sigmoid" not in configs
     assert configs["act"].output.num_bits == 4
     assert all("native" not in config.get_config() for config in configs.values())
+
+
+def test_explain_plans_these_operators():
+    plan = sat_tf.explain(_swish(), POLICY)
+    assert plan["act_sigmoid"].operators == ("LOGISTIC",)
+    assert plan["act"].operators == ("MUL",)
+
+
+def test_requantizing_for_an_npu_gives_a_swish_its_operators(tmp_path):
+    quantized = sat_tf.quantize_model(_swish(), BitPolicy.mobile(4))
+    images = _images(8).astype(np.float32)
+    sat_tf.calibrate(quantized, images)
+    moved = sat_tf.requantize(quantized, POLICY)
+    sat_tf.calibrate(moved, images)
+    operators = [op for one in deployed_graph(moved).operations for op in one.operators]
+    assert {*operators} & SMOOTH == {"LOGISTIC", "MUL"}
 
 
 def test_a_model_that_is_saved_keeps_its_operators(tmp_path):
