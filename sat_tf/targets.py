@@ -33,7 +33,16 @@ class Processor:
     native: bool = False
     one_partition: bool = False
 
+    def packing(self, pack: str) -> str:
+        """How its files store kernels: what is asked for, of which "auto" is what it takes.
 
+        >>> PROCESSORS["micro"].packing("auto"), PROCESSORS["micro"].packing("int4")
+        ('none', 'int4')
+        """
+        return "none" if pack == "auto" and min(self.stores) == _BITS_OF_A_BYTE else pack
+
+
+_BITS_OF_A_BYTE = 8
 _VELA = "the list of supported operators that Arm's compiler ethos-u-vela 5.2.0 writes"
 
 _ROWS = (

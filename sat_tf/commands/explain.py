@@ -17,8 +17,9 @@ from sat_tf.commands.options import (
     add_input_range,
     add_outputs,
     add_policy,
+    add_target,
     check_outputs,
-    input_range_fields,
+    policy_fields,
     read_policy,
     write_outputs,
 )
@@ -32,13 +33,15 @@ A dry run: nothing is trained, quantized or written. For each layer of a model i
   which quantizers are inserted between layers
   how it gets into the TFLite file: as integers, fused into another, float, or not at all
   its parameters, multiply-adds, bit operations (BOPs) and bytes
-and, where the model cannot be quantized, every reason with its fix."""
+and, where the model cannot be quantized, every reason with its fix. With --target it names every
+operator of the file that an NPU would leave to the CPU, why, and what to change."""
 EXAMPLES = """\
 examples:
   sat-tf explain model.keras
   sat-tf explain model.keras --policy weight_bits=2 activation_bits=3
   sat-tf explain model.h5 --policy policy.yaml unsupported=float --page plan.html
   sat-tf explain model.keras --input_range 0,1
+  sat-tf explain model.keras --target ethos-u55
   sat-tf explain runs/digits_mobilenet_v2_w4a4 --diagram plan.svg
   sat-tf explain mobilenet_v2 --image_size 96 --csv plan.csv
   sat-tf explain keras.applications:MobileNetV3Small --policy unsupported=float --diagram plan.png
@@ -55,6 +58,7 @@ def add_arguments(parser: Parser) -> None:
     add_model_argument(parser)
     add_policy(parser)
     add_input_range(parser)
+    add_target(parser, default="the policy's, or litert")
     add_model_sizes(parser, "of a model given by its name (default: 224), or of open image sizes")
     add_outputs(
         parser,
@@ -68,7 +72,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     """Does what the arguments ask for; False if the model cannot be quantized as asked."""
     name = arguments.model
     folder = pathlib.Path(name)
-    policy = read_policy(arguments.policy, folder / CONFIG, input_range_fields(arguments))
+    policy = read_policy(arguments.policy, folder / CONFIG, policy_fields(arguments))
     size = None
     if not is_built_by_name(name):
         size, arguments.image_size = arguments.image_size, None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from sat_tf.commands.models import load_model, quiet_tensorflow
-from sat_tf.commands.options import Parser, add_output_type, add_trust
+from sat_tf.commands.options import Parser, add_output_type, add_target, add_trust
 from sat_tf.messages import RunError, say, value_errors_as_run_errors
 from sat_tf.presentation.tables import marked_text
 from sat_tf.training.config.config import read_config
@@ -39,6 +39,7 @@ examples:
   sat-tf export quantized.keras --out model.tflite --pack none
   sat-tf export runs/digits_mobilenet_v2_w4a4 --float_head --out app/digits.tflite
   sat-tf export quantized.keras --softmax --labels labels.txt
+  sat-tf export quantized.keras --target ethos-u55
 """
 
 
@@ -71,12 +72,13 @@ def add_arguments(parser: Parser) -> None:
         help="auto stores weights in 4 bits where they fit and that costs no time, none all in 8; "
         "int4 and int2 make smaller files and slower models; default: as in the run's config",
     )
+    add_target(parser, default="that of the run's policy, or litert")
     parser.add_argument(
         "--softmax",
         action=argparse.BooleanOptionalAction,
         help="append a softmax: outputs are probabilities; default: as in the run's config",
     )
-    add_output_type(parser, default="as in the run's config, or float32")
+    add_output_type(parser, default="as in the run's config, or the target's")
     parser.advanced.add_argument(
         "--resizable", action="store_true", help="leave the batch size open"
     )
@@ -95,7 +97,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
     """Does what the arguments ask for."""
-    of_run = {name: getattr(arguments, name) for name in _OF_RUN}
+    of_run = {name: getattr(arguments, name) for name in (*_OF_RUN, "target")}
     if arguments.dry_run:
         show(arguments.source, console, trust=arguments.trust_model, **of_run)
         return
@@ -143,7 +145,8 @@ def show(source: str, console: Console, *, trust: bool = False, **settings: Any)
     from sat_tf.export.operations.graph import graph_table
 
     with value_errors_as_run_errors():
-        graph = file_graph(load_model(path, trust=trust), FileSettings(**settings))
+        wanted = FileSettings(**{"output_type": None, **settings})
+        graph = file_graph(load_model(path, trust=trust), wanted)
     if console.is_terminal:
         console.print(graph_table(graph))
     else:  # a file or a pipe has no width of its own
@@ -162,11 +165,12 @@ def _find_model(source: str, settings: Mapping[str, Any]) -> tuple[pathlib.Path,
     if path.is_file():
         return path, settled
     folder = RunFolder(path)
-    needs_config = any(name not in settled for name in _OF_RUN)
+    needs_config = any(name not in settled for name in (*_OF_RUN, "target"))
     folder.require(QUANTIZED_MODEL, *([CONFIG] if needs_config else []))
     if needs_config:
-        config = read_config(folder.file(CONFIG)).export
-        of_run = {name: getattr(config, name) for name in _OF_RUN}
+        config = read_config(folder.file(CONFIG))
+        of_run = {name: getattr(config.export, name) for name in _OF_RUN}
+        of_run["target"] = config.policy.processor.name
         settled = {**{name: it for name, it in of_run.items() if it is not None}, **settled}
     return folder.file(QUANTIZED_MODEL), settled
 

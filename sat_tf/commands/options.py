@@ -19,7 +19,7 @@ from sat_tf.presentation.palette import check_picture_path
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.policy_fields import OLD_INPUT_RANGE
 from sat_tf.quantizers.input_range import range_problem
-from sat_tf.targets import OUTPUT_TYPES, output_type_problem
+from sat_tf.targets import OUTPUT_TYPES, PROCESSORS, output_type_problem, target_problem
 from sat_tf.training.config.config import load_yaml, read_yaml_text
 from sat_tf.training.interruption import Interruption, Stopped
 
@@ -187,6 +187,33 @@ def _output_type(text: str) -> str:
     if problem := output_type_problem(text):
         raise argparse.ArgumentTypeError(problem.removeprefix("output_type: "))
     return text
+
+
+def add_target(parser: argparse.ArgumentParser, *, default: str) -> None:
+    """Adds --target, for every command that plans, makes or checks a file.
+
+    Args:
+        parser: of the command.
+        default: what holds if it is left out, in words.
+    """
+    parser.add_argument(
+        "--target",
+        metavar="NAME",
+        type=_target,
+        help=f"the processor of the file: {', '.join(PROCESSORS)}; default: {default}",
+    )
+
+
+def _target(text: str) -> str:
+    if problem := target_problem(text):
+        raise argparse.ArgumentTypeError(problem.removeprefix("target: "))
+    return text
+
+
+def policy_fields(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The policy fields that --input_range and --target give; empty if they are left out."""
+    target = arguments.target
+    return input_range_fields(arguments) | ({} if target is None else {"target": target})
 
 
 def add_policy(parser: argparse.ArgumentParser) -> None:

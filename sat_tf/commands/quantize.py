@@ -23,10 +23,11 @@ from sat_tf.commands.options import (
     add_output_type,
     add_overrides,
     add_resume,
+    add_target,
     add_trust,
     bits,
-    input_range_fields,
     integer,
+    policy_fields,
     seed,
 )
 from sat_tf.commands.pixels import fixed_input_shape
@@ -40,6 +41,7 @@ from sat_tf.export.certificate.certificate import ImagesFrom
 from sat_tf.export.tflite.metadata import label_text
 from sat_tf.messages import RunError, say, value_errors_as_run_errors
 from sat_tf.preprocessing import COVERING, Preprocessing
+from sat_tf.presentation.tables import marked_text
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.input_range import PIXELS, InputRange
 from sat_tf.training.config.config import parse_config
@@ -79,6 +81,7 @@ examples:
   sat-tf quantize model.keras --images photos/
   sat-tf quantize model.keras --images photos/ --bits 4 --epochs 5
   sat-tf quantize model.keras --images photos/ --input_range=-1,1 --out app/model
+  sat-tf quantize model.keras --images photos/ --target ethos-u55
 """
 
 
@@ -119,7 +122,8 @@ def add_arguments(parser: Parser) -> None:
         f"{TRIED_RATES[0]:g} to {TRIED_RATES[-1]:g}, chosen by a short trial",
     )
     add_input_range(parser, default="found, by the accuracy on folders of classes")
-    add_output_type(parser, default="float32")
+    add_target(parser, default="litert")
+    add_output_type(parser, default="the target's")
     parser.add_argument(
         "--out", metavar="DIR", help="where the files go; default: runs/<model>_w<N>a<N>"
     )
@@ -145,7 +149,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     with value_errors_as_run_errors():
         _expect_float(path, model)
         found = _found(images, model, console)
-        policy = BitPolicy.mobile(arguments.bits, **input_range_fields(arguments))
+        policy = BitPolicy.mobile(arguments.bits, **policy_fields(arguments))
         if not policy.states_input_range:
             spelling = _input_range(path, model, found, console).spelling
             policy = dataclasses.replace(policy, input_range=spelling)
@@ -495,6 +499,8 @@ def _write_calibrated(
     # Warnings of the certificate are printed with it.
     for warning in (text for text in report.warnings if text not in certificate.warnings):
         say(console, f"Note: {warning}")
+    for statement in report.on_target:
+        say(console, marked_text(statement))
     print_certificate(certificate, str(folder.file(run_folder.TFLITE_MODEL)), console)
     folder.write_text(run_folder.PREPROCESSING, pictures.preprocessing.to_json())
     write_layers(folder, layer_rows(quantized, feed(pictures.images[:SAMPLE])))

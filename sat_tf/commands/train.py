@@ -11,6 +11,7 @@ from sat_tf.commands.options import (
     Parser,
     add_overrides,
     add_resume,
+    add_target,
     add_trust,
     seed,
     unless_stopped,
@@ -40,6 +41,7 @@ examples:
   sat-tf train --config configs/digits/mobilenet_v2_w2a2.yaml
   sat-tf train --set stages.float.epochs=3 --set policy.stream_bits=null
   sat-tf train --seed 1 --run_dir runs/second_seed
+  sat-tf train --data photos/ --target ethos-u55
 """
 
 
@@ -65,6 +67,7 @@ def add_arguments(parser: Parser) -> None:
         metavar="DIR",
         help="where the files go; default: runs/<name in the config>",
     )
+    add_target(parser, default="policy.target in the config, or litert")
     add_resume(parser)
     parser.advanced.add_argument("--seed", type=seed, help="overrides the seed in the config")
 
@@ -72,7 +75,8 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: argparse.Namespace, console: Console) -> bool:
     """Does what the arguments ask for."""
     trusting = ["training.trust_model=true"] if arguments.trust_model else []
-    overrides = [*arguments.overrides, *trusting]
+    targets = [] if arguments.target is None else [f"policy.target={arguments.target}"]
+    overrides = [*arguments.overrides, *targets, *trusting]
     if arguments.data is None:
         config = load_config(arguments.config, overrides, arguments.seed)
     else:

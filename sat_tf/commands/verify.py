@@ -15,7 +15,7 @@ from sat_tf.commands.devices import (
     write_device_kit,
 )
 from sat_tf.commands.models import load_model, quiet_tensorflow
-from sat_tf.commands.options import Parser, add_trust, open_folder
+from sat_tf.commands.options import Parser, add_target, add_trust, open_folder
 from sat_tf.commands.pixels import (
     USUAL_IMAGES,
     ImageOptions,
@@ -30,8 +30,11 @@ from sat_tf.export.certificate.proof import read_subject
 from sat_tf.export.certificate.runtimes import RUNTIMES, USUAL_RUNTIMES
 from sat_tf.export.file_verification import recheck, verify_file
 from sat_tf.export.operations.graph import Graph
+from sat_tf.export.targets.table import TARGETS
+from sat_tf.export.tflite.contents import read_contents
 from sat_tf.export.tflite.metadata import read_metadata
 from sat_tf.messages import RunError, say, value_errors_as_run_errors
+from sat_tf.presentation.tables import marked_text
 from sat_tf.training.config.config import read_config
 from sat_tf.training.state.run_folder import (
     CERTIFICATE,
@@ -137,6 +140,7 @@ examples:
   sat-tf verify model.tflite --images photos/ --out proof/
   sat-tf verify model.tflite --dataset digits --model quantized.keras
   sat-tf verify model.keras model.tflite --float_model float.keras --images photos/
+  sat-tf verify model.tflite --target ethos-u55
   sat-tf verify model.tflite --certificate proof/certificate.json --images photos/
   sat-tf verify model.tflite --images photos/ --kit kit.zip
   sat-tf verify model.tflite --certificate certificate_aarch64.json --images photos/
@@ -162,6 +166,7 @@ def add_arguments(parser: Parser) -> None:
         help="the float .keras model, to compare the file with on the same images; default: that "
         "of the run",
     )
+    add_target(parser, default="none; with it, the operators that it leaves to the CPU are named")
     add_image_arguments(
         parser,
         default="the held-out images of the run, or random ones",
@@ -212,6 +217,8 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         arguments.source, arguments.tflite, arguments.model, needs_config=not wanted.is_given
     )
     check_kit_options(arguments)
+    if arguments.target is not None:
+        _print_elsewhere(target.tflite, arguments.target, console)
     runtimes = tuple(arguments.runtime or _RUNTIMES)
 
     def load(options: ImageOptions) -> Pixels:
@@ -238,6 +245,14 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         if arguments.kit is not None:
             write_device_kit(arguments, target.tflite, wanted, load, console)
         return found.is_exact
+
+
+def _print_elsewhere(tflite: pathlib.Path, name: str, console: Console) -> None:
+    """Prints the operators of a file, whoever wrote it, that a target leaves to the CPU."""
+    target, contents = TARGETS[name], read_contents(tflite.read_bytes(), str(tflite))
+    count, found = len(contents.operators), target.elsewhere(contents)
+    for statement in target.statements(found, count) or [target.verdict(found, count)]:
+        say(console, marked_text(statement))
 
 
 def _prove(
@@ -300,7 +315,6 @@ def _as_measured(model: "keras.Model", target: Target) -> "keras.Model":
     if config.stages.deploy_tail is None:
         return model
     from sat_tf.export.lowering.packing import ALL_PACKINGS, FileSettings
-    from sat_tf.export.tflite.contents import read_contents
     from sat_tf.training.loop.outcome import as_measured
 
     found = read_contents(target.tflite.read_bytes(), str(target.tflite)).settings

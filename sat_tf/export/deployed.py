@@ -19,6 +19,7 @@ from sat_tf.export.tflite.images import Pixels, arrays_of, joined
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node, as_layer_name, call_in_inference
 from sat_tf.qat.layout import call_name
+from sat_tf.qat.model_class import processor_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,6 +216,7 @@ def deployed_model(
             "it is made of; pass its `quantized`."
         )
     network = Network(quantized)
+    pack = processor_of(quantized).packing(pack)
     graph = deployed_graph(network, float_head=float_head, pack=pack)
     builtin = [
         operation.output for operation in graph.operations if operation.engine is not Engine.XNNPACK

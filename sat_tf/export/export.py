@@ -30,6 +30,8 @@ from sat_tf.export.lowering.trace import one_image_only
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.graph_file import serialize
 from sat_tf.export.operations.linear import linear_operations
+from sat_tf.export.targets.table import TARGETS
+from sat_tf.export.targets.target import Elsewhere
 from sat_tf.export.tflite.contents import SETTINGS_NAME, gzip_size, read_contents
 from sat_tf.export.tflite.metadata import (
     METADATA_NAME,
@@ -44,6 +46,7 @@ from sat_tf.graph.network import Network
 from sat_tf.messages import list_problems
 from sat_tf.preprocessing import Preprocessing
 from sat_tf.presentation.tables import Displayed, Marked, Table
+from sat_tf.qat.model_class import processor_of
 
 _WARM_UP = 2
 _RUNS = 20
@@ -160,6 +163,9 @@ class ExportReport(Displayed):
             for route="converter".
         moved_scales: by how many units in the last place the scales of tensors were moved so that
             it has them on all.
+        target: the processor that the file is for.
+        elsewhere: the operators that its compiler leaves to the CPU, with the reason and the fix;
+            none where it is a CPU.
         warnings: what to know about the file.
         seconds: how long it took.
     """
@@ -178,6 +184,8 @@ class ExportReport(Displayed):
     runs_from: str
     holds: list[Hold]
     moved_scales: dict[str, int]
+    target: str
+    elsewhere: list[Elsewhere]
     warnings: list[str]
     seconds: float
 
@@ -210,8 +218,14 @@ class ExportReport(Displayed):
         return [
             Marked(f"It runs in ai-edge-litert {self.runs_from} and later.", "plain"),
             *([verdict_of(self.holds)] if self.holds else []),
+            *self.on_target,
             *(Marked(f"Note: {warning}", "watch") for warning in self.warnings),
         ]
+
+    @property
+    def on_target(self) -> list[Marked]:
+        """How much of the file runs on its NPU, and what does not; none where it is for a CPU."""
+        return TARGETS[self.target].statements(self.elsewhere, sum(self.operators.values()))
 
     def _notes(self) -> list[Marked]:
         return self.statements
@@ -237,13 +251,10 @@ def file_graph(model: keras.Model | Network, settings: FileSettings) -> Graph:
     Raises:
         ValueError: the model has no such file; lists every problem with its fix.
     """
-    return deployed_graph(
-        model,
-        float_head=settings.float_head,
-        pack=settings.pack,
-        softmax=settings.softmax,
-        output_type=settings.output_type,
+    graph = deployed_graph(
+        model, float_head=settings.float_head, pack=settings.packing, softmax=settings.softmax
     )
+    return settings.ended(graph)
 
 
 def file_content(graph: Graph, settings: FileSettings, metadata: Metadata = _NONE) -> bytes:
@@ -271,6 +282,7 @@ def export_tflite(
     softmax: bool = False,
     output_type: str | None = None,
     resizable: bool = False,
+    target: str | None = None,
     labels: Iterable[str] | None = None,
     description: str | None = None,
     preprocessing: Preprocessing | None = None,
@@ -306,8 +318,9 @@ def export_tflite(
             narrow grid up to 4, of the rounded one up to 4 unless a γ is negative. The others, and
             all with "none", take 8; the report lists each with the reason.
 
-            - "auto": dense layers and 1x1 convolutions take 4 bits, at about the speed of 8. A
-              `DeployedModel` has its own choice.
+            - "auto": dense layers and 1x1 convolutions take 4 bits, at about the speed of 8; for
+              all targets but "litert", which know int8 only, it is "none". A `DeployedModel` has
+              its own choice.
             - "int4": the other convolutions too, which XNNPACK then does not run: the file is
               slower, several times, and processors differ in its codes.
             - "int2": as "auto", and 2 bits where the codes fit (the narrow and the rounded grid at
@@ -315,12 +328,16 @@ def export_tflite(
 
             "none" is for releases of LiteRT that know int8 only; see `ExportReport.runs_from`.
         softmax: the output is probabilities. A model that ends in a softmax has them anyway.
-        output_type: "float32", "int8" or "uint8"; None is "float32". A file with outputs of
+        output_type: "float32", "int8" or "uint8"; None is the target's, "int8" for NPUs where the
+            outputs have codes, and "float32". A file with outputs of
             integers ends in its last codes, without a DEQUANTIZE, so that processors without
             floating point run all of it: real value = scale · (integer - zero point), with the
             numbers of the output tensor. Those of uint8 are 128 more than those of int8.
         resizable: write the batch size as free (-1), for tools that read the signature. LiteRT
             resizes the input of other files too.
+        target: the processor that the file is for, a name of `sat_tf.targets.PROCESSORS`; left out,
+            that of the model's policy, or "litert" where none is known, as of a model that was
+            loaded. The report lists the operators that an NPU leaves to the CPU.
         labels: names of the classes, in order. They go into the file as TFLite Metadata, where
             Android's and MediaPipe's libraries find them, and into its `labels.txt`, which `unzip`
             shows.
@@ -349,6 +366,10 @@ def export_tflite(
     if isinstance(model, DeployedModel):
         float_head, pack = model.float_head or float_head, model.pack if pack == "auto" else pack
         model = model.quantized
+    if target is None:
+        target = processor_of(model).name
+    if route == "converter" and output_type is None:
+        output_type = FLOAT
     if image_size is not None:
         model = with_image_size(model, image_size)
     settings = FileSettings(
@@ -356,7 +377,8 @@ def export_tflite(
         pack=pack,
         softmax=softmax,
         resizable=resizable,
-        output_type=FLOAT if output_type is None else output_type,
+        output_type=output_type,
+        target=target,
     )
     metadata, problems = checked_metadata(description, labels, preprocessing)
     problems += route_problems(route, settings, has_metadata=bool(metadata))
@@ -398,13 +420,28 @@ def export_tflite(
         runs_from=first_release(kernel.storage for kernel in kernels if kernel.is_product),
         holds=holds_of(graph) if direct else [],
         moved_scales=dict(graph.moved_scales) if direct else {},
+        target=settings.target,
+        elsewhere=TARGETS[settings.target].elsewhere(parsed),
         warnings=[
             *graph.warnings,
+            *_beyond_target(graph, settings),
             *float_layers_of_one_image(graph, content),
             *([] if direct else [CONVERTED]),
         ],
         seconds=time.perf_counter() - start,
     )
+
+
+def _beyond_target(graph: Graph, settings: FileSettings) -> Iterator[str]:
+    """The warning for kernels that the target does not take."""
+    processor = settings.processor
+    stored = {linear.storage.value for linear in linear_operations(graph.operations)}
+    if beyond := sorted(stored - processor.stores):
+        yield (
+            f"pack={settings.pack!r} stores kernels in {' and '.join(map(str, beyond))} bits, and "
+            f"{processor.title} takes {' and '.join(map(str, sorted(processor.stores)))} alone; "
+            "use pack='auto'"
+        )
 
 
 def _alternatives(model: Network, settings: FileSettings, metadata: Metadata) -> dict[str, bytes]:

@@ -20,6 +20,7 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node
 from sat_tf.qat.layout import call_name, inner_layer
+from sat_tf.qat.model_class import processor_of
 from sat_tf.qat.wrapper import output_quantizer
 
 
@@ -46,7 +47,7 @@ def snap_biases(model: keras.Model, *, pack: str = "auto") -> None:
         ValueError: the model has no integer form, or nothing to pack; lists every problem.
     """
     network = Network(model)
-    trained = pipeline.trained_graph(network, pack=pack)
+    trained = pipeline.trained_graph(network, pack=processor_of(model).packing(pack))
     deployed = pipeline.rounded(trained)
     nodes = {call_name(node): node for node in network}
     shaped = {

@@ -129,12 +129,13 @@ class Deployment:
     float_layer_bytes: Mapping[str, int]
 
 
-def deployment(preview: Network, *, tolerant: bool = False) -> Deployment:
+def deployment(preview: Network, *, tolerant: bool = False, packing: str = "auto") -> Deployment:
     """How a previewed network is exported.
 
     Args:
         preview: the network, with shapes for one image size if sizes are open.
         tolerant: the model cannot be quantized, and its graph may lack what the export needs.
+        packing: how the file stores kernels.
     """
     names = {node.name: user_name(node) for node in preview}
     view = in_inference(preview)
@@ -142,7 +143,7 @@ def deployment(preview: Network, *, tolerant: bool = False) -> Deployment:
     refused = by_layer(problems, names.values())
     outlines = kernel_outlines(preview)
     try:
-        graph = pack_graph(trace(view, kernels=outlines), "auto")
+        graph = pack_graph(trace(view, kernels=outlines), packing)
     except Exception as error:
         if not (tolerant or isinstance(error, ValueError) or problems):
             raise

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tf_keras as keras
 
+from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network, Node, loss_problems, refuse_losses
 from sat_tf.graph.rewrite import with_layers_for_operations
@@ -21,6 +22,7 @@ from sat_tf.planning.deployment import (
 )
 from sat_tf.planning.layer_plan import Export, Fate, LayerPlan
 from sat_tf.planning.plan import Plan
+from sat_tf.planning.planned_file import planned_elsewhere
 from sat_tf.planning.preview import by_layer, preview, with_image_size
 from sat_tf.qat.layout import is_quantized, maker_of_codes, non_finite_weights, user_name
 from sat_tf.qat.model_class import policy_of
@@ -94,6 +96,7 @@ def explain(
     policy: BitPolicy | int | None = None,
     *,
     image_size: int | Sequence[int] | None = None,
+    target: str | None = None,
 ) -> Plan:
     """Says how every layer of a model will be quantized and exported, before anything is built.
 
@@ -113,6 +116,8 @@ def explain(
             quantized in this process.
         image_size: rows and columns, or one number for both, or (length,) for sequences, for a
             model of open sizes; without it, its multiply-adds are unknown.
+        target: the processor that the file is for, in place of the policy's. For an NPU the plan
+            names every operator of the file that would run on the CPU, why, and what to change.
 
     Returns:
         A `Plan`.
@@ -120,7 +125,7 @@ def explain(
     Raises:
         ValueError: the model has no graph (it is subclassed, or not built); the policy is not a
             `BitPolicy`, or left out for a quantized model that was loaded; the model has another
-            image size.
+            image size; there is no such target.
 
     >>> import tf_keras as keras
     >>> model = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Conv2D(4, 3, name="conv")])
@@ -128,18 +133,21 @@ def explain(
     >>> plan["conv"].weights.bits, plan["conv"].multiply_adds, plan.problems
     (8, 3888, ())
     """
-    asked = None if policy is None else expect_policy(policy)
-    native = (asked or BitPolicy()).processor.native
-    source = read_source(model, native=native)
+    before = policy_of(model)
+    asked = before if policy is None else expect_policy(policy)
+    wanted = asked or BitPolicy()
+    if wanted.target is None and before is not None:
+        target = target or before.target
+    if target is not None:
+        wanted = dataclasses.replace(wanted, target=target)
+    source = read_source(model, native=wanted.processor.native)
     if asked is None and source.quantized is not None:
-        asked = policy_of(model)
-        if asked is None:
-            raise ValueError(
-                f"model {model.name!r}: received a quantized model without a policy, expected the "
-                "one to quantize it by, which files do not have; call sat_tf.explain(model, "
-                "policy)."
-            )
-    return plan_of(source, asked or BitPolicy(), image_size)
+        raise ValueError(
+            f"model {model.name!r}: received a quantized model without a policy, expected the "
+            "one to quantize it by, which files do not have; call sat_tf.explain(model, "
+            "policy)."
+        )
+    return plan_of(source, wanted, image_size)
 
 
 def plan_of(
@@ -166,13 +174,25 @@ def plan_of(
         return plan
     sized = with_image_size(source.network, image_size)
     view = preview(sized, placement)
-    deployed = deployment(view, tolerant=bool(problems))
+    settings = FileSettings(output_type=None, target=policy.processor.name)
+    deployed = deployment(view, tolerant=bool(problems), packing=settings.packing)
     decisions = LayerDecisions(
         sized, placement, decided_by, requantized=source.quantized is not None
     )
     rows = tuple(_rows(decisions, sized, placement, view, deployed, problems))
     notes = tuple(deployed.graph.warnings) if deployed.graph is not None else ()
-    return dataclasses.replace(plan, rows=rows, export_problems=deployed.problems, notes=notes)
+    elsewhere, operators = (), None
+    if settings.processor.native and deployed.graph and not (problems or deployed.problems):
+        found, operators = planned_elsewhere(deployed.graph, settings)
+        elsewhere = tuple(found)
+    return dataclasses.replace(
+        plan,
+        rows=rows,
+        export_problems=deployed.problems,
+        notes=notes,
+        elsewhere=elsewhere,
+        file_operators=operators,
+    )
 
 
 def _placed(source: Source, policy: BitPolicy) -> tuple[list[str], Placement | None, BitPolicy]:

@@ -12,16 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import tf_keras as keras
 
-from sat_tf.export.export import file_content
 from sat_tf.export.lowering.layers import KernelOutline
 from sat_tf.export.lowering.packing import FileSettings, NothingPackedError, pack_graph
 from sat_tf.export.lowering.quantized_network import find_problems
 from sat_tf.export.lowering.trace import trace
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.linear import Linear, linear_operations, map_linear
+from sat_tf.export.operations.linear import Linear, linear_operations
 from sat_tf.graph.network import Network, layer_of_call
 from sat_tf.messages import list_problems
 from sat_tf.planning.explain import Source, read_source
+from sat_tf.planning.planned_file import planned_content
 from sat_tf.planning.preview import kernel_outlines, preview
 from sat_tf.qat.layout import in_inference, user_name
 from sat_tf.qat.placement import place
@@ -44,8 +44,9 @@ def file_bytes(model: keras.Model, policy: BitPolicy, *, pack: str = "auto") -> 
         ValueError: the model cannot be quantized, or not exported.
     """
     network = _previewed(read_source(model, native=policy.processor.native), policy)
-    graph = pack_graph(_lowered(network, kernel_outlines(network)), pack)
-    return len(_content(graph, _linear_places(network, graph), pack))
+    settings = FileSettings(pack=pack, output_type=None, target=policy.processor.name)
+    graph = pack_graph(_lowered(network, kernel_outlines(network)), settings.packing)
+    return len(planned_content(graph, _linear_places(network, graph), settings))
 
 
 class FileSizes:
@@ -73,7 +74,8 @@ class FileSizes:
         *,
         pack: str = "auto",
     ) -> None:
-        self._pack = pack
+        target = policy_at(weight_bits[0]).processor.name
+        self._settings = FileSettings(pack=pack, output_type=None, target=target)
         self._graphs: dict[int, Graph] = {}
         # The operations of each layer, by their places in the graph.
         self._places: dict[str, list[int]] = {}
@@ -82,7 +84,7 @@ class FileSizes:
             network = _previewed(source, policy_at(bits))
             graph = _lowered(network, kernel_outlines(network))
             try:
-                graph = pack_graph(graph, pack)
+                graph = pack_graph(graph, self._settings.packing)
             except NothingPackedError as error:
                 refused.append(error)  # at these bits; of a mixture, something may fit
             self._graphs[bits] = graph
@@ -118,7 +120,7 @@ class FileSizes:
             for place_in_graph in self._places[layer]:
                 operations[place_in_graph] = self._graphs[own].operations[place_in_graph]
         graph = dataclasses.replace(base, operations=tuple(operations))
-        return len(_content(graph, self._places, self._pack))
+        return len(planned_content(graph, self._places, self._settings))
 
     def marginal(self, layers: Sequence[str]) -> tuple[int, dict[tuple[str, int], int]]:
         """The bytes of a file as a sum over its layers.
@@ -200,29 +202,3 @@ def _linear_places(network: Network, graph: Graph) -> dict[str, list[int]]:
         if mark >= _FIRST_MARK:
             places.setdefault(layers[mark - _FIRST_MARK], []).append(indices[operation.output])
     return places
-
-
-def _content(graph: Graph, places: Mapping[str, Sequence[int]], pack: str) -> bytes:
-    """The file, with codes of the right number and size in it."""
-    numbers = {
-        graph.operations[index].output: number
-        for number, indices in enumerate(places.values())
-        for index in indices
-    }
-    filled = map_linear(graph.operations, lambda one: _filled(one, numbers.get(one.output)))
-    graph = dataclasses.replace(graph, operations=filled)
-    return file_content(graph, FileSettings(pack=pack).of_graph(graph))
-
-
-def _filled(operation: Linear, number: int | None) -> Linear:
-    """The operation with a kernel that no other layer has: a file holds equal ones once."""
-    bias = np.zeros(np.shape(operation.bias))
-    if number is None:
-        return dataclasses.replace(operation, bias=bias)
-    kernel = np.zeros(operation.kernel.shape, np.int8)
-    # The number in base 2, a byte a digit: -1 has all its bits set in every storage, so that bytes
-    # of different storages differ too.
-    digits = np.array([int(digit) for digit in f"{number:b}"][::-1])
-    codes = np.repeat(-digits, 8 // operation.storage.value)[: kernel.size]
-    kernel.reshape(-1)[: len(codes)] = codes
-    return dataclasses.replace(operation, kernel=kernel, bias=bias)

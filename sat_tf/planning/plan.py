@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.text import Text
 
 from sat_tf.atomic_file import write_text
+from sat_tf.export.targets.table import TARGETS
+from sat_tf.export.targets.target import Elsewhere, Target, elsewhere_table
 from sat_tf.messages import did_you_mean, first_ones, say
 from sat_tf.planning.diagram import diagram_element, write_diagram
 from sat_tf.planning.layer_plan import Export, Fate, LayerPlan, shape_text
@@ -70,6 +72,8 @@ class Plan(RowTable):
         export_problems: the same for `export_tflite`.
         notes: the warnings of the export.
         inputs: what each input of the model is fed, and what the file takes for it.
+        elsewhere: the operators of the file that the NPU it is for leaves to the CPU.
+        file_operators: how many operators the file has; None where it is for a CPU, or unknown.
     """
 
     COLUMNS = COLUMNS
@@ -82,6 +86,8 @@ class Plan(RowTable):
     export_problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ()
+    elsewhere: tuple[Elsewhere, ...] = ()
+    file_operators: int | None = None
 
     def __getitem__(self, name: str) -> LayerPlan:
         for row in self.rows:
@@ -104,6 +110,11 @@ class Plan(RowTable):
     def float_layers(self) -> tuple[str, ...]:
         """The layers that TensorFlow's converter has to write."""
         return tuple(row.name for row in self.rows if row.export is Export.CONVERTER)
+
+    @property
+    def target(self) -> Target:
+        """The processor that the file is for."""
+        return TARGETS[self.policy.processor.name]
 
     @property
     def parameters(self) -> int:
@@ -166,19 +177,27 @@ class Plan(RowTable):
                     console.print(more)
         for line in (*_reasons(self), *(f"note: {note}" for note in self.notes)):
             say(console, line)
+        if (verdict := _on_target(self)) is not None:
+            console.print(Text.assemble(marked_text(verdict)), soft_wrap=True)
+            if self.elsewhere:
+                console.print(elsewhere_table(self.elsewhere).to_rich())
 
     def _headline(self) -> Marked:
         verdict = _verdict(self)
         return verdict._replace(words=f"{self.model} {verdict.words}")
 
-    def _tables(self) -> dict[str, Table[LayerPlan]]:
-        return {"Quantization plan": _layers(self)}
+    def _tables(self) -> dict[str, Table[Any]]:
+        tables: dict[str, Table[Any]] = {"Quantization plan": _layers(self)}
+        if self.elsewhere:
+            tables["Operators on the CPU"] = elsewhere_table(self.elsewhere)
+        return tables
 
     def _notes(self) -> list[Cell]:
         problems = (*self.problems, *self.export_problems)
         return [
             *(Marked(problem, "bad") for problem in problems),
             *_summary(self),
+            *filter(None, [_on_target(self)]),
             *_reasons(self),
             *(f"note: {note}" for note in self.notes),
         ]
@@ -285,6 +304,13 @@ def _verdict(plan: Plan) -> Marked:
     if plan.float_layers:
         words += f", with {_count(len(plan.float_layers), 'layer')} left float"
     return Marked(words, "good")
+
+
+def _on_target(plan: Plan) -> Marked | None:
+    """How much of the file runs on its NPU; None where it is for a CPU, or not known."""
+    if plan.file_operators is None:
+        return None
+    return plan.target.verdict(plan.elsewhere, plan.file_operators)
 
 
 def _summary(plan: Plan) -> list[str]:
@@ -445,6 +471,8 @@ def plan_page(plan: Plan) -> str:
         summary=_summary(plan),
         diagram=diagram_element(plan.rows, plan.model, _WIDTH),
         layers=table.to_html("layers"),
+        on_target=_on_target(plan),
+        elsewhere=elsewhere_table(plan.elsewhere).to_html("operators on the CPU"),
         policy={name: str(value) for name, value in plan.policy.to_dict().items()},
     )
 

@@ -154,7 +154,7 @@ class _NoFoldError(Exception):
 
 
 def range_problems(network: Network, policy: BitPolicy, kept: Collection[str]) -> list[str]:
-    """Why the inputs of a float model cannot have the ranges that a policy gives them.
+    """Why the inputs of a float model cannot be what a policy makes of them.
 
     Args:
         network: the float model.
@@ -170,6 +170,14 @@ def range_problems(network: Network, policy: BitPolicy, kept: Collection[str]) -
             for name in (stated if isinstance(stated, Mapping) else ())
             if name not in network.inputs
         ]
+    processor = policy.processor
+    open_sizes = [name for name in network.inputs if None in network[name].shape]
+    problems += [
+        f"{name}: received an input of shape {network[name].shape} for {processor.title}, which "
+        "takes constant shapes, expected sizes; call sat_tf.export.with_image_size(model, "
+        "(rows, columns)) on the float model first."
+        for name in (open_sizes if processor.native else ())
+    ]
     changes = {}
     for name in network.inputs:
         if name in kept:

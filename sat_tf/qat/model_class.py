@@ -18,6 +18,7 @@ import tf_keras as keras
 from sat_tf.graph.network import keras_calls
 from sat_tf.messages import warn
 from sat_tf.qat.policy import BitPolicy
+from sat_tf.targets import Processor
 
 _STATEFUL = (keras.metrics.Metric, keras.optimizers.Optimizer, keras.losses.Loss)
 # The usual reasons for a user's own class; named when they are lost.
@@ -205,4 +206,9 @@ def remember(model: Any, policy: BitPolicy) -> Any:
 
 def policy_of(model: Any) -> BitPolicy | None:
     """The policy of a quantized model; None where it is not known, as of one that was loaded."""
-    return _policies.get(model)
+    return _policies.get(model) if isinstance(model, keras.Model) else None
+
+
+def processor_of(model: Any) -> Processor:
+    """The processor that the file of a quantized model is for, by its policy."""
+    return (policy_of(model) or BitPolicy()).processor

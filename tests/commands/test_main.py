@@ -103,6 +103,13 @@ BAD_WORDS = [
     (f"explain resnet18 --policy weight_bits=0x{'f' * 5000}", "expected one of 64 bits"),
     ("explain resnet18 --policy nowhere.yaml", "No such file"),
     ("explain resnet18 --policy a.yaml b.yaml", "expected one at most"),
+    *(
+        (f"{words} --target etos-u55", "Did you mean ethos-u55?")
+        for words in (
+            *("quantize model.keras --images photos", "train", "export model.keras"),
+            *("explain resnet18", "verify model.tflite"),
+        )
+    ),
     ("explain resnet18 --diagram plan.pdf", "expected .png or .svg"),
     ("explain resnet18 --page nowhere/plan.html", "which does not exist"),
     ("sensitivity resnet18", "received no images, expected --images or --dataset"),

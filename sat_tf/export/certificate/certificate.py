@@ -24,6 +24,7 @@ from sat_tf.export.certificate.runtimes import (
 from sat_tf.export.litert.processes import Machine
 from sat_tf.messages import list_problems, validation_problems
 from sat_tf.presentation.tables import Cell, Displayed, Marked, Table, points
+from sat_tf.targets import DEFAULT_TARGET, PROCESSORS
 
 # How far the file and a Keras model, float or quantized, may differ in accuracy, or in classes,
 # before it is shown in red. What values may differ by stands in `outputs`.
@@ -217,6 +218,7 @@ class Certificate(Displayed):
         machine: where LiteRT ran; None in certificates of earlier versions.
         holds: on which processors each operator has these codes, and why; empty in certificates of
             earlier versions.
+        target: the processor that the file is for; that of LiteRT's kernels where it says nothing.
     """
 
     model: str
@@ -244,6 +246,7 @@ class Certificate(Displayed):
     float_outputs: list[OutputCount] = dataclasses.field(default_factory=list)
     machine: Machine | None = None
     holds: list[Hold] = dataclasses.field(default_factory=list)
+    target: str = DEFAULT_TARGET
 
     @property
     def codes_compared(self) -> int:
@@ -292,6 +295,7 @@ class Certificate(Displayed):
             ),
             *([verdict_of(self.holds)] if self.holds else []),
             *([Marked(self.measured_on, "plain")] if self.measured_on else []),
+            *([Marked(self.beyond_proof, "watch")] if self.beyond_proof else []),
             *(Marked(f"Note: {warning}", "watch") for warning in self.warnings),
         ]
 
@@ -379,6 +383,17 @@ class Certificate(Displayed):
         return (
             f"Measured on {self.machine.architecture}{f' ({sets})' if sets else ''}; the delegate "
             f"that LiteRT uses by itself there: {self.machine.delegate}."
+        )
+
+    @property
+    def beyond_proof(self) -> str:
+        """What this does not prove of the processor that the file is for; empty for a CPU."""
+        processor = PROCESSORS.get(self.target)
+        if processor is None or not processor.native:
+            return ""
+        return (
+            f"The file is for {processor.title}, which was not here: codes were compared on the "
+            "kernels of the runtimes above, and how it rounds itself is not among them."
         )
 
     @property

@@ -25,6 +25,7 @@ from sat_tf.export.operations.operation import Basis
 from sat_tf.presentation.charts import histogram
 from sat_tf.presentation.page import render_page
 from sat_tf.presentation.tables import Cell, Column, Marked, Table, digits, percent
+from sat_tf.targets import PROCESSORS
 
 
 def check_certificate_path(path: str | os.PathLike[str]) -> tuple[pathlib.Path, pathlib.Path]:
@@ -148,6 +149,7 @@ def _facts(certificate: Certificate) -> dict[str, str]:
         "File": f"{certificate.bytes:,} bytes, {certificate.gzip_bytes:,} after gzip",
         "SHA-256": certificate.sha256,
         "Model": certificate.model,
+        "Target": _title(certificate.target),
         "Operators": operators,
         "Float operators": ", ".join(certificate.float_operators) or "none",
         "Layers left float": ", ".join(certificate.islands),
@@ -161,6 +163,11 @@ def _facts(certificate: Certificate) -> dict[str, str]:
         ),
         "Notes": "; ".join(certificate.warnings),
     }
+
+
+def _title(target: str) -> str:
+    """A target as sentences call it; by its name where another version has made the certificate."""
+    return PROCESSORS[target].title if target in PROCESSORS else target
 
 
 def _runtimes(certificate: Certificate) -> Table[RuntimeRow]:

@@ -46,6 +46,7 @@ from sat_tf.export.tflite.metadata import read_metadata
 from sat_tf.export.tflite.tensors import Image
 from sat_tf.messages import kind_of, list_problems
 from sat_tf.presentation.progress_bar import image_bar
+from sat_tf.targets import DEFAULT_TARGET
 from sat_tf.version import COMPUTING, __version__, installed_versions
 
 
@@ -77,6 +78,11 @@ class Subject:
         """The outputs, in the order of the model's."""
         labels = read_metadata(self.content, str(self.path)).labels
         return outputs_in(self.graph, self.parsed, labels)
+
+    @property
+    def target(self) -> str:
+        """The processor that the file says it is for."""
+        return str((self.parsed.settings or {}).get("target", DEFAULT_TARGET))
 
     @property
     def sha256(self) -> str:
@@ -294,6 +300,7 @@ def prove(
         float_outputs=float_counts,
         machine=machine,
         holds=holds_of(graph),
+        target=subject.target,
     )
     if certificate_path is not None:
         write_both(certificate, certificate_path)

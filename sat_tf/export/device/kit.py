@@ -28,6 +28,7 @@ from sat_tf.export.operations.operation import Basis
 from sat_tf.export.operations.simulator import batches, simulate
 from sat_tf.export.tflite.images import number_of
 from sat_tf.presentation.progress_bar import image_bar
+from sat_tf.targets import DEFAULT_TARGET
 from sat_tf.version import __version__
 from sat_tf.zip_archive import NO_TIME
 
@@ -68,6 +69,7 @@ class KitRecord:
     not_compared: list[str]
     files: dict[str, str]
     seal: str
+    target: str = DEFAULT_TARGET
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,6 +179,7 @@ def write_kit(
             images_from=images_from,
             litert=metadata.version("ai-edge-litert"),
             sat_tf=__version__,
+            target=subject.target,
             has_codes=codes,
             tensors=expected.result(),
             not_compared=list(behind),

@@ -80,6 +80,18 @@ def with_output_type(graph: Graph, output_type: str) -> Graph:
     )
 
 
+def fitting_type(graph: Graph, wanted: str) -> str:
+    """The type of outputs that is wanted, or float32 where one of them has no codes.
+
+    Args:
+        graph: one whose outputs are float.
+        wanted: one of `sat_tf.targets.OUTPUT_TYPES`.
+    """
+    makers = {operation.output: operation for operation in graph.operations}
+    have_codes = all(name in makers and makers[name].represented for name in graph.outputs)
+    return wanted if have_codes else FLOAT
+
+
 def _why_float(graph: Graph, maker: Operation) -> tuple[str, str]:
     """Why what an operation makes has no codes, and the fix."""
     if all(operation.is_float(graph) or operation.of_input for operation in graph.operations):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sat_tf.export.kernels.kernel_sets import Engine
-from sat_tf.export.lowering.outputs import FLOAT
+from sat_tf.export.lowering.outputs import FLOAT, fitting_type, with_output_type
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import Linear, linear_operations, map_linear
 from sat_tf.export.operations.operation import Operation
@@ -22,7 +22,13 @@ from sat_tf.export.operations.windows import LinearKind
 from sat_tf.export.tflite.tensors import Storage
 from sat_tf.messages import did_you_mean, first_ones, list_problems
 from sat_tf.presentation.tables import Column, Table, digits
-from sat_tf.targets import output_type_problem
+from sat_tf.targets import (
+    DEFAULT_TARGET,
+    PROCESSORS,
+    Processor,
+    output_type_problem,
+    target_problem,
+)
 from sat_tf.version import __version__
 
 
@@ -350,7 +356,9 @@ class FileSettings:
         pack: how kernels are stored, a name of `PACKINGS`.
         softmax: the output is probabilities.
         resizable: the batch size is free.
-        output_type: of the outputs, one of `sat_tf.targets.OUTPUT_TYPES`.
+        output_type: of the outputs, one of `sat_tf.targets.OUTPUT_TYPES`; None: the target's, where
+            the outputs have codes.
+        target: the processor that it is for.
 
     Raises:
         ValueError: a setting is invalid; lists every one.
@@ -360,23 +368,41 @@ class FileSettings:
     pack: str = "auto"
     softmax: bool = False
     resizable: bool = False
-    output_type: str = FLOAT
+    output_type: str | None = FLOAT
+    target: str = DEFAULT_TARGET
 
     def __post_init__(self) -> None:
         problems = [
             f"{name}: received {value!r}, expected True or False."
             for name, value in dataclasses.asdict(self).items()
-            if name not in ("pack", "output_type") and not isinstance(value, bool)
+            if name not in ("pack", "output_type", "target") and not isinstance(value, bool)
         ]
-        found = packing_problem(self.pack), output_type_problem(self.output_type)
+        of_type = None if self.output_type is None else output_type_problem(self.output_type)
+        of_target = target_problem(self.target)
+        found = packing_problem(self.pack), of_type, of_target
         problems += [problem for problem in found if problem]
-        if self.float_head is True and self.output_type != FLOAT:
+        if self.float_head is True and self.output_type not in (None, FLOAT):
             problems.append(
                 f"output_type={self.output_type!r} with float_head=True: received a float head for "
                 "outputs of integers; leave one of them out."
             )
+        if of_target is None and self.processor.native and self.resizable is True:
+            problems.append(
+                f"resizable: received True for {self.processor.title}, which takes constant "
+                "shapes, expected False; leave it out."
+            )
         if problems:
             raise ValueError(list_problems("export_tflite", problems))
+
+    @property
+    def processor(self) -> Processor:
+        """The processor that the file is for."""
+        return PROCESSORS[self.target]
+
+    @property
+    def packing(self) -> str:
+        """The name of the packing that its kernels are stored by."""
+        return self.processor.packing(self.pack)
 
     def to_json(self, float_layers: Mapping[str, str]) -> bytes:
         """The settings as an entry of the file.
@@ -387,6 +413,8 @@ class FileSettings:
         values = {"version": __version__, **dataclasses.asdict(self), "islands": dict(float_layers)}
         if self.output_type == FLOAT:  # as files were before there were others
             del values["output_type"]
+        if self.target == DEFAULT_TARGET:  # likewise
+            del values["target"]
         packing = ALL_PACKINGS[self.pack]
         if packing.products and packing.pixelwise:
             values["pixelwise"] = True
@@ -394,9 +422,19 @@ class FileSettings:
             values["pack"] = "int4"
         return json.dumps(values, sort_keys=True).encode()
 
+    def ended(self, graph: Graph) -> Graph:
+        """A graph with float outputs as it ends in the file; see `outputs.with_output_type`."""
+        own = self.output_type or fitting_type(graph, self.processor.output_type)
+        return with_output_type(graph, own)
+
     def of_graph(self, graph: Graph) -> "FileSettings":
         """The settings of a file of this graph: without packed kernels it is the plain one."""
-        return self if _packed(graph.operations) else self.with_pack("none")
+        settings = self if _packed(graph.operations) else self.with_pack("none")
+        if self.output_type is None:
+            ends_in_codes = graph.tensors[graph.output].codes is not None
+            own = self.processor.output_type if ends_in_codes else FLOAT
+            settings = dataclasses.replace(settings, output_type=own)
+        return settings
 
     def with_pack(self, pack: str) -> "FileSettings":
         """The same with another packing."""

@@ -1,10 +1,13 @@
 """A processor that a file is made for, and the operators of a file that it leaves to the CPU."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from sat_tf.export.targets.constraints import Constraint
 from sat_tf.export.tflite.contents import Contents, StoredOperator
+from sat_tf.messages import first_ones
+from sat_tf.presentation.tables import Column, Marked, Table
 from sat_tf.targets import Processor
 
 
@@ -29,6 +32,44 @@ class Elsewhere:
         return f"{line}; {self.fix}." if self.fix else f"{line}."
 
 
+class AlikeOperators(NamedTuple):
+    """Operators that run elsewhere for the same reason."""
+
+    reason: str
+    fix: str
+    operators: list[Elsewhere]
+
+    @property
+    def names(self) -> str:
+        """The first of them, and how many more there are."""
+        return first_ones([f"{one.operator} {one.tensor}" for one in self.operators], _NAMED)
+
+
+# A line names so many operators.
+_NAMED = 2
+
+
+def alike(found: Iterable[Elsewhere]) -> list[AlikeOperators]:
+    """Operators that run elsewhere, those with the same reason together."""
+    groups: dict[tuple[str, str], list[Elsewhere]] = {}
+    for one in found:
+        groups.setdefault((one.reason, one.fix), []).append(one)
+    return [AlikeOperators(*key, operators) for key, operators in groups.items()]
+
+
+def elsewhere_table(found: Iterable[Elsewhere]) -> Table[AlikeOperators]:
+    """The operators that run elsewhere, why, and what to change."""
+    return Table(
+        columns=[
+            Column("on the CPU", lambda row: Marked(row.names, "watch"), wrap="fold"),
+            Column("how many", lambda row: len(row.operators), number=True),
+            Column("why", lambda row: row.reason, wrap="fold"),
+            Column("what to change", lambda row: row.fix or "-", wrap="fold"),
+        ],
+        rows=alike(found),
+    )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Target(Processor):
     """A processor with the operators that it computes: one row of the table of targets.
@@ -41,6 +82,32 @@ class Target(Processor):
 
     operators: Mapping[str, Sequence[Constraint]] | None = None
     constraints: Sequence[Constraint] = ()
+
+    def verdict(self, found: Sequence[Elsewhere], count: int) -> Marked:
+        """How many of a file's operators run on an NPU, in a sentence.
+
+        Args:
+            found: those that do not.
+            count: all of them.
+        """
+        if not found:
+            return Marked(f"All {count} operators run on {self.title}.", "good")
+        words = f"{self.title} leaves {len(found)} of {count} operators to the CPU"
+        if self.one_partition:
+            words += (
+                f": it computes one part of a file, which ends before {found[0].operator} "
+                f"{found[0].tensor}"
+            )
+        return Marked(f"{words}.", "watch")
+
+    def statements(self, found: Sequence[Elsewhere], count: int) -> list[Marked]:
+        """The same, and below it each operator with the reason and the fix; none for a CPU."""
+        if not self.native:
+            return []
+        lines = (
+            f"{row.names}: {row.reason}{f'; {row.fix}' * bool(row.fix)}." for row in alike(found)
+        )
+        return [self.verdict(found, count), *(Marked(f"  {line}", "plain") for line in lines)]
 
     def elsewhere(self, contents: Contents) -> list[Elsewhere]:
         """The operators of a file that its processor leaves to the CPU, in order.

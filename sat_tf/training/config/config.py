@@ -166,6 +166,11 @@ class Config(Section):
         training: TrainingConfig | None = info.data.get("training")
         return stages.inherited(from_file=training is not None and training.float_model is not None)
 
+    @property
+    def packing(self) -> str:
+        """How the file stores kernels: `export.pack`, of which auto is what the target takes."""
+        return self.policy.processor.packing(self.export.pack)
+
     @model_validator(mode="after")
     def _deploy_tail_has_its_kernels(self) -> "Config":
         if self.stages.deploy_tail is not None and self.export.pack == "int4":

@@ -124,6 +124,7 @@ def _of_file(run: Run, quantized: keras.Model, num_held_out: int) -> dict[str, A
             class_names=source.class_names,
             float_head=config.float_head,
             pack=config.pack,
+            target=run.config.policy.processor.name,
             softmax=config.softmax,
             output_type=config.output_type,
             labels=source.class_names,
@@ -135,6 +136,8 @@ def _of_file(run: Run, quantized: keras.Model, num_held_out: int) -> dict[str, A
         say(run.console, marked_text(note))
     for warning in report.warnings:
         run.say(f"Note: {warning}")
+    for statement in report.on_target:
+        run.say(statement.words)
     entries = of_certificate(certificate)
     if certificate.num_images >= num_held_out or num_held_out > _MOST_MEASURED:
         return entries
@@ -168,8 +171,8 @@ def as_measured(config: Config, quantized: keras.Model, *, pack: str | None = No
     """
     if config.stages.deploy_tail is None:
         return quantized
-    export = config.export
-    return deployed_model(quantized, float_head=export.float_head, pack=pack or export.pack)
+    float_head = config.export.float_head
+    return deployed_model(quantized, float_head=float_head, pack=pack or config.packing)
 
 
 def of_certificate(certificate: Certificate) -> dict[str, Any]:

@@ -315,10 +315,10 @@ def train_quantized(run: Run, start: keras.Model) -> Iterator[Candidate]:
 
 
 def _deploy_tail(run: Run, quantized: keras.Model) -> Iterator[Candidate]:
-    export = run.config.export
+    config = run.config
 
     def view(model: keras.Model) -> DeployedModel:
-        return deployed_model(model, float_head=export.float_head, pack=export.pack)
+        return deployed_model(model, float_head=config.export.float_head, pack=config.packing)
 
     try:
         epoch, tuned = train_stage(run, "deploy_tail", quantized, view)
@@ -360,7 +360,7 @@ def _snapped(run: Run, model: keras.Model) -> keras.Model:
     """A quantized model with biases that an integer file holds; it is changed in place."""
     # A model without an integer form is saved as it is; the export then says what it lacks.
     with contextlib.suppress(ValueError):
-        snap_biases(model, pack=run.config.export.pack)
+        snap_biases(model, pack=run.config.packing)
     return model
 
 
