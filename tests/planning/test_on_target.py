@@ -47,12 +47,12 @@ EACH = [
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("name", "target"), EACH)
 def test_a_plan_names_the_operators_that_the_file_leaves_to_the_cpu(name, target, tmp_path):
-    specimen = SPECIMENS[name]
-    policy = dataclasses.replace(specimen.policy, target=target)
-    model = specimen.build()
+    policy = SPECIMENS[name].policy
+    model = SPECIMENS[name].build()
     zoo.make_realistic(model)
-    plan = sat_tf.explain(model, specimen.policy, target=target)
-    quantized = dataclasses.replace(specimen, policy=policy).quantized()
+    plan = sat_tf.explain(model, policy, target=target)
+    quantized = sat_tf.quantize_model(model, dataclasses.replace(policy, target=target))
+    sat_tf.calibrate(quantized, zoo.images_for(quantized))
     report = sat_tf.export_tflite(quantized, tmp_path / "model.tflite")
     assert report.target == plan.target.name == target
     assert plan.file_operators == sum(report.operators.values())
