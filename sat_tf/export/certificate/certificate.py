@@ -386,6 +386,11 @@ class Certificate(Displayed):
         )
 
     @property
+    def target_title(self) -> str:
+        """The target as sentences call it; its name where another version made the certificate."""
+        return PROCESSORS[self.target].title if self.target in PROCESSORS else self.target
+
+    @property
     def beyond_proof(self) -> str:
         """What this does not prove of the processor that the file is for; empty for a CPU."""
         processor = PROCESSORS.get(self.target)
@@ -393,7 +398,7 @@ class Certificate(Displayed):
             return ""
         return (
             f"The file is for {processor.title}, which was not here: codes were compared on the "
-            "kernels of the runtimes above, and how it rounds itself is not among them."
+            "kernels of the runtimes that are listed, and how it rounds itself is not among them."
         )
 
     @property

@@ -25,7 +25,6 @@ from sat_tf.export.operations.operation import Basis
 from sat_tf.presentation.charts import histogram
 from sat_tf.presentation.page import render_page
 from sat_tf.presentation.tables import Cell, Column, Marked, Table, digits, percent
-from sat_tf.targets import PROCESSORS
 
 
 def check_certificate_path(path: str | os.PathLike[str]) -> tuple[pathlib.Path, pathlib.Path]:
@@ -149,7 +148,7 @@ def _facts(certificate: Certificate) -> dict[str, str]:
         "File": f"{certificate.bytes:,} bytes, {certificate.gzip_bytes:,} after gzip",
         "SHA-256": certificate.sha256,
         "Model": certificate.model,
-        "Target": _title(certificate.target),
+        "Target": certificate.target_title,
         "Operators": operators,
         "Float operators": ", ".join(certificate.float_operators) or "none",
         "Layers left float": ", ".join(certificate.islands),
@@ -163,11 +162,6 @@ def _facts(certificate: Certificate) -> dict[str, str]:
         ),
         "Notes": "; ".join(certificate.warnings),
     }
-
-
-def _title(target: str) -> str:
-    """A target as sentences call it; by its name where another version has made the certificate."""
-    return PROCESSORS[target].title if target in PROCESSORS else target
 
 
 def _runtimes(certificate: Certificate) -> Table[RuntimeRow]:

@@ -230,6 +230,7 @@ _EPOCH: list[Column[EpochMetrics]] = [
 def _certificate(certificate: Certificate) -> dict[str, str]:
     return {
         "SHA-256 of the file": certificate.sha256,
+        "Target": certificate.target_title,
         "Images": f"{certificate.num_images:,}",
         "Other runtimes": ", ".join(
             f"{name}: {count.differing} codes differ"
