@@ -8,6 +8,7 @@ import numpy as np
 import tf_keras as keras
 
 from sat_tf.export.lowering.packing import FileSettings
+from sat_tf.export.targets.target import Elsewhere
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network, Node, loss_problems, refuse_losses
 from sat_tf.graph.rewrite import with_layers_for_operations
@@ -181,16 +182,16 @@ def plan_of(
     )
     rows = tuple(_rows(decisions, sized, placement, view, deployed, problems))
     notes = tuple(deployed.graph.warnings) if deployed.graph is not None else ()
-    elsewhere, operators = (), None
+    elsewhere: list[Elsewhere] = []
+    operators = None
     if settings.processor.native and deployed.graph and not (problems or deployed.problems):
-        found, operators = planned_elsewhere(deployed.graph, settings)
-        elsewhere = tuple(found)
+        elsewhere, operators = planned_elsewhere(deployed.graph, settings)
     return dataclasses.replace(
         plan,
         rows=rows,
         export_problems=deployed.problems,
         notes=notes,
-        elsewhere=elsewhere,
+        elsewhere=tuple(elsewhere),
         file_operators=operators,
     )
 
