@@ -601,3 +601,74 @@ def test_the_families_of_keras_3_are_those_of_the_file():
         codes = f"{int(row['codes compared']):,}, {row['codes differing']}"
         cells = [row[f"{name}"] for name in ("image size", "quantized layers")]
         assert _line(row["model"], *cells, row["largest difference of a layer"], codes) in _KERAS_3
+
+
+# -- NPUs -----------------------------------------------------------------------------------------
+
+_NPU = (_MEASUREMENTS / "npu.md").read_text()
+_NPUS = {
+    "ethos-u55-128": "U55-128",
+    "ethos-u65-256": "U65-256",
+    "ethos-u85-256": "U85-256",
+}
+_COMPILED_FAMILIES = ("MobileNet-V1", "MobileNet-V2", "ResNet-18", "ResNet-50", "DS-CNN")
+
+
+def _compiled(network, configuration, bits, target="ethos-u55"):
+    case = {"network": network, "configuration": configuration, "target": target}
+    return _the_row("npu", file=f"sat-tf, {bits} bits", **case)
+
+
+def _of_tfmot(network, configuration):
+    case = {"network": network, "configuration": configuration}
+    return _the_row("npu", file="TFMOT", **case)
+
+
+@pytest.mark.parametrize("network", _COMPILED_FAMILIES)
+def test_estimates_for_npus_are_those_of_the_file(network):
+    for configuration, label in _NPUS.items():
+        milliseconds = float(_of_tfmot(network, configuration)["estimated ms"])
+        times = [
+            f"{float(_compiled(network, configuration, bits)['times TFMOT']):.2f}" for bits in "8432"
+        ]
+        assert _line(network, label, f"{milliseconds:.3f}", *times) in _NPU
+
+
+@pytest.mark.parametrize("network", _COMPILED_FAMILIES)
+def test_flash_for_npus_is_that_of_the_file(network):
+    theirs = int(_of_tfmot(network, "ethos-u55-128")["weights bytes"])
+    shares = [
+        f"{float(_compiled(network, 'ethos-u55-128', bits)['weights, times TFMOT']):.2f}"
+        for bits in "8432"
+    ]
+    assert _line(network, f"{theirs:,}", *shares) in _NPU
+
+
+_SMALL_COMPILED = sorted({row["network"] for row in _rows("npu")} - {*_COMPILED_FAMILIES})
+
+
+@pytest.mark.parametrize("network", _SMALL_COMPILED)
+def test_what_small_networks_leave_to_the_cpu_is_that_of_the_file(network):
+    theirs = _rows("npu", network=network, file="TFMOT")[0]
+    before = _compiled(network, "ethos-u55-128", "4", target="litert")["on CPU"]
+    rows = [_compiled(network, configuration, "4") for configuration in _NPUS]
+    left = list(dict.fromkeys(row["on CPU"] or "none" for row in rows))
+    times = [f"{float(row['times TFMOT']):.2f}" if row["times TFMOT"] else "" for row in rows]
+    milliseconds = [f"{float(row['estimated ms']):.3f}" for row in rows]
+    told = [f"{ms} ({of})" if of else ms for ms, of in zip(milliseconds, times, strict=True)]
+    refused = "refused" if theirs["problem"] else theirs["on CPU"] or "none"
+    assert _line(network, refused, before, "; U85: ".join(left), *told) in _NPU
+
+
+def test_where_the_bytes_of_files_are_is_that_of_the_file():
+    for row in _rows("file_bytes"):
+        name = row["file"] if row["written"] == "plain" else ""
+        others = int(row["scales of kernels"]) + int(row["scales of biases"])
+        others += int(row["other scales"])
+        cells = [int(row[of]) for of in ("kernels", "biases", "other constants")]
+        cells += [others, *(int(row[of]) for of in ("zero points", "names", "metadata", "tables"))]
+        written = {"plain": "each vector by itself", "shared": "equal zero points once"}
+        line = _line(
+            name, written[row["written"]], f"{int(row['bytes']):,}", *(f"{each:,}" for each in cells)
+        )
+        assert line in _FILES
