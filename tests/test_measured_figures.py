@@ -629,7 +629,8 @@ def test_estimates_for_npus_are_those_of_the_file(network):
     for configuration, label in _NPUS.items():
         milliseconds = float(_of_tfmot(network, configuration)["estimated ms"])
         times = [
-            f"{float(_compiled(network, configuration, bits)['times TFMOT']):.2f}" for bits in "8432"
+            f"{float(_compiled(network, configuration, bits)['times TFMOT']):.2f}"
+            for bits in "8432"
         ]
         assert _line(network, label, f"{milliseconds:.3f}", *times) in _NPU
 
@@ -669,6 +670,9 @@ def test_where_the_bytes_of_files_are_is_that_of_the_file():
         cells += [others, *(int(row[of]) for of in ("zero points", "names", "metadata", "tables"))]
         written = {"plain": "each vector by itself", "shared": "equal zero points once"}
         line = _line(
-            name, written[row["written"]], f"{int(row['bytes']):,}", *(f"{each:,}" for each in cells)
+            name,
+            written[row["written"]],
+            f"{int(row['bytes']):,}",
+            *(f"{each:,}" for each in cells),
         )
         assert line in _FILES

@@ -1,5 +1,6 @@
 """Arm's compiler for Ethos-U NPUs: what becomes of a file, and what it is estimated to cost."""
 
+import collections
 import csv
 import dataclasses
 import importlib.util
@@ -8,6 +9,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 
 from sat_tf.export.targets.table import TARGETS
 from sat_tf.export.tflite.contents import read_contents
@@ -37,6 +39,7 @@ class CompiledFile:
         configuration: of the NPU.
         on_cpu: names of the operators that are left to the CPU, in order.
         milliseconds: time of one inference, by the compiler's estimate.
+        milliseconds_of: the same of each tensor that the NPU makes, by its name.
         weights_memory: where the system that it assumes has weights and commands, as it names it.
         weights_memory_bytes: that they take there; activations too, where that is DRAM.
         sram_bytes: of the rest.
@@ -47,6 +50,7 @@ class CompiledFile:
     configuration: str
     on_cpu: tuple[str, ...]
     milliseconds: float
+    milliseconds_of: Mapping[str, float] = dataclasses.field(repr=False)
     weights_memory: str
     weights_memory_bytes: int
     sram_bytes: int
@@ -85,7 +89,7 @@ def compile_file(path: str | os.PathLike[str], configuration: str) -> CompiledFi
         ended = subprocess.run(
             [
                 *(sys.executable, "-m", "ethosu.vela", "--accelerator-config", configuration),
-                *("--output-dir", str(out), str(source)),
+                *("--verbose-performance", "--output-dir", str(out), str(source)),
             ],
             capture_output=True,
             text=True,
@@ -105,6 +109,10 @@ def compile_file(path: str | os.PathLike[str], configuration: str) -> CompiledFi
         (summary,) = out.glob("model_summary_*.csv")
         with summary.open(newline="") as file:
             (row,) = csv.DictReader(file)
+        cycles: collections.Counter[str] = collections.Counter()
+        with (out / "model_per-layer.csv").open(newline="") as file:
+            for line in csv.DictReader(file):
+                cycles[line["Name"]] += int(line["Op Cycles"])
         made = compiled.read_bytes()
     names = [operator.name for operator in read_contents(made, name).operators]
     memory = row["weights_storage_area"]
@@ -113,6 +121,9 @@ def compile_file(path: str | os.PathLike[str], configuration: str) -> CompiledFi
         configuration=configuration,
         on_cpu=tuple(one for one in names if one != _NPU_OPERATOR),
         milliseconds=1000.0 * float(row["inference_time"]),
+        milliseconds_of={
+            tensor: 1000.0 * count / float(row["core_clock"]) for tensor, count in cycles.items()
+        },
         weights_memory=memory,
         weights_memory_bytes=round(_KIB * float(row[used])),
         sram_bytes=round(_KIB * float(row["sram_memory_used"])),

@@ -58,6 +58,17 @@ def test_operators_run_where_the_table_says(name, tmp_path):
     _agrees(_written(LAYER_MODELS[name].build(), tmp_path / "model.tflite"))
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("configuration", _COMPILED_FOR)
+def test_the_estimates_of_tensors_add_up_to_that_of_the_file(configuration, tmp_path):
+    model = build_small("mobilenet_v2")
+    compiled = compile_file(_written(model, tmp_path / "model.tflite"), configuration)
+    assert sum(compiled.milliseconds_of.values()) == pytest.approx(compiled.milliseconds)
+    rows = sat_tf.explain(model, BitPolicy.mobile(4)).layers
+    kernels = {(row.fused_into or (row.name,))[-1] for row in rows if row.weights}
+    assert kernels <= compiled.milliseconds_of.keys()
+
+
 def test_packed_kernels_are_named_where_the_compiler_crashes(tmp_path):
     path = tmp_path / "model.tflite"
     model = sat_tf.quantize_model(build_small("mobilenet_v2"), BitPolicy.mobile(4))
