@@ -174,10 +174,10 @@ def _draw(rows: Sequence[Mapping[str, Any]]) -> Any:
         panel.set_ylim(0.0, 1.1)
     for panel in panels[-2:]:
         panel.tick_params(labelbottom=True)
-        panel.set_xlabel("bits")
+    picture.supxlabel("bits", fontsize=13)
     legend.axis("off")
     legend.legend(*panels[0].get_legend_handles_labels(), loc="center", fontsize=11)
-    picture.supylabel("times TFMOT's int8 file", fontsize=13)
+    picture.supylabel("times TFMOT's int8 file, estimated", fontsize=13)
     return picture
 
 
