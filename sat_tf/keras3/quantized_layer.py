@@ -25,7 +25,7 @@ BEHIND = "behind"  # of the whole layer
 ACTIVATION = "activation"  # instead of the layer's activation function, which rectifies
 BEFORE_ACTIVATION = "before activation"  # a softmax
 INSTEAD = "instead"  # of the whole layer, which rectifies
-AROUND = "around"  # the whole layer: in front and behind, for what it reads is on the same grid
+AROUND = "around"  # in front of the whole layer and behind: what it reads is on the same grid
 PLACES = (BEHIND, ACTIVATION, BEFORE_ACTIVATION, INSTEAD, AROUND)
 
 # One for all layers: a call holds it while its layer computes with other weights than its own.
@@ -141,13 +141,14 @@ class QuantizedLayer(keras3.layers.Wrapper):
         if self.place == INSTEAD:
             return quantize(inputs)
         arguments = {"training": training} if self._takes_training else {}
-        if self.place == AROUND and self.output_quantizer is not None:
+        around: Any = self.output_quantizer
+        if self.place == AROUND and around is not None:
             made = self.layer(quantize(inputs), **arguments)
-            found = self.output_quantizer.code_range(self.output_variables)
+            found = around.code_range(self.output_variables)
             size = getattr(self.layer, "pool_size", None)
             count = None if size is None else math.prod(size)
             return ops.cast(quantize(off_halves(made, found, count)), made.dtype)
-        if self.weight_quantizer is None and self.place == BEHIND:
+        if self.weight_quantizer is None and self.place in (BEHIND, AROUND):
             return quantize(self.layer(inputs, **arguments))
         with _ONE_CALL_AT_A_TIME:
             stand_ins: dict[str, Any] = {}

@@ -120,7 +120,7 @@ class LayerDecisions:
         if name in self._reasons.absorbed_by:
             return Fate.ABSORBED
         if role in (Role.MOVEMENT, Role.SOFTMAX):
-            return Fate.MOVES if role is Role.MOVEMENT else Fate.FLOAT
+            return Fate.MOVES if role is Role.MOVEMENT or config.around else Fate.FLOAT
         return Fate.OBSERVED if _observes(config.output) else Fate.FLOAT
 
     def _float_reason(self, name: str) -> str:
@@ -228,6 +228,8 @@ class LayerDecisions:
             return f"absorbed by {reasons.absorbed_by[name]}"
         if role is Role.MOVEMENT:
             return f"it passes on the codes of {self._moved(name)}"
+        if role is Role.SOFTMAX and self._placement.configs[name].around:
+            return f"it rounds to the codes of {self._network[name].inputs[0]}"
         if role is Role.SOFTMAX:
             return "probabilities stay float"
         if not reasons.quantizes_activations:

@@ -250,10 +250,11 @@ def _set_clipping_levels(network: Network, batches: Collection[Images]) -> None:
 
     def call(node: Node, inputs: Any) -> tf.Tensor:
         tensor = _call_unrounded(node, inputs, on_batch_statistics=False)
-        if clipping_quantizer(node.layer) is not None:
+        quantizer = clipping_quantizer(node.layer)
+        if quantizer is not None:
             if node.name not in samples:
                 samples[node.name] = Sample(node.name, _function_behind(in_use, node))
-            quantizer, around = clipping_quantizer(node.layer), rounds_to_input(node.layer)
+            around = rounds_to_input(node.layer)
             samples[node.name].take(quantizer.float_twin(inputs) if around else tensor)
         return tensor
 

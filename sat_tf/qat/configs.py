@@ -95,8 +95,8 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
             softmax, the quantizer stands before it, unless it is one for probabilities.
         annotation: the fields of the `LayerConfig` the user gave, to be kept by `requantize`.
         inserted: the layer is not the user's; it exists to hold `output`.
-        around: `output` quantizes what the layer reads too, so that both are on one grid: that of a
-            kernel which rounds to the codes that it reads.
+        around: the layer's kernel rounds to the codes that it reads. `output` quantizes what the
+            layer reads too, so that both are on one grid; without it, that is of what it reads.
         native: an NPU computes the layer's function, by the operator of `layer_kinds.native_of`.
     """
 

@@ -136,7 +136,7 @@ class _Placer:
                 weights=self._weights(name) if name in self.linear else None,
                 output=outputs.get(name),
                 annotation=self.annotations[name] or None,
-                around=name in self.network and self._rounds_to_input(self.network[name]),
+                around=name in self.network and self._is_around(self.network[name]),
                 native=self._native(name) is not None,
             )
         self._raise_problems()
@@ -421,6 +421,16 @@ class _Placer:
         floats = kinds & {"float", "left float"} or self.policy.activation_bits is None
         has_codes = self.policies[name].stream_bits is not None and not floats
         return is_quantized and has_codes and not self.pixels.reads(node.inputs[0])
+
+    def _is_around(self, node: Node) -> bool:
+        """The same, or it resizes the output: then to the codes of what it reads, with no others."""
+        resizes_output = (
+            self.policy.processor.native
+            and self.roles[node.name] is Role.SOFTMAX
+            and layer_kinds.interpolates(node.layer)
+            and not self.network.is_shared(node.name)
+        )
+        return resizes_output or self._rounds_to_input(node)
 
     def _has_grid(self, node: Node) -> bool:
         """Whether a layer's output, or that of the only one that reads it, is quantized."""

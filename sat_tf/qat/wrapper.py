@@ -132,11 +132,12 @@ class QuantizedLayer(keras.layers.Wrapper):
                 return tensor
             return quantizer(tensor, observes, self._with_floor(self.output_variables))
 
-        if not self.quantize_config.around:
+        around = self.quantize_config.output if self.quantize_config.around else None
+        if not isinstance(around, ActivationQuantizer):
             return self._run(inputs, training, quantize)
         made = self._run(quantize(inputs), training, tf.identity)
         size = getattr(self.layer, "pool_size", None)
-        found = self.quantize_config.output.code_range(self.output_variables)
+        found = around.code_range(self.output_variables)
         count = None if size is None else math.prod(size)
         return tf.cast(quantize(off_halves(made, found, count)), made.dtype)
 

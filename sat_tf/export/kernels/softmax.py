@@ -71,11 +71,12 @@ def with_tables(stored: np.ndarray, scale: np.float32) -> np.ndarray:
 _ONE = 2**31 - 1
 _INTEGER_BITS = 5  # of a difference, behind its scale
 _SUM_BITS = 12  # of the integer part of a sum
-_EIGHTH, _EXP_OF_EIGHTH, _THIRD = 1 << 28, 1895147668, 715827883
+_EIGHTH = 1 << 28
+_EXP_OF_EIGHTH, _THIRD = np.array(1895147668), np.array(715827883)
 # e to the power of -1/4, -1/2, -1, ... -16.
 _EXPONENTIALS = (1672461947, 1302514674, 790015084, 290630308, 39332535, 720401, 242)
 # 48/17 and -32/17, of Newton's division, as fractions of 2^29.
-_FIRST, _SLOPE = 1515870810, -1010580540
+_FIRST, _SLOPE = 1515870810, np.array(-1010580540)
 
 
 def _divided(values: np.ndarray, bits: int | np.ndarray) -> np.ndarray:
@@ -91,12 +92,12 @@ def _exponentials(values: np.ndarray) -> np.ndarray:
     x = (part << _INTEGER_BITS) + _EIGHTH
     square = high_product(x, x)
     cube, fourth = high_product(square, x), high_product(square, square)
-    rest = _divided(high_product(_divided(fourth, 2) + cube, np.int64(_THIRD)) + square, 1)
-    found = _EXP_OF_EIGHTH + high_product(x + rest, np.int64(_EXP_OF_EIGHTH))
+    rest = _divided(high_product(_divided(fourth, 2) + cube, _THIRD) + square, 1)
+    found = _EXP_OF_EIGHTH + high_product(x + rest, _EXP_OF_EIGHTH)
     quarters = (part - values) // quarter
     for bit, factor in enumerate(_EXPONENTIALS):
         chosen = (quarters >> bit) & 1 == 1
-        found = np.where(chosen, high_product(found, np.int64(factor)), found)
+        found = np.where(chosen, high_product(found, np.array(factor)), found)
     return np.where(values == 0, _ONE, found)
 
 
@@ -106,7 +107,7 @@ def _inverses(sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     headroom = 32 - length
     above_one = (sums << headroom) - (np.int64(1) << 31)
     half = (above_one + _ONE + 1) // 2
-    x = _FIRST + high_product(half, np.int64(_SLOPE))
+    x = _FIRST + high_product(half, _SLOPE)
     for _ in range(3):
         x = x + (high_product(x, (1 << 29) - high_product(half, x)) << 2)
     return np.minimum(x << 1, _ONE), _SUM_BITS - headroom
@@ -115,7 +116,8 @@ def _inverses(sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def in_fixed_point(stored: np.ndarray, scale: np.float32) -> np.ndarray:
     """Gemmlowp's exponentials and Newton's division, of the plain C++ sources.
 
-    A sum has 12 bits in front of its point, which 4,095 classes never exceed.
+    A sum has 12 bits in front of its point. LiteRT ends its process with these kernels, and so does
+    TFLite Micro, where the powers of a row add up to 512 or more: there is a shift that they refuse.
 
     >>> in_fixed_point(np.array([[3, 3, -90]]), np.float32(0.25)).tolist()
     [[0, 0, -128]]

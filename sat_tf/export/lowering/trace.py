@@ -340,7 +340,13 @@ class _Tracer:
     def _function(self, node: Node) -> Draft:
         if rounds_to_input(node.layer):
             rows, columns = _shape(node)[:2]
-            return self._on_its_grid(node, ResizeBilinear((), "", (rows, columns)))
+            resize = ResizeBilinear((), "", (rows, columns))
+            if output_quantizer(node.layer) is not None:
+                return self._on_its_grid(node, resize)
+            read = self._tensor(node.inputs[0])
+            if (codes := self.builder.codes(read)) is not None:
+                name, shape = call_name(node), _shape(node)
+                return existing(resize.placed(self.builder, (read,), codes, name, shape))
         layer, source = inner_layer(node.layer), self._tensor(node.inputs[0])
         each = layer_kinds.works_on_each_value(layer)
 

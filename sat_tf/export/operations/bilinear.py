@@ -123,9 +123,10 @@ class ResizeBilinear(OperationDraft):
 
     def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
         """See `Operation`: codes, as a shift by the zero point changes no halves."""
-        (source,), one = inputs, constants.get("one")
+        (source,) = inputs
         if self.is_float(graph):
             return self.on_reals(graph, source)
+        one = constants["one"]
         wide = tf.cast(source, tf.float64)  # which holds every sum
         for axis, name in ((1, "row"), (2, "column")):
             weights = tf.cast(constants[f"{name}_weights"], tf.float64)

@@ -122,6 +122,26 @@ def test_its_quantizer_is_saved_and_loaded(quantized, tmp_path):
     np.testing.assert_array_equal(keras.models.load_model(path)(images), quantized(images))
 
 
+def _mask() -> keras.Model:
+    image = L.Input((6, 6, 3))
+    y = L.Conv2D(4, 1)(_conv(8, activation="relu")(image))
+    return keras.Model(image, L.UpSampling2D(2, interpolation="bilinear", name="mask")(y))
+
+
+def test_an_output_is_resized_on_the_codes_of_what_it_reads(tmp_path):
+    quantized, path = calibrated(_mask(), POLICY), tmp_path / "model.tflite"
+    sat_tf.export_tflite(quantized, path, pack="none")
+    graph = deployed_graph(quantized, pack="none")
+    resize = next(one for one in graph.operations if isinstance(one, ResizeBilinear))
+    assert graph.codes("mask") == graph.codes(resize.inputs[0])
+    certificate = sat_tf.verify_tflite(quantized, path, zoo.images_for(quantized), progress=False)
+    assert certificate.codes_differing == 0
+    for configuration in ("ethos-u55-128", "ethos-u85-256"):
+        assert set(compile_file(path, configuration).on_cpu) <= {"DEQUANTIZE"}
+    plan = sat_tf.explain(_mask(), POLICY)
+    assert "it rounds to the codes of" in str(plan) or plan["mask"].fate.name == "MOVES"
+
+
 def test_for_cpus_nothing_changes():
     model = MODELS["resized"]()
     for target in ("litert", "micro", None):
