@@ -423,7 +423,7 @@ class _Placer:
         return is_quantized and has_codes and not self.pixels.reads(node.inputs[0])
 
     def _is_around(self, node: Node) -> bool:
-        """The same, or it resizes the output: then to the codes of what it reads, with no others."""
+        """The same, or it resizes the output, to the codes of what it reads."""
         resizes_output = (
             self.policy.processor.native
             and self.roles[node.name] is Role.SOFTMAX

@@ -116,8 +116,9 @@ def _inverses(sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def in_fixed_point(stored: np.ndarray, scale: np.float32) -> np.ndarray:
     """Gemmlowp's exponentials and Newton's division, of the plain C++ sources.
 
-    A sum has 12 bits in front of its point. LiteRT ends its process with these kernels, and so does
-    TFLite Micro, where the powers of a row add up to 512 or more: there is a shift that they refuse.
+    A sum has 12 bits in front of its point. Where the powers of a row add up to 512 or more, as
+    those of a thousand equal logits do, the kernels need a shift that they refuse, and end the
+    process of LiteRT or TFLite Micro.
 
     >>> in_fixed_point(np.array([[3, 3, -90]]), np.float32(0.25)).tolist()
     [[0, 0, -128]]
