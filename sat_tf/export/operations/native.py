@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,7 +29,9 @@ from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
 from sat_tf.export.tflite.tensors import Codes, Tensors
 from sat_tf.export.tflite.writer import Operator, Writer
-from sat_tf.graph.layers.kind import NativeFunction
+
+if TYPE_CHECKING:
+    from sat_tf.graph.layers.kind import NativeFunction
 
 # The offset from a stored integer to its place in a table.
 _FIRST = 128
@@ -329,7 +331,7 @@ class NativeDraft(Draft):
     """
 
     inputs: tuple[str, ...]
-    native: NativeFunction
+    native: "NativeFunction"
     older: Draft
     slopes: np.ndarray | None = None
 
