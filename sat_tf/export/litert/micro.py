@@ -34,12 +34,12 @@ class MicroRuntime:
 
     def __init__(self, content: bytes, *, keep_tensors: bool) -> None:
         contents = read_contents(content, "file")
-        names = [tensor.name for tensor in contents.tensors]
         values = sum(math.prod(tensor.shape) for tensor in contents.tensors)
         self._inputs, self._outputs = contents.inputs, contents.outputs
-        made = [tensor.name for operator in contents.operators for tensor in operator.outputs]
-        self._made = {name: names.index(name) for name in made} if keep_tensors else {}
-        self._kept: list[dict[str, np.ndarray]] = []
+        places = {id(tensor): index for index, tensor in enumerate(contents.tensors)}
+        made = [tensor for operator in contents.operators for tensor in operator.outputs]
+        self._made = {places[id(one)]: one.name for one in made} if keep_tensors else {}
+        self._kept: list[dict[int, np.ndarray]] = []
         with explained("load", "TFLite Micro"):
             arena_bytes = max(_SMALLEST_ARENA_BYTES, _BYTES_PER_VALUE * values)
             self._interpreter = _interpreter(content, arena_bytes, keep_tensors=keep_tensors)
@@ -55,7 +55,7 @@ class MicroRuntime:
             for index, array in enumerate(arrays_of(images)):
                 self._interpreter.set_input(np.ascontiguousarray(array), index)
             _with_reason(self._interpreter.invoke)
-            self._kept.append({name: self._tensor(i) for name, i in self._made.items()})
+            self._kept.append({index: self._tensor(index) for index in self._made})
             return joined(
                 [
                     real_outputs(
@@ -72,7 +72,16 @@ class MicroRuntime:
 
     def tensors(self, names: Iterable[str]) -> dict[str, np.ndarray]:
         """See `Runtime`."""
-        return {name: np.concatenate([kept[name] for kept in self._kept]) for name in names}
+        places = {name: index for index, name in self._made.items()}
+        wanted = {name: places[name] for name in names}
+        return {
+            name: np.concatenate([kept[index] for kept in self._kept])
+            for name, index in wanted.items()
+        }
+
+    def kept(self, indices: Iterable[int]) -> dict[int, np.ndarray]:
+        """See `Runtime`: of the last image."""
+        return {index: self._kept[-1][index] for index in indices if index in self._made}
 
     def _tensor(self, index: int) -> np.ndarray:
         return np.asarray(self._interpreter.GetTensor(index, 0)["tensor_data"])

@@ -160,8 +160,29 @@ class Runtime:
         """Tensors of the last run, by name; only where they are kept."""
         return {name: self._interpreter.get_tensor(self._indices[name]) for name in names}
 
+    def kept(self, indices: Iterable[int]) -> dict[int, np.ndarray]:
+        """Tensors of the last run by their places in the file, without those that have no values.
+
+        Names of tensors need not differ in a file that another tool wrote.
+        """
+        found = {}
+        for index in indices:
+            with contextlib.suppress(ValueError):
+                found[index] = np.array(self._interpreter.get_tensor(index))
+        return found
+
     def delegation(self) -> Delegation:
         """The part that XNNPACK has taken over; of the other kernels, nothing."""
+        delegates, operators, inside = self._plan()
+        return Delegation(delegates, len(inside), operators)
+
+    @property
+    def delegated(self) -> set[int]:
+        """The operators that XNNPACK has taken over, by their places in the file."""
+        return self._plan()[-1]
+
+    def _plan(self) -> tuple[int, int, set[int]]:
+        """How many delegates and operators there are, and which operators the former run."""
         # LiteRT has no public view of its execution plan.
         nodes: list[dict[str, Any]] = self._interpreter._get_ops_details()
         delegates = [node for node in nodes if node["op_name"] == "DELEGATE"]
@@ -177,7 +198,7 @@ class Runtime:
                     continue
                 inside.add(makers[index])
                 waiting.extend(operators[makers[index]]["inputs"])
-        return Delegation(len(delegates), len(inside), len(operators))
+        return len(delegates), len(operators), inside
 
     def _make_room(self, shapes: list[tuple[int, ...]]) -> None:
         found = self._interpreter.get_input_details()

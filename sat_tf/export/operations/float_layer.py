@@ -154,18 +154,55 @@ _SELECTING = (
 
 
 @dataclasses.dataclass(frozen=True)
-class FloatLayerOperator(Operation):
-    """An operator of a file, of a layer that is left float; only LiteRT runs it.
+class NotSimulated(Operation):
+    """An operator of a file whose arithmetic is unknown; only runtimes run it.
 
     Attributes:
-        layer: the layer that it is part of.
         kind: its name.
     """
 
-    layer: str
     kind: str
 
     is_simulated = False
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """See `Operation`."""
+        return (self.kind,)
+
+    def _refuse(self) -> NoReturn:
+        raise ValueError(
+            f"{self.output}: received a graph with an operator that the simulator does not know, "
+            "expected its result to be given; simulate the graph of the Keras model instead."
+        )
+
+    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
+        """Raises ValueError: its arithmetic is unknown."""
+        self._refuse()
+
+    def write(self, writer: Writer) -> None:
+        """Raises ValueError: its arithmetic is unknown."""
+        self._refuse()
+
+    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
+        """Raises ValueError: its arithmetic is unknown."""
+        self._refuse()
+
+    @classmethod
+    def read(cls, operator: OperatorView) -> Made:
+        """Raises NotUnderstoodError: only what is known of its operation could be read."""
+        raise NotUnderstoodError("not an operator of sat-tf")
+
+
+@dataclasses.dataclass(frozen=True)
+class FloatLayerOperator(NotSimulated):
+    """An operator of a layer that is left float.
+
+    Attributes:
+        layer: the layer that it is part of.
+    """
+
+    layer: str
 
     def portability(self, graph: Tensors) -> Portability:
         """See `Operation`."""
@@ -182,20 +219,6 @@ class FloatLayerOperator(Operation):
     def operators(self) -> tuple[str, ...]:
         """See `Operation`."""
         return (f"float {self.layer}",)
-
-    def _refuse(self) -> NoReturn:
-        raise ValueError(
-            f"{self.output}: received a graph with an operator that the simulator does not know, "
-            "expected its result to be given; simulate the graph of the Keras model instead."
-        )
-
-    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        """Raises ValueError: its arithmetic is unknown."""
-        self._refuse()
-
-    def write(self, writer: Writer) -> None:
-        """Raises ValueError: its arithmetic is unknown."""
-        self._refuse()
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
@@ -217,13 +240,9 @@ class FloatLayerOperator(Operation):
             if output.name in progress.known:
                 raise NotUnderstoodError(f"{where}: its tensors are not in order")
         for output in others:
-            progress.operations.append(cls(names, output.name, layer, operator.name))
+            progress.operations.append(cls(names, output.name, operator.name, layer))
             progress.tensors[output.name] = Tensor(output.name, output.shape[1:], None)
-        return cls(names, last.name, layer, operator.name), None
-
-    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
-        """Raises ValueError: its arithmetic is unknown."""
-        self._refuse()
+        return cls(names, last.name, operator.name, layer), None
 
 
 def layer_of(operator: StoredOperator, progress: Progress) -> str | None:

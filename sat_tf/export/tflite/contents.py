@@ -50,6 +50,10 @@ _MOST_VALUES = 2**28
 _PACKED_BITS = {"INT4": 4, "INT2": 2}
 
 
+# Operators whose second input is a kernel.
+_WITH_KERNEL = ("CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTED")
+
+
 class NotUnderstoodError(ValueError):
     """A flatbuffer is intact, but holds what the reader does not know."""
 
@@ -266,6 +270,16 @@ class StoredOperator:
         return tuple(tensor for tensor in self.inputs if tensor is not None)
 
     @property
+    def multiply_adds(self) -> int:
+        """How many products of weights and inputs one image takes, as far as shapes tell."""
+        if self.name not in _WITH_KERNEL or len(self.reads) < 2:
+            return 0
+        # Each pixel made, or read by a transposed convolution, meets the whole kernel.
+        is_transposed = self.name == "TRANSPOSE_CONV" and len(self.reads) > 2
+        places = self.reads[2].shape if is_transposed else self.outputs[0].shape
+        return math.prod(places[:-1]) * math.prod(self.reads[1].shape)
+
+    @property
     def is_float(self) -> bool:
         """Whether it reads or makes a float tensor."""
         return any(tensor.type == "FLOAT32" for tensor in self.reads + self.outputs)
@@ -317,6 +331,11 @@ class Contents:
     interface: str = ""
     settings: dict[str, Any] | None = None
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether `sat_tf.export_tflite` wrote it, which every version of it says in the file."""
+        return "float_head" in (self.settings or {})
+
     def operator_counts(self) -> dict[str, int]:
         """How many operators of each kind there are."""
         names = [operator.name for operator in self.operators]
@@ -347,8 +366,7 @@ def understood(model: Any) -> Contents:
     Raises:
         NotUnderstoodError: it has several graphs, or tensors of absurd sizes or names.
     """
-    if len(model.subgraphs) != 1:
-        raise NotUnderstoodError(f"it has {len(model.subgraphs)} graphs, expected one")
+    _check_one_graph(model)
     found = _contents_of(model)
     for tensor in found.tensors:
         if math.prod(tensor.shape) > _MOST_VALUES:
@@ -358,6 +376,33 @@ def understood(model: Any) -> Contents:
         if not tensor.name.isprintable():  # LiteRT ends a name at a zero
             raise NotUnderstoodError(f"a tensor has the name {tensor.name!r}")
     return found
+
+
+def of_any_tool(model: Any) -> Contents:
+    """The contents of an unpacked flatbuffer that any tool may have written.
+
+    Names of tensors mean nothing to a runtime: one that is missing, not printable or another
+    tensor's too is replaced.
+
+    Raises:
+        NotUnderstoodError: it has several graphs.
+    """
+    _check_one_graph(model)
+    taken: set[str] = set()
+    for index, tensor in enumerate(model.subgraphs[0].tensors):
+        name = (tensor.name or b"").decode(errors="replace")
+        if not name.isprintable() or not name:
+            name = f"tensor {index}"
+        elif name in taken:
+            name = f"{name} ({index})"
+        taken.add(name)
+        tensor.name = name.encode()
+    return _contents_of(model)
+
+
+def _check_one_graph(model: Any) -> None:
+    if len(model.subgraphs) != 1:
+        raise NotUnderstoodError(f"it has {len(model.subgraphs)} graphs, expected one")
 
 
 def _contents_of(model: Any) -> Contents:
@@ -373,7 +418,7 @@ def _contents_of(model: Any) -> Contents:
         inputs = [None if index == -1 else chosen([index])[0] for index in operator.inputs]
         operators.append(
             StoredOperator(
-                name=OPERATORS[max(code.builtinCode, code.deprecatedBuiltinCode)],
+                name=_operator_name(max(code.builtinCode, code.deprecatedBuiltinCode)),
                 inputs=tuple(inputs),
                 outputs=chosen(operator.outputs),
                 options=operator.builtinOptions,
@@ -399,6 +444,11 @@ def _contents_of(model: Any) -> Contents:
         interface=json.dumps({**names, "signatures": signatures}),
         settings=None if settings is None else dict(json.loads(settings)),
     )
+
+
+def _operator_name(number: int) -> str:
+    """The name, or what stands for that of an operator of a later schema."""
+    return OPERATORS.get(number, f"OPERATOR_{number}")
 
 
 def _within(index: int, count: int) -> int:

@@ -25,6 +25,8 @@ class Progress:
         operations: those that make them.
         pending: by the tensors that they make, what is known of operators that are only the first
             of an operation's: what the operation itself has put there.
+        is_foreign: whether another tool wrote the file. Forms that sat-tf does not write are then
+            read where their kernels compute what `simulate` does.
     """
 
     images: tuple[StoredTensor, ...]
@@ -32,6 +34,7 @@ class Progress:
     tensors: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     operations: list[Any] = dataclasses.field(default_factory=list)
     pending: dict[str, Any] = dataclasses.field(default_factory=dict)
+    is_foreign: bool = False
 
     @property
     def known(self) -> set[str]:
@@ -110,19 +113,19 @@ class OperatorView:
     def source_codes(self, index: int = 0) -> Codes | None:
         """How an input is stored; None where it is float."""
         name = self.source(index)
+        if name in self.progress.tensors:
+            codes = self.progress.tensors[name].codes
+            if codes is not None and codes.is_unsigned:
+                raise NotUnderstoodError(f"it reads {name}, which is uint8, as only outputs are")
+            return codes
         image = self.progress.image(name)
         if image is not None and image.type == "FLOAT32":
             return None
-        if image is not None:
-            raise NotUnderstoodError("it reads pixels, which have to become int8 first")
-        codes = self.progress.tensors[name].codes
-        if codes is not None and codes.is_unsigned:
-            raise NotUnderstoodError(f"it reads {name}, which is uint8, as only outputs are")
-        return codes
+        raise NotUnderstoodError("it reads pixels, which have to become int8 first")
 
     def codes(self, activation: Activation = Activation.NONE) -> Codes | None:
         """How the output is stored; its kernel clips where the fused activation says."""
-        return _codes(self.output, activation)
+        return codes_of(self.output, activation)
 
     def moved_codes(self) -> Codes | None:
         """The codes of the input, which the output shares."""
@@ -195,7 +198,12 @@ def grid_of(codes: Codes | None) -> tuple[np.float32, int] | None:
     return None if codes is None else (codes.scale, codes.zero_point)
 
 
-def _codes(tensor: StoredTensor, activation: Activation) -> Codes | None:
+def codes_of(tensor: StoredTensor, activation: Activation = Activation.NONE) -> Codes | None:
+    """How a tensor is stored, with the ends of a fused activation; None where it is float.
+
+    Raises:
+        NotUnderstoodError: it has another type, or several scales.
+    """
     if tensor.type == "FLOAT32":
         return None
     scale, point = tensor.scales, tensor.zero_points
@@ -214,4 +222,7 @@ def _codes(tensor: StoredTensor, activation: Activation) -> Codes | None:
         one = int(np.rint(1.0 / float(scale[0])))
         low, high = max(zero_point - one, -128), min(zero_point + one, 127)
         return Codes(scale[0], zero_point, lowest=low, highest=high)
+    if activation is Activation.SIX:
+        highest = min(zero_point + int(np.rint(6.0 / float(scale[0]))), 127)
+        return Codes(scale[0], zero_point, lowest=zero_point, highest=highest)
     return Codes(scale[0], zero_point)

@@ -18,6 +18,7 @@ class Activation(enum.Enum):
     NONE = "NONE"
     RELU = "RELU"
     UNIT = "RELU_N1_TO_1"
+    SIX = "RELU6"  # of other tools' files
 
 
 # What the same code is more as uint8 than as int8.
@@ -49,8 +50,8 @@ class Codes:
         """The activation to fuse, beside int8 saturation, to clip to lowest..highest."""
         if (self.lowest, self.highest) == (-128, 127):
             return Activation.NONE
-        if self.highest == 127 and self.lowest == self.zero_point:
-            return Activation.RELU
+        if self.lowest == self.zero_point:
+            return Activation.RELU if self.highest == 127 else Activation.SIX
         return Activation.UNIT
 
     def rectified(self) -> "Codes":
