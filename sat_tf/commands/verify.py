@@ -30,6 +30,7 @@ from sat_tf.export.certificate.proof import read_subject
 from sat_tf.export.certificate.runtimes import RUNTIMES, USUAL_RUNTIMES
 from sat_tf.export.file_verification import recheck, verify_file
 from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operator_comparison import compare_operators, is_foreign, read_any_file
 from sat_tf.export.targets.table import TARGETS
 from sat_tf.export.tflite.contents import read_contents
 from sat_tf.export.tflite.metadata import read_metadata
@@ -131,7 +132,8 @@ SUMMARY = "compare a TFLite file with its model, code by code"
 DESCRIPTION = (
     "Runs a TFLite file in LiteRT, compares every integer with a simulation of the quantized model "
     "or, without one, of the file itself, and writes certificate.json and certificate.html. Exit "
-    "status 1 if any differs with XNNPACK. --kit takes the comparison to another machine."
+    "status 1 if any differs with XNNPACK. --kit takes the comparison to another machine. Of a "
+    "file that another tool wrote, each operator is compared on its own inputs: no certificate."
 )
 EXAMPLES = """\
 examples:
@@ -144,6 +146,7 @@ examples:
   sat-tf verify model.tflite --certificate proof/certificate.json --images photos/
   sat-tf verify model.tflite --images photos/ --kit kit.zip
   sat-tf verify model.tflite --certificate certificate_aarch64.json --images photos/
+  sat-tf verify of_another_tool.tflite --images photos/ --out operators/
 """
 
 
@@ -201,7 +204,7 @@ def add_arguments(parser: Parser) -> None:
         "--out",
         metavar="DIR",
         help="where the certificate goes; default: beside the TFLite file, nowhere with "
-        "--certificate",
+        "--certificate; of another tool's file, where operators.csv goes; default: nowhere",
     )
 
 
@@ -220,6 +223,8 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     if arguments.target is not None:
         _print_elsewhere(target.tflite, arguments.target, console)
     runtimes = tuple(arguments.runtime or _RUNTIMES)
+    if target.model is None and is_foreign(target.tflite):
+        return _compare(target.tflite, arguments, wanted, runtimes, console)
 
     def load(options: ImageOptions) -> Pixels:
         # Their notes are printed where the file is verified here.
@@ -253,6 +258,44 @@ def _print_elsewhere(tflite: pathlib.Path, name: str, console: Console) -> None:
     count, found = len(contents.operators), target.elsewhere(contents)
     for statement in target.statements(found, count) or [target.verdict(found, count)]:
         say(console, marked_text(statement))
+
+
+# An operator is simulated for each kernel set.
+_IMAGES_OF_OPERATORS = 16
+OPERATORS = "operators.csv"
+
+
+def _compare(
+    path: pathlib.Path,
+    arguments: argparse.Namespace,
+    wanted: ImageOptions,
+    runtimes: tuple[str, ...],
+    console: Console,
+) -> bool:
+    """Compares the operators of a file that another tool wrote; whether rules explain all codes."""
+    excluded = [name for name in ("certificate", "kit", "float_model") if getattr(arguments, name)]
+    if excluded:
+        options = ", ".join(f"--{name}" for name in excluded)
+        raise RunError(
+            f"{path}: received {options} for a file that sat_tf.export_tflite did not write, "
+            "expected the file alone: its operators are compared one by one; leave it out."
+        )
+    file = read_any_file(path)
+    count = wanted.num_images or _IMAGES_OF_OPERATORS
+    wanted = dataclasses.replace(wanted, num_images=count)
+    classes = file.read.contents.outputs[0].shape[-1:] or (1,)
+    pixels = wanted.load(file.image.shape, classes[0])
+    for note in pixels.notes:
+        say(console, f"Note: {note}")
+    found = compare_operators(
+        file, pixels.images, runtimes=runtimes, images_from=pixels.source, progress=True
+    )
+    found.print_to(console)
+    if arguments.out is not None:
+        with open_folder(arguments.out) as folder:
+            found.write_csv(folder / OPERATORS)
+            say(console, f"Operators: {folder / OPERATORS}")
+    return found.is_explained
 
 
 def _prove(

@@ -7,7 +7,8 @@ its file; `deployed_model` is that file in Keras, to be evaluated and trained; `
 fixes the size of a model of images of any size.
 
 A file needs no model: `read_graph` reads it back, `simulate` runs it in NumPy, `verify_file`
-compares LiteRT with that, and `evaluate_tflite` measures accuracy on all cores. `write_kit` takes
+compares LiteRT with that, and `evaluate_tflite` measures accuracy on all cores.
+`compare_operators` takes files of other tools, operator by operator. `write_kit` takes
 the verification to another machine, and `read_device_check` reads what comes back.
 
 The names below load TensorFlow when they are first used: processes that only run files do without.
@@ -27,9 +28,11 @@ if TYPE_CHECKING:
     from sat_tf.export.lowering.pipeline import with_image_size as with_image_size
     from sat_tf.export.operations.graph_file import read_graph as read_graph
     from sat_tf.export.operations.simulator import simulate as simulate
+    from sat_tf.export.operator_comparison import compare_operators as compare_operators
     from sat_tf.export.snapping import snap_biases as snap_biases
 
 _HOMES = {
+    "compare_operators": "sat_tf.export.operator_comparison",
     "deployed_model": "sat_tf.export.deployed",
     "evaluate_simulator": "sat_tf.export.evaluate",
     "evaluate_tflite": "sat_tf.export.evaluate",

@@ -33,7 +33,6 @@ from sat_tf.presentation.tables import Cell, Column, Marked, RowTable, Table, pe
 _CODES = "INT8"
 _OTHER_CODES = ("UINT8", "INT16")
 _PIXEL_ENDS = 255.0
-_FLOAT = "it is float"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,7 +190,12 @@ class ComparedOperator:
     @property
     def name(self) -> str:
         """It in words."""
-        return f"{self.number} {self.kind} {self.tensor}"
+        return f"{self.number} {self.kind} {self.short_tensor}"
+
+    @property
+    def short_tensor(self) -> str:
+        """The first of the names that TensorFlow's converter joins to one."""
+        return self.tensor.split(";")[0]
 
     def differs(self, runtime: str) -> bool:
         """Whether a runtime makes other codes than its rules say, or than XNNPACK does."""
@@ -302,17 +306,18 @@ class OperatorComparison(RowTable):
         said, kind = [], "good"
         if total.own.compared:
             differing = f"{total.own.differing:,} of {total.own.compared:,}"
-            said.append(f"{differing} codes are not those of its rules")
+            said.append(f"{differing} codes differ from the simulation")
         if name != "xnnpack":
             beside = total.beside_xnnpack
             differing = f"{beside.differing:,} of {beside.compared:,}"
-            said.append(f"of XNNPACK's inputs it makes {differing} other codes than XNNPACK here")
+            said.append(f"for the same inputs, {differing} codes are not XNNPACK's")
         if first is not None:
             kind = "bad" if total.own.differing else "watch"
             said.append(f"the first operator that differs is {first.name}")
         if name in self.outputs and name != "xnnpack":
             found = self.outputs[name]
-            said.append(f"{found.differing:,} of {found.compared:,} values of the output differ")
+            differing = f"{found.differing:,} of {found.compared:,}"
+            said.append(f"of the whole file, {differing} values of the output are not XNNPACK's")
         return Marked(f"{RUNTIMES[name].title}: {'; '.join(said)}", kind)
 
     def _tables(self) -> Mapping[str, Table[ComparedOperator]]:
@@ -327,7 +332,7 @@ class OperatorComparison(RowTable):
         columns: list[Column[ComparedOperator]] = [
             Column("", lambda one: one.number, str, number=True),
             Column("operator", lambda one: one.kind),
-            Column("tensor", lambda one: one.tensor, wrap="fold"),
+            Column("tensor", lambda one: one.short_tensor, wrap="fold"),
             Column(
                 "multiply-adds",
                 lambda one: one.multiply_adds / all_adds if one.multiply_adds else None,
@@ -374,7 +379,7 @@ def _cell(operator: ComparedOperator, runtime: str, *, is_first: bool) -> Cell:
     if not found.differing:
         return Marked("0", "good")
     words = f"{found.differing:,} by {found.largest:.4g}"
-    words += " against its rules" if unexplained and runtime != "xnnpack" else ""
+    words += " from the simulation" if unexplained and runtime != "xnnpack" else ""
     return Marked(words + (", first" if is_first else ""), "bad" if unexplained else "watch")
 
 
@@ -531,7 +536,7 @@ class _Counter:
             count.own.add(expected, kept[kind.name][output])
 
     def _kernels(self, kind: RuntimeKind, number: int) -> KernelSet:
-        """The rules of a runtime for an operator, which XNNPACK may leave to the builtin kernels."""
+        """A runtime's rules for an operator, which XNNPACK may leave to the builtin kernels."""
         if kind.kernels not in XNNPACK_SETS or number in self._running["xnnpack"].delegated:
             return kind.kernels
         is_here = kind.kernels is kernel_sets.of_this_machine()
@@ -564,10 +569,9 @@ class _Counter:
 def _reason(stored: StoredOperator, operation: Operation | None, file: ForeignFile) -> str:
     """Why an operator is not compared; empty where it is."""
     given = [one for one in stored.reads if one.data is None]
-    codes = [one for one in (*given, *stored.outputs) if one.scales.size]
-    if not codes:
-        is_float = any(one.type == "FLOAT32" for one in stored.outputs)
-        return _FLOAT if is_float else "it makes no codes"
+    if not any(one.scales.size for one in stored.outputs):
+        floats = [one.type == "FLOAT32" for one in (*given, *stored.outputs)]
+        return "it is float" if floats and all(floats) else "it makes no codes"
     if reason := file.reasons.get(stored.outputs[0].name):
         return reason
     return "" if operation is not None else "it is part of the operator that reads it"

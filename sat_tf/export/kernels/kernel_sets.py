@@ -80,6 +80,7 @@ class KernelSet:
             and the zero point of the output; see `functions.Rounding`.
         leaky: codes of a leaky rectifier.
         hard_swish: codes of a hard-swish.
+        rescaled: codes on another scale, from these, their scale and that of the output.
     """
 
     name: str
@@ -96,6 +97,7 @@ class KernelSet:
     tabulated: Rounding
     leaky: FunctionRule
     hard_swish: FunctionRule
+    rescaled: Callable[[np.ndarray, np.float32, np.float32], np.ndarray]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A row is sent to other processes by its name: there is one of each."""
@@ -164,6 +166,9 @@ def _reference(
         tabulated=functions.rounded_half_away,
         leaky=functions.leaky,
         hard_swish=functions.hard_swish,
+        rescaled=lambda codes, source, output: away(
+            codes, fixed_point.fixed_point(float(source) / float(output))
+        ),
     )
 
 
@@ -219,6 +224,9 @@ def _builtin(
         quantized=fixed_point.quantized_in_blocks,
         softmax=probabilities,
         hard_swish=hard_swish,
+        rescaled=lambda codes, source, output: fixed_point.rounded_twice_up(
+            codes, fixed_point.fixed_point(float(source) / float(output))
+        ),
     )
 
 
@@ -266,6 +274,7 @@ def _xnnpack(
         tabulated=tabulated,
         leaky=functions.leaky_of_xnnpack,
         hard_swish=left.hard_swish,
+        rescaled=xnnpack.rescaled,
     )
 
 

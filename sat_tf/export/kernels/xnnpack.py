@@ -10,6 +10,7 @@ import numpy as np
 from sat_tf.export.kernels.fixed_point import fixed_point, rounded_once
 
 _MULTIPLIER_BITS = 20
+_RATIO_BITS = 8
 _ROUNDING = 2.0**-24  # of float32, relative
 _LOWEST, _HIGHEST = -128, 127  # int8
 
@@ -55,6 +56,16 @@ def summed(
     for codes, multiplier, sign in zip(summands, multipliers, signs, strict=True):
         total = total + codes.astype(np.int64) * (sign * multiplier)
     return np.asarray(total >> shift)
+
+
+def rescaled(codes: np.ndarray, source: np.float32, output: np.float32) -> np.ndarray:
+    """Codes on another scale: the ratio of the scales in units of 1/256, round half up.
+
+    >>> rescaled(np.array([-3, -1, 0, 1, 3]), np.float32(1.0), np.float32(2.0)).tolist()
+    [-1, 0, 0, 1, 2]
+    """
+    ratio = np.rint(np.float32(1 << _RATIO_BITS) * np.float32(source / output)).astype(np.int64)
+    return np.asarray((codes.astype(np.int64) * ratio + (1 << (_RATIO_BITS - 1))) >> _RATIO_BITS)
 
 
 def product_multiplier(

@@ -136,12 +136,10 @@ def _reason_not_to_read(operator: StoredOperator, progress: Progress) -> str | N
     others = [one for one in operator.reads if one.data is None and one.name not in progress.known]
     others = [one for one in others if one.name not in progress.pending]
     try:
-        if others:
-            raise NotUnderstoodError(f"it reads {others[0].type}")
         _read_operation(OperatorView(operator, progress))
         return None
     except NotUnderstoodError as error:
-        reason = str(error)
+        reason = f"it reads {others[0].type} values" if others else str(error)
     except (AttributeError, ArithmeticError, LookupError, TypeError, ValueError):
         reason = "its options or its tensors are not those of sat-tf's files"
     progress.tensors.clear()

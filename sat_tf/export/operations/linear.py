@@ -463,19 +463,21 @@ class Linear(Operation, Draft):
         codes = operator.fused_codes()
         real = codes is None
         if kind is LinearKind.TRANSPOSED:
-            if len(operator.stored.inputs) != 4:
-                raise NotUnderstoodError("it has no bias, or no shape")
-            operator = operator.reordered(2, 1, 3)
+            if len(operator.stored.inputs) < 3:
+                raise NotUnderstoodError("it has no shape")
+            operator = operator.reordered(2, 1, *range(3, len(operator.stored.inputs)))
         source = operator.source()
         kernel, scales = _kernel_of(operator, kind, real=real)
         pixelwise = kind is LinearKind.FULLY_CONNECTED and operator.keeps_pixels()
         if pixelwise:
             kind, kernel = LinearKind.CONVOLUTION, kernel[:, np.newaxis, np.newaxis]
-        bias = operator.constant(2, "FLOAT32" if real else "INT32")
+        bias, has_bias = np.zeros(scales.size, np.int32), operator.has(2)
+        if has_bias:
+            bias = operator.constant(2, "FLOAT32" if real else "INT32")
         if bias.shape != scales.shape:
             raise NotUnderstoodError(f"its bias is not one of {scales.size} channels")
         window = WHOLE if pixelwise else _window_of(operator, kind, kernel)
-        if not real and not operator.has_units_of(scales):
+        if has_bias and not real and not operator.has_units_of(scales):
             raise NotUnderstoodError("the scales of its bias are not input scale · weight scale")
         operation = cls(
             (source,),

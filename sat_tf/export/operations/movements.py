@@ -421,7 +421,7 @@ class Reshape(Operation):
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """See `Operation`."""
         (source,) = inputs
-        return source.reshape(len(source), *graph.tensors[self.output].shape)
+        return source.reshape(-1, *graph.tensors[self.output].shape)
 
     def write(self, writer: Writer) -> None:
         """See `write_reshape`."""
@@ -431,8 +431,10 @@ class Reshape(Operation):
     def read(cls, operator: OperatorView) -> Made:
         """See `Operation`."""
         source = operator.tensor(0)
-        if source.shape[:1] != operator.output.shape[:1] or (
-            np.prod(source.shape[1:]) != np.prod(operator.output.shape[1:])
+        # One image is run at a time where the batch may become part of the values.
+        first = 0 if operator.progress.is_foreign else 1
+        if source.shape[:first] != operator.output.shape[:first] or (
+            np.prod(source.shape[first:]) != np.prod(operator.output.shape[first:])
         ):
             raise NotUnderstoodError(f"it makes {operator.output.shape} of {source.shape}")
         return cls((operator.source(),), operator.output.name), operator.moved_codes()

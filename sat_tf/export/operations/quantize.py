@@ -14,6 +14,7 @@ from sat_tf.export.operations.operation import (
     TfTensor,
     clipped,
     code_ends,
+    stored_codes,
     tf,
 )
 from sat_tf.export.tflite.contents import NotUnderstoodError
@@ -23,6 +24,8 @@ from sat_tf.export.tflite.writer import Operator, Writer
 from sat_tf.quantizers.input_range import PIXELS, InputRange
 
 _IMAGE_ZERO_POINT = -128
+# XNNPACK takes the ratio of two scales in these units.
+_RATIO = 256.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +59,10 @@ class ShiftImage(_ToCodes):
     def recognizes(cls, operator: OperatorView) -> bool:
         """Operators that read an input of integers."""
         image = operator.progress.image(operator.source())
-        return image is not None and image.type != "FLOAT32" and image.scales.size > 0
+        is_read = operator.source() in operator.progress.tensors
+        return (
+            image is not None and image.type != "FLOAT32" and image.scales.size > 0 and not is_read
+        )
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
@@ -118,8 +124,9 @@ class Quantize(_ToCodes):
 
     @classmethod
     def recognizes(cls, operator: OperatorView) -> bool:
-        """Operators that neither read an input of integers nor make uint8."""
-        return not (ShiftImage.recognizes(operator) or ShiftOutput.recognizes(operator))
+        """Operators that read neither an input of integers nor codes, and make no uint8."""
+        others = (ShiftImage, ShiftOutput, Requantize)
+        return not any(other.recognizes(operator) for other in others)
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
@@ -127,8 +134,6 @@ class Quantize(_ToCodes):
         source, codes = operator.source(), operator.codes()
         if codes is None:
             raise NotUnderstoodError("its tensor is float")
-        if operator.source_codes() is not None:
-            raise NotUnderstoodError("it changes codes to others, which kernels round differently")
         codes = _bounded(codes, source, operator.progress.operations)
         return cls((source,), operator.output.name), codes
 
@@ -168,8 +173,9 @@ class ShiftOutput(Operation):
     @classmethod
     def recognizes(cls, operator: OperatorView) -> bool:
         """Operators that make uint8 of what others have made."""
-        image = operator.progress.image(operator.source())
-        return image is None and operator.output.type == "UINT8"
+        source = operator.source()
+        is_made = source in operator.progress.tensors
+        return is_made and operator.output.type == "UINT8"
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
@@ -186,6 +192,45 @@ class ShiftOutput(Operation):
     def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
         """See `Operation`: the code is the same, and the integer that stores it another."""
         return tf.identity(*inputs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Requantize(_ToCodes):
+    """Codes on another grid, as other tools' files have them.
+
+    A 1x1 depthwise convolution, which sat-tf writes instead, is rounded once.
+    """
+
+    rounds = True
+    same_because = "the ratio of the scales in units of 1/256, round half up, in all its kernels"
+
+    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
+        """Rounded as the kernels do it."""
+        source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
+        codes = inputs[0].astype(np.int64) - source.zero_point
+        return stored_codes(graph.kernels.rescaled(codes, source.scale, output.scale), output)
+
+    @classmethod
+    def recognizes(cls, operator: OperatorView) -> bool:
+        """Operators that make int8 of int8 codes."""
+        found = operator.progress.tensors.get(operator.source())
+        is_read = found is not None and found.codes is not None
+        return is_read and not ShiftOutput.recognizes(operator)
+
+    @classmethod
+    def read(cls, operator: OperatorView) -> Made:
+        """See `Operation`."""
+        return cls((operator.source(),), operator.output.name), operator.codes()
+
+    def numbers(self, graph: Tensors) -> Numbers:
+        """The ratio of the scales, and the ends of the codes."""
+        source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
+        ratio = np.rint(np.float32(_RATIO) * np.float32(source.scale / output.scale)) / _RATIO
+        return {"ratio": np.float32(ratio), **code_ends(output)}
+
+    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
+        """See `Operation`; products of two small integers are exact in float32."""
+        return clipped(tf.floor(inputs[0] * constants["ratio"] + 0.5), constants)
 
 
 def _bounded(codes: Codes, source: str, operations: Iterable[Operation]) -> Codes:

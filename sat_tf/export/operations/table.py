@@ -23,7 +23,13 @@ from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.pairs import Pair
 from sat_tf.export.operations.pointwise import WithConstant
 from sat_tf.export.operations.pools import AveragePool, MaxPool
-from sat_tf.export.operations.quantize import Dequantize, Quantize, ShiftImage, ShiftOutput
+from sat_tf.export.operations.quantize import (
+    Dequantize,
+    Quantize,
+    Requantize,
+    ShiftImage,
+    ShiftOutput,
+)
 from sat_tf.export.operations.softmax import Softmax
 from sat_tf.export.tflite.operator_view import OperatorView
 
@@ -51,6 +57,7 @@ OPERATIONS: list[type[Operation]] = [
     ShiftImage,
     Quantize,
     ShiftOutput,
+    Requantize,
     Dequantize,
     WithConstant,
     Softmax,

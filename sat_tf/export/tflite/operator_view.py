@@ -12,6 +12,8 @@ from sat_tf.export.tflite.tensors import Activation, Codes, Tensor, Window
 
 _ACTIVATIONS = names_of(tfl.ActivationFunctionType)
 _PADDINGS = names_of(tfl.Padding)
+# The relative error of a product of two float32 factors that are rounded themselves.
+_ROUNDED_UNIT = 2.0**-21
 
 
 @dataclasses.dataclass
@@ -67,10 +69,14 @@ class OperatorView:
 
     def tensor(self, index: int) -> StoredTensor:
         """An input, whatever makes it."""
-        tensor = self.stored.inputs[index] if index < len(self.stored.inputs) else None
+        tensor = self.stored.inputs[index] if self.has(index) else None
         if tensor is None:
             raise NotUnderstoodError(f"it has no input {index}")
         return tensor
+
+    def has(self, index: int) -> bool:
+        """Whether there is such an input."""
+        return index < len(self.stored.inputs) and self.stored.inputs[index] is not None
 
     def reordered(self, *indices: int) -> "OperatorView":
         """The same with only some inputs, in another order, by their present indices."""
@@ -149,7 +155,9 @@ class OperatorView:
     def fused_codes(self) -> Codes | None:
         """How the output is stored, clipped by the fused activation."""
         kind = self.option("fusedActivationFunction", _ACTIVATIONS)
-        if kind not in {known.value for known in Activation}:
+        known = {one.value for one in Activation}
+        known -= set() if self.progress.is_foreign else {Activation.SIX.value}
+        if kind not in known:
             raise NotUnderstoodError(f"its fused activation is {kind}")
         codes = self.codes(Activation(kind))
         if codes is None and kind != Activation.NONE.value:
@@ -188,8 +196,10 @@ class OperatorView:
         """Whether a bias counts units of the sum; kernels differ in what they make of others."""
         bias, source = self.tensor(2), self.source_codes()
         unit = (source.scale * scales).astype(np.float32) if source else scales
+        # Other tools round the product otherwise; kernels take it from its factors.
+        error = _ROUNDED_UNIT if self.progress.is_foreign else 0.0
         return bias.scales.size in (1, scales.size) and bool(
-            np.all(bias.scales == unit) and not np.any(bias.zero_points)
+            np.all(np.abs(bias.scales - unit) <= error * unit) and not np.any(bias.zero_points)
         )
 
 

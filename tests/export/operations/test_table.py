@@ -38,7 +38,13 @@ from sat_tf.export.operations.operation import Operation, stored_codes
 from sat_tf.export.operations.pairs import Pair
 from sat_tf.export.operations.pointwise import Pointwise, WithConstant
 from sat_tf.export.operations.pools import AveragePool, MaxPool
-from sat_tf.export.operations.quantize import Dequantize, Quantize, ShiftImage, ShiftOutput
+from sat_tf.export.operations.quantize import (
+    Dequantize,
+    Quantize,
+    Requantize,
+    ShiftImage,
+    ShiftOutput,
+)
 from sat_tf.export.operations.simulator import batches, simulate
 from sat_tf.export.operations.softmax import Softmax
 from sat_tf.export.operations.windows import LinearKind
@@ -87,6 +93,7 @@ ON_CODES: list[tuple[Operation, tuple[int, ...]]] = [
     (ReduceMax(_X, _Y), (4, 4, 1)),
     (Pad(_X, _Y, ((1, 0), (0, 2), (0, 0))), (5, 6, 4)),
     (Reshape(_X, _Y), (16, 4)),
+    (Requantize(_X, _Y), SHAPE),
     (Lookup(_X, _Y, np.arange(127, -129, -1).astype(np.int8)), SHAPE),
     (Sloped(_X, _Y, np.int8([[[-127, -3, 5, 64]]]), SCALE), SHAPE),
 ]
@@ -304,5 +311,5 @@ def test_a_new_operation_is_converted_and_computed_in_keras(absolute):
 def test_without_its_row_nobody_reads_it(absolute, monkeypatch):
     content = serialize(absolute, {})
     monkeypatch.setattr(table, "OPERATIONS", table.OPERATIONS[:-1])
-    with pytest.raises(ValueError, match="operator 1, ABS .*: not an operator of sat-tf"):
+    with pytest.raises(ValueError, match=r"operator 1, ABS .*: not an operator of sat-tf"):
         read_graph(content, "net")
