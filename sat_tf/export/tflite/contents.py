@@ -140,6 +140,13 @@ def _unpacked_model(content: bytes) -> Any:
     model.version = root.Version()
     for attribute, kind in _MODEL_VECTORS.items():
         setattr(model, attribute, _vector(root, attribute, kind.InitFromObj, budget))
+    for buffer in model.buffers:
+        # Other tools put large ones behind the flatbuffer, and only say where; 0 and 1 say nothing.
+        if buffer.offset > 1:
+            whole = np.frombuffer(content, np.uint8)
+            _within(buffer.offset + buffer.size - 1, whole.size)
+            buffer.data = whole[buffer.offset : buffer.offset + buffer.size]
+            budget.spend(buffer)
     model.signatureDefs = [
         _signature(root.SignatureDefs(index), budget) for index in range(root.SignatureDefsLength())
     ]
