@@ -570,8 +570,9 @@ def _reason(stored: StoredOperator, operation: Operation | None, file: ForeignFi
     """Why an operator is not compared; empty where it is."""
     given = [one for one in stored.reads if one.data is None]
     if not any(one.scales.size for one in stored.outputs):
-        floats = [one.type == "FLOAT32" for one in (*given, *stored.outputs)]
-        return "it is float" if floats and all(floats) else "it makes no codes"
+        makes_floats = any(one.type == "FLOAT32" for one in stored.outputs)
+        reads_codes = any(one.scales.size for one in given)
+        return "it is float" if makes_floats and not reads_codes else "it makes no codes"
     if reason := file.reasons.get(stored.outputs[0].name):
         return reason
     return "" if operation is not None else "it is part of the operator that reads it"

@@ -72,7 +72,8 @@ def read_graph(content: bytes, name: str) -> Graph:
     except NotUnderstoodError as error:
         raise ValueError(
             f"{name}: received a file that sat_tf.export_tflite did not write ({error}), expected "
-            "one that it wrote; export the model with it."
+            "one that it wrote; export the model with it, or compare the operators of any tool's "
+            "file with sat_tf.export.compare_operators."
         ) from error
 
 
@@ -99,7 +100,7 @@ def read_foreign(content: bytes, name: str) -> ForeignFile:
         name: what errors call it, and the name of the graph.
 
     Raises:
-        ValueError: it is not a TFLite file, or has several graphs, or no input or output.
+        ValueError: it is not a TFLite file, or has several graphs, or inputs of open sizes.
     """
     try:
         with unpacked(content, name) as model:
@@ -108,7 +109,7 @@ def read_foreign(content: bytes, name: str) -> ForeignFile:
     except NotUnderstoodError as error:
         raise ValueError(
             f"{name}: received a TFLite file whose operators cannot be compared one by one "
-            f"({error}); pass one with a single graph."
+            f"({error}); convert the model to one graph with inputs of one size."
         ) from error
     progress = Progress(contents.inputs, is_foreign=True)
     reasons: dict[str, str] = {}

@@ -206,6 +206,8 @@ def _tensor_table(packed: Any) -> Any:
     tensor = tfl.TensorT()
     tensor.name, tensor.type, tensor.buffer = packed.Name(), packed.Type(), packed.Buffer()
     tensor.shape = None if packed.ShapeIsNone() else packed.ShapeAsNumpy()
+    if not packed.ShapeSignatureIsNone():
+        tensor.shapeSignature = packed.ShapeSignatureAsNumpy()
     if (quantization := packed.Quantization()) is not None:
         tensor.quantization = tfl.QuantizationParametersT.InitFromObj(quantization)
     return tensor
@@ -392,11 +394,16 @@ def of_any_tool(model: Any) -> Contents:
     tensor's too is replaced.
 
     Raises:
-        NotUnderstoodError: it has several graphs.
+        NotUnderstoodError: it has several graphs, or an input of open sizes beside the batch.
     """
     _check_one_graph(model)
-    taken: set[str] = set()
-    for index, tensor in enumerate(model.subgraphs[0].tensors):
+    (subgraph,), taken = model.subgraphs, set[str]()
+    for index in subgraph.inputs:
+        tensor = subgraph.tensors[_within(index, len(subgraph.tensors))]
+        sizes = [] if tensor.shapeSignature is None else list(map(int, tensor.shapeSignature))
+        if -1 in sizes[1:]:
+            raise NotUnderstoodError(f"it has an input of the shape {sizes}, with open sizes")
+    for index, tensor in enumerate(subgraph.tensors):
         name = (tensor.name or b"").decode(errors="replace")
         if not name.isprintable() or not name:
             name = f"tensor {index}"

@@ -1,0 +1,218 @@
+"""Files of other tools: what is compared, what is named, and what cannot be."""
+
+import contextlib
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+from ai_edge_litert import schema_py_generated as tfl
+
+import sat_tf
+from sat_tf.export import compare_operators
+from sat_tf.export.kernels import fixed_point, kernel_sets
+from sat_tf.export.operator_comparison import is_foreign, read_any_file
+from sat_tf.export.operations.graph_file import read_foreign, read_graph
+from tests.commands.light import told_without_tensorflow
+from tests.export.damage import changed
+from tests.export.foreign import make
+
+FILES = ("converter_int8", "converter_uint8", "quantizer", "tfmot")
+PIXELS = np.random.default_rng(1).integers(0, 256, (4, *make.IMAGE)).astype(np.uint8)
+RUNTIMES = ("xnnpack", "builtin", "reference", "arm_xnnpack")
+
+
+def path_of(name):
+    return make.FOLDER / f"{name}.tflite"
+
+
+def compared(path, **options):
+    options = {"runtimes": RUNTIMES, "progress": False, **options}
+    return compare_operators(path, options.pop("images", PIXELS), **options)
+
+
+def written(tmp_path, name, change):
+    """A copy of a file, changed."""
+    path = tmp_path / "changed.tflite"
+    path.write_bytes(changed(path_of(name).read_bytes(), change))
+    return path
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_runtimes_compute_the_operators_of_other_tools_by_their_rules(name):
+    found = compared(path_of(name))
+    for runtime in ("xnnpack", "builtin", "reference"):
+        own = found.total(runtime).own
+        assert own.compared > 10_000
+        assert own.differing == 0
+    assert found.is_explained
+    kinds = [one.kind for one in found.simulated]
+    assert {"PAD", "CONV_2D", "DEPTHWISE_CONV_2D", "ADD", "CONCATENATION"} < set(kinds)
+    assert {"AVERAGE_POOL_2D", "MEAN", "FULLY_CONNECTED"} < set(kinds)
+    # The same rules, of XNNPACK on Arm, but for MEAN and MUL.
+    assert {one.kind for one in found.operators if one.differs("arm_xnnpack")} <= {"MEAN"}
+    assert found.first_differing("xnnpack") is None
+    assert found.first_differing("builtin") is not None
+
+
+def test_what_is_not_simulated_spoils_nothing_behind_it():
+    found = compared(path_of("converter_int8"))
+    by_kind = {one.kind: one for one in found.operators}
+    assert by_kind["RELU"].reason == "not an operator of sat-tf"
+    assert not by_kind["RELU"].counts
+    assert by_kind["MEAN"].counts["xnnpack"].own.compared == 8 * len(PIXELS)
+    assert by_kind["SHAPE"].reason == "it makes no codes"
+    said = str(found)
+    assert "Not simulated: 1 RELU: not an operator of sat-tf" in said
+    assert "100.0 % of the multiply-adds" in said
+    assert not re.search("proved|proven|certif|exact", said)
+
+
+def test_float_parts_are_named_with_their_work():
+    found = compared(path_of("tfmot"))
+    (transposed,) = [one for one in found.operators if one.kind == "TRANSPOSE_CONV"]
+    assert transposed.reason == "it is float"
+    assert transposed.multiply_adds == 3 * 3 * 3 * 3 * 8 * 16
+    share = 1.0 - transposed.multiply_adds / sum(one.multiply_adds for one in found.operators)
+    assert found.multiply_adds_simulated == pytest.approx(share)
+
+
+def test_the_first_operator_that_differs_is_marked(monkeypatch):
+    for name in ("X86", "ARM", "ARM_UNFUSED"):
+        row = dataclasses.replace(
+            getattr(kernel_sets, name),
+            rescaled=lambda codes, source, output: fixed_point.rounded_once(
+                codes, fixed_point.fixed_point(float(source) / float(output))
+            ),
+        )
+        for kind in sat_tf.export.certificate.runtimes.RUNTIMES.values():
+            if kind.kernels is getattr(kernel_sets, name):
+                monkeypatch.setitem(vars(kind), "kernels", row)
+    monkeypatch.setattr("sat_tf.export.operator_comparison.XNNPACK_SETS", ())
+    found = compared(path_of("quantizer"), runtimes=())
+    assert [one.kind for one in found.operators if one.differs("xnnpack")] == ["QUANTIZE"]
+    first = found.first_differing("xnnpack")
+    assert first.counts["xnnpack"].own.largest == 1.0
+    assert not found.is_explained
+    assert f"the first operator that differs is {first.number} QUANTIZE" in str(found)
+    assert re.search(r"QUANTIZE.* by 1, first", str(found))
+
+
+def test_rows_have_every_operator_and_runtime(tmp_path):
+    found = compared(path_of("converter_uint8"), runtimes=["builtin"])
+    rows = found.to_rows()
+    silent = len(found.operators) - len(found.simulated)
+    assert len(rows) == 2 * len(found.simulated) + silent
+    assert sum(row["compared"] or 0 for row in rows) == 2 * found.total("xnnpack").own.compared
+    found.write_csv(tmp_path / "operators.csv")
+    assert len((tmp_path / "operators.csv").read_text().splitlines()) == len(rows) + 1
+    assert "operators simulated" in repr(found)
+
+
+def test_names_of_tensors_need_not_differ(tmp_path):
+    def rename(model, graph):
+        for index, tensor in enumerate(graph.tensors):
+            tensor.name = (b"", b"same", b"a\x00b")[index % 3]
+
+    found, usual = (
+        compared(path) for path in (written(tmp_path, "tfmot", rename), path_of("tfmot"))
+    )
+    totals = [one.total("builtin") for one in (found, usual)]
+    assert totals[0] == totals[1]
+
+
+def test_values_and_codes_are_taken_as_they_are():
+    file = read_any_file(path_of("tfmot"))
+    codes = file.image.codes
+    values = (PIXELS.astype(np.float32) - 128 - codes.zero_point) * codes.scale
+    assert compared(file, images=values).to_rows() == compared(file).to_rows()
+    stored = (PIXELS.astype(np.int32) - 128).astype(np.int8)
+    path = path_of("converter_int8")
+    assert compared(path, images=stored).to_rows() == compared(path).to_rows()
+
+
+# -- what cannot be compared -----------------------------------------------------------------------
+
+
+def two_graphs(model, graph):
+    model.subgraphs.append(graph)
+
+
+def open_sizes(model, graph):
+    graph.tensors[graph.inputs[0]].shapeSignature = np.array([-1, -1, -1, 3], np.int32)
+
+
+def several_images(model, graph):
+    graph.tensors[graph.inputs[0]].shape = np.array([4, *make.IMAGE], np.int32)
+
+
+def two_inputs(model, graph):
+    graph.inputs = [graph.inputs[0], graph.inputs[0]]
+
+
+def older_codes(model, graph):
+    for tensor in graph.tensors:
+        if tensor.type == tfl.TensorType.INT8:
+            tensor.type = tfl.TensorType.UINT8
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (two_graphs, "it has 2 graphs, expected one.*; convert the model to one graph"),
+        (open_sizes, r"an input of the shape \[-1, -1, -1, 3\], with open sizes"),
+        (several_images, r"of shape \(4, 12, 12, 3\), expected one image at a time"),
+        (two_inputs, "received a file with 2 inputs, expected one"),
+        (older_codes, "computes with UINT8 codes, expected int8"),
+    ],
+)
+def test_files_that_cannot_be_compared_say_why(change, expected, tmp_path):
+    with pytest.raises(ValueError, match=expected):
+        compared(written(tmp_path, "converter_int8", change))
+
+
+def test_a_float_file_has_nothing_to_compare():
+    with pytest.raises(ValueError, match=r"received a float file.*only its weights are integers"):
+        compared(path_of("dynamic_range"))
+
+
+def test_what_is_no_file_or_no_images_is_said(tmp_path):
+    (tmp_path / "text.tflite").write_text("no flatbuffer at all")
+    with pytest.raises(ValueError, match="not a TFLite flatbuffer"):
+        compared(tmp_path / "text.tflite")
+    with pytest.raises(ValueError, match=r"received shape \(4, 6, 12, 3\), expected \(n, 12, 12,"):
+        compared(path_of("tfmot"), images=PIXELS[:, :6])
+    with pytest.raises(ValueError, match='Did you mean "builtin"|builtin'):
+        compared(path_of("tfmot"), runtimes=["buildin"])
+
+
+def test_random_damage_is_a_value_error_or_a_file():
+    rng, content = np.random.default_rng(3), path_of("tfmot").read_bytes()
+    for _ in range(200):
+        damaged = bytearray(content)
+        for position in rng.integers(0, len(content), rng.integers(1, 5)):
+            damaged[position] = rng.integers(256)
+        with contextlib.suppress(ValueError):
+            read_foreign(bytes(damaged), "damaged")
+
+
+# -- ours and others -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_of_other_tools_are_none_of_ours(name):
+    assert is_foreign(path_of(name))
+    with pytest.raises(ValueError, match=r"did not write.*sat_tf\.export\.compare_operators"):
+        read_graph(path_of(name).read_bytes(), name)
+
+
+def test_the_command_compares_operators_where_another_tool_wrote_the_file(tmp_path):
+    path = str(path_of("converter_int8"))
+    words = ("verify", path, "--num_images", "2")
+    said = told_without_tensorflow(*words, "--out", str(tmp_path / "out"), status=0, cwd=tmp_path)
+    assert "operators simulated" in said
+    assert "on 2 images (random pixels, seed 0)" in said
+    assert [one.name for one in tmp_path.rglob("*.*")] == ["operators.csv"]
+    said = told_without_tensorflow(*words, "--kit", "kit.zip", status=2, cwd=tmp_path)
+    assert "received --kit for a file that sat_tf.export_tflite did not write" in said
+    assert not list(tmp_path.rglob("*.zip"))
