@@ -11,8 +11,8 @@ from ai_edge_litert import schema_py_generated as tfl
 import sat_tf
 from sat_tf.export import compare_operators
 from sat_tf.export.kernels import fixed_point, kernel_sets
-from sat_tf.export.operator_comparison import is_foreign, read_any_file
 from sat_tf.export.operations.graph_file import read_foreign, read_graph
+from sat_tf.export.operator_comparison import is_foreign, read_any_file
 from tests.commands.light import told_without_tensorflow
 from tests.export.damage import changed
 from tests.export.foreign import make
@@ -182,7 +182,7 @@ def test_what_is_no_file_or_no_images_is_said(tmp_path):
         compared(tmp_path / "text.tflite")
     with pytest.raises(ValueError, match=r"received shape \(4, 6, 12, 3\), expected \(n, 12, 12,"):
         compared(path_of("tfmot"), images=PIXELS[:, :6])
-    with pytest.raises(ValueError, match='Did you mean "builtin"|builtin'):
+    with pytest.raises(ValueError, match="received buildin, expected names"):
         compared(path_of("tfmot"), runtimes=["buildin"])
 
 
