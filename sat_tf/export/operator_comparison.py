@@ -417,7 +417,7 @@ def compare_operators(
     """
     file = path if isinstance(path, AnyFile) else read_any_file(path)
     image = file.image
-    given = file.taken(np.asarray(images)) if isinstance(images, np.ndarray) else images
+    given = file.taken(images) if isinstance(images, np.ndarray) else images
     taken, problems = checked_images(given, [image.shape], [image.type], [image.is_kept])
     if problems:
         raise ValueError(list_problems("compare_operators", problems))

@@ -233,6 +233,6 @@ def codes_of(tensor: StoredTensor, activation: Activation = Activation.NONE) -> 
         low, high = max(zero_point - one, -128), min(zero_point + one, 127)
         return Codes(scale[0], zero_point, lowest=low, highest=high)
     if activation is Activation.SIX:
-        highest = min(zero_point + int(np.rint(6.0 / float(scale[0]))), 127)
-        return Codes(scale[0], zero_point, lowest=zero_point, highest=highest)
+        codes = Codes(scale[0], zero_point, lowest=zero_point)
+        return dataclasses.replace(codes, highest=codes.code_of(6.0))
     return Codes(scale[0], zero_point)

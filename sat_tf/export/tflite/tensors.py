@@ -50,9 +50,15 @@ class Codes:
         """The activation to fuse, beside int8 saturation, to clip to lowest..highest."""
         if (self.lowest, self.highest) == (-128, 127):
             return Activation.NONE
-        if self.lowest == self.zero_point:
-            return Activation.RELU if self.highest == 127 else Activation.SIX
-        return Activation.UNIT
+        if self.lowest != self.zero_point:
+            return Activation.UNIT
+        if self.highest == 127:
+            return Activation.RELU
+        return Activation.SIX if self.highest == self.code_of(6.0) else Activation.UNIT
+
+    def code_of(self, value: float) -> int:
+        """The stored integer nearest to a value in the units of the file, within int8."""
+        return int(np.clip(self.zero_point + np.rint(value / float(self.scale)), -128, 127))
 
     def rectified(self) -> "Codes":
         """The same grid without what is below real 0."""

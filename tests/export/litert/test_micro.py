@@ -57,7 +57,7 @@ def test_several_images_are_run_one_by_one(installed, plain_file, small_images):
     content = plain_file.read_bytes()
     together = micro.MicroRuntime(content, keep_tensors=True)
     outputs = together.run(small_images[:3])
-    (name, *_) = together._made
+    (name, *_) = together._made.values()
     kept = together.tensors([name])[name]
     assert len(outputs) == len(kept) == 3
     alone = micro.MicroRuntime(content, keep_tensors=False)
