@@ -77,11 +77,11 @@ def largest_sum_of_weights(limit: int) -> Constraint:
 
     def check(operator: StoredOperator) -> tuple[str, str]:
         kernel = operator.inputs[1]
-        if kernel is None or kernel.data is None:
+        if kernel is None or (codes := kernel.values) is None:
             return _MET
-        axis = kernel.values.ndim - 1 if operator.name == "DEPTHWISE_CONV_2D" else 0
-        others = tuple(index for index in range(kernel.values.ndim) if index != axis)
-        sums = np.abs(kernel.values.astype(np.int64)).sum(axis=others)
+        axis = codes.ndim - 1 if operator.name == "DEPTHWISE_CONV_2D" else 0
+        others = tuple(index for index in range(codes.ndim) if index != axis)
+        sums = np.abs(codes.astype(np.int64)).sum(axis=others)
         if sums.max(initial=0) <= limit:
             return _MET
         return f"the magnitudes of its weights add up to {sums.max():,}, above {limit:,}", ""
@@ -136,10 +136,10 @@ def reduced_axes(*, largest: int, spatial_only: bool) -> Constraint:
 
     def check(operator: StoredOperator) -> tuple[str, str]:
         source, axes = operator.inputs[0], operator.inputs[1]
-        if source is None or axes is None or axes.data is None:
+        if source is None or axes is None or (numbers := axes.values) is None:
             return "its axes are not constant", ""
         rank = len(source.shape)
-        found = sorted(int(axis) % rank for axis in axes.values.reshape(-1))
+        found = sorted(int(axis) % rank for axis in numbers.reshape(-1))
         if 0 in found:
             return "it reduces the batch", ""
         if any(source.shape[axis] >= largest for axis in found):
@@ -253,10 +253,9 @@ def _grown(
 def strided_slice(operator: StoredOperator) -> tuple[str, str]:
     """Steps are 1, or positive along rows and columns alone."""
     steps = operator.inputs[3]
-    if steps is None or steps.data is None:
+    if steps is None or (values := steps.values) is None:
         return "its steps are not constant", ""
-    values = steps.values.reshape(-1)
-    if (values < 1).any():
+    if np.any(values < 1):
         return "it runs backwards", ""
     return _MET
 
@@ -264,7 +263,7 @@ def strided_slice(operator: StoredOperator) -> tuple[str, str]:
 def slices_by_one(operator: StoredOperator) -> tuple[str, str]:
     """All steps are 1."""
     steps = operator.inputs[3]
-    if steps is None or steps.data is None or (steps.values != 1).any():
+    if steps is None or (values := steps.values) is None or np.any(values != 1):
         return "it takes every second value or fewer", "pool, or convolve with strides"
     return _MET
 
