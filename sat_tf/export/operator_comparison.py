@@ -263,16 +263,15 @@ class OperatorComparison(RowTable):
 
     def to_rows(self) -> list[dict[str, Any]]:
         """One for each operator and runtime; of an operator that is not simulated, one in all."""
-        rows = []
+        rows: list[tuple[Any, ...]] = []
         for one in self.operators:
             about = (one.number, one.kind, one.tensor, one.multiply_adds, one.reason)
             if not one.counts:
                 rows.append((*about, *[None] * 7))
             for name, count in one.counts.items():
-                own, beside = count.own, count.beside_xnnpack
-                found = (own.compared, own.differing, own.largest)
-                found += (beside.compared, beside.differing, beside.largest)
-                rows.append((*about, name, *found))
+                pair = (count.own, count.beside_xnnpack)
+                found = [(each.compared, each.differing, each.largest) for each in pair]
+                rows.append((*about, name, *found[0], *found[1]))
         return [dict(zip(self.COLUMNS, row, strict=True)) for row in rows]
 
     def _headline(self) -> Cell:
@@ -472,6 +471,8 @@ class _Counter:
         running: Mapping[str, Runtime | MicroRuntime],
     ) -> None:
         self._file, self._kinds, self._running = file, kinds, running
+        xnnpack = running["xnnpack"]
+        self._delegated = xnnpack.delegated if isinstance(xnnpack, Runtime) else set[int]()
         tensors = file.contents.tensors
         self._places = {tensor.name: index for index, tensor in enumerate(tensors)}
         made = {operation.output: operation for operation in file.graph.operations}
@@ -537,7 +538,7 @@ class _Counter:
 
     def _kernels(self, kind: RuntimeKind, number: int) -> KernelSet:
         """A runtime's rules for an operator, which XNNPACK may leave to the builtin kernels."""
-        if kind.kernels not in XNNPACK_SETS or number in self._running["xnnpack"].delegated:
+        if kind.kernels not in XNNPACK_SETS or number in self._delegated:
             return kind.kernels
         is_here = kind.kernels is kernel_sets.of_this_machine()
         return kernel_sets.builtin_of_this_machine() if is_here else kernel_sets.BUILTIN_ARM
