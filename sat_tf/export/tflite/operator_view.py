@@ -197,7 +197,7 @@ class OperatorView:
         """Whether a bias counts units of the sum; kernels differ in what they make of others."""
         bias, source = self.tensor(2), self.source_codes()
         unit = (source.scale * scales).astype(np.float32) if source else scales
-        # Other tools have other products; kernels take the one of the factors, and the bias as it is.
+        # Other tools have other products; kernels take that of the factors, and the bias as it is.
         error = _FOREIGN_UNIT if self.progress.is_foreign else 0.0
         return bias.scales.size in (1, scales.size) and bool(
             np.all(np.abs(bias.scales - unit) <= error * unit) and not np.any(bias.zero_points)
