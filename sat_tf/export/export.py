@@ -332,7 +332,8 @@ def export_tflite(
             outputs have codes, and "float32". A file with outputs of
             integers ends in its last codes, without a DEQUANTIZE, so that processors without
             floating point run all of it: real value = scale · (integer - zero point), with the
-            numbers of the output tensor. Those of uint8 are 128 more than those of int8.
+            numbers of the output tensor. Those of uint8 are 128 more than those of int8. A softmax
+            then has probabilities in steps of 1/256.
         resizable: write the batch size as free (-1), for tools that read the signature. LiteRT
             resizes the input of other files too.
         target: the processor that the file is for, a name of `sat_tf.targets.PROCESSORS`; left out,

@@ -1,6 +1,7 @@
 """Outputs of integers: the file ends in its last codes, and what reads them gets real values."""
 
 import functools
+import importlib.util
 import json
 
 import numpy as np
@@ -9,6 +10,8 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.export.deployed import deployed_model
+from sat_tf.export.device.kit import write_kit
+from sat_tf.export.device.report import read_device_check
 from sat_tf.export.evaluate import evaluate_simulator, evaluate_tflite, run_tflite
 from sat_tf.export.export import file_content, file_graph
 from sat_tf.export.file_verification import verify_file
@@ -21,11 +24,13 @@ from sat_tf.export.operations.simulator import outputs_of, simulate
 from sat_tf.export.tflite.contents import read_contents
 from sat_tf.export.tflite.tensors import Codes, Image, Tensor
 from sat_tf.qat.policy import BitPolicy
-from tests.export import zoo
+from tests.export.device.kits import certificate_in, checked_here, unpacked
 from tests.export.proofs import calibrated
 
 L = keras.layers
 INTEGERS = ("int8", "uint8")
+HAS_MICRO = importlib.util.find_spec("tflite_micro") is not None
+FUNCTIONS = {"SOFTMAX", "LOGISTIC"}
 PIXELS = np.random.default_rng(5).integers(0, 256, (12, 12, 12, 3)).astype(np.uint8)
 
 
@@ -61,11 +66,31 @@ def _regression():
     return keras.Model(image, L.Dense(2, activation="relu", name="sizes")(L.Flatten()(tensor)))
 
 
+def _probabilities():
+    image, tensor = _body()
+    end = L.Dense(6, activation="softmax", name="classes")
+    return keras.Model(image, end(L.GlobalAveragePooling2D()(tensor)))
+
+
+def _moved_probabilities():
+    image, tensor = _body()
+    rows = L.Conv2D(3, 1, activation="softmax", name="anchors")(tensor)
+    return keras.Model(image, L.Reshape((-1, 3), name="rows")(rows))
+
+
+def _sigmoid():
+    image, tensor = _body()
+    return keras.Model(image, L.Dense(1, activation="sigmoid", name="yes")(L.Flatten()(tensor)))
+
+
 MODELS = {
     "classifier": _classifier,
     "several": _several,
     "segmentation": _segmentation,
     "regression": _regression,
+    "sigmoid": _sigmoid,
+    "probabilities": _probabilities,
+    "moved_probabilities": _moved_probabilities,
 }
 
 
@@ -98,13 +123,16 @@ def test_nothing_of_the_file_is_float_and_its_outputs_stand_for_those_of_the_flo
     assert {made.type for made in _parsed(paths[kind]).outputs} == {kind.upper()}
     assert reports[kind].float_operators == []
     assert reports["float32"].float_operators
-    codes = set(reports["float32"].certified)
-    assert codes <= set(reports[kind].certified)
+    assert reports[kind].islands == []
+    assert not any("float32" in text for text in reports[kind].warnings)
+    assert set(reports["float32"].certified) <= set(reports[kind].certified)
     expected, found = (
         Runtime(paths[one].read_bytes(), keep_tensors=False).run(PIXELS)
         for one in ("float32", kind)
     )
-    np.testing.assert_array_equal(found, expected)
+    # Functions of codes have 256 of them, the largest of 255/256.
+    off = 1.1 / 256 if FUNCTIONS & set(reports[kind].operators) else 0.0
+    np.testing.assert_allclose(found, expected, rtol=0, atol=off)
     assert np.ptp(found) > 0
 
 
@@ -127,7 +155,9 @@ def test_the_integers_of_uint8_are_128_more_than_those_of_int8(files):
 @pytest.mark.parametrize("kind", INTEGERS)
 def test_every_code_of_every_runtime_is_the_simulated_one(files, kind):
     model, paths, _ = files
-    found = sat_tf.verify_tflite(model, paths[kind], PIXELS, runtimes=RUNTIMES, progress=False)
+    runtimes = (*RUNTIMES, "micro") if HAS_MICRO else RUNTIMES
+    found = sat_tf.verify_tflite(model, paths[kind], PIXELS, runtimes=runtimes, progress=False)
+    assert not found.refused
     names = {made.name for made in _parsed(paths[kind]).outputs}
     assert names <= {tensor.name for tensor in found.codes}
     for name, count in found.runtimes.items():
@@ -136,6 +166,9 @@ def test_every_code_of_every_runtime_is_the_simulated_one(files, kind):
     assert found.runtimes["xnnpack"].outputs_differing == 0
     assert found.runtimes["xnnpack"].float_values_compared == 0
     assert found.float_operators == []
+    if FUNCTIONS & set(found.operators):
+        assert found.agreement >= 0.9
+        return
     float_file = sat_tf.verify_tflite(model, paths["float32"], PIXELS, progress=False)
     for one, other in zip(
         found.runtimes["xnnpack"].outputs, float_file.runtimes["xnnpack"].outputs, strict=True
@@ -219,6 +252,21 @@ def test_a_deployed_model_gives_real_values_and_is_verified_against_such_a_file(
 
 
 @pytest.mark.parametrize("kind", INTEGERS)
+def test_a_proof_kit_compares_the_last_codes_and_its_certificate_is_read_back(tmp_path, kind):
+    path = tmp_path / "model.tflite"
+    sat_tf.export_tflite(_quantized("probabilities"), path, output_type=kind)
+    (made,) = _parsed(path).outputs
+    kit = write_kit(path, PIXELS[:2], tmp_path / "kit.zip", codes=True)
+    assert made.name in kit.compared
+    assert not kit.not_compared
+    assert checked_here(unpacked(kit.path, tmp_path / "kit"), tmp_path).returncode == 0
+    found, is_simulated = read_device_check(path, certificate_in(tmp_path), PIXELS[:2])
+    assert found.is_exact
+    assert is_simulated
+    assert (found.codes_differing, found.tensors_compared) == (0, len(kit.compared))
+
+
+@pytest.mark.parametrize("kind", INTEGERS)
 def test_accuracy_and_outputs_are_those_of_the_float_file(tmp_path, kind):
     paths = {one: tmp_path / f"{one}.tflite" for one in ("float32", kind)}
     for one, path in paths.items():
@@ -251,8 +299,6 @@ def _left_float():
 
 
 REFUSED = {
-    "softmax": lambda: zoo.quantized("softmax"),
-    "softmax_of_pixels": lambda: zoo.quantized("softmax_of_pixels"),
     "attention": _left_float,
     "weights_only": lambda: sat_tf.quantize_model(
         _classifier(), BitPolicy(weight_bits=4, activation_bits=None)
@@ -263,8 +309,6 @@ REFUSED = {
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("softmax", "behind a float softmax, .*end the model in its logits"),
-        ("softmax_of_pixels", "behind a float softmax, .*end the model in its logits"),
         ("attention", "behind mha, a layer left float, .*end the model in front of it"),
         ("weights_only", "quantizes weights only, .*give its policy activation_bits"),
     ],

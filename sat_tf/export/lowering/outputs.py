@@ -36,7 +36,8 @@ def with_output_type(graph: Graph, output_type: str) -> Graph:
     """The graph with outputs of a type.
 
     Outputs of integers are the codes that DEQUANTIZE would have read, so that no code of the graph
-    changes. They are its last as int8; an exact shift makes uint8 of them.
+    changes; a softmax or sigmoid behind it becomes one of codes. They are its last as int8; an
+    exact shift makes uint8 of them.
 
     Args:
         graph: one whose outputs are float.
@@ -47,34 +48,27 @@ def with_output_type(graph: Graph, output_type: str) -> Graph:
     """
     if output_type == FLOAT:
         return graph
-    makers = {operation.output: operation for operation in graph.operations}
-    found: dict[str, str] = {}
-    problems = []
-    for name in graph.outputs:
-        maker = makers[name]
-        if maker.represented:
-            found[name] = maker.represented
-        else:
-            reason, fix = _why_float(graph, maker)
-            problems.append(
-                f"output_type={output_type!r}: received the output {name}, {reason}, expected "
-                f"codes; {fix}, or use output_type='float32'."
-            )
-    if problems:
-        raise ValueError(list_problems(f"model {graph.name!r}", list(dict.fromkeys(problems))))
-    tensors, shifts = dict(graph.tensors), {}
-    for source in dict.fromkeys(found.values()) if output_type == UNSIGNED else ():
-        name = _unused(graph, f"{source}_{UNSIGNED}")
-        tensors[name] = Tensor(name, tensors[source].shape, graph.codes(source).unsigned())
-        shifts[source] = ShiftOutput((source,), name)
-    ends = {source: shift.output for source, shift in shifts.items()}
-    outputs = [ends.get(found[name], found[name]) for name in graph.outputs]
-    operations = _without_unread((*graph.operations, *shifts.values()), outputs)
+    ends = _Ends(graph)
+    found = {name: ends.codes_of(name) for name in graph.outputs}
+    if without := [name for name, codes in found.items() if not codes]:
+        problems = [
+            "output_type={!r}: received the output {}, {}, expected codes; {}, or use "
+            "output_type='float32'.".format(output_type, name, *_why_float(graph, name))
+            for name in without
+        ]
+        raise ValueError(list_problems(f"model {graph.name!r}", problems))
+    if output_type == UNSIGNED:
+        shifts = {source: ends.shifted(source) for source in dict.fromkeys(found.values())}
+        found = {name: shifts[source] for name, source in found.items()}
+    outputs = [found[name] for name in graph.outputs]
+    operations = ends.read_for(outputs)
     made = {operation.output for operation in operations}
+    tensors = {name: tensor for name, tensor in ends.tensors.items() if name in made}
+    ended = dataclasses.replace(graph, tensors=tensors, operations=operations)
+    no_longer = tuple(f"{layer}: " for layer in set(graph.float_layers) - set(ended.float_layers))
     return dataclasses.replace(
-        graph,
-        tensors={name: tensor for name, tensor in tensors.items() if name in made},
-        operations=operations,
+        ended,
+        warnings=tuple(text for text in graph.warnings if not text.startswith(no_longer)),
         output=outputs[0],
         more_outputs=tuple(outputs[1:]),
     )
@@ -87,34 +81,82 @@ def fitting_type(graph: Graph, wanted: str) -> str:
         graph: one whose outputs are float.
         wanted: one of `sat_tf.targets.OUTPUT_TYPES`.
     """
-    makers = {operation.output: operation for operation in graph.operations}
-    have_codes = all(name in makers and makers[name].represented for name in graph.outputs)
-    return wanted if have_codes else FLOAT
+    ends = _Ends(graph)
+    return wanted if all(ends.codes_of(name) for name in graph.outputs) else FLOAT
 
 
-def _why_float(graph: Graph, maker: Operation) -> tuple[str, str]:
-    """Why what an operation makes has no codes, and the fix."""
+class _Ends:
+    """The tensors and operations of a graph, to which others of codes are added.
+
+    Args:
+        graph: with float outputs.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph, self.tensors = graph, dict(graph.tensors)
+        self._operations = {operation.output: operation for operation in graph.operations}
+        self._added: dict[str, str] = {}
+
+    def codes_of(self, name: str, *, readers: int = 0) -> str:
+        """The tensor of codes that stands for a float one; "" where there can be none.
+
+        Args:
+            name: of the float tensor.
+            readers: how many of the operations that read it are left out for others of codes.
+        """
+        maker = self._operations.get(name)
+        if maker is None or name in self._added:
+            return self._added.get(name, "")
+        if maker.represented:
+            return maker.represented
+        sources = tuple(self.codes_of(read, readers=1) for read in maker.inputs)
+        grids = [tensor.codes for source in sources if (tensor := self.tensors.get(source))]
+        codes = [found for found in grids if found is not None]
+        found = maker.on_codes(sources, codes) if len(codes) == len(sources) else None
+        if found is None:
+            return ""
+        (operation, made), shape = found, self.tensors[name].shape
+        reading = sum(name in one.inputs for one in self._graph.operations)
+        # It takes the place of the float one, unless others read that.
+        own = name if reading == readers else _unused(self._graph, f"{name}_codes")
+        self._operations.pop(own, None)
+        self._operations[own] = dataclasses.replace(operation, output=own)
+        self.tensors[own] = Tensor(own, shape, made)
+        self._added[name] = own
+        return own
+
+    def shifted(self, source: str) -> str:
+        """The tensor of uint8 with the codes of one of int8."""
+        name = _unused(self._graph, f"{source}_{UNSIGNED}")
+        tensor = self.tensors[source]
+        codes = None if tensor.codes is None else tensor.codes.unsigned()
+        self.tensors[name] = Tensor(name, tensor.shape, codes)
+        self._operations[name] = ShiftOutput((source,), name)
+        return name
+
+    def read_for(self, outputs: Sequence[str]) -> tuple[Operation, ...]:
+        """The operations without those that make float values which nothing reads."""
+        read, kept = set(outputs), []
+        for name, operation in reversed(self._operations.items()):
+            if name in read or self.tensors[name].codes is not None:
+                kept.append(operation)
+                read.update(operation.inputs)
+        return tuple(reversed(kept))
+
+
+def _why_float(graph: Graph, name: str) -> tuple[str, str]:
+    """Why a tensor has no codes, and the fix."""
     if all(operation.is_float(graph) or operation.of_input for operation in graph.operations):
         return "of a model that quantizes weights only", "give its policy activation_bits"
     makers = {operation.output: operation for operation in graph.operations}
-    waiting, before = [maker], []
+    waiting = [makers[name]]
     while waiting:
-        before.append(waiting.pop())
-        if before[-1].is_float(graph):
-            waiting += [makers[name] for name in before[-1].inputs if name in makers]
-    if layers := [found for one in before if (found := one.float_layer) is not None]:
-        return f"which is behind {layers[0]}, a layer left float", "end the model in front of it"
-    if any(one.makes_probabilities for one in before):
-        return "which is behind a float softmax", "end the model in its logits"
+        operation = waiting.pop()
+        if (layer := operation.float_layer) is not None:
+            return f"which is behind {layer}, a layer left float", "end the model in front of it"
+        if operation.is_float(graph):
+            waiting += [makers[read] for read in operation.inputs if read in makers]
     return "which is a float stream", "give its policy stream_bits"
-
-
-def _without_unread(
-    operations: Sequence[Operation], outputs: Sequence[str]
-) -> tuple[Operation, ...]:
-    """The operations but for conversions to float values that nothing reads."""
-    read = {*outputs, *(name for operation in operations for name in operation.inputs)}
-    return tuple(one for one in operations if one.output in read or not one.represented)
 
 
 def _unused(graph: Graph, name: str) -> str:

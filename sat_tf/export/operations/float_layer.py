@@ -1,13 +1,14 @@
 """Layers that are left float, between what is dequantized and what is quantized again."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from sat_tf.export.operations.builder import OperationDraft
 from sat_tf.export.operations.movements import write_reshape
+from sat_tf.export.operations.native import FIXED_GRIDS, Native
 from sat_tf.export.operations.operation import (
     SELECTED,
     Basis,
@@ -21,7 +22,7 @@ from sat_tf.export.operations.operation import (
 )
 from sat_tf.export.tflite.contents import NotUnderstoodError, StoredOperator
 from sat_tf.export.tflite.operator_view import OperatorView, Progress
-from sat_tf.export.tflite.tensors import Tensor, Tensors
+from sat_tf.export.tflite.tensors import Codes, Tensor, Tensors
 from sat_tf.export.tflite.writer import INNER_NAME, Writer, splice
 
 if TYPE_CHECKING:
@@ -100,6 +101,18 @@ class FloatLayer(OperationDraft):
         kinds = [KINDS.get(type(layer)) for layer in self.layers]
         copies = all(kind is not None and kind.reads_ids for kind in kinds)
         return Portability(Basis.RULE, SELECTED) if copies else super().portability(graph)
+
+    def on_codes(
+        self, inputs: tuple[str, ...], codes: Sequence[Codes]
+    ) -> tuple[Operation, Codes] | None:
+        """See `Operation`: a sigmoid or tanh, whose operator has a grid of its own."""
+        from sat_tf.graph.layer_kinds import native_of
+
+        native = native_of(self.layers[0]) if len(self.calls) == 1 else None
+        grid = None if native is None else FIXED_GRIDS.get(native.operator)
+        if native is None or grid is None:
+            return None
+        return Native(inputs, self.output, native.operator, native.settings), Codes(*grid)
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """The layers themselves, in Keras."""

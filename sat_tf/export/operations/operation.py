@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -232,6 +232,29 @@ class Operation(abc.ABC):
     def represented(self) -> str:
         """The tensor of codes that it only stores otherwise; "" for an operation that computes."""
         return ""
+
+    def on_codes(
+        self, inputs: tuple[str, ...], codes: Sequence[Codes]
+    ) -> "tuple[Operation, Codes] | None":
+        """What it is of codes instead of float values, with those that it makes.
+
+        Args:
+            inputs: tensors of codes, for the float ones that it reads.
+            codes: of these tensors.
+
+        Returns:
+            None where no kernel does it, or on a grid of its own.
+        """
+        first = codes[0]
+        grids = {(one.scale, one.zero_point) for one in codes}
+        if not self.keeps_grid or len(grids) > 1:
+            return None
+        made = dataclasses.replace(
+            first,
+            lowest=min(one.lowest for one in codes),
+            highest=max(one.highest for one in codes),
+        )
+        return dataclasses.replace(self, inputs=inputs), made
 
     @property
     def selects(self) -> bool:

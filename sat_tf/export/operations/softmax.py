@@ -1,6 +1,7 @@
 """Probabilities over the last axis, of float values or of codes."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -60,6 +61,12 @@ class Softmax(Operation):
         if self.is_float(graph):
             return softmax(source)
         return graph.kernels.softmax(source, graph.codes(self.inputs[0]).scale)
+
+    def on_codes(
+        self, inputs: tuple[str, ...], codes: Sequence[Codes]
+    ) -> tuple[Operation, Codes] | None:
+        """See `Operation`."""
+        return dataclasses.replace(self, inputs=inputs), PROBABILITIES
 
     def write(self, writer: Writer) -> None:
         """See `Operation`."""

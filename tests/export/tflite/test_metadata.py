@@ -196,6 +196,16 @@ def test_only_pictures_have_a_color_space(model):
             assert image.child(3).child(1).number(0) == space
 
 
+def test_codes_of_an_output_are_described_by_what_they_are_worth(model):
+    graph = deployed_graph(model, output_type="uint8")
+    codes = graph.codes(graph.output)
+    content = encode(Metadata("Text."), graph.name, graph.images[0], graph.tensors[graph.output])
+    (subgraph,) = Reader.root(content).children(3)
+    (output,) = subgraph.children(3)
+    scale = f"{float(codes.scale):.9g}"
+    assert output.text(1) == f"uint8 codes: real value = {scale} x (code - {codes.zero_point})."
+
+
 def test_damaged_labels_are_named(content):
     position = content.rindex(b"zero\none")
     damaged = content[:position] + b"Z" + content[position + 1 :]
