@@ -8,7 +8,7 @@ import tf_keras as keras
 
 from sat_tf.export.lowering import scales
 from sat_tf.export.lowering.layers import KernelTensors
-from sat_tf.export.lowering.outputs import FLOAT, with_output_type, with_softmax
+from sat_tf.export.lowering.outputs import with_softmax
 from sat_tf.export.lowering.packing import pack_graph
 from sat_tf.export.lowering.portable_scales import make_portable
 from sat_tf.export.lowering.quantized_network import find_problems
@@ -105,7 +105,6 @@ def deployed_graph(
     float_head: bool = False,
     pack: str = "auto",
     softmax: bool = False,
-    output_type: str = FLOAT,
     kernels: Mapping[str, KernelTensors] | None = None,
 ) -> Graph:
     """The graph of the deployed model, whose biases are integers of input scale · weight scale.
@@ -115,15 +114,14 @@ def deployed_graph(
         float_head: compute the last Dense layer in float32, from dequantized codes.
         pack: how kernels are stored, a name of `packing.PACKINGS`.
         softmax: end in probabilities.
-        output_type: of the outputs, one of `sat_tf.targets.OUTPUT_TYPES`.
         kernels: see `trained_graph`.
 
     Raises:
-        ValueError: the model has no integer form, nothing to pack, or an output without codes that
-            is to be an integer; lists every problem with its fix.
+        ValueError: the model has no integer form, or nothing to pack; lists every problem with its
+            fix.
     """
     graph = rounded(trained_graph(model, float_head=float_head, pack=pack, kernels=kernels))
-    return with_output_type(with_softmax(graph) if softmax else graph, output_type)
+    return with_softmax(graph) if softmax else graph
 
 
 def rounded(graph: Graph) -> Graph:

@@ -12,6 +12,7 @@ from flatbuffers.table import Table
 
 import sat_tf
 from sat_tf.export.litert.runtime import Runtime
+from sat_tf.export.lowering.outputs import with_output_type
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.tflite.metadata import (
     Metadata,
@@ -197,7 +198,7 @@ def test_only_pictures_have_a_color_space(model):
 
 
 def test_codes_of_an_output_are_described_by_what_they_are_worth(model):
-    graph = deployed_graph(model, output_type="uint8")
+    graph = with_output_type(deployed_graph(model), "uint8")
     codes = graph.codes(graph.output)
     content = encode(Metadata("Text."), graph.name, graph.images[0], graph.tensors[graph.output])
     (subgraph,) = Reader.root(content).children(3)
