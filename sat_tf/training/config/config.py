@@ -82,7 +82,7 @@ class ExportConfig(Section):
     output_type: Literal["float32", "int8", "uint8"] | None = Field(
         default=None,
         description="one of float32, int8, uint8 (codes, for processors without floating point), "
-        "or null (float32)",
+        "or null (the target's)",
     )
     verify_images: int = Field(
         default=1024,
