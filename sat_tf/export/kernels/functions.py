@@ -14,6 +14,7 @@ from sat_tf.export.kernels.fixed_point import (
     rounded_away,
     rounded_twice_away,
 )
+from sat_tf.export.kernels.softmax import ONE, exponentials, inverses_of_one_plus
 
 # The codes, the scales of the input and the output, the zero point of the output, and the settings
 # of the operator.
@@ -62,7 +63,40 @@ def by_table(curve: Curve, rounding: Rounding) -> FunctionRule:
     return rule
 
 
+def logistic(x: np.ndarray) -> np.ndarray:
+    """A sigmoid of float32 numbers."""
+    with np.errstate(over="ignore"):  # 1 / (1 + inf) is 0
+        return np.asarray(np.float32(1.0) / (np.float32(1.0) + np.exp(-x)))
+
+
 # -- in integers -----------------------------------------------------------------------------------
+
+_LOGISTIC_BITS = 4  # of the integer part of what a sigmoid is taken of
+
+
+def logistic_in_fixed_point(
+    codes: np.ndarray,
+    scale: np.float32,
+    output: np.float32,
+    zero_point: int,
+    settings: Mapping[str, Any],
+) -> np.ndarray:
+    """A sigmoid as 1 / (1 + e^-|x|), or 1 less that, by gemmlowp's functions: TFLite Micro.
+
+    >>> half = np.float32(0.5)
+    >>> logistic_in_fixed_point(np.array([-40, -1, 0, 40]), half, half, -128, {}).tolist()
+    [0, 97, 128, 255]
+    """
+    del output, zero_point, settings
+    multiplier = fixed_point(float(scale) * 2.0 ** (31 - _LOGISTIC_BITS))
+    widest = ((2**_LOGISTIC_BITS - 1) << (31 - _LOGISTIC_BITS)) >> int(multiplier.left)
+    near = np.clip(codes.astype(np.int64), -widest, widest)
+    x = rounded_twice_away(near, multiplier)
+    positive = inverses_of_one_plus(exponentials(-np.abs(x), _LOGISTIC_BITS))
+    made = np.where(x < 0, ONE - positive, positive)
+    found = _shifted_away(np.where(x == 0, 1 << 30, made), 31 - 8)
+    return np.where(codes <= -widest, 0, np.where(codes >= widest, 255, found))
+
 
 # What XNNPACK multiplies the codes of a leaky rectifier by.
 _SMALLEST_FACTOR, _LARGEST_FACTOR = 2.0**-8, 2.0**7
@@ -171,44 +205,58 @@ def hard_swish_problem(scale: np.float32, output: np.float32) -> str | None:
     )
 
 
-def leaky(
-    codes: np.ndarray,
-    scale: np.float32,
-    output: np.float32,
-    zero_point: int,
-    settings: Mapping[str, Any],
-) -> np.ndarray:
-    """A leaky rectifier with two multipliers of 31 bits, rounded twice: all kernels but XNNPACK's.
-
-    >>> one = np.float32(1.0)
-    >>> leaky(np.array([-5, -2, 3]), one, one, 0, {"alpha": 0.5}).tolist()
-    [-2, -1, 3]
-    """
-    del zero_point
-    below = np.float32(np.float32(scale) * np.float32(settings["alpha"]))
-    return sloped(codes, codes, np.float32(scale), below, np.float32(output))
+# The multipliers of codes from 0 on and below, from the scales of the input, of what is multiplied
+# below 0 as a factor of it, and of the output.
+Slopes = Callable[[np.float32, np.float32, np.float32], tuple[float, float]]
 
 
-def sloped(
-    codes: np.ndarray,
-    products: np.ndarray,
-    scale: np.float32,
-    below: np.float32,
-    output: np.float32,
-) -> np.ndarray:
+def narrow_slopes(scale: np.float32, factor: np.float32, output: np.float32) -> tuple[float, float]:
+    """Multipliers that LiteRT's kernels compute in float32."""
+    below = np.float32(scale * factor)
+    return float(np.float32(scale / output)), float(np.float32(below / output))
+
+
+def wide_slopes(scale: np.float32, factor: np.float32, output: np.float32) -> tuple[float, float]:
+    """The same as TFLite Micro computes them in float64."""
+    return float(scale) / float(output), float(scale) * float(factor) / float(output)
+
+
+def sloped(codes: np.ndarray, products: np.ndarray, slopes: tuple[float, float]) -> np.ndarray:
     """Codes from 0 on by one multiplier; below, products of them by another, rounded twice.
 
     Args:
         codes: of the input.
         products: what is multiplied where codes are below 0, the codes themselves or their
             products with codes of slopes.
-        scale: of the codes.
-        below: of the products.
-        output: scale of the output.
+        slopes: both multipliers.
     """
-    positive = rounded_twice_away(codes.astype(np.int64), fixed_point(scale / output))
-    negative = rounded_twice_away(products.astype(np.int64), fixed_point(below / output))
+    positive, negative = (
+        rounded_twice_away(values.astype(np.int64), fixed_point(slope))
+        for values, slope in zip((codes, products), slopes, strict=True)
+    )
     return np.where(codes >= 0, positive, negative)
+
+
+def leaky(slopes: Slopes) -> FunctionRule:
+    """The rule of a leaky rectifier with two multipliers of 31 bits: all kernels but XNNPACK's.
+
+    >>> one = np.float32(1.0)
+    >>> leaky(narrow_slopes)(np.array([-5, -2, 3]), one, one, 0, {"alpha": 0.5}).tolist()
+    [-2, -1, 3]
+    """
+
+    def rule(
+        codes: np.ndarray,
+        scale: np.float32,
+        output: np.float32,
+        zero_point: int,
+        settings: Mapping[str, Any],
+    ) -> np.ndarray:
+        del zero_point
+        factors = slopes(np.float32(scale), np.float32(settings["alpha"]), np.float32(output))
+        return sloped(codes, codes, factors)
+
+    return rule
 
 
 def leaky_of_xnnpack(
@@ -230,7 +278,7 @@ def leaky_of_xnnpack(
     slope = np.float32(source * np.float32(settings["alpha"]))
     factors = np.float32(source / made), np.float32(slope / made)
     if not all(_SMALLEST_FACTOR <= factor <= _LARGEST_FACTOR for factor in factors):
-        return leaky(codes, scale, output, zero_point, settings)
+        return leaky(narrow_slopes)(codes, scale, output, zero_point, settings)
     positive, negative = (int(np.rint(np.float32(256.0) * factor)) for factor in factors)
     product = codes.astype(np.int64) * np.where(codes >= 0, positive, negative)
     return np.asarray((product + 128) >> 8)

@@ -15,7 +15,7 @@ import numpy as np
 
 from sat_tf.export.kernels import bilinear, fixed_point, functions, softmax, xnnpack
 from sat_tf.export.kernels.bilinear import Interpolation
-from sat_tf.export.kernels.functions import FunctionRule, Rounding
+from sat_tf.export.kernels.functions import FunctionRule, Rounding, Slopes
 
 # Matrices that have a kernel of their own for products with a vector: these sizes at least.
 _FEWEST_ROWS, _FEWEST_COLUMNS = 4, 8
@@ -78,6 +78,8 @@ class KernelSet:
         interpolation: the rule of bilinear resizing.
         tabulated: codes of a function's float32 values in a table of 256, from these, the scale
             and the zero point of the output; see `functions.Rounding`.
+        logistic: codes of a sigmoid.
+        slopes: the multipliers of values whose slope below 0 is another one.
         leaky: codes of a leaky rectifier.
         hard_swish: codes of a hard-swish.
         rescaled: codes on another scale, from these, their scale and that of the output.
@@ -95,6 +97,8 @@ class KernelSet:
     softmax: Callable[[np.ndarray, np.float32], np.ndarray]
     interpolation: Interpolation
     tabulated: Rounding
+    logistic: FunctionRule
+    slopes: Slopes
     leaky: FunctionRule
     hard_swish: FunctionRule
     rescaled: Callable[[np.ndarray, np.float32, np.float32], np.ndarray]
@@ -133,6 +137,8 @@ def _reference(
     *,
     dense: Callable[[LinearWork, np.ndarray, LinearScales], np.ndarray],
     multiplier: Callable[[np.float32, np.float32, np.float32], float | np.float32],
+    logistic: FunctionRule,
+    slopes: Slopes,
 ) -> KernelSet:
     """Kernels of the plain C++ sources, without vectors: gemmlowp's rounding throughout.
 
@@ -144,6 +150,8 @@ def _reference(
         title: see `KernelSet`.
         dense: the rule of matrix products.
         multiplier: of products of two tensors, from their scales and that of the output.
+        logistic: see `KernelSet`.
+        slopes: see `KernelSet`.
     """
     away = fixed_point.rounded_twice_away
     return KernelSet(
@@ -164,7 +172,9 @@ def _reference(
         softmax=softmax.in_fixed_point,
         interpolation=bilinear.OF_BUILTIN,
         tabulated=functions.rounded_half_away,
-        leaky=functions.leaky,
+        logistic=logistic,
+        slopes=slopes,
+        leaky=functions.leaky(slopes),
         hard_swish=functions.hard_swish,
         rescaled=lambda codes, source, output: away(
             codes, fixed_point.fixed_point(float(source) / float(output))
@@ -272,6 +282,8 @@ def _xnnpack(
         softmax=left.softmax,
         interpolation=interpolation,
         tabulated=tabulated,
+        logistic=functions.by_table(functions.logistic, tabulated),
+        slopes=left.slopes,
         leaky=functions.leaky_of_xnnpack,
         hard_swish=left.hard_swish,
         rescaled=xnnpack.rescaled,
@@ -286,6 +298,8 @@ REFERENCE = _reference(
         sums.astype(np.float64) * wide_multipliers(*scales)
     ),
     multiplier=xnnpack.product_multiplier,
+    logistic=functions.by_table(functions.logistic, functions.rounded_half_away),
+    slopes=functions.narrow_slopes,
 )
 # This is all processors with its reference kernels; not CMSIS-NN's or a vendor's.
 MICRO = _reference(
@@ -295,6 +309,8 @@ MICRO = _reference(
         sums, _multipliers(work, scales), fixed_point.rounded_twice_away
     ),
     multiplier=fixed_point.multiplier_in_float64,
+    logistic=functions.logistic_in_fixed_point,
+    slopes=functions.wide_slopes,
 )
 # This is x86 with AVX, as the wheels have it.
 BUILTIN_X86 = _builtin(

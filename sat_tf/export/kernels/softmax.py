@@ -68,7 +68,7 @@ def with_tables(stored: np.ndarray, scale: np.float32) -> np.ndarray:
 # -- in fixed point --------------------------------------------------------------------------------
 # gemmlowp's functions on int32, as fractions of 2^31 unless said otherwise.
 
-_ONE = 2**31 - 1
+ONE = 2**31 - 1
 _INTEGER_BITS = 5  # of a difference, behind its scale
 _SUM_BITS = 12  # of the integer part of a sum
 _EIGHTH = 1 << 28
@@ -85,11 +85,11 @@ def _divided(values: np.ndarray, bits: int | np.ndarray) -> np.ndarray:
     return np.asarray(np.sign(values) * ((np.abs(values) + half) >> bits))
 
 
-def _exponentials(values: np.ndarray) -> np.ndarray:
-    """E to the power of numbers from -32 to 0, which are fractions of 2^26."""
-    quarter = 1 << (31 - _INTEGER_BITS - 2)
+def exponentials(values: np.ndarray, integer_bits: int) -> np.ndarray:
+    """E to the power of numbers from -2^bits to 0, which are fractions of 2^(31 - bits)."""
+    quarter = 1 << (31 - integer_bits - 2)
     part = (values & (quarter - 1)) - quarter
-    x = (part << _INTEGER_BITS) + _EIGHTH
+    x = (part << integer_bits) + _EIGHTH
     square = high_product(x, x)
     cube, fourth = high_product(square, x), high_product(square, square)
     rest = _divided(high_product(_divided(fourth, 2) + cube, _THIRD) + square, 1)
@@ -98,7 +98,16 @@ def _exponentials(values: np.ndarray) -> np.ndarray:
     for bit, factor in enumerate(_EXPONENTIALS):
         chosen = (quarters >> bit) & 1 == 1
         found = np.where(chosen, high_product(found, np.array(factor)), found)
-    return np.where(values == 0, _ONE, found)
+    return np.where(values == 0, ONE, found)
+
+
+def inverses_of_one_plus(values: np.ndarray) -> np.ndarray:
+    """1 / (1 + x) of numbers from 0 to 1."""
+    half = (values + ONE + 1) // 2
+    x = _FIRST + high_product(half, _SLOPE)
+    for _ in range(3):
+        x = x + (high_product(x, (1 << 29) - high_product(half, x)) << 2)
+    return np.minimum(x << 1, ONE)
 
 
 def _inverses(sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -106,11 +115,7 @@ def _inverses(sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     length = np.frexp(sums.astype(np.float64))[1].astype(np.int64)
     headroom = 32 - length
     above_one = (sums << headroom) - (np.int64(1) << 31)
-    half = (above_one + _ONE + 1) // 2
-    x = _FIRST + high_product(half, _SLOPE)
-    for _ in range(3):
-        x = x + (high_product(x, (1 << 29) - high_product(half, x)) << 2)
-    return np.minimum(x << 1, _ONE), _SUM_BITS - headroom
+    return inverses_of_one_plus(above_one), _SUM_BITS - headroom
 
 
 def in_fixed_point(stored: np.ndarray, scale: np.float32) -> np.ndarray:
@@ -130,7 +135,7 @@ def in_fixed_point(stored: np.ndarray, scale: np.float32) -> np.ndarray:
     differences = -_differences(stored).astype(np.int64)
     near = differences >= -widest
     scaled = _scaled(np.where(near, differences, 0), multiplier)
-    found = np.where(near, _exponentials(scaled), 0)
+    found = np.where(near, exponentials(scaled, _INTEGER_BITS), 0)
     sums = np.sum(_divided(found, _SUM_BITS), axis=-1, keepdims=True)
     inverses, bits = _inverses(sums)
     return _stored(_divided(high_product(inverses, found), bits + 31 - 8))

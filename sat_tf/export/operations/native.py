@@ -41,11 +41,6 @@ _CUBIC, _ROOT = np.float32(0.044715), np.float32(math.sqrt(2.0 / math.pi))
 _erfc = np.vectorize(math.erfc, otypes=[np.float64])
 
 
-def _logistic(x: np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore"):  # 1 / (1 + inf) is 0
-        return np.asarray(_ONE / (_ONE + np.exp(-x)))
-
-
 def _elu(x: np.ndarray) -> np.ndarray:
     return np.where(x < 0, np.expm1(np.minimum(x, 0)), x)
 
@@ -100,7 +95,9 @@ def _left_to_others(curve: Curve) -> Callable[[KernelSet], FunctionRule]:
 
 
 _ROWS = (
-    NativeRow(Operator("LOGISTIC", 2, ""), _tabulated(_logistic), lambda x: tf.math.sigmoid(x)),
+    NativeRow(
+        Operator("LOGISTIC", 2, ""), lambda kernels: kernels.logistic, lambda x: tf.math.sigmoid(x)
+    ),
     NativeRow(Operator("TANH", 2, ""), _tabulated(np.tanh), lambda x: tf.math.tanh(x)),
     NativeRow(Operator("ELU", 1, ""), _tabulated(_elu), lambda x: tf.nn.elu(x)),
     NativeRow(
@@ -269,9 +266,8 @@ class Sloped(Operation):
     def _made(self, graph: Tensors, stored: np.ndarray, slopes: np.ndarray) -> np.ndarray:
         source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
         codes = stored.astype(np.int64) - source.zero_point
-        products = codes * slopes.astype(np.int64)
-        below = np.float32(source.scale * self.slope_scale)
-        made = functions.sloped(codes, products, source.scale, below, output.scale)
+        factors = graph.kernels.slopes(source.scale, self.slope_scale, output.scale)
+        made = functions.sloped(codes, codes * slopes.astype(np.int64), factors)
         return stored_codes(made, output)
 
     def write(self, writer: Writer) -> None:

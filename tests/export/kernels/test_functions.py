@@ -72,11 +72,11 @@ def test_a_leaky_rectifier_of_xnnpack_has_8_bits_behind_the_point():
     settings = {"alpha": 0.3}
     codes = np.array([-100, -5, 100])
     assert functions.leaky_of_xnnpack(codes, ONE, ONE, 0, settings).tolist() == [-30, -2, 100]
-    assert functions.leaky(codes, ONE, ONE, 0, settings).tolist() == [-30, -2, 100]
+    assert BUILTIN_X86.leaky(codes, ONE, ONE, 0, settings).tolist() == [-30, -2, 100]
     # Of -1.5 codes, a product of 31 bits and a shift: one rounds half up, the other away from zero.
     eighth = {"alpha": 0.125}
     assert functions.leaky_of_xnnpack(np.array([-12]), ONE, ONE, 0, eighth).tolist() == [-1]
-    assert functions.leaky(np.array([-12]), ONE, ONE, 0, eighth).tolist() == [-2]
+    assert BUILTIN_X86.leaky(np.array([-12]), ONE, ONE, 0, eighth).tolist() == [-2]
 
 
 def test_xnnpack_leaves_small_multipliers_to_the_builtin_kernels():
@@ -84,7 +84,7 @@ def test_xnnpack_leaves_small_multipliers_to_the_builtin_kernels():
     assert functions.leaky_of_xnnpack(codes, ONE, ONE, 0, settings).tolist() == [0]
     settings = {"alpha": 0.0039}  # below 1/256, which would make -0.5 codes of -128
     found = functions.leaky_of_xnnpack(codes, ONE, ONE, 0, settings)
-    assert found.tolist() == functions.leaky(codes, ONE, ONE, 0, settings).tolist()
+    assert found.tolist() == BUILTIN_X86.leaky(codes, ONE, ONE, 0, settings).tolist()
 
 
 def test_every_row_names_options_that_its_rule_takes():

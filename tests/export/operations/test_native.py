@@ -1,15 +1,20 @@
 """Functions of one value by operators of their own: every code, in every kernel that has them."""
 
+import functools
+import importlib.util
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sat_tf.export.kernels.kernel_sets import (
+    MICRO,
     REFERENCE,
     builtin_of_this_machine,
     of_this_machine,
 )
+from sat_tf.export.litert.micro import MicroRuntime
 from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.graph_file import read_graph, serialize
@@ -26,8 +31,10 @@ HERE = {
     "builtin": builtin_of_this_machine(),
     "reference": REFERENCE,
 }
-# LiteRT's reference kernels have none of these.
-WITHOUT_REFERENCE = {"ELU"}
+if importlib.util.find_spec("tflite_micro"):
+    HERE["micro"] = MICRO
+# Runtimes that have no kernel.
+WITHOUT = {"ELU": ("reference",), "GELU": ("micro",)}
 CASES = [
     *((name, {}) for name, row in NATIVE.items() if not row.settings),
     *(("GELU", {"approximate": form}) for form in (False, True)),
@@ -69,7 +76,8 @@ def _assert_as_in_litert(graph: Graph, images: np.ndarray, *, skipped=()) -> Non
     for name, kernels in HERE.items():
         if name in skipped:
             continue
-        runtime = Runtime(content, name, keep_tensors=True)
+        load = MicroRuntime if name == "micro" else functools.partial(Runtime, runtime=name)
+        runtime = load(content, keep_tensors=True)
         runtime.run(images)
         expected = simulate(graph.on(kernels), images)["y"]
         np.testing.assert_array_equal(runtime.tensors(["y"])["y"], expected, err_msg=name)
@@ -83,9 +91,7 @@ def _assert_as_in_litert(graph: Graph, images: np.ndarray, *, skipped=()) -> Non
 def test_every_code_is_that_of_litert(name, values, scale, ratio, zero, output_zero):
     source, output = _codes(scale * ratio, zero), _output(name, scale, output_zero)
     graph = _graph(Native(("x",), "y", name, values), source, output)
-    _assert_as_in_litert(
-        graph, ALL_CODES, skipped=("reference",) if name in WITHOUT_REFERENCE else ()
-    )
+    _assert_as_in_litert(graph, ALL_CODES, skipped=WITHOUT.get(name, ()))
 
 
 @settings(deadline=None, derandomize=True, max_examples=60)
