@@ -268,6 +268,11 @@ class FixedGridQuantizer(WithSurrogate, ActivationQuantizer):
     lowest: float = 0.0
     highest: float = 1.0
 
+    def __post_init__(self) -> None:
+        """It has codes for negative values where its range does."""
+        super().__post_init__()
+        self.signed = self.lowest < 0.0
+
     @classmethod
     def asked(cls, request: ActivationRequest) -> dict[str, Any]:
         """Takes of a request what the constructor needs."""
@@ -281,11 +286,6 @@ class FixedGridQuantizer(WithSurrogate, ActivationQuantizer):
         return asymmetric.quantize_offset(
             inputs, self.highest, bits, lowest=self.lowest, **self.passed_back
         )
-
-    @property
-    def signed(self) -> bool:
-        """Whether it has codes for negative values."""
-        return self.lowest < 0.0
 
     @property
     def is_symmetric(self) -> bool:

@@ -14,7 +14,12 @@ from sat_tf.export.kernels.fixed_point import (
     rounded_away,
     rounded_twice_away,
 )
-from sat_tf.export.kernels.softmax import ONE, exponentials, inverses_of_one_plus
+from sat_tf.export.kernels.softmax import (
+    ONE,
+    exponentials,
+    inverses_of_one_plus,
+    one_minus_over_one_plus,
+)
 
 # The codes, the scales of the input and the output, the zero point of the output, and the settings
 # of the operator.
@@ -71,7 +76,7 @@ def logistic(x: np.ndarray) -> np.ndarray:
 
 # -- in integers -----------------------------------------------------------------------------------
 
-_LOGISTIC_BITS = 4  # of the integer part of what a sigmoid is taken of
+_CURVE_BITS = 4  # of the integer part of what a sigmoid or a tanh is taken of
 
 
 def logistic_in_fixed_point(
@@ -88,14 +93,39 @@ def logistic_in_fixed_point(
     [0, 97, 128, 255]
     """
     del output, zero_point, settings
-    multiplier = fixed_point(float(scale) * 2.0 ** (31 - _LOGISTIC_BITS))
-    widest = ((2**_LOGISTIC_BITS - 1) << (31 - _LOGISTIC_BITS)) >> int(multiplier.left)
-    near = np.clip(codes.astype(np.int64), -widest, widest)
-    x = rounded_twice_away(near, multiplier)
-    positive = inverses_of_one_plus(exponentials(-np.abs(x), _LOGISTIC_BITS))
-    made = np.where(x < 0, ONE - positive, positive)
-    found = _shifted_away(np.where(x == 0, 1 << 30, made), 31 - 8)
-    return np.where(codes <= -widest, 0, np.where(codes >= widest, 255, found))
+    x, is_near = _fixed_point_input(codes, scale)
+    positive = inverses_of_one_plus(exponentials(-np.abs(x), _CURVE_BITS))
+    made = np.where(x == 0, 1 << 30, np.where(x < 0, ONE - positive, positive))
+    return np.where(is_near, _shifted_away(made, 31 - 8), np.where(codes < 0, 0, 255))
+
+
+def tanh_in_fixed_point(
+    codes: np.ndarray,
+    scale: np.float32,
+    output: np.float32,
+    zero_point: int,
+    settings: Mapping[str, Any],
+) -> np.ndarray:
+    """A tanh as (1 - e^-2|x|) / (1 + e^-2|x|) with the sign of x: TFLite Micro.
+
+    >>> half = np.float32(0.5)
+    >>> tanh_in_fixed_point(np.array([-40, -1, 0, 1, 40]), half, half, 0, {}).tolist()
+    [-128, -59, 0, 59, 127]
+    """
+    del output, zero_point, settings
+    x, is_near = _fixed_point_input(codes, scale)
+    # The same integer with one bit more in front of its point is twice the number.
+    size = one_minus_over_one_plus(exponentials(-np.abs(x), _CURVE_BITS + 1))
+    made = _shifted_away(np.sign(x) * size, 31 - 7)
+    return np.where(is_near, made, np.where(codes < 0, -128, 127))
+
+
+def _fixed_point_input(codes: np.ndarray, scale: np.float32) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers with 4 bits in front of their point, and which of them these bits hold."""
+    multiplier = fixed_point(float(scale) * 2.0 ** (31 - _CURVE_BITS))
+    widest = ((2**_CURVE_BITS - 1) << (31 - _CURVE_BITS)) >> int(multiplier.left)
+    is_near = np.abs(codes) < widest
+    return rounded_twice_away(np.where(is_near, codes, 0).astype(np.int64), multiplier), is_near
 
 
 # What XNNPACK multiplies the codes of a leaky rectifier by.

@@ -79,6 +79,7 @@ class KernelSet:
         tabulated: codes of a function's float32 values in a table of 256, from these, the scale
             and the zero point of the output; see `functions.Rounding`.
         logistic: codes of a sigmoid.
+        tanh: codes of a tanh.
         slopes: the multipliers of values whose slope below 0 is another one.
         leaky: codes of a leaky rectifier.
         hard_swish: codes of a hard-swish.
@@ -98,6 +99,7 @@ class KernelSet:
     interpolation: Interpolation
     tabulated: Rounding
     logistic: FunctionRule
+    tanh: FunctionRule
     slopes: Slopes
     leaky: FunctionRule
     hard_swish: FunctionRule
@@ -138,6 +140,7 @@ def _reference(
     dense: Callable[[LinearWork, np.ndarray, LinearScales], np.ndarray],
     multiplier: Callable[[np.float32, np.float32, np.float32], float | np.float32],
     logistic: FunctionRule,
+    tanh: FunctionRule,
     slopes: Slopes,
 ) -> KernelSet:
     """Kernels of the plain C++ sources, without vectors: gemmlowp's rounding throughout.
@@ -151,6 +154,7 @@ def _reference(
         dense: the rule of matrix products.
         multiplier: of products of two tensors, from their scales and that of the output.
         logistic: see `KernelSet`.
+        tanh: see `KernelSet`.
         slopes: see `KernelSet`.
     """
     away = fixed_point.rounded_twice_away
@@ -173,6 +177,7 @@ def _reference(
         interpolation=bilinear.OF_BUILTIN,
         tabulated=functions.rounded_half_away,
         logistic=logistic,
+        tanh=tanh,
         slopes=slopes,
         leaky=functions.leaky(slopes),
         hard_swish=functions.hard_swish,
@@ -283,6 +288,7 @@ def _xnnpack(
         interpolation=interpolation,
         tabulated=tabulated,
         logistic=functions.by_table(functions.logistic, tabulated),
+        tanh=functions.by_table(np.tanh, tabulated),
         slopes=left.slopes,
         leaky=functions.leaky_of_xnnpack,
         hard_swish=left.hard_swish,
@@ -299,6 +305,7 @@ REFERENCE = _reference(
     ),
     multiplier=xnnpack.product_multiplier,
     logistic=functions.by_table(functions.logistic, functions.rounded_half_away),
+    tanh=functions.by_table(np.tanh, functions.rounded_half_away),
     slopes=functions.narrow_slopes,
 )
 # This is all processors with its reference kernels; not CMSIS-NN's or a vendor's.
@@ -310,6 +317,7 @@ MICRO = _reference(
     ),
     multiplier=fixed_point.multiplier_in_float64,
     logistic=functions.logistic_in_fixed_point,
+    tanh=functions.tanh_in_fixed_point,
     slopes=functions.wide_slopes,
 )
 # This is x86 with AVX, as the wheels have it.

@@ -103,11 +103,21 @@ def exponentials(values: np.ndarray, integer_bits: int) -> np.ndarray:
 
 def inverses_of_one_plus(values: np.ndarray) -> np.ndarray:
     """1 / (1 + x) of numbers from 0 to 1."""
+    return np.minimum(_inverses_of_half(values) << 1, ONE)
+
+
+def one_minus_over_one_plus(values: np.ndarray) -> np.ndarray:
+    """(1 - x) / (1 + x) of numbers from 0 to 1."""
+    return np.minimum((_inverses_of_half(values) - (1 << 29)) << 2, ONE)
+
+
+def _inverses_of_half(values: np.ndarray) -> np.ndarray:
+    """2 / (1 + x) of numbers from 0 to 1, as fractions of 2^29."""
     half = (values + ONE + 1) // 2
     x = _FIRST + high_product(half, _SLOPE)
     for _ in range(3):
         x = x + (high_product(x, (1 << 29) - high_product(half, x)) << 2)
-    return np.minimum(x << 1, ONE)
+    return np.asarray(x)
 
 
 def _inverses(sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

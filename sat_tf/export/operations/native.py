@@ -98,7 +98,7 @@ _ROWS = (
     NativeRow(
         Operator("LOGISTIC", 2, ""), lambda kernels: kernels.logistic, lambda x: tf.math.sigmoid(x)
     ),
-    NativeRow(Operator("TANH", 2, ""), _tabulated(np.tanh), lambda x: tf.math.tanh(x)),
+    NativeRow(Operator("TANH", 2, ""), lambda kernels: kernels.tanh, lambda x: tf.math.tanh(x)),
     NativeRow(Operator("ELU", 1, ""), _tabulated(_elu), lambda x: tf.nn.elu(x)),
     NativeRow(
         Operator("GELU", 2, "GeluOptions"),
