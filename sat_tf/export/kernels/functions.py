@@ -68,10 +68,26 @@ def by_table(curve: Curve, rounding: Rounding) -> FunctionRule:
     return rule
 
 
+def logistic_in_float64(x: np.ndarray) -> np.ndarray:
+    """A sigmoid of float32 numbers, rounded once: XNNPACK."""
+    with np.errstate(over="ignore"):
+        return np.asarray(1.0 / (1.0 + np.exp(-x.astype(np.float64))), np.float32)
+
+
+def tanh(x: np.ndarray) -> np.ndarray:
+    """A tanh of float32 numbers, which C's libraries round to a last bit of their own.
+
+    On 250 grids with a code that is next to a half, by 3e-5 of a code or less, 10 codes of 64,000
+    are others in XNNPACK, and 6 in the builtin kernels.
+    """
+    return np.asarray(np.tanh(x.astype(np.float64)), np.float32)
+
+
 def logistic(x: np.ndarray) -> np.ndarray:
-    """A sigmoid of float32 numbers."""
+    """A sigmoid of float32 numbers, with the exponential of C's library: the other kernels."""
     with np.errstate(over="ignore"):  # 1 / (1 + inf) is 0
-        return np.asarray(np.float32(1.0) / (np.float32(1.0) + np.exp(-x)))
+        power = np.exp(-x.astype(np.float64)).astype(np.float32)
+    return np.asarray(np.float32(1.0) / (np.float32(1.0) + power))
 
 
 # -- in integers -----------------------------------------------------------------------------------

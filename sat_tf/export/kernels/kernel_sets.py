@@ -287,8 +287,8 @@ def _xnnpack(
         softmax=left.softmax,
         interpolation=interpolation,
         tabulated=tabulated,
-        logistic=functions.by_table(functions.logistic, tabulated),
-        tanh=functions.by_table(np.tanh, tabulated),
+        logistic=functions.by_table(functions.logistic_in_float64, tabulated),
+        tanh=functions.by_table(functions.tanh, tabulated),
         slopes=left.slopes,
         leaky=functions.leaky_of_xnnpack,
         hard_swish=left.hard_swish,
@@ -305,7 +305,7 @@ REFERENCE = _reference(
     ),
     multiplier=xnnpack.product_multiplier,
     logistic=functions.by_table(functions.logistic, functions.rounded_half_away),
-    tanh=functions.by_table(np.tanh, functions.rounded_half_away),
+    tanh=functions.by_table(functions.tanh, functions.rounded_half_away),
     slopes=functions.narrow_slopes,
 )
 # This is all processors with its reference kernels; not CMSIS-NN's or a vendor's.

@@ -5,7 +5,7 @@ import importlib.util
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from sat_tf.export.kernels.kernel_sets import (
@@ -90,6 +90,9 @@ def _assert_as_in_litert(graph: Graph, images: np.ndarray, *, skipped=()) -> Non
 @given(scale=SCALES, ratio=RATIOS, zero=ZERO_POINTS, output_zero=ZERO_POINTS)
 def test_every_code_is_that_of_litert(name, values, scale, ratio, zero, output_zero):
     source, output = _codes(scale * ratio, zero), _output(name, scale, output_zero)
+    if name == "TANH":  # next to a half, the last bit of C's library decides
+        made = np.tanh((np.arange(-128, 128) - zero) * float(source.scale)) / float(output.scale)
+        assume(np.min(np.abs(made - np.floor(made) - 0.5)) > 1e-4)
     graph = _graph(Native(("x",), "y", name, values), source, output)
     _assert_as_in_litert(graph, ALL_CODES, skipped=WITHOUT.get(name, ()))
 
