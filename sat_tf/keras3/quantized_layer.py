@@ -56,7 +56,7 @@ class QuantizedLayer(keras3.layers.Wrapper):
         place: where `output` stands, one of `PLACES`.
         annotation: the fields of the `LayerConfig` that the user gave, to be kept.
         inserted: the layer is not the user's; it exists to hold `output`.
-        native: an NPU computes the layer's function by an operator of its own.
+        target: the processor that the model's file is for; None for LiteRT's CPU kernels.
         **options: options of any Keras layer.
 
     Attributes:
@@ -73,7 +73,7 @@ class QuantizedLayer(keras3.layers.Wrapper):
         place: str = BEHIND,
         annotation: Mapping[str, Any] | None = None,
         inserted: bool = False,
-        native: bool = False,
+        target: str | None = None,
         **options: Any,
     ) -> None:
         if place not in PLACES:
@@ -87,7 +87,7 @@ class QuantizedLayer(keras3.layers.Wrapper):
             self.activity_regularizer = layer.activity_regularizer
         self.annotation = None if annotation is None else dict(annotation)
         self.inserted = bool(inserted)
-        self.native = bool(native)
+        self.target = target
         self.supports_masking = bool(layer.supports_masking)
         self._set("_takes_training", bool(training_argument(layer.call, None)))
         self._set("kernel_variables", {})
@@ -210,7 +210,7 @@ class QuantizedLayer(keras3.layers.Wrapper):
             "place": self.place,
             "annotation": self.annotation,
             "inserted": self.inserted,
-            **({"native": True} if self.native else {}),
+            **({"target": self.target} if self.target else {}),
         }
         return marked({**config, **own})
 

@@ -26,7 +26,7 @@ from sat_tf.planning.plan import Plan
 from sat_tf.planning.planned_file import planned_elsewhere
 from sat_tf.planning.preview import by_layer, preview, with_image_size
 from sat_tf.qat.layout import is_quantized, maker_of_codes, non_finite_weights, user_name
-from sat_tf.qat.model_class import policy_of
+from sat_tf.qat.model_class import policy_of, processor_of
 from sat_tf.qat.placed import Placement, PlacementError
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy, expect_policy
@@ -137,8 +137,8 @@ def explain(
     before = policy_of(model)
     asked = before if policy is None else expect_policy(policy)
     wanted = asked or BitPolicy()
-    if wanted.target is None and before is not None:
-        target = target or before.target
+    if wanted.target is None:
+        target = target or processor_of(model).name
     if target is not None:
         wanted = dataclasses.replace(wanted, target=target)
     source = read_source(model, native=wanted.processor.native)

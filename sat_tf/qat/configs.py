@@ -14,6 +14,7 @@ from sat_tf.qat.policy_fields import plain_numbers, warn_of
 from sat_tf.qat.tfmot_adapter import TfmotQuantizer
 from sat_tf.quantizers.protocol import ActivationQuantizer, Quantizer, WeightQuantizer
 from sat_tf.quantizers.table import deserialize_quantizer, serialize_quantizer
+from sat_tf.targets import target_problem
 
 _register = keras.utils.register_keras_serializable(package="sat_tf")
 
@@ -97,7 +98,12 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
         inserted: the layer is not the user's; it exists to hold `output`.
         around: the layer's kernel rounds to the codes that it reads. `output` quantizes what the
             layer reads too, so that both are on one grid; without it, that is of what it reads.
-        native: an NPU computes the layer's function, by the operator of `layer_kinds.native_of`.
+        target: the processor that the model's file is for, a name of `PROCESSORS`; None for
+            LiteRT's CPU kernels. An NPU computes a function by the operator of
+            `layer_kinds.native_of`.
+
+    Raises:
+        ValueError: no such target.
     """
 
     def __init__(
@@ -108,14 +114,16 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
         annotation: dict[str, Any] | None = None,
         inserted: bool = False,
         around: bool = False,
-        native: bool = False,
+        target: str | None = None,
     ) -> None:
+        if target is not None and (problem := target_problem(target)):
+            raise ValueError(problem)
         self.weights = weights
         self.output = output
         self.annotation = annotation
         self.inserted = inserted
         self.around = around
-        self.native = native
+        self.target = target
 
     def get_weights_and_quantizers(self, layer: keras.layers.Layer) -> list[tuple[Any, Any]]:
         """The kernel and its quantizer."""
@@ -176,8 +184,8 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
             "inserted": self.inserted,
         }
         # Older releases read the models that have none.
-        marks = {"around": self.around, "native": self.native}
-        return {**found, **{name: True for name, is_so in marks.items() if is_so}}
+        marks = {"around": self.around, "target": self.target}
+        return {**found, **{name: mark for name, mark in marks.items() if mark}}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "PlacedConfig":
@@ -189,7 +197,7 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
         return isinstance(other, PlacedConfig) and vars(self) == vars(other)
 
     def __hash__(self) -> int:
-        return hash((self.weights, self.output, self.inserted, self.native, repr(self.annotation)))
+        return hash((self.weights, self.output, self.inserted, self.target, repr(self.annotation)))
 
     def __repr__(self) -> str:
         return f"PlacedConfig(weights={self.weights!r}, output={self.output!r})"

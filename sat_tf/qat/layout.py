@@ -81,7 +81,7 @@ def arranged(
             layer = layer_of(node)
             if config is not None:
                 own = PlacedConfig(
-                    weights=config.weights, annotation=config.annotation, native=config.native
+                    weights=config.weights, annotation=config.annotation, target=config.target
                 )
                 layer = quantized(layer, own if shared else config, trainable=node.layer.trainable)
             layers[id(node.layer)] = layer

@@ -18,7 +18,7 @@ import tf_keras as keras
 from sat_tf.graph.network import keras_calls
 from sat_tf.messages import warn
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.targets import Processor
+from sat_tf.targets import DEFAULT_TARGET, PROCESSORS, Processor
 
 _STATEFUL = (keras.metrics.Metric, keras.optimizers.Optimizer, keras.losses.Loss)
 # The usual reasons for a user's own class; named when they are lost.
@@ -210,5 +210,11 @@ def policy_of(model: Any) -> BitPolicy | None:
 
 
 def processor_of(model: Any) -> Processor:
-    """The processor that the file of a quantized model is for, by its policy."""
-    return (policy_of(model) or BitPolicy()).processor
+    """The processor that the file of a quantized model is for, which its layers keep."""
+    targets = (target_of(layer) for layer in getattr(model, "layers", ()))
+    return PROCESSORS[next(filter(None, targets), DEFAULT_TARGET)]
+
+
+def target_of(layer: keras.layers.Layer) -> str | None:
+    """The target that the placement gave to a layer; None for LiteRT's CPU kernels."""
+    return getattr(getattr(layer, "quantize_config", None), "target", None)

@@ -29,6 +29,7 @@ from sat_tf.quantizers.table import (
     make_range_observer,
     make_weight_quantizer,
 )
+from sat_tf.targets import DEFAULT_TARGET
 
 _AFFINE = (Role.NORM, Role.SCALING, Role.AFFINE)
 _BEFORE_RECTIFIERS = (Role.NORM, Role.SCALING, Role.SUM, Role.PRODUCT, Role.CONCATENATION)
@@ -129,6 +130,8 @@ class _Placer:
         self._check_narrow_streams(outputs)
         insertions = tuple(self._insertions(outputs))
         configs = {}
+        is_usual = self.policy.processor.name == DEFAULT_TARGET
+        target = None if is_usual else self.policy.processor.name
         for name in self.annotations:
             if self.roles.get(name, Role.INPUT) is Role.INPUT or name in self.without_codes:
                 continue
@@ -137,7 +140,7 @@ class _Placer:
                 output=outputs.get(name),
                 annotation=self.annotations[name] or None,
                 around=name in self.network and self._is_around(self.network[name]),
-                native=self._native(name) is not None,
+                target=target,
             )
         self._raise_problems()
         behind = {name: found for name in self.linear if (found := self._norms_behind(name))}

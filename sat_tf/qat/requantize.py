@@ -14,7 +14,7 @@ from sat_tf.messages import list_problems
 from sat_tf.qat.configs import LayerConfig
 from sat_tf.qat.inputs import apply_fold, find_folds, input_ranges, input_types, kept_inputs
 from sat_tf.qat.layout import inner_layer, quantized_model, quantized_network
-from sat_tf.qat.model_class import of_class_of, policy_of, remember
+from sat_tf.qat.model_class import of_class_of, processor_of, remember
 from sat_tf.qat.policy import BitPolicy, expect_policy
 from sat_tf.qat.wrapper import QuantizedLayer, weight_quantizer
 from sat_tf.quantizers.input_range import INPUT_TYPES, NO_CHANGE, PIXELS, Change
@@ -49,9 +49,8 @@ def requantize(model: keras.Model, policy: BitPolicy) -> keras.Model:
     policy = expect_policy(policy)
     network = quantized_network(model, when="instead")
     refuse_losses(model)
-    before = policy_of(model)
-    if policy.target is None and before is not None:
-        policy = dataclasses.replace(policy, target=before.target)
+    if policy.target is None:
+        policy = dataclasses.replace(policy, target=processor_of(model).name)
     float_model, annotations = without_quantizers(network)
     old = _by_place(network)
     keep_function = policy.latent_start == "keep_function"

@@ -16,9 +16,11 @@ from sat_tf.graph.layers.kind import Combination, KernelForm, NativeFunction, Ro
 from sat_tf.graph.layers.normalization import Statistics
 from sat_tf.graph.network import Network, Node, call_in_inference
 from sat_tf.qat.layout import call_name, inner_layer, is_quantized
+from sat_tf.qat.model_class import target_of
 from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer, rounds_to_input
 from sat_tf.quantizers.protocol import ActivationQuantizer, PixelQuantizer, WeightQuantizer
 from sat_tf.quantizers.seen_values import RANGE_FIX, misfit
+from sat_tf.targets import PROCESSORS
 
 _LOWER_PRECISIONS = ("float16", "bfloat16")
 _KERNELS_OF_8_BITS = (Role.SUM, Role.PRODUCT, Role.CONCATENATION, Role.MEAN)
@@ -108,8 +110,8 @@ def clips(node: Node) -> bool:
 
 def native_of(node: Node) -> NativeFunction | None:
     """The operator of its own by which the layer's function was trained; None without one."""
-    config = getattr(node.layer, "quantize_config", None)
-    if not getattr(config, "native", False):
+    target = target_of(node.layer)
+    if target is None or not PROCESSORS[target].native or role_of(node) is not Role.FUNCTION:
         return None
     return layer_kinds.native_of(inner_layer(node.layer))
 

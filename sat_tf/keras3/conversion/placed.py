@@ -164,7 +164,7 @@ def _made(layer: Any, name_of: Callable[[str], str], originals: Mapping[str, Ori
         place=_place(config, inner),
         annotation=config.annotation,
         inserted=config.inserted,
-        native=config.native,
+        target=config.target,
         name=name_of(layer.name),
         trainable=layer.trainable,
     )

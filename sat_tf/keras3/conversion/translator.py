@@ -224,7 +224,7 @@ class Translator:
         config = layer.get_config()
         names = ("weights", "output", "annotation", "inserted")
         own = {name: config[name] for name in names}
-        marks = {"around": layer.place == AROUND, "native": layer.native}
+        marks = {"around": layer.place == AROUND, "target": layer.target}
         placed = PlacedConfig.from_config({**own, **marks})
         inner = self._inner(layer.layer)
         if is_adapted(inner):
