@@ -25,18 +25,16 @@ from sat_tf.export.targets.constraints import (
     values_at_most,
     weights_of,
 )
-from sat_tf.export.targets.target import Target
+from sat_tf.export.targets.target import INTEGER_OUTPUTS, QUANTIZED, Target
 from sat_tf.targets import PROCESSORS, Processor
 
 _STORE_BYTES = "export with pack='none'"
-_OUTPUT = "export with output_type='int8'"
-_INTEGERS = "quantize the layer, or replace it"
 _ETHOS_SUM = 8_323_072
 
-_BYTES = of_types("INT8", "UINT8", fix=_INTEGERS)
+_BYTES = of_types("INT8", "UINT8", fix=QUANTIZED)
 _BYTE_WEIGHTS = weights_of("INT8", "UINT8", fix=_STORE_BYTES)
 _ETHOS_WEIGHTS = (_BYTE_WEIGHTS, largest_sum_of_weights(_ETHOS_SUM))
-_SMALL_TYPES = of_types("INT8", "UINT8", "INT16", fix=_INTEGERS)
+_SMALL_TYPES = of_types("INT8", "UINT8", "INT16", fix=QUANTIZED)
 
 # Functions of one value.
 _FUNCTIONS = ("HARD_SWISH", "LEAKY_RELU", "LOGISTIC", "PRELU", "TANH", "EXP", "LOG", "ABS", "RSQRT")
@@ -91,7 +89,7 @@ _U85: Mapping[str, tuple[Constraint, ...]] = {
     "CAST": (),
     "GATHER": (gathers_by_batch,),
 }
-_ETHOS_TYPES = of_types("INT8", "UINT8", "INT16", "INT32", fix=_OUTPUT)
+_ETHOS_TYPES = of_types("INT8", "UINT8", "INT16", "INT32", fix=INTEGER_OUTPUTS)
 
 _EDGE_TPU_OTHERS = (
     *("ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM", "SQUARED_DIFFERENCE", "RSQRT", "SUM"),
@@ -135,7 +133,7 @@ _OPERATORS: Mapping[str, tuple[Mapping[str, Sequence[Constraint]], Sequence[Cons
     "ethos-u65": (_U55, (_ETHOS_TYPES,)),
     "ethos-u85": (_U85, (_ETHOS_TYPES,)),
     "edgetpu": (_EDGE_TPU, (_BYTES, images_of_three_axes)),
-    "android-npu": (_ANDROID, (_BYTES, quantized(fix=_INTEGERS))),
+    "android-npu": (_ANDROID, (_BYTES, quantized(fix=QUANTIZED))),
 }
 
 

@@ -1,5 +1,6 @@
 """A processor that a file is made for, and the operators of a file that it leaves to the CPU."""
 
+import collections
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -116,8 +117,11 @@ class Target(Processor):
             contents: the file, written by whatever tool.
         """
         found: list[Elsewhere] = []
+        ends = _float_ends(contents)
         for operator in contents.operators:
             reason, fix = self._problem(operator)
+            if fix == INTEGER_OUTPUTS and not all(one.name in ends for one in operator.outputs):
+                fix = QUANTIZED
             if not reason and found and self.one_partition:
                 reason, fix = f"it is behind {found[0].operator} {found[0].tensor}", ""
             if reason:
@@ -136,13 +140,31 @@ class Target(Processor):
         return "", ""
 
 
+def _float_ends(contents: Contents) -> set[str]:
+    """The float tensors behind which nothing computes with codes: files of integers end before."""
+    makes = collections.defaultdict[str, list[str]](list)
+    found: set[str] = set()
+    for operator in reversed(contents.operators):
+        made = [tensor.name for tensor in operator.outputs]
+        for tensor in operator.outputs:
+            if tensor.type == "FLOAT32" and found.issuperset(makes[tensor.name]):
+                found.add(tensor.name)
+        for read in operator.inputs:
+            if read is not None:
+                makes[read.name] += made
+    return found
+
+
+# What makes float tensors unnecessary: at the end of a file, and before it.
+INTEGER_OUTPUTS = "export with output_type='int8'"
+QUANTIZED = "quantize the layer, or replace it"
 # What makes these operators unnecessary.
 _LOOKED_UP = (
     "quantize for this target, and use a function that it has an operator for: sigmoid, tanh, "
     "swish, hard-swish, elu, gelu, LeakyReLU or PReLU"
 )
 _FIXES = {
-    "DEQUANTIZE": "export with output_type='int8'",
+    "DEQUANTIZE": INTEGER_OUTPUTS,
     "CAST": _LOOKED_UP,
     "GATHER": _LOOKED_UP,
     "DEPTH_TO_SPACE": "use a transposed convolution or UpSampling2D",

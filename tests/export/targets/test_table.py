@@ -1,7 +1,7 @@
 import pytest
 
 from sat_tf.export.targets.table import TARGETS
-from sat_tf.export.targets.target import Elsewhere
+from sat_tf.export.targets.target import INTEGER_OUTPUTS, QUANTIZED, Elsewhere
 from sat_tf.export.tflite.contents import Contents
 from sat_tf.targets import PROCESSORS
 from tests.export.targets.test_constraints import _operator, _tensor
@@ -41,6 +41,20 @@ def test_one_partition_ends_at_the_first_operator_on_the_cpu():
     found = TARGETS["edgetpu"].elsewhere(_chain("RELU", "GATHER", "TANH"))
     assert [(one.operator, one.tensor) for one in found] == [("GATHER", "t2"), ("TANH", "t3")]
     assert found[1].reason == "it is behind GATHER t2"
+
+
+def test_only_float_ends_are_mended_by_another_type_of_outputs():
+    types = ["INT8", "FLOAT32", "FLOAT32", "INT8", "FLOAT32", "FLOAT32"]
+    tensors = [_tensor((1, 4), kind, name=f"t{place}") for place, kind in enumerate(types)]
+    names = ["DEQUANTIZE", "SOFTMAX", "QUANTIZE", "DEQUANTIZE", "SOFTMAX"]
+    operators = [
+        _operator(name, [tensors[place]], tensors[place + 1]) for place, name in enumerate(names)
+    ]
+    found = TARGETS["ethos-u55"].elsewhere(
+        Contents(tuple(operators), (tensors[0],), (tensors[-1],))
+    )
+    assert [one.operator for one in found] == names
+    assert [one.fix for one in found] == [QUANTIZED] * 3 + [INTEGER_OUTPUTS] * 2
 
 
 def test_an_operator_elsewhere_is_a_sentence_with_its_fix():
