@@ -5,7 +5,7 @@ whoever has a file needs them.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from sat_tf.messages import did_you_mean
 
@@ -103,8 +103,13 @@ def target_problem(name: object) -> str | None:
     if isinstance(name, str) and name in PROCESSORS:
         return None
     listed = ", ".join(map(repr, PROCESSORS))
-    hint = did_you_mean(str(name), PROCESSORS)
-    return f"target: received {name!r}, expected one of {listed}. {hint}"
+    return f"target: received {name!r}, expected one of {listed}.{_nearest(name, PROCESSORS)}"
+
+
+def _nearest(received: object, known: Iterable[str]) -> str:
+    """What may be meant; nothing where no name is near, as all of them are listed already."""
+    hint = did_you_mean(str(received), known)
+    return f" {hint}" if hint.endswith("?") else ""
 
 
 # The types of outputs that a file can have.
@@ -116,6 +121,6 @@ def output_type_problem(output_type: object) -> str | None:
     if isinstance(output_type, str) and output_type in OUTPUT_TYPES:
         return None
     return (
-        f"output_type: received {output_type!r}, expected 'float32', 'int8' or 'uint8'. "
-        f"{did_you_mean(str(output_type), OUTPUT_TYPES)}"
+        f"output_type: received {output_type!r}, expected 'float32', 'int8' or 'uint8'."
+        f"{_nearest(output_type, OUTPUT_TYPES)}"
     )

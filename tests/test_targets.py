@@ -1,7 +1,7 @@
 import subprocess
 import sys
 
-from sat_tf.targets import DEFAULT_TARGET, PROCESSORS, target_problem
+from sat_tf.targets import DEFAULT_TARGET, PROCESSORS, output_type_problem, target_problem
 
 
 def test_every_row_has_a_source_and_stores_bytes():
@@ -17,6 +17,9 @@ def test_unknown_targets_are_answered_with_the_list_and_the_nearest():
     problem = target_problem("etos-u55")
     assert "expected one of 'litert', 'micro'" in problem
     assert "Did you mean ethos-u55?" in problem
+    assert target_problem("u55").endswith("'android-npu'.")
+    assert output_type_problem("int16").endswith("Did you mean int8?")
+    assert output_type_problem(8).endswith("or 'uint8'.")
 
 
 def test_targets_and_their_policies_are_known_without_tensorflow():
