@@ -224,18 +224,22 @@ def _of_size(model: keras.Model, images: Any) -> keras.Model:
 
 def _names_of_outputs(quantized: keras.Model, network: Network) -> list[set[str]]:
     """The names of each output for the user: of its layer, and its key in a dictionary."""
-    names = [{name, *_own_names(quantized, name)} for name in quantized.output_names]
+    layers = [network[name].layer for name in network.outputs]
+    names = [
+        {name, *_own_names(layer)}
+        for name, layer in zip(quantized.output_names, layers, strict=True)
+    ]
     for called, key in zip(names, network.keys[1], strict=False):
         called.add(key)
     return names
 
 
-def _own_names(quantized: keras.Model, name: str) -> Iterator[str]:
-    """The names of the layer behind an output in the float model."""
-    own = name.removeprefix("quant_")
+def _own_names(behind: keras.layers.Layer) -> Iterator[str]:
+    """The names in the float model of the layer behind an output."""
+    own = behind.name.removeprefix("quant_")
     yield own
     # An activation that was part of a layer has a layer of its own, named after both.
-    for node in quantized.get_layer(name).inbound_nodes:
+    for node in behind.inbound_nodes:
         for layer in tf.nest.flatten(node.inbound_layers):
             before = layer.name.removeprefix("quant_")
             if own.startswith(f"{before}_"):

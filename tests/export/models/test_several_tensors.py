@@ -125,3 +125,11 @@ def test_a_roll_moves_codes(shift, axis, path):
     wide = calibrated(float_model, 8, _images())
     expected = float_model(_images()).numpy()
     assert np.max(np.abs(wide(_images()) - expected)) < 0.1 * np.ptp(expected)
+
+
+def test_an_output_that_is_listed_twice_is_verified(tmp_path):
+    image = keras.Input((5, 5, 3))
+    logits = L.Dense(3)(L.Flatten()(L.Conv2D(6, 2, activation="relu")(image)))
+    model = keras.Model(image, [logits, logits])
+    quantized = calibrated(model, sat_tf.BitPolicy.mobile(4), _images())
+    proved(quantized, tmp_path / "model.tflite", _images(8).astype(np.uint8))
