@@ -19,6 +19,7 @@ from sat_tf.graph.flatten import copied_weights, layer_copy
 from sat_tf.graph.network import Network, Node
 from sat_tf.messages import list_problems
 from sat_tf.qat.layout import in_inference
+from sat_tf.qat.model_class import policy_of, remember
 
 
 def with_image_size(model: keras.Model, image_size: Sequence[int]) -> keras.Model:
@@ -62,7 +63,8 @@ def with_image_size(model: keras.Model, image_size: Sequence[int]) -> keras.Mode
                     "the one that the model was made for."
                 ) from error
             copied_weights(layer, copy)
-    return network.assemble(made)
+    sized, policy = network.assemble(made), policy_of(model)
+    return sized if policy is None else remember(sized, policy)
 
 
 def is_sized(model: keras.Model) -> bool:

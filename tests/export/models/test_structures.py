@@ -11,6 +11,7 @@ from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.operations.graph_file import read_graph, serialize
 from sat_tf.export.operations.linear import Linear
 from sat_tf.export.operations.simulator import simulate
+from sat_tf.qat.model_class import policy_of
 from sat_tf.qat.policy import BitPolicy
 from tests.export.proofs import calibrated, proved
 from tests.qat import float_models
@@ -270,6 +271,7 @@ def test_a_model_of_images_of_any_size_is_exported_for_one(path):
     sat_tf.export_tflite(model, path, image_size=(8, 8))
     assert sat_tf.verify_tflite(model, path, IMAGES).codes_differing == 0
     sized = sat_tf.export.with_image_size(model, (8, 8))
+    assert policy_of(sized) is policy_of(model)
     images = IMAGES.astype(np.float32)
     np.testing.assert_array_equal(sized(images), model(images))
     assert model.input_shape == (None, None, None, 3)
