@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 
+from sat_tf.atomic_file import expect_path
 from sat_tf.export.targets.table import TARGETS
 from sat_tf.export.tflite.contents import read_contents
 from sat_tf.messages import did_you_mean, printable
@@ -67,8 +68,8 @@ def compile_file(path: str | os.PathLike[str], configuration: str) -> CompiledFi
 
     Raises:
         ImportError: the compiler is not installed; says how to install it.
-        ValueError: no such configuration, no TFLite file, or the compiler refuses it or crashes;
-            names the operators that it does not take.
+        ValueError: no such configuration, no TFLite file there, or the compiler refuses it or
+            crashes; names the operators that it does not take.
     """
     if configuration not in _TARGET_OF:
         raise ValueError(
@@ -80,7 +81,14 @@ def compile_file(path: str | os.PathLike[str], configuration: str) -> CompiledFi
             "Arm's compiler for Ethos-U is not installed; install it with "
             "`pip install 'sat-tf[ethos]'`."
         )
-    content, name = pathlib.Path(path).read_bytes(), printable(os.fspath(path))
+    path = expect_path(path)
+    name = printable(os.fspath(path))
+    if not path.is_file():
+        raise ValueError(
+            f"{name}: received no file of that name, expected a TFLite file; write one with "
+            "sat_tf.export_tflite."
+        )
+    content = path.read_bytes()
     elsewhere = TARGETS[_TARGET_OF[configuration]].elsewhere(read_contents(content, name))
     with tempfile.TemporaryDirectory() as folder:
         source, out = pathlib.Path(folder, "model.tflite"), pathlib.Path(folder, "compiled")
