@@ -165,7 +165,7 @@ class ExportReport(Displayed):
             it has them on all.
         target: the processor that the file is for.
         elsewhere: the operators that its compiler leaves to the CPU, with the reason and the fix;
-            none where it is a CPU.
+            where it is a CPU, those that it refuses.
         warnings: what to know about the file.
         seconds: how long it took.
     """

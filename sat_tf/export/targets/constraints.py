@@ -61,6 +61,14 @@ def weights_of(*types: str, fix: str) -> Constraint:
     return check
 
 
+def no_packed_products(operator: StoredOperator) -> tuple[str, str]:
+    """Matrix products have kernels of 8 bits."""
+    kernel = operator.inputs[1] if operator.name == "FULLY_CONNECTED" else None
+    if kernel is None or kernel.type not in ("INT4", "INT2"):
+        return _MET
+    return f"its weights are {kernel.type}, it takes INT8", "export with pack='none'"
+
+
 def one_scale(operator: StoredOperator) -> tuple[str, str]:
     """The kernel has one scale."""
     kernel = operator.inputs[1]

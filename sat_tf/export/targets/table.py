@@ -9,6 +9,7 @@ from sat_tf.export.targets.constraints import (
     images_of_three_axes,
     largest_sum_of_weights,
     no_fused_activation,
+    no_packed_products,
     of_types,
     one_dilation,
     one_scale,
@@ -127,8 +128,9 @@ _ANDROID: Mapping[str, tuple[Constraint, ...]] = {
 }
 
 # The operators that a processor computes, each with its own constraints, and those of all. Those
-# that are not here compute all of TFLite's.
-_OPERATORS: Mapping[str, tuple[Mapping[str, Sequence[Constraint]], Sequence[Constraint]]] = {
+# with None, and those that are not here, compute all of TFLite's.
+_OPERATORS: Mapping[str, tuple[Mapping[str, Sequence[Constraint]] | None, Sequence[Constraint]]] = {
+    "micro": (None, (no_packed_products,)),
     "ethos-u55": (_U55, (_ETHOS_TYPES,)),
     "ethos-u65": (_U55, (_ETHOS_TYPES,)),
     "ethos-u85": (_U85, (_ETHOS_TYPES,)),

@@ -102,16 +102,22 @@ class Target(Processor):
         return Marked(f"{words}.", "watch")
 
     def statements(self, found: Sequence[Elsewhere], count: int) -> list[Marked]:
-        """The same, and below it each operator with the reason and the fix; none for a CPU."""
-        if not self.native:
+        """The same, and below it each operator with the reason and the fix.
+
+        Of a CPU only what it refuses, and nothing where that is nothing.
+        """
+        if not (self.native or found):
             return []
+        verdict = self.verdict(found, count)
+        if not self.native:
+            verdict = Marked(f"{self.title} refuses {len(found)} of {count} operators.", "watch")
         lines = (
             f"{row.names}: {row.reason}{f'; {row.fix}' * bool(row.fix)}." for row in alike(found)
         )
-        return [self.verdict(found, count), *(Marked(f"  {line}", "plain") for line in lines)]
+        return [verdict, *(Marked(f"  {line}", "plain") for line in lines)]
 
     def elsewhere(self, contents: Contents) -> list[Elsewhere]:
-        """The operators of a file that its processor leaves to the CPU, in order.
+        """The operators of a file that its processor leaves to the CPU, or refuses, in order.
 
         Args:
             contents: the file, written by whatever tool.
@@ -129,11 +135,12 @@ class Target(Processor):
         return found
 
     def _problem(self, operator: StoredOperator) -> tuple[str, str]:
-        if self.operators is None:
-            return "", ""
-        if operator.name not in self.operators:
-            return f"{self.title} has no {operator.name}", _FIXES.get(operator.name, "")
-        for constraint in (*self.constraints, *self.operators[operator.name]):
+        own: Sequence[Constraint] = ()
+        if self.operators is not None:
+            if operator.name not in self.operators:
+                return f"{self.title} has no {operator.name}", _FIXES.get(operator.name, "")
+            own = self.operators[operator.name]
+        for constraint in (*self.constraints, *own):
             reason, fix = constraint(operator)
             if reason:
                 return reason, fix

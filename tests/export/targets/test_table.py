@@ -28,6 +28,19 @@ def test_a_cpu_computes_all_operators():
     assert TARGETS["micro"].elsewhere(contents) == []
 
 
+def test_tflite_micro_refuses_packed_products_alone():
+    image = _tensor((1, 4))
+    names = ["FULLY_CONNECTED", "CONV_2D"]
+    operators = [_operator(name, [image, _tensor((4, 4), "INT4")], image) for name in names]
+    contents, micro = Contents(tuple(operators), (image,), (image,)), TARGETS["micro"]
+    (found,) = micro.elsewhere(contents)
+    assert (found.operator, found.fix) == ("FULLY_CONNECTED", "export with pack='none'")
+    said = micro.statements([found], 2)
+    assert said[0].words == "TFLite Micro refuses 1 of 2 operators."
+    assert "its weights are INT4" in said[1].words
+    assert micro.statements([], 2) == []
+
+
 @pytest.mark.parametrize(
     ("name", "left"),
     [("ethos-u55", ["CAST", "SPACE_TO_DEPTH"]), ("ethos-u85", ["SPACE_TO_DEPTH"])],
