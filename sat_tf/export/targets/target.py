@@ -168,7 +168,7 @@ QUANTIZED = "quantize the layer, or replace it"
 # What makes these operators unnecessary.
 _LOOKED_UP = (
     "quantize for this target, and use a function that it has an operator for: sigmoid, tanh, "
-    "swish, hard-swish, elu, gelu, LeakyReLU or PReLU"
+    "swish, hard-swish, elu (alpha 1), gelu, LeakyReLU (slope above 0, at most 1) or PReLU"
 )
 _FIXES = {
     "DEQUANTIZE": INTEGER_OUTPUTS,
