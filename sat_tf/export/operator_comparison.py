@@ -451,6 +451,9 @@ def _running(
             f"{file.path}: received a TFLite file that LiteRT does not run "
             f"({refused['xnnpack']}), expected one that it does; convert the model again."
         )
+    for kind in kinds:
+        if reason := file.read.graph.ends_process(kind.kernels):
+            refused.setdefault(kind.name, reason)
     names = [kind.name for kind in kinds if kind.name not in refused]
     return {name: loaded(file.content, name, keep_tensors=True) for name in names}, refused
 

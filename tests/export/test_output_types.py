@@ -331,3 +331,15 @@ def test_bad_settings_are_named(settings, told, path):
     with pytest.raises(ValueError, match=told):
         sat_tf.export_tflite(_quantized("classifier"), path, **settings)
     assert not path.exists()
+
+
+def test_kernels_that_may_end_their_process_on_many_classes_are_left_out(tmp_path):
+    image, tensor = _body()
+    logits = L.Dense(512, name="logits")(L.GlobalAveragePooling2D()(tensor))
+    model = calibrated(keras.Model(image, logits), BitPolicy.mobile(4), PIXELS)
+    path = tmp_path / "model.tflite"
+    sat_tf.export_tflite(model, path, softmax=True, output_type="int8")
+    found = sat_tf.verify_tflite(model, path, PIXELS[:2], runtimes=["builtin", "reference"])
+    assert "512 classes" in found.refused["reference"]
+    assert "builtin" not in found.refused
+    assert found.codes_differing == 0

@@ -318,7 +318,7 @@ def _counters(
     refused: dict[str, str] = {}
     for kind in kinds:
         name = kind.name
-        reason = reasons.get(name)
+        reason = reasons.get(name) or subject.graph.ends_process(kind.kernels)
         if reason is None:
             try:
                 found[name] = RuntimeCounter(subject.graph, subject.content, name)

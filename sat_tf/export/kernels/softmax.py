@@ -128,6 +128,10 @@ def _inverses(sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return inverses_of_one_plus(above_one), _SUM_BITS - headroom
 
 
+# Fewer powers of at most 1 never add up to 512, which kernels in fixed point refuse.
+MOST_CLASSES = 511
+
+
 def in_fixed_point(stored: np.ndarray, scale: np.float32) -> np.ndarray:
     """Gemmlowp's exponentials and Newton's division, of the plain C++ sources.
 

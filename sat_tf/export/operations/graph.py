@@ -58,6 +58,11 @@ class Graph:
         """The input of this name."""
         return next(image for image in self.images if image.name == name)
 
+    def ends_process(self, kernels: KernelSet) -> str | None:
+        """Why kernels may end the process that runs the graph; None where they do not."""
+        found = (operation.ends_process(self, kernels) for operation in self.operations)
+        return next(filter(None, found), None)
+
     @property
     def outputs(self) -> tuple[str, ...]:
         """Names of all output tensors, in the order of the model's."""

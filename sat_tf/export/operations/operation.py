@@ -269,6 +269,10 @@ class Operation(abc.ABC):
             return Portability(Basis.RULE, self.same_in_float_because)
         return Portability(Basis.FLOAT, "processors differ in the last bits of float32")
 
+    def ends_process(self, graph: Tensors, kernels: KernelSet) -> str | None:
+        """Why kernels may end the process that runs them on it; None where they never do."""
+        return None
+
     def computes_alike(self, graph: Tensors, kernels: KernelSet) -> bool:
         """Whether kernels give it, for the same inputs, the codes that XNNPACK does on x86."""
         if self.is_float(graph) or not self.rounds or kernels is X86:

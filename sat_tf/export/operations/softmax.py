@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sat_tf.export.kernels.softmax import SCALE, ZERO_POINT, powers
+from sat_tf.export.kernels.kernel_sets import KernelSet
+from sat_tf.export.kernels.softmax import MOST_CLASSES, SCALE, ZERO_POINT, in_fixed_point, powers
 from sat_tf.export.operations.operation import (
     Basis,
     Constants,
@@ -53,6 +54,17 @@ class Softmax(Operation):
             Basis.IMAGES,
             "no delegate takes it, and the builtin kernels of x86 and of Arm differ in about one "
             "code of a thousand",
+        )
+
+    def ends_process(self, graph: Tensors, kernels: KernelSet) -> str | None:
+        """See `Operation`: sums in fixed point of many like powers do not fit their kernels."""
+        classes = graph.tensors[self.output].shape[-1]
+        is_short = self.is_float(graph) or kernels.softmax is not in_fixed_point
+        if is_short or classes <= MOST_CLASSES:
+            return None
+        return (
+            f"its kernel of SOFTMAX ends the process where {classes:,} classes are about equally "
+            f"likely, and takes {MOST_CLASSES} safely"
         )
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
