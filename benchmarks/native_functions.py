@@ -27,9 +27,8 @@ from sat_tf.export.kernels.kernel_sets import (
 )
 from sat_tf.export.litert.micro import MicroRuntime
 from sat_tf.export.litert.runtime import Runtime
-from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.graph import Graph, simulate
 from sat_tf.export.operations.graph_file import serialize
-from sat_tf.export.operations.simulator import simulate
 from tests.arm.processors import PROCESSORS, check_on_arm
 from tests.arm.system import find_system
 from tests.arm.test_kernels import FUNCTIONS, functions_of_codes, subject_of

@@ -107,7 +107,7 @@ def target_problem(name: object) -> str | None:
 
 
 def _nearest(received: object, known: Iterable[str]) -> str:
-    """What may be meant; nothing where no name is near, as all of them are listed already."""
+    """The nearest name, or nothing where none is near: all of them are listed already."""
     hint = did_you_mean(str(received), known)
     return f" {hint}" if hint.endswith("?") else ""
 

@@ -91,7 +91,7 @@ def expect_fitting(sample: LabelledImages, model: keras.Model) -> None:
 
 
 def class_shares(labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """Labels as float32 shares (n, num_classes) for the cross entropy.
+    """The labels as float32 shares (n, num_classes) for the cross entropy.
 
     Raises:
         ValueError: they are not labels of that many classes.

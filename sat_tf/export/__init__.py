@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from sat_tf.export.evaluate import evaluate_tflite as evaluate_tflite
     from sat_tf.export.file_verification import verify_file as verify_file
     from sat_tf.export.lowering.pipeline import with_image_size as with_image_size
+    from sat_tf.export.operations.graph import simulate as simulate
     from sat_tf.export.operations.graph_file import read_graph as read_graph
-    from sat_tf.export.operations.simulator import simulate as simulate
     from sat_tf.export.operator_comparison import compare_operators as compare_operators
     from sat_tf.export.snapping import snap_biases as snap_biases
 
@@ -38,7 +38,7 @@ _HOMES = {
     "evaluate_tflite": "sat_tf.export.evaluate",
     "read_device_check": "sat_tf.export.device.report",
     "read_graph": "sat_tf.export.operations.graph_file",
-    "simulate": "sat_tf.export.operations.simulator",
+    "simulate": "sat_tf.export.operations.graph",
     "snap_biases": "sat_tf.export.snapping",
     "to_keras": "sat_tf.export.converter_route",
     "verify_file": "sat_tf.export.file_verification",

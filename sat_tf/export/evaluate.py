@@ -18,9 +18,8 @@ from sat_tf.export.certificate.outputs import label_problems
 from sat_tf.export.certificate.proof import existing_file
 from sat_tf.export.litert.runtime import Interface
 from sat_tf.export.litert.workers import Task, TfliteTask, Worker
-from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.graph import Graph, batches, outputs_of, simulate
 from sat_tf.export.operations.graph_file import read_graph
-from sat_tf.export.operations.simulator import batches, outputs_of, simulate
 from sat_tf.messages import list_problems
 from sat_tf.presentation.progress_bar import image_bar
 from sat_tf.top_k import top_hits

@@ -29,7 +29,7 @@ from sat_tf.messages import list_problems, say
 from sat_tf.presentation.progress_bar import image_bar
 from sat_tf.presentation.tables import Cell, Column, Marked, RowTable, Table, percent
 
-# What tells an operator that computes with codes from one that does not.
+# The types that tell an operator on codes from others.
 _CODES = "INT8"
 _OTHER_CODES = ("UINT8", "INT16")
 _PIXEL_ENDS = 255.0
@@ -154,7 +154,7 @@ class Differences:
 
 @dataclasses.dataclass
 class KernelCount:
-    """What a runtime makes of one operator.
+    """The codes that a runtime makes of one operator.
 
     Attributes:
         own: of what it made on its own inputs, from the simulation with its own rules: nothing is
@@ -554,7 +554,7 @@ class _Counter:
     def _inputs(
         self, operation: Operation, image: Pixels, values: Mapping[int, np.ndarray]
     ) -> list[np.ndarray] | None:
-        """What an operation reads in a runtime; None where that does not hand it out."""
+        """The tensor that an operation reads in a runtime; None where that does not hand it out."""
         images = [one.name for one in self._file.graph.images]
         found = []
         for name in operation.inputs:

@@ -258,7 +258,7 @@ def interpolates(layer: keras.layers.Layer) -> bool:
 
 
 def native_of(layer: keras.layers.Layer) -> NativeFunction | None:
-    """The operator that NPUs compute a layer's function by; None where there is none."""
+    """The operator of NPUs for a layer's function; None where there is none."""
     return _function_of(layer).native(layer)
 
 

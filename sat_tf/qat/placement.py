@@ -612,7 +612,7 @@ class _Placer:
             options=policy.activation_options,
         )
         quantizer = make_activation_quantizer(policy.activation_quantizer, request)
-        # What it clips first, where it stands around a layer, is what the layer reads.
+        # Around a layer, it clips first the tensor that the layer reads.
         around = behind_layer and self._rounds_to_input(self.network[name])
         spread = self.spreads[self.network[name].inputs[0] if around else name]
         if bits < quantizer.fewest_bits and negative:

@@ -171,7 +171,7 @@ class ValueRanges:
 
 
 def _read_by_swish(network: Network, node: Node) -> str | None:
-    """Of a product of a tensor and its own sigmoid, the tensor; None for another layer."""
+    """The tensor that a product multiplies by its own sigmoid; None for another layer."""
     if layer_kinds.combination_of(node.layer) is not Combination.PRODUCT:
         return None
     for name in node.inputs:

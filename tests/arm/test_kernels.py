@@ -11,7 +11,7 @@ from sat_tf.export.kernels.kernel_sets import ARM, X86, KernelSet
 from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.lowering.portable_scales import make_portable
 from sat_tf.export.operations.concatenate import Concatenate
-from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.graph import Graph, simulate
 from sat_tf.export.operations.graph_file import serialize
 from sat_tf.export.operations.mean import Mean
 from sat_tf.export.operations.movements import StridedSlice
@@ -20,7 +20,6 @@ from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.pairs import Pair
 from sat_tf.export.operations.pointwise import Pointwise
 from sat_tf.export.operations.quantize import Dequantize, ShiftImage
-from sat_tf.export.operations.simulator import simulate
 from sat_tf.export.tflite.contents import read_contents
 from sat_tf.export.tflite.tensors import Codes, Image, Tensor
 from tests.arm.processors import PROCESSORS, check_on_arm

@@ -13,12 +13,11 @@ from sat_tf.export.kernels.kernel_sets import (
     of_this_machine,
 )
 from sat_tf.export.litert.runtime import Runtime
-from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.graph import Graph, simulate
 from sat_tf.export.operations.graph_file import read_graph
 from sat_tf.export.operations.linear import Linear, requantization_multipliers
 from sat_tf.export.operations.movements import Reshape
 from sat_tf.export.operations.operation import Operation
-from sat_tf.export.operations.simulator import simulate
 from sat_tf.export.tflite.contents import Contents
 from sat_tf.export.tflite.images import Pixels
 from sat_tf.export.tflite.tensors import Codes

@@ -9,8 +9,8 @@ import tf_keras as keras
 import sat_tf
 from sat_tf.export.deployed import deployed_model
 from sat_tf.export.lowering.pipeline import deployed_graph
+from sat_tf.export.operations.graph import simulate
 from sat_tf.export.operations.linear import Linear
-from sat_tf.export.operations.simulator import simulate
 from sat_tf.export.tflite.tensors import Storage
 from sat_tf.export.verify import TrainedModel
 from sat_tf.graph.network import Network

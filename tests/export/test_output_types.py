@@ -17,10 +17,9 @@ from sat_tf.export.export import file_content, file_graph
 from sat_tf.export.file_verification import verify_file
 from sat_tf.export.litert.runtime import RUNTIMES, Runtime
 from sat_tf.export.lowering.packing import FileSettings
-from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.graph import Graph, outputs_of, simulate
 from sat_tf.export.operations.graph_file import read_graph, serialize
 from sat_tf.export.operations.quantize import ShiftImage, ShiftOutput
-from sat_tf.export.operations.simulator import outputs_of, simulate
 from sat_tf.export.tflite.contents import read_contents
 from sat_tf.export.tflite.tensors import Codes, Image, Tensor
 from sat_tf.qat.policy import BitPolicy

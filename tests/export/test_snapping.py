@@ -5,8 +5,8 @@ from ai_edge_litert.interpreter import Interpreter
 
 import sat_tf
 from sat_tf.export.lowering.pipeline import deployed_graph, trained_graph
+from sat_tf.export.operations.graph import simulate
 from sat_tf.export.operations.linear import Linear
-from sat_tf.export.operations.simulator import simulate
 from sat_tf.export.snapping import snap_biases
 from sat_tf.export.verify import TrainedModel
 from sat_tf.qat.wrapper import QuantizedLayer

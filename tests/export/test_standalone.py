@@ -8,7 +8,7 @@ from sat_tf.export.certificate import proof
 from sat_tf.export.certificate.certificate import ImagesFrom, read_certificate
 from sat_tf.export.certificate.inputs import random_images
 from sat_tf.export.file_verification import recheck, verify_file
-from sat_tf.export.operations.simulator import simulate
+from sat_tf.export.operations.graph import simulate
 from tests.export.damage import changed
 
 

@@ -10,7 +10,7 @@ from sat_tf.export.certificate import proof
 from sat_tf.export.certificate.runtimes import USUAL_RUNTIMES
 from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.lowering.pipeline import deployed_graph
-from sat_tf.export.operations.simulator import simulate
+from sat_tf.export.operations.graph import simulate
 from tests.export.local import keras_tensors, stored
 from tests.export.zoo import images_for
 

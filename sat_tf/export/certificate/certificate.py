@@ -392,7 +392,7 @@ class Certificate(Displayed):
 
     @property
     def beyond_proof(self) -> str:
-        """What this does not prove of the processor that the file is for; empty for a CPU."""
+        """The sentence on what is not proved of the processor of the file; empty for a CPU."""
         processor = PROCESSORS.get(self.target)
         if processor is None or not processor.native:
             return ""

@@ -22,13 +22,12 @@ from sat_tf.export.certificate.outputs import (
 from sat_tf.export.certificate.runtimes import RUNTIMES, RuntimeCount, TensorCount, TrainedCount
 from sat_tf.export.kernels.kernel_sets import KernelSet
 from sat_tf.export.litert.processes import loaded
-from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.graph import Graph, outputs_of, simulate, simulate_on
 from sat_tf.export.operations.linear import (
     linear_operations,
     requantization_multipliers,
     weight_counts,
 )
-from sat_tf.export.operations.simulator import outputs_of, simulate, simulate_on
 from sat_tf.export.tflite.images import Pixels, number_of, some_of
 
 

@@ -23,9 +23,8 @@ from sat_tf.export.certificate.inputs import GIVEN, images_hash
 from sat_tf.export.certificate.proof import Subject, checked_inputs, read_subject
 from sat_tf.export.device import check, start
 from sat_tf.export.litert.runtime import Runtime
-from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.graph import Graph, batches, simulate
 from sat_tf.export.operations.operation import Basis
-from sat_tf.export.operations.simulator import batches, simulate
 from sat_tf.export.tflite.images import number_of
 from sat_tf.presentation.progress_bar import image_bar
 from sat_tf.targets import DEFAULT_TARGET

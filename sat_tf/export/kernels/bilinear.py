@@ -14,7 +14,7 @@ from sat_tf.export.kernels.xnnpack import fused_multiply_add, multiply_add
 
 
 class Places(NamedTuple):
-    """Where the places of a resized axis lie on the axis that is read.
+    """The places of a resized axis on the axis that is read.
 
     Attributes:
         low: of each, the place before it.

@@ -144,7 +144,7 @@ def _fixed_point_input(codes: np.ndarray, scale: np.float32) -> tuple[np.ndarray
     return rounded_twice_away(np.where(is_near, codes, 0).astype(np.int64), multiplier), is_near
 
 
-# What XNNPACK multiplies the codes of a leaky rectifier by.
+# The factors of XNNPACK for the codes of a leaky rectifier.
 _SMALLEST_FACTOR, _LARGEST_FACTOR = 2.0**-8, 2.0**7
 
 _BITS_16 = 15

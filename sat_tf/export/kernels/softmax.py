@@ -80,7 +80,7 @@ _FIRST, _SLOPE = 1515870810, np.array(-1010580540)
 
 
 def _divided(values: np.ndarray, bits: int | np.ndarray) -> np.ndarray:
-    """By a power of two, halves away from zero."""
+    """Quotients by a power of two, halves away from zero."""
     half = (np.int64(1) << bits) >> 1
     return np.asarray(np.sign(values) * ((np.abs(values) + half) >> bits))
 

@@ -20,7 +20,6 @@ from sat_tf.export.lowering.layers import (
 from sat_tf.export.lowering.portable_scales import untie_means
 from sat_tf.export.lowering.quantized_network import in_float32
 from sat_tf.export.operations.add import AddConstant, MeanOfTensors
-from sat_tf.export.operations.bilinear import ResizeBilinear
 from sat_tf.export.operations.builder import (
     Affine,
     Draft,
@@ -38,7 +37,7 @@ from sat_tf.export.operations.native import NativeDraft
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.pairs import Pair
 from sat_tf.export.operations.pointwise import Pointwise
-from sat_tf.export.operations.pools import AveragePool
+from sat_tf.export.operations.pools import AveragePool, ResizeBilinear
 from sat_tf.export.operations.quantize import ShiftImage
 from sat_tf.export.operations.softmax import Softmax
 from sat_tf.export.tflite.tensors import Codes, Image, Window, range_codes

@@ -236,7 +236,7 @@ class Operation(abc.ABC):
     def on_codes(
         self, inputs: tuple[str, ...], codes: Sequence[Codes]
     ) -> "tuple[Operation, Codes] | None":
-        """What it is of codes instead of float values, with those that it makes.
+        """The same operation on codes instead of float values, with the codes that it makes.
 
         Args:
             inputs: tensors of codes, for the float ones that it reads.

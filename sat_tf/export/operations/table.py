@@ -1,7 +1,6 @@
 """The table of operations: adding one is a file of its own, and a row here."""
 
 from sat_tf.export.operations.add import AddConstant
-from sat_tf.export.operations.bilinear import ResizeBilinear
 from sat_tf.export.operations.concatenate import Concatenate
 from sat_tf.export.operations.float_layer import FloatLayer, FloatLayerOperator
 from sat_tf.export.operations.linear import Linear
@@ -22,7 +21,7 @@ from sat_tf.export.operations.native import Native, Sloped
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.pairs import Pair
 from sat_tf.export.operations.pointwise import WithConstant
-from sat_tf.export.operations.pools import AveragePool, MaxPool
+from sat_tf.export.operations.pools import AveragePool, MaxPool, ResizeBilinear
 from sat_tf.export.operations.quantize import (
     Dequantize,
     Quantize,

@@ -162,10 +162,10 @@ def _float_ends(contents: Contents) -> set[str]:
     return found
 
 
-# What makes float tensors unnecessary: at the end of a file, and before it.
+# These make float tensors unnecessary: at the end of a file, and before it.
 INTEGER_OUTPUTS = "export with output_type='int8'"
 QUANTIZED = "quantize the layer, or replace it"
-# What makes these operators unnecessary.
+# These make such operators unnecessary.
 _LOOKED_UP = (
     "quantize for this target, and use a function that it has an operator for: sigmoid, tanh, "
     "swish, hard-swish, elu (alpha 1), gelu, LeakyReLU (slope above 0, at most 1) or PReLU"

@@ -21,7 +21,7 @@ class Activation(enum.Enum):
     SIX = "RELU6"  # of other tools' files
 
 
-# What the same code is more as uint8 than as int8.
+# A code is so much more as uint8 than as int8.
 UNSIGNED_SHIFT = 128
 
 
@@ -210,7 +210,7 @@ def dequantized(stored: np.ndarray, codes: Codes) -> np.ndarray:
 
 
 def real_outputs(stored: np.ndarray, scales: np.ndarray, zero_points: np.ndarray) -> np.ndarray:
-    """What a file gives, as real values: integers by their scale, and what has none as it is.
+    """The outputs of a file as real values: integers by their scale, and others as they are.
 
     Args:
         stored: the output.

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from sat_tf.export.certificate.comparison import CodesRecorder
+from sat_tf.export.operations.graph import simulate
 from sat_tf.export.operations.graph_file import read_graph
-from sat_tf.export.operations.simulator import simulate
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,8 @@ import pytest
 
 from sat_tf.export.certificate import inputs
 from sat_tf.export.certificate.outputs import label_problems
+from sat_tf.export.operations.graph import batches
 from sat_tf.export.operations.graph_file import read_graph
-from sat_tf.export.operations.simulator import batches
 
 
 def test_random_images_are_the_same_every_time():

@@ -12,7 +12,7 @@ from sat_tf.export.certificate.page import certificate_page
 from sat_tf.export.certificate.proof import prove, read_subject
 from sat_tf.export.kernels import kernel_sets
 from sat_tf.export.operations import linear
-from sat_tf.export.operations.simulator import simulate, simulate_on
+from sat_tf.export.operations.graph import simulate, simulate_on
 from tests.export import zoo
 
 NAMES = ("builtin", "reference", "arm_xnnpack", "arm_xnnpack_unfused", "arm_builtin")

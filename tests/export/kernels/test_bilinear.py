@@ -7,9 +7,8 @@ import pytest
 
 from sat_tf.export.kernels.bilinear import OF_BUILTIN, OF_XNNPACK, Grid
 from sat_tf.export.kernels.kernel_sets import BUILTIN_X86, REFERENCE, X86
-from sat_tf.export.operations.bilinear import ResizeBilinear
 from sat_tf.export.operations.graph_file import read_graph
-from sat_tf.export.operations.pools import AveragePool
+from sat_tf.export.operations.pools import AveragePool, ResizeBilinear
 from sat_tf.export.tflite.tensors import Codes, Window
 from tests.export.kernels.test_kernel_sets import of_codes
 from tests.export.local import assert_simulated

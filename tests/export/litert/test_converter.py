@@ -15,7 +15,7 @@ from sat_tf.export.file_verification import verify_file
 from sat_tf.export.litert.converter import first_line
 from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.lowering.pipeline import deployed_graph
-from sat_tf.export.operations.simulator import simulate
+from sat_tf.export.operations.graph import simulate
 from sat_tf.export.tflite.contents import read_contents
 from sat_tf.qat.policy import BitPolicy
 from tests.export.proofs import proved

@@ -10,9 +10,8 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.export.lowering.pipeline import deployed_graph
-from sat_tf.export.operations.bilinear import ResizeBilinear
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.pools import AveragePool
+from sat_tf.export.operations.pools import AveragePool, ResizeBilinear
 from sat_tf.export.targets.ethos_u import compile_file
 from sat_tf.graph.network import Network
 from sat_tf.qat.layout import call_name

@@ -14,9 +14,8 @@ from sat_tf.export.export import ExportReport, file_content
 from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.lowering.pipeline import deployed_graph
-from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.graph import Graph, simulate
 from sat_tf.export.operations.graph_file import read_graph
-from sat_tf.export.operations.simulator import simulate
 from sat_tf.export.tflite.contents import read_contents
 from tests.export.layer_models import MODELS, LayerModel
 from tests.export.local import local_differences, own_count

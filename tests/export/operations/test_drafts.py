@@ -8,7 +8,7 @@ import pytest
 from sat_tf.export.operations.add import AddConstant, MeanOfTensors
 from sat_tf.export.operations.builder import Draft, GraphBuilder, Rectified
 from sat_tf.export.operations.concatenate import Concatenate, OnOneGrid, Part
-from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.graph import Graph, simulate
 from sat_tf.export.operations.linear import (
     Linear,
     channel_mean,
@@ -22,7 +22,6 @@ from sat_tf.export.operations.pairs import Pair
 from sat_tf.export.operations.pointwise import Pointwise
 from sat_tf.export.operations.pools import AveragePool
 from sat_tf.export.operations.quantize import ShiftImage
-from sat_tf.export.operations.simulator import simulate
 from sat_tf.export.operations.windows import LinearKind
 from sat_tf.export.tflite.tensors import Codes, Image, Window, dequantized, range_codes
 

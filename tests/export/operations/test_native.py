@@ -16,12 +16,11 @@ from sat_tf.export.kernels.kernel_sets import (
 )
 from sat_tf.export.litert.micro import MicroRuntime
 from sat_tf.export.litert.runtime import Runtime
-from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.graph import Graph, simulate
 from sat_tf.export.operations.graph_file import read_graph, serialize
 from sat_tf.export.operations.native import FIXED_GRIDS, NATIVE, Native, Sloped
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.quantize import ShiftImage
-from sat_tf.export.operations.simulator import simulate
 from sat_tf.export.tflite.tensors import Codes, Image, Tensor
 
 ALL_CODES = np.arange(-128, 128).astype(np.int8).reshape(1, 16, 16, 1)

@@ -14,10 +14,9 @@ from sat_tf.export.litert.converter import run_converter
 from sat_tf.export.litert.runtime import RUNTIMES
 from sat_tf.export.operations import table
 from sat_tf.export.operations.add import AddConstant
-from sat_tf.export.operations.bilinear import ResizeBilinear
 from sat_tf.export.operations.concatenate import Concatenate
 from sat_tf.export.operations.float_layer import FloatLayer, FloatLayerOperator
-from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.graph import Graph, batches, simulate
 from sat_tf.export.operations.graph_file import read_graph, serialize
 from sat_tf.export.operations.linear import Linear
 from sat_tf.export.operations.lookup import Lookup
@@ -37,7 +36,7 @@ from sat_tf.export.operations.native import FIXED_GRIDS, NATIVE, Native, Sloped
 from sat_tf.export.operations.operation import Operation, stored_codes
 from sat_tf.export.operations.pairs import Pair
 from sat_tf.export.operations.pointwise import Pointwise, WithConstant
-from sat_tf.export.operations.pools import AveragePool, MaxPool
+from sat_tf.export.operations.pools import AveragePool, MaxPool, ResizeBilinear
 from sat_tf.export.operations.quantize import (
     Dequantize,
     Quantize,
@@ -45,7 +44,6 @@ from sat_tf.export.operations.quantize import (
     ShiftImage,
     ShiftOutput,
 )
-from sat_tf.export.operations.simulator import batches, simulate
 from sat_tf.export.operations.softmax import Softmax
 from sat_tf.export.operations.windows import LinearKind
 from sat_tf.export.tflite.contents import NotUnderstoodError, read_contents
