@@ -220,6 +220,8 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         arguments.source, arguments.tflite, arguments.model, needs_config=not wanted.is_given
     )
     check_kit_options(arguments)
+    if arguments.certificate is not None and not pathlib.Path(arguments.certificate).exists():
+        read_certificate(arguments.certificate)  # which says so, before the file is read
     if arguments.target is not None:
         _print_elsewhere(target.tflite, arguments.target, console)
     runtimes = tuple(arguments.runtime or _RUNTIMES)
