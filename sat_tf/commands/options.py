@@ -177,16 +177,10 @@ def add_output_type(parser: argparse.ArgumentParser, *, default: str) -> None:
     parser.add_argument(
         "--output_type",
         metavar="|".join(OUTPUT_TYPES),
-        type=_output_type,
+        type=_known("output_type", output_type_problem),
         help="int8 and uint8 end the file in its last codes, for processors without floating "
         f"point; default: {default}",
     )
-
-
-def _output_type(text: str) -> str:
-    if problem := output_type_problem(text):
-        raise argparse.ArgumentTypeError(problem.removeprefix("output_type: "))
-    return text
 
 
 def add_target(parser: argparse.ArgumentParser, *, default: str) -> None:
@@ -199,15 +193,20 @@ def add_target(parser: argparse.ArgumentParser, *, default: str) -> None:
     parser.add_argument(
         "--target",
         metavar="NAME",
-        type=_target,
+        type=_known("target", target_problem),
         help=f"the processor of the file: {', '.join(PROCESSORS)}; default: {default}",
     )
 
 
-def _target(text: str) -> str:
-    if problem := target_problem(text):
-        raise argparse.ArgumentTypeError(problem.removeprefix("target: "))
-    return text
+def _known(name: str, problem_of: Callable[[str], str | None]) -> Callable[[str], str]:
+    """The type of an option whose value the library checks, and whose name it says in front."""
+
+    def known(text: str) -> str:
+        if problem := problem_of(text):
+            raise argparse.ArgumentTypeError(problem.removeprefix(f"{name}: "))
+        return text
+
+    return known
 
 
 def policy_fields(arguments: argparse.Namespace) -> dict[str, Any]:

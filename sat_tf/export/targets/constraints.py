@@ -139,7 +139,7 @@ def pooled_windows(*, largest_padded: int | None) -> Constraint:
     return check
 
 
-def reduced_axes(*, largest: int, spatial_only: bool) -> Constraint:
+def reduced_axes(*, largest: int) -> Constraint:
     """The axes of a mean are no longer than `largest`, and not that of the batch."""
 
     def check(operator: StoredOperator) -> tuple[str, str]:
@@ -152,8 +152,7 @@ def reduced_axes(*, largest: int, spatial_only: bool) -> Constraint:
             return "it reduces the batch", ""
         if any(source.shape[axis] >= largest for axis in found):
             return f"it reduces an axis of {largest} or more", "pool before it"
-        depth = rank - 1 in found and rank > 2 and 1 not in source.shape[-3:]
-        if depth or (spatial_only and rank - 1 in found):
+        if rank - 1 in found and rank > 2 and 1 not in source.shape[-3:]:
             return "it reduces the channels", ""
         return _MET
 
@@ -219,43 +218,34 @@ def _resizes(before: tuple[int, ...], after: tuple[int, ...]) -> str:
     return f"it resizes {before[0]}x{before[1]} to {after[0]}x{after[1]}"
 
 
-def transposed_convolution(operator: StoredOperator) -> tuple[str, str]:
-    """Strides are 1 or 2, and the output is as large as padding makes it."""
-    source, made, kernel = operator.inputs[2], operator.outputs[0], operator.inputs[1]
+def small_strides(operator: StoredOperator) -> tuple[str, str]:
+    """The strides of a transposed convolution are both 1 or both 2, or 1 where there is one row."""
+    kernel, source = operator.inputs[1:3]
     if source is None or kernel is None:
         return "it has no input", ""
     found = _option(operator, "strideH"), _option(operator, "strideW")
     flat = [source.shape[axis] == kernel.shape[axis] == 1 for axis in (1, 2)]
     allowed = {(1, 1), (2, 2), *([(1, 2)] if flat[0] else []), *([(2, 1)] if flat[1] else [])}
-    if found not in allowed:
-        return f"its strides are {found[0]}x{found[1]}, at most 2x2", "use strides of 2"
-    return _grown(operator, source, made, kernel, found)
+    if found in allowed:
+        return _MET
+    return f"its strides are {found[0]}x{found[1]}, at most 2x2", "use strides of 2"
 
 
 def grown_by_strides(operator: StoredOperator) -> tuple[str, str]:
     """The output of a transposed convolution is as large as padding makes it."""
-    source, made, kernel = operator.inputs[2], operator.outputs[0], operator.inputs[1]
+    kernel, source = operator.inputs[1:3]
     if source is None or kernel is None:
         return "it has no input", ""
     found = _option(operator, "strideH"), _option(operator, "strideW")
-    return _grown(operator, source, made, kernel, found)
-
-
-def _grown(
-    operator: StoredOperator,
-    source: StoredTensor,
-    made: StoredTensor,
-    kernel: StoredTensor,
-    found: tuple[int, int],
-) -> tuple[str, str]:
     same = _option(operator, "padding") == tfl.Padding.SAME
     expected = tuple(
         size * stride + (0 if same else max(window - stride, 0))
         for size, stride, window in zip(source.shape[1:3], found, kernel.shape[1:3], strict=True)
     )
-    if made.shape[1:3] == expected:
+    made = operator.outputs[0].shape
+    if made[1:3] == expected:
         return _MET
-    return f"it makes {made.shape[1]}x{made.shape[2]}, expected {expected[0]}x{expected[1]}", ""
+    return f"it makes {made[1]}x{made[2]}, expected {expected[0]}x{expected[1]}", ""
 
 
 def strided_slice(operator: StoredOperator) -> tuple[str, str]:

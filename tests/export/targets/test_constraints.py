@@ -120,7 +120,7 @@ def test_images_grow_so_many_times(after, met):
 def test_a_mean_is_one_of_rows_and_columns(axes, met):
     source, given = _tensor((1, 4, 4, 3)), _tensor((len(axes),), "INT32", values=axes)
     operator = _operator("MEAN", [source, given], _tensor((1, 3)))
-    assert _meets(constraints.reduced_axes(largest=4096, spatial_only=False), operator) is met
+    assert _meets(constraints.reduced_axes(largest=4096), operator) is met
 
 
 @pytest.mark.parametrize(("steps", "met"), [([1, 1, 1], True), ([1, 2, 1], False)])
