@@ -191,7 +191,8 @@ def stream_position(x: np.ndarray, level: float, bits: int) -> np.ndarray:
 def offset_grid(level: float, bits: int, lowest: float, share: float) -> tuple[float, float]:
     """LSQ+ with a known offset: the step ((1 + ρ) α + ℓ) / a, and round((ℓ + ρ α) / step)."""
     step = ((1.0 + share) * level - lowest) / (2**bits - 1)
-    return step, float(round_half_up((share * level - lowest) / step))
+    # A range that needs two codes and a half, as a slope of 0.2 does at 4 bits, has three.
+    return step, float(round_half_up((share * level - lowest) / step + 2.0**-10))
 
 
 def quantize_offset(
@@ -357,7 +358,7 @@ def lsq_factor(count: int, high: float) -> float:
 
 def lsq_plus_grid(s: float, beta: float, bits: int) -> float:
     """The codes below zero: round(-β / s), within the codes there are."""
-    return float(np.clip(round_half_up(np.asarray(-beta / s)), 0, 2**bits - 1))
+    return float(np.clip(round_half_up(np.asarray(-beta / s + 2.0**-10)), 0, 2**bits - 1))
 
 
 def lsq_plus_gradients(

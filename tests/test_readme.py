@@ -48,7 +48,7 @@ def test_the_code_in_the_readme_and_its_guides_runs_and_no_code_differs(tmp_path
     (whole,) = _python_blocks("README.md")
     (in_tfmots_words,) = _python_blocks("docs/guides/tfmot.md")
     (tail,) = _python_blocks("docs/guides/deploy_tail.md")
-    _, in_litert = _python_blocks("docs/guides/export.md")
+    _, in_litert, real_of_codes = _python_blocks("docs/guides/export.md")
     exec(whole.replace("q.compile(...)", _COMPILE).replace("q.fit(...)", _FIT), names)
     assert names["certificate"].codes_differing == 0
     batches = tf.data.Dataset.from_tensor_slices((names["images"], names["labels"])).batch(32)
@@ -59,6 +59,11 @@ def test_the_code_in_the_readme_and_its_guides_runs_and_no_code_differs(tmp_path
     exec(in_litert, names)
     assert "scores" in names
     assert pathlib.Path("model.tflite").is_file()
+
+    sat_tf.export_tflite(names["q"], "codes.tflite", output_type="int8")
+    exec(in_litert.replace("model.tflite", "codes.tflite"), names)
+    exec(real_of_codes, names)
+    np.testing.assert_array_equal(names["real"], sat_tf.run_tflite("codes.tflite", names["pixels"]))
 
     # Both ways to quantize give the same model.
     names["tfmot"], names["sat_tf"] = tfmot, sat_tf

@@ -21,7 +21,7 @@ from typing import Any
 from sat_tf.core import grid as grids
 from sat_tf.core.gradients import STRAIGHT_THROUGH, passed_back, strength_of
 from sat_tf.core.grid import FEWEST_SIGNED_BITS, check_bits
-from sat_tf.core.ranges import SMALLEST_SIZE, axes_within
+from sat_tf.core.ranges import SMALLEST_SIZE, axes_within, count_below_zero
 from sat_tf.core.tensors import (
     Namespace,
     Tensor,
@@ -325,7 +325,8 @@ def codes_below_zero(scale: Tensor, offset: Tensor, num_bits: grids.Bits) -> Ten
 
 
 def _below(n: Namespace, scale: Tensor, offset: Tensor, levels: Any) -> Tensor:
-    return n.maximum(n.minimum(grids.round_half_up(-offset / scale), levels), 0.0)
+    below = count_below_zero(-offset, scale, n.floor)
+    return n.maximum(n.minimum(below, levels), 0.0)
 
 
 def _with_offset(

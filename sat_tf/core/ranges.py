@@ -8,6 +8,9 @@ from typing import Any
 SMALLEST_SIZE = 2.0**-63
 # Below this nothing but zeros was observed: there is no range.
 SMALLEST_RANGE = 1e-24
+# A leaky rectifier of slope 0.2 has z half way between two integers at every even number of bits
+# and every level: float32's rounding must not choose one of them anew in each step.
+_TIE = 2.0**-10
 
 
 def axes_within(rank: int, range_axes: Iterable[int]) -> list[int]:
@@ -50,7 +53,23 @@ def scale_and_zero(
     (1.0, 1)
     """
     scale = ((1.0 + share) * clipping_level - lowest) / levels
-    return scale, floor((share * clipping_level - lowest) / scale + 0.5)
+    return scale, count_below_zero(share * clipping_level - lowest, scale, floor)
+
+
+def count_below_zero(reach: Any, scale: Any, floor: Callable[[Any], Any]) -> Any:
+    """The number z of codes that a range needs below zero, where half a code counts as one.
+
+        z = floor(reach / s + 1/2 + 2^-10)
+
+    Args:
+        reach: how far the range goes below zero, a float32 scalar tensor or a number.
+        scale: s, likewise.
+        floor: of TensorFlow, Keras or NumPy, whichever the numbers are of.
+
+    >>> count_below_zero(2.4, 1.0, int), count_below_zero(0.2 * 5.2, 1.2 * 5.2 / 15, int)
+    (2, 3)
+    """
+    return floor(reach / scale + (0.5 + _TIE))
 
 
 def scale_and_zero_point(lowest: Any, highest: Any, rint: Callable[[Any], Any]) -> tuple[Any, Any]:

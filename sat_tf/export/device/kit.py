@@ -138,7 +138,25 @@ def write_kit(
         raise ValueError(
             f"write_kit: received {str(kit_path)!r} for the file and its kit, expected two names."
         )
-    subject = read_subject(own)
+    return write_kit_of(
+        read_subject(own), images, kit_path, codes=codes, images_from=images_from, progress=progress
+    )
+
+
+def write_kit_of(
+    subject: Subject,
+    images: Any,
+    kit_path: pathlib.Path,
+    *,
+    codes: bool = False,
+    images_from: ImagesFrom = GIVEN,
+    progress: bool = False,
+) -> Kit:
+    """Writes the proof kit of a file that is read, and what its graph says each tensor must be.
+
+    Raises:
+        ValueError: as for `write_kit`.
+    """
     images, _ = checked_inputs("write_kit", subject, images, None)
     compared, behind = tensors_of(subject.graph)
     if not compared:
