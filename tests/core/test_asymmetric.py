@@ -52,6 +52,16 @@ def test_gradients_are_those_of_the_formula(bits, gradient, lowest, share):
     assert float(by_level) == pytest.approx(wanted[1], rel=1e-4, abs=one_code + 1e-4)
 
 
+@pytest.mark.parametrize(("bits", "below"), [(2, 1), (4, 3), (6, 11), (8, 43)])
+@pytest.mark.parametrize("mode", MODES)
+def test_half_a_code_below_zero_counts_as_one_at_every_level(bits, below, mode):
+    # A slope of 0.2 needs a/6 codes below zero: 0.5, 2.5, 10.5 and 42.5.
+    for level in np.random.default_rng(0).uniform(0.5, 8.0, 6).astype(np.float32):
+        found = _run(np.float32([-99.0, 99.0]), level, bits, mode=mode, share=0.2)[0]
+        lowest, highest = found / (1.2 * level / (2**bits - 1))
+        np.testing.assert_allclose([-lowest, highest], [below, 2**bits - 1 - below], rtol=1e-5)
+
+
 def test_without_a_negative_part_it_is_the_activation_of_the_paper():
     x, upstream = _values(), _values(seed=1)
     value, _, by_level = _run(x, 2.5, 4, upstream)
