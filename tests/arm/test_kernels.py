@@ -1,29 +1,22 @@
-"""Products, means and functions, against LiteRT on emulated Arm processors: every input."""
-
-import pathlib
-from collections.abc import Collection
+"""Products and means, against LiteRT on emulated Arm processors: every input."""
 
 import numpy as np
 import pytest
 
-from sat_tf.export.certificate.proof import Subject
-from sat_tf.export.kernels.kernel_sets import ARM, X86, KernelSet
+from sat_tf.export.kernels.kernel_sets import ARM, X86
 from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.lowering.portable_scales import make_portable
-from sat_tf.export.operations.concatenate import Concatenate
 from sat_tf.export.operations.graph import Graph, simulate
 from sat_tf.export.operations.graph_file import serialize
 from sat_tf.export.operations.mean import Mean
 from sat_tf.export.operations.movements import StridedSlice
-from sat_tf.export.operations.native import FIXED_GRIDS, NATIVE, Native, Sloped
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.pairs import Pair
 from sat_tf.export.operations.pointwise import Pointwise
 from sat_tf.export.operations.quantize import Dequantize, ShiftImage
-from sat_tf.export.tflite.contents import read_contents
 from sat_tf.export.tflite.tensors import Codes, Image, Tensor
+from tests.arm.operators import subject_of
 from tests.arm.processors import PROCESSORS, check_on_arm
-from tests.arm.system import ArmSystem, find_system
 
 ONE = np.float32(1.0)
 
@@ -89,13 +82,6 @@ def case(request) -> tuple[Graph, np.ndarray]:
     return CASES[request.param]()
 
 
-def subject_of(graph: Graph, kernels: KernelSet) -> Subject:
-    content = serialize(graph, {})
-    return Subject(
-        pathlib.Path("made.tflite"), content, read_contents(content, "made"), graph.on(kernels)
-    )
-
-
 def _litert(graph: Graph, images: np.ndarray) -> np.ndarray:
     runtime = Runtime(serialize(graph, {}), keep_tensors=True)
     made = []
@@ -122,78 +108,21 @@ def test_litert_here_has_the_rules_of_x86_on_every_input(case):
     np.testing.assert_array_equal(found, simulate(graph.on(X86), images)["y"])
 
 
-@pytest.fixture(scope="module")
-def system() -> ArmSystem:
-    try:
-        return find_system()
-    except ValueError as error:
-        pytest.skip(str(error))
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", DIFFERING)
-def test_litert_on_arm_has_the_rules_of_arm_on_every_input(name, system):
+def test_litert_on_arm_has_the_rules_of_arm_on_every_input(name, arm_system):
     graph, images = CASES[name]()
-    found = check_on_arm(subject_of(graph, ARM), images, system)
+    found = check_on_arm(subject_of(graph, ARM), images, arm_system)
     assert [check.codes_differing for check in found] == [0, 0, 0]
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", DIFFERING)
-def test_portable_graphs_have_the_codes_of_x86_on_arm(name, system):
+def test_portable_graphs_have_the_codes_of_x86_on_arm(name, arm_system):
     graph, images = CASES[name]()
     moved = make_portable(graph)
     assert not moved.warnings
     # One processor: what they differ in is not the rounding of products and means.
-    (found,) = check_on_arm(subject_of(moved, X86), images, system, PROCESSORS[:1])
+    (found,) = check_on_arm(subject_of(moved, X86), images, arm_system, PROCESSORS[:1])
     assert found.codes_differing == 0
     np.testing.assert_array_equal(_litert(moved, images), simulate(moved, images)["y"])
-
-
-FUNCTIONS = (*NATIVE, "PRELU")
-
-
-def functions_of_codes(
-    scale: float, zero_point: int, names: Collection[str] = FUNCTIONS
-) -> tuple[Graph, np.ndarray]:
-    """Every code of an image, and functions of it by operators of their own, on 10 grids each.
-
-    Half of the ratios of two scales make codes of a line lie half way between two others.
-    """
-    shape, rng = (16, 16, 1), np.random.default_rng(0)
-    pixels = Codes(np.float32(scale), zero_point - 128)
-    tensors, operations = {"codes": pixels}, []
-    ratios = [*rng.uniform(0.05, 3.0, 5), 0.25, 0.5, 1.5, 2.5, 3.5]
-    for number, ratio in enumerate(ratios):
-        grid = Codes(np.float32(scale / ratio), int(rng.integers(-128, 128)))
-        slopes = rng.integers(-127, 128, shape).astype(np.int8)
-        settings = {"alpha": 0.2, "approximate": bool(number % 2)}
-        for name in names:
-            made = f"{name}_{number}"
-            if name in NATIVE:
-                own = {key: settings[key] for key in NATIVE[name].settings}
-                operations.append(Native(("codes",), made, name, own))
-            else:
-                operations.append(Sloped(("codes",), made, slopes, np.float32(0.003)))
-            tensors[made] = Codes(*FIXED_GRIDS[name]) if name in FIXED_GRIDS else grid
-    # What nothing reads is not kept.
-    real = [Dequantize((each.output,), f"{each.output}_real") for each in operations]
-    floats = dict.fromkeys(each.output for each in real)
-    found = {name: Tensor(name, shape, codes) for name, codes in {**tensors, **floats}.items()}
-    found["real"] = Tensor("real", (*shape[:2], len(floats)), None)
-    graph = Graph(
-        "made",
-        found,
-        (ShiftImage(("image",), "codes"), *operations, *real, Concatenate((*floats,), "real", 2)),
-        (Image("image", shape, np.float32(scale), zero_point),),
-        "real",
-    )
-    return graph, np.arange(256, dtype=np.uint8).reshape(1, *shape)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(("scale", "zero_point"), [(0.0625, 128), (0.031, 90), (0.11, 0)])
-def test_litert_on_arm_has_the_rules_of_arm_on_every_code_of_functions(scale, zero_point, system):
-    graph, images = functions_of_codes(scale, zero_point)
-    found = check_on_arm(subject_of(graph, ARM), images, system)
-    assert [check.codes_differing for check in found] == [0, 0, 0]

@@ -99,12 +99,8 @@ def test_processors_share_all_but_their_cpuinfo(stand_in):
 
 
 @pytest.mark.thorough
-def test_emulated_arm_processors_compute_every_code(small_file, few_images):
-    try:
-        found_system = find_system()
-    except ValueError as error:
-        pytest.skip(str(error))
-    found = check_on_arm(read_subject(small_file), few_images, found_system)
+def test_emulated_arm_processors_compute_every_code(small_file, few_images, arm_system):
+    found = check_on_arm(read_subject(small_file), few_images, arm_system)
     assert [device.kernels for device in found] == ["NEON", "dot product", "matrix (i8mm)"]
     assert {device.machine for device in found} == {"aarch64"}
     assert {device.delegate for device in found} == {"XNNPACK"}

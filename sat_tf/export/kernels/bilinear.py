@@ -26,6 +26,10 @@ class Places(NamedTuple):
     high: np.ndarray
     weights: np.ndarray
 
+    def positions(self, bits: int) -> np.ndarray:
+        """Where they lie, in units of 2^-bits; that of a pixel is one, whichever is its place."""
+        return (self.low << bits) + self.weights
+
 
 class Grid(NamedTuple):
     """How the places of an axis are laid over those of another one.
@@ -83,7 +87,8 @@ def _in_float32(
 def _in_integers(grid: Grid, *, bits: int = 10) -> Places:
     """The builtin kernels' places: positions in units of 2^-10, a rounded step apart.
 
-    A weight is negative in front of the first place, where both neighbours are the first one.
+    A weight is negative in front of the first place, where both neighbours are the first one. Steps
+    that are rounded up may lead behind the last place: the kernels read there, beyond the image.
     """
     less = int(grid.align_corners and grid.after > 1)
     one = 1 << bits
@@ -92,7 +97,7 @@ def _in_integers(grid: Grid, *, bits: int = 10) -> Places:
     found = np.arange(grid.after, dtype=np.int64) * scale
     if grid.half_pixel_centers:
         found = found + scale // 2 - one // 2
-    low = np.maximum(np.where(found < 0, 0, found // one), 0)
+    low = np.maximum(found // one, 0)
     high = np.minimum((found + one - 1) // one, grid.before - 1)
     return Places(low, high, found - one * low)
 
@@ -116,11 +121,17 @@ def resized(
 ) -> np.ndarray:
     """The stored integers of resized images, with the batch first.
 
+    A place behind the last one, which is beyond the image, counts as the last.
+
     >>> two = OF_XNNPACK.places(Grid(1, 2)), OF_XNNPACK.places(Grid(2, 4))
     >>> resized(np.array([[[[0], [8]]]]), *two, OF_XNNPACK)[0, 0, :, 0].tolist()
     [0, 2, 6, 8]
     """
     one = 1 << interpolation.bits
+    rows, columns = (
+        axis._replace(low=np.minimum(axis.low, length - 1))
+        for axis, length in zip((rows, columns), stored.shape[1:], strict=False)
+    )
     wide = stored.astype(np.int64)
     down = rows.weights[:, np.newaxis, np.newaxis]
     wide = wide[:, rows.low] * (one - down) + wide[:, rows.high] * down

@@ -311,12 +311,26 @@ class ResizeBilinear(OperationDraft):
         if self.is_float(graph):
             return super().portability(graph)
 
-        def weights(kernels: KernelSet, places: np.ndarray) -> np.ndarray:
-            found = [np.stack(axis, axis=1) for axis in self._places(graph, kernels)]
+        def positions(kernels: KernelSet, places: np.ndarray) -> np.ndarray:
+            rule = kernels.interpolation
+            found = [axis.positions(rule.bits) for axis in self._places(graph, kernels)]
             return np.concatenate(found)[places]
 
         total = sum(self.size)
-        return enumerated(np.arange(total), weights, "places", total=total)
+        return enumerated(np.arange(total), positions, "places", total=total)
+
+    def ends_process(self, graph: Tensors, kernels: KernelSet) -> str | None:
+        """See `Operation`: places of rounded steps may lie beyond the image."""
+        if self.is_float(graph):
+            return None
+        grids = zip(self.grids(graph), self._places(graph, kernels), strict=True)
+        beyond = next((grid for grid, axis in grids if np.any(axis.low >= grid.before)), None)
+        if beyond is None:
+            return None
+        return (
+            f"its kernel of RESIZE_BILINEAR reads beyond images of {beyond.before:,} pixels that "
+            f"become {beyond.after:,}"
+        )
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """See `bilinear.resized`."""

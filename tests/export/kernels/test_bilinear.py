@@ -5,8 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from sat_tf.export.kernels.bilinear import OF_BUILTIN, OF_XNNPACK, Grid
-from sat_tf.export.kernels.kernel_sets import BUILTIN_X86, REFERENCE, X86
+from sat_tf.export.kernels.bilinear import OF_BUILTIN, OF_XNNPACK, OF_XNNPACK_FUSED, Grid
+from sat_tf.export.kernels.kernel_sets import BUILTIN_X86, MICRO, REFERENCE, X86
+from sat_tf.export.operations.graph import simulate
 from sat_tf.export.operations.graph_file import read_graph
 from sat_tf.export.operations.pools import AveragePool, ResizeBilinear
 from sat_tf.export.tflite.tensors import Codes, Window
@@ -96,3 +97,21 @@ def test_a_file_tells_that_xnnpack_resizes_alike_on_all_processors():
     found = operation.portability(read_graph(content, "file"))
     assert found.holds
     assert found.inputs == 22
+
+
+def test_a_place_on_a_pixel_is_one_place_whichever_neighbour_has_all_the_weight():
+    rules = OF_XNNPACK, OF_XNNPACK_FUSED
+    one, other = (rule.places(Grid(3, 25)) for rule in rules)
+    assert np.any(one.weights != other.weights)
+    np.testing.assert_array_equal(one.positions(11), other.positions(11))
+
+
+def test_places_of_rounded_steps_that_lie_beyond_the_image_are_told():
+    operation = ResizeBilinear(("a",), "y", (5, 110), half_pixel_centers=False)
+    content = of_codes([(5, 2, 1)], [(operation, (5, 110, 1), CODES)], [CODES])
+    graph = read_graph(content, "file")
+    for kernels in (BUILTIN_X86, REFERENCE, MICRO):
+        assert "beyond images of 2 pixels that become 110" in graph.ends_process(kernels)
+    assert graph.ends_process(X86) is None
+    # The last place is the last one that the builtin kernels' simulation reads.
+    simulate(graph.on(REFERENCE), images((5, 2, 1)))
