@@ -36,7 +36,26 @@ from sat_tf.export.targets.ethos_u import compile_file
 from sat_tf.export.tflite.contents import read_contents
 from sat_tf.presentation import palette
 
-CONFIGURATIONS = ("ethos-u55-128", "ethos-u65-256", "ethos-u85-256")
+# The systems that estimates are for: the NPU and the memory of its weights. The compiler takes
+# those of the first three by default.
+DEFAULTS: dict[str, dict[str, str]] = {
+    "U55-128, flash": {"configuration": "ethos-u55-128"},
+    "U65-256, DRAM": {"configuration": "ethos-u65-256"},
+    "U85-256, DRAM": {"configuration": "ethos-u85-256"},
+}
+SYSTEMS = {
+    **DEFAULTS,
+    "U65-256, flash": {
+        "configuration": "ethos-u65-256",
+        "system_config": "Ethos_U65_Embedded",
+        "memory_mode": "Shared_Sram",
+    },
+    "U85-256, flash": {
+        "configuration": "ethos-u85-256",
+        "system_config": "Ethos_U85_SYS_Flash_High",
+        "memory_mode": "Shared_Sram",
+    },
+}
 # The forms of LiteRT's CPU kernels, of which NPUs take no packed kernels.
 _PLAIN = "litert"
 _REFERENCE = "TFMOT"
@@ -48,8 +67,9 @@ _TARGET = flags.DEFINE_enum("target", "ethos-u55", [_PLAIN, "ethos-u55"], "what 
 _OUTPUT = flags.DEFINE_string("output", "benchmarks/results/npu.csv", "where to write rows")
 _PICTURE = flags.DEFINE_string("picture", None, "where to draw the rows of the families")
 
-_SHOWN = ("network", "file", "configuration", "on CPU", "estimated ms", "times TFMOT")
-_KEY = ("network", "file", "target", "configuration")
+_SHOWN = ("network", "file", "system", "on CPU", "estimated ms", "times TFMOT")
+_KEY = ("network", "file", "target", "system")
+_LIMITS = ("arithmetic", "weights", "scales and biases", "activations")
 
 
 def _as_keras(arrays: Any) -> Any:
@@ -87,18 +107,23 @@ def _counted(names: Sequence[str]) -> str:
     return ", ".join(name if count == 1 else f"{count} {name}" for name, count in counts.items())
 
 
-def _compiled(path: pathlib.Path, configuration: str) -> dict[str, Any]:
+def _compiled(path: pathlib.Path, system: Mapping[str, str]) -> dict[str, Any]:
     operators = len(read_contents(path.read_bytes(), path.name).operators)
     try:
-        found = compile_file(path, configuration)
+        found = compile_file(path, **system)
     except ValueError as error:
         # A crash is a row, too.
         return {"operators": operators, "problem": str(error).splitlines()[0]}
     return {
         "operators": operators,
+        "compiler's system": f"{found.system_config}, {found.memory_mode}",
         "on NPU": operators - len(found.on_cpu),
         "on CPU": _counted(found.on_cpu),
         "estimated ms": f"{found.milliseconds:.4f}",
+        **{
+            f"ms by {limit}": f"{found.milliseconds_by_limit.get(limit, 0.0):.4f}"
+            for limit in _LIMITS
+        },
         "weights memory": found.weights_memory,
         "weights bytes": found.weights_memory_bytes,
         "SRAM bytes": found.sram_bytes,
@@ -107,7 +132,8 @@ def _compiled(path: pathlib.Path, configuration: str) -> dict[str, Any]:
 
 
 _COLUMNS = (
-    *(*_KEY, "file bytes", "operators", "on NPU", "on CPU", "estimated ms", "times TFMOT"),
+    *(*_KEY, "compiler's system", "file bytes", "operators", "on NPU", "on CPU"),
+    *("estimated ms", "times TFMOT", *(f"ms by {limit}" for limit in _LIMITS)),
     *("weights memory", "weights bytes", "weights, times TFMOT", "SRAM bytes"),
     *("encoded weight bytes", "problem"),
 )
@@ -119,7 +145,7 @@ def _rows(
     """The rows of a network's files, beside those that are known of TFMOT's."""
     network, path = NETWORKS[name], folder / "model.tflite"
     makers: dict[str, Callable[[], None]] = {}
-    reference = {row["configuration"]: row for row in known}
+    reference = {row["system"]: row for row in known}
     if not reference:
         makers[_REFERENCE] = lambda: _tfmot_file(network, path)
     for bits in _BITS.value if name in FAMILIES else _SMALL_BITS.value:
@@ -137,11 +163,11 @@ def _rows(
             keras.backend.clear_session()
             gc.collect()
         case["file bytes"] = path.stat().st_size
-        for configuration in CONFIGURATIONS:
-            row = {**case, "configuration": configuration, **_compiled(path, configuration)}
+        for system, names in (SYSTEMS if name in FAMILIES else DEFAULTS).items():
+            row = {**case, "system": system, **_compiled(path, names)}
             if file == _REFERENCE:
-                reference[configuration] = row
-            yield {**row, **_beside(row, reference.get(configuration, {}))}
+                reference[system] = row
+            yield {**row, **_beside(row, reference.get(system, {}))}
 
 
 def _beside(row: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, str]:
@@ -163,12 +189,16 @@ def _draw(rows: Sequence[Mapping[str, Any]]) -> Any:
     picture, axes = palette.canvas(3, 2, size=(5.6, 7.0), sharex=True, sharey=True)
     *panels, legend = axes.flat
     for name, panel in zip(FAMILIES, panels, strict=True):
-        for configuration, style in zip(CONFIGURATIONS, palette.SERIES, strict=False):
-            times = _of_bits(rows, name, configuration, "times TFMOT")
-            panel.plot(_BITS.value, times, **style, label=f"time, {configuration}")
-        flash = _of_bits(rows, name, CONFIGURATIONS[0], "weights, times TFMOT")
+        of_npu = dict(zip(("U55", "U65", "U85"), palette.SERIES, strict=False))
+        for system in SYSTEMS:
+            style = dict(of_npu[system[:3]])
+            if system.endswith("DRAM"):
+                style["markerfacecolor"] = "white"
+            times = _of_bits(rows, name, system, "times TFMOT")
+            panel.plot(_BITS.value, times, **style, label=f"time, {system}")
+        flash = _of_bits(rows, name, "U55-128, flash", "weights, times TFMOT")
         style = {"color": palette.GREY, "marker": "x", "linestyle": ":"}
-        panel.plot(_BITS.value, flash, **style, label=f"flash, {CONFIGURATIONS[0]}")
+        panel.plot(_BITS.value, flash, **style, label="bytes in flash")
         panel.axhline(1.0, color=palette.BLACK, linewidth=0.8)
         panel.set_title(name)
         panel.set_ylim(0.0, 1.1)
@@ -182,9 +212,9 @@ def _draw(rows: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def _of_bits(
-    rows: Sequence[Mapping[str, Any]], network: str, configuration: str, column: str
+    rows: Sequence[Mapping[str, Any]], network: str, system: str, column: str
 ) -> list[float]:
-    wanted = {"network": network, "configuration": configuration, "target": _TARGET.value}
+    wanted = {"network": network, "system": system, "target": _TARGET.value}
     found = {row["file"]: row[column] for row in rows if wanted.items() <= row.items()}
     return [float(found[f"sat-tf, {bits} bits"]) for bits in _BITS.value]
 

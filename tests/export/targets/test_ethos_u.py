@@ -63,10 +63,81 @@ def test_operators_run_where_the_table_says(name, tmp_path):
 def test_the_estimates_of_tensors_add_up_to_that_of_the_file(configuration, tmp_path):
     model = build_small("mobilenet_v2")
     compiled = compile_file(_written(model, tmp_path / "model.tflite"), configuration)
-    assert sum(compiled.milliseconds_of.values()) == pytest.approx(compiled.milliseconds)
+    for parts in (compiled.milliseconds_of, compiled.milliseconds_by_limit):
+        assert sum(parts.values()) == pytest.approx(compiled.milliseconds)
+    assert sum(compiled.encoded_weight_bytes_of.values()) == compiled.encoded_weight_bytes
     rows = sat_tf.explain(model, BitPolicy.mobile(4)).layers
     kernels = {(row.fused_into or (row.name,))[-1] for row in rows if row.weights}
     assert kernels <= compiled.milliseconds_of.keys()
+
+
+_FLASH = {"system_config": "Ethos_U85_SYS_Flash_High", "memory_mode": "Shared_Sram"}
+
+
+@pytest.fixture(scope="module")
+def mobilenet(tmp_path_factory):
+    return _written(build_small("mobilenet_v2"), tmp_path_factory.mktemp("file") / "model.tflite")
+
+
+def test_weights_are_where_the_system_has_them(mobilenet):
+    default = compile_file(mobilenet, "ethos-u85-256")
+    flash = compile_file(mobilenet, "ethos-u85-256", **_FLASH)
+    assert (default.weights_memory, flash.weights_memory) == ("DRAM", "Off-chip Flash")
+    assert (default.system_config, default.memory_mode) == (
+        "Ethos_U85_SYS_DRAM_Mid",
+        "Dedicated_Sram_384KB",
+    )
+    assert {name: getattr(flash, name) for name in _FLASH} == _FLASH
+    weights = [one.milliseconds_by_limit.get("weights", 0.0) for one in (default, flash)]
+    assert weights[0] < 0.2 * weights[1]
+
+
+def test_a_board_has_a_file_of_configurations_of_its_own(mobilenet, tmp_path):
+    config = tmp_path / "board.ini"
+    config.write_text(
+        "[System_Config.Board]\ncore_clock=250e6\naxi0_port=Sram\naxi1_port=OffChipFlash\n"
+        "Sram_clock_scale=1.0\nOffChipFlash_clock_scale=0.125\n"
+        "[Memory_Mode.Split]\nconst_mem_area=Axi1\narena_mem_area=Axi0\ncache_mem_area=Axi0\n"
+    )
+    names = {"system_config": "Board", "memory_mode": "Split"}
+    compiled = compile_file(mobilenet, "ethos-u55-128", config=config, **names)
+    assert {name: getattr(compiled, name) for name in names} == names
+    with pytest.raises(ValueError, match=r"memory_mode: received None.*\[Memory_Mode\.NAME\]"):
+        compile_file(mobilenet, "ethos-u55-128", config=config, system_config="Board")
+    config.write_text("no sections")
+    with pytest.raises(ValueError, match=r"config: .*board\.ini: .*\[System_Config\.Board\]"):
+        compile_file(mobilenet, "ethos-u55-128", config=config, **names)
+
+
+def test_unknown_systems_are_answered_with_the_nearest_all_at_once(mobilenet):
+    with pytest.raises(ValueError, match="2 problems") as caught:
+        compile_file(
+            mobilenet,
+            "ethos-u85-256",
+            system_config="Ethos_U85_SYS_Flash_Hih",
+            memory_mode="Shared_Sra",
+        )
+    assert "Did you mean Ethos_U85_SYS_Flash_High?" in str(caught.value)
+    assert "Did you mean Shared_Sram?" in str(caught.value)
+
+
+def test_a_memory_mode_that_does_not_fit_has_its_fix(mobilenet):
+    names = {**_FLASH, "memory_mode": "Dedicated_Sram"}
+    with pytest.raises(ValueError, match="pass memory_mode='Shared_Sram'"):
+        compile_file(mobilenet, "ethos-u85-256", **names)
+
+
+def test_names_that_the_reports_of_the_compiler_cannot_hold_are_refused(mobilenet, tmp_path):
+    path = tmp_path / "model.tflite"
+    name = read_contents(mobilenet.read_bytes(), "model").operators[3].outputs[0].name
+    for start, is_held in (("]]>", True), ("a,\n", True), ('"', False)):
+        other = start + name[len(start) :]
+        path.write_bytes(mobilenet.read_bytes().replace(name.encode(), other.encode()))
+        if is_held:
+            assert other in compile_file(path, "ethos-u55-128").milliseconds_of
+        else:
+            with pytest.raises(ValueError, match="without quotation marks"):
+                compile_file(path, "ethos-u55-128")
 
 
 def test_packed_kernels_are_named_where_the_compiler_crashes(tmp_path):
