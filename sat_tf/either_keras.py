@@ -92,6 +92,18 @@ def _in_place(of_tf_keras: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
     return model
 
 
+def _reconstructed(
+    of_tf_keras: Any, model: Any, float_model: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Fits the twin to that of the float model, and changes the model as it was changed."""
+    from sat_tf.keras3.conversion.twin import take_values, twin_of
+
+    float_twin = twin_of(float_model) if is_keras3(float_model) else float_model
+    found = _on_twin(of_tf_keras, model, float_twin, *args, **kwargs)
+    take_values(model)
+    return found
+
+
 def _verified(of_tf_keras: Any, model: Any, path: Any, images: Any, *args: Any, **kw: Any) -> Any:
     from sat_tf.keras3.conversion.twin import as_numpy, warn_of_other_answers
 
@@ -115,6 +127,7 @@ _OF_KERAS3: Mapping[str, Callable[..., Any]] = {
     "export_tflite": _on_twin,
     "quantize_for_bits": _refused,
     "quantize_model": _quantized,
+    "reconstruct": _reconstructed,
     "requantize": _requantized,
     "sensitivity": _on_twin,
     "verify_tflite": _verified,

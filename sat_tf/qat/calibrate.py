@@ -166,14 +166,14 @@ def calibrate(
     with image_bar("calibrating", total, shown=progress) as advance:
         (first, *_), batches = batches, _Counted(batches, advance)
         # First of all, because what the first layers read depends on it.
-        _observe_ranges(network, batches, of_inputs=True)
+        observe_ranges(network, batches, of_inputs=True)
         if clipping_levels and norms:
             _fit_both(network, batches, norms, keep_function=keep_function)
         elif clipping_levels:
             _set_clipping_levels(network, batches)
         elif norms:
             _estimate_statistics(network, batches, _call)
-        _observe_ranges(network, batches, of_inputs=False)
+        observe_ranges(network, batches, of_inputs=False)
     grids = SharedGrids(network)
     _run(network, first, grids.watched(functools.partial(_call, on_batch_statistics=False)))
     grids.warn()
@@ -366,7 +366,7 @@ def _estimate_statistics(
     return [Statistics.of(norm) for norm in norms.values()]
 
 
-def _observe_ranges(network: Network, batches: Collection[Images], *, of_inputs: bool) -> None:
+def observe_ranges(network: Network, batches: Collection[Images], *, of_inputs: bool) -> None:
     """Gives the observers of inputs, or all others, the range that all images let expect."""
     observing = _observing(network, of_inputs=of_inputs)
     if not observing:

@@ -1,0 +1,268 @@
+"""The blocks that a quantized network is fitted in, and the tensors between them.
+
+A block ends where all later layers read one tensor alone, or where the network ends. What it reads
+is computed once for all images, and so is what it should put out; see `sat_tf.qat.reconstruct`.
+"""
+
+import dataclasses
+import math
+import tempfile
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from sat_tf.graph import layer_kinds
+from sat_tf.graph.layers.kind import Role
+from sat_tf.graph.network import Network, Node, call_in_inference
+from sat_tf.graph.rewrite import rewritten
+from sat_tf.qat.inputs import kept_inputs
+from sat_tf.qat.layout import call_name, inner_layer, is_quantized
+from sat_tf.qat.wrapper import QuantizedLayer, weight_quantizer
+
+# A block that is cut on no path has so many linear layers at most, where it can be parted.
+_MOST_KERNELS = 8
+# A tensor of all images above this size is kept in a file.
+_MOST_BYTES_IN_MEMORY = 2**28
+_BATCH_SIZE = 64
+
+# Layers of these roles are in one block with the linear layer in front.
+_BESIDE_A_LAYER = {
+    *(Role.NORM, Role.RECTIFIER, Role.SCALING, Role.SUM, Role.PRODUCT),
+    *(Role.FUNCTION, Role.IDENTITY, Role.SOFTMAX),
+}
+
+
+class Block(NamedTuple):
+    """The end of a block.
+
+    Attributes:
+        node: of the quantized network, whose output is fitted.
+        reference: the node of the float network that computes the same.
+    """
+
+    node: str
+    reference: str
+
+
+def find_blocks(network: Network, reference: Network) -> list[Block]:
+    """The blocks of a quantized network, in order; the outputs end the last ones.
+
+    Args:
+        network: the quantized network.
+        reference: the float network, with the names that layers have inside quantized ones.
+    """
+    ends = dict(zip(network.outputs, reference.outputs, strict=True))
+    found: dict[str, str] = {}
+    # The nodes that the float network has computed up to the ends that were found.
+    passed: set[str] = set()
+    open_tensors: set[str] = set()
+    unread = {node.name: len(network.consumers(node.name)) for node in network}
+    since_end = 0
+    # A mask goes with the tensor, and not with its values.
+    has_masks = any(node.makes_mask for node in network)
+    for node in network:
+        for name in node.inputs:
+            unread[name] -= 1
+        open_tensors = {name for name in (*open_tensors, node.name) if unread[name]}
+        open_tensors -= set(network.inputs)
+        since_end += weight_quantizer(node.layer) is not None
+        known = ends.get(node.name, known_as(network, node))
+        is_cut = open_tensors == {node.name} or since_end > _MOST_KERNELS
+        is_end = is_cut and since_end and not has_masks and _is_end(network, node)
+        if node.name in ends or (is_end and known in reference and known not in passed):
+            found[node.name] = known
+            passed |= {known, *reference.before(known)}
+            since_end = 0
+    return [Block(*pair) for pair in found.items()]
+
+
+def find_reference(
+    network: Network, float_model: Any, *, native: bool
+) -> tuple[Network | None, list[str]]:
+    """The float network that a quantized one was made from, with the names of its layers.
+
+    Args:
+        network: the quantized network.
+        float_model: a float tf_keras model, which may nest models or share layers.
+        native: whether the quantized one is for an NPU.
+
+    Returns:
+        The float network, and why it is not the one; None where there is no network at all.
+    """
+    quantized = [node for node in network if isinstance(node.layer, QuantizedLayer)]
+    annotated = [inner_layer(node.layer).name for node in quantized]
+    found: list[tuple[Network, list[str]]] = []
+    # A model of which not all layers were annotated was rewritten in part.
+    for names in (None, annotated):
+        try:
+            reference = Network(rewritten(float_model, names, native=native).model)
+        except ValueError as error:
+            return None, [f"float_model: {error}"]
+        reference = _renamed(reference, network)
+        found.append((reference, _differences(network, reference)))
+        if not found[-1][1]:
+            break
+    return min(found, key=lambda one: len(one[1]))
+
+
+def _renamed(reference: Network, network: Network) -> Network:
+    """The float network with the names of a quantized one: Keras 3 has no slashes in them."""
+    known = {call_name(node) for node in network}
+    renamed = {
+        node.name: other
+        for node in reference
+        if node.name not in known and (other := node.name.replace("/", "_")) in known
+    }
+    nodes = [
+        dataclasses.replace(
+            node,
+            name=renamed.get(node.name, node.name),
+            inputs=tuple(renamed.get(name, name) for name in node.inputs),
+        )
+        for node in reference
+    ]
+    return reference.rearranged(nodes, renamed)
+
+
+def _differences(network: Network, reference: Network) -> list[str]:
+    """Why a float network is not the one that a quantized network was made from."""
+    if is_quantized(reference):
+        return ["float_model: received a quantized model, expected the one that it was made from."]
+    own, expected = ((len(one.inputs), len(one.outputs)) for one in (reference, network))
+    if own != expected:
+        return [
+            f"float_model: received {own[0]} inputs and {own[1]} outputs, expected {expected[0]} "
+            f"and {expected[1]}; pass the model that was quantized."
+        ]
+    problems = []
+    for node in network:
+        name, wanted = call_name(node), _shapes(inner_layer(node.layer))
+        found = _shapes(reference[name].layer) if name in reference else None
+        if wanted and wanted != found:
+            received = "no such layer" if found is None else f"weights of the shapes {found}"
+            problems.append(
+                f"float_model: {name}: received {received}, expected weights of the shapes "
+                f"{wanted}; pass the model that was quantized."
+            )
+    return problems
+
+
+def _shapes(layer: Any) -> list[tuple[int, ...]]:
+    return [tuple(variable.shape) for variable in layer.weights]
+
+
+def known_as(network: Network, node: Node) -> str:
+    """The name of the float node that computes what a quantized one does, up to rounding."""
+
+    def is_inserted(one: Node) -> bool:
+        return isinstance(one.layer, QuantizedLayer) and one.layer.quantize_config.inserted
+
+    return call_name(network.origin(node.name, is_inserted))
+
+
+def _is_end(network: Network, node: Node) -> bool:
+    """Whether no normalization, function, sum or quantizer follows that belongs to the layer."""
+    readers = network.consumers(node.name)
+    if len(readers) != 1:
+        return True
+    return layer_kinds.role_of(inner_layer(readers[0].layer)) not in _BESIDE_A_LAYER
+
+
+class Span(NamedTuple):
+    """Nodes that are computed in one go.
+
+    Attributes:
+        nodes: they, producers before consumers.
+        given: the tensors that they read of nodes in front, of all images.
+        compute: a function from such tensors of some images to those that the nodes make, by name,
+            in inference.
+    """
+
+    nodes: Sequence[Node]
+    given: Mapping[str, np.ndarray]
+    compute: Callable[[Mapping[str, Any]], dict[str, tf.Tensor]]
+
+
+class Front:
+    """The tensors of a network up to which it is computed, of all images.
+
+    Only those that are still read are kept: in memory, and above 256 MiB each in a temporary file.
+
+    Args:
+        network: float or quantized.
+        images: an array for each input.
+    """
+
+    def __init__(self, network: Network, images: Sequence[np.ndarray]) -> None:
+        self._network = network
+        kept = kept_inputs(network)
+        self._done = set(network.inputs)
+        self.tensors: dict[str, np.ndarray] = {
+            name: array if name in kept else array.astype(np.float32)
+            for name, array in zip(network.inputs, images, strict=True)
+        }
+
+    def up_to(self, names: Collection[str]) -> Span:
+        """The nodes that are still to be computed for some, and these."""
+        needed = {*names}.union(*map(self._network.before, names)) - self._done
+        nodes = [node for node in self._network if node.name in needed]
+        read = dict.fromkeys(name for node in nodes for name in node.inputs)
+        given = {name: self.tensors[name] for name in read if name in self._done}
+        made = [node.name for node in nodes if node.name in names or self._is_read(node, needed)]
+        signature = {
+            name: tf.TensorSpec((None, *array.shape[1:]), array.dtype)
+            for name, array in given.items()
+        }
+
+        @tf.function(input_signature=[signature])
+        def compute(given: Mapping[str, Any]) -> dict[str, tf.Tensor]:
+            tensors = computed(nodes, given)
+            return {name: tensors[name] for name in made}
+
+        return Span(nodes, given, compute)
+
+    def advance(self, span: Span, *, keep: Collection[str] = ()) -> None:
+        """Computes a span for all images, and forgets what no later node reads.
+
+        Args:
+            span: from `up_to`.
+            keep: the names of tensors to keep in any case.
+        """
+        self._done |= {node.name for node in span.nodes}
+        count, made = len(next(iter(self.tensors.values()))), dict[str, np.ndarray]()
+        for start in range(0, count if span.nodes else 0, _BATCH_SIZE):
+            part = slice(start, start + _BATCH_SIZE)
+            given = {name: tf.constant(array[part]) for name, array in span.given.items()}
+            for name, tensor in span.compute(given).items():
+                value = tensor.numpy()
+                if name not in made:
+                    made[name] = _array((count, *value.shape[1:]), value.dtype)
+                made[name][part] = value
+        self.tensors = {
+            name: array
+            for name, array in {**self.tensors, **made}.items()
+            if name in keep or self._is_read(self._network[name])
+        }
+
+    def _is_read(self, node: Node, done: Collection[str] = ()) -> bool:
+        """Whether a node reads it that is not computed yet."""
+        readers = {reader.name for reader in self._network.consumers(node.name)}
+        return not readers <= self._done.union(done)
+
+
+def computed(nodes: Sequence[Node], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The tensors of nodes in inference, from those that they read."""
+    tensors = dict(given)
+    for node in nodes:
+        inputs = [tensors[name] for name in node.inputs]
+        tensors[node.name] = call_in_inference(node, node.layer, inputs)
+    return tensors
+
+
+def _array(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    if math.prod(shape) * np.dtype(dtype).itemsize <= _MOST_BYTES_IN_MEMORY:
+        return np.empty(shape, dtype)
+    with tempfile.TemporaryFile() as file:  # which goes with the array
+        return np.memmap(file, dtype, shape=shape)

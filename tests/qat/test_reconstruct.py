@@ -1,0 +1,157 @@
+import warnings
+
+import numpy as np
+import pytest
+
+import sat_tf
+from sat_tf.qat.reconstruct import Reconstruction
+from tests.qat import float_models
+
+STEPS = 10
+
+
+def _calibrated(float_model, images, policy=None):
+    quantized = sat_tf.quantize_model(float_model, policy or sat_tf.BitPolicy.mobile(3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # statistics that are not those of noise
+        sat_tf.calibrate(quantized, images, progress=False)
+    return quantized
+
+
+@pytest.fixture(scope="module")
+def images():
+    return float_models.images(64)
+
+
+@pytest.fixture(scope="module")
+def float_model():
+    return float_models.build("mobile_block")
+
+
+@pytest.fixture(scope="module")
+def fitted(float_model, images):
+    """A model before and after, and the result."""
+    quantized = _calibrated(float_model, images)
+    before = quantized.get_weights()
+    found = sat_tf.reconstruct(quantized, float_model, images, steps=STEPS, progress=False)
+    return quantized, before, found
+
+
+def _distance(model, other, images):
+    one, of_float = (np.asarray(m(images, training=False), np.float64) for m in (model, other))
+    return float(np.mean(np.square(one - of_float)) / np.mean(np.square(of_float)))
+
+
+def test_the_outputs_come_nearer_to_the_float_model(fitted, float_model, images):
+    quantized, before, found = fitted
+    after = _distance(quantized, float_model, images)
+    weights = quantized.get_weights()
+    quantized.set_weights(before)
+    assert after < _distance(quantized, float_model, images)
+    quantized.set_weights(weights)
+    assert found.kept
+    assert found.error_after < found.error_before
+    assert found.num_images == 64
+    assert found.held_out == 12
+
+
+def test_no_block_is_worse_on_the_held_out_images(fitted):
+    *_, found = fitted
+    assert all(block.error_after <= block.error_before for block in found.blocks)
+    assert found.blocks[-1].block == ""
+    assert len(found.blocks) > 2
+
+
+def test_the_result_is_a_table_and_rows(fitted):
+    *_, found = fitted
+    assert isinstance(found, Reconstruction)
+    assert "the whole network" in found.table()
+    assert "on 12 held-out images" in repr(found)
+    assert [row["block"] for row in found.to_rows()] == [one.block for one in found.blocks]
+
+
+@pytest.mark.thorough
+def test_equal_seeds_give_equal_models(fitted, float_model, images):
+    quantized, before, found = fitted
+    weights = quantized.get_weights()
+    quantized.set_weights(before)
+    again = sat_tf.reconstruct(quantized, float_model, images, steps=STEPS, progress=False)
+    for one, other in zip(weights, quantized.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert again.error_after == found.error_after
+
+
+def test_frozen_layers_and_statistics_stay_as_they_are(float_model, images):
+    quantized = _calibrated(float_model, images)
+    frozen = quantized.get_layer("quant_expand")
+    frozen.trainable = False
+    statistics = {v.name: v.numpy() for v in quantized.variables if "moving_" in v.name}
+    before = frozen.get_weights()
+    sat_tf.reconstruct(quantized, float_model, images, steps=STEPS, progress=False)
+    for one, other in zip(before, frozen.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    for variable in quantized.variables:
+        if variable.name in statistics:
+            np.testing.assert_array_equal(statistics[variable.name], variable.numpy())
+
+
+def test_what_helps_nothing_leaves_the_model_as_it_was(float_model, images, monkeypatch):
+    monkeypatch.setattr("sat_tf.qat.reconstruct._Part.is_better", lambda *_: False)
+    quantized = _calibrated(float_model, images)
+    before = quantized.get_weights()
+    found = sat_tf.reconstruct(quantized, float_model, images, steps=STEPS, progress=False)
+    for one, other in zip(before, quantized.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert not found.kept
+    assert "nothing was better" in repr(found)
+    assert found.error_after == found.error_before
+
+
+def test_all_problems_are_told_at_once(float_model):
+    quantized = sat_tf.quantize_model(float_model, sat_tf.BitPolicy.mobile(4))
+    before = quantized.get_weights()
+    other = float_models.build("sequential_with_input_layer")
+    images = float_models.images(8)
+    images[0, 0, 0, 0] = np.nan
+    with pytest.raises(ValueError, match="problems") as error:
+        sat_tf.reconstruct(quantized, other, images, steps=0, seed=-1)
+    for words in (
+        "no such layer, expected weights of the shapes",
+        "has seen no images, expected one that is calibrated; call sat_tf.calibrate",
+        "steps: received 0, expected an integer of 1 or more",
+        "seed: received -1",
+        "images with NaN or infinite values",
+    ):
+        assert words in str(error.value)
+    for one, now in zip(before, quantized.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, now)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda q, f: (q, q), "received a quantized model, expected the one that it was made from"),
+        (lambda q, f: (f, f), "received a model without quantized layers"),
+        (lambda q, f: (q, "float.keras"), "expected a tf_keras model"),
+    ],
+)
+def test_models_in_the_wrong_places_are_refused(fitted, float_model, images, change, words):
+    quantized, *_ = fitted
+    with pytest.raises(ValueError, match=words):
+        sat_tf.reconstruct(*change(quantized, float_model), images, progress=False)
+
+
+def test_a_model_that_is_frozen_is_refused(float_model, images):
+    quantized = _calibrated(float_model, images)
+    quantized.trainable = False
+    with pytest.raises(ValueError, match="all frozen, expected some to fit"):
+        sat_tf.reconstruct(quantized, float_model, images, progress=False)
+
+
+def test_few_images_are_refused(fitted, float_model):
+    quantized, *_ = fitted
+    with (
+        pytest.warns(UserWarning, match="unreliable"),
+        pytest.raises(ValueError, match="received 31 images, expected 32 or more"),
+    ):
+        sat_tf.reconstruct(quantized, float_model, float_models.images(31), progress=False)
