@@ -119,7 +119,7 @@ class LayerDecisions:
             return Fate.QUANTIZED
         if name in self._reasons.absorbed_by:
             return Fate.ABSORBED
-        if role in (Role.MOVEMENT, Role.SOFTMAX):
+        if role in (Role.MOVEMENT, Role.SOFTMAX) and not _observes(config.output):
             return Fate.MOVES if role is Role.MOVEMENT or config.around else Fate.FLOAT
         return Fate.OBSERVED if _observes(config.output) else Fate.FLOAT
 
@@ -210,9 +210,11 @@ class LayerDecisions:
                 return "pixels from 0 to 255 are already codes"
             return "real values, with 8-bit codes of their calibrated range"
         if _observes(output) and output.rounds:
-            return (
-                "float32 goes on behind it: rounded to the file's 8-bit codes of its observed range"
-            )
+            configs = self._placement.configs
+            readers = [demand.reader for demand in reasons.demands[name] if demand.reader]
+            on_codes = readers and all(_observes(configs[reader].output) for reader in readers)
+            behind = "a function of codes reads it" if on_codes else "float32 goes on behind it"
+            return f"{behind}: rounded to the file's 8-bit codes of its observed range"
         if _observes(output):
             end = " before the softmax" if layer_kinds.is_softmax(self._network[name].layer) else ""
             is_output = any(demand.kind == "output" for demand in reasons.demands[name])

@@ -470,13 +470,17 @@ class _Placer:
         name, role = node.name, self.roles[node.name]
         if role is Role.INPUT:
             return None
-        unplaceable = (Role.MOVEMENT, Role.SOFTMAX, Role.OPAQUE)
-        if name not in self.annotations or role in unplaceable or self._absorbed(name):
+        unplaceable = role in (Role.MOVEMENT, Role.SOFTMAX, Role.OPAQUE)
+        if unplaceable and not self._ends_in_codes(node):
+            return None
+        if name not in self.annotations or self._absorbed(name):
             return None
         if not self.quantizes_activations:
             return None
         demands = list(self._demands(name))
         kinds = {demand.kind for demand in demands}
+        if role is Role.SOFTMAX:
+            return self._observer(demands)
         if role is Role.AFFINE and self.pixels.are_inputs(name) and kinds & {"linear", "stream"}:
             within = name in self.entrances.values()  # its quantizer is the input's
             return None if within else self._quantizer(name, 8, demands)
@@ -508,11 +512,25 @@ class _Placer:
             observed = kinds == {"output"} or (
                 "float" not in kinds and self._is_linear_kernel(node)
             )
+        return self._observer(demands) if observed else None
+
+    def _observer(self, demands: list[Demand]) -> Quantizer:
+        """The observer of a tensor that only the file stores as codes."""
         # Float layers, and functions at the end but softmax, are trained on what the file gives.
         functions_at_end = (d.reader for d in demands if d.kind == "output" and d.reader)
         ends = [self.network[name].layer for name in functions_at_end]
+        floats = {demand.kind for demand in demands} & {"float", "left float"}
         rounds = bool(floats) or not all(map(layer_kinds.is_softmax, ends))
-        return make_range_observer(rounds=rounds) if observed else None
+        return make_range_observer(rounds=rounds)
+
+    def _ends_in_codes(self, node: Node) -> bool:
+        """Whether the processor makes codes of an observed range by the function at the end."""
+        if not self.policy.processor.native or self.roles[node.name] is not Role.SOFTMAX:
+            return False
+        native = layer_kinds.native_of(node.layer)
+        if native is None:
+            return layer_kinds.works_on_each_value(node.layer)
+        return native.ends is None
 
     def _native(self, name: str) -> NativeFunction | None:
         """The operator by which the processor of the policy computes a layer's function."""

@@ -3,6 +3,8 @@
 import dataclasses
 from collections.abc import Sequence
 
+from sat_tf.export.lowering.quantized_network import is_function
+from sat_tf.export.operations.float_layer import float_layers
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.quantize import ShiftOutput
@@ -153,6 +155,9 @@ def _why_float(graph: Graph, name: str) -> tuple[str, str]:
     while waiting:
         operation = waiting.pop()
         if (layer := operation.float_layer) is not None:
+            if any(is_function(one.calls[-1].node) for one in float_layers([operation])):
+                by_target = "quantize it for an NPU, by the target of its policy"
+                return f"which {layer} computes in float32", by_target
             return f"which is behind {layer}, a layer left float", "end the model in front of it"
         if operation.is_float(graph):
             waiting += [makers[read] for read in operation.inputs if read in makers]

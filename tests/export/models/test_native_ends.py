@@ -1,0 +1,119 @@
+"""Models that end in a function or a pool of an NPU: integer outputs, proved and compiled."""
+
+import numpy as np
+import pytest
+import tf_keras as keras
+
+import sat_tf
+from sat_tf.export.targets.ethos_u import compile_file
+from sat_tf.export.targets.table import TARGETS
+from sat_tf.export.tflite.contents import read_contents
+from sat_tf.graph.layers.activations import hard_silu
+from sat_tf.planning.layer_plan import Fate
+from sat_tf.qat.policy import BitPolicy
+from tests.export.proofs import calibrated, proved
+
+L = keras.layers
+POLICY = BitPolicy.mobile(4, target="ethos-u55", input_range=(0.0, 1.0))
+SLOPES = keras.initializers.RandomUniform(0.05, 0.3, seed=1)
+PIXELS = np.random.default_rng(5).integers(0, 256, (12, 12, 12, 3)).astype(np.uint8)
+# The layer behind the last convolution, and its operators.
+FUNCTIONS = {
+    "gelu": (lambda: L.Activation("gelu"), ["GELU"]),
+    "elu": (lambda: L.ELU(), ["ELU"]),
+    "leaky": (lambda: L.LeakyReLU(0.1), ["LEAKY_RELU"]),
+    "prelu": (lambda: L.PReLU(alpha_initializer=SLOPES), ["PRELU"]),
+    "tanh": (lambda: L.Activation("tanh"), ["TANH"]),
+    "swish": (lambda: L.Activation("swish"), ["LOGISTIC", "MUL"]),
+    "hard_silu": (lambda: L.Activation(hard_silu), ["HARD_SWISH"]),
+}
+
+
+def _body():
+    image = keras.Input((12, 12, 3), name="image")
+    return image, L.Conv2D(6, 3, padding="same", activation="relu", name="conv")(image)
+
+
+def _model(layer: keras.layers.Layer) -> keras.Model:
+    image, tensor = _body()
+    return keras.Model(image, layer(L.Conv2D(2, 1, name="last")(tensor)))
+
+
+def _quantized(model, policy=POLICY):
+    return calibrated(model, policy, PIXELS / np.float32(255.0))
+
+
+def _contents(path):
+    return read_contents(path.read_bytes(), path.name)
+
+
+def _on_the_npu(path) -> list[str]:
+    """The operators of a file of which nothing is left to the CPU."""
+    contents = _contents(path)
+    assert TARGETS["ethos-u55"].elsewhere(contents) == []
+    assert compile_file(path, "ethos-u55-128").on_cpu == ()
+    return [operator.name for operator in contents.operators]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_at_the_end_makes_integers_on_the_npu(name, tmp_path):
+    function, operators = FUNCTIONS[name]
+    path = tmp_path / "model.tflite"
+    report, found = proved(_quantized(_model(function())), path, PIXELS)
+    assert found.is_portable
+    assert found.trained_differing < 0.01
+    assert (report.float_operators, report.islands, report.elsewhere) == ([], [], [])
+    assert [made.type for made in _contents(path).outputs] == ["INT8"]
+    assert [name for name in _on_the_npu(path) if name in {*operators}] == operators
+
+
+def test_outputs_of_several_functions_are_integers_on_grids_of_their_own(tmp_path):
+    image, tensor = _body()
+    ends = {
+        "size": L.Reshape((-1, 2))(L.Conv2D(2, 1, activation="gelu", name="size")(tensor)),
+        "score": L.Conv2D(2, 1, name="score")(tensor),
+        "angle": L.Conv2D(1, 1, activation="tanh", name="angle")(tensor),
+    }
+    path = tmp_path / "model.tflite"
+    proved(_quantized(keras.Model(image, ends)), path, PIXELS)
+    outputs = _contents(path).outputs
+    assert {made.type for made in outputs} == {"INT8"}
+    assert len({float(made.scales[0]) for made in outputs}) == 3
+    assert "DEQUANTIZE" not in _on_the_npu(path)
+
+
+def test_a_function_without_an_operator_is_a_table_of_the_last_codes(tmp_path):
+    path = tmp_path / "model.tflite"
+    report, _ = proved(_quantized(_model(L.Activation("softplus"))), path, PIXELS)
+    assert [made.type for made in _contents(path).outputs] == ["INT8"]
+    assert {one.operator for one in report.elsewhere} == {"CAST", "GATHER"}
+
+
+def test_explain_plans_the_last_codes():
+    plan = sat_tf.explain(_model(L.Activation("gelu", name="end")), POLICY)
+    assert plan["end"].fate is Fate.OBSERVED
+    assert plan["end"].operators[0] == "GELU"
+    assert "a function of codes reads it" in plan["last"].activation_reason
+    assert not plan.elsewhere
+
+
+def test_files_for_cpus_end_in_float_as_before(tmp_path):
+    policy = BitPolicy.mobile(4, input_range=(0.0, 1.0))
+    quantized = _quantized(_model(L.Activation("gelu", name="end")), policy)
+    path = tmp_path / "model.tflite"
+    report = sat_tf.export_tflite(quantized, path)
+    assert report.islands == ["end"]
+    with pytest.raises(ValueError, match=r"which end computes in float32.*quantize it for an NPU"):
+        sat_tf.export_tflite(quantized, path, output_type="int8")
+
+
+def test_a_model_of_keras_3_ends_in_the_same_codes(tmp_path):
+    keras3 = pytest.importorskip("keras")
+    image = keras3.Input((12, 12, 3))
+    x = keras3.layers.Conv2D(6, 3, activation="relu")(image)
+    x = keras3.layers.PReLU(shared_axes=[1, 2])(keras3.layers.Conv2D(2, 1)(x))
+    path = tmp_path / "model.tflite"
+    proved(_quantized(keras3.Model(image, keras3.layers.ELU()(x))), path, PIXELS)
+    assert [made.type for made in _contents(path).outputs] == ["INT8"]
+    assert _on_the_npu(path)[-2:] == ["PRELU", "ELU"]
