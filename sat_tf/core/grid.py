@@ -30,7 +30,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias, TypeGuard
 
 from sat_tf.core.gradients import straight_through
-from sat_tf.core.ranges import axes_within
+from sat_tf.core.ranges import SMALLEST_SIZE, axes_within
 from sat_tf.core.tensors import Tensor, in_float32, is_tensor, namespace
 from sat_tf.messages import did_you_mean
 
@@ -233,6 +233,42 @@ def round_half_up(x: Tensor) -> Tensor:
     [-1.0, 0.0, 1.0, 1.0, 2.0]
     """
     return namespace(x).floor(x + 0.5)
+
+
+def int8_codes(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The codes of a tensor whose largest magnitude is code 127, and the real value of one code.
+
+        s = max|x| / 127,  code = round(x / s)
+
+    Args:
+        x: a floating tensor of any shape; where all of it is about 0, the scale is 1.
+
+    Returns:
+        Codes -127..127 like `x`, and the scale, a scalar; both float32, without gradients.
+
+    >>> codes, scale = int8_codes([0.5, -0.25, 0.001])
+    >>> codes.numpy().tolist(), round(float(scale), 6)
+    ([127.0, -63.0, 0.0], 0.003937)
+    """
+    n = namespace(x)
+    values = n.stop_gradient(in_float32(n, x))
+    largest = n.max(n.abs(values))
+    divisor = n.exact_divisor(float(LARGEST_INT8), largest)
+    scale = n.where(largest >= SMALLEST_SIZE, largest / divisor, 1.0)
+    return round_half_up(values / scale), scale
+
+
+def on_int8_codes(x: Tensor) -> Tensor:
+    """A tensor rounded to its `int8_codes`, with the gradient of the tensor itself.
+
+    Args:
+        x: a floating tensor of any shape.
+
+    Returns:
+        float32, shaped like `x`.
+    """
+    codes, scale = int8_codes(x)
+    return straight_through(codes * scale, in_float32(namespace(x), x))
 
 
 def levels(num_bits: Bits, grid: str = "dorefa") -> Any:

@@ -14,11 +14,13 @@ import keras as keras3
 from keras import ops
 
 from sat_tf.arguments import training_argument
+from sat_tf.core.grid import on_int8_codes
 from sat_tf.messages import did_you_mean
 from sat_tf.quantizers.protocol import Quantizer, VariableSpec
 from sat_tf.quantizers.table import deserialize_quantizer, serialize_quantizer
 from sat_tf.quantizers.values import off_halves
 from sat_tf.saved_by import marked, unmarked
+from sat_tf.targets import PROCESSORS
 
 # The places of the output quantizer.
 BEHIND = "behind"  # of the whole layer
@@ -148,13 +150,17 @@ class QuantizedLayer(keras3.layers.Wrapper):
             size = getattr(self.layer, "pool_size", None)
             count = None if size is None else math.prod(size)
             return ops.cast(quantize(off_halves(made, found, count)), made.dtype)
-        if self.weight_quantizer is None and self.place in (BEHIND, AROUND):
+        slopes = self._slopes
+        if self.weight_quantizer is None and not slopes and self.place in (BEHIND, AROUND):
             return quantize(self.layer(inputs, **arguments))
         with _ONE_CALL_AT_A_TIME:
             stand_ins: dict[str, Any] = {}
             if self.weight_quantizer is not None:
                 effective = ops.cast(self.effective_kernel(observes), self.layer.compute_dtype)
                 stand_ins[_kernel_name(self.layer)] = effective
+            if slopes:
+                rounded = on_int8_codes(ops.convert_to_tensor(vars(self.layer)[slopes]))
+                stand_ins[slopes] = ops.cast(rounded, self.layer.compute_dtype)
             function = getattr(self.layer, "activation", None)
             if self.place == ACTIVATION:
                 stand_ins["activation"] = quantize
@@ -166,6 +172,12 @@ class QuantizedLayer(keras3.layers.Wrapper):
             return outputs
         outputs = quantize(outputs)
         return function(outputs) if self.place == BEFORE_ACTIVATION and function else outputs
+
+    @property
+    def _slopes(self) -> str:
+        """The attribute with a PReLU's slopes, which an NPU's operator has as int8; else ""."""
+        is_npu = self.target is not None and PROCESSORS[self.target].native
+        return "alpha" if is_npu and isinstance(self.layer, keras3.layers.PReLU) else ""
 
     def effective_kernel(self, training: bool = False) -> Any:
         """The effective kernel, in float32; None if the layer has no quantized kernel."""

@@ -8,13 +8,14 @@ import tensorflow_model_optimization as tfmot
 import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
+from sat_tf.graph.layers.kind import NativeFunction
 from sat_tf.messages import did_you_mean, list_problems
 from sat_tf.qat.policy import PER_LAYER_FIELDS, BitPolicy, check_fields
 from sat_tf.qat.policy_fields import plain_numbers, warn_of
 from sat_tf.qat.tfmot_adapter import TfmotQuantizer
 from sat_tf.quantizers.protocol import ActivationQuantizer, Quantizer, WeightQuantizer
 from sat_tf.quantizers.table import deserialize_quantizer, serialize_quantizer
-from sat_tf.targets import target_problem
+from sat_tf.targets import PROCESSORS, target_problem
 
 _register = keras.utils.register_keras_serializable(package="sat_tf")
 
@@ -100,7 +101,7 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
             layer reads too, so that both are on one grid; without it, that is of what it reads.
         target: the processor that the model's file is for, a name of `PROCESSORS`; None for
             LiteRT's CPU kernels. An NPU computes a function by the operator of
-            `layer_kinds.native_of`.
+            `native_of`.
 
     Raises:
         ValueError: no such target.
@@ -124,6 +125,11 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
         self.inserted = inserted
         self.around = around
         self.target = target
+
+    def native_of(self, layer: keras.layers.Layer) -> NativeFunction | None:
+        """The operator by which the processor of the file computes the layer's function, if any."""
+        is_npu = self.target is not None and PROCESSORS[self.target].native
+        return layer_kinds.native_of(layer) if is_npu else None
 
     def get_weights_and_quantizers(self, layer: keras.layers.Layer) -> list[tuple[Any, Any]]:
         """The kernel and its quantizer."""

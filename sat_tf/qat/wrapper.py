@@ -12,6 +12,7 @@ import tf_keras as keras
 from tensorflow.python.framework import ops
 
 from sat_tf.arguments import training_argument
+from sat_tf.core.grid import on_int8_codes
 from sat_tf.graph import flatten, layer_kinds
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.tfmot_adapter import make_variables
@@ -195,6 +196,12 @@ class QuantizedLayer(keras.layers.Wrapper):
             self.constant_kernel.assign(tf.fill(self.constant_kernel.shape, math.nan))
         object.__setattr__(self, "constant_kernel", None)
 
+    @property
+    def _int8_weights(self) -> str:
+        """The attribute of the layer with weights that the file has as int8 beside its kernel."""
+        native = self.quantize_config.native_of(self.layer)
+        return "" if native is None else native.weights
+
     def _with_floor(self, variables: dict[str, tf.Variable]) -> dict[str, tf.Variable]:
         return {**variables, BIT_FLOOR: self._bit_floor}
 
@@ -205,7 +212,8 @@ class QuantizedLayer(keras.layers.Wrapper):
         if own is not None:
             return quantize(own)
         arguments = training_argument(self.layer.call, training)
-        if self.quantize_config.weights is None and not hasattr(self.layer, "activation"):
+        replaced = self.quantize_config.weights is not None or self._int8_weights
+        if not replaced and not hasattr(self.layer, "activation"):
             # Nothing to replace, and no lock: synchronized BatchNormalization waits in here for the
             # thread of another replica.
             return quantize(self.layer(inputs, **arguments))
@@ -226,12 +234,15 @@ class QuantizedLayer(keras.layers.Wrapper):
     def _stand_ins(
         self, training: Any, stand_in: Callable[[Any], Any], at_activation: bool
     ) -> Iterator[None]:
-        """Effective weights for the kernel, and another activation, for one call."""
+        """Effective weights for those of the layer, and another activation, for one call."""
         layer = self.layer
         values: dict[str, Any] = {"activation": stand_in} if at_activation else {}
         effective = self.effective_kernel(training if self.trainable else False)
         if effective is not None:
             values[layer_kinds.kernel_name(layer)] = tf.cast(effective, layer.compute_dtype)
+        if name := self._int8_weights:
+            rounded = on_int8_codes(tf.convert_to_tensor(getattr(layer, name)))
+            values[name] = tf.cast(rounded, layer.compute_dtype)
         # Past Keras' own __setattr__, which would stop tracking the variable.
         attributes: Any = vars(layer)
         before = {name: getattr(layer, name) for name in values}

@@ -110,6 +110,28 @@ def test_ties_go_up():
     np.testing.assert_array_equal(rounded, [-np.inf, -2, -1, 0, 1, 2, 3, np.inf, np.nan])
 
 
+# Worked by hand: the largest magnitude is code 127.
+@pytest.mark.parametrize(
+    ("values", "codes", "scale"),
+    [
+        ([127.0, -63.5, 0.5, -0.5], [127, -63, 1, 0], 1.0),
+        ([-0.254, 0.1, 0.0, 0.001], [-127, 50, 0, 1], 0.002),
+        ([0.0, 0.0, 1e-30, 0.0], [0, 0, 0, 0], 1.0),
+    ],
+)
+@pytest.mark.parametrize("mode", MODES)
+def test_the_largest_magnitude_is_code_127_and_gradients_pass(values, codes, scale, mode):
+    found, of_one = map(array, grids.int8_codes(tensor(np.float32(values))))
+    np.testing.assert_array_equal(found, codes)
+    assert of_one == pytest.approx(scale)
+    upstream = np.float32([1.0, -2.0, 3.0, 0.5])
+    rounded, gradient = value_and_gradients(
+        grids.on_int8_codes, [np.float32(values)], upstream, mode=mode
+    )
+    np.testing.assert_array_equal(rounded, np.float32(codes) * of_one)
+    np.testing.assert_array_equal(gradient, upstream)
+
+
 @pytest.mark.thorough
 @given(hnp.arrays(np.float32, 8, elements=st.floats(-1e4, 1e4, width=32)))
 def test_rounding_is_to_a_nearest_integer(x):

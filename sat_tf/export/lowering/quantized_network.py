@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.core.grid import on_int8_codes
 from sat_tf.export.lowering.layers import observed_range
 from sat_tf.export.tflite.tensors import LARGEST_RANGE, SMALLEST_RANGE
 from sat_tf.graph import layer_kinds
@@ -16,11 +17,9 @@ from sat_tf.graph.layers.kind import Combination, KernelForm, NativeFunction, Ro
 from sat_tf.graph.layers.normalization import Statistics
 from sat_tf.graph.network import Network, Node, call_in_inference
 from sat_tf.qat.layout import call_name, inner_layer, is_quantized
-from sat_tf.qat.model_class import target_of
 from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer, rounds_to_input
 from sat_tf.quantizers.protocol import ActivationQuantizer, PixelQuantizer, WeightQuantizer
 from sat_tf.quantizers.seen_values import RANGE_FIX, misfit
-from sat_tf.targets import PROCESSORS
 
 _LOWER_PRECISIONS = ("float16", "bfloat16")
 _KERNELS_OF_8_BITS = (Role.SUM, Role.PRODUCT, Role.CONCATENATION, Role.MEAN)
@@ -51,22 +50,30 @@ def quantizes(node: Node) -> bool:
 def in_float32(node: Node, shapes: Sequence[tuple[int, ...]]) -> keras.layers.Layer:
     """The user's layer as files compute it: in float32, in whatever precision it trains.
 
+    An operator of an NPU has its weights as int8, and training computes with these.
+
     Args:
         node: the layer, and how it is called.
         shapes: of its inputs, without the batch dimension.
 
     Returns:
-        The layer itself, or a copy with its weights where it, or one inside, has another precision.
+        The layer itself, or a copy where it, one inside or weights have another precision.
     """
-    layer = inner_layer(node.layer)
+    layer, native = inner_layer(node.layer), native_of(node)
+    weights = "" if native is None else native.weights
     parts = (layer, *layer.submodules)
-    if not any(getattr(part, "compute_dtype", None) in _LOWER_PRECISIONS for part in parts):
+    if not weights and not any(
+        getattr(part, "compute_dtype", None) in _LOWER_PRECISIONS for part in parts
+    ):
         return layer
     copy = layer_copy(layer, **_with_float32(layer.get_config()))
     types = [tf.float32 if kind.is_floating else kind for kind in node.types]
     read = [tf.zeros([1, *shape], kind) for shape, kind in zip(shapes, types, strict=True)]
     call_in_inference(node, copy, read)  # which builds it
     copied_weights(layer, copy)
+    if weights:
+        variable = getattr(copy, weights)
+        variable.assign(on_int8_codes(variable))
     return copy
 
 
@@ -110,10 +117,9 @@ def clips(node: Node) -> bool:
 
 def native_of(node: Node) -> NativeFunction | None:
     """The operator of its own by which the layer's function was trained; None without one."""
-    target = target_of(node.layer)
-    if target is None or not PROCESSORS[target].native or role_of(node) is not Role.FUNCTION:
+    if not isinstance(node.layer, QuantizedLayer) or role_of(node) is not Role.FUNCTION:
         return None
-    return layer_kinds.native_of(inner_layer(node.layer))
+    return node.layer.quantize_config.native_of(node.layer.layer)
 
 
 def is_float_function(node: Node) -> bool:
@@ -126,7 +132,9 @@ def is_unit_free(network: Network, node: Node) -> bool:
     """Whether the layer's codes can be stored on [-1, 1]: linear kernels make and read them."""
     if role_of(node) in _KERNELS_OF_8_BITS or rounds_to_input(node.layer):
         return False
-    if native_of(node) is not None:
+    # The quantizer of a layer that is called several times is behind it.
+    makers = [node, *(network[name] for name in node.inputs if role_of(node) is Role.IDENTITY)]
+    if any(native_of(maker) is not None for maker in makers):
         return False
     return _has_linear_readers_only(network, node.name)
 

@@ -361,7 +361,7 @@ class _Tracer:
         native = quantized_network.native_of(node)
         if native is None:
             return older
-        slopes = layer.alpha.numpy() if native.operator == "PRELU" else None
+        slopes = getattr(layer, native.weights).numpy() if native.weights else None
         return NativeDraft((source,), native, older, slopes)
 
     def _on_its_grid(self, node: Node, operation: OperationDraft) -> Draft:

@@ -61,8 +61,12 @@ class Draft(abc.ABC):
     inputs: tuple[str, ...]
     tensor: str = ""
     calls: tuple[Any, ...] = ()
-    keeps_stream: ClassVar[bool] = False
     stays_float: ClassVar[bool] = False
+
+    @property
+    def keeps_stream(self) -> bool:
+        """See the class."""
+        return False
 
     def takes_floats(self, codes: Codes) -> bool:
         """Whether it makes these codes itself of inputs that are float."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sat_tf.core.grid import LARGEST_INT8
+from sat_tf.core.grid import int8_codes
 from sat_tf.export.kernels import functions
 from sat_tf.export.kernels.functions import Curve, FunctionRule
 from sat_tf.export.kernels.kernel_sets import KERNEL_SETS, KernelSet
@@ -331,7 +331,10 @@ class NativeDraft(Draft):
     older: Draft
     slopes: np.ndarray | None = None
 
-    keeps_stream = True
+    @property
+    def keeps_stream(self) -> bool:
+        """See `Draft`: a layer with weights may be shared, and its quantizer is then behind it."""
+        return self.slopes is None
 
     def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
         """See `Draft`."""
@@ -366,7 +369,5 @@ class NativeDraft(Draft):
         return Native(self.inputs, name, operator, settings)
 
     def _sloped(self, name: str) -> Operation:
-        slopes = np.asarray(self.slopes, np.float32)
-        scale = np.float32(np.max(np.abs(slopes), initial=0.0) / LARGEST_INT8)
-        scale = scale if scale > 0.0 else np.float32(1.0)
-        return Sloped(self.inputs, name, np.rint(slopes / scale).astype(np.int8), scale)
+        codes, scale = map(np.asarray, int8_codes(self.slopes))
+        return Sloped(self.inputs, name, codes.astype(np.int8), np.float32(scale))

@@ -125,6 +125,7 @@ class Activation(NamedTuple):
 
 _HARD_SWISH = NativeFunction("HARD_SWISH")
 _LOGISTIC = NativeFunction("LOGISTIC", ends=Reach(0.0, highest=255.0 / 256.0))
+_PRELU = NativeFunction("PRELU", weights="alpha")
 _TANH = NativeFunction("TANH", ends=Reach(-1.0, highest=127.0 / 128.0))
 
 
@@ -354,7 +355,7 @@ KINDS: Kinds = {
     keras.layers.PReLU: LayerKind(
         Role.FUNCTION,
         weights_by_channel=True,
-        function=Function(spread=_sloped, native=lambda layer: NativeFunction("PRELU")),
+        function=Function(spread=_sloped, native=lambda layer: _PRELU),
         alike_at_all_sizes=True,
         keras3=SAME,
     ),

@@ -163,11 +163,14 @@ class NativeFunction:
         settings: its options, by the names that the schema gives them.
         ends: the smallest and the largest value of the 256 codes that TFLite fixes for its output;
             None where these may be any.
+        weights: the attribute of its layer with weights, which it has as `grid.int8_codes`; "" for
+            those without.
     """
 
     operator: str
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     ends: Reach | None = None
+    weights: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

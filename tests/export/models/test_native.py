@@ -7,6 +7,8 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.export.lowering.pipeline import deployed_graph
+from sat_tf.export.operations.graph_file import read_graph
+from sat_tf.export.operations.native import Sloped
 from sat_tf.export.targets.ethos_u import compile_file
 from sat_tf.export.targets.table import TARGETS
 from sat_tf.export.tflite.contents import read_contents
@@ -207,3 +209,60 @@ def test_a_model_of_keras_3_has_the_same_placement(tmp_path):
     again = sat_tf.export_tflite(loaded, tmp_path / "again.tflite")
     assert again.target == POLICY.target
     assert _operators(tmp_path / "again.tflite") == _operators(path)
+
+
+def _shared_slopes() -> keras.Model:
+    """One PReLU behind two convolutions."""
+    image = keras.Input((12, 12, 3))
+    act = L.PReLU(shared_axes=[1, 2], alpha_initializer=SLOPES, name="act")
+    x = act(L.BatchNormalization()(L.Conv2D(6, 3, padding="same")(image)))
+    x = act(L.BatchNormalization()(L.Conv2D(6, 3, padding="same")(x)))
+    return keras.Model(image, L.Dense(4)(L.GlobalAveragePooling2D()(x)))
+
+
+@pytest.mark.thorough
+def test_a_prelu_that_is_called_twice_runs_on_the_npu(tmp_path):
+    quantized, path = _trained(_shared_slopes()), tmp_path / "model.tflite"
+    assert _assert_proved_and_compiled(quantized, path) == {"PRELU"}
+    assert _operators(path).count("PRELU") == 2
+
+
+@pytest.mark.parametrize("keras_of", ["tf_keras", "keras"])
+def test_slopes_of_a_prelu_are_trained_as_the_codes_of_the_file(keras_of, tmp_path):
+    package = pytest.importorskip(keras_of)
+    initial = np.array([0.25, 0.1, -0.03, 0.0], np.float32)
+    image = package.Input((6, 6, 3))
+    act = package.layers.PReLU(shared_axes=[1, 2], name="act")
+    x = act(package.layers.Conv2D(4, 3, name="conv")(image))
+    x = package.layers.GlobalAveragePooling2D()(x)
+    model = package.Model(image, package.layers.Dense(2)(x))
+    act.set_weights([initial.reshape(1, 1, 4)])
+    quantized = sat_tf.quantize_model(model, POLICY)
+    sat_tf.calibrate(quantized, _images(8)[:, :6, :6].astype(np.float32))
+    wrapper = quantized.get_layer("quant_act")
+    sat_tf.export_tflite(quantized, tmp_path / "model.tflite")
+    graph = read_graph((tmp_path / "model.tflite").read_bytes(), "model.tflite")
+    (written,) = [one for one in graph.operations if isinstance(one, Sloped)]
+    codes = written.slopes.ravel()
+    assert codes.tolist() == [127, 51, -15, 0]
+    inside = np.float32(codes) * written.slope_scale
+    x = -50.0 * np.arange(1, 5, dtype=np.float32) * np.ones((1, 4, 4, 1), np.float32)
+    plain = package.layers.PReLU(shared_axes=[1, 2])
+    plain.build((None, 4, 4, 4))
+    plain.set_weights([inside.reshape(1, 1, 4)])
+    found = np.asarray(wrapper(x))
+    assert np.any(found)
+    quantizer = wrapper.output_quantizer if keras_of == "keras" else output_quantizer(wrapper)
+    expected = quantizer(plain(x), False, wrapper.output_variables)
+    np.testing.assert_array_equal(found, np.asarray(expected))
+    # The user's own slopes stay as they are.
+    np.testing.assert_array_equal(np.ravel(wrapper.layer.get_weights()[0]), initial)
+
+
+def test_slopes_for_cpus_are_not_rounded():
+    image = keras.Input((6, 6, 4))
+    act = L.PReLU(shared_axes=[1, 2], alpha_initializer=SLOPES, name="act")
+    model = keras.Model(image, L.Dense(2)(L.Flatten()(act(L.Conv2D(4, 1)(image)))))
+    wrapper = sat_tf.quantize_model(model, BitPolicy.mobile(4)).get_layer("quant_act")
+    x = np.float32(-1.0 - np.arange(144).reshape(1, 6, 6, 4))
+    np.testing.assert_array_equal(wrapper.before_quantization(x), wrapper.layer(x))
