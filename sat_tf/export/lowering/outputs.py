@@ -21,7 +21,8 @@ def with_softmax(graph: Graph) -> Graph:
 
     The codes stay what they are: only the float values behind the last DEQUANTIZE change.
     """
-    if any(operation.makes_probabilities for operation in graph.operations):
+    # One of codes is inside the model, such as a gate.
+    if any(one.makes_probabilities and one.is_float(graph) for one in graph.operations):
         return graph
     graph.expect_one_of_each("softmax=True")
     name = _unused(graph, f"{graph.output}_probabilities")

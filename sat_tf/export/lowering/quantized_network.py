@@ -117,7 +117,7 @@ def clips(node: Node) -> bool:
 
 def native_of(node: Node) -> NativeFunction | None:
     """The operator of its own by which the layer's function was trained; None without one."""
-    if not isinstance(node.layer, QuantizedLayer) or role_of(node) is not Role.FUNCTION:
+    if not isinstance(node.layer, QuantizedLayer) or not is_function(node):
         return None
     return node.layer.quantize_config.native_of(node.layer.layer)
 

@@ -25,8 +25,9 @@ from sat_tf.export.operations.operation import (
     stored_codes,
     tf,
 )
+from sat_tf.export.operations.softmax import PROBABILITIES, Softmax
 from sat_tf.export.tflite.contents import NotUnderstoodError
-from sat_tf.export.tflite.operator_view import OperatorView
+from sat_tf.export.tflite.operator_view import OperatorView, grid_of
 from sat_tf.export.tflite.tensors import Codes, Tensors
 from sat_tf.export.tflite.writer import Operator, Writer
 
@@ -345,7 +346,7 @@ class NativeDraft(Draft):
             is_whole = (codes.lowest, codes.highest) == (-_FIRST, _FIRST - 1)
             operation = self._sloped(name) if is_whole else None
         else:
-            operation = self._of_one_value(source, codes, name)
+            operation = self._of_codes(source, codes, name)
         if operation is None:
             return self.older.as_codes(builder, codes, name, shape)
         return builder.add(operation, shape, codes)
@@ -354,8 +355,11 @@ class NativeDraft(Draft):
         """See `Draft`."""
         return self.older.as_float(builder, name, shape)
 
-    def _of_one_value(self, source: Codes, codes: Codes, name: str) -> Operation | None:
+    def _of_codes(self, source: Codes, codes: Codes, name: str) -> Operation | None:
         operator, settings = self.native.operator, self.native.settings
+        if operator == Softmax.operator.name:
+            is_fixed = grid_of(codes) == grid_of(PROBABILITIES)
+            return Softmax(self.inputs, name) if is_fixed else None
         fixed = FIXED_GRIDS.get(operator)
         if fixed is not None and fixed != (codes.scale, codes.zero_point):
             return None

@@ -125,6 +125,7 @@ class Activation(NamedTuple):
 
 _HARD_SWISH = NativeFunction("HARD_SWISH")
 _LOGISTIC = NativeFunction("LOGISTIC", ends=Reach(0.0, highest=255.0 / 256.0))
+_SOFTMAX = NativeFunction("SOFTMAX", ends=Reach(0.0, highest=255.0 / 256.0))
 _PRELU = NativeFunction("PRELU", weights="alpha")
 _TANH = NativeFunction("TANH", ends=Reach(-1.0, highest=127.0 / 128.0))
 
@@ -171,7 +172,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "sigmoid": Activation(UNIT, ("sigmoid",), native=_LOGISTIC),
     "silu": Activation(Reach(-0.2785)),  # by the name of TensorFlow's function
     "soft_shrink": Activation(UNKNOWN, ("soft_shrink",), soft_shrink),
-    "softmax": Activation(None, ("softmax",)),
+    "softmax": Activation(None, ("softmax",), native=_SOFTMAX),
     "softplus": Activation(POSITIVE, ("softplus",)),
     "softsign": Activation(SIGNED_UNIT, ("softsign",)),
     "squareplus": Activation(POSITIVE, ("squareplus",), squareplus),
@@ -339,7 +340,7 @@ KINDS: Kinds = {
         Role.SOFTMAX,
         _refuse_softmax,
         refuse_at=_refuse_softmax_at,
-        function=Function(lambda layer: UNIT),
+        function=Function(lambda layer: UNIT, native=lambda layer: _SOFTMAX),
         alike_at_all_sizes=True,
         keras3=SAME,
     ),

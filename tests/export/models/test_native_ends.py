@@ -1,16 +1,20 @@
-"""Models that end in a function or a pool of an NPU: integer outputs, proved and compiled."""
+"""Models that end in functions or pools of NPUs, or hold a softmax: proved and compiled."""
 
 import numpy as np
 import pytest
 import tf_keras as keras
 
 import sat_tf
+from sat_tf.export.evaluate import run_tflite
+from sat_tf.export.litert.runtime import RUNTIMES
 from sat_tf.export.targets.ethos_u import compile_file
 from sat_tf.export.targets.table import TARGETS
 from sat_tf.export.tflite.contents import read_contents
 from sat_tf.graph.layers.activations import hard_silu
 from sat_tf.planning.layer_plan import Fate
 from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.wrapper import output_quantizer
+from sat_tf.quantizers.pact import FixedGridQuantizer, UnitQuantizer
 from tests.export.proofs import calibrated, proved
 
 L = keras.layers
@@ -117,3 +121,48 @@ def test_a_model_of_keras_3_ends_in_the_same_codes(tmp_path):
     proved(_quantized(keras3.Model(image, keras3.layers.ELU()(x))), path, PIXELS)
     assert [made.type for made in _contents(path).outputs] == ["INT8"]
     assert _on_the_npu(path)[-2:] == ["PRELU", "ELU"]
+
+
+def _gated(kind: str) -> keras.Model:
+    """A classifier whose features are weighted by a softmax over channels."""
+    image, tensor = _body()
+    if kind == "layer":
+        gate = L.Softmax(name="gate")(L.Conv2D(6, 1)(tensor))
+    else:
+        gate = L.Conv2D(6, 1, activation="softmax")(tensor)
+    weighted = L.Conv2D(4, 3)(L.Multiply()([tensor, gate]))
+    return keras.Model(image, L.Dense(5, name="logits")(L.GlobalAveragePooling2D()(weighted)))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["layer", "activation"])
+def test_a_softmax_inside_is_one_of_codes_and_says_that_arm_may_differ(kind, tmp_path):
+    path = tmp_path / "model.tflite"
+    quantized = _quantized(_gated(kind))
+    report, found = proved(quantized, path, PIXELS, runtimes=RUNTIMES)
+    for name in ("xnnpack", "builtin", "reference"):
+        counted = found.runtimes[name]
+        assert sum(one.codes_differing for one in counted.own or counted.tensors) == 0, name
+    assert found.trained_differing < 0.01
+    assert (report.float_operators, report.warnings) == ([], [])
+    assert _on_the_npu(path).count("SOFTMAX") == 1
+    assert not found.is_portable
+    (hold,) = [hold for hold in found.holds if not hold.is_portable]
+    assert hold.operators == "SOFTMAX"
+    assert "x86 and of Arm differ" in hold.why
+
+
+def test_a_softmax_inside_is_trained_on_the_grid_of_its_operator():
+    quantized = sat_tf.quantize_model(_gated("layer"), POLICY)
+    grid = FixedGridQuantizer(highest=255.0 / 256.0)
+    assert output_quantizer(quantized.get_layer("quant_gate")) == grid
+    older = sat_tf.quantize_model(_gated("layer"), BitPolicy.mobile(4))
+    assert output_quantizer(older.get_layer("quant_gate")) == UnitQuantizer(num_bits=8)
+
+
+def test_probabilities_are_asked_for_behind_a_softmax_inside(tmp_path):
+    path = tmp_path / "model.tflite"
+    report = sat_tf.export_tflite(_quantized(_gated("layer")), path, softmax=True)
+    assert report.operators["SOFTMAX"] == 2
+    probabilities = run_tflite(path, PIXELS[:2])
+    np.testing.assert_allclose(np.sum(probabilities, axis=-1), 1.0, atol=5 / 256)
