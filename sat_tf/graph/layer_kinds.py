@@ -275,6 +275,12 @@ def pooling_of(layer: keras.layers.Layer) -> Pooling | None:
     return find_support(layer).pooling
 
 
+def averages_windows(layer: keras.layers.Layer) -> bool:
+    """Whether a layer takes means of windows: not of all places, nor of channels."""
+    pooling = pooling_of(layer)
+    return pooling is not None and pooling.mean and not pooling.whole
+
+
 def reshapes(layer: keras.layers.Layer) -> bool:
     """Whether a layer changes the shape of its values and keeps their order."""
     return find_support(layer).reshapes

@@ -300,6 +300,8 @@ class _Placer:
                 last = all(demand.kind == "output" for demand in self._demands(node.name))
                 inside = Role.FUNCTION if node.name in self.annotations else Role.OPAQUE
                 self.roles[node.name] = Role.SOFTMAX if last else inside
+            elif self._pools_output(node):
+                self.roles[node.name] = Role.SOFTMAX
 
     def _check(self) -> None:
         if not self.linear:
@@ -414,8 +416,7 @@ class _Placer:
         name, layer = node.name, node.layer
         if not self.policy.processor.native or name not in self.annotations:
             return False
-        pooling = layer_kinds.pooling_of(layer)
-        pools = self.roles[name] is Role.MEAN and pooling is not None and not pooling.whole
+        pools = self.roles[name] is Role.MEAN and layer_kinds.averages_windows(layer)
         resizes = self.roles[name] is Role.FUNCTION and layer_kinds.interpolates(layer)
         if not (pools or resizes) or self.network.is_shared(name):
             return False
@@ -426,14 +427,27 @@ class _Placer:
         return is_quantized and has_codes and not self.pixels.reads(node.inputs[0])
 
     def _is_around(self, node: Node) -> bool:
-        """The same, or it resizes the output, to the codes of what it reads."""
-        resizes_output = (
-            self.policy.processor.native
-            and self.roles[node.name] is Role.SOFTMAX
-            and layer_kinds.interpolates(node.layer)
-            and not self.network.is_shared(node.name)
+        """The same, or it resizes or pools the output, to the codes of what it reads."""
+        keeps_grid = layer_kinds.interpolates(node.layer) or layer_kinds.averages_windows(
+            node.layer
         )
-        return resizes_output or self._rounds_to_input(node)
+        is_output = self.policy.processor.native and self.roles[node.name] is Role.SOFTMAX
+        makes_output = is_output and keeps_grid and not self.network.is_shared(node.name)
+        return makes_output or self._rounds_to_input(node)
+
+    def _pools_output(self, node: Node) -> bool:
+        """Whether an NPU's operator takes the means of windows that a model ends in.
+
+        They may be logits; any other function behind them is trained on means of their own grid.
+        """
+        if not (self.policy.processor.native and layer_kinds.averages_windows(node.layer)):
+            return False
+        if node.name not in self.annotations or self.pixels.reads(node.inputs[0]):
+            return False
+        demands = list(self._demands(node.name))
+        ends = [self.network[demand.reader].layer for demand in demands if demand.reader]
+        at_end = all(demand.kind == "output" for demand in demands)
+        return at_end and all(map(layer_kinds.is_softmax, ends))
 
     def _has_grid(self, node: Node) -> bool:
         """Whether a layer's output, or that of the only one that reads it, is quantized."""
@@ -559,8 +573,7 @@ class _Placer:
         """Whether integer kernels compute the layer even where its output stays float."""
         if self.roles[node.name] in (Role.LINEAR, *_AFFINE, Role.RECTIFIER):
             return True
-        pooling = layer_kinds.pooling_of(node.layer)
-        return pooling is not None and pooling.mean and not pooling.whole
+        return layer_kinds.averages_windows(node.layer)
 
     def _insertions(self, outputs: Mapping[str, Quantizer | None]) -> Iterator[Insertion]:
         for name, made in self.entrances.items():

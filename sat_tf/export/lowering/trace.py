@@ -337,15 +337,9 @@ class _Tracer:
         return Pair(sources, "", _PAIRS[combination])
 
     def _function(self, node: Node) -> Draft:
-        if rounds_to_input(node.layer):
-            rows, columns = _shape(node)[:2]
-            resize = ResizeBilinear((), "", (rows, columns))
-            if output_quantizer(node.layer) is not None:
-                return self._on_its_grid(node, resize)
-            read = self._tensor(node.inputs[0])
-            if (codes := self.builder.codes(read)) is not None:
-                name, shape = call_name(node), _shape(node)
-                return existing(resize.placed(self.builder, (read,), codes, name, shape))
+        rows, columns = (*_shape(node), 1, 1)[:2]
+        if found := self._rounding_to_input(node, ResizeBilinear((), "", (rows, columns))):
+            return found
         layer, source = inner_layer(node.layer), self._tensor(node.inputs[0])
         each = layer_kinds.works_on_each_value(layer)
 
@@ -364,17 +358,31 @@ class _Tracer:
         slopes = getattr(layer, native.weights).numpy() if native.weights else None
         return NativeDraft((source,), native, older, slopes)
 
-    def _on_its_grid(self, node: Node, operation: OperationDraft) -> Draft:
-        """An operation that rounds to the codes that it reads: they get the grid of its output."""
-        part = self._part(node.inputs[0])
-        return OnOneGrid(part.draft.inputs, (part,), operation)
+    def _rounding_to_input(self, node: Node, operation: OperationDraft) -> Draft | None:
+        """An operation that rounds to the codes that it reads, which get the grid of its output.
+
+        It has none at the end of a model. Other layers give None.
+        """
+        if not rounds_to_input(node.layer):
+            return None
+        if output_quantizer(node.layer) is not None:
+            part = self._part(node.inputs[0])
+            return OnOneGrid(part.draft.inputs, (part,), operation)
+        read = self._tensor(node.inputs[0])
+        if (codes := self.builder.codes(read)) is None:
+            return None
+        return existing(
+            operation.placed(self.builder, (read,), codes, call_name(node), _shape(node))
+        )
 
     def _mean(self, node: Node) -> Draft:
         layer = inner_layer(node.layer)
-        if rounds_to_input(node.layer):
+        if layer_kinds.averages_windows(layer):
             padding = "SAME" if quantized_network.pads(self.network, node) else "VALID"
             window = Window(tuple(layer.strides), padding)
-            return self._on_its_grid(node, AveragePool((), "", tuple(layer.pool_size), window))
+            pool = AveragePool((), "", tuple(layer.pool_size), window)
+            if found := self._rounding_to_input(node, pool):
+                return found
         source = self._natural(node.inputs[0])
         pooling = layer_kinds.pooling_of(layer)
         if pooling is None:

@@ -7,6 +7,8 @@ import tf_keras as keras
 import sat_tf
 from sat_tf.export.evaluate import run_tflite
 from sat_tf.export.litert.runtime import RUNTIMES
+from sat_tf.export.operations.graph_file import read_graph
+from sat_tf.export.operations.pools import AveragePool
 from sat_tf.export.targets.ethos_u import compile_file
 from sat_tf.export.targets.table import TARGETS
 from sat_tf.export.tflite.contents import read_contents
@@ -166,3 +168,51 @@ def test_probabilities_are_asked_for_behind_a_softmax_inside(tmp_path):
     assert report.operators["SOFTMAX"] == 2
     probabilities = run_tflite(path, PIXELS[:2])
     np.testing.assert_allclose(np.sum(probabilities, axis=-1), 1.0, atol=5 / 256)
+
+
+# Layers behind the last convolution, and the operators behind that of the convolution.
+POOLS = {
+    "windows": (lambda x: L.AveragePooling2D(6)(x), ["AVERAGE_POOL_2D"]),
+    "padded": (lambda x: L.AveragePooling2D(5, 2, "same")(x), ["AVERAGE_POOL_2D"]),
+    "rectified": (lambda x: L.AveragePooling2D(4)(L.ReLU()(x)), ["AVERAGE_POOL_2D"]),
+    "logits": (
+        lambda x: L.Softmax()(L.Flatten()(L.AveragePooling2D(12)(x))),
+        ["AVERAGE_POOL_2D", "RESHAPE", "SOFTMAX"],
+    ),
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", POOLS)
+def test_means_at_the_end_are_an_operator_on_the_codes_that_it_reads(name, tmp_path):
+    behind, operators = POOLS[name]
+    image, tensor = _body()
+    model = keras.Model(image, behind(L.Conv2D(3, 1, name="last")(tensor)))
+    path = tmp_path / "model.tflite"
+    report, found = proved(_quantized(model), path, PIXELS)
+    assert report.float_operators == []
+    # Halves are rounded away from 0, and in Keras not at all.
+    assert found.trained_differing < 0.01
+    assert _on_the_npu(path)[-len(operators) :] == operators
+    graph = read_graph(path.read_bytes(), "model.tflite")
+    (pool,) = [one for one in graph.operations if isinstance(one, AveragePool)]
+    assert graph.codes(pool.output) == graph.codes(pool.inputs[0])
+
+
+def test_means_in_front_of_a_function_at_the_end_have_a_grid_of_their_own(tmp_path):
+    image, tensor = _body()
+    end = L.Activation("sigmoid")(L.AveragePooling2D(3)(L.Conv2D(3, 1)(tensor)))
+    path = tmp_path / "model.tflite"
+    report, _ = proved(_quantized(keras.Model(image, end)), path, PIXELS)
+    assert "AVERAGE_POOL_2D" not in report.operators
+
+
+def test_a_pool_that_is_called_twice_is_an_operator_both_times(tmp_path):
+    image, tensor = _body()
+    pool = L.AveragePooling2D(4)
+    both = L.Add()([pool(tensor), pool(L.Conv2D(6, 3, padding="same")(tensor))])
+    model = keras.Model(image, L.Dense(3)(L.Flatten()(both)))
+    path = tmp_path / "model.tflite"
+    report, _ = proved(_quantized(model), path, PIXELS)
+    assert report.operators["AVERAGE_POOL_2D"] == 2
+    assert report.elsewhere == []
