@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from sat_tf.commands.models import load_model, quiet_tensorflow
-from sat_tf.commands.options import Parser, add_output_type, add_target, add_trust
+from sat_tf.commands.options import OWN_TYPE, Parser, add_output_type, add_target, add_trust
 from sat_tf.messages import RunError, say, value_errors_as_run_errors
 from sat_tf.presentation.tables import marked_text
 from sat_tf.training.config.config import read_config
@@ -78,7 +78,7 @@ def add_arguments(parser: Parser) -> None:
         action=argparse.BooleanOptionalAction,
         help="append a softmax: outputs are probabilities; default: as in the run's config",
     )
-    add_output_type(parser, default="as in the run's config, or the target's")
+    add_output_type(parser, default=f"as in the run's config, or {OWN_TYPE}")
     parser.advanced.add_argument(
         "--resizable", action="store_true", help="leave the batch size open"
     )

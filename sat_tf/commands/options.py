@@ -167,6 +167,10 @@ def _input_range(text: str) -> Any:
     return value
 
 
+# The type of outputs that a file has by itself, in words.
+OWN_TYPE = "the target's, int8 for NPUs, else float32"
+
+
 def add_output_type(parser: argparse.ArgumentParser, *, default: str) -> None:
     """Adds --output_type, for commands that write a file.
 

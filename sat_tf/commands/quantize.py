@@ -18,6 +18,7 @@ from rich.console import Console
 from sat_tf.arguments import is_between
 from sat_tf.commands.models import quiet_tensorflow, read_keras_model
 from sat_tf.commands.options import (
+    OWN_TYPE,
     Parser,
     add_input_range,
     add_output_type,
@@ -123,7 +124,7 @@ def add_arguments(parser: Parser) -> None:
     )
     add_input_range(parser, default="found, by the accuracy on folders of classes")
     add_target(parser, default="litert")
-    add_output_type(parser, default="the target's")
+    add_output_type(parser, default=OWN_TYPE)
     parser.add_argument(
         "--out", metavar="DIR", help="where the files go; default: runs/<model>_w<N>a<N>"
     )

@@ -428,12 +428,10 @@ class _Placer:
 
     def _is_around(self, node: Node) -> bool:
         """The same, or it resizes or pools the output, to the codes of what it reads."""
-        keeps_grid = layer_kinds.interpolates(node.layer) or layer_kinds.averages_windows(
-            node.layer
-        )
-        is_output = self.policy.processor.native and self.roles[node.name] is Role.SOFTMAX
-        makes_output = is_output and keeps_grid and not self.network.is_shared(node.name)
-        return makes_output or self._rounds_to_input(node)
+        layer, is_output = node.layer, self.roles[node.name] is Role.SOFTMAX
+        keeps_grid = layer_kinds.interpolates(layer) or layer_kinds.averages_windows(layer)
+        native = self.policy.processor.native and not self.network.is_shared(node.name)
+        return (native and is_output and keeps_grid) or self._rounds_to_input(node)
 
     def _pools_output(self, node: Node) -> bool:
         """Whether an NPU's operator takes the means of windows that a model ends in.

@@ -82,7 +82,7 @@ class ExportConfig(Section):
     output_type: Literal["float32", "int8", "uint8"] | None = Field(
         default=None,
         description="one of float32, int8, uint8 (codes, for processors without floating point), "
-        "or null (the target's)",
+        "or null (the target's, int8 for NPUs, else float32)",
     )
     verify_images: int = Field(
         default=1024,
