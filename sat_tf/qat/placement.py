@@ -26,6 +26,7 @@ from sat_tf.quantizers.table import (
     make_activation_quantizer,
     make_image_quantizer,
     make_input_quantizer,
+    make_pixel_quantizer,
     make_range_observer,
     make_weight_quantizer,
 )
@@ -411,7 +412,7 @@ class _Placer:
         """Whether an NPU's operator computes the layer, which rounds to the codes that it reads.
 
         Its input and its output are then on one grid, which both get from its quantizer: that of
-        streams. A mean over all pixels has a kernel that changes grids.
+        streams, or of pixels. A mean over all places has a kernel that changes grids.
         """
         name, layer = node.name, node.layer
         if not self.policy.processor.native or name not in self.annotations:
@@ -424,7 +425,9 @@ class _Placer:
         is_quantized = self.quantizes_activations and bool(kinds & {"linear", "stream"})
         floats = kinds & {"float", "left float"} or self.policy.activation_bits is None
         has_codes = self.policies[name].stream_bits is not None and not floats
-        return is_quantized and has_codes and not self.pixels.reads(node.inputs[0])
+        (read,) = node.inputs
+        has_grid = self.pixels.are_counts(read) or not self.pixels.reads(read)
+        return is_quantized and has_codes and has_grid
 
     def _is_around(self, node: Node) -> bool:
         """The same, or it resizes or pools the output, to the codes of what it reads."""
@@ -434,10 +437,7 @@ class _Placer:
         return (native and is_output and keeps_grid) or self._rounds_to_input(node)
 
     def _pools_output(self, node: Node) -> bool:
-        """Whether an NPU's operator takes the means of windows that a model ends in.
-
-        They may be logits; any other function behind them is trained on means of their own grid.
-        """
+        """Whether an NPU's operator takes means of windows that are outputs, or logits of them."""
         if not (self.policy.processor.native and layer_kinds.averages_windows(node.layer)):
             return False
         if node.name not in self.annotations or self.pixels.reads(node.inputs[0]):
@@ -498,6 +498,8 @@ class _Placer:
             return None if within else self._quantizer(name, 8, demands)
         if self._rounds_to_input(node):
             self.streams.add(name)
+            if self.pixels.reads(node.inputs[0]):
+                return make_pixel_quantizer(*self.pixels[node.inputs[0]])
             return self._quantizer(name, self.policies[name].stream_bits or 8, demands)
         bits = [demand.bits for demand in demands if demand.bits is not None]
         native = self._native(name)
@@ -540,9 +542,7 @@ class _Placer:
         if not self.policy.processor.native or self.roles[node.name] is not Role.SOFTMAX:
             return False
         native = layer_kinds.native_of(node.layer)
-        if native is None:
-            return layer_kinds.works_on_each_value(node.layer)
-        return native.ends is None
+        return native.ends is None if native else layer_kinds.works_on_each_value(node.layer)
 
     def _native(self, name: str) -> NativeFunction | None:
         """The operator by which the processor of the policy computes a layer's function."""

@@ -169,6 +169,11 @@ def make_input_quantizer(input_type: str) -> Quantizer:
     return InputQuantizer(input_type=input_type)
 
 
+def make_pixel_quantizer(lowest: float, highest: float) -> ActivationQuantizer:
+    """The quantizer of a tensor on the grid of pixels, of which these are the ends."""
+    return FixedGridQuantizer(lowest=lowest, highest=highest)
+
+
 def make_range_observer(*, rounds: bool) -> Quantizer:
     """The observer of a tensor that only the file stores as codes; see `RangeObserver`."""
     return RangeObserver(rounds=rounds)

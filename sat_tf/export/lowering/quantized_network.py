@@ -183,9 +183,13 @@ def find_head(network: Network) -> str | None:
 
 def is_function(node: Node) -> bool:
     """Whether the layer computes a function that no kernel does; also a softmax inside."""
+    return role_of(node) is Role.FUNCTION or is_fixed(node)
+
+
+def is_fixed(node: Node) -> bool:
+    """Whether the layer's quantizer has a grid that no variable moves."""
     quantizer = output_quantizer(node.layer)
-    unit = isinstance(quantizer, ActivationQuantizer) and quantizer.is_unit
-    return role_of(node) is Role.FUNCTION or unit
+    return isinstance(quantizer, ActivationQuantizer) and quantizer.is_unit
 
 
 # -- what has no exact integer form ----------------------------------------------------------------

@@ -361,11 +361,11 @@ class _Tracer:
     def _rounding_to_input(self, node: Node, operation: OperationDraft) -> Draft | None:
         """An operation that rounds to the codes that it reads, which get the grid of its output.
 
-        It has none at the end of a model. Other layers give None.
+        It has none at the end of a model, and pixels have theirs. Other layers give None.
         """
         if not rounds_to_input(node.layer):
             return None
-        if output_quantizer(node.layer) is not None:
+        if output_quantizer(node.layer) is not None and not quantized_network.is_fixed(node):
             part = self._part(node.inputs[0])
             return OnOneGrid(part.draft.inputs, (part,), operation)
         read = self._tensor(node.inputs[0])
@@ -448,6 +448,8 @@ class _Tracer:
             low, high = self._range(node, draft)
             codes = range_codes(low, high)
             draft = draft.seen_within(low, high)
+        elif rounds_to_input(node.layer) and quantized_network.is_fixed(node):
+            return draft
         elif isinstance(quantizer, ActivationQuantizer):
             unit_free = quantized_network.is_unit_free(self.network, node)
             codes = codes_of(quantizer, wrapper.output_variables, unit_free=unit_free)

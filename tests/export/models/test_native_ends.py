@@ -216,3 +216,29 @@ def test_a_pool_that_is_called_twice_is_an_operator_both_times(tmp_path):
     report, _ = proved(_quantized(model), path, PIXELS)
     assert report.operators["AVERAGE_POOL_2D"] == 2
     assert report.elsewhere == []
+
+
+PREPARED = {
+    "pooled": (L.AveragePooling2D(4), "AVERAGE_POOL_2D"),
+    "resized": (L.Resizing(24, 24), "RESIZE_BILINEAR"),
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("ends", [(0.0, 1.0), (-1.0, 1.0)])
+@pytest.mark.parametrize("name", PREPARED)
+def test_pixels_are_pooled_and_resized_on_their_grid(name, ends, tmp_path):
+    layer, operator = PREPARED[name]
+    image = keras.Input((12, 12, 3))
+    first = type(layer).from_config(layer.get_config())(image)
+    tensor = L.Conv2D(4, 3, activation="relu")(L.ZeroPadding2D(1)(first))
+    model = keras.Model(image, L.Dense(3)(L.Flatten()(tensor)))
+    policy = BitPolicy.mobile(4, target="ethos-u55", input_range=ends)
+    low, high = ends
+    quantized = calibrated(model, policy, np.float32(low + PIXELS / 255.0 * (high - low)))
+    path = tmp_path / "model.tflite"
+    _, found = proved(quantized, path, PIXELS)
+    assert found.is_portable
+    # The operator itself gives what training rounds to.
+    assert found.trained_differing < 1e-3
+    assert _on_the_npu(path)[:2] == ["QUANTIZE", operator]
