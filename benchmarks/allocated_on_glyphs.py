@@ -181,8 +181,8 @@ class _Task:
     def _searched(self, way: str) -> tuple[BitPolicy, int]:
         choices = ModelChoices(self.model, self.uniform, **self.choices)
         no_costs = [[0.0] * len(layer.choices) for layer in choices.layers]
-        limits = read_budget(self.budget, has_latency=False)
-        problem = make_problem(choices, no_costs, limits, None)
+        limits = read_budget(self.budget)
+        problem = make_problem(choices, no_costs, limits, {})
         half = len(self.images) // 2
         loss = CalibratedLoss(self.model, choices, self.images[:half], self.labels[:half])
 

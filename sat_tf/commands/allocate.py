@@ -46,6 +46,7 @@ examples:
   sat-tf allocate model.keras --dataset digits --budget average_bits=4
   sat-tf allocate model.keras --images photos/ --budget bytes=60% bit_operations=30% \\
       --weight_bits 2,4,8 --csv layers.csv --picture curve.svg
+  sat-tf allocate model.keras --images photos/ --npu ethos-u55-128 --budget milliseconds=60%
   sat-tf allocate model.keras --budget milliseconds=12 --cost costs.csv --latency phone.csv
 
 limits, each a number, or a share such as 60% of what the most bits need:
@@ -84,6 +85,12 @@ def add_arguments(parser: Parser) -> None:
     )
     parser.advanced.add_argument(
         "--latency", metavar="FILE", help="milliseconds of all linear layers, as a CSV file"
+    )
+    parser.add_argument(
+        "--npu",
+        metavar="NAME[,SYSTEM,MODE]",
+        help="an Ethos-U, such as ethos-u55-128, whose compiler estimates milliseconds and counts "
+        "compiled_bytes; SYSTEM and MODE are its system configuration and memory mode",
     )
     for name in ("weight_bits", "activation_bits"):
         parser.add_argument(
@@ -130,7 +137,9 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     policy = BitPolicy() if policy is None else policy
     budget = _budget(arguments.budget)
     with value_errors_as_run_errors():
-        read_budget(budget, has_latency=arguments.latency is not None)
+        npu = arguments.npu and _npu(arguments.npu)
+        known = {"milliseconds": arguments.latency or npu, "compiled_bytes": npu}
+        read_budget(budget, [name for name, source in known.items() if source is not None])
         is_measured = arguments.cost == _SENSITIVITY
         cost = _SENSITIVITY if is_measured else _cost_table(arguments.cost)
         latency = arguments.latency and read_csv(arguments.latency, "milliseconds")
@@ -147,19 +156,24 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
 
     with value_errors_as_run_errors():
         model = make()
-        found = allocate(
-            model,
-            images_as_fed(model, wanted, policy, console) if is_measured else None,
-            policy,
-            budget=budget,
-            cost=cost,
-            latency=latency,
-            weight_bits=arguments.weight_bits,
-            activation_bits=arguments.activation_bits,
-            pack=arguments.pack,
-            num_images=wanted.most or _USUAL_IMAGES,
-            seconds=arguments.seconds,
-        )
+        images = images_as_fed(model, wanted, policy, console) if is_measured else None
+        try:
+            found = allocate(
+                model,
+                images,
+                policy,
+                budget=budget,
+                cost=cost,
+                latency=latency,
+                npu=npu,
+                weight_bits=arguments.weight_bits,
+                activation_bits=arguments.activation_bits,
+                pack=arguments.pack,
+                num_images=wanted.most or _USUAL_IMAGES,
+                seconds=arguments.seconds,
+            )
+        except ImportError as error:  # the compiler of the NPU is an extra
+            raise RunError(str(error)) from error
         found.print_to(console)
         write_outputs(
             arguments,
@@ -189,6 +203,17 @@ def _budget(words: list[str]) -> dict[str, Any]:
     if problems:
         raise RunError(list_problems("--budget", problems))
     return budget
+
+
+def _npu(text: str) -> dict[str, str]:
+    """The NPU that words like ethos-u85-256,Ethos_U85_SYS_Flash_High,Shared_Sram name."""
+    words = text.split(",")
+    if len(words) not in (1, 3):
+        raise ValueError(
+            f"--npu: received {text!r}, expected the name of a configuration, alone or with those "
+            "of a system configuration and a memory mode, commas between them."
+        )
+    return dict(zip(("configuration", "system_config", "memory_mode"), words, strict=False))
 
 
 def _cost_table(text: str) -> dict[str, Any]:

@@ -93,6 +93,10 @@ class FileSizes:
         if len(refused) == len(self._graphs):
             raise refused[0]
 
+    def tensors(self, layer: str) -> list[str]:
+        """The tensors of the file that a layer's linear operations make."""
+        return [one.output for one in self._operations(layer, None)]
+
     def stored_bits(self, layer: str, bits: int | None) -> int:
         """How many bits of the file each weight of a layer takes.
 

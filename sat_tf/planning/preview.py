@@ -131,7 +131,8 @@ def preview(network: Network, placement: Placement) -> Network:
     for index, node in enumerate(view):
         if isinstance(node.layer, QuantizedLayer) and not node.layer.built:
             shapes = [view[name].shape for name in node.inputs]
-            _build(node.layer, input_shape(node, shapes), index)
+            node.layer.build(input_shape(node, shapes))
+            assume_ranges(node.layer, index)
     return view
 
 
@@ -145,11 +146,15 @@ def kernel_outlines(network: Network) -> dict[str, KernelOutline]:
     return outlines
 
 
-def _build(layer: QuantizedLayer, shape: Any, index: int) -> None:
-    # Levels start equal, but training makes them differ, and the file then has operators between
-    # their grids.
+def assume_ranges(layer: QuantizedLayer, index: int) -> None:
+    """Gives the activations of a layer a range, as if they had been observed.
+
+    Args:
+        layer: of a model that has seen nothing.
+        index: another one for each layer: levels start equal, but training makes them differ, and
+            the file then has operators between their grids.
+    """
     apart = 1.0 + index * _APART
-    layer.build(shape)
     variables = layer.output_variables
     if layer.quantize_config.output is not None:
         layer.quantize_config.output.assume_fed(variables, apart)

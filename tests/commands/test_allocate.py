@@ -63,6 +63,22 @@ def test_milliseconds_come_from_a_table(files, said):
     assert "milliseconds=1: the smallest possible is 2." in said()
 
 
+@pytest.mark.thorough
+def test_an_npu_has_milliseconds_and_compiled_bytes(files, tmp_path, said, monkeypatch):
+    words = [str(files / "float.keras"), "--cost", str(files / "costs.csv")]
+    words += ["--weight_bits", "2,8", "--activation_bits", "8", "--npu", "ethos-u55-128"]
+    words += ["--budget", "compiled_bytes=100%", "--out", str(tmp_path / "policy.yaml")]
+    assert main.main(["allocate", *words]) == 0
+    told = said()
+    assert "compiled bytes" in told
+    assert "milliseconds" in told
+    policy = yaml.safe_load((tmp_path / "policy.yaml").read_text(encoding="utf-8"))
+    assert policy["target"] == "ethos-u55"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main.main(["allocate", *words]) == 2
+    assert "pip install 'sat-tf[ethos]'" in said()
+
+
 @pytest.mark.parametrize(
     ("model", "words", "expected"),
     [

@@ -130,6 +130,8 @@ BAD_WORDS = [
             ("bytes=3 bytes=4", "bytes: received twice"),
             ("bytes=-1 average_bits=x", "budget: 2 problems"),
             ("milliseconds=3", "received no `latency`"),
+            ("compiled_bytes=3", "received no `npu`"),
+            ("bytes=3 --npu ethos-u55-128,Shared_Sram", "alone or with those of a system"),
             ("bytes=3 --cost hesian", "expected sensitivity or a CSV file"),
             ("bytes=3 --latency none.csv", "No such file"),
             ("bytes=3 --over bytes", "received it without --picture"),

@@ -11,10 +11,12 @@ import tf_keras as keras
 from sat_tf.analysis.allocation.allocated_model import AllocatedLayer, Allocation, Proof, Total
 from sat_tf.analysis.allocation.budget import read_budget, read_values
 from sat_tf.analysis.allocation.choices import LayerChoices, ModelChoices
+from sat_tf.analysis.allocation.compiled import compiled_usage, read_npu
 from sat_tf.analysis.allocation.knapsack import Solution, solve
 from sat_tf.analysis.allocation.problem import (
     BitProblem,
     Costs,
+    Usage,
     make_problem,
     of_sensitivity,
     unreachable,
@@ -46,6 +48,7 @@ def allocate(
     budget: Mapping[str, Any],
     cost: Any = "sensitivity",
     latency: Mapping[str, Any] | None = None,
+    npu: str | Mapping[str, Any] | None = None,
     weight_bits: Iterable[int] = ALL_BITS,
     activation_bits: Iterable[int] = ALL_BITS,
     pack: str = "auto",
@@ -71,14 +74,19 @@ def allocate(
         budget: limits, at least one, each a number or a share such as "60%" of what the most bits
             need: "bytes" of the file; "ideal_bytes", n · bits / 8, as papers count; of one image
             "bit_operations" (multiply-adds · weight bits · activation bits) and "milliseconds" (by
-            `latency`); "average_weight_bits", "average_activation_bits", or "average_bits" for
-            both.
+            `latency` or `npu`); "compiled_bytes" of the file for the `npu`; "average_weight_bits",
+            "average_activation_bits", or "average_bits" for both.
         cost: "sensitivity", the measured loss with one layer quantized; what `sat_tf.sensitivity`
             has returned; or a table {layer: {(weight bits, activation bits): cost}}, whose keys may
             be weight bits alone.
         latency: milliseconds of all linear layers, {layer: milliseconds} or a table as for `cost`.
             On LiteRT it hardly depends on bits: activations are int8 whatever their bits, and
             kernels of 4 bits run at nearly the speed of 8.
+        npu: an Ethos-U, such as "ethos-u55-128", or a mapping with the arguments of
+            `sat_tf.export.targets.ethos_u.compile_file` that name it and its memories. Arm's
+            compiler, of the extra `[ethos]`, then estimates the milliseconds of layers and counts
+            their compressed bytes: a file is compiled for each of `weight_bits`. The policy gets
+            its target.
         weight_bits: to choose from, 1 to 8.
         activation_bits: to choose from, 1 to 8.
         pack: how the file stores kernels, as for `export_tflite`: with "auto", those of dense
@@ -91,6 +99,7 @@ def allocate(
         An `Allocation`: the `policy`, and a table of layers, totals and the proof.
 
     Raises:
+        ImportError: there is an `npu`, and its compiler is not installed.
         ValueError: an invalid argument; a budget that no choice keeps, with the smallest possible
             value of each limit; a `pack` that `export_tflite` would refuse, because it packs no
             kernel of the choice, or of any; a table with problems, all of which are listed; a model
@@ -101,7 +110,14 @@ def allocate(
         quantized = sat_tf.quantize_model(model, found.policy)
     """
     policy = BitPolicy() if policy is None else expect_policy(policy)
-    limits = read_budget(budget, has_latency=latency is not None)
+    known = {"milliseconds": latency is not None or npu is not None, "compiled_bytes": npu}
+    limits = read_budget(budget, [name for name, table in known.items() if table])
+    if npu is not None:
+        if latency is not None:
+            raise ValueError(
+                "npu: received `latency` too, expected one source of milliseconds; leave one out."
+            )
+        npu, policy = read_npu(npu, policy)
     bits = {
         "weight_bits": _bits("weight_bits", weight_bits),
         "activation_bits": _bits("activation_bits", activation_bits),
@@ -126,13 +142,16 @@ def allocate(
     )
     refuse_all_but_float(model)
     choices = ModelChoices(model, policy, **bits, pack=pack)
-    milliseconds = None
+    tables: dict[str, Usage] = {}
     if latency is not None:
         pairs = {layer.name: layer.choices for layer in choices.layers}
         milliseconds = read_values(latency, pairs, name="latency", unit="milliseconds")
+        tables = {"milliseconds": Usage(milliseconds)}
+    elif npu is not None:
+        tables = compiled_usage(model, choices, bits["weight_bits"], npu)
     # Before anything is measured, which takes long.
     zeros = [[0.0] * len(layer.choices) for layer in choices.layers]
-    problem = make_problem(choices, zeros, limits, milliseconds)
+    problem = make_problem(choices, zeros, limits, tables)
     raised = problem
     if "bytes" in problem.names:
         limit = float(problem.knapsack.limits[problem.names.index("bytes")])
@@ -140,7 +159,7 @@ def allocate(
     if solve(raised.knapsack) is None:
         raise unreachable(problem)
     values = _costs(cost, model, dataset, choices, bits, num_images, progress)
-    problem = make_problem(choices, values, limits, milliseconds)
+    problem = make_problem(choices, values, limits, tables)
     kind = "sensitivity" if isinstance(cost, str | Sensitivity) else "table"
     return _solved(model, choices, problem, pack, kind, seconds)
 

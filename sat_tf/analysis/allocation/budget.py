@@ -41,7 +41,12 @@ LIMITS: dict[str, Limit] = {
     "bit_operations": Limit(
         "bit operations", "multiply-adds of one image · weight bits · activation bits"
     ),
-    "milliseconds": Limit("milliseconds", "of one image, added up from the `latency` table", ".4g"),
+    "milliseconds": Limit(
+        "milliseconds", "of one image, by the `latency` table or the compiler of the `npu`", ".4g"
+    ),
+    "compiled_bytes": Limit(
+        "compiled bytes", "bytes of the file for the `npu`, with weights as its compiler packs them"
+    ),
     "average_weight_bits": Limit("mean weight bits", "mean bits over all quantized weights", ".3f"),
     "average_activation_bits": Limit(
         "mean activation bits",
@@ -52,6 +57,17 @@ LIMITS: dict[str, Limit] = {
 # Short for several limits of the same value.
 SHORT = {"average_bits": ("average_weight_bits", "average_activation_bits")}
 NAMES = (*LIMITS, *SHORT)
+# Those that need a table, and where it comes from.
+TABLES = {
+    "milliseconds": (
+        "received no `latency`, expected a table with the milliseconds of each layer, or the `npu` "
+        "whose compiler estimates them; measure them on the device, or leave this limit out."
+    ),
+    "compiled_bytes": (
+        "received no `npu`, expected the Ethos-U whose compiler counts them; name its "
+        "configuration, such as 'ethos-u55-128', or leave this limit out."
+    ),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,20 +84,20 @@ class Share:
         return f"{100 * self.share:g}%"
 
 
-def read_budget(budget: Any, *, has_latency: bool) -> dict[str, float | Share]:
+def read_budget(budget: Any, known: Collection[str] = ()) -> dict[str, float | Share]:
     """The limits that a budget sets, by the names of `LIMITS`.
 
     Args:
         budget: {limit: a number, or a share such as "60%" of what the most bits need}.
-        has_latency: whether there is a table of milliseconds.
+        known: the limits of `TABLES` for which there is a table.
 
     Raises:
         ValueError: it is empty, has unknown names, or values that are no positive numbers; lists
             all of them.
 
-    >>> read_budget({"bytes": "60%", "average_bits": 4}, has_latency=False)["average_weight_bits"]
+    >>> read_budget({"bytes": "60%", "average_bits": 4})["average_weight_bits"]
     4.0
-    >>> read_budget({"byte": 4, "bit_operations": -1}, has_latency=False)
+    >>> read_budget({"byte": 4, "bit_operations": -1})
     Traceback (most recent call last):
       ...
     ValueError: budget: 2 problems
@@ -105,11 +121,8 @@ def read_budget(budget: Any, *, has_latency: bool) -> dict[str, float | Share]:
                 f"{name}={value!r}: expected a number above 0, or a share such as '60%'."
             )
             continue
-        if name == "milliseconds" and not has_latency:
-            problems.append(
-                f"{name}={value!r}: received no `latency`, expected a table with the milliseconds "
-                "of each layer; measure them on the device, or leave this limit out."
-            )
+        if name in TABLES and name not in known:
+            problems.append(f"{name}={value!r}: {TABLES[name]}")
         for each in SHORT.get(name, (name,)):
             if each in limits:
                 by = [one for one in budget if each in SHORT.get(one, (one,))]

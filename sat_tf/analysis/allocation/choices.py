@@ -179,6 +179,10 @@ class ModelChoices:
         """The policy with the same bits in all layers that are chosen for."""
         return self.policy_of({layer.name: (weight_bits, activation_bits) for layer in self.layers})
 
+    def tensors(self, layer: LayerChoices) -> list[str]:
+        """The tensors of the file that a layer's linear operations make; [] without a file."""
+        return [] if self.file_problem else self._sizes.tensors(layer.name)
+
     def stored_bits(self, layer: LayerChoices, bits: int | None) -> int | None:
         """How many bits of the file each weight of a layer takes; None without a file."""
         return None if self.file_problem else self._sizes.stored_bits(layer.name, bits)

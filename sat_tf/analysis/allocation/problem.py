@@ -1,13 +1,14 @@
 """The choices of bits with their costs and limits as a knapsack, and its solution as bits."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from sat_tf.analysis.allocation.budget import LIMITS, Choice, Share, shown
+from sat_tf.analysis.allocation.budget import LIMITS, TABLES, Choice, Share, shown
 from sat_tf.analysis.allocation.choices import LayerChoices, ModelChoices
 from sat_tf.analysis.allocation.knapsack import Knapsack, fewest
 from sat_tf.analysis.sensitivity.measured_model import Sensitivity
@@ -16,6 +17,20 @@ from sat_tf.messages import list_problems
 
 # The cost of each choice of each layer.
 Costs = list[list[float]]
+
+
+class Usage(NamedTuple):
+    """What choices use of a limit, of which nothing but a table is known.
+
+    Attributes:
+        values: of each choice of each layer.
+        base: what is used whatever is chosen.
+    """
+
+    values: Costs
+    base: float = 0.0
+
+
 # {layer: {bits: cost}}
 BitCosts = dict[str, dict[int, float]]
 _MOST_BITS = 8
@@ -72,7 +87,7 @@ def make_problem(
     choices: ModelChoices,
     costs: Sequence[Sequence[float]],
     limits: Mapping[str, float | Share],
-    latency: Sequence[Sequence[float]] | None,
+    tables: Mapping[str, Usage],
 ) -> BitProblem:
     """The knapsack of a model.
 
@@ -80,14 +95,14 @@ def make_problem(
         choices: what can be chosen.
         costs: of each layer's choices.
         limits: from `read_budget`.
-        latency: milliseconds of each layer's choices.
+        tables: of limits that are known by a table, such as milliseconds.
 
     Raises:
         ValueError: a limit is on what is not known; lists all of them.
     """
     layers = choices.layers
     options = [(index, choice) for index, layer in enumerate(layers) for choice in layer.choices]
-    rows, base = _usage(choices, options, latency)
+    rows, base = _usage(choices, options, tables)
     unknown = [name for name in LIMITS if not _is_known(rows[name], base[name])]
     problems = [f"{name}: {_reason(name, choices)}" for name in limits if name in unknown]
     if problems:
@@ -118,7 +133,7 @@ def make_problem(
 def _usage(
     choices: ModelChoices,
     options: Sequence[tuple[int, Choice]],
-    latency: Sequence[Sequence[float]] | None,
+    tables: Mapping[str, Usage],
 ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
     """The use of each quantity by each option, and what is used anyway; NaN if it is unknown."""
     layers: list[LayerChoices] = [choices.layers[index] for index, _ in options]
@@ -132,9 +147,6 @@ def _usage(
         "bytes": [choices.added_bytes(layer, own) for layer, (own, _) in both],
         "ideal_bytes": [layer.ideal_bytes(choice) for layer, choice in both],
         "bit_operations": [layer.bit_operations(choice) for layer, choice in both],
-        "milliseconds": [ms for own in latency for ms in own]
-        if latency is not None
-        else [math.nan] * len(both),
         "average_weight_bits": [
             layer.num_weights * (own or 0) / weights if weights else 0.0 for layer, (own, _) in both
         ],
@@ -143,11 +155,15 @@ def _usage(
             for layer, (_, read) in both
         ],
     }
+    for name in TABLES:
+        known = tables.get(name)
+        rows[name] = [math.nan] * len(both) if known is None else [*itertools.chain(*known.values)]
     if math.isnan(values) or choices.policy.activation_bits is None:
         rows["average_activation_bits"] = [math.nan] * len(both)
     base = dict.fromkeys(LIMITS, 0.0)
     base["bytes"] = math.nan if choices.file_problem else float(choices.base_bytes)
     base["bit_operations"] = choices.settled_bit_operations
+    base |= {name: table.base for name, table in tables.items()}
     return {name: np.array(row, np.float64) for name, row in rows.items()}, base
 
 

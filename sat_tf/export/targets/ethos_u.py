@@ -49,14 +49,14 @@ class CompiledFile:
         memory_mode: what it assumes to be in which of these memories, likewise.
         on_cpu: names of the operators that are left to the CPU, in order.
         milliseconds: time of one inference, by the compiler's estimate.
-        milliseconds_of: the same of each tensor that the NPU makes, by its name.
+        milliseconds_of: the same of each operator of the file on the NPU, by the tensor it makes.
         milliseconds_by_limit: the same of the operators that take as long as "arithmetic" does, or
             as it takes to read "weights", "scales and biases" or "activations".
         weights_memory: where the system that it assumes has weights and commands, as it names it.
         weights_memory_bytes: that they take there; activations too, where that is DRAM.
         sram_bytes: of the rest.
         encoded_weight_bytes: of the weights alone, compressed, with the scales and biases.
-        encoded_weight_bytes_of: the same of each tensor that the NPU makes, by its name.
+        encoded_weight_bytes_of: the same of each operator of the file, by the tensor it makes.
         content: the compiled file.
     """
 
@@ -102,24 +102,9 @@ def compile_file(
         ValueError: no such configuration, system or file, or the compiler refuses the file or
             crashes; names the operators that it does not take.
     """
-    if configuration not in _TARGET_OF:
-        raise ValueError(
-            f"configuration: received {configuration!r}, expected one of {', '.join(_TARGET_OF)}. "
-            f"{did_you_mean(configuration, _TARGET_OF)}"
-        )
-    package = importlib.util.find_spec(_PACKAGE)
-    if package is None:
-        raise ImportError(
-            "Arm's compiler for Ethos-U is not installed; install it with "
-            "`pip install 'sat-tf[ethos]'`."
-        )
-    options: list[str] = []
-    if (system_config, memory_mode, config) != (None, None, None):
-        # The compiler's own file of configurations, unless another one is named.
-        folders = package.submodule_search_locations or ()
-        own = pathlib.Path(*folders, "config_files", "Arm", "vela.ini")
-        sections = own if config is None else expect_path(config).absolute()
-        options = _system_options(sections, system_config=system_config, memory_mode=memory_mode)
+    options = compiler_options(
+        configuration, system_config=system_config, memory_mode=memory_mode, config=config
+    )
     path = expect_path(path)
     name = printable(os.fspath(path))
     if not path.is_file():
@@ -142,8 +127,7 @@ def compile_file(
         # A process of its own: the compiler may end it by a signal.
         ended = subprocess.run(
             [
-                *(sys.executable, "-m", "ethosu.vela", "--accelerator-config", configuration),
-                *options,
+                *(sys.executable, "-m", "ethosu.vela", *options),
                 *("--enable-debug-db", "--output-dir", str(out), str(source)),
             ],
             capture_output=True,
@@ -174,9 +158,10 @@ def compile_file(
     limited = collections.defaultdict[str, float](float)
     weights: collections.Counter[str] = collections.Counter()
     for one in operators:
-        milliseconds[one.tensor] += 1000.0 * one.cycles / clock
+        tensor = contents.operators[one.source].outputs[0].name
+        milliseconds[tensor] += 1000.0 * one.cycles / clock
         limited[one.limit] += 1000.0 * one.cycles / clock
-        weights[one.tensor] += one.weight_bytes
+        weights[tensor] += one.weight_bytes
     names = [operator.name for operator in read_contents(made, name).operators]
     memory = row["weights_storage_area"]
     used = memory.lower().replace("-", "_").replace(" ", "_") + "_memory_used"
@@ -195,6 +180,35 @@ def compile_file(
         encoded_weight_bytes_of=dict(weights),
         content=made,
     )
+
+
+def compiler_options(
+    configuration: str,
+    *,
+    system_config: str | None = None,
+    memory_mode: str | None = None,
+    config: str | os.PathLike[str] | None = None,
+) -> list[str]:
+    """The options by which the compiler is called for an NPU; see `compile_file`."""
+    if configuration not in _TARGET_OF:
+        raise ValueError(
+            f"configuration: received {configuration!r}, expected one of {', '.join(_TARGET_OF)}. "
+            f"{did_you_mean(configuration, _TARGET_OF)}"
+        )
+    package = importlib.util.find_spec(_PACKAGE)
+    if package is None:
+        raise ImportError(
+            "Arm's compiler for Ethos-U is not installed; install it with "
+            "`pip install 'sat-tf[ethos]'`."
+        )
+    options = ["--accelerator-config", configuration]
+    if (system_config, memory_mode, config) != (None, None, None):
+        # The compiler's own file of configurations, unless another one is named.
+        folders = package.submodule_search_locations or ()
+        own = pathlib.Path(*folders, "config_files", "Arm", "vela.ini")
+        sections = own if config is None else expect_path(config).absolute()
+        options += _system_options(sections, system_config=system_config, memory_mode=memory_mode)
+    return options
 
 
 # The compiler names this setting where a memory mode does not fit the system.
@@ -233,13 +247,13 @@ class _Operator(NamedTuple):
     """An operator of the NPU, with the compiler's estimates.
 
     Attributes:
-        tensor: the name of the tensor that it makes.
+        source: the place of the file's operator that it is made of.
         cycles: that it takes.
         limit: what takes these, arithmetic or one of `_LIMITS`.
         weight_bytes: of its compressed weights, with scales and biases.
     """
 
-    tensor: str
+    source: int
     cycles: int
     limit: str
     weight_bytes: int
@@ -247,7 +261,7 @@ class _Operator(NamedTuple):
 
 # Names of tensors stand in it as they are, which XML parsers do not take.
 _TABLE = re.compile(
-    r'<table name="(perf|perf_debug)">\s*<!\[CDATA\[\n(.*?)\]\]>\s*</table>', re.DOTALL
+    r'<table name="(source|perf|perf_debug)">\s*<!\[CDATA\[\n(.*?)\]\]>\s*</table>', re.DOTALL
 )
 
 
@@ -257,6 +271,7 @@ def _operators(path: pathlib.Path) -> Iterator[_Operator]:
         name: list(csv.DictReader(io.StringIO(table)))
         for name, table in _TABLE.findall(path.read_text(encoding="utf-8"))
     }
+    sources = {row["id"]: int(row["ext_key"]) for row in tables["source"]}
     details = {row["id"]: row for row in tables["perf_debug"]}
     for row in tables["perf"]:
         detail, cycles = details[row["id"]], int(row["op_cycles"])
@@ -266,4 +281,4 @@ def _operators(path: pathlib.Path) -> Iterator[_Operator]:
             memory = max(accesses, key=accesses.__getitem__)
             limit = max(_LIMITS, key=lambda part: int(detail[f"{memory}{_LIMITS[part]}_ac"] or 0))
         sizes = (int(detail[f"{kind}_total_bytes"] or 0) for kind in ("weight", "scales"))
-        yield _Operator(row["name"], cycles, limit, sum(sizes))
+        yield _Operator(sources[row["source_id"]], cycles, limit, sum(sizes))

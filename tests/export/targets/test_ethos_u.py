@@ -4,6 +4,7 @@ import collections
 import warnings
 
 import pytest
+import tf_keras as keras
 
 import sat_tf
 from sat_tf.export.targets.ethos_u import CONFIGURATIONS, compile_file
@@ -15,6 +16,7 @@ from tests.export import zoo
 from tests.export.layer_models import MODELS as LAYER_MODELS
 from tests.models.small import build_small
 
+L = keras.layers
 _COMPILED_FOR = ("ethos-u55-128", "ethos-u65-256", "ethos-u85-256")
 # Float islands are not among them: the compiler rewrites operators that no NPU computes.
 _LAYERS = sorted({*LAYER_MODELS} - {"floats"})
@@ -69,6 +71,26 @@ def test_the_estimates_of_tensors_add_up_to_that_of_the_file(configuration, tmp_
     rows = sat_tf.explain(model, BitPolicy.mobile(4)).layers
     kernels = {(row.fused_into or (row.name,))[-1] for row in rows if row.weights}
     assert kernels <= compiled.milliseconds_of.keys()
+    assert all(compiled.encoded_weight_bytes_of[name] for name in kernels)
+
+
+def test_estimates_are_those_of_the_files_operators_where_the_compiler_joins_them(tmp_path):
+    # The compiler's own operators write into the concatenation, and into the tanh.
+    image = keras.Input((8, 8, 3), name="image")
+    x = L.Conv2D(8, 3, name="stem")(image)
+    x = L.Activation("tanh", name="tanh")(x)
+    branches = [L.Conv2D(4, 1, activation="relu", name=name)(x) for name in ("one", "two")]
+    x = L.GlobalAveragePooling2D()(L.Concatenate()(branches))
+    model = keras.Model(image, L.Dense(4, name="head")(x))
+    keras.utils.set_random_seed(0)
+    quantized = sat_tf.quantize_model(model, BitPolicy.mobile(4, target="ethos-u55"))
+    sat_tf.calibrate(quantized, zoo.images_for(quantized).astype("float32"))
+    sat_tf.export_tflite(quantized, tmp_path / "model.tflite")
+    compiled = compile_file(tmp_path / "model.tflite", "ethos-u55-128")
+    assert compiled.on_cpu == ()
+    for name in ("stem", "one", "two", "head"):
+        assert compiled.milliseconds_of[name] > 0.0
+        assert compiled.encoded_weight_bytes_of[name] > 0
 
 
 _FLASH = {"system_config": "Ethos_U85_SYS_Flash_High", "memory_mode": "Shared_Sram"}
