@@ -60,7 +60,7 @@ def read_npu(npu: Any, policy: BitPolicy) -> tuple[dict[str, Any], BitPolicy]:
 def compiled_usage(
     model: keras.Model, choices: ModelChoices, weight_bits: Sequence[int], npu: Mapping[str, Any]
 ) -> dict[str, Usage]:
-    """What the choices of each layer use on an NPU, by the names of limits.
+    """The use that the choices of each layer make of an NPU, by the names of limits.
 
     A file is compiled for each number of weight bits, of all layers that are chosen for. Bits of
     activations change nothing, since all are int8 there, and their ranges are made up.

@@ -20,7 +20,7 @@ Costs = list[list[float]]
 
 
 class Usage(NamedTuple):
-    """What choices use of a limit, of which nothing but a table is known.
+    """The use that choices make of a limit of which nothing but a table is known.
 
     Attributes:
         values: of each choice of each layer.
