@@ -55,7 +55,7 @@ _ROWS = (
     Processor(
         name="micro",
         title="TFLite Micro",
-        source="measured with tflite-micro: its FULLY_CONNECTED takes no packed kernels",
+        source="measured with tflite-micro: its operators; FULLY_CONNECTED has no packed kernels",
     ),
     Processor(
         name="ethos-u55",

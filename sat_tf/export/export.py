@@ -337,8 +337,8 @@ def export_tflite(
         resizable: write the batch size as free (-1), for tools that read the signature. LiteRT
             resizes the input of other files too.
         target: the processor that the file is for, a name of `sat_tf.targets.PROCESSORS`; left out,
-            that of the model's policy, or "litert" where none is known, as of a model that was
-            loaded. The report lists the operators that an NPU leaves to the CPU.
+            that which the model was quantized for, saved and loaded too. The report lists the
+            operators that an NPU leaves to the CPU.
         labels: names of the classes, in order. They go into the file as TFLite Metadata, where
             Android's and MediaPipe's libraries find them, and into its `labels.txt`, which `unzip`
             shows.

@@ -8,6 +8,7 @@ import numpy as np
 import tf_keras as keras
 
 from sat_tf.export.lowering.packing import FileSettings
+from sat_tf.export.targets.table import TARGETS
 from sat_tf.export.targets.target import Elsewhere
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network, Node, loss_problems, refuse_losses
@@ -117,8 +118,9 @@ def explain(
             quantized in this process.
         image_size: rows and columns, or one number for both, or (length,) for sequences, for a
             model of open sizes; without it, its multiply-adds are unknown.
-        target: the processor that the file is for, in place of the policy's. For an NPU the plan
-            names every operator of the file that would run on the CPU, why, and what to change.
+        target: the processor that the file is for, in place of the policy's. For all but
+            "litert" the plan names every operator of the file that the processor would leave to the
+            CPU, or refuse, why, and what to change.
 
     Returns:
         A `Plan`.
@@ -184,7 +186,8 @@ def plan_of(
     notes = tuple(deployed.graph.warnings) if deployed.graph is not None else ()
     elsewhere: list[Elsewhere] = []
     operators = None
-    if settings.processor.native and deployed.graph and not (problems or deployed.problems):
+    limited = TARGETS[settings.target].operators is not None
+    if limited and deployed.graph and not (problems or deployed.problems):
         elsewhere, operators = planned_elsewhere(deployed.graph, settings)
     return dataclasses.replace(
         plan,

@@ -72,8 +72,10 @@ class Plan(RowTable):
         export_problems: the same for `export_tflite`.
         notes: the warnings of the export.
         inputs: what each input of the model is fed, and what the file takes for it.
-        elsewhere: the operators of the file that the NPU it is for leaves to the CPU.
-        file_operators: how many operators the file has; None where it is for a CPU, or unknown.
+        elsewhere: the operators of the file that the NPU it is for leaves to the CPU, or that
+            TFLite Micro refuses.
+        file_operators: how many operators the file has; None where it is for LiteRT, which
+            computes all, or unknown.
     """
 
     COLUMNS = COLUMNS
@@ -189,7 +191,7 @@ class Plan(RowTable):
     def _tables(self) -> dict[str, Table[Any]]:
         tables: dict[str, Table[Any]] = {"Quantization plan": _layers(self)}
         if self.elsewhere:
-            tables["Operators on the CPU"] = elsewhere_table(self.elsewhere)
+            tables["Operators elsewhere"] = elsewhere_table(self.elsewhere)
         return tables
 
     def _notes(self) -> list[Cell]:
@@ -307,10 +309,11 @@ def _verdict(plan: Plan) -> Marked:
 
 
 def _on_target(plan: Plan) -> Marked | None:
-    """How much of the file runs on its NPU; None where it is for a CPU, or not known."""
+    """How much of the file runs on its NPU, or what a CPU refuses; None where that is nothing."""
     if plan.file_operators is None:
         return None
-    return plan.target.verdict(plan.elsewhere, plan.file_operators)
+    said = plan.target.statements(plan.elsewhere, plan.file_operators)
+    return said[0] if said else None
 
 
 def _summary(plan: Plan) -> list[str]:
@@ -472,7 +475,7 @@ def plan_page(plan: Plan) -> str:
         diagram=diagram_element(plan.rows, plan.model, _WIDTH),
         layers=table.to_html("layers"),
         on_target=_on_target(plan),
-        elsewhere=elsewhere_table(plan.elsewhere).to_html("operators on the CPU"),
+        elsewhere=elsewhere_table(plan.elsewhere).to_html("operators elsewhere"),
         policy={name: str(value) for name, value in plan.policy.to_dict().items()},
     )
 

@@ -35,7 +35,7 @@ SPECIMENS = {
         )
     },
 }
-TARGETS = ("ethos-u55", "ethos-u85", "edgetpu")
+TARGETS = ("ethos-u55", "ethos-u85", "edgetpu", "micro")
 FEW = {("activated", "ethos-u55"), ("softmax", "edgetpu")}
 EACH = [
     pytest.param(name, target, marks=[] if (name, target) in FEW else pytest.mark.thorough)
@@ -59,13 +59,23 @@ def test_a_plan_names_the_operators_that_the_file_leaves_to_the_cpu(name, target
     assert list(plan.elsewhere) == report.elsewhere
 
 
-def test_a_plan_for_a_cpu_names_none():
+def test_a_plan_for_a_cpu_names_none_that_it_computes():
     plan = sat_tf.explain(zoo.bottleneck(), BitPolicy.mobile(4), target="micro")
-    assert (plan.elsewhere, plan.file_operators) == ((), None)
+    assert plan.elsewhere == ()
+    assert "TFLite Micro" not in str(plan)
     assert plan.policy.target == "micro"
     # Its kernels have 8 bits.
     packed = sat_tf.explain(zoo.bottleneck(), BitPolicy.mobile(4))
     assert plan.bytes > packed.bytes
+
+
+def test_a_plan_names_what_tflite_micro_refuses():
+    image = keras.Input((8, 8, 3))
+    normal = layers.LayerNormalization()(convolution(4)(image))
+    model = keras.Model(image, layers.Dense(2)(layers.GlobalAveragePooling2D()(normal)))
+    plan = sat_tf.explain(model, BitPolicy.mobile(4, unsupported="float", target="micro"))
+    assert [one.operator for one in plan.elsewhere] == ["REDUCE_PROD"]
+    assert "TFLite Micro refuses 1 of " in str(plan)
 
 
 def test_a_plan_shows_its_target_on_the_terminal_and_on_the_page(tmp_path):

@@ -28,6 +28,7 @@ from sat_tf.export.operations.linear import (
     requantization_multipliers,
     weight_counts,
 )
+from sat_tf.export.operations.native import FIXED_GRIDS
 from sat_tf.export.tflite.images import Pixels, number_of, some_of
 
 
@@ -261,6 +262,8 @@ class TrainedCounter:
             )
             for name in trained.names
         }
+        # The grid of these is TFLite's, not observed: only their last code is for all above it.
+        self._fixed = {op.output for op in graph.operations if FIXED_GRIDS.keys() & {*op.operators}}
         # How many values of each channel are beyond all codes.
         self._saturated: dict[str, np.ndarray] = {}
         self._outputs: list[np.ndarray] = []
@@ -310,7 +313,7 @@ class TrainedCounter:
     def result(self) -> list[TrainedCount]:
         """All counts."""
         for name, counted in self._tensors.items():
-            saturated = self._saturated[name]
+            saturated = self._saturated[name] * (name not in self._fixed)
             counted.saturated = int(np.sum(saturated))
             if counted.saturated:
                 counted.worst_channel = int(np.argmax(saturated))

@@ -62,8 +62,8 @@ def weights_of(*types: str, fix: str) -> Constraint:
 
 
 def no_packed_products(operator: StoredOperator) -> tuple[str, str]:
-    """Matrix products have kernels of 8 bits."""
-    kernel = operator.inputs[1] if operator.name == "FULLY_CONNECTED" else None
+    """The kernel of a matrix product is not packed."""
+    kernel = operator.inputs[1]
     if kernel is None or kernel.type not in ("INT4", "INT2"):
         return _MET
     return f"its weights are {kernel.type}, it takes INT8", "export with pack='none'"
@@ -76,7 +76,7 @@ def one_scale(operator: StoredOperator) -> tuple[str, str]:
         return _MET
     return (
         f"its weights have {kernel.scales.size} scales, it takes one",
-        "use range='layer' in the policy, and no BatchNormalization behind the layer",
+        "use weight_range='layer' in the policy, and no BatchNormalization behind the layer",
     )
 
 
@@ -112,7 +112,7 @@ def strides(largest: int, *, more_where_valid: bool) -> Constraint:
             return _MET
         return (
             f"its strides are {found[0]}x{found[1]}, at most {largest}",
-            "pool in two steps, or by GlobalAveragePooling2D where the window is the whole image",
+            f"use strides of at most {largest}, or global pooling for windows as large as images",
         )
 
     return check

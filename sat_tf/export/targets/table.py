@@ -127,10 +127,34 @@ _ANDROID: Mapping[str, tuple[Constraint, ...]] = {
     **dict.fromkeys(_ANDROID_OTHERS, ()),
 }
 
+# A file with each operator was opened in `tflite-micro`; applications register custom ones.
+_MICRO_OTHERS = (
+    *("ADD", "ADD_N", "SUB", "MUL", "DIV", "FLOOR_DIV", "FLOOR_MOD", "MAXIMUM", "MINIMUM"),
+    *("ABS", "CEIL", "COS", "ELU", "EXP", "FLOOR", "HARD_SWISH", "LEAKY_RELU", "LOG", "LOGISTIC"),
+    *("NEG", "PRELU", "RELU", "RELU6", "ROUND", "RSQRT", "SIN", "SQRT", "SQUARE", "TANH"),
+    *("EQUAL", "NOT_EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL", "SELECT_V2"),
+    *("LOGICAL_AND", "LOGICAL_NOT", "LOGICAL_OR", "REDUCE_ALL", "IF", "WHILE", "CALL_ONCE"),
+    *("CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "BATCH_MATMUL", "SVDF"),
+    *("AVERAGE_POOL_2D", "L2_POOL_2D", "MAX_POOL_2D", "RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR"),
+    *("MEAN", "SUM", "CUMSUM", "REDUCE_MAX", "REDUCE_MIN", "ARG_MAX", "ARG_MIN"),
+    *("L2_NORMALIZATION", "LOG_SOFTMAX", "SOFTMAX", "SQUARED_DIFFERENCE"),
+    *("CONCATENATION", "PACK", "UNPACK", "SPLIT", "SPLIT_V", "SLICE", "STRIDED_SLICE"),
+    *("BATCH_TO_SPACE_ND", "SPACE_TO_BATCH_ND", "DEPTH_TO_SPACE", "SPACE_TO_DEPTH"),
+    *("BROADCAST_ARGS", "BROADCAST_TO", "FILL", "REVERSE_V2", "SHAPE", "TRANSPOSE", "ZEROS_LIKE"),
+    *("EMBEDDING_LOOKUP", "GATHER", "GATHER_ND", "DYNAMIC_UPDATE_SLICE"),
+    *("ASSIGN_VARIABLE", "READ_VARIABLE", "VAR_HANDLE", "UNIDIRECTIONAL_SEQUENCE_LSTM"),
+    *("CAST", "DEQUANTIZE", "QUANTIZE", "CUSTOM"),
+    *(*_SHAPES, *_PADS),
+)
+_MICRO: Mapping[str, tuple[Constraint, ...]] = {
+    **dict.fromkeys(_MICRO_OTHERS, ()),
+    "FULLY_CONNECTED": (no_packed_products,),
+}
+
 # The operators that a processor computes, each with its own constraints, and those of all. Those
 # with None, and those that are not here, compute all of TFLite's.
 _OPERATORS: Mapping[str, tuple[Mapping[str, Sequence[Constraint]] | None, Sequence[Constraint]]] = {
-    "micro": (None, (no_packed_products,)),
+    "micro": (_MICRO, ()),
     "ethos-u55": (_U55, (_ETHOS_TYPES,)),
     "ethos-u65": (_U55, (_ETHOS_TYPES,)),
     "ethos-u85": (_U85, (_ETHOS_TYPES,)),

@@ -62,7 +62,7 @@ def elsewhere_table(found: Iterable[Elsewhere]) -> Table[AlikeOperators]:
     """The operators that run elsewhere, why, and what to change."""
     return Table(
         columns=[
-            Column("on the CPU", lambda row: Marked(row.names, "watch"), wrap="fold"),
+            Column("operators", lambda row: Marked(row.names, "watch"), wrap="fold"),
             Column("how many", lambda row: len(row.operators), number=True),
             Column("why", lambda row: row.reason, wrap="fold"),
             Column("what to change", lambda row: row.fix or "-", wrap="fold"),
@@ -85,7 +85,7 @@ class Target(Processor):
     constraints: Sequence[Constraint] = ()
 
     def verdict(self, found: Sequence[Elsewhere], count: int) -> Marked:
-        """How many of a file's operators run on an NPU, in a sentence.
+        """How many of a file's operators its processor computes, in a sentence.
 
         Args:
             found: those that do not.
@@ -93,7 +93,10 @@ class Target(Processor):
         """
         if not found:
             return Marked(f"All {count} operators run on {self.title}.", "good")
-        words = f"{self.title} leaves {len(found)} of {count} operators to the CPU"
+        share = f"{len(found)} of {count} operators"
+        if not self.native:
+            return Marked(f"{self.title} refuses {share}.", "watch")
+        words = f"{self.title} leaves {share} to the CPU"
         if self.one_partition:
             words += (
                 f": it computes one part of a file, which ends before {found[0].operator} "
@@ -108,13 +111,10 @@ class Target(Processor):
         """
         if not (self.native or found):
             return []
-        verdict = self.verdict(found, count)
-        if not self.native:
-            verdict = Marked(f"{self.title} refuses {len(found)} of {count} operators.", "watch")
         lines = (
             f"{row.names}: {row.reason}{f'; {row.fix}' * bool(row.fix)}." for row in alike(found)
         )
-        return [verdict, *(Marked(f"  {line}", "plain") for line in lines)]
+        return [self.verdict(found, count), *(Marked(f"  {line}", "plain") for line in lines)]
 
     def elsewhere(self, contents: Contents) -> list[Elsewhere]:
         """The operators of a file that its processor leaves to the CPU, or refuses, in order.
@@ -138,13 +138,23 @@ class Target(Processor):
         own: Sequence[Constraint] = ()
         if self.operators is not None:
             if operator.name not in self.operators:
-                return f"{self.title} has no {operator.name}", _FIXES.get(operator.name, "")
+                return f"{self.title} has no {operator.name}", self._instead_of(operator.name)
             own = self.operators[operator.name]
         for constraint in (*self.constraints, *own):
             reason, fix = constraint(operator)
             if reason:
                 return reason, fix
         return "", ""
+
+    def _instead_of(self, name: str) -> str:
+        """The fix for an operator that its processor does not compute."""
+        if name not in (*_LOOKS_UP, *_FUNCTIONS):
+            return _FIXES.get(name, "")
+        fix = "quantize for this target"
+        if not self.native:  # its files have tables
+            return fix
+        *others, last = (word for one, word in _FUNCTIONS.items() if one in (self.operators or ()))
+        return f"{fix}, and use a function that it has: {', '.join(others)} or {last}"
 
 
 def _float_ends(contents: Contents) -> set[str]:
@@ -165,15 +175,20 @@ def _float_ends(contents: Contents) -> set[str]:
 # These make float tensors unnecessary: at the end of a file, and before it.
 INTEGER_OUTPUTS = "export with output_type='int8'"
 QUANTIZED = "quantize the layer, or replace it"
-# These make such operators unnecessary.
-_LOOKED_UP = (
-    "quantize for this target, and use a function that it has an operator for: sigmoid, tanh, "
-    "swish, hard-swish, elu (alpha 1), gelu, LeakyReLU (slope above 0, at most 1) or PReLU"
-)
+# Tables of a function are these, and these operators compute functions.
+_LOOKS_UP = ("CAST", "GATHER")
+_FUNCTIONS = {
+    "LOGISTIC": "sigmoid, swish",
+    "HARD_SWISH": "hard-swish",
+    "ELU": "elu (alpha 1)",
+    "GELU": "gelu",
+    "LEAKY_RELU": "LeakyReLU (slope above 0, at most 1)",
+    "PRELU": "PReLU",
+    "TANH": "tanh",
+}
+# These make others unnecessary.
 _FIXES = {
     "DEQUANTIZE": INTEGER_OUTPUTS,
-    "CAST": _LOOKED_UP,
-    "GATHER": _LOOKED_UP,
     "DEPTH_TO_SPACE": "use a transposed convolution or UpSampling2D",
     "SPACE_TO_DEPTH": "use a convolution with strides",
 }

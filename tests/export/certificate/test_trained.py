@@ -90,6 +90,17 @@ def test_what_a_clipping_level_clips_in_keras_too_does_not_saturate(tmp_path):
     assert (found.saturated, found.verdict.kind) == (0, "good")
 
 
+def test_a_sigmoid_of_nearly_1_does_not_saturate(tmp_path):
+    features = keras.Input((8,), name="features")
+    hidden = L.Dense(16, activation="relu")(features)
+    model = keras.Model(features, L.Dense(1, activation="sigmoid", name="sure")(hidden))
+    model.get_layer("sure").bias.assign([9.0])
+    policy = BitPolicy.mobile(8, input_type="float32", target="ethos-u55")
+    found = certified(calibrated(model, policy, VALUES), VALUES, tmp_path)
+    assert np.max([count.codes_differing for count in found.trained]) > 200  # 255/256 for 1
+    assert (found.saturated, found.parting) == (0, [])
+
+
 def test_an_input_beyond_its_range_saturates_in_keras_too(tmp_path):
     quantized = regression()
     range_of(quantized, "quant_numbers", 9.0)

@@ -4,6 +4,7 @@ from ai_edge_litert import schema_py_generated as tfl
 
 from sat_tf.export.targets import constraints
 from sat_tf.export.tflite.contents import StoredOperator, StoredTensor
+from sat_tf.qat.policy import BitPolicy
 
 _SAME, _VALID = tfl.Padding.SAME, tfl.Padding.VALID
 
@@ -89,7 +90,16 @@ def test_magnitudes_of_one_output_add_up_to_a_limit(limit):
 def test_large_strides_need_windows_without_padding(step, padding, more, met):
     kernel = _tensor((4, 3, 3, 4), values=np.zeros((4, 3, 3, 4), np.int8))
     operator = _convolution(kernel, padding=padding, strideH=step)
-    assert _meets(constraints.strides(3, more_where_valid=more), operator) is met
+    found = constraints.strides(3, more_where_valid=more)(operator)
+    assert (found == ("", "")) is met
+    assert met or found[1].startswith("use strides of at most 3,")
+
+
+def test_the_fix_for_several_scales_is_a_field_of_policies():
+    kernel = _tensor((4, 8), values=np.zeros((4, 8), np.int8), scales=4)
+    _, fix = constraints.one_scale(_operator("FULLY_CONNECTED", [_tensor((1, 8)), kernel], kernel))
+    assert "use weight_range='layer' in the policy" in fix
+    assert BitPolicy.mobile(4, weight_range="layer").weight_range == "layer"
 
 
 @pytest.mark.parametrize(

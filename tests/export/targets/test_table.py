@@ -19,16 +19,35 @@ def test_every_target_has_its_operators():
     assert TARGETS.keys() == PROCESSORS.keys()
     for name, target in TARGETS.items():
         assert target.name == name
-        assert target.native == (target.operators is not None)
+        assert (target.operators is None) == (name == "litert")
 
 
-def test_a_cpu_computes_all_operators():
-    contents = _chain("RELU", "CAST", "GATHER", "DEQUANTIZE")
+def test_litert_computes_all_operators():
+    contents = _chain("RELU", "CAST", "GELU", "REDUCE_PROD", "DEQUANTIZE")
     assert TARGETS["litert"].elsewhere(contents) == []
-    assert TARGETS["micro"].elsewhere(contents) == []
 
 
-def test_tflite_micro_refuses_packed_products_alone():
+def test_tflite_micro_refuses_operators_that_it_has_not():
+    micro = TARGETS["micro"]
+    found = micro.elsewhere(_chain("CAST", "GELU", "GATHER", "REDUCE_PROD", "DEQUANTIZE"))
+    assert [(one.operator, one.fix) for one in found] == [
+        ("GELU", "quantize for this target"),
+        ("REDUCE_PROD", ""),
+    ]
+    assert micro.verdict(found, 5).words == "TFLite Micro refuses 2 of 5 operators."
+
+
+def test_only_functions_that_a_processor_has_are_named_instead_of_others():
+    for name, others in {"ethos-u55": ("CAST", "GATHER"), "edgetpu": ("GELU", "CAST")}.items():
+        target = TARGETS[name]
+        fixes = {one.fix for one in target.elsewhere(_chain(*others)) if "behind" not in one.reason}
+        (fix,) = fixes
+        assert ("gelu" in fix) == ("GELU" in target.operators)
+        assert "sigmoid, swish, " in fix
+        assert fix.endswith("PReLU or tanh")
+
+
+def test_tflite_micro_refuses_packed_products():
     image = _tensor((1, 4))
     names = ["FULLY_CONNECTED", "CONV_2D"]
     operators = [_operator(name, [image, _tensor((4, 4), "INT4")], image) for name in names]
