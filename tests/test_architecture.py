@@ -73,9 +73,10 @@ MAY_IMPORT_WITHIN = {
             "lowering": "kernels tflite operations",
             "targets": "tflite",
             "certificate": "kernels tflite litert operations",
+            "foreign": "kernels tflite litert operations certificate",
             "device": "kernels tflite litert operations certificate",
             # Modules that users call stand on top of all.
-            ".": "kernels tflite litert operations lowering targets certificate device",
+            ".": "kernels tflite litert operations lowering targets certificate foreign device",
         }
     ),
     "keras3": _words({".": "", "conversion": "."}),

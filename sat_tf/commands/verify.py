@@ -204,7 +204,8 @@ def add_arguments(parser: Parser) -> None:
         "--out",
         metavar="DIR",
         help="where the certificate goes; default: beside the TFLite file, nowhere with "
-        "--certificate; of another tool's file, where operators.csv goes; default: nowhere",
+        "--certificate; of another tool's file, where operators.csv and operators.html go; "
+        "default: nowhere",
     )
 
 
@@ -298,7 +299,9 @@ def _compare(
     if arguments.out is not None:
         with open_folder(arguments.out) as folder:
             found.write_csv(folder / OPERATORS)
-            say(console, f"Operators: {folder / OPERATORS}")
+            page = (folder / OPERATORS).with_suffix(".html")
+            found.write_page(page)
+            say(console, f"Operators: {page}")
     return found.is_explained
 
 

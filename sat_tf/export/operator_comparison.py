@@ -1,37 +1,41 @@
 """Files of any tool: their operators, compared one by one with what kernels are known to round."""
 
-import collections
 import dataclasses
 import os
 import pathlib
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
 
 import numpy as np
-from rich.console import Console
 
 from sat_tf.atomic_file import expect_path
 from sat_tf.export.certificate.certificate import ImagesFrom
 from sat_tf.export.certificate.inputs import GIVEN, checked_images
 from sat_tf.export.certificate.proof import existing_file
-from sat_tf.export.certificate.runtimes import RUNTIMES, USUAL_RUNTIMES, RuntimeKind, chosen
+from sat_tf.export.certificate.runtimes import USUAL_RUNTIMES, RuntimeKind, chosen
+from sat_tf.export.foreign.comparison import (
+    ComparedOperator,
+    Differences,
+    KernelCount,
+    OperatorComparison,
+)
+from sat_tf.export.foreign.reading import ForeignFile, read_foreign
 from sat_tf.export.kernels import kernel_sets
 from sat_tf.export.kernels.kernel_sets import XNNPACK_SETS, KernelSet
 from sat_tf.export.litert.micro import MicroRuntime
 from sat_tf.export.litert.processes import loaded, refusals
 from sat_tf.export.litert.runtime import Runtime
-from sat_tf.export.operations.graph_file import ForeignFile, read_foreign
+from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.tflite.contents import StoredOperator, read_contents
 from sat_tf.export.tflite.images import Pixels, arrays_of, number_of, some_of
 from sat_tf.export.tflite.tensors import Image
-from sat_tf.messages import list_problems, say
+from sat_tf.messages import list_problems
 from sat_tf.presentation.progress_bar import image_bar
-from sat_tf.presentation.tables import Cell, Column, Marked, RowTable, Table, percent
 
 # The types that tell an operator on codes from others.
 _CODES = "INT8"
 _OTHER_CODES = ("UINT8", "INT16")
+_WITHOUT_VALUES = ("RESOURCE", "VARIANT", "STRING")
 _PIXEL_ENDS = 255.0
 
 
@@ -122,266 +126,6 @@ def _problems(found: ForeignFile) -> list[str]:
     return problems
 
 
-# -- what is counted -------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass
-class Differences:
-    """How many values of two tensors differ.
-
-    Attributes:
-        compared: how many values.
-        differing: how many of them differ.
-        largest: the largest difference, in codes, or in real values of a float tensor.
-    """
-
-    compared: int = 0
-    differing: int = 0
-    largest: float = 0.0
-
-    def add(self, expected: np.ndarray, found: np.ndarray) -> None:
-        """Counts the values of one image."""
-        distance = np.abs(found.astype(np.float64) - expected.astype(np.float64))
-        self.compared += found.size
-        self.differing += int(np.count_nonzero(found != expected))
-        self.largest = max(self.largest, float(np.max(distance, initial=0.0)))
-
-    def __add__(self, other: "Differences") -> "Differences":
-        largest = max(self.largest, other.largest)
-        counts = self.compared + other.compared, self.differing + other.differing
-        return Differences(*counts, largest)
-
-
-@dataclasses.dataclass
-class KernelCount:
-    """The codes that a runtime makes of one operator.
-
-    Attributes:
-        own: of what it made on its own inputs, from the simulation with its own rules: nothing is
-            counted where it is only simulated.
-        beside_xnnpack: of what its rules make of the inputs that the operator has under XNNPACK
-            here, from what XNNPACK made.
-    """
-
-    own: Differences = dataclasses.field(default_factory=Differences)
-    beside_xnnpack: Differences = dataclasses.field(default_factory=Differences)
-
-
-@dataclasses.dataclass(frozen=True)
-class ComparedOperator:
-    """An operator of a file.
-
-    Attributes:
-        number: its place in the file.
-        kind: its name.
-        tensor: the name of the first tensor that it makes.
-        multiply_adds: of an image, as far as its shapes tell.
-        reason: why it is not simulated; empty where it is.
-        counts: by the names of the runtimes; empty where it is not simulated.
-    """
-
-    number: int
-    kind: str
-    tensor: str
-    multiply_adds: int
-    reason: str
-    counts: Mapping[str, KernelCount]
-
-    @property
-    def name(self) -> str:
-        """It in words."""
-        return f"{self.number} {self.kind} {self.short_tensor}"
-
-    @property
-    def short_tensor(self) -> str:
-        """The first of the names that TensorFlow's converter joins to one."""
-        return self.tensor.split(";")[0]
-
-    def differs(self, runtime: str) -> bool:
-        """Whether a runtime makes other codes than its rules say, or than XNNPACK does."""
-        count = self.counts.get(runtime)
-        return count is not None and bool(count.own.differing or count.beside_xnnpack.differing)
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class OperatorComparison(RowTable):
-    """The operators of a file in order, each compared on the inputs that it has there.
-
-    It proves nothing of a file: it says what was compared, and where kernels part.
-
-    Attributes:
-        file: its name.
-        num_images: how many images it was run on.
-        images_from: where they come from.
-        operators: all of the file.
-        runtimes: the names of those that were compared, "xnnpack" first.
-        refused: why others do not run the file, by their names.
-        outputs: of the whole file from those of XNNPACK, by the names of the runtimes that run.
-    """
-
-    file: str
-    num_images: int
-    images_from: str
-    operators: tuple[ComparedOperator, ...]
-    runtimes: tuple[str, ...]
-    refused: Mapping[str, str]
-    outputs: Mapping[str, Differences]
-
-    COLUMNS: ClassVar[tuple[str, ...]] = (
-        *("operator", "kind", "tensor", "multiply_adds", "reason", "runtime"),
-        *("compared", "differing", "largest"),
-        *("beside_xnnpack_compared", "beside_xnnpack_differing", "beside_xnnpack_largest"),
-    )
-    _width: ClassVar[int] = 140
-
-    @property
-    def simulated(self) -> list[ComparedOperator]:
-        """The operators that were compared."""
-        return [operator for operator in self.operators if operator.counts]
-
-    @property
-    def multiply_adds_simulated(self) -> float | None:
-        """Their share of all multiply-adds that are known, in [0, 1]; None where there are none."""
-        known = sum(operator.multiply_adds for operator in self.operators)
-        return sum(operator.multiply_adds for operator in self.simulated) / known if known else None
-
-    def total(self, runtime: str) -> KernelCount:
-        """The counts of all operators."""
-        counts = [operator.counts[runtime] for operator in self.simulated]
-        own = sum((count.own for count in counts), Differences())
-        beside = sum((count.beside_xnnpack for count in counts), Differences())
-        return KernelCount(own, beside)
-
-    def first_differing(self, runtime: str) -> ComparedOperator | None:
-        """The first operator of which a runtime makes other codes than its rules or XNNPACK."""
-        return next((one for one in self.operators if one.differs(runtime)), None)
-
-    @property
-    def is_explained(self) -> bool:
-        """Whether every code that a runtime made is the one that its rules give."""
-        return not any(self.total(name).own.differing for name in self.runtimes)
-
-    def to_rows(self) -> list[dict[str, Any]]:
-        """One for each operator and runtime; of an operator that is not simulated, one in all."""
-        rows: list[tuple[Any, ...]] = []
-        for one in self.operators:
-            about = (one.number, one.kind, one.tensor, one.multiply_adds, one.reason)
-            if not one.counts:
-                rows.append((*about, *[None] * 7))
-            for name, count in one.counts.items():
-                pair = (count.own, count.beside_xnnpack)
-                found = [(each.compared, each.differing, each.largest) for each in pair]
-                rows.append((*about, name, *found[0], *found[1]))
-        return [dict(zip(self.COLUMNS, row, strict=True)) for row in rows]
-
-    def _headline(self) -> Cell:
-        known = self.multiply_adds_simulated
-        share = "" if known is None else f", {percent(1)(known)} of the multiply-adds"
-        return (
-            f"{self.file}: {len(self.simulated)} of {len(self.operators)} operators simulated"
-            f"{share}, on {self.num_images} images ({self.images_from})"
-        )
-
-    def _notes(self) -> list[Cell]:
-        lines: list[Cell] = [self._note_on(name) for name in self.runtimes]
-        lines += [
-            f"{RUNTIMES[name].title} does not run it: {why}" for name, why in self.refused.items()
-        ]
-        missing = collections.Counter(
-            (one.kind, one.reason) for one in self.operators if not one.counts
-        )
-        for (kind, reason), count in missing.items():
-            work = sum(one.multiply_adds for one in self.operators if _is(one, kind, reason))
-            share = f", {work:,} multiply-adds" if work else ""
-            lines.append(f"Not simulated: {count} {kind}{share}: {reason}")
-        lines.append(
-            "Each operator is compared on the inputs that it has in this file. Nothing is said of "
-            "inputs that these images do not reach, nor of an NPU, which has not run here."
-        )
-        return lines
-
-    def _note_on(self, name: str) -> Cell:
-        total, first = self.total(name), self.first_differing(name)
-        said, kind = [], "good"
-        if total.own.compared:
-            differing = f"{total.own.differing:,} of {total.own.compared:,}"
-            said.append(f"{differing} codes differ from the simulation")
-        if name != "xnnpack":
-            beside = total.beside_xnnpack
-            differing = f"{beside.differing:,} of {beside.compared:,}"
-            said.append(f"for the same inputs, {differing} codes are not XNNPACK's")
-        if first is not None:
-            kind = "bad" if total.own.differing else "watch"
-            said.append(f"the first operator that differs is {first.name}")
-        if name in self.outputs and name != "xnnpack":
-            found = self.outputs[name]
-            differing = f"{found.differing:,} of {found.compared:,}"
-            said.append(f"of the whole file, {differing} values of the output are not XNNPACK's")
-        return Marked(f"{RUNTIMES[name].title}: {'; '.join(said)}", kind)
-
-    def _tables(self) -> Mapping[str, Table[ComparedOperator]]:
-        firsts = {name: self.first_differing(name) for name in self.runtimes}
-
-        def counted(name: str) -> Column[ComparedOperator]:
-            return Column(
-                name, lambda one: _cell(one, name, is_first=one is firsts[name]), number=True
-            )
-
-        all_adds = sum(one.multiply_adds for one in self.operators)
-        columns: list[Column[ComparedOperator]] = [
-            Column("", lambda one: one.number, str, number=True),
-            Column("operator", lambda one: one.kind),
-            Column("tensor", lambda one: one.short_tensor, wrap="fold"),
-            Column(
-                "multiply-adds",
-                lambda one: one.multiply_adds / all_adds if one.multiply_adds else None,
-                percent(1),
-                number=True,
-                least_width=100,
-            ),
-            Column("simulated", lambda one: one.reason or "yes", wrap="fold"),
-            Column(
-                "codes", _codes_compared, lambda count: f"{count:,}" if count else "", number=True
-            ),
-            *map(counted, self.runtimes),
-        ]
-        return {"Operators": Table(columns=columns, rows=self.operators)}
-
-    def print_to(self, console: Console) -> None:
-        """Prints the operators, and what is said of each runtime."""
-        say(console, self._headline())
-        for table in self._tables().values():
-            console.print(table.for_width(console.width).to_rich())
-        for note in self._notes():
-            words, kind = note if isinstance(note, Marked) else (note, "")
-            say(console, words, style=_STYLES.get(kind))
-
-
-_STYLES = {"good": "green", "watch": "yellow", "bad": "red"}
-
-
-def _is(operator: ComparedOperator, kind: str, reason: str) -> bool:
-    return not operator.counts and (operator.kind, operator.reason) == (kind, reason)
-
-
-def _codes_compared(operator: ComparedOperator) -> int:
-    return max((count.own.compared for count in operator.counts.values()), default=0)
-
-
-def _cell(operator: ComparedOperator, runtime: str, *, is_first: bool) -> Cell:
-    """How many codes differ and by how much: "first" marks the first operator where any does."""
-    if runtime not in operator.counts:
-        return ""
-    count = operator.counts[runtime]
-    unexplained = count.own.differing
-    found = count.own if unexplained else count.beside_xnnpack
-    if not found.differing:
-        return Marked("0", "good")
-    words = f"{found.differing:,} by {found.largest:.4g}"
-    words += " from the simulation" if unexplained and runtime != "xnnpack" else ""
-    return Marked(words + (", first" if is_first else ""), "bad" if unexplained else "watch")
-
-
 # -- the comparison --------------------------------------------------------------------------------
 
 
@@ -437,6 +181,7 @@ def compare_operators(
         runtimes=tuple(kind.name for kind in compared),
         refused=refused,
         outputs=counter.outputs,
+        more_graphs=file.read.contents.more_graphs,
     )
 
 
@@ -476,17 +221,21 @@ class _Counter:
         self._file, self._kinds, self._running = file, kinds, running
         xnnpack = running["xnnpack"]
         self._delegated = xnnpack.delegated if isinstance(xnnpack, Runtime) else set[int]()
+        self._graph = file.graph
         tensors = file.contents.tensors
         self._places = {tensor.name: index for index, tensor in enumerate(tensors)}
+        # LiteRT ends the process that asks for the values of a resource.
+        self._numeric = [
+            index for index, tensor in enumerate(tensors) if tensor.type not in _WITHOUT_VALUES
+        ]
         made = {operation.output: operation for operation in file.graph.operations}
-        self._operations: dict[int, Operation] = {}
+        self._operations: dict[int, list[Operation]] = {}
         self.operators: list[ComparedOperator] = []
         self.outputs = {name: Differences() for name in running}
         for number, stored in enumerate(file.contents.operators):
-            operation = made.get(stored.outputs[0].name) if stored.outputs else None
-            reason = _reason(stored, operation, file)
-            if not reason and operation is not None:
-                self._operations[number] = operation
+            reason = _reason(stored, made, file)
+            if not reason:
+                self._operations[number] = [made[one.name] for one in stored.outputs]
             self.operators.append(
                 ComparedOperator(
                     number=number,
@@ -503,14 +252,35 @@ class _Counter:
         kept = {}
         for name, runtime in self._running.items():
             runtime.run(image)
-            kept[name] = runtime.kept(range(len(self._file.contents.tensors)))
+            kept[name] = runtime.kept(self._numeric)
         for name, values in kept.items():
             for output in self._file.graph.outputs:
                 place = self._places[output]
                 if place in values and place in kept["xnnpack"]:
                     self.outputs[name].add(kept["xnnpack"][place], values[place])
-        for number, operation in self._operations.items():
-            self._count(number, operation, image, kept)
+        self._graph = self._shaped(kept["xnnpack"])
+        for number, operations in list(self._operations.items()):
+            try:
+                for operation in operations:
+                    self._count(number, operation, image, kept)
+            except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+                # Sizes that a file computes are known only here.
+                del self._operations[number]
+                reason = f"its simulation does not take what it reads here: {error}"
+                self.operators[number] = dataclasses.replace(
+                    self.operators[number], reason=reason, counts={}
+                )
+
+    def _shaped(self, kept: Mapping[int, np.ndarray]) -> Graph:
+        """The graph with the shapes that its tensors have here: the file's may be open."""
+        shapes = {
+            name: kept[place].shape[1:] for name, place in self._places.items() if place in kept
+        }
+        tensors = {
+            name: dataclasses.replace(tensor, shape=shapes.get(name, tensor.shape))
+            for name, tensor in self._file.graph.tensors.items()
+        }
+        return dataclasses.replace(self._file.graph, tensors=tensors)
 
     def _count(
         self,
@@ -527,17 +297,18 @@ class _Counter:
             return
         for kind in self._kinds:
             kernels, count = self._kernels(kind, number), counts[kind.name]
+            found = kept["xnnpack"][output]
             if kernels.name not in simulated:
-                simulated[kernels.name] = self._simulate(operation, kernels, first)
-            count.beside_xnnpack.add(kept["xnnpack"][output], simulated[kernels.name])
+                simulated[kernels.name] = self._simulate(operation, kernels, first, found)
+            count.beside_xnnpack.add(found, simulated[kernels.name])
             own = inputs.get(kind.name)
             if own is None or output not in kept[kind.name]:
                 continue
-            same = all(map(np.array_equal, own, first))
+            same, found = all(map(np.array_equal, own, first)), kept[kind.name][output]
             expected = simulated[kernels.name]
             if not same:
-                expected = self._simulate(operation, kernels, own)
-            count.own.add(expected, kept[kind.name][output])
+                expected = self._simulate(operation, kernels, own, found)
+            count.own.add(expected, found)
 
     def _kernels(self, kind: RuntimeKind, number: int) -> KernelSet:
         """A runtime's rules for an operator, which XNNPACK may leave to the builtin kernels."""
@@ -547,9 +318,19 @@ class _Counter:
         return kernel_sets.builtin_of_this_machine() if is_here else kernel_sets.BUILTIN_ARM
 
     def _simulate(
-        self, operation: Operation, kernels: KernelSet, inputs: list[np.ndarray]
+        self,
+        operation: Operation,
+        kernels: KernelSet,
+        inputs: list[np.ndarray],
+        found: np.ndarray,
     ) -> np.ndarray:
-        return operation.simulate(self._file.graph.on(kernels), *inputs)
+        """What kernels make of inputs, in the shape of what a runtime made."""
+        made = operation.simulate(self._graph.on(kernels), *inputs)
+        if operation.reshapes and made.size == found.size:
+            made = made.reshape(found.shape)
+        if made.shape != found.shape:
+            raise ValueError(f"it makes the shape {found.shape}, expected {made.shape}")
+        return made
 
     def _inputs(
         self, operation: Operation, image: Pixels, values: Mapping[int, np.ndarray]
@@ -570,13 +351,16 @@ class _Counter:
         return found
 
 
-def _reason(stored: StoredOperator, operation: Operation | None, file: ForeignFile) -> str:
+def _reason(stored: StoredOperator, made: Mapping[str, Operation], file: ForeignFile) -> str:
     """Why an operator is not compared; empty where it is."""
     given = [one for one in stored.reads if one.data is None]
     if not any(one.scales.size for one in stored.outputs):
         makes_floats = any(one.type == "FLOAT32" for one in stored.outputs)
         reads_codes = any(one.scales.size for one in given)
         return "it is float" if makes_floats and not reads_codes else "it makes no codes"
-    if reason := file.reasons.get(stored.outputs[0].name):
-        return reason
-    return "" if operation is not None else "it is part of the operator that reads it"
+    for output in stored.outputs:
+        if reason := file.reasons.get(output.name):
+            return reason
+        if output.name not in made:
+            return "it is part of the operator that reads it"
+    return ""

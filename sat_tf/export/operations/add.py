@@ -110,16 +110,12 @@ class AddConstant(Operation, Draft):
     def read(cls, operator: OperatorView) -> Made:
         """See `Operation`."""
         stored, constant = operator.tensor(1), operator.constant(1, "INT8")
-        is_foreign, dimensions = operator.progress.is_foreign, len(operator.output.shape)
-        moved = any(stored.zero_points) and not is_foreign
-        if operator.source_codes() is None or stored.scales.size != 1 or moved:
+        if operator.source_codes() is None or stored.scales.size != 1 or any(stored.zero_points):
             raise NotUnderstoodError("its constant is not codes of one scale with zero point 0")
-        if constant.ndim < dimensions and is_foreign:
-            constant = constant.reshape((1,) * (dimensions - constant.ndim) + constant.shape)
         if constant.shape[:1] != (1,):
             raise NotUnderstoodError("its constant is not the same for all images")
         scale = np.asarray(stored.scales[0], np.float32)
-        codes = constant[0].astype(np.int32) - int(stored.zero_points[0])
+        codes = constant[0].astype(np.int32)
         operation = cls((operator.source(),), operator.output.name, codes, scale)
         return operation, operator.fused_codes()
 

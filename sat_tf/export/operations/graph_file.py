@@ -1,12 +1,11 @@
 """A graph as a TFLite file, and the file as a graph again."""
 
-import contextlib
 import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
 
-from sat_tf.export.operations.float_layer import FloatLayerOperator, NotSimulated, layer_of
+from sat_tf.export.operations.float_layer import FloatLayerOperator, layer_of
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.table import reader_of, readers_of
@@ -15,12 +14,11 @@ from sat_tf.export.tflite.contents import (
     NotUnderstoodError,
     StoredOperator,
     StoredTensor,
-    of_any_tool,
     signature_names,
     understood,
     unpacked,
 )
-from sat_tf.export.tflite.operator_view import OperatorView, Progress, codes_of
+from sat_tf.export.tflite.operator_view import OperatorView, Progress
 from sat_tf.export.tflite.tensors import Codes, Image, Tensor
 from sat_tf.export.tflite.writer import Writer
 from sat_tf.quantizers.input_range import KEPT_TYPES
@@ -77,89 +75,8 @@ def read_graph(content: bytes, name: str) -> Graph:
         ) from error
 
 
-@dataclasses.dataclass(frozen=True)
-class ForeignFile:
-    """A file that any tool may have written, as far as its operators are known.
-
-    Attributes:
-        contents: what is in it; names of tensors are made distinct.
-        graph: its operations; those that are not simulated are `NotSimulated`.
-        reasons: why an operator is not simulated, by the tensors that it makes.
-    """
-
-    contents: Contents
-    graph: Graph
-    reasons: Mapping[str, str]
-
-
-def read_foreign(content: bytes, name: str) -> ForeignFile:
-    """Reads a file of any tool: each operator by itself, so that an unknown one spoils no other.
-
-    Args:
-        content: the file.
-        name: what errors call it, and the name of the graph.
-
-    Raises:
-        ValueError: it is not a TFLite file, or has several graphs, or inputs of open sizes.
-    """
-    try:
-        with unpacked(content, name) as model:
-            contents = of_any_tool(model)
-            _check_ends(contents)
-    except NotUnderstoodError as error:
-        raise ValueError(
-            f"{name}: received a TFLite file whose operators cannot be compared one by one "
-            f"({error}); convert the model to one graph with inputs of one size."
-        ) from error
-    progress = Progress(contents.inputs, is_foreign=True)
-    reasons: dict[str, str] = {}
-    for image in contents.inputs:
-        if image.type == "INT8":
-            _note(image, progress)
-    for operator in contents.operators:
-        reason = _reason_not_to_read(operator, progress)
-        if reason is not None:
-            reasons.update(dict.fromkeys((one.name for one in operator.outputs), reason))
-    graph = Graph(
-        name=name,
-        tensors=progress.tensors,
-        operations=tuple(progress.operations),
-        images=tuple(_input(found, progress) for found in contents.inputs),
-        output=contents.outputs[0].name,
-        more_outputs=tuple(end.name for end in contents.outputs[1:]),
-    )
-    return ForeignFile(contents, graph, reasons)
-
-
-def _reason_not_to_read(operator: StoredOperator, progress: Progress) -> str | None:
-    """Reads an operator of a foreign file; why it is not simulated, or None."""
-    known, count = dict(progress.tensors), len(progress.operations)
-    others = [one for one in operator.reads if one.data is None and one.name not in progress.known]
-    others = [one for one in others if one.name not in progress.pending]
-    try:
-        _read_operation(OperatorView(operator, progress))
-        return None
-    except NotUnderstoodError as error:
-        reason = f"it reads {others[0].type} values" if others else str(error)
-    except (AttributeError, ArithmeticError, LookupError, TypeError, ValueError):
-        reason = "its options or its tensors are not those of sat-tf's files"
-    progress.tensors.clear()
-    progress.tensors.update(known)
-    del progress.operations[count:]
-    read = tuple(one.name for one in operator.reads if one.name in progress.known)
-    for output in operator.outputs:
-        progress.operations.append(NotSimulated(read, output.name, operator.name))
-        _note(output, progress)
-    return reason
-
-
-def _note(tensor: StoredTensor, progress: Progress) -> None:
-    """Adds a tensor that operations may read; none reads codes of other types than int8."""
-    with contextlib.suppress(NotUnderstoodError):
-        progress.tensors[tensor.name] = Tensor(tensor.name, tensor.shape[1:], codes_of(tensor))
-
-
-def _check_ends(contents: Contents) -> None:
+def check_ends(contents: Contents) -> None:
+    """Raises NotUnderstoodError unless a file has inputs and outputs."""
     if not contents.inputs or not contents.outputs:
         raise NotUnderstoodError(
             f"it has {len(contents.inputs)} inputs and {len(contents.outputs)} outputs, expected "
@@ -168,7 +85,7 @@ def _check_ends(contents: Contents) -> None:
 
 
 def _graph(contents: Contents, name: str, float_layers: dict[str, str]) -> Graph:
-    _check_ends(contents)
+    check_ends(contents)
     for image in contents.inputs:
         _check_input(image)
     progress = Progress(tuple(contents.inputs), float_layers)
@@ -182,7 +99,7 @@ def _graph(contents: Contents, name: str, float_layers: dict[str, str]) -> Graph
         name=name,
         tensors=progress.tensors,
         operations=tuple(progress.operations),
-        images=tuple(_input(found, progress) for found in contents.inputs),
+        images=tuple(input_image(found, progress) for found in contents.inputs),
         output=output,
         more_outputs=tuple(outputs),
     )
@@ -208,7 +125,8 @@ def _check_input(found: StoredTensor) -> None:
         raise NotUnderstoodError(f"its input has the scale {found.scales[0]}")
 
 
-def _input(found: StoredTensor, progress: Progress) -> Image:
+def input_image(found: StoredTensor, progress: Progress) -> Image:
+    """An input of a file as those who give it images see it, once its operators are read."""
     shape, kind = found.shape[1:], found.type.lower()
     if found.scales.size:
         return Image(found.name, shape, found.scales[0], int(found.zero_points[0]), type=kind)
@@ -230,13 +148,19 @@ def _read(index: int, operator: StoredOperator, progress: Progress) -> None:
             _add(made, view)
         return
     try:
-        _read_operation(view)
+        if (made := read_operation(view)) is not None:
+            _check_shape(made, progress)
     except NotUnderstoodError as error:
         names = " ".join([operator.name, *(output.name for output in operator.outputs)])
         raise NotUnderstoodError(f"operator {index}, {names}: {error}") from error
 
 
-def _read_operation(view: OperatorView) -> None:
+def read_operation(view: OperatorView) -> Operation | None:
+    """Adds the operation that an operator stands for; None where others of its operators follow.
+
+    Raises:
+        NotUnderstoodError: sat-tf does not write it, with the reason.
+    """
     operator, progress = view.stored, view.progress
     if not readers_of(operator.name):
         raise NotUnderstoodError("not an operator of sat-tf")
@@ -249,9 +173,10 @@ def _read_operation(view: OperatorView) -> None:
     if reader is None:
         raise NotUnderstoodError("no operation of sat-tf has it in this form")
     made = reader.read(view)
-    if made is not None:
-        _add(made, view)
-        _check_shape(made[0], progress)
+    if made is None:
+        return None
+    _add(made, view)
+    return made[0]
 
 
 def _add(made: tuple[Operation, Codes | None], view: OperatorView) -> None:

@@ -431,10 +431,8 @@ class Reshape(Operation):
     def read(cls, operator: OperatorView) -> Made:
         """See `Operation`."""
         source = operator.tensor(0)
-        # One image is run at a time where the batch may become part of the values.
-        first = 0 if operator.progress.is_foreign else 1
-        if source.shape[:first] != operator.output.shape[:first] or (
-            np.prod(source.shape[first:]) != np.prod(operator.output.shape[first:])
+        if source.shape[:1] != operator.output.shape[:1] or (
+            np.prod(source.shape[1:]) != np.prod(operator.output.shape[1:])
         ):
             raise NotUnderstoodError(f"it makes {operator.output.shape} of {source.shape}")
         return cls((operator.source(),), operator.output.name), operator.moved_codes()

@@ -316,6 +316,21 @@ class StoredOperator:
         return f"{where}: reads other tensors" if counts[0] != counts[1] else None
 
 
+@dataclasses.dataclass(frozen=True)
+class MoreGraph:
+    """A graph of a file behind the first.
+
+    Attributes:
+        name: its number, and its name where it has one.
+        operators: how many it has.
+        run_by: the operators and the signatures that run it, in words.
+    """
+
+    name: str
+    operators: int
+    run_by: tuple[str, ...]
+
+
 # Under this name a file says how it was made.
 SETTINGS_NAME = "sat_tf"
 
@@ -331,6 +346,7 @@ class Contents:
         outputs: those a caller gets.
         interface: its inputs and outputs, as tensors and in its signatures, in words.
         settings: how it was made, its entry `SETTINGS_NAME`; None where it has none.
+        more_graphs: the graphs behind the first, which all else is about.
     """
 
     operators: tuple[StoredOperator, ...]
@@ -339,6 +355,7 @@ class Contents:
     outputs: tuple[StoredTensor, ...] = ()
     interface: str = ""
     settings: dict[str, Any] | None = None
+    more_graphs: tuple[MoreGraph, ...] = ()
 
     @property
     def is_ours(self) -> bool:
@@ -394,17 +411,19 @@ def of_any_tool(model: Any) -> Contents:
     tensor's too is replaced.
 
     Raises:
-        NotUnderstoodError: it has several graphs, or an input of open sizes beside the batch.
+        NotUnderstoodError: it has no graph, or its first one an input of open sizes beside the
+            batch.
     """
-    _check_one_graph(model)
-    (subgraph,), taken = model.subgraphs, set[str]()
-    for index in subgraph.inputs:
+    if not model.subgraphs:
+        raise NotUnderstoodError("it has no graph")
+    subgraph, taken = model.subgraphs[0], set[str]()
+    for index in () if subgraph.inputs is None else subgraph.inputs:
         tensor = subgraph.tensors[_within(index, len(subgraph.tensors))]
         sizes = [] if tensor.shapeSignature is None else list(map(int, tensor.shapeSignature))
         if -1 in sizes[1:]:
             raise NotUnderstoodError(f"it has an input of the shape {sizes}, with open sizes")
     for index, tensor in enumerate(subgraph.tensors):
-        name = (tensor.name or b"").decode(errors="replace")
+        name = _text(tensor.name)
         if not name.isprintable() or not name:
             name = f"tensor {index}"
         elif name in taken:
@@ -424,15 +443,16 @@ def _contents_of(model: Any) -> Contents:
     tensors = tuple(_tensor(model, tensor) for tensor in subgraph.tensors)
 
     def chosen(indices: Any) -> tuple[StoredTensor, ...]:
+        indices = () if indices is None else indices
         return tuple(tensors[_within(index, len(tensors))] for index in indices)
 
     operators = []
     for operator in subgraph.operators:
-        code = model.operatorCodes[_within(operator.opcodeIndex, len(model.operatorCodes))]
-        inputs = [None if index == -1 else chosen([index])[0] for index in operator.inputs]
+        given = () if operator.inputs is None else operator.inputs
+        inputs = [None if index == -1 else chosen([index])[0] for index in given]
         operators.append(
             StoredOperator(
-                name=_operator_name(max(code.builtinCode, code.deprecatedBuiltinCode)),
+                name=_kind(model, operator),
                 inputs=tuple(inputs),
                 outputs=chosen(operator.outputs),
                 options=operator.builtinOptions,
@@ -440,16 +460,14 @@ def _contents_of(model: Any) -> Contents:
         )
     ends = {role: chosen(getattr(subgraph, role)) for role in ("inputs", "outputs")}
     signatures = {
-        signature.signatureKey.decode(): {
-            role: {
-                entry.name.decode(): int(entry.tensorIndex) for entry in getattr(signature, role)
-            }
+        _text(signature.signatureKey): {
+            role: {_text(entry.name): int(entry.tensorIndex) for entry in getattr(signature, role)}
             for role in ends
         }
         for signature in model.signatureDefs
     }
     names = {role: [tensor.name for tensor in found] for role, found in ends.items()}
-    entries = (entry for entry in model.metadata if entry.name.decode() == SETTINGS_NAME)
+    entries = (entry for entry in model.metadata if _text(entry.name) == SETTINGS_NAME)
     settings = next((bytes(model.buffers[entry.buffer].data) for entry in entries), None)
     return Contents(
         operators=tuple(operators),
@@ -457,7 +475,40 @@ def _contents_of(model: Any) -> Contents:
         **ends,
         interface=json.dumps({**names, "signatures": signatures}),
         settings=None if settings is None else dict(json.loads(settings)),
+        more_graphs=_more_graphs(model),
     )
+
+
+def _more_graphs(model: Any) -> tuple[MoreGraph, ...]:
+    """The graphs behind the first."""
+    run_by: dict[int, list[str]] = {index: [] for index in range(1, len(model.subgraphs))}
+    for operator in (one for graph in model.subgraphs for one in graph.operators):
+        options = {} if operator.builtinOptions is None else vars(operator.builtinOptions)
+        for option, index in options.items():
+            if option.lower().endswith("subgraphindex") and index in run_by:
+                run_by[index].append(_kind(model, operator))
+    for signature in model.signatureDefs:
+        if signature.subgraphIndex in run_by:
+            run_by[signature.subgraphIndex].append(f"signature {_text(signature.signatureKey)}")
+    return tuple(
+        MoreGraph(
+            name=f"graph {index} {_text(model.subgraphs[index].name)}".strip(),
+            operators=len(model.subgraphs[index].operators),
+            run_by=tuple(dict.fromkeys(users)),
+        )
+        for index, users in run_by.items()
+    )
+
+
+def _text(name: bytes | None) -> str:
+    """A name in a file, which may be missing, or not text."""
+    return (name or b"").decode(errors="replace")
+
+
+def _kind(model: Any, operator: Any) -> str:
+    """The name of an operator of an unpacked file."""
+    code = model.operatorCodes[_within(operator.opcodeIndex, len(model.operatorCodes))]
+    return _operator_name(max(code.builtinCode, code.deprecatedBuiltinCode))
 
 
 def _operator_name(number: int) -> str:
@@ -482,7 +533,7 @@ def _tensor(model: Any, tensor: Any) -> StoredTensor:
         points = np.broadcast_to(np.asarray(quantization.zeroPoint, np.int64), scales.shape)
     data = model.buffers[_within(tensor.buffer, len(model.buffers))].data
     return StoredTensor(
-        name=tensor.name.decode(),
+        name=_text(tensor.name),
         type=TYPES[tensor.type],
         shape=() if tensor.shape is None else tuple(int(size) for size in tensor.shape),
         scales=scales,

@@ -1,6 +1,7 @@
 """Files of other tools: what is compared, what is named, and what cannot be."""
 
 import contextlib
+import copy
 import re
 
 import numpy as np
@@ -8,7 +9,9 @@ import pytest
 from ai_edge_litert import schema_py_generated as tfl
 
 from sat_tf.export import compare_operators
-from sat_tf.export.operations.graph_file import read_foreign, read_graph
+from sat_tf.export.foreign import reading
+from sat_tf.export.foreign.reading import read_foreign
+from sat_tf.export.operations.graph_file import read_graph
 from sat_tf.export.operations.quantize import Requantize
 from sat_tf.export.operator_comparison import is_foreign, read_any_file
 from tests.commands.light import told_without_tensorflow
@@ -53,7 +56,8 @@ def test_runtimes_compute_the_operators_of_other_tools_by_their_rules(name):
     assert found.first_differing("builtin") is not None
 
 
-def test_what_is_not_simulated_spoils_nothing_behind_it():
+def test_what_is_not_simulated_spoils_nothing_behind_it(monkeypatch):
+    monkeypatch.delitem(reading._READERS, "RELU")
     found = compared(path_of("converter_int8"))
     by_kind = {one.kind: one for one in found.operators}
     assert by_kind["RELU"].reason == "not an operator of sat-tf"
@@ -100,7 +104,7 @@ def test_rows_have_every_operator_and_runtime(tmp_path):
     assert sum(row["compared"] or 0 for row in rows) == 2 * found.total("xnnpack").own.compared
     found.write_csv(tmp_path / "operators.csv")
     assert len((tmp_path / "operators.csv").read_text().splitlines()) == len(rows) + 1
-    assert "operators simulated" in repr(found)
+    assert "the first operator that differs is" in repr(found)
 
 
 def test_names_of_tensors_need_not_differ(tmp_path):
@@ -128,8 +132,8 @@ def test_values_and_codes_are_taken_as_they_are():
 # -- what cannot be compared -----------------------------------------------------------------------
 
 
-def two_graphs(model, graph):
-    model.subgraphs.append(graph)
+def no_graph(model, graph):
+    model.subgraphs = []
 
 
 def open_sizes(model, graph):
@@ -153,7 +157,7 @@ def older_codes(model, graph):
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (two_graphs, "it has 2 graphs, expected one.*; convert the model to one graph"),
+        (no_graph, "it has no graph"),
         (open_sizes, r"an input of the shape \[-1, -1, -1, 3\], with open sizes"),
         (several_images, r"of shape \(4, 12, 12, 3\), expected one image at a time"),
         (two_inputs, "received a file with 2 inputs, expected one"),
@@ -190,6 +194,55 @@ def test_random_damage_is_a_value_error_or_a_file():
             read_foreign(bytes(damaged), "damaged")
 
 
+# -- several graphs --------------------------------------------------------------------------------
+
+
+def test_the_first_of_several_graphs_is_compared_and_the_others_are_named(tmp_path):
+    def several(model, graph):
+        other = copy.deepcopy(graph)
+        other.name = b"initialize"
+        signature = copy.deepcopy(model.signatureDefs[0])
+        signature.signatureKey, signature.subgraphIndex = b"other", 2
+        model.signatureDefs.append(signature)
+        call = operator(model, "CALL_ONCE", "CallOnceOptions")
+        call.builtinOptions.initSubgraphIndex = 1
+        # Asked for the values of a resource, LiteRT ends the process.
+        handle, resource = operator(model, "VAR_HANDLE", "VarHandleOptions"), tfl.TensorT()
+        handle.builtinOptions.container = handle.builtinOptions.sharedName = b"state"
+        handle.outputs = np.array([len(graph.tensors)], np.int32)
+        resource.type, resource.shape = tfl.TensorType.RESOURCE, np.empty(0, np.int32)
+        graph.tensors.append(resource)  # which has no name
+        model.subgraphs.extend([empty(), other])
+        graph.operators[:0] = [call, handle]
+
+    def operator(model, kind, options):
+        code, made = tfl.OperatorCodeT(), tfl.OperatorT()
+        code.builtinCode = getattr(tfl.BuiltinOperator, kind)
+        code.deprecatedBuiltinCode, code.version = 127, 1
+        made.inputs = made.outputs = None
+        made.opcodeIndex = len(model.operatorCodes)
+        made.builtinOptionsType = getattr(tfl.BuiltinOptions, options)
+        made.builtinOptions = getattr(tfl, f"{options}T")()
+        model.operatorCodes.append(code)
+        return made
+
+    def empty():
+        graph = tfl.SubGraphT()
+        graph.tensors, graph.operators = [], []
+        graph.inputs = graph.outputs = None
+        return graph
+
+    path = written(tmp_path, "converter_int8", several)
+    found, usual = compared(path), compared(path_of("converter_int8"))
+    assert [one.kind for one in found.operators[:2]] == ["CALL_ONCE", "VAR_HANDLE"]
+    assert {one.reason for one in found.operators[:2]} == {"it makes no codes"}
+    assert found.total("builtin") == usual.total("builtin")
+    said = " ".join(str(found).split())
+    assert "Not compared: graph 1 with 0 operators, run by CALL_ONCE" in said
+    count = len(usual.operators)
+    assert f"graph 2 initialize with {count} operators, run by signature other" in said
+
+
 # -- ours and others -------------------------------------------------------------------------------
 
 
@@ -206,7 +259,7 @@ def test_the_command_compares_operators_where_another_tool_wrote_the_file(tmp_pa
     said = told_without_tensorflow(*words, "--out", str(tmp_path / "out"), status=0, cwd=tmp_path)
     assert "operators simulated" in said
     assert "on 2 images (random pixels, seed 0)" in said
-    assert [one.name for one in tmp_path.rglob("*.*")] == ["operators.csv"]
+    assert sorted(one.name for one in tmp_path.rglob("*.*")) == ["operators.csv", "operators.html"]
     said = told_without_tensorflow(*words, "--kit", "kit.zip", status=2, cwd=tmp_path)
     assert "received --kit for a file that sat_tf.export_tflite did not write" in said
     assert not list(tmp_path.rglob("*.zip"))

@@ -1,0 +1,294 @@
+"""Operators that compute with codes, in forms that sat-tf does not write."""
+
+import copy
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from sat_tf.export.foreign.rule import Read, made_codes, numbers, operand, operands, rule
+from sat_tf.export.kernels import fixed_point, functions
+from sat_tf.export.kernels.kernel_sets import XNNPACK_SETS, LinearWork
+from sat_tf.export.operations.linear import Linear
+from sat_tf.export.operations.operation import stored_codes
+from sat_tf.export.operations.pairs import ON_CODES
+from sat_tf.export.operations.pointwise import Pointwise
+from sat_tf.export.operations.pools import AveragePool, MaxPool
+from sat_tf.export.tflite.contents import NotUnderstoodError
+from sat_tf.export.tflite.operator_view import OperatorView, grid_of
+from sat_tf.export.tflite.tensors import Codes, Tensors
+
+Arrays = Sequence[np.ndarray]
+Reader = Callable[[OperatorView, int], Read | None]
+
+
+def _codes(stored: np.ndarray, grid: Codes) -> np.ndarray:
+    """Codes, stored - zero_point, of stored integers."""
+    return stored.astype(np.int64) - grid.zero_point
+
+
+def _ratio(source: Codes, output: Codes) -> fixed_point.Multipliers:
+    """Output codes of an input code, a float32 quotient."""
+    return fixed_point.fixed_point(float(np.float32(source.scale / output.scale)))
+
+
+# -- rectifiers ------------------------------------------------------------------------------------
+
+
+def rectifier(low: float, high: float | None) -> Reader:
+    """The reader of a rectifier that is an operator of its own: another grid, and two ends."""
+
+    def read(view: OperatorView, place: int) -> Read:
+        given, codes = operand(view), made_codes(view)
+        ratio = _ratio(given.codes, codes)
+        ends = codes.code_of(low), 127 if high is None else codes.code_of(high)
+        codes = dataclasses.replace(codes, lowest=ends[0], highest=ends[1])
+
+        def function(graph: Tensors, arrays: Arrays) -> np.ndarray:
+            values = _codes(arrays[0], given.codes)
+            return stored_codes(fixed_point.rounded_twice_away(values, ratio), codes)
+
+        return rule(view, [given], function), codes
+
+    return read
+
+
+# -- two tensors, one of which may be a constant ---------------------------------------------------
+
+
+def with_constant(view: OperatorView, place: int) -> Read | None:
+    """An operator of two tensors with a constant on one side; None where both are made."""
+    if not any(one.data is not None for one in view.stored.reads):
+        return None
+    kind, given, codes = Pointwise(view.name), operands(view), made_codes(view)
+    grids = [one.codes for one in given]
+    if kind.selects and any(grid_of(grid) != grid_of(codes) for grid in grids):
+        raise NotUnderstoodError("its inputs have other scales or zero points than its output")
+
+    def function(graph: Tensors, arrays: Arrays) -> np.ndarray:
+        return ON_CODES[kind].stored(arrays, grids, codes, graph.kernels)
+
+    return rule(view, given, function), codes
+
+
+# -- linear ----------------------------------------------------------------------------------------
+
+
+def fully_connected(view: OperatorView, place: int) -> Read | None:
+    """A matrix product of every row of a tensor of any shape; None where it is float."""
+    source, depth = view.tensor(0), view.tensor(1).shape[-1]
+    if view.codes() is None:
+        return None
+    keeps = bool(view.option("keepNumDims"))
+    rows = dataclasses.replace(source, shape=(math.prod(source.shape) // max(depth, 1), depth))
+    options = copy.copy(view.stored.options)
+    options.keepNumDims = False
+    stored = dataclasses.replace(
+        view.stored, inputs=(rows, *view.stored.inputs[1:]), options=options
+    )
+    made = Linear.read(dataclasses.replace(view, stored=stored))
+    if made is None or made[1] is None:
+        raise NotUnderstoodError("it makes float values")
+    product, codes = made
+
+    def function(graph: Tensors, arrays: Arrays) -> np.ndarray:
+        # Kernels take a product of one row otherwise than of several, wherever these come from.
+        found = product.simulate(graph, arrays[0].reshape(1, -1, depth))
+        shape = arrays[0].shape[:-1] if keeps else (-1,)
+        return found.reshape(*shape, found.shape[-1])
+
+    return rule(view, [operand(view)], function), codes
+
+
+def batch_product(view: OperatorView, place: int) -> Read:
+    """Matrix products of two tensors, or of one and a constant."""
+    first, second, codes = operand(view, 0), operand(view, 1), made_codes(view)
+    turned = view.option("adjX"), view.option("adjY")
+    if second.value is not None and view.tensor(1).scales.size != 1:
+        raise NotUnderstoodError("its constant has several scales")
+
+    def function(graph: Tensors, arrays: Arrays) -> np.ndarray:
+        one, other = (
+            np.swapaxes(array, -1, -2) if turn else array
+            for array, turn in zip(
+                (_codes(arrays[0], first.codes), _codes(arrays[1], second.codes)),
+                turned,
+                strict=True,
+            )
+        )
+        sums = (one.astype(np.float64) @ other.astype(np.float64)).astype(np.int64)  # exact
+        scales = (first.codes.scale, np.asarray(second.codes.scale), codes.scale)
+        if graph.kernels in XNNPACK_SETS:
+            work = LinearWork(view.name, depth=one.shape[-1])
+            return stored_codes(graph.kernels.linear(work, sums, scales), codes)
+        multiplier = float(np.float32(scales[0] * second.codes.scale)) / float(codes.scale)
+        made = fixed_point.rounded_twice_away(sums, fixed_point.fixed_point(multiplier))
+        return stored_codes(made, codes)
+
+    return rule(view, [first, second], function), codes
+
+
+# -- means, pools ----------------------------------------------------------------------------------
+
+
+def mean(view: OperatorView, place: int) -> Read:
+    """The mean over any axes."""
+    given, codes = operand(view), made_codes(view)
+    axes, keeps = numbers(view, 1), bool(view.option("keepDims"))
+
+    def function(graph: Tensors, arrays: Arrays) -> np.ndarray:
+        (values,) = arrays
+        places = tuple(sorted(axis % values.ndim for axis in axes))
+        count = math.prod(values.shape[axis] for axis in places)
+        sums = np.sum(values, axis=places, dtype=np.int64, keepdims=keeps)
+        scales, zeros = (given.codes.scale, codes.scale), (given.codes.zero_point, codes.zero_point)
+        # Builtin kernels have one of their own for images alone.
+        of_images = keeps and values.ndim == 4 and places == (1, 2)
+        made = graph.kernels.mean(np.asarray(sums), count, scales, zeros, of_images)
+        return np.clip(made, -128, 127).astype(np.int32)
+
+    return rule(view, [given], function), codes
+
+
+def pool(kind: type[MaxPool] | type[AveragePool]) -> Reader:
+    """The reader of a pool that may fuse an activation."""
+
+    def read(view: OperatorView, place: int) -> Read:
+        given, codes = operand(view), made_codes(view)
+        options = copy.copy(view.stored.options)
+        options.fusedActivationFunction = 0
+        stored = dataclasses.replace(view.stored, options=options)
+        made = kind.read(dataclasses.replace(view, stored=stored))
+        if made is None:
+            raise NotUnderstoodError("no operation of sat-tf has it in this form")
+
+        def function(graph: Tensors, arrays: Arrays) -> np.ndarray:
+            return np.clip(made[0].simulate(graph, *arrays), codes.lowest, codes.highest)
+
+        return rule(view, [given], function), codes
+
+    return read
+
+
+# -- functions of one value ------------------------------------------------------------------------
+
+_STORED = np.arange(-128, 128)
+_FARTHEST = np.float32(2.0**20)  # codes: beyond these a function saturates
+
+
+def tabulated(curve: functions.Curve) -> Reader:
+    """The reader of a function that builtin kernels look up in a table of 256."""
+
+    def read(view: OperatorView, place: int) -> Read:
+        given, codes = operand(view), made_codes(view)
+        end = _FARTHEST * codes.scale
+        rounding = functions.by_table(
+            lambda x: np.clip(curve(x), -end, end), functions.rounded_half_away
+        )
+        with np.errstate(all="ignore"):
+            made = rounding(
+                _codes(_STORED, given.codes), given.codes.scale, codes.scale, codes.zero_point, {}
+            )
+        table = stored_codes(made, codes)
+        return rule(view, [given], lambda graph, arrays: table[arrays[0] + 128]), codes
+
+    return read
+
+
+def magnitude(view: OperatorView, place: int) -> Read:
+    """Codes without their sign, on another scale in integers."""
+    given, codes = operand(view), made_codes(view)
+    ratio = _ratio(given.codes, codes)
+
+    def function(graph: Tensors, arrays: Arrays) -> np.ndarray:
+        found = np.abs(_codes(arrays[0], given.codes))
+        return stored_codes(fixed_point.rounded_twice_away(found, ratio), codes)
+
+    return rule(view, [given], function), codes
+
+
+_ROOT_BITS = 20  # behind the point of an inverse root
+_THREE_HALVES, _ONE = 3 << 27, 1 << 28  # with 3 bits in front of the point
+_HALF_ROOT_OF_TWO = 1518500250  # with none
+_STEPS = 5
+
+
+def _inverse_roots(numbers: np.ndarray) -> np.ndarray:
+    """2^20 / √n of integers from 1 to 255, by Newton's method in 32 bits: x += x/2 · (1 - n · x²).
+
+    >>> _inverse_roots(np.array([1, 4, 255])).tolist()
+    [1048576, 524288, 65665]
+    """
+    bits = np.floor(np.log2(numbers)).astype(np.int64)
+    pairs = (30 - bits) // 2 - 1
+    wide = (numbers.astype(np.int64) << (2 * pairs)) >> 1
+    half = (wide + 1) >> 1
+    x = np.full_like(wide, _ONE)
+    times = fixed_point.high_product
+    for _ in range(_STEPS):
+        cube = times(times(x, x), x) << 6
+        x = (times(x, np.int64(_THREE_HALVES)) - times(half, cube)) << 3
+    mantissas = times(x, np.int64(_HALF_ROOT_OF_TWO))
+    found = fixed_point.Multipliers(mantissas, pairs - 11 + _ROOT_BITS)
+    made = fixed_point.rounded_twice_away(np.ones_like(mantissas), found)
+    return np.where(numbers == 1, 1 << _ROOT_BITS, made)
+
+
+def inverse_root(view: OperatorView, place: int) -> Read:
+    """1 / √x in integers; that of 0 saturates."""
+    given, codes = operand(view), made_codes(view)
+    scale = 1.0 / float(np.sqrt(np.float32(given.codes.scale)) * codes.scale)
+    ratio = fixed_point.fixed_point(scale)
+
+    def function(graph: Tensors, arrays: Arrays) -> np.ndarray:
+        found = _codes(arrays[0], given.codes)
+        roots = _inverse_roots(np.maximum(found, 1))
+        shifted = ratio._replace(exponents=ratio.exponents - _ROOT_BITS)
+        made = stored_codes(fixed_point.rounded_twice_away(roots, shifted), codes)
+        return np.where(found == 0, 127, made)
+
+    return rule(view, [given], function), codes
+
+
+_SQUARE_BITS = 7  # with which a difference is taken before it is squared
+
+
+def squared_difference(view: OperatorView, place: int) -> Read:
+    """The square of the difference of two tensors, in integers."""
+    given, codes = operands(view), made_codes(view)
+
+    def function(graph: Tensors, arrays: Arrays) -> np.ndarray:
+        scales = [one.codes.scale for one in given]
+        first, second = (
+            fixed_point.rounded_twice_away(_codes(array, one.codes) << _SQUARE_BITS, multiplier)
+            for array, one, multiplier in zip(
+                arrays, given, fixed_point.summand_multipliers(scales), strict=True
+            )
+        )
+        widest = 2.0 * float(max(scales))
+        multiplier = widest**2 / float(np.float32(1 << 2 * _SQUARE_BITS) * codes.scale)
+        squares = (first - second) ** 2
+        made = fixed_point.rounded_twice_away(squares, fixed_point.fixed_point(multiplier))
+        return stored_codes(made, codes)
+
+    return rule(view, given, function), codes
+
+
+READERS: Mapping[str, Reader] = {
+    "RELU": rectifier(0.0, None),
+    "RELU6": rectifier(0.0, 6.0),
+    "RELU_N1_TO_1": rectifier(-1.0, 1.0),
+    "RELU_0_TO_1": rectifier(0.0, 1.0),
+    **dict.fromkeys((kind.value for kind in Pointwise), with_constant),
+    "FULLY_CONNECTED": fully_connected,
+    "BATCH_MATMUL": batch_product,
+    "MEAN": mean,
+    "MAX_POOL_2D": pool(MaxPool),
+    "AVERAGE_POOL_2D": pool(AveragePool),
+    "EXP": tabulated(np.exp),
+    "LOG": tabulated(np.log),
+    "ABS": magnitude,
+    "RSQRT": inverse_root,
+    "SQUARED_DIFFERENCE": squared_difference,
+}

@@ -1,0 +1,126 @@
+"""Reads a file of any tool, each operator by itself, so that an unknown one spoils no other."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Mapping
+
+from sat_tf.export.foreign import arithmetic, moves
+from sat_tf.export.foreign.rule import Read
+from sat_tf.export.operations.float_layer import NotSimulated
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.graph_file import check_ends, input_image, read_operation
+from sat_tf.export.tflite.contents import (
+    Contents,
+    NotUnderstoodError,
+    StoredOperator,
+    StoredTensor,
+    of_any_tool,
+    unpacked,
+)
+from sat_tf.export.tflite.operator_view import OperatorView, Progress, codes_of
+from sat_tf.export.tflite.tensors import Tensor
+
+# What reads an operator in forms that sat-tf does not write; None is left to sat-tf's operations.
+_READERS: Mapping[str, Callable[[OperatorView, int], Read | None]] = {
+    **moves.READERS,
+    **arithmetic.READERS,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ForeignFile:
+    """A file that any tool may have written, as far as its operators are known.
+
+    Attributes:
+        contents: what is in it; names of tensors are made distinct.
+        graph: its operations; those that are not simulated are `NotSimulated`.
+        reasons: why an operator is not simulated, by the tensors that it makes.
+    """
+
+    contents: Contents
+    graph: Graph
+    reasons: Mapping[str, str]
+
+
+def read_foreign(content: bytes, name: str) -> ForeignFile:
+    """Reads the first graph of a file of any tool.
+
+    Args:
+        content: the file.
+        name: what errors call it, and the name of the graph.
+
+    Raises:
+        ValueError: it is not a TFLite file, or has inputs of open sizes.
+    """
+    try:
+        with unpacked(content, name) as model:
+            contents = of_any_tool(model)
+            check_ends(contents)
+    except NotUnderstoodError as error:
+        raise ValueError(
+            f"{name}: received a TFLite file whose operators cannot be compared one by one "
+            f"({error}); convert the model with inputs of one size."
+        ) from error
+    progress = Progress(contents.inputs, is_foreign=True)
+    reasons: dict[str, str] = {}
+    for image in contents.inputs:
+        if image.type == "INT8":
+            _note(image, progress)
+    for operator in contents.operators:
+        for place, output in enumerate(operator.outputs):
+            reason = _reason_not_to_read(operator, place, progress)
+            if reason is not None:
+                reasons[output.name] = reason
+    graph = Graph(
+        name=name,
+        tensors=progress.tensors,
+        operations=tuple(progress.operations),
+        images=tuple(input_image(found, progress) for found in contents.inputs),
+        output=contents.outputs[0].name,
+        more_outputs=tuple(end.name for end in contents.outputs[1:]),
+    )
+    return ForeignFile(contents, graph, reasons)
+
+
+def _reason_not_to_read(operator: StoredOperator, place: int, progress: Progress) -> str | None:
+    """Reads an operator for one of the tensors that it makes; why it is not simulated, or None."""
+    known, count = dict(progress.tensors), len(progress.operations)
+    output = operator.outputs[place]
+    others = [one for one in operator.reads if one.data is None and one.name not in progress.known]
+    others = [one for one in others if one.name not in progress.pending]
+    try:
+        _read(operator, place, progress)
+        return None
+    except NotUnderstoodError as error:
+        reason = f"it reads {others[0].type} values" if others else str(error)
+    except (AttributeError, ArithmeticError, LookupError, TypeError, ValueError):
+        reason = "its options or its tensors are not those that its kernels take"
+    progress.tensors.clear()
+    progress.tensors.update(known)
+    del progress.operations[count:]
+    read = tuple(one.name for one in operator.reads if one.name in progress.known)
+    progress.operations.append(NotSimulated(read, output.name, operator.name))
+    _note(output, progress)
+    return reason
+
+
+def _read(operator: StoredOperator, place: int, progress: Progress) -> None:
+    output = operator.outputs[place]
+    alone = dataclasses.replace(operator, outputs=(output,))
+    view, reader = OperatorView(alone, progress), _READERS.get(operator.name)
+    if len(operator.outputs) != 1 and operator.name not in moves.WITH_SEVERAL:
+        raise NotUnderstoodError(f"it makes {len(operator.outputs)} tensors")
+    if output.name in progress.known or output.data is not None:
+        raise NotUnderstoodError("something else has made its tensor")
+    made = None if reader is None or output.type == "FLOAT32" else reader(view, place)
+    if made is None:
+        read_operation(view)
+        return
+    progress.operations.append(made[0])
+    progress.tensors[output.name] = Tensor(output.name, output.shape[1:], made[1])
+
+
+def _note(tensor: StoredTensor, progress: Progress) -> None:
+    """Adds a tensor that operations may read; none reads codes of other types than int8."""
+    with contextlib.suppress(NotUnderstoodError):
+        progress.tensors[tensor.name] = Tensor(tensor.name, tensor.shape[1:], codes_of(tensor))
