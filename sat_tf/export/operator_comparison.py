@@ -239,7 +239,7 @@ class _Counter:
             self.operators.append(
                 ComparedOperator(
                     number=number,
-                    kind=stored.name,
+                    kind=f"{stored.name} {stored.custom}".strip(),
                     tensor=stored.outputs[0].name if stored.outputs else "",
                     multiply_adds=stored.multiply_adds,
                     reason=reason,

@@ -88,9 +88,9 @@ def fully_connected(view: OperatorView, place: int) -> Read | None:
         view.stored, inputs=(rows, *view.stored.inputs[1:]), options=options
     )
     made = Linear.read(dataclasses.replace(view, stored=stored))
-    if made is None or made[1] is None:
-        raise NotUnderstoodError("it makes float values")
-    product, codes = made
+    if made is None:
+        raise NotUnderstoodError("no operation of sat-tf has it in this form")
+    product, codes = made[0], made_codes(view)
 
     def function(graph: Tensors, arrays: Arrays) -> np.ndarray:
         # Kernels take a product of one row otherwise than of several, wherever these come from.
@@ -209,8 +209,8 @@ def magnitude(view: OperatorView, place: int) -> Read:
 
 
 _ROOT_BITS = 20  # behind the point of an inverse root
-_THREE_HALVES, _ONE = 3 << 27, 1 << 28  # with 3 bits in front of the point
-_HALF_ROOT_OF_TWO = 1518500250  # with none
+# The first two have 3 bits in front of the point.
+_ONE, _THREE_HALVES, _HALF_ROOT_OF_TWO = map(np.asarray, (1 << 28, 3 << 27, 1518500250))
 _STEPS = 5
 
 
@@ -228,8 +228,8 @@ def _inverse_roots(numbers: np.ndarray) -> np.ndarray:
     times = fixed_point.high_product
     for _ in range(_STEPS):
         cube = times(times(x, x), x) << 6
-        x = (times(x, np.int64(_THREE_HALVES)) - times(half, cube)) << 3
-    mantissas = times(x, np.int64(_HALF_ROOT_OF_TWO))
+        x = (times(x, _THREE_HALVES) - times(half, cube)) << 3
+    mantissas = times(x, _HALF_ROOT_OF_TWO)
     found = fixed_point.Multipliers(mantissas, pairs - 11 + _ROOT_BITS)
     made = fixed_point.rounded_twice_away(np.ones_like(mantissas), found)
     return np.where(numbers == 1, 1 << _ROOT_BITS, made)

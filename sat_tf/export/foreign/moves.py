@@ -1,8 +1,10 @@
 """Operators that move or select codes, in every form that TFLite has: a row each."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from ai_edge_litert import schema_py_generated as tfl
 
 from sat_tf.export.foreign.rule import Read, Reshaped, numbers, on_one_grid, operand, operands, rule
 from sat_tf.export.tflite.contents import NotUnderstoodError
@@ -51,13 +53,13 @@ def _slice(view: OperatorView, place: int) -> Move:
 
 def _strided_slice(view: OperatorView, place: int) -> Move:
     """TensorFlow's slices: masks say where a bound does not count, and which axes come or go."""
-    if view.option("offset"):
-        raise NotUnderstoodError("its ends are offsets from where it begins")
+    if view.option("offset") or view.option("shrinkAxisMask") & view.option("beginMask"):
+        raise NotUnderstoodError("its masks leave open where it begins or ends")
     masks = {
         name: view.option(f"{name}Mask")
         for name in ("begin", "end", "ellipsis", "newAxis", "shrinkAxis")
     }
-    index: list[object] = []
+    index: list[Any] = []
     for axis, (begin, end, step) in enumerate(
         zip(*(numbers(view, given) for given in (1, 2, 3)), strict=True)
     ):
@@ -113,7 +115,7 @@ def _transpose(view: OperatorView, place: int) -> Move:
 
 
 def _reverse(view: OperatorView, place: int) -> Move:
-    axes = numbers(view, 1)
+    axes = tuple(numbers(view, 1))
     return lambda values: np.flip(values, axes)
 
 
@@ -149,12 +151,11 @@ def _pad_with(view: OperatorView, place: int) -> Move:
     return lambda values: np.pad(values, margins, constant_values=int(stored))
 
 
-_MIRRORS = ("reflect", "symmetric")
-
-
 def _mirror(view: OperatorView, place: int) -> Move:
-    margins, mode = _margins(view), _MIRRORS[view.option("mode")]
-    return lambda values: np.pad(values, margins, mode=mode)
+    margins = _margins(view)
+    if view.option("mode") == tfl.MirrorPadMode.REFLECT:
+        return lambda values: np.pad(values, margins, mode="reflect")
+    return lambda values: np.pad(values, margins, mode="symmetric")
 
 
 def _blocks(view: OperatorView, place: int) -> Move:

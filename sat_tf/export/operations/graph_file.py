@@ -148,8 +148,8 @@ def _read(index: int, operator: StoredOperator, progress: Progress) -> None:
             _add(made, view)
         return
     try:
-        if (made := read_operation(view)) is not None:
-            _check_shape(made, progress)
+        if (operation := read_operation(view)) is not None:
+            _check_shape(operation, progress)
     except NotUnderstoodError as error:
         names = " ".join([operator.name, *(output.name for output in operator.outputs)])
         raise NotUnderstoodError(f"operator {index}, {names}: {error}") from error

@@ -266,12 +266,14 @@ class StoredOperator:
         inputs: the tensors it reads; None for one that is left out.
         outputs: those it makes.
         options: its builtin options, an object of the schema; None where it has none.
+        custom: the name of an operator that is none of the schema's; "" for any other.
     """
 
     name: str
     inputs: tuple[StoredTensor | None, ...]
     outputs: tuple[StoredTensor, ...]
     options: Any
+    custom: str = ""
 
     @property
     def reads(self) -> tuple[StoredTensor, ...]:
@@ -448,14 +450,16 @@ def _contents_of(model: Any) -> Contents:
 
     operators = []
     for operator in subgraph.operators:
+        code = model.operatorCodes[_within(operator.opcodeIndex, len(model.operatorCodes))]
         given = () if operator.inputs is None else operator.inputs
         inputs = [None if index == -1 else chosen([index])[0] for index in given]
         operators.append(
             StoredOperator(
-                name=_kind(model, operator),
+                name=_operator_name(code),
                 inputs=tuple(inputs),
                 outputs=chosen(operator.outputs),
                 options=operator.builtinOptions,
+                custom=_text(code.customCode),
             )
         )
     ends = {role: chosen(getattr(subgraph, role)) for role in ("inputs", "outputs")}
@@ -486,7 +490,8 @@ def _more_graphs(model: Any) -> tuple[MoreGraph, ...]:
         options = {} if operator.builtinOptions is None else vars(operator.builtinOptions)
         for option, index in options.items():
             if option.lower().endswith("subgraphindex") and index in run_by:
-                run_by[index].append(_kind(model, operator))
+                code = model.operatorCodes[_within(operator.opcodeIndex, len(model.operatorCodes))]
+                run_by[index].append(_operator_name(code))
     for signature in model.signatureDefs:
         if signature.subgraphIndex in run_by:
             run_by[signature.subgraphIndex].append(f"signature {_text(signature.signatureKey)}")
@@ -505,14 +510,9 @@ def _text(name: bytes | None) -> str:
     return (name or b"").decode(errors="replace")
 
 
-def _kind(model: Any, operator: Any) -> str:
-    """The name of an operator of an unpacked file."""
-    code = model.operatorCodes[_within(operator.opcodeIndex, len(model.operatorCodes))]
-    return _operator_name(max(code.builtinCode, code.deprecatedBuiltinCode))
-
-
-def _operator_name(number: int) -> str:
-    """The name, or what stands for that of an operator of a later schema."""
+def _operator_name(code: Any) -> str:
+    """The name of an operator's code, or what stands for that of one of a later schema."""
+    number = max(code.builtinCode, code.deprecatedBuiltinCode)
     return OPERATORS.get(number, f"OPERATOR_{number}")
 
 

@@ -66,6 +66,43 @@ def assert_as_in_litert(content, images, *, skipped=()):
                 np.testing.assert_array_equal(found, made, err_msg=name)
 
 
+# Scales of powers of two, so that only the clipping and halves round.
+BY_HAND = [
+    # name, given codes, scale and zero point of the output, made
+    ("RELU", [-7, 0, 3, 100], 0.5, -128, [-128, -128, -122, 72]),
+    ("RELU6", [-7, 0, 3, 10], 0.5, 0, [0, 0, 6, 12]),
+    ("RELU_N1_TO_1", [-7, -1, 0, 1], 0.25, 5, [1, 1, 5, 9]),
+    ("RELU_0_TO_1", [-7, 0, 1, 2], 0.25, -1, [-1, -1, 3, 3]),
+    ("RELU", [1, 3, 5, -3], 2.0, 0, [1, 2, 3, 0]),  # halves away from zero
+    ("ABS", [-7, 3, -3, 0], 2.0, 0, [4, 2, 2, 0]),
+    ("EXP", [0, 1, 2, -9], 1 / 16, -16, [0, 27, 102, -16]),
+    ("LOG", [1, 2, 3, 100], 1 / 16, 0, [0, 11, 18, 74]),
+    ("RSQRT", [1, 4, 16, 0], 1 / 64, 0, [64, 32, 16, 127]),
+]
+
+
+@pytest.mark.parametrize(("name", "stored", "scale", "zero_point", "expected"), BY_HAND)
+def test_functions_worked_by_hand(name, stored, scale, zero_point, expected):
+    shape = (1, 4)
+    content = file_of(name, [Grid(shape, 1.0)], [Grid(shape, scale, zero_point)])
+    file = read_foreign(content, "one")
+    (operation,) = file.graph.operations
+    made = operation.simulate(file.graph, np.array([stored], np.int32))
+    assert made.tolist() == [expected]
+
+
+def test_a_squared_difference_worked_by_hand():
+    # ((a - b) / 4)² in units of 1/16 is (a - b)²; the largest codes saturate.
+    shape = (1, 4)
+    given = [Grid(shape, 0.25), constant([[1, 4, -3, 9]], 0.25)]
+    made = [Grid(shape, 1 / 16, 2)]
+    content = file_of("SQUARED_DIFFERENCE", given, made, options="SquaredDifferenceOptions")
+    file = read_foreign(content, "one")
+    (operation,) = file.graph.operations
+    found = operation.simulate(file.graph, np.array([[3, 4, 4, -9]], np.int32))
+    assert found.tolist() == [[6, 2, 51, 127]]
+
+
 def function(name, scale, ratio, zero, output_zero, **more):
     source, output = Grid(SHAPE, scale, zero), Grid(SHAPE, scale * ratio, output_zero)
     return file_of(name, [source], [output], **more)
@@ -76,14 +113,11 @@ def function(name, scale, ratio, zero, output_zero, **more):
 )
 @settings(deadline=None, derandomize=True, max_examples=40)
 @given(scale=SCALES, ratio=RATIOS, zero=ZERO_POINTS, output_zero=ZERO_POINTS)
-def test_functions_of_one_value(name, scale, ratio, zero, output_zero):
+def test_every_code_of_a_function_is_that_of_litert(name, scale, ratio, zero, output_zero):
     if name in ("RSQRT", "LOG"):
         zero = -128  # kernels take no negative values
     content = function(name, scale, ratio, zero, output_zero)
     assert_as_in_litert(content, IMAGE)
-
-
-PAIRS = np.stack([np.repeat(ALL_CODES, 256), np.tile(ALL_CODES, 256)], axis=-1)
 
 
 @pytest.mark.parametrize("name", ["ADD", "SUB", "MUL", "SQUARED_DIFFERENCE"])
@@ -98,7 +132,7 @@ PAIRS = np.stack([np.repeat(ALL_CODES, 256), np.tile(ALL_CODES, 256)], axis=-1)
     output_zero=ZERO_POINTS,
     fused=st.sampled_from([0, 1, 2, 3]),
 )
-def test_every_pair_with_a_constant(
+def test_every_pair_of_codes_with_a_constant_is_that_of_litert(
     name, is_first, scale, other, ratio, zero, other_zero, output_zero, fused
 ):
     shape = (1, 256, 256, 1)
@@ -125,7 +159,9 @@ def test_every_pair_with_a_constant(
     output_zero=ZERO_POINTS,
     turned=st.booleans(),
 )
-def test_products_of_matrices(scale, other, ratio, zero, other_zero, output_zero, turned):
+def test_products_of_matrices_are_those_of_litert(
+    scale, other, ratio, zero, other_zero, output_zero, turned
+):
     values = RNG.integers(-128, 128, (1, 8, 5, 4) if turned else (1, 8, 4, 5))
     given_ = [Grid(SHAPE, scale, zero), constant(values, scale * other, other_zero)]
     output = Grid((1, 8, 8, 5), scale * ratio * 8, output_zero)
@@ -139,7 +175,7 @@ def test_products_of_matrices(scale, other, ratio, zero, other_zero, output_zero
 @pytest.mark.parametrize("axes", [[1], [2], [3], [-1], [1, 2], [2, 3], [1, 2, 3], [0, 3]])
 @settings(deadline=None, derandomize=True, max_examples=10)
 @given(scale=SCALES, ratio=RATIOS, zero=ZERO_POINTS, output_zero=ZERO_POINTS)
-def test_means_over_any_axes(axes, keeps, scale, ratio, zero, output_zero):
+def test_means_over_any_axes_are_those_of_litert(axes, keeps, scale, ratio, zero, output_zero):
     shape = np.mean(np.empty(SHAPE), axis=tuple(axes), keepdims=keeps).shape
     output = Grid(shape, scale * ratio, output_zero)
     content = file_of(
@@ -162,7 +198,7 @@ def test_means_over_any_axes(axes, keeps, scale, ratio, zero, output_zero):
     output_zero=ZERO_POINTS,
     fused=st.sampled_from([0, 1, 3]),
 )
-def test_matrix_products_of_rows(keeps, scale, ratio, zero, output_zero, fused):
+def test_matrix_products_of_rows_are_those_of_litert(keeps, scale, ratio, zero, output_zero, fused):
     kernel = constant(RNG.integers(-127, 128, (12, 4)), 0.01)
     output = Grid((1, 8, 8, 12) if keeps else (64, 12), scale * ratio * 0.1, output_zero)
     content = file_of(
@@ -244,7 +280,7 @@ MOVES = [
 
 
 @pytest.mark.parametrize(("name", "reads", "makes", "options", "values"), MOVES)
-def test_moves_in_every_form(name, reads, makes, options, values):
+def test_moves_in_every_form_are_those_of_litert(name, reads, makes, options, values):
     shape = next(one for one in reads if isinstance(one, tuple))
     images = RNG.integers(-128, 128, (2, *shape[1:])).astype(np.int8)
     grid = (0.05, -3)
