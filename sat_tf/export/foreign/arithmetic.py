@@ -9,7 +9,7 @@ import numpy as np
 
 from sat_tf.export.foreign.rule import Read, made_codes, numbers, operand, operands, rule
 from sat_tf.export.kernels import fixed_point, functions
-from sat_tf.export.kernels.kernel_sets import XNNPACK_SETS, LinearWork
+from sat_tf.export.kernels.kernel_sets import MICRO, XNNPACK_SETS, LinearWork
 from sat_tf.export.operations.linear import Linear
 from sat_tf.export.operations.operation import stored_codes
 from sat_tf.export.operations.pairs import ON_CODES
@@ -41,17 +41,25 @@ def rectifier(low: float, high: float | None) -> Reader:
 
     def read(view: OperatorView, place: int) -> Read:
         given, codes = operand(view), made_codes(view)
-        ratio = _ratio(given.codes, codes)
-        ends = codes.code_of(low), 127 if high is None else codes.code_of(high)
-        codes = dataclasses.replace(codes, lowest=ends[0], highest=ends[1])
+        ratio, source = _ratio(given.codes, codes), _between(given.codes, low, high)
+        codes = _between(codes, low, high)
 
         def function(graph: Tensors, arrays: Arrays) -> np.ndarray:
+            if graph.kernels is MICRO and high is not None:
+                # It clips the codes of the input, and does not bring them to another grid.
+                return np.clip(arrays[0], source.lowest, source.highest)
             values = _codes(arrays[0], given.codes)
             return stored_codes(fixed_point.rounded_twice_away(values, ratio), codes)
 
         return rule(view, [given], function), codes
 
     return read
+
+
+def _between(grid: Codes, low: float, high: float | None) -> Codes:
+    """The codes of a grid between two real values."""
+    end = 127 if high is None else grid.code_of(high)
+    return dataclasses.replace(grid, lowest=grid.code_of(low), highest=end)
 
 
 # -- two tensors, one of which may be a constant ---------------------------------------------------

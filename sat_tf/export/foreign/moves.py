@@ -159,7 +159,7 @@ def _mirror(view: OperatorView, place: int) -> Move:
 
 
 def _blocks(view: OperatorView, place: int) -> Move:
-    """Blocks of pixels beside each other, each as an image of its own."""
+    """Each pixel of a block of pixels becomes one of an image of its own."""
     sizes, margins = numbers(view, 1), view.constant(2, "INT32").tolist()
     zero, axes = int(view.output.zero_points[0]), len(sizes)
 

