@@ -324,7 +324,7 @@ class _Counter:
         inputs: list[np.ndarray],
         found: np.ndarray,
     ) -> np.ndarray:
-        """What kernels make of inputs, in the shape of what a runtime made."""
+        """The result of kernels for inputs, in the shape of what a runtime made."""
         made = operation.simulate(self._graph.on(kernels), *inputs)
         if operation.reshapes and made.size == found.size:
             made = made.reshape(found.shape)

@@ -1,4 +1,4 @@
-"""What is known of the operators of a file that another tool wrote, once they are compared."""
+"""The operators of a file that another tool wrote, as they were compared: tables and a page."""
 
 import collections
 import dataclasses
@@ -196,14 +196,14 @@ class OperatorComparison(RowTable):
         return [self._extent, *self._answers(), *self._remarks()]
 
     def _answers(self) -> list[Cell]:
-        """What each runtime does otherwise, or why it does not run the file."""
+        """Sentences on what each runtime does otherwise, or why it does not run the file."""
         lines: list[Cell] = [self._note_on(name) for name in self.runtimes]
         return lines + [
             f"{RUNTIMES[name].title} does not run it: {why}" for name, why in self.refused.items()
         ]
 
     def _remarks(self) -> list[Cell]:
-        """What was not compared."""
+        """Sentences on what was not compared."""
         lines: list[Cell] = []
         missing = collections.Counter(
             (one.kind, one.reason) for one in self.operators if not one.counts

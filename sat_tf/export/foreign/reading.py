@@ -20,7 +20,7 @@ from sat_tf.export.tflite.contents import (
 from sat_tf.export.tflite.operator_view import OperatorView, Progress, codes_of
 from sat_tf.export.tflite.tensors import Tensor
 
-# What reads an operator in forms that sat-tf does not write; None is left to sat-tf's operations.
+# These read operators in forms that sat-tf does not write; None is left to sat-tf's operations.
 _READERS: Mapping[str, Callable[[OperatorView, int], Read | None]] = {
     **moves.READERS,
     **arithmetic.READERS,

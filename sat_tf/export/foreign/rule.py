@@ -39,7 +39,7 @@ class Reshaped(Rule):
     reshapes = True
 
 
-# What an operator of a foreign file stands for, and the codes that it makes.
+# The rule that an operator of a foreign file stands for, and the codes that it makes.
 Read = tuple[Rule, Codes]
 
 
