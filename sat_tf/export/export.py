@@ -328,12 +328,12 @@ def export_tflite(
 
             "none" is for releases of LiteRT that know int8 only; see `ExportReport.runs_from`.
         softmax: the output is probabilities. A model that ends in a softmax has them anyway.
-        output_type: "float32", "int8" or "uint8"; None is the target's, "int8" for NPUs where the
-            outputs have codes, and "float32". A file with outputs of
-            integers ends in its last codes, without a DEQUANTIZE, so that processors without
-            floating point run all of it: real value = scale · (integer - zero point), with the
-            numbers of the output tensor. Those of uint8 are 128 more than those of int8. A softmax
-            then has probabilities in steps of 1/256.
+        output_type: "float32", "int8" or "uint8"; None is the target's: for NPUs "int8", but for
+            outputs without codes, else "float32". A file with outputs of integers ends in its last
+            codes, without a DEQUANTIZE, so that processors without floating point run all of it:
+            real value = scale · (integer - zero point), with the numbers of the output tensor.
+            Those of uint8 are 128 more than those of int8. A softmax then has probabilities in
+            steps of 1/256.
         resizable: write the batch size as free (-1), for tools that read the signature. LiteRT
             resizes the input of other files too.
         target: the processor that the file is for, a name of `sat_tf.targets.PROCESSORS`; left out,

@@ -35,7 +35,7 @@ def with_softmax(graph: Graph) -> Graph:
     )
 
 
-def with_output_type(graph: Graph, output_type: str) -> Graph:
+def with_output_type(graph: Graph, output_type: str, *, where_codes: bool = False) -> Graph:
     """The graph with outputs of a type.
 
     Outputs of integers are the codes that DEQUANTIZE would have read, so that no code of the graph
@@ -45,14 +45,19 @@ def with_output_type(graph: Graph, output_type: str) -> Graph:
     Args:
         graph: one whose outputs are float.
         output_type: one of `sat_tf.targets.OUTPUT_TYPES`.
+        where_codes: outputs without codes stay float.
 
     Raises:
-        ValueError: an output has no codes; lists every one with its fix.
+        ValueError: an output has no codes, and is not to stay float; lists every one with its fix.
     """
     if output_type == FLOAT:
         return graph
+    # Each is tried by itself: of one that stays float, no operation becomes one of codes.
+    stay = {name for name in graph.outputs if where_codes and not _Ends(graph).codes_of(name)}
+    if stay.issuperset(graph.outputs):
+        return graph
     ends = _Ends(graph)
-    found = {name: ends.codes_of(name) for name in graph.outputs}
+    found = {name: name if name in stay else ends.codes_of(name) for name in graph.outputs}
     if without := [name for name, codes in found.items() if not codes]:
         problems = [
             "output_type={!r}: received the output {}, {}, expected codes; {}, or use "
@@ -61,8 +66,9 @@ def with_output_type(graph: Graph, output_type: str) -> Graph:
         ]
         raise ValueError(list_problems(f"model {graph.name!r}", problems))
     if output_type == UNSIGNED:
-        shifts = {source: ends.shifted(source) for source in dict.fromkeys(found.values())}
-        found = {name: shifts[source] for name, source in found.items()}
+        codes = (source for name, source in found.items() if name not in stay)
+        shifts = {source: ends.shifted(source) for source in dict.fromkeys(codes)}
+        found = {name: shifts.get(source, source) for name, source in found.items()}
     outputs = [found[name] for name in graph.outputs]
     operations = ends.read_for(outputs)
     made = {operation.output for operation in operations}
@@ -75,17 +81,6 @@ def with_output_type(graph: Graph, output_type: str) -> Graph:
         output=outputs[0],
         more_outputs=tuple(outputs[1:]),
     )
-
-
-def fitting_type(graph: Graph, wanted: str) -> str:
-    """The type of outputs that is wanted, or float32 where one of them has no codes.
-
-    Args:
-        graph: one whose outputs are float.
-        wanted: one of `sat_tf.targets.OUTPUT_TYPES`.
-    """
-    ends = _Ends(graph)
-    return wanted if all(ends.codes_of(name) for name in graph.outputs) else FLOAT
 
 
 class _Ends:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sat_tf.export.kernels.kernel_sets import Engine
-from sat_tf.export.lowering.outputs import FLOAT, fitting_type, with_output_type
+from sat_tf.export.lowering.outputs import FLOAT, with_output_type
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import Linear, linear_operations, map_linear
 from sat_tf.export.operations.operation import Operation
@@ -356,8 +356,8 @@ class FileSettings:
         pack: how kernels are stored, a name of `PACKINGS`.
         softmax: the output is probabilities.
         resizable: the batch size is free.
-        output_type: of the outputs, one of `sat_tf.targets.OUTPUT_TYPES`; None: the target's, where
-            the outputs have codes.
+        output_type: of the outputs, one of `sat_tf.targets.OUTPUT_TYPES`; None: the target's for
+            those that have codes, float32 for others.
         target: the processor that it is for.
 
     Raises:
@@ -424,16 +424,17 @@ class FileSettings:
 
     def ended(self, graph: Graph) -> Graph:
         """A graph with float outputs as it ends in the file; see `outputs.with_output_type`."""
-        own = self.output_type or fitting_type(graph, self.processor.output_type)
-        return with_output_type(graph, own)
+        own = self.output_type or self.processor.output_type
+        return with_output_type(graph, own, where_codes=self.output_type is None)
 
     def of_graph(self, graph: Graph) -> "FileSettings":
         """The settings of a file of this graph: without packed kernels it is the plain one."""
         settings = self if _packed(graph.operations) else self.with_pack("none")
         if self.output_type is None:
-            ends_in_codes = graph.tensors[graph.output].codes is not None
-            own = self.processor.output_type if ends_in_codes else FLOAT
-            settings = dataclasses.replace(settings, output_type=own)
+            have_codes = {graph.tensors[name].codes is not None for name in graph.outputs}
+            if len(have_codes) == 1:
+                own = self.processor.output_type if True in have_codes else FLOAT
+                settings = dataclasses.replace(settings, output_type=own)
         return settings
 
     def with_pack(self, pack: str) -> "FileSettings":

@@ -6,7 +6,9 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.export.evaluate import run_tflite
+from sat_tf.export.export import file_content, file_graph
 from sat_tf.export.litert.runtime import RUNTIMES
+from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.operations.graph_file import read_graph
 from sat_tf.export.operations.pools import AveragePool
 from sat_tf.export.targets.ethos_u import compile_file
@@ -87,6 +89,28 @@ def test_outputs_of_several_functions_are_integers_on_grids_of_their_own(tmp_pat
     assert {made.type for made in outputs} == {"INT8"}
     assert len({float(made.scales[0]) for made in outputs}) == 3
     assert "DEQUANTIZE" not in _on_the_npu(path)
+
+
+def test_only_outputs_behind_a_layer_left_float_are_float(tmp_path):
+    image, tensor = _body()
+    tokens = L.Reshape((-1, 6))(tensor)
+    ends = {
+        "logits": L.Dense(4, name="logits")(L.GlobalAveragePooling2D()(tensor)),
+        "tokens": L.MultiHeadAttention(2, 3, name="attention")(tokens, tokens),
+        "mask": L.Conv2D(1, 1, activation="sigmoid", name="mask")(tensor),
+    }
+    policy = BitPolicy.mobile(4, target="ethos-u55", unsupported="float", input_range=(0.0, 1.0))
+    quantized = _quantized(keras.Model(image, ends), policy)
+    path = tmp_path / "model.tflite"
+    report, _ = proved(quantized, path, PIXELS)
+    contents = _contents(path)
+    assert [made.type for made in contents.outputs] == ["INT8", "INT8", "FLOAT32"]
+    assert "mask" not in report.float_operators
+    settings = FileSettings.of_file(contents.settings, "file")
+    assert settings.output_type is None
+    assert file_content(file_graph(quantized, settings), settings) == path.read_bytes()
+    with pytest.raises(ValueError, match="behind attention, a layer left float"):
+        sat_tf.export_tflite(quantized, path, output_type="int8")
 
 
 def test_a_function_without_an_operator_is_a_table_of_the_last_codes(tmp_path):
