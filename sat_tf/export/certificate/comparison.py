@@ -263,7 +263,11 @@ class TrainedCounter:
             for name in trained.names
         }
         # The grid of these is TFLite's, not observed: only their last code is for all above it.
-        self._fixed = {op.output for op in graph.operations if FIXED_GRIDS.keys() & {*op.operators}}
+        self._fixed = set[str]()
+        for op in graph.operations:
+            moves_fixed = op.keeps_grid and not self._fixed.isdisjoint(op.inputs)
+            if moves_fixed or not FIXED_GRIDS.keys().isdisjoint(op.operators):
+                self._fixed.add(op.output)
         # How many values of each channel are beyond all codes.
         self._saturated: dict[str, np.ndarray] = {}
         self._outputs: list[np.ndarray] = []

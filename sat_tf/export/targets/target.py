@@ -157,19 +157,32 @@ class Target(Processor):
         return f"{fix}, and use a function that it has: {', '.join(others)} or {last}"
 
 
+# Codes cannot stand for what these make of float values.
+_PRODUCTS = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV", "BATCH_MATMUL")
+
+
 def _float_ends(contents: Contents) -> set[str]:
-    """The float tensors behind which nothing computes with codes: files of integers end before."""
+    """The float tensors that codes stand for in files that end in integers.
+
+    They are made from codes, and nothing behind them computes with codes again.
+    """
     makes = collections.defaultdict[str, list[str]](list)
     found: set[str] = set()
     for operator in reversed(contents.operators):
         made = [tensor.name for tensor in operator.outputs]
+        is_product = operator.name in _PRODUCTS
         for tensor in operator.outputs:
-            if tensor.type == "FLOAT32" and found.issuperset(makes[tensor.name]):
+            if tensor.type == "FLOAT32" and not is_product and found.issuperset(makes[tensor.name]):
                 found.add(tensor.name)
         for read in operator.inputs:
             if read is not None:
                 makes[read.name] += made
-    return found
+    stands_for = set[str]()
+    for operator in contents.operators:
+        reads = {read.name for read in operator.inputs if read is not None}
+        if operator.name == "DEQUANTIZE" or not stands_for.isdisjoint(reads):
+            stands_for |= found & {tensor.name for tensor in operator.outputs}
+    return stands_for
 
 
 # These make float tensors unnecessary: at the end of a file, and before it.

@@ -93,7 +93,9 @@ def test_what_a_clipping_level_clips_in_keras_too_does_not_saturate(tmp_path):
 def test_a_sigmoid_of_nearly_1_does_not_saturate(tmp_path):
     features = keras.Input((8,), name="features")
     hidden = L.Dense(16, activation="relu")(features)
-    model = keras.Model(features, L.Dense(1, activation="sigmoid", name="sure")(hidden))
+    model = keras.Model(
+        features, L.Reshape((1, 1))(L.Dense(1, activation="sigmoid", name="sure")(hidden))
+    )
     model.get_layer("sure").bias.assign([9.0])
     policy = BitPolicy.mobile(8, input_type="float32", target="ethos-u55")
     found = certified(calibrated(model, policy, VALUES), VALUES, tmp_path)

@@ -89,6 +89,18 @@ def test_only_float_ends_are_mended_by_another_type_of_outputs():
     assert [one.fix for one in found] == [QUANTIZED] * 3 + [INTEGER_OUTPUTS] * 2
 
 
+def test_float_products_at_the_end_are_not_mended_by_another_type_of_outputs():
+    tensors = [_tensor((1, 4), "FLOAT32", name=f"t{place}") for place in range(4)]
+    names = ["DEQUANTIZE", "FULLY_CONNECTED", "SOFTMAX"]
+    operators = [
+        _operator(name, [tensors[place]], tensors[place + 1]) for place, name in enumerate(names)
+    ]
+    found = TARGETS["ethos-u55"].elsewhere(
+        Contents(tuple(operators), (tensors[0],), (tensors[-1],))
+    )
+    assert [one.fix for one in found] == [QUANTIZED] * 3
+
+
 def test_an_operator_elsewhere_is_a_sentence_with_its_fix():
     one = Elsewhere("GATHER", "swish", "Arm Ethos-U55 has no GATHER", "train for it")
     assert str(one) == "GATHER swish: Arm Ethos-U55 has no GATHER; train for it."
