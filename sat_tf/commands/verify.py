@@ -25,6 +25,7 @@ from sat_tf.commands.pixels import (
 )
 from sat_tf.commands.verification_table import print_certificate
 from sat_tf.export.certificate.certificate import Certificate, ImagesFrom, read_certificate
+from sat_tf.export.certificate.inputs import random_images
 from sat_tf.export.certificate.page import write_both
 from sat_tf.export.certificate.proof import read_subject
 from sat_tf.export.certificate.runtimes import RUNTIMES, USUAL_RUNTIMES
@@ -289,11 +290,24 @@ def _compare(
     count = wanted.num_images or _IMAGES_OF_OPERATORS
     wanted = dataclasses.replace(wanted, num_images=count)
     classes = file.read.contents.outputs[0].shape[-1:] or (1,)
-    pixels = wanted.load(file.image.shape, classes[0])
+    first, *others = file.images
+    if others and wanted.is_given:
+        raise RunError(
+            f"{path}: received images for a file with {len(file.images)} inputs, expected none: "
+            "random ones are taken for each; leave them out, or give a list of arrays to "
+            "sat_tf.export.compare_operators."
+        )
+    pixels = wanted.load(first.shape, classes[0])
     for note in pixels.notes:
         say(console, f"Note: {note}")
+    # Inputs of one shape get images of their own.
+    more = [random_images(one.shape, count, seed + 1) for seed, one in enumerate(others)]
     found = compare_operators(
-        file, pixels.images, runtimes=runtimes, images_from=pixels.source, progress=True
+        file,
+        [pixels.images, *more] if more else pixels.images,
+        runtimes=runtimes,
+        images_from=pixels.source,
+        progress=True,
     )
     found.print_to(console)
     if arguments.out is not None:

@@ -3,13 +3,14 @@
 import dataclasses
 import os
 import pathlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from sat_tf.atomic_file import expect_path
 from sat_tf.export.certificate.certificate import ImagesFrom
-from sat_tf.export.certificate.inputs import GIVEN, checked_images
+from sat_tf.export.certificate.inputs import GIVEN, checked_images, taken_by
 from sat_tf.export.certificate.proof import existing_file
 from sat_tf.export.certificate.runtimes import USUAL_RUNTIMES, RuntimeKind, chosen
 from sat_tf.export.foreign.comparison import (
@@ -54,22 +55,30 @@ class AnyFile:
     read: ForeignFile
 
     @property
-    def image(self) -> Image:
-        """Its only input."""
-        return self.read.graph.images[0]
+    def images(self) -> tuple[Image, ...]:
+        """Its inputs."""
+        return self.read.graph.images
 
-    def taken(self, images: np.ndarray) -> np.ndarray:
-        """Pixels as values of its input; any other array as it is.
+    def taken(self, images: Any) -> Any:
+        """Pixels as values of its input, or of each in a list; anything else as it is.
 
         What range a file wants its pixels in, it does not say: they are spread over all codes of
         the input, or over 0 to 1 where it is float and nothing quantizes it.
         """
-        image = self.image
-        if images.dtype != np.uint8 or image.type == "uint8":
+        if len(self.images) == 1:
+            return _values(self.images[0], images)
+        if not isinstance(images, list | tuple) or len(images) != len(self.images):
             return images
-        if image.is_kept and image.type == "float32":
-            return images.astype(np.float32) / np.float32(_PIXEL_ENDS)
-        return image.drawn(images)
+        return [_values(image, array) for image, array in zip(self.images, images, strict=True)]
+
+
+def _values(image: Image, images: Any) -> Any:
+    """Pixels as values of an input; anything else as it is."""
+    if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or image.type == "uint8":
+        return images
+    if image.is_kept and image.type == "float32":
+        return images.astype(np.float32) / np.float32(_PIXEL_ENDS)
+    return image.drawn(images)
 
 
 def is_foreign(path: str | os.PathLike[str]) -> bool:
@@ -82,8 +91,8 @@ def read_any_file(path: str | os.PathLike[str]) -> AnyFile:
     """A file whose operators can be compared.
 
     Raises:
-        ValueError: it is not a TFLite file; it has several graphs, or several inputs; it takes
-            several images at a time; it computes with no int8 codes.
+        ValueError: it is not a TFLite file; it takes several images at a time; it computes with no
+            int8 codes.
     """
     path = existing_file(expect_path(path))
     content = path.read_bytes()
@@ -95,13 +104,8 @@ def read_any_file(path: str | os.PathLike[str]) -> AnyFile:
 
 def _problems(found: ForeignFile) -> list[str]:
     """Why the operators of a file cannot be compared."""
-    inputs = found.contents.inputs
     problems = []
-    if len(inputs) > 1:
-        problems.append(
-            f"received a file with {len(inputs)} inputs, expected one; convert a model with one."
-        )
-    for tensor in inputs:
+    for tensor in found.contents.inputs:
         if tensor.shape[:1] != (1,):
             problems.append(
                 f"received the input {tensor.name} of shape {tensor.shape}, expected one image at "
@@ -131,7 +135,7 @@ def _problems(found: ForeignFile) -> list[str]:
 
 def compare_operators(
     path: str | os.PathLike[str] | AnyFile,
-    images: np.ndarray,
+    images: np.ndarray | Sequence[np.ndarray],
     *,
     runtimes: Iterable[str] = USUAL_RUNTIMES,
     images_from: ImagesFrom = GIVEN,
@@ -145,8 +149,9 @@ def compare_operators(
     rules of all others, which shows where they part from XNNPACK.
 
     Args:
-        path: a TFLite file of any tool with one input, and int8 tensors.
+        path: a TFLite file of any tool with int8 tensors.
         images: (n, ...) uint8 pixels, spread over the codes of the input; or real values, or codes.
+            For several inputs a list, in the order of the file's.
         runtimes: names of runtimes; see `sat_tf.verify_tflite`.
         images_from: where the images come from.
         progress: show a bar.
@@ -159,12 +164,16 @@ def compare_operators(
             that LiteRT does not run; lists every problem with its fix.
     """
     file = path if isinstance(path, AnyFile) else read_any_file(path)
-    image = file.image
-    given = file.taken(images) if isinstance(images, np.ndarray) else images
-    taken, problems = checked_images(given, [image.shape], [image.type], [image.is_kept])
+    inputs = file.images
+    taken, problems = checked_images(
+        file.taken(images),
+        [image.shape for image in inputs],
+        [image.type for image in inputs],
+        [image.is_kept for image in inputs],
+    )
     if problems:
         raise ValueError(list_problems("compare_operators", problems))
-    pixels = image.taken(arrays_of(taken)[0])
+    pixels = taken_by(file.read.graph, taken)
     kinds = chosen(runtimes)
     running, refused = _running(file, [kind for kind in kinds if not kind.is_simulated])
     compared = [kind for kind in kinds if kind.is_simulated or kind.name in running]

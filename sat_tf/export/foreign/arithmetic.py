@@ -226,7 +226,7 @@ def _inverse_roots(numbers: np.ndarray) -> np.ndarray:
     """2^20 / √n of integers from 1 to 255, by Newton's method in 32 bits: x += x/2 · (1 - n · x²).
 
     >>> _inverse_roots(np.array([1, 4, 255])).tolist()
-    [1048576, 524288, 65665]
+    [1048576, 524288, 65664]
     """
     bits = np.floor(np.log2(numbers)).astype(np.int64)
     pairs = (30 - bits) // 2 - 1

@@ -240,7 +240,10 @@ class OperatorComparison(RowTable):
         if name in self.outputs and name != "xnnpack":
             found = self.outputs[name]
             differing = f"{found.differing:,} of {found.compared:,}"
-            said.append(f"of the whole file, {differing} values of the output are not XNNPACK's")
+            largest = f", by {found.largest:.3g} at most" if found.differing else ""
+            said.append(
+                f"of the whole file, {differing} values of the output are not XNNPACK's{largest}"
+            )
         return Marked(f"{RUNTIMES[name].title}: {'; '.join(said)}", kind)
 
     def _tables(self) -> Mapping[str, Table[ComparedOperator]]:

@@ -24,7 +24,17 @@ def some_of(images: Pixels, start: int, stop: int) -> Pixels:
 
 
 def joined(outputs: list[np.ndarray]) -> np.ndarray:
-    """All outputs of a model as one array: that of the only one, or all values of each image."""
+    """All outputs of a model as one array: that of the only one, or all values of each image.
+
+    Outputs of other lengths, such as a shape, are all of one image.
+
+    >>> joined([np.zeros((2, 3)), np.zeros((2, 4, 5))]).shape
+    (2, 23)
+    >>> joined([np.zeros((1, 3)), np.zeros(4), np.zeros(())]).shape
+    (1, 8)
+    """
     if len(outputs) == 1:
         return outputs[0]
-    return np.concatenate([output.reshape(len(output), -1) for output in outputs], axis=1)
+    lengths = {output.shape[:1] for output in outputs}
+    count = len(outputs[0]) if len(lengths) == 1 and outputs[0].ndim else 1
+    return np.concatenate([output.reshape(count, -1) for output in outputs], axis=1)

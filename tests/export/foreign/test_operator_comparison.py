@@ -17,6 +17,7 @@ from sat_tf.export.operator_comparison import is_foreign, read_any_file
 from tests.commands.light import told_without_tensorflow
 from tests.export.damage import changed
 from tests.export.foreign import make
+from tests.export.foreign.one_operator import Grid, file_of
 
 FILES = ("converter_int8", "converter_uint8", "quantizer", "tfmot")
 PIXELS = np.random.default_rng(1).integers(0, 256, (4, *make.IMAGE)).astype(np.uint8)
@@ -121,7 +122,7 @@ def test_names_of_tensors_need_not_differ(tmp_path):
 
 def test_values_and_codes_are_taken_as_they_are():
     file = read_any_file(path_of("tfmot"))
-    codes = file.image.codes
+    codes = file.images[0].codes
     values = (PIXELS.astype(np.float32) - 128 - codes.zero_point) * codes.scale
     assert compared(file, images=values).to_rows() == compared(file).to_rows()
     stored = (PIXELS.astype(np.int32) - 128).astype(np.int8)
@@ -144,10 +145,6 @@ def several_images(model, graph):
     graph.tensors[graph.inputs[0]].shape = np.array([4, *make.IMAGE], np.int32)
 
 
-def two_inputs(model, graph):
-    graph.inputs = [graph.inputs[0], graph.inputs[0]]
-
-
 def older_codes(model, graph):
     for tensor in graph.tensors:
         if tensor.type == tfl.TensorType.INT8:
@@ -160,7 +157,6 @@ def older_codes(model, graph):
         (no_graph, "it has no graph"),
         (open_sizes, r"an input of the shape \[-1, -1, -1, 3\], with open sizes"),
         (several_images, r"of shape \(4, 12, 12, 3\), expected one image at a time"),
-        (two_inputs, "received a file with 2 inputs, expected one"),
         (older_codes, "computes with UINT8 codes, expected int8"),
     ],
 )
@@ -172,6 +168,30 @@ def test_files_that_cannot_be_compared_say_why(change, expected, tmp_path):
 def test_a_float_file_has_nothing_to_compare():
     with pytest.raises(ValueError, match=r"received a float file.*only its weights are integers"):
         compared(path_of("dynamic_range"))
+
+
+def test_a_custom_operator_that_no_runtime_knows_is_named(tmp_path):
+    def of_another_library(model, graph):
+        code = model.operatorCodes[graph.operators[1].opcodeIndex]
+        code.builtinCode = code.deprecatedBuiltinCode = tfl.BuiltinOperator.CUSTOM
+        code.customCode = b"FlexErfinv"
+
+    with pytest.raises(ValueError, match=r"LiteRT does not run \(.*FlexErfinv"):
+        compared(written(tmp_path, "converter_int8", of_another_library))
+
+
+def test_outputs_may_have_other_lengths(tmp_path):
+    def with_a_shape(model, graph):
+        (shape,) = [
+            operator.outputs[0]
+            for operator in graph.operators
+            if model.operatorCodes[operator.opcodeIndex].builtinCode == tfl.BuiltinOperator.SHAPE
+        ]
+        graph.outputs = [*graph.outputs, shape]
+
+    path = written(tmp_path, "converter_int8", with_a_shape)
+    found = compared(path)
+    assert found.outputs["builtin"].compared == (4 + 4) * len(PIXELS)
 
 
 def test_what_is_no_file_or_no_images_is_said(tmp_path):
@@ -194,7 +214,42 @@ def test_random_damage_is_a_value_error_or_a_file():
             read_foreign(bytes(damaged), "damaged")
 
 
-# -- several graphs --------------------------------------------------------------------------------
+# -- several inputs, several graphs ----------------------------------------------------------------
+
+
+def _with_two_inputs(tmp_path):
+    path = tmp_path / "two.tflite"
+    given = [Grid((1, 4, 4, 2), 0.1), Grid((1, 4, 4, 2), 0.05, 3)]
+    made = [Grid((1, 4, 4, 2), 0.12)]
+    path.write_bytes(file_of("ADD", given, made, version=2, options="AddOptions"))
+    return path
+
+
+def test_several_inputs_have_images_each(tmp_path):
+    path = _with_two_inputs(tmp_path)
+    first, second = (
+        np.random.default_rng(seed).integers(0, 256, (3, 4, 4, 2)).astype(np.uint8)
+        for seed in (1, 2)
+    )
+    found = compared(path, images=[first, second])
+    assert found.is_explained
+    assert found.total("xnnpack").own.compared == 3 * 32
+    codes = (second.astype(np.int32) - 128).astype(np.int8)
+    assert compared(path, images=[first, codes]).to_rows() == found.to_rows()
+    with pytest.raises(ValueError, match="received 1 array for 2 inputs, expected a list"):
+        compared(path, images=first)
+    with pytest.raises(ValueError, match=r"images\[1\]: received shape \(3, 4, 2, 2\)"):
+        compared(path, images=[first, second[:, :, :2]])
+
+
+def test_the_command_draws_images_for_several_inputs(tmp_path):
+    path = str(_with_two_inputs(tmp_path))
+    said = told_without_tensorflow("verify", path, "--num_images", "2", status=0, cwd=tmp_path)
+    assert "1 of 1 operators simulated, on 2 images (random pixels, seed 0)" in said
+    np.save(tmp_path / "given.npy", np.zeros((2, 4, 4, 2), np.uint8))
+    words = ("--images", str(tmp_path / "given.npy"))
+    said = told_without_tensorflow("verify", path, *words, status=2, cwd=tmp_path)
+    assert "received images for a file with 2 inputs, expected none" in said
 
 
 def test_the_first_of_several_graphs_is_compared_and_the_others_are_named(tmp_path):
