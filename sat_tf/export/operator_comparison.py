@@ -270,8 +270,9 @@ class _Counter:
         self._graph = self._shaped(kept["xnnpack"])
         for number, operations in list(self._operations.items()):
             try:
-                for operation in operations:
-                    self._count(number, operation, image, kept)
+                with np.errstate(all="ignore"):  # of scales that are no numbers
+                    for operation in operations:
+                        self._count(number, operation, image, kept)
             except (ArithmeticError, LookupError, TypeError, ValueError) as error:
                 # Sizes that a file computes are known only here.
                 del self._operations[number]
