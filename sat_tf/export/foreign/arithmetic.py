@@ -220,27 +220,33 @@ _ROOT_BITS = 20  # behind the point of an inverse root
 # The first two have 3 bits in front of the point.
 _ONE, _THREE_HALVES, _HALF_ROOT_OF_TWO = map(np.asarray, (1 << 28, 3 << 27, 1518500250))
 _STEPS = 5
+_LARGEST = np.asarray((1 << 31) - 1)
+_OF_NORMALS, _NORMAL_BITS = (np.float32(1 / 128), 0), 7
 
 
-def _inverse_roots(numbers: np.ndarray) -> np.ndarray:
-    """2^20 / √n of integers from 1 to 255, by Newton's method in 32 bits: x += x/2 · (1 - n · x²).
+def _inverse_roots(numbers: np.ndarray) -> fixed_point.Multipliers:
+    """1 / √n of integers from 1 on, by Newton's method in 32 bits: x += x/2 · (1 - n · x²).
 
-    >>> _inverse_roots(np.array([1, 4, 255])).tolist()
-    [1048576, 524288, 65664]
+    >>> found = _inverse_roots(np.array([1, 4, 255, 2**30]))
+    >>> np.ldexp(found.mantissas, found.exponents - 31).round(7).tolist()
+    [1.0, 0.5, 0.0626224, 3.05e-05]
     """
-    bits = np.floor(np.log2(numbers)).astype(np.int64)
-    pairs = (30 - bits) // 2 - 1
-    wide = (numbers.astype(np.int64) << (2 * pairs)) >> 1
+    narrow, fours = numbers.astype(np.int64), np.zeros_like(numbers, np.int64)
+    while np.any(is_wide := narrow >= 1 << 29):
+        narrow, fours = np.where(is_wide, narrow // 4, narrow), fours + is_wide
+    pairs = (30 - np.floor(np.log2(narrow)).astype(np.int64)) // 2 - 1
+    wide = (narrow << (2 * pairs)) >> 1
     half = (wide + 1) >> 1
     x = np.full_like(wide, _ONE)
     times = fixed_point.high_product
     for _ in range(_STEPS):
         cube = times(times(x, x), x) << 6
         x = (times(x, _THREE_HALVES) - times(half, cube)) << 3
-    mantissas = times(x, _HALF_ROOT_OF_TWO)
-    found = fixed_point.Multipliers(mantissas, pairs - 11 + _ROOT_BITS)
-    made = fixed_point.rounded_twice_away(np.ones_like(mantissas), found)
-    return np.where(numbers == 1, 1 << _ROOT_BITS, made)
+    mantissas, exponents = times(x, _HALF_ROOT_OF_TWO), pairs - 11 - fours
+    is_one = numbers == 1
+    return fixed_point.Multipliers(
+        np.where(is_one, _LARGEST, mantissas), np.where(is_one, 0, exponents)
+    )
 
 
 def inverse_root(view: OperatorView, place: int) -> Read:
@@ -251,12 +257,31 @@ def inverse_root(view: OperatorView, place: int) -> Read:
 
     def function(graph: Tensors, arrays: Arrays) -> np.ndarray:
         found = _codes(arrays[0], given.codes)
-        roots = _inverse_roots(np.maximum(found, 1))
-        shifted = ratio._replace(exponents=ratio.exponents - _ROOT_BITS)
-        made = stored_codes(fixed_point.rounded_twice_away(roots, shifted), codes)
+        roots = _scaled(np.ones_like(found), _inverse_roots(np.maximum(found, 1)), _ROOT_BITS)
+        made = stored_codes(_scaled(roots, ratio, -_ROOT_BITS), codes)
         return np.where(found == 0, 127, made)
 
     return rule(view, [given], function), codes
+
+
+def normalization(view: OperatorView, place: int) -> Read:
+    """Values divided by the root of the sum of their squares over the last axis, in integers."""
+    given, codes = operand(view), made_codes(view)
+    if grid_of(codes) != _OF_NORMALS:
+        raise NotUnderstoodError("its scale and zero point are not 1/128 and 0")
+
+    def function(graph: Tensors, arrays: Arrays) -> np.ndarray:
+        found = _codes(arrays[0], given.codes)
+        squares = np.maximum(np.sum(found**2, axis=-1, keepdims=True), 1)
+        return stored_codes(_scaled(found, _inverse_roots(squares), _NORMAL_BITS), codes)
+
+    return rule(view, [given], function), codes
+
+
+def _scaled(values: np.ndarray, by: fixed_point.Multipliers, bits: int) -> np.ndarray:
+    """Products with multipliers that are 2^bits times as large, rounded twice."""
+    larger = by._replace(exponents=by.exponents + bits)
+    return fixed_point.rounded_twice_away(values, larger)
 
 
 _SQUARE_BITS = 7  # with which a difference is taken before it is squared
@@ -298,5 +323,6 @@ READERS: Mapping[str, Reader] = {
     "LOG": tabulated(np.log),
     "ABS": magnitude,
     "RSQRT": inverse_root,
+    "L2_NORMALIZATION": normalization,
     "SQUARED_DIFFERENCE": squared_difference,
 }

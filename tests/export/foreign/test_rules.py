@@ -80,6 +80,7 @@ BY_HAND = [
     ("EXP", [0, 1, 2, -9], 1 / 16, -16, [0, 27, 102, -16]),
     ("LOG", [1, 2, 3, 100], 1 / 16, 0, [0, 11, 18, 74]),
     ("RSQRT", [1, 4, 16, 0], 1 / 64, 0, [64, 32, 16, 127]),
+    ("L2_NORMALIZATION", [3, -4, 0, 0], 1 / 128, 0, [77, -102, 0, 0]),
 ]
 
 
@@ -173,6 +174,23 @@ def test_products_of_matrices_are_those_of_litert(
         "BATCH_MATMUL", given_, [output], version=2, options="BatchMatMulOptions", adjY=turned
     )
     assert_as_in_litert(content, NOISE)
+
+
+@pytest.mark.parametrize("channels", [1, 4, 64, 256])
+@settings(deadline=None, derandomize=True, max_examples=20)
+@given(scale=SCALES, zero=ZERO_POINTS)
+def test_l2_normalization_is_that_of_litert(channels, scale, zero):
+    shape = (1, 256 // channels, channels)
+    images = RNG.integers(-128, 128, (3, *shape[1:])).astype(np.int8)
+    images[-1] = np.clip(images[-1] // 100 + zero, -128, 127)  # small values, and zeros
+    content = file_of(
+        "L2_NORMALIZATION",
+        [Grid(shape, scale, zero)],
+        [Grid(shape, 1 / 128)],
+        version=2,
+        options="L2NormOptions",
+    )
+    assert_as_in_litert(content, images)
 
 
 @pytest.mark.parametrize("keeps", [False, True])
