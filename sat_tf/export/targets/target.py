@@ -124,10 +124,14 @@ class Target(Processor):
         """
         found: list[Elsewhere] = []
         ends = _float_ends(contents)
+        given = {tensor.name for tensor in contents.inputs}
         for operator in contents.operators:
             reason, fix = self._problem(operator)
             if fix == INTEGER_OUTPUTS and not all(one.name in ends for one in operator.outputs):
                 fix = QUANTIZED
+            reads = {read.name for read in operator.inputs if read is not None}
+            if reason and operator.name == "QUANTIZE" and reads <= given:
+                fix = INTEGER_INPUTS
             if not reason and found and self.one_partition:
                 reason, fix = f"it is behind {found[0].operator} {found[0].tensor}", ""
             if reason:
@@ -185,7 +189,8 @@ def _float_ends(contents: Contents) -> set[str]:
     return stands_for
 
 
-# These make float tensors unnecessary: at the end of a file, and before it.
+# These make float tensors unnecessary: at the ends of a file, and within.
+INTEGER_INPUTS = "use input_type='int8' in the policy"
 INTEGER_OUTPUTS = "export with output_type='int8'"
 QUANTIZED = "quantize the layer, or replace it"
 # Tables of a function are these, and these operators compute functions.

@@ -3,6 +3,7 @@ import pytest
 from sat_tf.export.targets.table import TARGETS
 from sat_tf.export.targets.target import INTEGER_OUTPUTS, QUANTIZED, Elsewhere
 from sat_tf.export.tflite.contents import Contents
+from sat_tf.qat.policy import BitPolicy
 from sat_tf.targets import PROCESSORS
 from tests.export.targets.test_constraints import _operator, _tensor
 
@@ -87,6 +88,14 @@ def test_only_float_ends_are_mended_by_another_type_of_outputs():
     )
     assert [one.operator for one in found] == names
     assert [one.fix for one in found] == [QUANTIZED] * 3 + [INTEGER_OUTPUTS] * 2
+
+
+def test_float_inputs_are_mended_by_another_type_of_inputs():
+    image, codes = _tensor((1, 4), "FLOAT32", name="image"), _tensor((1, 4), name="codes")
+    contents = Contents((_operator("QUANTIZE", [image], codes),), inputs=(image,), outputs=(codes,))
+    (found,) = TARGETS["ethos-u55"].elsewhere(contents)
+    assert found.fix == "use input_type='int8' in the policy"
+    assert BitPolicy.mobile(4, input_type="int8").type_of("image") == "int8"
 
 
 def test_float_products_at_the_end_are_not_mended_by_another_type_of_outputs():
