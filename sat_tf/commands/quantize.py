@@ -9,7 +9,7 @@ import pathlib
 import time
 import types
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -42,13 +42,14 @@ from sat_tf.export.certificate.certificate import ImagesFrom
 from sat_tf.export.tflite.metadata import label_text
 from sat_tf.messages import RunError, say, value_errors_as_run_errors
 from sat_tf.preprocessing import COVERING, Preprocessing
-from sat_tf.presentation.tables import marked_text
+from sat_tf.presentation.tables import marked_text, points
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.input_range import PIXELS, InputRange
 from sat_tf.training.config.config import parse_config
 from sat_tf.training.config.folder import run_name
 from sat_tf.training.config.sections import AUTO, TRIED_RATES, StageConfig
 from sat_tf.training.state import run_folder
+from sat_tf.training.state.reconstruction import Fitted, fit
 from sat_tf.training.state.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -69,17 +70,23 @@ _CROPS: Mapping[str, Any] = types.MappingProxyType(
 )
 # A network that is not trained loses accuracy with fewer bits.
 _FEWEST_WITHOUT_TRAINING = 7
+# A calibrated model of so many bits and fewer is fitted to the float one, in as many steps a block
+# as `sat_tf.reconstruct` takes by itself.
+_MOST_RECONSTRUCTED = 4
+_STEPS = 200
 
 SUMMARY = "turn a trained model and a folder of pictures into a certified TFLite file"
 DESCRIPTION = (
-    "Quantizes a trained float model: calibrates it on pictures, or trains it on them with the "
-    "float model as its teacher, writes an integer TFLite file, and proves that LiteRT computes "
-    "the model's integers. Where pictures are in folders of classes, some are held out, and the "
-    "accuracy of the float model, the quantized one and the file is measured on them."
+    "Quantizes a trained float model: calibrates it on pictures, at 4 bits and fewer also fits it "
+    "to the float model block by block, or trains it with the float model as its teacher; writes "
+    "an integer TFLite file, and proves that LiteRT computes the model's integers. Where pictures "
+    "are in folders of classes, some are held out, and the accuracy of the float model, the "
+    "quantized one and the file is measured on them."
 )
 EXAMPLES = """\
 examples:
   sat-tf quantize model.keras --images photos/
+  sat-tf quantize model.keras --images photos/ --bits 4
   sat-tf quantize model.keras --images photos/ --bits 4 --epochs 5
   sat-tf quantize model.keras --images photos/ --input_range=-1,1 --out app/model
   sat-tf quantize model.keras --images photos/ --target ethos-u55
@@ -112,8 +119,8 @@ def add_arguments(parser: Parser) -> None:
         "--epochs",
         metavar="N",
         type=integer(0, expected="an integer, 0 or more"),
-        default=0,
-        help="of training, which needs folders of classes; default: 0, calibrated only",
+        help="of training, which needs folders of classes; 0: calibrated only; default: "
+        f"calibrated, and with {_MOST_RECONSTRUCTED} bits and fewer reconstructed, without labels",
     )
     parser.advanced.add_argument(
         "--learning_rate",
@@ -163,17 +170,47 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
                 f"--images: received {found.why_not}, expected pictures to train on: of a model "
                 "of square colour images, in one folder for each of its classes; leave out "
                 "--epochs and --set."
+                + (
+                    f" {arguments.bits} bits are then reconstructed from the float model, without "
+                    "labels."
+                    if arguments.bits <= _MOST_RECONSTRUCTED
+                    else ""
+                )
             )
         else:
-            exact = _write_calibrated(
-                model, policy, found, folder, console, output_type=arguments.output_type
-            )
+            exact = _write_calibrated(arguments, model, policy, found, folder, console)
     for name, what in _SHOWN.items():
         if folder.file(name).exists():
             say(console, f"  {folder.file(name)}  {what}")
     if arguments.bits < _FEWEST_WITHOUT_TRAINING and not arguments.epochs:
-        _note(f"{arguments.bits} bits without training cost accuracy; --epochs 5 trains.", console)
+        _note_cost(arguments.bits, folder, console)
     return exact
+
+
+def _note_cost(bits: int, folder: RunFolder, console: Console) -> None:
+    """Says what few bits have cost without training, where that was measured, and how to train."""
+    from sat_tf.training.report.results import Results
+
+    found = Results.read(folder) if folder.file(run_folder.RESULTS).exists() else None
+    top1: float | None = None
+    if found is not None:
+        on_all = found.images_of_file == found.held_out_images
+        top1 = found.tflite_top1 if on_all else found.quantized_top1
+    if found is None or top1 is None:
+        _note(
+            f"{bits} bits without training can cost accuracy; with pictures in folders of classes, "
+            "it is measured, and --epochs 5 trains.",
+            console,
+        )
+    elif top1 < found.float_top1:
+        lost = points(top1 - found.float_top1)
+        _note(f"{bits} bits without training: {lost} points of top-1; --epochs 5 trains.", console)
+
+
+def _steps(arguments: argparse.Namespace) -> int:
+    """The steps of reconstruction for each block; 0 where epochs are given, or bits suffice."""
+    few = arguments.bits <= _MOST_RECONSTRUCTED
+    return _STEPS if few and arguments.epochs is None else 0
 
 
 def _note(text: str, console: Console) -> None:
@@ -390,7 +427,7 @@ def _run(
     """Trains or calibrates, exports and verifies as a run of `sat-tf train`."""
     from sat_tf.training.state.classifier_file import ends_in_softmax
 
-    name, folder = run
+    (name, folder), epochs = run, arguments.epochs or 0
     batch_size, rate = min(_BATCH_SIZE, source.num_train), arguments.learning_rate
     stage = StageConfig(batch_size=batch_size, warmup_learning_rate=0.0, base_learning_rate=AUTO)
     if rate is not None:
@@ -409,9 +446,13 @@ def _run(
         "policy": policy.to_dict(),
         "stages": {
             "float": stage.model_dump(include=_OF_STAGE),
-            "quantized": {"epochs": arguments.epochs, "warmup_epochs": arguments.epochs / 10},
+            "quantized": {"epochs": epochs, "warmup_epochs": epochs / 10},
         },
-        "calibration": {"num_images": _CALIBRATION_IMAGES, "final_statistics": True},
+        "calibration": {
+            "num_images": _CALIBRATION_IMAGES,
+            "final_statistics": True,
+            "reconstruction_steps": _steps(arguments),
+        },
         "export": {
             "softmax": ends_in_softmax(model),
             "output_type": arguments.output_type,
@@ -422,7 +463,7 @@ def _run(
             "float_model": str(arguments.model),
             "trust_model": arguments.trust_model,
         },
-        "recipes": {"distillation": {}} if arguments.epochs else {},
+        "recipes": {"distillation": {}} if epochs else {},
     }
     # JSON is YAML.
     config = parse_config(json.dumps(values), arguments.overrides, subject="--set")
@@ -439,13 +480,12 @@ _SHOWN = {
 
 
 def _write_calibrated(
+    arguments: argparse.Namespace,
     model: "keras.Model",
     policy: BitPolicy,
     pictures: Pictures,
     folder: RunFolder,
     console: Console,
-    *,
-    output_type: str | None,
 ) -> bool:
     """Calibrates, exports and verifies, without a run; returns whether the certificate is exact.
 
@@ -474,9 +514,12 @@ def _write_calibrated(
     feed = policy.range_of(model.input_names[0]).fed
     fed = feed(pictures.images)
     calibrate(quantized, fed, num_images=len(fed), keep_function=True)
+    fitted = _reconstructed(arguments, quantized, model, pictures, feed, console)
     snap_biases(quantized)
     folder.start()  # what is there belongs to other pictures
-    options: dict[str, Any] = {"output_type": output_type}
+    if fitted is not None:
+        fitted.write(folder)
+    options: dict[str, Any] = {"output_type": arguments.output_type}
     labels: Any = pictures.labels
     if len(model.outputs) == 1:  # as TFLite Metadata are, and a softmax that is asked for
         options["softmax"] = ends_in_softmax(model)
@@ -503,6 +546,12 @@ def _write_calibrated(
     for statement in report.on_target:
         say(console, marked_text(statement))
     print_certificate(certificate, str(folder.file(run_folder.TFLITE_MODEL)), console)
+    if fitted is not None and fitted.kept and pictures.held_out is pictures.images:
+        _note(
+            "four in five of these pictures are those that it was fitted to; how it answers "
+            "others stands above, behind its reconstruction.",
+            console,
+        )
     folder.write_text(run_folder.PREPROCESSING, pictures.preprocessing.to_json())
     write_layers(folder, layer_rows(quantized, feed(pictures.images[:SAMPLE])))
     if pictures.labels is not None:
@@ -514,8 +563,55 @@ def _write_calibrated(
             held_out_images=len(pictures.held_out),
             parameters=model.count_params(),
             seconds=time.monotonic() - begun,
+            reconstruction=fitted,
             **of_certificate(certificate),
         )
         folder.write_json(run_folder.RESULTS, results.to_dict())
     write_report(folder)
     return certificate.is_exact
+
+
+def _reconstructed(
+    arguments: argparse.Namespace,
+    quantized: "keras.Model",
+    model: "keras.Model",
+    pictures: Pictures,
+    feed: Callable[[np.ndarray], np.ndarray],
+    console: Console,
+) -> Fitted | None:
+    """Fits a calibrated model in place, and says what it gains; None where it stays as it is."""
+    import tf_keras as keras
+
+    from sat_tf.export.snapping import snap_biases
+    from sat_tf.top_k import classes_of
+
+    steps, labels = _steps(arguments), pictures.labels
+    if not steps:
+        return None
+
+    def measure() -> dict[str, float]:
+        if labels is None:
+            return {}
+        snap_biases(quantized)
+        size = (len(pictures.class_names or ()),)
+        (of_classes,) = (one for one in quantized.outputs if tuple(one.shape[1:]) == size)
+        classifier = keras.Model(quantized.inputs, of_classes)
+        found = classifier.predict(feed(pictures.held_out), batch_size=_BATCH_SIZE, verbose=0)
+        return {"top1": float(np.mean(classes_of(found) == labels))}
+
+    say(console, f"Reconstructing, {steps} steps a block")
+    try:
+        fitted = fit(
+            quantized,
+            model,
+            feed(pictures.images),
+            steps=steps,
+            seed=arguments.seed,
+            measure=measure,
+            keep_better=True,
+        )
+    except ValueError as error:
+        _note(f"calibrated only. {error}", console)
+        return None
+    say(console, f"Reconstructed {fitted.how}: {fitted.gained}")
+    return fitted

@@ -200,7 +200,7 @@ class Front:
         kept = kept_inputs(network)
         self._done = set(network.inputs)
         self.tensors: dict[str, np.ndarray] = {
-            name: array if name in kept else array.astype(np.float32)
+            name: tf.cast(array, network[name].type if name in kept else tf.float32).numpy()
             for name, array in zip(network.inputs, images, strict=True)
         }
 

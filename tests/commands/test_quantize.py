@@ -1,6 +1,10 @@
 """`sat-tf quantize` makes a certified file of a trained model and a folder of pictures."""
 
+import inspect
 import json
+import os
+import shutil
+import signal
 
 import numpy as np
 import pytest
@@ -10,7 +14,8 @@ from ai_edge_litert.interpreter import Interpreter
 from PIL import Image
 
 import sat_tf
-from sat_tf.commands import main
+import sat_tf.qat.reconstruct
+from sat_tf.commands import main, quantize
 from sat_tf.export.tflite.contents import read_contents
 from sat_tf.quantizers.input_range import NAMED
 from tests.commands.light import told_without_tensorflow
@@ -156,10 +161,130 @@ def test_a_range_that_is_not_clearly_the_best_is_asked_for(told, tmp_path):
 
 @pytest.mark.thorough
 def test_a_model_that_converts_pixels_itself_is_fed_pixels(told):
-    status, said = told("rescaled.keras", "photos", "--bits", "4")
+    status, said = told("rescaled.keras", "photos", "--bits", "5")
     assert status == 0, said
     assert "Input range: pixels, which its own layers convert." in said
-    assert "4 bits without training cost accuracy; --epochs 5 trains" in said
+    assert "without training" not in said  # it has cost nothing
+    assert "econstruct" not in said
+
+
+def test_blocks_have_as_many_steps_as_in_python():
+    usual = inspect.signature(sat_tf.reconstruct).parameters["steps"].default
+    assert usual == quantize._STEPS
+
+
+@pytest.mark.thorough
+def test_few_bits_are_reconstructed_where_no_epochs_are_given(told, tmp_path):
+    words = ("--set", "calibration.reconstruction_steps=20", "--set", "calibration.num_images=64")
+    status, said = told("rescaled.keras", "photos", "--bits", "2", *words)
+    assert status == 0, said
+    assert "reconstructed block by block, 20 steps each, on 64 images, 12 of them held out" in said
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    found = results["reconstruction"]
+    assert found == json.loads((tmp_path / "out" / "reconstruction.json").read_text())
+    assert found["agreement_after"] >= found["agreement_before"]
+    assert results["codes_differing"] == 0
+    assert results["quantized_top1"] >= found["calibrated_top1"]
+    if found["kept"]:
+        assert results["quantized_top1"] == found["fitted_top1"]
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "<h2>Reconstruction</h2>" in page
+    assert "calibrated model" in page
+
+
+@pytest.mark.thorough
+def test_no_epochs_only_calibrate(told, tmp_path):
+    status, said = told("rescaled.keras", "photos", "--bits", "2", "--epochs", "0")
+    assert status == 0, said
+    assert "steps a block" not in said
+    assert json.loads((tmp_path / "out" / "results.json").read_text())["reconstruction"] is None
+    assert not (tmp_path / "out" / "reconstruction.json").exists()
+    assert "Calibrated in" in (tmp_path / "out" / "report.html").read_text()
+
+
+@pytest.mark.thorough
+def test_training_may_start_from_the_reconstructed_model(told, tmp_path):
+    words = ("--bits", "2", "--epochs", "1", "--learning_rate", "0.001")
+    words = (*words, "--set", "calibration.reconstruction_steps=20")
+    status, said = told("rescaled.keras", "photos", *words)
+    assert status == 0, said
+    assert said.index("reconstructed block by block") < said.index("before training: held-out")
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    found = results["reconstruction"]
+    kept = found["fitted_top1"] if found["kept"] else found["calibrated_top1"]
+    assert results["start_top1"] == kept
+    assert results["quantized_top1"] >= kept
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "<h2>Reconstruction</h2>" in page
+    assert "Trained in" in page
+
+
+@pytest.mark.thorough
+def test_a_run_that_is_stopped_in_its_reconstruction_begins_it_again(told, tmp_path, monkeypatch):
+    steps = ("--set", "calibration.reconstruction_steps=10")
+    reconstruct, found = sat_tf.qat.reconstruct.reconstruct, []
+
+    def once_stopped(model, *args, **options):
+        result = reconstruct(model, *args, **options)
+        found.append(model.get_weights())
+        if len(found) == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return result
+
+    monkeypatch.setattr("sat_tf.qat.reconstruct.reconstruct", once_stopped)
+    status, said = told("rescaled.keras", "photos", "--bits", "3", *steps)
+    assert status == 130, said
+    assert "Stopped as asked; everything is saved" in said
+    assert not (tmp_path / "out" / "quantized.keras").exists()
+    status, said = told("rescaled.keras", "photos", "--bits", "3", *steps)
+    assert status == 0, said
+    assert "Resuming the run" in said
+    assert json.loads((tmp_path / "out" / "results.json").read_text())["codes_differing"] == 0
+    one, other = found
+    for left, right in zip(one, other, strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+@pytest.mark.thorough
+def test_pictures_without_labels_reconstruct_a_model_of_keras_3(told, files, tmp_path):
+    keras3 = pytest.importorskip("keras")
+    image = keras3.Input((8, 8, 3))
+    x = keras3.layers.Rescaling(1 / 255)(image)
+    x = keras3.layers.Conv2D(4, 3, padding="same", activation="relu")(x)
+    x = keras3.layers.Conv2D(4, 3, activation="relu")(x)
+    outputs = keras3.layers.Dense(3)(keras3.layers.Flatten()(x))
+    model = keras3.Model(image, outputs)
+    model.trainable = False  # as a backbone is that was not fine-tuned
+    model.save(files / "keras3.keras")
+    status, said = told("keras3.keras", "plain", "--bits", "2")
+    assert status == 0, said
+    assert "Reconstructed block by block, 200 steps each, on 64 images, 12 of them held out" in said
+    assert "class of the float model: " in said
+    assert "2 bits without training can cost accuracy; with pictures in folders" in said
+    found = json.loads((tmp_path / "out" / "reconstruction.json").read_text())
+    assert found["kept"]
+    assert found["error_after"] < found["error_before"]
+    assert found["calibrated_top1"] is None
+    certificate = json.loads((tmp_path / "out" / "certificate.json").read_text())
+    assert certificate["codes_differing"] == 0
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "<h2>Reconstruction</h2>" in page
+    assert "Reconstructed model" in page
+    saved = keras.models.load_model(tmp_path / "out" / "quantized.keras")
+    assert not any(layer.trainable for layer in saved.layers if layer.weights)
+
+
+@pytest.mark.thorough
+def test_too_few_pictures_are_calibrated_only_which_is_said(told, files, tmp_path):
+    few = files / "few"
+    few.mkdir()
+    for path in sorted((files / "plain").iterdir())[:31]:
+        shutil.copy(path, few)
+    status, said = told("rescaled.keras", "few", "--bits", "4")
+    assert status == 0, said
+    assert "Note: calibrated only. reconstruct: 1 problem" in said
+    assert "received 31 images, expected 32 or more" in said
+    assert "Calibrated model" in (tmp_path / "out" / "report.html").read_text()
 
 
 @pytest.mark.thorough
@@ -233,7 +358,11 @@ def test_training_without_labels_is_refused_with_what_was_received(told, tmp_pat
     status, said = told("float.keras", "plain", *words)
     assert status == 2
     assert "--images: received pictures without labels, expected pictures to train on" in said
+    assert "without labels." not in said  # 8 bits need no reconstruction
     assert not (tmp_path / "out").exists()
+    status, said = told("float.keras", "plain", *words, "--bits", "4")
+    assert status == 2
+    assert "4 bits are then reconstructed from the float model, without labels." in said
 
 
 def test_a_quantized_model_is_refused_with_the_command_for_it(told, files):

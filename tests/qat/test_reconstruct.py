@@ -155,3 +155,11 @@ def test_few_images_are_refused(fitted, float_model):
         pytest.raises(ValueError, match="received 31 images, expected 32 or more"),
     ):
         sat_tf.reconstruct(quantized, float_model, float_models.images(31), progress=False)
+
+
+def test_images_may_be_integers(fitted, float_model):
+    quantized, before, _ = fitted
+    quantized.set_weights(before)
+    pixels = np.random.default_rng(0).integers(0, 256, (40, *float_model.input_shape[1:]), np.uint8)
+    found = sat_tf.reconstruct(quantized, float_model, pixels, steps=1, progress=False)
+    assert found.num_images == 40

@@ -53,6 +53,12 @@ class CalibrationConfig(Section):
         description="true (normalization statistics are measured again after each stage) or false "
         "(moving averages stay)",
     )
+    reconstruction_steps: int = Field(
+        default=0,
+        ge=0,
+        description="0 (no reconstruction) or a positive integer: steps for each block, in which "
+        "the calibrated model is fitted to the float one without labels; 200 is usual",
+    )
 
     @field_validator("num_images")
     @classmethod
@@ -179,6 +185,24 @@ class Config(Section):
                 "one of XNNPACK's, which a deploy_tail stage computes; use auto, or leave out "
                 "stages.deploy_tail."
             )
+        return self
+
+    @model_validator(mode="after")
+    def _reconstruction_has_its_models(self) -> "Config":
+        steps, problems = self.calibration.reconstruction_steps, []
+        if steps and not self.calibration.num_images:
+            problems.append(
+                f"calibration.reconstruction_steps={steps} with calibration.num_images=0: expected "
+                "a calibrated model to fit; raise num_images, or set reconstruction_steps to 0."
+            )
+        if steps and self.training.float_model is None and self.training.start == "clamped":
+            problems.append(
+                f"calibration.reconstruction_steps={steps} with training.start='clamped': expected "
+                "an ordinary float model to fit to; set training.start to vanilla, or "
+                "reconstruction_steps to 0."
+            )
+        if problems:
+            raise ValueError("\n".join(problems))
         return self
 
     @model_validator(mode="after")

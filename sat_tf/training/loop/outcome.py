@@ -28,6 +28,7 @@ from sat_tf.training.loop.start import fed, pixels_of
 from sat_tf.training.report.report import write_answers, write_curves, write_layers, write_report
 from sat_tf.training.report.results import Results
 from sat_tf.training.state import run_folder
+from sat_tf.training.state.reconstruction import Fitted
 from sat_tf.training.state.run_folder import (
     CERTIFICATE,
     TFLITE_MODEL,
@@ -72,6 +73,7 @@ def conclude(run: Run, state: RunState, model: keras.Model, *, parameters: int) 
         parameters=parameters,
         **accuracies,
         **_of_training(run, state),
+        reconstruction=Fitted.read(folder),
         **({} if stages.quantized is None else _of_file(run, model, num_held_out)),
         seconds=state.seconds_so_far(),
     )

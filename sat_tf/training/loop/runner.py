@@ -11,6 +11,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 from rich.console import Console
@@ -40,7 +41,7 @@ from sat_tf.training.loop.start import (
     quantized_start,
 )
 from sat_tf.training.report.results import Results
-from sat_tf.training.state import run_folder
+from sat_tf.training.state import reconstruction, run_folder
 from sat_tf.training.state.history import EpochMetrics
 from sat_tf.training.state.run_folder import (
     MODELS,
@@ -199,10 +200,12 @@ class Stage:
         """
         if self.name in state.stages:
             return self._saved(run)
+        # Nothing is lost with the start, which the same seed gives again.
+        start = self.start(run, before)
         # A request to stop waits: within the stage until its next step, after it until the model
         # is saved.
         with run.interruption.deferred():
-            candidates = self.candidates(run, self.start(run, before))
+            candidates = self.candidates(run, start)
             if not run.writes:
                 _, model = next(candidates)
                 return model.quantized if isinstance(model, DeployedModel) else model
@@ -290,6 +293,8 @@ def calibrated_start(run: Run, trained: keras.Model) -> keras.Model:
         keeps = not trains or config.training.float_model is not None
         levels = config.calibration.clipping_levels
         _calibrate(run, quantized, clipping_levels=levels, keep_function=keeps)
+    if config.calibration.reconstruction_steps:
+        _reconstruct(run, quantized, trained)
     # The start that can be kept is measured as it would end.
     return _snapped(run, quantized) if not trains or run.keeps_best("quantized") else quantized
 
@@ -367,12 +372,9 @@ def _snapped(run: Run, model: keras.Model) -> keras.Model:
 def _calibrate(
     run: Run, model: keras.Model, *, clipping_levels: bool, keep_function: bool = False
 ) -> None:
-    """Calibrates a model in place, on images of the training set drawn with the run's seed.
-
-    Of an ordinary float model it estimates the statistics of BatchNormalization.
-    """
-    count = min(run.config.calibration.num_images, run.source.num_train)
-    pixels = run.source.training_sample(count, seed=run.config.seed)
+    """Calibrates a model in place; of an ordinary float model, the statistics of normalization."""
+    pixels = _calibration_images(run)
+    count = len(pixels)
     with value_errors_as_run_errors(), warnings.catch_warnings():
         if not keep_function:
             # Stale statistics are expected here: training comes next, or has just ended.
@@ -387,6 +389,42 @@ def _calibrate(
                 clipping_levels=clipping_levels,
                 keep_function=keep_function,
             )
+
+
+def _reconstruct(run: Run, model: keras.Model, float_model: keras.Model) -> None:
+    """Fits a calibrated model in place, on the images of its calibration; says what that gains.
+
+    One that cannot be fitted stays as it is, which is said too.
+    """
+    pixels, config = _calibration_images(run), run.config
+    steps = config.calibration.reconstruction_steps
+    run.say(f"quantized  reconstructing, {steps} steps a block")
+    try:
+        fitted = reconstruction.fit(
+            model,
+            float_model,
+            pixels,
+            steps=steps,
+            seed=config.seed,
+            measure=lambda: held_out_metrics(_snapped(run, model), run.source),
+            keep_better=run.keeps_best("quantized"),
+            progress=run.writes,
+        )
+    except RunError:  # of what is measured
+        raise
+    except ValueError as error:
+        run.say(f"Note: calibrated only. {error}", style="yellow")
+        return
+    run.say(f"quantized  reconstructed {fitted.how}")
+    run.say(f"quantized  {fitted.gained}")
+    if run.writes:
+        fitted.write(run.folder)
+
+
+def _calibration_images(run: Run) -> np.ndarray:
+    """Images of the training set, drawn with the run's seed."""
+    count = min(run.config.calibration.num_images, run.source.num_train)
+    return run.source.training_sample(count, seed=run.config.seed)
 
 
 @contextlib.contextmanager

@@ -28,6 +28,7 @@ from sat_tf.training.state.history import (
     EpochMetrics,
     StepMetrics,
 )
+from sat_tf.training.state.reconstruction import Fitted
 from sat_tf.training.state.run_folder import RunFolder, read_trials
 
 _Kind = TypeVar("_Kind")
@@ -86,12 +87,14 @@ def write_report(folder: RunFolder) -> None:
             "Trial": trial.in_words() if trial else "",
             "Weights of epoch": results.kept(),
         }
+    fitted = Fitted.read(folder)
     page = render_page(
         "training/report/report.html",
         name=name,
         verdict=_verdict(results) if results else {},
         is_run=bool(config),
-        is_trained=bool(epochs),
+        made="Trained" if epochs else "Reconstructed" if fitted and fitted.kept else "Calibrated",
+        reconstruction={"Method": fitted.how, "Before and after": fitted.gained} if fitted else {},
         accuracy=Table(columns=_ACCURACY, rows=results.accuracies())
         .without_empty("")
         .to_html("Accuracy")

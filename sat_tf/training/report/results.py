@@ -8,11 +8,13 @@ from pydantic import ConfigDict
 
 from sat_tf.presentation.tables import Cell, Column, Displayed, Marked, Table, digits, percent
 from sat_tf.training.state import run_folder
+from sat_tf.training.state.reconstruction import Fitted
 from sat_tf.training.state.run_folder import RunFolder
 
 # The models that a run measures, by the prefix of their results.
 _MODELS = {
     "float": "float model",
+    "calibrated": "calibrated model",
     "start": "quantized model before training",
     "quantized": "quantized model",
     "deployed": "deployed model",
@@ -70,6 +72,7 @@ class Results(Displayed):
             after a few steps, or None where it diverged; None where the rate was given.
         kept_epoch: whose weights the quantized model has, where the best was kept; 0 are those
             before training.
+        reconstruction: what fitting the calibrated model has gained; None where it was not fitted.
     """
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
@@ -98,6 +101,7 @@ class Results(Displayed):
     learning_rate: float | None = None
     tried_learning_rates: dict[float, float | None] | None = None
     kept_epoch: int | None = None
+    reconstruction: Fitted | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -112,6 +116,16 @@ class Results(Displayed):
         """
         folder.require(run_folder.RESULTS)
         return folder.read_values(run_folder.RESULTS, cls, "results")
+
+    @property
+    def calibrated_top1(self) -> float | None:
+        """Held-out top-1 of the calibrated model before it was fitted; None where it was not."""
+        return None if self.reconstruction is None else self.reconstruction.calibrated_top1
+
+    @property
+    def calibrated_top5(self) -> float | None:
+        """The same for top-5."""
+        return None if self.reconstruction is None else self.reconstruction.calibrated_top5
 
     @property
     def images_of_file(self) -> int | None:
@@ -194,6 +208,7 @@ class Results(Displayed):
                 for one in self.accuracies()
             ),
             ("", self.caveat()),
+            ("reconstruction", self.reconstruction.how if self.reconstruction else ""),
             ("learning rate", self.rate()),
             ("weights of epoch", self.kept()),
             ("parameters", count(self.parameters)),

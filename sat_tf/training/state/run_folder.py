@@ -33,6 +33,7 @@ LABELS = "labels.txt"  # the name of a class on each line
 PREPROCESSING = "preprocessing.json"
 METRICS = "metrics.csv"
 RATES = "rates.json"  # learning rates that were tried, and which of them was chosen
+RECONSTRUCTION = "reconstruction.json"  # what fitting the calibrated model has gained
 OSCILLATIONS = "oscillations.csv"
 STEPS = "steps.csv"
 TENSORBOARD = "tensorboard"  # a folder
@@ -61,6 +62,7 @@ FILES = (
     PREPROCESSING,
     METRICS,
     RATES,
+    RECONSTRUCTION,
     OSCILLATIONS,
     STEPS,
     TENSORBOARD,

@@ -171,6 +171,18 @@ def test_every_number_has_an_upper_bound_that_names_its_key():
         ("recipes={distillation: {temperature: 1.0e+12}}", "expected at most 4,294,967,296"),
         ("policy.clipping_level_rate=1.0e+12", "expected a positive number up to 1e+09"),
         ("policy.input_range=[0, 1.0e+200]", "policy.input_range"),
+        (
+            "calibration.reconstruction_steps=-1",
+            "calibration.reconstruction_steps=-1: expected 0 (no reconstruction) or a positive",
+        ),
+        (
+            "calibration.reconstruct_steps=5",
+            "calibration.reconstruct_steps is not a key. Did you mean reconstruction_steps?",
+        ),
+        (
+            "calibration.reconstruction_steps=5",
+            "calibration.reconstruction_steps=5 with training.start='clamped': expected an ordi",
+        ),
         ("seed='3'", "seed='3': expected an integer in [0, 4294967296)"),
         ("seed=-1", "seed=-1: expected an integer in [0, 4294967296)"),
         ("seed=1.0", "seed=1.0: expected an integer in [0, 4294967296)"),
@@ -204,6 +216,14 @@ def test_a_bad_value_is_answered_with_what_was_received_and_expected(override, e
     found = problems(override)
     assert len(found) == 1
     assert expected in found[0]
+
+
+def test_a_reconstruction_has_a_calibrated_model_and_an_ordinary_float_one():
+    one, other = problems("calibration={reconstruction_steps: 5, num_images: 0}")
+    assert "reconstruction_steps=5 with calibration.num_images=0: expected a calibrated" in one
+    assert "with training.start='clamped': expected an ordinary float model" in other
+    few = ["calibration.reconstruction_steps=5", "training.start=vanilla"]
+    assert parse_config(SMALLEST, few).calibration.reconstruction_steps == 5
 
 
 def test_a_run_may_end_with_the_float_model():

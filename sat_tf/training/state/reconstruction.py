@@ -1,0 +1,181 @@
+"""Reconstruction on the way to a file: a calibrated model is fitted, and its gain recorded."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import ConfigDict
+
+from sat_tf.presentation.tables import digits, percent
+from sat_tf.training.state import run_folder
+from sat_tf.training.state.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    import tf_keras as keras
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """The record of a reconstruction: how it was done, and how good the model was before and after.
+
+    Attributes:
+        steps: for each block, at most.
+        images: how many were used.
+        held_out: how many of these were not fitted to; errors and agreement are of them.
+        seconds: that it took.
+        error_before: of the outputs of the calibrated model; see `sat_tf.reconstruct`.
+        error_after: of the fitted one.
+        agreement_before: share of answers that are those of the float model, of the calibrated
+            model; None for outputs that are no classes.
+        agreement_after: of the fitted one.
+        calibrated_top1: of the calibrated model on labelled pictures, with its biases as in a file;
+            None without any.
+        calibrated_top5: the same; None for few classes.
+        fitted_top1: of the fitted one.
+        kept: whether the model is the fitted one: the calibrated one is kept where no fit has
+            helped, or where labels are there to tell that it is the better one.
+    """
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+
+    steps: int
+    images: int
+    held_out: int
+    seconds: float
+    error_before: float
+    error_after: float
+    agreement_before: float | None = None
+    agreement_after: float | None = None
+    calibrated_top1: float | None = None
+    calibrated_top5: float | None = None
+    fitted_top1: float | None = None
+    kept: bool
+
+    @classmethod
+    def read(cls, folder: RunFolder) -> "Fitted | None":
+        """The record in a folder; None where nothing was fitted.
+
+        Raises:
+            RunError: the file holds something else.
+        """
+        name = run_folder.RECONSTRUCTION
+        if not folder.file(name).exists():
+            return None
+        return folder.read_values(name, cls, "what a reconstruction has gained")
+
+    def write(self, folder: RunFolder) -> None:
+        """Records it."""
+        folder.write_json(run_folder.RECONSTRUCTION, dataclasses.asdict(self))
+
+    @property
+    def how(self) -> str:
+        """How it was done, in words."""
+        return (
+            f"block by block, {self.steps} steps each, on {self.images:,} images, "
+            f"{self.held_out:,} of them held out, in {self.seconds:.0f} s"
+        )
+
+    @property
+    def gained(self) -> str:
+        """The measurements before and after, in words."""
+        share = percent()
+        outputs = (
+            ("error of the outputs", digits(".3g"), self.error_before, self.error_after)
+            if self.agreement_before is None
+            else (
+                "class of the float model",
+                share,
+                self.agreement_before,
+                self.agreement_after,
+            )
+        )
+        top1 = ("top-1 with labels", share, self.calibrated_top1, self.fitted_top1)
+        words = [
+            f"{name}: {show(before)} before, {show(after)} after"
+            for name, show, before, after in (outputs, top1)
+            if before is not None
+        ]
+        return "; ".join([*words, *([] if self.kept else ["the calibrated model is kept"])])
+
+
+def fit(
+    model: "keras.Model",
+    float_model: "keras.Model",
+    images: Any,
+    *,
+    steps: int,
+    seed: int,
+    measure: Callable[[], dict[str, float]] = dict,
+    keep_better: bool = False,
+    progress: bool = True,
+) -> Fitted:
+    """Fits a calibrated model in place, also the layers that were frozen when it was trained.
+
+    Args:
+        model: calibrated.
+        float_model: that it was made from.
+        images: as both take them.
+        steps: for each block.
+        seed: see `sat_tf.reconstruct`.
+        measure: gives top1, and top5 of many classes, of the model as its file would be, for which
+            it may move weights: they are put back.
+        keep_better: keep the calibrated model where its top1 is larger.
+        progress: show a bar.
+
+    Raises:
+        ValueError: the model cannot be fitted; it has not changed.
+    """
+    from sat_tf.qat.reconstruct import reconstruct
+
+    calibrated = model.get_weights()
+    before = measure()
+    model.set_weights(calibrated)
+    with _trainable(model):
+        found = reconstruct(
+            model,
+            float_model,
+            images,
+            num_images=len(images),
+            steps=steps,
+            seed=seed,
+            progress=progress,
+        )
+    fitted = model.get_weights()
+    after = measure()
+    is_worse = keep_better and after.get("top1", 0.0) < before.get("top1", 0.0)
+    model.set_weights(calibrated if is_worse else fitted)
+    return Fitted(
+        steps=steps,
+        images=found.num_images,
+        held_out=found.held_out,
+        seconds=found.seconds,
+        error_before=found.error_before,
+        error_after=found.error_after,
+        agreement_before=found.agreement_before,
+        agreement_after=found.agreement_after,
+        calibrated_top1=before.get("top1"),
+        calibrated_top5=before.get("top5"),
+        fitted_top1=after.get("top1"),
+        kept=found.kept and not is_worse,
+    )
+
+
+@contextlib.contextmanager
+def _trainable(model: "keras.Model") -> Iterator[None]:
+    """In the block, no layer is frozen.
+
+    A layer that was frozen in the training of the float model has been rounded as all others.
+    """
+    import tf_keras as keras
+
+    # Layers come before those inside, which take over what is set on them.
+    layers = [part for part in model.submodules if isinstance(part, keras.layers.Layer)]
+    frozen = [(layer, layer.trainable) for layer in layers]
+    try:
+        for layer in layers:
+            layer.trainable = True
+        yield
+    finally:
+        for layer, was in frozen:
+            layer.trainable = was
