@@ -37,7 +37,9 @@ export class Model {
     if (inputs.length !== 1 || !isPicture || !hasScores) {
       const found = [...inputs, ...outputs].map(({ dtype, shape }) => `${dtype} ${shape}`);
       const expected = 'one uint8 picture and the scores of its classes, float32 or uint8';
-      throw new Error(`received a file of ${found.join(', ')}; expected ${expected}`);
+      const isInt8 = outputs.some(({ dtype }) => dtype === 'int8');
+      const fix = isInt8 ? ". LiteRT.js hands out no int8: export with output_type='uint8'" : '';
+      throw new Error(`received a file of ${found.join(', ')}; expected ${expected}${fix}`);
     }
     this.shape = shape;
     this.labels = texts['labels.txt']?.replace(/\r?\n$/, '').split(/\r?\n/);

@@ -224,8 +224,9 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     check_kit_options(arguments)
     if arguments.certificate is not None and not pathlib.Path(arguments.certificate).exists():
         read_certificate(arguments.certificate)  # which says so, before the file is read
+    elsewhere = {}
     if arguments.target is not None:
-        _print_elsewhere(target.tflite, arguments.target, console)
+        elsewhere = {arguments.target: _say_elsewhere(target.tflite, arguments.target, console)}
     runtimes = tuple(arguments.runtime or _RUNTIMES)
     if target.model is None and is_foreign(target.tflite):
         return _compare(target.tflite, arguments, wanted, runtimes, console)
@@ -248,6 +249,8 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         found = _prove(
             target, console, wanted, runtimes, folder / CERTIFICATE, arguments.trust_model, path
         )
+        if elsewhere:  # which has been printed
+            write_both(dataclasses.replace(found, elsewhere=elsewhere), folder / CERTIFICATE)
         print_certificate(found, str(target.tflite), console)
         page = (folder / CERTIFICATE).with_suffix(".html")
         say(console, f"Certificate: {page}")
@@ -256,14 +259,15 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         return found.is_exact
 
 
-def _print_elsewhere(tflite: pathlib.Path, name: str, console: Console) -> None:
-    """Prints the operators of a file, whoever wrote it, that a target does not compute."""
+def _say_elsewhere(tflite: pathlib.Path, name: str, console: Console) -> list[str]:
+    """The operators of a file, whoever wrote it, that a target does not compute; printed too."""
     target, contents = TARGETS[name], read_contents(tflite.read_bytes(), str(tflite))
     count, found = len(contents.operators), target.elsewhere(contents)
     for statement in target.statements(found, count):
         say(console, marked_text(statement))
     if not (target.native or found):
         say(console, f"{target.title}: no reason is known to refuse one of the {count} operators.")
+    return [str(one) for one in found]
 
 
 # An operator is simulated for each kernel set.

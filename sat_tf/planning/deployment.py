@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import tf_keras as keras
 
 from sat_tf.export.litert.converter import Signature, float_operators
-from sat_tf.export.lowering.packing import pack_graph
+from sat_tf.export.lowering.packing import FileSettings, pack_graph
 from sat_tf.export.lowering.quantized_network import find_problems
 from sat_tf.export.lowering.trace import trace
 from sat_tf.export.operations.float_layer import float_layers
@@ -129,13 +129,13 @@ class Deployment:
     float_layer_bytes: Mapping[str, int]
 
 
-def deployment(preview: Network, *, tolerant: bool = False, packing: str = "auto") -> Deployment:
+def deployment(preview: Network, settings: FileSettings, *, tolerant: bool = False) -> Deployment:
     """How a previewed network is exported.
 
     Args:
         preview: the network, with shapes for one image size if sizes are open.
+        settings: how the file will be written.
         tolerant: the model cannot be quantized, and its graph may lack what the export needs.
-        packing: how the file stores kernels.
     """
     names = {node.name: user_name(node) for node in preview}
     view = in_inference(preview)
@@ -143,7 +143,9 @@ def deployment(preview: Network, *, tolerant: bool = False, packing: str = "auto
     refused = by_layer(problems, names.values())
     outlines = kernel_outlines(preview)
     try:
-        graph = pack_graph(trace(view, kernels=outlines), packing)
+        graph = pack_graph(trace(view, kernels=outlines), settings.packing)
+        if settings.processor.native:
+            graph = settings.ended(graph)
     except Exception as error:
         if not (tolerant or isinstance(error, ValueError) or problems):
             raise

@@ -178,7 +178,7 @@ def plan_of(
     sized = with_image_size(source.network, image_size)
     view = preview(sized, placement)
     settings = FileSettings(output_type=None, target=policy.processor.name)
-    deployed = deployment(view, tolerant=bool(problems), packing=settings.packing)
+    deployed = deployment(view, settings, tolerant=bool(problems))
     decisions = LayerDecisions(
         sized, placement, decided_by, requantized=source.quantized is not None
     )

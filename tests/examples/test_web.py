@@ -170,6 +170,14 @@ def test_a_file_that_asks_for_another_preprocessing_is_refused(exported, tmp_pat
         in_modules(body, {"model": path.read_bytes()})
 
 
+def test_a_file_with_outputs_of_int8_is_answered_with_the_type_that_works(exported, tmp_path):
+    path = tmp_path / "model.tflite"
+    sat_tf.export_tflite(exported[0], path, labels=LABELS, output_type="int8")
+    body = "await (await import('/web/model.js')).Model.open(await bytes('model'))"
+    with pytest.raises(RuntimeError, match="no int8: export with output_type='uint8'"):
+        in_modules(body, {"model": path.read_bytes()})
+
+
 def test_the_page_shows_classes_of_a_dropped_picture_at_390_pixels(exported):
     _, content = exported
     body = """

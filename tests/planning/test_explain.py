@@ -5,6 +5,7 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf import models
+from sat_tf.export.targets.target import ACTIVATIONS
 from sat_tf.planning.layer_plan import Export, Fate
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.policy import BitPolicy
@@ -343,3 +344,28 @@ def test_a_quantized_model_is_explained_by_its_own_policy_while_that_is_known():
 def test_an_unknown_layer_is_said_with_the_nearest_name():
     with pytest.raises(KeyError, match="Did you mean conv"):
         sat_tf.explain(convolutions())["convv"]
+
+
+def test_a_plan_for_an_npu_ends_in_codes():
+    image = keras.Input((8, 8, 3), name="image")
+    ends = L.Dense(3, activation="softmax", name="end")(L.Flatten()(L.Conv2D(4, 3)(image)))
+    model = keras.Model(image, ends)
+    of_target = {
+        target: sat_tf.explain(model, BitPolicy.mobile(4, target=target))
+        for target in ("litert", "ethos-u55")
+    }
+    operators = {
+        target: [name for row in plan.rows for name in row.operators]
+        for target, plan in of_target.items()
+    }
+    assert operators["litert"] == [*operators["ethos-u55"][:-1], "DEQUANTIZE", "SOFTMAX"]
+    assert operators["ethos-u55"][-1] == "SOFTMAX"
+    assert len(operators["ethos-u55"]) == of_target["ethos-u55"].file_operators
+    assert of_target["ethos-u55"].elsewhere == ()
+
+
+def test_a_plan_of_weights_alone_advises_no_type_of_outputs():
+    policy = BitPolicy.mobile(4, activation_bits=None, target="ethos-u55")
+    plan = sat_tf.explain(convolutions(), policy)
+    assert plan.elsewhere
+    assert {one.fix for one in plan.elsewhere} == {ACTIVATIONS}

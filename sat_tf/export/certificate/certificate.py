@@ -219,6 +219,8 @@ class Certificate(Displayed):
         holds: on which processors each operator has these codes, and why; empty in certificates of
             earlier versions.
         target: the processor that the file is for; that of LiteRT's kernels where it says nothing.
+        elsewhere: the operators that an NPU leaves to the CPU, each with why and what to change, by
+            the targets for which `sat-tf verify` has looked.
     """
 
     model: str
@@ -247,6 +249,7 @@ class Certificate(Displayed):
     machine: Machine | None = None
     holds: list[Hold] = dataclasses.field(default_factory=list)
     target: str = DEFAULT_TARGET
+    elsewhere: dict[str, list[str]] = dataclasses.field(default_factory=dict)
 
     @property
     def codes_compared(self) -> int:
@@ -296,8 +299,19 @@ class Certificate(Displayed):
             *([verdict_of(self.holds)] if self.holds else []),
             *([Marked(self.measured_on, "plain")] if self.measured_on else []),
             *([Marked(self.beyond_proof, "watch")] if self.beyond_proof else []),
+            *(Marked(line, "watch") for line in self.left_to_the_cpu),
             *(Marked(f"Note: {warning}", "watch") for warning in self.warnings),
         ]
+
+    @property
+    def left_to_the_cpu(self) -> list[str]:
+        """The operators that targets leave to the CPU: how many, and a line for each."""
+        lines, count = [], sum(self.operators.values())
+        for name, found in self.elsewhere.items():
+            if found:
+                title = self._title_of(name)
+                lines += [f"{title} leaves {len(found)} of {count} operators to the CPU.", *found]
+        return lines
 
     @property
     def parting(self) -> list[str]:
@@ -388,7 +402,10 @@ class Certificate(Displayed):
     @property
     def target_title(self) -> str:
         """The target as sentences call it; its name where another version made the certificate."""
-        return PROCESSORS[self.target].title if self.target in PROCESSORS else self.target
+        return self._title_of(self.target)
+
+    def _title_of(self, target: str) -> str:
+        return PROCESSORS[target].title if target in PROCESSORS else target
 
     @property
     def beyond_proof(self) -> str:

@@ -16,6 +16,7 @@ from sat_tf.export.tflite.contents import StoredOperator, StoredTensor
 Constraint = Callable[[StoredOperator], tuple[str, str]]
 
 _MET = "", ""
+_IMAGE_AXES = 4
 _CONVERTS = ("QUANTIZE", "DEQUANTIZE")
 
 
@@ -157,6 +158,14 @@ def reduced_axes(*, largest: int) -> Constraint:
         return _MET
 
     return check
+
+
+def one_of_a_batch(operator: StoredOperator) -> tuple[str, str]:
+    """There is one image."""
+    source = operator.inputs[0]
+    if source is None or len(source.shape) != _IMAGE_AXES or source.shape[0] == 1:
+        return _MET
+    return f"it reads {source.shape[0]} images, it takes one", "write the file for one image"
 
 
 def scales_by(*factors: int, half_pixels: tuple[int, ...] | None = None) -> Constraint:

@@ -125,10 +125,12 @@ class Target(Processor):
         found: list[Elsewhere] = []
         ends = _float_ends(contents)
         given = {tensor.name for tensor in contents.inputs}
+        # Of a file that quantizes weights alone, or has a float head.
+        otherwise = ACTIVATIONS if _dequantizes_weights(contents) else QUANTIZED
         for operator in contents.operators:
             reason, fix = self._problem(operator)
             if fix == INTEGER_OUTPUTS and not all(one.name in ends for one in operator.outputs):
-                fix = QUANTIZED
+                fix = otherwise
             reads = {read.name for read in operator.inputs if read is not None}
             if reason and operator.name == "QUANTIZE" and reads <= given:
                 fix = INTEGER_INPUTS
@@ -165,6 +167,11 @@ class Target(Processor):
 _PRODUCTS = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV", "BATCH_MATMUL")
 
 
+def _dequantizes_weights(contents: Contents) -> bool:
+    read = [one.inputs[0] for one in contents.operators if one.name == "DEQUANTIZE"]
+    return any(tensor is not None and tensor.data is not None for tensor in read)
+
+
 def _float_ends(contents: Contents) -> set[str]:
     """The float tensors that codes stand for in files that end in integers.
 
@@ -193,6 +200,8 @@ def _float_ends(contents: Contents) -> set[str]:
 INTEGER_INPUTS = "use input_type='int8' in the policy"
 INTEGER_OUTPUTS = "export with output_type='int8'"
 QUANTIZED = "quantize the layer, or replace it"
+# This makes weights that operators dequantize unnecessary.
+ACTIVATIONS = "quantize activations too: give the policy activation_bits, and leave float_head out"
 # Tables of a function are these, and these operators compute functions.
 _LOOKS_UP = ("CAST", "GATHER")
 _FUNCTIONS = {

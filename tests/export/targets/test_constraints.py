@@ -145,3 +145,12 @@ def test_slices_take_every_value(steps, met):
 def test_only_the_innermost_axes_are_longer_than_one(shape, met):
     operator = _operator("RELU", [_tensor(shape)], _tensor(shape))
     assert _meets(constraints.images_of_three_axes, operator) is met
+
+
+@pytest.mark.parametrize(("shape", "met"), [((1, 4, 4, 3), True), ((4, 8), True)])
+def test_images_are_taken_one_by_one(shape, met):
+    operator = _operator("MEAN", [_tensor(shape)], _tensor(shape))
+    assert _meets(constraints.one_of_a_batch, operator) is met
+    operator = _operator("MEAN", [_tensor((4, 8, 8, 3))], _tensor((4, 3)))
+    reason, fix = constraints.one_of_a_batch(operator)
+    assert (reason, fix) == ("it reads 4 images, it takes one", "write the file for one image")

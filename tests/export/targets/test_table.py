@@ -1,7 +1,8 @@
+import numpy as np
 import pytest
 
 from sat_tf.export.targets.table import TARGETS
-from sat_tf.export.targets.target import INTEGER_OUTPUTS, QUANTIZED, Elsewhere
+from sat_tf.export.targets.target import ACTIVATIONS, INTEGER_OUTPUTS, QUANTIZED, Elsewhere
 from sat_tf.export.tflite.contents import Contents
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.targets import PROCESSORS
@@ -108,6 +109,25 @@ def test_float_products_at_the_end_are_not_mended_by_another_type_of_outputs():
         Contents(tuple(operators), (tensors[0],), (tensors[-1],))
     )
     assert [one.fix for one in found] == [QUANTIZED] * 3
+
+
+def test_a_float_head_is_mended_by_no_type_of_outputs():
+    image, real, kernel, made = (
+        _tensor((1, 4)),
+        _tensor((1, 4), "FLOAT32", name="real"),
+        _tensor((3, 4), values=np.ones((3, 4), np.int8), name="kernel"),
+        _tensor((1, 3), "FLOAT32", name="head"),
+    )
+    weights = _tensor((3, 4), "FLOAT32", name="weights")
+    operators = (
+        _operator("DEQUANTIZE", [image], real),
+        _operator("DEQUANTIZE", [kernel], weights),
+        _operator("FULLY_CONNECTED", [real, weights], made),
+    )
+    for count, fix in ((3, ACTIVATIONS), (1, INTEGER_OUTPUTS)):
+        contents = Contents(operators[:count], (image,), (operators[count - 1].outputs[0],))
+        found = TARGETS["ethos-u55"].elsewhere(contents)
+        assert [one.fix for one in found] == [fix] * count
 
 
 def test_an_operator_elsewhere_is_a_sentence_with_its_fix():
