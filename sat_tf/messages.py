@@ -91,13 +91,16 @@ def did_you_mean(received: str, known: Iterable[str]) -> str:
 
     >>> did_you_mean("learnig_rate", ["learning_rate", "epochs"])
     'Did you mean learning_rate?'
+    >>> did_you_mean("LITERT", ["litert", "micro"])
+    'Did you mean litert?'
     >>> did_you_mean("xyz", ["epochs", "batch_size"])
     'Known: batch_size, epochs.'
     """
     names = sorted(known)
-    nearest = difflib.get_close_matches(str(received), names, n=1, cutoff=0.6)
+    by_letters = {name.lower(): name for name in names}
+    nearest = difflib.get_close_matches(str(received).lower(), by_letters, n=1, cutoff=0.6)
     if nearest:
-        return f"Did you mean {nearest[0]}?"
+        return f"Did you mean {by_letters[nearest[0]]}?"
     return f"Known: {first_ones(names, _MOST_KNOWN)}."
 
 

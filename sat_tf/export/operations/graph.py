@@ -87,7 +87,8 @@ class Graph:
 
     def codes(self, name: str) -> Codes:
         """How tensor `name`, which is not float, is stored."""
-        if (codes := self.tensors[name].codes) is None:
+        codes = self.tensors[name].codes
+        if codes is None:
             raise TypeError(f"{name}: received a float tensor, expected codes.")
         return codes
 
