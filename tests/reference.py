@@ -518,3 +518,17 @@ def expected_largest(values):
     ordered = sorted(values, reverse=True)
     excess = sum(v - ordered[tail] for v in ordered[:tail]) / tail if tail else 0.0
     return ordered[0] + excess * math.log(30.0)
+
+
+# -- functions of one value in files of other tools ------------------------------------------------
+
+FUNCTIONS = {
+    "RELU": lambda x: np.maximum(x, 0.0),
+    "RELU6": lambda x: np.clip(x, 0.0, 6.0),
+    "RELU_N1_TO_1": lambda x: np.clip(x, -1.0, 1.0),
+    "RELU_0_TO_1": lambda x: np.clip(x, 0.0, 1.0),
+    "ABS": np.abs,
+    "EXP": np.exp,
+    "LOG": np.log,
+    "RSQRT": lambda x: 1.0 / np.sqrt(x),
+}

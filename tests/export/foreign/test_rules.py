@@ -15,6 +15,7 @@ from sat_tf.export.kernels.kernel_sets import (
     of_this_machine,
 )
 from sat_tf.export.litert.processes import loaded
+from tests import reference
 from tests.export.foreign.one_operator import Grid, constant, file_of
 
 ALL_CODES = np.arange(-128, 128).astype(np.int8)
@@ -92,6 +93,22 @@ def test_functions_worked_by_hand(name, stored, scale, zero_point, expected):
     (operation,) = file.graph.operations
     made = operation.simulate(file.graph, np.array([stored], np.int32))
     assert made.tolist() == [expected]
+
+
+@pytest.mark.parametrize("name", reference.FUNCTIONS)
+@settings(deadline=None, derandomize=True, max_examples=40)
+@given(scale=SCALES, ratio=RATIOS, zero=ZERO_POINTS, output_zero=ZERO_POINTS)
+def test_functions_are_within_a_code_of_those_of_real_values(name, scale, ratio, zero, output_zero):
+    zero = -128 if name in ("RSQRT", "LOG") else zero
+    file = read_foreign(function(name, scale, ratio, zero, output_zero), "one")
+    (operation,) = file.graph.operations
+    made = operation.simulate(file.graph, IMAGE.astype(np.int32))
+    source, output = (file.graph.codes(one) for one in ("t0", "t1"))
+    with np.errstate(all="ignore"):
+        real = reference.FUNCTIONS[name]((IMAGE.astype(np.float64) - zero) * float(source.scale))
+    wanted = np.clip(real / float(output.scale) + output_zero, -128, 127)
+    # Half a code of the result, and as much for what was rounded before, or for an end.
+    assert np.max(np.abs(made - wanted)) <= 1.0
 
 
 def test_a_squared_difference_worked_by_hand():
