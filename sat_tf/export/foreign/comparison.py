@@ -179,8 +179,8 @@ class OperatorComparison(RowTable):
         if not numbers:
             return "no operator that is simulated differs"
         found = self.operators[min(numbers)]
-        names = [RUNTIMES[name].title for name, one in firsts.items() if one is found]
-        return f"the first operator that differs is {found.name}, with {' and '.join(names)}"
+        names = ", ".join(name for name, one in firsts.items() if one is found)
+        return f"the first operator that differs is {found.name} ({names})"
 
     @property
     def _extent(self) -> str:
