@@ -22,6 +22,7 @@ class Processor:
         output_type: the type of outputs that it makes by itself.
         native: it is an NPU, which computes functions, pools and resizing by integer operators of
             its own, and leaves what it does not know to the CPU.
+        has_hard_swish: of an NPU, HARD_SWISH is one of them.
         one_partition: the first operator that it leaves to the CPU takes all behind it there too.
     """
 
@@ -31,6 +32,7 @@ class Processor:
     stores: frozenset[int] = frozenset({8})
     output_type: str = "float32"
     native: bool = False
+    has_hard_swish: bool = True
     one_partition: bool = False
 
     def packing(self, pack: str) -> str:
@@ -84,6 +86,7 @@ _ROWS = (
         source="the table of operators in Coral's documentation, and reports of its compiler 16",
         output_type="int8",
         native=True,
+        has_hard_swish=False,
         one_partition=True,
     ),
     Processor(
@@ -96,6 +99,7 @@ _ROWS = (
 )
 PROCESSORS: Mapping[str, Processor] = {row.name: row for row in _ROWS}
 DEFAULT_TARGET = "litert"
+DEFAULT_PROCESSOR = PROCESSORS[DEFAULT_TARGET]
 
 
 def target_problem(name: object) -> str | None:

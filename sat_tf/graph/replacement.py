@@ -54,6 +54,11 @@ class OldCall:
             return self.node.call_args[position]
         return self.node.call_kwargs.get(name, default)
 
+    def maker_of(self, tensor: Any) -> "OldCall | None":
+        """The call that makes a tensor; None where it is an input, or not of this model."""
+        node = next((node for node in self.nodes if node is tensor.node), None)
+        return None if node is None or node.is_input else OldCall(node, self.nodes)
+
     def readers(self) -> "Iterator[OldCall]":
         """The calls that read what it makes."""
         for node in self.nodes:

@@ -11,6 +11,7 @@ import tf_keras as keras
 from sat_tf.graph import layer_kinds, operation_kinds
 from sat_tf.graph.flatten import Flattened, copied_weights, flattened, layer_copy, regularization_of
 from sat_tf.graph.layers.kind import Pooling, Role
+from sat_tf.graph.native_forms import native_replacement_of
 from sat_tf.graph.network import keras_calls
 from sat_tf.graph.operation_layers import OfSeveralTensors, Scaling, TensorFlowOperation
 from sat_tf.graph.replacement import (
@@ -25,6 +26,7 @@ from sat_tf.graph.replacement import (
 )
 from sat_tf.graph.templates import template_of
 from sat_tf.loading.tensor_functions import CalledFunction
+from sat_tf.targets import DEFAULT_PROCESSOR, Processor
 
 L = keras.layers
 
@@ -148,18 +150,6 @@ def _has_separate_activation(call: OldCall) -> bool:
     )
 
 
-def _swish(call: OldCall) -> Replacement | None:
-    """A swish as x · sigmoid(x)."""
-    if type(call.layer) is not L.Activation or call.symbol:
-        return None
-    if layer_kinds.activation_name(call.layer) not in ("swish", "silu"):
-        return None
-    read = call.node.call_args[0]
-    gate = new_layer("Activation", "sigmoid", suffix="sigmoid")
-    product = [new_layer("Multiply")]
-    return Replacement([read, read], product, takes_list=True, fronts={1: gate})
-
-
 def _padding(call: OldCall) -> list[NewLayer]:
     """The margin of a causal convolution."""
     layer = call.layer
@@ -251,21 +241,26 @@ _WeightedSum = sys.modules[keras.applications.InceptionResNetV2.__module__].Cust
 _LAYERS = {layer_class(name): find for name, find in operation_kinds.LAYERS.items()}
 
 
-def with_layers_for_operations(model: keras.Model, *, native: bool = False) -> keras.Model:
+def with_layers_for_operations(
+    model: keras.Model, *, processor: Processor = DEFAULT_PROCESSOR
+) -> keras.Model:
     """The same model, flat and of layers that can be quantized; see `rewritten`.
 
     Args:
         model: a built Functional or Sequential model.
-        native: see `rewritten`.
+        processor: see `rewritten`.
 
     Returns:
         A new model with copies of the weights; `model` itself where there is nothing to rewrite.
     """
-    return rewritten(model, native=native).model
+    return rewritten(model, processor=processor).model
 
 
 def rewritten(
-    model: keras.Model, annotated: Collection[str] | None = None, *, native: bool = False
+    model: keras.Model,
+    annotated: Collection[str] | None = None,
+    *,
+    processor: Processor = DEFAULT_PROCESSOR,
 ) -> Flattened:
     """The same model, of layers that can be quantized, and where its layers come from.
 
@@ -282,17 +277,16 @@ def rewritten(
       layers `<name>_image` and `<name>_row`.
     - Each part that `tf.split` or `tf.unstack` makes becomes a slice, `<name>_part_0` and so on.
     - Any other operation becomes a `TensorFlowOperation`, which is never quantized.
-    - For NPUs, a swish becomes a product with its name of what it reads and a sigmoid of that,
-      `<name>_sigmoid`, which they have operators for.
+    - For NPUs, functions get the form that they have operators for; see `native_forms`.
 
-    Every output stays the same, bit for bit, but for the last bits of a swish. Rewriting goes on
-    until nothing changes, so that a rewritten model stays as it is.
+    Every output stays the same, bit for bit, but for the last bits of functions for NPUs. Rewriting
+    goes on until nothing changes, so that a rewritten model stays as it is.
 
     Args:
         model: a built Functional or Sequential model.
         annotated: names of the layers that will be quantized; None for all. The others stay, but
             for operations, and for layers that are called in another way.
-        native: it is for an NPU.
+        processor: what it is for.
 
     Raises:
         ValueError: it cannot be flattened; lists every problem.
@@ -306,7 +300,7 @@ def rewritten(
         stays = names is not None and call.layer.name not in names
         if stays and not call.symbol:
             return _of_several(call)
-        return (_swish(call) if native else None) or replacement_of(call)
+        return native_replacement_of(call, processor) or replacement_of(call)
 
     replacements = {id(call.node): found(call) for call in calls if not call.node.is_input}
     if not any(replacements.values()):
@@ -315,7 +309,7 @@ def rewritten(
     made = Flattened(rewriter.model(), _behind_one_another(rewriter.origins, flat.origins))
     # A layer with several calls has become several layers; those without weights share nothing.
     names = None if annotated is None else made.carried(dict.fromkeys(annotated))
-    again = rewritten(made.model, names, native=native)
+    again = rewritten(made.model, names, processor=processor)
     return Flattened(again.model, _behind_one_another(again.origins, made.origins))
 
 

@@ -33,6 +33,7 @@ from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy, expect_policy
 from sat_tf.qat.requantize import effective_kernels, with_inputs_of, without_quantizers
 from sat_tf.qat.wrapper import output_quantizer
+from sat_tf.targets import DEFAULT_PROCESSOR, Processor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,12 +55,12 @@ class Source:
     kernels: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
-def read_source(model: keras.Model, *, native: bool = False) -> Source:
+def read_source(model: keras.Model, *, processor: Processor = DEFAULT_PROCESSOR) -> Source:
     """Reads a float model, one that TFMOT's functions have annotated, or one quantized before.
 
     Args:
         model: it.
-        native: it will be quantized for an NPU.
+        processor: what it will be quantized for.
 
     Raises:
         ValueError: the model has no graph; says what to do.
@@ -80,7 +81,7 @@ def read_source(model: keras.Model, *, native: bool = False) -> Source:
     ]
     if not annotated:
         # `quantize_model` reads it in the same form.
-        network = Network(with_layers_for_operations(model, native=native))
+        network = Network(with_layers_for_operations(model, processor=processor))
         return Source(network, {node.name: None for node in network}, loss_problems(model))
     renamed = {node.name: node.layer.layer.name for node in annotated}
     nodes = []
@@ -143,7 +144,7 @@ def explain(
         target = target or processor_of(model).name
     if target is not None:
         wanted = dataclasses.replace(wanted, target=target)
-    source = read_source(model, native=wanted.processor.native)
+    source = read_source(model, processor=wanted.processor)
     if asked is None and source.quantized is not None:
         raise ValueError(
             f"model {model.name!r}: received a quantized model without a policy, expected the "

@@ -43,7 +43,7 @@ def file_bytes(model: keras.Model, policy: BitPolicy, *, pack: str = "auto") -> 
         NothingPackedError: `export_tflite` will refuse the packing.
         ValueError: the model cannot be quantized, or not exported.
     """
-    network = _previewed(read_source(model, native=policy.processor.native), policy)
+    network = _previewed(read_source(model, processor=policy.processor), policy)
     settings = FileSettings(pack=pack, output_type=None, target=policy.processor.name)
     graph = pack_graph(_lowered(network, kernel_outlines(network)), settings.packing)
     return len(planned_content(graph, _linear_places(network, graph), settings))

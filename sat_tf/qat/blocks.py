@@ -20,6 +20,7 @@ from sat_tf.graph.rewrite import rewritten
 from sat_tf.qat.inputs import kept_inputs
 from sat_tf.qat.layout import call_name, inner_layer, is_quantized
 from sat_tf.qat.wrapper import QuantizedLayer, weight_quantizer
+from sat_tf.targets import Processor
 
 # A block that is cut on no path has so many linear layers at most, where it can be parted.
 _MOST_KERNELS = 8
@@ -79,14 +80,14 @@ def find_blocks(network: Network, reference: Network) -> list[Block]:
 
 
 def find_reference(
-    network: Network, float_model: Any, *, native: bool
+    network: Network, float_model: Any, processor: Processor
 ) -> tuple[Network | None, list[str]]:
     """The float network that a quantized one was made from, with the names of its layers.
 
     Args:
         network: the quantized network.
         float_model: a float tf_keras model, which may nest models or share layers.
-        native: whether the quantized one is for an NPU.
+        processor: what the quantized one is for.
 
     Returns:
         The float network, and why it is not the one; None where there is no network at all.
@@ -97,7 +98,7 @@ def find_reference(
     # A model of which not all layers were annotated was rewritten in part.
     for names in (None, annotated):
         try:
-            reference = Network(rewritten(float_model, names, native=native).model)
+            reference = Network(rewritten(float_model, names, processor=processor).model)
         except ValueError as error:
             return None, [f"float_model: {error}"]
         reference = _renamed(reference, network)

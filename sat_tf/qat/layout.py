@@ -204,7 +204,7 @@ def quantized_model(
         ValueError: the model cannot be quantized; lists every problem.
     """
     refuse_losses(model)
-    of_layers = rewritten(model, annotations, native=policy.processor.native)
+    of_layers = rewritten(model, annotations, processor=policy.processor)
     network = Network(of_layers.model)
     if is_quantized(network):
         raise ValueError(

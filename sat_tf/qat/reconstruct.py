@@ -199,8 +199,7 @@ def reconstruct(
             not fit its input. Lists every problem. The model has not changed.
     """
     network = quantized_network(model, when="first")
-    native = processor_of(model).native
-    reference, problems = find_reference(network, float_model, native=native)
+    reference, problems = find_reference(network, float_model, processor_of(model))
     problems += _not_ready(network)
     problems += [
         f"{name}: received {value!r}, expected an integer of {lowest} or more; leave it out."

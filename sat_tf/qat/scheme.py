@@ -103,8 +103,7 @@ def quantize_model(model: keras.Model, policy: BitPolicy | int | None = None) ->
     refuse_wrapped(model)
     refuse_losses(model)
     if is_annotated(model):
-        native = scheme.policy.processor.native
-        of_layers = with_layers_for_operations(model, native=native)
+        of_layers = with_layers_for_operations(model, processor=scheme.policy.processor)
         network = Network(of_layers)
         if network.problems:
             # TFMOT refuses some of these itself, one at a time; the placement names all.

@@ -113,7 +113,7 @@ class ModelChoices:
         pack: str = "auto",
     ) -> None:
         self.policy = policy
-        source = read_source(model, native=policy.processor.native)
+        source = read_source(model, processor=policy.processor)
         reading = _Reading(source, policy, tuple(weight_bits), tuple(activation_bits))
         self.layers = reading.layers()
         self.settled_bit_operations = reading.settled_bit_operations()

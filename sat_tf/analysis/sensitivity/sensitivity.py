@@ -77,7 +77,7 @@ def sensitivity(
             f"{did_you_mean(str(metric), METRICS)}"
         )
     refuse_all_but_float(model)
-    model = with_layers_for_operations(model, native=policy.processor.native)
+    model = with_layers_for_operations(model, processor=policy.processor)
     sample = _sample(model, dataset, num_images)
     classes = _classes(model, sample)
     if not (policy.states_input_range and policy.range_of(model.input_names[0]) == PIXELS):

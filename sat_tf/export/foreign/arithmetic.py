@@ -204,18 +204,6 @@ def tabulated(curve: functions.Curve) -> Reader:
     return read
 
 
-def magnitude(view: OperatorView, place: int) -> Read:
-    """Codes without their sign, on another scale in integers."""
-    given, codes = operand(view), made_codes(view)
-    ratio = _ratio(given.codes, codes)
-
-    def function(graph: Tensors, arrays: Arrays) -> np.ndarray:
-        found = np.abs(_codes(arrays[0], given.codes))
-        return stored_codes(fixed_point.rounded_twice_away(found, ratio), codes)
-
-    return rule(view, [given], function), codes
-
-
 _ROOT_BITS = 20  # behind the point of an inverse root
 # The first two have 3 bits in front of the point.
 _ONE, _THREE_HALVES, _HALF_ROOT_OF_TWO = map(np.asarray, (1 << 28, 3 << 27, 1518500250))
@@ -321,7 +309,6 @@ READERS: Mapping[str, Reader] = {
     "AVERAGE_POOL_2D": pool(AveragePool),
     "EXP": tabulated(np.exp),
     "LOG": tabulated(np.log),
-    "ABS": magnitude,
     "RSQRT": inverse_root,
     "L2_NORMALIZATION": normalization,
     "SQUARED_DIFFERENCE": squared_difference,

@@ -27,7 +27,7 @@ class Places(NamedTuple):
     weights: np.ndarray
 
     def positions(self, bits: int) -> np.ndarray:
-        """Where they lie, in units of 2^-bits; that of a pixel is one, whichever is its place."""
+        """The places as numbers in units of 2^-bits, one for a pixel whichever neighbour it is."""
         return (self.low << bits) + self.weights
 
 

@@ -305,6 +305,28 @@ def leaky(slopes: Slopes) -> FunctionRule:
     return rule
 
 
+def magnitude(slopes: Slopes) -> FunctionRule:
+    """The rule of a magnitude, with a multiplier of 31 bits.
+
+    >>> one = np.float32(1.0)
+    >>> magnitude(narrow_slopes)(np.array([-5, 0, 3]), one, one / 2, 0, {}).tolist()
+    [10, 0, 6]
+    """
+
+    def rule(
+        codes: np.ndarray,
+        scale: np.float32,
+        output: np.float32,
+        zero_point: int,
+        settings: Mapping[str, Any],
+    ) -> np.ndarray:
+        del zero_point, settings
+        factor, _ = slopes(np.float32(scale), np.float32(1.0), np.float32(output))
+        return rounded_twice_away(np.abs(codes).astype(np.int64), fixed_point(factor))
+
+    return rule
+
+
 def leaky_of_xnnpack(
     codes: np.ndarray,
     scale: np.float32,

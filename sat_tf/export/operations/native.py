@@ -97,6 +97,11 @@ def _left_to_others(curve: Curve) -> Callable[[KernelSet], FunctionRule]:
 
 _ROWS = (
     NativeRow(
+        Operator("ABS", 2, "AbsOptions"),
+        lambda kernels: functions.magnitude(kernels.slopes),
+        lambda x: tf.abs(x),
+    ),
+    NativeRow(
         Operator("LOGISTIC", 2, ""), lambda kernels: kernels.logistic, lambda x: tf.math.sigmoid(x)
     ),
     NativeRow(Operator("TANH", 2, ""), lambda kernels: kernels.tanh, lambda x: tf.math.tanh(x)),

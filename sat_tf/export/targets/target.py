@@ -205,6 +205,7 @@ ACTIVATIONS = "quantize activations too: give the policy activation_bits, and le
 # Tables of a function are these, and these operators compute functions.
 _LOOKS_UP = ("CAST", "GATHER")
 _FUNCTIONS = {
+    "ABS": "abs",
     "LOGISTIC": "sigmoid, swish",
     "HARD_SWISH": "hard-swish",
     "ELU": "elu (alpha 1)",

@@ -139,10 +139,8 @@ def _within(
 
 def _ends_of_maker(call: OldCall, tensor: Any) -> _Ends | None:
     """The ends of the clipping that a tensor comes from, if it does."""
-    if not any(node is tensor.node for node in call.nodes):
-        return None
-    maker = OldCall(tensor.node, call.nodes)
-    if maker.node.is_input:
+    maker = call.maker_of(tensor)
+    if maker is None:
         return None
     if not maker.symbol:
         from sat_tf.graph.layers.activations import ends_of_rectifier

@@ -139,7 +139,9 @@ RECTIFIERS: dict[str, float | None] = {"relu": None, "relu6": 6.0}
 
 # The functions by their names in tf_keras. Smallest values are rounded down to 1e-4.
 ACTIVATIONS: dict[str, Activation] = {
-    "absolute": Activation(POSITIVE, function=absolute, is_broken_line=True),
+    "absolute": Activation(
+        POSITIVE, function=absolute, is_broken_line=True, native=NativeFunction("ABS")
+    ),
     "celu": Activation(Reach(-1.0), ("celu",), celu),
     "elu": Activation(Reach(-1.0), ("elu",), native=NativeFunction("ELU")),
     "exponential": Activation(POSITIVE, ("exponential",)),

@@ -8,7 +8,7 @@ import tf_keras as keras
 import sat_tf
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.operations.graph_file import read_graph
-from sat_tf.export.operations.native import Sloped
+from sat_tf.export.operations.native import NATIVE, Sloped
 from sat_tf.export.targets.ethos_u import compile_file
 from sat_tf.export.targets.table import TARGETS
 from sat_tf.export.tflite.contents import read_contents
@@ -28,6 +28,9 @@ FUNCTIONS = {
     "swish": (L.Activation("swish"), {"LOGISTIC", "MUL"}),
     "silu": (tf.nn.silu, {"LOGISTIC", "MUL"}),
     "hard_silu": (L.Activation(hard_silu), {"HARD_SWISH"}),
+    "hard_silu in layers": (lambda x: x * tf.nn.relu6(x + 3.0) / 6.0, {"HARD_SWISH"}),
+    "hard_sigmoid": (L.Activation("hard_sigmoid"), set()),
+    "magnitude": (tf.abs, {"ABS"}),
     "elu": (L.ELU(), {"ELU"}),
     "leaky": (L.LeakyReLU(0.1), {"LEAKY_RELU"}),
     "rectifier with a slope": (L.ReLU(negative_slope=0.25), {"LEAKY_RELU"}),
@@ -35,7 +38,7 @@ FUNCTIONS = {
     "gelu by tanh": (L.Activation(gelu_by_tanh), {"GELU"}),
     "prelu": (L.PReLU(shared_axes=[1, 2], alpha_initializer=SLOPES), {"PRELU"}),
 }
-SMOOTH = {"MUL", "LOGISTIC", "TANH", "HARD_SWISH", "ELU", "LEAKY_RELU", "GELU", "PRELU", "GATHER"}
+OF_FUNCTIONS = {*NATIVE, "PRELU", "MUL", "GATHER"}
 
 
 def _images(count: int = 32) -> np.ndarray:
@@ -90,7 +93,7 @@ def _assert_proved_and_compiled(quantized: keras.Model, path) -> set[str]:
     contents = read_contents(path.read_bytes(), "file")
     assert TARGETS["ethos-u55"].elsewhere(contents) == []
     assert compile_file(path, "ethos-u55-128").on_cpu == ()
-    return {*_operators(path)} & SMOOTH
+    return {*_operators(path)} & OF_FUNCTIONS
 
 
 @pytest.mark.thorough
@@ -171,7 +174,7 @@ def test_requantizing_for_an_npu_gives_a_swish_its_operators(tmp_path):
     moved = sat_tf.requantize(quantized, POLICY)
     sat_tf.calibrate(moved, images)
     operators = [op for one in deployed_graph(moved).operations for op in one.operators]
-    assert {*operators} & SMOOTH == {"LOGISTIC", "MUL"}
+    assert {*operators} & OF_FUNCTIONS == {"LOGISTIC", "MUL"}
 
 
 def test_a_model_that_is_saved_keeps_its_operators(tmp_path):
@@ -195,13 +198,16 @@ def test_a_model_of_keras_3_has_the_same_placement(tmp_path):
     image = keras3.Input((12, 12, 3))
     x = keras3.layers.Conv2D(8, 3, activation="silu", name="first")(image)
     x = keras3.layers.Conv2D(8, 3, activation="hard_silu", name="second")(x)
+    x = keras3.layers.Conv2D(8, 3)(keras3.ops.abs(x))
+    x = x * keras3.ops.relu6(x + 3.0) / 6.0
     x = keras3.layers.GlobalAveragePooling2D()(x)
     model = keras3.Model(image, keras3.layers.Dense(4)(x))
     quantized = sat_tf.quantize_model(model, POLICY)
     sat_tf.calibrate(quantized, _images(8).astype(np.float32))
     path = tmp_path / "model.tflite"
     sat_tf.export_tflite(quantized, path, pack="none")
-    assert {*_operators(path)} & SMOOTH == {"LOGISTIC", "MUL", "HARD_SWISH"}
+    assert {*_operators(path)} & OF_FUNCTIONS == {"LOGISTIC", "MUL", "HARD_SWISH", "ABS"}
+    assert _operators(path).count("HARD_SWISH") == 2
     found = sat_tf.verify_tflite(quantized, path, _images(4))
     assert found.codes_differing == 0
     quantized.save(tmp_path / "model.keras")

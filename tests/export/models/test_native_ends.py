@@ -14,7 +14,7 @@ from sat_tf.export.operations.pools import AveragePool
 from sat_tf.export.targets.ethos_u import compile_file
 from sat_tf.export.targets.table import TARGETS
 from sat_tf.export.tflite.contents import read_contents
-from sat_tf.graph.layers.activations import hard_silu
+from sat_tf.graph.layers.activations import absolute, hard_silu
 from sat_tf.planning.layer_plan import Fate
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.wrapper import output_quantizer
@@ -34,6 +34,8 @@ FUNCTIONS = {
     "tanh": (lambda: L.Activation("tanh"), ["TANH"]),
     "swish": (lambda: L.Activation("swish"), ["LOGISTIC", "MUL"]),
     "hard_silu": (lambda: L.Activation(hard_silu), ["HARD_SWISH"]),
+    "hard_sigmoid": (lambda: L.Activation("hard_sigmoid"), []),
+    "absolute": (lambda: L.Activation(absolute), ["ABS"]),
 }
 
 

@@ -240,16 +240,16 @@ def test_what_stands_for_an_operator_that_nobody_knows_says_so():
 
 
 @dataclasses.dataclass(frozen=True)
-class Absolute(Operation):
-    """Codes without their signs, on a grid around 0: the builtin kernel of ABS."""
+class Positive(Operation):
+    """Codes from 0 on, on a grid around 0: RELU by itself."""
 
-    operator = Operator("ABS", 2, "AbsOptions")
-    reads = ("ABS",)
+    operator = Operator("RELU", 2, "")
+    reads = ("RELU",)
 
     def simulate(self, graph, *inputs):
-        """The kernel saturates at 127."""
+        """The larger one of a code and 0."""
         (source,) = inputs
-        return stored_codes(np.abs(source), graph.codes(self.output))
+        return stored_codes(np.maximum(source, 0), graph.codes(self.output))
 
     def write(self, writer):
         """One operator."""
@@ -266,48 +266,43 @@ class Absolute(Operation):
     def compute(self, graph, constants, *inputs):
         """The same in TensorFlow."""
         del graph, constants
-        return tf.minimum(tf.abs(*inputs), 127.0)
-
-    def on_reals(self, graph, *inputs):
-        """Real values do not saturate."""
-        del graph
-        return tf.abs(*inputs)
+        return tf.nn.relu(*inputs)
 
 
 @pytest.fixture
-def absolute(monkeypatch) -> Graph:
-    monkeypatch.setattr(table, "OPERATIONS", [*table.OPERATIONS, Absolute])
-    return graph_of(Absolute(("x",), "y"), SHAPE)
+def positive(monkeypatch) -> Graph:
+    monkeypatch.setattr(table, "OPERATIONS", [*table.OPERATIONS, Positive])
+    return graph_of(Positive(("x",), "y"), SHAPE)
 
 
-def test_a_new_operation_needs_its_class_and_a_row(absolute):
+def test_a_new_operation_needs_its_class_and_a_row(positive):
     pixels = np.arange(256, dtype=np.uint8).reshape(4, *SHAPE)
-    expected = simulate(absolute, pixels)
+    expected = simulate(positive, pixels)
     assert set(np.unique(expected["y"])) == set(range(128))
-    content = serialize(absolute, {})
+    content = serialize(positive, {})
     for runtime in RUNTIMES:
-        counter = RuntimeCounter(absolute, content, runtime)
+        counter = RuntimeCounter(positive, content, runtime)
         counter.run(pixels)
         counter.count(expected)
         assert [tensor.codes_differing for tensor in counter.tensors] == [0, 0]
     again = read_graph(content, "net")
-    assert again.operations == absolute.operations
+    assert again.operations == positive.operations
     np.testing.assert_array_equal(simulate(again, pixels)["y"], expected["y"])
-    assert "Absolute" in str(absolute)
-    assert absolute.operations[1].operators == ("ABS",)
+    assert "Positive" in str(positive)
+    assert positive.operations[1].operators == ("RELU",)
 
 
-def test_a_new_operation_is_converted_and_computed_in_keras(absolute):
-    np.testing.assert_array_equal(_in_tensorflow(absolute), simulate(absolute, _pixels())["y"])
-    converter = tf.lite.TFLiteConverter.from_keras_model(keras_of_graph(absolute))
+def test_a_new_operation_is_converted_and_computed_in_keras(positive):
+    np.testing.assert_array_equal(_in_tensorflow(positive), simulate(positive, _pixels())["y"])
+    converter = tf.lite.TFLiteConverter.from_keras_model(keras_of_graph(positive))
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
     model = tfl.ModelT.InitFromPackedBuf(run_converter(converter), 0)
     codes = [max(code.builtinCode, code.deprecatedBuiltinCode) for code in model.operatorCodes]
-    assert tfl.BuiltinOperator.ABS in codes
+    assert tfl.BuiltinOperator.RELU in codes
 
 
-def test_without_its_row_nobody_reads_it(absolute, monkeypatch):
-    content = serialize(absolute, {})
+def test_without_its_row_nobody_reads_it(positive, monkeypatch):
+    content = serialize(positive, {})
     monkeypatch.setattr(table, "OPERATIONS", table.OPERATIONS[:-1])
-    with pytest.raises(ValueError, match=r"operator 1, ABS .*: not an operator of sat-tf"):
+    with pytest.raises(ValueError, match=r"operator 1, RELU .*: not an operator of sat-tf"):
         read_graph(content, "net")

@@ -22,6 +22,8 @@ def test_every_target_has_its_operators():
     for name, target in TARGETS.items():
         assert target.name == name
         assert (target.operators is None) == (name == "litert")
+        if target.native:
+            assert ("HARD_SWISH" in (target.operators or ())) == target.has_hard_swish
 
 
 def test_litert_computes_all_operators():
