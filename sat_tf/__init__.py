@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sat_tf.qat.adaptive_bits import quantize_for_bits as quantize_for_bits
     from sat_tf.qat.calibrate import calibrate as calibrate
     from sat_tf.qat.policy import BitPolicy as BitPolicy
-    from sat_tf.qat.reconstruct import reconstruct as reconstruct
+    from sat_tf.qat.reconstruction.reconstruct import reconstruct as reconstruct
     from sat_tf.qat.requantize import requantize as requantize
     from sat_tf.qat.scheme import SatQuantizeScheme as SatQuantizeScheme
     from sat_tf.qat.scheme import quantize_model as quantize_model
@@ -49,7 +49,7 @@ _HOMES = {
     "quantize_for_bits": "sat_tf.qat.adaptive_bits",
     "quantize_model": "sat_tf.qat.scheme",
     "quantize_scope": "sat_tf.qat.scheme",
-    "reconstruct": "sat_tf.qat.reconstruct",
+    "reconstruct": "sat_tf.qat.reconstruction.reconstruct",
     "requantize": "sat_tf.qat.requantize",
     "sensitivity": "sat_tf.analysis.sensitivity.sensitivity",
     "verify_tflite": "sat_tf.export.verify",

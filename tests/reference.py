@@ -532,3 +532,24 @@ FUNCTIONS = {
     "LOG": np.log,
     "RSQRT": lambda x: 1.0 / np.sqrt(x),
 }
+
+
+# -- reconstruction ----------------------------------------------------------------------------
+
+
+def adam(start: np.ndarray, gradients: Sequence[np.ndarray], rate: float) -> np.ndarray:
+    """Kingma and Ba, Algorithm 1, with their β₁ = 0.9 and β₂ = 0.999."""
+    value, mean, square = np.array(start, np.float64), 0.0, 0.0
+    for step, gradient in enumerate(gradients, start=1):
+        mean = 0.9 * mean + 0.1 * gradient
+        square = 0.999 * square + 0.001 * gradient**2
+        corrected = mean / (1 - 0.9**step), square / (1 - 0.999**step)
+        value = value - rate * corrected[0] / (np.sqrt(corrected[1]) + 1e-7)
+    return value
+
+
+def output_errors(made: np.ndarray, wanted: np.ndarray) -> tuple[float, float]:
+    """Relative squared error of logits (n, classes), and the mean KL of their softmax."""
+    squared = np.sum((made - wanted) ** 2) / np.sum(wanted**2)
+    q, p = (np.exp(x) / np.sum(np.exp(x), axis=1, keepdims=True) for x in (made, wanted))
+    return float(squared), float(np.mean(np.sum(p * np.log(p / q), axis=1)))

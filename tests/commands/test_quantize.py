@@ -14,7 +14,7 @@ from ai_edge_litert.interpreter import Interpreter
 from PIL import Image
 
 import sat_tf
-import sat_tf.qat.reconstruct
+import sat_tf.qat.reconstruction.reconstruct
 from sat_tf.commands import main, quantize
 from sat_tf.export.tflite.contents import read_contents
 from sat_tf.quantizers.input_range import NAMED
@@ -222,7 +222,7 @@ def test_training_may_start_from_the_reconstructed_model(told, tmp_path):
 @pytest.mark.thorough
 def test_a_run_that_is_stopped_in_its_reconstruction_begins_it_again(told, tmp_path, monkeypatch):
     steps = ("--set", "calibration.reconstruction_steps=10")
-    reconstruct, found = sat_tf.qat.reconstruct.reconstruct, []
+    reconstruct, found = sat_tf.qat.reconstruction.reconstruct.reconstruct, []
 
     def once_stopped(model, *args, **options):
         result = reconstruct(model, *args, **options)
@@ -231,7 +231,7 @@ def test_a_run_that_is_stopped_in_its_reconstruction_begins_it_again(told, tmp_p
             os.kill(os.getpid(), signal.SIGINT)
         return result
 
-    monkeypatch.setattr("sat_tf.qat.reconstruct.reconstruct", once_stopped)
+    monkeypatch.setattr("sat_tf.qat.reconstruction.reconstruct.reconstruct", once_stopped)
     status, said = told("rescaled.keras", "photos", "--bits", "3", *steps)
     assert status == 130, said
     assert "Stopped as asked; everything is saved" in said

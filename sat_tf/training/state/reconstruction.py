@@ -126,7 +126,7 @@ def fit(
     Raises:
         ValueError: the model cannot be fitted; it has not changed.
     """
-    from sat_tf.qat.reconstruct import reconstruct
+    from sat_tf.qat.reconstruction.reconstruct import reconstruct
 
     calibrated = model.get_weights()
     before = measure()

@@ -10,6 +10,7 @@ import sat_tf
 from sat_tf.keras3.conversion import twin, values
 from sat_tf.keras3.quantized_layer import QuantizedLayer
 from tests.keras3.networks import digits_network, pixels_and_labels
+from tests.keras3.processes import run_on
 
 pytestmark = pytest.mark.filterwarnings("ignore::sat_tf.qat.calibrate.StaleStatisticsWarning")
 
@@ -77,6 +78,44 @@ def test_calibration_gives_it_what_its_twin_gets(network, calibrated):
         for name, variable in getattr(layer, "output_variables", {}).items():
             own = calibrated.get_layer(layer.name).output_variables[name]
             np.testing.assert_array_equal(numpy(own), variable.numpy(), err_msg=layer.name)
+
+
+@pytest.mark.thorough
+def test_reconstruction_gives_it_what_its_twin_gets(network, own):
+    images, _ = pixels_and_labels(64)
+    by_tf_keras = sat_tf.quantize_model(sat_tf.from_keras3(network), W4A4)
+    sat_tf.calibrate(by_tf_keras, images)
+    float_twin = sat_tf.from_keras3(network)
+    expected = sat_tf.reconstruct(by_tf_keras, float_twin, images, steps=4, progress=False)
+    found = sat_tf.reconstruct(own, network, images, steps=4, progress=False)
+    assert found.kept
+    assert found.error_after == pytest.approx(expected.error_after, rel=1e-6)
+    for layer in by_tf_keras.layers:
+        for name, variable in getattr(layer, "output_variables", {}).items():
+            value = numpy(own.get_layer(layer.name).output_variables[name])
+            np.testing.assert_allclose(value, variable.numpy(), rtol=1e-6, err_msg=layer.name)
+
+
+_RECONSTRUCTED = """
+import keras, numpy as np, sat_tf
+from tests.keras3.networks import digits_network, pixels_and_labels
+from tests.keras3.processes import run_on
+keras.utils.set_random_seed(5)
+network, images = digits_network(), pixels_and_labels(64)[0]
+quantized = sat_tf.calibrate(sat_tf.quantize_model(network, 3), images, progress=False)
+before = np.array(keras.ops.convert_to_numpy(quantized(images)))
+found = sat_tf.reconstruct(quantized, network, images, steps=10, progress=False)
+wanted, after = (keras.ops.convert_to_numpy(model(images)) for model in (network, quantized))
+nearer = np.sum((after - wanted) ** 2) < np.sum((before - wanted) ** 2)
+print(keras.backend.backend(), found.kept, nearer)
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_it_is_reconstructed_on_every_backend(backend):
+    printed = run_on(backend, "-W", "ignore", "-c", _RECONSTRUCTED)
+    assert printed.splitlines()[-1] == f"{backend} True True"
 
 
 def test_it_learns_and_its_file_computes_the_codes_of_its_twin(own, tmp_path):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import sat_tf
-from sat_tf.qat.reconstruct import Reconstruction
+from sat_tf.qat.reconstruction import reconstruct
 from tests.qat import float_models
 
 STEPS = 10
@@ -64,7 +64,7 @@ def test_no_block_is_worse_on_the_held_out_images(fitted):
 
 def test_the_result_is_a_table_and_rows(fitted):
     *_, found = fitted
-    assert isinstance(found, Reconstruction)
+    assert isinstance(found, reconstruct.Reconstruction)
     assert "the whole network" in found.table()
     assert "on 12 held-out images" in repr(found)
     assert [row["block"] for row in found.to_rows()] == [one.block for one in found.blocks]
@@ -96,7 +96,10 @@ def test_frozen_layers_and_statistics_stay_as_they_are(float_model, images):
 
 
 def test_what_helps_nothing_leaves_the_model_as_it_was(float_model, images, monkeypatch):
-    monkeypatch.setattr("sat_tf.qat.reconstruct._Part.is_better", lambda *_: False)
+    # A rate at which every fit diverges.
+    for name in ("_BLOCK", "_WHOLE"):
+        plan = getattr(reconstruct, name)
+        monkeypatch.setattr(reconstruct, name, plan._replace(rate=1e6))
     quantized = _calibrated(float_model, images)
     before = quantized.get_weights()
     found = sat_tf.reconstruct(quantized, float_model, images, steps=STEPS, progress=False)
@@ -163,3 +166,21 @@ def test_images_may_be_integers(fitted, float_model):
     pixels = np.random.default_rng(0).integers(0, 256, (40, *float_model.input_shape[1:]), np.uint8)
     found = sat_tf.reconstruct(quantized, float_model, pixels, steps=1, progress=False)
     assert found.num_images == 40
+
+
+def test_a_model_that_puts_out_nan_is_refused(float_model, images):
+    quantized = _calibrated(float_model, images)
+    kernel = quantized.get_layer("quant_expand").layer.kernel
+    kernel.assign(kernel * np.nan)
+    with pytest.raises(ValueError, match="puts out NaN or infinite values"):
+        sat_tf.reconstruct(quantized, float_model, images, progress=False)
+
+
+@pytest.mark.thorough
+def test_its_file_computes_the_integers_of_the_model(fitted, images, tmp_path):
+    quantized, *_ = fitted
+    sat_tf.export_tflite(quantized, tmp_path / "model.tflite")
+    pixels = images[:32].astype(np.uint8)
+    certificate = sat_tf.verify_tflite(quantized, tmp_path / "model.tflite", pixels)
+    assert certificate.codes_compared > 0
+    assert certificate.codes_differing == 0

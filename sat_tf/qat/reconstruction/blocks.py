@@ -1,7 +1,7 @@
 """The blocks that a quantized network is fitted in, and the tensors between them.
 
 A block ends where all later layers read one tensor alone, or where the network ends. What it reads
-is computed once for all images, and so is what it should put out; see `sat_tf.qat.reconstruct`.
+is computed once for all images, and so is what it should put out; see `reconstruct`.
 """
 
 import dataclasses

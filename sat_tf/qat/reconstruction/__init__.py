@@ -1,0 +1,1 @@
+"""Quantized models fitted to their float models, block by block, without labels."""

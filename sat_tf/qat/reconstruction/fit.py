@@ -1,0 +1,267 @@
+"""A part of a quantized network, and how Adam fits it to what the float network puts out."""
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+import tf_keras as keras
+
+from sat_tf.graph import layer_kinds
+from sat_tf.graph.network import Node
+from sat_tf.presentation.progress_bar import Advance
+from sat_tf.qat.reconstruction.blocks import Span, computed
+from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer, weight_quantizer
+from sat_tf.quantizers.settings import CLIPPING_LEVEL
+from sat_tf.top_k import classes_of
+
+_BATCH_SIZE = 32
+_MEASURED_AT_ONCE = 64
+# The units of what is fitted, beside 1 for biases and normalizations: of a clipping level in codes,
+# of latent weights in codes over the number of codes. The finer a grid is, the less is gained by
+# moving weights to other codes, and a longer step would only do so at random.
+_LEVEL_CODES, _LATENT_SHARE = 2.0, 6.0
+
+
+class Plan(NamedTuple):
+    """The way of one fit by Adam, whose rate falls to 0 by a cosine.
+
+    Attributes:
+        steps: how many.
+        rate: of the first step.
+        measured: how often the errors of the held-out images are measured.
+    """
+
+    steps: int
+    rate: float
+    measured: int
+
+
+# -- what is fitted --------------------------------------------------------------------------------
+
+
+class _Trained(NamedTuple):
+    """A variable that is fitted.
+
+    Attributes:
+        variable: it.
+        unit: how far one step moves it at a rate of 1.
+    """
+
+    variable: tf.Variable
+    unit: float
+
+
+def trained(layer: keras.layers.Layer) -> list[_Trained]:
+    """The variables of a layer that are fitted: those that training would change, if quantized."""
+    if not isinstance(layer, QuantizedLayer):
+        return []
+    units: dict[int, float] = {}
+    weights, clipping = weight_quantizer(layer), clipping_quantizer(layer)
+    if weights is not None and weights.num_bits is not None:
+        kernel = layer_kinds.kernel_of(layer.layer)
+        width = 2.0 * float(np.max(np.abs(kernel.numpy())))
+        units[id(kernel)] = _LATENT_SHARE * width / weights.top_unit**2
+    if clipping is not None:
+        level = layer.output_variables[CLIPPING_LEVEL]
+        units[id(level)] = _LEVEL_CODES * float(clipping.code_range(layer.output_variables).scale)
+    return [_Trained(one, units.get(id(one), 1.0)) for one in layer.trainable_variables]
+
+
+class _Adam:
+    """Adam, with a unit for each variable.
+
+        m = β₁ m + (1 - β₁) g,  v = β₂ v + (1 - β₂) g²,
+        w = w - rate · unit · (m / (1 - β₁ᵗ)) / (√(v / (1 - β₂ᵗ)) + ε)
+
+    in step t = 1, 2, ..., and then the constraint of the variable. Reference: Kingma and Ba, "Adam:
+    A Method for Stochastic Optimization", 2015.
+
+    Args:
+        variables: those that it moves.
+    """
+
+    _MEAN, _SQUARE, _EPSILON = 0.9, 0.999, 1e-7
+
+    def __init__(self, variables: Sequence[_Trained]) -> None:
+        self._variables = variables
+        zeros = [tf.zeros_like(one.variable) for one in variables]
+        self._moments = [(tf.Variable(zero), tf.Variable(zero)) for zero in zeros]
+        self._steps = tf.Variable(0.0)
+
+    def apply(self, gradients: Sequence[tf.Tensor | None], rate: tf.Tensor) -> None:
+        """Moves the variables; those that have no gradient stay."""
+        steps = self._steps.assign_add(1.0)
+        parts = zip(self._variables, self._moments, gradients, strict=True)
+        for (variable, unit), (mean, square), gradient in parts:
+            if gradient is None:
+                continue
+            mean.assign(self._MEAN * mean + (1.0 - self._MEAN) * gradient)
+            square.assign(self._SQUARE * square + (1.0 - self._SQUARE) * tf.square(gradient))
+            towards = mean / (1.0 - self._MEAN**steps)
+            size = tf.sqrt(square / (1.0 - self._SQUARE**steps)) + self._EPSILON
+            value = variable - rate * unit * towards / size
+            constraint = variable.constraint
+            variable.assign(value if constraint is None else constraint(value))
+
+
+# -- what it is fitted to --------------------------------------------------------------------------
+
+# How an output is a row of classes, if it is one.
+_LOGITS, _PROBABILITIES = "logits", "probabilities"
+
+
+class Aim(NamedTuple):
+    """The values that a tensor should have.
+
+    Attributes:
+        wanted: its values for all images.
+        rows: "logits" or "probabilities", if these are its rows, whose divergence counts too.
+    """
+
+    wanted: np.ndarray
+    rows: str = ""
+
+    @classmethod
+    def of_output(cls, wanted: np.ndarray, node: Node) -> "Aim":
+        """The aim of an output, of the float node that makes it."""
+        if layer_kinds.is_softmax(node.layer):
+            return cls(wanted, _PROBABILITIES)
+        is_row = wanted.ndim > 1 and wanted.shape[-1] > 1
+        is_linear = layer_kinds.activation_name(node.layer) == "linear"
+        return cls(wanted, _LOGITS if is_row and is_linear else "")
+
+    def mean_square(self) -> float:
+        """The mean square of the values, which may be in a file."""
+        total = 0.0
+        for part in _parts(np.arange(len(self.wanted))):
+            total += float(np.sum(np.square(self.wanted[part].astype(np.float64))))
+        return total / self.wanted.size
+
+
+def _log_shares(outputs: tf.Tensor, rows: str) -> tf.Tensor:
+    """The logarithms of the probabilities that a row of classes has."""
+    if rows == _LOGITS:
+        return tf.nn.log_softmax(outputs)
+    # A float32 softmax gives 0 below this.
+    return tf.math.log(tf.maximum(outputs, float(np.finfo(np.float32).tiny)))
+
+
+class Part:
+    """A part of a quantized network that is fitted at once.
+
+    Args:
+        span: its nodes, and what they read.
+        aims: what some of its nodes should put out.
+        without: the identities of the layers that stay as they are.
+
+    Attributes:
+        span: see above.
+        layers: how many layers are fitted.
+    """
+
+    def __init__(self, span: Span, aims: Mapping[str, Aim], without: Collection[int] = ()) -> None:
+        self.span, self._aims = span, aims
+        layers = {id(node.layer): node.layer for node in span.nodes}
+        found = [trained(layer) for key, layer in layers.items() if key not in without]
+        self.layers = sum(map(bool, found))
+        self._trained = [one for several in found for one in several]
+        self._sizes = {name: aim.mean_square() or 1.0 for name, aim in aims.items()}
+
+    def fit(
+        self,
+        plan: Plan,
+        fitted: np.ndarray,
+        held_out: np.ndarray,
+        draw: np.random.Generator,
+        advance: Advance,
+        limit: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Gives the part the values with the smallest errors that are found.
+
+        Args:
+            plan: how.
+            fitted: the images that it is fitted to.
+            held_out: those by which its errors are measured.
+            draw: gives the order of the images.
+            advance: of a bar, by the nodes in each step.
+            limit: what no error may exceed; by default the errors before.
+
+        Returns:
+            The errors before, and those that it has now.
+        """
+        variables = [one.variable for one in self._trained]
+        before = best = self.errors(held_out)
+        if not variables:
+            return before, before
+        limit = before if limit is None else limit
+        values, order = [one.numpy() for one in variables], fitted[:0]
+        step, every = self._step(), max(1, plan.steps // plan.measured)
+        for done in range(1, plan.steps + 1):
+            if len(order) < min(_BATCH_SIZE, len(fitted)):
+                order = draw.permutation(fitted)
+            chosen, order = np.split(order, [_BATCH_SIZE])
+            rate = 0.5 * plan.rate * (1.0 + math.cos(math.pi * (done - 1) / plan.steps))
+            step(*self._batch(chosen), tf.constant(rate))
+            advance(len(self.span.nodes))
+            if done % every == 0:
+                errors = self.errors(held_out)
+                if np.all(errors <= limit) and np.sum(errors) < np.sum(best):
+                    best, values = errors, [one.numpy() for one in variables]
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+        return before, best
+
+    def errors(self, chosen: np.ndarray) -> np.ndarray:
+        """The squared error and the divergence of some images; see `reconstruct`."""
+        total = np.zeros(2)
+        for part in _parts(chosen):
+            given, wanted = self._batch(part)
+            total += self._far(self.span.compute(given), wanted).numpy() * len(part)
+        return total / len(chosen)
+
+    def agreement(self, chosen: np.ndarray) -> float | None:
+        """Share of rows with the class of the float model; None without rows of classes."""
+        equal: list[np.ndarray] = []
+        for given, wanted in map(self._batch, _parts(chosen)):
+            made = self.span.compute(given)
+            for name in [name for name, aim in self._aims.items() if aim.rows]:
+                one, other = (classes_of(found[name].numpy()) for found in (made, wanted))
+                equal.append(np.ravel(one == other))
+        return float(np.mean(np.concatenate(equal))) if equal else None
+
+    def _batch(self, chosen: np.ndarray) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
+        """The tensors that some images give to the part, and those that it should put out."""
+        return (
+            {name: tf.constant(array[chosen]) for name, array in self.span.given.items()},
+            {name: tf.constant(aim.wanted[chosen]) for name, aim in self._aims.items()},
+        )
+
+    def _step(self) -> Callable[..., None]:
+        """A training step, on a batch and at a rate."""
+        adam, variables = _Adam(self._trained), [one.variable for one in self._trained]
+
+        @tf.function
+        def step(given: Any, wanted: Any, rate: tf.Tensor) -> None:
+            with tf.GradientTape() as tape:
+                distance = tf.reduce_sum(self._far(computed(self.span.nodes, given), wanted))
+            adam.apply(tape.gradient(distance, variables), rate)
+
+        return step
+
+    def _far(self, made: Mapping[str, Any], wanted: Mapping[str, Any]) -> tf.Tensor:
+        """The squared error and the divergence of what was made from what was wanted."""
+        squared = divergence = tf.constant(0.0)
+        for name, aim in self._aims.items():
+            one, other = (tf.cast(tensors[name], tf.float32) for tensors in (made, wanted))
+            squared += tf.reduce_mean(tf.square(one - other)) / self._sizes[name]
+            if aim.rows:
+                own, of_float = (_log_shares(tensor, aim.rows) for tensor in (one, other))
+                terms = tf.exp(of_float) * (of_float - own)
+                divergence += tf.reduce_mean(tf.reduce_sum(terms, axis=-1))
+        return tf.stack([squared, divergence])
+
+
+def _parts(chosen: np.ndarray) -> list[np.ndarray]:
+    return np.split(chosen, range(_MEASURED_AT_ONCE, len(chosen), _MEASURED_AT_ONCE))

@@ -1,0 +1,83 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+from sat_tf.graph.network import Network
+from sat_tf.qat.reconstruction import blocks, fit
+from tests import reference
+
+L = keras.layers
+
+
+def test_adam_is_that_of_the_paper_with_a_unit_for_each_variable():
+    draw = np.random.default_rng(0)
+    start, gradients = draw.normal(size=3), draw.normal(size=(5, 3))
+    variables = [tf.Variable(start, dtype=tf.float32), tf.Variable(start, dtype=tf.float32)]
+    adam = fit._Adam([fit._Trained(variables[0], 1.0), fit._Trained(variables[1], 0.25)])
+    for gradient in gradients:
+        adam.apply([tf.constant(gradient, tf.float32)] * 2, tf.constant(0.1))
+    for variable, unit in zip(variables, (1.0, 0.25), strict=True):
+        expected = reference.adam(start, gradients, rate=0.1 * unit)
+        # Float32, and values that end near 0: a few last places of the largest, which is near 1.
+        np.testing.assert_allclose(variable.numpy(), expected, rtol=0, atol=3e-6)
+
+
+def test_adam_keeps_constraints_and_leaves_what_has_no_gradient():
+    kept = tf.Variable(0.5, constraint=lambda value: tf.maximum(value, 0.4))
+    still = tf.Variable(2.0)
+    adam = fit._Adam([fit._Trained(kept, 1.0), fit._Trained(still, 1.0)])
+    adam.apply([tf.constant(1.0), None], tf.constant(0.3))
+    assert kept.numpy() == np.float32(0.4)
+    assert still.numpy() == 2.0
+
+
+def _part(wanted, logits):
+    """A part that puts out what it is given, and should put out something else."""
+    image = keras.Input(wanted.shape[1:], name="image")
+    layer = L.Activation("linear", name="same")
+    network = Network(keras.Model(image, layer(image)))
+    span = blocks.Front(network, [logits.astype(np.float32)]).up_to(["same"])
+    return fit.Part(span, {"same": fit.Aim.of_output(wanted.astype(np.float32), network["same"])})
+
+
+def test_errors_by_hand():
+    wanted, made = np.array([[0.0, 2.0], [2.0, 0.0]]), np.array([[0.0, 2.0], [1.0, 1.0]])
+    squared, divergence = _part(wanted, made).errors(np.arange(2))
+    assert squared == pytest.approx((1.0 + 1.0) / (4.0 + 4.0))
+    shares = np.exp(2.0) / (np.exp(2.0) + 1.0), 1.0 / (np.exp(2.0) + 1.0)
+    by_hand = sum(share * np.log(share / 0.5) for share in shares) / 2  # of two images
+    assert divergence == pytest.approx(by_hand, rel=1e-5)
+
+
+def test_errors_and_agreement_are_those_of_the_reference():
+    draw = np.random.default_rng(1)
+    wanted, made = draw.normal(size=(2, 150, 4))
+    part = _part(wanted, made)
+    expected = reference.output_errors(made, wanted)
+    np.testing.assert_allclose(part.errors(np.arange(150)), expected, rtol=1e-5)
+    agreement = np.mean(np.argmax(made, axis=1) == np.argmax(wanted, axis=1))
+    assert part.agreement(np.arange(150)) == pytest.approx(agreement)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "rows"),
+    [
+        (L.Softmax(), (3,), "probabilities"),
+        (L.Dense(3, activation="softmax"), (3,), "probabilities"),
+        (L.Dense(3), (3,), "logits"),
+        (L.Dense(1), (1,), ""),
+        (L.Dense(3, activation="sigmoid"), (3,), ""),
+    ],
+)
+def test_rows_of_classes_are_known_by_the_layer_that_makes_them(layer, shape, rows):
+    image = keras.Input((3,), name="image")
+    model = keras.Model(image, layer(image))
+    network = Network(model)
+    assert fit.Aim.of_output(np.ones((2, *shape)), network[network.output]).rows == rows
+
+
+def test_nothing_wanted_but_zeros_has_a_finite_error():
+    squared, divergence = _part(np.zeros((2, 2)), np.ones((2, 2))).errors(np.arange(2))
+    assert squared == pytest.approx(1.0)
+    assert divergence == pytest.approx(0.0, abs=1e-6)
