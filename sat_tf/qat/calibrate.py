@@ -528,13 +528,16 @@ def _checked_batch(element: Any, network: Network) -> Images:
     return tuple(arrays)
 
 
-def observe_pixels(several: Images, network: Network, batches: int) -> None:
+def observe_pixels(
+    several: Images, network: Network, batches: int, *, by: str = "calibrate"
+) -> None:
     """Checks that images have the values of the model's input range, and records them.
 
     Args:
         several: the images.
         network: a model quantized by sat-tf, or a float one, for which nothing is done.
         batches: the number of batches.
+        by: the name of the function that was given them, for messages.
 
     Raises:
         ValueError: these images, or those of the training before, certainly have other values;
@@ -554,10 +557,10 @@ def observe_pixels(several: Images, network: Network, batches: int) -> None:
                 problems.append(f"{name}: received {when}{problem}; {RANGE_FIX}.")
         found.append((name, node.layer, seen))
     if problems:
-        raise ValueError(list_problems("calibrate", problems))
+        raise ValueError(list_problems(by, problems))
     for name, layer, seen in found:
         quantizer = layer.quantize_config.output
         doubt = pixel_doubt(seen, quantizer.range)
         if doubt:
-            warn(f"calibrate: {name}: {doubt}.")
+            warn(f"{by}: {name}: {doubt}.")
         quantizer.remember(seen, layer.output_variables, batches)

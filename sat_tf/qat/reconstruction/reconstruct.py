@@ -14,7 +14,7 @@ from sat_tf.graph.network import Network
 from sat_tf.messages import list_problems, say
 from sat_tf.presentation.progress_bar import Advance, image_bar
 from sat_tf.presentation.tables import Column, RowTable, Table, digits, percent
-from sat_tf.qat.calibrate import Images, gather, in_batches, observe_ranges
+from sat_tf.qat.calibrate import Images, gather, in_batches, observe_pixels, observe_ranges
 from sat_tf.qat.layout import quantized_network
 from sat_tf.qat.model_class import processor_of
 from sat_tf.qat.reconstruction.blocks import Front, find_blocks, find_reference
@@ -174,8 +174,9 @@ def reconstruct(
 
     Raises:
         ValueError: the model is not quantized by sat-tf, not calibrated, or not made from the float
-            model; all of its layers are frozen; the images are fewer than 32, are non-finite, or do
-            not fit its input. Lists every problem. The model has not changed.
+            model; all of its layers are frozen; the images are fewer than 32, are non-finite, do
+            not fit its input, or are of another range than its `input_range`. Lists every problem.
+            The model has not changed.
     """
     network = quantized_network(model, when="first")
     reference, problems = find_reference(network, float_model, processor_of(model))
@@ -199,6 +200,7 @@ def reconstruct(
         raise ValueError(list_problems("reconstruct", problems))
     start = model.get_weights()
     try:
+        observe_pixels(images, network, len(in_batches(images)), by="reconstruct")
         reconstructor = _Reconstructor(network, reference, images, steps=steps, seed=seed)
         return reconstructor.run(model, shown=progress)
     except BaseException:  # also an interruption

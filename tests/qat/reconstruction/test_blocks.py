@@ -4,6 +4,7 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.graph.network import Network
+from sat_tf.qat.model_class import processor_of
 from sat_tf.qat.reconstruction import blocks
 from tests.qat import float_models
 
@@ -13,7 +14,7 @@ L = keras.layers
 def _networks(float_model, policy=None):
     quantized = sat_tf.quantize_model(float_model, policy or sat_tf.BitPolicy.mobile(4))
     network = Network(quantized)
-    reference, problems = blocks.find_reference(network, float_model, native=False)
+    reference, problems = blocks.find_reference(network, float_model, processor_of(quantized))
     assert not problems
     return network, reference
 
@@ -119,8 +120,8 @@ def test_another_model_of_the_same_layers_is_told_by_its_shapes():
         features = L.Conv2D(filters, 3, name="conv")(image)
         return keras.Model(image, L.Dense(2, name="head")(L.Flatten()(features)), name="net")
 
-    network = Network(sat_tf.quantize_model(built(4), sat_tf.BitPolicy.mobile(4)))
-    _, problems = blocks.find_reference(network, built(5), native=False)
+    quantized = sat_tf.quantize_model(built(4), sat_tf.BitPolicy.mobile(4))
+    _, problems = blocks.find_reference(Network(quantized), built(5), processor_of(quantized))
     assert len(problems) == 2
     assert "conv: received weights of the shapes [(3, 3, 3, 5), (5,)], expected" in problems[0]
     assert "head: " in problems[1]

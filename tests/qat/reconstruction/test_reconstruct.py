@@ -168,6 +168,15 @@ def test_images_may_be_integers(fitted, float_model):
     assert found.num_images == 40
 
 
+def test_images_of_another_range_are_refused(fitted, float_model, images):
+    quantized, *_ = fitted
+    before = quantized.get_weights()
+    with pytest.raises(ValueError, match=r"reconstruct: 1 problem\n.*expected input_range"):
+        sat_tf.reconstruct(quantized, float_model, images / 255, progress=False)
+    for one, now in zip(before, quantized.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, now)
+
+
 def test_a_model_that_puts_out_nan_is_refused(float_model, images):
     quantized = _calibrated(float_model, images)
     kernel = quantized.get_layer("quant_expand").layer.kernel
