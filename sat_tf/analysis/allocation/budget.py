@@ -57,7 +57,7 @@ LIMITS: dict[str, Limit] = {
 # Short for several limits of the same value.
 SHORT = {"average_bits": ("average_weight_bits", "average_activation_bits")}
 NAMES = (*LIMITS, *SHORT)
-# Those that need a table, and where it comes from.
+# Some limits need a table; this says where it comes from.
 TABLES = {
     "milliseconds": (
         "received no `latency`, expected a table with the milliseconds of each layer, or the `npu` "

@@ -89,7 +89,7 @@ class AddConstant(Operation, Draft):
         return _SUM.problem(*self._grids(graph))
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        """That of a sum of two tensors."""
+        """Computes a sum of two tensors, of which the constant is one."""
         summands = (*inputs, self.constant[np.newaxis])
         return _SUM.stored(summands, *self._grids(graph), graph.kernels)
 

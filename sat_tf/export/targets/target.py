@@ -125,7 +125,7 @@ class Target(Processor):
         found: list[Elsewhere] = []
         ends = _float_ends(contents)
         given = {tensor.name for tensor in contents.inputs}
-        # Of a file that quantizes weights alone, or has a float head.
+        # A file that quantizes weights alone, or has a float head, has no codes to end in.
         otherwise = ACTIVATIONS if _dequantizes_weights(contents) else QUANTIZED
         for operator in contents.operators:
             reason, fix = self._problem(operator)
