@@ -136,7 +136,9 @@ def add_arguments(parser: Parser) -> None:
         "--out", metavar="DIR", help="where the files go; default: runs/<model>_w<N>a<N>"
     )
     add_resume(parser)
-    parser.advanced.add_argument("--seed", type=seed, default=0, help="of the training; default: 0")
+    parser.advanced.add_argument(
+        "--seed", type=seed, default=0, help="of all that is drawn; default: 0"
+    )
     add_overrides(parser, "change one setting of the training, as in sat-tf train")
 
 
@@ -202,9 +204,12 @@ def _note_cost(bits: int, folder: RunFolder, console: Console) -> None:
             "it is measured, and --epochs 5 trains.",
             console,
         )
-    elif top1 < found.float_top1:
-        lost = points(top1 - found.float_top1)
-        _note(f"{bits} bits without training: {lost} points of top-1; --epochs 5 trains.", console)
+        return
+    gained = points(top1 - found.float_top1)
+    if gained.startswith("-"):
+        _note(
+            f"{bits} bits without training: {gained} points of top-1; --epochs 5 trains.", console
+        )
 
 
 def _steps(arguments: argparse.Namespace) -> int:

@@ -275,6 +275,33 @@ def test_pictures_without_labels_reconstruct_a_model_of_keras_3(told, files, tmp
 
 
 @pytest.mark.thorough
+def test_a_model_of_several_outputs_is_reconstructed_and_measured_by_its_labels(
+    of_two_outputs, told, tmp_path
+):
+    status, said = told("two.keras", "photos", "--bits", "2")
+    assert status == 0, said
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    found = results["reconstruction"]
+    kept = found["fitted_top1"] if found["kept"] else found["calibrated_top1"]
+    assert results["quantized_top1"] == pytest.approx(kept)
+    assert results["codes_differing"] == 0
+    assert "top-1 with labels" in said
+
+
+def test_nothing_is_written_where_a_reconstruction_without_a_run_is_aborted(
+    told, tmp_path, monkeypatch
+):
+    def aborted(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sat_tf.qat.reconstruction.reconstruct.reconstruct", aborted)
+    status, said = told("rescaled.keras", "plain", "--bits", "4")
+    assert status == 130
+    assert "interrupted; the files written so far are whole" in said
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.thorough
 def test_too_few_pictures_are_calibrated_only_which_is_said(told, files, tmp_path):
     few = files / "few"
     few.mkdir()

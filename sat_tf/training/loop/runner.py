@@ -410,7 +410,7 @@ def _reconstruct(run: Run, model: keras.Model, float_model: keras.Model) -> None
             keep_better=run.keeps_best("quantized"),
             progress=run.writes,
         )
-    except RunError:  # of what is measured
+    except (RunError, ReadingError):  # of what it is measured on
         raise
     except ValueError as error:
         run.say(f"Note: calibrated only. {error}", style="yellow")
