@@ -110,6 +110,9 @@ class _Adam:
 
 # How an output is a row of classes, if it is one.
 _LOGITS, _PROBABILITIES = "logits", "probabilities"
+# Classes that the float model finds unlikely tell much of it. At T = 1 they would hardly count: it
+# is sure of most images, above all of those that it was trained on.
+_TEMPERATURE = 4.0
 
 
 class Aim(NamedTuple):
@@ -141,11 +144,11 @@ class Aim(NamedTuple):
 
 
 def _log_shares(outputs: tf.Tensor, rows: str) -> tf.Tensor:
-    """The logarithms of the probabilities that a row of classes has."""
-    if rows == _LOGITS:
-        return tf.nn.log_softmax(outputs)
-    # A float32 softmax gives 0 below this.
-    return tf.math.log(tf.maximum(outputs, float(np.finfo(np.float32).tiny)))
+    """The logarithms of the probabilities that a row of classes has at the temperature."""
+    if rows == _PROBABILITIES:
+        # A float32 softmax gives 0 below this; logarithms are logits, up to a constant of the row.
+        outputs = tf.math.log(tf.maximum(outputs, float(np.finfo(np.float32).tiny)))
+    return tf.nn.log_softmax(outputs / _TEMPERATURE)
 
 
 class Part:
@@ -259,7 +262,7 @@ class Part:
             if aim.rows:
                 own, of_float = (_log_shares(tensor, aim.rows) for tensor in (one, other))
                 terms = tf.exp(of_float) * (of_float - own)
-                divergence += tf.reduce_mean(tf.reduce_sum(terms, axis=-1))
+                divergence += _TEMPERATURE**2 * tf.reduce_mean(tf.reduce_sum(terms, axis=-1))
         return tf.stack([squared, divergence])
 
 

@@ -145,8 +145,9 @@ def reconstruct(
     where x̂ is what the quantized blocks in front put out, and x what those of the float model do. A
     block ends at a tensor that all later layers depend on: in a chain it is a linear layer with its
     normalization and its activation; around a residual connection, all that is between two sums.
-    Then the whole network is fitted to the outputs of the float model, to the same error plus the
-    divergence KL(p_float || p) in nats of outputs that are a row of logits or probabilities.
+    Then the whole network is fitted to the outputs of the float model, to the same error plus, of
+    outputs that are a row of logits or probabilities, the divergence T² KL(p_float || p) in nats
+    with p = softmax(logits / T), T = 4.
 
     This is the objective of AdaRound and BRECQ with the quantizers that the model has: its latent
     weights are the soft rounding. All is computed as in inference, with the statistics of

@@ -45,9 +45,19 @@ def test_errors_by_hand():
     wanted, made = np.array([[0.0, 2.0], [2.0, 0.0]]), np.array([[0.0, 2.0], [1.0, 1.0]])
     squared, divergence = _part(wanted, made).errors(np.arange(2))
     assert squared == pytest.approx((1.0 + 1.0) / (4.0 + 4.0))
-    shares = np.exp(2.0) / (np.exp(2.0) + 1.0), 1.0 / (np.exp(2.0) + 1.0)
-    by_hand = sum(share * np.log(share / 0.5) for share in shares) / 2  # of two images
+    # At a temperature of 4, logits of 2 and 0 are 0.5 and 0.
+    shares = np.exp(0.5) / (np.exp(0.5) + 1.0), 1.0 / (np.exp(0.5) + 1.0)
+    by_hand = 16.0 * sum(share * np.log(share / 0.5) for share in shares) / 2  # of two images
     assert divergence == pytest.approx(by_hand, rel=1e-5)
+
+
+def test_probabilities_have_the_divergence_of_the_logits_behind_them():
+    wanted, made = np.array([[0.0, 2.0], [2.0, 0.0]]), np.array([[0.0, 2.0], [1.0, 1.0]])
+    far = []
+    for rows, change in (("logits", tf.identity), ("probabilities", tf.nn.softmax)):
+        own, of_float = (fit._log_shares(change(tf.constant(x)), rows) for x in (made, wanted))
+        far.append((own - of_float).numpy())
+    np.testing.assert_allclose(far[1], far[0], atol=1e-12)
 
 
 def test_errors_and_agreement_are_those_of_the_reference():
