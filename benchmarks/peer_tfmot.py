@@ -18,10 +18,16 @@ def eight_bits(model: keras.Model) -> keras.Model:
     return tfmot.quantization.keras.quantize_model(model)
 
 
-def n_bits(model: keras.Model, bits: int) -> keras.Model:
-    """The model by the experimental scheme: weights and every tensor of so many bits."""
+def n_bits(model: keras.Model, bits: int, activation_bits: int | None = None) -> keras.Model:
+    """The model by the experimental scheme: weights of so many bits, and every tensor.
+
+    Args:
+        model: of tf_keras.
+        bits: of weights.
+        activation_bits: of tensors; None for those of weights.
+    """
     scheme = default_n_bit.default_n_bit_quantize_scheme.DefaultNBitQuantizeScheme(
-        num_bits_weight=bits, num_bits_activation=bits
+        num_bits_weight=bits, num_bits_activation=activation_bits or bits
     )
     annotated = tfmot.quantization.keras.quantize_annotate_model(model)
     with tfmot.quantization.keras.quantize_scope():

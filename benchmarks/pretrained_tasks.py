@@ -36,6 +36,8 @@ class Task:
         epochs: of the float model.
         classes: how many.
         keras3: whether the model is one of Keras 3.
+        held_out: examples to measure on.
+        batch_size: of the float model's training.
     """
 
     kind: str
@@ -45,11 +47,34 @@ class Task:
     epochs: int
     classes: int
     keras3: bool = False
+    held_out: int = HELD_OUT
+    batch_size: int = 32
 
     @property
     def is_of_pictures(self) -> bool:
         """Whether it is one for `sat-tf quantize`."""
         return self.network is not _signal_net
+
+    def examples(self) -> tuple[Arrays, Arrays]:
+        """The examples to train on, and those that are held out."""
+        pictures, labels = self.draw(self.train + self.held_out)
+        parts = slice(self.train), slice(self.train, None)
+        return tuple((pictures[part], labels[part]) for part in parts)
+
+    def trained(self, train: Arrays, held_out: Arrays) -> Any:
+        """The float model, trained; says how good it is."""
+        keras: Any = importlib.import_module("keras") if self.keras3 else tf_keras
+        keras.utils.set_random_seed(_SEED)
+        model = self.network(keras, self.classes)
+        steps = self.epochs * -(-self.train // self.batch_size)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        schedule = keras.optimizers.schedules.CosineDecay(3e-3, steps)
+        model.compile(keras.optimizers.Adam(schedule), loss, metrics=["accuracy"])
+        sizes = {"batch_size": self.batch_size, "epochs": self.epochs}
+        model.fit(train[0].astype(np.float32), train[1], **sizes, verbose=0)
+        top1 = model.evaluate(held_out[0].astype(np.float32), held_out[1], verbose=0)[1]
+        print(self.kind, "float top-1", top1, flush=True)
+        return model
 
 
 def digits(count: int) -> Arrays:
@@ -221,7 +246,7 @@ def _residual_net(keras: Any, classes: int) -> Any:
     return _model(keras, image, _conv(keras, x, 32, strides=2), classes)
 
 
-def _gated_net(keras: Any, classes: int) -> Any:
+def gated_net(keras: Any, classes: int) -> Any:
     """Inverted residuals with swish and squeeze-and-excitation."""
     image, x = _pixels(keras)
     x = _conv(keras, x, 16, strides=2)
@@ -279,7 +304,7 @@ TASKS = {
     "arrows": Task(
         kind="arrows, gated, Keras 3",
         draw=arrows,
-        network=_gated_net,
+        network=gated_net,
         train=1000,
         epochs=25,
         classes=8,
@@ -303,28 +328,15 @@ def prepare(name: str, folder: pathlib.Path) -> pathlib.Path:
     if file.exists():
         return file
     folder.mkdir(parents=True, exist_ok=True)
-    examples, labels = task.draw(task.train + HELD_OUT)
-    parts = {"train": slice(task.train), "val": slice(task.train, None)}
+    train, held_out = task.examples()
     if task.is_of_pictures:
-        for part, chosen in parts.items():
-            for index, (picture, label) in enumerate(
-                zip(examples[chosen], labels[chosen], strict=True)
-            ):
+        for part, (pictures, labels) in {"train": train, "val": held_out}.items():
+            for index, (picture, label) in enumerate(zip(pictures, labels, strict=True)):
                 path = folder / "photos" / part / f"{label:02}" / f"{index:05}.png"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 Image.fromarray(picture).save(path)
     else:
+        examples, labels = (np.concatenate(both) for both in zip(train, held_out, strict=True))
         np.savez(folder / "signals.npz", examples=examples, labels=labels)
-    keras: Any = importlib.import_module("keras") if task.keras3 else tf_keras
-    keras.utils.set_random_seed(_SEED)
-    model = task.network(keras, task.classes)
-    steps = task.epochs * -(-task.train // 32)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    schedule = keras.optimizers.schedules.CosineDecay(3e-3, steps)
-    model.compile(keras.optimizers.Adam(schedule), loss, metrics=["accuracy"])
-    train = examples[parts["train"]].astype(np.float32), labels[parts["train"]]
-    held_out = examples[parts["val"]].astype(np.float32), labels[parts["val"]]
-    model.fit(*train, batch_size=32, epochs=task.epochs, verbose=0)
-    print(name, "float top-1", model.evaluate(*held_out, verbose=0)[1], flush=True)
-    model.save(file)
+    task.trained(train, held_out).save(file)
     return file
