@@ -53,6 +53,10 @@ class BlockFit:
         """Whether the fit has helped, and was kept."""
         return self.error_after < self.error_before
 
+    def undone(self) -> "BlockFit":
+        """The block as it was, where a fit that has helped it alone was not kept."""
+        return dataclasses.replace(self, error_after=self.error_before)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Reconstruction(RowTable):
@@ -88,7 +92,7 @@ class Reconstruction(RowTable):
     @property
     def kept(self) -> bool:
         """Whether the model has changed; it has not where nothing made its outputs better."""
-        return any(one.kept for one in self.blocks) and self.error_after < self.error_before
+        return any(one.kept for one in self.blocks)
 
     def to_rows(self) -> list[dict[str, Any]]:
         """A row for each block."""
@@ -271,12 +275,13 @@ class _Reconstructor:
             found = [*self._fit_blocks(advance)]
             if not np.sum(whole.errors(self._held_out)) < np.sum(before):
                 model.set_weights(start)
+                found = [one.undone() for one in found]
             found.append(self._fit(whole, "", _WHOLE, advance, limit=before))
         observe_ranges(self._network, in_batches(self._images), of_inputs=False)
         after = whole.errors(self._held_out)
         if not (np.all(after <= before) and np.any(after < before)):
             model.set_weights(start)
-            after = before
+            found, after = [one.undone() for one in found], before
         return Reconstruction(
             model=model.name,
             blocks=tuple(found),

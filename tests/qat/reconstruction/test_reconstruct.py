@@ -1,3 +1,4 @@
+import itertools
 import warnings
 
 import numpy as np
@@ -108,6 +109,27 @@ def test_what_helps_nothing_leaves_the_model_as_it_was(float_model, images, monk
     assert not found.kept
     assert "nothing was better" in repr(found)
     assert found.error_after == found.error_before
+
+
+def test_blocks_are_undone_that_make_the_outputs_worse(float_model, images, monkeypatch):
+    made = reconstruct._Reconstructor._whole
+
+    def growing(self):
+        """The whole network, whose errors are larger each time that they are measured."""
+        whole, more = made(self), itertools.count()
+        errors = whole.errors
+        whole.errors = lambda chosen: errors(chosen) + next(more)
+        return whole
+
+    monkeypatch.setattr(reconstruct._Reconstructor, "_whole", growing)
+    quantized = _calibrated(float_model, images)
+    before = quantized.get_weights()
+    found = sat_tf.reconstruct(quantized, float_model, images, steps=STEPS, progress=False)
+    for one, other in zip(before, quantized.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert len(found.blocks) > 2
+    assert not any(block.kept for block in found.blocks)
+    assert not found.kept
 
 
 def test_all_problems_are_told_at_once(float_model):
