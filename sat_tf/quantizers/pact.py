@@ -201,8 +201,22 @@ class OffsetQuantizer(BelowZero):
         return CodeRange(scale, -below, intervals)
 
 
+class _FixedQuantizer(WithSurrogate, ActivationQuantizer):
+    """A quantizer of a function's results, whose range is known and learns nothing."""
+
+    @property
+    def is_unit(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def rectifies(self) -> bool:
+        """Never: there is nothing to rectify."""
+        return False
+
+
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
-class UnitQuantizer(WithSurrogate, ActivationQuantizer):
+class UnitQuantizer(_FixedQuantizer):
     """Quantizes what is between 0 and 1, or between -1 and 1, by its own definition.
 
     `pact.quantize_activation` or `pact.quantize_stream` with a clipping level of 1, which is no
@@ -229,23 +243,13 @@ class UnitQuantizer(WithSurrogate, ActivationQuantizer):
         quantize = pact.quantize_stream if self.signed else pact.quantize_activation
         return quantize(inputs, 1.0, bits_of(self.num_bits, variables), **self.passed_back)
 
-    @property
-    def is_unit(self) -> bool:
-        """Always."""
-        return True
-
-    @property
-    def rectifies(self) -> bool:
-        """Never: there is nothing to rectify."""
-        return False
-
     def code_range(self, variables: Variables) -> CodeRange:
         """Codes 0..a, or -a/2..a/2."""
         return _up_to(1.0, self.num_bits, self.signed)
 
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
-class FixedGridQuantizer(WithSurrogate, ActivationQuantizer):
+class FixedGridQuantizer(_FixedQuantizer):
     """Quantizes the result of a function to the codes that its operator in a file has.
 
     `asymmetric.quantize_offset` with ends that are no variables: TFLite gives a sigmoid the scale
@@ -290,16 +294,6 @@ class FixedGridQuantizer(WithSurrogate, ActivationQuantizer):
     @property
     def is_symmetric(self) -> bool:
         """Never."""
-        return False
-
-    @property
-    def is_unit(self) -> bool:
-        """Always."""
-        return True
-
-    @property
-    def rectifies(self) -> bool:
-        """Never: there is nothing to rectify."""
         return False
 
     def code_range(self, variables: Variables) -> CodeRange:
