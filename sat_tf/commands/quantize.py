@@ -185,12 +185,20 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         if folder.file(name).exists():
             say(console, f"  {folder.file(name)}  {what}")
     if arguments.bits < _FEWEST_WITHOUT_TRAINING and not arguments.epochs:
-        _note_cost(arguments.bits, folder, console)
+        why_not = found.why_not if isinstance(found, Pictures) else ""
+        _note_cost(arguments.bits, folder, why_not, console)
     return exact
 
 
-def _note_cost(bits: int, folder: RunFolder, console: Console) -> None:
-    """Says what few bits have cost without training, where that was measured, and how to train."""
+def _note_cost(bits: int, folder: RunFolder, why_not: str, console: Console) -> None:
+    """Says what few bits have cost without training, where that was measured, and how to train.
+
+    Args:
+        bits: of weights and activations.
+        folder: with the results, if any were measured.
+        why_not: why the pictures cannot be trained on; empty where they can.
+        console: where it is said.
+    """
     from sat_tf.training.report.results import Results
 
     found = Results.read(folder) if folder.file(run_folder.RESULTS).exists() else None
@@ -200,16 +208,16 @@ def _note_cost(bits: int, folder: RunFolder, console: Console) -> None:
         top1 = found.tflite_top1 if on_all else found.quantized_top1
     if found is None or top1 is None:
         _note(
-            f"{bits} bits without training can cost accuracy; with pictures in folders of classes, "
-            "it is measured, and --epochs 5 trains.",
+            f"{bits} bits without training can cost accuracy; with pictures in folders of the "
+            "model's classes, it is measured, and --epochs 5 trains.",
             console,
         )
         return
     gained = points(top1 - found.float_top1)
     if gained.startswith("-"):
-        _note(
-            f"{bits} bits without training: {gained} points of top-1; --epochs 5 trains.", console
-        )
+        refused = f"--epochs refuses {why_not}, more bits cost less"
+        fix = refused if why_not else "--epochs 5 trains"
+        _note(f"{bits} bits without training: {gained} points of top-1; {fix}.", console)
 
 
 def _steps(arguments: argparse.Namespace) -> int:

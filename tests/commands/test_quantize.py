@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import types
 
 import numpy as np
 import pytest
@@ -12,12 +13,16 @@ import tf_keras as keras
 import yaml
 from ai_edge_litert.interpreter import Interpreter
 from PIL import Image
+from rich.console import Console
 
 import sat_tf
 import sat_tf.qat.reconstruction.reconstruct
 from sat_tf.commands import main, quantize
 from sat_tf.export.tflite.contents import read_contents
 from sat_tf.quantizers.input_range import NAMED
+from sat_tf.training.report.results import Results
+from sat_tf.training.state import run_folder
+from sat_tf.training.state.run_folder import RunFolder
 from tests.commands.light import told_without_tensorflow
 from tests.training.small import model_of_one_range, model_of_small_range, small_images
 
@@ -190,6 +195,25 @@ def test_few_bits_are_reconstructed_where_no_epochs_are_given(told, tmp_path):
     page = (tmp_path / "out" / "report.html").read_text()
     assert "<h2>Reconstruction</h2>" in page
     assert "calibrated model" in page
+
+
+@pytest.mark.parametrize(
+    ("why_not", "fix"),
+    [
+        ("", "--epochs 5 trains."),
+        ("a model of (8, 8, 1)", "--epochs refuses a model of (8, 8, 1), more bits cost less."),
+    ],
+)
+def test_training_is_the_fix_only_where_it_can_be_had(why_not, fix, tmp_path, monkeypatch, capsys):
+    found = types.SimpleNamespace(
+        images_of_file=64, held_out_images=64, tflite_top1=0.875, float_top1=0.9375
+    )
+    monkeypatch.setattr(Results, "read", lambda folder: found)
+    folder = RunFolder(tmp_path)
+    folder.write_json(run_folder.RESULTS, {})
+    quantize._note_cost(4, folder, why_not, Console(width=200))
+    expected = f"Note: 4 bits without training: -6.25 points of top-1; {fix}"
+    assert capsys.readouterr().out.strip() == expected
 
 
 @pytest.mark.thorough
