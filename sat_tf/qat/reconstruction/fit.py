@@ -9,7 +9,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
-from sat_tf.graph.network import Node
+from sat_tf.graph.network import Network
 from sat_tf.presentation.progress_bar import Advance
 from sat_tf.qat.reconstruction.blocks import Span, computed
 from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer, weight_quantizer
@@ -127,12 +127,16 @@ class Aim(NamedTuple):
     rows: str = ""
 
     @classmethod
-    def of_output(cls, wanted: np.ndarray, node: Node) -> "Aim":
-        """The aim of an output, of the float node that makes it."""
-        if layer_kinds.is_softmax(node.layer):
-            return cls(wanted, _PROBABILITIES)
+    def of_output(cls, wanted: np.ndarray, reference: Network, name: str) -> "Aim":
+        """The aim of an output, of the float network that makes it by a node of that name.
+
+        Layers that only move values, or pass them on, do not tell what these are.
+        """
+        maker = reference.origin(name, lambda node: layer_kinds.role_of(node.layer).keeps_codes)
         is_row = wanted.ndim > 1 and wanted.shape[-1] > 1
-        is_linear = layer_kinds.activation_name(node.layer) == "linear"
+        if layer_kinds.is_softmax(maker.layer):
+            return cls(wanted, _PROBABILITIES if maker.shape[-1] == wanted.shape[-1] else "")
+        is_linear = layer_kinds.activation_name(maker.layer) == "linear"
         return cls(wanted, _LOGITS if is_row and is_linear else "")
 
     def mean_square(self) -> float:

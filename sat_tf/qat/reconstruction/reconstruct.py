@@ -300,7 +300,7 @@ class _Reconstructor:
         beside = Front(reference, self._images)
         beside.advance(beside.up_to(reference.outputs), keep=reference.outputs)
         aims = {
-            made: Aim.of_output(beside.tensors[name], reference[name])
+            made: Aim.of_output(beside.tensors[name], reference, name)
             for made, name in zip(network.outputs, reference.outputs, strict=True)
         }
         return Part(Front(network, self._images).up_to(network.outputs), aims)

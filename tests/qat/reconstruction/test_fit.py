@@ -38,7 +38,8 @@ def _part(wanted, logits):
     layer = L.Activation("linear", name="same")
     network = Network(keras.Model(image, layer(image)))
     span = blocks.Front(network, [logits.astype(np.float32)]).up_to(["same"])
-    return fit.Part(span, {"same": fit.Aim.of_output(wanted.astype(np.float32), network["same"])})
+    aim = fit.Aim.of_output(wanted.astype(np.float32), network, "same")
+    return fit.Part(span, {"same": aim})
 
 
 def test_errors_by_hand():
@@ -71,20 +72,23 @@ def test_errors_and_agreement_are_those_of_the_reference():
 
 
 @pytest.mark.parametrize(
-    ("layer", "shape", "rows"),
+    ("layers", "rows"),
     [
-        (L.Softmax(), (3,), "probabilities"),
-        (L.Dense(3, activation="softmax"), (3,), "probabilities"),
-        (L.Dense(3), (3,), "logits"),
-        (L.Dense(1), (1,), ""),
-        (L.Dense(3, activation="sigmoid"), (3,), ""),
+        ([L.Softmax()], "probabilities"),
+        ([L.Dense(3, activation="softmax")], "probabilities"),
+        ([L.Dense(3)], "logits"),
+        ([L.Dense(1)], ""),
+        ([L.Dense(3, activation="sigmoid")], ""),
+        ([L.Softmax(), L.Dropout(0.5), L.Reshape((1, 3))], "probabilities"),
+        ([L.Dense(6), L.Reshape((2, 3)), L.Softmax(), L.Flatten()], ""),
+        ([L.Dense(3, activation="sigmoid"), L.Activation("linear")], ""),
+        ([L.Dense(6), L.Reshape((2, 3))], "logits"),
     ],
 )
-def test_rows_of_classes_are_known_by_the_layer_that_makes_them(layer, shape, rows):
-    image = keras.Input((3,), name="image")
-    model = keras.Model(image, layer(image))
-    network = Network(model)
-    assert fit.Aim.of_output(np.ones((2, *shape)), network[network.output]).rows == rows
+def test_rows_of_classes_are_known_by_the_layer_that_makes_them(layers, rows):
+    model = keras.Sequential([keras.Input((3,), name="image"), *layers])
+    network, wanted = Network(model), np.ones((2, *model.output_shape[1:]))
+    assert fit.Aim.of_output(wanted, network, network.output).rows == rows
 
 
 def test_nothing_wanted_but_zeros_has_a_finite_error():
