@@ -81,7 +81,7 @@ class ComparedOperator:
 
     @property
     def name(self) -> str:
-        """It in words."""
+        """Its number, its kind and the tensor that it makes."""
         return f"{self.number} {self.kind} {self.short_tensor}"
 
     @property

@@ -175,7 +175,7 @@ class Span(NamedTuple):
     """Nodes that are computed in one go.
 
     Attributes:
-        nodes: they, producers before consumers.
+        nodes: producers before consumers.
         given: the tensors that they read of nodes in front, of all images.
         compute: a function from such tensors of some images to those that the nodes make, by name,
             in inference.

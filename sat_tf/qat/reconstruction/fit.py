@@ -45,7 +45,7 @@ class _Trained(NamedTuple):
     """A variable that is fitted.
 
     Attributes:
-        variable: it.
+        variable: the variable itself.
         unit: how far one step moves it at a rate of 1.
     """
 
