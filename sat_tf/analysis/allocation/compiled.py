@@ -12,7 +12,7 @@ import tf_keras as keras
 from sat_tf.analysis.allocation.choices import ModelChoices
 from sat_tf.analysis.allocation.problem import Usage
 from sat_tf.export.export import export_tflite
-from sat_tf.export.targets.ethos_u import CONFIGURATIONS, compile_file, compiler_options
+from sat_tf.export.targets.ethos_u import TARGET_OF, compile_file, compiler_options
 from sat_tf.messages import did_you_mean, first_ones
 from sat_tf.planning.preview import assume_ranges
 from sat_tf.qat.policy import BitPolicy
@@ -48,7 +48,7 @@ def read_npu(npu: Any, policy: BitPolicy) -> tuple[dict[str, Any], BitPolicy]:
         )
     compiler_options(**given)
     configuration = given["configuration"]
-    target = next(name for name, known in CONFIGURATIONS.items() if configuration in known)
+    target = TARGET_OF[configuration]
     if policy.target not in (None, target):
         raise ValueError(
             f"npu={configuration!r}: received a policy with target={policy.target!r}, expected "

@@ -29,7 +29,8 @@ CONFIGURATIONS = {
         "ethos-u85-2048",
     ),
 }
-_TARGET_OF = {name: target for target, names in CONFIGURATIONS.items() for name in names}
+# The target that each configuration is of.
+TARGET_OF = {name: target for target, names in CONFIGURATIONS.items() for name in names}
 # The operator that stands for all that the NPU computes.
 _NPU_OPERATOR = "CUSTOM"
 _PACKAGE = "ethosu"
@@ -114,7 +115,7 @@ def compile_file(
         )
     content = path.read_bytes()
     contents = read_contents(content, name)
-    elsewhere = TARGETS[_TARGET_OF[configuration]].elsewhere(contents)
+    elsewhere = TARGETS[TARGET_OF[configuration]].elsewhere(contents)
     made_tensors = (tensor.name for one in contents.operators for tensor in one.outputs)
     if quoted := [tensor for tensor in made_tensors if '"' in tensor]:
         raise ValueError(
@@ -190,10 +191,10 @@ def compiler_options(
     config: str | os.PathLike[str] | None = None,
 ) -> list[str]:
     """The options by which the compiler is called for an NPU; see `compile_file`."""
-    if configuration not in _TARGET_OF:
+    if configuration not in TARGET_OF:
         raise ValueError(
-            f"configuration: received {configuration!r}, expected one of {', '.join(_TARGET_OF)}. "
-            f"{did_you_mean(configuration, _TARGET_OF)}"
+            f"configuration: received {configuration!r}, expected one of {', '.join(TARGET_OF)}. "
+            f"{did_you_mean(configuration, TARGET_OF)}"
         )
     package = importlib.util.find_spec(_PACKAGE)
     if package is None:

@@ -7,7 +7,7 @@ import pytest
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.export.targets.ethos_u import CONFIGURATIONS, compile_file
+from sat_tf.export.targets.ethos_u import TARGET_OF, compile_file
 from sat_tf.export.targets.table import TARGETS
 from sat_tf.export.tflite.contents import read_contents
 from sat_tf.models import MODELS
@@ -22,13 +22,9 @@ _COMPILED_FOR = ("ethos-u55-128", "ethos-u65-256", "ethos-u85-256")
 _LAYERS = sorted({*LAYER_MODELS} - {"floats"})
 
 
-def _target_of(configuration: str) -> str:
-    return next(name for name, known in CONFIGURATIONS.items() if configuration in known)
-
-
 def _left_to_the_cpu(path, configuration) -> dict[str, int]:
     contents = read_contents(path.read_bytes(), path.name)
-    found = TARGETS[_target_of(configuration)].elsewhere(contents)
+    found = TARGETS[TARGET_OF[configuration]].elsewhere(contents)
     return collections.Counter(one.operator for one in found)
 
 
