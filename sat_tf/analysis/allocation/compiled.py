@@ -106,6 +106,17 @@ def compiled_usage(
             "the compiler estimates nothing: milliseconds are those of the NPU alone.",
             stacklevel=3,
         )
+    unseen = [
+        layer
+        for layer, made in tensors.items()
+        if not any(one in compiled.encoded_weight_bytes_of for one in made)
+    ]
+    if unseen:
+        warnings.warn(
+            f"npu: the compiler tells nothing of {first_ones(unseen, _NAMED)}, which count as "
+            "costing nothing at any number of bits; override their bits in the policy.",
+            stacklevel=3,
+        )
     usual = weight_bits[0]
     return {
         name: Usage(

@@ -19,6 +19,9 @@ from sat_tf.export.tflite.contents import (
 )
 from sat_tf.export.tflite.operator_view import OperatorView, Progress, codes_of
 from sat_tf.export.tflite.tensors import Tensor
+from sat_tf.messages import printable, shortened
+
+_MOST_OF_A_REASON = 80
 
 # These read operators in forms that sat-tf does not write; None is left to sat-tf's operations.
 _READERS: Mapping[str, Callable[[OperatorView, int], Read | None]] = {
@@ -93,8 +96,9 @@ def _reason_not_to_read(operator: StoredOperator, place: int, progress: Progress
         return None
     except NotUnderstoodError as error:
         reason = f"it reads {others[0].type} values" if others else str(error)
-    except (AttributeError, ArithmeticError, LookupError, TypeError, ValueError):
-        reason = "its options or its tensors are not those that its kernels take"
+    except (AttributeError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        why = shortened(printable(f"{type(error).__name__}: {error}"), _MOST_OF_A_REASON)
+        reason = f"its options or its tensors are not those that its kernels take ({why})"
     progress.tensors.clear()
     progress.tensors.update(known)
     del progress.operations[count:]

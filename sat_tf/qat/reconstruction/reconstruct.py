@@ -151,7 +151,8 @@ def reconstruct(
     normalization and its activation; around a residual connection, all that is between two sums.
     Then the whole network is fitted to the outputs of the float model, to the same error plus, of
     outputs that are a row of logits or probabilities, the divergence T² KL(p_float || p) in nats
-    with p = softmax(logits / T), T = 4.
+    with p = softmax(logits / T), T = 4. A row of several numbers that a linear layer makes counts
+    as logits, also where it holds coordinates: nothing in a model tells them apart.
 
     This is the objective of AdaRound and BRECQ with the quantizers that the model has: its latent
     weights are the soft rounding. All is computed as in inference, with the statistics of
