@@ -73,7 +73,7 @@ _FEWEST_WITHOUT_TRAINING = 7
 # A calibrated model of so many bits and fewer is fitted to the float one, in as many steps a block
 # as `sat_tf.reconstruct` takes by itself.
 _MOST_RECONSTRUCTED = 4
-_STEPS = 200
+_STEPS = 100
 
 SUMMARY = "turn a trained model and a folder of pictures into a certified TFLite file"
 DESCRIPTION = (

@@ -172,10 +172,10 @@ def calibrate(
         elif clipping_levels:
             _set_clipping_levels(network, batches)
         elif norms:
-            _estimate_statistics(network, batches, _call)
+            measure_statistics(network, batches, call_node)
         observe_ranges(network, batches, of_inputs=False)
     grids = SharedGrids(network)
-    _run(network, first, grids.watched(functools.partial(_call, on_batch_statistics=False)))
+    _run(network, first, grids.watched(functools.partial(call_node, on_batch_statistics=False)))
     grids.warn()
     return model
 
@@ -217,7 +217,7 @@ def estimate_statistics(model: keras.Model, dataset: Any, *, num_images: int = 5
     """
     network = Network(model)
     network.refuse_problems()
-    _estimate_statistics(network, in_batches(gather(dataset, num_images, network)), _call)
+    measure_statistics(network, in_batches(gather(dataset, num_images, network)), call_node)
     return model
 
 
@@ -280,7 +280,8 @@ def _function_behind(in_use: Network, node: Node) -> Function:
     return lambda values: activation(tf.constant(values)).numpy()
 
 
-def _call(node: Node, inputs: Any, on_batch_statistics: bool) -> tf.Tensor:
+def call_node(node: Node, inputs: Any, on_batch_statistics: bool) -> tf.Tensor:
+    """The output of a layer in inference, where asked for with the statistics of this batch."""
     return node.layer(inputs, **_arguments(node, on_batch_statistics))
 
 
@@ -311,11 +312,11 @@ def _fit_both(
     own = [Statistics.of(norm) for norm in norms]
     try:
         with float_weights(node.layer for node in network):
-            unrounded = _estimate_statistics(network, batches, _call_unrounded)
-        by_weights = _estimate_statistics(network, batches, _call_unrounded)
+            unrounded = measure_statistics(network, batches, _call_unrounded)
+        by_weights = measure_statistics(network, batches, _call_unrounded)
         assign_statistics(norms, best_statistics(own, unrounded, by_weights))
         _set_clipping_levels(network, batches)
-        quantized = _estimate_statistics(network, batches, _call)
+        quantized = measure_statistics(network, batches, call_node)
         off = min(mean_deviation(own, measured) for measured in (unrounded, quantized))
         if off > STALE and keep_function:
             assign_statistics(norms, own)
@@ -341,7 +342,7 @@ def _fit_both(
         )
 
 
-def _estimate_statistics(
+def measure_statistics(
     network: Network, batches: Collection[Images], call: Callable[[Node, Any, bool], tf.Tensor]
 ) -> list[Statistics]:
     """Gives the normalizations the mean over batches of their statistics, which it returns."""

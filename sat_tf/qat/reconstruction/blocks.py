@@ -15,8 +15,9 @@ import tensorflow as tf
 
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
-from sat_tf.graph.network import Network, Node, call_in_inference
+from sat_tf.graph.network import Network, Node
 from sat_tf.graph.rewrite import rewritten
+from sat_tf.qat.calibrate import call_node
 from sat_tf.qat.inputs import kept_inputs
 from sat_tf.qat.layout import call_name, inner_layer, is_quantized
 from sat_tf.qat.wrapper import QuantizedLayer, weight_quantizer
@@ -253,12 +254,18 @@ class Front:
         return not readers <= self._done.union(done)
 
 
-def computed(nodes: Sequence[Node], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The tensors of nodes in inference, from those that they read."""
+def computed(
+    nodes: Sequence[Node], given: Mapping[str, Any], *, on_batch_statistics: bool = False
+) -> dict[str, Any]:
+    """The tensors of nodes in inference, from those that they read.
+
+    With on_batch_statistics=True normalizations are as in training, unless they are frozen.
+    """
     tensors = dict(given)
     for node in nodes:
         inputs = [tensors[name] for name in node.inputs]
-        tensors[node.name] = call_in_inference(node, node.layer, inputs)
+        read = inputs if node.takes_list else inputs[0]
+        tensors[node.name] = call_node(node, read, on_batch_statistics)
     return tensors
 
 

@@ -173,6 +173,7 @@ class Part:
         layers = {id(node.layer): node.layer for node in span.nodes}
         found = [trained(layer) for key, layer in layers.items() if key not in without]
         self.layers = sum(map(bool, found))
+        self._variables = [one for layer in layers.values() for one in layer.variables]
         self._trained = [one for several in found for one in several]
         self._sizes = {name: aim.mean_square() or 1.0 for name, aim in aims.items()}
 
@@ -184,6 +185,7 @@ class Part:
         draw: np.random.Generator,
         advance: Advance,
         limit: np.ndarray | None = None,
+        measure_statistics: Callable[[], object] | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Gives the part the values with the smallest errors that are found.
 
@@ -194,17 +196,20 @@ class Part:
             draw: gives the order of the images.
             advance: of a bar, by the nodes in each step.
             limit: what no error may exceed; by default the errors before.
+            measure_statistics: gives normalizations statistics that fit the part, before its errors
+                are measured; while it is fitted they have those of batches. By default they have
+                the statistics that they keep.
 
         Returns:
             The errors before, and those that it has now.
         """
-        variables = [one.variable for one in self._trained]
         before = best = self.errors(held_out)
-        if not variables:
+        if not self._trained:
             return before, before
         limit = before if limit is None else limit
-        values, order = [one.numpy() for one in variables], fitted[:0]
-        step, every = self._step(), max(1, plan.steps // plan.measured)
+        values, order = [one.numpy() for one in self._variables], fitted[:0]
+        step = self._step(on_batch_statistics=measure_statistics is not None)
+        every = max(1, plan.steps // plan.measured)
         for done in range(1, plan.steps + 1):
             if len(order) < min(_BATCH_SIZE, len(fitted)):
                 order = draw.permutation(fitted)
@@ -213,10 +218,12 @@ class Part:
             step(*self._batch(chosen), tf.constant(rate))
             advance(len(self.span.nodes))
             if done % every == 0:
+                if measure_statistics is not None:
+                    measure_statistics()
                 errors = self.errors(held_out)
                 if np.all(errors <= limit) and np.sum(errors) < np.sum(best):
-                    best, values = errors, [one.numpy() for one in variables]
-        for variable, value in zip(variables, values, strict=True):
+                    best, values = errors, [one.numpy() for one in self._variables]
+        for variable, value in zip(self._variables, values, strict=True):
             variable.assign(value)
         return before, best
 
@@ -245,14 +252,15 @@ class Part:
             {name: tf.constant(aim.wanted[chosen]) for name, aim in self._aims.items()},
         )
 
-    def _step(self) -> Callable[..., None]:
+    def _step(self, *, on_batch_statistics: bool) -> Callable[..., None]:
         """A training step, on a batch and at a rate."""
         adam, variables = _Adam(self._trained), [one.variable for one in self._trained]
 
         @tf.function
         def step(given: Any, wanted: Any, rate: tf.Tensor) -> None:
             with tf.GradientTape() as tape:
-                distance = tf.reduce_sum(self._far(computed(self.span.nodes, given), wanted))
+                made = computed(self.span.nodes, given, on_batch_statistics=on_batch_statistics)
+                distance = tf.reduce_sum(self._far(made, wanted))
             adam.apply(tape.gradient(distance, variables), rate)
 
         return step

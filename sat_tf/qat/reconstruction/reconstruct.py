@@ -14,7 +14,15 @@ from sat_tf.graph.network import Network
 from sat_tf.messages import list_problems, say
 from sat_tf.presentation.progress_bar import Advance, image_bar
 from sat_tf.presentation.tables import Column, RowTable, Table, digits, percent
-from sat_tf.qat.calibrate import Images, gather, in_batches, observe_pixels, observe_ranges
+from sat_tf.qat.calibrate import (
+    Images,
+    call_node,
+    gather,
+    in_batches,
+    measure_statistics,
+    observe_pixels,
+    observe_ranges,
+)
 from sat_tf.qat.layout import quantized_network
 from sat_tf.qat.model_class import processor_of
 from sat_tf.qat.reconstruction.blocks import Front, find_blocks, find_reference
@@ -23,11 +31,13 @@ from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.settings import COUNT
 
 _FEWEST_IMAGES = 32
-# One image in so many is not fitted to, and tells whether a fit has helped.
-_HELD_OUT = 5
-# The fits of a block and of the whole network; their steps are multiples of those of a block.
+# One image in so many is not fitted to, of many images so many, and tells whether a fit has helped.
+_HELD_OUT, _MOST_HELD_OUT = 5, 64
+# The fits of a block and of the whole network; their steps are multiples of those of a block. The
+# whole takes its last values, at a rate of 0: those on the way are of longer steps, and the best of
+# several would be chosen by the images that tell whether it has helped.
 _BLOCK = Plan(steps=1, rate=3e-3, measured=4)
-_WHOLE = Plan(steps=3, rate=3e-3, measured=9)
+_WHOLE = Plan(steps=8, rate=1e-2, measured=1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -135,7 +145,7 @@ def reconstruct(
     dataset: Any,
     *,
     num_images: int = 512,
-    steps: int = 200,
+    steps: int = 100,
     seed: int = 0,
     progress: bool = True,
 ) -> Reconstruction:
@@ -155,12 +165,13 @@ def reconstruct(
     as logits, also where it holds coordinates: nothing in a model tells them apart.
 
     This is the objective of AdaRound and BRECQ with the quantizers that the model has: its latent
-    weights are the soft rounding. All is computed as in inference, with the statistics of
-    BatchNormalization as they are. In the end the ranges of outputs are observed anew.
+    weights are the soft rounding. Blocks are computed as in inference, with the statistics of
+    BatchNormalization as they are; the whole network with those of each batch, unless they are
+    frozen, and they are measured anew afterwards, as are the ranges of outputs.
 
-    One image in five is held out. A fit is kept only if it makes their error smaller, and in the
-    end all is as it was unless neither the squared error of the outputs nor the divergence has
-    become larger.
+    One image in five is held out, 64 at most. A fit is kept only if it makes their error smaller:
+    of a block the best values of four, of the whole network the last. In the end all is as it was
+    unless neither the squared error of the outputs nor the divergence has become larger.
     Layers that are frozen or left float stay as they are. The same seed gives the same model.
 
     Args:
@@ -170,7 +181,7 @@ def reconstruct(
             from, and more are better.
         num_images: how many to use at most. In memory are the tensors of all of them that one block
             reads and makes, each above 256 MiB in a temporary file.
-        steps: of Adam for a block, with 32 images each; the whole network gets three times as many.
+        steps: of Adam for a block, with 32 images each; the whole network gets eight times as many.
         seed: of the choice of the held-out images and the order of the others.
         progress: show a bar if it takes more than two seconds, on a terminal or in a notebook.
 
@@ -254,7 +265,8 @@ class _Reconstructor:
         self._network, self._reference, self._images = network, reference, images
         self._steps, self._draw = steps, np.random.default_rng(seed)
         order = self._draw.permutation(len(images[0]))
-        self._held_out, self._fitted = np.split(order, [len(order) // _HELD_OUT])
+        held_out = min(len(order) // _HELD_OUT, _MOST_HELD_OUT)
+        self._held_out, self._fitted = np.split(order, [held_out])
 
     def run(self, model: keras.Model, *, shown: bool) -> Reconstruction:
         """Fits the model.
@@ -277,7 +289,8 @@ class _Reconstructor:
             if not np.sum(whole.errors(self._held_out)) < np.sum(before):
                 model.set_weights(start)
                 found = [one.undone() for one in found]
-            found.append(self._fit(whole, "", _WHOLE, advance, limit=before))
+            settings = {"limit": before, "measure_statistics": self._measure_statistics}
+            found.append(self._fit(whole, "", _WHOLE, advance, **settings))
         observe_ranges(self._network, in_batches(self._images), of_inputs=False)
         after = whole.errors(self._held_out)
         if not (np.all(after <= before) and np.any(after < before)):
@@ -294,6 +307,11 @@ class _Reconstructor:
             held_out=len(self._held_out),
             seconds=time.monotonic() - begin,
         )
+
+    def _measure_statistics(self) -> None:
+        """Gives normalizations the statistics of the fitted images in the quantized network."""
+        batches = in_batches(tuple(array[self._fitted] for array in self._images))
+        measure_statistics(self._network, batches, call_node)
 
     def _whole(self) -> Part:
         """The whole network, fitted to the outputs of the float model."""
@@ -324,12 +342,12 @@ class _Reconstructor:
         name: str,
         plan: Plan,
         advance: Advance,
-        limit: np.ndarray | None = None,
+        **settings: Any,
     ) -> BlockFit:
         begin = time.monotonic()
         plan = plan._replace(steps=plan.steps * self._steps)
         before, after = part.fit(
-            plan, self._fitted, self._held_out, self._draw, advance, limit=limit
+            plan, self._fitted, self._held_out, self._draw, advance, **settings
         )
         return BlockFit(
             block=name,

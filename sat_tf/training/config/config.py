@@ -57,7 +57,7 @@ class CalibrationConfig(Section):
         default=0,
         ge=0,
         description="0 (no reconstruction) or a positive integer: steps for each block, in which "
-        "the calibrated model is fitted to the float one without labels; 200 is usual",
+        "the calibrated model is fitted to the float one without labels; 100 is usual",
     )
 
     @field_validator("num_images")

@@ -82,18 +82,51 @@ def test_equal_seeds_give_equal_models(fitted, float_model, images):
     assert again.error_after == found.error_after
 
 
-def test_frozen_layers_and_statistics_stay_as_they_are(float_model, images):
+def _statistics(model):
+    return [v.numpy() for v in model.variables if "moving_" in v.name]
+
+
+def test_frozen_layers_and_normalizations_stay_as_they_are(float_model, images):
     quantized = _calibrated(float_model, images)
-    frozen = quantized.get_layer("quant_expand")
-    frozen.trainable = False
-    statistics = {v.name: v.numpy() for v in quantized.variables if "moving_" in v.name}
-    before = frozen.get_weights()
-    sat_tf.reconstruct(quantized, float_model, images, steps=STEPS, progress=False)
-    for one, other in zip(before, frozen.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
-    for variable in quantized.variables:
-        if variable.name in statistics:
-            np.testing.assert_array_equal(statistics[variable.name], variable.numpy())
+    frozen = [
+        layer for layer in quantized.layers if layer.name == "quant_expand" or "bn" in layer.name
+    ]
+    assert len(frozen) > 1
+    for layer in frozen:
+        layer.trainable = False
+    before = [layer.get_weights() for layer in frozen]
+    found = sat_tf.reconstruct(quantized, float_model, images, steps=STEPS, progress=False)
+    assert found.kept
+    for layer, weights in zip(frozen, before, strict=True):
+        for one, other in zip(weights, layer.get_weights(), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_statistics_are_those_of_the_fitted_images_where_the_whole_network_was_fitted(
+    fitted, images
+):
+    quantized, before, found = fitted
+    assert found.blocks[-1].kept
+    after, weights = _statistics(quantized), quantized.get_weights()
+    chosen = np.random.default_rng(0).permutation(len(images))[found.held_out :]
+    sat_tf.calibrate(quantized, images[chosen], clipping_levels=False, progress=False)
+    for one, other in zip(after, _statistics(quantized), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+    quantized.set_weights(before)
+    assert any(
+        np.any(one != other) for one, other in zip(after, _statistics(quantized), strict=True)
+    )
+    quantized.set_weights(weights)
+
+
+def test_many_images_have_no_more_than_64_held_out(fitted, float_model):
+    quantized, before, _ = fitted
+    weights = quantized.get_weights()
+    quantized.set_weights(before)
+    many = float_models.images(330)
+    found = sat_tf.reconstruct(quantized, float_model, many, steps=1, progress=False)
+    quantized.set_weights(weights)
+    assert (found.num_images, found.held_out) == (330, 64)
 
 
 def test_what_helps_nothing_leaves_the_model_as_it_was(float_model, images, monkeypatch):
