@@ -282,7 +282,7 @@ def test_pictures_without_labels_reconstruct_a_model_of_keras_3(told, files, tmp
     model.save(files / "keras3.keras")
     status, said = told("keras3.keras", "plain", "--bits", "2")
     assert status == 0, said
-    assert "Reconstructed block by block, 200 steps each, on 64 images, 12 of them held out" in said
+    assert "Reconstructed block by block, 100 steps each, on 64 images, 12 of them held out" in said
     assert "class of the float model: " in said
     assert "2 bits without training can cost accuracy; with pictures in folders" in said
     found = json.loads((tmp_path / "out" / "reconstruction.json").read_text())
