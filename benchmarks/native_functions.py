@@ -12,7 +12,6 @@ where it is installed.
 """
 
 import functools
-import importlib.util
 import math
 from collections.abc import Iterator
 
@@ -21,30 +20,21 @@ import rich.console
 from absl import app, flags
 from rows import as_table
 
+from sat_tf.export.certificate.runtimes import is_installed
 from sat_tf.export.kernels.kernel_sets import (
     ARM,
-    MICRO,
-    REFERENCE,
     KernelSet,
-    builtin_of_this_machine,
-    of_this_machine,
 )
-from sat_tf.export.litert.micro import MicroRuntime
-from sat_tf.export.litert.runtime import Runtime
+from sat_tf.export.litert.processes import loaded
 from sat_tf.export.operations.graph import Graph, simulate
 from sat_tf.export.operations.graph_file import serialize
 from tests.arm.operators import FUNCTIONS, OF_SEVERAL, compared, functions_of_codes, subject_of
 from tests.arm.processors import PROCESSORS, check_on_arm
 from tests.arm.system import find_system
+from tests.export.local import KERNELS
 
 _GRIDS = flags.DEFINE_integer("grids", 12, "how many grids of the input")
 _ARM_GRIDS = flags.DEFINE_integer("arm_grids", 2, "how many of them on emulated Arm processors")
-_RUNTIMES = {
-    "xnnpack": of_this_machine(),
-    "builtin": builtin_of_this_machine(),
-    "reference": REFERENCE,
-    "micro": MICRO,
-}
 # Runtimes without a kernel.
 _WITHOUT = {("ELU", "reference"), ("GELU", "micro")}
 _SMALLEST, _LARGEST = 0.004, 0.15
@@ -65,12 +55,10 @@ def _grids() -> Iterator[tuple[float, int]]:
 
 def _counted(graph: Graph, images: np.ndarray, runtime: str, kernels: KernelSet) -> np.ndarray:
     """How many codes of its operators were compared, and how many differ."""
-    load = MicroRuntime if runtime == "micro" else Runtime
-    more = {} if runtime == "micro" else {"runtime": runtime}
-    loaded = load(serialize(graph, {}), keep_tensors=True, **more)
-    loaded.run(images)
+    ran = loaded(serialize(graph, {}), runtime, keep_tensors=True)
+    ran.run(images)
     names = compared(graph)
-    expected, found = simulate(graph.on(kernels), images), loaded.tensors(names)
+    expected, found = simulate(graph.on(kernels), images), ran.tensors(names)
     differing = sum(np.count_nonzero(found[name] != expected[name]) for name in names)
     return np.array([sum(found[name].size for name in names), differing])
 
@@ -88,9 +76,7 @@ def _words(count: int, differing: int) -> str:
 
 def main(_: list[str]) -> None:
     """Prints the tables."""
-    runtimes = dict(_RUNTIMES)
-    if importlib.util.find_spec("tflite_micro") is None:
-        del runtimes["micro"]
+    runtimes = {name: kernels for name, kernels in KERNELS.items() if is_installed(name)}
     console, grids = rich.console.Console(), list(_grids())
     rows = []
     for name, make in _BY_OPERATOR.items():

@@ -1,20 +1,14 @@
 """Operators by themselves, against LiteRT here and on emulated Arm processors: every input."""
 
-import importlib.util
-
 import numpy as np
 import pytest
 
+from sat_tf.export.certificate.runtimes import is_installed
 from sat_tf.export.kernels.kernel_sets import (
     ARM,
-    MICRO,
-    REFERENCE,
     X86,
-    builtin_of_this_machine,
-    of_this_machine,
 )
-from sat_tf.export.litert.micro import MicroRuntime
-from sat_tf.export.litert.runtime import Runtime
+from sat_tf.export.litert.processes import loaded
 from sat_tf.export.operations.graph import simulate
 from sat_tf.export.operations.graph_file import serialize
 from tests.arm.operators import (
@@ -27,32 +21,23 @@ from tests.arm.operators import (
     subject_of,
 )
 from tests.arm.processors import check_on_arm
-
-HERE = {
-    "xnnpack": of_this_machine(),
-    "builtin": builtin_of_this_machine(),
-    "reference": REFERENCE,
-    "micro": MICRO,
-}
+from tests.export.local import KERNELS
 
 
 def _assert_as_simulated(graph, images, runtime):
     content = serialize(graph, {})
-    if runtime == "micro":
-        loaded = MicroRuntime(content, keep_tensors=True)
-    else:
-        loaded = Runtime(content, runtime, keep_tensors=True)
-    loaded.run(images)
+    ran = loaded(content, runtime, keep_tensors=True)
+    ran.run(images)
     names = compared(graph)
-    expected, found = simulate(graph.on(HERE[runtime]), images), loaded.tensors(names)
+    expected, found = simulate(graph.on(KERNELS[runtime]), images), ran.tensors(names)
     for name in names:
         np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
 
 
-@pytest.mark.parametrize("runtime", HERE)
+@pytest.mark.parametrize("runtime", KERNELS)
 @pytest.mark.parametrize("name", OF_SEVERAL)
 def test_runtimes_here_have_the_rules_of_their_kernels_on_every_input(name, runtime):
-    if runtime == "micro" and importlib.util.find_spec("tflite_micro") is None:
+    if not is_installed(runtime):
         pytest.skip("TFLite Micro is an extra: pip install 'sat-tf[micro]'")
     _assert_as_simulated(*OF_SEVERAL[name](0.05, 3), runtime)
 

@@ -7,12 +7,8 @@ import tf_keras as keras
 
 from sat_tf.export.certificate.comparison import Reference, RuntimeCounter
 from sat_tf.export.certificate.outputs import outputs_in
-from sat_tf.export.kernels.kernel_sets import (
-    REFERENCE,
-    builtin_of_this_machine,
-    of_this_machine,
-)
-from sat_tf.export.litert.runtime import Runtime
+from sat_tf.export.certificate.runtimes import RUNTIMES
+from sat_tf.export.litert.processes import loaded
 from sat_tf.export.operations.graph import Graph, simulate
 from sat_tf.export.operations.graph_file import read_graph
 from sat_tf.export.operations.linear import Linear, requantization_multipliers
@@ -24,6 +20,9 @@ from sat_tf.export.tflite.tensors import Codes
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network
 from sat_tf.qat.layout import call_name, inner_layer
+
+# The kernels of each runtime that may be on this machine, of which TFLite Micro is an extra.
+KERNELS = {name: kind.kernels for name, kind in RUNTIMES.items() if not kind.is_simulated}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,15 +148,8 @@ def own_count(content: bytes, images: Pixels, runtime: str) -> tuple[int, int]:
 
 def assert_simulated(content: bytes, tensor: str, images: Pixels, runtime: str) -> None:
     """A runtime makes every code of a tensor of a file that the simulation of its kernels does."""
-    graph = read_graph(content, "file").on(RUNTIME_KERNELS[runtime])
-    loaded = Runtime(content, runtime, keep_tensors=True)
-    loaded.run(images)
-    found = loaded.tensors([tensor])[tensor]
+    graph = read_graph(content, "file").on(KERNELS[runtime])
+    ran = loaded(content, runtime, keep_tensors=True)
+    ran.run(images)
+    found = ran.tensors([tensor])[tensor]
     np.testing.assert_array_equal(found, simulate(graph, images)[tensor])
-
-
-RUNTIME_KERNELS = {
-    "xnnpack": of_this_machine(),
-    "builtin": builtin_of_this_machine(),
-    "reference": REFERENCE,
-}

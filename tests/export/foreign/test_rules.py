@@ -1,22 +1,19 @@
 """Operators of other tools: each code of every runtime here is the one of its rule."""
 
-import importlib.util
-
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from sat_tf.export.certificate.runtimes import is_installed
 from sat_tf.export.foreign.reading import read_foreign
 from sat_tf.export.kernels.kernel_sets import (
-    MICRO,
-    REFERENCE,
     builtin_of_this_machine,
-    of_this_machine,
 )
 from sat_tf.export.litert.processes import loaded
 from tests import reference
 from tests.export.foreign.one_operator import Grid, constant, file_of
+from tests.export.local import KERNELS
 
 ALL_CODES = np.arange(-128, 128).astype(np.int8)
 SHAPE = (1, 8, 8, 4)
@@ -28,14 +25,6 @@ RATIOS = st.one_of(st.floats(0.1, 8.0), st.sampled_from([0.25, 0.5, 1.0, 1.5, 2.
 ZERO_POINTS = st.integers(-128, 127)
 
 
-# The kernels that this machine runs a file with, by the name of the runtime.
-HERE = {
-    "xnnpack": of_this_machine(),
-    "builtin": builtin_of_this_machine(),
-    "reference": REFERENCE,
-}
-if importlib.util.find_spec("tflite_micro"):
-    HERE["micro"] = MICRO
 # TFLite Micro puts an integer around the image that it has never set.
 WRONG = {"SPACE_TO_BATCH_ND": ["micro"]}
 
@@ -45,8 +34,8 @@ def assert_as_in_litert(content, images):
     assert dict(file.reasons) == {}
     places = {tensor.name: index for index, tensor in enumerate(file.contents.tensors)}
     compared = []
-    for name, kernels in HERE.items():
-        if name in WRONG.get(file.contents.operators[0].name, ()):
+    for name, kernels in KERNELS.items():
+        if name in WRONG.get(file.contents.operators[0].name, ()) or not is_installed(name):
             continue
         try:
             runtime = loaded(content, name, keep_tensors=True)

@@ -1,37 +1,21 @@
 """Functions of one value by operators of their own: every code, in every kernel that has them."""
 
-import functools
-import importlib.util
-
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from sat_tf.export.kernels.kernel_sets import (
-    MICRO,
-    REFERENCE,
-    builtin_of_this_machine,
-    of_this_machine,
-)
-from sat_tf.export.litert.micro import MicroRuntime
-from sat_tf.export.litert.runtime import Runtime
+from sat_tf.export.certificate.runtimes import is_installed
+from sat_tf.export.litert.processes import loaded
 from sat_tf.export.operations.graph import Graph, simulate
 from sat_tf.export.operations.graph_file import read_graph, serialize
 from sat_tf.export.operations.native import FIXED_GRIDS, NATIVE, Native, Sloped
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.quantize import ShiftImage
 from sat_tf.export.tflite.tensors import Codes, Image, Tensor
+from tests.export.local import KERNELS
 
 ALL_CODES = np.arange(-128, 128).astype(np.int8).reshape(1, 16, 16, 1)
-# The kernels that this machine runs a file with, by the name of LiteRT's runtime.
-HERE = {
-    "xnnpack": of_this_machine(),
-    "builtin": builtin_of_this_machine(),
-    "reference": REFERENCE,
-}
-if importlib.util.find_spec("tflite_micro"):
-    HERE["micro"] = MICRO
 # Runtimes that have no kernel.
 WITHOUT = {"ELU": ("reference",), "GELU": ("micro",)}
 CASES = [
@@ -72,11 +56,10 @@ def _output(name: str, scale: float, zero_point: int) -> Codes:
 def _assert_as_in_litert(graph: Graph, images: np.ndarray, *, skipped=()) -> None:
     content = serialize(graph, {})
     read = read_graph(content, "one")
-    for name, kernels in HERE.items():
-        if name in skipped:
+    for name, kernels in KERNELS.items():
+        if name in skipped or not is_installed(name):
             continue
-        load = MicroRuntime if name == "micro" else functools.partial(Runtime, runtime=name)
-        runtime = load(content, keep_tensors=True)
+        runtime = loaded(content, name, keep_tensors=True)
         runtime.run(images)
         expected = simulate(graph.on(kernels), images)["y"]
         np.testing.assert_array_equal(runtime.tensors(["y"])["y"], expected, err_msg=name)
