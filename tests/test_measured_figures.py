@@ -13,7 +13,9 @@ _README = (_ROOT / "README.md").read_text()
 _MEASUREMENTS = _ROOT / "docs" / "measurements"
 _ACCURACY = (_MEASUREMENTS / "accuracy.md").read_text()
 _FILES = (_MEASUREMENTS / "files.md").read_text()
-_METHODS = (_ROOT / "docs" / "guides" / "methods.md").read_text()
+_METHODS = "".join(
+    (_ROOT / "docs" / "guides" / f"{page}.md").read_text() for page in ("weight_methods", "storage")
+)
 _COST = (_MEASUREMENTS / "training.md").read_text()
 _MODELS = {
     "mobilenet_v1": "MobileNet-V1",
