@@ -2,17 +2,11 @@
 
 import argparse
 import dataclasses
-import itertools
 import json
 import math
 import pathlib
-import time
-import types
-import warnings
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
-import numpy as np
 from rich.console import Console
 
 from sat_tf.arguments import is_between
@@ -32,48 +26,37 @@ from sat_tf.commands.options import (
     seed,
 )
 from sat_tf.commands.pixels import fixed_input_shape
+from sat_tf.commands.quantize_calibrated import write_calibrated
+from sat_tf.commands.quantize_images import (
+    CALIBRATION_IMAGES,
+    CROPS,
+    HELD_OUT_IMAGES,
+    Pictures,
+    expect_more_than_guessing,
+    find_input_range,
+    find_pictures,
+)
 from sat_tf.commands.train import train
-from sat_tf.commands.verification_table import print_certificate
-from sat_tf.data import source as data_source
-from sat_tf.data.folder_tree import HELD_OUT_SHARE, TRAIN
-from sat_tf.data.picture_folder import FolderImages, load_folder
-from sat_tf.data.source import ImageSource, spread_evenly
-from sat_tf.export.certificate.certificate import ImagesFrom
-from sat_tf.export.tflite.metadata import label_text
+from sat_tf.data.source import ImageSource
 from sat_tf.messages import RunError, say, value_errors_as_run_errors
-from sat_tf.preprocessing import COVERING, Preprocessing
-from sat_tf.presentation.tables import marked_text, points
+from sat_tf.presentation.tables import points
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.quantizers.input_range import PIXELS, InputRange
 from sat_tf.training.config.config import parse_config
 from sat_tf.training.config.folder import run_name
 from sat_tf.training.config.sections import AUTO, TRIED_RATES, StageConfig
 from sat_tf.training.state import run_folder
-from sat_tf.training.state.reconstruction import Fitted, fit
 from sat_tf.training.state.run_folder import RunFolder
 
 if TYPE_CHECKING:
     import tf_keras as keras
 
-    from sat_tf.data.folder_source import FolderSource
 
-_CALIBRATION_IMAGES = 512
-# One of so many is held out, where folders of classes are not divided.
-_PARTS = round(1 / HELD_OUT_SHARE)
-_HELD_OUT_IMAGES = 1024
 _BATCH_SIZE = 32
 _OF_STAGE = {"batch_size", "warmup_learning_rate", "base_learning_rate"}
-# Nothing is cut off, and what has a left and a right, as letters have, is not mirrored: how the
-# model was trained is not known.
-_CROPS: Mapping[str, Any] = types.MappingProxyType(
-    {"resize_ratio": 1.0, "smallest_area": 0.6, "mirrored": False}
-)
 # A network that is not trained loses accuracy with fewer bits.
 _FEWEST_WITHOUT_TRAINING = 7
-# A calibrated model of so many bits and fewer is fitted to the float one, in as many steps a block
-# as `sat_tf.reconstruct` takes by itself.
+# A calibrated model of so many bits and fewer is fitted to the float one.
 _MOST_RECONSTRUCTED = 4
-_STEPS = 100
 
 SUMMARY = "turn a trained model and a folder of pictures into a certified TFLite file"
 DESCRIPTION = (
@@ -158,13 +141,13 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     model = read_keras_model(path, advice, trust=arguments.trust_model)
     with value_errors_as_run_errors():
         _expect_float(path, model)
-        found = _found(images, model, console)
+        found = find_pictures(images, model, console)
         policy = BitPolicy.mobile(arguments.bits, **policy_fields(arguments))
         if not policy.states_input_range:
-            spelling = _input_range(path, model, found, console).spelling
+            spelling = find_input_range(path, model, found, console).spelling
             policy = dataclasses.replace(policy, input_range=spelling)
         else:
-            _expect_more_than_guessing(model, found, policy, console)
+            expect_more_than_guessing(model, found, policy, console)
         if not isinstance(found, Pictures):
             exact = _run(arguments, model, policy, found, (name, folder), console)
         elif arguments.epochs or arguments.overrides:
@@ -180,7 +163,16 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
                 )
             )
         else:
-            exact = _write_calibrated(arguments, model, policy, found, folder, console)
+            exact = write_calibrated(
+                model,
+                policy,
+                found,
+                folder,
+                console,
+                steps=_steps(arguments),
+                seed=arguments.seed,
+                output_type=arguments.output_type,
+            )
     for name, what in _SHOWN.items():
         if folder.file(name).exists():
             say(console, f"  {folder.file(name)}  {what}")
@@ -222,8 +214,10 @@ def _note_cost(bits: int, folder: RunFolder, why_not: str, console: Console) -> 
 
 def _steps(arguments: argparse.Namespace) -> int:
     """The steps of reconstruction for each block; 0 where epochs are given, or bits suffice."""
+    from sat_tf.qat.reconstruction.reconstruct import STEPS
+
     few = arguments.bits <= _MOST_RECONSTRUCTED
-    return _STEPS if few and arguments.epochs is None else 0
+    return STEPS if few and arguments.epochs is None else 0
 
 
 def _note(text: str, console: Console) -> None:
@@ -261,172 +255,13 @@ def _expect_float(path: pathlib.Path, model: "keras.Model") -> None:
     fixed_input_shape(model, str(path))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Pictures:
-    """The pictures of a folder that cannot be trained on, for the input of a model.
-
-    Attributes:
-        images: uint8, to calibrate on.
-        held_out: uint8, to verify and measure on; those that it was calibrated on where there are
-            no classes.
-        labels: of those held out, for the only output with as many classes; None where they are
-            not the model's classes.
-        class_names: in the order of the labels; None where there are none.
-        images_from: where those held out come from.
-        why_not: why they cannot be trained on, in words.
-        preprocessing: how they have been prepared.
-    """
-
-    images: np.ndarray
-    held_out: np.ndarray
-    labels: np.ndarray | None = None
-    class_names: tuple[str, ...] | None = None
-    images_from: ImagesFrom
-    why_not: str
-    preprocessing: Preprocessing = COVERING
-
-    def held_out_sample(self, most: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """Takes images as a source does, without labels where there are none."""
-        chosen = spread_evenly(len(self.held_out), most)
-        return self.held_out[chosen], None if self.labels is None else self.labels[chosen]
-
-
-def _found(folder: pathlib.Path, model: "keras.Model", console: Console) -> ImageSource | Pictures:
-    """The pictures of a folder: a source of batches where a model can be trained on them.
-
-    Raises:
-        ValueError: there are none, or the model takes no pictures.
-    """
-    shape, outputs = fixed_input_shape(model), [tuple(one.shape[1:]) for one in model.outputs]
-    has_folders = any(entry.is_dir() for entry in folder.iterdir())
-    if not has_folders or len(shape) != 3 or shape[0] != shape[1] or shape[2] != 3:
-        images, found = _parted(folder, shape)
-        apart = (
-            "" if images is found.images else f" to calibrate on, {len(found.images):,} held out"
-        )
-        console.print(f"{folder}: {len(images):,} pictures{apart}", highlight=False, markup=False)
-        fits = found.labels is not None and outputs.count((len(found.class_names),)) == 1
-        return Pictures(
-            images=images,
-            held_out=found.images,
-            labels=found.labels if fits else None,
-            class_names=found.class_names if fits else None,
-            images_from=ImagesFrom(
-                "pictures of a folder, scaled and cropped to the input", files=found.files
-            ),
-            why_not=(
-                "pictures without labels"
-                if not has_folders
-                else f"a model of {shape}"
-                if len(outputs) == 1
-                else f"a model of {len(outputs)} outputs"
-            ),
-        )
-    source = cast(
-        "FolderSource",
-        data_source("folder", data_dir=str(folder), image_size=shape[0], **_CROPS),
-    )
-    fits = outputs.count((source.num_classes,)) == 1
-    if fits and len(outputs) == 1:
-        return source  # of which its run tells
-    console.print(
-        f"{folder}: {source.num_classes:,} classes, {source.num_train:,} pictures to calibrate on "
-        f"and {source.num_test:,} held out",
-        highlight=False,
-        markup=False,
-    )
-    shapes = f"shape{'s' if len(outputs) > 1 else ''} {', '.join(map(str, outputs))}"
-    why = f"{source.num_classes:,} classes for a model with outputs of {shapes}"
-    not_measured = "the accuracy of the others" if fits else "accuracy"
-    for note in (f"received {why}: {not_measured} is not measured.", *source.notes):
-        _note(note, console)
-    labels = source.held_out_files
-    held_out = load_folder(
-        folder,
-        shape,
-        most=_HELD_OUT_IMAGES,
-        preprocessing=source.preprocessing,
-        among=list(labels),
-    )
-    return Pictures(
-        images=source.training_sample(min(_CALIBRATION_IMAGES, source.num_train), seed=0),
-        held_out=held_out.images,
-        labels=np.array([labels[str(folder / name)] for name in held_out.files], np.int32)
-        if fits
-        else None,
-        class_names=source.class_names if fits else None,
-        images_from=ImagesFrom(f"held-out pictures of {source.name}", files=held_out.files),
-        why_not=why,
-        preprocessing=source.preprocessing,
-    )
-
-
-def _parted(folder: pathlib.Path, shape: tuple[int, ...]) -> tuple[np.ndarray, FolderImages]:
-    """Pictures to calibrate on, and held-out ones: the same where there are no classes."""
-    found = load_folder(folder, shape, most=_CALIBRATION_IMAGES)
-    train = folder / TRAIN
-    if train.is_dir():
-        return load_folder(train, shape, most=_CALIBRATION_IMAGES).images, found
-    if found.labels is None or len(found.images) < _PARTS:
-        return found.images, found
-    # Sorted by class, so that every fifth is a fifth of each.
-    is_held_out = np.arange(len(found.images)) % _PARTS == _PARTS // 2
-    held_out = dataclasses.replace(
-        found,
-        images=found.images[is_held_out],
-        labels=found.labels[is_held_out],
-        files=dict(itertools.compress(found.files.items(), is_held_out)),
-    )
-    return found.images[~is_held_out], held_out
-
-
-def _expect_more_than_guessing(
-    model: "keras.Model",
-    pictures: ImageSource | Pictures,
-    policy: BitPolicy,
-    console: Console,
-) -> None:
-    """Warns where a float model that is fed as its user says knows nothing of the pictures."""
-    from sat_tf.analysis.range_accuracy import USUAL_IMAGES, guessing_problem
-
-    if len(model.input_names) == 1:
-        given = policy.range_of(model.input_names[0])
-        pixels, labels = pictures.held_out_sample(USUAL_IMAGES)
-        problem = guessing_problem(model, pixels, labels, given)
-        if problem is not None:
-            _note(problem, console)
-
-
-def _input_range(
-    path: pathlib.Path,
-    model: "keras.Model",
-    pictures: ImageSource | Pictures,
-    console: Console,
-) -> InputRange:
-    """The range of a model's input: pixels where its own layers convert them, else found.
-
-    Raises:
-        ValueError: it cannot be found.
-    """
-    from sat_tf.analysis.range_accuracy import USUAL_IMAGES, found_range
-    from sat_tf.graph.layer_kinds import role_of
-    from sat_tf.graph.layers.kind import Role
-    from sat_tf.graph.network import Network
-    from sat_tf.graph.rewrite import with_layers_for_operations
-
-    network = Network(with_layers_for_operations(model))
-    readers = [role_of(node.layer) for node in network if network.input in node.inputs]
-    if any(role in (Role.AFFINE, Role.SCALING) for role in readers):
-        said, found = "pixels, which its own layers convert", PIXELS
-    else:
-        measured = found_range(str(path), model, *pictures.held_out_sample(USUAL_IMAGES))
-        said = (
-            f"{measured.given}, found: {measured}. If the model is better than that, give "
-            "--input_range"
-        )
-        found = measured.given
-    say(console, f"Input range: {said}.")
-    return found
+# These are the files of a run to look at first.
+_SHOWN = {
+    run_folder.TFLITE_MODEL: "the file for the device",
+    run_folder.CERTIFICATE_PAGE: "the proof, to read",
+    run_folder.REPORT: "the report, to read",
+    run_folder.QUANTIZED_MODEL: "the quantized Keras model",
+}
 
 
 def _run(
@@ -453,7 +288,7 @@ def _run(
             "options": {
                 "data_dir": str(arguments.images),
                 "image_size": source.image_size,
-                **_CROPS,
+                **CROPS,
             },
         },
         "policy": policy.to_dict(),
@@ -462,14 +297,14 @@ def _run(
             "quantized": {"epochs": epochs, "warmup_epochs": epochs / 10},
         },
         "calibration": {
-            "num_images": _CALIBRATION_IMAGES,
+            "num_images": CALIBRATION_IMAGES,
             "final_statistics": True,
             "reconstruction_steps": _steps(arguments),
         },
         "export": {
             "softmax": ends_in_softmax(model),
             "output_type": arguments.output_type,
-            "verify_images": _HELD_OUT_IMAGES,
+            "verify_images": HELD_OUT_IMAGES,
         },
         "training": {
             "start": "vanilla",
@@ -481,150 +316,3 @@ def _run(
     # JSON is YAML.
     config = parse_config(json.dumps(values), arguments.overrides, subject="--set")
     return train(config, folder, console, resume=arguments.resume)
-
-
-# These are the files of a run to look at first.
-_SHOWN = {
-    run_folder.TFLITE_MODEL: "the file for the device",
-    run_folder.CERTIFICATE_PAGE: "the proof, to read",
-    run_folder.REPORT: "the report, to read",
-    run_folder.QUANTIZED_MODEL: "the quantized Keras model",
-}
-
-
-def _write_calibrated(
-    arguments: argparse.Namespace,
-    model: "keras.Model",
-    policy: BitPolicy,
-    pictures: Pictures,
-    folder: RunFolder,
-    console: Console,
-) -> bool:
-    """Calibrates, exports and verifies, without a run; returns whether the certificate is exact.
-
-    The folder gets a report too: with labels, the results and the answers are in it.
-    """
-    if folder.holds_run:
-        raise RunError(
-            f"{folder.path}: received the folder of a run, expected one for other files; name one "
-            "with --out."
-        )
-    from sat_tf.analysis.code_use import layer_rows
-    from sat_tf.export.snapping import snap_biases
-    from sat_tf.qat.calibrate import calibrate
-    from sat_tf.qat.layout import GuessedClippingLevelsWarning
-    from sat_tf.qat.scheme import quantize_model
-    from sat_tf.training.loop.outcome import of_certificate, write_file
-    from sat_tf.training.loop.stage import SAMPLE
-    from sat_tf.training.report.report import write_layers, write_report
-    from sat_tf.training.report.results import Results
-    from sat_tf.training.state.classifier_file import ends_in_softmax
-
-    begun = time.monotonic()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", GuessedClippingLevelsWarning)  # it is calibrated next
-        quantized = quantize_model(model, policy)
-    feed = policy.range_of(model.input_names[0]).fed
-    fed = feed(pictures.images)
-    calibrate(quantized, fed, num_images=len(fed), keep_function=True)
-    fitted = _reconstructed(arguments, quantized, model, pictures, feed, console)
-    snap_biases(quantized)
-    folder.start()  # what is there belongs to other pictures
-    if fitted is not None:
-        fitted.write(folder)
-    options: dict[str, Any] = {"output_type": arguments.output_type}
-    labels: Any = pictures.labels
-    if len(model.outputs) == 1:  # as TFLite Metadata are, and a softmax that is asked for
-        options["softmax"] = ends_in_softmax(model)
-        options |= {"labels": pictures.class_names, "preprocessing": pictures.preprocessing}
-    elif labels is not None:
-        size = (len(pictures.class_names or ()),)
-        labels = [labels if tuple(one.shape[1:]) == size else None for one in model.outputs]
-    report, certificate = write_file(
-        folder,
-        quantized,
-        (pictures.held_out, labels),
-        images_from=pictures.images_from,
-        float_model=model,
-        feed=feed,
-        class_names=pictures.class_names,
-        progress=True,
-        **options,
-    )
-    with folder.written(run_folder.QUANTIZED_MODEL) as temporary:
-        quantized.save(temporary)
-    # Warnings of the certificate are printed with it.
-    for warning in (text for text in report.warnings if text not in certificate.warnings):
-        say(console, f"Note: {warning}")
-    for statement in report.on_target:
-        say(console, marked_text(statement))
-    print_certificate(certificate, str(folder.file(run_folder.TFLITE_MODEL)), console)
-    if fitted is not None and fitted.kept and pictures.held_out is pictures.images:
-        _note(
-            "four in five of these pictures are those that it was fitted to; how it answers "
-            "others stands above, behind its reconstruction.",
-            console,
-        )
-    folder.write_text(run_folder.PREPROCESSING, pictures.preprocessing.to_json())
-    write_layers(folder, layer_rows(quantized, feed(pictures.images[:SAMPLE])))
-    if pictures.labels is not None:
-        if pictures.class_names is not None:
-            folder.write_text(run_folder.LABELS, label_text(pictures.class_names))
-        results = Results(
-            float_top1=certificate.top1["float"],
-            quantized_top1=certificate.top1["quantized"],
-            held_out_images=len(pictures.held_out),
-            parameters=model.count_params(),
-            seconds=time.monotonic() - begun,
-            reconstruction=fitted,
-            **of_certificate(certificate),
-        )
-        folder.write_json(run_folder.RESULTS, results.to_dict())
-    write_report(folder)
-    return certificate.is_exact
-
-
-def _reconstructed(
-    arguments: argparse.Namespace,
-    quantized: "keras.Model",
-    model: "keras.Model",
-    pictures: Pictures,
-    feed: Callable[[np.ndarray], np.ndarray],
-    console: Console,
-) -> Fitted | None:
-    """Fits a calibrated model in place, and says what it gains; None where it stays as it is."""
-    import tf_keras as keras
-
-    from sat_tf.export.snapping import snap_biases
-    from sat_tf.top_k import classes_of
-
-    steps, labels = _steps(arguments), pictures.labels
-    if not steps:
-        return None
-
-    def measure() -> dict[str, float]:
-        if labels is None:
-            return {}
-        snap_biases(quantized)
-        size = (len(pictures.class_names or ()),)
-        (of_classes,) = (one for one in quantized.outputs if tuple(one.shape[1:]) == size)
-        classifier = keras.Model(quantized.inputs, of_classes)
-        found = classifier.predict(feed(pictures.held_out), batch_size=_BATCH_SIZE, verbose=0)
-        return {"top1": float(np.mean(classes_of(found) == labels))}
-
-    say(console, f"Reconstructing, {steps} steps a block")
-    try:
-        fitted = fit(
-            quantized,
-            model,
-            feed(pictures.images),
-            steps=steps,
-            seed=arguments.seed,
-            measure=measure,
-            keep_better=True,
-        )
-    except ValueError as error:
-        _note(f"calibrated only. {error}", console)
-        return None
-    say(console, f"Reconstructed {fitted.how}: {fitted.gained}")
-    return fitted

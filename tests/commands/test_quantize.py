@@ -1,6 +1,5 @@
 """`sat-tf quantize` makes a certified file of a trained model and a folder of pictures."""
 
-import inspect
 import json
 import os
 import shutil
@@ -171,11 +170,6 @@ def test_a_model_that_converts_pixels_itself_is_fed_pixels(told):
     assert "Input range: pixels, which its own layers convert." in said
     assert "without training" not in said  # it has cost nothing
     assert "econstruct" not in said
-
-
-def test_blocks_have_as_many_steps_as_in_python():
-    usual = inspect.signature(sat_tf.reconstruct).parameters["steps"].default
-    assert usual == quantize._STEPS
 
 
 @pytest.mark.thorough

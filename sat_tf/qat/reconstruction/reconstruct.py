@@ -30,6 +30,8 @@ from sat_tf.qat.reconstruction.fit import Aim, Part, Plan, trained
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.settings import COUNT
 
+# Of a block.
+STEPS = 100
 _FEWEST_IMAGES = 32
 # One image in so many is not fitted to, of many images so many, and tells whether a fit has helped.
 _HELD_OUT, _MOST_HELD_OUT = 5, 64
@@ -145,7 +147,7 @@ def reconstruct(
     dataset: Any,
     *,
     num_images: int = 512,
-    steps: int = 100,
+    steps: int = STEPS,
     seed: int = 0,
     progress: bool = True,
 ) -> Reconstruction:

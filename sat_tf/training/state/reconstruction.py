@@ -96,7 +96,11 @@ class Fitted:
             for name, show, before, after in (outputs, top1)
             if before is not None
         ]
-        return "; ".join([*words, *([] if self.kept else ["the calibrated model is kept"])])
+        if not self.kept:
+            by_labels = (self.fitted_top1 or 0.0) < (self.calibrated_top1 or 0.0)
+            why = "its top-1 is the better one" if by_labels else "no fit has helped"
+            words.append(f"the calibrated model is kept, because {why}")
+        return "; ".join(words)
 
 
 def fit(
@@ -112,6 +116,8 @@ def fit(
 ) -> Fitted:
     """Fits a calibrated model in place, also the layers that were frozen when it was trained.
 
+    Whatever is raised, also by `measure` and by an interruption, the model has not changed.
+
     Args:
         model: calibrated.
         float_model: that it was made from.
@@ -120,29 +126,34 @@ def fit(
         seed: see `sat_tf.reconstruct`.
         measure: gives top1, and top5 of many classes, of the model as its file would be, for which
             it may move weights: they are put back.
-        keep_better: keep the calibrated model where its top1 is larger.
+        keep_better: keep the calibrated model where its top1 is larger: labels then decide between
+            the two.
         progress: show a bar.
 
     Raises:
-        ValueError: the model cannot be fitted; it has not changed.
+        ValueError: the model cannot be fitted.
     """
     from sat_tf.qat.reconstruction.reconstruct import reconstruct
 
     calibrated = model.get_weights()
-    before = measure()
-    model.set_weights(calibrated)
-    with _trainable(model):
-        found = reconstruct(
-            model,
-            float_model,
-            images,
-            num_images=len(images),
-            steps=steps,
-            seed=seed,
-            progress=progress,
-        )
-    fitted = model.get_weights()
-    after = measure()
+    try:
+        before = measure()
+        model.set_weights(calibrated)
+        with _trainable(model):
+            found = reconstruct(
+                model,
+                float_model,
+                images,
+                num_images=len(images),
+                steps=steps,
+                seed=seed,
+                progress=progress,
+            )
+        fitted = model.get_weights()
+        after = measure()
+    except BaseException:
+        model.set_weights(calibrated)
+        raise
     is_worse = keep_better and after.get("top1", 0.0) < before.get("top1", 0.0)
     model.set_weights(calibrated if is_worse else fitted)
     return Fitted(

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import numpy as np
@@ -51,8 +52,10 @@ def test_what_was_gained_is_said_in_words():
     )
     assert FITTED.gained == (
         "class of the float model: 87.50 % before, 100.00 % after; top-1 with labels: 75.00 % "
-        "before, 50.00 % after; the calibrated model is kept"
+        "before, 50.00 % after; the calibrated model is kept, because its top-1 is the better one"
     )
+    undone = dataclasses.replace(FITTED, agreement_after=0.875, fitted_top1=0.75)
+    assert undone.gained.endswith("the calibrated model is kept, because no fit has helped")
 
 
 def test_outputs_that_are_no_classes_have_errors():
@@ -79,6 +82,29 @@ def test_the_calibrated_model_is_kept_where_labels_say_that_it_is_better():
     before = model.get_weights()
     found = reconstructed(model, (0.75, 0.5), keep_better=True)
     assert (found.calibrated_top1, found.fitted_top1, found.kept) == (0.75, 0.5, False)
+    for one, other in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("measured", [1, 2])
+def test_a_model_that_cannot_be_measured_has_not_changed(measured, monkeypatch):
+    model = calibrated()
+    before, left = model.get_weights(), [measured]
+
+    def changed(model, *args, **options):
+        model.set_weights([one + 1 for one in model.get_weights()])
+
+    def measure():
+        changed(model)
+        left[0] -= 1
+        if not left[0]:
+            raise RunError("a logit is NaN")
+        return {}
+
+    monkeypatch.setattr("sat_tf.qat.reconstruction.reconstruct.reconstruct", changed)
+    images = small_images().train_images
+    with pytest.raises(RunError, match="NaN"):
+        fit(model, small_float_model(), images, steps=1, seed=0, measure=measure)
     for one, other in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
 

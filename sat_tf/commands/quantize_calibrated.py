@@ -1,0 +1,184 @@
+"""`sat-tf quantize` without a run: a model that is calibrated, and reconstructed, into a file."""
+
+import time
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Console
+
+from sat_tf.commands.quantize_images import Pictures
+from sat_tf.commands.verification_table import print_certificate
+from sat_tf.export.tflite.metadata import label_text
+from sat_tf.messages import RunError, say
+from sat_tf.presentation.tables import marked_text
+from sat_tf.qat.policy import BitPolicy
+from sat_tf.training.state import run_folder
+from sat_tf.training.state.reconstruction import Fitted, fit
+from sat_tf.training.state.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    import tf_keras as keras
+
+_BATCH_SIZE = 32
+
+
+def write_calibrated(
+    model: "keras.Model",
+    policy: BitPolicy,
+    pictures: Pictures,
+    folder: RunFolder,
+    console: Console,
+    *,
+    steps: int,
+    seed: int,
+    output_type: str | None,
+) -> bool:
+    """Calibrates, exports and verifies, without a run; returns whether the certificate is exact.
+
+    The folder gets a report too: with labels, the results and the answers are in it.
+
+    Args:
+        model: the float model.
+        policy: states its input range.
+        pictures: to calibrate and to measure on.
+        folder: where the files go.
+        console: where to show progress.
+        steps: of reconstruction for each block; 0 for none.
+        seed: of all that is drawn.
+        output_type: see `sat_tf.export_tflite`.
+
+    Raises:
+        RunError: the folder holds a run.
+        ValueError: the model has no integer form.
+    """
+    if folder.holds_run:
+        raise RunError(
+            f"{folder.path}: received the folder of a run, expected one for other files; name one "
+            "with --out."
+        )
+    from sat_tf.analysis.code_use import layer_rows
+    from sat_tf.export.snapping import snap_biases
+    from sat_tf.qat.calibrate import calibrate
+    from sat_tf.qat.layout import GuessedClippingLevelsWarning
+    from sat_tf.qat.scheme import quantize_model
+    from sat_tf.training.loop.outcome import of_certificate, write_file
+    from sat_tf.training.loop.stage import SAMPLE
+    from sat_tf.training.report.report import write_layers, write_report
+    from sat_tf.training.report.results import Results
+    from sat_tf.training.state.classifier_file import ends_in_softmax
+
+    begun = time.monotonic()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GuessedClippingLevelsWarning)  # it is calibrated next
+        quantized = quantize_model(model, policy)
+    feed = policy.range_of(model.input_names[0]).fed
+    fed = feed(pictures.images)
+    calibrate(quantized, fed, num_images=len(fed), keep_function=True)
+    fitted = (
+        _reconstructed(quantized, model, pictures, feed, console, steps=steps, seed=seed)
+        if steps
+        else None
+    )
+    snap_biases(quantized)
+    folder.start()  # what is there belongs to other pictures
+    if fitted is not None:
+        fitted.write(folder)
+    options: dict[str, Any] = {"output_type": output_type}
+    labels: Any = pictures.labels
+    if len(model.outputs) == 1:  # as TFLite Metadata are, and a softmax that is asked for
+        options["softmax"] = ends_in_softmax(model)
+        options |= {"labels": pictures.class_names, "preprocessing": pictures.preprocessing}
+    elif labels is not None:
+        size = (len(pictures.class_names or ()),)
+        labels = [labels if tuple(one.shape[1:]) == size else None for one in model.outputs]
+    report, certificate = write_file(
+        folder,
+        quantized,
+        (pictures.held_out, labels),
+        images_from=pictures.images_from,
+        float_model=model,
+        feed=feed,
+        class_names=pictures.class_names,
+        progress=True,
+        **options,
+    )
+    with folder.written(run_folder.QUANTIZED_MODEL) as temporary:
+        quantized.save(temporary)
+    # Warnings of the certificate are printed with it.
+    for warning in (text for text in report.warnings if text not in certificate.warnings):
+        say(console, f"Note: {warning}")
+    for statement in report.on_target:
+        say(console, marked_text(statement))
+    print_certificate(certificate, str(folder.file(run_folder.TFLITE_MODEL)), console)
+    if fitted is not None and fitted.kept and pictures.held_out is pictures.images:
+        say(
+            console,
+            "Note: four in five of these pictures are those that it was fitted to; how it answers "
+            "others stands above, behind its reconstruction.",
+            style="yellow",
+        )
+    folder.write_text(run_folder.PREPROCESSING, pictures.preprocessing.to_json())
+    write_layers(folder, layer_rows(quantized, feed(pictures.images[:SAMPLE])))
+    if pictures.labels is not None:
+        if pictures.class_names is not None:
+            folder.write_text(run_folder.LABELS, label_text(pictures.class_names))
+        results = Results(
+            float_top1=certificate.top1["float"],
+            quantized_top1=certificate.top1["quantized"],
+            held_out_images=len(pictures.held_out),
+            parameters=model.count_params(),
+            seconds=time.monotonic() - begun,
+            reconstruction=fitted,
+            **of_certificate(certificate),
+        )
+        folder.write_json(run_folder.RESULTS, results.to_dict())
+    write_report(folder)
+    return certificate.is_exact
+
+
+def _reconstructed(
+    quantized: "keras.Model",
+    model: "keras.Model",
+    pictures: Pictures,
+    feed: Callable[[np.ndarray], np.ndarray],
+    console: Console,
+    *,
+    steps: int,
+    seed: int,
+) -> Fitted | None:
+    """Fits a calibrated model in place, and says what it gains; None where it stays as it is."""
+    import tf_keras as keras
+
+    from sat_tf.export.snapping import snap_biases
+    from sat_tf.top_k import classes_of
+
+    labels = pictures.labels
+
+    def measure() -> dict[str, float]:
+        if labels is None:
+            return {}
+        snap_biases(quantized)
+        size = (len(pictures.class_names or ()),)
+        (of_classes,) = (one for one in quantized.outputs if tuple(one.shape[1:]) == size)
+        classifier = keras.Model(quantized.inputs, of_classes)
+        found = classifier.predict(feed(pictures.held_out), batch_size=_BATCH_SIZE, verbose=0)
+        return {"top1": float(np.mean(classes_of(found) == labels))}
+
+    say(console, f"Reconstructing, {steps} steps a block")
+    try:
+        fitted = fit(
+            quantized,
+            model,
+            feed(pictures.images),
+            steps=steps,
+            seed=seed,
+            measure=measure,
+            keep_better=True,
+        )
+    except ValueError as error:
+        say(console, f"Note: calibrated only. {error}", style="yellow")
+        return None
+    say(console, f"Reconstructed {fitted.how}: {fitted.gained}")
+    return fitted

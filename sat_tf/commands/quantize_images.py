@@ -1,0 +1,207 @@
+"""The pictures of `sat-tf quantize`, and the range in which a model takes them."""
+
+import dataclasses
+import itertools
+import pathlib
+import types
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from rich.console import Console
+
+from sat_tf.commands.pixels import fixed_input_shape
+from sat_tf.data import source as data_source
+from sat_tf.data.folder_tree import HELD_OUT_SHARE, TRAIN
+from sat_tf.data.picture_folder import FolderImages, load_folder
+from sat_tf.data.source import ImageSource, spread_evenly
+from sat_tf.export.certificate.certificate import ImagesFrom
+from sat_tf.messages import say
+from sat_tf.preprocessing import COVERING, Preprocessing
+from sat_tf.qat.policy import BitPolicy
+from sat_tf.quantizers.input_range import PIXELS, InputRange
+
+if TYPE_CHECKING:
+    import tf_keras as keras
+
+    from sat_tf.data.folder_source import FolderSource
+
+CALIBRATION_IMAGES = 512
+# One of so many is held out, where folders of classes are not divided.
+_PARTS = round(1 / HELD_OUT_SHARE)
+HELD_OUT_IMAGES = 1024
+# Nothing is cut off, and what has a left and a right, as letters have, is not mirrored: how the
+# model was trained is not known.
+CROPS: Mapping[str, Any] = types.MappingProxyType(
+    {"resize_ratio": 1.0, "smallest_area": 0.6, "mirrored": False}
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pictures:
+    """The pictures of a folder that cannot be trained on, for the input of a model.
+
+    Attributes:
+        images: uint8, to calibrate on.
+        held_out: uint8, to verify and measure on; those that it was calibrated on where there are
+            no classes.
+        labels: of those held out, for the only output with as many classes; None where they are
+            not the model's classes.
+        class_names: in the order of the labels; None where there are none.
+        images_from: where those held out come from.
+        why_not: why they cannot be trained on, in words.
+        preprocessing: how they have been prepared.
+    """
+
+    images: np.ndarray
+    held_out: np.ndarray
+    labels: np.ndarray | None = None
+    class_names: tuple[str, ...] | None = None
+    images_from: ImagesFrom
+    why_not: str
+    preprocessing: Preprocessing = COVERING
+
+    def held_out_sample(self, most: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """Takes images as a source does, without labels where there are none."""
+        chosen = spread_evenly(len(self.held_out), most)
+        return self.held_out[chosen], None if self.labels is None else self.labels[chosen]
+
+
+def find_pictures(
+    folder: pathlib.Path, model: "keras.Model", console: Console
+) -> ImageSource | Pictures:
+    """The pictures of a folder: a source of batches where a model can be trained on them.
+
+    Raises:
+        ValueError: there are none, or the model takes no pictures.
+    """
+    shape, outputs = fixed_input_shape(model), [tuple(one.shape[1:]) for one in model.outputs]
+    has_folders = any(entry.is_dir() for entry in folder.iterdir())
+    if not has_folders or len(shape) != 3 or shape[0] != shape[1] or shape[2] != 3:
+        images, found = _parted(folder, shape)
+        apart = (
+            "" if images is found.images else f" to calibrate on, {len(found.images):,} held out"
+        )
+        console.print(f"{folder}: {len(images):,} pictures{apart}", highlight=False, markup=False)
+        fits = found.labels is not None and outputs.count((len(found.class_names),)) == 1
+        return Pictures(
+            images=images,
+            held_out=found.images,
+            labels=found.labels if fits else None,
+            class_names=found.class_names if fits else None,
+            images_from=ImagesFrom(
+                "pictures of a folder, scaled and cropped to the input", files=found.files
+            ),
+            why_not=(
+                "pictures without labels"
+                if not has_folders
+                else f"a model of {shape}"
+                if len(outputs) == 1
+                else f"a model of {len(outputs)} outputs"
+            ),
+        )
+    source = cast(
+        "FolderSource",
+        data_source("folder", data_dir=str(folder), image_size=shape[0], **CROPS),
+    )
+    fits = outputs.count((source.num_classes,)) == 1
+    if fits and len(outputs) == 1:
+        return source  # of which its run tells
+    console.print(
+        f"{folder}: {source.num_classes:,} classes, {source.num_train:,} pictures to calibrate on "
+        f"and {source.num_test:,} held out",
+        highlight=False,
+        markup=False,
+    )
+    shapes = f"shape{'s' if len(outputs) > 1 else ''} {', '.join(map(str, outputs))}"
+    why = f"{source.num_classes:,} classes for a model with outputs of {shapes}"
+    not_measured = "the accuracy of the others" if fits else "accuracy"
+    for note in (f"received {why}: {not_measured} is not measured.", *source.notes):
+        say(console, f"Note: {note}", style="yellow")
+    labels = source.held_out_files
+    held_out = load_folder(
+        folder,
+        shape,
+        most=HELD_OUT_IMAGES,
+        preprocessing=source.preprocessing,
+        among=list(labels),
+    )
+    return Pictures(
+        images=source.training_sample(min(CALIBRATION_IMAGES, source.num_train), seed=0),
+        held_out=held_out.images,
+        labels=np.array([labels[str(folder / name)] for name in held_out.files], np.int32)
+        if fits
+        else None,
+        class_names=source.class_names if fits else None,
+        images_from=ImagesFrom(f"held-out pictures of {source.name}", files=held_out.files),
+        why_not=why,
+        preprocessing=source.preprocessing,
+    )
+
+
+def _parted(folder: pathlib.Path, shape: tuple[int, ...]) -> tuple[np.ndarray, FolderImages]:
+    """Pictures to calibrate on, and held-out ones: the same where there are no classes."""
+    found = load_folder(folder, shape, most=CALIBRATION_IMAGES)
+    train = folder / TRAIN
+    if train.is_dir():
+        return load_folder(train, shape, most=CALIBRATION_IMAGES).images, found
+    if found.labels is None or len(found.images) < _PARTS:
+        return found.images, found
+    # Sorted by class, so that every fifth is a fifth of each.
+    is_held_out = np.arange(len(found.images)) % _PARTS == _PARTS // 2
+    held_out = dataclasses.replace(
+        found,
+        images=found.images[is_held_out],
+        labels=found.labels[is_held_out],
+        files=dict(itertools.compress(found.files.items(), is_held_out)),
+    )
+    return found.images[~is_held_out], held_out
+
+
+def expect_more_than_guessing(
+    model: "keras.Model",
+    pictures: ImageSource | Pictures,
+    policy: BitPolicy,
+    console: Console,
+) -> None:
+    """Warns where a float model that is fed as its user says knows nothing of the pictures."""
+    from sat_tf.analysis.range_accuracy import USUAL_IMAGES, guessing_problem
+
+    if len(model.input_names) == 1:
+        given = policy.range_of(model.input_names[0])
+        pixels, labels = pictures.held_out_sample(USUAL_IMAGES)
+        problem = guessing_problem(model, pixels, labels, given)
+        if problem is not None:
+            say(console, f"Note: {problem}", style="yellow")
+
+
+def find_input_range(
+    path: pathlib.Path,
+    model: "keras.Model",
+    pictures: ImageSource | Pictures,
+    console: Console,
+) -> InputRange:
+    """The range of a model's input: pixels where its own layers convert them, else found.
+
+    Raises:
+        ValueError: it cannot be found.
+    """
+    from sat_tf.analysis.range_accuracy import USUAL_IMAGES, found_range
+    from sat_tf.graph.layer_kinds import role_of
+    from sat_tf.graph.layers.kind import Role
+    from sat_tf.graph.network import Network
+    from sat_tf.graph.rewrite import with_layers_for_operations
+
+    network = Network(with_layers_for_operations(model))
+    readers = [role_of(node.layer) for node in network if network.input in node.inputs]
+    if any(role in (Role.AFFINE, Role.SCALING) for role in readers):
+        said, found = "pixels, which its own layers convert", PIXELS
+    else:
+        measured = found_range(str(path), model, *pictures.held_out_sample(USUAL_IMAGES))
+        said = (
+            f"{measured.given}, found: {measured}. If the model is better than that, give "
+            "--input_range"
+        )
+        found = measured.given
+    say(console, f"Input range: {said}.")
+    return found
