@@ -2,21 +2,20 @@
 
     python benchmarks/applications.py
     python benchmarks/applications.py --models ResNet50 VGG16
-    python benchmarks/applications.py --write docs/measurements/applications.md
 
 Each model, in a process of its own, first learns for a minute or so to tell apart the quarters of
 two photographs, by random crops: random weights would only amplify each rounding. It is quantized
 to 8 bits and calibrated, exported, verified code by code, and trained for some steps. A row says
 what became of it, and how long it took beside TFMOT's `quantize_model` and TensorFlow's converter.
 A model that 8 bits disturb because it has hardly learnt yet learns for longer, and its row says so.
-Models that have a row already are left out. `--write` puts the table into a Markdown file.
+Models that have a row already are left out.
 """
 
 import functools
 import pathlib
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import each_application
@@ -261,56 +260,5 @@ def _converted(
     return {"converter_seconds": seconds, "converter_correlation": _correlation(wanted, found)}
 
 
-def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows as a Markdown table, under the counts."""
-    exported = [row for row in rows if not row["export_error"]]
-    counts = {
-        "quantized without a layer left float": sum(not int(row["unsupported"]) for row in rows),
-        "train": sum(_trains(row) for row in rows),
-        "exported": len(exported),
-        "all integer but their ends": sum(not int(row["float_layers"]) for row in exported),
-        "with 0 codes that differ": sum(not int(row["differing_codes"]) for row in exported),
-        "with a correlation above 0.99": sum(float(row["correlation"]) > 0.99 for row in rows),
-        "taken by TFMOT": sum(row["tfmot_seconds"] != "" for row in rows),
-    }
-    lines = [
-        f"Of {len(rows)} models: {', '.join(f'{count} {what}' for what, count in counts.items())}.",
-        "",
-        "| model | float steps | quantized | top-1 %: float, ours "
-        "| correlation: ours, the converter's | trains | exported | codes that differ "
-        "| quantize: ours, TFMOT's | export, converter |",
-        "| --- | ---: | --- | ---: | ---: | --- | --- | ---: | ---: | ---: |",
-    ]
-    lines += [_line(row) for row in rows]
-    return "\n".join(lines) + "\n"
-
-
-def _line(row: Mapping[str, Any]) -> str:
-    unsupported = int(row["unsupported"])
-    quantized = f"all but {unsupported} layers" if unsupported else "all"
-    if row["export_error"]:
-        exported, exact = f"no: {row['export_error']}", "-"
-    else:
-        left = int(row["float_layers"])
-        exported = f"{left} layers in float" if left else "all integer"
-        exact = f"{row['differing_codes']} of {int(row['codes']):,}"
-    theirs = f"{row['tfmot_seconds']} s" if row["tfmot_seconds"] != "" else "refused"
-    steps = str(row["float_steps"])
-    if int(steps) > _FLOAT_STEPS[0]:
-        steps += f" ({float(row['first_correlation']):.4f} after {_FLOAT_STEPS[0]})"
-    return (
-        f"| {row['model']} | {steps} | {quantized} "
-        f"| {row['top1_float']}, {row['top1']} "
-        f"| {float(row['correlation']):.4f}, {float(row['converter_correlation']):.4f} "
-        f"| {'yes' if _trains(row) else 'no'} | {exported} | {exact} "
-        f"| {row['quantize_seconds']} s, {theirs} "
-        f"| {row['export_seconds']} s, {row['converter_seconds']} s |"
-    )
-
-
-def _trains(row: Mapping[str, Any]) -> bool:
-    return float(row["loss_after"]) < float(row["loss_before"])
-
-
 if __name__ == "__main__":
-    each_application.main(__file__, __doc__, results=_RESULTS, make_row=take, markdown=markdown)
+    each_application.main(__file__, __doc__, results=_RESULTS, make_row=take)

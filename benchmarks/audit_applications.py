@@ -2,18 +2,16 @@
 
     python benchmarks/audit_applications.py
     python benchmarks/audit_applications.py --models ResNet50 VGG16
-    python benchmarks/audit_applications.py --write docs/measurements/audit.md
 
 Each model is looked at in a process of its own: its weights, and with them rule I, as it is built
 for images of the usual size; its gradients, and with them rule II, as it is built for small images,
 so that the largest fit into memory. A row says how long each took, and which rule is broken. Models
-that have a row already are left out. `--write` puts the table into a Markdown file.
+that have a row already are left out.
 """
 
 import collections
 import pathlib
 import time
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import each_application
@@ -84,37 +82,17 @@ def _worst(audit: Any, rule: str) -> str:
     return next((verdict for verdict in ("broken", "watch") if verdict in found), "ok")
 
 
-def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows as a Markdown table."""
-    lines = [
-        "| model | linear layers | κ₀ | rule I | κ₁, κ₂: median (lowest to highest) | rule II "
-        "| seconds |",
-        "| --- | ---: | ---: | --- | ---: | --- | ---: |",
-    ]
-    for row in rows:
-        rule_2 = row["rule_2"]
-        if int(row["rule_2_broken"]):
-            rule_2 += f", {row['rule_2_broken']} of {row['linear_layers']}"
-        lines.append(
-            f"| {row['model']} | {row['linear_layers']} | {row['kappa_0']} | {row['rule_1']} "
-            f"| {row['kappa_median']} ({row['kappa_lowest']} to {row['kappa_highest']}) | {rule_2} "
-            f"| {row['weights_seconds']}, {row['gradients_seconds']} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
 def _short(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
 
 
 def main() -> None:
-    """Audits the models, and rewrites the table after each."""
+    """Audits the models, and writes the rows after each."""
     each_application.main(
         __file__,
         __doc__,
         results=_RESULTS,
         make_row=lambda name: audit_one(name, _IMAGE_SIZE, _NUM_IMAGES),
-        markdown=markdown,
     )
 
 

@@ -2,17 +2,14 @@
 
     python benchmarks/explained_applications.py
     python benchmarks/explained_applications.py --models ResNet50 VGG16
-    python benchmarks/explained_applications.py --write docs/measurements/applications.md
 
 `sat_tf.explain` on each, built for images of the usual size: nothing is quantized. Models that have
-a row already are left out. `--write` puts the counts, and the models that are not taken whole, into
-a Markdown file.
+a row already are left out.
 """
 
 import collections
 import pathlib
 import time
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import each_application
@@ -42,21 +39,5 @@ def explain_one(name: str) -> dict[str, Any]:
     }
 
 
-def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The counts, and a table of what is left float where."""
-    others = [row for row in rows if int(row["left_float"])]
-    lines = [
-        f"Of all {len(rows)} models, {len(rows) - len(others)} are quantized without a layer left "
-        "float. The others:",
-        "",
-        "| model | layers | left float |",
-        "| --- | ---: | --- |",
-        *(f"| {row['model']} | {row['layers']} | {row['kinds']} |" for row in others),
-    ]
-    return "\n".join(lines) + "\n"
-
-
 if __name__ == "__main__":
-    each_application.main(
-        __file__, __doc__, results=_RESULTS, make_row=explain_one, markdown=markdown
-    )
+    each_application.main(__file__, __doc__, results=_RESULTS, make_row=explain_one)

@@ -6,13 +6,11 @@ finite, and that no code of its file differs.
 
     python benchmarks/keras3_applications.py
     python benchmarks/keras3_applications.py --models MobileNetV2 --again
-    python benchmarks/keras3_applications.py --write docs/measurements/keras3.md
 """
 
 import pathlib
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import each_application
@@ -76,28 +74,11 @@ def make_row(name: str) -> dict[str, Any]:
     }
 
 
-def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows as a table."""
-    lines = [
-        "| network | image size | quantized layers | largest difference of a layer from its twin | "
-        "codes compared, differing |",
-        "|---|---:|---:|---:|---:|",
-    ]
-    lines += [
-        f"| {row['model']} | {row['image size']} | {row['quantized layers']} | "
-        f"{row['largest difference of a layer']} | {int(row['codes compared']):,}, "
-        f"{row['codes differing']} |"
-        for row in rows
-    ]
-    return "\n".join(lines)
-
-
 if __name__ == "__main__":
     each_application.main(
         __file__,
         __doc__,
         results=RESULTS,
         make_row=make_row,
-        markdown=markdown,
         names=list(FAMILIES),
     )

@@ -27,6 +27,7 @@ import peer_task
 import rich.console
 import tf_keras as keras
 from absl import app, flags
+from rates import at_best_rate, best_rate
 from rows import as_table, read_csv, with_spread, write_csv
 
 import sat_tf
@@ -132,18 +133,6 @@ def _row(name: str, bits: int, seed: int, rate: float, work: pathlib.Path) -> di
     }
 
 
-def at_best_rate(
-    rows: Sequence[Mapping[str, Any]], name: str, bits: int
-) -> list[Mapping[str, Any]]:
-    """The rows of a method with the rate that was chosen, one a seed."""
-    rate = best_rate(rows, name, bits)
-    return [
-        row
-        for row in rows
-        if (row["method"], int(row["bits"]), float(row["rate"])) == (name, bits, rate)
-    ]
-
-
 def _summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     """A line for each method: at each number of bits the mean over seeds with the best rate."""
     lines = []
@@ -190,16 +179,6 @@ def _draw(rows: Sequence[Mapping[str, Any]], start: pathlib.Path, path: pathlib.
         picture.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2)
         with written_whole(path) as temporary:
             palette.save(picture, temporary)
-
-
-def best_rate(rows: Sequence[Mapping[str, Any]], name: str, bits: int) -> float | None:
-    """The learning rate with the best top-1 on the half that it is chosen on, with seed 0."""
-    tried = {
-        float(row["rate"]): float(row["chosen_on"])
-        for row in rows
-        if (row["method"], int(row["bits"]), int(row["seed"])) == (name, bits, 0)
-    }
-    return max(tried, key=lambda rate: tried[rate], default=None)
 
 
 def main(argv: list[str]) -> None:
