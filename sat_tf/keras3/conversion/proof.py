@@ -30,8 +30,7 @@ from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.protocol import ActivationQuantizer
 
 TOLERANCE = 1e-5
-# A code flips where the value before rounding is as near to a tie as sums are rounded, 1e-6 of the
-# largest value: one code in about 10 000 at 8 bits. More are not ties.
+# A weight's code flips where the weight is as near to a tie as float32 is rounded: few are.
 FLIPS = 1e-3
 # Two codes are neighbours up to this many steps: a scale is rounded, too, in a lower precision.
 _NEIGHBOURS = 1.5
@@ -279,15 +278,26 @@ def _compare_quantized(
     if one.shape != other.shape or np.array_equal(one, other):
         return max(off, _difference(one, other)), 0
     one, other = one.astype(np.float64), other.astype(np.float64)
-    distances = np.abs(one - other) / float(quantizer.code_range(layer.output_variables).scale)
+    scale = float(quantizer.code_range(layer.output_variables).scale)
+    distances = np.abs(one - other) / scale
     flipped = distances > 0.5
     flips = int(np.count_nonzero(flipped))
     # Sums in a lower precision than the codes themselves have: any may be a neighbour.
     is_lower = any(_tolerance(output) > TOLERANCE for output in (*expected, *received))
     is_near = np.max(distances, initial=0.0) < _NEIGHBOURS
-    if is_near and flips <= max(1.0, (1.0 if is_lower else FLIPS) * distances.size):
+    if is_near and (is_lower or np.all(_are_ties(_as_array(before), scale) | ~flipped)):
         other = np.where(flipped, one, other) if flips else other
     return max(off, _difference(one, other)), flips
+
+
+def _are_ties(values: np.ndarray, scale: float) -> np.ndarray:
+    """Which values are as near to halfway between two codes as `TOLERANCE` of the largest is.
+
+    They may be many: sums of the same two codes are equal, and all of them ties, or none.
+    """
+    steps = values.astype(np.float64) / scale
+    largest = np.max(np.abs(steps), where=np.isfinite(steps), initial=1.0)
+    return np.abs(steps - np.floor(steps) - 0.5) <= TOLERANCE * largest
 
 
 @contextlib.contextmanager
