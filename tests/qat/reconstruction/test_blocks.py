@@ -125,3 +125,29 @@ def test_another_model_of_the_same_layers_is_told_by_its_shapes():
     assert len(problems) == 2
     assert "conv: received weights of the shapes [(3, 3, 3, 5), (5,)], expected" in problems[0]
     assert "head: " in problems[1]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_another_model_of_the_same_shapes_is_told_by_its_weights():
+    float_model = float_models.build("mobile_block")
+    quantized = sat_tf.quantize_model(float_model, sat_tf.BitPolicy.mobile(4))
+    other = float_models.build("mobile_block", seed=1)
+    _, problems = blocks.find_reference(Network(quantized), other, processor_of(quantized))
+    assert len(problems) == 1
+    assert "nothing in common with those of the quantized model in " in problems[0]
+    assert "expand" in problems[0]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("bits", [8, 4, 2, 1])
+def test_weights_that_training_has_moved_are_those_of_the_model(bits):
+    float_model = float_models.build("mobile_block")
+    quantized = sat_tf.quantize_model(float_model, sat_tf.BitPolicy.mobile(bits))
+    draw = np.random.default_rng(bits)
+    for layer in quantized.layers:
+        for variable in layer.trainable_variables:
+            # Noise as large as the weights leaves a correlation of 0.7.
+            value = variable.numpy()
+            variable.assign(value + draw.normal(0.0, max(np.std(value), 1e-3), value.shape))
+    _, problems = blocks.find_reference(Network(quantized), float_model, processor_of(quantized))
+    assert not problems

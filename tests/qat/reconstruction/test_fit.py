@@ -3,6 +3,7 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
+import sat_tf
 from sat_tf.graph.network import Network
 from sat_tf.qat.reconstruction import blocks, fit
 from tests import reference
@@ -30,6 +31,28 @@ def test_adam_keeps_constraints_and_leaves_what_has_no_gradient():
     adam.apply([tf.constant(1.0), None], tf.constant(0.3))
     assert kept.numpy() == np.float32(0.4)
     assert still.numpy() == 2.0
+
+
+@pytest.mark.parametrize("size", [1.0, 0.01])
+def test_what_quantizers_learn_moves_by_codes_whatever_its_size_is(size):
+    draw = np.random.default_rng(0)
+    model = keras.Sequential([L.Input((4, 4, 8)), L.Conv2D(6, 3, activation="relu"), L.Dense(3)])
+    shapes = [weights.shape for weights in model.get_weights()]
+    model.set_weights([size * draw.normal(size=shape) for shape in shapes])
+    policy = sat_tf.BitPolicy.mobile(
+        4, weight_quantizer="lsq", activation_quantizer="lsq", first_last_weight_bits=None
+    )
+    layer = sat_tf.quantize_model(model, policy).layers[1]
+    units = {id(one.variable): one.unit for one in fit.trained(layer)}
+    kernel, bias = layer.layer.kernel, layer.layer.bias
+    magnitude = layer.kernel_variables["magnitude"]
+    level = layer.output_variables["clipping_level"]
+    assert {*units} == {*map(id, (kernel, bias, magnitude, level))}
+    # 4 bits: 16 codes of weights, each channel with a magnitude of its own, and of activations.
+    np.testing.assert_allclose(units[id(magnitude)], 2.0 * magnitude.numpy() / 15, rtol=1e-6)
+    assert units[id(level)] == pytest.approx(2.0 * level.numpy() / 15)
+    assert units[id(kernel)] == pytest.approx(6.0 * 2.0 * np.max(np.abs(kernel)) / 15**2)
+    assert units[id(bias)] == 1.0
 
 
 def _part(wanted, logits):
