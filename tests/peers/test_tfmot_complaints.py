@@ -158,7 +158,7 @@ COMPLAINTS = {
         "received a subclassed model (_Subclassed), whose layers only its Python code connects",
     ),
     "Keras 3": Complaint(
-        "mo#1119, mo#1180, mo#1181, mo#1143",
+        "mo#1119, mo#1140, mo#1143, mo#1144, mo#1180, mo#1181, mo#1270",
         _keras_3,
         "can only either be a keras Sequential or Functional model",
     ),
