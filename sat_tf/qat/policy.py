@@ -108,11 +108,18 @@ def _naming_all_problems(policy: type[_Policy]) -> type[_Policy]:
 @_naming_all_problems
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class BitPolicy(Displayed):
-    """Says what `SatQuantizeScheme` quantizes, and how.
+    """Says what is quantized, and how.
 
-    It is frozen; change it with `dataclasses.replace`.
+    Five fields are what most models need. It is frozen; change it with `dataclasses.replace`.
 
-    >>> BitPolicy(weight_bits=4, activation_bits=4).stream_bits
+    >>> policy = BitPolicy(
+    ...     weight_bits=4,
+    ...     activation_bits=8,
+    ...     input_range=(0, 1),
+    ...     target="ethos-u55",
+    ...     overrides={"block_1_*": {"weight_bits": 8}},
+    ... )
+    >>> policy.stream_bits
     8
     >>> BitPolicy(weight_bits=9, rescale="std")
     Traceback (most recent call last):
@@ -126,6 +133,23 @@ class BitPolicy(Displayed):
             only: the paper's float model. First and last layer follow it then.
         activation_bits: bits of every tensor that enters a linear layer, 1 to 8. None keeps all
             activations float, streams included, and leaves rectifiers as they are.
+        input_range: what the model is fed: (low, high), the real values of the pixels 0 and 255,
+            such as (0, 1) for x / 255 and (-1, 1) for x / 127.5 - 1, each a number or one for each
+            channel; or the name of a preprocessing of `keras.applications`, "tf", "torch" or
+            "caffe", for which the file takes RGB pictures. {"input name": range} gives each input
+            its own; those not named get pixels as they are, (0, 255). input_max=1.0 is an older
+            spelling of input_range=(0, 1).
+        target: the processor that the file is for, a name of `sat_tf.targets.PROCESSORS`: "litert",
+            LiteRT's CPU kernels; "micro", TFLite Micro; or an NPU, "ethos-u55", "ethos-u65",
+            "ethos-u85", "edgetpu", "android-npu". It says what is trained where an NPU computes
+            otherwise than a CPU, and what `export_tflite` writes. None is "litert", and to
+            `requantize` what the model has.
+        overrides: layer-name pattern (as in `fnmatch`) to fields for the layers it matches, for
+            example {"block_1_*": {"weight_bits": 8}}; later patterns win. weight_* , rescale and
+            detach_max speak of the layer's kernel, activation_bits and requantize_streams of the
+            tensor that enters it (activation_bits given here hold for streams too), stream_bits,
+            clipping_gradient, initial_clipping_level and activation_quantizer, with its options,
+            of the tensor it makes.
         first_last_weight_bits: weight bits of the first and last linear layers; None: weight_bits.
         stream_bits: bits of tensors that are not the output of a rectifier (residual sums, linear
             bottlenecks, inputs and outputs of pooling), 2 to 8. None keeps them float, as the paper
@@ -166,33 +190,16 @@ class BitPolicy(Displayed):
         activation_quantizer: what quantizes the tensors that it is for: "pact", "lsq", "lsq_plus"
             or one of your own; see `sat_tf.configs.activation_quantizer`.
         activation_options: its settings, {"name": value}.
-        input_range: what the model is fed: (low, high), the real values of the pixels 0 and 255,
-            such as (0, 1) for x / 255 and (-1, 1) for x / 127.5 - 1, each a number or one for each
-            channel; or the name of a preprocessing of `keras.applications`, "tf", "torch" or
-            "caffe", for which the file takes RGB pictures. {"input name": range} gives each input
-            its own; those not named get pixels as they are, (0, 255). input_max=1.0 is an older
-            spelling of input_range=(0, 1).
         input_type: what the file takes: "uint8", the pixels of a picture; "int8", codes with a
             scale and a zero point from data, and "float32", real values that a QUANTIZE in the file
             makes such codes of, for inputs that are not pictures. {"input name": type} gives each
             input its own. None is "uint8", and to `requantize` what the model has. An input that
             only layers left float read stays as it is, unless this or `input_range` speaks of it;
             one that they take for ids, in any case.
-        target: the processor that the file is for, a name of `sat_tf.targets.PROCESSORS`: "litert",
-            LiteRT's CPU kernels; "micro", TFLite Micro; or an NPU, "ethos-u55", "ethos-u65",
-            "ethos-u85", "edgetpu", "android-npu". It says what is trained where an NPU computes
-            otherwise than a CPU, and what `export_tflite` writes. None is "litert", and to
-            `requantize` what the model has.
         latent_start: "keep_function" gives a float model latent weights that keep its function;
             "as_is" keeps its weights and lets the clamp bend them, for training from scratch.
         unsupported: "error" refuses a model with layers sat-tf cannot quantize, "float" leaves
             such layers float.
-        overrides: layer-name pattern (as in `fnmatch`) to fields for the layers it matches, for
-            example {"block_1_*": {"weight_bits": 8}}; later patterns win. weight_* , rescale and
-            detach_max speak of the layer's kernel, activation_bits and requantize_streams of the
-            tensor that enters it (activation_bits given here hold for streams too), stream_bits,
-            clipping_gradient, initial_clipping_level and activation_quantizer, with its options,
-            of the tensor it makes.
     """
 
     weight_bits: int | None = bits_field(4, "not rounded")

@@ -25,7 +25,8 @@ class SatQuantizeScheme(tfmot.quantization.keras.QuantizeScheme):
 
     Every annotated layer becomes a `QuantizedLayer` named `quant_<name>`, or several where it can
     only be quantized in parts, as by `quantize_model`; layers without an annotation stay as they
-    are, and float.
+    are, and float. A Keras 3 model never gets here, because `quantize_apply` refuses it: call
+    `sat_tf.quantize_model(model, policy)`.
 
     Args:
         policy: how many bits, and by which variant; the default is 4 bits, integer end to end.
