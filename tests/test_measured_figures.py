@@ -69,13 +69,6 @@ TFMOT at 8 bits has {{ mean("TFMOT 8-bit", "8") }} %
 {% set of_float = row("latency", model=ours.model, file="float", kernels="XNNPACK", threads="1") %}
 | {{ models[ours.model] }} | {{ ours["gzip, times TFMOT"]|decimals(2) }} | {{ ours|ratio("times TFMOT") }} | {{ of_float["times TFMOT"]|decimals(1) }} |
 {% endfor %}
-{% macro packed(model) %}{{ row("packed_files", model=model, weights="w4", file="auto")["of int8"]|decimals(2) }}{% endmacro %}
-MobileNets whose layers are all w4 have {{ packed("mobilenet_v1") }} and {{ packed("mobilenet_v2") }} times the bytes
-{% set case = {"model": "mobilenet_v2", "image size": "96", "batch size": "32"} %}
-{% macro step(contender) %}{{ row("step_time", contender=contender, **case)["training, times float"]|decimals(2) }}{% endmacro %}
-step of MobileNet-V2 takes {{ step("sat-tf w4a4 paper") }} times a float one, TFMOT's {{ step("TFMOT 8-bit") }} times
-{% set explained = rows("explained_applications") %}
-Of the {{ explained|count }} image models of `keras.applications`, {{ explained|selectattr("left_float", "equalto", "0")|list|count }} are quantized with no layer left float
 """
 
 
