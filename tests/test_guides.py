@@ -38,7 +38,7 @@ def _classifier(library):
             layers.Conv2D(4, 3, use_bias=False, name="conv"),
             layers.BatchNormalization(),
             layers.ReLU(),
-            layers.Conv2D(8, 1, use_bias=False, name="block_1_conv"),
+            layers.Conv2D(32, 3, padding="same", use_bias=False, name="block_1_conv"),
             layers.BatchNormalization(),
             layers.ReLU(),
             layers.GlobalAveragePooling2D(),
@@ -54,6 +54,7 @@ def _names(page):
     pixels = draw.integers(0, 256, (64, 8, 8, 3)).astype(np.uint8)
     labels = draw.integers(0, 3, 64)
     model = _classifier(library)
+    fed = (0, 1) if page in _SCALED else (0, 255)
     images = (pixels / 255).astype(np.float32) if page in _SCALED else pixels
     values = images.astype(np.float32)
     batches = tf.data.Dataset.from_tensor_slices((values, labels)).batch(32)
@@ -67,7 +68,7 @@ def _names(page):
         names["features"] = draw.normal(size=(64, 6)).astype(np.float32)
         return {**names, "model": model}
     model(values, training=True)  # statistics as if it had been trained
-    q = sat_tf.quantize_model(model, 8)
+    q = sat_tf.quantize_model(model, sat_tf.BitPolicy.mobile(8, input_range=fed))
     sat_tf.calibrate(q, values)
     q.compile("sgd", loss)
     sat_tf.export_tflite(q, "model.tflite")
