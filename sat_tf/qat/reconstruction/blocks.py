@@ -17,6 +17,7 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node
 from sat_tf.graph.rewrite import rewritten
+from sat_tf.messages import first_ones
 from sat_tf.qat.calibrate import call_node
 from sat_tf.qat.inputs import kept_inputs
 from sat_tf.qat.layout import call_name, inner_layer, is_quantized
@@ -28,6 +29,10 @@ _MOST_KERNELS = 8
 # A tensor of all images above this size is kept in a file.
 _MOST_BYTES_IN_MEMORY = 2**28
 _BATCH_SIZE = 64
+
+# Kernels of fewer weights are not compared; the others are unlike below a correlation of 0.1, or of
+# four deviations of what chance makes.
+_FEWEST_COMPARED, _LEAST_CORRELATION, _CHANCE_DEVIATIONS = 64, 0.1, 4.0
 
 # Layers of these roles are in one block with the linear layer in front.
 _BESIDE_A_LAYER = {
@@ -138,17 +143,40 @@ def _differences(network: Network, reference: Network) -> list[str]:
             f"float_model: received {own[0]} inputs and {own[1]} outputs, expected {expected[0]} "
             f"and {expected[1]}; pass the model that was quantized."
         ]
-    problems = []
+    problems, unlike = [], []
     for node in network:
         name, wanted = call_name(node), _shapes(inner_layer(node.layer))
         found = _shapes(reference[name].layer) if name in reference else None
+        if wanted == found and _are_unlike(inner_layer(node.layer), reference[name].layer):
+            unlike.append(name)
         if wanted and wanted != found:
             received = "no such layer" if found is None else f"weights of the shapes {found}"
             problems.append(
                 f"float_model: {name}: received {received}, expected weights of the shapes "
                 f"{wanted}; pass the model that was quantized."
             )
+    if unlike:
+        problems.append(
+            f"float_model: received weights that have nothing in common with those of the "
+            f"quantized model in {first_ones(unlike)}, expected those that it was made from; pass "
+            "the model that was quantized, with the weights that it had."
+        )
     return problems
+
+
+def _are_unlike(layer: Any, other: Any) -> bool:
+    """Whether the kernels of two layers are no more alike than chance makes them.
+
+    Calibration and training move latent weights, but few so far that no correlation is left. That
+    of n numbers drawn by lot deviates from 0 by 1 / sqrt(n).
+    """
+    if layer_kinds.quantized_kernel(layer) is None:
+        return False
+    pair = [np.ravel(layer_kinds.kernel_of(one).numpy()) for one in (layer, other)]
+    one, another = (values.astype(np.float64) - np.mean(values) for values in pair)
+    size = math.sqrt(float(np.dot(one, one)) * float(np.dot(another, another)))
+    least = max(_LEAST_CORRELATION, _CHANCE_DEVIATIONS / math.sqrt(len(one)))
+    return len(one) >= _FEWEST_COMPARED and float(np.dot(one, another)) < least * size
 
 
 def _shapes(layer: Any) -> list[tuple[int, ...]]:

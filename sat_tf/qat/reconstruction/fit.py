@@ -13,14 +13,14 @@ from sat_tf.graph.network import Network
 from sat_tf.presentation.progress_bar import Advance
 from sat_tf.qat.reconstruction.blocks import Span, computed
 from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer, weight_quantizer
-from sat_tf.quantizers.settings import CLIPPING_LEVEL
 from sat_tf.top_k import classes_of
 
 _BATCH_SIZE = 32
 _MEASURED_AT_ONCE = 64
-# The units of what is fitted, beside 1 for biases and normalizations: of a clipping level in codes,
-# of latent weights in codes over the number of codes. The finer a grid is, the less is gained by
-# moving weights to other codes, and a longer step would only do so at random.
+# The units of what is fitted, beside 1 for biases and normalizations: of what quantizers learn in
+# codes by which an end of the range moves, of latent weights in codes over the number of codes. The
+# finer a grid is, the less is gained by moving weights to other codes, and a longer step would only
+# do so at random.
 _LEVEL_CODES, _LATENT_SHARE = 2.0, 6.0
 
 
@@ -46,26 +46,31 @@ class _Trained(NamedTuple):
 
     Attributes:
         variable: the variable itself.
-        unit: how far one step moves it at a rate of 1.
+        unit: how far one step moves it at a rate of 1; an array has one for each of its numbers.
     """
 
     variable: tf.Variable
-    unit: float
+    unit: float | np.ndarray
 
 
 def trained(layer: keras.layers.Layer) -> list[_Trained]:
     """The variables of a layer that are fitted: those that training would change, if quantized."""
     if not isinstance(layer, QuantizedLayer):
         return []
-    units: dict[int, float] = {}
+    units: dict[int, float | np.ndarray] = {}
     weights, clipping = weight_quantizer(layer), clipping_quantizer(layer)
     if weights is not None and weights.num_bits is not None:
         kernel = layer_kinds.kernel_of(layer.layer)
-        width = 2.0 * float(np.max(np.abs(kernel.numpy())))
-        units[id(kernel)] = _LATENT_SHARE * width / weights.top_unit**2
+        largest = float(np.max(np.abs(kernel.numpy())))
+        units[id(kernel)] = _LATENT_SHARE * 2.0 * largest / weights.top_unit**2
+        # These are scales, or ends of intervals: of their own size, or of that of weights.
+        for learnt in layer.kernel_variables.values():
+            sizes = np.abs(learnt.numpy())
+            sizes = np.where(sizes > 0, sizes, largest)
+            units[id(learnt)] = _LEVEL_CODES * sizes / weights.top_unit
     if clipping is not None:
-        level = layer.output_variables[CLIPPING_LEVEL]
-        units[id(level)] = _LEVEL_CODES * float(clipping.code_range(layer.output_variables).scale)
+        code = float(clipping.code_range(layer.output_variables).scale)
+        units |= {id(one): _LEVEL_CODES * code for one in layer.output_variables.values()}
     return [_Trained(one, units.get(id(one), 1.0)) for one in layer.trainable_variables]
 
 

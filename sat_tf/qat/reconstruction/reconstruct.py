@@ -193,7 +193,7 @@ def reconstruct(
 
     Raises:
         ValueError: the model is not quantized by sat-tf, not calibrated, or not made from the float
-            model; all of its layers are frozen; the images are fewer than 32, are non-finite, do
+            model, as shapes and weights tell; all of its layers are frozen; the images are fewer than 32, are non-finite, do
             not fit its input, or are of another range than its `input_range`. Lists every problem.
             The model has not changed.
     """
