@@ -8,13 +8,15 @@ from typing import Any
 
 _PRE = re.compile(r"(<pre.*?</pre>)", re.DOTALL)
 _CODE = re.compile(r"(<code[^>]*>)([^<]*)(</code>)")
-_HYPHENATED = re.compile(r"\S*-\S*")
-# The heading of an entry of the API: a name that can be longer than a narrow line.
+# A word in which browsers see places to end a line, and one that is as long as a narrow line.
+_DIVISIBLE = re.compile(r"\S*[^\w\s]\S*")
+_LONG = 30
+# The heading of an entry of the API.
 _NAME = re.compile(r'(<span class="doc doc-object-name[^>]*>)([^<]*)')
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Marks words with hyphens in code, and where the names of the API may end a line.
+    """Marks words of code that browsers divide, and where long ones may end a line.
 
     >>> on_page_content("<p><code>sat-tf verify</code></p> <pre><code>sat-tf</code></pre>")
     '<p><code><span class="word">sat-tf</span> verify</code></p> <pre><code>sat-tf</code></pre>'
@@ -25,8 +27,17 @@ def on_page_content(html: str, **_: Any) -> str:
 
 
 def _with_words(code: re.Match[str]) -> str:
-    return code[1] + _HYPHENATED.sub(r'<span class="word">\g<0></span>', code[2]) + code[3]
+    return code[1] + _DIVISIBLE.sub(_whole, code[2]) + code[3]
+
+
+def _whole(word: re.Match[str]) -> str:
+    inside = _divided(word[0]) if len(word[0]) > _LONG else word[0]
+    return f'<span class="word">{inside}</span>'
 
 
 def _with_ends(name: re.Match[str]) -> str:
-    return name[1] + name[2].replace(".", ".<wbr>")
+    return name[1] + _divided(name[2])
+
+
+def _divided(word: str) -> str:
+    return re.sub(r"([.,(])(?=.)", r"\1<wbr>", word)
