@@ -40,7 +40,7 @@ def load_tfrecords(
     deterministic: bool = True,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> ImageSource:
-    """A folder of TFRecord files train-* and validation-* (or val-*, test-*) of encoded pictures.
+    """Pictures in TFRecord files `train-*` and `validation-*` (or `val-*`, `test-*`) of a folder.
 
     Pictures are prepared as in `load_folder_tree`, but EXIF orientation is ignored, as in the usual
     ImageNet pipelines. Each worker reads its own files. Class names are unknown.

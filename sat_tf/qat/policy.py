@@ -145,7 +145,7 @@ class BitPolicy(Displayed):
             otherwise than a CPU, and what `export_tflite` writes. None is "litert", and to
             `requantize` what the model has.
         overrides: layer-name pattern (as in `fnmatch`) to fields for the layers it matches, for
-            example {"block_1_*": {"weight_bits": 8}}; later patterns win. weight_* , rescale and
+            example `{"block_1_*": {"weight_bits": 8}}`; later patterns win. `weight_*`, rescale and
             detach_max speak of the layer's kernel, activation_bits and requantize_streams of the
             tensor that enters it (activation_bits given here hold for streams too), stream_bits,
             clipping_gradient, initial_clipping_level and activation_quantizer, with its options,
