@@ -48,7 +48,7 @@ def _classifier(library):
 
 
 def _names(page):
-    """What the blocks of a page take for granted."""
+    """The names that the blocks of a page take for granted."""
     library = keras3 if page in _OF_KERAS3 else keras
     draw = np.random.default_rng(0)
     pixels = draw.integers(0, 256, (64, 8, 8, 3)).astype(np.uint8)
