@@ -8,7 +8,8 @@ from typing import Any
 
 _PRE = re.compile(r"(<pre.*?</pre>)", re.DOTALL)
 _CODE = re.compile(r"(<code[^>]*>)([^<]*)(</code>)")
-# A word in which browsers see places to end a line, and one that is as long as a narrow line.
+# A word in which browsers see places to end a line, and the most characters that a narrow line has
+# room for.
 _DIVISIBLE = re.compile(r"\S*[^\w\s]\S*")
 _LONG = 30
 # The heading of an entry of the API.
@@ -31,8 +32,9 @@ def _with_words(code: re.Match[str]) -> str:
 
 
 def _whole(word: re.Match[str]) -> str:
-    inside = _divided(word[0]) if len(word[0]) > _LONG else word[0]
-    return f'<span class="word">{inside}</span>'
+    if len(word[0]) > _LONG:
+        return _divided(word[0])
+    return f'<span class="word">{word[0]}</span>'
 
 
 def _with_ends(name: re.Match[str]) -> str:
