@@ -132,6 +132,20 @@ def test_every_example_names_a_command_that_is_there(capsys):
     assert [command for command in commands if f"\n    {command}" not in known] == []
 
 
+def test_every_option_of_an_example_is_one_of_its_command(capsys):
+    text = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *PAGES))
+    command = re.compile(r"sat-tf (paper \w+|[a-z]+)(?= )((?:[^\n`\\#]|\\\n)* --[^\n`#]*)")
+    named = {}
+    for name, rest in command.findall(text):
+        named.setdefault(name, set()).update(re.findall(r"(?<=\s)--[a-z_-]+", f" {rest}"))
+    assert len(named) >= 8
+    for name, options in named.items():
+        with pytest.raises(SystemExit):
+            main([*name.split(), "--help"])
+        known = set(re.findall(r"--[a-z_-]+", capsys.readouterr().out))
+        assert options <= known, name
+
+
 def _keys(section, above=""):
     """The dotted keys of a configuration whose values are no sections, with their defaults."""
     for name, field in section.model_fields.items():
