@@ -4,6 +4,7 @@ A hook of MkDocs (`hooks` in `mkdocs.yml`). The rest is in `style.css`.
 """
 
 import re
+from html import unescape
 from typing import Any
 
 _PRE = re.compile(r"(<pre.*?</pre>)", re.DOTALL)
@@ -32,7 +33,7 @@ def _with_words(code: re.Match[str]) -> str:
 
 
 def _whole(word: re.Match[str]) -> str:
-    if len(word[0]) > _LONG:
+    if len(unescape(word[0])) > _LONG:
         return _divided(word[0])
     return f'<span class="word">{word[0]}</span>'
 
