@@ -63,6 +63,7 @@ dist: $(VENV)/installed ## Build the wheel and the source distribution into dist
 	$(BIN)/python -m pip install --quiet --editable '.[dist]'
 	$(BIN)/python -m build
 	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python tests/versions/wheel.py dist/*.whl
 	$(BIN)/python -m nox --session versions-newest -- "$$(ls dist/*.whl)"
 
 .PHONY: docs

@@ -7,10 +7,9 @@ unless another distribution is given.
 
     nox
     nox --session versions-oldest versions-newest
-    nox --session versions-newest -- dist/sat_tf-0.1.0.tar.gz
+    nox --session versions-newest -- dist/sat_tf-0.2.0.tar.gz
 """
 
-import ast
 import csv
 import json
 import pathlib
@@ -44,15 +43,10 @@ ROWS = {
 
 
 def lowest_requirements() -> dict[str, str]:
-    """The first series of the range of every requirement in `setup.py`, but tf_keras."""
-    tree = ast.parse((_REPOSITORY / "setup.py").read_text(encoding="utf-8"))
-    (found,) = (
-        ast.literal_eval(node.value)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.keyword) and node.arg == "install_requires"
-    )
+    """The first series of the range of every requirement in `pyproject.toml`, but tf_keras."""
+    project = nox.project.load_toml(_REPOSITORY / "pyproject.toml")["project"]
     # Requirements of some Pythons alone, behind a semicolon, are left out.
-    split = (re.fullmatch(r"([\w-]+)>=([\d.]+)[^;]*", words) for words in found)
+    split = (re.fullmatch(r"([\w-]+)>=([\d.]+)[^;]*", words) for words in project["dependencies"])
     return {one[1]: f"{one[2]}.*" for one in split if one and one[1] != "tf_keras"}
 
 

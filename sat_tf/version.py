@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from importlib import metadata
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # The packages that decide what is computed.
 COMPUTING = ("tensorflow", "tf_keras", "tensorflow-model-optimization", "ai-edge-litert", "numpy")

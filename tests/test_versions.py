@@ -1,13 +1,15 @@
-"""The ranges of `setup.py`, and what the documentation says of them, are those that were tried."""
+"""The ranges of `pyproject.toml`, as the documentation has them, are those that were tried."""
 
 import csv
 import pathlib
 import re
+import tomllib
 
 import pytest
 
 _ROOT = pathlib.Path(__file__).parents[1]
-_SETUP = (_ROOT / "setup.py").read_text(encoding="utf-8")
+_SETTINGS = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+_PROJECT = _SETTINGS["project"]
 _PAGE = (_ROOT / "docs" / "start" / "versions.md").read_text(encoding="utf-8")
 with (_ROOT / "benchmarks" / "results" / "versions.csv").open(newline="") as _file:
     _ROWS = list(csv.DictReader(_file))
@@ -22,8 +24,9 @@ def _parts(version):
 
 @pytest.mark.parametrize("name", ["python", *_PACKAGES])
 def test_a_range_ends_with_the_oldest_and_the_newest_version_that_passed(name):
-    words = 'python_requires="' if name == "python" else f'"{name}'
-    lowest, end = re.search(rf'{words}>=([\d.]+),<([\d.]+)"', _SETUP).groups()
+    ranges = [f"python{_PROJECT['requires-python']}", *_PROJECT["dependencies"]]
+    found = (re.fullmatch(rf"{name}>=([\d.]+),<([\d.]+)", words) for words in ranges)
+    lowest, end = next(one.groups() for one in found if one)
     passed = sorted(_parts(row[name]) for row in _ROWS if row["result"] == "passed")
     lowest, end = _parts(lowest), _parts(end)
     assert passed[0][: len(lowest)] == lowest
@@ -39,9 +42,9 @@ def test_the_page_has_every_row_that_was_tried():
 
 
 def test_all_that_is_no_code_comes_with_the_package():
-    patterns = re.search(r'package_data=\{"sat_tf": \[(.*?)\]', _SETUP, re.S)[1]
+    patterns = _SETTINGS["tool"]["setuptools"]["package-data"]["sat_tf"]
     package = _ROOT / "sat_tf"
-    packed = {path for words in re.findall('"(.*?)"', patterns) for path in package.glob(words)}
+    packed = {path for words in patterns for path in package.glob(words)}
     files = {path for path in package.rglob("*") if path.is_file()}
     assert {path for path in files if path.suffix not in (".py", ".pyc")} <= packed
     assert package / "training" / "configs" / "folder.yaml" in packed

@@ -210,8 +210,18 @@ class Table(Generic[_Row]):
         )
 
     def to_frame(self) -> "pandas.DataFrame":
-        """The values as a data frame: NaN or None for unknown values."""
-        import pandas
+        """The values as a data frame: NaN or None for unknown values.
+
+        Raises:
+            ImportError: pandas is not installed, which does not come with sat-tf.
+        """
+        try:
+            import pandas
+        except ModuleNotFoundError as error:
+            raise ImportError(
+                "to_frame: received an environment without pandas, expected it: pip install "
+                "pandas; to_rows() and write_csv() do without."
+            ) from error
 
         return pandas.DataFrame(
             [{column.title: column.value(row) for column in self.columns} for row in self.rows],

@@ -35,9 +35,3 @@ def test_every_page_is_based_on_the_same_one():
 def test_what_a_template_needs_and_is_not_given_is_an_error():
     with pytest.raises(jinja2.UndefinedError, match="label"):
         render("presentation/table.html", columns=[], rows=[], zip=zip)
-
-
-def test_templates_are_installed_with_the_package():
-    setup = (PACKAGE.parent / "setup.py").read_text(encoding="utf-8")
-    assert '"**/*.html"' in setup
-    assert '"**/*.css"' in setup

@@ -1,3 +1,3 @@
-"""The smoke test is a program: `make test-versions` runs it in environments of its own."""
+"""Programs that `make test-versions` and `make dist` run in environments of their own."""
 
-collect_ignore = ["smoke.py"]
+collect_ignore = ["smoke.py", "wheel.py"]

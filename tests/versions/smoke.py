@@ -25,6 +25,7 @@ import keras as keras3
 import numpy as np
 import tensorflow as tf
 import tf_keras as keras
+from PIL import Image
 
 import sat_tf
 from sat_tf.core import dorefa, pact
@@ -169,6 +170,30 @@ def _train_in_keras_3(model: keras3.Model, images: np.ndarray, batch: np.ndarray
         raise ValueError(f"{certificate.codes_differing} codes differ, expected 0.")
 
 
+def pictures_in_a_folder_make_a_certified_file() -> str:
+    """A first hour: a saved model and photographs in, a file and its certificate out."""
+    draw = np.random.default_rng(4)
+    with tempfile.TemporaryDirectory() as folder:
+        _network().save(f"{folder}/model.keras")
+        for name in ("cats", "dogs", "owls"):
+            photos = pathlib.Path(folder, "photos", name)
+            photos.mkdir(parents=True)
+            for number in range(12):
+                pixels = draw.integers(0, 256, (20, 24, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(photos / f"{number}.png")
+        words = ("model.keras", "--images", "photos", "--bits", "4", "--out", "app")
+        _command(folder, "quantize", *words)
+        _command(folder, "verify", "app/model.tflite", "--images", "photos", "--out", "proof")
+        proof = json.loads(pathlib.Path(folder, "proof", "certificate.json").read_text())
+        missing = [name for name in _WRITTEN if not pathlib.Path(folder, "app", name).is_file()]
+    if missing:
+        raise ValueError(f"quantize: has not written {missing}.")
+    differing = proof["runtimes"]["xnnpack"]["codes_differing"]
+    if differing:
+        raise ValueError(f"{differing} codes differ, expected 0.")
+    return "0 codes differ"
+
+
 def commands_find_their_files() -> str:
     """`sat-tf train` and `sat-tf paper` from an empty folder, with shipped configurations."""
     with tempfile.TemporaryDirectory() as folder:
@@ -213,6 +238,7 @@ CHECKS = (
     activations_and_gradients_agree_with_the_reference,
     a_trained_network_is_saved_exported_and_proved,
     a_keras_3_model_comes_over,
+    pictures_in_a_folder_make_a_certified_file,
     commands_find_their_files,
 )
 
