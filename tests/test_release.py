@@ -1,0 +1,142 @@
+"""A release says the truth of itself: metadata, citation, promises, workflows."""
+
+import pathlib
+import re
+import runpy
+import tomllib
+
+import pytest
+import setuptools
+import yaml
+
+import sat_tf
+from tests.versions import wheel
+
+_ROOT = pathlib.Path(__file__).parents[1]
+_PROJECT = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+_WORKFLOWS = sorted((_ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+def _read(name):
+    return (_ROOT / name).read_text(encoding="utf-8")
+
+
+def _workflow(name):
+    return yaml.safe_load(_read(f".github/workflows/{name}.yml"))
+
+
+@pytest.fixture(scope="module")
+def described():
+    """The arguments that setup.py gives, and its function."""
+    given = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(setuptools, "setup", lambda **words: given.update(words))
+        names = runpy.run_path(str(_ROOT / "setup.py"))
+    return given, names["long_description"]
+
+
+def test_the_long_description_leads_nowhere_that_is_not_there(described):
+    given, _ = described
+    text = given["long_description"]
+    assert not re.search(r"\]\((?!https?:)", text)
+    assert "<img" not in text
+    assert "pip install sat-tf" in text
+    assert "pip install ." not in text
+    # All headings are left.
+    assert re.findall(r"^#.*", text, re.M) == re.findall(r"^#.*", _read("README.md"), re.M)
+
+
+def test_links_become_words_and_pictures_go_with_their_captions(described):
+    _, long_description = described
+    readme = (
+        "![a picture](docs/a.png)\n\n*What it\nshows.*\n\nA [page](docs/b.md#part) and\n[another\n"
+        "one](c.md), [the web](https://example.org/a).\n\npip install .      # or '.[gpu]'\n"
+        "pip install '.[gpu]'\n"
+    )
+    assert long_description(readme) == (
+        "A page and\nanother\none, [the web](https://example.org/a).\n\n"
+        "pip install sat-tf      # or '.[gpu]'\npip install 'sat-tf[gpu]'\n"
+    )
+
+
+def test_the_citation_is_of_this_version_and_of_the_paper():
+    found = yaml.safe_load(_read("CITATION.cff"))
+    assert {"cff-version", "message", "title", "authors"} <= set(found)
+    assert found["version"] == sat_tf.__version__
+    assert found["license"] == _PROJECT["license"]
+    (paper,) = found["references"]
+    assert paper["title"] == "Towards Efficient Training for Neural Network Quantization"
+    assert [one["family-names"] for one in paper["authors"]] == ["Jin", "Yang", "Liao"]
+
+
+def test_the_changelog_has_this_version_below_what_is_not_released():
+    first, second = re.findall(r"^## (.*)", _read("CHANGELOG.md"), re.M)[:2]
+    assert (second if first == "Unreleased" else first) == sat_tf.__version__
+
+
+def test_each_promise_of_the_threat_model_is_held_by_tests_that_are_there():
+    rows = [line for line in _read("SECURITY.md").splitlines() if line.startswith("| ")][2:]
+    assert len(rows) >= 8
+    for row in rows:
+        held_by = re.findall(r"`(tests/[^`]+)`", row.split("|")[3])
+        assert held_by, row
+        for path in held_by:
+            assert "def test_" in _read(path), path
+
+
+def test_python_versions_are_the_same_in_metadata_and_workflows():
+    low, end = re.fullmatch(r">=3\.(\d+),<3\.(\d+)", _PROJECT["requires-python"]).groups()
+    versions = [f"3.{minor}" for minor in range(int(low), int(end))]
+    heads = [words.rsplit(" ", 1)[1] for words in _PROJECT["classifiers"] if ":: 3." in words]
+    assert heads == versions
+    matrix = _workflow("tests")["jobs"]["tests"]["strategy"]["matrix"]
+    assert matrix["python"] == versions
+
+
+def test_workflows_run_what_contributors_run():
+    targets = set(re.findall(r"^([a-z-]+):", _read("Makefile"), re.M))
+    for path in _WORKFLOWS:
+        used = re.findall(r"run: make ([a-z-]+)", path.read_text(encoding="utf-8"))
+        assert used, path.name
+        assert set(used) <= targets, path.name
+
+
+def test_no_workflow_holds_a_secret_and_only_the_upload_may_write():
+    for path in _WORKFLOWS:
+        assert "secrets." not in path.read_text(encoding="utf-8")
+        assert yaml.safe_load(path.read_text(encoding="utf-8"))["permissions"] == {
+            "contents": "read"
+        }
+    upload = _workflow("publish")["jobs"]["upload"]
+    assert upload["permissions"] == {"id-token": "write"}
+    assert upload["needs"] == "build"
+
+
+@pytest.mark.parametrize("path", sorted((_ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")))
+def test_forms_of_issues_are_whole(path):
+    form = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if path.stem == "config":
+        return
+    assert form["name"]
+    assert form["description"]
+    names = [field["id"] for field in form["body"]]
+    assert len(set(names)) == len(names)
+
+
+def test_a_wheel_with_tests_or_without_a_part_is_found():
+    package = pathlib.Path(sat_tf.__file__).parent
+    whole = [
+        f"sat_tf/{path.relative_to(package).as_posix()}"
+        for pattern in ("**/*", "training/configs/**/*")
+        for path in package.glob(pattern)
+        if path.is_file() and path.suffix != ".pyc"
+    ]
+    about = ["METADATA", "WHEEL", "RECORD", "entry_points.txt", "top_level.txt"]
+    whole += [f"sat_tf-0.2.0.dist-info/{name}" for name in about]
+    whole += ["sat_tf-0.2.0.dist-info/licenses/LICENSE"]
+    assert wheel.problems(whole) == []
+    assert wheel.problems([*whole, "tests/test_release.py"]) == [
+        "tests/test_release.py: is not the package's"
+    ]
+    whole.remove("sat_tf/training/configs/folder.yaml")
+    assert wheel.problems(whole) == ["sat_tf/training/configs/folder.yaml: missing"]
