@@ -29,7 +29,7 @@ def unmarked(config: dict[str, Any]) -> dict[str, Any]:
     >>> unmarked({"name": "quant_a", "saved_by": {"sat_tf": "9.1.0", "format": 99}})
     Traceback (most recent call last):
     ValueError: quant_a: received a model saved by sat-tf 9.1.0 in format 99, expected format 4 \
-or lower, which sat-tf 0.1.0 reads; install sat-tf 9.1.0 or later.
+or lower, which sat-tf 0.2.0 reads; install sat-tf 9.1.0 or later.
     """
     config = dict(config)
     mark = config.pop(_KEY, None)
