@@ -52,7 +52,7 @@ def main(argv: list[str]) -> None:
     rows: list[dict[str, Any]] = [*read_csv(_OUTPUT.value)]
     done = {(row["task"], row["bits"], row["epochs"]) for row in rows}
     for name in _TASKS.value:
-        file = prepare(name, pathlib.Path(_FOLDER.value) / name)
+        file = prepare(TASKS[name], pathlib.Path(_FOLDER.value) / name)
         kind = _Pictures if TASKS[name].is_of_pictures else _Signals
         for bits in _BITS.value:
             missing = [epochs for epochs in _EPOCHS.value if (name, bits, epochs) not in done]

@@ -86,11 +86,11 @@ def digits(count: int) -> Arrays:
     return np.repeat(gray[order, ..., None], 3, axis=-1), classes[order].astype(np.int32)
 
 
-def glyphs(count: int) -> Arrays:
-    """Thirty printed characters in several typefaces."""
+def glyphs(count: int, classes: int = 30) -> Arrays:
+    """Printed characters in several typefaces."""
     from sat_tf.data.glyphs import load_glyphs
 
-    found = load_glyphs(num_classes=30)
+    found = load_glyphs(num_classes=classes)
     pictures = np.concatenate([found.train_images, found.test_images])
     labels = np.concatenate([found.train_labels, found.test_labels])
     order = np.random.default_rng(_SEED).permutation(len(pictures))[:count]
@@ -321,9 +321,8 @@ TASKS = {
 }
 
 
-def prepare(name: str, folder: pathlib.Path) -> pathlib.Path:
+def prepare(task: Task, folder: pathlib.Path) -> pathlib.Path:
     """Trains the float model of a task, unless its folder is there; returns the model's file."""
-    task = TASKS[name]
     file = folder / "float.keras" if task.keras3 else folder / "float.h5"
     if file.exists():
         return file

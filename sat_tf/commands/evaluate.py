@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
 
 
 def evaluate(folder: RunFolder, console: Console, *, trust: bool = False) -> None:
-    """Prints the held-out top-1 of a finished run's quantized model.
+    """Prints the held-out top-1 of a finished run's quantized model; its agreement without labels.
 
     Args:
         folder: of the run.
@@ -86,18 +86,21 @@ def evaluate(folder: RunFolder, console: Console, *, trust: bool = False) -> Non
     from sat_tf.training.loop.runner import reading_errors_explained
     from sat_tf.training.loop.stage import held_out_metrics
     from sat_tf.training.loop.start import fed_range, fed_source, load_source
+    from sat_tf.training.recipes.recipes import agreement_of
     from sat_tf.training.state.classifier_file import data_problems
 
     model = load_model(folder.file(QUANTIZED_MODEL), trust=trust)
     source = load_source(config)
-    problems = data_problems(model, source.image_size, source.num_classes)
+    agreement = agreement_of(config, source, folder)
+    problems = data_problems(model, source.image_size, source.num_classes or model.output_shape[-1])
     if problems:
         raise RunError(list_problems(str(folder.file(QUANTIZED_MODEL)), problems))
     source = fed_source(source, fed_range(model))
     with reading_errors_explained(source):
-        found = held_out_metrics(as_measured(config, model), source)
+        found = held_out_metrics(as_measured(config, model), source, agreement)
+    name, title = source.score
     console.print(
-        f"{config.name}: held-out top-1 {100 * found['top1']:.2f} % ({found['images']} images)",
+        f"{config.name}: held-out {title} {100 * found[name]:.2f} % ({found['images']} images)",
         highlight=False,
     )
 

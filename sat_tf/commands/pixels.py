@@ -195,7 +195,7 @@ class ImageOptions:
         asked = self.most or found.num_test
         images, labels = found.held_out_sample(asked)
         notes = list(found.notes)
-        if found.class_names is not None:
+        if labels is not None and found.class_names is not None:
             labels, note = _labels_of_file(labels, found.class_names, said.labels, name)
             notes += [] if said.labels in (None, found.class_names) else [note]
         held_out = ImagesFrom.held_out(name, asked)

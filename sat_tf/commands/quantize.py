@@ -64,7 +64,8 @@ DESCRIPTION = (
     "to the float model block by block, or trains it with the float model as its teacher; writes "
     "an integer TFLite file, and proves that LiteRT computes the model's integers. Where pictures "
     "are in folders of classes, some are held out, and the accuracy of the float model, the "
-    "quantized one and the file is measured on them."
+    "quantized one and the file is measured on them; in training without labels, for how many they "
+    "have the class of the float model."
 )
 EXAMPLES = """\
 examples:
@@ -102,7 +103,8 @@ def add_arguments(parser: Parser) -> None:
         "--epochs",
         metavar="N",
         type=integer(0, expected="an integer, 0 or more"),
-        help="of training, which needs folders of classes; 0: calibrated only; default: "
+        help="of training, on the labels of folders of classes and the answers of the float model, "
+        "without labels on its answers alone; 0: calibrated only; default: "
         f"calibrated, and with {_MOST_RECONSTRUCTED} bits and fewer reconstructed, without labels",
     )
     parser.advanced.add_argument(
@@ -141,7 +143,9 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     model = read_keras_model(path, advice, trust=arguments.trust_model)
     with value_errors_as_run_errors():
         _expect_float(path, model)
-        found = find_pictures(images, model, console)
+        found = find_pictures(
+            images, model, console, to_train=bool(arguments.epochs or arguments.overrides)
+        )
         policy = BitPolicy.mobile(arguments.bits, **policy_fields(arguments))
         if not policy.states_input_range:
             spelling = find_input_range(path, model, found, console).spelling
@@ -152,12 +156,11 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
             exact = _run(arguments, model, policy, found, (name, folder), console)
         elif arguments.epochs or arguments.overrides:
             raise RunError(
-                f"--images: received {found.why_not}, expected pictures to train on: of a model "
-                "of square colour images, in one folder for each of its classes; leave out "
+                f"{path}: received {found.why_not}, expected one to train: of square colour images "
+                "and one output, a row of the logits or probabilities of classes; leave out "
                 "--epochs and --set."
                 + (
-                    f" {arguments.bits} bits are then reconstructed from the float model, without "
-                    "labels."
+                    f" {arguments.bits} bits are then reconstructed from the float model."
                     if arguments.bits <= _MOST_RECONSTRUCTED
                     else ""
                 )
@@ -198,10 +201,11 @@ def _note_cost(bits: int, folder: RunFolder, why_not: str, console: Console) -> 
     if found is not None:
         on_all = found.images_of_file == found.held_out_images
         top1 = found.tflite_top1 if on_all else found.quantized_top1
-    if found is None or top1 is None:
+    if found is None or found.float_top1 is None or top1 is None:
+        trains = "" if why_not else "; --epochs 5 trains, also without labels"
         _note(
             f"{bits} bits without training can cost accuracy; with pictures in folders of the "
-            "model's classes, it is measured, and --epochs 5 trains.",
+            f"model's classes, it is measured{trains}.",
             console,
         )
         return
@@ -276,6 +280,15 @@ def _run(
     from sat_tf.training.state.classifier_file import ends_in_softmax
 
     (name, folder), epochs = run, arguments.epochs or 0
+    is_labelled, has_softmax = source.num_classes > 0, ends_in_softmax(model)
+    if not is_labelled:
+        say(console, "No labels: the answers of the float model are learned and compared with.")
+        if not has_softmax:
+            _note(
+                "the outputs are taken for logits of classes, which nothing in the model tells "
+                "from coordinates and other values; leave out --epochs where they are such.",
+                console,
+            )
     batch_size, rate = min(_BATCH_SIZE, source.num_train), arguments.learning_rate
     stage = StageConfig(batch_size=batch_size, warmup_learning_rate=0.0, base_learning_rate=AUTO)
     if rate is not None:
@@ -289,6 +302,7 @@ def _run(
                 "data_dir": str(arguments.images),
                 "image_size": source.image_size,
                 **CROPS,
+                **({} if is_labelled else {"labelled": False}),
             },
         },
         "policy": policy.to_dict(),
@@ -302,7 +316,7 @@ def _run(
             "reconstruction_steps": _steps(arguments),
         },
         "export": {
-            "softmax": ends_in_softmax(model),
+            "softmax": has_softmax,
             "output_type": arguments.output_type,
             "verify_images": HELD_OUT_IMAGES,
         },
@@ -311,7 +325,7 @@ def _run(
             "float_model": str(arguments.model),
             "trust_model": arguments.trust_model,
         },
-        "recipes": {"distillation": {}} if epochs else {},
+        "recipes": {"distillation": {} if is_labelled else {"weight": 1.0}} if epochs else {},
     }
     # JSON is YAML.
     config = parse_config(json.dumps(values), arguments.overrides, subject="--set")

@@ -39,7 +39,7 @@ CROPS: Mapping[str, Any] = types.MappingProxyType(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pictures:
-    """The pictures of a folder that cannot be trained on, for the input of a model.
+    """The pictures of a folder for the input of a model that is not trained on them.
 
     Attributes:
         images: uint8, to calibrate on.
@@ -49,7 +49,7 @@ class Pictures:
             not the model's classes.
         class_names: in the order of the labels; None where there are none.
         images_from: where those held out come from.
-        why_not: why they cannot be trained on, in words.
+        why_not: why they cannot be trained on, in words; empty where they can, without labels.
         preprocessing: how they have been prepared.
     """
 
@@ -68,16 +68,26 @@ class Pictures:
 
 
 def find_pictures(
-    folder: pathlib.Path, model: "keras.Model", console: Console
+    folder: pathlib.Path, model: "keras.Model", console: Console, *, to_train: bool
 ) -> ImageSource | Pictures:
     """The pictures of a folder: a source of batches where a model can be trained on them.
+
+    Args:
+        folder: of pictures.
+        model: the float model.
+        console: where to tell of them.
+        to_train: whether pictures are a source also where they have no labels of the model's.
 
     Raises:
         ValueError: there are none, or the model takes no pictures.
     """
     shape, outputs = fixed_input_shape(model), [tuple(one.shape[1:]) for one in model.outputs]
     has_folders = any(entry.is_dir() for entry in folder.iterdir())
-    if not has_folders or len(shape) != 3 or shape[0] != shape[1] or shape[2] != 3:
+    why_not = _why_not(model, shape)
+    without_labels = {"data_dir": str(folder), "image_size": shape[0], "labelled": False, **CROPS}
+    if to_train and not has_folders and not why_not:
+        return data_source("folder", **without_labels)
+    if not has_folders or not _is_square_and_coloured(shape):
         images, found = _parted(folder, shape)
         apart = (
             "" if images is found.images else f" to calibrate on, {len(found.images):,} held out"
@@ -92,13 +102,7 @@ def find_pictures(
             images_from=ImagesFrom(
                 "pictures of a folder, scaled and cropped to the input", files=found.files
             ),
-            why_not=(
-                "pictures without labels"
-                if not has_folders
-                else f"a model of {shape}"
-                if len(outputs) == 1
-                else f"a model of {len(outputs)} outputs"
-            ),
+            why_not=why_not,
         )
     source = cast(
         "FolderSource",
@@ -116,8 +120,12 @@ def find_pictures(
     shapes = f"shape{'s' if len(outputs) > 1 else ''} {', '.join(map(str, outputs))}"
     why = f"{source.num_classes:,} classes for a model with outputs of {shapes}"
     not_measured = "the accuracy of the others" if fits else "accuracy"
-    for note in (f"received {why}: {not_measured} is not measured.", *source.notes):
+    is_taught = to_train and not why_not
+    learned = ", the model learns the answers of the float one" if is_taught else ""
+    for note in (f"received {why}: {not_measured} is not measured{learned}.", *source.notes):
         say(console, f"Note: {note}", style="yellow")
+    if is_taught:
+        return data_source("folder", **without_labels)
     labels = source.held_out_files
     held_out = load_folder(
         folder,
@@ -134,9 +142,29 @@ def find_pictures(
         else None,
         class_names=source.class_names if fits else None,
         images_from=ImagesFrom(f"held-out pictures of {source.name}", files=held_out.files),
-        why_not=why,
+        why_not=why_not,
         preprocessing=source.preprocessing,
     )
+
+
+def _is_square_and_coloured(shape: tuple[int, ...]) -> bool:
+    return len(shape) == 3 and shape[0] == shape[1] and shape[2] == 3
+
+
+def _why_not(model: "keras.Model", shape: tuple[int, ...]) -> str:
+    """Why a model cannot be trained on pictures; empty where it can, with labels or without."""
+    from sat_tf.graph.network import Network
+    from sat_tf.graph.rewrite import with_layers_for_operations
+    from sat_tf.qat.reconstruction.fit import rows_of_classes
+
+    if not _is_square_and_coloured(shape):
+        return f"a model of {shape}"
+    if len(model.outputs) > 1:
+        return f"a model of {len(model.outputs)} outputs"
+    network = Network(with_layers_for_operations(model))
+    given = network[network.output].shape
+    is_row = len(given) == 1 and rows_of_classes(network, network.output, given)
+    return "" if is_row else f"a model with outputs of shape {given} that are no row of classes"
 
 
 def _parted(folder: pathlib.Path, shape: tuple[int, ...]) -> tuple[np.ndarray, FolderImages]:

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Sequence
 
 from sat_tf.arguments import check_options
-from sat_tf.data.folder_tree import read_tree
+from sat_tf.data.folder_tree import read_pictures, read_tree
 from sat_tf.data.source import FOLDER, OPTIONS, ImageSource, spread_evenly
 from sat_tf.preprocessing import RESIZED_AND_CROPPED, Preprocessing
 
@@ -27,6 +27,7 @@ def load_folder_tree(
     resize_ratio: float = RESIZED_AND_CROPPED.resize_ratio,
     smallest_area: float = 0.08,
     mirrored: bool = True,
+    labelled: bool = True,
 ) -> ImageSource:
     """A folder of pictures: train/<class>/<picture>, and the same under val, validation or test.
 
@@ -52,6 +53,8 @@ def load_folder_tree(
         resize_ratio: see above, 1 or more; 1 keeps all of a square picture.
         smallest_area: see above, above 0, to 1.
         mirrored: whether training mirrors; not for letters, and what has a left and a right.
+        labelled: whether folders are classes. Otherwise the pictures of the folder and of all of
+            its folders have no labels; see `sat_tf.data.folder_tree.read_pictures`.
 
     Raises:
         ValueError: an argument is out of its range, or the folder is not laid out like this; lists
@@ -60,7 +63,7 @@ def load_folder_tree(
     received = {name: value for name, value in locals().items() if name != "resize_ratio"}
     check_options("folder", {**OPTIONS, "data_dir": FOLDER}, received)
     preprocessing = Preprocessing(resize_ratio=resize_ratio)
-    tree = read_tree(data_dir)
+    tree = read_tree(data_dir) if labelled else read_pictures(data_dir)
     side = median_side(tree.train.paths)
     if side is not None and side * _MOST_ENLARGED < image_size:
         enlarged = (

@@ -54,7 +54,7 @@ class FolderSource(PictureSource):
             preprocessing=preprocessing,
             crops=crops,
         )
-        self.class_names = tuple(map(printable, tree.class_names))
+        self.class_names = tuple(map(printable, tree.class_names)) or None
         self.notes = tree.notes
         self._tree = tree
         self._train, self._held_out = _Files(tree.train), _Files(tree.held_out)
@@ -112,10 +112,14 @@ class FolderSource(PictureSource):
         chosen = np.random.RandomState(seed).permutation(self.num_train)
         return self._sample(_rows(chosen), self._train, count)[0]
 
-    def held_out_sample(self, most: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-        """At most `most` held-out images, spread evenly, and their labels; no corrupt ones."""
+    def held_out_sample(
+        self, most: int
+    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32] | None]:
+        """At most `most` held-out images, spread evenly, and labels if any; no corrupt ones."""
         expect_images(self.name, most)
-        return self._sample(_rows(spread_evenly(self.num_test, most)), self._held_out, most)
+        rows = _rows(spread_evenly(self.num_test, most))
+        images, labels = self._sample(rows, self._held_out, most)
+        return images, labels if self.num_classes else None
 
 
 def _rows(chosen: npt.NDArray[np.int64]) -> tf.data.Dataset:

@@ -1,4 +1,7 @@
-"""The usual trees of an image data set, <class>/<picture> and train/<class>/<picture>."""
+"""The usual trees of an image data set, <class>/<picture> and train/<class>/<picture>.
+
+Or pictures without classes.
+"""
 
 import dataclasses
 import hashlib
@@ -69,15 +72,7 @@ def read_tree(data_dir: str | os.PathLike[str]) -> FolderTree:
     Raises:
         ValueError: it is not such a folder; lists everything that is wrong.
     """
-    if not isinstance(data_dir, str | os.PathLike):
-        raise ValueError(f"data_dir: received {data_dir!r}; expected the path of a folder.")
-    root = pathlib.Path(data_dir).expanduser()
-    if not root.is_dir():
-        what = "which is not a folder" if root.exists() else "which does not exist"
-        raise ValueError(
-            f"data_dir: received {root}, {what}; expected a folder with a folder of pictures for "
-            f"each class: {root.name}/cat/1.jpg."
-        )
+    root = _root(data_dir, "a folder with a folder of pictures for each class, such as cat/1.jpg")
     unreadable: list[OSError] = []
     names = set(_classes(root, unreadable))
     held_out = next((name for name in HELD_OUT if name in names), None)
@@ -111,6 +106,57 @@ def read_tree(data_dir: str | os.PathLike[str]) -> FolderTree:
     if problems:
         raise ValueError(list_problems(str(root), problems))
     return FolderTree(classes, splits[TRAIN], splits[held_out])
+
+
+def read_pictures(data_dir: str | os.PathLike[str]) -> FolderTree:
+    """Lists the pictures of a folder and of its folders, which have no labels; opens none.
+
+    Of a folder with train and val, validation or test those are the two parts. Of another a fifth
+    is held out: the first ones by a hash of their names.
+
+    Args:
+        data_dir: the folder; see `read_tree`.
+
+    Returns:
+        A tree without classes, in which every label is 0.
+
+    Raises:
+        ValueError: it is not such a folder; lists everything that is wrong.
+    """
+    root = _root(data_dir, "a folder of pictures")
+    unreadable: list[OSError] = []
+    names = set(_classes(root, unreadable))
+    held_out = next((name for name in HELD_OUT if {name, TRAIN} <= names), None)
+    parts = [root] if held_out is None else [root / TRAIN, root / held_out]
+    splits = [_split(part, ["."], unreadable) for part in parts]
+    problems = _refused(unreadable)
+    problems += _endless([path for split in splits for path in split.endless])
+    fewest = 2 // len(parts)
+    problems += [
+        f"{part}: received {len(split.paths)} pictures, expected {fewest} or more ({_kinds()}); "
+        "name the folder that they are in."
+        for part, split in zip(parts, splits, strict=True)
+        if len(split.paths) < fewest
+    ]
+    if problems:
+        raise ValueError(list_problems(str(root), problems))
+    if held_out is not None:
+        return FolderTree([], splits[0], splits[1])
+    (every,) = splits
+    chosen = _chosen(root, ["."], every)
+    train, apart = (_part(every, chosen, part) for part in (False, True))
+    return FolderTree([], train, apart, ("a fifth is held out, by a hash of the names",))
+
+
+def _root(data_dir: str | os.PathLike[str], expected: str) -> pathlib.Path:
+    """The path of a folder; ValueError says what was expected where it is none."""
+    if not isinstance(data_dir, str | os.PathLike):
+        raise ValueError(f"data_dir: received {data_dir!r}; expected the path of a folder.")
+    root = pathlib.Path(data_dir).expanduser()
+    if not root.is_dir():
+        found = "which is not a folder" if root.exists() else "which does not exist"
+        raise ValueError(f"data_dir: received {root}, {found}; expected {expected}.")
+    return root
 
 
 def _divided(root: pathlib.Path, names: set[str]) -> FolderTree:

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import types
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +53,7 @@ OPTIONS: Mapping[str, Values] = types.MappingProxyType(
         ),
         "deterministic": switch("pass True"),
         "mirrored": switch("pass True"),
+        "labelled": switch("pass True"),
         "smallest_area": Values(
             lambda value: is_number(value) and 0 < value <= 1, "a number above 0, to 1", "pass 0.08"
         ),
@@ -180,15 +181,32 @@ class Shard:
 NO_LABEL = -1
 
 
-class ImageSource(abc.ABC):
-    """A labelled image data set that gives batches for training, and held-out ones to measure with.
+class Score(NamedTuple):
+    """A share of held-out images by which models are compared.
 
-    Images are square colour images, uint8 from the file to the device; labels are int32.
+    Attributes:
+        name: in logs, tables and files.
+        title: in words.
+    """
+
+    name: str
+    title: str
+
+
+TOP1 = Score("top1", "top-1")
+AGREEMENT = Score("agreement", "agreement")
+
+
+class ImageSource(abc.ABC):
+    """An image data set that gives batches for training, and held-out ones to measure with.
+
+    Images are square colour images, uint8 from the file to the device; labels are int32. Those of
+    images without labels are 0, which says that there is an image, and nothing of it.
 
     Attributes:
         name: of the set.
         image_size: height and width of the images that a model sees, in pixels.
-        num_classes: number of classes.
+        num_classes: number of classes; 0 for images without labels.
         num_train: number of training images.
         num_test: number of held-out images.
         class_names: names of the classes, by label; None where they are unknown.
@@ -209,6 +227,11 @@ class ImageSource(abc.ABC):
     def reading_error(self) -> ReadingError | None:
         """The first error of reading, for which TensorFlow has raised its own."""
         return None
+
+    @property
+    def score(self) -> Score:
+        """The share that compares models: top-1, or agreement with the float model."""
+        return TOP1 if self.num_classes else AGREEMENT
 
     @abc.abstractmethod
     def training_batches(
@@ -261,8 +284,10 @@ class ImageSource(abc.ABC):
         """
 
     @abc.abstractmethod
-    def held_out_sample(self, most: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-        """At most `most` held-out images, spread evenly over the set, and their labels.
+    def held_out_sample(
+        self, most: int
+    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32] | None]:
+        """At most `most` held-out images, spread evenly over the set, and their labels if any.
 
         Raises:
             ReadingError: the images cannot be read, or all are corrupt.

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import types
@@ -11,12 +12,14 @@ import pytest
 import tf_keras as keras
 import yaml
 from ai_edge_litert.interpreter import Interpreter
+from markupsafe import escape
 from PIL import Image
 from rich.console import Console
 
 import sat_tf
 import sat_tf.qat.reconstruction.reconstruct
 from sat_tf.commands import main, quantize
+from sat_tf.export.certificate.certificate import FLOAT_RULE
 from sat_tf.export.tflite.contents import read_contents
 from sat_tf.quantizers.input_range import NAMED
 from sat_tf.training.report.results import Results
@@ -92,7 +95,7 @@ def test_a_model_of_several_outputs_is_calibrated_and_measured_by_those_with_cla
     assert told("two.keras", "plain")[0] == 0
     status, said = told("two.keras", "photos", "--epochs", "1")
     assert status == 2
-    assert "expected pictures to train on" in said
+    assert "received a model of 2 outputs, expected one to train" in said
 
 
 def test_a_model_of_several_inputs_is_refused_with_the_lines_of_python(files, told):
@@ -279,6 +282,7 @@ def test_pictures_without_labels_reconstruct_a_model_of_keras_3(told, files, tmp
     assert "Reconstructed block by block, 100 steps each, on 64 images, 12 of them held out" in said
     assert "class of the float model: " in said
     assert "2 bits without training can cost accuracy; with pictures in folders" in said
+    assert "--epochs 5 trains, also without labels" in said
     found = json.loads((tmp_path / "out" / "reconstruction.json").read_text())
     assert found["kept"]
     assert found["error_after"] < found["error_before"]
@@ -398,16 +402,104 @@ def test_pictures_without_labels_calibrate_where_the_range_is_given(told, tmp_pa
     assert (tmp_path / "out" / "earlier-1" / "model.tflite").is_file()
 
 
-def test_training_without_labels_is_refused_with_what_was_received(told, tmp_path):
-    words = ("--epochs", "1", "--input_range", "0,1")
-    status, said = told("float.keras", "plain", *words)
+def _without_labels(folder, *words):
+    """The results of a run without labels, in which nothing is called top-1 or accuracy."""
+    results = json.loads((folder / "results.json").read_text())
+    certificate = json.loads((folder / "certificate.json").read_text())
+    tables = [(folder / f"{name}.csv").read_text() for name in ("metrics", "steps")]
+    assert certificate["top1"] == certificate["accuracy"] == {}
+    # The rule of the certificate is about all files.
+    page = (folder / "report.html").read_text().replace(str(escape(FLOAT_RULE)), "")
+    for text in (json.dumps(results), *tables, page, *words):
+        assert not re.search("top.?[15]|accuracy", text, re.IGNORECASE)
+    assert results["codes_differing"] == 0
+    return results
+
+
+@pytest.mark.thorough
+def test_pictures_without_labels_are_trained_on_with_the_float_model_alone(told, tmp_path):
+    out = tmp_path / "out"
+    words = ("rescaled.keras", "plain", "--bits", "2", "--epochs", "2")
+    status, said = told(*words)
+    assert status == 0, said
+    assert "plain: no labels, 51 pictures to train on, 13 held out" in said
+    assert "taken for logits of classes, which nothing in the model tells" in said
+    assert "before training: held-out agreement" in said
+    assert "the same class as the float model for" in said
+    results = _without_labels(out, said)
+    assert results["tflite_agreement"] == pytest.approx(results["quantized_agreement"])
+    assert results["quantized_agreement"] >= results["start_agreement"]
+    config = yaml.safe_load((out / "config.yaml").read_text())
+    assert config["data"]["options"]["labelled"] is False
+    assert config["recipes"]["distillation"]["weight"] == 1
+    page = (out / "report.html").read_text()
+    assert "<h2>Agreement with the float model</h2>" in page
+    assert "% agreement in" in page
+    assert "This run is finished" in told(*words)[1]
+    assert main.main(["evaluate", str(out)]) == 0
+
+
+@pytest.mark.thorough
+def test_training_without_labels_resumes_with_the_same_model(told, tmp_path, monkeypatch):
+    def interrupt(bar, logs):
+        if bar.step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    words = ("rescaled.keras", "plain", "--bits", "4", "--epochs", "4", "--learning_rate", "0.01")
+    assert told(*words)[0] == 0
+    path = tmp_path / "out" / "quantized.keras"
+    expected = keras.models.load_model(path).get_weights()
+    with monkeypatch.context() as stopping:
+        stopping.setattr("sat_tf.training.loop.callbacks.ProgressBar.on_step", interrupt)
+        assert told(*words, "--no-resume")[0] == 130
+    status, said = told(*words)
+    assert status == 0, said
+    assert "Resuming the quantized stage from epoch" in said
+    for one, other in zip(expected, keras.models.load_model(path).get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.thorough
+def test_folders_of_other_classes_train_a_classifier_of_keras_3_without_labels(
+    told, files, tmp_path
+):
+    keras3 = pytest.importorskip("keras")
+    image = keras3.Input((8, 8, 3))
+    x = keras3.layers.Rescaling(1 / 255)(image)
+    x = keras3.layers.Conv2D(4, 3, activation="relu")(x)
+    x = keras3.layers.Dense(5, activation="softmax")(keras3.layers.Flatten()(x))
+    keras3.Model(image, x).save(files / "five.keras")
+    words = ("--bits", "4", "--epochs", "1", "--learning_rate", "0.001")
+    status, said = told("five.keras", "photos", *words)
+    assert status == 0, said
+    assert "the model learns the answers of the float one" in said
+    assert "96 pictures to train on, 64 held out" in said
+    assert "taken for logits" not in said
+    assert _without_labels(tmp_path / "out")["held_out_images"] == 64
+
+
+@pytest.mark.parametrize(
+    ("outputs", "expected"),
+    [
+        (keras.layers.Dense(1), "outputs of shape (1,) that are no row of classes"),
+        (keras.layers.Dense(3, "sigmoid"), "outputs of shape (3,) that are no row of classes"),
+        (keras.layers.Reshape((6, 6, 2)), "outputs of shape (6, 6, 2) that are no row of classes"),
+    ],
+)
+def test_what_is_no_classifier_is_not_trained_without_labels(
+    outputs, expected, files, told, tmp_path
+):
+    image = keras.Input((8, 8, 3))
+    x = keras.layers.Conv2D(2, 3, activation="relu")(image)
+    keras.Model(image, outputs(keras.layers.Flatten()(x))).save(files / "values.keras")
+    words = ("values.keras", "plain", "--epochs", "1", "--input_range", "0,1")
+    status, said = told(*words)
     assert status == 2
-    assert "--images: received pictures without labels, expected pictures to train on" in said
-    assert "without labels." not in said  # 8 bits need no reconstruction
+    assert f"{expected}, expected one to train: of square colour images" in said
+    assert "reconstructed" not in said  # 8 bits need no reconstruction
     assert not (tmp_path / "out").exists()
-    status, said = told("float.keras", "plain", *words, "--bits", "4")
-    assert status == 2
-    assert "4 bits are then reconstructed from the float model, without labels." in said
+    status, said = told(*words, "--bits", "4")
+    assert "4 bits are then reconstructed from the float model." in said
 
 
 def test_a_quantized_model_is_refused_with_the_command_for_it(told, files):

@@ -4,7 +4,7 @@ import pytest
 from PIL import Image
 
 from sat_tf.data.class_folders import load_folder_tree, median_side
-from sat_tf.data.folder_tree import read_tree
+from sat_tf.data.folder_tree import read_pictures, read_tree
 
 
 def touch(root, *names):
@@ -38,6 +38,38 @@ def test_the_held_out_part_has_one_of_three_names(tmp_path, name):
 def test_a_test_folder_beside_val_is_passed_over(tmp_path):
     touch(tmp_path, "train/a/1.jpg", "val/a/1.jpg", "test/1.jpg", "test/2.jpg")
     assert read_tree(tmp_path).held_out.paths == [str(tmp_path / "val/a/1.jpg")]
+
+
+def test_pictures_without_labels_are_those_of_all_folders_and_a_fifth_is_held_out(tmp_path):
+    touch(tmp_path, *(f"{name}.jpg" for name in range(7)), "in/a.png", "in/of/b.bmp", "in/.c.jpg")
+    touch(tmp_path, "notes.txt", "c.webp")
+    tree = read_pictures(tmp_path)
+    assert tree.class_names == []
+    assert (len(tree.train.paths), len(tree.held_out.paths)) == (8, 2)
+    assert {*tree.train.labels, *tree.held_out.labels} == {0}
+    assert not set(tree.train.paths) & set(tree.held_out.paths)
+    other = tmp_path / "other"
+    os.rename(tmp_path / "in", tmp_path.parent / "in")
+    os.makedirs(other)
+    for path in tmp_path.glob("*.*"):
+        path.rename(other / path.name)
+    (tmp_path.parent / "in").rename(other / "in")
+    moved = [os.path.relpath(path, other) for path in read_pictures(other).held_out.paths]
+    assert moved == [os.path.relpath(path, tmp_path) for path in tree.held_out.paths]
+
+
+def test_pictures_without_labels_may_be_parted_and_too_few_are_told(tmp_path):
+    touch(tmp_path, "train/1.jpg", "train/2.jpg", "val/3.jpg")
+    tree = read_pictures(tmp_path)
+    assert (len(tree.train.paths), len(tree.held_out.paths)) == (2, 1)
+    (tmp_path / "val" / "3.jpg").unlink()
+    with pytest.raises(ValueError, match=r"val: received 0 pictures, expected 1 or more"):
+        read_pictures(tmp_path)
+    touch(tmp_path, "few/1.jpg")
+    with pytest.raises(ValueError, match=r"few: received 1 pictures, expected 2 or more"):
+        read_pictures(tmp_path / "few")
+    with pytest.raises(ValueError, match=r"does not exist; expected a folder of pictures"):
+        read_pictures(tmp_path / "nowhere")
 
 
 def test_hidden_and_other_files_are_passed_over_and_inner_folders_are_not(tmp_path):

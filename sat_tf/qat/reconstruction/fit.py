@@ -120,6 +120,24 @@ _LOGITS, _PROBABILITIES = "logits", "probabilities"
 _TEMPERATURE = 4.0
 
 
+def rows_of_classes(network: Network, name: str, shape: tuple[int | None, ...]) -> str:
+    """How an output is rows of classes: "logits" or "probabilities"; "" where it is not.
+
+    Layers that only move values, or pass them on, do not tell what these are.
+
+    Args:
+        network: of a float model.
+        name: of the node that makes the output.
+        shape: of the output, without the batch.
+    """
+    maker = network.origin(name, lambda node: layer_kinds.role_of(node.layer).keeps_codes)
+    *_, size = shape or (None,)
+    if layer_kinds.is_softmax(maker.layer):
+        return _PROBABILITIES if maker.shape[-1] == size else ""
+    is_linear = layer_kinds.activation_name(maker.layer) == "linear"
+    return _LOGITS if is_linear and size is not None and size > 1 else ""
+
+
 class Aim(NamedTuple):
     """The values that a tensor should have.
 
@@ -133,16 +151,8 @@ class Aim(NamedTuple):
 
     @classmethod
     def of_output(cls, wanted: np.ndarray, reference: Network, name: str) -> "Aim":
-        """The aim of an output, of the float network that makes it by a node of that name.
-
-        Layers that only move values, or pass them on, do not tell what these are.
-        """
-        maker = reference.origin(name, lambda node: layer_kinds.role_of(node.layer).keeps_codes)
-        is_row = wanted.ndim > 1 and wanted.shape[-1] > 1
-        if layer_kinds.is_softmax(maker.layer):
-            return cls(wanted, _PROBABILITIES if maker.shape[-1] == wanted.shape[-1] else "")
-        is_linear = layer_kinds.activation_name(maker.layer) == "linear"
-        return cls(wanted, _LOGITS if is_row and is_linear else "")
+        """The aim of an output, of the float network that makes it by a node of that name."""
+        return cls(wanted, rows_of_classes(reference, name, wanted.shape[1:]))
 
     def mean_square(self) -> float:
         """The mean square of the values, which may be in a file."""

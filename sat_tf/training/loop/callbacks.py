@@ -44,7 +44,7 @@ from sat_tf.training.state.history import (
 from sat_tf.training.state.run_folder import METRICS, TENSORBOARD, RunFolder
 from sat_tf.training.state.run_folder import STEPS as STEPS_FILE
 from sat_tf.training.step.distribution import replica_variable
-from sat_tf.training.step.learner import Learner
+from sat_tf.training.step.learner import Learner, score_of
 from sat_tf.training.step.schedule import Position, StagePlan
 
 
@@ -164,7 +164,7 @@ class Recorder(StepCallback):
     train/loss, train/data_loss (without weight decay), train/top1, train/top5, learning_rate, and
     clipping_level/<layer>; after every epoch held_out/loss, held_out/top1, held_out/top5; and then,
     and at the start of the stage, kappa_0 and clipped/<layer>, the share of a tensor that is
-    clipped.
+    clipped. Without labels train/agreement and held_out/agreement take the place of top1 and top5.
 
     Args:
         plan: the steps of the stage, from where it starts or resumes.
@@ -241,7 +241,8 @@ class Recorder(StepCallback):
         if self.step % self._every:
             return
         means = {name: mean for name, mean in self._means.take(logs).items() if mean is not None}
-        measured = {"loss": math.nan, "top1": math.nan, **logged(STEPS, means)}
+        scores = {score_of(logs).name: math.nan}
+        measured = {"loss": math.nan, **scores, **logged(STEPS, means)}
         levels = np.asarray(tf.stack(list(self._levels.values()))) if self._levels else ()
         row = StepMetrics(
             stage=self.plan.stage,
@@ -394,8 +395,9 @@ class ProgressBar(StepCallback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Prints the epoch's line."""
         metrics = self._metrics(logs)
-        if "val_top1" in logs:
-            metrics += f"  held out {100 * float(logs['val_top1']):5.1f} %"
+        held_out = logs.get(f"val_{score_of(logs).name}")
+        if held_out is not None:
+            metrics += f"  held out {100 * float(held_out):5.1f} %"
         self._print(f"{metrics}  {self._time_left(time.perf_counter())}")
 
     def _measure(self, now: float) -> None:
@@ -422,9 +424,10 @@ class ProgressBar(StepCallback):
 
     def _metrics(self, logs: Any) -> str:
         loss = float(logs["data_loss" if "data_loss" in logs else "loss"])
+        name, title = score_of(logs)
         return (
             f"{self._images_per_second:6.0f} images/s  loss {loss:.4f}  "
-            f"top-1 {100 * float(logs['top1']):5.1f} %"
+            f"{title} {100 * float(logs[name]):5.1f} %"
         )
 
 
@@ -544,14 +547,15 @@ class StopWhenNotFinite(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Checks what training reports."""
         # The running mean stays NaN in every later batch; the message names the first one.
-        self._check("", loss=logs["batch_loss"], top1=logs["top1"])
+        self._check("", loss=logs["batch_loss"], share=logs[score_of(logs).name])
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
         """Checks what the held-out images report."""
-        self._check("held-out images, after ", loss=logs["loss"], top1=logs["top1"])
+        share = logs[score_of(logs).name]
+        self._check("held-out images, after ", loss=logs["loss"], share=share)
 
-    def _check(self, where: str, *, loss: Any, top1: Any) -> None:
-        for value, what in ((loss, "the loss"), (top1, "a logit")):
+    def _check(self, where: str, *, loss: Any, share: Any) -> None:
+        for value, what in ((loss, "the loss"), (share, "a logit")):
             if not math.isfinite(float(value)):
                 learner: Learner = self.model
                 step = int(learner.optimizer.iterations.numpy())
@@ -582,6 +586,7 @@ class BestWeights(tf.Module):
         weights = list(model.weights)
         self._weights = lambda: weights
         self._copies = [replica_variable(tf.convert_to_tensor(w), "best") for w in weights]
+        # Checkpoints know it by this name.
         self._top1 = replica_variable(-1.0, "top1")
         self._loss = replica_variable(0.0, "loss")
         self._epoch = replica_variable(0, "epoch", dtype=tf.int64)
@@ -592,18 +597,23 @@ class BestWeights(tf.Module):
         return int(self._epoch.numpy())
 
     @property
-    def top1(self) -> float:
-        """Their held-out top-1; below 0 before anything is measured."""
+    def score(self) -> float:
+        """Their held-out top-1, or agreement without labels; below 0 before any is measured."""
         return float(self._top1.numpy())
 
     def take_if_better(self, epoch: int, metrics: Mapping[str, Any]) -> None:
-        """Copies the weights that the model has now, if they are better: top-1, then the loss."""
+        """Copies the weights that the model has now if they are better: the score, then the loss.
+
+        Args:
+            epoch: after which they are those.
+            metrics: what a learner logs of the held-out images.
+        """
         # They are compared in the precision in which they are kept, so that equal ones stay equal.
-        top1, loss = np.float32(metrics["top1"]), np.float32(metrics["loss"])
-        is_better = top1 > self.top1 or (top1 == self.top1 and loss < self._loss.numpy())
+        score, loss = np.float32(metrics[score_of(metrics).name]), np.float32(metrics["loss"])
+        is_better = score > self.score or (score == self.score and loss < self._loss.numpy())
         if not is_better:  # NaN is not
             return
-        self._top1.assign(top1)
+        self._top1.assign(score)
         self._loss.assign(loss)
         self._epoch.assign(epoch)
         for copy, weight in zip(self._copies, self._weights(), strict=True):

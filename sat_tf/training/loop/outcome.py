@@ -1,7 +1,7 @@
 """The end of a run: export, verification, results, curves and report."""
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,7 +65,9 @@ def conclude(run: Run, state: RunState, model: keras.Model, *, parameters: int) 
         f"{name}_{metric}": state.stages[stage].get(metric)
         for stage, name in names.items()
         if stage in state.stages
-        for metric in ("top1", "top5")
+        for metric in ("top1", "top5", "agreement")
+        # The float model agrees with itself.
+        if (name, metric) != ("float", "agreement")
     }
     num_held_out = int(state.stages["float"].get("images", run.source.num_test))
     results = Results(
@@ -96,6 +98,7 @@ def _of_training(run: Run, state: RunState) -> dict[str, Any]:
     for row in run.rows:
         if (row.stage, row.epoch) == ("quantized", 0):
             found |= {"start_top1": row.held_out_top1, "start_top5": row.held_out_top5}
+            found["start_agreement"] = row.held_out_agreement
     trial = read_trials(run.folder).get("quantized")
     return {
         **found,
@@ -112,7 +115,11 @@ def _of_file(run: Run, quantized: keras.Model, num_held_out: int) -> dict[str, A
     floats = folder.file(run_folder.FLOAT_MODEL)
     is_safe = not run.config.training.trust_model
     float_model = load_model(floats, safe_mode=is_safe) if floats.is_file() else None
+    if not source.num_classes and float_model is not None:
+        # It tells the certificate that its outputs are classes: they have been learned as such.
+        float_model.compile(loss="sparse_categorical_crossentropy")
     pixels, labels = pixels_of(source).held_out_sample(config.verify_images)
+    title = source.score.title
     run.say(f"file       exporting, and verifying on {len(pixels):,} held-out images")
     is_of_pixels = takes_pixels(Network(quantized))
     try:
@@ -143,24 +150,23 @@ def _of_file(run: Run, quantized: keras.Model, num_held_out: int) -> dict[str, A
     entries = of_certificate(certificate)
     if certificate.num_images >= num_held_out or num_held_out > _MOST_MEASURED:
         return entries
-    run.say(f"file       measuring its top-1 on all {num_held_out:,} held-out images")
+    run.say(f"file       measuring its {title} on all {num_held_out:,} held-out images")
     kind = read_subject(path).graph.images[0].type
     batches = pixels_of(source).held_out_batches(batch_size=_BATCH_SIZE)
-    found = evaluate_tflite(
-        path,
-        (
-            (pixels[labels != NO_LABEL].astype(kind), labels[labels != NO_LABEL])
-            for pixels, labels in batches.as_numpy_iterator()
-        ),
-        top=(1, 5) if source.num_classes > 5 else (1,),
-        progress=True,
-    )
-    return {
-        **entries,
-        "tflite_top1": found.top[1],
-        "tflite_top5": found.top.get(5),
-        "tflite_images": found.num_images,
-    }
+
+    def examples() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for pixels, labels in batches.as_numpy_iterator():
+            pixels, labels = pixels[labels != NO_LABEL], labels[labels != NO_LABEL]
+            if not source.num_classes and float_model is not None:
+                labels = classes_of(float_model(fed(source, pixels), training=False).numpy())
+            yield pixels.astype(kind), labels
+
+    tops = (1, 5) if source.num_classes > 5 else (1,)
+    found = evaluate_tflite(path, examples(), top=tops, progress=True)
+    shares = {"tflite_top1": found.top[1], "tflite_top5": found.top.get(5)}
+    if not source.num_classes:
+        shares = {"tflite_agreement": found.top[1]}
+    return {**entries, **shares, "tflite_images": found.num_images}
 
 
 def as_measured(config: Config, quantized: keras.Model, *, pack: str | None = None) -> keras.Model:
@@ -178,9 +184,14 @@ def as_measured(config: Config, quantized: keras.Model, *, pack: str | None = No
 
 
 def of_certificate(certificate: Certificate) -> dict[str, Any]:
-    """The entries of the results that the certificate of a file with labelled images gives."""
+    """The entries of the results that the certificate of a file gives."""
+    share = (
+        {"tflite_top1": certificate.top1["tflite"]}
+        if certificate.top1
+        else {"tflite_agreement": certificate.float_outputs[0].agreement}
+    )
     return {
-        "tflite_top1": certificate.top1["tflite"],
+        **share,
         "tflite_images": certificate.num_images,
         "verified_images": certificate.num_images,
         "file_bytes": certificate.bytes,

@@ -222,7 +222,10 @@ class Stage:
                 remark = ": the model before training, because no epoch was better"
             elif epoch is not None:
                 remark = f": the weights of epoch {epoch}, the best on these pictures"
-            run.say(f"{self.name:9}  done: held-out top-1 {100 * metrics['top1']:.2f} %{remark}")
+            done = f"{run.held_out(metrics)}{remark}"
+            if self.name == "float" and not run.source.num_classes:
+                done = "its answers are what the others are compared with"
+            run.say(f"{self.name:9}  done: {done}")
         return saved
 
     @value_errors_as_run_errors()
@@ -255,15 +258,17 @@ def best_of(
         The model, and its held-out metrics, with `kept_epoch` where that was chosen.
     """
     measured: list[tuple[keras.Model, dict[str, float]]] = []
+    score = run.source.score.name
     for epoch, model in candidates:  # of which the first is trained now
         if not measured:
-            run.say(f"{name:9}  measuring held-out accuracy")
-        metrics = held_out_metrics(model, run.source)
+            run.say(f"{name:9}  measuring held-out {run.source.score.title}")
+        agreement = run.agreement(model if name == "float" else None)
+        metrics = held_out_metrics(model, run.source, agreement)
         measured.append((model, metrics if epoch is None else {**metrics, "kept_epoch": epoch}))
-        best = max((row.held_out_top1 for row in run.rows if row.stage == name), default=0.0)
-        if epoch is None or metrics["top1"] >= best - _ROUNDING:
+        best = max((row.held_out_score for row in run.rows if row.stage == name), default=0.0)
+        if epoch is None or metrics[score] >= best - _ROUNDING:
             break
-    return max(measured, key=lambda pair: pair[1]["top1"])  # the first of equal ones
+    return max(measured, key=lambda pair: pair[1][score])  # the first of equal ones
 
 
 def _float(run: Run, start: keras.Model) -> Iterator[Candidate]:
@@ -399,6 +404,10 @@ def _reconstruct(run: Run, model: keras.Model, float_model: keras.Model) -> None
     pixels, config = _calibration_images(run), run.config
     steps = config.calibration.reconstruction_steps
     run.say(f"quantized  reconstructing, {steps} steps a block")
+
+    def measure() -> dict[str, float]:
+        return held_out_metrics(_snapped(run, model), run.source)
+
     try:
         fitted = reconstruction.fit(
             model,
@@ -406,7 +415,7 @@ def _reconstruct(run: Run, model: keras.Model, float_model: keras.Model) -> None
             pixels,
             steps=steps,
             seed=config.seed,
-            measure=lambda: held_out_metrics(_snapped(run, model), run.source),
+            measure=measure if run.source.num_classes else dict,
             keep_better=run.keeps_best("quantized"),
             progress=run.writes,
         )

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from sat_tf.training.loop.callbacks import (
     StopWhenNotFinite,
     kept_current,
 )
-from sat_tf.training.recipes.recipes import stage_recipes
+from sat_tf.training.recipes.recipes import StageRecipes, agreement_of, stage_recipes
 from sat_tf.training.state.checkpoints import Checkpoints
 from sat_tf.training.state.history import EPOCHS, EpochMetrics, logged
 from sat_tf.training.state.run_folder import (
@@ -39,7 +39,7 @@ from sat_tf.training.state.run_folder import (
     write_trial,
 )
 from sat_tf.training.step.distribution import distributed, from_first_worker
-from sat_tf.training.step.learner import ImageLoss, Learner, training_copy
+from sat_tf.training.step.learner import Agreement, Learner, training_copy
 from sat_tf.training.step.schedule import Position, StagePlan, make_optimizer
 
 _HELD_OUT_BATCH_SIZE = 256
@@ -82,6 +82,19 @@ class Run:
     def keeps_best(self, name: str) -> bool:
         """Whether a stage ends with its best epoch; only one behind a trained model does."""
         return name != "float" and self.config.training.keep == "best"
+
+    def agreement(self, float_model: keras.Model | None = None) -> Agreement | None:
+        """The classes and losses of images without labels; None where they have labels.
+
+        Args:
+            float_model: of the run; None where it is saved.
+        """
+        return agreement_of(self.config, self.source, float_model or self.folder)
+
+    def held_out(self, metrics: Mapping[str, float]) -> str:
+        """Says how good a model is on the held-out images."""
+        name, title = self.source.score
+        return f"held-out {title} {100 * metrics[name]:.2f} %"
 
     def say(self, text: str, *, style: str | None = None) -> None:
         """Prints a line as it is."""
@@ -149,12 +162,13 @@ def train_stage(
         )
         student = view(trained)
     if stage.base_learning_rate == AUTO:
-        stage = _with_chosen_rate(run, name, trained, student, recipes.image_loss, precision)
+        stage = _with_chosen_rate(run, name, trained, student, recipes, precision)
     with run.strategy.scope():
         learner = Learner(
             student,
             batch_size=stage.batch_size,
             image_loss=recipes.image_loss,
+            agreement=recipes.agreement,
             after_step=recipes.after_step,
         )
         # The learner's checkpoints include it.
@@ -240,7 +254,7 @@ def _fit(
                 **logged(EPOCHS, {f"val_{name}": value for name, value in found.items()}),
             )
         )
-        run.say(f"{name:9}  before training: held-out top-1 {100 * found['top1']:.2f} %")
+        run.say(f"{name:9}  before training: {run.held_out(found)}")
     saver = CheckpointSaver(
         checkpoints, run.interruption, run.config.training, flush=recorder.flush
     )
@@ -285,7 +299,7 @@ def _with_chosen_rate(
     name: str,
     trained: keras.Model,
     student: keras.Model,
-    image_loss: ImageLoss,
+    recipes: StageRecipes,
     precision: str,
 ) -> StageConfig:
     """The settings of a stage with the learning rate that a trial finds best.
@@ -301,7 +315,7 @@ def _with_chosen_rate(
         name: of the stage.
         trained: the model that is trained; it has its weights again afterwards.
         student: what is fitted, a view of it.
-        image_loss: of the stage.
+        recipes: of the stage, of which the losses are taken.
         precision: see `make_optimizer`.
     """
     stage = run.config.stages.by_name()[name]
@@ -310,7 +324,12 @@ def _with_chosen_rate(
         f"{_TRIED_STEPS} steps each"
     )
     with run.strategy.scope():
-        learner = Learner(student, batch_size=stage.batch_size, image_loss=image_loss)
+        learner = Learner(
+            student,
+            batch_size=stage.batch_size,
+            image_loss=recipes.image_loss,
+            agreement=recipes.agreement,
+        )
         optimizer = make_optimizer(stage, 1, precision=precision, learning_rate=TRIED_RATES[0])
         learner.compile(optimizer=optimizer, jit_compile=run.config.training.jit_compile)
         learner.optimizer.build(student.trainable_variables)
@@ -390,12 +409,15 @@ class Distance:
         return values
 
 
-def held_out_metrics(model: keras.Model, source: ImageSource) -> dict[str, float]:
+def held_out_metrics(
+    model: keras.Model, source: ImageSource, agreement: Agreement | None = None
+) -> dict[str, float]:
     """The loss and accuracy of a model on the held-out images, measured on this machine alone.
 
     Args:
         model: with logits as its output.
         source: the data set.
+        agreement: gives the classes and losses of images without labels; None with labels.
 
     Returns:
         Shares in [0, 1], by the names of the metrics, the loss, and how many images they are of:
@@ -404,7 +426,7 @@ def held_out_metrics(model: keras.Model, source: ImageSource) -> dict[str, float
     Raises:
         RunError: a logit is non-finite.
     """
-    learner = Learner(model, batch_size=_HELD_OUT_BATCH_SIZE)
+    learner = Learner(model, batch_size=_HELD_OUT_BATCH_SIZE, agreement=agreement)
     learner.compile()
     batches = source.held_out_batches(batch_size=_HELD_OUT_BATCH_SIZE)
     found = learner.evaluate(batches, verbose=0, return_dict=True, callbacks=kept_current(model))

@@ -11,6 +11,7 @@ import pydantic
 
 from sat_tf.analysis.answers import Answers, answers_section
 from sat_tf.analysis.code_use import LayerRow
+from sat_tf.data.source import AGREEMENT, TOP1
 from sat_tf.export.certificate.certificate import FEW_POINTS, FLOAT_RULE, Certificate
 from sat_tf.messages import first_ones
 from sat_tf.presentation.charts import Line, LineChart, Point, save_charts
@@ -24,6 +25,7 @@ from sat_tf.training.state.history import (
     EPOCHS,
     LOSS,
     RATE,
+    SAME_ANSWERS,
     STEPS,
     EpochMetrics,
     StepMetrics,
@@ -47,7 +49,8 @@ def write_curves(folder: RunFolder) -> None:
         return
     settings = _settings(folder)
     curves = learning_curves(epochs, StepMetrics.read(folder), targets=_targets(settings))
-    drawn = [next(one for one in curves if one.title == title) for title in (ACCURACY, LOSS)]
+    shown = (ACCURACY, SAME_ANSWERS, LOSS)
+    drawn = [one for title in shown for one in curves if one.title == title]
     with folder.written(run_folder.CURVES) as temporary:
         save_charts(drawn, str(settings.get("name", "")), temporary)
 
@@ -95,11 +98,8 @@ def write_report(folder: RunFolder) -> None:
         is_run=bool(config),
         made="Trained" if epochs else "Reconstructed" if fitted and fitted.kept else "Calibrated",
         reconstruction={"Method": fitted.how, "Before and after": fitted.gained} if fitted else {},
-        accuracy=Table(columns=_ACCURACY, rows=results.accuracies())
-        .without_empty("")
-        .to_html("Accuracy")
-        if results
-        else "",
+        accuracy=_accuracy(results) if results else "",
+        of_models=_OF_MODELS[results.score] if results else "",
         curves=[chart.to_figure() for chart in curves],
         caveat=results.caveat() if results else "",
         training={name: words for name, words in training.items() if words},
@@ -152,26 +152,44 @@ def _answers(folder: RunFolder) -> str:
 
 def _verdict(results: Results) -> dict[str, Any]:
     """The first lines of the report."""
-    found = {
+    name, title = results.score
+    of_file, quantized, deployed = (
+        getattr(results, f"{model}_{name}") for model in ("tflite", "quantized", "deployed")
+    )
+    found: dict[str, Any] = {
         "images": f"{results.held_out_images:,}",
         "float": _percent(results.float_top1),
         "duration": _duration(results.seconds),
         "file": None,
     }
-    if results.tflite_top1 is None:
+    if of_file is None:
         return found
-    # Top-1 on fewer images cannot be compared with the float model's.
+    # A share of fewer images cannot be compared with the float model's.
     on_all = results.images_of_file == results.held_out_images
-    trained = results.quantized_top1 if results.deployed_top1 is None else results.deployed_top1
-    top1 = results.tflite_top1 if on_all or trained is None else trained
-    gained = top1 - results.float_top1
-    return {
-        **found,
+    trained = quantized if deployed is None else deployed
+    share = of_file if on_all or trained is None else trained
+    found |= {
         "file": f"{results.file_bytes:,}",
-        "top1": _percent(top1),
-        "what": "TFLite file" if top1 is results.tflite_top1 else "trained model",
-        "gained": Marked(f"{points(gained)} points", "bad" if gained < -FEW_POINTS else ""),
+        "share": _percent(share),
+        "score": title,
+        "what": "TFLite file" if share is of_file else "trained model",
     }
+    if results.float_top1 is not None:
+        gained = share - results.float_top1
+        found["gained"] = Marked(f"{points(gained)} points", "bad" if gained < -FEW_POINTS else "")
+    return found
+
+
+def _accuracy(results: Results) -> str:
+    """The table of the models that were measured."""
+    columns: list[Column[ModelAccuracy]] = [
+        Column("model", lambda row: row.title),
+        Column(results.score.title, lambda row: row.share, _percent, number=True),
+        Column("top-5", lambda row: row.top5, _percent, number=True),
+        Column("held-out images", lambda row: row.images, digits(","), number=True),
+    ]
+    table = Table(columns=columns, rows=results.accuracies()).without_empty("")
+    return table.to_html(_OF_MODELS[results.score])
 
 
 def _images(folder: RunFolder) -> dict[str, str]:
@@ -200,6 +218,8 @@ def _used(used: int | None, of: int | None) -> str:
 
 
 _percent, _number = percent(), digits(".4g")
+# The title of what the models of a run are compared by.
+_OF_MODELS = {TOP1: "Accuracy", AGREEMENT: "Agreement with the float model"}
 _LAYER: list[Column[LayerRow]] = [
     Column("layer", lambda layer: Marked(layer.name, "name")),
     Column("kind", lambda layer: layer.kind),
@@ -217,12 +237,6 @@ _LAYER: list[Column[LayerRow]] = [
             ("parameters", lambda layer: layer.parameters or None, digits(",")),
         )
     ),
-]
-_ACCURACY: list[Column[ModelAccuracy]] = [
-    Column("model", lambda row: row.title),
-    Column("top-1", lambda row: row.top1, _percent, number=True),
-    Column("top-5", lambda row: row.top5, _percent, number=True),
-    Column("held-out images", lambda row: row.images, digits(","), number=True),
 ]
 _EPOCH: list[Column[EpochMetrics]] = [
     Column(metric.title, operator.attrgetter(name), metric.show, number=name != "stage")
@@ -273,10 +287,17 @@ def _duration(seconds: float) -> str:
 def _targets(settings: Mapping[str, Any]) -> str:
     """Names the targets that recipes give a model in training beside the labels."""
     recipes = settings.get("recipes")
-    if not isinstance(recipes, dict):
+    if not isinstance(recipes, dict) or not _has_labels(settings):
         return ""
     found = {"the teacher": "distillation", "smoothed labels": "label_smoothing"}
     return " and ".join(words for words, recipe in found.items() if recipes.get(recipe))
+
+
+def _has_labels(settings: Mapping[str, Any]) -> bool:
+    """Whether the images of a configuration have labels."""
+    data = settings.get("data")
+    options = data.get("options") if isinstance(data, dict) else None
+    return not isinstance(options, dict) or options.get("labelled") is not False
 
 
 # The charts of metrics, by their titles: what they show in words, what values are multiplied by,
@@ -284,6 +305,7 @@ def _targets(settings: Mapping[str, Any]) -> str:
 _CHARTS: dict[str, tuple[str, float, dict[str, Any]]] = {
     LOSS: ("loss", 1.0, {"logarithmic": True}),
     ACCURACY: ("accuracy in percent", 100.0, {"least": 0.0, "most": 100.0}),
+    SAME_ANSWERS: ("agreement in percent", 100.0, {"least": 0.0, "most": 100.0}),
     RATE: ("learning rate", 1.0, {"from_zero": True}),
 }
 # This stands below the chart of a run whose training asks for more than the labels, or for less.
@@ -332,6 +354,7 @@ def learning_curves(
                 **options,
             )
             for title, (what, _, options) in _CHARTS.items()
+            if lines[title] or title not in (ACCURACY, SAME_ANSWERS)
         ),
         LineChart(
             title="Clipping levels",

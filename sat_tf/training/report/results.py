@@ -6,6 +6,7 @@ from typing import Any, ClassVar, NamedTuple
 import rich.table
 from pydantic import ConfigDict
 
+from sat_tf.data.source import AGREEMENT, TOP1, Score
 from sat_tf.presentation.tables import Cell, Column, Displayed, Marked, Table, digits, percent
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.reconstruction import Fitted
@@ -23,17 +24,24 @@ _MODELS = {
 
 
 class ModelAccuracy(NamedTuple):
-    """The accuracy of one model of a run on so many held-out images; top-5 where it is known."""
+    """How good one model of a run is on so many held-out images.
+
+    Attributes:
+        title: of the model.
+        share: top-1, or without labels the agreement with the float model.
+        top5: where it is known.
+        images: how many.
+    """
 
     title: str
-    top1: float
+    share: float
     top5: float | None
     images: int | None
 
     def in_words(self) -> str:
-        """Says top-1, and top-5 where it is known."""
+        """Says the share, and top-5 where it is known."""
         more = "" if self.top5 is None else f" (top-5 {100 * self.top5:.2f} %)"
-        return f"{100 * self.top1:.2f} %{more}"
+        return f"{100 * self.share:.2f} %{more}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -41,7 +49,7 @@ class Results(Displayed):
     """The outcome of a run.
 
     Attributes:
-        float_top1: held-out top-1 of the float model, in [0, 1].
+        float_top1: held-out top-1 of the float model, in [0, 1]; None without labels.
         quantized_top1: the same of the quantized model, before any deploy tail. This and everything
             about the TFLite file is None if the run ends with the float model.
         deployed_top1: the same of the deployed model after a deploy tail; None without one.
@@ -65,6 +73,11 @@ class Results(Displayed):
         start_top1: that of the quantized model before training, calibrated if it is; None if it is
             not trained.
         start_top5: the same for top-5.
+        start_agreement: without labels, the share of held-out images with the class of the float
+            model, in place of start_top1; None with labels. Likewise the next three.
+        quantized_agreement: in place of quantized_top1.
+        deployed_agreement: in place of deployed_top1.
+        tflite_agreement: in place of tflite_top1.
         given_float_model: whether the float model comes from a file; it may have been trained on
             the held-out images.
         learning_rate: the peak of the quantized stage; None without training.
@@ -77,10 +90,10 @@ class Results(Displayed):
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
 
-    float_top1: float
     held_out_images: int
     parameters: int
     seconds: float
+    float_top1: float | None = None
     quantized_top1: float | None = None
     deployed_top1: float | None = None
     float_top5: float | None = None
@@ -97,6 +110,10 @@ class Results(Displayed):
     trained_differing: float | None = None
     start_top1: float | None = None
     start_top5: float | None = None
+    start_agreement: float | None = None
+    quantized_agreement: float | None = None
+    deployed_agreement: float | None = None
+    tflite_agreement: float | None = None
     given_float_model: bool = False
     learning_rate: float | None = None
     tried_learning_rates: dict[float, float | None] | None = None
@@ -104,8 +121,10 @@ class Results(Displayed):
     reconstruction: Fitted | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return dataclasses.asdict(self)
+        """Plain values, for JSON; with labels none of agreement, and without none of top-1."""
+        left_out = ("_top1", "_top5") if self.float_top1 is None else ("_agreement",)
+        values = dataclasses.asdict(self)
+        return {name: value for name, value in values.items() if not name.endswith(left_out)}
 
     @classmethod
     def read(cls, folder: RunFolder) -> "Results":
@@ -135,19 +154,22 @@ class Results(Displayed):
 
     def accuracies(self) -> list[ModelAccuracy]:
         """The accuracies of the models that were measured, in the order of the run."""
-        measured = {
-            name: (getattr(self, f"{name}_top1"), getattr(self, f"{name}_top5")) for name in _MODELS
-        }
+        score = self.score.name
         return [
             ModelAccuracy(
-                _MODELS[name],
-                top1,
-                top5,
+                title,
+                share,
+                getattr(self, f"{name}_top5"),
                 self.images_of_file if name == "tflite" else self.held_out_images,
             )
-            for name, (top1, top5) in measured.items()
-            if top1 is not None
+            for name, title in _MODELS.items()
+            if (share := getattr(self, f"{name}_{score}", None)) is not None
         ]
+
+    @property
+    def score(self) -> Score:
+        """The share that compares models: top-1, or agreement with the float model."""
+        return AGREEMENT if self.float_top1 is None else TOP1
 
     @property
     def differing(self) -> Marked | None:
@@ -159,7 +181,7 @@ class Results(Displayed):
 
     def caveat(self) -> str:
         """A warning about the accuracy of a float model that was given; "" for others."""
-        if not self.given_float_model:
+        if not self.given_float_model or self.float_top1 is None:
             return ""
         return "the float model may have been trained on these very images"
 
@@ -204,7 +226,7 @@ class Results(Displayed):
         count = digits(",")
         rows: list[tuple[str, Cell]] = [
             *(
-                (f"{one.title}, held-out top-1 ({one.images} images)", one.in_words())
+                (f"{one.title}, held-out {self.score.title} ({one.images} images)", one.in_words())
                 for one in self.accuracies()
             ),
             ("", self.caveat()),

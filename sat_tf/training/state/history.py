@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import io
+import math
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, NamedTuple, Self, get_type_hints
@@ -17,6 +18,8 @@ from sat_tf.training.state import run_folder
 from sat_tf.training.state.run_folder import RunFolder
 
 _LEVELS, _LEVEL = "clipping_levels", "clipping_level/"
+# How the columns end that runs without labels leave out, and those with labels.
+_OF_LABELS, _OF_AGREEMENT = ("top1", "top5"), ("agreement",)
 # How much of an unexpected column name errors show.
 _SHOWN = 40
 
@@ -25,6 +28,7 @@ _SHOWN = 40
 class Row:
     """A row of a table of a run folder; the columns are its fields.
 
+    Runs with labels have no columns of agreement, and runs without labels none of top-1 and top-5.
     A field with a default may be missing from a file, which an earlier version then wrote. Clipping
     levels, where rows have them, are a column each.
     """
@@ -51,7 +55,11 @@ class Row:
         float,10,10,0.1,2.5,,0.25,,8
         <BLANKLINE>
         """
-        names, found = cls.columns(), [getattr(row, _LEVELS, {}) for row in rows]
+        agreements = [name for name in cls.columns() if name.endswith(_OF_AGREEMENT)]
+        agree = any(getattr(row, name) is not None for row in rows for name in agreements)
+        left_out = _OF_LABELS if agree else _OF_AGREEMENT
+        names = [name for name in cls.columns() if not name.endswith(left_out)]
+        found = [getattr(row, _LEVELS, {}) for row in rows]
         levels = list(dict.fromkeys(level for one in found for level in one))
         values = (
             [*(getattr(row, name) for name in names), *(one.get(level) for level in levels)]
@@ -148,6 +156,8 @@ class Metric(NamedTuple):
 
 
 LOSS, ACCURACY, RATE = "Loss", "Accuracy (%)", "Learning rate"
+# It takes the place of accuracy where images have no labels.
+SAME_ANSWERS = "Agreement with the float model (%)"
 _NUMBER, _PERCENT = digits(".4g"), percent()
 # The metrics of epochs and of steps.
 _LEARNING_RATE = Metric(
@@ -171,6 +181,13 @@ _TOP1 = Metric(
     "top-1", _PERCENT, "top1", ACCURACY, Line(label="top-1, training", colour="var(--curve)")
 )
 _TOP5 = Metric("top-5", _PERCENT, "top5")
+_AGREEMENT = Metric(
+    "agreement",
+    _PERCENT,
+    "agreement",
+    SAME_ANSWERS,
+    Line(label="training", colour="var(--curve)"),
+)
 # Only epochs have these.
 _HELD_OUT_LOSS = Metric(
     "held-out loss",
@@ -192,6 +209,13 @@ _HELD_OUT_TOP5 = Metric(
     "val_top5",
     ACCURACY,
     Line(label="top-5, held out", colour="var(--third)", dashed=True),
+)
+_HELD_OUT_AGREEMENT = Metric(
+    "held-out agreement",
+    _PERCENT,
+    "val_agreement",
+    SAME_ANSWERS,
+    Line(label="held out", colour="var(--other)", dots=True),
 )
 
 
@@ -227,8 +251,11 @@ class EpochMetrics(Row):
         train_top5: share of training images whose class is among the five likeliest; None if it
             is not measured.
         held_out_loss: mean over the held-out images, after the epoch; None where not measured.
-        held_out_top1: top-1 of the held-out images, after the epoch.
+        held_out_top1: top-1 of the held-out images, after the epoch; None without labels.
         held_out_top5: the same for top-5.
+        train_agreement: share of training images without labels with the class of the float model,
+            while weights change; None with labels.
+        held_out_agreement: the same of the held-out images, after the epoch.
         seconds: wall-clock time of the epoch, held-out images included.
     """
 
@@ -243,9 +270,18 @@ class EpochMetrics(Row):
     train_top1: Annotated[float | None, _TOP1] = None
     train_top5: Annotated[float | None, _TOP5] = None
     held_out_loss: Annotated[float | None, _HELD_OUT_LOSS] = None
-    held_out_top1: Annotated[float, _HELD_OUT_TOP1]
+    held_out_top1: Annotated[float | None, _HELD_OUT_TOP1] = None
     held_out_top5: Annotated[float | None, _HELD_OUT_TOP5] = None
+    train_agreement: Annotated[float | None, _AGREEMENT] = None
+    held_out_agreement: Annotated[float | None, _HELD_OUT_AGREEMENT] = None
     seconds: Annotated[float | None, Metric("seconds", digits(".1f"))] = None
+
+    @property
+    def held_out_score(self) -> float:
+        """The share that compares models: held-out top-1, or agreement without labels."""
+        if self.held_out_top1 is not None:
+            return self.held_out_top1
+        return math.nan if self.held_out_agreement is None else self.held_out_agreement
 
 
 EPOCHS = _metrics(EpochMetrics)
@@ -262,8 +298,10 @@ class StepMetrics(Row):
         learning_rate: at this step.
         loss: mean over the steps since the row before, weight decay included.
         data_loss: the same without weight decay; None if it was not measured.
-        top1: share of training images classified correctly, over the same steps, in [0, 1].
+        top1: share of training images classified correctly, over the same steps, in [0, 1]; None
+            without labels.
         top5: share whose class is among the five likeliest; None if it is not measured.
+        agreement: share of images without labels with the class of the float model.
         clipping_levels: by the name of the layer that makes the tensor.
     """
 
@@ -275,8 +313,9 @@ class StepMetrics(Row):
     learning_rate: Annotated[float, _LEARNING_RATE]
     loss: Annotated[float, _LOSS]
     data_loss: Annotated[float | None, _DATA_LOSS] = None
-    top1: Annotated[float, _TOP1]
+    top1: Annotated[float | None, _TOP1] = None
     top5: Annotated[float | None, _TOP5] = None
+    agreement: Annotated[float | None, _AGREEMENT] = None
     clipping_levels: dict[str, float] = dataclasses.field(default_factory=dict)
 
 

@@ -315,7 +315,8 @@ class _Metrics(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     loss: float
-    top1: float
+    top1: float | None = None
+    agreement: float | None = None  # of images without labels, in place of top1
     top5: float | None = None  # of more than five classes
     images: int | None = None
     kept_epoch: int | None = None  # the stage ended with its weights; 0 is its start

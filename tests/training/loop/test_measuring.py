@@ -79,5 +79,5 @@ def test_the_weights_of_the_best_measurement_come_back():
         model.set_weights([np.full((2, 1), epoch), np.full(1, epoch)])
         best.take_if_better(epoch, {"top1": top1, "loss": loss})
     best.restore()
-    assert (best.epoch, best.top1) == (2, 0.75)
+    assert (best.epoch, best.score) == (2, 0.75)
     assert all((weight == 2).all() for weight in model.get_weights())

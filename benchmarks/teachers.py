@@ -1,0 +1,113 @@
+"""The worth of a float model as the teacher of `sat-tf quantize --epochs`.
+
+Float models of small tasks are quantized and trained for a few epochs, with the labels alone, with
+the labels and the float model in equal parts as the command does it, with the float model alone,
+and on the same pictures in one folder without labels. Top-1 is on held-out pictures, which no float
+model has seen.
+
+    python benchmarks/teachers.py
+    python benchmarks/teachers.py --tasks=digits --bits=4 --epochs=3 --seeds=0
+
+Rows that the CSV file has are not made again.
+"""
+
+import dataclasses
+import functools
+import json
+import pathlib
+import shutil
+from typing import Any
+
+import pretrained_tasks
+import rich.console
+from absl import app, flags
+from rows import as_table, read_csv, with_spread, write_csv
+
+from sat_tf.commands import main as command
+
+TASKS = {
+    "digits": pretrained_tasks.TASKS["digits"],
+    "textures": pretrained_tasks.TASKS["textures"],
+    "glyphs_50": dataclasses.replace(
+        pretrained_tasks.TASKS["glyphs"],
+        kind="glyphs, 50 characters",
+        draw=functools.partial(pretrained_tasks.glyphs, classes=50),
+        train=2000,
+        classes=50,
+    ),
+}
+# These say how much the teacher counts in the loss; the labels count the rest.
+TEACHERS = {
+    "none": ("--set", "recipes.distillation=null"),
+    "half": (),
+    "alone": ("--set", "recipes.distillation.weight=1"),
+}
+
+_TASKS = flags.DEFINE_list("tasks", list(TASKS), "which ones")
+_BITS = flags.DEFINE_list("bits", ["4", "2"], "of weights and activations")
+_SEEDS = flags.DEFINE_list("seeds", ["0", "1"], "of the training")
+_TEACHERS = flags.DEFINE_list("teachers", list(TEACHERS), "what the float model counts")
+_EPOCHS = flags.DEFINE_string("epochs", "3", "of training")
+_TASK_FOLDER = flags.DEFINE_string("folder", "runs/teachers", "for pictures, models and files")
+_OUTPUT = flags.DEFINE_string("output", "benchmarks/results/teachers.csv", "rows")
+
+
+def main(argv: list[str]) -> None:
+    """Measures what is missing."""
+    if len(argv) > 1:
+        raise app.UsageError(f"received {argv[1:]}, expected flags only.")
+    rows: list[dict[str, Any]] = [*read_csv(_OUTPUT.value)]
+    keys = ("task", "bits", "epochs", "seed", "teacher")
+    done = {tuple(row[key] for key in keys) for row in rows}
+    for seed in _SEEDS.value:
+        for name in _TASKS.value:
+            folder = pathlib.Path(_TASK_FOLDER.value) / name
+            file = pretrained_tasks.prepare(TASKS[name], folder)
+            for bits in _BITS.value:
+                for teacher in _TEACHERS.value:
+                    case = (name, bits, _EPOCHS.value, seed, teacher)
+                    if case in done:
+                        continue
+                    found = _trained(file, bits, seed, TEACHERS[teacher])
+                    rows.append({**dict(zip(keys, case, strict=True)), **found})
+                    write_csv(rows, _OUTPUT.value)
+                    print(*rows[-1].values(), flush=True)
+    print_table(rows)
+
+
+def _trained(file: pathlib.Path, bits: str, seed: str, teacher: tuple[str, ...]) -> dict[str, Any]:
+    """Runs the command, and returns what it has measured; files are removed."""
+    out = file.parent / "out"
+    words = ["quantize", str(file), "--images", str(file.parent / "photos"), "--bits", bits]
+    words += ["--epochs", _EPOCHS.value, "--seed", seed, "--input_range=0,255", "--out", str(out)]
+    shutil.rmtree(out, ignore_errors=True)
+    if command.main([*words, *teacher]):
+        raise SystemExit(f"{file}: the command has failed.")
+    results = json.loads((out / "results.json").read_text())
+    shutil.rmtree(out)
+    return {
+        "float": f"{100 * results['float_top1']:.2f}",
+        "calibrated": f"{100 * results['start_top1']:.2f}",
+        "trained": f"{100 * results['quantized_top1']:.2f}",
+        "rate": f"{results['learning_rate']:g}",
+        "codes_differing": results["codes_differing"],
+        "seconds": f"{results['seconds']:.0f}",
+    }
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    """Prints the mean over the seeds, with the lowest and the highest."""
+    lines = []
+    for name, bits in dict.fromkeys((row["task"], row["bits"]) for row in rows):
+        of_case = [row for row in rows if (row["task"], row["bits"]) == (name, bits)]
+        line = {"task": name, "bits": bits, "float": of_case[0]["float"]}
+        line["calibrated"] = with_spread([float(row["calibrated"]) for row in of_case])
+        for teacher in TEACHERS:
+            found = [float(row["trained"]) for row in of_case if row["teacher"] == teacher]
+            line[f"teacher {teacher}"] = with_spread(found)
+        lines.append(line)
+    rich.console.Console(width=160).print(as_table(lines, "Top-1 in percent, trained"))
+
+
+if __name__ == "__main__":
+    app.run(main)
