@@ -30,7 +30,6 @@ from absl import app, flags
 from rates import at_best_rate, best_rate
 from rows import as_table, read_csv, with_spread, write_csv
 
-import sat_tf
 from sat_tf.atomic_file import written_whole
 from sat_tf.messages import RunError
 from sat_tf.presentation import palette
@@ -39,7 +38,6 @@ from sat_tf.training.state.run_folder import RunFolder
 RATES = (0.4, 0.8, 1.6)  # of batches of 256 images
 _HIGHEST_RATE = 6.4
 _SHARES = ("top1", "chosen_on", "not_chosen_on")
-_FILLS = ("full", "none", "left")  # of marks, where colours run out
 _OF_FILE = ("file_bytes", "gzip_bytes", "codes_compared", "codes_differing")
 _WEIGHTS = "weights"
 
@@ -97,7 +95,7 @@ METHODS: Mapping[str, Method] = {
 
 _METHODS = flags.DEFINE_list("methods", list(METHODS), "which of them")
 _BITS = flags.DEFINE_list("bits", ["2", "4", "3"], "of weights and activations, or of weights")
-_PICTURE = flags.DEFINE_string("picture", None, "where to draw them over bytes and operations")
+_PICTURE = flags.DEFINE_string("picture", None, "draw the rows there, and run nothing")
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "the first of which is searched with")
 _WORK = flags.DEFINE_string("work", "runs/peers", "folder for data, float models and runs")
 _OUTPUT = flags.DEFINE_string(
@@ -146,37 +144,42 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     return lines
 
 
-def _draw(rows: Sequence[Mapping[str, Any]], start: pathlib.Path, path: pathlib.Path) -> None:
-    """Top-1 over bytes after gzip and over bit operations, of weights and activations alike."""
-    model = keras.models.load_model(start, compile=False)
+def _draw(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
+    """Top-1 of each method, weights and activations alike, with the spread of the seeds.
+
+    A strip for each method: a dot at the mean, a line from the lowest to the highest. The strips of
+    one number of bits stand above each other, on one axis.
+    """
+    both = [name for name, method in METHODS.items() if method.quantizes != _WEIGHTS]
+    names = sorted(both, key=str.lower)
     with palette.styled():
-        picture, (left, right) = palette.canvas(1, 2, size=(11.0, 5.2), sharey=True)
-        known = {row["method"] for row in rows}
-        both = [name for name in METHODS if name in known and METHODS[name].quantizes != _WEIGHTS]
-        for number, name in enumerate(both):
-            points = []
-            for bits in (2, 3, 4):
-                found = at_best_rate(rows, name, bits)
-                if found:
-                    plan = sat_tf.explain(model, sat_tf.BitPolicy.mobile(bits))
-                    points.append(
-                        (
-                            statistics.mean(float(row["gzip_bytes"]) / 1e6 for row in found),
-                            plan.bit_operations / 1e6,
-                            statistics.mean(float(row["not_chosen_on"]) for row in found),
-                        )
-                    )
-            if not points:
-                continue
-            size, operations, top1 = zip(*points, strict=True)
-            style = palette.SERIES[number % len(palette.SERIES)]
-            filled = _FILLS[number // len(palette.SERIES)]
-            for axes, across in ((left, size), (right, operations)):
-                axes.plot(across, top1, label=name, fillstyle=filled, **style)
-        left.set_xlabel("megabytes of the file, after gzip")
-        left.set_ylabel("held-out top-1, %")
-        right.set_xlabel("millions of bit operations, an image")
-        picture.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+        picture, panels = palette.canvas(1, 3, size=(7.0, 1.3 + 0.55 * len(names)), sharey=True)
+        for axes, bits in zip(panels, (4, 3, 2), strict=True):
+            top1 = {}
+            for name in names:
+                if found := at_best_rate(rows, name, bits):
+                    top1[name] = [float(row["not_chosen_on"]) for row in found]
+            means = {name: statistics.mean(values) for name, values in top1.items()}
+            best = max(means, key=lambda name: means[name], default="")
+            for place, name in enumerate(names):
+                if name in means:
+                    colour = palette.VERMILION if name == best else palette.BLUE
+                    axes.plot([min(top1[name]), max(top1[name])], [place] * 2, color=colour)
+                    axes.plot(means[name], place, color=colour, marker="o", markersize=8)
+            axes.set_title(f"{bits} bits")
+            axes.set_yticks([])
+            axes.grid(visible=False, axis="y")
+            axes.spines["left"].set_visible(False)
+            axes.margins(x=0.08)
+            axes.locator_params(axis="x", integer=True, nbins=4)
+            axes.patch.set_visible(False)  # which would hide long names
+        for place, name in enumerate(names):
+            # Above its strip, across the panels, which it takes no width from.
+            across = panels[0].get_yaxis_transform()
+            label = panels[-1].text(0.0, place - 0.34, name, transform=across, va="center")
+            label.set_in_layout(False)
+        panels[0].set_ylim(len(names) - 0.5, -0.75)
+        panels[1].set_xlabel("top-1 on held-out images, %")
         with written_whole(path) as temporary:
             palette.save(picture, temporary)
 
@@ -192,8 +195,11 @@ def main(argv: list[str]) -> None:
     work, output = pathlib.Path(_WORK.value), pathlib.Path(_OUTPUT.value)
     console = rich.console.Console()
     seeds = list(map(int, _SEEDS.value))
-    peer_start.prepare(work, seeds, console)
     rows = read_csv(output)
+    if _PICTURE.value:
+        _draw(rows, pathlib.Path(_PICTURE.value))
+        return
+    peer_start.prepare(work, seeds, console)
 
     def add(name: str, bits: int, seed: int, rate: float) -> None:
         key = (name, str(bits), str(seed), str(rate))
@@ -217,9 +223,6 @@ def main(argv: list[str]) -> None:
                 if best is not None:
                     add(name, bits, seed, best)
     console.print(as_table(_summary(rows), "glyphs, 1000 classes: top-1 in percent"))
-    if _PICTURE.value:
-        start = peer_start.Case(bits=0, seed=seeds[0], work=work).start
-        _draw(rows, start, pathlib.Path(_PICTURE.value))
 
 
 if __name__ == "__main__":
