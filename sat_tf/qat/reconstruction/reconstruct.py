@@ -193,9 +193,9 @@ def reconstruct(
 
     Raises:
         ValueError: the model is not quantized by sat-tf, not calibrated, or not made from the float
-            model, as shapes and weights tell; all of its layers are frozen; the images are fewer than 32, are non-finite, do
-            not fit its input, or are of another range than its `input_range`. Lists every problem.
-            The model has not changed.
+            model, as shapes and weights tell; all of its layers are frozen; the images are fewer
+            than 32, are non-finite, do not fit its input, or are of another range than its
+            `input_range`. Lists every problem. The model has not changed.
     """
     network = quantized_network(model, when="first")
     reference, problems = find_reference(network, float_model, processor_of(model))
