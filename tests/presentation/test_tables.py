@@ -1,6 +1,7 @@
 import csv
 import dataclasses
 import io
+import sys
 
 import pytest
 import rich.console
@@ -71,6 +72,12 @@ def test_csv_and_data_frame_hold_values_and_not_what_is_shown():
     assert first["clipped"] == "0.123457"
     assert second["clipped"] == ""
     assert TABLE.to_frame()["clipped"][0] == 0.123456789
+
+
+def test_a_data_frame_without_pandas_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match="pip install pandas"):
+        TABLE.to_frame()
 
 
 def test_totals_stand_below_all_rows():
