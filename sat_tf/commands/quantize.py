@@ -282,7 +282,8 @@ def _run(
     (name, folder), epochs = run, arguments.epochs or 0
     is_labelled, has_softmax = source.num_classes > 0, ends_in_softmax(model)
     if not is_labelled:
-        say(console, "No labels: the answers of the float model are learned and compared with.")
+        teacher = "the float model is the only teacher, and " if epochs else ""
+        say(console, f"No labels: {teacher}agreement is the share of the float model's answers.")
         if not has_softmax:
             _note(
                 "the outputs are taken for logits of classes, which nothing in the model tells "

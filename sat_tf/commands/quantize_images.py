@@ -84,9 +84,8 @@ def find_pictures(
     shape, outputs = fixed_input_shape(model), [tuple(one.shape[1:]) for one in model.outputs]
     has_folders = any(entry.is_dir() for entry in folder.iterdir())
     why_not = _why_not(model, shape)
-    without_labels = {"data_dir": str(folder), "image_size": shape[0], "labelled": False, **CROPS}
     if to_train and not has_folders and not why_not:
-        return data_source("folder", **without_labels)
+        return _without_labels(folder, shape)
     if not has_folders or not _is_square_and_coloured(shape):
         images, found = _parted(folder, shape)
         apart = (
@@ -121,11 +120,12 @@ def find_pictures(
     why = f"{source.num_classes:,} classes for a model with outputs of {shapes}"
     not_measured = "the accuracy of the others" if fits else "accuracy"
     is_taught = to_train and not why_not
-    learned = ", the model learns the answers of the float one" if is_taught else ""
-    for note in (f"received {why}: {not_measured} is not measured{learned}.", *source.notes):
+    learned = "; the folders are passed over" if is_taught else ""
+    notes = () if is_taught else source.notes
+    for note in (f"received {why}: {not_measured} is not measured{learned}.", *notes):
         say(console, f"Note: {note}", style="yellow")
     if is_taught:
-        return data_source("folder", **without_labels)
+        return _without_labels(folder, shape)
     labels = source.held_out_files
     held_out = load_folder(
         folder,
@@ -145,6 +145,10 @@ def find_pictures(
         why_not=why_not,
         preprocessing=source.preprocessing,
     )
+
+
+def _without_labels(folder: pathlib.Path, shape: tuple[int, ...]) -> ImageSource:
+    return data_source("folder", data_dir=str(folder), image_size=shape[0], labelled=False, **CROPS)
 
 
 def _is_square_and_coloured(shape: tuple[int, ...]) -> bool:
