@@ -5,7 +5,7 @@ import json
 import os
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pydantic
@@ -27,15 +27,20 @@ from sat_tf.presentation.tables import Cell, Displayed, Marked, Table, points
 from sat_tf.targets import DEFAULT_TARGET, PROCESSORS
 
 # How far the file and a Keras model, float or quantized, may differ in accuracy, or in classes,
-# before it is shown in red. What values may differ by stands in `outputs`.
-FEW_POINTS = 0.03
+# before it is shown in amber and in red. What values may differ by stands in `outputs`.
+ONE_POINT, FEW_POINTS = 0.01, 0.03
+LOSS_RULE = (
+    f"A loss beside the float model is amber where it is more than {100 * ONE_POINT:g} point, and "
+    f"red where it is more than {100 * FEW_POINTS:g}: of accuracy or, without labels, of images "
+    "with its class."
+)
 FLOAT_RULE = (
-    "Red beside the float model: accuracy or classes that differ by more than "
-    f"{100 * FEW_POINTS:g} points; of values, a channel that differs by more than {MOST_ERROR:g} "
-    f"of its standard deviations (root mean square), or of which fewer than {FEWEST_VALUES} "
-    "different values are left. An output holds classes where a softmax, a sigmoid, labels or the "
-    "float model's loss say so, else values; of many sigmoids, classes and values "
-    "must both differ."
+    f"{LOSS_RULE} Red are also accuracy and classes that differ by more than {100 * FEW_POINTS:g} "
+    f"points in any direction; of values, a channel that differs by more than {MOST_ERROR:g} of "
+    "its standard deviations (root mean square), or of which fewer than "
+    f"{FEWEST_VALUES} different values are left. An output holds classes where a softmax, a "
+    "sigmoid, labels or the float model's loss say so, else values; of many sigmoids, classes and "
+    "values must both differ."
 )
 # The class of so many images may differ from the quantized model's, however few there are: they
 # may be ties.
@@ -47,7 +52,46 @@ _MOST_NAMED = 5
 # The headline is green where no larger share of a tensor saturates in the file and not in Keras.
 MOST_SATURATED = 0.01
 
+_KINDS = ("good", "watch", "bad")
 _LISTS_OF_NUMBERS = re.compile(r"\[[-\d,\s]*\]")
+
+
+def kind_of_loss(lost: float) -> str:
+    """The kind of a `Marked` loss of accuracy, as a share; see `LOSS_RULE`.
+
+    >>> [kind_of_loss(lost) for lost in (-0.05, 0.01, 0.02, 0.3, float("nan"))]
+    ['good', 'good', 'watch', 'bad', 'bad']
+    """
+    return "good" if lost <= ONE_POINT else "watch" if lost <= FEW_POINTS else "bad"
+
+
+def worst(kinds: Iterable[str]) -> str:
+    """The worst of some kinds of `Marked`: "good", "watch" or "bad".
+
+    >>> worst(["good", "bad", "watch"]), worst([])
+    ('bad', 'good')
+    """
+    return max(kinds, key=_KINDS.index, default="good")
+
+
+def _of_float(count: OutputCount, right: Mapping[str, float]) -> Marked:
+    """Says what an output keeps of the float model: accuracy, or without labels its classes."""
+    if "float" in right:
+        lost = right["float"] - right["tflite"]
+        words = (
+            f"{100 * right['tflite']:.2f} % right, {100 * lost:.2f} points below the float model"
+        )
+        return Marked(words, kind_of_loss(lost))
+    if count.is_values or count.agreement is None:
+        is_off = count.values is not None and count.values.is_bad
+        words = "values are off beside the float model" if is_off else "values as the float model's"
+        return Marked(words, "bad" if is_off else "good")
+    kind = kind_of_loss(1.0 - count.agreement)
+    # Numbers of sigmoids that are close may be on both sides of a half.
+    if count.values is not None and not count.values.is_bad:
+        kind = "good"
+    share = f"{100 * count.agreement:.2f} % of {count.places:,} {count.what}"
+    return Marked(f"{share} have the class of the float model", kind)
 
 
 def _is_off(count: OutputCount, *, classes_differ: bool) -> bool:
@@ -94,7 +138,7 @@ def _float_note(count: OutputCount, right: Mapping[str, float], *, several: bool
             f"for {100 * count.agreement:.2f} % of {count.places:,} {count.what}"
         )
     words = f"Beside the float model: {where}{'; '.join(parts)}"
-    return Marked(words, "bad" if is_bad else "good")
+    return Marked(words, "bad" if is_bad else _of_float(count, right).kind)
 
 
 PARTING_RULE = (
@@ -287,6 +331,21 @@ class Certificate(Displayed):
         ]
 
     @property
+    def of_float(self) -> Marked | None:
+        """Says what the output that loses most keeps of the float model; see `LOSS_RULE`.
+
+        Random images may be near to many ties: nothing about them is red.
+        """
+        found = [
+            _of_float(count, self.accuracy.get(count.name, {})) for count in self.float_outputs
+        ]
+        if not found:
+            return None
+        most = max(found, key=lambda one: _KINDS.index(one.kind))
+        is_random = self.images_from.seed is not None
+        return most._replace(kind="watch") if is_random and most.kind == "bad" else most
+
+    @property
     def statements(self) -> list[Marked]:
         """All that is to be known beside the verdict, in the order in which it is shown."""
         return [
@@ -365,6 +424,14 @@ class Certificate(Displayed):
 
     @property
     def verdict(self) -> Marked:
+        """Says what is lost of the float model, where it is more than a point, and `differing`."""
+        kept, differing = self.of_float, self.differing
+        if kept is None or kept.kind == "good":
+            return differing
+        return Marked(f"{kept.words}; {differing.words}", worst([kept.kind, differing.kind]))
+
+    @property
+    def differing(self) -> Marked:
         """How many codes differ, and on which architecture, where others have other kernels.
 
         It is good only where the answers of the file are those of the quantized Keras model too.

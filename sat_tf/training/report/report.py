@@ -12,7 +12,13 @@ import pydantic
 from sat_tf.analysis.answers import Answers, answers_section
 from sat_tf.analysis.code_use import LayerRow
 from sat_tf.data.source import AGREEMENT, TOP1
-from sat_tf.export.certificate.certificate import FEW_POINTS, FLOAT_RULE, Certificate
+from sat_tf.export.certificate.certificate import (
+    FLOAT_RULE,
+    LOSS_RULE,
+    Certificate,
+    kind_of_loss,
+    worst,
+)
 from sat_tf.messages import first_ones
 from sat_tf.presentation.charts import Line, LineChart, Point, save_charts
 from sat_tf.presentation.page import render_page
@@ -91,10 +97,12 @@ def write_report(folder: RunFolder) -> None:
             "Weights of epoch": results.kept(),
         }
     fitted = Fitted.read(folder)
+    differing = certificate.differing if certificate else results and results.differing
     page = render_page(
         "training/report/report.html",
         name=name,
-        verdict=_verdict(results) if results else {},
+        verdict=_verdict(results, differing) if results else {},
+        unlabelled=_unlabelled(certificate) if certificate else None,
         is_run=bool(config),
         made="Trained" if epochs else "Reconstructed" if fitted and fitted.kept else "Calibrated",
         reconstruction={"Method": fitted.how, "Before and after": fitted.gained} if fitted else {},
@@ -109,8 +117,9 @@ def write_report(folder: RunFolder) -> None:
         sizes=_sizes(results) if results else {},
         certificate=certificate,
         certificate_facts=_certificate(certificate) if certificate else {},
-        differing=certificate.verdict if certificate else results and results.differing,
+        differing=differing,
         float_rule=FLOAT_RULE,
+        loss_rule=LOSS_RULE,
         num_epochs=len(epochs),
         epochs=Table(columns=_EPOCH, rows=epochs).without_empty("").to_html("Epochs"),
         environment=_flat(folder.read_json(run_folder.ENVIRONMENT) or {}),
@@ -150,7 +159,7 @@ def _answers(folder: RunFolder) -> str:
         raise folder.damaged(run_folder.ANSWERS, error, "answers") from error
 
 
-def _verdict(results: Results) -> dict[str, Any]:
+def _verdict(results: Results, differing: Marked | None) -> dict[str, Any]:
     """The first lines of the report."""
     name, title = results.score
     of_file, quantized, deployed = (
@@ -168,15 +177,19 @@ def _verdict(results: Results) -> dict[str, Any]:
     on_all = results.images_of_file == results.held_out_images
     trained = quantized if deployed is None else deployed
     share = of_file if on_all or trained is None else trained
+    lost = (1.0 if results.float_top1 is None else results.float_top1) - share
+    kind = kind_of_loss(lost)
     found |= {
         "file": f"{results.file_bytes:,}",
         "share": _percent(share),
         "score": title,
         "what": "TFLite file" if share is of_file else "trained model",
+        "kind": worst([kind, *([differing.kind] if differing else [])]),
+        "lost": "",
     }
     if results.float_top1 is not None:
-        gained = share - results.float_top1
-        found["gained"] = Marked(f"{points(gained)} points", "bad" if gained < -FEW_POINTS else "")
+        found["gained"] = Marked(f"{points(-lost)} points", kind)
+        found["lost"] = "" if kind == "good" else f"{100 * lost:.2f} points lost"
     return found
 
 
@@ -190,6 +203,15 @@ def _accuracy(results: Results) -> str:
     ]
     table = Table(columns=columns, rows=results.accuracies()).without_empty("")
     return table.to_html(_OF_MODELS[results.score])
+
+
+def _unlabelled(certificate: Certificate) -> Marked:
+    """The headline where no accuracy was measured: what the file keeps of the float model."""
+    kept, differing = certificate.of_float, certificate.differing
+    if kept is None:
+        kind = "plain" if differing.kind == "good" else differing.kind
+        return Marked("Accuracy is not measured", kind)
+    return kept._replace(kind=worst([kept.kind, differing.kind]))
 
 
 def _images(folder: RunFolder) -> dict[str, str]:

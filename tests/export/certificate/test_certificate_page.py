@@ -5,6 +5,8 @@ import re
 import pytest
 
 import sat_tf
+from sat_tf.export.certificate.certificate import ImagesFrom
+from sat_tf.export.certificate.outputs import OutputCount
 from sat_tf.export.certificate.page import certificate_page
 from sat_tf.export.file_verification import verify_file
 
@@ -129,3 +131,35 @@ def test_a_notebook_shows_the_verdict_and_every_runtime(certificate):
     assert all(f"<td>{name}</td>" in html for name in found.runtimes)
     different = dataclasses.replace(found, warnings=["<b>new</b>"])._repr_html_()
     assert "Note: &lt;b&gt;new&lt;/b&gt;" in different
+
+
+@pytest.mark.parametrize(
+    ("right", "agreement", "seed", "kind", "words"),
+    [
+        # Labels decide, where there are some: a trained model may have other classes.
+        ({"float": 0.98, "tflite": 0.975}, 0.9, None, "good", ""),
+        ({"float": 0.98, "tflite": 0.96}, 0.9, None, "watch", "96.00 % right, 2.00 points below"),
+        ({"float": 0.98, "tflite": 0.68}, 0.7, None, "bad", "68.00 % right, 30.00 points below"),
+        ({"float": 0.60, "tflite": 0.68}, 0.7, None, "good", ""),
+        ({}, 0.995, None, "good", ""),
+        ({}, 0.98, None, "watch", "98.00 % of 200 images have the class"),
+        ({}, 0.31, None, "bad", "31.00 % of 200 images have the class"),
+        ({}, 0.31, 0, "watch", "31.00 % of 200 images have the class"),  # random images
+    ],
+)
+def test_what_is_lost_of_the_float_model_is_said_before_the_codes(
+    certificate, right, agreement, seed, kind, words
+):
+    found, _ = certificate
+    lost = dataclasses.replace(
+        found,
+        float_outputs=[OutputCount("head", (3,), 200, agreement, 0.1, 0.1, 1.0, "softmax")],
+        accuracy={"head": right} if right else {},
+        images_from=ImagesFrom("pictures", seed),
+    )
+    codes = f"0 of {found.codes_compared:,} codes differ"
+    assert lost.verdict.kind == kind
+    assert lost.verdict.words.startswith(words or codes)
+    assert codes in lost.verdict.words
+    assert f'<p class="verdict {kind}">{words or codes}' in certificate_page(lost)
+    assert lost.is_exact == found.is_exact

@@ -48,12 +48,62 @@ def test_a_file_that_parts_from_the_float_model_is_said_in_red(tmp_path):
     assert '<span class="good">Beside the float model: classes: ' in page
 
 
-@pytest.mark.parametrize(("lost", "kind"), [(0.031, "bad"), (0.029, "")])
-def test_a_loss_of_more_than_three_points_is_red_in_the_headline(tmp_path, lost, kind):
+@pytest.mark.parametrize(
+    ("lost", "kind", "words"),
+    [
+        (-0.02, "good", "97.03 % top-1 in 636,432 bytes"),
+        (0.009, "good", "97.03 % top-1 in 636,432 bytes"),
+        (0.011, "watch", "97.03 % top-1 in 636,432 bytes, 1.10 points lost"),
+        (0.029, "watch", "97.03 % top-1 in 636,432 bytes, 2.90 points lost"),
+        (0.031, "bad", "97.03 % top-1 in 636,432 bytes, 3.10 points lost"),
+    ],
+)
+def test_the_headline_is_amber_behind_a_point_lost_and_red_behind_three(
+    tmp_path, lost, kind, words
+):
     folder = fill(RunFolder(tmp_path))
     results = folder.read_json(run_folder.RESULTS)
     folder.write_json(run_folder.RESULTS, {**results, "float_top1": results["tflite_top1"] + lost})
-    assert f'<span class="{kind}">-{100 * lost:.2f} points</span>' in shown(folder)
+    page = shown(folder)
+    assert f'<p class="verdict {kind}">{words}</p>' in page
+    assert f'<span class="{kind}">{-100 * lost:+.2f} points</span>' in page
+    assert "A loss beside the float model is amber where it is more than 1 point" in page
+
+
+def test_the_headline_is_red_where_codes_differ_however_good_the_file_is(tmp_path):
+    page = shown(fill(RunFolder(tmp_path), codes_differing=7))
+    assert '<p class="verdict bad">97.03 % top-1 in 636,432 bytes</p>' in page
+
+
+def _without_labels(tmp_path, *agreements):
+    """The page of a model that was calibrated without a run, on pictures without labels.
+
+    Its outputs agree so far with those of the float model; without any there is no float model.
+    """
+    folder = fill(RunFolder(tmp_path))
+    for name in (run_folder.CONFIG, run_folder.METRICS, run_folder.STEPS, run_folder.RESULTS):
+        folder.file(name).unlink()
+    certificate = folder.read_json(run_folder.CERTIFICATE)
+    outputs = zip(certificate["float_outputs"], agreements, strict=False)
+    certificate["float_outputs"] = [{**one, "agreement": share} for one, share in outputs]
+    folder.write_json(run_folder.CERTIFICATE, certificate)
+    return shown(folder)
+
+
+@pytest.mark.parametrize(
+    ("agreement", "kind"), [(0.995, "good"), (0.98, "watch"), (0.7, "bad"), (0.0, "bad")]
+)
+def test_without_labels_the_headline_is_what_is_kept_of_the_float_model(tmp_path, agreement, kind):
+    page = _without_labels(tmp_path, agreement, 1.0)
+    words = f"{100 * agreement:.2f} % of 539 images have the class of the float model"
+    assert f'<p class="verdict {kind}">{words}</p>' in page
+    assert "Accuracy is not measured" in page
+
+
+def test_without_labels_and_a_float_model_no_zero_is_the_headline(tmp_path):
+    page = _without_labels(tmp_path)
+    assert '<p class="verdict plain">Accuracy is not measured</p>' in page
+    assert '<span class="good">0 of 54,379,166 codes differ</span>' in page
 
 
 def test_how_a_given_model_was_trained_is_said(tmp_path):
