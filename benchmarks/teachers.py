@@ -1,9 +1,8 @@
 """The worth of a float model as the teacher of `sat-tf quantize --epochs`.
 
 Float models of small tasks are quantized and trained for a few epochs, with the labels alone, with
-the labels and the float model in equal parts as the command does it, with the float model alone,
-and on the same pictures in one folder without labels. Top-1 is on held-out pictures, which no float
-model has seen.
+the labels and the float model in equal parts as the command does it, and with the float model
+alone. Top-1 is on held-out pictures, which no float model has seen.
 
     python benchmarks/teachers.py
     python benchmarks/teachers.py --tasks=digits --bits=4 --epochs=3 --seeds=0
@@ -91,7 +90,6 @@ def _trained(file: pathlib.Path, bits: str, seed: str, teacher: tuple[str, ...])
         "trained": f"{100 * results['quantized_top1']:.2f}",
         "rate": f"{results['learning_rate']:g}",
         "codes_differing": results["codes_differing"],
-        "seconds": f"{results['seconds']:.0f}",
     }
 
 
