@@ -1,8 +1,8 @@
 """Top-1 of calibrated models that are reconstructed without labels, beside other ways to that.
 
-Eight float models, trained once each and kept, are quantized to 4-bit weights, with activations of
-4 and of 8 bits. All methods have the same unlabelled examples, which a seed chooses from those that
-the float model was trained on:
+The eight float models of `reconstruction_tasks.py` are quantized to 4-bit weights, with activations
+of 4 and of 8 bits. All methods have the same unlabelled examples, which a seed chooses from those
+that the float model was trained on:
 
 - calibrated alone;
 - reconstructed, by `sat_tf.reconstruct`;
@@ -29,202 +29,43 @@ import importlib.util
 import itertools
 import pathlib
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import peer_task
-import pretrained_tasks
 import rich.console
 import tensorflow as tf
 import tf_keras
 from absl import app, flags
-from pretrained_tasks import Arrays, Task
+from reconstruction_tasks import (
+    FOLDER,
+    POLICIES,
+    TASKS,
+    Case,
+    Result,
+    calibrate_alone,
+    calibrated,
+    find_case,
+    in_batches,
+    reconstruct,
+)
 from rows import as_table, read_csv, with_spread, write_csv
 
 import sat_tf
-from sat_tf import models
 from sat_tf.atomic_file import written_whole
-from sat_tf.data.glyphs import load_glyphs
 from sat_tf.presentation import palette
-from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.recipes.recipes import soft_divergence
 
 _BATCH_SIZE = 32
 _TEMPERATURE = 4.0  # of the teacher, as configurations have it
-_VERIFIED_IMAGES = 64
-
-
-def _characters(count: int, *, classes: int, train_per_class: int, test_per_class: int) -> Arrays:
-    """Printed characters: those to train on, in an order drawn by lot, and those held out."""
-    of_each = {"train_per_class": train_per_class, "test_per_class": test_per_class}
-    found = load_glyphs(num_classes=classes, **of_each)
-    order = np.random.default_rng(0).permutation(len(found.train_images))
-    pictures = np.concatenate([found.train_images[order], found.test_images])
-    labels = np.concatenate([found.train_labels[order], found.test_labels])
-    return pictures[:count], labels[:count].astype(np.int32)
-
-
-def _of_characters(classes: int, train_per_class: int, test_per_class: int, **fields: Any) -> Task:
-    of_each = {"train_per_class": train_per_class, "test_per_class": test_per_class}
-    return Task(
-        draw=functools.partial(_characters, classes=classes, **of_each),
-        train=classes * train_per_class,
-        held_out=classes * test_per_class,
-        classes=classes,
-        batch_size=64,
-        **fields,
-    )
-
-
-def _small_mobilenet(keras: Any, classes: int) -> Any:
-    return models.build("mobilenet_v2_small", image_size=24, num_classes=classes, seed=0)
-
-
-def _small_resnet(keras: Any, classes: int) -> Any:
-    small = {"stem_kernel_size": 3, "stem_stride": 1, "stem_pool": False}
-    sizes = {"width_multiplier": 0.25, "stage_blocks": (2, 2, 2)}
-    return models.build("resnet18", image_size=24, num_classes=classes, seed=0, **small, **sizes)
-
-
-_OF_PRETRAINED = pretrained_tasks.TASKS
-_ARROWS = dataclasses.replace(_OF_PRETRAINED["arrows"], held_out=2000)
-TASKS: Mapping[str, Task] = {
-    "digits": _OF_PRETRAINED["digits"],
-    "glyphs_50": _of_characters(
-        50, 64, 40, kind="glyphs, 50 characters", network=_small_mobilenet, epochs=15
-    ),
-    "glyphs_1000": _of_characters(
-        1000, 64, 8, kind="glyphs, 1,000 characters", network=_small_mobilenet, epochs=2
-    ),
-    "shapes": dataclasses.replace(_OF_PRETRAINED["shapes_1000"], held_out=2000),
-    "signals": dataclasses.replace(
-        _OF_PRETRAINED["signals"], held_out=2000, kind="signals, Conv1D"
-    ),
-    "residual": _of_characters(100, 64, 20, kind="glyphs, ResNet", network=_small_resnet, epochs=5),
-    "squeeze": dataclasses.replace(_ARROWS, keras3=False, kind="arrows, squeeze-and-excitation"),
-    "keras3": dataclasses.replace(
-        _of_characters(
-            30,
-            64,
-            64,
-            kind="glyphs, gated, Keras 3",
-            network=pretrained_tasks.gated_net,
-            epochs=15,
-        ),
-        keras3=True,
-    ),
-}
-
-POLICIES: Mapping[str, BitPolicy] = {
-    "w4a4": BitPolicy.mobile(4),
-    "w4a8": BitPolicy.mobile(8, weight_bits=4),
-}
-Result = Mapping[str, Any]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Case:
-    """The case that a row is of.
-
-    Attributes:
-        task: what the float model has learned.
-        file: of the float model.
-        bits: a name of `POLICIES`.
-        seed: of what is drawn by lot.
-        images: without labels, which all methods have.
-        held_out: examples to measure on.
-        of_float: the classes that the float model gives them; None while they are not known.
-        seconds: that methods have which would train for ever.
-    """
-
-    task: Task
-    file: pathlib.Path
-    bits: str
-    seed: int
-    images: np.ndarray
-    held_out: Arrays
-    of_float: np.ndarray | None
-    seconds: float
-
-    def float_model(self) -> Any:
-        """The float model, of its own Keras."""
-        keras = importlib.import_module("keras") if self.task.keras3 else tf_keras
-        return keras.models.load_model(self.file, compile=False)
-
-    def twin(self) -> tf_keras.Model:
-        """The float model in tf_keras."""
-        model = self.float_model()
-        return sat_tf.from_keras3(model) if self.task.keras3 else model
-
-    def measured(self, answers: Callable[[np.ndarray], Any]) -> dict[str, float]:
-        """Top-1, and how many of the float model's answers are kept, in percent.
-
-        Of the largest answers that are equal, as integers can be, each has a share. An example with
-        an answer that is not finite counts as wrong.
-        """
-        pictures, labels = self.held_out
-        logits = _in_batches(answers, pictures)
-        largest = logits == logits.max(axis=-1, keepdims=True)
-        finite = np.isfinite(logits).all(axis=-1, keepdims=True)
-        shares = np.where(finite, largest / np.maximum(largest.sum(axis=-1, keepdims=True), 1), 0.0)
-
-        def percent(classes: np.ndarray) -> float:
-            return 100.0 * float(np.mean(shares[np.arange(len(labels)), classes]))
-
-        kept = {} if self.of_float is None else {"kept": percent(self.of_float)}
-        return {"top1": percent(labels), **kept}
-
-
-def _in_batches(answers: Callable[[np.ndarray], Any], pictures: np.ndarray) -> np.ndarray:
-    starts = range(0, len(pictures), 250)
-    parts = [pictures[start : start + 250].astype(np.float32) for start in starts]
-    return np.concatenate([np.asarray(answers(part)) for part in parts])
-
-
-def _calibrated(case: Case, model: Any) -> Any:
-    policy = POLICIES[case.bits]
-    if case.images.dtype == np.uint8:
-        policy = dataclasses.replace(policy, input_range=(0, 255))
-    else:
-        policy = dataclasses.replace(policy, input_type="int8")
-    quantized = sat_tf.quantize_model(model, policy)
-    sat_tf.calibrate(quantized, case.images, progress=False)
-    return quantized
-
-
-def calibrate_alone(case: Case) -> Result:
-    """Calibrates alone."""
-    start = time.process_time()
-    quantized = _calibrated(case, case.float_model())
-    seconds = time.process_time() - start
-    return {**case.measured(_inference(quantized)), "seconds": seconds}
-
-
-def reconstruct(case: Case) -> Result:
-    """Calibrates and reconstructs; the file of the first seed is verified."""
-    model = case.float_model()
-    quantized = _calibrated(case, model)
-    start = time.process_time()
-    sat_tf.reconstruct(quantized, model, case.images, seed=case.seed, progress=False)
-    seconds = time.process_time() - start
-    result = {**case.measured(_inference(quantized)), "seconds": seconds}
-    if case.seed:
-        return result
-    with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder) / "model.tflite"
-        sat_tf.export_tflite(quantized, path)
-        of_file = sat_tf.verify_tflite(quantized, path, case.held_out[0][:_VERIFIED_IMAGES])
-    of_codes = {name: getattr(of_file, name) for name in ("codes_compared", "codes_differing")}
-    return {**result, **of_codes}
 
 
 def distill(case: Case) -> Result:
     """Distils the calibrated model as a whole, which ends as it was where that was nearer."""
     teacher = case.twin()
-    quantized = _calibrated(case, case.twin())
+    quantized = calibrated(case, case.twin())
 
     def loss() -> float:
         return float(_divergence(case.images, teacher, _inference(quantized)))
@@ -317,13 +158,16 @@ _OF_OTHERS = {tfmot: "tensorflow_model_optimization", edge_quantizer: "ai_edge_q
 _KEYS = ("task", "bits", "method", "seed")
 _NUMBERS = ("top1", "kept", "seconds", "codes_compared", "codes_differing", "note")
 
+# Of 8-bit weights there are rows only where 4 bits lose much.
+_BITS_OF_ALL = ("w4a4", "w4a8")
+
 _TASKS = flags.DEFINE_list("tasks", list(TASKS), "which ones")
-_BITS = flags.DEFINE_list("bits", list(POLICIES), "of weights and activations")
+_BITS = flags.DEFINE_list("bits", list(_BITS_OF_ALL), "of weights and activations")
 _METHODS = flags.DEFINE_list("methods", list(METHODS), "which ones")
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "of the examples, and of their order")
 _IMAGES = flags.DEFINE_integer("images", 512, "examples without labels", lower_bound=1)
 _RATE = flags.DEFINE_float("rate", 1e-3, "where the learning rate of a distillation starts")
-_FOLDER = flags.DEFINE_string("folder", "runs/reconstruction", "where float models are kept")
+_FOLDER = flags.DEFINE_string("folder", FOLDER, "where float models are kept")
 _OUTPUT = flags.DEFINE_string("output", "benchmarks/results/reconstruction.csv", "rows")
 _PICTURE = flags.DEFINE_string("picture", None, "where to draw what is lost")
 
@@ -344,7 +188,7 @@ def main(argv: list[str]) -> None:
             write_csv(rows, _OUTPUT.value)
             print(*row.values(), flush=True)
     console = rich.console.Console(width=160)
-    for bits in POLICIES:
+    for bits in _BITS.value:
         if lines := table(rows, bits):
             console.print(as_table(lines, f"{bits}: top-1 in percent"))
     if _PICTURE.value:
@@ -354,25 +198,18 @@ def main(argv: list[str]) -> None:
 def _missing(name: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """The rows of a task that are not there yet."""
     task = TASKS[name]
-    file = pathlib.Path(_FOLDER.value) / f"{name}{'.keras' if task.keras3 else '.h5'}"
-    train, held_out = task.examples()
-    if not file.is_file():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        task.trained(train, held_out).save(file)
     made = {tuple(row[key] for key in _KEYS): row for row in rows}
     of_float = None
     for bits, seed, method in itertools.product(_BITS.value, _SEEDS.value, _METHODS.value):
         if (name, bits, method, seed) in made or not _is_there(method):
             continue
-        chosen = np.random.default_rng(int(seed)).permutation(len(train[0]))[: _IMAGES.value]
         reconstructed = made.get((name, bits, "reconstructed", seed), {})
-        case = Case(
-            task=task,
-            file=file,
-            bits=bits,
-            seed=int(seed),
-            images=train[0][chosen],
-            held_out=held_out,
+        case = find_case(
+            name,
+            bits,
+            int(seed),
+            folder=_FOLDER.value,
+            count=_IMAGES.value,
             of_float=of_float,
             seconds=float(reconstructed.get("seconds") or 0),
         )
@@ -384,14 +221,14 @@ def _missing(name: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str,
         tf_keras.backend.clear_session()
         tf_keras.utils.set_random_seed(int(seed))
         if of_float is None:
-            answers = _in_batches(_inference(case.float_model()), held_out[0])
+            answers = in_batches(_inference(case.float_model()), case.held_out[0])
             of_float = answers.argmax(axis=-1)
             case = dataclasses.replace(case, of_float=of_float)
         row = {
             **dict(zip(_KEYS, (name, bits, method, seed), strict=True)),
             "kind": task.kind,
             "images": len(case.images),
-            "float": f"{100.0 * np.mean(of_float == held_out[1]):.2f}",
+            "float": f"{100.0 * np.mean(of_float == case.held_out[1]):.2f}",
             **_result(METHODS[method], case),
         }
         made[name, bits, method, seed] = row
@@ -443,8 +280,8 @@ def _draw(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
     marks = zip(METHODS, [*palette.SERIES, {"color": palette.GREY, "marker": "x"}], strict=True)
     styles = {method: {**style, "linestyle": "none"} for method, style in marks}
     with palette.styled():
-        picture, panels = palette.canvas(1, len(POLICIES), size=(11.0, 5.6), sharey=True)
-        for axes, bits in zip(panels, POLICIES, strict=True):
+        picture, panels = palette.canvas(1, len(_BITS_OF_ALL), size=(11.0, 5.6), sharey=True)
+        for axes, bits in zip(panels, _BITS_OF_ALL, strict=True):
             for method, style in styles.items():
                 points = [
                     (float(row["top1"]) - float(row["float"]), list(TASKS).index(row["task"]))

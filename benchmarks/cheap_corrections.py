@@ -1,0 +1,173 @@
+"""Top-1 of calibrated models that are corrected without fitting weights, beside reconstruction.
+
+The float models and the examples of `reconstruction.py`, with 4-bit weights and activations:
+
+- float statistics: clipping levels are calibrated, and BatchNormalization keeps the moving
+  statistics of the float model;
+- bias correction: these, and layer by layer each channel's bias, or β of the normalization behind
+  it, gets the mean that the float model has there;
+- calibrated: as `sat_tf.calibrate` does it, which moves statistics by the effect of rounding;
+- statistics anew: calibrated, and the statistics are those of the examples in the quantized model;
+- levels by outputs: calibrated, and one clipping level after the other, from the first layer on, is
+  multiplied by what makes the error of the outputs smallest; see `sat_tf.reconstruct`.
+
+    python benchmarks/cheap_corrections.py
+    python benchmarks/cheap_corrections.py --tasks=digits,signals
+
+Rows that the CSV file has are not made again.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import peer_task
+import reconstruction_tasks
+import rich.console
+import tf_keras
+from absl import app, flags
+from reconstruction_tasks import Case
+from rows import as_table, read_csv, write_csv
+
+import sat_tf
+from sat_tf.graph import layer_kinds
+from sat_tf.graph.layers.kind import Role
+from sat_tf.graph.network import Network, Node
+from sat_tf.qat.layout import inner_layer, quantized_network
+from sat_tf.qat.model_class import processor_of
+from sat_tf.qat.reconstruction.blocks import Front, find_reference, known_as
+from sat_tf.qat.reconstruction.fit import Aim, Part
+from sat_tf.qat.wrapper import clipping_quantizer, weight_quantizer
+from sat_tf.quantizers.settings import CLIPPING_LEVEL
+
+_FACTORS = (0.6, 0.8, 0.9, 1.1, 1.25, 1.5)
+_IMAGES_FOR_LEVELS = 128
+
+_TASKS = flags.DEFINE_list("tasks", list(reconstruction_tasks.TASKS), "which ones")
+_FOLDER = flags.DEFINE_string("folder", reconstruction_tasks.FOLDER, "where float models are kept")
+_OUTPUT = flags.DEFINE_string("output", "benchmarks/results/cheap_corrections.csv", "rows")
+
+
+def _float_statistics(case: Case) -> Any:
+    return reconstruction_tasks.calibrated(case, case.twin(), batch_normalization=False)
+
+
+def _bias_corrected(case: Case) -> Any:
+    model = _float_statistics(case)
+    network, reference = _networks(case, model)
+    images = [case.images.astype(np.float32)]
+    front, beside = Front(network, images), Front(reference, images)
+    for node in network:
+        target = _behind(network, node)
+        known = known_as(network, target)
+        if weight_quantizer(node.layer) is None or known not in reference:
+            continue
+        shift = _shift_of(inner_layer(target.layer))
+        is_linear = layer_kinds.activation_name(reference[known].layer) in ("", "linear")
+        if shift is None or not is_linear:
+            continue
+        for one, name in ((front, target.name), (beside, known)):
+            one.advance(one.up_to([name]), keep=[name, *network.outputs, *reference.outputs])
+        made, wanted = front.tensors[target.name], beside.tensors[known]
+        axes = tuple(range(made.ndim - 1))
+        missing = np.mean(wanted, axes) - np.mean(made, axes)
+        shift.assign_add(missing)
+        made += missing
+    return model
+
+
+def _behind(network: Network, node: Node) -> Node:
+    """The normalization that alone reads a node, or else the node."""
+    readers = network.consumers(node.name)
+    alone = len(readers) == 1
+    is_norm = alone and layer_kinds.role_of(inner_layer(readers[0].layer)) is Role.NORM
+    return readers[0] if is_norm else node
+
+
+def _shift_of(layer: Any) -> Any:
+    return getattr(layer, "beta", getattr(layer, "bias", None))
+
+
+def _calibrated(case: Case) -> Any:
+    return reconstruction_tasks.calibrated(case, case.twin())
+
+
+def _statistics_anew(case: Case) -> Any:
+    model = _calibrated(case)
+    sat_tf.calibrate(model, case.images, clipping_levels=False, progress=False)
+    return model
+
+
+def _levels_by_outputs(case: Case) -> Any:
+    model = _calibrated(case)
+    network, reference = _networks(case, model)
+    images = [case.images[:_IMAGES_FOR_LEVELS].astype(np.float32)]
+    beside = Front(reference, images)
+    beside.advance(beside.up_to(reference.outputs), keep=reference.outputs)
+    aims = {
+        made: Aim.of_output(beside.tensors[name], reference, name)
+        for made, name in zip(network.outputs, reference.outputs, strict=True)
+    }
+    whole = Part(Front(network, images).up_to(network.outputs), aims)
+    everything = np.arange(len(images[0]))
+    for node in network:
+        if clipping_quantizer(node.layer) is None:
+            continue
+        level = node.layer.output_variables[CLIPPING_LEVEL]
+        start, errors = float(level), {1.0: float(np.sum(whole.errors(everything)))}
+        for factor in _FACTORS:
+            level.assign(start * factor)
+            errors[factor] = float(np.sum(whole.errors(everything)))
+        level.assign(start * min(errors, key=errors.__getitem__))
+    return model
+
+
+def _networks(case: Case, model: Any) -> tuple[Network, Network]:
+    network = quantized_network(model, when="first")
+    reference, problems = find_reference(network, case.twin(), processor_of(model))
+    if reference is None or problems:
+        raise ValueError(problems)
+    return network, reference
+
+
+WAYS: Mapping[str, Callable[[Case], Any]] = {
+    "float statistics": _float_statistics,
+    "bias correction": _bias_corrected,
+    "calibrated": _calibrated,
+    "statistics anew": _statistics_anew,
+    "levels by outputs": _levels_by_outputs,
+}
+
+
+def main(argv: list[str]) -> None:
+    """Measures what is missing, writing the CSV after each row; prints a table."""
+    if len(argv) > 1:
+        raise app.UsageError(f"received {argv[1:]}, expected flags only.")
+    peer_task.one_thread()
+    rows = read_csv(_OUTPUT.value)
+    for name in _TASKS.value:
+        if name in {row["task"] for row in rows}:
+            continue
+        rows.append(
+            _measured(reconstruction_tasks.find_case(name, "w4a4", 0, folder=_FOLDER.value))
+        )
+        write_csv(rows, _OUTPUT.value)
+        print(*rows[-1].values(), flush=True)
+    rich.console.Console(width=120).print(as_table(rows, "w4a4: top-1 in percent"))
+
+
+def _measured(case: Case) -> dict[str, Any]:
+    """Top-1 of each way, and the seconds that it takes with quantizing the model."""
+    row: dict[str, Any] = {"task": case.file.stem, "kind": case.task.kind}
+    for way, corrected in WAYS.items():
+        tf_keras.backend.clear_session()
+        start = time.process_time()
+        model = corrected(case)
+        row[way] = f"{case.measured(model.predict_on_batch)['top1']:.2f}"
+        row[f"{way}, seconds"] = f"{time.process_time() - start:.1f}"
+    return row
+
+
+if __name__ == "__main__":
+    app.run(main)
