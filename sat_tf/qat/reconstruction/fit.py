@@ -17,10 +17,10 @@ from sat_tf.top_k import classes_of
 
 _BATCH_SIZE = 32
 _MEASURED_AT_ONCE = 64
-# The units of what is fitted, beside 1 for biases and normalizations: of what quantizers learn in
-# codes by which an end of the range moves, of latent weights in codes over the number of codes. The
-# finer a grid is, the less is gained by moving weights to other codes, and a longer step would only
-# do so at random.
+# The units of what is fitted, beside 1 for biases and normalizations: of what quantizers of
+# activations learn in codes, of what those of weights learn in its own size, and of latent weights
+# in codes over the number of codes. The finer a grid is, the less is gained by moving weights to
+# other codes, and a longer step would only do so at random.
 _LEVEL_CODES, _LATENT_SHARE = 2.0, 6.0
 
 
@@ -63,11 +63,10 @@ def trained(layer: keras.layers.Layer) -> list[_Trained]:
         kernel = layer_kinds.kernel_of(layer.layer)
         largest = float(np.max(np.abs(kernel.numpy())))
         units[id(kernel)] = _LATENT_SHARE * 2.0 * largest / weights.top_unit**2
-        # These are scales, or ends of intervals: of their own size, or of that of weights.
+        # Scales and ends of intervals often start far from where the error is least.
         for learnt in layer.kernel_variables.values():
             sizes = np.abs(learnt.numpy())
-            sizes = np.where(sizes > 0, sizes, largest)
-            units[id(learnt)] = _LEVEL_CODES * sizes / weights.top_unit
+            units[id(learnt)] = np.where(sizes > 0, sizes, largest)
     if clipping is not None:
         code = float(clipping.code_range(layer.output_variables).scale)
         units |= {id(one): _LEVEL_CODES * code for one in layer.output_variables.values()}
