@@ -77,6 +77,17 @@ def _ratio(row: Row, column: str) -> str:
     return f"{float(row[column]):.2f} ({low:.2f} to {high:.2f})"
 
 
+def _paper_table(*patterns: str) -> str:
+    """Rows of the paper's tables beside what was measured, as `sat-tf paper table` prints them."""
+    from sat_tf.reproduction.library import find  # here because it is slow to load
+    from sat_tf.reproduction.record import markdown, read_outcomes
+
+    found, problems = find(patterns)
+    if problems:
+        raise ValueError(" ".join(problems))
+    return markdown(found, read_outcomes(_RESULTS / "paper.csv"))
+
+
 def _environment() -> jinja2.Environment:
     # Lines that hold nothing but a tag leave no line, which would end a table.
     environment = jinja2.Environment(
@@ -85,7 +96,8 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.globals.update(rows=rows, row=row, at_best_rate=at_best_rate, models=_MODELS)
+    environment.globals.update(rows=rows, row=row, models=_MODELS)
+    environment.globals.update(at_best_rate=at_best_rate, paper_table=_paper_table)
     environment.filters.update(
         thousands=lambda value: f"{int(value):,}",
         decimals=lambda value, places: f"{float(value):.{places}f}",

@@ -11,7 +11,7 @@ from sat_tf.commands.models import quiet_tensorflow
 from sat_tf.commands.options import Parser, add_overrides, seed, several, unless_stopped
 from sat_tf.messages import RunError, list_problems, say
 from sat_tf.reproduction.library import Entry, data_sets, find
-from sat_tf.reproduction.record import markdown, read_outcomes, show, update
+from sat_tf.reproduction.record import markdown, read_outcomes, show
 from sat_tf.reproduction.run import Job, plan
 from sat_tf.reproduction.run import run as run_jobs
 from sat_tf.training.config.config import config_text
@@ -68,17 +68,9 @@ def add_arguments(parser: Parser) -> None:
         "--seeds", metavar="N", type=several(seed), default=(None,), help="the seed; default: 0"
     )
 
-    action = _action(actions, "table", _table, "print rows as Markdown, or write them into a file")
+    action = _action(actions, "table", _table, "print rows as Markdown")
     _add_patterns(action, "*")
     _add_results(action)
-    action.add_argument(
-        "--write",
-        metavar="FILE",
-        action="append",
-        default=[],
-        help="a Markdown file whose tables, between lines <!-- sat-tf paper table PATTERN... --> "
-        "and <!-- end of sat-tf paper table -->, are rewritten; can be given several times",
-    )
 
 
 def run(arguments: argparse.Namespace, console: Console) -> bool:
@@ -132,17 +124,8 @@ def _jobs(arguments: argparse.Namespace) -> list[Job]:
 
 def _table(arguments: argparse.Namespace, console: Console) -> bool:
     outcomes = read_outcomes(pathlib.Path(arguments.results))
-    if not arguments.write:
-        text = markdown(_found(arguments.rows), outcomes)
-        console.print(text, end="", highlight=False, markup=False, soft_wrap=True)
-        return True
-    if arguments.rows:
-        raise RunError(
-            f"sat-tf paper table: received {' '.join(arguments.rows)} with --write, expected no "
-            "rows; the file says which rows each of its tables has."
-        )
-    for name in arguments.write:
-        update(pathlib.Path(name), outcomes)
+    text = markdown(_found(arguments.rows), outcomes)
+    console.print(text, end="", highlight=False, markup=False, soft_wrap=True)
     return True
 
 

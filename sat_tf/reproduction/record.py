@@ -7,8 +7,6 @@ import csv
 import dataclasses
 import itertools
 import pathlib
-import re
-import shlex
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, get_args, get_type_hints
@@ -18,9 +16,9 @@ import rich.table
 from filelock import FileLock
 
 from sat_tf.atomic_file import written_whole
-from sat_tf.messages import RunError, list_problems, value_errors_as_run_errors
+from sat_tf.messages import RunError
 from sat_tf.presentation.tables import Column, Marked, Table
-from sat_tf.reproduction.library import Entry, find
+from sat_tf.reproduction.library import Entry
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -171,15 +169,6 @@ def _percent(share: float | None) -> float | None:
     return None if share is None else round(100 * share, 3)
 
 
-# A block of a Markdown file that `update` rewrites: the patterns of its rows, then the table.
-_BLOCK = re.compile(
-    r"(?P<begin><!-- sat-tf paper table (?P<patterns>[^\n]*?) -->\n)"
-    r"(?P<table>.*?)"
-    r"(?P<end><!-- end of sat-tf paper table -->)",
-    re.DOTALL,
-)
-
-
 def show(rows: Iterable[Entry], outcomes: Sequence[Outcome]) -> Iterator[rich.table.Table]:
     """The rows for the terminal: a table for each table or figure of the paper."""
     columns = [*_OF_ENTRY, _PRINTED, *(_measured(data, outcomes) for data in _data_of(outcomes))]
@@ -226,50 +215,6 @@ def summary(row: str, data: str, outcomes: Iterable[Outcome]) -> str:
     if len(found) == 1:
         return mean
     return f"{mean} ± {statistics.stdev(found):.1f} ({len(found)})"
-
-
-def updated(text: str, outcomes: Sequence[Outcome], subject: str) -> str:
-    """A Markdown text with its tables updated from the outcomes.
-
-    A table is between `<!-- sat-tf paper table PATTERN... -->` and
-    `<!-- end of sat-tf paper table -->`, each on a line of its own.
-
-    Raises:
-        RunError: there is no such block, or a pattern fits no row.
-    """
-    problems: list[str] = []
-
-    def fill(block: re.Match[str]) -> str:
-        rows, wrong = find(shlex.split(block["patterns"]))
-        problems.extend(wrong)
-        return f"{block['begin']}\n{markdown(rows, outcomes)}\n{block['end']}"
-
-    filled, count = _BLOCK.subn(fill, text)
-    if not count:
-        problems.append(
-            "received no line '<!-- sat-tf paper table PATTERN... -->' with, further down, "
-            "'<!-- end of sat-tf paper table -->'; expected them around every table to write."
-        )
-    if problems:
-        raise RunError(list_problems(subject, problems))
-    return filled
-
-
-@value_errors_as_run_errors()
-def update(path: pathlib.Path, outcomes: Sequence[Outcome]) -> None:
-    """Rewrites the tables of a Markdown file; see `updated`.
-
-    Raises:
-        RunError: the file cannot be read or written, or has no such table.
-    """
-    try:
-        text = updated(path.read_text(encoding="utf-8"), outcomes, str(path))
-        with written_whole(path) as temporary:
-            temporary.write_text(text, encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RunError(
-            f"{path}: {error}; expected a Markdown file that can be replaced."
-        ) from error
 
 
 def _data_of(outcomes: Iterable[Outcome]) -> list[str]:

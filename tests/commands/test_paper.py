@@ -1,11 +1,11 @@
 import pytest
 
 from sat_tf.commands import main
-from sat_tf.reproduction.record import add_outcomes, read_outcomes
+from sat_tf.reproduction.record import read_outcomes
 from sat_tf.training.config.config import parse_config
 from sat_tf.training.loop import runner
 from tests.commands.light import told_without_tensorflow
-from tests.reproduction.fake import FakeRunner, outcome
+from tests.reproduction.fake import FakeRunner
 
 
 @pytest.fixture(autouse=True)
@@ -65,16 +65,3 @@ def test_what_is_shown_is_a_whole_configuration(capsys):
 def test_one_row_is_shown_at_a_time(capsys):
     assert main.main(["paper", "show", "glyphs/4bits/pact*"]) == 2
     assert "received 4 rows, expected one" in capsys.readouterr().err
-
-
-def test_the_tables_of_a_page_are_written(tmp_path, capsys):
-    results, page = tmp_path / "some.csv", tmp_path / "page.md"
-    add_outcomes(results, [outcome(top1=64.04)])
-    page.write_text(
-        "<!-- sat-tf paper table table1/mobilenet_v2/4bits -->\n<!-- end of sat-tf paper table -->"
-    )
-    arguments = ["paper", "table", "--results", str(results), "--write", str(page)]
-    assert main.main(arguments) == 0
-    assert "71.1 / 90.0 | 64.0 |" in page.read_text()
-    assert main.main([*arguments, "table1/*"]) == 2
-    assert "expected no rows" in capsys.readouterr().err

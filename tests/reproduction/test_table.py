@@ -1,12 +1,10 @@
 import io
 import pathlib
 
-import pytest
 from rich.console import Console
 
-from sat_tf.messages import RunError
 from sat_tf.reproduction.library import find
-from sat_tf.reproduction.record import markdown, read_outcomes, show, summary, update, updated
+from sat_tf.reproduction.record import markdown, read_outcomes, show, summary
 from tests.reproduction.fake import outcome
 
 ROW = "table1/mobilenet_v2/4bits"
@@ -61,74 +59,7 @@ def test_the_terminal_shows_a_table_for_each_of_the_paper_and_whole_names():
     assert "table_s2/mobilenet_v1/6bits/first_last_8bits" in text
 
 
-PAGE = """# Title
-<!-- sat-tf paper table 'table1/mobilenet_v2/4bits' -->
-old
-<!-- end of sat-tf paper table -->
-between
-<!-- sat-tf paper table glyphs/float/clamp glyphs/float/vanilla -->
-<!-- end of sat-tf paper table -->
-end
-"""
-
-
-def test_tables_of_a_page_are_replaced_and_nothing_else_is():
-    once = updated(PAGE, [outcome(top1=70.0)], "page")
-    lines = once.splitlines()
-    assert (lines[0], lines[-1]) == ("# Title", "end")
-    assert "between" in lines
-    assert "old" not in once
-    assert "| `table1/mobilenet_v2/4bits` | SAT | 71.1 / 90.0 | 70.0 |" in lines
-    assert "| `glyphs/float/vanilla` | vanilla |" in once
-    assert updated(once, [outcome(top1=70.0)], "page") == once
-
-
-def test_a_page_is_replaced_whole(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text(PAGE)
-    update(page, [])
-    assert page.read_text() == updated(PAGE, [], "page")
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("no table here\n", "received no line '<!-- sat-tf paper table PATTERN"),
-        (PAGE.replace("float/clamp", "float/clump"), "Did you mean glyphs/float/clamp?"),
-    ],
-)
-def test_a_page_without_tables_or_with_wrong_rows_stays_as_it_is(tmp_path, text, problem):
-    page = tmp_path / "page.md"
-    page.write_text(text)
-    with pytest.raises(RunError) as error:
-        update(page, [])
-    assert problem in str(error.value)
-    assert page.read_text() == text
-    with pytest.raises(RunError, match="no_such_page"):
-        update(tmp_path / "no_such_page.md", [])
-
-
-# -- the pages of the repository -------------------------------------------------------------------
-
-
-REPOSITORY = pathlib.Path(__file__).parents[2]
-RESULTS = REPOSITORY / "benchmarks" / "results" / "paper.csv"
-PAGES = [
-    page
-    for page in (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md")))
-    if "<!-- sat-tf paper table" in page.read_text(encoding="utf-8")
-]
-
-
-def test_the_pages_with_results_have_tables():
-    assert {page.name for page in PAGES} >= {"experiments.md", "miniature.md", "recipes.md"}
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_tables_of_a_page_are_those_of_the_results(page):
-    text = page.read_text(encoding="utf-8")
-    # Otherwise: sat-tf paper table --results benchmarks/results/paper.csv --write PAGE
-    assert updated(text, read_outcomes(RESULTS), str(page)) == text
+RESULTS = pathlib.Path(__file__).parents[2] / "benchmarks" / "results" / "paper.csv"
 
 
 def test_recorded_outcomes_have_a_commit_and_no_code_that_differs():
