@@ -178,7 +178,7 @@ def pictures_in_a_folder_make_a_certified_file() -> str:
         for name in ("cats", "dogs", "owls"):
             photos = pathlib.Path(folder, "photos", name)
             photos.mkdir(parents=True)
-            for number in range(12):
+            for number in range(24):
                 pixels = draw.integers(0, 256, (20, 24, 3), dtype=np.uint8)
                 Image.fromarray(pixels).save(photos / f"{number}.png")
         words = ("model.keras", "--images", "photos", "--bits", "4", "--out", "app")
