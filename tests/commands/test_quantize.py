@@ -19,7 +19,7 @@ from rich.console import Console
 import sat_tf
 import sat_tf.qat.reconstruction.reconstruct
 from sat_tf.commands import main, quantize
-from sat_tf.export.certificate.certificate import FLOAT_RULE
+from sat_tf.export.certificate.certificate import FLOAT_RULE, LOSS_RULE
 from sat_tf.export.tflite.contents import read_contents
 from sat_tf.quantizers.input_range import NAMED
 from sat_tf.training.report.results import Results
@@ -408,8 +408,10 @@ def _without_labels(folder, *words):
     certificate = json.loads((folder / "certificate.json").read_text())
     tables = [(folder / f"{name}.csv").read_text() for name in ("metrics", "steps")]
     assert certificate["top1"] == certificate["accuracy"] == {}
-    # The rule of the certificate is about all files.
-    page = (folder / "report.html").read_text().replace(str(escape(FLOAT_RULE)), "")
+    # The rules of colours are about all files.
+    page = (folder / "report.html").read_text()
+    for rule in (FLOAT_RULE, LOSS_RULE):
+        page = page.replace(str(escape(rule)), "")
     for text in (json.dumps(results), *tables, page, *words):
         assert not re.search("top.?[15]|accuracy", text, re.IGNORECASE)
     assert results["codes_differing"] == 0
