@@ -280,7 +280,8 @@ def _draw(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
     marks = zip(METHODS, [*palette.SERIES, {"color": palette.GREY, "marker": "x"}], strict=True)
     styles = {method: {**style, "linestyle": "none"} for method, style in marks}
     with palette.styled():
-        picture, panels = palette.canvas(1, len(_BITS_OF_ALL), size=(11.0, 5.6), sharey=True)
+        # Above each other, so that names are readable at the width of a telephone.
+        picture, panels = palette.canvas(len(_BITS_OF_ALL), 1, size=(6.4, 10.6))
         for axes, bits in zip(panels, _BITS_OF_ALL, strict=True):
             for method, style in styles.items():
                 points = [
@@ -293,16 +294,16 @@ def _draw(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
                     lost, places = zip(*points, strict=True)
                     axes.plot(lost, [at + offset for at in places], label=method, **style)
             axes.axvline(0.0, color=palette.BLACK, linewidth=1.0)
-            axes.set_xlabel(f"{bits}: points above the float model")
-        panels[0].set_yticks(range(len(TASKS)), [task.kind for task in TASKS.values()])
-        panels[0].invert_yaxis()
+            axes.set_title(bits)
+            names = [task.kind.replace(", ", ",\n", 1) for task in TASKS.values()]
+            axes.set_yticks(range(len(TASKS)), names, fontsize=11.5)
+            axes.invert_yaxis()
+        panels[-1].set_xlabel("points above the float model")
         found = [axes.get_legend_handles_labels() for axes in panels]
         legend = {
             name: mark for marks, names in found for mark, name in zip(marks, names, strict=True)
         }
-        picture.legend(
-            legend.values(), legend.keys(), loc="outside lower center", ncols=len(legend)
-        )
+        picture.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=3)
         with written_whole(path) as temporary:
             palette.save(picture, temporary)
 
