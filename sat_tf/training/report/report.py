@@ -97,7 +97,9 @@ def write_report(folder: RunFolder) -> None:
             "Weights of epoch": results.kept(),
         }
     fitted = Fitted.read(folder)
-    differing = certificate.differing if certificate else results and results.differing
+    differing = results.differing if results else None
+    if certificate:
+        differing = certificate.differing
     page = render_page(
         "training/report/report.html",
         name=name,
