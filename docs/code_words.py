@@ -10,9 +10,10 @@ from typing import Any
 _PRE = re.compile(r"(<pre.*?</pre>)", re.DOTALL)
 _CODE = re.compile(r"(<code[^>]*>)([^<]*)(</code>)")
 # A word in which browsers see places to end a line, and the most characters that a narrow line has
-# room for.
+# room for: a longer word is divided at its dots, commas and parentheses.
 _DIVISIBLE = re.compile(r"\S*[^\w\s]\S*")
 _LONG = 30
+_END = re.compile(r"(?<=[.,(])(?=.)")
 # The heading of an entry of the API.
 _NAME = re.compile(r'(<span class="doc doc-object-name[^>]*>)([^<]*)')
 
@@ -33,14 +34,13 @@ def _with_words(code: re.Match[str]) -> str:
 
 
 def _whole(word: re.Match[str]) -> str:
-    if len(unescape(word[0])) > _LONG:
-        return _divided(word[0])
-    return f'<span class="word">{word[0]}</span>'
+    parts = [word[0]] if _fits(word[0]) else _END.split(word[0])
+    return "<wbr>".join(f'<span class="word">{one}</span>' if _fits(one) else one for one in parts)
+
+
+def _fits(word: str) -> bool:
+    return len(unescape(word)) <= _LONG
 
 
 def _with_ends(name: re.Match[str]) -> str:
-    return name[1] + _divided(name[2])
-
-
-def _divided(word: str) -> str:
-    return re.sub(r"([.,(])(?=.)", r"\1<wbr>", word)
+    return name[1] + "<wbr>".join(_END.split(name[2]))
