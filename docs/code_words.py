@@ -10,10 +10,10 @@ from typing import Any
 _PRE = re.compile(r"(<pre.*?</pre>)", re.DOTALL)
 _CODE = re.compile(r"(<code[^>]*>)([^<]*)(</code>)")
 # A word in which browsers see places to end a line, and the most characters that a narrow line has
-# room for: a longer word is divided at its dots, commas and parentheses.
+# room for: a longer word is divided at its dots, commas, slashes and parentheses.
 _DIVISIBLE = re.compile(r"\S*[^\w\s]\S*")
 _LONG = 30
-_END = re.compile(r"(?<=[.,(])(?=.)")
+_END = re.compile(r"(?<=[.,(/=])(?=.)")
 # The heading of an entry of the API.
 _NAME = re.compile(r'(<span class="doc doc-object-name[^>]*>)([^<]*)')
 
