@@ -156,10 +156,14 @@ def test_what_is_lost_of_the_float_model_is_said_before_the_codes(
         float_outputs=[OutputCount("head", (3,), 200, agreement, 0.1, 0.1, 1.0, "softmax")],
         accuracy={"head": right} if right else {},
         images_from=ImagesFrom("pictures", seed),
+        # Its answers part from the trained model's, which is red by itself.
+        reference="simulation",
+        trained=[],
+        machine=None,
     )
     codes = f"0 of {found.codes_compared:,} codes differ"
     assert lost.verdict.kind == kind
     assert lost.verdict.words.startswith(words or codes)
     assert codes in lost.verdict.words
     assert f'<p class="verdict {kind}">{words or codes}' in certificate_page(lost)
-    assert lost.is_exact == found.is_exact
+    assert lost.is_exact
