@@ -13,6 +13,13 @@ def main() -> int:
     except KeyboardInterrupt:
         print("interrupted; nothing has been done", file=sys.stderr)
         return 130
+    except ModuleNotFoundError as error:
+        from sat_tf.messages import missing_package
+
+        if (sentence := missing_package(error)) is None:
+            raise
+        print(f"error: {sentence}", file=sys.stderr)
+        return 2
     return run()
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import importlib.metadata
 import itertools
 import re
 import sys
@@ -97,11 +98,50 @@ def did_you_mean(received: str, known: Iterable[str]) -> str:
     'Known: batch_size, epochs.'
     """
     names = sorted(known)
-    by_letters = {name.lower(): name for name in names}
-    nearest = difflib.get_close_matches(str(received).lower(), by_letters, n=1, cutoff=0.6)
-    if nearest:
-        return f"Did you mean {by_letters[nearest[0]]}?"
+    if meant := nearest(str(received), names):
+        return f"Did you mean {meant}?"
     return f"Known: {first_ones(names, _MOST_KNOWN)}."
+
+
+def nearest(received: str, known: Iterable[str]) -> str | None:
+    """Returns the known name that is spelled most like `received`; None where none is near.
+
+    >>> nearest("quantise", ["quantize", "train"]), nearest("fly", ["quantize", "train"])
+    ('quantize', None)
+    """
+    by_letters = {name.lower(): name for name in known}
+    found = difflib.get_close_matches(received.lower(), by_letters, n=1, cutoff=0.6)
+    return by_letters[found[0]] if found else None
+
+
+# Packages whose modules have another name.
+_PACKAGES = {
+    "PIL": "pillow",
+    "absl": "absl-py",
+    "ai_edge_litert": "ai-edge-litert",
+    "sklearn": "scikit-learn",
+    "tensorflow_datasets": "tensorflow-datasets",
+    "tensorflow_model_optimization": "tensorflow-model-optimization",
+    "yaml": "pyyaml",
+}
+
+
+def missing_package(error: ModuleNotFoundError) -> str | None:
+    """Returns a sentence that says what to install; None where a module of sat-tf is missing."""
+    module = (error.name or "").partition(".")[0]
+    if module in ("", "sat_tf"):
+        return None
+    package = _PACKAGES.get(module, module)
+    try:
+        needed = importlib.metadata.requires("sat-tf") or []
+    except importlib.metadata.PackageNotFoundError:  # it runs from a folder of sources
+        needed = []
+    own = [one.replace(" ", "") for one in needed if re.split(r"[^\w-]", one)[0] == package]
+    wanted = next((one for one in own if ";" not in one), package)
+    return (
+        f"{package} is not installed in this Python ({sys.executable}), and sat-tf needs it; pip "
+        f"install '{wanted}', or sat-tf again, with all that it needs."
+    )
 
 
 def first_ones(names: Iterable[object], most: int = 5, *, between: str = ", ") -> str:

@@ -14,7 +14,6 @@ from sat_tf.commands.models import (
     quiet_tensorflow,
 )
 from sat_tf.commands.options import (
-    Parser,
     add_input_range,
     add_outputs,
     add_policy,
@@ -25,12 +24,12 @@ from sat_tf.commands.options import (
     several,
     write_outputs,
 )
+from sat_tf.commands.parser import Parser
 from sat_tf.commands.pixels import add_image_arguments, image_options, images_as_fed
 from sat_tf.messages import RunError, did_you_mean, list_problems, say, value_errors_as_run_errors
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.state.run_folder import CONFIG
 
-SUMMARY = "choose the bits of each layer: the least loss within a budget"
 DESCRIPTION = """\
 Chooses weight and activation bits for each layer of a float model, so that the estimated loss is
 the least that any choice within the budget has. The choice is solved exactly, and the proof is

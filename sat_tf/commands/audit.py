@@ -14,13 +14,13 @@ from sat_tf.commands.models import (
     quiet_tensorflow,
 )
 from sat_tf.commands.options import (
-    Parser,
     add_input_range,
     add_outputs,
     check_outputs,
     input_range_fields,
     write_outputs,
 )
+from sat_tf.commands.parser import Parser
 from sat_tf.commands.pixels import (
     ImageOptions,
     add_image_arguments,
@@ -35,7 +35,6 @@ from sat_tf.training.state.run_folder import CONFIG
 if TYPE_CHECKING:
     import tf_keras as keras
 
-SUMMARY = "say whether a model can be trained well, layer by layer"
 DESCRIPTION = """\
 Checks an image model, quantized or not, against the rules of efficient training, and says for each
 linear layer what is wrong and what to do:

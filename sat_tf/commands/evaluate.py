@@ -7,7 +7,8 @@ import numpy as np
 from rich.console import Console
 
 from sat_tf.commands.models import load_model, quiet_tensorflow
-from sat_tf.commands.options import Parser, add_trust
+from sat_tf.commands.options import add_trust
+from sat_tf.commands.parser import Parser
 from sat_tf.commands.pixels import ImageOptions, add_image_arguments, image_options
 from sat_tf.export.evaluate import evaluate_simulator, evaluate_tflite, file_interface
 from sat_tf.export.tflite.metadata import read_metadata
@@ -15,7 +16,6 @@ from sat_tf.messages import RunError, list_problems, say, value_errors_as_run_er
 from sat_tf.training.config.config import read_config
 from sat_tf.training.state.run_folder import CONFIG, QUANTIZED_MODEL, RunFolder
 
-SUMMARY = "print the top-1 of a finished run or a TFLite file"
 DESCRIPTION = (
     "Prints the held-out top-1 of a run's quantized model; or top-1 and top-5 of a TFLite file in "
     "LiteRT, on all cores."

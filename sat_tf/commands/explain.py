@@ -13,7 +13,6 @@ from sat_tf.commands.models import (
     quiet_tensorflow,
 )
 from sat_tf.commands.options import (
-    Parser,
     add_input_range,
     add_outputs,
     add_policy,
@@ -23,10 +22,10 @@ from sat_tf.commands.options import (
     read_policy,
     write_outputs,
 )
+from sat_tf.commands.parser import Parser
 from sat_tf.messages import value_errors_as_run_errors
 from sat_tf.training.state.run_folder import CONFIG
 
-SUMMARY = "show how a model will be quantized and exported, layer by layer"
 DESCRIPTION = """\
 A dry run: nothing is trained, quantized or written. For each layer of a model it says
   how its weights and its output are quantized, with how many bits, and why, or why not

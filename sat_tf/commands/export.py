@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from sat_tf.commands.models import load_model, quiet_tensorflow
-from sat_tf.commands.options import OWN_TYPE, Parser, add_output_type, add_target, add_trust
+from sat_tf.commands.options import OWN_TYPE, add_output_type, add_target, add_trust
+from sat_tf.commands.parser import Parser
 from sat_tf.messages import RunError, say, value_errors_as_run_errors
 from sat_tf.presentation.tables import marked_text
 from sat_tf.training.config.config import read_config
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 # Settings of the file that the configuration of a run has too.
 _OF_RUN = ("float_head", "pack", "softmax", "output_type")
 
-SUMMARY = "write a quantized model as a TFLite file"
 DESCRIPTION = (
     "Writes the quantized model of a finished run, or a saved one, as an integer TFLite file, or "
     "shows every operation it would contain."

@@ -1,32 +1,19 @@
 """The command `sat-tf`."""
 
-import argparse
 import atexit
 import gc
+import importlib
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
-from types import ModuleType
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 
-from sat_tf.commands import (
-    allocate,
-    audit,
-    evaluate,
-    explain,
-    export,
-    paper,
-    quantize,
-    sensitivity,
-    train,
-    verify,
-)
-from sat_tf.commands.options import Parser, with_negative_ranges
+from sat_tf.commands.parser import Parser
 from sat_tf.data.source import ReadingError
-from sat_tf.messages import RunError, say, shown
+from sat_tf.messages import RunError, missing_package, nearest, say, shown
 from sat_tf.presentation.console import make_console
 from sat_tf.version import __version__
 
@@ -36,18 +23,24 @@ _INTERRUPTED = 130
 # Rich would take 80 columns, and break words to fit them. No table is wider than this.
 _WIDTH_WITHOUT_TERMINAL = 2000
 
-_COMMANDS: dict[str, ModuleType] = {
-    "quantize": quantize,
-    "train": train,
-    "evaluate": evaluate,
-    "export": export,
-    "verify": verify,
-    "audit": audit,
-    "explain": explain,
-    "sensitivity": sensitivity,
-    "allocate": allocate,
-    "paper": paper,
+# The commands of a first hour, in its order, and those of research; a module beside this has each.
+_COMMANDS: Mapping[str, Mapping[str, str]] = {
+    "commands": {
+        "quantize": "turn a trained model and a folder of pictures into a certified TFLite file",
+        "explain": "show how a model will be quantized and exported, layer by layer",
+        "verify": "compare a TFLite file with its model, code by code",
+        "evaluate": "print the top-1 of a finished run or a TFLite file",
+        "train": "train a float and a quantized model, export and verify",
+        "export": "write a quantized model as a TFLite file",
+    },
+    "research": {
+        "audit": "say whether a model can be trained well, layer by layer",
+        "sensitivity": "show which layers of a float model lose most when quantized",
+        "allocate": "choose the bits of each layer: the least loss within a budget",
+        "paper": "list and run the experiments of the paper",
+    },
 }
+COMMANDS = [name for group in _COMMANDS.values() for name in group]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,13 +54,55 @@ def main(arguments: Sequence[str] | None = None) -> int:
         finds a broken rule, or a model cannot be quantized as asked, 2 if the input is invalid
         or a run failed, 130 after Ctrl-C.
     """
-    words = with_negative_ranges(sys.argv[1:] if arguments is None else arguments)
-    parsed = _parser().parse_args(words)
+    words = sys.argv[1:] if arguments is None else arguments
     if arguments is None:
         warnings.showwarning = _show_warning
     # Python ends by looking for garbage among all objects, which with TensorFlow takes seconds.
     atexit.register(gc.freeze)
-    return report_errors(lambda: parsed.command(parsed, _output()))
+    return report_errors(lambda: _run(words))
+
+
+def _run(words: Sequence[str]) -> bool | None:
+    """Runs the command that the words of a command line ask for."""
+    top = Parser(
+        prog="sat-tf",
+        usage="sat-tf COMMAND ...",
+        description="Low-bit quantization-aware training for Keras, with a certified TFLite export."
+        "\n`sat-tf COMMAND --help` explains a command.\n\n" + _listed_commands(),
+    )
+    top.add_argument("--version", action="version", version=f"sat-tf {__version__}")
+    name = words[0] if words and not words[0].startswith("-") else None
+    if name is None:
+        top.parse_args(words)
+        top.error(f"received no COMMAND, expected one of {', '.join(COMMANDS)}")
+    if name not in COMMANDS:
+        meant = nearest(name, COMMANDS)
+        fix = f"Did you mean {meant}?" if meant else f"Known: {', '.join(COMMANDS)}."
+        top.error(f"{name!r} is no command. {fix}")
+    parser = command_parser(name)
+    parser.elsewhere = lambda option: [
+        f"sat-tf {other}" for other in COMMANDS if option in command_parser(other).options
+    ]
+    parsed = parser.parse_args(words[1:])
+    found: bool | None = parsed.command(parsed, _output())
+    return found
+
+
+def _listed_commands() -> str:
+    groups = []
+    for title, commands in _COMMANDS.items():
+        lines = [f"    {name:13}{what}" for name, what in commands.items()]
+        groups.append("\n".join([f"{title}:", *lines]))
+    return "\n\n".join(groups)
+
+
+def command_parser(name: str) -> Parser:
+    """The parser of one of `COMMANDS`; what it parses has the command as `command`."""
+    command = importlib.import_module(f"sat_tf.commands.{name}")
+    parser = Parser(prog=f"sat-tf {name}", description=command.DESCRIPTION, epilog=command.EXAMPLES)
+    command.add_arguments(parser)
+    parser.set_defaults(command=command.run)
+    return parser
 
 
 def _show_warning(message: Warning | str, *where: Any, **further: Any) -> None:
@@ -100,6 +135,11 @@ def report_errors(command: Callable[[], bool | None]) -> int:
     except (RunError, ReadingError, OSError) as error:
         say(errors, f"error: {shown(error)}", style="red")
         return _BAD_INPUT
+    except ModuleNotFoundError as error:
+        if (sentence := missing_package(error)) is None:
+            raise
+        say(errors, f"error: {sentence}", style="red")
+        return _BAD_INPUT
     except Exception as error:
         if not _is_out_of_memory(error):
             raise
@@ -120,25 +160,3 @@ def _is_out_of_memory(error: Exception) -> bool:
     tensorflow = sys.modules.get("tensorflow")  # not imported only for this check
     exhausted = tensorflow is not None and tensorflow.errors.ResourceExhaustedError
     return isinstance(error, MemoryError) or bool(exhausted and isinstance(error, exhausted))
-
-
-def _parser() -> Parser:
-    parser = Parser(
-        prog="sat-tf",
-        description="Low-bit quantization-aware training for Keras, with a certified TFLite export."
-        " `sat-tf COMMAND --help` explains a command.",
-    )
-    parser.add_argument("--version", action="version", version=f"sat-tf {__version__}")
-    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-
-    for name, command in _COMMANDS.items():
-        subparser = subparsers.add_parser(
-            name,
-            help=command.SUMMARY,
-            description=command.DESCRIPTION,
-            epilog=command.EXAMPLES,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        command.add_arguments(subparser)
-        subparser.set_defaults(command=command.run)
-    return parser

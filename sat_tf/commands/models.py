@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sat_tf.commands.noise import hide_noise
-from sat_tf.commands.options import Parser, add_trust
+from sat_tf.commands.options import add_trust
+from sat_tf.commands.parser import Parser
 from sat_tf.messages import RunError, did_you_mean
 from sat_tf.models import MODELS, build
 from sat_tf.training.state.run_folder import CONFIG, QUANTIZED_MODEL, RunFolder

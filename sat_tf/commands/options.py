@@ -2,18 +2,17 @@
 
 import argparse
 import contextlib
-import functools
 import math
 import os
 import pathlib
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from rich.console import Console
 
 from sat_tf.arguments import SEED_LIMIT
 from sat_tf.atomic_file import check_writable
+from sat_tf.commands.parser import RANGE, Parser
 from sat_tf.messages import RunError, list_problems, listed_problems, say
 from sat_tf.presentation.palette import check_picture_path
 from sat_tf.qat.policy import BitPolicy
@@ -22,18 +21,6 @@ from sat_tf.quantizers.input_range import range_problem
 from sat_tf.targets import OUTPUT_TYPES, PROCESSORS, output_type_problem, target_problem
 from sat_tf.training.config.config import load_yaml, read_yaml_text
 from sat_tf.training.interruption import Interruption, Stopped
-
-_RANGE = "--input_range"
-_NEGATIVE = re.compile(r"-[\d.]")
-
-
-class Parser(argparse.ArgumentParser):
-    """The parser of a command, whose help ends with the options that few users need."""
-
-    @functools.cached_property
-    def advanced(self) -> "argparse._ArgumentGroup":
-        """The group of these options."""
-        return self.add_argument_group("advanced")
 
 
 def add_resume(parser: Parser) -> None:
@@ -124,28 +111,13 @@ def add_input_range(parser: argparse.ArgumentParser, *, default: str = "0,255") 
         default: what holds if it is left out, in words.
     """
     parser.add_argument(
-        _RANGE,
+        RANGE,
         metavar="LOW,HIGH|NAME",
         type=_input_range,
         help="the real values of the pixels 0 and 255 for a float model, such as 0,1 for x / 255, "
         "or tf, torch or caffe, a preprocessing of keras.applications; a quantized model has its "
         f"own; default: {default}",
     )
-
-
-def with_negative_ranges(words: Sequence[str]) -> list[str]:
-    """The words of a command line, with a negative range joined to its --input_range.
-
-    >>> with_negative_ranges(["--input_range", "-1,1", "model.keras"])
-    ['--input_range=-1,1', 'model.keras']
-    """
-    joined: list[str] = []
-    for word in words:
-        if joined and joined[-1] == _RANGE and _NEGATIVE.match(word):
-            joined[-1] += f"={word}"
-        else:
-            joined.append(word)
-    return joined
 
 
 def input_range_fields(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -219,8 +191,9 @@ def policy_fields(arguments: argparse.Namespace) -> dict[str, Any]:
     return input_range_fields(arguments) | ({} if target is None else {"target": target})
 
 
-def add_policy(parser: argparse.ArgumentParser) -> None:
+def add_policy(parser: Parser) -> None:
     """Adds --policy, for `read_policy`."""
+    parser.fields = BitPolicy.__dataclass_fields__
     parser.add_argument(
         "--policy",
         nargs="+",

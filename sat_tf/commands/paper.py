@@ -8,7 +8,8 @@ from typing import Any
 from rich.console import Console
 
 from sat_tf.commands.models import quiet_tensorflow
-from sat_tf.commands.options import Parser, add_overrides, seed, several, unless_stopped
+from sat_tf.commands.options import add_overrides, seed, several, unless_stopped
+from sat_tf.commands.parser import Parser
 from sat_tf.messages import RunError, list_problems, say
 from sat_tf.reproduction.library import Entry, data_sets, find
 from sat_tf.reproduction.record import markdown, read_outcomes, show
@@ -16,7 +17,6 @@ from sat_tf.reproduction.run import Job, plan
 from sat_tf.reproduction.run import run as run_jobs
 from sat_tf.training.config.config import config_text
 
-SUMMARY = "list and run the experiments of the paper"
 DESCRIPTION = (
     "Lists the rows of the paper's tables and figures with the printed values, and runs them, on "
     "ImageNet or on other data. `sat-tf paper ACTION --help` explains an action."

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from sat_tf.commands.options import Parser, integer
+from sat_tf.commands.options import integer
+from sat_tf.commands.parser import Parser
 from sat_tf.data import DATA_SETS, source
 from sat_tf.data.picture_folder import load_files, load_folder, resized
 from sat_tf.data.source import spread_evenly

@@ -13,7 +13,6 @@ from sat_tf.arguments import is_between
 from sat_tf.commands.models import quiet_tensorflow, read_keras_model
 from sat_tf.commands.options import (
     OWN_TYPE,
-    Parser,
     add_input_range,
     add_output_type,
     add_overrides,
@@ -25,6 +24,7 @@ from sat_tf.commands.options import (
     policy_fields,
     seed,
 )
+from sat_tf.commands.parser import Parser
 from sat_tf.commands.pixels import fixed_input_shape
 from sat_tf.commands.quantize_calibrated import write_calibrated
 from sat_tf.commands.quantize_images import (
@@ -58,7 +58,6 @@ _FEWEST_WITHOUT_TRAINING = 7
 # A calibrated model of so many bits and fewer is fitted to the float one.
 _MOST_RECONSTRUCTED = 4
 
-SUMMARY = "turn a trained model and a folder of pictures into a certified TFLite file"
 DESCRIPTION = (
     "Quantizes a trained float model: calibrates it on pictures, at 4 bits and fewer also fits it "
     "to the float model block by block, or trains it with the float model as its teacher; writes "

@@ -11,18 +11,17 @@ from sat_tf.commands.models import (
     quiet_tensorflow,
 )
 from sat_tf.commands.options import (
-    Parser,
     add_input_range,
     add_outputs,
     check_outputs,
     input_range_fields,
     write_outputs,
 )
+from sat_tf.commands.parser import Parser
 from sat_tf.commands.pixels import add_image_arguments, image_options, images_as_fed
 from sat_tf.messages import RunError, value_errors_as_run_errors
 from sat_tf.qat.policy import BitPolicy
 
-SUMMARY = "show which layers of a float model lose most when quantized"
 DESCRIPTION = """\
 Quantizes one layer of a float model at a time, its kernel and what it reads, keeps others float,
 and measures what is lost: top-1 if the images have labels, the distance of the outputs, and the

@@ -8,7 +8,6 @@ from rich.console import Console
 
 from sat_tf.commands.models import load_tensorflow, quiet_tensorflow
 from sat_tf.commands.options import (
-    Parser,
     add_overrides,
     add_resume,
     add_target,
@@ -16,6 +15,7 @@ from sat_tf.commands.options import (
     seed,
     unless_stopped,
 )
+from sat_tf.commands.parser import Parser
 from sat_tf.messages import RunError, say
 from sat_tf.training.config.config import (
     DEMO,
@@ -29,7 +29,6 @@ from sat_tf.training.config.folder import choose
 from sat_tf.training.report.results import Results
 from sat_tf.training.state.run_folder import RunFolder, expect_same_run
 
-SUMMARY = "train a float and a quantized model, export and verify"
 DESCRIPTION = (
     "Trains a float model with clamped weights, fine-tunes it quantized, writes an integer TFLite "
     "file, and verifies that LiteRT computes the integers that were trained."

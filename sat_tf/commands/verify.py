@@ -15,7 +15,8 @@ from sat_tf.commands.devices import (
     write_device_kit,
 )
 from sat_tf.commands.models import load_model, quiet_tensorflow
-from sat_tf.commands.options import Parser, add_target, add_trust, open_folder
+from sat_tf.commands.options import add_target, add_trust, open_folder
+from sat_tf.commands.parser import Parser
 from sat_tf.commands.pixels import (
     USUAL_IMAGES,
     ImageOptions,
@@ -129,7 +130,6 @@ def _found(target: Target) -> Target:
 
 _RUNTIMES = (*USUAL_RUNTIMES, "reference")
 
-SUMMARY = "compare a TFLite file with its model, code by code"
 DESCRIPTION = (
     "Runs a TFLite file in LiteRT, compares every integer with a simulation of the quantized model "
     "or, without one, of the file itself, and writes certificate.json and certificate.html. Exit "

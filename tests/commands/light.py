@@ -11,21 +11,41 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 
 _HEAVY = {"tensorflow", "tf_keras", "matplotlib", "sklearn", "pandas"}
 
 _SERVER = """
-import json, os, sys
+import importlib, json, os, sys
 from sat_tf.commands import main
 
+for name in main.COMMANDS:
+    main.command_parser(name)
+
+class Missing:
+    def __init__(self, packages):
+        self.packages = packages
+
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in self.packages:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+def without(packages):
+    for name in list(sys.modules):
+        if name.split(".")[0] in (*packages, "sat_tf"):
+            del sys.modules[name]
+    sys.meta_path.insert(0, Missing(packages))
+
 def run(asked):
+    if asked["without"]:
+        without(asked["without"])
     os.chdir(asked["cwd"])
     for number, name in enumerate(("in", "out", "err")):
         flags = os.O_RDONLY if name == "in" else os.O_WRONLY
         os.dup2(os.open(asked[name], flags), number)
     sys.stdin = open(os.devnull)
     try:
-        status = main.main(asked["arguments"])
+        status = importlib.import_module("sat_tf.commands.main").main(asked["arguments"])
     except SystemExit as end:
         status = end.code
     finally:
@@ -67,14 +87,23 @@ def _server() -> subprocess.Popen:
     )
 
 
-def run_alone(*arguments: object, cwd: pathlib.Path | None = None) -> Told:
-    """Runs `sat-tf` with these arguments in a working directory, by default the present one."""
+def run_alone(
+    *arguments: object, cwd: pathlib.Path | None = None, without: Sequence[str] = ()
+) -> Told:
+    """Runs `sat-tf` with these arguments.
+
+    Args:
+        *arguments: of `sat-tf`.
+        cwd: working directory, by default the present one.
+        without: packages that are as if they were not installed.
+    """
     server = _server()
     with tempfile.TemporaryDirectory() as folder:
         paths = {name: pathlib.Path(folder, name) for name in ("in", "out", "err", "loaded")}
         for path in paths.values():
             path.touch()
         asked = {"arguments": [*map(str, arguments)], "cwd": str(cwd or pathlib.Path.cwd())}
+        asked["without"] = [*without]
         server.stdin.write(json.dumps({**asked, **{k: str(v) for k, v in paths.items()}}) + "\n")
         server.stdin.flush()
         status = int(server.stdout.readline())

@@ -1,0 +1,136 @@
+"""The parser of a command: each error comes with the usage, and with the option that was meant."""
+
+import argparse
+import functools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+from sat_tf.messages import first_ones, nearest, shown
+
+RANGE = "--input_range"
+_OPTION = re.compile(r"--?[A-Za-z]")
+_NEGATIVE = re.compile(r"-[\d.]")
+_CHOICE = re.compile(r"invalid choice: '(?P<received>.*)' \(choose from (?P<known>.*)\)$")
+
+# What says the same here as words that options had before, or have in other tools; of several, the
+# first that the command takes.
+_SAID_BY: Mapping[str, Sequence[str]] = {
+    "activation_bits": ("--bits", "--policy activation_bits=N"),
+    "calibration_data": ("--images",),
+    "data": ("--images", "--dataset"),
+    "description": ("sat_tf.export_tflite(model, path, description=...) in Python",),
+    "epochs": ("--set stages.quantized.epochs=N",),
+    "image_size": ("--set data.options.image_size=N",),
+    "iterations": ("--epochs", "--set stages.quantized.epochs=N"),
+    "learning_rate": ("--set stages.quantized.base_learning_rate=X",),
+    "lr": ("--set stages.quantized.base_learning_rate=X",),
+    "model": ("the model before the file: sat-tf verify MODEL TFLITE",),
+    "output": ("--out",),
+    "output_dir": ("--out",),
+    "preprocessing": (RANGE,),
+    "processes": ("sat_tf.export.evaluate_tflite(..., processes=N) in Python",),
+    "run_dir": ("--out",),
+    "simulator": ("sat-tf verify, whose table has the simulation's top-1 too",),
+    "weight_bits": ("--bits", "--policy weight_bits=N"),
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """The parser of a command, whose help ends with the options that few users need.
+
+    Attributes:
+        fields: names that --policy takes as KEY=VALUE.
+        elsewhere: names the commands that have an option.
+    """
+
+    fields: Iterable[str] = ()
+    elsewhere: Callable[[str], Sequence[str]] = staticmethod(lambda option: ())
+
+    def __init__(self, **settings: Any) -> None:
+        # A word that is cut short today may be another option tomorrow.
+        super().__init__(
+            allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **settings
+        )
+
+    @functools.cached_property
+    def advanced(self) -> "argparse._ArgumentGroup":
+        """The group of these options."""
+        return self.add_argument_group("advanced")
+
+    @property
+    def options(self) -> list[str]:
+        """The names of its options, but for those that every parser has."""
+        # argparse has no public list of them.
+        names = [name for action in self._actions for name in action.option_strings]
+        return [name for name in names if name.startswith("--") and name != "--help"]
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parses words, after those that are no options have been refused."""
+        words = with_negative_ranges(args or ())
+        # A parser of actions leaves options to those of its actions.
+        if self._subparsers is None:
+            self._refuse_unknown(words)
+        return super().parse_known_args(words, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """Prints the usage and a message, which names the choice that was meant, and exits."""
+        if found := _CHOICE.search(message):
+            known = re.findall(r"[^\s',]+", found["known"])
+            meant = nearest(found["received"], known)
+            message = f"{message}{f'. Did you mean {meant}?' if meant else ''}"
+        super().error(shown(message))
+
+    def _refuse_unknown(self, words: Sequence[str]) -> None:
+        """Says of all words at once that are no options, before what is missing is spoken of."""
+        unknown = dict.fromkeys(_unknown(words, self._option_string_actions))
+        if unknown:
+            self.error(
+                " ".join(f"{name}: no option of {self.prog}{self._fix(name)}" for name in unknown)
+            )
+
+    def _fix(self, option: str) -> str:
+        """What to write in place of an option that is not there; ends the sentence."""
+        if meant := self._meant(option):
+            return f". Did you mean {meant}?"
+        having = self.elsewhere(option)
+        return f", but of {first_ones(having)}." if having else "."
+
+    def _meant(self, option: str) -> str | None:
+        word = option.lstrip("-").replace("-", "_").lower()
+        known = {name.lstrip("-"): name for name in self.options}
+        for name in known:
+            if name.startswith(word) or word == "".join(part[:1] for part in name.split("_")):
+                return known[name]
+        for said in _SAID_BY.get(word, ()):
+            if not said.startswith("--") or said.split()[0].lstrip("-") in known:
+                return said
+        if word in self.fields:
+            return f"--policy {word}=VALUE"
+        meant = nearest(word, known)
+        return meant and known[meant]
+
+
+def _unknown(words: Sequence[str], known: Iterable[str]) -> Iterator[str]:
+    """The options among words that are not known; argparse takes none of these as a value."""
+    for word in words:
+        if word == "--":
+            return
+        name = word.partition("=")[0]
+        if _OPTION.match(word) and " " not in name and name not in known:
+            yield name
+
+
+def with_negative_ranges(words: Sequence[str]) -> list[str]:
+    """The words of a command line, with a negative range joined to its --input_range.
+
+    >>> with_negative_ranges(["--input_range", "-1,1", "model.keras"])
+    ['--input_range=-1,1', 'model.keras']
+    """
+    joined: list[str] = []
+    for word in words:
+        if joined and joined[-1] == RANGE and _NEGATIVE.match(word):
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined

@@ -1,0 +1,103 @@
+"""Options and commands that are not there, and packages that are missing."""
+
+import pytest
+
+from sat_tf.commands.main import COMMANDS
+from tests.commands.light import run_alone, told_without_tensorflow
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("quantize --lr 3", "--lr: no option of sat-tf quantize. Did you mean --learning_rate?"),
+        ("quantize --epoch 5", "Did you mean --epochs?"),
+        ("quantize --learning-rate=1", "Did you mean --learning_rate?"),
+        ("quantize -b 4", "-b: no option of sat-tf quantize. Did you mean --bits?"),
+        ("train --epochs 5", "Did you mean --set stages.quantized.epochs=N?"),
+        ("train --lr 5", "Did you mean --set stages.quantized.base_learning_rate=X?"),
+        ("explain m --epochs 4", "--epochs: no option of sat-tf explain, but of sat-tf quantize."),
+        ("explain m --stream_bits 4", "Did you mean --policy stream_bits=VALUE?"),
+        ("sensitivity m --metric top2", "Did you mean top1?"),
+        ("paper run x --seed 1", "--seed: no option of sat-tf paper run. Did you mean --seeds?"),
+        ("paper lst", "Did you mean list?"),
+        ("--verson", "Did you mean --version?"),
+    ],
+)
+def test_the_option_that_was_meant_is_named(words, expected):
+    said = told_without_tensorflow(*words.split(), status=2)
+    assert expected in " ".join(said.split())
+
+
+def test_every_unknown_option_is_named_before_what_is_missing():
+    said = " ".join(told_without_tensorflow("quantize", "--lr", "1", "--wat", status=2).split())
+    assert "Did you mean --learning_rate? --wat: no option of sat-tf quantize." in said
+    assert "required" not in said
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_typo_prints_the_usage_of_its_command(command):
+    said = told_without_tensorflow(command, "--hlep", status=2)
+    assert said.startswith(f"usage: sat-tf {command} ")
+
+
+def test_words_behind_two_dashes_and_negative_numbers_are_no_options(tmp_path):
+    words = ["explain", "--input_range", "-1,1", "--", "--model"]
+    said = told_without_tensorflow(*words, status=2, cwd=tmp_path)
+    assert "--model: received neither a file nor the name of a model" in " ".join(said.split())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("words", [["--help"], ["--lr"]])
+def test_without_pydantic_a_command_says_what_to_install(command, words):
+    told = run_alone(command, *words, without=["pydantic"])
+    said = " ".join(told.err.split())
+    assert said.startswith("error: pydantic is not installed in this Python")
+    assert "pip install 'pydantic" in said
+    assert (told.status, told.out, "Traceback" in told.err) == (2, "", False)
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory):
+    """A folder with files of the names that words below have; what is in them is not read."""
+    folder = tmp_path_factory.mktemp("there")
+    (folder / "photos").mkdir()
+    (folder / "run").mkdir()
+    config = "name: it\ndata: {name: digits}\nmodel: {name: mobilenet_v2}\n"
+    (folder / "run" / "config.yaml").write_text(config)
+    for name in ("model.keras", "run/quantized.keras", "run/model.tflite"):
+        (folder / name).write_text("")
+    return folder
+
+
+# What takes each command as far as it goes without TensorFlow.
+REACHING = {
+    "quantize": "model.keras --images photos",
+    "explain": "model.keras",
+    "verify": "run --dataset digits",
+    "evaluate": "run",
+    "train": "",
+    "export": "model.keras",
+    "audit": "model.keras",
+    "sensitivity": "model.keras --dataset digits",
+    "allocate": "model.keras --dataset digits --budget bytes=3",
+    "paper": "run table4/mobilenet_v1/4bits/pact --data glyphs",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_without_tensorflow_a_command_says_what_to_install(command, there):
+    told = run_alone(command, *REACHING[command].split(), cwd=there, without=["tensorflow"])
+    said = " ".join(told.err.split())
+    assert "error: tensorflow is not installed in this Python" in said
+    assert (told.status, "Traceback" in told.err) == (2, False)
+
+
+@pytest.mark.parametrize("missing", ["tensorflow", "pydantic"])
+def test_without_either_the_commands_are_listed_and_typos_answered(missing):
+    packages = ["tensorflow", "tf_keras", "keras", missing]
+    told = run_alone("--help", without=packages)
+    assert (told.status, told.err) == (0, "")
+    assert [told.out.index(f"\n    {name} ") for name in COMMANDS] == sorted(
+        told.out.index(f"\n    {name} ") for name in COMMANDS
+    )
+    assert "Did you mean quantize?" in run_alone("quantise", without=packages).err
