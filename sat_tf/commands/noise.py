@@ -26,8 +26,11 @@ _NOISE = re.compile(
     rb"|(E\d{4} |\d{4}-\d\d-\d\d [\d.:]+: E ).*"
     rb"(cuInit|Unable to register cu\w+ factory|computation placer already registered"
     rb"|oneDNN supports DT_UINT8 only)"
-    # libjpeg, of pictures that it reads all the same.
-    rb"|Corrupt JPEG data: |Improper call to JPEG library "
+    # libjpeg and libpng, of pictures that they read all the same, or that sat-tf names.
+    rb"|Corrupt JPEG data: |Improper call to JPEG library |Premature end of (JPEG|input) file"
+    rb"|Not a JPEG file: |Invalid (SOS parameters|JPEG file structure)|Unsupported (JPEG|marker) "
+    rb"|Inconsistent progression sequence |Unknown Adobe color transform |Empty input file"
+    rb"|Warning: unknown JFIF revision |Bogus |libpng (warning|error): "
 )
 
 

@@ -22,6 +22,10 @@ CUDA = "E0000 00:00:1795561456.719417   16081 cuda_platform.cc:52] failed call t
         "2024-05-01 10:00:00.123456: E external/cuda_dnn.cc:9261] Unable to register cuDNN factory",
         "To enable the following instructions: AVX2 FMA, in other operations, rebuild TensorFlow",
         "Corrupt JPEG data: 128 extraneous bytes before marker 0xd9",
+        "Premature end of JPEG file",
+        "Not a JPEG file: starts with 0x89 0x50",
+        "Invalid SOS parameters for sequential JPEG",
+        "libpng warning: iCCP: known incorrect sRGB profile",
     ],
 )
 def test_what_says_nothing_is_noise(line):
@@ -89,12 +93,44 @@ def test_other_processes_are_heard():
 
 @pytest.mark.thorough
 def test_who_sets_tensorflows_level_hears_all():
-    assert _run(QUIET).stderr == ""
+    for quiet in ({}, {"TF_CPP_MIN_LOG_LEVEL": "2"}):
+        assert _run(QUIET, **quiet).stderr == ""
     assert _run(QUIET, TF_CPP_MIN_LOG_LEVEL="0").stderr == f"{CREATED}\n"
+
+
+REDUCING = """
+import tensorflow as tf
+(cpu,) = tf.config.list_physical_devices("CPU")
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("SUM", tf.ones(3)))
+try:
+    tf.io.decode_jpeg(tf.io.encode_jpeg(tf.zeros((64, 64, 3), tf.uint8)).numpy()[:-200])
+except tf.errors.InvalidArgumentError:
+    pass
+tf.get_logger().error("an error of TensorFlow")
+os.write(2, b"E0000 00:00:1795561456.719417   16081 bfc_allocator.cc:52] ran out of memory\\n")
+"""
+
+
+@pytest.mark.thorough
+def test_what_strategies_reduce_and_decoders_mend_is_not_told_but_errors_are():
+    done = _run(
+        f"from sat_tf.commands.models import quiet_tensorflow; quiet_tensorflow()\n{REDUCING}"
+    )
+    assert done.returncode == 0, done.stderr
+    told = sorted(line.split("]")[-1].split("tensorflow:")[-1] for line in done.stderr.splitlines())
+    assert told == [" ran out of memory", "an error of TensorFlow"]
+
+
+def test_importing_sat_tf_silences_nothing():
+    code = "import sat_tf, logging; print(logging.getLogger('tensorflow').level, file=sys.stderr)"
+    done = _run(f"{code}; print(os.environ.get('TF_CPP_MIN_LOG_LEVEL'), file=sys.stderr)")
+    assert done.stderr.split() == ["0", "None"]
 
 
 @pytest.mark.thorough
 def test_a_command_that_loads_tensorflow_writes_nothing_beside_its_own():
-    words = ["explain", "mobilenet_v2", "--image_size=32", "--num_classes=10"]
+    words = ["explain", "mobilenet_v2", "--image_size=32"]
     done = _run(f"from sat_tf.commands.main import main; sys.exit(main({words}))")
     assert (done.returncode, done.stderr) == (0, "")

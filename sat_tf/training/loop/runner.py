@@ -151,9 +151,10 @@ def train(
             with state.timed() if writes else contextlib.nullcontext():
                 for name in config.stages.by_name():
                     model = STAGES[name].carry_out(run, state, model)
-                if not writes:
-                    return None
-                return conclude(run, state, model, parameters=parameters)
+                results = conclude(run, state, model, parameters=parameters) if writes else None
+                # A worker that ended before the first would count as crashed.
+                from_first_worker(strategy, [0])
+                return results
 
 
 def _prepare_folder(run: Run, *, start_over: bool) -> None:
