@@ -115,7 +115,12 @@ def _register_when_imported() -> None:
     except ModuleNotFoundError:
         # It comes with TensorFlow. Without that, there is Keras 3 alone, and nothing to wait for.
         if importlib.util.find_spec("keras"):
-            _register_with_keras3()
+            try:
+                _register_with_keras3()
+            except ModuleNotFoundError as error:
+                # Keras is not without the library that it computes with, as `import keras` says.
+                if (error.name or "").startswith("sat_tf"):
+                    raise
         return
     wrapt.register_post_import_hook(_register_with_keras3, "keras")
     if "tensorflow" in sys.modules:

@@ -5,6 +5,7 @@ import importlib.util
 import os
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 
@@ -15,7 +16,7 @@ import sat_tf.callbacks
 import sat_tf.data
 import sat_tf.export
 import sat_tf.models
-from sat_tf.commands.main import main
+from sat_tf.commands.main import COMMANDS, command_parser
 from sat_tf.training.config.config import Config, parse_config
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -119,17 +120,33 @@ def test_every_file_that_a_page_names_is_there(page):
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
-def test_every_example_names_a_command_that_is_there(capsys):
-    text = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *PAGES))
+def _examples():
+    """The words of every line of a shell that starts a command, of pages and of the help."""
+    pages = (ROOT / "README.md", *PAGES)
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
     blocks = re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    in_shells = "\n".join(block for language, block in blocks if not language)
-    commands = set(re.findall(r"^sat-tf ([a-z]\w+)", in_shells, re.MULTILINE))
-    commands |= set(re.findall(r"`sat-tf ([a-z]\w+)", text))
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    known = capsys.readouterr().out
-    assert len(commands) >= 10
-    assert [command for command in commands if f"\n    {command}" not in known] == []
+    lines = [block for language, block in blocks if not language]
+    for name in COMMANDS:
+        lines += command_parser(name).epilog.splitlines()
+    shell = "\n".join(lines).replace("\\\n", " ")
+    for line in re.findall(r"^ *sat-tf (.*)", shell, re.MULTILINE):
+        # Behind two spaces a comment follows.
+        yield shlex.split(re.split(r"  +|[<>|]", line)[0].replace("$(cat policy.yaml)", "it"))
+
+
+def test_every_example_is_of_a_command_and_its_options(capsys):
+    examples = [words for words in _examples() if words and not words[0].startswith("-")]
+    assert {words[0] for words in examples} >= set(COMMANDS)
+    wrong = []
+    for words in examples:
+        if words[0] == "COMMAND":
+            continue
+        try:
+            command_parser(words[0]).parse_args(words[1:])
+        except (SystemExit, ModuleNotFoundError):
+            if words[-1] != "--help":
+                wrong.append((words, capsys.readouterr().err.splitlines()[-1:]))
+    assert wrong == []
 
 
 def test_every_option_of_an_example_is_one_of_its_command(capsys):
@@ -140,8 +157,10 @@ def test_every_option_of_an_example_is_one_of_its_command(capsys):
         named.setdefault(name, set()).update(re.findall(r"(?<=\s)--[a-z_-]+", f" {rest}"))
     assert len(named) >= 8
     for name, options in named.items():
+        command, *action = name.split()
+        help_words = [*action, "--help"]
         with pytest.raises(SystemExit):
-            main([*name.split(), "--help"])
+            command_parser(command).parse_args(help_words)
         known = set(re.findall(r"--[a-z_-]+", capsys.readouterr().out))
         assert options <= known, name
 

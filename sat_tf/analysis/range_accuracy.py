@@ -2,12 +2,10 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import tf_keras as keras
 
-from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.input_range import NAMED, PIXELS, InputRange
 from sat_tf.top_k import classes_of
@@ -174,28 +172,25 @@ def found_range(
 
 
 def range_note(
-    subject: str, model: keras.Model, data: tuple[Any, Any], given: InputRange, policy: BitPolicy
+    subject: str,
+    model: keras.Model,
+    pixels: np.ndarray,
+    labels: np.ndarray | None,
+    given: InputRange,
 ) -> str | None:
-    """A note on the range that a policy states, if another one is clearly better.
+    """A note on the range that is given, if another one is clearly better.
 
     Args:
         subject: the model, for the message.
         model: see `range_accuracies`.
-        data: pixels and labels, of which the first ones are taken.
+        pixels: see there.
+        labels: see there.
         given: see there.
-        policy: the policy to quantize the model by.
-
-    Raises:
-        ValueError: another range is clearly better, and the policy states none.
     """
-    pixels, labels = data
-    labels = None if labels is None else labels[:USUAL_IMAGES]
-    found = range_accuracies(model, pixels[:USUAL_IMAGES], labels, given)
+    found = range_accuracies(model, pixels, labels, given)
     if found is None or found.fitting is None:
         return None
-    if policy.states_input_range:
-        return f"{subject}: {found.problem}."
-    raise ValueError(f"{subject}: {found.problem}; give --input_range {found.option}.")
+    return f"{subject}: {found.problem}."
 
 
 def _measured(

@@ -9,26 +9,14 @@ from rich.console import Console
 from sat_tf.analysis.allocation.budget import LIMITS, NAMES, read_budget, read_csv
 from sat_tf.commands.models import (
     add_model_argument,
-    add_model_sizes,
     model_maker,
     quiet_tensorflow,
 )
-from sat_tf.commands.options import (
-    add_input_range,
-    add_outputs,
-    add_policy,
-    bits,
-    check_outputs,
-    input_range_fields,
-    read_policy,
-    several,
-    write_outputs,
-)
+from sat_tf.commands.options import add_outputs, check_outputs, several, write_outputs
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.pixels import add_image_arguments, image_options, images_as_fed
-from sat_tf.messages import RunError, did_you_mean, list_problems, say, value_errors_as_run_errors
-from sat_tf.qat.policy import BitPolicy
-from sat_tf.training.state.run_folder import CONFIG
+from sat_tf.commands.quantization import add_quantization, bits, usual_policy
+from sat_tf.messages import RunError, list_problems, say, value_errors_as_run_errors
 
 DESCRIPTION = """\
 Chooses weight and activation bits for each layer of a float model, so that the estimated loss is
@@ -44,7 +32,7 @@ examples:
   sat-tf allocate model.keras --images photos/ --budget bytes=500000 --out policy.yaml
   sat-tf allocate model.keras --dataset digits --budget average_bits=4
   sat-tf allocate model.keras --images photos/ --budget bytes=60% bit_operations=30% \\
-      --weight_bits 2,4,8 --csv layers.csv --picture curve.svg
+      --bits 2,4,8 --out layers.csv --out curve.svg
   sat-tf allocate model.keras --images photos/ --npu ethos-u55-128 --budget milliseconds=60%
   sat-tf allocate model.keras --budget milliseconds=12 --cost costs.csv --latency phone.csv
 
@@ -55,7 +43,7 @@ costs.csv has the columns layer, weight_bits, activation_bits, cost, and phone.c
 place of cost; bits that are left empty stand for all of them.
 
 policy.yaml holds fields of sat_tf.BitPolicy: BitPolicy(**yaml.safe_load(file)) in Python,
-  sat-tf explain model.keras --policy policy.yaml
+  sat-tf quantize model.keras --images photos/ --policy policy.yaml
   sat-tf train --config run.yaml --set "policy=$(cat policy.yaml)"
 
 exit status: 0; 2 if something cannot be read or measured, or no choice keeps the budget.
@@ -91,49 +79,41 @@ def add_arguments(parser: Parser) -> None:
         help="an Ethos-U, such as ethos-u55-128, whose compiler estimates milliseconds and counts "
         "compiled_bytes; SYSTEM and MODE are its system configuration and memory mode",
     )
-    for name in ("weight_bits", "activation_bits"):
-        parser.add_argument(
-            f"--{name}",
-            metavar="N,N,...",
-            type=several(bits),
-            default=tuple(range(2, 9)),
-            help="to choose from; default: 2,3,4,5,6,7,8",
-        )
+    parser.add_argument(
+        "--bits",
+        metavar="N,N,...",
+        dest="choices",
+        type=several(bits),
+        default=tuple(range(2, 9)),
+        help="of weights and activations, to choose from; default: 2,3,4,5,6,7,8",
+    )
+    parser.advanced.add_argument(
+        "--activation_bits",
+        metavar="N,N,...",
+        type=several(bits),
+        help="of activations, to choose from; default: those of --bits",
+    )
     parser.advanced.add_argument(
         "--pack",
         default="auto",
         help="how the file stores kernels, as for sat-tf export: auto, none, int4 or int2; "
         "default: auto",
     )
-    add_policy(parser)
-    add_input_range(parser)
+    add_quantization(parser, chosen=True)
     add_image_arguments(parser, default="none; measured costs need them", usual=str(_USUAL_IMAGES))
-    add_model_sizes(parser)
-    parser.advanced.add_argument(
-        "--seconds",
-        metavar="X",
-        type=float,
-        help="the most time for the proof; default: as much as it needs",
-    )
     add_outputs(
         parser,
-        out="write the policy as YAML",
-        csv="write the layers as CSV",
-        picture="draw the least cost over a limit, as .png or .svg",
-    )
-    parser.advanced.add_argument(
-        "--over",
-        metavar="LIMIT",
-        help="the limit of that curve; default: the tightest of the budget",
+        yaml="the policy",
+        csv="the layers",
+        svg="the least cost over the tightest limit",
+        png="the same",
     )
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
     """Does what the arguments ask for."""
     wanted = image_options(arguments, usual=_USUAL_IMAGES)
-    folder = pathlib.Path(arguments.model)
-    policy = read_policy(arguments.policy, folder / CONFIG, input_range_fields(arguments))
-    policy = BitPolicy() if policy is None else policy
+    policy = usual_policy(arguments)
     budget = _budget(arguments.budget)
     with value_errors_as_run_errors():
         npu = arguments.npu and _npu(arguments.npu)
@@ -142,7 +122,6 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         is_measured = arguments.cost == _SENSITIVITY
         cost = _SENSITIVITY if is_measured else _cost_table(arguments.cost)
         latency = arguments.latency and read_csv(arguments.latency, "milliseconds")
-        _check_over(arguments)
         check_outputs(arguments)
     if is_measured and not wanted.is_given:
         raise RunError(
@@ -155,7 +134,10 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
 
     with value_errors_as_run_errors():
         model = make()
-        images = images_as_fed(model, wanted, policy, console) if is_measured else None
+        images = None
+        if is_measured:
+            fed = images_as_fed(model, arguments.model, wanted, policy, console)
+            images, policy = (fed.images, fed.labels), fed.policy
         try:
             found = allocate(
                 model,
@@ -165,23 +147,23 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
                 cost=cost,
                 latency=latency,
                 npu=npu,
-                weight_bits=arguments.weight_bits,
-                activation_bits=arguments.activation_bits,
+                weight_bits=arguments.choices,
+                activation_bits=arguments.activation_bits or arguments.choices,
                 pack=arguments.pack,
                 num_images=wanted.most or _USUAL_IMAGES,
-                seconds=arguments.seconds,
             )
         except ImportError as error:  # the compiler of the NPU is an extra
             raise RunError(str(error)) from error
         found.print_to(console)
         write_outputs(
             arguments,
-            out=found.write_policy,
+            yaml=found.write_policy,
             csv=found.write_csv,
-            picture=lambda path: found.write_picture(path, arguments.over),
+            svg=found.write_picture,
+            png=found.write_picture,
         )
-    if arguments.out is not None:
-        say(console, f"Policy: {arguments.out}")
+    for path in arguments.out:
+        say(console, f"Written: {path}")
 
 
 def _budget(words: list[str]) -> dict[str, Any]:
@@ -222,13 +204,3 @@ def _cost_table(text: str) -> dict[str, Any]:
             "one of them."
         )
     return read_csv(text, "cost")
-
-
-def _check_over(arguments: argparse.Namespace) -> None:
-    if arguments.over is not None and arguments.picture is None:
-        raise ValueError("--over: received it without --picture, expected both; add --picture.")
-    if arguments.over is not None and arguments.over not in LIMITS:
-        raise ValueError(
-            f"--over: received {arguments.over!r}, expected a limit. "
-            f"{did_you_mean(arguments.over, LIMITS)}"
-        )

@@ -10,7 +10,7 @@ from sat_tf.commands.models import load_model, quiet_tensorflow
 from sat_tf.commands.options import add_trust
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.pixels import ImageOptions, add_image_arguments, image_options
-from sat_tf.export.evaluate import evaluate_simulator, evaluate_tflite, file_interface
+from sat_tf.export.evaluate import evaluate_tflite, file_interface
 from sat_tf.export.tflite.metadata import read_metadata
 from sat_tf.messages import RunError, list_problems, say, value_errors_as_run_errors
 from sat_tf.training.config.config import read_config
@@ -24,7 +24,7 @@ EXAMPLES = """\
 examples:
   sat-tf evaluate runs/digits_mobilenet_v2_w4a4
   sat-tf evaluate model.tflite --dataset digits
-  sat-tf evaluate model.tflite --images photos/ --simulator
+  sat-tf evaluate model.tflite --images photos/
 """
 
 _USUAL_TOP = (1, 5)
@@ -35,16 +35,8 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "source", metavar="RUN_DIR|TFLITE", help="folder of a finished run, or a TFLite file"
     )
-    add_trust(parser)
     add_image_arguments(parser, default="the held-out images of the run", usual="all")
-    parser.advanced.add_argument(
-        "--simulator",
-        action="store_true",
-        help="run the integer simulation of the TFLite file, not LiteRT",
-    )
-    parser.advanced.add_argument(
-        "--processes", metavar="N", type=int, help="for a TFLite file; default: one for each core"
-    )
+    add_trust(parser)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
@@ -52,18 +44,12 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     source = pathlib.Path(arguments.source)
     wanted = image_options(arguments, usual=None)
     if source.is_file():
-        evaluate_file(
-            source,
-            console,
-            wanted=wanted,
-            simulator=arguments.simulator,
-            processes=arguments.processes,
-        )
+        evaluate_file(source, console, wanted=wanted)
         return
-    if wanted.is_given or arguments.simulator or arguments.processes:
+    if wanted.is_given:
         raise RunError(
-            f"{source}: received a folder with options of TFLite files, expected a TFLite file; "
-            f"name {source / 'model.tflite'}, or leave out the options."
+            f"{source}: received a folder with images, expected those of a TFLite file; "
+            f"name {source / 'model.tflite'}, or leave out the images."
         )
     evaluate(RunFolder(source), console, trust=arguments.trust_model)
 
@@ -110,8 +96,6 @@ def evaluate_file(
     console: Console,
     *,
     wanted: ImageOptions,
-    simulator: bool = False,
-    processes: int | None = None,
 ) -> None:
     """Prints top-1 and top-5 of a TFLite file.
 
@@ -119,8 +103,6 @@ def evaluate_file(
         path: of the file.
         console: where to print them.
         wanted: which images; they need labels.
-        simulator: run the integer simulation, not LiteRT.
-        processes: how many; by default one for each core.
 
     Raises:
         RunError: there are no labelled images, or they do not fit the file.
@@ -147,19 +129,12 @@ def evaluate_file(
             )
         for note in pixels.notes:
             say(console, f"Note: {note}")
-        function = evaluate_simulator if simulator else evaluate_tflite
-        found = function(
-            path,
-            pixels.images,
-            pixels.labels,
-            top=[k for k in _USUAL_TOP if k <= interface.num_outputs],
-            processes=processes,
-        )
+        top = [k for k in _USUAL_TOP if k <= interface.num_outputs]
+        found = evaluate_tflite(path, pixels.images, pixels.labels, top=top)
     shares = ", ".join(f"top-{k} {100 * share:.2f} %" for k, share in found.top.items())
-    where = "integer simulation" if simulator else "LiteRT"
     say(
         console,
-        f"{path}: {shares} ({where}, {found.num_images:,} images, {found.seconds:.1f} s, "
+        f"{path}: {shares} (LiteRT, {found.num_images:,} images, {found.seconds:.1f} s, "
         f"{found.processes} processes)",
     )
     if found.not_finite:

@@ -2,29 +2,36 @@
 
 import argparse
 import pathlib
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from sat_tf.commands.models import (
+    add_image_size,
     add_model_argument,
-    add_model_sizes,
     is_built_by_name,
     model_maker,
     quiet_tensorflow,
 )
-from sat_tf.commands.options import (
-    add_input_range,
-    add_outputs,
-    add_policy,
-    add_target,
-    check_outputs,
-    policy_fields,
-    read_policy,
-    write_outputs,
-)
+from sat_tf.commands.options import add_outputs, check_outputs, write_outputs
 from sat_tf.commands.parser import Parser
-from sat_tf.messages import value_errors_as_run_errors
+from sat_tf.commands.pixels import add_picture_folder, expect_picture_folder
+from sat_tf.commands.quantization import (
+    add_quantization,
+    asked_policy,
+    converts_pixels,
+    usual_policy,
+    with_input_range,
+)
+from sat_tf.commands.quantize import expect_float
+from sat_tf.commands.quantize_images import find_pictures
+from sat_tf.messages import RunError, say, value_errors_as_run_errors
+from sat_tf.qat.policy import BitPolicy
+from sat_tf.quantizers.input_range import INPUT_TYPES
 from sat_tf.training.state.run_folder import CONFIG
+
+if TYPE_CHECKING:
+    import tf_keras as keras
 
 DESCRIPTION = """\
 A dry run: nothing is trained, quantized or written. For each layer of a model it says
@@ -36,17 +43,17 @@ and, where the model cannot be quantized, every reason with its fix. With --targ
 operator of the file that an NPU would leave to the CPU, why, and what to change."""
 EXAMPLES = """\
 examples:
-  sat-tf explain model.keras
-  sat-tf explain model.keras --policy weight_bits=2 activation_bits=3
-  sat-tf explain model.h5 --policy policy.yaml unsupported=float --page plan.html
+  sat-tf explain model.keras --images photos/ --bits 4
   sat-tf explain model.keras --input_range 0,1
+  sat-tf explain model.h5 --policy policy.yaml --unsupported float --out plan.html
   sat-tf explain model.keras --target ethos-u55
-  sat-tf explain runs/digits_mobilenet_v2_w4a4 --diagram plan.svg
-  sat-tf explain mobilenet_v2 --image_size 96 --csv plan.csv
-  sat-tf explain keras.applications:MobileNetV3Small --policy unsupported=float --diagram plan.png
+  sat-tf explain runs/digits_mobilenet_v2_w4a4 --out plan.svg
+  sat-tf explain mobilenet_v2 --image_size 96 --out plan.csv
+  sat-tf explain keras.applications:MobileNetV3Small --unsupported float --out plan.png
 
-policy.yaml holds fields of sat_tf.BitPolicy, such as `weight_bits: 4`, or is the configuration of a
-run, which has them under `policy`. Fields that are not given are those of BitPolicy(), or of a run.
+The plan is that of `sat-tf quantize` with the same words. policy.yaml holds fields of
+sat_tf.BitPolicy, such as `weight_bits: 4`, or is the configuration of a run, which has them under
+`policy`.
 
 exit status: 0; 1 if the model cannot be quantized as asked; 2 if something cannot be read.
 """
@@ -55,36 +62,75 @@ exit status: 0; 1 if the model cannot be quantized as asked; 2 if something cann
 def add_arguments(parser: Parser) -> None:
     """Adds the command's arguments."""
     add_model_argument(parser)
-    add_policy(parser)
-    add_input_range(parser)
-    add_target(parser, default="the policy's, or litert")
-    add_model_sizes(parser, "of a model given by its name (default: 224), or of open image sizes")
+    add_picture_folder(parser, "; by them the input range is found")
+    add_quantization(parser, target="the policy's, or litert")
+    add_image_size(parser, "of a model given by its name (default: 224), or of open image sizes")
     add_outputs(
         parser,
-        page="write a page with the diagram (HTML)",
-        diagram="draw the graph (.svg or .png)",
-        csv="write the full table as CSV",
+        html="a page with the diagram",
+        svg="the graph",
+        png="the graph",
+        csv="the full table",
     )
 
 
 def run(arguments: argparse.Namespace, console: Console) -> bool:
     """Does what the arguments ask for; False if the model cannot be quantized as asked."""
     name = arguments.model
-    folder = pathlib.Path(name)
-    policy = read_policy(arguments.policy, folder / CONFIG, policy_fields(arguments))
+    asked = asked_policy(arguments, pathlib.Path(name) / CONFIG)
     size = None
     if not is_built_by_name(name):
         size, arguments.image_size = arguments.image_size, None
     make = model_maker(arguments, "explain")
+    if arguments.images is not None:
+        expect_picture_folder(pathlib.Path(arguments.images))
     with value_errors_as_run_errors():
         check_outputs(arguments)
     quiet_tensorflow()
+    from sat_tf.graph.network import Network
     from sat_tf.planning.explain import explain
+    from sat_tf.qat.layout import is_quantized
 
     with value_errors_as_run_errors():
-        plan = explain(make(), policy, image_size=size)
+        model, is_pixels = make(), False
+        if is_quantized(Network(model)):
+            if arguments.images is not None:
+                raise RunError(
+                    f"--images: received {arguments.images} for a quantized model, which has its "
+                    "own input range; expected it for a float one; leave it out."
+                )
+        elif arguments.images is not None:
+            expect_float(pathlib.Path(name), model)
+            # Those that `sat-tf quantize` looks at.
+            images = find_pictures(
+                pathlib.Path(arguments.images), model, Console(quiet=True), to_train=False
+            )
+            policy = asked or usual_policy(arguments)
+            asked = with_input_range(policy, model, name, images.held_out_sample, console)
+        else:
+            asked = asked or usual_policy(arguments)
+            is_pixels = not (asked.states_input_range or is_built_by_name(name))
+        plan = explain(model, asked, image_size=size)
         plan.print_to(console)
+        if is_pixels and not plan.problems and _takes_pixels(model, plan.policy):
+            say(
+                console,
+                "Note: the model is taken to be fed pixels, 0 to 255; --images DIR finds its range "
+                "as sat-tf quantize does, and --input_range gives it.",
+                style="yellow",
+            )
         write_outputs(
-            arguments, page=plan.write_page, diagram=plan.write_diagram, csv=plan.write_csv
+            arguments,
+            html=plan.write_page,
+            svg=plan.write_diagram,
+            png=plan.write_diagram,
+            csv=plan.write_csv,
         )
     return not plan.problems
+
+
+def _takes_pixels(model: "keras.Model", policy: BitPolicy) -> bool:
+    """Whether a model is fed pictures that none of its own layers converts."""
+    shapes = [len(one.shape) for one in model.inputs]
+    is_image = shapes == [4] and policy.type_of(model.input_names[0]) == INPUT_TYPES[0]
+    return is_image and not converts_pixels(model)

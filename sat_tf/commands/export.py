@@ -48,12 +48,39 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "source", metavar="RUN_DIR|MODEL", help="folder of a run, or a quantized .keras model"
     )
-    add_trust(parser)
     parser.add_argument(
         "--out", metavar="FILE", help="default: RUN_DIR/model.tflite, or MODEL with this ending"
     )
+    add_target(parser, default="that of the run's policy, or litert")
+    parser.add_argument(
+        "--labels",
+        metavar="FILE",
+        help="text file with the name of a class on each line; default: the run's labels.txt",
+    )
     parser.add_argument(
         "--dry_run", action="store_true", help="print every operation of the file, and write none"
+    )
+    add_output_type(parser, default=f"as in the run's config, or {OWN_TYPE}")
+    parser.advanced.add_argument(
+        "--float_head",
+        action=argparse.BooleanOptionalAction,
+        help="keep the last layer float, for exact logits; default: as in the run's config",
+    )
+    parser.advanced.add_argument(
+        "--softmax",
+        action=argparse.BooleanOptionalAction,
+        help="append a softmax: outputs are probabilities; default: as in the run's config",
+    )
+    parser.advanced.add_argument(
+        "--pack",
+        metavar="auto|none|int4|int2",
+        help="auto stores weights in 4 bits where they fit and that costs no time, none all in 8; "
+        "int4 and int2 make smaller files and slower models; default: as in the run's config",
+    )
+    parser.advanced.add_argument(
+        "--compare_storage",
+        action="store_true",
+        help="print what each choice of --pack costs in bytes and in time",
     )
     parser.advanced.add_argument(
         "--route",
@@ -61,38 +88,10 @@ def add_arguments(parser: Parser) -> None:
         metavar="direct|converter",
         help="converter lets TensorFlow's converter write the file, which is then not certified",
     )
-    parser.add_argument(
-        "--float_head",
-        action=argparse.BooleanOptionalAction,
-        help="keep the last layer float, for exact logits; default: as in the run's config",
-    )
-    parser.add_argument(
-        "--pack",
-        metavar="auto|none|int4|int2",
-        help="auto stores weights in 4 bits where they fit and that costs no time, none all in 8; "
-        "int4 and int2 make smaller files and slower models; default: as in the run's config",
-    )
-    add_target(parser, default="that of the run's policy, or litert")
-    parser.add_argument(
-        "--softmax",
-        action=argparse.BooleanOptionalAction,
-        help="append a softmax: outputs are probabilities; default: as in the run's config",
-    )
-    add_output_type(parser, default=f"as in the run's config, or {OWN_TYPE}")
     parser.advanced.add_argument(
         "--resizable", action="store_true", help="leave the batch size open"
     )
-    parser.add_argument(
-        "--labels",
-        metavar="FILE",
-        help="text file with the name of a class on each line; default: the run's labels.txt",
-    )
-    parser.advanced.add_argument("--description", metavar="TEXT", help="what the model does")
-    parser.advanced.add_argument(
-        "--compare_storage",
-        action="store_true",
-        help="print what each choice of --pack costs in bytes and in time",
-    )
+    add_trust(parser)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
@@ -120,7 +119,6 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         resizable=arguments.resizable,
         route=arguments.route,
         labels=labels,
-        description=arguments.description,
         **of_run,
     )
 

@@ -3,8 +3,11 @@
 import atexit
 import gc
 import importlib
+import logging
 import os
+import shutil
 import sys
+import textwrap
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -57,6 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     if arguments is None:
         warnings.showwarning = _show_warning
+        log = logging.getLogger("sat_tf")
+        log.addHandler(_Once())
+        log.propagate = False  # TensorFlow's handler would write it again
     # Python ends by looking for garbage among all objects, which with TensorFlow takes seconds.
     atexit.register(gc.freeze)
     return report_errors(lambda: _run(words))
@@ -99,7 +105,10 @@ def _listed_commands() -> str:
 def command_parser(name: str) -> Parser:
     """The parser of one of `COMMANDS`; what it parses has the command as `command`."""
     command = importlib.import_module(f"sat_tf.commands.{name}")
-    parser = Parser(prog=f"sat-tf {name}", description=command.DESCRIPTION, epilog=command.EXAMPLES)
+    description = command.DESCRIPTION
+    if "\n" not in description:  # argparse would break the lines of lists too
+        description = textwrap.fill(description, shutil.get_terminal_size().columns - 2)
+    parser = Parser(prog=f"sat-tf {name}", description=description, epilog=command.EXAMPLES)
     command.add_arguments(parser)
     parser.set_defaults(command=command.run)
     return parser
@@ -109,6 +118,22 @@ def _show_warning(message: Warning | str, *where: Any, **further: Any) -> None:
     """A warning of a library as a line for who does not see the code that it points at."""
     console = make_console(stderr=True)
     say(console, f"warning: {shown(message)}", style="yellow")
+
+
+class _Once(logging.Handler):
+    """Shows what sat-tf logs of a thing, such as a corrupt picture, the first time in a command."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known: set[tuple[Any, ...]] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Prints a record; the first two of its arguments say what it is about."""
+        arguments = record.args if isinstance(record.args, tuple) else ()
+        about = (record.msg, *arguments[:2])
+        if about not in self._known:
+            self._known.add(about)
+            _show_warning(record.getMessage())
 
 
 def _output() -> Console:

@@ -3,6 +3,7 @@
 import argparse
 import gc
 import inspect
+import logging
 import os
 import pathlib
 import sys
@@ -67,11 +68,15 @@ def read_keras_model(path: pathlib.Path, advice: str, *, trust: bool = False) ->
 
 
 def quiet_tensorflow() -> None:
-    """Silences notes of TensorFlow, LiteRT and libjpeg; to be called before they are loaded."""
-    # They would break the progress bar. Users who want them set the variable themselves.
-    if "TF_CPP_MIN_LOG_LEVEL" not in os.environ:
-        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
-        hide_noise()
+    """Silences notes of TensorFlow, LiteRT and libjpeg; to be called before they are loaded.
+
+    They would break the progress bar. Whoever sets TF_CPP_MIN_LOG_LEVEL to 0 or 1 hears them.
+    """
+    if os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2") in ("0", "1"):
+        return
+    hide_noise()
+    # Its Python says there what strategies reduce, line after line, with a level of its own.
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)
 
 
 def load_tensorflow() -> None:
@@ -92,6 +97,8 @@ def load_tensorflow() -> None:
 
 _APPLICATIONS = "keras.applications:"
 _FILES = (".keras", ".h5", ".hdf5")
+# Of models that are built by their names.
+_USUAL_SIZE, _NUM_CLASSES = 224, 1000
 
 
 def add_model_argument(parser: Parser) -> None:
@@ -105,14 +112,11 @@ def add_model_argument(parser: Parser) -> None:
     add_trust(parser)
 
 
-def add_model_sizes(
+def add_image_size(
     parser: Parser, image_size: str = "of a model given by its name; default: 224"
 ) -> None:
-    """Adds --image_size, with this help, and --num_classes."""
+    """Adds --image_size, with this help."""
     parser.advanced.add_argument("--image_size", metavar="N", type=int, help=image_size)
-    parser.advanced.add_argument(
-        "--num_classes", metavar="N", type=int, help="of a model given by its name; default: 1000"
-    )
 
 
 def is_built_by_name(name: str) -> bool:
@@ -124,26 +128,22 @@ def model_maker(arguments: argparse.Namespace, verb: str) -> Callable[[], "keras
     """A function that loads or builds the model that MODEL names.
 
     Args:
-        arguments: with `model`, `trust_model`, `image_size` and `num_classes`.
+        arguments: with `model`, `trust_model` and, of some commands, `image_size`.
         verb: the function of `sat_tf` that does the same from Python.
 
     Raises:
         RunError: there is no such model; raised before TensorFlow is loaded.
     """
     name, path, trust = arguments.model, pathlib.Path(arguments.model), arguments.trust_model
-    sizes = {
-        key: getattr(arguments, key)
-        for key in ("image_size", "num_classes")
-        if getattr(arguments, key) is not None
-    }
+    size = getattr(arguments, "image_size", None)
     if name.startswith(_APPLICATIONS):
-        return lambda: _application(name.removeprefix(_APPLICATIONS), sizes)
+        return lambda: _application(name.removeprefix(_APPLICATIONS), size)
     if name in MODELS and not path.exists():
-        return lambda: _built(name, sizes)
-    if sizes:
+        return lambda: build(name, image_size=size or _USUAL_SIZE, num_classes=_NUM_CLASSES)
+    if size is not None:
         raise RunError(
-            f"{name}: received {' and '.join(f'--{key}' for key in sizes)} for a saved model, "
-            "expected it for the name of one; leave it out."
+            f"{name}: received --image_size for a saved model, expected it for the name of one; "
+            "leave it out."
         )
     if path.is_dir() and not (path / "saved_model.pb").exists():
         folder = RunFolder(path)
@@ -159,11 +159,7 @@ def model_maker(arguments: argparse.Namespace, verb: str) -> Callable[[], "keras
     )
 
 
-def _built(name: str, sizes: dict[str, int]) -> "keras.Model":
-    return build(name, **{"image_size": 224, "num_classes": 1000, **sizes})
-
-
-def _application(name: str, sizes: dict[str, int]) -> "keras.Model":
+def _application(name: str, size: int | None) -> "keras.Model":
     import tf_keras as keras
 
     known = {
@@ -173,9 +169,9 @@ def _application(name: str, sizes: dict[str, int]) -> "keras.Model":
     }
     if name not in known:
         raise RunError(f"{_APPLICATIONS}{name}: not an image model. {did_you_mean(name, known)}")
-    options: dict[str, Any] = {"weights": None, "classes": sizes.get("num_classes", 1000)}
-    if "image_size" in sizes:
-        options["input_shape"] = (sizes["image_size"], sizes["image_size"], 3)
+    options: dict[str, Any] = {"weights": None, "classes": _NUM_CLASSES}
+    if size is not None:
+        options["input_shape"] = (size, size, 3)
     return known[name](**options)
 
 

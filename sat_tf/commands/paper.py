@@ -54,7 +54,7 @@ def add_arguments(parser: Parser) -> None:
         help="run every row with each of these seeds; default: 0",
     )
     action.add_argument(
-        "--run_dir",
+        "--out",
         metavar="DIR",
         default=_RUN_DIR,
         help=f"where each run has a folder of its own; default: {_RUN_DIR}",
@@ -64,9 +64,6 @@ def add_arguments(parser: Parser) -> None:
     action = _action(actions, "show", _show, "print the whole configuration of a row as YAML")
     _add_patterns(action, "+")
     _add_settings(action)
-    action.add_argument(
-        "--seeds", metavar="N", type=several(seed), default=(None,), help="the seed; default: 0"
-    )
 
     action = _action(actions, "table", _table, "print rows as Markdown")
     _add_patterns(action, "*")
@@ -90,7 +87,7 @@ def _list(arguments: argparse.Namespace, console: Console) -> bool:
 
 def _run(arguments: argparse.Namespace, console: Console) -> bool:
     jobs = _jobs(arguments)
-    folder, results = pathlib.Path(arguments.run_dir), pathlib.Path(arguments.results)
+    folder, results = pathlib.Path(arguments.out), pathlib.Path(arguments.results)
 
     def work() -> bool:
         quiet_tensorflow()
@@ -118,7 +115,7 @@ def _jobs(arguments: argparse.Namespace) -> list[Job]:
         data=arguments.data,
         data_dir=arguments.data_dir,
         changes=arguments.overrides,
-        seeds=arguments.seeds,
+        seeds=getattr(arguments, "seeds", (None,)),
     )
 
 

@@ -3,6 +3,7 @@
 import argparse
 import functools
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -18,19 +19,26 @@ _CHOICE = re.compile(r"invalid choice: '(?P<received>.*)' \(choose from (?P<know
 _SAID_BY: Mapping[str, Sequence[str]] = {
     "activation_bits": ("--bits", "--policy activation_bits=N"),
     "calibration_data": ("--images",),
+    "csv": ("--out FILE.csv",),
     "data": ("--images", "--dataset"),
     "description": ("sat_tf.export_tflite(model, path, description=...) in Python",),
+    "diagram": ("--out FILE.svg",),
     "epochs": ("--set stages.quantized.epochs=N",),
     "image_size": ("--set data.options.image_size=N",),
     "iterations": ("--epochs", "--set stages.quantized.epochs=N"),
     "learning_rate": ("--set stages.quantized.base_learning_rate=X",),
     "lr": ("--set stages.quantized.base_learning_rate=X",),
-    "model": ("the model before the file: sat-tf verify MODEL TFLITE",),
+    "model": ("the model as a word without --model, before a file",),
+    "over": ("sat_tf.allocate(...).write_picture(path, over) in Python",),
     "output": ("--out",),
     "output_dir": ("--out",),
+    "page": ("--out FILE.html",),
+    "picture": ("--out FILE.svg",),
     "preprocessing": (RANGE,),
     "processes": ("sat_tf.export.evaluate_tflite(..., processes=N) in Python",),
     "run_dir": ("--out",),
+    "seconds": ("sat_tf.allocate(..., seconds=X) in Python",),
+    "seed": ("--set seed=N",),
     "simulator": ("sat-tf verify, whose table has the simulation's top-1 too",),
     "weight_bits": ("--bits", "--policy weight_bits=N"),
 }
@@ -67,7 +75,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parses words, after those that are no options have been refused."""
-        words = with_negative_ranges(args or ())
+        words = with_negative_ranges(sys.argv[1:] if args is None else args)
         # A parser of actions leaves options to those of its actions.
         if self._subparsers is None:
             self._refuse_unknown(words)
@@ -103,7 +111,11 @@ class Parser(argparse.ArgumentParser):
             if name.startswith(word) or word == "".join(part[:1] for part in name.split("_")):
                 return known[name]
         for said in _SAID_BY.get(word, ()):
-            if not said.startswith("--") or said.split()[0].lstrip("-") in known:
+            name, _, value = said.lstrip("-").partition(" ")
+            files = self.get_default("endings") or ()
+            if value.startswith("FILE") and value.removeprefix("FILE") not in files:
+                continue
+            if not said.startswith("--") or name in known:
                 return said
         if word in self.fields:
             return f"--policy {word}=VALUE"

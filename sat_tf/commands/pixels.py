@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from sat_tf.commands.models import is_built_by_name
 from sat_tf.commands.options import integer
 from sat_tf.commands.parser import Parser
+from sat_tf.commands.quantization import with_input_range
 from sat_tf.data import DATA_SETS, source
 from sat_tf.data.picture_folder import load_files, load_folder, resized
 from sat_tf.data.source import spread_evenly
@@ -54,6 +56,11 @@ class Pixels:
     labels: np.ndarray | None
     source: ImagesFrom
     notes: tuple[str, ...] = ()
+
+    def sample(self, most: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """So many of them at most, spread evenly, with their labels."""
+        chosen = spread_evenly(len(self.images), most)
+        return self.images[chosen], None if self.labels is None else self.labels[chosen]
 
     def of_input(self, image: Image) -> "Pixels":
         """The same for an input of a file: random ones over its range, pictures as its values.
@@ -229,6 +236,25 @@ def _labels_of_file(
     return numbers[labels], f"{len(names)} classes, numbered by the names in the file"
 
 
+def add_picture_folder(parser: Parser, what: str, *, required: bool = False) -> None:
+    """Adds --images, for commands whose pictures are those of a folder; `what` ends the help."""
+    parser.add_argument(
+        "--images",
+        metavar="DIR",
+        required=required,
+        help="a folder of pictures; in folders of classes, named so that their order is that of "
+        f"the model's outputs, in train and val or not; or without labels{what}",
+    )
+
+
+def expect_picture_folder(path: pathlib.Path) -> None:
+    """Raises RunError unless there is such a folder."""
+    if not path.exists():
+        raise RunError(f"{path}: not found; expected a folder of pictures.")
+    if not path.is_dir():
+        raise RunError(f"--images: received the file {path}, expected a folder of pictures.")
+
+
 def add_image_arguments(parser: Parser, *, default: str, usual: str) -> None:
     """Adds --images, --dataset, --data_dir and --num_images.
 
@@ -250,7 +276,7 @@ def add_image_arguments(parser: Parser, *, default: str, usual: str) -> None:
     parser.advanced.add_argument(
         "--data_dir", metavar="DIR", help="where that data set is: for folder, tfds and tfrecords"
     )
-    parser.add_argument(
+    parser.advanced.add_argument(
         "--num_images",
         metavar="N",
         type=integer(1, expected="an integer above 0"),
@@ -296,19 +322,36 @@ def fixed_input_shape(model: Any, subject: str | None = None) -> tuple[int, ...]
     return shape
 
 
-def images_as_fed(
-    model: Any, wanted: ImageOptions, policy: BitPolicy, console: Console
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """The images that were asked for, in the range in which a float model reads them; their labels.
+@dataclasses.dataclass(frozen=True)
+class Fed:
+    """Images as a float model reads them, their labels, and the policy with their range."""
 
-    Prints the range, and a note where it may be another one.
+    images: np.ndarray
+    labels: np.ndarray | None
+    policy: BitPolicy
+
+
+def images_as_fed(
+    model: Any, subject: str, wanted: ImageOptions, policy: BitPolicy, console: Console
+) -> Fed:
+    """The images that were asked for, in the range in which a float model reads them.
+
+    Prints the range; see `with_input_range`.
+
+    Args:
+        model: float; one that is not is refused by what measures it.
+        subject: the file or the name of the model. One that is built by its name knows nothing, and
+            is fed pixels.
+        wanted: which images.
+        policy: that was asked for.
+        console: where to print.
 
     Raises:
         ValueError: the model has several inputs or outputs, or images of open sizes, or the images
-            do not fit it.
+            do not fit it, or the range cannot be found.
     """
-    from sat_tf.analysis.range_accuracy import range_note
-    from sat_tf.graph.network import check_model, check_one_of_each
+    from sat_tf.graph.network import Network, check_model, check_one_of_each
+    from sat_tf.qat.layout import is_quantized
 
     check_model(model)
     check_one_of_each(model)
@@ -316,13 +359,11 @@ def images_as_fed(
     pixels = wanted.load(shape, model.output_shape[-1])
     if problems := image_problems(pixels.images, shape):
         raise ValueError(list_problems("--images", problems))
+    if not (is_quantized(Network(model)) or is_built_by_name(subject)):
+        policy = with_input_range(policy, model, subject, pixels.sample, console)
     fed = policy.range_of(model.input_names[0])
-    pair = (pixels.images, pixels.labels)
-    note = range_note(f"model {model.name!r}", model, pair, fed, policy)
-    console.print(f"Images are fed as input_range={fed}.", highlight=False, markup=False)
-    if note is not None:
-        say(console, f"Note: {note}", style="yellow")
-    return fed.fed(pixels.images), pixels.labels
+    say(console, f"Images are fed as input_range={fed}.")
+    return Fed(fed.fed(pixels.images), pixels.labels, policy)
 
 
 def read_array(path: str) -> np.ndarray:

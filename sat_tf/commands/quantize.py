@@ -1,7 +1,6 @@
 """`sat-tf quantize`."""
 
 import argparse
-import dataclasses
 import json
 import math
 import pathlib
@@ -13,27 +12,22 @@ from sat_tf.arguments import is_between
 from sat_tf.commands.models import quiet_tensorflow, read_keras_model
 from sat_tf.commands.options import (
     OWN_TYPE,
-    add_input_range,
     add_output_type,
     add_overrides,
     add_resume,
-    add_target,
     add_trust,
-    bits,
     integer,
-    policy_fields,
     seed,
 )
 from sat_tf.commands.parser import Parser
-from sat_tf.commands.pixels import fixed_input_shape
+from sat_tf.commands.pixels import add_picture_folder, expect_picture_folder, fixed_input_shape
+from sat_tf.commands.quantization import add_quantization, usual_policy, with_input_range
 from sat_tf.commands.quantize_calibrated import write_calibrated
 from sat_tf.commands.quantize_images import (
     CALIBRATION_IMAGES,
     CROPS,
     HELD_OUT_IMAGES,
     Pictures,
-    expect_more_than_guessing,
-    find_input_range,
     find_pictures,
 )
 from sat_tf.commands.train import train
@@ -83,21 +77,8 @@ def add_arguments(parser: Parser) -> None:
         metavar="MODEL",
         help="a trained float model: a .keras or .h5 file of Keras 2 or 3, or a SavedModel",
     )
-    add_trust(parser)
-    parser.add_argument(
-        "--images",
-        metavar="DIR",
-        required=True,
-        help="a folder of pictures; in folders of classes, named so that their order is that of "
-        "the model's outputs, in train and val or not; or without labels",
-    )
-    parser.add_argument(
-        "--bits",
-        metavar="N",
-        type=bits,
-        default=8,
-        help="of weights and activations, 1 to 8; default: 8",
-    )
+    add_picture_folder(parser, "", required=True)
+    add_quantization(parser)
     parser.add_argument(
         "--epochs",
         metavar="N",
@@ -106,6 +87,9 @@ def add_arguments(parser: Parser) -> None:
         "without labels on its answers alone; 0: calibrated only; default: "
         f"calibrated, and with {_MOST_RECONSTRUCTED} bits and fewer reconstructed, without labels",
     )
+    parser.add_argument(
+        "--out", metavar="DIR", help="where the files go; default: runs/<model>_w<N>a<N>"
+    )
     parser.advanced.add_argument(
         "--learning_rate",
         metavar="N",
@@ -113,44 +97,41 @@ def add_arguments(parser: Parser) -> None:
         help="where the learning rate of the training starts to fall; default: one of "
         f"{TRIED_RATES[0]:g} to {TRIED_RATES[-1]:g}, chosen by a short trial",
     )
-    add_input_range(parser, default="found, by the accuracy on folders of classes")
-    add_target(parser, default="litert")
     add_output_type(parser, default=OWN_TYPE)
-    parser.add_argument(
-        "--out", metavar="DIR", help="where the files go; default: runs/<model>_w<N>a<N>"
-    )
     add_resume(parser)
     parser.advanced.add_argument(
-        "--seed", type=seed, default=0, help="of all that is drawn; default: 0"
+        "--seed", metavar="N", type=seed, default=0, help="of all that is drawn; default: 0"
     )
-    add_overrides(parser, "change one setting of the training, as in sat-tf train")
+    add_overrides(parser.advanced, "change one setting of the training, as in sat-tf train")
+    add_trust(parser)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> bool:
     """Does what the arguments ask for."""
     path, images = pathlib.Path(arguments.model), pathlib.Path(arguments.images)
-    for given, what in ((path, "a Keras model, or a SavedModel"), (images, "a folder of pictures")):
-        if not given.exists():
-            raise RunError(f"{given}: not found; expected {what}.")
-    if not images.is_dir():
-        raise RunError(f"--images: received the file {images}, expected a folder of pictures.")
-    name = f"{run_name(path.stem, 'model')}_w{arguments.bits}a{arguments.bits}"
+    if not path.exists():
+        raise RunError(f"{path}: not found; expected a Keras model, or a SavedModel.")
+    expect_picture_folder(images)
+    if any(one.startswith("policy") for one in arguments.overrides):
+        raise RunError(
+            f"--set: received {' '.join(arguments.overrides)}, expected settings of the training; "
+            "give fields of the policy as --policy KEY=VALUE."
+        )
+    policy = usual_policy(arguments)
+    name = f"{run_name(path.stem, 'model')}_w{policy.weight_bits}a{policy.activation_bits}"
+    # What costs accuracy are the fewer ones.
+    arguments.bits = min(policy.weight_bits or 8, policy.activation_bits or 8)
     folder = RunFolder(pathlib.Path(arguments.out or pathlib.Path("runs") / name))
     folder.check_writable()
     quiet_tensorflow()
     advice = "expected a float model that Keras has saved; save it with model.save('model.keras')."
     model = read_keras_model(path, advice, trust=arguments.trust_model)
     with value_errors_as_run_errors():
-        _expect_float(path, model)
+        expect_float(path, model)
         found = find_pictures(
             images, model, console, to_train=bool(arguments.epochs or arguments.overrides)
         )
-        policy = BitPolicy.mobile(arguments.bits, **policy_fields(arguments))
-        if not policy.states_input_range:
-            spelling = find_input_range(path, model, found, console).spelling
-            policy = dataclasses.replace(policy, input_range=spelling)
-        else:
-            expect_more_than_guessing(model, found, policy, console)
+        policy = with_input_range(policy, model, str(path), found.held_out_sample, console)
         if not isinstance(found, Pictures):
             exact = _run(arguments, model, policy, found, (name, folder), console)
         elif arguments.epochs or arguments.overrides:
@@ -237,7 +218,8 @@ def _learning_rate(text: str) -> float:
     raise argparse.ArgumentTypeError(f"{text!r}: expected a positive number")
 
 
-def _expect_float(path: pathlib.Path, model: "keras.Model") -> None:
+def expect_float(path: pathlib.Path, model: "keras.Model") -> None:
+    """Raises an error unless a model is a float one that takes pictures."""
     from sat_tf.graph.network import Network, check_model
     from sat_tf.qat.layout import is_quantized
 

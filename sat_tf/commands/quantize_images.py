@@ -18,8 +18,6 @@ from sat_tf.data.source import ImageSource, spread_evenly
 from sat_tf.export.certificate.certificate import ImagesFrom
 from sat_tf.messages import say
 from sat_tf.preprocessing import COVERING, Preprocessing
-from sat_tf.qat.policy import BitPolicy
-from sat_tf.quantizers.input_range import PIXELS, InputRange
 
 if TYPE_CHECKING:
     import tf_keras as keras
@@ -188,52 +186,3 @@ def _parted(folder: pathlib.Path, shape: tuple[int, ...]) -> tuple[np.ndarray, F
         files=dict(itertools.compress(found.files.items(), is_held_out)),
     )
     return found.images[~is_held_out], held_out
-
-
-def expect_more_than_guessing(
-    model: "keras.Model",
-    pictures: ImageSource | Pictures,
-    policy: BitPolicy,
-    console: Console,
-) -> None:
-    """Warns where a float model that is fed as its user says knows nothing of the pictures."""
-    from sat_tf.analysis.range_accuracy import USUAL_IMAGES, guessing_problem
-
-    if len(model.input_names) == 1:
-        given = policy.range_of(model.input_names[0])
-        pixels, labels = pictures.held_out_sample(USUAL_IMAGES)
-        problem = guessing_problem(model, pixels, labels, given)
-        if problem is not None:
-            say(console, f"Note: {problem}", style="yellow")
-
-
-def find_input_range(
-    path: pathlib.Path,
-    model: "keras.Model",
-    pictures: ImageSource | Pictures,
-    console: Console,
-) -> InputRange:
-    """The range of a model's input: pixels where its own layers convert them, else found.
-
-    Raises:
-        ValueError: it cannot be found.
-    """
-    from sat_tf.analysis.range_accuracy import USUAL_IMAGES, found_range
-    from sat_tf.graph.layer_kinds import role_of
-    from sat_tf.graph.layers.kind import Role
-    from sat_tf.graph.network import Network
-    from sat_tf.graph.rewrite import with_layers_for_operations
-
-    network = Network(with_layers_for_operations(model))
-    readers = [role_of(node.layer) for node in network if network.input in node.inputs]
-    if any(role in (Role.AFFINE, Role.SCALING) for role in readers):
-        said, found = "pixels, which its own layers convert", PIXELS
-    else:
-        measured = found_range(str(path), model, *pictures.held_out_sample(USUAL_IMAGES))
-        said = (
-            f"{measured.given}, found: {measured}. If the model is better than that, give "
-            "--input_range"
-        )
-        found = measured.given
-    say(console, f"Input range: {said}.")
-    return found

@@ -6,21 +6,14 @@ from rich.console import Console
 
 from sat_tf.commands.models import (
     add_model_argument,
-    add_model_sizes,
     model_maker,
     quiet_tensorflow,
 )
-from sat_tf.commands.options import (
-    add_input_range,
-    add_outputs,
-    check_outputs,
-    input_range_fields,
-    write_outputs,
-)
+from sat_tf.commands.options import add_outputs, check_outputs, write_outputs
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.pixels import add_image_arguments, image_options, images_as_fed
+from sat_tf.commands.quantization import add_quantization, usual_policy
 from sat_tf.messages import RunError, value_errors_as_run_errors
-from sat_tf.qat.policy import BitPolicy
 
 DESCRIPTION = """\
 Quantizes one layer of a float model at a time, its kernel and what it reads, keeps others float,
@@ -29,7 +22,7 @@ divergence of the class probabilities. Nothing is trained."""
 EXAMPLES = """\
 examples:
   sat-tf sensitivity model.keras --images photos/ --bits 4
-  sat-tf sensitivity model.keras --dataset digits --bits 3 --csv layers.csv --picture layers.svg
+  sat-tf sensitivity model.keras --dataset digits --bits 3 --out layers.csv --out layers.svg
   sat-tf sensitivity model.keras --images photos/ --bits 3 --average_bits 4
 
 exit status: 0; 2 if something cannot be read or measured.
@@ -43,22 +36,7 @@ def add_arguments(parser: Parser) -> None:
     """Adds the command's arguments."""
     add_model_argument(parser)
     add_image_arguments(parser, default="none; images are required", usual=str(_USUAL_IMAGES))
-    add_model_sizes(parser)
-    parser.add_argument(
-        "--bits",
-        metavar="N",
-        type=int,
-        default=4,
-        help="of weights and activations, as in BitPolicy.mobile(N); default: 4",
-    )
-    parser.advanced.add_argument(
-        "--first_last_weight_bits",
-        metavar="N",
-        type=int,
-        default=8,
-        help="of the weights of the first and last layer; default: 8",
-    )
-    add_input_range(parser)
+    add_quantization(parser)
     parser.advanced.add_argument(
         "--metric",
         choices=_METRICS,
@@ -76,7 +54,7 @@ def add_arguments(parser: Parser) -> None:
         type=float,
         help="suggest layers for 8 bits so that at most X is lost; top-1 is a share: 0.01 is 1 %%",
     )
-    add_outputs(parser, csv="write the full table as CSV", picture="draw it, as .png or .svg")
+    add_outputs(parser, csv="the full table", svg="a chart", png="a chart")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
@@ -90,26 +68,25 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         raise RunError("received --average_bits and --max_drop, expected one; leave one out.")
     make = model_maker(arguments, "sensitivity")
     with value_errors_as_run_errors():
-        policy = BitPolicy.mobile(
-            arguments.bits,
-            first_last_weight_bits=arguments.first_last_weight_bits,
-            **input_range_fields(arguments),
-        )
+        policy = usual_policy(arguments)
         check_outputs(arguments)
     quiet_tensorflow()
     from sat_tf.analysis.sensitivity.sensitivity import sensitivity
 
     with value_errors_as_run_errors():
         model = make()
+        fed = images_as_fed(model, arguments.model, wanted, policy, console)
         found = sensitivity(
             model,
-            images_as_fed(model, wanted, policy, console),
-            policy,
+            (fed.images, fed.labels),
+            fed.policy,
             metric=arguments.metric,
             num_images=wanted.most or _USUAL_IMAGES,
         )
         found.print_to(console)
-        write_outputs(arguments, csv=found.write_csv, picture=found.write_picture)
+        write_outputs(
+            arguments, csv=found.write_csv, svg=found.write_picture, png=found.write_picture
+        )
         if arguments.average_bits is not None or arguments.max_drop is not None:
             overrides = found.suggest(
                 max_drop=arguments.max_drop, average_bits=arguments.average_bits

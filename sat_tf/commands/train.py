@@ -12,7 +12,6 @@ from sat_tf.commands.options import (
     add_resume,
     add_target,
     add_trust,
-    seed,
     unless_stopped,
 )
 from sat_tf.commands.parser import Parser
@@ -39,7 +38,7 @@ examples:
   sat-tf train --data photos/                    your pictures, in a folder for each class
   sat-tf train --config configs/digits/mobilenet_v2_w2a2.yaml
   sat-tf train --set stages.float.epochs=3 --set policy.stream_bits=null
-  sat-tf train --seed 1 --run_dir runs/second_seed
+  sat-tf train --set seed=1 --out runs/second_seed
   sat-tf train --data photos/ --target ethos-u55
 """
 
@@ -58,17 +57,15 @@ def add_arguments(parser: Parser) -> None:
         help="a folder with a folder of pictures for each class, or with train/ and val/ of these; "
         "without --config, model, sizes and epochs are chosen by how many pictures there are",
     )
-    add_trust(parser)
     add_overrides(parser, "change one setting, with a dotted key; can be given several times")
     parser.add_argument(
-        "--run_dir",
         "--out",
         metavar="DIR",
         help="where the files go; default: runs/<name in the config>",
     )
     add_target(parser, default="policy.target in the config, or litert")
     add_resume(parser)
-    parser.advanced.add_argument("--seed", type=seed, help="overrides the seed in the config")
+    add_trust(parser)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> bool:
@@ -77,10 +74,10 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     targets = [] if arguments.target is None else [f"policy.target={arguments.target}"]
     overrides = [*arguments.overrides, *targets, *trusting]
     if arguments.data is None:
-        config = load_config(arguments.config, overrides, arguments.seed)
+        config = load_config(arguments.config, overrides)
     else:
-        config = folder_config(arguments.data, console, arguments.config, overrides, arguments.seed)
-    folder = choose_folder(config, arguments.run_dir)
+        config = folder_config(arguments.data, console, arguments.config, overrides)
+    folder = choose_folder(config, arguments.out)
     return train(config, folder, console, resume=arguments.resume)
 
 
@@ -135,7 +132,7 @@ def choose_folder(config: Config, run_dir: str | None) -> RunFolder:
     if run_dir is None:
         return RunFolder(pathlib.Path("runs") / config.name)
     if not run_dir.strip():
-        raise RunError("--run_dir: received an empty name, expected a folder; or leave it out.")
+        raise RunError("--out: received an empty name, expected a folder; or leave it out.")
     return RunFolder(pathlib.Path(run_dir))
 
 

@@ -68,57 +68,46 @@ class Target:
 
 
 def choose_target(
-    source: str | None,
-    tflite: str | None = None,
-    model: str | None = None,
-    *,
-    needs_config: bool = True,
+    source: str | None, tflite: str | None = None, *, needs_config: bool = True
 ) -> Target:
-    """The target that the positional arguments and --model name.
+    """The target that the positional arguments name.
 
     Args:
         source: folder of a run, TFLite file, or model followed by its file.
         tflite: the file; by default that of the run.
-        model: of the file; by default that of the run.
         needs_config: whether the images come from the run.
 
     Raises:
         RunError: something is missing or does not fit.
     """
     if source is None:
-        alone = f" but --model {model}" if model else ""
         raise RunError(
-            f"received no file to verify{alone}, expected the folder of a run, a TFLite file, or a "
+            "received no file to verify, expected the folder of a run, a TFLite file, or a "
             "quantized model and its file: sat-tf verify quantized.keras model.tflite"
         )
     path = pathlib.Path(source)
     if path.is_dir():
         folder = RunFolder(path)
         folder.require(
-            *([] if model else [QUANTIZED_MODEL]),
+            QUANTIZED_MODEL,
             *([] if tflite else [TFLITE_MODEL]),
             *([CONFIG] if needs_config else []),
         )
-        keras_model = pathlib.Path(model) if model else folder.file(QUANTIZED_MODEL)
         file = pathlib.Path(tflite) if tflite else folder.file(TFLITE_MODEL)
-        return _found(Target(file, keras_model, folder))
+        return _found(Target(file, folder.file(QUANTIZED_MODEL), folder))
     if not path.is_file():
         raise RunError(
             f"{path}: not found; expected the folder of a run, a TFLite file, or a quantized model "
             "(.keras)."
         )
     if tflite is not None:
-        if model is not None:
-            raise RunError(
-                f"received the models {source} and {model}, expected one; leave out --model."
-            )
         return _found(Target(pathlib.Path(tflite), path))
     if path.suffix in (".keras", ".h5"):
         raise RunError(
             f"{path}: received a model without a TFLite file; expected "
             "`sat-tf verify model.keras model.tflite`, or the folder of a run."
         )
-    return _found(Target(path, pathlib.Path(model) if model else None))
+    return _found(Target(path))
 
 
 def _found(target: Target) -> Target:
@@ -141,7 +130,6 @@ examples:
   sat-tf verify runs/digits_mobilenet_v2_w4a4
   sat-tf verify model.keras model.tflite --images pixels.npy
   sat-tf verify model.tflite --images photos/ --out proof/
-  sat-tf verify model.tflite --dataset digits --model quantized.keras
   sat-tf verify model.keras model.tflite --float_model float.keras --images photos/
   sat-tf verify model.tflite --target ethos-u55
   sat-tf verify model.tflite --certificate proof/certificate.json --images photos/
@@ -162,20 +150,19 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "tflite", metavar="TFLITE", nargs="?", help="the file; default: RUN_DIR/model.tflite"
     )
-    parser.add_argument("--model", metavar="FILE", help="the quantized .keras model of the file")
-    add_trust(parser)
-    parser.add_argument(
-        "--float_model",
-        metavar="FILE",
-        help="the float .keras model, to compare the file with on the same images; default: that "
-        "of the run",
-    )
-    add_target(parser, default="none; with it, the operators that it leaves to the CPU are named")
     add_image_arguments(
         parser,
         default="the held-out images of the run, or random ones",
         usual=f"{USUAL_IMAGES} of a folder or a data set, all of an .npy file",
     )
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        help="where the certificate goes; default: beside the TFLite file, nowhere with "
+        "--certificate; of another tool's file, where operators.csv and operators.html go; "
+        "default: nowhere",
+    )
+    add_target(parser, default="none; with it, the operators that it leaves to the CPU are named")
     parser.add_argument(
         "--certificate",
         metavar="FILE",
@@ -201,13 +188,13 @@ def add_arguments(parser: Parser) -> None:
         "tflite-micro, those of Arm are simulated; default: builtin, reference, arm_xnnpack and "
         "arm_xnnpack_unfused",
     )
-    parser.add_argument(
-        "--out",
-        metavar="DIR",
-        help="where the certificate goes; default: beside the TFLite file, nowhere with "
-        "--certificate; of another tool's file, where operators.csv and operators.html go; "
-        "default: nowhere",
+    parser.advanced.add_argument(
+        "--float_model",
+        metavar="FILE",
+        help="the float .keras model, to compare the file with on the same images; default: that "
+        "of the run",
     )
+    add_trust(parser)
 
 
 @value_errors_as_run_errors()
@@ -218,9 +205,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         Whether the certificate is exact.
     """
     wanted = image_options(arguments)
-    target = choose_target(
-        arguments.source, arguments.tflite, arguments.model, needs_config=not wanted.is_given
-    )
+    target = choose_target(arguments.source, arguments.tflite, needs_config=not wanted.is_given)
     check_kit_options(arguments)
     if arguments.certificate is not None and not pathlib.Path(arguments.certificate).exists():
         read_certificate(arguments.certificate)  # which says so, before the file is read

@@ -30,9 +30,10 @@ def test_bits_are_chosen_for_a_saved_model(files, tmp_path, said):
     names = ("policy.yaml", "layers.csv", "curve.svg")
     policy, table, picture = (tmp_path / name for name in names)
     words = [str(files / "float.keras"), "--images", str(files / "images.npy")]
-    words += ["--budget", "average_bits=5", "bytes=100%", "--weight_bits", "2,4,8"]
+    words += ["--budget", "average_bits=5", "bytes=100%", "--bits", "2,4,8"]
     words += ["--policy", "first_last_weight_bits=null", "--num_images", "64"]
-    words += ["--out", str(policy), "--csv", str(table), "--picture", str(picture)]
+    words += ["--input_range", "0,255"]
+    words += ["--out", str(policy), "--out", str(table), "--out", str(picture)]
     assert main.main(["allocate", *words]) == 0
     told = said()
     assert "proven optimal" in told
@@ -48,8 +49,8 @@ def test_bits_are_chosen_for_a_saved_model(files, tmp_path, said):
 
 def test_the_written_policy_is_one_that_explain_reads(files, tmp_path, said):
     model, policy = str(files / "float.keras"), str(tmp_path / "policy.yaml")
-    words = [model, "--cost", str(files / "costs.csv"), "--weight_bits", "2,4,8"]
-    words += ["--activation_bits", "2,4,8", "--budget", "average_activation_bits=4"]
+    words = [model, "--cost", str(files / "costs.csv"), "--bits", "2,4,8"]
+    words += ["--budget", "average_activation_bits=4"]
     assert main.main(["allocate", *words, "--out", policy]) == 0
     assert "bits by table" in said()
     assert main.main(["explain", model, "--policy", policy]) == 0
@@ -57,7 +58,7 @@ def test_the_written_policy_is_one_that_explain_reads(files, tmp_path, said):
 
 def test_milliseconds_come_from_a_table(files, said):
     words = [str(files / "float.keras"), "--cost", str(files / "costs.csv")]
-    words += ["--weight_bits", "2,4,8", "--activation_bits", "2,4,8"]
+    words += ["--bits", "2,4,8"]
     words += ["--latency", str(files / "phone.csv"), "--budget", "milliseconds=1"]
     assert main.main(["allocate", *words]) == 2
     assert "milliseconds=1: the smallest possible is 2." in said()
@@ -66,7 +67,7 @@ def test_milliseconds_come_from_a_table(files, said):
 @pytest.mark.thorough
 def test_an_npu_has_milliseconds_and_compiled_bytes(files, tmp_path, said, monkeypatch):
     words = [str(files / "float.keras"), "--cost", str(files / "costs.csv")]
-    words += ["--weight_bits", "2,8", "--activation_bits", "8", "--npu", "ethos-u55-128"]
+    words += ["--bits", "2,8", "--activation_bits", "8", "--npu", "ethos-u55-128"]
     words += ["--budget", "compiled_bytes=100%", "--out", str(tmp_path / "policy.yaml")]
     assert main.main(["allocate", *words]) == 0
     told = said()
@@ -83,7 +84,11 @@ def test_an_npu_has_milliseconds_and_compiled_bytes(files, tmp_path, said, monke
     ("model", "words", "expected"),
     [
         ("quantized.keras", ["--images", "images.npy"], "expected the float model it was made"),
-        ("float.keras", ["--images", "images.npy", "--num_images", "1"], "num_images: received 1"),
+        (
+            "float.keras",
+            ["--images", "images.npy", "--num_images", "1", "--input_range", "0,255"],
+            "num_images: received 1",
+        ),
         ("float.keras", ["--cost", "costs.csv"], "received no number for (2, 3)"),
         ("float.keras", ["--cost", "costs.csv", "--pack", "int3"], "pack: received 'int3'"),
     ],

@@ -19,11 +19,11 @@ def test_images_give_gradients_and_the_files_that_are_asked_for(files, tmp_path,
     page, table = tmp_path / "audit.html", tmp_path / "audit.csv"
     words = ["audit", str(files / "quantized.keras"), "--dataset", "digits", "--num_images", "16"]
     # The digits have ten classes, the model three.
-    assert main.main([*words, "--page", str(page)]) == 2
+    assert main.main([*words, "--out", str(page)]) == 2
     assert "expected 0 to 2" in said()
     assert not page.exists()
-    words = ["audit", "mobilenet_v2_small", "--image_size", "16", "--num_classes", "10"]
-    words += ["--dataset", "digits", "--num_images", "8", "--csv", str(table), "--page", str(page)]
+    words = ["audit", "mobilenet_v2_small", "--image_size", "16"]
+    words += ["--dataset", "digits", "--num_images", "8", "--out", str(table), "--out", str(page)]
     assert main.main(words) == 0
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
     with table.open(encoding="utf-8") as file:
@@ -50,7 +50,7 @@ def test_strict_fails_where_a_rule_is_broken(tmp_path, said):
         (["resnet19"], "Did you mean resnet18?"),
         (["nowhere.keras"], "nowhere.keras: not found"),
         (["keras.applications:resnet50"], "Did you mean ResNet50?"),
-        (["resnet18", "--page", "nowhere/audit.html"], "which does not exist"),
+        (["resnet18", "--out", "nowhere/audit.html"], "which does not exist"),
         (["resnet18", "--dataset", "digit"], "Did you mean digits?"),
         ([__file__], "expected a model that Keras 2 or 3 has saved"),
         ([__file__, "--image_size", "8"], "received --image_size for a saved model"),
@@ -63,8 +63,3 @@ def test_what_cannot_be_audited_is_said_plainly(words, expected, tmp_path, monke
     words = said()
     assert expected in words
     assert "Traceback" not in words
-
-
-def test_only_findings_leaves_out_what_is_well(said, files):
-    main.main(["audit", str(files / "float.h5"), "--only_findings"])
-    assert "depthwise" not in said()

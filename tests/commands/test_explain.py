@@ -1,11 +1,11 @@
 import csv
-import pathlib
 import shutil
 
 import pytest
 import tensorflow_model_optimization as tfmot
 
-from sat_tf.commands import main, options
+from sat_tf.commands import main, quantization
+from sat_tf.commands.parser import Parser
 from sat_tf.messages import RunError
 from tests.planning.models import with_odd_activation
 from tests.training.small import small_float_model
@@ -25,8 +25,8 @@ def files(files, tmp_path_factory):
 def test_a_saved_model_is_explained_and_the_files_are_written(files, tmp_path, said):
     page, drawing, table = (tmp_path / name for name in ("plan.html", "plan.svg", "plan.csv"))
     words = ["explain", str(files / "float.h5"), "--policy", str(files / "policy.yaml")]
-    words += ["activation_bits=5", "--page", str(page), "--diagram", str(drawing)]
-    assert main.main([*words, "--csv", str(table)]) == 0
+    words += ["activation_bits=5", "--out", str(page), "--out", str(drawing)]
+    assert main.main([*words, "--out", str(table)]) == 0
     assert "can be quantized and exported" in said()
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
     assert drawing.read_text(encoding="utf-8").startswith("<?xml")
@@ -40,7 +40,7 @@ def test_a_model_that_cannot_be_quantized_ends_with_status_1(files, said):
     path = str(files / "odd.keras")
     assert main.main(["explain", path, "--image_size", "16"]) == 1
     assert "odd_activation: received activation='sin', expected one of" in said()
-    assert main.main(["explain", path, "--policy", "unsupported=float"]) == 0
+    assert main.main(["explain", path, "--unsupported", "float"]) == 0
     assert "multiply-adds: unknown" in said()
 
 
@@ -65,13 +65,15 @@ def test_the_folder_of_a_run_is_explained_by_its_policy(files, said):
 
 
 def test_a_model_is_built_by_its_name(said):
-    words = ["explain", "mobilenet_v2_small", "--image_size", "16", "--num_classes", "7"]
+    words = ["explain", "mobilenet_v2_small", "--image_size", "16"]
     assert main.main(words) == 0
     assert "block_1_depthwise" in said()
 
 
 def test_an_error_of_python_in_one_line_is_a_problem_of_the_policy(monkeypatch):
     # Its digits are more than Python writes, so that the policy's own message is one of Python's.
-    monkeypatch.setattr(options, "load_yaml", lambda text: 10**5000)
+    monkeypatch.setattr(quantization, "load_yaml", lambda text: 10**5000)
+    parser = Parser()
+    quantization.add_quantization(parser)
     with pytest.raises(RunError, match=r"--policy: 1 problem\n  - Exceeds the limit"):
-        options.read_policy(["weight_bits=x"], pathlib.Path("nowhere"), {})
+        quantization.asked_policy(parser.parse_args(["--policy", "weight_bits=x"]))

@@ -8,7 +8,8 @@ from PIL import Image
 import sat_tf
 from sat_tf.commands import main
 from sat_tf.qat.policy import BitPolicy
-from tests.training.small import model_of_small_range, small_images
+from sat_tf.quantizers.input_range import NAMED
+from tests.training.small import model_of_one_range, model_of_small_range, small_images
 
 L = keras.layers
 
@@ -18,6 +19,7 @@ def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     model_of_small_range().save(folder / "float.keras")
     model_of_small_range(inside=True).save(folder / "rescaled.keras")
+    model_of_one_range(NAMED["tf"]).save(folder / "one.keras")
     images = small_images(train=1, test=64)
     for index, (pixels, label) in enumerate(
         zip(images.test_images, images.test_labels, strict=True)
@@ -31,18 +33,42 @@ def files(tmp_path_factory):
     return folder
 
 
+# Words of each command that quantizes, beside the model and its pictures.
+QUANTIZING = {
+    "quantize": ["--out", "out"],
+    "explain": [],
+    "sensitivity": [],
+    "allocate": ["--budget", "average_bits=100%"],
+    "audit": [],
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("command", QUANTIZING)
+def test_every_command_finds_the_same_range_or_says_why_not(command, files, monkeypatch, said):
+    monkeypatch.chdir(files)
+    words = ["--images", "photos", *QUANTIZING[command]]
+    more = ["--no-resume"] if command == "quantize" else []
+    assert main.main([command, "one.keras", *words]) == 0
+    assert 'Input range: "tf", found: top-1 on' in said()
+    words += more
+    assert main.main([command, "rescaled.keras", *words]) == 0
+    assert "Input range: pixels, which its own layers convert." in said()
+    assert main.main([command, "float.keras", *words]) == 2
+    assert "100.0 % with (0, 1)" in said()
+    assert main.main([command, "float.keras", *words, "--input_range", "0,255"]) in (0, 2)
+    assert "Note: float.keras: received a model that is fed input_range=(0, 255)" in said()
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("command", ["sensitivity", "audit"])
 def test_a_model_of_0_to_1_is_not_fed_pixels_without_a_word(command, files, monkeypatch, said):
     monkeypatch.chdir(files)
     asked = [command, "float.keras", "--images", "photos"]
     assert main.main(asked) == 2
-    told = said()
-    assert "received a model that is fed input_range=(0, 255)" in told
-    assert "% with (0, 255), 100.0 % with (0, 1)" in told
-    assert "; give --input_range 0,1." in told
+    assert "% with (0, 255), 100.0 % with (0, 1)" in said()
     assert main.main([*asked, "--input_range", "0,255"]) == 0
-    assert "Note: model 'range': received a model that is fed" in said()
+    assert "Note: float.keras: received a model that is fed" in said()
     for right in (
         [*asked, "--input_range", "0,1"],
         [command, "rescaled.keras", "--images", "photos"],

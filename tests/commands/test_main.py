@@ -52,6 +52,27 @@ def test_too_little_memory_is_one_message(error, capsys):
     assert " ".join(said.split()).startswith("error: out of memory; use")
 
 
+def test_a_corrupt_picture_is_named_once_by_a_command():
+    code = """
+import logging, sys
+from sat_tf.commands import main
+sys.argv = ["sat-tf", "quantise"]
+try:
+    main.main()
+except SystemExit:
+    pass
+for picture, why, count in (("a.jpg", "cut", 1), ("b.jpg", "cut", 2), ("a.jpg", "cut", 1)):
+    said = "%s: corrupt picture %s: %s; skipped (%d so far)"
+    logging.getLogger("sat_tf.data.decoding").warning(said, "photos", picture, why, count)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert [line.split(":")[2].split()[-1] for line in done.stderr.splitlines()[2:]] == [
+        "a.jpg",
+        "b.jpg",
+    ]
+    assert "warning: photos: corrupt picture a.jpg: cut; skipped (1 so far)" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -62,7 +83,7 @@ def test_too_little_memory_is_one_message(error, capsys):
         (["export", "--help"], "--pack auto|none|int4|int2"),
         (["verify", "--help"], "Exit status 1 if any differs with XNNPACK"),
         (["audit", "--help"], "sat-tf audit model.keras"),
-        (["explain", "--help"], "sat-tf explain model.keras --policy weight_bits=2"),
+        (["explain", "--help"], "sat-tf explain model.keras --images photos/ --bits 4"),
         *((["allocate", "--help"], word) for word in ("average_weight_bits", "phone.csv", "--set")),
         (["--version"], "sat-tf 0."),
     ],
@@ -79,10 +100,10 @@ BAD_WORDS = [
     ("train --set data.name=cifar", "data.name='cifar': expected the name of a"),
     ("train --set stages.float.learnig_rate=1", "base_learning_rate"),
     ("train --set recipes.oscillation.start=2", "recipes.oscillation.start=2"),
-    ("train --run_dir /dev/null/run", "/dev/null is a file"),
-    ("train --run_dir ''", "--run_dir: received an empty name"),
+    ("train --out /dev/null/run", "/dev/null is a file"),
+    ("train --out ''", "--out: received an empty name"),
     ("train --set 'name={{x}}'", "a key is not a plain word"),
-    ("train --seed -1", "expected an integer in [0, 4294967296)"),
+    ("quantize m --images . --seed -1", "expected an integer in [0, 4294967296)"),
     ("evaluate nowhere", "nowhere: has no config.yaml, quantized.keras; expected"),
     ("export nowhere", "nowhere: has no quantized.keras, config.yaml; expected"),
     ("audit nowhere.keras", "nowhere.keras: not found; expected a Keras model"),
@@ -111,13 +132,13 @@ BAD_WORDS = [
             *("explain resnet18", "verify model.tflite"),
         )
     ),
-    ("explain resnet18 --diagram plan.pdf", "expected .png or .svg"),
-    ("explain resnet18 --page nowhere/plan.html", "which does not exist"),
+    ("explain resnet18 --out plan.pdf", "received .pdf, expected one of .html, .svg, .png, .csv"),
+    ("explain resnet18 --out nowhere/plan.html", "which does not exist"),
     ("sensitivity resnet18", "received no images, expected --images or --dataset"),
     ("sensitivity resnet19 --dataset digits", "Did you mean resnet18?"),
     ("sensitivity resnet18 --dataset digit", "Did you mean digits?"),
-    ("sensitivity resnet18 --dataset digits --bits 9", "weight_bits=9: expected an integer"),
-    ("sensitivity resnet18 --dataset digits --picture a.jpg", "ends in .jpg, expected .png"),
+    ("sensitivity resnet18 --dataset digits --bits 9", "'9': expected an integer from 1 to 8"),
+    ("sensitivity resnet18 --dataset digits --out a.jpg", "received .jpg, expected one of .csv"),
     (
         "sensitivity resnet18 --dataset digits --max_drop 1 --average_bits 4",
         "expected one; leave one out",
@@ -135,11 +156,10 @@ BAD_WORDS = [
             ("bytes=3 --npu ethos-u55-128,Shared_Sram", "alone or with those of a system"),
             ("bytes=3 --cost hesian", "expected sensitivity or a CSV file"),
             ("bytes=3 --latency none.csv", "No such file"),
-            ("bytes=3 --over bytes", "received it without --picture"),
-            ("bytes=3 --picture a.jpg", "ends in .jpg, expected .png"),
+            ("bytes=3 --out a.jpg", "received .jpg, expected one of .yaml, .csv"),
             ("bytes=3 --out none/p.yaml", "which does not exist"),
             ("bytes=3 --policy weight_bit=3", "Did you mean weight_bits?"),
-            ("bytes=3 --weight_bits 2,9", "'9': expected an integer from 1 to 8"),
+            ("bytes=3 --bits 2,9", "'9': expected an integer from 1 to 8"),
         )
     ),
 ]
@@ -174,7 +194,7 @@ def tiny_run(tmp_path_factory):
     # A whole MobileNet takes half a minute to compile; the slow tests of the demo have one.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(models, "build", build_small)
-        assert main.main(["train", "--config", str(config), "--run_dir", str(run_dir)]) == 0
+        assert main.main(["train", "--config", str(config), "--out", str(run_dir)]) == 0
     return run_dir
 
 
@@ -194,7 +214,7 @@ def test_a_run_leaves_every_file_and_no_other(tiny_run):
 def test_a_finished_run_is_not_run_again(tiny_run, capsys):
     before = {path: path.stat().st_mtime_ns for path in tiny_run.iterdir()}
     config = str(tiny_run.parent / "tiny.yaml")
-    assert main.main(["train", "--config", config, "--run_dir", str(tiny_run)]) == 0
+    assert main.main(["train", "--config", config, "--out", str(tiny_run)]) == 0
     printed = capsys.readouterr().out
     assert "This run is finished" in printed
     assert " codes differ" in printed
@@ -203,7 +223,7 @@ def test_a_finished_run_is_not_run_again(tiny_run, capsys):
 
 def test_a_folder_with_a_run_of_another_config_is_refused_with_the_difference(tiny_run, capsys):
     config = str(tiny_run.parent / "tiny.yaml")
-    command = ["train", "--config", config, "--run_dir", str(tiny_run), "--set", "seed=7"]
+    command = ["train", "--config", config, "--out", str(tiny_run), "--set", "seed=7"]
     assert main.main(command) == 2
     assert "seed: 0 in the folder, 7 asked for" in " ".join(capsys.readouterr().err.split())
 
@@ -270,7 +290,6 @@ def test_export_takes_all_that_a_file_can_say_and_prints_what_storage_costs(
     labels, path = tmp_path / "labels.txt", tmp_path / "model.tflite"
     labels.write_text("".join(f"digit {number}\n" for number in range(10)))
     settings = ["--output_type", "uint8", "--resizable", "--labels", str(labels)]
-    settings += ["--description", "Digits."]
     asked = ["export", str(tiny_run), "--out", str(path), *settings, "--compare_storage"]
     assert main.main(asked) == 0
     assert "pack=none: " in capsys.readouterr().out
@@ -440,7 +459,7 @@ def test_what_only_data_or_model_can_refuse_leaves_no_files(tmp_path, override, 
     config = tmp_path / "tiny.yaml"
     config.write_text(TINY)
     run_dir = tmp_path / "run"
-    arguments = ["train", "--config", str(config), "--run_dir", str(run_dir), "--set", override]
+    arguments = ["train", "--config", str(config), "--out", str(run_dir), "--set", override]
     assert main.main(arguments) == 2
     assert expected in capsys.readouterr().err
     assert not run_dir.exists()
@@ -453,7 +472,7 @@ def test_training_that_breaks_is_an_error_and_leaves_whole_files_only(
     monkeypatch.setattr(models, "build", build_small)
     config = tmp_path / "tiny.yaml"
     config.write_text(TINY)
-    arguments = ["train", "--config", str(config), "--run_dir", str(tmp_path / "run")]
+    arguments = ["train", "--config", str(config), "--out", str(tmp_path / "run")]
     assert main.main([*arguments, "--set", "stages.float.base_learning_rate=4e9"]) == 2
     assert "float stage, epoch" in capsys.readouterr().err
     left = {path.name for path in (tmp_path / "run").iterdir()}
@@ -555,7 +574,7 @@ def test_a_certificate_of_random_images_needs_none(tiny_run, tmp_path, capsys):
 
 
 def test_a_file_is_verified_with_its_model_on_a_data_set(tiny_run, tmp_path, capsys):
-    words = ["verify", str(tiny_run / "model.tflite"), "--model", str(tiny_run / "quantized.keras")]
+    words = ["verify", str(tiny_run / "quantized.keras"), str(tiny_run / "model.tflite")]
     words += ["--dataset", "digits", "--num_images", "8", "--out", str(tmp_path)]
     assert main.main(words) == 0
     found = read_json(tmp_path / "certificate.json")
@@ -572,16 +591,11 @@ def test_an_error_leaves_no_folder_behind(tiny_run, tmp_path, capsys):
 
 
 @pytest.mark.thorough
-def test_evaluate_counts_a_file_and_its_simulation_alike(tiny_run, capsys):
-    words = ["evaluate", str(tiny_run / "model.tflite"), "--dataset", "digits"]
-    printed = []
-    for options in ([], ["--simulator"]):
-        assert main.main([*words, *options]) == 0
-        printed.append(capsys.readouterr().out)
-    assert "359 images" in printed[0]
-    shares = {text.split(": ")[1].split(" (")[0] for text in printed}
-    assert len(shares) == 1
-    assert shares.pop().startswith("top-1")
+def test_evaluate_prints_the_top1_and_top5_of_a_file(tiny_run, capsys):
+    assert main.main(["evaluate", str(tiny_run / "model.tflite"), "--dataset", "digits"]) == 0
+    printed = capsys.readouterr().out
+    assert "model.tflite: top-1 " in printed
+    assert "359 images" in printed
 
 
 @pytest.mark.parametrize(
@@ -599,6 +613,8 @@ def test_evaluate_needs_labelled_images(tiny_run, options, expected, capsys):
     assert expected in " ".join(capsys.readouterr().err.split())
 
 
-def test_options_of_files_are_not_ignored_with_a_folder(tiny_run, capsys):
-    assert main.main(["evaluate", str(tiny_run), "--simulator"]) == 2
-    assert "with options of TFLite files" in " ".join(capsys.readouterr().err.split())
+def test_images_are_not_ignored_with_a_folder(tiny_run, capsys):
+    assert main.main(["evaluate", str(tiny_run), "--dataset", "digits"]) == 2
+    assert "with images, expected those of a TFLite file" in " ".join(
+        capsys.readouterr().err.split()
+    )

@@ -10,7 +10,7 @@ from tests.reproduction.fake import FakeRunner
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path, monkeypatch):
-    # Files go to the working directory without --run_dir and --results.
+    # Files go to the working directory without --out and --results.
     monkeypatch.chdir(tmp_path)
 
 

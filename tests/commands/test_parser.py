@@ -1,5 +1,8 @@
 """Options and commands that are not there, and packages that are missing."""
 
+import subprocess
+import sys
+
 import pytest
 
 from sat_tf.commands.main import COMMANDS
@@ -20,6 +23,13 @@ from tests.commands.light import run_alone, told_without_tensorflow
         ("sensitivity m --metric top2", "Did you mean top1?"),
         ("paper run x --seed 1", "--seed: no option of sat-tf paper run. Did you mean --seeds?"),
         ("paper lst", "Did you mean list?"),
+        ("explain m --page a.html", "Did you mean --out FILE.html?"),
+        ("audit m --diagram a.svg", "--diagram: no option of sat-tf audit."),
+        ("train --run_dir runs/a --seed 1", "mean --out? --seed: no option of sat-tf train."),
+        ("verify m --model a.keras", "Did you mean the model as a word without --model"),
+        ("sensitivity m --first_last_weight_bits 3", "--policy first_last_weight_bits=VALUE?"),
+        ("allocate m --weight_bits 3", "Did you mean --bits?"),
+        ("evaluate m --simulator", "Did you mean sat-tf verify, whose table"),
         ("--verson", "Did you mean --version?"),
     ],
 )
@@ -90,6 +100,22 @@ def test_without_tensorflow_a_command_says_what_to_install(command, there):
     said = " ".join(told.err.split())
     assert "error: tensorflow is not installed in this Python" in said
     assert (told.status, "Traceback" in told.err) == (2, False)
+
+
+def test_without_tensorflow_and_wrapt_keras_alone_is_no_hindrance():
+    code = """
+import runpy, sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("tensorflow", "tf_keras", "wrapt"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Missing())
+sys.argv = ["sat-tf", "--help"]
+runpy.run_module("sat_tf", run_name="__main__")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "quantize" in done.stdout
 
 
 @pytest.mark.parametrize("missing", ["tensorflow", "pydantic"])

@@ -9,8 +9,9 @@ from sat_tf.commands import main
 def test_a_saved_model_is_measured_and_a_policy_suggested(files, tmp_path, said):
     table, picture = tmp_path / "layers.csv", tmp_path / "layers.svg"
     words = [str(files / "float.keras"), "--images", str(files / "images.npy"), "--bits", "3"]
-    words += ["--csv", str(table), "--picture", str(picture), "--num_images", "64"]
-    words += ["--first_last_weight_bits", "3", "--average_bits", "5"]
+    words += ["--out", str(table), "--out", str(picture), "--num_images", "64"]
+    words += ["--policy", "first_last_weight_bits=3", "--average_bits", "5"]
+    words += ["--input_range", "0,255"]
     assert main.main(["sensitivity", *words]) == 0
     words = said()
     assert "ranked by distance" in words
@@ -21,12 +22,16 @@ def test_a_saved_model_is_measured_and_a_policy_suggested(files, tmp_path, said)
     assert picture.read_text(encoding="utf-8").startswith("<?xml")
 
 
+FED = ["--images", "images.npy", "--input_range", "0,255"]
+
+
 @pytest.mark.parametrize(
     ("model", "words", "expected"),
     [
         ("quantized.keras", ["--images", "images.npy"], "expected the float model it was made"),
-        ("float.keras", ["--images", "images.npy", "--metric", "top1"], "images without labels"),
-        ("float.keras", ["--images", "images.npy", "--num_images", "1"], "at least 2"),
+        ("float.keras", [*FED, "--metric", "top1"], "images without labels"),
+        ("float.keras", [*FED, "--num_images", "1"], "at least 2"),
+        ("float.keras", ["--images", "images.npy"], "received no pictures in folders of its"),
     ],
 )
 def test_what_cannot_be_measured_is_said_plainly(model, words, expected, files, monkeypatch, said):

@@ -15,10 +15,7 @@ _COMMANDS = {
     "audit": ["audit", "{model}", "--images", "{folder}/images.npy"],
     "sensitivity": ["sensitivity", "{model}", "--images", "{folder}/images.npy"],
     "export": ["export", "{model}", "--out", "{folder}/out.tflite"],
-    "verify": [
-        *("verify", "{folder}/model.tflite", "--model", "{model}"),
-        *("--images", "{folder}/images.npy"),
-    ],
+    "verify": ["verify", "{model}", "{folder}/model.tflite", "--images", "{folder}/images.npy"],
 }
 
 

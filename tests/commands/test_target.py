@@ -20,11 +20,9 @@ def files(tmp_path, monkeypatch):
     ("words", "tflite", "model"),
     [
         (["model.tflite"], "model.tflite", None),
-        (["model.tflite", None, "model.keras"], "model.tflite", "model.keras"),
         (["model.keras", "model.tflite"], "model.tflite", "model.keras"),
         (["run"], "run/model.tflite", "run/quantized.keras"),
         (["run", "model.tflite"], "model.tflite", "run/quantized.keras"),
-        (["run", None, "model.keras"], "run/model.tflite", "model.keras"),
     ],
 )
 def test_arguments_name_a_file_and_its_model(words, tflite, model):
@@ -40,11 +38,8 @@ def test_arguments_name_a_file_and_its_model(words, tflite, model):
     [
         (["none.tflite"], "none.tflite: not found; expected the folder of a run, a TFLite file"),
         (["model.keras"], "received a model without a TFLite file"),
-        (["model.tflite", None, "none.keras"], "none.keras: not found"),
         (["model.keras", "none.tflite"], "none.tflite: not found"),
-        (["model.keras", "model.tflite", "model.keras"], "received the models model.keras and"),
         ([None], "received no file to verify, expected the folder of a run, a TFLite file"),
-        ([None, None, "model.tflite"], "received no file to verify but --model model.tflite"),
         (["."], "has no quantized.keras, config.yaml"),
     ],
 )

@@ -59,13 +59,13 @@ _COMMANDS = {
     "sensitivity": ["sensitivity", "{model}", "--images", "images.npy"],
     "export": ["export", "{model}"],
     "dry_run": ["export", "{model}", "--dry_run"],
-    "verify": ["verify", "model.tflite", "--model", "{model}", "--images", "images.npy"],
+    "verify": ["verify", "{model}", "model.tflite", "--images", "images.npy"],
     "train": [
-        *("train", "--config", "config.yaml", "--run_dir", "trained"),
+        *("train", "--config", "config.yaml", "--out", "trained"),
         *("--set", "training.float_model={model}"),
     ],
     "teacher": [
-        *("train", "--config", "config.yaml", "--run_dir", "trained"),
+        *("train", "--config", "config.yaml", "--out", "trained"),
         *("--set", "recipes.distillation={{teacher: {model}, stages: [float]}}"),
     ],
     "evaluate": ["evaluate", "run"],

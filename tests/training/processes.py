@@ -79,7 +79,7 @@ def _cluster(addresses, index):
 def train_together(config, run_dir, *, workers):
     """Runs `sat-tf train` in several processes at once; gives what each has printed."""
     addresses = [f"localhost:{port}" for port in free_ports(workers)]
-    command = ["train", "--config", str(config), "--run_dir", str(run_dir)]
+    command = ["train", "--config", str(config), "--out", str(run_dir)]
     running = [
         subprocess.Popen(
             [sys.executable, "-m", "sat_tf", *command],

@@ -180,7 +180,7 @@ def test_a_run_with_a_tail_reports_what_the_file_computes(tmp_path, monkeypatch,
     )
     (tmp_path / "tiny.yaml").write_text(TINY)
     folder = tmp_path / "run"
-    command = ["train", "--config", str(tmp_path / "tiny.yaml"), "--run_dir", str(folder)]
+    command = ["train", "--config", str(tmp_path / "tiny.yaml"), "--out", str(folder)]
     assert main.main(command) == 0
     assert "deployed model, held-out top-1" in capsys.readouterr().out
     results = json.loads((folder / "results.json").read_text())

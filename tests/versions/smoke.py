@@ -200,7 +200,7 @@ def commands_find_their_files() -> str:
         shown = _command(folder, "paper", "show", "table1/mobilenet_v2/4bits", "--data", "digits")
         if "weight_bits: 4" not in shown:
             raise ValueError(f"paper show: received {shown[-200:]!r}, expected a configuration.")
-        _command(folder, "train", "--config", _CONFIG, "--run_dir", "run", *_SHORT)
+        _command(folder, "train", "--config", _CONFIG, "--out", "run", *_SHORT)
         missing = [name for name in _WRITTEN if not pathlib.Path(folder, "run", name).is_file()]
     if missing:
         raise ValueError(f"train: has not written {missing}.")

@@ -81,7 +81,7 @@ def test_a_run_whose_pictures_are_corrupt_goes_on_when_they_are_mended(tmp_path,
     config = tmp_path / "x.yaml"
     config.write_text(CONFIG.format(data_dir=tmp_path / "set"))
     command = [sys.executable, "-m", "sat_tf", "train", "--config", str(config)]
-    command += ["--run_dir", str(tmp_path / "run")]
+    command += ["--out", str(tmp_path / "run")]
     for path in bad:
         path.write_bytes(b"")
     # A process of its own, because what TensorFlow itself prints is settled when it is imported.

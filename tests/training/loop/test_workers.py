@@ -62,10 +62,10 @@ def test_all_workers_name_the_settings_that_differ(monkeypatch):
 def test_two_processes_with_other_seeds_refuse_to_start(tmp_path):
     ports = processes.free_ports(2)
     cluster = {"worker": [f"localhost:{port}" for port in ports]}
-    command = ["train", "--run_dir", str(tmp_path / "run")]
+    command = ["train", "--out", str(tmp_path / "run")]
     running = [
         subprocess.Popen(
-            [sys.executable, "-m", "sat_tf", *command, "--seed", str(index)],
+            [sys.executable, "-m", "sat_tf", *command, "--set", f"seed={index}"],
             cwd=processes.ROOT,
             env={
                 **os.environ,

@@ -1,0 +1,254 @@
+"""How commands are told to quantize a model, and the policy and input range that follow.
+
+The same words mean the same in every command that has them.
+"""
+
+import argparse
+import dataclasses
+import pathlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Console
+
+from sat_tf.commands.options import add_target, integer
+from sat_tf.commands.parser import RANGE, Parser
+from sat_tf.messages import RunError, list_problems, listed_problems, say
+from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.policy_fields import OLD_INPUT_RANGE
+from sat_tf.quantizers.input_range import PIXELS, range_problem
+from sat_tf.training.config.config import load_yaml, read_yaml_text
+
+if TYPE_CHECKING:
+    import tf_keras as keras
+
+_USUAL_BITS = 8
+
+bits = integer(1, 9)
+
+
+def add_quantization(parser: Parser, *, target: str = "litert", chosen: bool = False) -> None:
+    """Adds --bits, --input_range, --target, --unsupported and --policy, for `asked_policy`.
+
+    Args:
+        parser: of the command.
+        target: the default of --target, in words.
+        chosen: the command chooses the bits, and --bits is its own.
+    """
+    if not chosen:
+        parser.add_argument(
+            "--bits",
+            metavar="N",
+            type=bits,
+            help=f"of weights and activations, 1 to 8; default: {_USUAL_BITS}",
+        )
+    add_input_range(parser)
+    add_target(parser, default=target)
+    parser.advanced.add_argument(
+        "--unsupported",
+        choices=["error", "float"],
+        help="what becomes of layers that cannot be quantized: error names them all, float leaves "
+        "them float; default: error",
+    )
+    parser.fields = BitPolicy.__dataclass_fields__
+    parser.advanced.add_argument(
+        "--policy",
+        nargs="+",
+        default=[],
+        metavar="FILE|KEY=VALUE",
+        help="other fields of sat_tf.BitPolicy as KEY=VALUE, or a YAML file of them, in which "
+        "those left out are those of BitPolicy()",
+    )
+
+
+def add_input_range(parser: Parser) -> None:
+    """Adds --input_range, for every command that feeds a float model."""
+    parser.add_argument(
+        RANGE,
+        metavar="LOW,HIGH|NAME",
+        type=_input_range,
+        help="the real values of the pixels 0 and 255 for a float model, such as 0,1 for x / 255, "
+        "or tf, torch or caffe, a preprocessing of keras.applications; a quantized model has its "
+        "own; default: pixels where its layers convert them, else found by the accuracy on "
+        "labelled images",
+    )
+
+
+def _input_range(text: str) -> Any:
+    """A range as BitPolicy takes it; one number is the high end of a range from 0."""
+    try:
+        ends = [float(end) for end in text.split(",")]
+    except ValueError:
+        ends = []
+    value: Any = text if not ends else (0.0, *ends) if len(ends) == 1 else tuple(ends)
+    problem = range_problem(value)
+    if problem:
+        raise argparse.ArgumentTypeError(f"{text!r}: {problem}")
+    return value
+
+
+def asked_policy(
+    arguments: argparse.Namespace, config: pathlib.Path | None = None
+) -> BitPolicy | None:
+    """The policy that the options say, `BitPolicy.mobile(--bits)` where no file says more.
+
+    A file of --policy has all fields, and so has a run; --bits changes those of it, KEY=VALUE
+    these, and the other options come last.
+
+    Args:
+        arguments: with the options of `add_quantization`.
+        config: of the run whose folder is quantized again, if it is one.
+
+    Returns:
+        None if no option speaks of it: see `usual_policy`.
+
+    Raises:
+        RunError: the policy is invalid; lists every problem.
+    """
+    words, asked_bits = arguments.policy, getattr(arguments, "bits", None)
+    files = [word for word in words if "=" not in word]
+    if len(files) > 1:
+        raise RunError(
+            f"--policy: received the files {' and '.join(files)}, expected one at most; write "
+            "fields as KEY=VALUE."
+        )
+    named = ("input_range", "target", "unsupported")
+    flags = {name: getattr(arguments, name) for name in named}
+    flags = {name: value for name, value in flags.items() if value is not None}
+    of_run = config is not None and config.is_file()
+    if asked_bits is None and not (words or flags or of_run):
+        return None
+    fields: dict[str, Any] = {}
+    if files:
+        fields = _fields_in(pathlib.Path(files[0]))
+    elif of_run and config is not None:
+        fields = _fields_in(config)
+    else:
+        asked_bits = asked_bits or _USUAL_BITS
+    if asked_bits is not None:
+        fields |= {"weight_bits": asked_bits, "activation_bits": asked_bits}
+    problems = []
+    for word in words:
+        if word in files:
+            continue
+        key, _, text = word.partition("=")
+        try:
+            fields[key.strip()] = load_yaml(text)
+        except ValueError as error:
+            problems.append(f"{word!r}: the value is not valid YAML; {error}")
+    if flags:
+        fields = {key: value for key, value in fields.items() if key != OLD_INPUT_RANGE} | flags
+    policy = None
+    try:
+        policy = BitPolicy(**fields)
+    except ValueError as error:
+        problems += listed_problems(error)
+    if problems:
+        raise RunError(list_problems("--policy", problems))
+    return policy
+
+
+def usual_policy(arguments: argparse.Namespace) -> BitPolicy:
+    """The policy that the options say, or that of `sat-tf quantize` without any.
+
+    Raises:
+        RunError: see `asked_policy`.
+    """
+    return asked_policy(arguments) or BitPolicy.mobile(_USUAL_BITS)
+
+
+def _fields_in(path: pathlib.Path) -> dict[str, Any]:
+    """The fields of a policy in a file, or in the configuration of a run."""
+    try:
+        values = load_yaml(read_yaml_text(path))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise RunError(
+            f"--policy {path}: {reason}; expected a YAML file with fields of BitPolicy, or "
+            "KEY=VALUE."
+        ) from error
+    if isinstance(values, dict) and isinstance(values.get("policy"), dict):
+        values = values["policy"]
+    if not isinstance(values, dict):
+        raise RunError(
+            f"--policy {path}: received {type(values).__name__}, expected a mapping with fields of "
+            "BitPolicy, such as `weight_bits: 4`."
+        )
+    return {str(key): value for key, value in values.items()}
+
+
+# So many images, with their labels or None.
+Sample = Callable[[int], tuple[np.ndarray, Any]]
+
+
+def with_input_range(
+    policy: BitPolicy,
+    model: "keras.Model",
+    subject: str,
+    sample: Sample,
+    console: Console,
+    *,
+    is_trained: bool = True,
+) -> BitPolicy:
+    """The policy with the range of a float model's input.
+
+    It is the one that is given; else pixels where the model's own layers convert them; else the
+    usual range in which the model is clearly most accurate. Prints which it is, and a note where
+    a given one may be wrong.
+
+    Args:
+        policy: that was asked for.
+        model: with one input.
+        subject: what to call it in errors.
+        sample: takes images.
+        console: where to print.
+        is_trained: False for a model that may know nothing yet: it is fed pixels where no range
+            is more accurate than others.
+
+    Raises:
+        ValueError: the range cannot be found.
+    """
+    from sat_tf.analysis.range_accuracy import (
+        USUAL_IMAGES,
+        found_range,
+        guessing_problem,
+        range_note,
+    )
+
+    if policy.states_input_range:
+        given = policy.range_of(model.input_names[0])
+        note = range_note(subject, model, *sample(USUAL_IMAGES), given)
+        if note is None and is_trained:
+            note = guessing_problem(model, *sample(USUAL_IMAGES), given)
+        if note is not None:
+            say(console, f"Note: {note}", style="yellow")
+        return policy
+    if converts_pixels(model):
+        say(console, "Input range: pixels, which its own layers convert.")
+        return dataclasses.replace(policy, input_range=PIXELS.spelling)
+    try:
+        found = found_range(subject, model, *sample(USUAL_IMAGES))
+    except ValueError:
+        if is_trained or range_note(subject, model, *sample(USUAL_IMAGES), PIXELS) is not None:
+            raise
+        say(console, f"Input range: {PIXELS}, as no other is clearly right; {RANGE} gives it.")
+        return policy
+    say(
+        console,
+        f"Input range: {found.given}, found: {found}. If the model is better than that, give "
+        f"{RANGE}.",
+    )
+    return dataclasses.replace(policy, input_range=found.given.spelling)
+
+
+def converts_pixels(model: "keras.Model") -> bool:
+    """Whether the first layers of a model make what it computes on of pixels."""
+    from sat_tf.graph.layer_kinds import role_of
+    from sat_tf.graph.layers.kind import Role
+    from sat_tf.graph.network import Network
+    from sat_tf.graph.rewrite import with_layers_for_operations
+
+    network = Network(with_layers_for_operations(model))
+    readers = [role_of(node.layer) for node in network if network.input in node.inputs]
+    return any(role in (Role.AFFINE, Role.SCALING) for role in readers)
