@@ -96,18 +96,33 @@ def _reconstructed(
     of_tf_keras: Any, model: Any, float_model: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Fits the twin to that of the float model, and changes the model as it was changed."""
-    from sat_tf.keras3.conversion.twin import take_values, twin_of
+    from sat_tf.keras3.conversion.twin import take_values
 
-    float_twin = twin_of(float_model) if is_keras3(float_model) else float_model
-    found = _on_twin(of_tf_keras, model, float_twin, *args, **kwargs)
+    found = _on_twin(of_tf_keras, model, _in_tf_keras(float_model), *args, **kwargs)
     take_values(model)
     return found
 
 
-def _verified(of_tf_keras: Any, model: Any, path: Any, images: Any, *args: Any, **kw: Any) -> Any:
+def _in_tf_keras(float_model: Any) -> Any:
+    from sat_tf.keras3.conversion.twin import twin_of
+
+    return twin_of(float_model) if is_keras3(float_model) else float_model
+
+
+def _verified(
+    of_tf_keras: Any,
+    model: Any,
+    path: Any,
+    images: Any,
+    *args: Any,
+    float_model: Any = None,
+    **kwargs: Any,
+) -> Any:
+    """Verifies the file of the twin, beside the float model too, and compares its answers."""
     from sat_tf.keras3.conversion.twin import as_numpy, warn_of_other_answers
 
-    certificate = _on_twin(of_tf_keras, model, path, images, *args, **kw)
+    kwargs["float_model"] = _in_tf_keras(float_model)
+    certificate = _on_twin(of_tf_keras, model, path, images, *args, **kwargs)
     warn_of_other_answers(model, as_numpy(images))
     return certificate
 

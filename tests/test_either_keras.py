@@ -4,6 +4,7 @@ import inspect
 import re
 
 import keras as keras3
+import numpy as np
 import pytest
 import tf_keras as keras
 
@@ -72,6 +73,17 @@ def test_what_measures_and_plans_works_on_the_twin(quantized):
     assert len(costs.layers) >= 5
     plan = sat_tf.explain(quantized, sat_tf.BitPolicy.mobile(2))
     assert plan["conv_2"].weights.bits == 2
+
+
+@pytest.mark.thorough
+def test_a_file_is_compared_with_a_float_model_of_keras_3(quantized, tmp_path):
+    images, _ = pixels_and_labels(16)
+    path = tmp_path / "model.tflite"
+    sat_tf.export_tflite(quantized, path)
+    pixels = images.astype(np.uint8)
+    certificate = sat_tf.verify_tflite(quantized, path, pixels, float_model=digits_network())
+    assert certificate.float_model
+    assert certificate.codes_differing == 0
 
 
 def test_what_measures_steps_of_tf_keras_says_so(quantized):
