@@ -26,6 +26,7 @@ from sat_tf.qat.policy_fields import (
     is_options,
     is_positive,
     kernel_fields,
+    known_weights,
     level_field,
     name_field,
     pair_problems,
@@ -183,7 +184,8 @@ class BitPolicy(Displayed):
         initial_classifier_clipping_level: the same for what enters the last linear layer.
         weight_quantizer: what quantizes weights: "dorefa", "lsq", "l1", "kmeans", "lq_nets",
             "qil", "channel_bits" (of which weight_bits is the mean) or one of your own; see
-            `sat_tf.configs.weight_quantizer`. weight_grid is for "dorefa", "l1" and "channel_bits",
+            `sat_tf.configs.weight_quantizer`. None: the best known at the bits of the layer,
+            "l1" at 2 and "dorefa" elsewhere. weight_grid is for "dorefa", "l1" and "channel_bits",
             detach_max for "dorefa", weight_range for all but "kmeans" and "channel_bits"; all but
             "dorefa" take rescale="constant", and no other one.
         weight_options: its settings, {"name": value}, such as {"surrogate": "ewgs"}.
@@ -224,7 +226,12 @@ class BitPolicy(Displayed):
     )
     initial_clipping_level: float | None = level_field(per_layer=True)
     initial_classifier_clipping_level: float | None = level_field(per_layer=False)
-    weight_quantizer: str = field("dorefa", is_name, "the name of a quantizer", per_layer=True)
+    weight_quantizer: str | None = field(
+        None,
+        lambda value: value is None or is_name(value),
+        "the name of a quantizer, or None (the best known at the layer's bits)",
+        per_layer=True,
+    )
     weight_options: Mapping[str, Any] = field(_Frozen({}), is_options, _OPTIONS, per_layer=True)
     activation_quantizer: str = field("pact", is_name, "the name of a quantizer", per_layer=True)
     activation_options: Mapping[str, Any] = field(_Frozen({}), is_options, _OPTIONS, per_layer=True)
@@ -280,6 +287,7 @@ class BitPolicy(Displayed):
         setting: dict[str, Any] = {"weight_bits": bits, "activation_bits": bits}
         setting |= {"weight_grid": "auto", "stream_bits": None, "latent_start": "as_is"}
         setting |= {"weight_range": "layer", "detach_max": False, "rescale": "constant"}
+        setting |= {"weight_quantizer": DEFAULT_QUANTIZERS["weight"]}
         setting |= {"initial_clipping_level": 8.0, "initial_classifier_clipping_level": 10.0}
         if fields.get("weight_grid") == "dorefa":
             setting["first_last_weight_grid"] = "dorefa"
@@ -323,8 +331,6 @@ class BitPolicy(Displayed):
         (8, 'auto')
         """
         fields = self._given(layer_name, annotation)
-        if not fields and not end:
-            return self
         if "weight_bits" in fields or end:
             kernel = kernel_fields(self._plain_fields(), fields, end=end)
             fields |= {"weight_bits": kernel.bits, "weight_grid": kernel.grid}
@@ -332,6 +338,7 @@ class BitPolicy(Displayed):
         if "activation_bits" in fields:
             fields.setdefault("requantize_streams", True)
         fields = _with_own_options(fields)
+        fields["weight_quantizer"] = known_weights({**self._plain_fields(), **fields})
         if "initial_clipping_level" in fields:
             fields["initial_classifier_clipping_level"] = fields["initial_clipping_level"]
         with warnings.catch_warnings():

@@ -223,15 +223,42 @@ def pair_problems(values: Mapping[str, Any]) -> list[str]:
     return problems
 
 
-# The quantizers of a policy that names none; they take no options.
+# The quantizers of a policy that names none, but gives them options.
 DEFAULT_QUANTIZERS = {"weight": "dorefa", "activation": "pact"}
+
+
+# What quantizes weights where a policy leaves it open, by the fewest bits: the best that is known,
+# by `benchmarks/results/default_weights.csv`; docs/measurements/methods.md says what was tried.
+# DoReFa's range, the largest weight, keeps most of a model that is not trained. With 2 bits training
+# is needed in any case, and a range by the mean magnitude learns more. 1 bit was not measured.
+BEST_WEIGHTS = {3: "dorefa", 2: "l1", 1: "dorefa"}
+
+
+def known_weights(values: Mapping[str, Any]) -> str:
+    """The weight quantizer of a layer: that of its fields, or the best known at its bits.
+
+    Options without a name are DoReFa's, and so is a gradient through the maximum. Networks that
+    train from scratch have its weights, too.
+
+    >>> known_weights({"weight_bits": 8}), known_weights({"weight_bits": 2})
+    ('dorefa', 'l1')
+    """
+    if values.get("weight_quantizer") is not None:
+        return values["weight_quantizer"]
+    bits, own = values.get("weight_bits"), DEFAULT_QUANTIZERS["weight"]
+    from_scratch = values.get("latent_start") == "as_is"
+    of_dorefa = values.get("weight_options") or not values.get("detach_max", True)
+    if not is_bits(bits) or from_scratch or of_dorefa:
+        return own
+    return BEST_WEIGHTS[max(fewest for fewest in BEST_WEIGHTS if fewest <= bits)]
 
 
 def quantizer_problems(values: Mapping[str, Any]) -> list[str]:
     """Returns what is wrong with names of quantizers, and what these say of their options."""
     problems = []
     for kind, default in DEFAULT_QUANTIZERS.items():
-        name, options = values.get(f"{kind}_quantizer", default), values.get(f"{kind}_options", {})
+        name, options = values.get(f"{kind}_quantizer"), values.get(f"{kind}_options", {})
+        name = default if name is None else name
         if not is_name(name) or not is_options(options) or (name == default and not options):
             continue
         problems += table.quantizer_problems(kind, name, values)

@@ -67,7 +67,7 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
     lowest: int = 2
     highest: int = 8
     grid: str = "auto"
-    over_size: bool = True
+    over_size: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

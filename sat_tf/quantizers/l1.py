@@ -27,7 +27,7 @@ class L1Quantizer(WeightsOnGrid, ScaledWithSurrogate):
 
     method: ClassVar[str] = "L1"
 
-    over_size: bool = True
+    over_size: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
