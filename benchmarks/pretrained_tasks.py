@@ -53,7 +53,7 @@ class Task:
     @property
     def is_of_pictures(self) -> bool:
         """Whether it is one for `sat-tf quantize`."""
-        return self.network is not _signal_net
+        return self.network is not signal_net
 
     def examples(self) -> tuple[Arrays, Arrays]:
         """The examples to train on, and those that are held out."""
@@ -263,7 +263,8 @@ def gated_net(keras: Any, classes: int) -> Any:
     return _model(keras, image, _conv(keras, x, 48, 1), classes)
 
 
-def _signal_net(keras: Any, classes: int) -> Any:
+def signal_net(keras: Any, classes: int) -> Any:
+    """A 1D network of three convolutions."""
     signal = x = keras.Input((64, 2))
     for filters in (12, 16, 24):
         x = keras.layers.Conv1D(filters, 5, 2, padding="same", use_bias=False)(x)
@@ -313,7 +314,7 @@ TASKS = {
     "signals": Task(
         kind="signals, Conv1D, fit",
         draw=signals,
-        network=_signal_net,
+        network=signal_net,
         train=1000,
         epochs=20,
         classes=6,

@@ -147,8 +147,17 @@ class LayerDecisions:
             rescale_reason=self._rescale_reason(name, quantizer),
             bits_reason=self._bits_reason(name, quantizer),
             start=self._start(name, quantizer),
-            quantizer=line_of(quantizer),
+            quantizer=self._quantizer(name, quantizer),
         )
+
+    def _quantizer(self, name: str, quantizer: WeightQuantizer) -> str:
+        """The line of the quantizer, and why it is that one where nothing names it."""
+        line = line_of(quantizer)
+        annotation = self._placement.configs[name].annotation
+        layer = self._network[name].layer
+        if not line or self._requantized or self._policy.names_weights(layer.name, annotation):
+            return line
+        return f"{line}; nothing names another, and it is the best known at these bits"
 
     def _start(self, name: str, quantizer: WeightQuantizer) -> str:
         if self._requantized:

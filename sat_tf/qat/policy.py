@@ -331,6 +331,9 @@ class BitPolicy(Displayed):
         (8, 'auto')
         """
         fields = self._given(layer_name, annotation)
+        if not fields and not end:
+            name = known_weights(self._plain_fields())
+            return self if self.weight_quantizer == name else self._replaced(weight_quantizer=name)
         if "weight_bits" in fields or end:
             kernel = kernel_fields(self._plain_fields(), fields, end=end)
             fields |= {"weight_bits": kernel.bits, "weight_grid": kernel.grid}
@@ -341,11 +344,13 @@ class BitPolicy(Displayed):
         fields["weight_quantizer"] = known_weights({**self._plain_fields(), **fields})
         if "initial_clipping_level" in fields:
             fields["initial_classifier_clipping_level"] = fields["initial_clipping_level"]
+        return self._replaced(**{"first_last_weight_grid": None, **fields}, overrides={})
+
+    def _replaced(self, **fields: Any) -> "BitPolicy":
+        """The policy with other fields, without the warnings that were given when it was made."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # said when the policy was made
-            return dataclasses.replace(
-                self, **{"first_last_weight_grid": None, **fields}, overrides={}
-            )
+            warnings.simplefilter("ignore")
+            return dataclasses.replace(self, **fields)
 
     def _given(self, layer_name: str, annotation: Mapping[str, Any] | None) -> dict[str, Any]:
         """The fields that overrides and its annotation give one layer."""
@@ -361,6 +366,11 @@ class BitPolicy(Displayed):
         """The bits and grid of one layer's weights, as `at` has them, and what says them."""
         given = self._given(layer_name, annotation)
         return kernel_fields(self._plain_fields(), given, end=end)
+
+    def names_weights(self, layer_name: str, annotation: Mapping[str, Any] | None = None) -> bool:
+        """Whether anything names the weight quantizer of one layer; else it is the best known."""
+        given = {**self._plain_fields(), **self._given(layer_name, annotation)}
+        return given["weight_quantizer"] is not None
 
     @property
     def processor(self) -> Processor:

@@ -229,7 +229,7 @@ DEFAULT_QUANTIZERS = {"weight": "dorefa", "activation": "pact"}
 
 # What quantizes weights where a policy leaves it open, by the fewest bits: the best that is known,
 # by `benchmarks/results/default_weights.csv`; docs/measurements/methods.md says what was tried.
-# DoReFa's range, the largest weight, keeps most of a model that is not trained. With 2 bits training
+# DoReFa's range, the largest weight, keeps most of a model that is not trained. At 2 bits training
 # is needed in any case, and a range by the mean magnitude learns more. 1 bit was not measured.
 BEST_WEIGHTS = {3: "dorefa", 2: "l1", 1: "dorefa"}
 
