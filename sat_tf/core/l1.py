@@ -49,7 +49,7 @@ def quantize_weights(
     grid: str = "auto",
     *,
     range_axes: tuple[int, ...] = (),
-    over_size: bool = False,
+    over_size: bool = True,
     surrogate: str = STRAIGHT_THROUGH,
     strength: float | None = None,
 ) -> Tensor:

@@ -13,6 +13,9 @@ from sat_tf.training.state.run_folder import FLOAT_MODEL
 
 # The fields of a policy that matter if nothing is rounded or clipped.
 _FLOAT_FIELDS = ("rescale", "weight_range", "detach_max", "input_range", "unsupported")
+# Rows that name no weights have the paper's, whatever is the best known since.
+_WEIGHTS: dict[str, Any] = {"weight_quantizer": "dorefa"}
+_OF_PAPER = {f"policy.{name}": value for name, value in _WEIGHTS.items()}
 # The settings that do not affect the outcome of a run.
 _WITHOUT_EFFECT: dict[str, Any] = {
     "name": True,
@@ -102,7 +105,7 @@ def _config(
     row = entry.row
     bits = row.set.get("policy.activation_bits", 0)
     layers: list[Mapping[str, Any]] = [
-        {"data": chosen.data},
+        {"data": chosen.data, **_OF_PAPER},
         chosen.set,
         chosen.models.get(row.base, {}),
         chosen.activation_bits.get(bits, {}),
@@ -157,14 +160,14 @@ def digest(config: Config) -> str:
 
 def _float_policy(config: Config) -> BitPolicy:
     if config.training.start == "vanilla":
-        return BitPolicy()
+        return BitPolicy(**_WEIGHTS)
     policy = config.policy
     overrides = {
         pattern: {name: value for name, value in fields.items() if name in _FLOAT_FIELDS}
         for pattern, fields in policy.overrides.items()
     }
     return BitPolicy(
-        **{name: getattr(policy, name) for name in _FLOAT_FIELDS},
+        **{**_WEIGHTS, **{name: getattr(policy, name) for name in _FLOAT_FIELDS}},
         overrides={pattern: fields for pattern, fields in overrides.items() if fields},
     )
 
