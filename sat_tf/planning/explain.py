@@ -31,7 +31,7 @@ from sat_tf.qat.model_class import policy_of, processor_of
 from sat_tf.qat.placed import Placement, PlacementError
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy, expect_policy
-from sat_tf.qat.requantize import effective_kernels, with_inputs_of, without_quantizers
+from sat_tf.qat.requantize import completed, effective_kernels, without_quantizers
 from sat_tf.qat.wrapper import output_quantizer
 from sat_tf.targets import DEFAULT_PROCESSOR, Processor
 
@@ -161,7 +161,7 @@ def plan_of(
     with_image_size(source.network, image_size)  # reports a bad size before anything else
     refused = list(source.losses)
     if source.quantized is not None:
-        policy, _, of_inputs = with_inputs_of(source.quantized, policy)
+        policy, _, of_inputs = completed(source.quantized, policy)
         refused += of_inputs
     problems, placement, decided_by = _placed(source, policy)
     kept = placement.kept if placement is not None else ()

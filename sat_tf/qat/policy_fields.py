@@ -237,8 +237,8 @@ BEST_WEIGHTS = {3: "dorefa", 2: "l1", 1: "dorefa"}
 def known_weights(values: Mapping[str, Any]) -> str:
     """The weight quantizer of a layer: that of its fields, or the best known at its bits.
 
-    Options without a name are DoReFa's, and so is a gradient through the maximum. Networks that
-    train from scratch have its weights, too.
+    Options without a name are DoReFa's, and so are a grid by its name, no rescaling and a gradient
+    through the maximum. Networks that train from scratch have its weights, too.
 
     >>> known_weights({"weight_bits": 8}), known_weights({"weight_bits": 2})
     ('dorefa', 'l1')
@@ -247,8 +247,13 @@ def known_weights(values: Mapping[str, Any]) -> str:
         return values["weight_quantizer"]
     bits, own = values.get("weight_bits"), DEFAULT_QUANTIZERS["weight"]
     from_scratch = values.get("latent_start") == "as_is"
-    of_dorefa = values.get("weight_options") or not values.get("detach_max", True)
-    if not is_bits(bits) or from_scratch or of_dorefa:
+    is_asked = (
+        values.get("weight_options"),
+        values.get("rescale") == "none",
+        not values.get("detach_max", True),
+        values.get("weight_grid", "auto") not in AUTOMATIC,
+    )
+    if not is_bits(bits) or from_scratch or any(is_asked):
         return own
     return BEST_WEIGHTS[max(fewest for fewest in BEST_WEIGHTS if fewest <= bits)]
 

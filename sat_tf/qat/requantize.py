@@ -1,6 +1,8 @@
 """Requantization: the same latent weights under another policy."""
 
 import dataclasses
+import glob
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -31,7 +33,8 @@ def requantize(model: keras.Model, policy: BitPolicy) -> keras.Model:
 
     The input range belongs to the model: a policy that states no `input_range` keeps it, and one
     that states another moves biases by the difference at the pixel nearest to real 0. A policy
-    without a `target` keeps the one that the model was quantized for.
+    without a `target` keeps the one that the model was quantized for, and one that names no
+    `weight_quantizer` those of its layers.
 
     Another `weight_range` or `rescale` scales the clamped weights. Gains compensate, so that the
     model keeps its function, unless latent_start="as_is".
@@ -58,7 +61,7 @@ def requantize(model: keras.Model, policy: BitPolicy) -> keras.Model:
     if any(quantizer is not None and quantizer.keeps_gains for quantizer in quantizers):
         # Its function depends on gains, whatever the latent_start of this policy.
         policy = dataclasses.replace(policy, latent_start="keep_function")
-    policy, changes, problems = with_inputs_of(network, policy)
+    policy, changes, problems = completed(network, policy)
     if problems:
         raise ValueError(list_problems(f"model {network.name!r}", problems))
     requantized = quantized_model(
@@ -85,6 +88,20 @@ def requantize(model: keras.Model, policy: BitPolicy) -> keras.Model:
     return remember(of_class_of(model, requantized), policy)
 
 
+def _named_weights(layers: Iterable[QuantizedLayer]) -> dict[str, dict[str, Any]]:
+    """Overrides that name the weight quantizer that each layer has, with its options."""
+    named = {}
+    for layer in layers:
+        weights = weight_quantizer(layer)
+        if weights is not None:
+            config, options = weights.get_config(), weights.option_names()
+            named[glob.escape(layer.layer.name)] = {
+                "weight_quantizer": weights.policy_name,
+                "weight_options": {name: config[name] for name in options if name in config},
+            }
+    return named
+
+
 def effective_kernels(network: Network) -> dict[str, np.ndarray]:
     """The effective kernels of a quantized model's linear layers, by the user's layer names."""
     return {
@@ -94,12 +111,13 @@ def effective_kernels(network: Network) -> dict[str, np.ndarray]:
     }
 
 
-def with_inputs_of(
+def completed(
     network: Network, policy: BitPolicy
 ) -> tuple[BitPolicy, dict[str, Change], list[str]]:
-    """The policy with the inputs of a quantized model, and what it changes of them.
+    """The policy with what it leaves to a quantized model, and what it changes of the inputs.
 
-    The ranges and types are those of the model, unless the policy states its own.
+    The ranges and types of inputs are those of the model, unless the policy states its own, and so
+    is what quantizes the weights of each layer.
 
     Returns:
         That policy; for each input that is quantized, the change from what it is fed now to what
@@ -107,6 +125,9 @@ def with_inputs_of(
     """
     kept, own, ranges = kept_inputs(network), input_types(network), input_ranges(network)
     fields: dict[str, Any] = {}
+    if policy.weight_quantizer is None:
+        named = _named_weights(_by_place(network).values())
+        fields["overrides"] = {**named, **policy.overrides}
     if policy.input_type is None:
         fields["input_type"] = {name: own[name] for name in network.inputs if name not in kept}
     if not policy.states_input_range:

@@ -56,7 +56,7 @@ def test_numbers_of_a_residual_are_those_worked_out_by_hand():
 def test_a_plan_says_what_is_read_at_how_many_bits_and_how_weights_start():
     model = residual()
     model.get_layer("branch").kernel.assign(model.get_layer("branch").kernel * 100.0)
-    plan = sat_tf.explain(model, BitPolicy.mobile(2))
+    plan = sat_tf.explain(model, BitPolicy.mobile(2, weight_quantizer="dorefa"))
     assert (plan["stem"].reading_bits, plan["stem"].reading_reason) == (8, "pixels")
     assert (plan["branch"].reading_bits, plan["branch"].reading_reason) == (
         8,

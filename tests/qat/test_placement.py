@@ -264,10 +264,10 @@ def test_float_activations_know_what_a_pixel_stands_for():
     assert insertion.config.output == ImageQuantizer.of_range(range_of((0, 1)))
 
 
-@pytest.mark.parametrize(("bits", "expected"), [(None, "w2"), (4, "w4"), (1, "w1")])
+@pytest.mark.parametrize(("bits", "expected"), [(None, "w3"), (4, "w4"), (1, "w1")])
 def test_first_and_last_layers_may_have_weight_bits_of_their_own(bits, expected):
-    sketch = _sketch_of("plain", BitPolicy(weight_bits=2, first_last_weight_bits=bits))
-    assert (sketch["a"], sketch["b"], sketch["classifier"]) == (expected, "w2", f"{expected}* o")
+    sketch = _sketch_of("plain", BitPolicy(weight_bits=3, first_last_weight_bits=bits))
+    assert (sketch["a"], sketch["b"], sketch["classifier"]) == (expected, "w3", f"{expected}* o")
 
 
 def test_an_override_holds_for_the_first_layer_too():
@@ -434,16 +434,16 @@ def test_layers_without_an_annotation_stay_float():
 
 def test_a_layer_config_is_stronger_than_the_policy():
     annotations = {
-        "b": LayerConfig(weight_bits=2, activation_bits=3),
+        "b": LayerConfig(weight_bits=3, activation_bits=3),
         "classifier": LayerConfig(weight_bits=5),
         "b_relu": LayerConfig(stream_bits=6),
     }
     policy = BitPolicy(overrides={"b": {"weight_bits": 7}})
     placement = _place(_network("plain"), policy, annotations)
     sketch = _sketch(placement)
-    assert (sketch["a_relu"], sketch["b"], sketch["classifier"]) == ("u3", "w2", "w5* o")
+    assert (sketch["a_relu"], sketch["b"], sketch["classifier"]) == ("u3", "w3", "w5* o")
     assert sketch["b_relu"] == "u6"
-    assert placement.configs["b"].annotation == {"weight_bits": 2, "activation_bits": 3}
+    assert placement.configs["b"].annotation == {"weight_bits": 3, "activation_bits": 3}
     assert placement.configs["a"].annotation is None
 
 

@@ -510,3 +510,31 @@ def test_a_notebook_shows_all_fields_of_a_policy():
     assert "<b>latent_<wbr>start</b>" in html
     assert "<b>clipping_<wbr>gradient</b>" not in html
     assert "&#39;left&#39;: &#39;int8&#39;" in html
+
+
+def test_weights_that_nothing_names_are_the_best_known_at_the_bits_of_the_layer():
+    names = [BitPolicy.mobile(bits).at("inside").weight_quantizer for bits in range(1, 9)]
+    assert names == ["dorefa", "l1", *["dorefa"] * 6]
+    assert BitPolicy.mobile(2).at("stem", end=True).weight_quantizer == "dorefa"
+    mixed = BitPolicy.mobile(4, overrides={"a": {"weight_bits": 2}})
+    assert (mixed.at("a").weight_quantizer, mixed.at("b").weight_quantizer) == ("l1", "dorefa")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"weight_quantizer": "dorefa"},
+        {"weight_options": {"surrogate": "ewgs"}},
+        {"rescale": "none"},
+        {"detach_max": False},
+        {"weight_grid": "nested"},
+        {"latent_start": "as_is"},
+        {"weight_bits": None},
+    ],
+)
+def test_what_is_said_of_dorefas_weights_asks_for_them(fields):
+    assert BitPolicy.mobile(2, **fields).at("inside").weight_quantizer == "dorefa"
+
+
+def test_the_paper_has_its_own_weights_at_all_bits():
+    assert {BitPolicy.paper(bits).weight_quantizer for bits in range(1, 9)} == {"dorefa"}
