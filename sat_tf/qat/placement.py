@@ -696,4 +696,6 @@ class _Placer:
             keeps_function=policy.latent_start == "keep_function",
             options=policy.weight_options,
         )
-        return make_weight_quantizer(policy.weight_quantizer, request)
+        name = policy.weight_quantizer
+        assert name is not None, "BitPolicy.at names it"
+        return make_weight_quantizer(name, request)
