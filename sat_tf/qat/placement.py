@@ -13,6 +13,7 @@ from sat_tf.qat.configs import LayerConfig, PlacedConfig
 from sat_tf.qat.inputs import entrance, norms_behind, range_problems, reads_floats, states_codes
 from sat_tf.qat.placed import Demand, Insertion, Placement, PlacementError, Reasons
 from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.policy_fields import known_weights
 from sat_tf.qat.value_ranges import PixelRanges, Spreads, ValueRanges
 from sat_tf.quantizers.input_range import INPUT_TYPES, PIXELS
 from sat_tf.quantizers.protocol import (
@@ -696,6 +697,4 @@ class _Placer:
             keeps_function=policy.latent_start == "keep_function",
             options=policy.weight_options,
         )
-        name = policy.weight_quantizer
-        assert name is not None, "BitPolicy.at names it"
-        return make_weight_quantizer(name, request)
+        return make_weight_quantizer(known_weights(vars(policy)), request)

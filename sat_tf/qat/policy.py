@@ -26,7 +26,6 @@ from sat_tf.qat.policy_fields import (
     is_options,
     is_positive,
     kernel_fields,
-    known_weights,
     level_field,
     name_field,
     pair_problems,
@@ -332,8 +331,7 @@ class BitPolicy(Displayed):
         """
         fields = self._given(layer_name, annotation)
         if not fields and not end:
-            name = known_weights(self._plain_fields())
-            return self if self.weight_quantizer == name else self._replaced(weight_quantizer=name)
+            return self
         if "weight_bits" in fields or end:
             kernel = kernel_fields(self._plain_fields(), fields, end=end)
             fields |= {"weight_bits": kernel.bits, "weight_grid": kernel.grid}
@@ -341,16 +339,13 @@ class BitPolicy(Displayed):
         if "activation_bits" in fields:
             fields.setdefault("requantize_streams", True)
         fields = _with_own_options(fields)
-        fields["weight_quantizer"] = known_weights({**self._plain_fields(), **fields})
         if "initial_clipping_level" in fields:
             fields["initial_classifier_clipping_level"] = fields["initial_clipping_level"]
-        return self._replaced(**{"first_last_weight_grid": None, **fields}, overrides={})
-
-    def _replaced(self, **fields: Any) -> "BitPolicy":
-        """The policy with other fields, without the warnings that were given when it was made."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return dataclasses.replace(self, **fields)
+            warnings.simplefilter("ignore")  # said when the policy was made
+            return dataclasses.replace(
+                self, **{"first_last_weight_grid": None, **fields}, overrides={}
+            )
 
     def _given(self, layer_name: str, annotation: Mapping[str, Any] | None) -> dict[str, Any]:
         """The fields that overrides and its annotation give one layer."""
