@@ -92,6 +92,18 @@ def _in_place(of_tf_keras: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
     return model
 
 
+def _exported(
+    of_tf_keras: Any, model: Any, *args: Any, snap_biases: bool = False, **kwargs: Any
+) -> Any:
+    """Exports the twin, and gives the model the biases of its file where that is asked for."""
+    from sat_tf.keras3.conversion.twin import take_values
+
+    report = _on_twin(of_tf_keras, model, *args, snap_biases=snap_biases, **kwargs)
+    if snap_biases:
+        take_values(model)
+    return report
+
+
 def _reconstructed(
     of_tf_keras: Any, model: Any, float_model: Any, *args: Any, **kwargs: Any
 ) -> Any:
@@ -139,7 +151,7 @@ _OF_KERAS3: Mapping[str, Callable[..., Any]] = {
     "audit": _on_twin,
     "calibrate": _in_place,
     "explain": _on_twin,
-    "export_tflite": _on_twin,
+    "export_tflite": _exported,
     "quantize_for_bits": _refused,
     "quantize_model": _quantized,
     "reconstruct": _reconstructed,

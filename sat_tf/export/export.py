@@ -30,6 +30,7 @@ from sat_tf.export.lowering.trace import one_image_only
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.graph_file import serialize
 from sat_tf.export.operations.linear import linear_operations
+from sat_tf.export.snapping import snapped
 from sat_tf.export.targets.table import TARGETS
 from sat_tf.export.targets.target import Elsewhere
 from sat_tf.export.tflite.contents import SETTINGS_NAME, gzip_size, read_contents
@@ -42,6 +43,7 @@ from sat_tf.export.tflite.metadata import (
     misfits,
 )
 from sat_tf.export.tflite.tensors import Storage
+from sat_tf.graph.flatten import copied_weights
 from sat_tf.graph.network import Network
 from sat_tf.messages import list_problems
 from sat_tf.preprocessing import Preprocessing
@@ -163,6 +165,7 @@ class ExportReport(Displayed):
             for route="converter".
         moved_scales: by how many units in the last place the scales of tensors were moved so that
             it has them on all.
+        moved_biases: the number of layers whose biases the model has taken from its file.
         target: the processor that the file is for.
         elsewhere: the operators that its compiler leaves to the CPU, with the reason and the fix;
             where it is a CPU, those that it refuses.
@@ -184,6 +187,7 @@ class ExportReport(Displayed):
     runs_from: str
     holds: list[Hold]
     moved_scales: dict[str, int]
+    moved_biases: int
     target: str
     elsewhere: list[Elsewhere]
     warnings: list[str]
@@ -217,6 +221,11 @@ class ExportReport(Displayed):
         """All that is to be known beside the summary, in the order in which it is shown."""
         return [
             Marked(f"It runs in ai-edge-litert {self.runs_from} and later.", "plain"),
+            *(
+                [Marked(f"{self.moved_biases} layers of the model took its biases.", "plain")]
+                if self.moved_biases
+                else []
+            ),
             *([verdict_of(self.holds)] if self.holds else []),
             *self.on_target,
             *(Marked(f"Note: {warning}", "watch") for warning in self.warnings),
@@ -289,6 +298,7 @@ def export_tflite(
     route: str = "direct",
     compare_storage: bool = False,
     image_size: Sequence[int] | None = None,
+    snap_biases: bool = False,
 ) -> ExportReport:
     """Writes a quantized Keras model as an integer TFLite file.
 
@@ -304,13 +314,13 @@ def export_tflite(
     The file differs from the trained model in what integers cannot hold: biases are rounded to
     multiples of input scale · weight scale, nearly constant channels get another scale for that or,
     if nearly dead, other codes, sums and means round as the kernels do, and signed streams that
-    these read saturate one code lower. `snap_biases` moves the model onto the grids of its file.
-    `verify_tflite` proves that LiteRT computes exactly these integers, and counts those of Keras
-    that differ.
+    these read saturate one code lower. With `snap_biases=True` the model takes the biases of its
+    file, as with `sat-tf quantize`, and computes its codes from then on. `verify_tflite` proves
+    that LiteRT computes exactly these integers, and counts those of Keras that differ.
 
     Args:
         model: a model quantized by sat-tf, with weight and activation bits; or the
-            `DeployedModel` of one.
+            `DeployedModel` of one, which has the biases of its file already.
         path: of the file; it appears whole, or not at all.
         float_head: keep the last Dense layer float, from dequantized activations and int8-stored
             weights. Logits are then not rounded, so that there are no ties.
@@ -352,6 +362,10 @@ def export_tflite(
             this machine. Of a large model this takes longer than the export.
         image_size: rows and columns, for a model of images of any size: a file has one; (length,)
             for sequences.
+        snap_biases: move the biases of the model, in place, to those of its file, as
+            `sat_tf.export.snap_biases` does, and nothing where there is no file. False leaves the
+            model as it is: for a file in the middle of a training, or several of one model, as
+            another `pack` or `float_head` has other biases.
 
     Returns:
         An `ExportReport`.
@@ -366,11 +380,12 @@ def export_tflite(
     path = check_writable(path)
     if isinstance(model, DeployedModel):
         float_head, pack = model.float_head or float_head, model.pack if pack == "auto" else pack
-        model = model.quantized
+        model, snap_biases = model.quantized, False
     if target is None:
         target = processor_of(model).name
     if route == "converter" and output_type is None:
         output_type = FLOAT
+    given = model
     if image_size is not None:
         model = with_image_size(model, image_size)
     settings = FileSettings(
@@ -387,20 +402,27 @@ def export_tflite(
         raise ValueError(list_problems("export_tflite", problems))
     if route == "converter":  # which stores all kernels in 8 bits
         settings = settings.with_pack("none")
-    network = Network(model)
-    graph = file_graph(network, settings)
-    if metadata:
-        graph.expect_one_of_each("export_tflite with labels, a description or preprocessing")
-    if problems := misfits(metadata, graph.images[0], graph.tensors[graph.output].shape):
-        raise ValueError(list_problems("export_tflite", problems))
-    direct = route == "direct"
-    settings = settings.of_graph(graph)
-    content = file_content(graph, settings, metadata) if direct else converted(graph)
-    parsed = read_contents(content, str(path))
-    shapes = [image.shape for image in graph.images]
-    with written_whole(path) as temporary:
-        temporary.write_bytes(content)
-        check_loading(temporary.read_bytes(), *shapes)
+    network, direct = Network(model), route == "direct"
+    with (
+        snapped(network, settings, stays=True)
+        if snap_biases
+        else contextlib.nullcontext(0) as moved
+    ):
+        graph = file_graph(network, settings)
+        if metadata:
+            graph.expect_one_of_each("export_tflite with labels, a description or preprocessing")
+        if problems := misfits(metadata, graph.images[0], graph.tensors[graph.output].shape):
+            raise ValueError(list_problems("export_tflite", problems))
+        settings = settings.of_graph(graph)
+        content = file_content(graph, settings, metadata) if direct else converted(graph)
+        parsed = read_contents(content, str(path))
+        shapes = [image.shape for image in graph.images]
+        with written_whole(path) as temporary:
+            temporary.write_bytes(content)
+            check_loading(temporary.read_bytes(), *shapes)
+    if moved and model is not given:
+        for layer in model.layers:
+            copied_weights(layer, given.get_layer(layer.name))
     compared = compare_storage and direct
     others = _alternatives(network, settings, metadata) if compared else {}
     files = {settings.pack: content, **others}
@@ -421,6 +443,7 @@ def export_tflite(
         runs_from=first_release(kernel.storage for kernel in kernels if kernel.is_product),
         holds=holds_of(graph) if direct else [],
         moved_scales=dict(graph.moved_scales) if direct else {},
+        moved_biases=moved,
         target=settings.target,
         elsewhere=TARGETS[settings.target].elsewhere(parsed),
         warnings=[

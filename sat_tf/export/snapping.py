@@ -10,10 +10,16 @@ certificate names: sums and products of more than two tensors, windows of means 
 beyond an image, and values of signed streams below all codes.
 """
 
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+
 import numpy as np
+import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.export.lowering import pipeline, quantized_network
+from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import Linear, linear_operations
 from sat_tf.graph import layer_kinds
@@ -23,14 +29,19 @@ from sat_tf.qat.layout import call_name, inner_layer
 from sat_tf.qat.model_class import processor_of
 from sat_tf.qat.wrapper import output_quantizer
 
+# Float32 may bring a value no nearer to that of its file than these shares of a unit of the sum and
+# of the value itself.
+_NEAR, _NEAR_SHARE = 0.02, 1e-5
 
-def snap_biases(model: keras.Model, *, pack: str = "auto") -> None:
-    """Moves every bias of a quantized model, in place, to that of its integer file.
 
-    Call it when training is done, before the top-1 is measured. What moves is β of the
-    BatchNormalization behind a linear layer, or the layer's own bias where there is none; layers
-    with neither stay as they are, and so do layers that are called several times, whose uses have
-    grids of their own. Where the file gives a channel another scale, γ follows it:
+def snap_biases(model: keras.Model, *, float_head: bool = False, pack: str = "auto") -> None:
+    """Moves the biases of a quantized model, in place, to those of its integer file.
+
+    Call it when training is done, before the top-1 is measured; `sat_tf.export_tflite` does the
+    same with `snap_biases=True`. What moves is β of the BatchNormalization behind a linear layer,
+    or the layer's own bias where there is none; layers with neither stay as they are, and so do
+    layers that are called several times, whose uses have grids of their own. Nothing moves in a
+    model that is there already. Where the file gives a channel another scale, γ follows it:
 
         γ <- ratio · γ,   β <- bias' - ratio · (bias - β),   ratio = scale' / scale
 
@@ -38,16 +49,73 @@ def snap_biases(model: keras.Model, *, pack: str = "auto") -> None:
     a γ, the constant is moved so that it is right where the channel usually is.
 
     Args:
-        model: a model quantized by sat-tf. A file with a float head holds the last layer's bias as
-            it is; that of `snap_biases` is then another one, at most half a unit away.
-        pack: how its file will be packed, as `sat_tf.export_tflite` is told: the grid of biases is
-            that of the stored codes, and coarser where they have fewer bits.
+        model: a model quantized by sat-tf.
+        float_head: as `sat_tf.export_tflite` is told: the last bias then stays as it is.
+        pack: the same: the grid of biases is that of the stored codes, and coarser where they have
+            fewer bits.
 
     Raises:
         ValueError: the model has no integer form, or nothing to pack; lists every problem.
     """
-    network = Network(model)
-    trained = pipeline.trained_graph(network, pack=processor_of(model).packing(pack))
+    pack = processor_of(model).packing(pack)
+    for move in _moves(Network(model), float_head=float_head, pack=pack):
+        move.variable.assign(move.value)
+
+
+@contextlib.contextmanager
+def snapped(network: Network, settings: FileSettings, *, stays: bool) -> Iterator[int]:
+    """In the block, a model has the biases of its file.
+
+    Args:
+        network: of the model.
+        settings: of the file.
+        stays: whether it has them behind the block too, unless that fails.
+
+    Yields:
+        The number of layers whose biases have moved.
+
+    Raises:
+        ValueError: see `snap_biases`.
+    """
+    moves = _moves(network, float_head=settings.float_head, pack=settings.packing)
+    before = [move.variable.numpy() for move in moves]
+    is_kept = False
+    try:
+        for move in moves:
+            move.variable.assign(move.value)
+        yield len({id(move.holder) for move in moves})
+        is_kept = stays
+    finally:
+        for move, value in zip(moves, before, strict=True):
+            if not is_kept:
+                move.variable.assign(value)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Move:
+    """A variable of a layer, the value that its file gives it, and how near float32 may bring it.
+
+    Attributes:
+        holder: the layer.
+        variable: its bias, β or γ.
+        value: that of the file.
+        near: the distance within which the variable has that value already.
+    """
+
+    holder: keras.layers.Layer
+    variable: tf.Variable
+    value: np.ndarray
+    near: np.ndarray
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the variable has its value, as far as float32 holds it."""
+        return bool(np.all(np.abs(self.variable.numpy() - self.value) <= self.near))
+
+
+def _moves(network: Network, *, float_head: bool, pack: str) -> list[_Move]:
+    """All that moves in a model, for the packing of one target; nothing if it is there already."""
+    trained = pipeline.trained_graph(network, float_head=float_head, pack=pack)
     deployed = pipeline.rounded(trained)
     nodes = {call_name(node): node for node in network}
     shaped = {
@@ -56,34 +124,42 @@ def snap_biases(model: keras.Model, *, pack: str = "auto") -> None:
         if operation.reshapes
     }
     pairs = (linear_operations(graph.operations) for graph in (trained, deployed))
+    moves: list[_Move] = []
     for exact, rounded in zip(*pairs, strict=True):
         node = nodes.get(exact.output) or nodes.get(shaped.get(exact.output, ""))
         if node is not None and not exact.is_float(trained):
             holder = _bias_holder(network, node)
             if holder is not None:
-                _move(holder, trained, exact, rounded)
+                moves += _moves_of(holder, trained, exact, rounded)
+    # Moved once more, float32 would only be rounded once more.
+    return [] if all(move.is_done for move in moves) else moves
 
 
-def _move(holder: keras.layers.Layer, graph: Graph, exact: Linear, rounded: Linear) -> None:
-    """Gives a layer the constants, and where it has a γ the slopes, of its file."""
+def _moves_of(
+    holder: keras.layers.Layer, graph: Graph, exact: Linear, rounded: Linear
+) -> Iterator[_Move]:
+    """The constants of a layer, and its slopes where it has a γ, as in its file."""
     unit = graph.codes(exact.output).unit
     # The file's scale over the trained one, a channel; 1 where it no longer has the same codes.
     same = np.all(exact.kernel == rounded.kernel, axis=exact.inner_axes)
     seen = np.any(exact.kernel != 0, axis=exact.inner_axes)
-    ratio = np.where(same & seen, rounded.scales.astype(np.float64) / exact.scales, 1.0)
+    scales = rounded.scales.astype(np.float64)
+    ratio = np.where(same & seen, scales / exact.scales, 1.0)
     bias = exact.bias * unit
     source = float(graph.codes(exact.inputs[0]).scale)
-    moved = rounded.bias * source * rounded.scales.astype(np.float64) * unit
-    if layer_kinds.is_batch_normalization(holder):
-        beta = holder.beta.numpy().astype(np.float64)
-        if holder.gamma is None:
-            holder.beta.assign(beta + (moved - bias) + (ratio - 1.0) * exact.center * unit)
-        else:
-            holder.gamma.assign(holder.gamma.numpy() * ratio)
-            holder.beta.assign(moved - ratio * (bias - beta))
+    moved = rounded.bias * source * scales * unit
+    is_norm = layer_kinds.is_batch_normalization(holder)
+    variable = holder.beta if is_norm else holder.bias
+    old = variable.numpy().astype(np.float64)
+    largest = np.maximum(np.abs(old), np.abs(moved))
+    near = _NEAR * source * scales * abs(unit) + _NEAR_SHARE * largest
+    if is_norm and holder.gamma is not None:
+        gamma = holder.gamma.numpy()
+        yield _Move(holder, holder.gamma, gamma * ratio, _NEAR_SHARE * np.abs(gamma))
+        yield _Move(holder, variable, moved - ratio * (bias - old), near)
     else:
-        old = holder.bias.numpy().astype(np.float64)
-        holder.bias.assign(old + (moved - bias) + (ratio - 1.0) * exact.center * unit)
+        value = old + (moved - bias) + (ratio - 1.0) * exact.center * unit
+        yield _Move(holder, variable, value, near)
 
 
 def _bias_holder(network: Network, node: Node) -> keras.layers.Layer | None:

@@ -22,6 +22,7 @@ from sat_tf.export.lowering.pipeline import is_sized, with_image_size
 from sat_tf.export.lowering.quantized_network import is_input, role_of
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import linear_operations
+from sat_tf.export.snapping import snapped
 from sat_tf.export.tflite.contents import differences, read_contents
 from sat_tf.export.tflite.images import Pixels, arrays_of, joined, number_of
 from sat_tf.export.tflite.tensors import Codes, Storage
@@ -274,11 +275,21 @@ def _subject(network: Network, path: pathlib.Path) -> Subject:
     content = path.read_bytes()
     found = read_contents(content, str(path))
     settings = FileSettings.of_file(found.settings, str(path))
-    graph = file_graph(network, settings)
-    expected = file_content(graph, settings)
-    problems = differences(read_contents(expected, str(path)), found)
-    if problems:
-        header = f"{path}: received the file of another model, or of another state of this one"
-        problems.append("expected what the model exports to; export it again")
-        raise ValueError(list_problems(header, problems))
-    return Subject(path, content, found, graph, is_trusted=content == expected)
+    problems: list[str] = []
+    for graph in _exportable(network, settings):
+        expected = file_content(graph, settings)
+        other = differences(read_contents(expected, str(path)), found)
+        if not other:
+            return Subject(path, content, found, graph, is_trusted=content == expected)
+        problems = problems or other
+    header = f"{path}: received the file of another model, or of another state of this one"
+    problems.append("expected what the model exports to; export it again")
+    raise ValueError(list_problems(header, problems))
+
+
+def _exportable(network: Network, settings: FileSettings) -> Iterator[Graph]:
+    """The graphs that a model exports to: as it is, and with the biases of a file."""
+    yield file_graph(network, settings)
+    with snapped(network, settings, stays=False):
+        graph = file_graph(network, settings)
+    yield graph

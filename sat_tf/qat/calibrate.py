@@ -141,7 +141,8 @@ def calibrate(
             the images of a batch are a list or a dictionary, as the model is called. Or the path of
             a folder of pictures, in folders of classes or not, with a folder `train` or not: they
             are scaled and cropped to the input, and take its range.
-        num_images: how many to use at most; 64 and more give usable statistics.
+        num_images: how many to use at most, the first ones, or of a folder some spread over it; 64
+            and more give usable statistics.
         clipping_levels: set the clipping levels.
         batch_normalization: fit the statistics of BatchNormalization.
         keep_function: leave stale statistics as they are.

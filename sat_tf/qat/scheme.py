@@ -28,6 +28,9 @@ class SatQuantizeScheme(tfmot.quantization.keras.QuantizeScheme):
     are, and float. A Keras 3 model never gets here, because `quantize_apply` refuses it: call
     `sat_tf.quantize_model(model, policy)`.
 
+    TFMOT refuses models of Keras 3 before it asks a scheme ("can only be a `keras.Model` instance",
+    of tf_keras); call `sat_tf.quantize_model(model, policy)`, which takes them.
+
     Args:
         policy: how many bits, and by which variant; the default is 4 bits, integer end to end.
     """

@@ -4,6 +4,7 @@ import tf_keras as keras
 from ai_edge_litert.interpreter import Interpreter
 
 import sat_tf
+from sat_tf.export.deployed import deployed_model
 from sat_tf.export.lowering.pipeline import deployed_graph, trained_graph
 from sat_tf.export.operations.graph import simulate
 from sat_tf.export.operations.linear import Linear
@@ -164,7 +165,61 @@ def test_snapping_twice_is_snapping_once():
     before = variables(once)
     snap_biases(once)
     for name, value in variables(once).items():
-        np.testing.assert_allclose(value, before[name], atol=1e-6)
+        np.testing.assert_array_equal(value, before[name])
+
+
+def assert_same(model, other):
+    for one, two in zip(model.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+def test_an_export_gives_the_model_the_biases_of_its_file_and_says_so(path):
+    model = trained_model()
+    report = sat_tf.export_tflite(model, path, snap_biases=True)
+    assert_same(model, snapped_model())
+    assert report.moved_biases == 4
+    assert "4 layers of the model took its biases." in [one.words for one in report.statements]
+    content = path.read_bytes()
+    again = sat_tf.export_tflite(model, path, snap_biases=True)
+    assert (again.moved_biases, path.read_bytes()) == (0, content)
+    assert not any("biases" in one.words for one in again.statements)
+    assert sat_tf.export_tflite(model, path).sha256 == again.sha256
+
+
+def test_an_export_leaves_the_model_alone_where_that_is_asked_for_or_there_is_no_file(path):
+    model = trained_model()
+    assert sat_tf.export_tflite(model, path).moved_biases == 0
+    sat_tf.export_tflite(deployed_model(model), path, snap_biases=True)
+    with pytest.raises(ValueError, match="labels: received 2"):
+        sat_tf.export_tflite(model, path, labels=["one", "two"], snap_biases=True)
+    assert_same(model, trained_model())
+
+
+def test_a_float_head_keeps_its_bias(path):
+    model = trained_model()
+    sat_tf.export_tflite(model, path, float_head=True, snap_biases=True)
+    before, after = variables(trained_model()), variables(model)
+    np.testing.assert_array_equal(after["classifier/bias"], before["classifier/bias"])
+    assert np.any(after["stem_bn/beta"] != before["stem_bn/beta"])
+
+
+def test_the_biases_of_a_model_of_any_size_move_as_well(path):
+    image = keras.Input((None, None, 3))
+    x = L.ReLU()(L.BatchNormalization()(L.Conv2D(4, 3, use_bias=False)(image)))
+    float_model = keras.Model(image, L.Dense(3, name="head")(L.GlobalAveragePooling2D()(x)))
+    model = calibrated(float_model, 4, small_images().train_images.astype(np.float32))
+    model.get_layer("quant_head").layer.bias.assign([0.11, -0.07, 0.02])
+    assert sat_tf.export_tflite(model, path, image_size=(8, 8), snap_biases=True).moved_biases == 2
+    found = sat_tf.verify_tflite(model, path, small_images().test_images, progress=False)
+    assert (found.codes_differing, found.trained_differing) == (0, 0)
+
+
+def test_a_model_that_was_saved_before_its_export_is_that_of_its_file(path):
+    saved, model = trained_model(), trained_model()
+    sat_tf.export_tflite(model, path, snap_biases=True)
+    found = sat_tf.verify_tflite(saved, path, small_images().test_images, progress=False)
+    assert found.codes_differing == 0 < found.trained_differing  # its own biases are counted
+    assert_same(saved, trained_model())
 
 
 @pytest.mark.thorough
