@@ -350,7 +350,7 @@ def constant_weights(model: keras.Model) -> Iterator[None]:
         model: a Keras model with layers quantized by sat-tf in it, at any depth.
 
     Raises:
-        ValueError: the model has no layer quantized by sat-tf.
+        ValueError: the model has no layer quantized by sat-tf, or is none of tf_keras.
         RuntimeError: the model is inside another `constant_weights`, or is trained in this one.
 
     >>> import numpy as np, tf_keras as keras, sat_tf
@@ -385,6 +385,12 @@ class ConstantWeights:
     """
 
     def __init__(self, model: keras.Model) -> None:
+        if not isinstance(model, keras.Model):
+            raise ValueError(
+                f"constant_weights: received {type(model).__module__}.{type(model).__qualname__}, "
+                "expected a tf_keras model; one of Keras 3 computes its weights in each call: "
+                "leave constant_weights out, or pass sat_tf.from_keras3(model)."
+            )
         self._layers = _quantized_layers(model)
         if not self._layers:
             raise ValueError(
