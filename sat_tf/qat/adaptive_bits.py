@@ -14,7 +14,6 @@ from sat_tf.graph.layers.kind import Role
 from sat_tf.messages import list_problems
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.policy import BitPolicy, expect_policy
-from sat_tf.qat.policy_fields import DEFAULT_QUANTIZERS
 from sat_tf.qat.scheme import quantize_model
 from sat_tf.qat.wrapper import graphs_go_with
 
@@ -64,9 +63,7 @@ def quantize_for_bits(
     >>> first.layer.kernel is second.layer.kernel
     True
     """
-    policy = expect_policy(BitPolicy() if policy is None else policy)
-    if policy.weight_quantizer is None:  # widths that share weights share what quantizes them
-        policy = dataclasses.replace(policy, weight_quantizer=DEFAULT_QUANTIZERS["weight"])
+    policy = expect_policy(BitPolicy() if policy is None else policy).of_one_kind()
     widths = _checked(bits)
     members = {width: quantize_model(model, _at(policy, width)) for width in widths}
     _refuse_own_steps(members[widths[0]])

@@ -367,6 +367,16 @@ class BitPolicy(Displayed):
         given = {**self._plain_fields(), **self._given(layer_name, annotation)}
         return given["weight_quantizer"] is not None
 
+    def of_one_kind(self) -> "BitPolicy":
+        """The policy with DoReFa's weights where it names none, for what shares or compares bits.
+
+        >>> BitPolicy.mobile(2).of_one_kind()
+        BitPolicy(weight_bits=2, activation_bits=2, weight_quantizer='dorefa')
+        """
+        if self.weight_quantizer is not None:
+            return self
+        return dataclasses.replace(self, weight_quantizer=DEFAULT_QUANTIZERS["weight"])
+
     @property
     def processor(self) -> Processor:
         """The row of `target`: what is known of the processor that the file is for."""

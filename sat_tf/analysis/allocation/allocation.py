@@ -70,7 +70,8 @@ def allocate(
         model: a Functional or Sequential float model with one input and one output.
         dataset: images, with labels or without, as for `sat_tf.sensitivity`; None with a table of
             costs.
-        policy: everything beside the bits that are chosen; see `BitPolicy`.
+        policy: everything beside the bits that are chosen; see `BitPolicy`. Where it names no weights,
+            they are DoReFa's at all bits, in what is proposed too.
         budget: limits, at least one, each a number or a share such as "60%" of what the most bits
             need: "bytes" of the file; "ideal_bytes", n · bits / 8, as papers count; of one image
             "bit_operations" (multiply-adds · weight bits · activation bits) and "milliseconds" (by
@@ -109,7 +110,7 @@ def allocate(
         found = sat_tf.allocate(model, (images, labels), budget={"bytes": 500_000})
         quantized = sat_tf.quantize_model(model, found.policy)
     """
-    policy = BitPolicy() if policy is None else expect_policy(policy)
+    policy = expect_policy(BitPolicy() if policy is None else policy).of_one_kind()
     known = {"milliseconds": latency is not None or npu is not None, "compiled_bytes": npu}
     limits = read_budget(budget, [name for name, table in known.items() if table])
     if npu is not None:

@@ -49,7 +49,7 @@ def sensitivity(
         dataset: images, with labels or without: a pair of arrays, a `tf.data.Dataset`, or a set of
             `sat_tf.data`; labels are class numbers or one-hot.
         policy: the bits of each layer; see `BitPolicy`. Whatever its latent_start, the model keeps
-            its function.
+            its function; where it names no weights, they are DoReFa's at all bits.
         metric: "top1" (the drop, a share of the images), "distance" (relative error of the
             outputs) or "divergence" (of the class probabilities, in nats): what layers are ranked
             by. All possible ones are measured: the divergence where a softmax, labels or this
@@ -70,7 +70,7 @@ def sensitivity(
         found = sat_tf.sensitivity(model, (images, labels), BitPolicy.mobile(3))
         better = BitPolicy.mobile(3, overrides=found.suggest(average_bits=4))
     """
-    policy = BitPolicy() if policy is None else expect_policy(policy)
+    policy = expect_policy(BitPolicy() if policy is None else policy).of_one_kind()
     if metric is not None and (not isinstance(metric, str) or metric not in METRICS):
         raise ValueError(
             f"metric={metric!r}: expected one of {', '.join(METRICS)}. "

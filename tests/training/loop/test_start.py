@@ -91,7 +91,7 @@ def test_the_classifier_of_an_ordinary_model_keeps_its_size_at_few_bits(bits, re
     plain = small_float_model()
     fields = (
         f"{{weight_bits: {bits}, first_last_weight_bits: null, rescale: {rescale},"
-        " weight_range: layer}"
+        " weight_range: layer, weight_quantizer: dorefa}"
     )
     start = quantized_start(config("training.start=vanilla", f"policy={fields}"), plain)
     effective = start.get_layer("quant_classifier").effective_kernel().numpy()

@@ -61,7 +61,7 @@ def test_a_range_in_which_all_weights_are_held_stays_as_it_is():
 
 
 def _model(bits=2):
-    return sat_tf.quantize_model(small_float_model(), BitPolicy.mobile(bits))
+    return sat_tf.quantize_model(small_float_model(), BitPolicy.mobile(bits).of_one_kind())
 
 
 def test_a_weight_that_oscillates_is_frozen_at_its_average_code_and_stays_there():
