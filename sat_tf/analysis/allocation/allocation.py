@@ -70,8 +70,8 @@ def allocate(
         model: a Functional or Sequential float model with one input and one output.
         dataset: images, with labels or without, as for `sat_tf.sensitivity`; None with a table of
             costs.
-        policy: everything beside the bits that are chosen; see `BitPolicy`. Where it names no weights,
-            they are DoReFa's at all bits, in what is proposed too.
+        policy: everything beside the bits that are chosen; see `BitPolicy`. Where it names no
+            weights, they are DoReFa's at all bits, in what is proposed too.
         budget: limits, at least one, each a number or a share such as "60%" of what the most bits
             need: "bytes" of the file; "ideal_bytes", n · bits / 8, as papers count; of one image
             "bit_operations" (multiply-adds · weight bits · activation bits) and "milliseconds" (by
