@@ -23,6 +23,7 @@ from sat_tf.messages import first_ones
 from sat_tf.presentation.charts import Line, LineChart, Point, save_charts
 from sat_tf.presentation.page import render_page
 from sat_tf.presentation.tables import Column, Marked, Table, digits, percent, plain, points
+from sat_tf.qat.policy_fields import known_weights
 from sat_tf.training.config.config import load_yaml
 from sat_tf.training.report.results import ModelAccuracy, Results
 from sat_tf.training.state import run_folder
@@ -70,6 +71,19 @@ def _settings(folder: RunFolder) -> dict[str, Any]:
     return settings if isinstance(settings, dict) else {}
 
 
+def _weights(settings: Mapping[str, Any]) -> str:
+    """What quantizes the weights of inner layers, and why; "" where the run says no bits."""
+    policy = settings.get("policy")
+    bits = policy.get("weight_bits") if isinstance(policy, dict) else None
+    if bits is None:
+        return ""
+    name = known_weights(policy)
+    named = policy.get("weight_quantizer") is not None
+    return (
+        name if named else f"{name}: the policy names none, and it is the best known at {bits} bits"
+    )
+
+
 def write_report(folder: RunFolder) -> None:
     """Writes report.html from the other files of a run folder.
 
@@ -96,6 +110,8 @@ def write_report(folder: RunFolder) -> None:
             "Trial": trial.in_words() if trial else "",
             "Weights of epoch": results.kept(),
         }
+    if any(training.values()):
+        training["Weights by"] = _weights(settings)
     fitted = Fitted.read(folder)
     differing = results.differing if results else None
     if certificate:

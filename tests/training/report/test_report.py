@@ -5,7 +5,7 @@ import pytest
 from sat_tf.analysis.code_use import LayerRow
 from sat_tf.messages import RunError
 from sat_tf.preprocessing import RESIZED_AND_CROPPED
-from sat_tf.training.report.report import write_layers, write_report
+from sat_tf.training.report.report import _weights, write_layers, write_report
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.run_folder import RunFolder
 from tests.export.certificate.test_certificate_page import outline
@@ -234,3 +234,12 @@ def test_a_run_that_was_not_trained_says_so(tmp_path):
     assert "Trained in" in shown(folder)
     folder.file(run_folder.METRICS).unlink()
     assert "Calibrated in" in shown(folder)
+
+
+def test_the_weights_are_named_with_the_reason_where_the_policy_names_none():
+    policy = {"weight_bits": 2, "weight_quantizer": None}
+    assert _weights({"policy": policy}) == (
+        "l1: the policy names none, and it is the best known at 2 bits"
+    )
+    assert _weights({"policy": {**policy, "weight_quantizer": "lsq"}}) == "lsq"
+    assert _weights({}) == ""
