@@ -74,9 +74,9 @@ def _settings(folder: RunFolder) -> dict[str, Any]:
 def _weights(settings: Mapping[str, Any]) -> str:
     """What quantizes the weights of inner layers, and why; "" where the run says no bits."""
     policy = settings.get("policy")
-    bits = policy.get("weight_bits") if isinstance(policy, dict) else None
-    if bits is None:
+    if not isinstance(policy, dict) or policy.get("weight_bits") is None:
         return ""
+    bits = policy["weight_bits"]
     name = known_weights(policy)
     named = policy.get("weight_quantizer") is not None
     return (
