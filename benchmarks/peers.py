@@ -151,9 +151,6 @@ METHODS: dict[str, Method] = {
     "qkeras-v3; distilled": Method(run=_qkeras(_QKERAS_V3, **_DISTILLED), quantizes=_RECTIFIED),
     "sat-tf; not distilled": Method(run=_sat("plain", _NO_TEACHER), quantizes=_MOBILE),
     "sat-tf": Method(run=_sat("distilled"), quantizes=_MOBILE),
-    "sat-tf; reconstructed": Method(
-        run=_sat("reconstructed", "calibration.reconstruction_steps=100"), quantizes=_MOBILE
-    ),
 }
 
 
