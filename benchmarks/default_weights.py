@@ -27,14 +27,12 @@ import numpy as np
 import peer_task
 import pretrained_tasks
 import rich.console
-import tensorflow as tf
 from absl import app, flags
 from rates import at_best_rate
 from rows import as_table, read_csv, with_spread, write_csv
 
 import sat_tf
 from sat_tf.data.glyphs import load_glyphs
-from sat_tf.training.recipes.recipes import soft_divergence
 
 _STEPS = 400
 _TEMPERATURE = 4.0
@@ -118,74 +116,40 @@ def _float_model(name: str, seed: int, train: peer_task.Images) -> Any:
     return keras.saving.load_model(path, compile=False)
 
 
-class _Student:
-    """A quantized model, and its training: SGD with Nesterov momentum, and a teacher."""
+class _Start(NamedTuple):
+    """A calibrated model in tf_keras, its weights, and the float model that teaches it."""
 
-    def __init__(self, model: Any, start: Any) -> None:
-        self.model, self.start = model, start
-        self.variables = model.trainable_variables
-        self.moved = [tf.Variable(tf.zeros_like(variable)) for variable in self.variables]
-        self.rate, self.teacher = tf.Variable(0.0), tf.Variable(0.0)
-        self.step = tf.function(self._step)
-
-    def _step(self, examples: tf.Tensor, labels: tf.Tensor, taught: tf.Tensor) -> tf.Tensor:
-        decaying = [variable for variable in self.variables if peer_task.decays(variable)]
-        with tf.GradientTape() as tape:
-            logits = self.model(examples, training=True)
-            hard = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-            soft = soft_divergence(taught, logits, _TEMPERATURE)
-            loss = tf.reduce_mean((1.0 - self.teacher) * hard + self.teacher * soft)
-            decay = tf.add_n([tf.nn.l2_loss(variable) for variable in decaying])
-            total = loss + peer_task.WEIGHT_DECAY * decay
-        gradients = tape.gradient(total, self.variables)
-        for variable, moved, gradient in zip(self.variables, self.moved, gradients, strict=True):
-            moved.assign(peer_task.MOMENTUM * moved - self.rate * gradient)
-            variable.assign_add(peer_task.MOMENTUM * moved - self.rate * gradient)
-        return loss
-
-    def train(
-        self, train: peer_task.Images, taught: np.ndarray, seed: int, rate: float, teacher: float
-    ) -> None:
-        """Trains from the start."""
-        self.model.set_weights(self.start)
-        for moved in self.moved:
-            moved.assign(tf.zeros_like(moved))
-        self.teacher.assign(teacher)
-        recipe = peer_task.Recipe(steps=_STEPS, peak_learning_rate=rate)
-        numbered = (train[0], np.arange(len(train[1])))
-        for index, (examples, chosen) in enumerate(peer_task.batches(numbered, _STEPS, seed)):
-            self.rate.assign(peer_task.learning_rate(index, recipe))
-            labels = tf.constant(train[1][chosen.numpy()], tf.int32)
-            if not np.isfinite(self.step(examples, labels, taught[chosen.numpy()])):
-                break
+    model: Any
+    weights: Any
+    teacher: Any
 
 
-def _student(
-    task: str, method: str, bits: int, seed: int, train: peer_task.Images
-) -> tuple[_Student, np.ndarray]:
-    """The calibrated model, and the float model's logits of the examples."""
-    float_model = _float_model(task, seed, train)
-    taught = float_model.predict(train[0].astype(np.float32), batch_size=500, verbose=0)
+def _start(task: str, method: str, bits: int, seed: int, train: peer_task.Images) -> _Start:
+    teacher = _float_model(task, seed, train)
     policy = sat_tf.BitPolicy.mobile(bits, **METHODS[method], **TASKS[task].fields)
-    quantized = sat_tf.quantize_model(float_model, policy)
+    quantized = sat_tf.quantize_model(teacher, policy)
     some = train[0][:: len(train[0]) // 256][:256].astype(np.float32)
     sat_tf.calibrate(quantized, some)
     model = sat_tf.from_keras3(quantized)
-    return _Student(model, model.get_weights()), taught
+    return _Start(model, model.get_weights(), teacher)
 
 
 def _trained(task: str, method: str, bits: int, teacher: float) -> Iterator[dict[str, Any]]:
     """The rows of a search: rates with the first seed, then the best one with the others."""
     train, test = TASKS[task].draw()
 
-    def row(of: tuple[_Student, np.ndarray], seed: int, rate: float) -> dict[str, Any]:
-        of[0].train(train, of[1], seed, rate, teacher)
-        found = peer_task.measure(of[0].model, test)
+    def row(start: _Start, seed: int, rate: float) -> dict[str, Any]:
+        start.model.set_weights(start.weights)
+        aims = {"distillation": teacher, "temperature": _TEMPERATURE}
+        recipe = peer_task.Recipe(steps=_STEPS, peak_learning_rate=rate, **aims)
+        found = peer_task.train_and_measure(
+            start.model, train, test, recipe, seed=seed, teacher=start.teacher
+        )
         key = {"task": task, "method": method, "bits": bits, "teacher": teacher}
         shares = {name: f"{found[name]:.2f}" for name in ("chosen_on", "not_chosen_on")}
         return {**key, "seed": seed, "rate": rate, **shares, "trained_by": "TensorFlow, CPU"}
 
-    first = _student(task, method, bits, _SEEDS[0], train)
+    first = _start(task, method, bits, _SEEDS[0], train)
     tried: dict[float, float] = {}
     waiting = list(_RATES)
     while waiting:
@@ -199,7 +163,7 @@ def _trained(task: str, method: str, bits: int, teacher: float) -> Iterator[dict
                 if is_end and best in (max(tried), min(tried)) and other not in tried:
                     waiting.append(other)
     for seed in _SEEDS[1:]:
-        yield row(_student(task, method, bits, seed, train), seed, best)
+        yield row(_start(task, method, bits, seed, train), seed, best)
 
 
 def table(rows: list[dict[str, Any]], task: str, teacher: float) -> list[dict[str, str]]:

@@ -80,7 +80,7 @@ def learning_rate(step: int, recipe: Recipe) -> float:
     return recipe.peak_learning_rate * 0.5 * (1.0 + math.cos(math.pi * done))
 
 
-def decays(variable: Any) -> bool:
+def _decays(variable: Any) -> bool:
     """Normal kernels and the classifier's: not depthwise ones, biases, γ, β or quantizers'."""
     name = variable.name.split("/")[-1]
     return name.startswith("kernel") and len(variable.shape) in (2, 4)
@@ -110,7 +110,7 @@ def train(
     """
     optimizer = keras.optimizers.SGD(0.0, momentum=MOMENTUM, nesterov=True)
     variables = model.trainable_variables
-    decaying = [variable for variable in variables if decays(variable)]
+    decaying = [variable for variable in variables if _decays(variable)]
     optimizer.build(variables)
 
     @tf.function
