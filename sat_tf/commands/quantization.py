@@ -178,7 +178,7 @@ def _fields_in(path: pathlib.Path) -> dict[str, Any]:
     return {str(key): value for key, value in values.items()}
 
 
-# So many images, with their labels or None.
+# It takes so many images, and gives them with their labels or None.
 Sample = Callable[[int], tuple[np.ndarray, Any]]
 
 
@@ -216,21 +216,22 @@ def with_input_range(
         range_note,
     )
 
+    if not policy.states_input_range and converts_pixels(model):
+        say(console, "Input range: pixels, which its own layers convert.")
+        return dataclasses.replace(policy, input_range=PIXELS.spelling)
+    pixels, labels = sample(USUAL_IMAGES)
     if policy.states_input_range:
         given = policy.range_of(model.input_names[0])
-        note = range_note(subject, model, *sample(USUAL_IMAGES), given)
+        note = range_note(subject, model, pixels, labels, given)
         if note is None and is_trained:
-            note = guessing_problem(model, *sample(USUAL_IMAGES), given)
+            note = guessing_problem(model, pixels, labels, given)
         if note is not None:
             say(console, f"Note: {note}", style="yellow")
         return policy
-    if converts_pixels(model):
-        say(console, "Input range: pixels, which its own layers convert.")
-        return dataclasses.replace(policy, input_range=PIXELS.spelling)
     try:
-        found = found_range(subject, model, *sample(USUAL_IMAGES))
+        found = found_range(subject, model, pixels, labels)
     except ValueError:
-        if is_trained or range_note(subject, model, *sample(USUAL_IMAGES), PIXELS) is not None:
+        if is_trained or range_note(subject, model, pixels, labels, PIXELS) is not None:
             raise
         say(console, f"Input range: {PIXELS}, as no other is clearly right; {RANGE} gives it.")
         return policy
