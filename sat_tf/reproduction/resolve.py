@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.policy_fields import DEFAULT_QUANTIZERS
 from sat_tf.reproduction.library import Entry, base_text, data_sets
 from sat_tf.training.config.config import CalibrationConfig, Config, ExportConfig, parse_config
 from sat_tf.training.state.run_folder import FLOAT_MODEL
@@ -14,8 +15,7 @@ from sat_tf.training.state.run_folder import FLOAT_MODEL
 # The fields of a policy that matter if nothing is rounded or clipped.
 _FLOAT_FIELDS = ("rescale", "weight_range", "detach_max", "input_range", "unsupported")
 # Rows that name no weights have the paper's, whatever is the best known since.
-_WEIGHTS: dict[str, Any] = {"weight_quantizer": "dorefa"}
-_OF_PAPER = {f"policy.{name}": value for name, value in _WEIGHTS.items()}
+_OF_PAPER = {"policy.weight_quantizer": DEFAULT_QUANTIZERS["weight"]}
 # The settings that do not affect the outcome of a run.
 _WITHOUT_EFFECT: dict[str, Any] = {
     "name": True,
@@ -160,16 +160,16 @@ def digest(config: Config) -> str:
 
 def _float_policy(config: Config) -> BitPolicy:
     if config.training.start == "vanilla":
-        return BitPolicy(**_WEIGHTS)
+        return BitPolicy().of_one_kind()
     policy = config.policy
     overrides = {
         pattern: {name: value for name, value in fields.items() if name in _FLOAT_FIELDS}
         for pattern, fields in policy.overrides.items()
     }
     return BitPolicy(
-        **{**_WEIGHTS, **{name: getattr(policy, name) for name in _FLOAT_FIELDS}},
+        **{name: getattr(policy, name) for name in _FLOAT_FIELDS},
         overrides={pattern: fields for pattern, fields in overrides.items() if fields},
-    )
+    ).of_one_kind()
 
 
 def _named(config: Config) -> Config:
