@@ -76,12 +76,12 @@ def _weights(settings: Mapping[str, Any]) -> str:
     policy = settings.get("policy")
     if not isinstance(policy, dict) or policy.get("weight_bits") is None:
         return ""
-    bits = policy["weight_bits"]
-    name = known_weights(policy)
-    named = policy.get("weight_quantizer") is not None
-    return (
-        name if named else f"{name}: the policy names none, and it is the best known at {bits} bits"
-    )
+    bits, name = policy["weight_bits"], known_weights(policy)
+    if policy.get("weight_quantizer") is not None:
+        return name
+    is_best = name == known_weights({"weight_bits": bits})
+    best = f", and it is the best known at {bits} bits" if is_best else ""
+    return f"{name}: the policy names none{best}"
 
 
 def write_report(folder: RunFolder) -> None:

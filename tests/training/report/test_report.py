@@ -242,4 +242,6 @@ def test_the_weights_are_named_with_the_reason_where_the_policy_names_none():
         "l1: the policy names none, and it is the best known at 2 bits"
     )
     assert _weights({"policy": {**policy, "weight_quantizer": "lsq"}}) == "lsq"
+    from_scratch = {**policy, "latent_start": "as_is"}
+    assert _weights({"policy": from_scratch}) == "dorefa: the policy names none"
     assert _weights({}) == ""
