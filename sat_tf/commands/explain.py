@@ -101,7 +101,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
                 )
         elif arguments.images is not None:
             expect_float(pathlib.Path(name), model)
-            # Those that `sat-tf quantize` looks at.
+            # These are the pictures that `sat-tf quantize` looks at.
             images = find_pictures(
                 pathlib.Path(arguments.images), model, Console(quiet=True), to_train=False
             )

@@ -97,7 +97,7 @@ def load_tensorflow() -> None:
 
 _APPLICATIONS = "keras.applications:"
 _FILES = (".keras", ".h5", ".hdf5")
-# Of models that are built by their names.
+# Models that are built by their names have these.
 _USUAL_SIZE, _NUM_CLASSES = 224, 1000
 
 

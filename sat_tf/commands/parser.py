@@ -14,8 +14,8 @@ _OPTION = re.compile(r"--?[A-Za-z]")
 _NEGATIVE = re.compile(r"-[\d.]")
 _CHOICE = re.compile(r"invalid choice: '(?P<received>.*)' \(choose from (?P<known>.*)\)$")
 
-# What says the same here as words that options had before, or have in other tools; of several, the
-# first that the command takes.
+# These say the same here as words that options had before, or have in other tools; of several, the
+# first one counts that the command takes.
 _SAID_BY: Mapping[str, Sequence[str]] = {
     "activation_bits": ("--bits", "--policy activation_bits=N"),
     "calibration_data": ("--images",),
@@ -98,7 +98,7 @@ class Parser(argparse.ArgumentParser):
             )
 
     def _fix(self, option: str) -> str:
-        """What to write in place of an option that is not there; ends the sentence."""
+        """Ends the sentence on an option that is not there by what to write in its place."""
         if meant := self._meant(option):
             return f". Did you mean {meant}?"
         having = self.elsewhere(option)

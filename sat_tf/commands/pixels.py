@@ -58,7 +58,7 @@ class Pixels:
     notes: tuple[str, ...] = ()
 
     def sample(self, most: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """So many of them at most, spread evenly, with their labels."""
+        """Takes so many of them at most, spread evenly, with their labels."""
         chosen = spread_evenly(len(self.images), most)
         return self.images[chosen], None if self.labels is None else self.labels[chosen]
 

@@ -119,7 +119,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         )
     policy = usual_policy(arguments)
     name = f"{run_name(path.stem, 'model')}_w{policy.weight_bits}a{policy.activation_bits}"
-    # What costs accuracy are the fewer ones.
+    # The fewer ones cost accuracy.
     arguments.bits = min(policy.weight_bits or 8, policy.activation_bits or 8)
     folder = RunFolder(pathlib.Path(arguments.out or pathlib.Path("runs") / name))
     folder.check_writable()

@@ -149,7 +149,7 @@ def read_pictures(data_dir: str | os.PathLike[str]) -> FolderTree:
 
 
 def _root(data_dir: str | os.PathLike[str], expected: str) -> pathlib.Path:
-    """The path of a folder; ValueError says what was expected where it is none."""
+    """Returns the path of a folder; ValueError says what was expected where it is none."""
     if not isinstance(data_dir, str | os.PathLike):
         raise ValueError(f"data_dir: received {data_dir!r}; expected the path of a folder.")
     root = pathlib.Path(data_dir).expanduser()

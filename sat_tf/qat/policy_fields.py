@@ -223,11 +223,11 @@ def pair_problems(values: Mapping[str, Any]) -> list[str]:
     return problems
 
 
-# The quantizers of a policy that names none, but gives them options.
+# The quantizers that options are for where a policy names none.
 DEFAULT_QUANTIZERS = {"weight": "dorefa", "activation": "pact"}
 
 
-# What quantizes weights where a policy leaves it open, by the fewest bits: the best that is known,
+# These quantize weights where a policy leaves it open, by the fewest bits: the best that are known,
 # by `benchmarks/results/default_weights.csv`; docs/measurements/methods.md says what was tried.
 # DoReFa's range, the largest weight, keeps most of a model that is not trained. At 2 bits training
 # is needed in any case, and a range by the mean magnitude learns more. 1 bit was not measured.

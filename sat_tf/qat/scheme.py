@@ -25,8 +25,7 @@ class SatQuantizeScheme(tfmot.quantization.keras.QuantizeScheme):
 
     Every annotated layer becomes a `QuantizedLayer` named `quant_<name>`, or several where it can
     only be quantized in parts, as by `quantize_model`; layers without an annotation stay as they
-    are, and float. A Keras 3 model never gets here, because `quantize_apply` refuses it: call
-    `sat_tf.quantize_model(model, policy)`.
+    are, and float.
 
     TFMOT refuses models of Keras 3 before it asks a scheme ("can only be a `keras.Model` instance",
     of tf_keras); call `sat_tf.quantize_model(model, policy)`, which takes them.

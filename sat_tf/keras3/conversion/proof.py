@@ -291,7 +291,7 @@ def _compare_quantized(
 
 
 def _are_ties(values: np.ndarray, scale: float) -> np.ndarray:
-    """Which values are as near to halfway between two codes as `TOLERANCE` of the largest is.
+    """Marks values that are as near to halfway between two codes as `TOLERANCE` of the largest.
 
     They may be many: sums of the same two codes are equal, and all of them ties, or none.
     """
