@@ -111,6 +111,11 @@ def _problems(found: ForeignFile) -> list[str]:
                 f"received the input {tensor.name} of shape {tensor.shape}, expected one image at "
                 "a time, (1, ...); convert the model for that."
             )
+        elif min(tensor.shape) < 1:
+            problems.append(
+                f"received the input {tensor.name} of shape {tensor.shape}, which holds no values, "
+                "expected sizes of at least 1; convert the model again."
+            )
     types = {one.type for op in found.contents.operators for one in op.outputs if one.scales.size}
     if _CODES in types:
         return problems

@@ -141,6 +141,10 @@ def open_sizes(model, graph):
     graph.tensors[graph.inputs[0]].shapeSignature = np.array([-1, -1, -1, 3], np.int32)
 
 
+def no_pixels(model, graph):
+    graph.tensors[graph.inputs[0]].shape = [1, 0, 12, 3]
+
+
 def several_images(model, graph):
     graph.tensors[graph.inputs[0]].shape = np.array([4, *make.IMAGE], np.int32)
 
@@ -156,6 +160,7 @@ def older_codes(model, graph):
     [
         (no_graph, "it has no graph"),
         (open_sizes, r"an input of the shape \[-1, -1, -1, 3\], with open sizes"),
+        (no_pixels, r"of shape \(1, 0, 12, 3\), which holds no values, expected sizes of at"),
         (several_images, r"of shape \(4, 12, 12, 3\), expected one image at a time"),
         (older_codes, "computes with UINT8 codes, expected int8"),
     ],

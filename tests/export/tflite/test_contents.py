@@ -1,11 +1,10 @@
-import flatbuffers
 import numpy as np
 import pytest
 from ai_edge_litert import schema_py_generated as tfl
 
 from sat_tf.export.operations.graph_file import read_graph
 from sat_tf.export.tflite.contents import _separated, names_of, read_contents, unpacked
-from tests.export.damage import changed
+from tests.export.damage import changed, shared_entries, shared_tables
 
 
 @pytest.mark.parametrize(
@@ -39,61 +38,16 @@ def test_enumerations_of_the_schema_have_names():
     assert names_of(Kind) == {0: "NONE", 1: "SOME"}
 
 
-def _shared(tensors, graphs, name=b"x", sizes=(1, 2)):
-    """A file whose graphs are all the same one, and whose tensors are all the same one."""
-    builder = flatbuffers.Builder(1024)
-    text = builder.CreateString(name.decode())
-    shape = builder.CreateNumpyVector(np.asarray(sizes, np.int32))
-    tfl.TensorStart(builder)
-    tfl.TensorAddName(builder, text)
-    tfl.TensorAddShape(builder, shape)
-    tensor = tfl.TensorEnd(builder)
-    vector = _offsets(builder, [tensor] * tensors)
-    tfl.SubGraphStart(builder)
-    tfl.SubGraphAddTensors(builder, vector)
-    graph = tfl.SubGraphEnd(builder)
-    vector = _offsets(builder, [graph] * graphs)
-    tfl.ModelStart(builder)
-    tfl.ModelAddSubgraphs(builder, vector)
-    builder.Finish(tfl.ModelEnd(builder), file_identifier=b"TFL3")
-    return bytes(builder.Output())
-
-
-def _offsets(builder, offsets):
-    builder.StartVector(4, len(offsets), 4)
-    for offset in offsets:
-        builder.PrependUOffsetTRelative(offset)
-    return builder.EndVector()
-
-
-def _shared_entries(entries, signatures, name):
-    """A file whose signatures are all the same one, and their inputs too."""
-    builder = flatbuffers.Builder(1024)
-    text = builder.CreateString(name)
-    tfl.TensorMapStart(builder)
-    tfl.TensorMapAddName(builder, text)
-    entry = tfl.TensorMapEnd(builder)
-    inputs = _offsets(builder, [entry] * entries)
-    tfl.SignatureDefStart(builder)
-    tfl.SignatureDefAddInputs(builder, inputs)
-    signature = tfl.SignatureDefEnd(builder)
-    vector = _offsets(builder, [signature] * signatures)
-    tfl.ModelStart(builder)
-    tfl.ModelAddSignatureDefs(builder, vector)
-    builder.Finish(tfl.ModelEnd(builder), file_identifier=b"TFL3")
-    return bytes(builder.Output())
-
-
 @pytest.mark.parametrize("read", [read_graph, read_contents])
 @pytest.mark.parametrize(
     "content",
     [
-        _shared(280, 280),
-        _shared(20_000, 20_000),
-        _shared(5_000, 1, name=b"x" * 50_000),
-        _shared(5_000, 1, sizes=[1] * 10_000),
-        _shared_entries(20_000, 1, "x" * 80_000),
-        _shared_entries(20_000, 20_000, "x"),
+        shared_tables(280, 280),
+        shared_tables(20_000, 20_000),
+        shared_tables(5_000, 1, name=b"x" * 50_000),
+        shared_tables(5_000, 1, sizes=[1] * 10_000),
+        shared_entries(20_000, 1, "x" * 80_000),
+        shared_entries(20_000, 20_000, "x"),
     ],
     ids=["2.5 KB", "160 KB", "names", "shapes", "entries", "signatures"],
 )

@@ -1,0 +1,142 @@
+"""Cases: files that lie in a folder, a command that reads them, and what would be wrong.
+
+A case is a pure function of its kind and its seed, so that these two words bring a finding back.
+"""
+
+import dataclasses
+import importlib
+import json
+import os
+import pathlib
+import random
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+
+from tests.campaign.processes import server
+from tests.campaign.verdicts import (
+    CLEAR,
+    MOST_SECONDS,
+    Verdict,
+    files_in,
+    judge_command,
+    judge_files,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A command with hostile files.
+
+    Attributes:
+        words: of `sat-tf`, to be run in the folder of the case.
+        about: names of files, one of which an error has to say.
+        outputs: names of files that the command may write where it ends well.
+        check: says, after a command that ended well with a status, what is wrong with its result;
+            None where nothing is.
+        most_seconds: of the processor, that the command may take.
+    """
+
+    words: Sequence[str]
+    about: Sequence[str] = ()
+    outputs: Sequence[str] = ()
+    check: Callable[[int], str | None] = lambda status: None
+    most_seconds: float = MOST_SECONDS
+
+
+# Puts the files of a case into the working directory.
+Make = Callable[[random.Random], Case]
+_FACTS, _WRONG = "facts.json", "wrong"
+
+
+def played(make: str, name: str, seed: int, folder: pathlib.Path, *, on: str = "light") -> Verdict:
+    """Makes and runs a case in a process of its own.
+
+    Args:
+        make: the module and name of its `Make`.
+        name: of its kind.
+        seed: of the case.
+        folder: an empty one, in which the case has a folder `case` and others beside it.
+        on: name of the server.
+    """
+    place = folder / "case"
+    place.mkdir()
+    ended = server(on).call("tests.campaign.cases:run", make, f"{name} {seed}", cwd=place)
+    facts_path, wrong_path = folder / _FACTS, folder / _WRONG
+    if not facts_path.is_file():
+        return Verdict("crash", f"the case itself could not be made: {ended.err[-1500:]}")
+    facts = json.loads(facts_path.read_text())
+    found = judge_command(
+        ended,
+        about=facts["about"],
+        wrong=wrong_path.read_text() if wrong_path.is_file() else None,
+        most_seconds=facts["most_seconds"],
+    )
+    before = {path: tuple(known) for path, known in facts["before"].items()}
+    found = judge_files(found, before, place, facts["outputs"])
+    if not found.is_finding and (left := os.listdir(folder / "tmp")):
+        return Verdict("left-over", f"among temporary files: {', '.join(left[:5])}")
+    return found
+
+
+def run(make: str, seed: str) -> int:
+    """Makes a case in the working directory and runs its command; called in the child."""
+    module, _, name = make.partition(":")
+    here = pathlib.Path.cwd()
+    case: Case = getattr(importlib.import_module(module), name)(random.Random(seed))
+    facts = {key: getattr(case, key) for key in ("words", "about", "outputs", "most_seconds")}
+    facts["before"] = files_in(here)
+    (here.parent / _FACTS).write_text(json.dumps(facts))
+    status = command(case.words)
+    if status in (0, 1) and (wrong := case.check(status)):
+        (here.parent / _WRONG).write_text(wrong)
+    return status
+
+
+def command(words: Sequence[str]) -> int:
+    """The exit status of a command of sat-tf, called as by a shell."""
+    from sat_tf.__main__ import main
+
+    sys.argv = ["sat-tf", *words]
+    return main()
+
+
+# -- cases that are kept ---------------------------------------------------------------------------
+
+_COMMAND = "command.json"
+
+
+def kept(folder: pathlib.Path, to: pathlib.Path, on: str) -> None:
+    """Keeps the files of a case and its command, to be run again; pipes and links are not kept.
+
+    Args:
+        folder: in which it was played.
+        to: a folder, which is replaced.
+        on: the name of its server.
+    """
+    shutil.rmtree(to, ignore_errors=True)
+    facts = json.loads((folder / _FACTS).read_text())
+    for name in facts.pop("before"):
+        source = folder / "case" / name
+        if source.is_file() and not source.is_symlink():
+            (to / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, to / name)
+    facts |= {"on": on, "expected": CLEAR}
+    (to / _COMMAND).write_text(json.dumps(facts, indent=1) + "\n")
+
+
+def replayed(case: pathlib.Path, folder: pathlib.Path) -> tuple[Verdict, str]:
+    """Runs a kept case; the verdict, and the name of the one that is expected.
+
+    Args:
+        case: its folder.
+        folder: an empty one.
+    """
+    place = folder / "case"
+    shutil.copytree(case, place)
+    facts = json.loads((place / _COMMAND).read_text())
+    (place / _COMMAND).unlink()
+    before = files_in(place)
+    ended = server(facts["on"]).call("tests.campaign.cases:command", facts["words"], cwd=place)
+    found = judge_command(ended, about=facts["about"], most_seconds=facts["most_seconds"])
+    return judge_files(found, before, place, facts["outputs"]), facts["expected"]
