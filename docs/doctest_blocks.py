@@ -1,7 +1,8 @@
 """Makes the examples in docstrings blocks of code.
 
-The docstrings have their examples as doctests, in a paragraph of their own or under `Example:`.
-Markdown would read `>>>` as a quotation inside a quotation inside a quotation.
+The docstrings have their examples as doctests, in a paragraph of their own or under `Example:`;
+those that need a user's data are plain lines there. Markdown would read `>>>` as a quotation inside
+a quotation inside a quotation, and plain lines as one sentence.
 """
 
 import re
@@ -12,6 +13,7 @@ import griffe
 # `>>>`, and the lines behind it down to an empty one or to one that is indented less.
 _DOCTEST = re.compile(r"^(?P<indent> *)>>> [^\n]*(?:\n(?P=indent) *\S[^\n]*)*", re.MULTILINE)
 _EXAMPLE = re.compile(r"^Example:$", re.MULTILINE)
+_PLAIN = re.compile(r"(?<=^Example:\n) {4}(?!>>>)[^\n]*(?:\n {4}[^\n]*)*", re.MULTILINE)
 
 
 def with_blocks(docstring: str) -> str:
@@ -31,7 +33,8 @@ def with_blocks(docstring: str) -> str:
         indent = found["indent"]
         return found[0] if indent else f"```pycon\n{found[0]}\n```"
 
-    return _DOCTEST.sub(fenced, _EXAMPLE.sub("Examples:", docstring))
+    plain = _PLAIN.sub(r"    ```python\n\g<0>\n    ```", docstring)
+    return _DOCTEST.sub(fenced, _EXAMPLE.sub("Examples:", plain))
 
 
 class DoctestBlocks(griffe.Extension):
