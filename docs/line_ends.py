@@ -1,4 +1,4 @@
-"""Where lines do not end: inside words of code, as at the hyphens of `--input_range`, and in figures.
+"""Where lines do not end: inside words of code, as at the hyphens of `--input_range`, and figures.
 
 A hook of MkDocs (`hooks` in `mkdocs.yml`). The rest is in `style.css`.
 """
