@@ -61,6 +61,7 @@ def write_calibrated(
     from sat_tf.analysis.code_use import layer_rows
     from sat_tf.export.snapping import snap_biases
     from sat_tf.qat.calibrate import calibrate
+    from sat_tf.qat.images import fed_batches
     from sat_tf.qat.layout import GuessedClippingLevelsWarning
     from sat_tf.qat.scheme import quantize_model
     from sat_tf.training.loop.outcome import of_certificate, write_file
@@ -74,8 +75,8 @@ def write_calibrated(
         warnings.simplefilter("ignore", GuessedClippingLevelsWarning)  # it is calibrated next
         quantized = quantize_model(model, policy)
     feed = policy.range_of(model.input_names[0]).fed
-    fed = feed(pictures.images)
-    calibrate(quantized, fed, num_images=len(fed), keep_function=True)
+    batches = fed_batches(pictures.images, feed)
+    calibrate(quantized, batches, num_images=len(pictures.images), keep_function=True)
     fitted = (
         _reconstructed(quantized, model, pictures, feed, console, steps=steps, seed=seed)
         if steps
@@ -152,6 +153,7 @@ def _reconstructed(
     import tf_keras as keras
 
     from sat_tf.export.snapping import snap_biases
+    from sat_tf.qat.images import fed_batches
     from sat_tf.top_k import classes_of
 
     labels = pictures.labels
@@ -163,7 +165,8 @@ def _reconstructed(
         size = (len(pictures.class_names or ()),)
         (of_classes,) = (one for one in quantized.outputs if tuple(one.shape[1:]) == size)
         classifier = keras.Model(quantized.inputs, of_classes)
-        found = classifier.predict(feed(pictures.held_out), batch_size=_BATCH_SIZE, verbose=0)
+        batches = fed_batches(pictures.held_out, feed, batch_size=_BATCH_SIZE)
+        found = classifier.predict(batches, verbose=0)
         return {"top1": float(np.mean(classes_of(found) == labels))}
 
     say(console, f"Reconstructing, {steps} steps a block")
@@ -171,7 +174,8 @@ def _reconstructed(
         fitted = fit(
             quantized,
             model,
-            feed(pictures.images),
+            fed_batches(pictures.images, feed),
+            num_images=len(pictures.images),
             steps=steps,
             seed=seed,
             measure=measure,

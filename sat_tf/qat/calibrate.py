@@ -2,9 +2,7 @@
 
 import contextlib
 import functools
-import os
-import pathlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,16 +10,15 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.arguments import training_argument
-from sat_tf.data.folder_tree import TRAIN
-from sat_tf.data.picture_folder import load_folder
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.normalization import Statistics
 from sat_tf.graph.network import Network, Node
-from sat_tf.messages import list_problems, warn
-from sat_tf.presentation.progress_bar import Advance, image_bar
-from sat_tf.qat.inputs import input_ranges, kept_inputs
+from sat_tf.messages import warn
+from sat_tf.presentation.progress_bar import image_bar
+from sat_tf.qat.images import Batches, gather, observe_pixels
 from sat_tf.qat.layout import in_inference, inner_layer, quantized_network
 from sat_tf.qat.shared_grids import SharedGrids
+from sat_tf.qat.walk import Parts, each_part, walk
 from sat_tf.qat.wrapper import (
     QuantizedLayer,
     clipping_quantizer,
@@ -29,15 +26,9 @@ from sat_tf.qat.wrapper import (
     rounds_to_input,
 )
 from sat_tf.quantizers.best_levels import Sample
-from sat_tf.quantizers.input_range import PIXELS
 from sat_tf.quantizers.observers import expected_largest
-from sat_tf.quantizers.protocol import PixelQuantizer
-from sat_tf.quantizers.seen_values import RANGE_FIX, SeenValues, misfit, pixel_doubt
 from sat_tf.quantizers.settings import CLIPPING_LEVEL, SMALLEST_CLIPPING_LEVEL
 from sat_tf.quantizers.values import Function, itself
-
-# An array for each input.
-Images = tuple[np.ndarray, ...]
 
 
 @contextlib.contextmanager
@@ -59,6 +50,9 @@ def float_weights(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
 STALE = 0.25
 # Statistics that fit one network by this factor better than another are its own.
 _CLEARLY_BETTER = 0.5
+# A normalization measures as many channels of a batch at once as take so many bytes, or 8.
+_BYTES_AT_ONCE = 2**25
+_FEWEST_CHANNELS = 8
 
 
 class StaleStatisticsWarning(UserWarning):
@@ -142,7 +136,8 @@ def calibrate(
             a folder of pictures, in folders of classes or not, with a folder `train` or not: they
             are scaled and cropped to the input, and take its range.
         num_images: how many to use at most, the first ones, or of a folder some spread over it; 64
-            and more give usable statistics.
+            and more give usable statistics. In memory are the tensors of 64 at once that are still
+            read; images of a data set or a folder are kept in a temporary file above 64 MiB.
         clipping_levels: set the clipping levels.
         batch_normalization: fit the statistics of BatchNormalization.
         keep_function: leave stale statistics as they are.
@@ -158,14 +153,13 @@ def calibrate(
     """
     network = quantized_network(model, when="first")
     images = gather(dataset, num_images, network)
-    batches: Collection[Images] = in_batches(images)
-    observe_pixels(images, network, len(batches))
+    observe_pixels(images, network, len(Batches(images)))
     norms = list(_norms(network).values()) if batch_normalization else []
     passes = _PASSES[clipping_levels, bool(norms)]
     passes += sum(bool(_observing(network, of_inputs=of_inputs)) for of_inputs in (True, False))
-    total = passes * sum(len(batch[0]) for batch in batches)
+    total = passes * Batches(images).num_images
     with image_bar("calibrating", total, shown=progress) as advance:
-        (first, *_), batches = batches, _Counted(batches, advance)
+        batches = Batches(images, advance=advance)
         # First of all, because what the first layers read depends on it.
         observe_ranges(network, batches, of_inputs=True)
         if clipping_levels and norms:
@@ -176,7 +170,8 @@ def calibrate(
             measure_statistics(network, batches, call_node)
         observe_ranges(network, batches, of_inputs=False)
     grids = SharedGrids(network)
-    _run(network, first, grids.watched(functools.partial(call_node, on_batch_statistics=False)))
+    watched = grids.watched(functools.partial(call_node, on_batch_statistics=False))
+    walk(network, batches[0], each_part(watched), whole=grids.holders)
     grids.warn()
     return model
 
@@ -184,19 +179,6 @@ def calibrate(
 # How often the images are run through the network, by whether clipping levels and statistics are
 # fitted.
 _PASSES = {(True, True): 4, (True, False): 1, (False, True): 1, (False, False): 0}
-
-
-class _Counted(list[Images]):
-    """Batches that advance a bar whenever one of them has been run."""
-
-    def __init__(self, batches: Iterable[Images], advance: Advance) -> None:
-        super().__init__(batches)
-        self._advance = advance
-
-    def __iter__(self) -> Iterator[Images]:
-        for images in super().__iter__():
-            yield images
-            self._advance(len(images[0]))
 
 
 def estimate_statistics(model: keras.Model, dataset: Any, *, num_images: int = 512) -> keras.Model:
@@ -218,49 +200,29 @@ def estimate_statistics(model: keras.Model, dataset: Any, *, num_images: int = 5
     """
     network = Network(model)
     network.refuse_problems()
-    measure_statistics(network, in_batches(gather(dataset, num_images, network)), call_node)
+    measure_statistics(network, Batches(gather(dataset, num_images, network)), call_node)
     return model
 
 
-def _run(
-    network: Network,
-    images: Images,
-    call: Callable[[Node, Any], tf.Tensor],
-) -> None:
-    """Runs the model layer by layer, each by `call(node, inputs)`."""
-    kept = kept_inputs(network)
-    tensors: dict[str, Any] = {
-        name: tf.cast(array, network[name].type if name in kept else tf.float32)
-        for name, array in zip(network.inputs, images, strict=True)
-    }
-    readers = {node.name: len(network.consumers(node.name)) for node in network}
-    for node in network:
-        if node.name in tensors:
-            continue
-        inputs = [tensors[name] for name in node.inputs]
-        tensors[node.name] = call(node, inputs if node.takes_list else inputs[0])
-        for name in node.inputs:
-            readers[name] -= 1
-            if not readers[name]:
-                del tensors[name]
-
-
-def _set_clipping_levels(network: Network, batches: Collection[Images]) -> None:
+def _set_clipping_levels(network: Network, batches: Batches) -> None:
     samples: dict[str, Sample] = {}
     in_use = in_inference(network)
 
-    def call(node: Node, inputs: Any) -> tf.Tensor:
-        tensor = _call_unrounded(node, inputs, on_batch_statistics=False)
+    def sampled(node: Node, parts: Iterator[Any]) -> Parts:
         quantizer = clipping_quantizer(node.layer)
+        made, read = [], []
+        for inputs in parts:
+            made.append(_call_unrounded(node, inputs, on_batch_statistics=False))
+            if quantizer is not None and rounds_to_input(node.layer):
+                read.append(quantizer.float_twin(inputs))
         if quantizer is not None:
             if node.name not in samples:
                 samples[node.name] = Sample(node.name, _function_behind(in_use, node))
-            around = rounds_to_input(node.layer)
-            samples[node.name].take(quantizer.float_twin(inputs) if around else tensor)
-        return tensor
+            samples[node.name].take(read or made)
+        return made
 
     for images in batches:
-        _run(network, images, call)
+        walk(network, images, sampled)
     for name, sample in samples.items():
         if sample.largest > 0.0:
             layer = network[name].layer
@@ -304,7 +266,7 @@ def _norms(network: Network) -> dict[int, keras.layers.Layer]:
 
 def _fit_both(
     network: Network,
-    batches: Collection[Images],
+    batches: Batches,
     norms: list[keras.layers.Layer],
     *,
     keep_function: bool,
@@ -344,31 +306,80 @@ def _fit_both(
 
 
 def measure_statistics(
-    network: Network, batches: Collection[Images], call: Callable[[Node, Any, bool], tf.Tensor]
+    network: Network, batches: Batches, call: Callable[[Node, Any, bool], tf.Tensor]
 ) -> list[Statistics]:
     """Gives the normalizations the mean over batches of their statistics, which it returns."""
     norms = _norms(network)
     momenta = {key: norm.momentum for key, norm in norms.items()}
     calls = dict.fromkeys(norms, 0)
 
-    def counted(node: Node, inputs: Any) -> tf.Tensor:
-        if id(node.layer) in norms:
-            count = calls[id(node.layer)]
-            calls[id(node.layer)] += 1
-            # The moving average is then the mean over batches, and over calls of a shared layer.
-            norms[id(node.layer)].momentum = count / (count + 1.0)
-        return call(node, inputs, True)
+    def counted(node: Node, parts: Iterator[Any]) -> Parts:
+        norm = norms.get(id(node.layer))
+        if norm is None:
+            return [call(node, inputs, True) for inputs in parts]
+        count = calls[id(node.layer)]
+        calls[id(node.layer)] += 1
+        # The moving average is then the mean over batches, and over calls of a shared layer.
+        norm.momentum = count / (count + 1.0)
+        given = list(parts)
+        if len(given) > 1 and norm.trainable and node.arguments.get("training") is not False:
+            return _normalized(node, given, call)
+        return [call(node, inputs, True) for inputs in given]
 
     try:
         for images in batches:
-            _run(network, images, counted)
+            walk(network, images, counted)
     finally:
         for key, norm in norms.items():
             norm.momentum = momenta[key]
     return [Statistics.of(norm) for norm in norms.values()]
 
 
-def observe_ranges(network: Network, batches: Collection[Images], *, of_inputs: bool) -> None:
+def _normalized(node: Node, given: Parts, call: Callable[[Node, Any, bool], tf.Tensor]) -> Parts:
+    """A normalization on the statistics of a batch that is in parts, which go one by one.
+
+    It is bit for bit what the whole batch gives: TensorFlow's kernel measures each channel by
+    itself, so that it is given some channels of all images at a time. Eight channels, and multiples
+    of eight, go through the same vector instructions; other numbers are measured at once.
+    """
+    norm = inner_layer(node.layer)
+    channels = given[0].shape[-1]
+    of_channel = 4 * sum(tf.size(part).numpy() for part in given) // channels
+    at_once = max(_BYTES_AT_ONCE // of_channel // _FEWEST_CHANNELS, 1) * _FEWEST_CHANNELS
+    is_cut = norm.fused and given[0].shape.rank == 4 and channels % _FEWEST_CHANNELS == 0
+    if at_once >= channels or not is_cut:
+        whole = tf.concat(given, axis=0)
+        given.clear()
+        return [call(node, whole, True)]
+    moving = (norm.moving_mean, norm.moving_variance)
+    found: list[Sequence[tf.Tensor]] = []
+    for start in range(0, channels, at_once):
+        some = slice(start, start + at_once)
+        mean, variance = (value[some] for value in moving)
+        _, *measured, _ = tf.raw_ops.FusedBatchNormV3(
+            x=tf.concat([part[..., some] for part in given], axis=0),
+            scale=tf.ones_like(mean),
+            offset=tf.zeros_like(mean),
+            mean=mean,
+            variance=variance,
+            epsilon=norm.epsilon,
+            exponential_avg_factor=1.0 - norm.momentum,
+            is_training=True,
+        )
+        found.append(measured)
+    *averages, mean, variance = (tf.concat(parts, axis=0) for parts in zip(*found, strict=True))
+    for variable, value in zip(moving, (mean, variance), strict=True):
+        variable.assign(value)
+    given.reverse()
+    made = []
+    while given:
+        made.append(call(node, given.pop(), False))
+    for variable, value in zip(moving, averages, strict=True):
+        variable.assign(value)
+    return made
+
+
+def observe_ranges(network: Network, batches: Batches, *, of_inputs: bool) -> None:
     """Gives the observers of inputs, or all others, the range that all images let expect."""
     observing = _observing(network, of_inputs=of_inputs)
     if not observing:
@@ -386,7 +397,7 @@ def observe_ranges(network: Network, batches: Collection[Images], *, of_inputs: 
         return layer(inputs, **_arguments(node, on_batch_statistics=False))
 
     for images in batches:
-        _run(network, images, call)
+        walk(network, images, each_part(call))
     for name, found in extremes.items():
         layer = network[name].layer
         below, highest = map(expected_largest, np.concatenate(found, axis=1))
@@ -417,152 +428,3 @@ def _arguments(node: Node, on_batch_statistics: bool) -> dict[str, Any]:
     stays = not _is_norm(node) or node.arguments.get("training") is False
     training = on_batch_statistics and not stays
     return {**node.arguments, **training_argument(node.layer.call, training)}
-
-
-# -- the images ------------------------------------------------------------------------------------
-
-_BATCH_SIZE = 64
-_FEW_IMAGES = 32
-
-
-def in_batches(images: Images) -> list[Images]:
-    """Batches of up to 64 images; a last one of less than half is left out."""
-    count = len(images[0])
-    starts = list(range(0, count, _BATCH_SIZE))
-    if len(starts) > 1 and count - starts[-1] < _BATCH_SIZE // 2:
-        del starts[-1]
-    ends = [*starts[1:], count]
-    return [
-        tuple(array[start:end] for array in images) for start, end in zip(starts, ends, strict=True)
-    ]
-
-
-def gather(dataset: Any, num_images: int, network: Network) -> Images:
-    """The images of a data set, at most `num_images`, an array for each input.
-
-    Raises:
-        ValueError: there are none, they do not fit the model's inputs, or values are non-finite.
-    """
-    if isinstance(dataset, str | os.PathLike):
-        dataset = _pictures(pathlib.Path(dataset), num_images, network)
-    if isinstance(dataset, np.ndarray | tf.Tensor | tuple | Mapping) or _is_list_of_inputs(
-        dataset, network
-    ):
-        dataset = [dataset]  # one batch, of images or of (images, labels)
-    if isinstance(num_images, bool) or not isinstance(num_images, int) or num_images < 1:
-        raise ValueError(f"num_images={num_images!r}: expected an integer of at least 1.")
-    if not isinstance(dataset, Iterable):
-        raise ValueError(
-            f"dataset: received {type(dataset).__name__}, expected images (n, h, w, c) or batches "
-            "of them; pass an array, a tf.data.Dataset, or the path of a folder of pictures."
-        )
-    found: list[Images] = []
-    count = 0
-    for element in dataset:
-        batch = _checked_batch(element, network)
-        found.append(tuple(array[: num_images - count] for array in batch))
-        count += len(found[-1][0])
-        if count >= num_images:
-            break
-    if not count:
-        raise ValueError("dataset: received no images, expected 64 or more.")
-    if count < _FEW_IMAGES:
-        warn(f"calibrate: {count} images give unreliable statistics; use 64 or more.")
-    return tuple(np.concatenate(arrays) for arrays in zip(*found, strict=True))
-
-
-def _pictures(path: pathlib.Path, num_images: int, network: Network) -> np.ndarray:
-    """Pictures of a folder, spread evenly over it, as a model with one input is fed."""
-    if len(network.inputs) > 1:
-        raise ValueError(
-            f"dataset: received the folder {path} for a model with {len(network.inputs)} inputs, "
-            "expected images for each of them; pass a list or a dictionary of arrays."
-        )
-    (name,) = network.inputs
-    shape = network[name].shape
-    sizes = tuple(size for size in shape if size is not None)
-    if len(sizes) < len(shape):
-        raise ValueError(
-            f"dataset: received the folder {path} for a model of images of any size, expected one "
-            f"of a fixed size, not {shape}; pass an array (n, rows, columns, channels)."
-        )
-    train = path.expanduser() / TRAIN
-    found = load_folder(train if train.is_dir() else train.parent, sizes, most=num_images)
-    return input_ranges(network).get(name, PIXELS).fed(found.images)
-
-
-def _is_list_of_inputs(dataset: Any, network: Network) -> bool:
-    """Whether it is one batch of a model with several inputs."""
-    return (
-        isinstance(dataset, list)
-        and len(dataset) == len(network.inputs) > 1
-        and all(isinstance(array, np.ndarray | tf.Tensor) for array in dataset)
-    )
-
-
-def _checked_batch(element: Any, network: Network) -> Images:
-    """The images of one batch, for each input."""
-    several = len(network.inputs) > 1
-    # Batches are those of Keras: (images, labels), and a list or a dictionary of images.
-    if isinstance(element, tuple) or (isinstance(element, list) and not several):
-        element = element[0]
-    is_named = isinstance(element, Mapping)
-    given = network.in_order(element) if several or is_named else [element]
-    arrays = [np.asarray(array) for array in given]
-    for name, array in zip(network.inputs, arrays, strict=True):
-        shape, where = network[name].shape, f" for {name}" if several else ""
-        fits = array.ndim == len(shape) + 1 and all(
-            wanted in (None, got) for wanted, got in zip(shape, array.shape[1:], strict=True)
-        )
-        if not fits:
-            raise ValueError(
-                f"dataset: received a batch of shape {array.shape}{where}, expected (n, "
-                f"{', '.join(str(size) for size in shape)}); batch and resize the images first."
-            )
-        if not np.all(np.isfinite(array)):
-            raise ValueError(
-                f"dataset: received images with NaN or infinite values{where}, expected finite "
-                "ones; check how they are read and scaled."
-            )
-    if len({len(array) for array in arrays}) > 1:
-        counts = ", ".join(str(len(array)) for array in arrays)
-        raise ValueError(f"dataset: received {counts} images, expected as many for each input.")
-    return tuple(arrays)
-
-
-def observe_pixels(
-    several: Images, network: Network, batches: int, *, by: str = "calibrate"
-) -> None:
-    """Checks that images have the values of the model's input range, and records them.
-
-    Args:
-        several: the images.
-        network: a model quantized by sat-tf, or a float one, for which nothing is done.
-        batches: the number of batches.
-        by: the name of the function that was given them, for messages.
-
-    Raises:
-        ValueError: these images, or those of the training before, certainly have other values;
-            lists every input. Nothing has changed in that case.
-    """
-    found, problems = [], []
-    for node in network:
-        quantizer = output_quantizer(node.layer)
-        if not isinstance(quantizer, PixelQuantizer):
-            continue
-        (name,) = node.inputs
-        seen = SeenValues.of(several[network.inputs.index(name)], quantizer.range)
-        trained_on = quantizer.seen(node.layer.output_variables)
-        for when, one in (("", seen), ("the training before on ", trained_on)):
-            problem = misfit(one, quantizer.range) if one else None
-            if problem:
-                problems.append(f"{name}: received {when}{problem}; {RANGE_FIX}.")
-        found.append((name, node.layer, seen))
-    if problems:
-        raise ValueError(list_problems(by, problems))
-    for name, layer, seen in found:
-        quantizer = layer.quantize_config.output
-        doubt = pixel_doubt(seen, quantizer.range)
-        if doubt:
-            warn(f"{by}: {name}: {doubt}.")
-        quantizer.remember(seen, layer.output_variables, batches)

@@ -7,7 +7,7 @@ scale: a file has one for each tensor. The largest of them sets it.
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -63,6 +63,11 @@ class SharedGrids:
             for grid in grids
         }
         self._problems: list[str] = []
+
+    @property
+    def holders(self) -> Collection[str]:
+        """The nodes that have those grids, which are to be called with a whole batch."""
+        return self._grids.keys()
 
     def watched(self, call: Callable[[Node, Any], Any]) -> Callable[[Node, Any], Any]:
         """A function that calls a node, and looks at what the node makes.

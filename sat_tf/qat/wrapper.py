@@ -190,6 +190,18 @@ class QuantizedLayer(keras.layers.Wrapper):
         self._copy.assign(effective)
         object.__setattr__(self, "constant_kernel", self._copy)
 
+    @contextlib.contextmanager
+    def one_kernel(self) -> Iterator[None]:
+        """Inside, calls in inference share one effective kernel; the latent one must not change."""
+        kernel = self.effective_kernel() if self.constant_kernel is None else None
+        if kernel is not None:
+            object.__setattr__(self, "constant_kernel", kernel)
+        try:
+            yield
+        finally:
+            if kernel is not None:
+                object.__setattr__(self, "constant_kernel", None)
+
     def forget_copy(self) -> None:
         """The layer computes its effective kernel in every call again; the copy holds NaN."""
         if self.constant_kernel is not None:

@@ -10,7 +10,7 @@ cost the others their resolution.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -29,6 +29,43 @@ _USUAL_POWER = 2
 # what clipping costs: among values at random there are too few of them.
 _AT_RANDOM = 8192
 _LARGEST = 2048
+# This many values are compared at once, in the caches of the processor.
+_IN_CACHE = 2**16
+
+
+class _Flat:
+    """All values of a batch in one row, which is never copied: it may be most of the memory.
+
+    Args:
+        parts: of the batch, float32.
+    """
+
+    def __init__(self, parts: Sequence[np.ndarray]) -> None:
+        self.parts = [part.reshape(-1) for part in parts]
+        self.size = sum(part.size for part in self.parts)
+
+    def largest_magnitude(self) -> float:
+        """The largest magnitude; NaN if there is a NaN."""
+        ends = [(np.max(part), -np.min(part)) for part in self.parts if part.size]
+        return float(np.max(ends, initial=0.0))
+
+    def at(self, places: np.ndarray) -> np.ndarray:
+        """The values in some places."""
+        found, start = np.empty(places.shape, np.float32), 0
+        for part in self.parts:
+            inside = (places >= start) & (places < start + part.size)
+            found[inside] = part[places[inside] - start]
+            start += part.size
+        return found
+
+    def beyond(self, bound: float) -> np.ndarray:
+        """The values with a larger magnitude, in their order."""
+        rows = (
+            part[start : start + _IN_CACHE]
+            for part in self.parts
+            for start in range(0, part.size, _IN_CACHE)
+        )
+        return np.concatenate([row[np.abs(row) > bound] for row in rows])
 
 
 @dataclasses.dataclass
@@ -49,32 +86,35 @@ class Sample:
     counts: list[np.ndarray] = dataclasses.field(default_factory=list)
     largest: float = 0.0
 
-    def take(self, tensor: Tensor) -> None:
+    def take(self, parts: Sequence[Tensor]) -> None:
         """Looks at one batch of the tensor.
+
+        Args:
+            parts: of the batch, one behind the other.
 
         Raises:
             ValueError: some of it is NaN or infinite.
         """
-        values = np.asarray(tensor).astype(np.float32).reshape(-1)
-        magnitudes = np.abs(values)
-        largest = float(np.max(magnitudes, initial=0.0))
+        batch = _Flat([np.asarray(part).astype(np.float32, copy=False) for part in parts])
+        largest = batch.largest_magnitude()
         if not np.isfinite(largest):
             raise ValueError(
                 f"{self.name}: received NaN or infinite activations, expected finite ones; check "
                 "the images, and the weights and statistics of the layers before it."
             )
         self.largest = max(self.largest, largest)
-        if values.size <= _AT_RANDOM + _LARGEST:
-            self._add(values, 1.0)
+        if batch.size <= _AT_RANDOM + _LARGEST:
+            self._add(np.concatenate(batch.parts), 1.0)
             return
         # At random: an even stride would meet some channels again and again, others never.
-        chosen = np.random.default_rng(len(self.values)).integers(0, values.size, _AT_RANDOM)
-        place = max(1, round(_AT_RANDOM * _LARGEST / values.size))
-        bound = np.partition(magnitudes[chosen], -place)[-place]
-        tail = values[magnitudes > bound]
-        others = values[chosen[magnitudes[chosen] <= bound]]
+        chosen = np.random.default_rng(len(self.values)).integers(0, batch.size, _AT_RANDOM)
+        values = batch.at(chosen)
+        place = max(1, round(_AT_RANDOM * _LARGEST / batch.size))
+        bound = np.partition(np.abs(values), -place)[-place]
+        tail = batch.beyond(bound)
+        others = values[np.abs(values) <= bound]
         self._add(tail, 1.0)
-        self._add(others, (values.size - tail.size) / others.size)
+        self._add(others, (batch.size - tail.size) / others.size)
 
     def _add(self, values: np.ndarray, count: float) -> None:
         self.values.append(values)

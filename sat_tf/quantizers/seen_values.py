@@ -7,6 +7,7 @@ on its pixels. Dark pictures, zero padding and augmentation a little out of rang
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +28,10 @@ _OFF_GRID = 0.2
 _ON_GRID = 0.05
 # A range fits if its values take this share of it.
 _FILLED = 0.4
+# This many images show whether values are on the pixels of a range.
+_FEW_IMAGES = 64
+# This many are converted to float64 at once.
+_AT_ONCE = 8
 
 RANGE_FIX = (
     "give sat_tf.requantize, or sat_tf.quantize_model, a BitPolicy with the settings that fit"
@@ -65,14 +70,22 @@ class SeenValues:
     off_usual: np.ndarray | None = None
 
     @classmethod
-    def of(cls, values: np.ndarray, expected: InputRange) -> "SeenValues":
-        """The values of an array, (n, ..., channels), for an input of some range."""
+    def of(cls, values: Any, expected: InputRange) -> "SeenValues":
+        """The values of an array, (n, ..., channels), for an input of some range.
+
+        Args:
+            values: of one image at least; anything whose slices are arrays will do.
+            expected: the range.
+        """
         by_channel = expected.channels is not None
         axes = tuple(range(values.ndim - 1)) if by_channel else None
-        few = values[:64]
+        starts = range(0, len(values), _AT_ONCE)
+        parts = (values[start : start + _AT_ONCE] for start in starts)
+        ends = [(np.min(part, axis=axes), np.max(part, axis=axes)) for part in parts]
+        few = values[:_FEW_IMAGES]
         return cls(
-            np.min(values, axis=axes),
-            np.max(values, axis=axes),
+            np.min([lowest for lowest, _ in ends], axis=0),
+            np.max([highest for _, highest in ends], axis=0),
             _off_pixels(few, expected),
             values.ndim == 4,
             np.array([_off_pixels(few, usual) for usual in USUAL]),
@@ -97,8 +110,11 @@ def _off_pixels(values: np.ndarray, found: InputRange) -> float:
     """How far from a pixel's value the farthest is, in pixels."""
     if not has_channels(found, values.shape[-1]):
         return 0.5
-    pixels = (values - np.asarray(found.low)) / found.scales
-    return float(np.max(np.abs(pixels - np.rint(pixels))))
+    farthest = []
+    for start in range(0, len(values), _AT_ONCE):
+        pixels = (values[start : start + _AT_ONCE] - np.asarray(found.low)) / found.scales
+        farthest.append(np.max(np.abs(pixels - np.rint(pixels))))
+    return float(np.max(farthest))
 
 
 def misfit(seen: SeenValues, expected: InputRange) -> str | None:

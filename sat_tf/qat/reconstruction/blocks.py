@@ -6,7 +6,6 @@ is computed once for all images, and so is what it should put out; see `reconstr
 
 import dataclasses
 import math
-import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ from sat_tf.graph.network import Network, Node
 from sat_tf.graph.rewrite import rewritten
 from sat_tf.messages import first_ones
 from sat_tf.qat.calibrate import call_node
+from sat_tf.qat.images import Rows, new_rows
 from sat_tf.qat.inputs import kept_inputs
 from sat_tf.qat.layout import call_name, inner_layer, is_quantized
 from sat_tf.qat.wrapper import QuantizedLayer, weight_quantizer
@@ -26,8 +26,6 @@ from sat_tf.targets import Processor
 
 # A block that is cut on no path has so many linear layers at most, where it can be parted.
 _MOST_KERNELS = 8
-# A tensor of all images above this size is kept in a file.
-_MOST_BYTES_IN_MEMORY = 2**28
 _BATCH_SIZE = 64
 
 # Kernels of fewer weights are not compared; the others are unlike below a correlation of 0.1, or of
@@ -211,26 +209,26 @@ class Span(NamedTuple):
     """
 
     nodes: Sequence[Node]
-    given: Mapping[str, np.ndarray]
+    given: Mapping[str, Rows]
     compute: Callable[[Mapping[str, Any]], dict[str, tf.Tensor]]
 
 
 class Front:
     """The tensors of a network up to which it is computed, of all images.
 
-    Only those that are still read are kept: in memory, and above 256 MiB each in a temporary file.
+    Only those that are still read are kept: in memory, and above 64 MiB each in a temporary file.
 
     Args:
         network: float or quantized.
         images: an array for each input.
     """
 
-    def __init__(self, network: Network, images: Sequence[np.ndarray]) -> None:
+    def __init__(self, network: Network, images: Sequence[Rows]) -> None:
         self._network = network
         kept = kept_inputs(network)
         self._done = set(network.inputs)
-        self.tensors: dict[str, np.ndarray] = {
-            name: tf.cast(array, network[name].type if name in kept else tf.float32).numpy()
+        self.tensors: dict[str, Rows] = {
+            name: _cast(array, network[name].type if name in kept else tf.float32)
             for name, array in zip(network.inputs, images, strict=True)
         }
 
@@ -261,14 +259,14 @@ class Front:
             keep: the names of tensors to keep in any case.
         """
         self._done |= {node.name for node in span.nodes}
-        count, made = len(next(iter(self.tensors.values()))), dict[str, np.ndarray]()
+        count, made = len(next(iter(self.tensors.values()))), dict[str, Rows]()
         for start in range(0, count if span.nodes else 0, _BATCH_SIZE):
             part = slice(start, start + _BATCH_SIZE)
             given = {name: tf.constant(array[part]) for name, array in span.given.items()}
             for name, tensor in span.compute(given).items():
                 value = tensor.numpy()
                 if name not in made:
-                    made[name] = _array((count, *value.shape[1:]), value.dtype)
+                    made[name] = new_rows((count, *value.shape[1:]), value.dtype)
                 made[name][part] = value
         self.tensors = {
             name: array
@@ -297,8 +295,12 @@ def computed(
     return tensors
 
 
-def _array(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    if math.prod(shape) * np.dtype(dtype).itemsize <= _MOST_BYTES_IN_MEMORY:
-        return np.empty(shape, dtype)
-    with tempfile.TemporaryFile() as file:  # which goes with the array
-        return np.memmap(file, dtype, shape=shape)
+def _cast(rows: Rows, kind: tf.DType) -> Rows:
+    """Rows of a type; those that have it already are not copied."""
+    if rows.dtype == kind.as_numpy_dtype:
+        return rows
+    made = new_rows(rows.shape, kind.as_numpy_dtype)
+    for start in range(0, len(rows), _BATCH_SIZE):
+        part = slice(start, start + _BATCH_SIZE)
+        made[part] = tf.cast(rows[part], kind).numpy()
+    return made

@@ -11,6 +11,7 @@ import tf_keras as keras
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network
 from sat_tf.presentation.progress_bar import Advance
+from sat_tf.qat.images import Rows
 from sat_tf.qat.reconstruction.blocks import Span, computed
 from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer, weight_quantizer
 from sat_tf.top_k import classes_of
@@ -145,11 +146,11 @@ class Aim(NamedTuple):
         rows: "logits" or "probabilities", if these are its rows, whose divergence counts too.
     """
 
-    wanted: np.ndarray
+    wanted: Rows
     rows: str = ""
 
     @classmethod
-    def of_output(cls, wanted: np.ndarray, reference: Network, name: str) -> "Aim":
+    def of_output(cls, wanted: Rows, reference: Network, name: str) -> "Aim":
         """The aim of an output, of the float network that makes it by a node of that name."""
         return cls(wanted, rows_of_classes(reference, name, wanted.shape[1:]))
 

@@ -14,15 +14,8 @@ from sat_tf.graph.network import Network
 from sat_tf.messages import list_problems, say
 from sat_tf.presentation.progress_bar import Advance, image_bar
 from sat_tf.presentation.tables import Column, RowTable, Table, digits, percent
-from sat_tf.qat.calibrate import (
-    Images,
-    call_node,
-    gather,
-    in_batches,
-    measure_statistics,
-    observe_pixels,
-    observe_ranges,
-)
+from sat_tf.qat.calibrate import call_node, measure_statistics, observe_ranges
+from sat_tf.qat.images import Batches, Images, gather, observe_pixels
 from sat_tf.qat.layout import quantized_network
 from sat_tf.qat.model_class import processor_of
 from sat_tf.qat.reconstruction.blocks import Front, find_blocks, find_reference
@@ -182,7 +175,7 @@ def reconstruct(
         dataset: images, as `calibrate` takes them; labels are not used. 200 are enough to gain
             from, and more are better.
         num_images: how many to use at most. In memory are the tensors of all of them that one block
-            reads and makes, each above 256 MiB in a temporary file.
+            reads and makes, each above 64 MiB in a temporary file.
         steps: of Adam for a block, with 32 images each; the whole network gets eight times as many.
         seed: of the choice of the held-out images and the order of the others.
         progress: show a bar if it takes more than two seconds, on a terminal or in a notebook.
@@ -219,7 +212,7 @@ def reconstruct(
         raise ValueError(list_problems("reconstruct", problems))
     start = model.get_weights()
     try:
-        observe_pixels(images, network, len(in_batches(images)), by="reconstruct")
+        observe_pixels(images, network, len(Batches(images)), by="reconstruct")
         reconstructor = _Reconstructor(network, reference, images, steps=steps, seed=seed)
         return reconstructor.run(model, shown=progress)
     except BaseException:  # also an interruption
@@ -293,7 +286,7 @@ class _Reconstructor:
                 found = [one.undone() for one in found]
             settings = {"limit": before, "measure_statistics": self._measure_statistics}
             found.append(self._fit(whole, "", _WHOLE, advance, **settings))
-        observe_ranges(self._network, in_batches(self._images), of_inputs=False)
+        observe_ranges(self._network, Batches(self._images), of_inputs=False)
         after = whole.errors(self._held_out)
         if not (np.all(after <= before) and np.any(after < before)):
             model.set_weights(start)
@@ -312,8 +305,7 @@ class _Reconstructor:
 
     def _measure_statistics(self) -> None:
         """Gives normalizations the statistics of the fitted images in the quantized network."""
-        batches = in_batches(tuple(array[self._fitted] for array in self._images))
-        measure_statistics(self._network, batches, call_node)
+        measure_statistics(self._network, Batches(self._images, self._fitted), call_node)
 
     def _whole(self) -> Part:
         """The whole network, fitted to the outputs of the float model."""

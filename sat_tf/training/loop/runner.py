@@ -6,6 +6,7 @@ Failures outside the program, such as a full disk, end it as errors that say how
 import contextlib
 import dataclasses
 import errno
+import functools
 import pathlib
 import shutil
 import warnings
@@ -24,6 +25,7 @@ from sat_tf.export.tflite.metadata import label_text
 from sat_tf.loading.load import load_model
 from sat_tf.messages import RunError, say, value_errors_as_run_errors
 from sat_tf.qat.calibrate import StaleStatisticsWarning, calibrate, estimate_statistics
+from sat_tf.qat.images import fed_batches
 from sat_tf.qat.layout import inner_layer
 from sat_tf.training.config.config import Config, config_text
 from sat_tf.training.interruption import Interruption
@@ -34,10 +36,12 @@ from sat_tf.training.loop.start import (
     check_range,
     describe_environment,
     expect_same_on_all_workers,
+    fed,
     fed_source,
     float_model,
     is_ordinary,
     load_source,
+    pixels_of,
     quantized_start,
 )
 from sat_tf.training.report.results import Results
@@ -379,8 +383,7 @@ def _calibrate(
     run: Run, model: keras.Model, *, clipping_levels: bool, keep_function: bool = False
 ) -> None:
     """Calibrates a model in place; of an ordinary float model, the statistics of normalization."""
-    pixels = _calibration_images(run)
-    count = len(pixels)
+    pixels, count = _calibration_images(run)
     with value_errors_as_run_errors(), warnings.catch_warnings():
         if not keep_function:
             # Stale statistics are expected here: training comes next, or has just ended.
@@ -402,7 +405,7 @@ def _reconstruct(run: Run, model: keras.Model, float_model: keras.Model) -> None
 
     One that cannot be fitted stays as it is, which is said too.
     """
-    pixels, config = _calibration_images(run), run.config
+    (pixels, count), config = _calibration_images(run), run.config
     steps = config.calibration.reconstruction_steps
     run.say(f"quantized  reconstructing, {steps} steps a block")
 
@@ -414,6 +417,7 @@ def _reconstruct(run: Run, model: keras.Model, float_model: keras.Model) -> None
             model,
             float_model,
             pixels,
+            num_images=count,
             steps=steps,
             seed=config.seed,
             measure=measure if run.source.num_classes else dict,
@@ -431,10 +435,12 @@ def _reconstruct(run: Run, model: keras.Model, float_model: keras.Model) -> None
         fitted.write(run.folder)
 
 
-def _calibration_images(run: Run) -> np.ndarray:
-    """Images of the training set, drawn with the run's seed."""
-    count = min(run.config.calibration.num_images, run.source.num_train)
-    return run.source.training_sample(count, seed=run.config.seed)
+def _calibration_images(run: Run) -> tuple[Iterator[np.ndarray], int]:
+    """Batches of images of the training set, drawn with the run's seed, and how many there are."""
+    source = run.source
+    count = min(run.config.calibration.num_images, source.num_train)
+    sample = pixels_of(source).training_sample(count, seed=run.config.seed)
+    return fed_batches(sample, functools.partial(fed, source)), len(sample)
 
 
 @contextlib.contextmanager

@@ -108,6 +108,7 @@ def fit(
     float_model: "keras.Model",
     images: Any,
     *,
+    num_images: int,
     steps: int,
     seed: int,
     measure: Callable[[], dict[str, float]] = dict,
@@ -121,7 +122,8 @@ def fit(
     Args:
         model: calibrated.
         float_model: that it was made from.
-        images: as both take them.
+        images: as both take them, or batches of them.
+        num_images: how many there are.
         steps: for each block.
         seed: see `sat_tf.reconstruct`.
         measure: gives top1, and top5 of many classes, of the model as its file would be, for which
@@ -144,7 +146,7 @@ def fit(
                 model,
                 float_model,
                 images,
-                num_images=len(images),
+                num_images=num_images,
                 steps=steps,
                 seed=seed,
                 progress=progress,

@@ -4,6 +4,7 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.graph.network import Network
+from sat_tf.qat import images
 from sat_tf.qat.model_class import processor_of
 from sat_tf.qat.reconstruction import blocks
 from tests.qat import float_models
@@ -88,10 +89,10 @@ def test_every_block_ends_at_tensors_of_one_shape(name):
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_front_holds_what_is_still_read_and_computes_what_the_model_does(monkeypatch):
-    monkeypatch.setattr(blocks, "_MOST_BYTES_IN_MEMORY", 2000)
+    monkeypatch.setattr(images, "MOST_BYTES_IN_MEMORY", 2000)
     network, reference = _networks(float_models.build("mobile_block"))
-    images = float_models.images(70)
-    front = blocks.Front(network, [images])
+    given = float_models.images(70)
+    front = blocks.Front(network, [given])
     for block in blocks.find_blocks(network, reference):
         span = front.up_to([block.node])
         front.advance(span, keep=[block.node])
@@ -99,17 +100,8 @@ def test_a_front_holds_what_is_still_read_and_computes_what_the_model_does(monke
         assert read - {block.node} <= {name for node in network for name in node.inputs}
         assert len(front.tensors) <= 2
     (logits,) = front.tensors.values()
-    computed = network.computed({network.input: images})[network.output].numpy()
-    np.testing.assert_allclose(logits, computed, rtol=1e-5, atol=1e-5)
-
-
-def test_tensors_above_the_bound_are_in_a_file(monkeypatch):
-    monkeypatch.setattr(blocks, "_MOST_BYTES_IN_MEMORY", 40)
-    small, large = blocks._array((10,), np.float32), blocks._array((11,), np.float32)
-    large[:] = np.arange(11)
-    assert not isinstance(small, np.memmap)
-    assert isinstance(large, np.memmap)
-    np.testing.assert_array_equal(large, np.arange(11))
+    computed = network.computed({network.input: given})[network.output].numpy()
+    np.testing.assert_allclose(logits[:], computed, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore")

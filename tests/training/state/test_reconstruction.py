@@ -38,6 +38,7 @@ def reconstructed(model, shares=(), **options):
         model,
         small_float_model(),
         small_images().train_images,
+        num_images=len(small_images().train_images),
         steps=5,
         seed=0,
         measure=lambda: {"top1": next(found)} if shares else {},
@@ -104,7 +105,15 @@ def test_a_model_that_cannot_be_measured_has_not_changed(measured, monkeypatch):
     monkeypatch.setattr("sat_tf.qat.reconstruction.reconstruct.reconstruct", changed)
     images = small_images().train_images
     with pytest.raises(RunError, match="NaN"):
-        fit(model, small_float_model(), images, steps=1, seed=0, measure=measure)
+        fit(
+            model,
+            small_float_model(),
+            images,
+            num_images=len(images),
+            steps=1,
+            seed=0,
+            measure=measure,
+        )
     for one, other in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
 

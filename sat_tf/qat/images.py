@@ -1,0 +1,337 @@
+"""The images that a network is run on: gathered, checked, and read a batch at a time."""
+
+import math
+import os
+import pathlib
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sat_tf.data.folder_tree import TRAIN
+from sat_tf.data.picture_folder import load_folder
+from sat_tf.graph.network import Network
+from sat_tf.messages import list_problems, warn
+from sat_tf.presentation.progress_bar import Advance
+from sat_tf.qat.inputs import input_ranges
+from sat_tf.qat.wrapper import output_quantizer
+from sat_tf.quantizers.input_range import PIXELS
+from sat_tf.quantizers.protocol import PixelQuantizer
+from sat_tf.quantizers.seen_values import RANGE_FIX, SeenValues, misfit, pixel_doubt
+
+# An array of all images is kept in a file if it is larger.
+MOST_BYTES_IN_MEMORY = 2**26
+_BATCH_SIZE = 64
+_FEW_IMAGES = 32
+
+
+class FileArray:
+    """An array in a temporary file, of which only the rows that are asked for are in memory.
+
+    A memory map would not do: all rows that were ever read count as memory of the process.
+
+    Args:
+        shape: rows, and the shape of each; where there are none yet, they are appended.
+        dtype: of the values.
+    """
+
+    def __init__(self, shape: Sequence[int], dtype: Any) -> None:
+        self.shape, self.dtype = tuple(shape), np.dtype(dtype)
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it goes with the array
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of values."""
+        return math.prod(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
+        """Reads some rows: those of a slice without a stride, or of an array of their places."""
+        if isinstance(rows, slice):
+            start, stop, _ = rows.indices(len(self))
+            return self._read(start, max(stop - start, 0))
+        found = [self._read(int(row), 1) for row in rows]
+        return np.concatenate(found) if found else self._read(0, 0)
+
+    def _read(self, start: int, count: int) -> np.ndarray:
+        shape = (count, *self.shape[1:])
+        self._file.seek(start * math.prod(self.shape[1:]) * self.dtype.itemsize)
+        content = self._file.read(math.prod(shape) * self.dtype.itemsize)
+        return np.frombuffer(content, self.dtype).reshape(shape)
+
+    def __setitem__(self, rows: slice, values: np.ndarray) -> None:
+        """Writes rows from where a slice begins on."""
+        start, _, _ = rows.indices(len(self))
+        self._file.seek(start * math.prod(self.shape[1:]) * self.dtype.itemsize)
+        try:
+            self._file.write(np.ascontiguousarray(values, self.dtype).data)
+            self._file.flush()
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"{error.strerror}: a temporary file of {self.size * self.dtype.itemsize:,} bytes "
+                f"of images or layers in {tempfile.gettempdir()}; free as many there, let TMPDIR "
+                "name another folder, or use fewer images.",
+            ) from error
+
+    def append(self, values: np.ndarray) -> None:
+        """Puts rows behind the last one."""
+        end = len(self)
+        self.shape = (end + len(values), *self.shape[1:])
+        self[end:] = values
+
+
+# The rows of all images.
+Rows = np.ndarray | FileArray
+# An array for each input.
+Images = tuple[Rows, ...]
+# An array of one batch for each input.
+Batch = tuple[np.ndarray, ...]
+
+
+def new_rows(shape: Sequence[int], dtype: Any) -> Rows:
+    """An array to be filled: in memory, or above 64 MiB in a file."""
+    if math.prod(shape) * np.dtype(dtype).itemsize <= MOST_BYTES_IN_MEMORY:
+        return np.empty(shape, dtype)
+    return FileArray(shape, dtype)
+
+
+class _Collected:
+    """The rows of batches one behind the other: in memory, or above 64 MiB in a file."""
+
+    def __init__(self) -> None:
+        self._parts: list[np.ndarray] = []
+        self._file: FileArray | None = None
+
+    def add(self, rows: np.ndarray) -> None:
+        self._parts.append(rows)
+        # A single array is the user's own, and is not copied.
+        is_large = sum(part.nbytes for part in self._parts) > MOST_BYTES_IN_MEMORY
+        if self._file is None and is_large and len(self._parts) > 1:
+            self._file = FileArray((0, *rows.shape[1:]), self._parts[0].dtype)
+        if self._file is not None:
+            for part in self._parts:
+                self._append(self._file, part)
+            self._parts = []
+
+    def _append(self, file: FileArray, rows: np.ndarray) -> None:
+        wanted = np.result_type(file.dtype, rows.dtype)
+        if wanted != file.dtype:  # as np.concatenate would have it
+            self._file = FileArray((0, *file.shape[1:]), wanted)
+            for start in range(0, len(file), _BATCH_SIZE):
+                self._file.append(file[start : start + _BATCH_SIZE])
+            file = self._file
+        file.append(rows)
+
+    @property
+    def rows(self) -> Rows:
+        if self._file is not None:
+            return self._file
+        return self._parts[0] if len(self._parts) == 1 else np.concatenate(self._parts)
+
+
+class Batches:
+    """Batches of 64 images, each read when it is asked for.
+
+    A last one of less than half is part of the one before.
+
+    Args:
+        images: an array for each input.
+        chosen: the places of the images to take, in their order; None takes all.
+        advance: of a bar, by the images of each batch that has been used.
+    """
+
+    def __init__(
+        self,
+        images: Images,
+        chosen: np.ndarray | None = None,
+        *,
+        advance: Advance = lambda count: None,
+    ) -> None:
+        self._images, self._chosen, self._advance = images, chosen, advance
+        count = len(images[0]) if chosen is None else len(chosen)
+        starts = list(range(0, count, _BATCH_SIZE))
+        if len(starts) > 1 and count - starts[-1] < _BATCH_SIZE // 2:
+            del starts[-1]
+        self._spans = list(zip(starts, [*starts[1:], count], strict=True))
+        self.num_images = count
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    def __getitem__(self, place: int) -> Batch:
+        rows: Any = slice(*self._spans[place])
+        rows = rows if self._chosen is None else self._chosen[rows]
+        return tuple(array[rows] for array in self._images)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for place in range(len(self)):
+            images = self[place]
+            yield images
+            self._advance(len(images[0]))
+
+
+def gather(dataset: Any, num_images: int, network: Network) -> Images:
+    """The images of a data set, at most `num_images`, an array for each input.
+
+    Raises:
+        ValueError: there are none, they do not fit the model's inputs, or values are non-finite.
+    """
+    if isinstance(dataset, str | os.PathLike):
+        dataset = _pictures(pathlib.Path(dataset), num_images, network)
+    if isinstance(dataset, np.ndarray | tf.Tensor | tuple | Mapping) or _is_list_of_inputs(
+        dataset, network
+    ):
+        dataset = [dataset]  # one batch, of images or of (images, labels)
+    if isinstance(num_images, bool) or not isinstance(num_images, int) or num_images < 1:
+        raise ValueError(f"num_images={num_images!r}: expected an integer of at least 1.")
+    if not isinstance(dataset, Iterable):
+        raise ValueError(
+            f"dataset: received {type(dataset).__name__}, expected images (n, h, w, c) or batches "
+            "of them; pass an array, a tf.data.Dataset, or the path of a folder of pictures."
+        )
+    found = [_Collected() for _ in network.inputs]
+    count = 0
+    for element in dataset:
+        batch = [array[: num_images - count] for array in _checked_batch(element, network)]
+        for one, rows in zip(found, batch, strict=True):
+            one.add(rows)
+        count += len(batch[0])
+        if count >= num_images:
+            break
+    if not count:
+        raise ValueError("dataset: received no images, expected 64 or more.")
+    if count < _FEW_IMAGES:
+        warn(f"calibrate: {count} images give unreliable statistics; use 64 or more.")
+    return tuple(one.rows for one in found)
+
+
+def _pictures(path: pathlib.Path, num_images: int, network: Network) -> Iterator[np.ndarray]:
+    """Batches of pictures of a folder, spread evenly over it, as a model with one input is fed."""
+    if len(network.inputs) > 1:
+        raise ValueError(
+            f"dataset: received the folder {path} for a model with {len(network.inputs)} inputs, "
+            "expected images for each of them; pass a list or a dictionary of arrays."
+        )
+    (name,) = network.inputs
+    shape = network[name].shape
+    sizes = tuple(size for size in shape if size is not None)
+    if len(sizes) < len(shape):
+        raise ValueError(
+            f"dataset: received the folder {path} for a model of images of any size, expected one "
+            f"of a fixed size, not {shape}; pass an array (n, rows, columns, channels)."
+        )
+    train = path.expanduser() / TRAIN
+    found = load_folder(train if train.is_dir() else train.parent, sizes, most=num_images)
+    return fed_batches(found.images, input_ranges(network).get(name, PIXELS).fed)
+
+
+def fed_batches(
+    pixels: np.ndarray,
+    feed: Callable[[np.ndarray], np.ndarray],
+    *,
+    batch_size: int = _BATCH_SIZE,
+) -> Iterator[np.ndarray]:
+    """Feeds pixels to a model, a batch at a time.
+
+    Args:
+        pixels: uint8 (n, rows, columns, channels).
+        feed: makes of some pixels what the model takes.
+        batch_size: how many at once.
+    """
+    starts = range(0, len(pixels), batch_size)
+    return (feed(pixels[start : start + batch_size]) for start in starts)
+
+
+def _is_list_of_inputs(dataset: Any, network: Network) -> bool:
+    """Whether it is one batch of a model with several inputs."""
+    return (
+        isinstance(dataset, list)
+        and len(dataset) == len(network.inputs) > 1
+        and all(isinstance(array, np.ndarray | tf.Tensor) for array in dataset)
+    )
+
+
+def _checked_batch(element: Any, network: Network) -> Batch:
+    """The images of one batch, for each input."""
+    several = len(network.inputs) > 1
+    # Batches are those of Keras: (images, labels), and a list or a dictionary of images.
+    if isinstance(element, tuple) or (isinstance(element, list) and not several):
+        element = element[0]
+    is_named = isinstance(element, Mapping)
+    given = network.in_order(element) if several or is_named else [element]
+    arrays = [np.asarray(array) for array in given]
+    for name, array in zip(network.inputs, arrays, strict=True):
+        shape, where = network[name].shape, f" for {name}" if several else ""
+        fits = array.ndim == len(shape) + 1 and all(
+            wanted in (None, got) for wanted, got in zip(shape, array.shape[1:], strict=True)
+        )
+        if not fits:
+            raise ValueError(
+                f"dataset: received a batch of shape {array.shape}{where}, expected (n, "
+                f"{', '.join(str(size) for size in shape)}); batch and resize the images first."
+            )
+        if not _is_finite(array):
+            raise ValueError(
+                f"dataset: received images with NaN or infinite values{where}, expected finite "
+                "ones; check how they are read and scaled."
+            )
+    if len({len(array) for array in arrays}) > 1:
+        counts = ", ".join(str(len(array)) for array in arrays)
+        raise ValueError(f"dataset: received {counts} images, expected as many for each input.")
+    return tuple(arrays)
+
+
+def _is_finite(array: np.ndarray) -> bool:
+    """Whether all values are finite, without a mask of the size of them all."""
+    if array.dtype.kind in "bui":
+        return True
+    starts = range(0, len(array), _BATCH_SIZE)
+    return all(np.all(np.isfinite(array[start : start + _BATCH_SIZE])) for start in starts)
+
+
+def observe_pixels(
+    several: Images, network: Network, batches: int, *, by: str = "calibrate"
+) -> None:
+    """Checks that images have the values of the model's input range, and records them.
+
+    Args:
+        several: the images.
+        network: a model quantized by sat-tf, or a float one, for which nothing is done.
+        batches: the number of batches.
+        by: the name of the function that was given them, for messages.
+
+    Raises:
+        ValueError: these images, or those of the training before, certainly have other values;
+            lists every input. Nothing has changed in that case.
+    """
+    found, problems = [], []
+    for node in network:
+        quantizer = output_quantizer(node.layer)
+        if not isinstance(quantizer, PixelQuantizer):
+            continue
+        (name,) = node.inputs
+        seen = SeenValues.of(several[network.inputs.index(name)], quantizer.range)
+        trained_on = quantizer.seen(node.layer.output_variables)
+        for when, one in (("", seen), ("the training before on ", trained_on)):
+            problem = misfit(one, quantizer.range) if one else None
+            if problem:
+                problems.append(f"{name}: received {when}{problem}; {RANGE_FIX}.")
+        found.append((name, node.layer, seen))
+    if problems:
+        raise ValueError(list_problems(by, problems))
+    for name, layer, seen in found:
+        quantizer = layer.quantize_config.output
+        doubt = pixel_doubt(seen, quantizer.range)
+        if doubt:
+            warn(f"{by}: {name}: {doubt}.")
+        quantizer.remember(seen, layer.output_variables, batches)

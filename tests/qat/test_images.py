@@ -1,0 +1,107 @@
+import errno
+import io
+
+import numpy as np
+import pytest
+
+from sat_tf.graph.network import Network
+from sat_tf.qat import images
+from sat_tf.qat.images import Batches, FileArray, fed_batches, gather, new_rows
+from tests.qat import float_models
+
+# Seventy images of the size of the test models, with which rows can be told apart.
+ROWS = np.arange(70 * 8 * 8 * 3, dtype=np.float32).reshape(70, 8, 8, 3)
+
+
+@pytest.fixture
+def small_memory(monkeypatch):
+    """Anything but the smallest arrays goes to files."""
+    monkeypatch.setattr(images, "MOST_BYTES_IN_MEMORY", 1000)
+
+
+def _network():
+    return Network(float_models.build("dropout"))
+
+
+def test_arrays_above_the_bound_are_in_a_file(monkeypatch):
+    monkeypatch.setattr(images, "MOST_BYTES_IN_MEMORY", 40)
+    small, large = new_rows((10,), np.float32), new_rows((11,), np.float32)
+    assert isinstance(small, np.ndarray)
+    assert isinstance(large, FileArray)
+    large[:] = np.arange(11)
+    np.testing.assert_array_equal(large[:], np.arange(11, dtype=np.float32))
+    assert (large.ndim, large.size, large.shape, len(large)) == (1, 11, (11,), 11)
+
+
+def test_rows_of_a_file_are_those_of_the_array():
+    file = FileArray((0, 8, 8, 3), np.float32)
+    file.append(ROWS[:20])
+    file.append(ROWS[20:])
+    for rows in (slice(0, 64), slice(64, 200), slice(5, 5), slice(None), np.array([3, 69, 3, 0])):
+        np.testing.assert_array_equal(file[rows], ROWS[rows])
+    assert file[np.array([], int)].shape == (0, 8, 8, 3)
+    file[8:10] = -ROWS[:2]
+    np.testing.assert_array_equal(file[7:11], [ROWS[7], -ROWS[0], -ROWS[1], ROWS[10]])
+
+
+def test_a_file_that_finds_no_room_says_where_and_what_to_do(monkeypatch):
+    class FullDisk(io.BytesIO):
+        def write(self, content):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", FullDisk)
+    with pytest.raises(OSError, match=r"No space .* 53,760 bytes .* let TMPDIR name") as caught:
+        FileArray((0, 8, 8, 3), np.float32).append(ROWS)
+    assert caught.value.errno == errno.ENOSPC
+
+
+@pytest.mark.usefixtures("small_memory")
+def test_gathered_batches_are_the_same_in_a_file():
+    batches = [ROWS[:30], ROWS[30:31], ROWS[31:]]
+    (found,) = gather(iter(batches), 512, _network())
+    assert isinstance(found, FileArray)
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found[:], ROWS)
+    (few,) = gather(iter(batches), 40, _network())
+    np.testing.assert_array_equal(few[:], ROWS[:40])
+
+
+@pytest.mark.usefixtures("small_memory")
+def test_batches_of_several_types_have_the_type_of_all():
+    pixels = np.full((40, 8, 8, 3), 7, np.uint8)
+    (found,) = gather([pixels, ROWS, pixels], 512, _network())
+    np.testing.assert_array_equal(found[:], np.concatenate([pixels, ROWS, pixels]))
+
+
+@pytest.mark.usefixtures("small_memory")
+def test_an_array_of_images_is_not_copied():
+    (found,) = gather(ROWS, 64, _network())
+    assert np.shares_memory(found, ROWS)
+
+
+@pytest.mark.parametrize(
+    ("count", "sizes"),
+    [(20, [20]), (64, [64]), (70, [70]), (96, [64, 32]), (129, [64, 65]), (168, [64, 64, 40])],
+)
+def test_a_last_batch_of_less_than_half_is_part_of_the_one_before(count, sizes):
+    numbers = np.arange(count)
+    batches = Batches((numbers,))
+    assert (len(batches), batches.num_images) == (len(sizes), count)
+    assert [len(batch[0]) for batch in batches] == sizes
+    np.testing.assert_array_equal(np.concatenate([b[0] for b in batches]), numbers)
+
+
+def test_batches_of_chosen_images_are_in_their_order():
+    chosen = np.arange(70)[::-1]
+    done = []
+    (batch,) = Batches((ROWS, ROWS[:, 0]), chosen, advance=done.append)
+    np.testing.assert_array_equal(batch[0], ROWS[chosen])
+    np.testing.assert_array_equal(batch[1], ROWS[chosen, 0])
+    assert done == [70]
+
+
+def test_pixels_are_fed_batch_by_batch():
+    pixels = np.arange(70, dtype=np.uint8)
+    parts = list(fed_batches(pixels, lambda some: some / 2.0))
+    assert [len(part) for part in parts] == [64, 6]
+    np.testing.assert_array_equal(np.concatenate(parts), pixels / 2.0)
