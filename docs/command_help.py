@@ -3,8 +3,10 @@
 A hook of MkDocs (`hooks` in `mkdocs.yml`).
 """
 
+import argparse
 import os
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 from sat_tf.commands.main import COMMANDS, command_parser
@@ -31,5 +33,13 @@ def _sections() -> str:
 
 def _section(name: str) -> str:
     guide = f"guides/{name}.md" if (_GUIDES / f"{name}.md").exists() else "paper/experiments.md"
-    text = command_parser(name).format_help()
-    return f"## {name}\n\n[Guide](../{guide})\n\n```\n{text}```"
+    blocks = "\n\n".join(f"```\n{text}```" for text in _helps(command_parser(name)))
+    return f"## {name}\n\n[Guide](../{guide})\n\n{blocks}"
+
+
+def _helps(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """The help of a command, and of each of its actions where it has some."""
+    yield parser.format_help()
+    for action in parser._actions:  # argparse has no public way to them
+        if isinstance(action, argparse._SubParsersAction):
+            yield from (each.format_help() for each in action.choices.values())

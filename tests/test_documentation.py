@@ -16,6 +16,7 @@ import sat_tf.callbacks
 import sat_tf.data
 import sat_tf.export
 import sat_tf.models
+from docs import command_help
 from sat_tf.commands.main import COMMANDS, command_parser
 from sat_tf.training.config.config import Config, parse_config
 
@@ -118,6 +119,13 @@ def test_every_file_that_a_page_names_is_there(page):
     named = re.findall(rf"\b((?:{folders})/[\w/.]*\w)", page.read_text(encoding="utf-8"))
     # Addresses on pages are written from the page, and have been checked with the site.
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_the_page_of_commands_has_the_help_of_each_and_of_its_actions():
+    page = (DOCS / "api" / "commands.md").read_text(encoding="utf-8")
+    shown = command_help.on_page_markdown(page)
+    for name in (*COMMANDS, "paper list", "paper run", "paper show", "paper table"):
+        assert f"usage: sat-tf {name} " in shown
 
 
 def _examples():
