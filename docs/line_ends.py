@@ -14,11 +14,11 @@ _CODE = re.compile(r"(<code[^>]*>)([^<]*)(</code>)")
 _DIVISIBLE = re.compile(r"\S*[^\w\s]\S*")
 _LONG = 30
 _END = re.compile(r"(?<=[.,(/=])(?=.)")
-# Spaces of figures: 82.3 (81.3 to 84.0), 38.6 ± 1.3 (2), 12 %, 3.5 MB.
+# Spaces of figures: 82.3 (81.3 to 84.0), 38.6 ± 1.3 (2), 71.9 / 90.3, 0 of 4,608, 12 %, 3.5 MB.
 _CELL = re.compile(r"<t([dh])\b.*?</t\1>", re.DOTALL)
 _SPACE = re.compile(
     r"(?<=[\d%]) (?=[±→(] ?-?\d)|(?<=[±→]) (?=-?\d)"
-    r"|(?<=\d) (?=to [-±]?\d)|(?<=\d to) (?=[-±]?\d)"
+    r"|(?<=\d) (?=(to|of|/) [-±]?\d)|(?<=\d (?:to|of)) (?=[-±]?\d)|(?<=\d /) (?=\d)"
     r"|(?<=\d) (?=(?:%|m?s|[kKM]i?B)(?!\w))"
 )
 # The heading of an entry of the API.
