@@ -64,13 +64,19 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
         ValueError: as in `check_writable`, or the file cannot be written after all.
     """
     path = check_writable(path)
+    with refusals_explained(path), renamed_when_done(path) as temporary:
+        yield temporary
+
+
+@contextlib.contextmanager
+def refusals_explained(path: pathlib.Path) -> Iterator[None]:
+    """Raises what the file system refuses while a file is written as ValueError, with the fix."""
     try:
-        with renamed_when_done(path) as temporary:
-            yield temporary
+        yield
     except OSError as error:
         raise ValueError(
-            f"{path}: cannot be written ({error.strerror}), expected a writable file; choose "
-            "another name or folder, or free some space."
+            f"{path}: cannot be written ({error.strerror or error}), expected a writable file; "
+            "choose another name or folder, or free some space."
         ) from error
 
 

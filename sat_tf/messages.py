@@ -31,6 +31,15 @@ def printable(text: str) -> str:
     return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
+def in_one_line(text: str) -> str:
+    r"""Returns printable text that forges no line: its line breaks are shown, too.
+
+    >>> in_one_line("layer\nerror: none")
+    'layer\\nerror: none'
+    """
+    return printable(text).replace("\n", "\\n")
+
+
 def shortened(text: str, most: int = _MOST_OF_A_LINE) -> str:
     """Returns the ends of a text that is longer than `most`, and how long it is.
 
@@ -150,7 +159,7 @@ def first_ones(names: Iterable[object], most: int = 5, *, between: str = ", ") -
     >>> first_ones(["a", "b", "c"], 2), first_ones([1, 2])
     ('a, b and 1 more', '1, 2')
     """
-    listed = [shortened(printable(str(name)), _MOST_OF_A_NAME) for name in names]
+    listed = [shortened(in_one_line(str(name)), _MOST_OF_A_NAME) for name in names]
     more = len(listed) - most
     end = between.rstrip(", ")  # a comma alone needs none before the last
     return between.join(listed[:most]) + (f"{end} and {more} more" if more > 0 else "")

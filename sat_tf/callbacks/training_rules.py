@@ -16,7 +16,7 @@ from sat_tf.analysis.audit.audited_model import Audit
 from sat_tf.analysis.audit.rules import Verdict
 from sat_tf.analysis.code_use import CodeFlips, scalar_events
 from sat_tf.analysis.labelled_images import USUAL_IMAGES, labelled_images
-from sat_tf.atomic_file import check_writable, written_whole
+from sat_tf.atomic_file import check_writable, refusals_explained, written_whole
 from sat_tf.messages import kind_of
 from sat_tf.presentation.tables import write_table
 
@@ -63,7 +63,10 @@ class RuleLog:
             self._started = True
         values = [[{"step": step, **row}.get(name) for name in RULE_COLUMNS] for row in rows]
         _, _, lines = write_table(RULE_COLUMNS, values).partition("\n")
-        with self._path.open("a", newline="", encoding="utf-8") as file:
+        with (
+            refusals_explained(self._path),
+            self._path.open("a", newline="", encoding="utf-8") as file,
+        ):
             file.write(lines)
 
     def _read(self) -> list[dict[str, str]]:

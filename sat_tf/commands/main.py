@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import sys
+import tempfile
 import textwrap
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -18,11 +19,13 @@ from sat_tf.commands.parser import Parser
 from sat_tf.data.source import ReadingError
 from sat_tf.messages import RunError, missing_package, nearest, say, shown
 from sat_tf.presentation.console import make_console
+from sat_tf.training.interruption import Terminated
 from sat_tf.version import __version__
 
 _FAILED = 1
 _BAD_INPUT = 2
 _INTERRUPTED = 130
+_TERMINATED = 143
 # Rich would take 80 columns, and break words to fit them. No table is wider than this.
 _WIDTH_WITHOUT_TERMINAL = 2000
 
@@ -55,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0 when all went well, 1 where LiteRT and the model differ, a strict audit
         finds a broken rule, or a model cannot be quantized as asked, 2 if the input is invalid
-        or a run failed, 130 after Ctrl-C.
+        or a run failed, 130 after Ctrl-C, 143 after SIGTERM where nothing was to be saved.
     """
     words = sys.argv[1:] if arguments is None else arguments
     if arguments is None:
@@ -156,9 +159,13 @@ def report_errors(command: Callable[[], bool | None]) -> int:
     errors = make_console(stderr=True)
     try:
         return _FAILED if command() is False else 0
-    # An OSError is a full disk, or a folder that vanished.
-    except (RunError, ReadingError, OSError) as error:
+    except (RunError, ReadingError) as error:
         say(errors, f"error: {shown(error)}", style="red")
+        return _BAD_INPUT
+    except (
+        OSError
+    ) as error:  # a full disk, or a folder that vanished, mostly that of temporary files
+        say(errors, f"error: {shown(_refused(error))}", style="red")
         return _BAD_INPUT
     except ModuleNotFoundError as error:
         if (sentence := missing_package(error)) is None:
@@ -176,9 +183,21 @@ def report_errors(command: Callable[[], bool | None]) -> int:
         )
         return _BAD_INPUT
     except KeyboardInterrupt as interrupt:
-        said = str(interrupt) or "interrupted; the files written so far are whole"
+        is_terminated = isinstance(interrupt, Terminated)
+        word = "terminated" if is_terminated else "interrupted"
+        said = str(interrupt) or f"{word}; the files written so far are whole"
         say(errors, said, style="red")
-        return _INTERRUPTED
+        return _TERMINATED if is_terminated else _INTERRUPTED
+
+
+def _refused(error: OSError) -> str:
+    """Says what the system has refused, with the fix, where nobody has said it better."""
+    what = error.filename or f"a file, perhaps one of the temporary ones in {tempfile.gettempdir()}"
+    return (
+        f"{what}: cannot be read or written ({error.strerror or error}), expected a disk with room "
+        "and permission; free some space, or name another folder; TMPDIR names that of temporary "
+        "files."
+    )
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -2,7 +2,8 @@
 
 A template is beside the module that fills it, and is named by its path inside the package. It
 extends "presentation/page.html" and fills the blocks `style` and `body`; its values are plain text
-and are escaped, unless they are `Markup`: a table, a chart, another template.
+and are escaped, unless they are `Markup`: a table, a chart, another template. Control characters in
+them are text, as on a terminal: some turn the direction of what follows.
 """
 
 import functools
@@ -11,6 +12,8 @@ from typing import Any
 
 import jinja2
 from markupsafe import Markup
+
+from sat_tf.messages import printable
 
 _PACKAGE = pathlib.Path(__file__).parent.parent
 
@@ -30,11 +33,16 @@ def render(template: str, **values: Any) -> Markup:
     return Markup(_environment().get_template(template).render(values))
 
 
+def _shown(value: Any) -> Any:
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
 @functools.cache
 def _environment() -> jinja2.Environment:
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(_PACKAGE),
         autoescape=True,
+        finalize=_shown,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -6,6 +6,7 @@ import dataclasses
 import io
 import operator
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
@@ -15,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from sat_tf.atomic_file import write_text
+from sat_tf.messages import in_one_line, printable
 from sat_tf.presentation.console import make_console
 from sat_tf.presentation.page import render
 
@@ -237,8 +239,10 @@ def printed(show: Callable[[Console], None], width: int) -> str:
 
 
 def marked_text(cell: Cell) -> Text:
-    """The contents of a cell, for a terminal."""
-    return Text(cell.words, _STYLES.get(cell.kind, "")) if isinstance(cell, Marked) else Text(cell)
+    """The contents of a cell, for a terminal, where no cell has several lines."""
+    if isinstance(cell, Marked):
+        return Text(in_one_line(cell.words), _STYLES.get(cell.kind, ""))
+    return Text(in_one_line(cell))
 
 
 def _breakable(name: str) -> Markup:
@@ -247,20 +251,50 @@ def _breakable(name: str) -> Markup:
     >>> _breakable("block_1/add<int8>")
     Markup('block_<wbr>1/<wbr>add&lt;int8&gt;')
     """
-    text = str(escape(name))
+    text = str(escape(printable(name)))
     for end in ("_", "/"):
         text = text.replace(end, f"{end}<wbr>")
     return Markup(text)
 
 
+# A spreadsheet computes what begins like this, unless an apostrophe stands in front.
+_FORMULA = re.compile(r"\s*[=+\-@]\s*\S")
+
+
 def write_table(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
-    """A header line, and a line for each row; six digits of every float."""
+    r"""A header line, and a line for each row; six digits of every float.
+
+    Names are text: their control characters are shown, and none of them is a formula.
+
+    >>> print(write_table(["name", "loss"], [["=1+1", -0.5], ["a\x1b[2J", None]]), end="")
+    name,loss
+    '=1+1,-0.5
+    a\x1b[2J,
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
+    writer.writerow(map(_as_text, columns))
     for row in rows:
-        writer.writerow(f"{value:.6g}" if isinstance(value, float) else value for value in row)
+        writer.writerow(map(_as_text, row))
     return text.getvalue()
+
+
+def _as_text(value: Any) -> Any:
+    """A value as a cell of a CSV file shows it."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if not isinstance(value, str):
+        return value
+    text = printable(value)
+    return f"'{text}" if _FORMULA.match(text) and not _is_number(text) else text
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 class Displayed(abc.ABC):

@@ -8,6 +8,49 @@ from collections.abc import Iterator
 from types import FrameType
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM has ended a command that has nothing to save, as Ctrl-C would have."""
+
+
+_A_MOMENT_SECONDS = 0.01
+
+
+def end_on_signals() -> None:
+    """Makes SIGTERM end this process as Ctrl-C does: what is open is closed, or removed.
+
+    Python drops what is raised in a finalizer, and goes on: there it is raised again.
+    """
+    before = sys.unraisablehook
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    def again(dropped: "sys.UnraisableHookArgs") -> None:
+        if not issubclass(dropped.exc_type, KeyboardInterrupt):
+            before(dropped)
+            return
+        is_terminated = issubclass(dropped.exc_type, Terminated)
+        number = signal.SIGTERM if is_terminated else signal.SIGINT
+        threading.Timer(_A_MOMENT_SECONDS, _send_to_main_thread, [number]).start()
+
+    signal.signal(signal.SIGTERM, receive)
+    sys.unraisablehook = again
+
+
+def _send_to_main_thread(number: int) -> None:
+    main = threading.main_thread().ident
+    if hasattr(signal, "pthread_kill") and main is not None:
+        signal.pthread_kill(main, number)  # which ends its waiting, too
+    else:
+        signal.raise_signal(number)
+
+
+def ignore_signals() -> None:
+    """Lets nothing come between the last word of a command and its exit status."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+
+
 class Stopped(BaseException):
     """A run has been asked to stop, and everything it needs to resume is saved.
 

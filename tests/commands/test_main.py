@@ -2,9 +2,11 @@
 
 import csv
 import json
+import os
 import pathlib
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import zipfile
@@ -21,6 +23,7 @@ from sat_tf.export.tflite.contents import read_contents
 from sat_tf.export.verify import verify_tflite
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.config.config import read_config
+from sat_tf.training.interruption import end_on_signals
 from sat_tf.training.state import run_folder
 from tests.commands.light import run_alone
 from tests.export import zoo
@@ -481,33 +484,54 @@ def test_training_that_breaks_is_an_error_and_leaves_whole_files_only(
     assert left <= {*text, "tensorboard", ".lock"}
 
 
-def test_ctrl_c_while_the_commands_are_loaded_is_no_error(monkeypatch, capsys):
+@pytest.fixture
+def kept_handlers():
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+ENDINGS = pytest.mark.parametrize(
+    ("number", "status", "word"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
+)
+
+
+@ENDINGS
+def test_a_signal_while_the_commands_are_loaded_is_no_error(
+    number, status, word, kept_handlers, monkeypatch, capsys
+):
     class Interrupts:
         @staticmethod
         def find_spec(name, path=None, target=None):
             if name == "sat_tf.commands.main":
-                raise KeyboardInterrupt
+                os.kill(os.getpid(), number)
 
     monkeypatch.delitem(sys.modules, "sat_tf.commands.main")
     monkeypatch.setattr(sys, "meta_path", [Interrupts, *sys.meta_path])
-    assert sat_tf.__main__.main() == 130
-    assert capsys.readouterr().err == "interrupted; nothing has been done\n"
+    assert sat_tf.__main__.main() == status
+    assert capsys.readouterr().err == f"{word}; nothing has been done\n"
 
 
-def test_ctrl_c_ends_with_a_line_and_status_130(capsys):
-    def interrupted():
-        raise KeyboardInterrupt
+@ENDINGS
+def test_a_signal_ends_a_command_with_a_line_and_a_status(
+    number, status, word, kept_handlers, capsys
+):
+    end_on_signals()
+    assert main.report_errors(lambda: os.kill(os.getpid(), number)) == status
+    assert capsys.readouterr().err == f"{word}; the files written so far are whole\n"
 
-    assert main.report_errors(interrupted) == 130
-    assert "interrupted" in capsys.readouterr().err
 
-
-def test_a_full_disk_is_an_error_without_a_traceback(capsys):
+@pytest.mark.parametrize("name", ["runs/one/metrics.csv", None])
+def test_a_full_disk_is_an_error_with_the_fix(name, capsys):
     def full():
-        raise OSError(28, "No space left on device", "runs/one/metrics.csv")
+        raise OSError(28, "No space left on device", name)
 
     assert main.report_errors(full) == 2
-    assert "No space left on device: 'runs/one/metrics.csv'" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {name or 'a file, perhaps one of the temporary ones in '}")
+    assert "cannot be read or written (No space left on device), expected a disk with room" in said
 
 
 def test_the_package_runs_as_a_module():

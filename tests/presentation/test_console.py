@@ -4,6 +4,7 @@ import rich.table
 from rich.text import Text
 
 from sat_tf.presentation.console import make_console
+from sat_tf.presentation.tables import Column, Table, printed
 
 
 def test_control_characters_are_text_wherever_they_stand():
@@ -25,3 +26,9 @@ def test_colours_of_our_own_stay():
     stream = io.StringIO()
     make_console(file=stream, force_terminal=True, color_system="standard").print("x", style="red")
     assert stream.getvalue() == "\x1b[31mx\x1b[0m\n"
+
+
+def test_no_name_of_a_table_forges_a_line():
+    table = Table(columns=[Column("name", lambda row: row)], rows=["a\nerror: forged"])
+    said = printed(lambda console: console.print(table.to_rich()), width=80)
+    assert r"a\nerror: forged" in said

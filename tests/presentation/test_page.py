@@ -6,6 +6,7 @@ import pytest
 
 import sat_tf
 from sat_tf.presentation.page import render
+from sat_tf.presentation.tables import Column, Marked, Table
 
 PACKAGE = pathlib.Path(sat_tf.__file__).parent
 TEMPLATES = sorted(str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.html"))
@@ -35,3 +36,11 @@ def test_every_page_is_based_on_the_same_one():
 def test_what_a_template_needs_and_is_not_given_is_an_error():
     with pytest.raises(jinja2.UndefinedError, match="label"):
         render("presentation/table.html", columns=[], rows=[], zip=zip)
+
+
+def test_control_characters_of_values_are_text():
+    name = "layer\u202egnp.exe\x1b[2J"
+    page = render("presentation/notebook.html", headline=name, tables={}, notes=[])
+    assert r"layer\u202egnp.exe\x1b[2J" in page
+    table = Table(columns=[Column("", lambda row: Marked(row, "name"))], rows=[name])
+    assert r"<b>layer\u202egnp.exe\x1b[2J</b>" in table.to_html("")

@@ -7,7 +7,16 @@ import pytest
 import rich.console
 from markupsafe import Markup
 
-from sat_tf.presentation.tables import Column, Displayed, Marked, RowTable, Table, digits, percent
+from sat_tf.presentation.tables import (
+    Column,
+    Displayed,
+    Marked,
+    RowTable,
+    Table,
+    digits,
+    percent,
+    write_table,
+)
 
 COLUMNS = [
     Column("layer", lambda row: row["name"], wrap="never"),
@@ -72,6 +81,23 @@ def test_csv_and_data_frame_hold_values_and_not_what_is_shown():
     assert first["clipped"] == "0.123457"
     assert second["clipped"] == ""
     assert TABLE.to_frame()["clipped"][0] == 0.123456789
+
+
+@pytest.mark.parametrize(
+    ("name", "cell"),
+    [
+        ("=cmd|' /C calc'!A0", "'=cmd|' /C calc'!A0"),
+        ("@SUM(1)", "'@SUM(1)"),
+        ("\t=1+1", "'\t=1+1"),
+        ("-2+3", "'-2+3"),
+        ("-0.5", "-0.5"),
+        ("-", "-"),
+        ("a\x1b[2J", r"a\x1b[2J"),
+    ],
+)
+def test_no_name_is_a_formula_of_a_spreadsheet(name, cell):
+    text = write_table(["name", name], [[name, -0.25]])
+    assert list(csv.reader(io.StringIO(text))) == [["name", cell], [cell, "-0.25"]]
 
 
 def test_a_data_frame_without_pandas_says_what_to_install(monkeypatch):

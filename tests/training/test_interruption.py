@@ -1,10 +1,18 @@
 import os
 import signal
+import sys
 import threading
+import time
 
 import pytest
 
-from sat_tf.training.interruption import Interruption, Stopped
+from sat_tf.training.interruption import (
+    Interruption,
+    Stopped,
+    Terminated,
+    end_on_signals,
+    ignore_signals,
+)
 
 BOTH = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 
@@ -84,3 +92,40 @@ def test_threads_other_than_the_main_one_leave_signals_alone():
     thread.start()
     thread.join()
     assert not failures
+
+
+@pytest.fixture
+def kept_handlers(monkeypatch):
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+ENDS = pytest.mark.parametrize(
+    ("number", "kind"), [(signal.SIGTERM, Terminated), (signal.SIGINT, KeyboardInterrupt)]
+)
+
+
+@ENDS
+def test_a_signal_in_a_finalizer_is_raised_behind_it(number, kind, kept_handlers, capsys):
+    class Finalized:
+        def __del__(self):
+            ask_to_stop(number)
+
+    def work():
+        Finalized()
+        time.sleep(10)
+
+    end_on_signals()
+    with pytest.raises(kind):
+        work()
+    assert capsys.readouterr().err == ""
+
+
+@ENDS
+def test_nothing_comes_between_the_last_word_and_the_status(number, kind, kept_handlers):
+    end_on_signals()
+    ignore_signals()
+    ask_to_stop(number)

@@ -124,7 +124,13 @@ class Checkpoints:
         # All processes have to save together; what the others write is thrown away.
         self._elsewhere = None if writes else temporary_folder()
         self._own = folder if self._elsewhere is None else pathlib.Path(self._elsewhere.name)
-        # A process that was killed while it saved has left these: nobody else writes here now.
+        self._remove_half_written()
+
+    def _remove_half_written(self) -> None:
+        """Removes what TensorFlow has begun to write, also in a process that was killed.
+
+        Nobody else writes here now.
+        """
         for left in self._own.glob("ckpt-*temp*"):
             if left.is_dir():
                 shutil.rmtree(left, ignore_errors=True)
@@ -204,6 +210,7 @@ class Checkpoints:
             on_disk(self._own)
         except (tf.errors.OpError, OSError) as error:
             _remove(_files(self._own).get(number, ()))
+            self._remove_half_written()
             if isinstance(error, tf.errors.OpError) and not is_about_a_file(error, self._own):
                 raise  # of another worker, not of a file
             left = (

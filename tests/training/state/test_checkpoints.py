@@ -97,6 +97,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint_and_names_it(tmp_path):
     step(learner)
     with no_room(512), pytest.raises(RunError, match=r"the last good one is .*ckpt-1; free some"):
         checkpoints.save(Position(0, 2))
+    assert not list(tmp_path.glob("*temp*"))
     other, again = make(tmp_path)
     assert again.restore() == Position(0, 1)
     for one, two in zip(good, other.get_weights(), strict=True):
