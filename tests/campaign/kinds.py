@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Callable
 
 from tests.campaign.cases import played
+from tests.campaign.commands import disks, kills, load, names, signals
 from tests.campaign.verdicts import Verdict
 
 
@@ -36,4 +37,11 @@ def _of_files(name: str, what: str, count: int, few: int, on: str = "light") -> 
 
 KINDS = {
     "tflite": _of_files("tflite", "`.tflite` files", 10_000, 60),
+    "kills": Kind(
+        "kills of chains of commands, three or four each", 30, 1, kills.play, "tensorflow"
+    ),
+    "signals": Kind("SIGINT and SIGTERM in commands", 200, 2, signals.play, "tensorflow"),
+    "disks": Kind("disks full or read-only, shared folders", 232, 2, disks.play, "tensorflow"),
+    "names": Kind("names that attack pages and terminals", 340, 4, names.play, "tensorflow"),
+    "load": Kind("a thousand verifications in a process", 3, 1, load.play, "tensorflow"),
 }
