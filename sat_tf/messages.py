@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 # A message is read by people: what a file or a caller has put into it is shown in part.
-_MOST_OF_A_NAME, _MOST_OF_A_LINE, _MOST_IN_ALL, _MOST_KNOWN = 200, 2000, 20_000, 100
+_MOST_OF_A_NAME, _MOST_OF_A_LINE, _MOST_IN_ALL, _MOST_KNOWN = 200, 800, 20_000, 100
+_MOST_OF_A_FILE = 8
 # These move the cursor of a terminal, ring its bell, or turn the direction of its text.
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -216,17 +217,28 @@ def list_problems(subject: str, problems: Iterable[str]) -> str:
     BitPolicy: 1 problem
       - weight_bits=9: give 1 to 8.
     """
-    lines = list(problems)
+    lines = list(_known_once(problems))
     count = f"{len(lines)} problem{'s' if len(lines) != 1 else ''}"
     return shown("\n".join([f"{subject}: {count}", *(f"  - {line}" for line in lines)]))
 
 
+def _known_once(problems: Iterable[str]) -> Iterator[str]:
+    """The problems, of which only the first lists the same known names; see `did_you_mean`."""
+    seen = set[str]()
+    for line in problems:
+        said, _, known = line.partition(" Known: ")
+        yield said if known in seen else line
+        seen.add(known or line)
+
+
 def validation_problems(error: "pydantic.ValidationError") -> list[str]:
-    """Returns every problem of values that are not of their type, with where each of them is."""
-    return [
-        f"{'.'.join(map(str, found['loc'])) or 'all of it'}: {found['msg']}"
+    """Returns the first problems of values that are not of their type, each with its place."""
+    problems = [
+        f"{first_ones(['.'.join(map(str, found['loc'])) or 'all of it'])}: {found['msg']}"
         for found in error.errors()
     ]
+    more = len(problems) - _MOST_OF_A_FILE
+    return [*problems[:_MOST_OF_A_FILE], *([f"and {more:,} more"] if more > 0 else [])]
 
 
 def listed_problems(error: Exception) -> list[str]:

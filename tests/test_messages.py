@@ -1,5 +1,6 @@
 import dataclasses
 
+import pydantic.dataclasses
 import pytest
 
 from sat_tf import messages
@@ -56,6 +57,27 @@ def test_what_is_short_and_printable_stays_as_it_is():
 def test_every_problem_has_a_line_of_its_own():
     problems = (text for text in ["first.", "second."])
     assert list_problems("thing", problems) == "thing: 2 problems\n  - first.\n  - second."
+
+
+def test_names_that_are_known_are_listed_once():
+    problems = [f"{name} is not a key. {did_you_mean(name, ['epochs', 'steps'])}" for name in "xyz"]
+    assert list_problems("stages", problems).splitlines()[1:] == [
+        "  - x is not a key. Known: epochs, steps.",
+        "  - y is not a key.",
+        "  - z is not a key.",
+    ]
+
+
+def test_problems_of_a_file_are_counted_where_there_are_many():
+    @pydantic.dataclasses.dataclass
+    class Counts:
+        values: list[int]
+
+    with pytest.raises(pydantic.ValidationError) as caught:
+        Counts(["x"] * 50)
+    found = messages.validation_problems(caught.value)
+    assert found[0].startswith("0.0: Input should be a valid integer")
+    assert (len(found), found[-1]) == (9, "and 42 more")
 
 
 def test_one_problem_is_not_plural():

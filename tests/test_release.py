@@ -10,6 +10,7 @@ import setuptools
 import yaml
 
 import sat_tf
+from tests.campaign.kinds import KINDS
 from tests.versions import wheel
 
 _ROOT = pathlib.Path(__file__).parents[1]
@@ -82,6 +83,9 @@ def test_each_promise_of_the_threat_model_is_held_by_tests_that_are_there():
         assert held_by, row
         for path in held_by:
             assert "def test_" in _read(path), path
+        kinds = re.findall(r"`(\w+)`", row.split("|")[4])
+        assert kinds, row
+        assert set(kinds) <= set(KINDS), row
 
 
 def test_python_versions_are_the_same_in_metadata_and_workflows():

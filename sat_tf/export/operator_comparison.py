@@ -30,7 +30,7 @@ from sat_tf.export.operations.operation import Operation
 from sat_tf.export.tflite.contents import StoredOperator, read_contents
 from sat_tf.export.tflite.images import Pixels, arrays_of, number_of, some_of
 from sat_tf.export.tflite.tensors import Image
-from sat_tf.messages import list_problems
+from sat_tf.messages import first_ones, list_problems
 from sat_tf.presentation.progress_bar import image_bar
 
 # The types that tell an operator on codes from others.
@@ -111,6 +111,11 @@ def _problems(found: ForeignFile) -> list[str]:
                 f"received the input {tensor.name} of shape {tensor.shape}, expected one image at "
                 "a time, (1, ...); convert the model for that."
             )
+        elif not np.all(np.isfinite(tensor.scales) & (tensor.scales > 0)):
+            problems.append(
+                f"received the input {tensor.name} with the scale {first_ones(tensor.scales)}, "
+                "expected one above 0; convert the model again."
+            )
         elif min(tensor.shape) < 1:
             problems.append(
                 f"received the input {tensor.name} of shape {tensor.shape}, which holds no values, "
@@ -177,7 +182,7 @@ def compare_operators(
         [image.is_kept for image in inputs],
     )
     if problems:
-        raise ValueError(list_problems("compare_operators", problems))
+        raise ValueError(list_problems(f"compare_operators: {file.path}", problems))
     pixels = taken_by(file.read.graph, taken)
     kinds = chosen(runtimes)
     running, refused = _running(file, [kind for kind in kinds if not kind.is_simulated])

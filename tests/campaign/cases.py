@@ -9,9 +9,10 @@ import json
 import os
 import pathlib
 import random
+import runpy
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tests.campaign.processes import server
 from tests.campaign.verdicts import (
@@ -29,9 +30,11 @@ class Case:
     """A command with hostile files.
 
     Attributes:
-        words: of `sat-tf`, to be run in the folder of the case.
+        words: of `sat-tf`, or "python" and a script, to be run in the folder of the case.
         about: names of files, one of which an error has to say.
         outputs: names of files that the command may write where it ends well.
+        leaves: names of those that it may leave where it fails, such as a run to be resumed.
+        environment: variables to set.
         check: says, after a command that ended well with a status, what is wrong with its result;
             None where nothing is.
         most_seconds: of the processor, that the command may take.
@@ -41,12 +44,15 @@ class Case:
     about: Sequence[str] = ()
     outputs: Sequence[str] = ()
     check: Callable[[int], str | None] = lambda status: None
+    leaves: Sequence[str] = ()
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     most_seconds: float = MOST_SECONDS
 
 
 # Puts the files of a case into the working directory.
 Make = Callable[[random.Random], Case]
 _FACTS, _WRONG = "facts.json", "wrong"
+_KEPT = ("words", "about", "outputs", "leaves", "environment", "most_seconds")
 
 
 def played(make: str, name: str, seed: int, folder: pathlib.Path, *, on: str = "light") -> Verdict:
@@ -73,7 +79,7 @@ def played(make: str, name: str, seed: int, folder: pathlib.Path, *, on: str = "
         most_seconds=facts["most_seconds"],
     )
     before = {path: tuple(known) for path, known in facts["before"].items()}
-    found = judge_files(found, before, place, facts["outputs"])
+    found = judge_files(found, before, place, facts["outputs"], facts["leaves"])
     if not found.is_finding and (left := os.listdir(folder / "tmp")):
         return Verdict("left-over", f"among temporary files: {', '.join(left[:5])}")
     return found
@@ -84,19 +90,27 @@ def run(make: str, seed: str) -> int:
     module, _, name = make.partition(":")
     here = pathlib.Path.cwd()
     case: Case = getattr(importlib.import_module(module), name)(random.Random(seed))
-    facts = {key: getattr(case, key) for key in ("words", "about", "outputs", "most_seconds")}
+    facts = {key: getattr(case, key) for key in _KEPT}
     facts["before"] = files_in(here)
     (here.parent / _FACTS).write_text(json.dumps(facts))
-    status = command(case.words)
+    status = command(case.words, case.environment)
     if status in (0, 1) and (wrong := case.check(status)):
         (here.parent / _WRONG).write_text(wrong)
     return status
 
 
-def command(words: Sequence[str]) -> int:
-    """The exit status of a command of sat-tf, called as by a shell."""
+def command(words: Sequence[str], environment: Mapping[str, str]) -> int:
+    """The exit status of a command of sat-tf, called as by a shell, or of a script of Python."""
     from sat_tf.__main__ import main
 
+    os.environ.update(environment)
+    if words[0] == "python":
+        sys.argv = [*words[1:]]
+        try:
+            runpy.run_path(words[1], run_name="__main__")
+        except SystemExit as end:
+            return end.code if isinstance(end.code, int) else 0
+        return 0
     sys.argv = ["sat-tf", *words]
     return main()
 
@@ -137,6 +151,9 @@ def replayed(case: pathlib.Path, folder: pathlib.Path) -> tuple[Verdict, str]:
     facts = json.loads((place / _COMMAND).read_text())
     (place / _COMMAND).unlink()
     before = files_in(place)
-    ended = server(facts["on"]).call("tests.campaign.cases:command", facts["words"], cwd=place)
+    ended = server(facts["on"]).call(
+        "tests.campaign.cases:command", facts["words"], facts["environment"], cwd=place
+    )
     found = judge_command(ended, about=facts["about"], most_seconds=facts["most_seconds"])
-    return judge_files(found, before, place, facts["outputs"]), facts["expected"]
+    found = judge_files(found, before, place, facts["outputs"], facts["leaves"])
+    return found, facts["expected"]

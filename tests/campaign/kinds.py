@@ -29,14 +29,41 @@ class Kind:
     on: str = "light"
 
 
-def _of_files(name: str, what: str, count: int, few: int, on: str = "light") -> Kind:
-    """A kind whose cases `tests.campaign.NAME:make` makes."""
-    make = f"tests.campaign.{name}:make"
-    return Kind(what, count, few, functools.partial(played, make, name, on=on), on)
+_LIGHT, _TENSORFLOW = "light", "tensorflow"
+
+
+def _of_files(
+    name: str, what: str, count: int, few: int, on: str = _LIGHT, make: str = ""
+) -> dict[str, Kind]:
+    """A kind whose cases a function of this package makes, by default `NAME:make`."""
+    made = f"tests.campaign.{make or f'{name}:make'}"
+    return {name: Kind(what, count, few, functools.partial(played, made, name, on=on), on)}
 
 
 KINDS = {
-    "tflite": _of_files("tflite", "`.tflite` files", 10_000, 60),
+    **_of_files("tflite", "`.tflite` files", 10_000, 60),
+    **_of_files("kits", "certificates and proof kits", 3_000, 60),
+    **_of_files("configs", "configurations, read", 2_850, 60),
+    **_of_files(
+        "trained",
+        "configurations with extreme values, trained",
+        150,
+        1,
+        _TENSORFLOW,
+        "configs:make_trained",
+    ),
+    **_of_files("models", "model files of both Kerases", 2_000, 10, _TENSORFLOW),
+    **_of_files("pictures", "picture folders, verified on", 700, 30),
+    **_of_files(
+        "classes",
+        "picture folders of classes, trained on",
+        300,
+        10,
+        _TENSORFLOW,
+        "pictures:make_classes",
+    ),
+    **_of_files("records", "record sets", 500, 10, _TENSORFLOW),
+    **_of_files("clusters", "values of `TF_CONFIG`", 200, 4, _TENSORFLOW),
     "kills": Kind(
         "kills of chains of commands, three or four each", 30, 1, kills.play, "tensorflow"
     ),

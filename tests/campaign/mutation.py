@@ -120,7 +120,7 @@ METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.
 _CENTRAL, _LOCAL = b"PK\1\2", b"PK\3\4"
 _HOSTILE_MEMBERS = (
     *("../outside", "/tmp/outside", "..\\outside", "C:\\outside", "a/../../outside", "con", "x/"),
-    *("a\nb", "\x1b[2J", "x" * 5000, "é", "", "./labels.txt", "labels.txt/"),
+    *("a\nb", "\x1b[2J", "x" * 5000, "é", "/", "./labels.txt", "labels.txt/"),
 )
 _ARCHIVE_KINDS = (
     *("content", "content", "content", "missing", "renamed", "slip", "method", "ratio", "link"),
@@ -135,7 +135,7 @@ def archive(
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", method) as written:
         for name, content in members.items():
-            written.writestr(name.encode("utf-8", "replace").decode(), content)
+            written.writestr(name or "/", content)
         written.comment = comment
     return stream.getvalue()
 

@@ -53,10 +53,11 @@ def tflite_files() -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(paths)}
 
 
-def make_originals(folder: pathlib.Path) -> None:
-    """Makes one good file of each kind in a folder."""
+def write_one_of_each(folder: pathlib.Path) -> None:
+    """Writes one good file of each kind into a folder."""
     import sat_tf
     from sat_tf.commands import main
+    from tests.export.device.kits import certificate_in, checked
     from tests.loading.hostile import small
 
     rng = np.random.default_rng(0)
@@ -76,12 +77,8 @@ def make_originals(folder: pathlib.Path) -> None:
     words = ["verify", str(folder / "model.tflite"), "--images", str(folder / "images.npy")]
     words += ["--kit", str(folder / "kit.zip")]
     assert main.main([*words, "--out", str(folder / "proof"), "--runtime", "xnnpack"]) == 0
-    from tests.export.device.kits import certificate_in, checked
-
     assert checked(folder / "kit.zip", folder).returncode == 0
     certificate_in(folder).rename(folder / "device.json")
-    _write_specimens(folder)
-    (folder / "whole").touch()
 
 
 def _write_specimens(folder: pathlib.Path) -> None:
@@ -92,5 +89,50 @@ def _write_specimens(folder: pathlib.Path) -> None:
         sat_tf.export_tflite(ZOO[name].quantized(), folder / f"{name}.tflite", **settings)
 
 
+def _write_run(folder: pathlib.Path) -> None:
+    """Writes the configuration of a run of two steps, with every key, and its float model."""
+    import tf_keras as keras
+
+    from sat_tf.training.config.config import config_text, parse_config
+
+    layers = keras.layers
+    image = keras.Input((8, 8, 3), name="image")
+    x = layers.Conv2D(4, 3, strides=2, use_bias=False, name="conv")(image)
+    x = layers.ReLU(name="relu")(layers.BatchNormalization(name="norm")(x))
+    x = layers.GlobalAveragePooling2D(name="pool")(x)
+    keras.Model(image, layers.Dense(10, name="head")(x)).save(folder / "digits.keras")
+    config = parse_config(_RUN)
+    (folder / "run.yaml").write_text(config_text(config))
+
+
+_RUN = """
+name: tiny
+data: {name: digits, options: {image_size: 8}}
+training: {float_model: digits.keras}
+policy: {weight_bits: 4, activation_bits: 4}
+stages:
+  float: {epochs: 1, batch_size: 32, base_learning_rate: 0.05, warmup_epochs: 0}
+  quantized: {steps: 2}
+calibration: {num_images: 64}
+export: {verify_images: 4}
+"""
+
+
+def _write_keras3(folder: pathlib.Path) -> None:
+    """Writes the file of a model of Keras 3."""
+    import keras  # noqa: TID251 -- the file is one of Keras 3
+
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    image = keras.Input((6, 6, 3), name="image")
+    x = layers.Conv2D(4, 3, use_bias=False, name="conv")(image)
+    x = layers.ReLU(name="relu")(layers.BatchNormalization(name="norm")(x))
+    x = layers.GlobalAveragePooling2D(name="pool")(x)
+    keras.Model(image, layers.Dense(3, name="head")(x)).save(folder / "keras3.keras")
+
+
 if __name__ == "__main__":
-    make_originals(pathlib.Path(sys.argv[1]))
+    made = pathlib.Path(sys.argv[1])
+    for write in (write_one_of_each, _write_specimens, _write_run, _write_keras3):
+        write(made)
+    (made / "whole").touch()

@@ -1,6 +1,7 @@
 """The verdict on a hostile case: a clear error, a sound result, or a finding."""
 
 import dataclasses
+import fnmatch
 import json
 import pathlib
 import re
@@ -122,6 +123,7 @@ def judge_files(
     before: dict[str, tuple[int, int]],
     folder: pathlib.Path,
     outputs: Sequence[str],
+    leaves: Sequence[str] = (),
 ) -> Verdict:
     """The verdict, unless the files that are left are a finding.
 
@@ -129,17 +131,23 @@ def judge_files(
         verdict: on the command.
         before: the files of the folder before it, by `files_in`.
         folder: in which the command ran.
-        outputs: names of files that it may write where it ends well; JSON is read.
+        outputs: names of files that it may write where it ends well, such as "run/*"; JSON is read.
+        leaves: names of those that it may leave where it fails.
     """
+
+    def may(name: str, patterns: Sequence[str]) -> bool:
+        hidden = any(part.startswith(".") for part in pathlib.PurePath(name).parts)
+        return not hidden and any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
+
     if verdict.is_finding:
         return verdict
     now = files_in(folder)
     changed = sorted(name for name, facts in before.items() if now.get(name) != facts)
-    if changed := [name for name in changed if name not in outputs]:
+    if changed := [name for name in changed if not may(name, outputs)]:
         return Verdict("left-over", f"changed or gone: {', '.join(changed[:5])}")
     new = sorted(set(now) - set(before))
-    allowed = outputs if verdict.name == SOUND else ()
-    if more := [name for name in new if name not in allowed]:
+    allowed = outputs if verdict.name == SOUND else leaves
+    if more := [name for name in new if not may(name, allowed)]:
         return Verdict("left-over", f"{', '.join(more[:5])} after: {verdict.text[:500]}")
     for name in new:
         if name.endswith(".json"):

@@ -3,14 +3,10 @@
 import random
 import shutil
 
-import numpy as np
 import pytest
-from PIL import Image
 
-import sat_tf
 from sat_tf.commands import main
-from tests.export.device.kits import certificate_in, checked
-from tests.loading.hostile import small
+from tests.campaign.originals import write_one_of_each
 
 _RUN = ("verify", "model.tflite", "--runtime", "xnnpack", "--out", "proof", "--images")
 # For each file, a command that reads it.
@@ -41,25 +37,7 @@ _READERS = {
 def whole(tmp_path_factory):
     """A folder with one good file of each kind."""
     folder = tmp_path_factory.mktemp("whole")
-    rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (64, 6, 6, 3)).astype(np.uint8)
-    model = small()
-    for name in ("float.keras", "float.h5", "saved"):
-        model.save(folder / name)
-    quantized = sat_tf.quantize_model(model, sat_tf.BitPolicy.mobile(4))
-    quantized = sat_tf.calibrate(quantized, images)
-    quantized.save(folder / "quantized.keras")
-    sat_tf.export_tflite(quantized, folder / "model.tflite")
-    np.save(folder / "images.npy", images[:4])
-    (folder / "policy.yaml").write_text("weight_bits: 4\nactivation_bits: 4\n")
-    (folder / "pictures").mkdir()
-    for name in ("a.png", "b.png", "c.jpg"):
-        Image.fromarray(images[0]).save(folder / "pictures" / name)
-    words = ["verify", str(folder / "model.tflite"), "--images", str(folder / "images.npy")]
-    words += ["--kit", str(folder / "kit.zip")]
-    assert main.main([*words, "--out", str(folder / "proof"), "--runtime", "xnnpack"]) == 0
-    assert checked(folder / "kit.zip", folder).returncode == 0
-    certificate_in(folder).rename(folder / "device.json")
+    write_one_of_each(folder)
     return folder
 
 

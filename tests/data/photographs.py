@@ -2,6 +2,7 @@
 
 import io
 import struct
+import zlib
 
 import numpy as np
 from PIL import Image
@@ -27,6 +28,26 @@ def encoded(image, kind="JPEG", **options):
     file = io.BytesIO()
     image.save(file, kind, **({"quality": 90} if kind == "JPEG" else {}), **options)
     return file.getvalue()
+
+
+def jpeg_of(side, content=0):
+    """A JPEG that says it has so many rows and columns, with the data of a small one."""
+    small = encoded(photograph(16, 16))
+    place = small.index(b"\xff\xc0") + 5
+    return small[:place] + struct.pack(">HH", side, side) + small[place + 4 :] + bytes(content)
+
+
+def chunk(kind, content):
+    check = zlib.crc32(kind + content)
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", check)
+
+
+def png_of(height, width, rows):
+    """A PNG that says it has `height` rows, with the data of `rows`."""
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    lines = zlib.compress((b"\0" + b"\x10\x80\xf0" * width) * rows)
+    parts = (chunk(b"IHDR", head), chunk(b"IDAT", lines), chunk(b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
 def tiff_of_12_bits(values):

@@ -10,7 +10,7 @@ from sat_tf import data
 from sat_tf.data.decoding import decode_slowly
 from sat_tf.data.picture_folder import load_folder
 from sat_tf.data.pictures import MOST_PIXELS, expect_whole
-from tests.data.photographs import encoded, photograph
+from tests.data.photographs import chunk, encoded, jpeg_of, photograph, png_of
 
 END = b"\xff\xd9"
 KINDS = {
@@ -21,26 +21,6 @@ KINDS = {
     "rows": {"restart_marker_rows": 1},
     "all_colours": {"subsampling": 0},
 }
-
-
-def jpeg_of(side, content=0):
-    """A JPEG that says it has so many rows and columns, with the data of a small one."""
-    small = encoded(photograph(16, 16))
-    place = small.index(b"\xff\xc0") + 5
-    return small[:place] + struct.pack(">HH", side, side) + small[place + 4 :] + bytes(content)
-
-
-def chunk(kind, content):
-    check = zlib.crc32(kind + content)
-    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", check)
-
-
-def png_of(height, width, rows):
-    """A PNG that says it has `height` rows, with the data of `rows`."""
-    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    lines = zlib.compress((b"\0" + b"\x10\x80\xf0" * width) * rows)
-    parts = (chunk(b"IHDR", head), chunk(b"IDAT", lines), chunk(b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])

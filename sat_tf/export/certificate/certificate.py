@@ -6,7 +6,7 @@ import os
 import pathlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import pydantic
 
@@ -276,7 +276,7 @@ class Certificate(Displayed):
     float_operators: list[str]
     islands: list[str]
     versions: dict[str, str]
-    num_images: int
+    num_images: Annotated[int, pydantic.Field(ge=1)]
     images_sha256: str
     images_from: ImagesFrom
     reference: str

@@ -13,9 +13,10 @@ import pathlib
 import zipfile
 from collections.abc import Iterator
 from importlib import metadata
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import pydantic
 
 from sat_tf.atomic_file import check_writable, expect_path, written_whole
 from sat_tf.export.certificate.certificate import ImagesFrom
@@ -58,7 +59,7 @@ class KitRecord:
     format: int
     file: str
     sha256: str
-    num_images: int
+    num_images: Annotated[int, pydantic.Field(ge=1)]
     images_sha256: str
     images_from: ImagesFrom
     litert: str

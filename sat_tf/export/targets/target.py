@@ -137,7 +137,8 @@ class Target(Processor):
             if not reason and found and self.one_partition:
                 reason, fix = f"it is behind {found[0].operator} {found[0].tensor}", ""
             if reason:
-                found.append(Elsewhere(operator.name, operator.outputs[0].name, reason, fix))
+                made = operator.outputs[0].name if operator.outputs else ""
+                found.append(Elsewhere(operator.name, made, reason, fix))
         return found
 
     def _problem(self, operator: StoredOperator) -> tuple[str, str]:
@@ -147,7 +148,11 @@ class Target(Processor):
                 return f"{self.title} has no {operator.name}", self._instead_of(operator.name)
             own = self.operators[operator.name]
         for constraint in (*self.constraints, *own):
-            reason, fix = constraint(operator)
+            try:
+                reason, fix = constraint(operator)
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+                # What is missing, or of another shape, is missing in the file.
+                return "it has not the tensors or the options of its kind", "convert it again"
             if reason:
                 return reason, fix
         return "", ""
@@ -168,8 +173,8 @@ _PRODUCTS = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV"
 
 
 def _dequantizes_weights(contents: Contents) -> bool:
-    read = [one.inputs[0] for one in contents.operators if one.name == "DEQUANTIZE"]
-    return any(tensor is not None and tensor.data is not None for tensor in read)
+    read = (one.reads for one in contents.operators if one.name == "DEQUANTIZE")
+    return any(tensor.data is not None for tensors in read for tensor in tensors)
 
 
 def _float_ends(contents: Contents) -> set[str]:

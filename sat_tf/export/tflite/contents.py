@@ -287,6 +287,8 @@ class StoredOperator:
             return 0
         # Each pixel made, or read by a transposed convolution, meets the whole kernel.
         is_transposed = self.name == "TRANSPOSE_CONV" and len(self.reads) > 2
+        if not (is_transposed or self.outputs):
+            return 0
         places = self.reads[2].shape if is_transposed else self.outputs[0].shape
         return math.prod(places[:-1]) * math.prod(self.reads[1].shape)
 
@@ -371,7 +373,11 @@ class Contents:
 
     def float_operators(self) -> list[str]:
         """The operators that read or make float tensors, each with the tensor it makes."""
-        return [f"{op.name} {op.outputs[0].name}" for op in self.operators if op.is_float]
+        return [
+            f"{op.name} {op.outputs[0].name if op.outputs else ''}".strip()
+            for op in self.operators
+            if op.is_float
+        ]
 
 
 def read_contents(content: bytes, name: str) -> Contents:

@@ -1,0 +1,115 @@
+"""Hostile record sets: TFRecord files that are damaged, lie about lengths, or are none."""
+
+import pathlib
+import random
+import struct
+
+from tests.campaign.cases import Case
+from tests.campaign.mutation import damaged
+from tests.data.photographs import encoded, photograph
+
+_READ = """\
+import sys
+import numpy as np
+from sat_tf.commands.main import report_errors
+from sat_tf.messages import value_errors_as_run_errors
+
+@value_errors_as_run_errors()
+def read():
+    from sat_tf import data
+
+    source = data.source(
+        "tfrecords", data_dir="set", cache_dir="cache", image_size=16, num_classes=9
+    )
+    for images, labels in (source.held_out_sample(4), source.training_sample(4, seed=0)):
+        if not (np.all(np.isfinite(images)) and np.all((labels >= 0) & (labels < 9))):
+            raise SystemError(f"pixels that are not finite, or labels beyond the classes: {labels}")
+
+sys.exit(report_errors(read))
+"""
+_TABLE = []
+for _number in range(256):
+    for _ in range(8):
+        _number = (_number >> 1) ^ (0x82F63B78 if _number & 1 else 0)
+    _TABLE.append(_number)
+_LENGTHS = (0, 1, 2**20, 2**31, 2**32, 2**63, 2**64 - 1)
+_LABELS = (0, -1, 10, 2**31, 2**62, -(2**63))
+
+
+def make(rng: random.Random) -> Case:
+    """A set of which one file or one record is hostile."""
+    root = pathlib.Path("set")
+    root.mkdir()
+    pathlib.Path("read.py").write_text(_READ)
+    files = {"train-00000-of-00002": 3, "train-00001-of-00002": 2, "validation-00000-of-00001": 3}
+    hostile = rng.choice(sorted(files))
+    for name, count in files.items():
+        records = [_example(encoded(photograph(20, 20, seed=n)), 1 + n) for n in range(count)]
+        content = b"".join(map(_framed, records))
+        if name == hostile:
+            content = _hostile(records, rng)
+        if content is not None:
+            (root / name).write_bytes(content)
+    return Case(["python", "read.py"], ["set", hostile], ["cache/*"], leaves=["cache/*"])
+
+
+def _hostile(records: list[bytes], rng: random.Random) -> bytes | None:
+    """The file of some records with something wrong; None where there is none."""
+    place = rng.randrange(len(records))
+    kind = rng.choice(
+        ("damaged", "damaged", "record", "record", "length", "label", "picture", "gone", "other")
+    )
+    if kind == "gone":
+        return None
+    if kind == "other":
+        return rng.choice((b"", b"text", b"\x1f\x8b\x08\0" * 20, b"\0" * 1000, b"PK\3\4"))
+    if kind == "record":
+        records[place] = rng.choice((damaged(records[place], rng), b"", rng.randbytes(40)))
+    if kind == "label":
+        records[place] = _example(encoded(photograph(20, 20)), rng.choice(_LABELS))
+    if kind == "picture":
+        picture = encoded(photograph(20, 20))
+        records[place] = _example(rng.choice((damaged(picture, rng), b"", b"GIF89a")), 1)
+    framed = [_framed(record) for record in records]
+    if kind == "length":
+        framed[place] = _framed(records[place], rng.choice(_LENGTHS))
+    content = b"".join(framed)
+    return damaged(content, rng) if kind == "damaged" else content
+
+
+def _framed(record: bytes, length: int | None = None) -> bytes:
+    head = struct.pack("<Q", len(record) if length is None else length)
+    return head + _masked(head) + record + _masked(record)
+
+
+def _masked(content: bytes) -> bytes:
+    """The checksum of TFRecord files: CRC-32C, rotated and shifted."""
+    crc = 0xFFFFFFFF
+    for byte in content:
+        crc = (crc >> 8) ^ _TABLE[(crc ^ byte) & 0xFF]
+    crc ^= 0xFFFFFFFF
+    return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def _example(picture: bytes, label: int) -> bytes:
+    """An Example as protocol buffers write it, with a picture and its label."""
+    number = label & (2**64 - 1)
+    varint = bytearray()
+    while number > 127:
+        varint.append(number & 127 | 128)
+        number >>= 7
+    varint.append(number)
+    features = {
+        b"image/encoded": _field(1, _field(1, picture)),
+        b"image/class/label": _field(3, _field(1, bytes(varint))),
+    }
+    entries = (_field(1, _field(1, key) + _field(2, value)) for key, value in features.items())
+    return _field(1, b"".join(entries))
+
+
+def _field(number: int, content: bytes) -> bytes:
+    size, length = bytearray(), len(content)
+    while length > 127:
+        size.append(length & 127 | 128)
+        length >>= 7
+    return bytes([number << 3 | 2]) + bytes(size) + bytes([length]) + content
