@@ -93,8 +93,8 @@ def make(rng: random.Random) -> Case:
             (original("images.npy").read_bytes(), b"\xff\xfea\0", rng.randbytes(99))
         )
     pathlib.Path(_NAME).write_bytes(content)
-    pathlib.Path("read.py").write_text(_READ)
-    return Case(["python", "read.py"], [_NAME])
+    pathlib.Path("read").write_text(_READ)
+    return Case(["python", "read"], [_NAME])
 
 
 def make_trained(rng: random.Random) -> Case:

@@ -107,7 +107,9 @@ def _kit(rng: random.Random) -> Case:
 def _is_started(path: pathlib.Path, script: bytes) -> bool:
     """Whether Python finds the script of a kit that starts it; who changes that runs anything."""
     try:
-        found = zipimport.zipimporter(str(path)).get_data("__main__.py")
+        importer = zipimport.zipimporter(str(path))
+        importer.invalidate_caches()  # of what lay there before
+        found = importer.get_data("__main__.py")
     except (zipimport.ZipImportError, OSError, EOFError, zlib.error):
         return False
     return found == script

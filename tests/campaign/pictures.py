@@ -84,8 +84,8 @@ def make_classes(rng: random.Random) -> Case:
             path = pathlib.Path("photos", part, name)
             path.mkdir(parents=True, exist_ok=True)
             (path / "good.png").write_bytes(encoded(photograph(20, 24), "PNG"))
-    pathlib.Path("read.py").write_text(_READ)
-    return Case(["python", "read.py"], ["photos"], ["cache/*"], leaves=["cache/*"])
+    pathlib.Path("read").write_text(_READ)
+    return Case(["python", "read"], ["photos"], ["cache/*"], leaves=["cache/*"])
 
 
 def _folder(rng: random.Random) -> None:

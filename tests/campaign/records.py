@@ -40,7 +40,7 @@ def make(rng: random.Random) -> Case:
     """A set of which one file or one record is hostile."""
     root = pathlib.Path("set")
     root.mkdir()
-    pathlib.Path("read.py").write_text(_READ)
+    pathlib.Path("read").write_text(_READ)
     files = {"train-00000-of-00002": 3, "train-00001-of-00002": 2, "validation-00000-of-00001": 3}
     hostile = rng.choice(sorted(files))
     for name, count in files.items():
@@ -50,11 +50,11 @@ def make(rng: random.Random) -> Case:
             content = _hostile(records, rng)
         if content is not None:
             (root / name).write_bytes(content)
-    return Case(["python", "read.py"], ["set", hostile], ["cache/*"], leaves=["cache/*"])
+    return Case(["python", "read"], ["set", hostile], ["cache/*"], leaves=["cache/*"])
 
 
 def _hostile(records: list[bytes], rng: random.Random) -> bytes | None:
-    """The file of some records with something wrong; None where there is none."""
+    """The file of some records, one of which is hostile; None where the file is missing."""
     place = rng.randrange(len(records))
     kind = rng.choice(
         ("damaged", "damaged", "record", "record", "length", "label", "picture", "gone", "other")

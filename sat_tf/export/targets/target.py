@@ -151,7 +151,7 @@ class Target(Processor):
             try:
                 reason, fix = constraint(operator)
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-                # What is missing, or of another shape, is missing in the file.
+                # The file itself lacks them, or has them in another shape.
                 return "it has not the tensors or the options of its kind", "convert it again"
             if reason:
                 return reason, fix

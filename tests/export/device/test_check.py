@@ -8,6 +8,7 @@ import shutil
 import site
 import subprocess
 import sys
+import zipfile
 
 import numpy as np
 import pytest
@@ -123,6 +124,17 @@ def test_a_kit_whose_script_is_not_its_own_is_not_run(content, kit, folder, tmp_
         done = checked(start, tmp_path)
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr == "error: check.py or kit.json is damaged; copy the kit again.\n"
+
+
+def test_the_script_that_runs_is_the_one_that_was_hashed(kit, tmp_path):
+    path = pathlib.Path(shutil.copy(kit.path, tmp_path / "kit.zip"))
+    with zipfile.ZipFile(path, "a") as archive:  # an import of check would find the folder
+        for name in ("check/__init__.py", "check/__main__.py"):
+            archive.writestr(name, "print('another script')")
+    done = checked(path, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "another script" not in done.stdout
+    assert certificate_in(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "no JSON", "[]", "{}", '{"seal": 1, "files": 2}'])
