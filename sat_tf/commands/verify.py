@@ -405,7 +405,10 @@ def _file_pixels(target: Target, graph: Graph, wanted: ImageOptions, console: Co
     """The images for the input of the file."""
     classes = int(graph.tensors[graph.output].shape[-1])
     pixels = _pixels(target, wanted, graph.images[0].shape, classes, console)
-    return pixels.of_input(graph.images[0])
+    try:
+        return pixels.of_input(graph.images[0])
+    except ValueError as error:
+        raise ValueError(f"{target.tflite}: {error}") from error
 
 
 def _check(

@@ -64,12 +64,19 @@ class AnyFile:
 
         What range a file wants its pixels in, it does not say: they are spread over all codes of
         the input, or over 0 to 1 where it is float and nothing quantizes it.
+
+        Raises:
+            ValueError: pixels, for an input whose values have a meaning of their own.
         """
-        if len(self.images) == 1:
-            return _values(self.images[0], images)
-        if not isinstance(images, list | tuple) or len(images) != len(self.images):
+        several = len(self.images) != 1
+        if several and (not isinstance(images, list | tuple) or len(images) != len(self.images)):
             return images
-        return [_values(image, array) for image, array in zip(self.images, images, strict=True)]
+        try:
+            given = zip(self.images, images if several else [images], strict=True)
+            found = [_values(image, array) for image, array in given]
+        except ValueError as error:
+            raise ValueError(f"{self.path}: {error}") from error
+        return found if several else found[0]
 
 
 def _values(image: Image, images: Any) -> Any:

@@ -39,8 +39,8 @@ def random_images(shape: tuple[int, ...], count: int, seed: int) -> np.ndarray:
         images = np.empty((count, *shape), np.uint8)
     except (MemoryError, ValueError) as error:
         raise problem from error
-    for image in images:
-        image[...] = random.randint(0, 256, shape)
+    for index in range(count):
+        images[index] = random.randint(0, 256, shape)
     return images
 
 
