@@ -19,6 +19,12 @@ def test_more_random_images_begin_with_the_fewer():
     assert np.array_equal(more[:2], fewer)
 
 
+def test_an_input_may_be_one_number():
+    assert (
+        inputs.random_images((), 2, 0).tolist() == inputs.random_images((1,), 2, 0)[:, 0].tolist()
+    )
+
+
 def test_more_random_images_than_memory_holds_are_refused():
     with pytest.raises(ValueError, match=r"received 1,000,000,000,000,000 random images, expected"):
         inputs.random_images((9, 9, 3), 10**15, 0)

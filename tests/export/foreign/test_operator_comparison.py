@@ -145,6 +145,10 @@ def no_pixels(model, graph):
     graph.tensors[graph.inputs[0]].shape = [1, 0, 12, 3]
 
 
+def no_scale(model, graph):
+    graph.tensors[graph.inputs[0]].quantization.scale = np.array([np.nan], np.float32)
+
+
 def several_images(model, graph):
     graph.tensors[graph.inputs[0]].shape = np.array([4, *make.IMAGE], np.int32)
 
@@ -161,6 +165,7 @@ def older_codes(model, graph):
         (no_graph, "it has no graph"),
         (open_sizes, r"an input of the shape \[-1, -1, -1, 3\], with open sizes"),
         (no_pixels, r"of shape \(1, 0, 12, 3\), which holds no values, expected sizes of at"),
+        (no_scale, r"the input \S+ with the scale nan, expected one above 0"),
         (several_images, r"of shape \(4, 12, 12, 3\), expected one image at a time"),
         (older_codes, "computes with UINT8 codes, expected int8"),
     ],

@@ -3,7 +3,7 @@ import pytest
 
 from sat_tf.export.targets.table import TARGETS
 from sat_tf.export.targets.target import ACTIVATIONS, INTEGER_OUTPUTS, QUANTIZED, Elsewhere
-from sat_tf.export.tflite.contents import Contents
+from sat_tf.export.tflite.contents import Contents, StoredOperator
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.targets import PROCESSORS
 from tests.export.targets.test_constraints import _operator, _tensor
@@ -136,3 +136,15 @@ def test_an_operator_elsewhere_is_a_sentence_with_its_fix():
     one = Elsewhere("GATHER", "swish", "Arm Ethos-U55 has no GATHER", "train for it")
     assert str(one) == "GATHER swish: Arm Ethos-U55 has no GATHER; train for it."
     assert str(Elsewhere("SHAPE", "s", "it is none")) == "SHAPE s: it is none."
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("count", [0, 1])
+def test_operators_without_their_tensors_or_options_are_left_to_the_cpu(name, count):
+    operators = TARGETS[name].operators or ("CONV_2D", "DEQUANTIZE")
+    for kind in operators:
+        tensors = (_tensor((1, 4, 4, 3)),) * count
+        bare = Contents((StoredOperator(kind, tensors, tensors, None),))
+        for found in TARGETS[name].elsewhere(bare):
+            assert found.operator == kind
+            assert found.reason
