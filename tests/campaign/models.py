@@ -19,7 +19,6 @@ from tests.campaign.mutation import archive, changed_value, damaged, hostile_arc
 from tests.campaign.originals import original
 
 _ARCHIVES = ("float.keras", "quantized.keras", "keras3.keras")
-_PLAN = ("plan.csv",)
 
 
 def make(rng: random.Random) -> Case:
@@ -27,7 +26,9 @@ def make(rng: random.Random) -> Case:
     return rng.choices((_archive, _same_archive, _hdf5, _saved_model), (50, 8, 25, 17))[0](rng)
 
 
-def _command(name: str, rng: random.Random, check: Callable[[int], str | None]) -> Case:
+def _command(
+    name: str, rng: random.Random, check: Callable[[int], str | None] = lambda status: None
+) -> Case:
     if name == "quantized.keras":
         words = ["export", name, "--dry_run"]
     else:
@@ -35,10 +36,6 @@ def _command(name: str, rng: random.Random, check: Callable[[int], str | None]) 
         if rng.random() < 0.15:
             words = ["audit", name]
     return Case(words, [name, pathlib.Path(name).stem], (), check, most_seconds=20)
-
-
-def _loads(status: int) -> None:
-    return None
 
 
 def _archive(rng: random.Random) -> Case:
@@ -56,7 +53,7 @@ def _archive(rng: random.Random) -> Case:
     else:
         content = damaged(original(name).read_bytes(), rng)
     pathlib.Path(name).write_bytes(content)
-    return _command(name, rng, _loads)
+    return _command(name, rng)
 
 
 def _changed_config(content: bytes, rng: random.Random) -> bytes:
@@ -107,7 +104,7 @@ def _other_outputs(name: str) -> str | None:
 def _hdf5(rng: random.Random) -> Case:
     content = original("float.h5").read_bytes()
     pathlib.Path("float.h5").write_bytes(_changed_hdf5(content, rng))
-    return _command("float.h5", rng, _loads)
+    return _command("float.h5", rng)
 
 
 def _changed_hdf5(content: bytes, rng: random.Random) -> bytes:
@@ -180,7 +177,7 @@ def _saved_model(rng: random.Random) -> Case:
         path.symlink_to(rng.choice(("/etc/hostname", path.name, "/dev/zero")))
     elif kind == "pipe":
         os.mkfifo(path)
-    return _command("saved", rng, _loads)
+    return _command("saved", rng)
 
 
 def _change_saved_config(path: pathlib.Path, rng: random.Random) -> None:
