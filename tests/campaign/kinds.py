@@ -29,14 +29,14 @@ class Kind:
     on: str = "light"
 
 
-_LIGHT, _TENSORFLOW = "light", "tensorflow"
+_LIGHT, _HEAVY = "light", "tensorflow"
 
 
 def _of_files(
     name: str, what: str, count: int, few: int, on: str = _LIGHT, make: str = ""
 ) -> dict[str, Kind]:
-    """A kind whose cases a function of this package makes, by default `NAME:make`."""
-    made = f"tests.campaign.{make or f'{name}:make'}"
+    """A kind whose cases a function of `tests.campaign.files` makes, by default `NAME:make`."""
+    made = f"tests.campaign.files.{make or f'{name}:make'}"
     return {name: Kind(what, count, few, functools.partial(played, made, name, on=on), on)}
 
 
@@ -45,30 +45,16 @@ KINDS = {
     **_of_files("kits", "certificates and proof kits", 3_000, 60),
     **_of_files("configs", "configurations, read", 2_850, 60),
     **_of_files(
-        "trained",
-        "configurations with extreme values, trained",
-        150,
-        1,
-        _TENSORFLOW,
-        "configs:make_trained",
+        "trained", "configurations that are trained", 150, 1, _HEAVY, "configs:make_trained"
     ),
-    **_of_files("models", "model files of both Kerases", 2_000, 10, _TENSORFLOW),
+    **_of_files("models", "model files of both Kerases", 2_000, 10, _HEAVY),
     **_of_files("pictures", "picture folders, verified on", 700, 30),
-    **_of_files(
-        "classes",
-        "picture folders of classes, trained on",
-        300,
-        10,
-        _TENSORFLOW,
-        "pictures:make_classes",
-    ),
-    **_of_files("records", "record sets", 500, 10, _TENSORFLOW),
-    **_of_files("clusters", "values of `TF_CONFIG`", 200, 4, _TENSORFLOW),
-    "kills": Kind(
-        "kills of chains of commands, three or four each", 30, 1, kills.play, "tensorflow"
-    ),
-    "signals": Kind("SIGINT and SIGTERM in commands", 200, 2, signals.play, "tensorflow"),
-    "disks": Kind("disks full or read-only, shared folders", 232, 2, disks.play, "tensorflow"),
-    "names": Kind("names that attack pages and terminals", 340, 4, names.play, "tensorflow"),
-    "load": Kind("a thousand verifications in a process", 3, 1, load.play, "tensorflow"),
+    **_of_files("classes", "folders of classes", 300, 10, _HEAVY, "pictures:make_classes"),
+    **_of_files("records", "record sets", 500, 10, _HEAVY),
+    **_of_files("clusters", "values of `TF_CONFIG`", 200, 4, _HEAVY),
+    "kills": Kind("kills of chains of commands, three or four each", 30, 1, kills.play, _HEAVY),
+    "signals": Kind("SIGINT and SIGTERM in commands", 200, 2, signals.play, _HEAVY),
+    "disks": Kind("disks full or read-only, shared folders", 232, 2, disks.play, _HEAVY),
+    "names": Kind("names that attack pages and terminals", 340, 4, names.play, _HEAVY),
+    "load": Kind("a thousand verifications in a process", 3, 1, load.play, _HEAVY),
 }

@@ -133,7 +133,9 @@ def _warm(name: str) -> None:
     # Modules that the first call of a command would import, none of which starts a thread.
     for module in (
         *("ai_edge_litert.interpreter", "sat_tf.export", "rich.table", "jinja2", "PIL.Image"),
-        *("sat_tf.export.litert.processes", "tests.campaign.kinds"),
+        *("sat_tf.export.litert.processes", "tests.campaign.kinds", "tests.campaign.files.tflite"),
+        *("tests.campaign.files.kits", "tests.campaign.files.configs"),
+        *("tests.campaign.files.models", "tests.campaign.files.pictures"),
     ):
         importlib.import_module(module)
     if name == "tensorflow":
