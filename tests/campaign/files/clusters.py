@@ -32,7 +32,7 @@ _ADDRESSES = (
 
 
 def make(rng: random.Random) -> Case:
-    """A short run; the environment describes a cluster that is none, or of one process."""
+    """A short run in an environment that describes no cluster, or one of one process."""
     good = {"cluster": {"worker": ["localhost:2222"]}, "task": {"type": "worker", "index": 0}}
     kind = rng.choice(("changed", "changed", "damaged", "address", "text", "deep"))
     if kind == "changed":
