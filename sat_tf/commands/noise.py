@@ -68,8 +68,12 @@ def hide_noise() -> None:
     if not is_standard_error(stream):
         return
     stream.flush()
+    # Ctrl-C does not reach another session, in which Python may not have begun to ignore it.
     reader = subprocess.Popen(
-        [sys.executable, "-I", "-S", __file__], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+        [sys.executable, "-I", "-S", __file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
     )
     there = os.dup(2)
     sys.stderr = open(there, "w", buffering=1, encoding=stream.encoding, errors=stream.errors)  # noqa: SIM115

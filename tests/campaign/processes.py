@@ -28,6 +28,8 @@ _MORE_MEMORY_BYTES, _LARGEST_FILE_BYTES = 3 * 2**30, 2**27
 _MOST_SECONDS, _WALL_SECONDS = 40, 300.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.02
 _RAISED = 70
+# The folders of the stand-ins for processes that try files begin like this.
+TRIAL = "trial-"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,27 +242,27 @@ def _fork_trials() -> None:
     def trial(
         content: bytes, runtimes: list[str], seconds: float
     ) -> subprocess.CompletedProcess[bytes]:
-        folder = pathlib.Path(tempfile.mkdtemp())
-        try:
-            (folder / "in").write_bytes(content)
-            child = os.fork()
-            if child == 0:
-                status = _RAISED
-                try:
-                    _redirected(*(str(folder / name) for name in ("in", "out", "err")))
-                    processes._main(runtimes)
-                    status = 0
-                except BaseException:
-                    sys.excepthook(*sys.exc_info())
-                finally:
-                    sys.stdout.flush()
-                    sys.stderr.flush()
-                    os._exit(status)
-            _, status = os.waitpid(child, 0)
-            texts = ((folder / name).read_bytes() for name in _STREAMS)
-            return subprocess.CompletedProcess([], os.waitstatus_to_exitcode(status), *texts)
-        finally:
-            shutil.rmtree(folder)
+        # It is no temporary file of the command's.
+        beside = pathlib.Path(tempfile.gettempdir()).parent
+        folder = pathlib.Path(tempfile.mkdtemp(prefix=TRIAL, dir=beside))
+        (folder / "in").write_bytes(content)
+        child = os.fork()
+        if child == 0:
+            status = _RAISED
+            try:
+                _redirected(*(str(folder / name) for name in ("in", "out", "err")))
+                processes._main(runtimes)
+                status = 0
+            except BaseException:
+                sys.excepthook(*sys.exc_info())
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(status)
+        _, status = os.waitpid(child, 0)
+        texts = [(folder / name).read_bytes() for name in _STREAMS]
+        shutil.rmtree(folder)
+        return subprocess.CompletedProcess([], os.waitstatus_to_exitcode(status), *texts)
 
     processes.trial = trial
 

@@ -175,7 +175,7 @@ _OWN_TEMPORARY = re.compile(r"\.?sat_tf-[0-9a-f]{8}-\d+-\d+-")
 # Their names are made by TensorFlow, or they hold no data of their own.
 _NOT_READ = re.compile(r"\.lock$|tfevents|(^|/)ckpt-")
 # These differ between any two runs: times, and what is made of times.
-_TIMES = {"seconds", "created", "date", "time", "reconstruction_seconds"}
+_TIMES = {"seconds", "started", "created", "date", "time", "reconstruction_seconds"}
 
 
 def problems_of_files(place: pathlib.Path) -> list[str]:

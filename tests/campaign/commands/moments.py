@@ -20,6 +20,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from tests.campaign.processes import TRIAL
+
 EVENTS = ("open", "write", "fsync", "replace", "rename", "unlink", "mkdir", "rmdir")
 # A process that is killed here may leave half a file, or one that another misses.
 NAMES_CHANGE = ("fsync", "replace", "rename", "unlink")
@@ -191,7 +193,8 @@ def _replaced(root: pathlib.Path, happen: Callable[[str, str], Any]) -> Iterator
         if isinstance(path, int):
             path = os.readlink(f"/proc/self/fd/{path}")
         path = os.path.abspath(os.fsdecode(path))
-        return path.removeprefix(beginning) if path.startswith(beginning) else None
+        counts = path.startswith(beginning) and not path.startswith(beginning + TRIAL)
+        return path.removeprefix(beginning) if counts else None
 
     def counted(event: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(path: Any, *others: Any, **options: Any) -> Any:

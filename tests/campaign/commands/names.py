@@ -21,7 +21,7 @@ from typing import Any
 
 from tests.campaign.commands.chains import begin, run
 from tests.campaign.commands.moments import LOG
-from tests.campaign.processes import Ended, server
+from tests.campaign.processes import TRIAL, Ended, server
 from tests.campaign.verdicts import CLEAR, SOUND, Verdict, judge_process
 
 FORGED = "error: forged"
@@ -85,7 +85,8 @@ def play(seed: int, folder: pathlib.Path) -> Verdict:
             return Verdict("unclear", f"{about}: {words[0]}: {wrong}: {said!r}")
         if len(ended.err) > 2000 and ended.status == 2:
             return Verdict("unclear", f"{about}: {words[0]}: {len(ended.err)} characters")
-    if new := sorted({*os.listdir(folder), *os.listdir(folder / "outside")} - before):
+    there = {name for name in os.listdir(folder) if not name.startswith(TRIAL)}
+    if new := sorted({*there, *os.listdir(folder / "outside")} - before):
         return Verdict("left-over", f"{about}: outside its folder: {new}")
     for path in sorted(place.rglob("*")):
         check = _CHECKS.get(path.suffix)
@@ -128,7 +129,7 @@ class _Page(html.parser.HTMLParser):
         for key, value in attrs:
             if key.startswith("on"):
                 self.problems.append(f"the attribute {key} of {tag}")
-            is_inside = (value or "").startswith(("#", "data:image/"))
+            is_inside = re.match(r"#|data:image/|[a-z]+\.(html|json|tflite)$", value or "")
             if key in _LOADING and key != "style" and not is_inside:
                 self.problems.append(f"{tag} with {key}={value!r}")
         if tag == "script":
