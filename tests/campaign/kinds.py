@@ -53,8 +53,8 @@ KINDS = {
     **_of_files("records", "record sets", 500, 10, _HEAVY),
     **_of_files("clusters", "values of `TF_CONFIG`", 200, 4, _HEAVY),
     "kills": Kind("kills of chains of commands, three or four each", 30, 1, kills.play, _HEAVY),
-    "signals": Kind("SIGINT and SIGTERM in commands", 200, 2, signals.play, _HEAVY),
+    "signals": Kind("SIGINT and SIGTERM in commands", 200, 1, signals.play, _HEAVY),
     "disks": Kind("disks full or read-only, shared folders", 232, 2, disks.play, _HEAVY),
-    "names": Kind("names that attack pages and terminals", 340, 4, names.play, _HEAVY),
+    "names": Kind("names that attack pages and terminals", 340, 1, names.play, _HEAVY),
     "load": Kind("a thousand verifications in a process", 3, 1, load.play, _HEAVY),
 }

@@ -160,7 +160,8 @@ def reference(name: str) -> Reference:
 
 def run(words: Sequence[str], place: pathlib.Path, moment: dict[str, Any] | None = None) -> Ended:
     """Runs a command of a chain in its working directory; see `moments.run`."""
-    return server("tensorflow").call(
+    is_light = words[0] == "verify" and words[1].endswith(".tflite")
+    return server("light" if is_light else "tensorflow").call(
         f"{moments.__name__}:run", words, moment, cwd=place, seconds=_WALL_SECONDS
     )
 
