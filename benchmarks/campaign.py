@@ -33,7 +33,7 @@ _OUTPUT = flags.DEFINE_string(
     "output", "benchmarks/results/campaign.csv", "CSV of counts; findings go beside it"
 )
 _KEPT = flags.DEFINE_string("kept", "tests/findings", "folder for small cases of findings")
-_CASES_BETWEEN_SAVES = 50
+_SECONDS_BETWEEN_SAVES = 30
 _LARGEST_KEPT_BYTES = 2**16
 
 
@@ -88,6 +88,7 @@ def main(_: list[str]) -> None:
     with tempfile.TemporaryDirectory() as scratch, rich.progress.Progress() as bars:
         place = pathlib.Path(scratch)
         prepare(place / "originals")
+        saved = time.monotonic()
         for kind in _KINDS.value:
             row = results.of(kind, _SEED.value)
             count = _COUNT.value or KINDS[kind].count
@@ -102,8 +103,9 @@ def main(_: list[str]) -> None:
                     _keep(kind, seed, verdict, folder)
                 shutil.rmtree(folder)
                 bars.advance(bar)
-                if row["cases"] % _CASES_BETWEEN_SAVES == 0:
+                if time.monotonic() > saved + _SECONDS_BETWEEN_SAVES:
                     results.save()
+                    saved = time.monotonic()
             results.save()
     rows = [results.of(kind, _SEED.value) for kind in _KINDS.value]
     console.print(as_table(rows, "cases by verdict", ["kind", "cases", "seconds", *VERDICTS]))
