@@ -16,7 +16,7 @@ from sat_tf.export.device.report import (
     read_device_certificate,
     read_device_check,
 )
-from sat_tf.messages import RunError, say
+from sat_tf.messages import RunError, in_one_line, say
 from sat_tf.presentation.tables import Column, Marked, Table, digits
 
 # A slow machine runs so many in a moment, and noise of so many reaches nearly all codes.
@@ -127,7 +127,7 @@ def check_device_certificate(
     outcome = "nothing differs there" if found.is_exact else "codes differ there"
     say(
         console,
-        f"{certificate}: {outcome}; {held}",
+        in_one_line(f"{certificate}: {outcome}; {held}"),
         style=("green" if is_simulated else "yellow") if found.is_exact else "red",
     )
     return found.is_exact
@@ -152,7 +152,9 @@ def _print_device(device: DeviceCheck, console: Console) -> None:
     if device.delegate != "XNNPACK":
         say(
             console,
-            f"{device.title}: received the delegate {device.delegate}, expected XNNPACK, which "
-            "files are exact with",
+            in_one_line(
+                f"{device.title}: received the delegate {device.delegate}, expected XNNPACK, which "
+                "files are exact with"
+            ),
             style="yellow",
         )

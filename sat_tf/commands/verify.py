@@ -36,7 +36,7 @@ from sat_tf.export.operator_comparison import compare_operators, is_foreign, rea
 from sat_tf.export.targets.table import TARGETS
 from sat_tf.export.tflite.contents import read_contents
 from sat_tf.export.tflite.metadata import read_metadata
-from sat_tf.messages import RunError, say, value_errors_as_run_errors
+from sat_tf.messages import RunError, in_one_line, say, value_errors_as_run_errors
 from sat_tf.presentation.tables import marked_text
 from sat_tf.training.config.config import read_config
 from sat_tf.training.state.run_folder import (
@@ -430,7 +430,7 @@ def _check(
     found = recheck(target.tflite, recorded, images, runtimes=runtimes, progress=True)
     print_certificate(found.certificate, str(target.tflite), console)
     for difference in found.differences:
-        say(console, f"  {difference}", style="red")
+        say(console, f"  {in_one_line(difference)}", style="red")
     if out is not None:
         with _folder_for(out, target.tflite) as folder:
             write_both(found.certificate, folder / CERTIFICATE)
