@@ -26,6 +26,7 @@ from tests.campaign.verdicts import CLEAR, SOUND, Verdict, judge_process
 
 FORGED = "error: forged"
 NAMES = (
+    f'=1+1<script>document.title="hostile"</script>\x1b[2J\u202e\n{FORGED}',
     '<script>document.title="hostile"</script>',
     '"><img src=x onerror=alert(1)><hostile>',
     "'--><svg onload=alert(1)><hostile></title></style>",
