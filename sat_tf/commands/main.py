@@ -17,7 +17,7 @@ from rich.console import Console
 
 from sat_tf.commands.parser import Parser
 from sat_tf.data.source import ReadingError
-from sat_tf.messages import RunError, missing_package, nearest, say, shown
+from sat_tf.messages import RunError, in_one_line, missing_package, nearest, say, shown
 from sat_tf.presentation.console import make_console
 from sat_tf.training.interruption import Terminated
 from sat_tf.version import __version__
@@ -80,6 +80,13 @@ def _run(words: Sequence[str]) -> bool | None:
         "\n`sat-tf COMMAND --help` explains a command.\n\n" + _listed_commands(),
     )
     top.add_argument("--version", action="version", version=f"sat-tf {__version__}")
+    # Messages name files: what stands behind a line break would be a message of its own.
+    for word in words:
+        if "\n" in word:
+            raise RunError(
+                f"received {in_one_line(word)}, expected words without line breaks; rename the "
+                "file, or write the value in one line."
+            )
     name = words[0] if words and not words[0].startswith("-") else None
     if name is None:
         top.parse_args(words)

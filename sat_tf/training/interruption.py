@@ -45,6 +45,24 @@ def _send_to_main_thread(number: int) -> None:
         signal.raise_signal(number)
 
 
+@contextlib.contextmanager
+def ending_at_once() -> Iterator[None]:
+    """Lets SIGTERM and Ctrl-C end the process in the block, which has nothing to save.
+
+    Where it waits in C++, Python would hear of neither.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def ignore_signals() -> None:
     """Lets nothing come between the last word of a command and its exit status."""
     for number in (signal.SIGTERM, signal.SIGINT):

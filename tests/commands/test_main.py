@@ -492,6 +492,13 @@ def kept_handlers():
         signal.signal(number, handler)
 
 
+def test_no_word_of_a_command_forges_a_line(capsys):
+    assert main.main(["explain", "a\nerror: forged"]) == 2
+    said = capsys.readouterr().err
+    assert said.splitlines() == [said.rstrip("\n")]
+    assert r"received a\nerror: forged, expected words without line breaks" in said
+
+
 ENDINGS = pytest.mark.parametrize(
     ("number", "status", "word"),
     [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],

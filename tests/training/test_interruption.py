@@ -11,6 +11,7 @@ from sat_tf.training.interruption import (
     Stopped,
     Terminated,
     end_on_signals,
+    ending_at_once,
     ignore_signals,
 )
 
@@ -129,3 +130,12 @@ def test_nothing_comes_between_the_last_word_and_the_status(number, kind, kept_h
     end_on_signals()
     ignore_signals()
     ask_to_stop(number)
+
+
+@BOTH
+def test_a_signal_ends_what_waits_for_others_at_once_and_is_caught_behind_it(number):
+    with Interruption().catching_signals():
+        before = signal.getsignal(number)
+        with ending_at_once():
+            assert signal.getsignal(number) is signal.SIG_DFL
+        assert signal.getsignal(number) is before

@@ -28,7 +28,7 @@ from sat_tf.qat.calibrate import StaleStatisticsWarning, calibrate, estimate_sta
 from sat_tf.qat.images import fed_batches
 from sat_tf.qat.layout import inner_layer
 from sat_tf.training.config.config import Config, config_text
-from sat_tf.training.interruption import Interruption
+from sat_tf.training.interruption import Interruption, ending_at_once
 from sat_tf.training.loop.outcome import conclude
 from sat_tf.training.loop.stage import Candidate, Run, held_out_metrics, train_stage
 from sat_tf.training.loop.start import (
@@ -114,7 +114,8 @@ def train(
         keras.backend.experimental.enable_tf_random_generator()
         if note := waiting_note(config.distribution):
             say(console, note)
-        strategy = make_strategy(config.distribution)
+        with ending_at_once() if note else contextlib.nullcontext():
+            strategy = make_strategy(config.distribution)
         if note := strategy_note(config.distribution, strategy):
             say(console, note, style="yellow")
         keras.utils.set_random_seed(config.seed)

@@ -186,7 +186,7 @@ def waiting_note(name: str) -> str | None:
         return None
     return (
         f"This is {task['type']} {task['index']} at {own}; it waits for "
-        f"{first_ones(others)}, which run the same command."
+        f"{first_ones(others)}, which run the same command. Ctrl-C ends the waiting."
     )
 
 

@@ -137,7 +137,7 @@ def _nobody_comes(folder: pathlib.Path) -> Verdict:
         return Verdict("unclear", f"{ended.out[-300:]} {ended.err[-500:]}")
     if ended.is_late or took > 15 + _SECONDS_TO_END:
         return Verdict("hang", f"{took:.0f} s, though Ctrl-C came after 15: {ended.err[-500:]}")
-    if "Traceback" in ended.err or ended.status != 130:
+    if "Traceback" in ended.err or ended.status not in (130, -signal.SIGINT):
         return Verdict("traceback", f"status {ended.status}: {ended.err[-1000:]}")
     return Verdict(CLEAR, f"ended {took:.0f} s after it began to wait")
 
