@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Callable
 
 from tests.campaign.cases import played
-from tests.campaign.commands import disks, kills, load, names, signals
+from tests.campaign.commands import disks, kills, load, names, signals, workers
 from tests.campaign.verdicts import Verdict
 
 
@@ -55,6 +55,7 @@ KINDS = {
     "kills": Kind("kills of chains of commands, three or four each", 30, 1, kills.play, _HEAVY),
     "signals": Kind("SIGINT and SIGTERM in commands", 200, 1, signals.play, _HEAVY),
     "disks": Kind("disks full or read-only, shared folders", 232, 2, disks.play, _HEAVY),
+    "workers": Kind("workers that part, never come, or die", 4, 1, workers.play, _HEAVY),
     "names": Kind("names that attack pages and terminals", 350, 2, names.play, _HEAVY),
     "load": Kind("a thousand verifications in a process", 3, 1, load.play, _HEAVY),
 }

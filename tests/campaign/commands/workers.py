@@ -43,6 +43,8 @@ class _Workers:
         self._folder = folder
         self._ports = free_ports(2)
         self._servers = [Server("tensorflow") for _ in range(2)]
+        for one in self._servers:  # Times count from when both are there.
+            one.call("builtins:print", cwd=self.place)
         self._threads: list[threading.Thread] = []
         self.ended: dict[int, Ended] = {}
 
