@@ -75,23 +75,27 @@ def load_folder(
         _files(path / part) if among is None else (list(map(pathlib.Path, among)), None, ())
     )
     chosen = spread_evenly(len(files), most)
-    images, kept, unreadable, hashes = [], [], [], {}
+    # Filled one by one: a list that is stacked in the end would take twice the memory.
+    images = np.empty((len(chosen), *shape), np.uint8)
+    kept: list[int] = []
+    unreadable: list[str] = []
+    hashes: dict[str, str] = {}
     for index in chosen:
         pixels = _read(files[index], shape, preprocessing)
         if pixels is None:
             unreadable.append(str(files[index]))
         else:
-            images.append(pixels)
+            images[len(kept)] = pixels
             kept.append(index)
             hashes[files[index].relative_to(path).as_posix()] = _sha256(files[index])
-    if not images:
+    if not kept:
         found = f"{len(unreadable)} unreadable files" if unreadable else "none"
         raise ValueError(
             f"{path}: received a folder of pictures with {found}, expected at least one JPEG, PNG "
             "or other file that Pillow reads, in it or in its folders."
         )
     return FolderImages(
-        images=np.stack(images),
+        images=images[: len(kept)],
         labels=None if labels is None else labels[kept],
         class_names=class_names,
         unreadable=tuple(unreadable),

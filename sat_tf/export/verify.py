@@ -63,6 +63,10 @@ class TrainedModel:
             for node in self._network
             if is_input(node) and role_of(node) is Role.IDENTITY
         }
+        # The tensors that each node shows.
+        self._shown: dict[str, list[str]] = {}
+        for name, layer in self._layers.items():
+            self._shown.setdefault(self._inputs.get(name, layer), []).append(name)
 
     @property
     def names(self) -> list[str]:
@@ -82,16 +86,16 @@ class TrainedModel:
         """
         # Layer by layer: TFMOT leaves layers in two models, so that Keras cannot make a third.
         given = zip(self._network.inputs, arrays_of(images), self._graph.images, strict=True)
-        made = self._network.computed(
+        codes: dict[str, np.ndarray] = {}
+        outputs: dict[str, np.ndarray] = {}
+        for node, made in self._network.computed(
             {name: tf.constant(image.fed(pixels)) for name, pixels, image in given}
-        )
-        codes = {
-            name: rounded_codes(
-                made[self._inputs.get(name, layer)].numpy(), self._graph.codes(name)
-            )
-            for name, layer in self._layers.items()
-        }
-        return codes, joined([np.asarray(made[name]) for name in self._network.outputs])
+        ):
+            for name in self._shown.get(node, ()):
+                codes[name] = rounded_codes(made.numpy(), self._graph.codes(name))
+            if node in self._network.outputs:
+                outputs[node] = np.asarray(made)
+        return codes, joined([outputs[name] for name in self._network.outputs])
 
 
 def _refreshed(model: DeployedModel, subject: Subject) -> DeployedModel:

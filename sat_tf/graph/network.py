@@ -273,18 +273,21 @@ class Network:
         is_array = one and np.ndim(images[0]) == len(self[self.inputs[0]].shape) + 1
         return images[0] if is_array else images
 
-    def computed(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The tensor of every node in inference, computed layer by layer.
-
-        Args:
-            given: the tensors of the inputs, or of any nodes.
-        """
+    def computed(self, given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        """Yields each node's tensor in inference, from those of the inputs or of any nodes."""
         tensors = dict(given)
         for node in self:
             if node.name not in tensors:
-                inputs = [tensors[name] for name in node.inputs]
-                tensors[node.name] = call_in_inference(node, node.layer, inputs)
-        return tensors
+                tensors[node.name] = call_in_inference(
+                    node, node.layer, [tensors[name] for name in node.inputs]
+                )
+            yield node.name, tensors[node.name]
+            for name in self.last_read_by(node):
+                tensors.pop(name, None)
+
+    def last_read_by(self, node: Node) -> set[str]:
+        """Names of the tensors that this node reads, and none behind it."""
+        return {name for name in node.inputs if self._consumers[name][-1] == node.name}
 
     def assemble(self, made: Mapping[str, Any]) -> keras.Model:
         """A model of other tensors, called with the same structure of inputs and outputs.

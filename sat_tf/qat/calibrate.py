@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -53,6 +54,8 @@ _CLEARLY_BETTER = 0.5
 # A normalization measures as many channels of a batch at once as take so many bytes, or 8.
 _BYTES_AT_ONCE = 2**25
 _FEWEST_CHANNELS = 8
+# Samples of all layers, which grow with the batches, go to a file above so many bytes.
+_MOST_BYTES_OF_SAMPLES = 2**25
 
 
 class StaleStatisticsWarning(UserWarning):
@@ -217,17 +220,18 @@ def _set_clipping_levels(network: Network, batches: Batches) -> None:
                 read.append(quantizer.float_twin(inputs))
         if quantizer is not None:
             if node.name not in samples:
-                samples[node.name] = Sample(node.name, _function_behind(in_use, node))
+                samples[node.name] = Sample(node.name, file, _function_behind(in_use, node))
             samples[node.name].take(read or made)
         return made
 
-    for images in batches:
-        walk(network, images, sampled)
-    for name, sample in samples.items():
-        if sample.largest > 0.0:
-            layer = network[name].layer
-            level = sample.best_level(layer.quantize_config.output)
-            layer.output_variables[CLIPPING_LEVEL].assign(max(level, SMALLEST_CLIPPING_LEVEL))
+    with tempfile.SpooledTemporaryFile(_MOST_BYTES_OF_SAMPLES) as file:
+        for images in batches:
+            walk(network, images, sampled)
+        for name, sample in samples.items():
+            if sample.largest > 0.0:
+                layer = network[name].layer
+                level = sample.best_level(layer.quantize_config.output)
+                layer.output_variables[CLIPPING_LEVEL].assign(max(level, SMALLEST_CLIPPING_LEVEL))
 
 
 def _function_behind(in_use: Network, node: Node) -> Function:

@@ -56,7 +56,6 @@ def walk(network: Network, images: Batch, call: Call, *, whole: Collection[str] 
         for name, array in zip(network.inputs, images, strict=True)
     }
     count = len(images[0])
-    readers = {node.name: len(network.consumers(node.name)) for node in network}
     # A tensor loses its mask when it is cut into parts.
     has_masks = any(node.makes_mask for node in network)
     for node in network:
@@ -67,10 +66,8 @@ def walk(network: Network, images: Batch, call: Call, *, whole: Collection[str] 
         at_once = _images_at_once(node, inputs, count) if can_be_cut else None
         given = [_in_parts(parts, at_once) for parts in inputs]
         del inputs
-        for name in node.inputs:
-            readers[name] -= 1
-            if not readers[name]:
-                del tensors[name]
+        for name in network.last_read_by(node):
+            del tensors[name]
         is_parted = len(given[0]) > 1 and isinstance(node.layer, QuantizedLayer)
         with node.layer.one_kernel() if is_parted else contextlib.nullcontext():
             tensors[node.name] = call(node, _taken(node, given))

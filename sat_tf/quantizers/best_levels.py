@@ -11,6 +11,7 @@ cost the others their resolution.
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import IO
 
 import numpy as np
 
@@ -74,17 +75,32 @@ class Sample:
 
     Attributes:
         name: of the layer that gives it.
+        file: holds the values; several samples may share it.
         function: the one that alone reads it.
-        values: from each batch.
-        counts: how many each of them stands for.
         largest: magnitude of all that was there.
     """
 
     name: str
+    file: IO[bytes]
     function: Function = itself
-    values: list[np.ndarray] = dataclasses.field(default_factory=list)
-    counts: list[np.ndarray] = dataclasses.field(default_factory=list)
     largest: float = 0.0
+    # A piece of the file starts somewhere, and has so many values that each stand for so many.
+    _pieces: list[tuple[int, int, float]] = dataclasses.field(default_factory=list, init=False)
+
+    @property
+    def values(self) -> np.ndarray:
+        """The values from all batches."""
+        found = []
+        for start, size, _ in self._pieces:
+            self.file.seek(start)
+            found.append(np.frombuffer(self.file.read(4 * size), np.float32))
+        return np.concatenate(found)
+
+    @property
+    def counts(self) -> np.ndarray:
+        """How many each of the values stands for."""
+        sizes, counts = [size for _, size, _ in self._pieces], [one for *_, one in self._pieces]
+        return np.repeat(np.array(counts), sizes)
 
     def take(self, parts: Sequence[Tensor]) -> None:
         """Looks at one batch of the tensor.
@@ -107,7 +123,7 @@ class Sample:
             self._add(np.concatenate(batch.parts), 1.0)
             return
         # At random: an even stride would meet some channels again and again, others never.
-        chosen = np.random.default_rng(len(self.values)).integers(0, batch.size, _AT_RANDOM)
+        chosen = np.random.default_rng(len(self._pieces)).integers(0, batch.size, _AT_RANDOM)
         values = batch.at(chosen)
         place = max(1, round(_AT_RANDOM * _LARGEST / batch.size))
         bound = np.partition(np.abs(values), -place)[-place]
@@ -117,13 +133,14 @@ class Sample:
         self._add(others, (batch.size - tail.size) / others.size)
 
     def _add(self, values: np.ndarray, count: float) -> None:
-        self.values.append(values)
-        self.counts.append(np.full(values.size, count))
+        self.file.seek(0, 2)  # to its end, where other samples may have written
+        self._pieces.append((self.file.tell(), values.size, count))
+        self.file.write(values.data)
 
     def best_level(self, quantizer: ActivationQuantizer) -> float:
         """The clipping level with the smallest error; the tensor must not be all 0."""
-        values, counts = np.concatenate(self.values), np.concatenate(self.counts)
-        return quantizer.best_level(SampledValues(values, self.largest, counts, self.function))
+        sample = SampledValues(self.values, self.largest, self.counts, self.function)
+        return quantizer.best_level(sample)
 
 
 def search(

@@ -1,3 +1,5 @@
+import weakref
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -37,6 +39,22 @@ def test_edges_are_known_in_both_directions():
     assert network.before("expand") == {"image", "a", "a_bn", "a_relu", "project", "project_bn"}
     assert "expand" in network
     assert "expnd" not in network
+
+
+def test_tensors_are_computed_in_inference_and_kept_until_they_have_been_read():
+    network = Network(float_models.build("mobile_block"))
+    images = float_models.images(3)
+    made = []
+    for name, tensor in network.computed({"image": images}):
+        made.append((name, weakref.ref(tensor) if name != "image" else None))
+        del tensor
+        alive = [one for one, found in made if found is not None and found() is not None]
+        assert len(alive) <= 3, alive
+    assert [name for name, _ in made] == [node.name for node in network]
+    found = dict(network.computed({"image": images}))
+    expected = float_models.build("mobile_block")(images)
+    np.testing.assert_allclose(found["classifier"], expected, rtol=1e-5, atol=1e-6)
+    assert network.last_read_by(network["again"]) == {"expand_relu"}
 
 
 def test_call_arguments_are_kept():

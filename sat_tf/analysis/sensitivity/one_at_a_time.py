@@ -117,7 +117,7 @@ class OneAtATime:
         return errors
 
     def _float_tensors(self, images: np.ndarray) -> dict[str, Any]:
-        return self._network.computed({self._network.input: tf.cast(images, tf.float32)})
+        return dict(self._network.computed({self._network.input: tf.cast(images, tf.float32)}))
 
     def _output_with(self, quantization: Quantization, tensors: dict[str, Any]) -> tf.Tensor:
         changed: dict[str, Any] = {quantization.layer: self._changed(quantization, tensors)}

@@ -22,7 +22,13 @@ from sat_tf.export.certificate.outputs import (
 from sat_tf.export.certificate.runtimes import RUNTIMES, RuntimeCount, TensorCount, TrainedCount
 from sat_tf.export.kernels.kernel_sets import KernelSet
 from sat_tf.export.litert.processes import loaded
-from sat_tf.export.operations.graph import Graph, outputs_of, simulate, simulate_on
+from sat_tf.export.operations.graph import (
+    Graph,
+    each_simulated,
+    outputs_of,
+    simulate,
+    simulate_on,
+)
 from sat_tf.export.operations.linear import (
     linear_operations,
     requantization_multipliers,
@@ -293,21 +299,24 @@ class TrainedCounter:
         """
         codes, output = self._trained.run(images)
         self._outputs.append(as_in_file(output, self._graph))
-        stored = {name: self._stored(name, found) for name, found in codes.items()}
+        stored: dict[str, np.ndarray] = {}
         for name, counted in self._tensors.items():
-            beyond = stored[name] != codes[name]
+            found = codes.pop(name)  # which is large, and not looked at again
+            stored[name] = self._stored(name, found)
+            beyond = stored[name] != found
             axes = tuple(range(beyond.ndim - 1))
             self._saturated[name] = self._saturated.get(name, 0) + np.sum(beyond, axis=axes)
             is_input = name in self._trained.raw_inputs
-            counted.add(simulated[name], stored[name] if is_input else codes[name])
+            counted.add(simulated[name], stored[name] if is_input else found)
         count = min(_MOST_ALONE - self._alone_images, number_of(images))
         if count > 0:
             self._alone_images += count
             first = {name: found[:count] for name, found in {**given, **stored}.items()}
-            alone = simulate(self._graph, some_of(images, 0, count), first)
-            for name, counted in self._tensors.items():
-                counted.alone_compared += alone[name].size
-                counted.alone_differing += int(np.count_nonzero(alone[name] != first[name]))
+            for name, made in each_simulated(self._graph, some_of(images, 0, count), first):
+                if name in self._tensors:
+                    counted = self._tensors[name]
+                    counted.alone_compared += made.size
+                    counted.alone_differing += int(np.count_nonzero(made != first[name]))
 
     def _stored(self, name: str, found: np.ndarray) -> np.ndarray:
         """Codes as the file can store them."""

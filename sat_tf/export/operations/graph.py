@@ -2,7 +2,7 @@
 
 import dataclasses
 import io
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 from rich.console import Group
@@ -176,7 +176,9 @@ def _summary(graph: Graph) -> list[str]:
     return lines + [f"note: {warning}" for warning in graph.warnings]
 
 
-_VALUES_PER_BATCH = 2**24
+# All tensors of a batch are in memory, in verification four times: of a large network, a hundred
+# megabytes for each image.
+_VALUES_PER_BATCH = 2**22
 _LARGEST_BATCH = 256
 
 
@@ -211,15 +213,25 @@ def simulate(
         By tensor name: int32 arrays of stored integers in -128..127, of uint8 in 0..255, and
         float32 arrays for tensors that the graph keeps float. Integer tensors are exact.
     """
-    given = {**by_name(images, graph), **(given or {})}
+    return dict(each_simulated(graph, images, given or {}))
+
+
+def each_simulated(
+    graph: Graph, images: Pixels, given: Mapping[str, np.ndarray]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields what `simulate` returns, and keeps the tensors that are not given."""
+    given = {**by_name(images, graph), **given}
     tensors: dict[str, np.ndarray] = {}
     for operation in graph.operations:
-        if not operation.is_simulated and operation.output in given:
-            tensors[operation.output] = given[operation.output]
-            continue
-        inputs = [given[name] if name in given else tensors[name] for name in operation.inputs]
-        tensors[operation.output] = operation.simulate(graph, *inputs)
-    return tensors
+        name = operation.output
+        if not operation.is_simulated and name in given:
+            made = given[name]
+        else:
+            inputs = [given[one] if one in given else tensors[one] for one in operation.inputs]
+            made = operation.simulate(graph, *inputs)
+        if name not in given:
+            tensors[name] = made
+        yield name, made
 
 
 def simulate_on(

@@ -100,7 +100,7 @@ def test_a_front_holds_what_is_still_read_and_computes_what_the_model_does(monke
         assert read - {block.node} <= {name for node in network for name in node.inputs}
         assert len(front.tensors) <= 2
     (logits,) = front.tensors.values()
-    computed = network.computed({network.input: given})[network.output].numpy()
+    computed = dict(network.computed({network.input: given}))[network.output].numpy()
     np.testing.assert_allclose(logits[:], computed, rtol=1e-5, atol=1e-5)
 
 
