@@ -11,6 +11,8 @@ highest). The float models are trained first, if they are not there.
     python benchmarks/methods_on_glyphs.py
     python benchmarks/methods_on_glyphs.py --picture=docs/images/methods_on_glyphs.png
     python benchmarks/methods_on_glyphs.py --methods="LSQ,L1 weights + CG-PACT" --bits=2
+    python benchmarks/methods_on_glyphs.py --noteacher \
+        --output=benchmarks/results/methods_without_teacher.csv
 
 Rows that are in the CSV already are not run again.
 """
@@ -58,6 +60,7 @@ def _weights(name: str, options: str = "{}") -> list[str]:
     return [f"policy.weight_quantizer={name}", f"policy.weight_options={options}"]
 
 
+_DOREFA = _weights("dorefa")
 _LSQ_ACTIVATIONS = "policy.activation_quantizer=lsq"
 _L1 = _weights("l1", "{over_size: false}")
 _CHANNEL_BITS = _weights("channel_bits", "{over_size: false, lowest: 1}")
@@ -70,21 +73,21 @@ def _alone(overrides: Sequence[str]) -> Method:
 
 
 METHODS: Mapping[str, Method] = {
-    "PACT": Method(["policy.clipping_gradient=pact"]),
-    "CG-PACT": Method([]),
+    "PACT": Method([*_DOREFA, "policy.clipping_gradient=pact"]),
+    "CG-PACT": Method(_DOREFA),
     "LSQ": Method([*_weights("lsq"), _LSQ_ACTIVATIONS]),
     "LSQ weights + CG-PACT": Method(_weights("lsq")),
     "LSQ weights + SAT's rescaling + CG-PACT": Method(
         [*_weights("lsq"), "policy.rescale=constant"]
     ),
-    "SAT's rescaling + CG-PACT": Method(["policy.rescale=constant"]),
+    "SAT's rescaling + CG-PACT": Method([*_DOREFA, "policy.rescale=constant"]),
     "L1 weights + CG-PACT": Method(_L1),
     "L1 weights + SAT's rescaling + CG-PACT": Method([*_L1, "policy.rescale=constant"]),
     "k-means weights that move + CG-PACT": Method(_MOVING_MEANS),
     "LQ-Nets weights + CG-PACT": Method(_weights("lq_nets")),
     "L1 weights, bits per channel + CG-PACT": Method(_CHANNEL_BITS),
     "L1 weights + LSQ": Method([*_L1, _LSQ_ACTIVATIONS]),
-    "DoReFa's weights alone": _alone([]),
+    "DoReFa's weights alone": _alone(_DOREFA),
     "LSQ's weights alone": _alone(_weights("lsq")),
     "L1 weights alone": _alone(_L1),
     "L1 weights alone, bits per channel": _alone(_CHANNEL_BITS),
@@ -95,6 +98,7 @@ METHODS: Mapping[str, Method] = {
 
 _METHODS = flags.DEFINE_list("methods", list(METHODS), "which of them")
 _BITS = flags.DEFINE_list("bits", ["2", "4", "3"], "of weights and activations, or of weights")
+_TEACHER = flags.DEFINE_boolean("teacher", True, "the float model teaches, in equal parts")
 _PICTURE = flags.DEFINE_string("picture", None, "draw the rows there, and run nothing")
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "the first of which is searched with")
 _WORK = flags.DEFINE_string("work", "runs/peers", "folder for data, float models and runs")
@@ -111,7 +115,8 @@ def _row(name: str, bits: int, seed: int, rate: float, work: pathlib.Path) -> di
     keras.backend.clear_session()
     keras.utils.set_random_seed(seed)
     rates = [f"stages.quantized.base_learning_rate={rate}"]
-    overrides = [*METHODS[name].overrides, *rates]
+    alone = [] if _TEACHER.value else ["recipes.distillation=null"]
+    overrides = [*METHODS[name].overrides, *rates, *alone]
     key = {"method": name, "bits": bits, "seed": seed, "rate": rate}
     try:
         result = peer_sat.run(case.start, folder, test, bits=bits, seed=seed, overrides=overrides)

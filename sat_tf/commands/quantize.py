@@ -54,11 +54,11 @@ _MOST_RECONSTRUCTED = 4
 
 DESCRIPTION = (
     "Quantizes a trained float model: calibrates it on pictures, at 4 bits and fewer also fits it "
-    "to the float model block by block, or trains it with the float model as its teacher; writes "
-    "an integer TFLite file, and proves that LiteRT computes the model's integers. Where pictures "
-    "are in folders of classes, some are held out, and the accuracy of the float model, the "
-    "quantized one and the file is measured on them; in training without labels, for how many they "
-    "have the class of the float model."
+    "to the float model block by block, and with --epochs trains it with the float model as its "
+    "teacher; writes an integer TFLite file, and proves that LiteRT computes the model's integers. "
+    "Where pictures are in folders of classes, some are held out, and the accuracy of the float "
+    "model, the quantized one and the file is measured on them; in training without labels, for "
+    "how many they have the class of the float model."
 )
 EXAMPLES = """\
 examples:
@@ -84,8 +84,8 @@ def add_arguments(parser: Parser) -> None:
         metavar="N",
         type=integer(0, expected="an integer, 0 or more"),
         help="of training, on the labels of folders of classes and the answers of the float model, "
-        "without labels on its answers alone; 0: calibrated only; default: "
-        f"calibrated, and with {_MOST_RECONSTRUCTED} bits and fewer reconstructed, without labels",
+        "without labels on its answers alone; default: none, and 0 leaves out what comes before it "
+        f"with {_MOST_RECONSTRUCTED} bits and fewer, the reconstruction, which needs no labels",
     )
     parser.add_argument(
         "--out", metavar="DIR", help="where the files go; default: runs/<model>_w<N>a<N>"
@@ -197,11 +197,11 @@ def _note_cost(bits: int, folder: RunFolder, why_not: str, console: Console) -> 
 
 
 def _steps(arguments: argparse.Namespace) -> int:
-    """The steps of reconstruction for each block; 0 where epochs are given, or bits suffice."""
+    """The steps of reconstruction for each block; 0 with --epochs 0, or where bits suffice."""
     from sat_tf.qat.reconstruction.reconstruct import STEPS
 
     few = arguments.bits <= _MOST_RECONSTRUCTED
-    return STEPS if few and arguments.epochs is None else 0
+    return STEPS if few and arguments.epochs != 0 else 0
 
 
 def _note(text: str, console: Console) -> None:

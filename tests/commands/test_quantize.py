@@ -224,11 +224,11 @@ def test_no_epochs_only_calibrate(told, tmp_path):
 
 
 @pytest.mark.thorough
-def test_training_may_start_from_the_reconstructed_model(told, tmp_path):
+def test_training_with_few_bits_starts_from_the_reconstructed_model(told, tmp_path):
     words = ("--bits", "2", "--epochs", "1", "--learning_rate", "0.001")
-    words = (*words, "--set", "calibration.reconstruction_steps=20")
     status, said = told("rescaled.keras", "photos", *words)
     assert status == 0, said
+    assert "reconstructing, 100 steps a block" in said
     assert said.index("reconstructed block by block") < said.index("before training: held-out")
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     found = results["reconstruction"]

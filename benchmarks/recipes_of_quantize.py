@@ -1,11 +1,11 @@
-"""The worth of a float model as the teacher of `sat-tf quantize --epochs`.
+"""What recipes are worth to `sat-tf quantize --epochs`.
 
-Float models of small tasks are quantized and trained for a few epochs, with the labels alone, with
-the labels and the float model in equal parts as the command does it, and with the float model
-alone. Top-1 is on held-out pictures, which no float model has seen.
+Float models of small tasks are quantized and trained for a few epochs: with the labels and the
+float model in equal parts, as the command does it; with the labels alone, and the float model
+alone; and with one recipe more each. Top-1 is on held-out pictures, which no float model has seen.
 
-    python benchmarks/teachers.py
-    python benchmarks/teachers.py --tasks=digits --bits=4 --epochs=3 --seeds=0
+    python benchmarks/recipes_of_quantize.py
+    python benchmarks/recipes_of_quantize.py --tasks=digits --bits=4 --epochs=3 --seeds=0
 
 Rows that the CSV file has are not made again.
 """
@@ -35,20 +35,23 @@ TASKS = {
         classes=50,
     ),
 }
-# These say how much the teacher counts in the loss; the labels count the rest.
-TEACHERS = {
-    "none": ("--set", "recipes.distillation=null"),
-    "half": (),
-    "alone": ("--set", "recipes.distillation.weight=1"),
+WAYS = {
+    "as it is": (),
+    "labels alone": ("recipes.distillation=null",),
+    "teacher alone": ("recipes.distillation.weight=1",),
+    "weight average": ("recipes.weight_average={decay: 0.98}", "calibration.final_statistics=true"),
+    "oscillation": ("recipes.oscillation={start: 0.4}",),
+    "progressive bits": ("recipes.progressive_bits={}",),
+    "reconstructed": ("calibration.reconstruction_steps=100",),
 }
 
 _TASKS = flags.DEFINE_list("tasks", list(TASKS), "which ones")
 _BITS = flags.DEFINE_list("bits", ["4", "2"], "of weights and activations")
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1"], "of the training")
-_TEACHERS = flags.DEFINE_list("teachers", list(TEACHERS), "what the float model counts")
+_WAYS = flags.DEFINE_list("ways", list(WAYS), "of training")
 _EPOCHS = flags.DEFINE_string("epochs", "3", "of training")
-_TASK_FOLDER = flags.DEFINE_string("folder", "runs/teachers", "for pictures, models and files")
-_OUTPUT = flags.DEFINE_string("output", "benchmarks/results/teachers.csv", "rows")
+_TASK_FOLDER = flags.DEFINE_string("folder", "runs/recipes", "for pictures, models and files")
+_OUTPUT = flags.DEFINE_string("output", "benchmarks/results/recipes_of_quantize.csv", "rows")
 
 
 def main(argv: list[str]) -> None:
@@ -56,31 +59,32 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"received {argv[1:]}, expected flags only.")
     rows: list[dict[str, Any]] = [*read_csv(_OUTPUT.value)]
-    keys = ("task", "bits", "epochs", "seed", "teacher")
+    keys = ("task", "bits", "epochs", "seed", "way")
     done = {tuple(row[key] for key in keys) for row in rows}
     for seed in _SEEDS.value:
         for name in _TASKS.value:
             folder = pathlib.Path(_TASK_FOLDER.value) / name
             file = pretrained_tasks.prepare(TASKS[name], folder)
             for bits in _BITS.value:
-                for teacher in _TEACHERS.value:
-                    case = (name, bits, _EPOCHS.value, seed, teacher)
+                for way in _WAYS.value:
+                    case = (name, bits, _EPOCHS.value, seed, way)
                     if case in done:
                         continue
-                    found = _trained(file, bits, seed, TEACHERS[teacher])
+                    found = _trained(file, bits, seed, WAYS[way])
                     rows.append({**dict(zip(keys, case, strict=True)), **found})
                     write_csv(rows, _OUTPUT.value)
                     print(*rows[-1].values(), flush=True)
     print_table(rows)
 
 
-def _trained(file: pathlib.Path, bits: str, seed: str, teacher: tuple[str, ...]) -> dict[str, Any]:
+def _trained(file: pathlib.Path, bits: str, seed: str, settings: tuple[str, ...]) -> dict[str, Any]:
     """Runs the command, and returns what it has measured; files are removed."""
     out = file.parent / "out"
     words = ["quantize", str(file), "--images", str(file.parent / "photos"), "--bits", bits]
     words += ["--epochs", _EPOCHS.value, "--seed", seed, "--input_range=0,255", "--out", str(out)]
     shutil.rmtree(out, ignore_errors=True)
-    if command.main([*words, *teacher]):
+    words += [word for setting in settings for word in ("--set", setting)]
+    if command.main(words):
         raise SystemExit(f"{file}: the command has failed.")
     results = json.loads((out / "results.json").read_text())
     shutil.rmtree(out)
@@ -100,9 +104,9 @@ def print_table(rows: list[dict[str, Any]]) -> None:
         of_case = [row for row in rows if (row["task"], row["bits"]) == (name, bits)]
         line = {"task": name, "bits": bits, "float": of_case[0]["float"]}
         line["calibrated"] = with_spread([float(row["calibrated"]) for row in of_case])
-        for teacher in TEACHERS:
-            found = [float(row["trained"]) for row in of_case if row["teacher"] == teacher]
-            line[f"teacher {teacher}"] = with_spread(found)
+        for way in WAYS:
+            found = [float(row["trained"]) for row in of_case if row["way"] == way]
+            line[way] = with_spread(found) if found else ""
         lines.append(line)
     rich.console.Console(width=160).print(as_table(lines, "Top-1 in percent, trained"))
 
