@@ -286,7 +286,7 @@ def test_pictures_without_labels_reconstruct_a_model_of_keras_3(told, files, tmp
     found = json.loads((tmp_path / "out" / "reconstruction.json").read_text())
     assert found["kept"]
     assert found["error_after"] < found["error_before"]
-    assert found["calibrated_top1"] is None
+    assert "calibrated_top1" not in found
     certificate = json.loads((tmp_path / "out" / "certificate.json").read_text())
     assert certificate["codes_differing"] == 0
     page = (tmp_path / "out" / "report.html").read_text()

@@ -124,6 +124,8 @@ class Results(Displayed):
         """Plain values, for JSON; with labels none of agreement, and without none of top-1."""
         left_out = ("_top1", "_top5") if self.float_top1 is None else ("_agreement",)
         values = dataclasses.asdict(self)
+        if self.reconstruction is not None:
+            values["reconstruction"] = self.reconstruction.to_dict()
         return {name: value for name, value in values.items() if not name.endswith(left_out)}
 
     @classmethod

@@ -64,9 +64,14 @@ class Fitted:
             return None
         return folder.read_values(name, cls, "what a reconstruction has gained")
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON, of what was measured."""
+        values = dataclasses.asdict(self)
+        return {name: value for name, value in values.items() if value is not None}
+
     def write(self, folder: RunFolder) -> None:
         """Records it."""
-        folder.write_json(run_folder.RECONSTRUCTION, dataclasses.asdict(self))
+        folder.write_json(run_folder.RECONSTRUCTION, self.to_dict())
 
     @property
     def how(self) -> str:
