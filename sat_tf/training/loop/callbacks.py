@@ -44,7 +44,7 @@ from sat_tf.training.state.history import (
 from sat_tf.training.state.run_folder import METRICS, TENSORBOARD, RunFolder
 from sat_tf.training.state.run_folder import STEPS as STEPS_FILE
 from sat_tf.training.step.distribution import replica_variable
-from sat_tf.training.step.learner import Learner, score_of
+from sat_tf.training.step.learner import Learner, score_of, training_copy
 from sat_tf.training.step.schedule import Position, StagePlan
 
 
@@ -639,6 +639,32 @@ class BestWeights(tf.Module):
             on_epoch_begin=begin,
             on_test_end=lambda logs: self.take_if_better(done[0], logs),
         )
+
+
+def settling(
+    model: keras.Model, settle: Callable[[keras.Model], object]
+) -> keras.callbacks.Callback:
+    """A callback that has a model settled whenever measuring begins, except before training.
+
+    It comes after callbacks that change weights when measuring begins.
+
+    Args:
+        model: the one that is trained.
+        settle: changes a copy of it, which no strategy is bound to; the model takes its weights.
+    """
+    copies: list[keras.Model] = []
+
+    def begin(logs: Any) -> None:
+        if not copies:
+            return
+        copies[0].set_weights(model.get_weights())
+        settle(copies[0])
+        model.set_weights(copies[0].get_weights())
+
+    return keras.callbacks.LambdaCallback(
+        on_train_begin=lambda logs: copies.extend([] if copies else [training_copy(model)]),
+        on_test_begin=begin,
+    )
 
 
 def kept_current(model: keras.Model) -> list[keras.callbacks.Callback]:

@@ -320,7 +320,7 @@ def train_quantized(run: Run, start: keras.Model) -> Iterator[Candidate]:
     if not run.config.stages.by_name()["quantized"].trains:
         yield None, start
         return
-    epoch, model = train_stage(run, "quantized", start)
+    epoch, model = train_stage(run, "quantized", start, settle=_settle(run))
     if epoch is None:
         yield None, _finished(run, "quantized", model)
         return
@@ -328,6 +328,21 @@ def train_quantized(run: Run, start: keras.Model) -> Iterator[Candidate]:
         yield epoch, _finished(run, "quantized", training_copy(model))
         yield epoch, _snapped(run, model)
     yield 0, start
+
+
+def _settle(run: Run) -> Callable[[keras.Model], object] | None:
+    """What measures the statistics of a model again as its stage ends; None where nothing does."""
+    calibration = run.config.calibration
+    if not (calibration.num_images and calibration.final_statistics):
+        return None
+    sample = _calibration_sample(run)
+
+    def settle(model: keras.Model) -> None:
+        # One whose activations are non-finite is measured as it is, which says so.
+        with contextlib.suppress(ValueError):
+            estimate_statistics(model, _fed(run, sample), num_images=len(sample))
+
+    return settle
 
 
 def _deploy_tail(run: Run, quantized: keras.Model) -> Iterator[Candidate]:
@@ -438,10 +453,17 @@ def _reconstruct(run: Run, model: keras.Model, float_model: keras.Model) -> None
 
 def _calibration_images(run: Run) -> tuple[Iterator[np.ndarray], int]:
     """Batches of images of the training set, drawn with the run's seed, and how many there are."""
-    source = run.source
-    count = min(run.config.calibration.num_images, source.num_train)
-    sample = pixels_of(source).training_sample(count, seed=run.config.seed)
-    return fed_batches(sample, functools.partial(fed, source)), len(sample)
+    sample = _calibration_sample(run)
+    return _fed(run, sample), len(sample)
+
+
+def _calibration_sample(run: Run) -> np.ndarray:
+    count = min(run.config.calibration.num_images, run.source.num_train)
+    return pixels_of(run.source).training_sample(count, seed=run.config.seed)
+
+
+def _fed(run: Run, sample: np.ndarray) -> Iterator[np.ndarray]:
+    return fed_batches(sample, functools.partial(fed, run.source))
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ from sat_tf.training.loop.callbacks import (
     Recorder,
     StopWhenNotFinite,
     kept_current,
+    settling,
 )
 from sat_tf.training.recipes.recipes import StageRecipes, agreement_of, stage_recipes
 from sat_tf.training.state.checkpoints import Checkpoints
@@ -106,6 +107,7 @@ def train_stage(
     name: str,
     model: keras.Model,
     view: Callable[[keras.Model], keras.Model] = lambda model: model,
+    settle: Callable[[keras.Model], object] | None = None,
 ) -> Candidate:
     """Trains a model through one stage, or through what is left of it after an interruption.
 
@@ -114,6 +116,8 @@ def train_stage(
         name: of the stage in the configuration.
         model: the one to start from; it is not changed.
         view: gives the model to fit, which shares the variables of its argument.
+        settle: what the end of the stage does to a model, in place: where the best epoch is kept,
+            each is measured, and kept, as it is then. By default nothing.
 
     Returns:
         The trained model, neither compiled nor bound to the strategy: as it was after the last
@@ -192,7 +196,11 @@ def train_stage(
             "folder for all; put it on a file system that they share."
         )
     plan = dataclasses.replace(plan, start=start)
-    _fit(run, plan, trained, learner, checkpoints, recipes.callbacks)
+    of_stage = [*recipes.callbacks]
+    if learner.best is not None:
+        of_stage = [learner.best.measured(), *of_stage]
+        of_stage += [] if settle is None else [settling(trained, settle)]
+    _fit(run, plan, trained, learner, checkpoints, of_stage)
     if recipes.finish is not None:
         recipes.finish()
     if learner.best is not None:
@@ -206,7 +214,7 @@ def _fit(
     trained: keras.Model,
     learner: Learner,
     checkpoints: Checkpoints,
-    of_recipes: Sequence[keras.callbacks.Callback],
+    of_stage: Sequence[keras.callbacks.Callback],
 ) -> None:
     """Trains through the steps that a stage has left, and measures and records as it goes."""
     name, is_resumed = plan.stage, plan.start > Position()
@@ -220,11 +228,7 @@ def _fit(
         for row in run.rows
         if row.stage != name or (is_resumed and row.epoch <= plan.start.epoch)
     ]
-    around_measuring = [
-        *([] if learner.best is None else [learner.best.measured()]),
-        *of_recipes,
-        *kept_current(learner.student),
-    ]
+    around_measuring = [*of_stage, *kept_current(learner.student)]
     held_out = distributed(
         run.strategy,
         lambda shard: run.source.held_out_batches(batch_size=_HELD_OUT_BATCH_SIZE, shard=shard),
