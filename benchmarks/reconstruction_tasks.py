@@ -200,7 +200,8 @@ def calibrated(case: Case, model: Any, **settings: Any) -> Any:
     else:
         policy = dataclasses.replace(policy, input_type="int8")
     quantized = sat_tf.quantize_model(model, policy)
-    sat_tf.calibrate(quantized, case.images, **settings, progress=False)
+    count = len(case.images)
+    sat_tf.calibrate(quantized, case.images, num_images=count, **settings, progress=False)
     return quantized
 
 
@@ -217,7 +218,8 @@ def reconstruct(case: Case) -> Result:
     model = case.float_model()
     quantized = calibrated(case, model)
     start = time.process_time()
-    sat_tf.reconstruct(quantized, model, case.images, seed=case.seed, progress=False)
+    settings = {"num_images": len(case.images), "seed": case.seed, "progress": False}
+    sat_tf.reconstruct(quantized, model, case.images, **settings)
     seconds = time.process_time() - start
     result = {**case.measured(quantized.predict_on_batch), "seconds": seconds}
     if case.seed:

@@ -7,9 +7,9 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.export.deployed import deployed_model
-from sat_tf.training.loop.callbacks import BestWeights, kept_current
+from sat_tf.training.loop.callbacks import BestWeights, kept_current, settling
 from sat_tf.training.recipes.recipes import WeightAverage
-from sat_tf.training.step.learner import training_copy
+from sat_tf.training.step.learner import Learner, training_copy
 from tests.training.recipes.trained import fitted, on_each_number_of_replicas
 from tests.training.small import small_float_model, small_images, small_quantized_model
 
@@ -81,3 +81,33 @@ def test_the_weights_of_the_best_measurement_come_back():
     best.restore()
     assert (best.epoch, best.score) == (2, 0.75)
     assert all((weight == 2).all() for weight in model.get_weights())
+
+
+@pytest.mark.thorough
+@on_each_number_of_replicas
+def test_every_epoch_is_measured_as_the_stage_will_end_but_not_the_start(replicas):
+    with replicas.scope():
+        model = training_copy(small_quantized_model())
+        learner = Learner(model, batch_size=22)
+        learner.compile(optimizer=keras.optimizers.SGD(0.0))
+    settled, measured = [], []
+
+    def settle(copy):
+        copy.set_weights([weight + 1.0 for weight in copy.get_weights()])
+        settled.append(copy)
+
+    def total():
+        return sum(float(np.sum(weight)) for weight in model.get_weights())
+
+    after = keras.callbacks.LambdaCallback(on_test_end=lambda logs: measured.append(total()))
+    settings = {"callbacks": [settling(model, settle), after], "verbose": 0}
+    images = _held_out().unbatch().batch(22, drop_remainder=True)
+    start = total()
+    learner.evaluate(images, **settings)
+    assert (settled, measured) == ([], [start])
+    learner.fit(images, steps_per_epoch=1, epochs=2, validation_data=images, **settings)
+    assert len(settled) == 2
+    assert settled[0] is settled[1] is not model
+    size = sum(weight.size for weight in model.get_weights())
+    assert measured[1] > start + 0.5 * size
+    assert measured[2] > measured[1] + 0.5 * size
