@@ -63,6 +63,11 @@ def add_arguments(parser: Parser) -> None:
     )
     add_image_size(parser)
     add_input_range(parser)
+    parser.refused = dict.fromkeys(
+        ("--bits", "--policy", "--target", "--unsupported"),
+        "it audits a model as it is; sat-tf quantize has this option, and the quantized.keras that "
+        "it writes can be audited",
+    )
     add_outputs(parser, html="a page with pictures", csv="the full table")
     parser.advanced.add_argument(
         "--strict", action="store_true", help="exit with status 1 if a rule is broken"

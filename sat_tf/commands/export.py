@@ -51,6 +51,14 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--out", metavar="FILE", help="default: RUN_DIR/model.tflite, or MODEL with this ending"
     )
+    parser.refused = {
+        **dict.fromkeys(
+            ("--bits", "--input_range", "--policy", "--unsupported"),
+            "a quantized model has its own; sat-tf quantize makes another one of the float model, "
+            "and sat_tf.requantize in Python of this one",
+        ),
+        "--images": "it runs nothing; sat-tf verify compares the file with the model on images",
+    }
     add_target(parser, default="that of the run's policy, or litert")
     parser.add_argument(
         "--labels",

@@ -4,6 +4,7 @@ import argparse
 import functools
 import re
 import sys
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -17,7 +18,8 @@ _CHOICE = re.compile(r"invalid choice: '(?P<received>.*)' \(choose from (?P<know
 # These say the same here as words that options had before, or have in other tools; of several, the
 # first one counts that the command takes.
 _SAID_BY: Mapping[str, Sequence[str]] = {
-    "activation_bits": ("--bits", "--policy activation_bits=N"),
+    "activation_bits": ("--bits", "--policy activation_bits=N", "--set policy.activation_bits=N"),
+    "bits": ("--set policy.weight_bits=N --set policy.activation_bits=N",),
     "calibration_data": ("--images",),
     "csv": ("--out FILE.csv",),
     "data": ("--images", "--dataset"),
@@ -25,6 +27,8 @@ _SAID_BY: Mapping[str, Sequence[str]] = {
     "diagram": ("--out FILE.svg",),
     "epochs": ("--set stages.quantized.epochs=N",),
     "image_size": ("--set data.options.image_size=N",),
+    "images": ("--data",),
+    "input_range": ("--set policy.input_range=[LOW,HIGH]",),
     "iterations": ("--epochs", "--set stages.quantized.epochs=N"),
     "learning_rate": ("--set stages.quantized.base_learning_rate=X",),
     "lr": ("--set stages.quantized.base_learning_rate=X",),
@@ -40,7 +44,8 @@ _SAID_BY: Mapping[str, Sequence[str]] = {
     "seconds": ("sat_tf.allocate(..., seconds=X) in Python",),
     "seed": ("--set seed=N",),
     "simulator": ("sat-tf verify, whose table has the simulation's top-1 too",),
-    "weight_bits": ("--bits", "--policy weight_bits=N"),
+    "unsupported": ("--set policy.unsupported=float",),
+    "weight_bits": ("--bits", "--policy weight_bits=N", "--set policy.weight_bits=N"),
 }
 
 
@@ -50,9 +55,11 @@ class Parser(argparse.ArgumentParser):
     Attributes:
         fields: names that --policy takes as KEY=VALUE.
         elsewhere: names the commands that have an option.
+        refused: why the command does not have an option that one would look for.
     """
 
     fields: Iterable[str] = ()
+    refused: Mapping[str, str] = types.MappingProxyType({})
     elsewhere: Callable[[str], Sequence[str]] = staticmethod(lambda option: ())
 
     def __init__(self, **settings: Any) -> None:
@@ -99,6 +106,8 @@ class Parser(argparse.ArgumentParser):
 
     def _fix(self, option: str) -> str:
         """Ends the sentence on an option that is not there by what to write in its place."""
+        if option in self.refused:
+            return f": {self.refused[option]}."
         if meant := self._meant(option):
             return f". Did you mean {meant}?"
         having = self.elsewhere(option)
