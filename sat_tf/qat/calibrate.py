@@ -16,8 +16,11 @@ from sat_tf.graph.layers.normalization import Statistics
 from sat_tf.graph.network import Network, Node
 from sat_tf.messages import warn
 from sat_tf.presentation.progress_bar import image_bar
-from sat_tf.qat.images import Batches, gather, observe_pixels
+from sat_tf.qat.images import Batch, Batches, gather, observe_pixels
+from sat_tf.qat.inputs import input_ranges
 from sat_tf.qat.layout import in_inference, inner_layer, quantized_network
+from sat_tf.qat.model_class import policy_of
+from sat_tf.qat.range_doubts import certainty_doubt
 from sat_tf.qat.shared_grids import SharedGrids
 from sat_tf.qat.walk import Parts, each_part, walk
 from sat_tf.qat.wrapper import (
@@ -157,6 +160,7 @@ def calibrate(
     network = quantized_network(model, when="first")
     images = gather(dataset, num_images, network)
     observe_pixels(images, network, len(Batches(images)))
+    _warn_of_certainty(model, network, Batches(images)[0])
     norms = list(_norms(network).values()) if batch_normalization else []
     passes = _PASSES[clipping_levels, bool(norms)]
     passes += sum(bool(_observing(network, of_inputs=of_inputs)) for of_inputs in (True, False))
@@ -261,6 +265,32 @@ def _call_unrounded(node: Node, inputs: Any, on_batch_statistics: bool) -> tf.Te
     before = layer.before_quantization(inputs, arguments.get("training", False))
     quantizer = clipping_quantizer(layer)
     return before if quantizer is None else quantizer.float_twin(before)
+
+
+def _warn_of_certainty(model: keras.Model, network: Network, images: Batch) -> None:
+    """Says where a classifier is too certain for the range that it is fed: see `range_doubts`."""
+    ranges = input_ranges(network)
+    if len(network.inputs) != 1 or network.inputs[0] not in ranges:
+        return
+
+    def run(images: np.ndarray) -> dict[str, np.ndarray]:
+        outputs: dict[str, list[np.ndarray]] = {name: [] for name in network.outputs}
+
+        def call(node: Node, inputs: Any) -> tf.Tensor:
+            tensor = _call_unrounded(node, inputs, on_batch_statistics=False)
+            if node.name in outputs:
+                outputs[node.name].append(tensor.numpy())
+            return tensor
+
+        with float_weights(node.layer for node in network):
+            walk(network, (images,), each_part(call))
+        return {name: np.concatenate(parts) for name, parts in outputs.items()}
+
+    (name,), policy = network.inputs, policy_of(model)
+    is_stated = policy is not None and policy.states_range_of(name)
+    doubt = certainty_doubt(network, images[0], run, ranges[name], is_stated=is_stated)
+    if doubt is not None:
+        warn(f"calibrate: {name}: {doubt}.")
 
 
 def _norms(network: Network) -> dict[int, keras.layers.Layer]:

@@ -16,6 +16,7 @@ from sat_tf.graph.network import Network
 from sat_tf.messages import list_problems, warn
 from sat_tf.presentation.progress_bar import Advance
 from sat_tf.qat.inputs import input_ranges
+from sat_tf.qat.range_doubts import conversion_doubt
 from sat_tf.qat.wrapper import output_quantizer
 from sat_tf.quantizers.input_range import PIXELS
 from sat_tf.quantizers.protocol import PixelQuantizer
@@ -326,12 +327,15 @@ def observe_pixels(
             problem = misfit(one, quantizer.range) if one else None
             if problem:
                 problems.append(f"{name}: received {when}{problem}; {RANGE_FIX}.")
-        found.append((name, node.layer, seen))
+        found.append((name, node, seen))
     if problems:
         raise ValueError(list_problems(by, problems))
-    for name, layer, seen in found:
-        quantizer = layer.quantize_config.output
-        doubt = pixel_doubt(seen, quantizer.range)
-        if doubt:
+    for name, node, seen in found:
+        quantizer = node.layer.quantize_config.output
+        doubts = (
+            pixel_doubt(seen, quantizer.range),
+            conversion_doubt(network, node, quantizer.range),
+        )
+        for doubt in filter(None, doubts):
             warn(f"{by}: {name}: {doubt}.")
-        quantizer.remember(seen, layer.output_variables, batches)
+        quantizer.remember(seen, node.layer.output_variables, batches)

@@ -1,0 +1,149 @@
+"""What calibration says of models that were trained on another range than they are fed."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+import sat_tf
+from sat_tf.data.digits import load_digits
+from sat_tf.graph.network import Network
+from sat_tf.qat.range_doubts import _leads, certainty_doubt
+from sat_tf.quantizers.input_range import PIXELS, InputRange
+
+_UNIT = (0.0, 1.0)
+_IMAGES = 64
+
+
+@pytest.fixture(scope="module", params=["tf_keras", "keras"])
+def keras(request):
+    """Keras 2 and Keras 3."""
+    return pytest.importorskip(request.param)
+
+
+def _pixels():
+    return load_digits(8).train_images[:512].astype(np.float32)
+
+
+def _trained(keras, divisor, entrance=(), end="softmax"):
+    """A network without normalization that was trained on pixels divided by something."""
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    image = keras.Input((8, 8, 3), name="image")
+    x = image
+    for layer in entrance:
+        x = layer(x)
+    x = layers.Conv2D(16, 3, activation="relu")(x)
+    x = layers.Flatten()(x)
+    if end == "apart":
+        x = layers.Softmax()(layers.Dense(10)(x))
+    else:
+        x = layers.Dense(1 if end == "sigmoid" else 10, activation=end or None)(x)
+    model = keras.Model(image, x)
+    labels = load_digits(8).train_labels[:512]
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=not end)
+    if end == "sigmoid":
+        labels, loss = (labels > 4).astype(np.float32), "binary_crossentropy"
+    model.compile(keras.optimizers.Adam(5e-3), loss)
+    model.fit(_pixels() / divisor, labels, epochs=12, verbose=0)
+    return model
+
+
+@pytest.fixture(scope="module")
+def on_unit(keras):
+    return _trained(keras, 255.0)
+
+
+@pytest.fixture(scope="module")
+def on_pixels(keras):
+    return _trained(keras, 1.0)
+
+
+@pytest.fixture(scope="module")
+def rescaling(keras):
+    return _trained(keras, 1.0, [keras.layers.Rescaling(1 / 255, name="scaled")])
+
+
+def _said(model, divisor=1.0, **fields):
+    quantized = sat_tf.quantize_model(model, sat_tf.BitPolicy(**fields))
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        sat_tf.calibrate(quantized, _pixels()[:_IMAGES] / divisor, progress=False)
+    return [str(one.message) for one in found if "image: " in str(one.message)]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("fields", [{}, {"input_range": (0, 255)}])
+def test_a_classifier_of_values_to_1_that_is_fed_pixels_is_warned_of(on_unit, fields):
+    (said,) = _said(on_unit, **fields)
+    assert "fed input_range=(0, 255), the model is as certain of a class as float32" in said
+    assert "fed input_range=(0, 1) it is not" in said
+
+
+@pytest.mark.thorough
+def test_models_that_are_fed_what_they_were_trained_on_are_not_warned_of(
+    on_unit, on_pixels, rescaling
+):
+    assert _said(on_unit, 255.0, input_range=_UNIT) == []
+    assert _said(on_pixels) == []
+    assert _said(rescaling) == []
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("end", ["apart", "sigmoid"])
+def test_probabilities_are_read_wherever_they_are_made(keras, end):
+    (said,) = _said(_trained(keras, 255.0, end=end))
+    assert "fed input_range=(0, 1) it is not" in said
+
+
+@pytest.mark.thorough
+def test_logits_are_taken_for_such_where_the_policy_says_no_range(keras):
+    logits = _trained(keras, 255.0, end="")
+    (said,) = _said(logits)
+    assert "BitPolicy(input_range=(0, 255)) says so" in said
+    assert _said(logits, input_range=(0, 255)) == []
+
+
+@pytest.mark.thorough
+def test_a_model_that_converts_pixels_is_not_to_be_fed_converted_ones(rescaling):
+    (said,) = _said(rescaling, 255.0, input_range=_UNIT)
+    assert "own layer scaled makes values that lie 0.00392 apart of input_range=(0, 1)" in said
+    assert "input_range=(0, 255) fits that layer" in said
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("divisor", [1.0, 255.0])
+def test_normalization_is_known_by_what_it_makes_of_a_range(keras, divisor):
+    layer = keras.layers.Normalization(name="adapted")
+    layer.adapt(_pixels() / divisor)
+    model = _trained(keras, divisor, [layer])
+    own, other = ({"input_range": _UNIT}, {})[:: -1 if divisor == 1.0 else 1]
+    assert _said(model, divisor, **own) == []
+    said = _said(model, 1.0 if divisor > 1.0 else 255.0, **other)
+    assert any("own layer" in one for one in said), said
+
+
+def test_the_lead_of_a_class_is_a_mean_over_the_rows_of_an_image():
+    rows = np.array([[[1.0, 5.0, 2.0], [0.0, 0.0, 7.0]], [[1.0, 1.0, 1.0], [4.0, 2.0, 0.0]]])
+    assert _leads(rows).tolist() == [5.0, 1.0]
+
+
+def test_a_model_that_is_certain_in_every_range_is_no_doubt():
+    import tf_keras
+
+    image = tf_keras.Input((2, 2, 3), name="image")
+    logits = tf_keras.layers.Dense(3)(tf_keras.layers.Flatten()(image))
+    network = Network(tf_keras.Model(image, logits))
+    images = np.full((4, 2, 2, 3), 255.0)
+
+    def doubt(leads):
+        def run(fed):
+            return {network.output: np.outer(leads(fed), [0.0, 0.0, 1.0])}
+
+        return certainty_doubt(network, images, run, PIXELS, is_stated=False)
+
+    assert doubt(lambda fed: np.full(4, 100.0)) is None
+    assert "input_range=(0, 1) it is not" in doubt(lambda fed: fed[:, 0, 0, 0] * 10.0)
+    assert doubt(lambda fed: fed[:, 0, 0, 0] * 0.2) is None  # 51 apart
+    unit = InputRange((0.0,), (1.0,))
+    assert certainty_doubt(network, images / 255, None, unit, is_stated=False) is None
