@@ -15,7 +15,7 @@ from sat_tf.commands.models import (
 )
 from sat_tf.commands.options import add_outputs, check_outputs, write_outputs
 from sat_tf.commands.parser import Parser
-from sat_tf.commands.pixels import add_picture_folder, expect_picture_folder
+from sat_tf.commands.pixels import add_pictures, expect_pictures
 from sat_tf.commands.quantization import (
     add_quantization,
     asked_policy,
@@ -62,7 +62,7 @@ exit status: 0; 1 if the model cannot be quantized as asked; 2 if something cann
 def add_arguments(parser: Parser) -> None:
     """Adds the command's arguments."""
     add_model_argument(parser)
-    add_picture_folder(parser, "; by them the input range is found")
+    add_pictures(parser, "; by them the input range is found")
     add_quantization(parser, target="the policy's, or litert")
     add_image_size(parser, "of a model given by its name (default: 224), or of open image sizes")
     add_outputs(
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         size, arguments.image_size = arguments.image_size, None
     make = model_maker(arguments, "explain")
     if arguments.images is not None:
-        expect_picture_folder(pathlib.Path(arguments.images))
+        expect_pictures(pathlib.Path(arguments.images))
     with value_errors_as_run_errors():
         check_outputs(arguments)
     quiet_tensorflow()
@@ -101,11 +101,11 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
                 )
         elif arguments.images is not None:
             expect_float(pathlib.Path(name), model)
+            policy = asked or usual_policy(arguments)
             # These are the pictures that `sat-tf quantize` looks at.
             images = find_pictures(
-                pathlib.Path(arguments.images), model, Console(quiet=True), to_train=False
+                pathlib.Path(arguments.images), model, policy, Console(quiet=True), to_train=False
             )
-            policy = asked or usual_policy(arguments)
             asked = with_input_range(policy, model, name, images.held_out_sample, console)
         else:
             asked = asked or usual_policy(arguments)

@@ -236,23 +236,27 @@ def _labels_of_file(
     return numbers[labels], f"{len(names)} classes, numbered by the names in the file"
 
 
-def add_picture_folder(parser: Parser, what: str, *, required: bool = False) -> None:
-    """Adds --images, for commands whose pictures are those of a folder; `what` ends the help."""
+def add_pictures(parser: Parser, what: str, *, required: bool = False) -> None:
+    """Adds --images, for commands that quantize or plan; `what` ends the help."""
     parser.add_argument(
         "--images",
-        metavar="DIR",
+        metavar="DIR|FILE",
         required=required,
         help="a folder of pictures; in folders of classes, named so that their order is that of "
-        f"the model's outputs, in train and val or not; or without labels{what}",
+        "the model's outputs, in train and val or not; or without labels; or uint8 images (n, "
+        "rows, columns, channels) as .npy, or real values of any shape with --policy "
+        f"input_type=int8, or float32{what}",
     )
 
 
-def expect_picture_folder(path: pathlib.Path) -> None:
-    """Raises RunError unless there is such a folder."""
+def expect_pictures(path: pathlib.Path) -> None:
+    """Raises RunError unless there is such a folder, or an .npy file."""
     if not path.exists():
-        raise RunError(f"{path}: not found; expected a folder of pictures.")
-    if not path.is_dir():
-        raise RunError(f"--images: received the file {path}, expected a folder of pictures.")
+        raise RunError(f"{path}: not found; expected a folder of pictures, or an .npy file.")
+    if not path.is_dir() and path.suffix.lower() != ".npy":
+        raise RunError(
+            f"--images: received the file {path}, expected a folder of pictures, or an .npy file."
+        )
 
 
 def add_image_arguments(parser: Parser, *, default: str, usual: str) -> None:

@@ -17,7 +17,7 @@ from sat_tf.commands.parser import RANGE, Parser
 from sat_tf.messages import RunError, list_problems, listed_problems, say
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.policy_fields import OLD_INPUT_RANGE
-from sat_tf.quantizers.input_range import PIXELS, range_problem
+from sat_tf.quantizers.input_range import INPUT_TYPES, PIXELS, range_problem
 from sat_tf.training.config.config import load_yaml, read_yaml_text
 
 if TYPE_CHECKING:
@@ -216,6 +216,8 @@ def with_input_range(
         range_note,
     )
 
+    if policy.type_of(model.input_names[0]) != INPUT_TYPES[0]:
+        return policy  # real values
     if not policy.states_input_range and converts_pixels(model):
         say(console, "Input range: pixels, which its own layers convert.")
         return dataclasses.replace(policy, input_range=PIXELS.spelling)

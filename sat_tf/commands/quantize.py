@@ -20,7 +20,7 @@ from sat_tf.commands.options import (
     seed,
 )
 from sat_tf.commands.parser import Parser
-from sat_tf.commands.pixels import add_picture_folder, expect_picture_folder, fixed_input_shape
+from sat_tf.commands.pixels import add_pictures, expect_pictures, fixed_input_shape
 from sat_tf.commands.quantization import add_quantization, usual_policy, with_input_range
 from sat_tf.commands.quantize_calibrated import write_calibrated
 from sat_tf.commands.quantize_images import (
@@ -77,7 +77,7 @@ def add_arguments(parser: Parser) -> None:
         metavar="MODEL",
         help="a trained float model: a .keras or .h5 file of Keras 2 or 3, or a SavedModel",
     )
-    add_picture_folder(parser, "", required=True)
+    add_pictures(parser, "", required=True)
     add_quantization(parser)
     parser.add_argument(
         "--epochs",
@@ -111,7 +111,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     path, images = pathlib.Path(arguments.model), pathlib.Path(arguments.images)
     if not path.exists():
         raise RunError(f"{path}: not found; expected a Keras model, or a SavedModel.")
-    expect_picture_folder(images)
+    expect_pictures(images)
     if any(one.startswith("policy") for one in arguments.overrides):
         raise RunError(
             f"--set: received {' '.join(arguments.overrides)}, expected settings of the training; "
@@ -129,16 +129,16 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     with value_errors_as_run_errors():
         expect_float(path, model)
         found = find_pictures(
-            images, model, console, to_train=bool(arguments.epochs or arguments.overrides)
+            images, model, policy, console, to_train=bool(arguments.epochs or arguments.overrides)
         )
         policy = with_input_range(policy, model, str(path), found.held_out_sample, console)
         if not isinstance(found, Pictures):
             exact = _run(arguments, model, policy, found, (name, folder), console)
         elif arguments.epochs or arguments.overrides:
             raise RunError(
-                f"{path}: received {found.why_not}, expected one to train: of square colour images "
-                "and one output, a row of the logits or probabilities of classes; leave out "
-                "--epochs and --set."
+                f"{path}: received {found.why_not}, expected one to train: of a folder of "
+                "square colour images and one output, a row of the logits or probabilities of "
+                "classes; leave out --epochs and --set."
                 + (
                     f" {arguments.bits} bits are then reconstructed from the float model."
                     if arguments.bits <= _MOST_RECONSTRUCTED

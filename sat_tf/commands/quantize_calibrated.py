@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.console import Console
 
-from sat_tf.commands.quantize_images import Pictures
+from sat_tf.commands.quantize_images import Pictures, feed_of
 from sat_tf.commands.verification_table import print_certificate
 from sat_tf.export.tflite.metadata import label_text
 from sat_tf.messages import RunError, say
@@ -74,7 +74,7 @@ def write_calibrated(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GuessedClippingLevelsWarning)  # it is calibrated next
         quantized = quantize_model(model, policy)
-    feed = policy.range_of(model.input_names[0]).fed
+    feed = feed_of(policy, model)
     batches = fed_batches(pictures.images, feed)
     calibrate(quantized, batches, num_images=len(pictures.images), keep_function=True)
     fitted = (
@@ -120,7 +120,8 @@ def write_calibrated(
             "others stands above, behind its reconstruction.",
             style="yellow",
         )
-    folder.write_text(run_folder.PREPROCESSING, pictures.preprocessing.to_json())
+    if pictures.preprocessing is not None:
+        folder.write_text(run_folder.PREPROCESSING, pictures.preprocessing.to_json())
     write_layers(folder, layer_rows(quantized, feed(pictures.images[:SAMPLE])))
     if pictures.labels is not None:
         if pictures.class_names is not None:

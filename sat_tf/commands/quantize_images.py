@@ -1,23 +1,26 @@
-"""The pictures of `sat-tf quantize`, and the range in which a model takes them."""
+"""The pictures of `sat-tf quantize`, or arrays in their place, and what a model is fed of them."""
 
 import dataclasses
 import itertools
 import pathlib
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from rich.console import Console
 
-from sat_tf.commands.pixels import fixed_input_shape
+from sat_tf.commands.pixels import fixed_input_shape, read_array
 from sat_tf.data import source as data_source
 from sat_tf.data.folder_tree import HELD_OUT_SHARE, TRAIN
 from sat_tf.data.picture_folder import FolderImages, load_folder
 from sat_tf.data.source import ImageSource, spread_evenly
 from sat_tf.export.certificate.certificate import ImagesFrom
-from sat_tf.messages import say
+from sat_tf.export.certificate.inputs import image_problems
+from sat_tf.messages import list_problems, say
 from sat_tf.preprocessing import COVERING, Preprocessing
+from sat_tf.qat.policy import BitPolicy
+from sat_tf.quantizers.input_range import INPUT_TYPES
 
 if TYPE_CHECKING:
     import tf_keras as keras
@@ -37,18 +40,18 @@ CROPS: Mapping[str, Any] = types.MappingProxyType(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pictures:
-    """The pictures of a folder for the input of a model that is not trained on them.
+    """The pictures of a folder, or arrays, for the input of a model that is not trained on them.
 
     Attributes:
-        images: uint8, to calibrate on.
-        held_out: uint8, to verify and measure on; those that it was calibrated on where there are
-            no classes.
+        images: uint8, or real values where an input takes those, to calibrate on.
+        held_out: likewise, to verify and measure on; those that it was calibrated on where there
+            are no classes.
         labels: of those held out, for the only output with as many classes; None where they are
             not the model's classes.
         class_names: in the order of the labels; None where there are none.
         images_from: where those held out come from.
         why_not: why they cannot be trained on, in words; empty where they can, without labels.
-        preprocessing: how they have been prepared.
+        preprocessing: how they have been prepared; None for arrays.
     """
 
     images: np.ndarray
@@ -57,7 +60,7 @@ class Pictures:
     class_names: tuple[str, ...] | None = None
     images_from: ImagesFrom
     why_not: str
-    preprocessing: Preprocessing = COVERING
+    preprocessing: Preprocessing | None = COVERING
 
     def held_out_sample(self, most: int) -> tuple[np.ndarray, np.ndarray | None]:
         """Takes images as a source does, without labels where there are none."""
@@ -65,21 +68,37 @@ class Pictures:
         return self.held_out[chosen], None if self.labels is None else self.labels[chosen]
 
 
+def feed_of(policy: BitPolicy, model: "keras.Model") -> Callable[[np.ndarray], np.ndarray]:
+    """The function that makes of images what a float model is fed; real values are that already."""
+    (name,) = model.input_names
+    if policy.type_of(name) == INPUT_TYPES[0]:
+        return policy.range_of(name).fed
+    return lambda values: values.astype(np.float32)
+
+
 def find_pictures(
-    folder: pathlib.Path, model: "keras.Model", console: Console, *, to_train: bool
+    folder: pathlib.Path,
+    model: "keras.Model",
+    policy: BitPolicy,
+    console: Console,
+    *,
+    to_train: bool,
 ) -> ImageSource | Pictures:
     """The pictures of a folder: a source of batches where a model can be trained on them.
 
     Args:
-        folder: of pictures.
+        folder: of pictures, or an .npy file.
         model: the float model.
+        policy: that was asked for.
         console: where to tell of them.
         to_train: whether pictures are a source also where they have no labels of the model's.
 
     Raises:
-        ValueError: there are none, or the model takes no pictures.
+        ValueError: there are none, or the model takes no such.
     """
     shape, outputs = fixed_input_shape(model), [tuple(one.shape[1:]) for one in model.outputs]
+    if not folder.is_dir():
+        return _of_file(folder, shape, policy.type_of(model.input_names[0]), console)
     has_folders = any(entry.is_dir() for entry in folder.iterdir())
     why_not = _why_not(model, shape)
     if to_train and not has_folders and not why_not:
@@ -142,6 +161,29 @@ def find_pictures(
         images_from=ImagesFrom(f"held-out pictures of {source.name}", files=held_out.files),
         why_not=why_not,
         preprocessing=source.preprocessing,
+    )
+
+
+def _of_file(
+    path: pathlib.Path, shape: tuple[int, ...], input_type: str, console: Console
+) -> Pictures:
+    """The arrays of an .npy file, for an input of this shape and type."""
+    found = read_array(str(path))
+    if problems := image_problems(found, shape, input_type):
+        if input_type == INPUT_TYPES[0] and found.dtype != np.uint8:
+            problems.append(
+                "If they are no pixels, give --policy input_type=int8, which keeps the file of "
+                "integers, or input_type=float32."
+            )
+        raise ValueError(list_problems(f"--images {path}", problems))
+    console.print(f"{path}: {len(found):,} arrays of {shape}", highlight=False, markup=False)
+    chosen = found[spread_evenly(len(found), CALIBRATION_IMAGES)]
+    return Pictures(
+        images=chosen,
+        held_out=chosen,
+        images_from=ImagesFrom(f"from {path.name}"),
+        why_not=f"a model of {shape} with arrays",
+        preprocessing=None,
     )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import re
 import shutil
 import signal
@@ -117,12 +118,23 @@ def test_a_missing_file_is_said_before_tensorflow_is_loaded(tmp_path):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--images", "nowhere"], "nowhere: not found; expected a folder of pictures."),
+        (["--images", "nowhere"], "nowhere: not found; expected a folder of pictures, or an .npy"),
         (["--images", "float.keras"], "received the file float.keras, expected a folder"),
+        (["--images", "bad.npy"], "bad.npy: received a file that np.save has not written"),
+        (["--images", "wide.npy"], "received shape (4, 9, 9, 3), expected (n, 8, 8, 3)"),
+        (["--images", "real.npy"], "pixels, give --policy input_type=int8"),
+        (["--images", "right.npy", "--epochs", "1"], "with arrays, expected one to train: of a fo"),
     ],
 )
-def test_what_is_no_folder_of_pictures_is_refused(words, expected, files, monkeypatch, capsys):
+def test_what_is_neither_a_folder_of_pictures_nor_fitting_arrays_is_refused(
+    words, expected, files, monkeypatch, capsys
+):
     monkeypatch.chdir(files)
+    pathlib.Path("bad.npy").write_bytes(b"no array")
+    np.save("wide.npy", np.zeros((4, 9, 9, 3), np.uint8))
+    np.save("real.npy", np.zeros((4, 8, 8, 3), np.float32))
+    np.save("right.npy", np.zeros((4, 8, 8, 3), np.uint8))
+    words = [*words, "--input_range", "0,1"] if "real.npy" not in words else words
     assert main.main(["quantize", "float.keras", *words]) == 2
     assert expected in " ".join(capsys.readouterr().err.split())
 
@@ -139,6 +151,35 @@ def test_numbers_out_of_their_range_are_refused(words, expected, capsys):
     with pytest.raises(SystemExit):
         main.main(["quantize", "float.keras", "--images", ".", *words])
     assert expected in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.thorough
+def test_arrays_take_the_place_of_pictures(told, files, tmp_path):
+    np.save(files / "pixels.npy", small_images(train=48).train_images)
+    status, said = told("rescaled.keras", "pixels.npy", "--output_type", "int8")
+    assert status == 0, said
+    assert "pixels.npy: 48 arrays of (8, 8, 3)" in said
+    assert "Input range: pixels, which its own layers convert." in said
+    certificate = json.loads((tmp_path / "out" / "certificate.json").read_text("utf-8"))
+    assert (certificate["num_images"], certificate["codes_differing"]) == (48, 0)
+    assert not (tmp_path / "out" / "preprocessing.json").exists()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["tf_keras", "keras"])
+def test_signals_are_quantized_by_their_arrays(kind, told, files, tmp_path):
+    layers = pytest.importorskip(kind).layers
+    signal = pytest.importorskip(kind).Input((32, 2), name="signal")
+    x = layers.GlobalAveragePooling1D()(layers.Conv1D(4, 3, activation="relu")(signal))
+    pytest.importorskip(kind).Model(signal, layers.Dense(3)(x)).save(files / "signal.keras")
+    draws = np.random.default_rng(0)
+    np.save(files / "signals.npy", draws.normal(size=(40, 32, 2)).astype(np.float32))
+    status, said = told("signal.keras", "signals.npy", "--policy", "input_type=float32")
+    assert status == 0, said
+    assert "signals.npy: 40 arrays of (32, 2)" in said
+    assert "Input range" not in said
+    (given,) = Interpreter(str(tmp_path / "out" / "model.tflite")).get_input_details()
+    assert given["dtype"] == np.float32
 
 
 @pytest.mark.thorough
