@@ -15,7 +15,7 @@ from sat_tf.commands.models import (
 from sat_tf.commands.options import add_outputs, check_outputs, several, write_outputs
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.pixels import add_image_arguments, image_options, images_as_fed
-from sat_tf.commands.quantization import add_quantization, bits, usual_policy
+from sat_tf.commands.quantization.policy import add_quantization, bits, usual_policy
 from sat_tf.messages import RunError, list_problems, say, value_errors_as_run_errors
 
 DESCRIPTION = """\

@@ -23,7 +23,7 @@ from sat_tf.commands.pixels import (
     fixed_input_shape,
     image_options,
 )
-from sat_tf.commands.quantization import add_input_range, with_input_range
+from sat_tf.commands.quantization.policy import add_input_range, with_input_range
 from sat_tf.export.certificate.certificate import ImagesFrom
 from sat_tf.messages import value_errors_as_run_errors
 from sat_tf.qat.policy import BitPolicy

@@ -16,7 +16,8 @@ from sat_tf.commands.models import (
 from sat_tf.commands.options import add_outputs, check_outputs, write_outputs
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.pixels import add_pictures, expect_pictures
-from sat_tf.commands.quantization import (
+from sat_tf.commands.quantization.pictures import find_pictures
+from sat_tf.commands.quantization.policy import (
     add_quantization,
     asked_policy,
     converts_pixels,
@@ -24,7 +25,6 @@ from sat_tf.commands.quantization import (
     with_input_range,
 )
 from sat_tf.commands.quantize import expect_float
-from sat_tf.commands.quantize_images import find_pictures
 from sat_tf.messages import RunError, say, value_errors_as_run_errors
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.input_range import INPUT_TYPES

@@ -14,7 +14,7 @@ from rich.console import Console
 from sat_tf.commands.models import is_built_by_name
 from sat_tf.commands.options import integer
 from sat_tf.commands.parser import Parser
-from sat_tf.commands.quantization import with_input_range
+from sat_tf.commands.quantization.policy import with_input_range
 from sat_tf.data import DATA_SETS, source
 from sat_tf.data.picture_folder import load_files, load_folder, resized
 from sat_tf.data.source import spread_evenly

@@ -21,15 +21,15 @@ from sat_tf.commands.options import (
 )
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.pixels import add_pictures, expect_pictures, fixed_input_shape
-from sat_tf.commands.quantization import add_quantization, usual_policy, with_input_range
-from sat_tf.commands.quantize_calibrated import write_calibrated
-from sat_tf.commands.quantize_images import (
+from sat_tf.commands.quantization.calibrated import write_calibrated
+from sat_tf.commands.quantization.pictures import (
     CALIBRATION_IMAGES,
     CROPS,
     HELD_OUT_IMAGES,
     Pictures,
     find_pictures,
 )
+from sat_tf.commands.quantization.policy import add_quantization, usual_policy, with_input_range
 from sat_tf.commands.train import train
 from sat_tf.data.source import ImageSource
 from sat_tf.messages import RunError, say, value_errors_as_run_errors

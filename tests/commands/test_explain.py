@@ -4,8 +4,9 @@ import shutil
 import pytest
 import tensorflow_model_optimization as tfmot
 
-from sat_tf.commands import main, quantization
+from sat_tf.commands import main
 from sat_tf.commands.parser import Parser
+from sat_tf.commands.quantization import policy
 from sat_tf.messages import RunError
 from tests.planning.models import with_odd_activation
 from tests.training.small import small_float_model
@@ -72,8 +73,8 @@ def test_a_model_is_built_by_its_name(said):
 
 def test_an_error_of_python_in_one_line_is_a_problem_of_the_policy(monkeypatch):
     # Its digits are more than Python writes, so that the policy's own message is one of Python's.
-    monkeypatch.setattr(quantization, "load_yaml", lambda text: 10**5000)
+    monkeypatch.setattr(policy, "load_yaml", lambda text: 10**5000)
     parser = Parser()
-    quantization.add_quantization(parser)
+    policy.add_quantization(parser)
     with pytest.raises(RunError, match=r"--policy: 1 problem\n  - Exceeds the limit"):
-        quantization.asked_policy(parser.parse_args(["--policy", "weight_bits=x"]))
+        policy.asked_policy(parser.parse_args(["--policy", "weight_bits=x"]))
