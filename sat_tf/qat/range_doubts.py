@@ -159,6 +159,6 @@ def _logarithms(shares: np.ndarray) -> np.ndarray:
 
 
 def _leads(logits: np.ndarray) -> np.ndarray:
-    """By how much the largest logit leads, in the mean over the rows of each image."""
+    """The lead of the largest logit, in the mean over the rows of each image."""
     ordered = np.sort(logits.reshape(len(logits), -1, logits.shape[-1]), axis=-1)
     return np.asarray(np.mean(ordered[..., -1] - ordered[..., -2], axis=1))

@@ -1,4 +1,4 @@
-"""What calibration says of models that were trained on another range than they are fed."""
+"""Calibration speaks of models that seem to be trained on another range than they are fed."""
 
 import warnings
 
