@@ -51,6 +51,8 @@ class Case:
 
 # Puts the files of a case into the working directory.
 Make = Callable[[random.Random], Case]
+# TensorFlow removes these when Python exits, which forks skip.
+_UNTIL_EXIT = "__autograph_generated_file"
 _FACTS, _WRONG = "facts.json", "wrong"
 _KEPT = ("words", "about", "outputs", "leaves", "environment", "most_seconds")
 
@@ -80,7 +82,8 @@ def played(make: str, name: str, seed: int, folder: pathlib.Path, *, on: str = "
     )
     before = {path: tuple(known) for path, known in facts["before"].items()}
     found = judge_files(found, before, place, facts["outputs"], facts["leaves"])
-    if not found.is_finding and (left := os.listdir(folder / "tmp")):
+    left = [name for name in os.listdir(folder / "tmp") if not name.startswith(_UNTIL_EXIT)]
+    if not found.is_finding and left:
         return Verdict("left-over", f"among temporary files: {', '.join(left[:5])}")
     return found
 
