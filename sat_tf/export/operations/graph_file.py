@@ -94,6 +94,14 @@ def _graph(contents: Contents, name: str, float_layers: dict[str, str]) -> Graph
     for end in contents.outputs:
         if end.name not in progress.tensors:
             raise NotUnderstoodError(f"nothing makes its output {end.name}")
+    # Runtimes leave out an operator for nothing, so that there are no codes to compare.
+    read = {one.name for operator in contents.operators for one in operator.reads}
+    read |= {end.name for end in contents.outputs}
+    for index, operator in enumerate(contents.operators):
+        if read.isdisjoint(one.name for one in operator.outputs):
+            raise NotUnderstoodError(
+                f"operator {index}, {operator.name}: nothing reads what it makes"
+            )
     output, *outputs = (end.name for end in contents.outputs)
     return Graph(
         name=name,

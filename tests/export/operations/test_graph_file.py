@@ -1,4 +1,5 @@
 import contextlib
+import copy
 
 import numpy as np
 import pytest
@@ -54,6 +55,14 @@ def two_graphs(model, graph):
     model.subgraphs.append(graph)
 
 
+def unread_output(model, graph):
+    operator = copy.deepcopy(graph.operators[1])
+    tensor = copy.deepcopy(graph.tensors[operator.outputs[0]])
+    tensor.name, operator.outputs = b"unread", [len(graph.tensors)]
+    graph.tensors.append(tensor)
+    graph.operators.insert(2, operator)
+
+
 def unmade_output(model, graph):
     graph.outputs = list(graph.inputs)
 
@@ -69,6 +78,7 @@ def unmade_output(model, graph):
         (name_with_an_end, r"a tensor has the name 're\\x00lu'"),
         (no_scale, r"its tensor has the scale nan, expected one above 0"),
         (two_graphs, r"it has 2 graphs, expected one"),
+        (unread_output, r"operator 2, CONV_2D: nothing reads what it makes"),
         (unmade_output, r"nothing makes its output"),
     ],
 )
