@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # A message is read by people: what a file or a caller has put into it is shown in part.
 _MOST_OF_A_NAME, _MOST_OF_A_LINE, _MOST_IN_ALL, _MOST_KNOWN = 200, 800, 20_000, 100
-_MOST_OF_A_FILE = 8
+_MOST_OF_A_FILE, _LONG = 8, 1600
 # These move the cursor of a terminal, ring its bell, or turn the direction of its text.
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -60,6 +60,8 @@ def shown(message: object) -> str:
     ['  ... and 8 more lines', 'Fix them.']
     """
     lines = [shortened(line) for line in printable(str(message)).split("\n")]
+    if sum(map(len, lines)) > _LONG:  # many lines of usual length stay as they are
+        lines = [shortened(line, _LONG // len(lines[:8])) for line in lines]
     ends = itertools.accumulate(len(line) + 1 for line in lines)
     kept = sum(end <= _MOST_IN_ALL for end in ends)
     if kept < len(lines) - 1:  # the last line is often the fix
@@ -154,13 +156,22 @@ def missing_package(error: ModuleNotFoundError) -> str | None:
     )
 
 
+def name_of(thing: object) -> str:
+    """Returns a name, as a file or a caller has given it, as messages show it.
+
+    >>> len(name_of("x" * 5000))
+    224
+    """
+    return shortened(in_one_line(str(thing)), _MOST_OF_A_NAME)
+
+
 def first_ones(names: Iterable[object], most: int = 5, *, between: str = ", ") -> str:
     """Returns the first names of many, and how many more there are.
 
     >>> first_ones(["a", "b", "c"], 2), first_ones([1, 2])
     ('a, b and 1 more', '1, 2')
     """
-    listed = [shortened(in_one_line(str(name)), _MOST_OF_A_NAME) for name in names]
+    listed = [name_of(name) for name in names]
     more = len(listed) - most
     end = between.rstrip(", ")  # a comma alone needs none before the last
     return between.join(listed[:most]) + (f"{end} and {more} more" if more > 0 else "")
@@ -234,7 +245,7 @@ def _known_once(problems: Iterable[str]) -> Iterator[str]:
 def validation_problems(error: "pydantic.ValidationError") -> list[str]:
     """Returns the first problems of values that are not of their type, each with its place."""
     problems = [
-        f"{first_ones(['.'.join(map(str, found['loc'])) or 'all of it'])}: {found['msg']}"
+        f"{name_of('.'.join(map(str, found['loc'])) or 'all of it')}: {found['msg']}"
         for found in error.errors()
     ]
     more = len(problems) - _MOST_OF_A_FILE

@@ -45,6 +45,12 @@ def test_control_characters_and_giants_are_not_in_messages():
     assert len(str(caught[0].message)) < 3000
 
 
+def test_several_giants_are_shown_in_part_and_their_fix_is_not_lost():
+    text = list_problems("run.yaml", ["x" * 5000 + " is no key", "y" * 5000, "set epochs"])
+    assert len(text) < 2000
+    assert text.endswith("  - set epochs")
+
+
 def test_what_is_short_and_printable_stays_as_it_is():
     text = "größe 模型 \U0001f600: received\tone\n  - two"
     assert messages.shown(text) == text

@@ -9,7 +9,7 @@ import numpy as np
 
 from sat_tf.core.ranges import scale_and_zero_point
 from sat_tf.export.kernels.kernel_sets import KernelSet
-from sat_tf.messages import first_ones
+from sat_tf.messages import name_of
 from sat_tf.quantizers.input_range import InputRange
 
 
@@ -173,7 +173,7 @@ class Image:
         """
         if self.is_kept:
             raise ValueError(
-                f"{first_ones([self.name])}: received random values for an input that takes "
+                f"{name_of(self.name)}: received random values for an input that takes "
                 f"{self.type} as it is, such as ids, expected values that mean something; give the "
                 "arrays that the Keras model takes."
             )

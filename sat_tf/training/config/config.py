@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from sat_tf.arguments import SEED_LIMIT
-from sat_tf.messages import RunError, did_you_mean, list_problems, listed_problems
+from sat_tf.messages import RunError, did_you_mean, list_problems, listed_problems, name_of
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.policy_fields import OLD_INPUT_RANGE
 from sat_tf.training.config.recipes import RecipesConfig
@@ -105,7 +105,7 @@ def _read_policy(fields: Any) -> BitPolicy:
     known = (*BitPolicy.__dataclass_fields__, OLD_INPUT_RANGE)
     unknown = [name for name in fields if name not in known]
     own = BitPolicy.__dataclass_fields__
-    problems = [f"{name} is not a key. {did_you_mean(name, own)}" for name in unknown]
+    problems = [f"{name_of(name)} is not a key. {did_you_mean(name, own)}" for name in unknown]
     try:
         policy = BitPolicy(**{name: fields[name] for name in fields if name not in unknown})
     except ValueError as error:

@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 
 from sat_tf.arguments import is_between, is_number, required_arguments
 from sat_tf.data import DATA_SETS, is_in_memory
-from sat_tf.messages import did_you_mean
+from sat_tf.messages import did_you_mean, name_of
 from sat_tf.models import MODELS
 
 
@@ -35,7 +35,7 @@ def describe(error: ValidationError, config: type[BaseModel]) -> list[str]:
 
 def _lines(problem: Any, config: type[BaseModel]) -> Iterator[str]:
     location = [str(part) for part in problem["loc"]]
-    where = ".".join(location)
+    where = name_of(".".join(location))
     kind = problem["type"]
     if kind == "extra_forbidden":
         field = _field(config, location[:-1])
@@ -125,7 +125,7 @@ def known_options(
     problems = [
         f"{name} is not set here: {elsewhere[name]}."
         if name in elsewhere
-        else f"{name} is not an option. {did_you_mean(name, known)}"
+        else f"{name_of(name)} is not an option. {did_you_mean(name, known)}"
         for name in options
         if name not in known
     ]
