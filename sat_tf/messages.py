@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # A message is read by people: what a file or a caller has put into it is shown in part.
 _MOST_OF_A_NAME, _MOST_OF_A_LINE, _MOST_IN_ALL, _MOST_KNOWN = 200, 800, 20_000, 100
-_MOST_OF_A_FILE, _LONG = 8, 1600
+_MOST_OF_A_FILE, _LONG, _MOST_OF_MANY = 8, 1600, 400
 # These move the cursor of a terminal, ring its bell, or turn the direction of its text.
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -56,12 +56,12 @@ def shortened(text: str, most: int = _MOST_OF_A_LINE) -> str:
 def shown(message: object) -> str:
     r"""Returns a message as it is shown: printable, and of bounded length.
 
-    >>> shown("\n".join(["layers:", *["x" * 900] * 30, "Fix them."])).splitlines()[-2:]
+    >>> shown("\n".join(["layers:", *["x" * 300] * 74, "Fix them."])).splitlines()[-2:]
     ['  ... and 8 more lines', 'Fix them.']
     """
     lines = [shortened(line) for line in printable(str(message)).split("\n")]
     if sum(map(len, lines)) > _LONG:  # many lines of usual length stay as they are
-        lines = [shortened(line, _LONG // len(lines[:8])) for line in lines]
+        lines = [shortened(line, _MOST_OF_MANY) for line in lines]
     ends = itertools.accumulate(len(line) + 1 for line in lines)
     kept = sum(end <= _MOST_IN_ALL for end in ends)
     if kept < len(lines) - 1:  # the last line is often the fix
