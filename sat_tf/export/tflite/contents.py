@@ -420,12 +420,15 @@ def of_any_tool(model: Any) -> Contents:
 
     Raises:
         NotUnderstoodError: it has no graph, or its first one an input of open sizes beside the
-            batch.
+            batch, or one tensor for several inputs.
     """
     if not model.subgraphs:
         raise NotUnderstoodError("it has no graph")
     subgraph, taken = model.subgraphs[0], set[str]()
-    for index in () if subgraph.inputs is None else subgraph.inputs:
+    inputs = [] if subgraph.inputs is None else list(map(int, subgraph.inputs))
+    if len(set(inputs)) < len(inputs):
+        raise NotUnderstoodError(f"its inputs are the tensors {inputs}, with one of them twice")
+    for index in inputs:
         tensor = subgraph.tensors[_within(index, len(subgraph.tensors))]
         sizes = [] if tensor.shapeSignature is None else list(map(int, tensor.shapeSignature))
         if -1 in sizes[1:]:

@@ -141,6 +141,10 @@ def open_sizes(model, graph):
     graph.tensors[graph.inputs[0]].shapeSignature = np.array([-1, -1, -1, 3], np.int32)
 
 
+def one_input_twice(model, graph):
+    graph.inputs = [*graph.inputs] * 2
+
+
 def no_pixels(model, graph):
     graph.tensors[graph.inputs[0]].shape = [1, 0, 12, 3]
 
@@ -164,6 +168,7 @@ def older_codes(model, graph):
     [
         (no_graph, "it has no graph"),
         (open_sizes, r"an input of the shape \[-1, -1, -1, 3\], with open sizes"),
+        (one_input_twice, r"its inputs are the tensors \[0, 0\], with one of them twice"),
         (no_pixels, r"of shape \(1, 0, 12, 3\), which holds no values, expected sizes of at"),
         (no_scale, r"the input \S+ with the scale nan, expected one above 0"),
         (several_images, r"of shape \(4, 12, 12, 3\), expected one image at a time"),
