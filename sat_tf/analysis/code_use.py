@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,8 @@ def as_graph(measure: Callable[..., Any]) -> Callable[..., Any]:
     return tf.function(functools.partial(measure), autograph=False)
 
 
+# Images are looked at in parts whose largest tensor has so many values, or one by one.
+_VALUES_AT_ONCE = 2**23
 _SCALAR = 1  # TensorBoard's DATA_CLASS_SCALAR, which TensorFlow does not define
 
 
@@ -104,7 +107,10 @@ class ActivationProbe:
     def __init__(self, model: keras.Model, images: np.ndarray) -> None:
         self._network = Network(model)
         self._network.refuse_problems()
-        self._images = tf.cast(images, tf.float32)
+        largest = max(math.prod(size or 1 for size in node.shape) for node in self._network)
+        at_once = max(_VALUES_AT_ONCE // largest, 1)
+        starts = range(0, len(images), at_once)
+        self._parts = [tf.cast(images[start : start + at_once], tf.float32) for start in starts]
         self._needed = {
             name
             for node in self._network
@@ -117,12 +123,17 @@ class ActivationProbe:
         """The current use of each quantizer, by the name of the user's layer, in graph order."""
         if not self._needed:
             return {}
-        return {
-            name: ActivationUse(float(clipped), tuple(counts.numpy().tolist()))
-            for name, (clipped, counts) in self._measure(self._images).items()
-        }
+        totals: dict[str, list[np.ndarray]] = {}
+        for images in self._parts:
+            for name, counts in self._measure(images).items():
+                totals.setdefault(name, []).append(counts.numpy())
+        uses = {}
+        for name, found in totals.items():
+            clipped, *counts = np.sum(found, axis=0).tolist()
+            uses[name] = ActivationUse(clipped / sum(counts), tuple(counts))
+        return uses
 
-    def _run(self, images: tf.Tensor) -> dict[str, tuple[tf.Tensor, tf.Tensor]]:
+    def _run(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
         tensors: dict[str, Any] = {self._network.input: images}
         found = {}
         for node in self._network:
@@ -139,10 +150,8 @@ class ActivationProbe:
         return found
 
 
-def _measured_activation(
-    layer: QuantizedLayer, before: tf.Tensor, after: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Share of `before` that is clipped, and counts of the codes of `after`."""
+def _measured_activation(layer: QuantizedLayer, before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
+    """How many values of `before` are clipped, and then how many of `after` have each code."""
     quantizer: Any = clipping_quantizer(layer)
     codes = quantizer.code_range(layer.output_variables)
     scale, lowest, intervals = codes.scale, codes.lowest, codes.intervals
@@ -151,11 +160,10 @@ def _measured_activation(
     if quantizer.signed:
         beyond |= before <= lowest * scale
     indices = tf.clip_by_value(tf.cast(tf.round(after / scale) - lowest, tf.int32), 0, intervals)
-    # A float32 sum would stop counting at 2^24.
-    share = tf.reduce_sum(tf.cast(beyond, tf.float64)) / tf.cast(tf.size(beyond), tf.float64)
     length = intervals + 1
     counts = tf.math.bincount(tf.reshape(indices, [-1]), minlength=length, maxlength=length)
-    return share, counts
+    clipped = tf.math.count_nonzero(beyond, dtype=tf.int64)
+    return tf.concat([[clipped], tf.cast(counts, tf.int64)], axis=0)
 
 
 def variance(tensor: tf.Tensor) -> tf.Tensor:

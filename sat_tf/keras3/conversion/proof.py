@@ -130,6 +130,9 @@ def _refuse_whole(made: Translated, found: _Found, largest: float) -> None:
 def _run(made: Translated, inputs: list[Any], found: _Found, prefix: str) -> list[Any]:
     """Runs the graph of Keras 3 call by call, and compares each; returns the outputs."""
     values = {id(t): v for t, v in zip(made.graph.inputs, inputs, strict=True)}
+    # Tensors are forgotten when they have been read: those of a large network are 100 MB and more.
+    last_readers = {id(t): call for call, _, _ in made.calls for t in call.tensors}
+    kept = {id(tensor) for tensor in made.graph.outputs}
     for call, function, nested in made.calls:
         args, kwargs = call.filled_in(values, lambda value: value)
         if nested is not None:
@@ -155,6 +158,9 @@ def _run(made: Translated, inputs: list[Any], found: _Found, prefix: str) -> lis
                 [TOLERANCE, *(_tolerance(output) for output in (*call.outputs, *outputs))]
             )
         values.update({id(t): v for t, v in zip(call.outputs, outputs, strict=True)})
+        for read in {id(tensor) for tensor in call.tensors} - kept:
+            if last_readers[read] is call:
+                values.pop(read, None)
     return [values[id(tensor)] for tensor in made.graph.outputs]
 
 

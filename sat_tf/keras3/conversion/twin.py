@@ -13,6 +13,7 @@ again whenever it is asked for.
 import contextlib
 import dataclasses
 import gc
+import math
 import os
 import sys
 import weakref
@@ -46,6 +47,8 @@ from sat_tf.qat.scheme import warn_of_lost_zeros
 _BATCH_SIZE = 64
 # Images on which a Keras 3 model is compared with its twin, whose file is verified.
 _COMPARED = 64
+# Their tensors have so many values at once, or are those of one image.
+_VALUES_AT_ONCE = 2**24
 # A value that differs by more than this fraction of the largest of its channel is not one of single
 # codes that differ.
 _ANOTHER_NUMBER = 0.05
@@ -123,11 +126,20 @@ def warn_of_other_answers(model: Any, images: Any) -> None:
         ranges[name].fed(array) if array.dtype == np.uint8 and name in ranges else array
         for name, array in zip(twin.input_names, arrays, strict=True)
     ]
-    packed = keras3.tree.pack_sequence_as(functional_of(model)._inputs_struct, fed)
-    ours = keras3.tree.flatten(model(packed, training=False))
-    others = tf.nest.flatten(twin(fed if len(fed) > 1 else fed[0], training=False))
-    for one, other, name in zip(ours, others, network.outputs, strict=True):
-        found, expected = np.asarray(keras3.ops.convert_to_numpy(one)), other.numpy()
+    # Keras 3 holds all tensors of a model while it is called.
+    values = sum(math.prod(size or 1 for size in node.shape) for node in network)
+    at_once = max(_VALUES_AT_ONCE // values, 1)
+    ours, others = [], []
+    for start in range(0, len(fed[0]), at_once):
+        part = [array[start : start + at_once] for array in fed]
+        packed = keras3.tree.pack_sequence_as(functional_of(model)._inputs_struct, part)
+        made = keras3.tree.flatten(model(packed, training=False))
+        ours.append([np.asarray(keras3.ops.convert_to_numpy(one)) for one in made])
+        made = tf.nest.flatten(twin(part if len(part) > 1 else part[0], training=False))
+        others.append([one.numpy() for one in made])
+    outputs = zip(zip(*ours, strict=True), zip(*others, strict=True), network.outputs, strict=True)
+    for one, other, name in outputs:
+        found, expected = np.concatenate(one), np.concatenate(other)
         if layer_kinds.is_softmax(inner_layer(network[name].layer)):
             differs = np.argmax(found, axis=-1) != np.argmax(expected, axis=-1)
         else:

@@ -137,8 +137,13 @@ def test_where_the_backend_answers_otherwise_than_the_file_is_said(calibrated, m
     twin.warn_of_other_answers(calibrated, images.astype(np.uint8))  # nothing to say
     another = twin.twin_of(sat_tf.quantize_model(digits_network(), W4A4))  # of other weights
     monkeypatch.setattr(twin, "twin_of", lambda _: another)
-    with pytest.warns(UserWarning, match=r"on \d+ of 64 images its file gives another answer"):
-        twin.warn_of_other_answers(calibrated, images.astype(np.uint8))
+    said = []
+    for at_once in (twin._VALUES_AT_ONCE, 1):  # all images, and one after the other
+        monkeypatch.setattr(twin, "_VALUES_AT_ONCE", at_once)
+        with pytest.warns(UserWarning, match=r"on \d+ of 64 images its file") as found:
+            twin.warn_of_other_answers(calibrated, images.astype(np.uint8))
+        said.append([str(one.message) for one in found])
+    assert said[0] == said[1]
 
 
 @pytest.mark.thorough
