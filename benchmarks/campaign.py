@@ -11,6 +11,7 @@ case again.
 """
 
 import collections
+import json
 import pathlib
 import shutil
 import tempfile
@@ -71,11 +72,12 @@ class _Results:
 
 def _keep(kind: str, seed: int, verdict: Verdict, folder: pathlib.Path) -> None:
     """Keeps the files of a finding, unless they are large or those of one like it are smaller."""
-    if not (folder / "facts.json").is_file():
+    facts = folder / "facts.json"
+    if not facts.is_file():
         return
-    size = sum(path.stat().st_size for path in (folder / "case").rglob("*") if path.is_file())
+    size = sum(size for size, _ in json.loads(facts.read_text())["before"].values())
     # Findings are alike in the last line of what they say, without its numbers.
-    last = "".join(c for c in verdict.text.splitlines()[-1:][0][-60:] if c.isalpha())[-30:]
+    last = "".join(c for c in verdict.text[-60:].splitlines()[-1] if c.isalpha())[-30:]
     to = pathlib.Path(_KEPT.value) / f"{kind}_{verdict.name.replace(' ', '_')}_{last}"
     before = sum(path.stat().st_size for path in to.rglob("*") if path.is_file())
     if size < _LARGEST_KEPT_BYTES and not 0 < before <= size:
