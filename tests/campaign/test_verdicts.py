@@ -56,6 +56,10 @@ def test_files_that_are_left_or_changed_are_findings(tmp_path):
     (tmp_path / "out.json").write_text("{")
     assert judged(SOUND) == "left-over"
     (tmp_path / "out.json").unlink()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".temporary").write_text("")
+    for patterns, expected in ((["run/*"], "left-over"), (["run/.temporary"], SOUND)):
+        assert judge_files(Verdict(SOUND), before, tmp_path, patterns).name == expected
     (tmp_path / "given").write_text("12")
     assert judged(SOUND) == "left-over"
 

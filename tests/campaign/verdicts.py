@@ -137,7 +137,9 @@ def judge_files(
 
     def may(name: str, patterns: Sequence[str]) -> bool:
         hidden = any(part.startswith(".") for part in pathlib.PurePath(name).parts)
-        return not hidden and any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
+        return name in patterns or (
+            not hidden and any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
+        )
 
     if verdict.is_finding:
         return verdict

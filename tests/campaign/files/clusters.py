@@ -51,5 +51,5 @@ def make(rng: random.Random) -> Case:
         pathlib.Path(name).write_bytes(original(name).read_bytes())
     words = ["train", "--config", "run.yaml", "--out", "run"]
     words += ["--set", f"distribution={rng.choice(('auto', 'multi_worker'))}"]
-    left, environment = ["run/*"], {"TF_CONFIG": text}
+    left, environment = ["run/*", "run/.lock"], {"TF_CONFIG": text}
     return Case(words, ["TF_CONFIG"], left, leaves=left, environment=environment, most_seconds=40)

@@ -113,7 +113,7 @@ def make_trained(rng: random.Random) -> Case:
         except RunError:
             continue
     pathlib.Path(_NAME).write_bytes(content)
-    words, left = ["train", "--config", _NAME, "--out", "run"], ["run/*"]
+    words, left = ["train", "--config", _NAME, "--out", "run"], ["run/*", "run/.lock"]
     return Case(words, _SECTIONS, left, _unfinished, leaves=left, most_seconds=60)
 
 
