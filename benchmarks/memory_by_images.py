@@ -162,7 +162,8 @@ def _of_command(
             coarse = Image.fromarray(draw.integers(0, 256, (14, 14, 3), np.uint8))
             coarse.resize((256, 256)).save(pictures / f"{number:04}.jpg")
         command = [sys.executable, "-m", "sat_tf", "quantize", str(path), "--bits=4"]
-        command += [f"--images={pictures}", "--epochs=0", f"--out={folder}/out"]
+        command += [f"--images={pictures}", "--input_range=0,255", "--epochs=0"]
+        command += [f"--out={folder}/out"]
         before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
         start = time.perf_counter()
         run = subprocess.run(command, check=False)
