@@ -57,8 +57,8 @@ DESCRIPTION = (
     "to the float model block by block, and with --epochs trains it with the float model as its "
     "teacher; writes an integer TFLite file, and proves that LiteRT computes the model's integers. "
     "Where pictures are in folders of classes, some are held out, and the accuracy of the float "
-    "model, the quantized one and the file is measured on them; in training without labels, for "
-    "how many they have the class of the float model."
+    "model, the quantized one and the file is measured on them. Training without labels measures "
+    "agreement instead: for how many pictures a model gives the class that the float model gives."
 )
 EXAMPLES = """\
 examples:
@@ -84,8 +84,9 @@ def add_arguments(parser: Parser) -> None:
         metavar="N",
         type=integer(0, expected="an integer, 0 or more"),
         help="of training, on the labels of folders of classes and the answers of the float model, "
-        "without labels on its answers alone; default: none, and 0 leaves out what comes before it "
-        f"with {_MOST_RECONSTRUCTED} bits and fewer, the reconstruction, which needs no labels",
+        "without labels on its answers alone; default: no training. Models of "
+        f"{_MOST_RECONSTRUCTED} bits and fewer are first reconstructed, without labels, unless N "
+        "is 0",
     )
     parser.add_argument(
         "--out", metavar="DIR", help="where the files go; default: runs/<model>_w<N>a<N>"
@@ -159,7 +160,8 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     for name, what in _SHOWN.items():
         if folder.file(name).exists():
             say(console, f"  {folder.file(name)}  {what}")
-    if arguments.bits < _FEWEST_WITHOUT_TRAINING and not arguments.epochs:
+    is_done = isinstance(found, Pictures) or folder.file(run_folder.RESULTS).exists()
+    if is_done and arguments.bits < _FEWEST_WITHOUT_TRAINING and not arguments.epochs:
         why_not = found.why_not if isinstance(found, Pictures) else ""
         _note_cost(arguments.bits, folder, why_not, console)
     return exact

@@ -69,9 +69,9 @@ def add_input_range(parser: Parser) -> None:
         metavar="LOW,HIGH|NAME",
         type=_input_range,
         help="the real values of the pixels 0 and 255 for a float model, such as 0,1 for x / 255, "
-        "or tf, torch or caffe, a preprocessing of keras.applications; a quantized model has its "
-        "own; default: pixels where its layers convert them, else found by the accuracy on "
-        "labelled images",
+        "or tf (-1 to 1), torch or caffe, a preprocessing of keras.applications; a quantized "
+        "model has its own; default: pixels where its layers convert them, else found by the "
+        "accuracy on labelled images",
     )
 
 
@@ -239,8 +239,8 @@ def with_input_range(
         return policy
     say(
         console,
-        f"Input range: {found.given}, found: {found}. If the model is better than that, give "
-        f"{RANGE}.",
+        f"Input range: {found.given}, found: {found}. If the model is more accurate than that "
+        f"elsewhere, it is fed another range; give {RANGE}.",
     )
     return dataclasses.replace(policy, input_range=found.given.spelling)
 
