@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # A message is read by people: what a file or a caller has put into it is shown in part.
 _MOST_OF_A_NAME, _MOST_OF_A_LINE, _MOST_IN_ALL, _MOST_KNOWN = 200, 800, 20_000, 100
-_MOST_OF_A_FILE, _LONG, _MOST_OF_MANY = 8, 1600, 400
+_MOST_OF_A_FILE, _LONG, _MOST_OF_MANY = 1200, 1600, 400
 # These move the cursor of a terminal, ring its bell, or turn the direction of its text.
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -248,8 +248,10 @@ def validation_problems(error: "pydantic.ValidationError") -> list[str]:
         f"{name_of('.'.join(map(str, found['loc'])) or 'all of it')}: {found['msg']}"
         for found in error.errors()
     ]
-    more = len(problems) - _MOST_OF_A_FILE
-    return [*problems[:_MOST_OF_A_FILE], *([f"and {more:,} more"] if more > 0 else [])]
+    lengths = itertools.accumulate(map(len, problems))
+    count = max(1, sum(length <= _MOST_OF_A_FILE for length in lengths))
+    more = len(problems) - count
+    return [*problems[:count], *([f"and {more:,} more"] if more > 0 else [])]
 
 
 def listed_problems(error: Exception) -> list[str]:

@@ -538,7 +538,7 @@ def test_what_is_no_classifier_is_not_trained_without_labels(
     words = ("values.keras", "plain", "--epochs", "1", "--input_range", "0,1")
     status, said = told(*words)
     assert status == 2
-    assert f"{expected}, expected one to train: of square colour images" in said
+    assert f"{expected}, expected one to train: of a folder of square colour images" in said
     assert "reconstructed" not in said  # 8 bits need no reconstruction
     assert not (tmp_path / "out").exists()
     status, said = told(*words, "--bits", "4")
