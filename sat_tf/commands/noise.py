@@ -92,7 +92,7 @@ def _end(reader: "subprocess.Popen[bytes]", there: int) -> None:
 
 
 if __name__ == "__main__":
-    # What stops a group of processes is for the command, whose last words are read first.
+    # A signal that stops a group of processes is for the command, whose last words are read first.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     pass_on(sys.stdin.buffer, sys.stderr.buffer)

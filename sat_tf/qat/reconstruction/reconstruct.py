@@ -23,7 +23,7 @@ from sat_tf.qat.reconstruction.fit import Aim, Part, Plan, trained
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.settings import COUNT
 
-# Of a block.
+# A block is fitted in so many steps.
 STEPS = 100
 _FEWEST_IMAGES = 32
 # One image in so many is not fitted to, of many images so many, and tells whether a fit has helped.

@@ -331,9 +331,13 @@ def train_quantized(run: Run, start: keras.Model) -> Iterator[Candidate]:
 
 
 def _settle(run: Run) -> Callable[[keras.Model], object] | None:
-    """What measures the statistics of a model again as its stage ends; None where nothing does."""
+    """Returns what measures the statistics of each epoch that may be kept; None where none is.
+
+    It is what the end of the stage does. Images are drawn for it only where it is used.
+    """
     calibration = run.config.calibration
-    if not (calibration.num_images and calibration.final_statistics):
+    is_measured = calibration.num_images and calibration.final_statistics
+    if not (is_measured and run.keeps_best("quantized")):
         return None
     sample = _calibration_sample(run)
 
