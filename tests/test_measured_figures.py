@@ -30,6 +30,16 @@ def test_a_filled_page_has_whole_tables_and_no_template(path):
         assert len(lines) > 2, table
 
 
+def test_a_page_that_is_a_template_says_so_where_no_site_is_built():
+    pages = {path: path.read_text(encoding="utf-8") for path in _PAGES}
+    templates = [text for text in pages.values() if re.search(r"\{[{%]", text)]
+    (note,) = {text.splitlines()[0] for text in templates}
+    assert note.startswith("{# ")
+    assert "[benchmarks/results](../../benchmarks/results)" in note
+    assert all(path.parents[1] == _ROOT / "docs" for path, text in pages.items() if note in text)
+    assert not any(filled(text).startswith("{#") for text in templates)
+
+
 def test_a_figure_that_changes_in_a_file_changes_on_its_page(tmp_path, monkeypatch):
     results = tmp_path / "results"
     shutil.copytree(_ROOT / "benchmarks" / "results", results)
