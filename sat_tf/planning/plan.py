@@ -166,7 +166,10 @@ class Plan(RowTable):
         console.print(Text.assemble(f"{self.model}: ", marked_text(_verdict(self))), soft_wrap=True)
         for line in _summary(self):
             say(console, line)
-        below = "The rows above are without them: such layers left float, such overrides left out."
+        below = (
+            "The rows above are without them: such overrides left out, and such layers left float, "
+            "as unsupported='float' (--unsupported=float) leaves those that are not quantized."
+        )
         for title, problems, more in (
             ("cannot be quantized as asked:", self.problems, below),
             ("cannot be exported:", self.export_problems, ""),

@@ -1,7 +1,7 @@
 """The layout transform: builds the quantized Keras model that a placement describes."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import tensorflow_model_optimization as tfmot
@@ -9,11 +9,11 @@ import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import copied_weights, layer_copy, unique_name
-from sat_tf.graph.layers.kind import Combination
+from sat_tf.graph.layers.kind import Combination, Role
 from sat_tf.graph.layers.preprocessing import adapted_copy, is_adapted
 from sat_tf.graph.network import Network, Node, as_layer_name, refuse_losses
 from sat_tf.graph.rewrite import rewritten
-from sat_tf.messages import list_problems, warn
+from sat_tf.messages import first_ones, list_problems, warn
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.inputs import apply_fold, find_folds
 from sat_tf.qat.model_class import of_class_of
@@ -23,6 +23,12 @@ from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer, weight_quantizer
 from sat_tf.quantizers.input_range import Change
 from sat_tf.quantizers.protocol import ActivationQuantizer
+
+# Others keep codes, cannot be integers, or are left float on purpose.
+_INTEGERS_IF_ANNOTATED = (
+    *(Role.NORM, Role.AFFINE, Role.RECTIFIER, Role.SCALING, Role.SUM, Role.PRODUCT),
+    *(Role.CONCATENATION, Role.MEAN, Role.FUNCTION),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,6 +229,7 @@ def quantized_model(
         raise ValueError(list_problems(f"model {model.name!r}", problems))
     _warn_of_codes_beyond_int8(model.name, placement)
     if kernels is None:
+        _warn_of_float_layers(network, annotations)
         _warn_of_guessed_levels(model.name, placement)
     layers: dict[str, keras.layers.Layer] = {}
 
@@ -338,6 +345,27 @@ def non_finite_weights(network: Network) -> list[str]:
     return problems
 
 
+def _warn_of_float_layers(network: Network, annotations: Collection[str]) -> None:
+    """Warns of layers behind annotated ones that would be integers with an annotation, too.
+
+    Linear layers are left out on purpose, and so is what stands behind these.
+    """
+    left: dict[str, None] = {}
+    for node in network:
+        name, role = node.layer.name, layer_kinds.role_of(node.layer)
+        before = {network[read].layer.name for read in node.inputs}
+        is_behind = not before.isdisjoint({*annotations, *left})
+        if is_behind and name not in annotations and role in _INTEGERS_IF_ANNOTATED:
+            left[name] = None
+    if left:
+        warn(
+            f"model {network.name!r}: {first_ones(left)} have no annotation and stay float, which "
+            "the file computes in float32 between a DEQUANTIZE and a QUANTIZE; to have integers, "
+            "annotate them, or the whole by tfmot.quantization.keras.quantize_annotate_model, "
+            "which keeps the annotations of layers."
+        )
+
+
 def _warn_of_codes_beyond_int8(model_name: str, placement: Placement) -> None:
     """Warns before the training of layers whose weight codes cannot be exported."""
     kernels = {name: config.weights for name, config in placement.configs.items() if config.weights}
@@ -362,8 +390,8 @@ def _warn_of_guessed_levels(model_name: str, placement: Placement) -> None:
     guessed = sorted(placement.reasons.guessed)
     if guessed:
         warn(
-            f"model {model_name!r}: no BatchNormalization is in front of {', '.join(guessed)}, so "
-            "that their clipping levels start at a guess for typical images; call "
+            f"model {model_name!r}: the clipping levels of {', '.join(guessed)} start at a guess "
+            "for typical images, because no BatchNormalization is in front of these layers; call "
             "sat_tf.calibrate(model, images), or set initial_clipping_level.",
             GuessedClippingLevelsWarning,
         )

@@ -181,7 +181,7 @@ class _Placer:
         if self.unsupported:
             message += (
                 f"\nsat-tf quantizes {', '.join(layer_kinds.supported_names())}. Replace others, "
-                "leave them out of the annotation, or pass unsupported='float'."
+                "or have them in float by unsupported='float' (--unsupported=float)."
             )
         raise PlacementError(message, self.problems)
 

@@ -5,7 +5,7 @@ import fnmatch
 import functools
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from sat_tf.core.gradients import CLIPPING_GRADIENTS
 from sat_tf.core.grid import is_bits
@@ -420,6 +420,17 @@ class BitPolicy(Displayed):
         """The override patterns that match none of these layer names."""
         names = list(layer_names)
         return [p for p in self.overrides if not any(fnmatch.fnmatchcase(n, p) for n in names)]
+
+    def get_layout_transformer(self: "BitPolicy | None" = None) -> NoReturn:
+        """Refuses to be TFMOT's `scheme=`, of which TFMOT would only say that it lacks this.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            "scheme: received a BitPolicy, expected a scheme that has it; write "
+            "scheme=sat_tf.SatQuantizeScheme(policy)."
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The policy as plain values, for YAML and JSON; `BitPolicy(**d)` reads it back."""

@@ -27,8 +27,9 @@ class SatQuantizeScheme(tfmot.quantization.keras.QuantizeScheme):
     only be quantized in parts, as by `quantize_model`; layers without an annotation stay as they
     are, and float.
 
-    TFMOT refuses models of Keras 3 before it asks a scheme ("can only be a `keras.Model` instance",
-    of tf_keras); call `sat_tf.quantize_model(model, policy)`, which takes them.
+    TFMOT refuses models and layers of Keras 3 before it asks a scheme: "`model` can only be a
+    `keras.Model` instance.You passed an instance of type: Functional." Call
+    `sat_tf.quantize_model(model, policy)`, which takes them, and needs no annotations.
 
     Args:
         policy: how many bits, and by which variant; the default is 4 bits, integer end to end.
@@ -37,8 +38,13 @@ class SatQuantizeScheme(tfmot.quantization.keras.QuantizeScheme):
     def __init__(self, policy: BitPolicy | int | None = None) -> None:
         self.policy = BitPolicy() if policy is None else expect_policy(policy)
 
-    def get_layout_transformer(self) -> SatLayoutTransform:
+    def get_layout_transformer(self: "SatQuantizeScheme | None" = None) -> SatLayoutTransform:
         """The transform that places the quantizers."""
+        if self is None:  # TFMOT, which calls this first, was given the class
+            raise TypeError(
+                "scheme: received the class SatQuantizeScheme, expected one with its policy; write "
+                "scheme=sat_tf.SatQuantizeScheme(policy)."
+            )
         return SatLayoutTransform(self.policy)
 
     def get_quantize_registry(self) -> "SatQuantizeRegistry":

@@ -4,6 +4,7 @@ Numbers are those of issues of tensorflow/model-optimization (mo) and tensorflow
 """
 
 import dataclasses
+import pathlib
 import re
 import warnings
 from collections.abc import Callable
@@ -181,6 +182,20 @@ def test_sat_tf_says_what_is_in_the_way(name):
     complaint = COMPLAINTS[name]
     with pytest.raises(ValueError, match=re.escape(complaint.ours)):
         sat_tf.quantize_model(complaint.build())
+
+
+def test_what_tfmot_says_of_keras_3_is_on_the_page_word_for_word():
+    page = (pathlib.Path(sat_tf.__file__).parents[1] / "docs" / "guides" / "tfmot.md").read_text()
+    model = _keras_3()
+    for name, given in {
+        "quantize_apply": model,
+        "quantize_model": model,
+        "quantize_annotate_model": model,
+        "quantize_annotate_layer": model.layers[1],
+    }.items():
+        with pytest.raises(ValueError, match="can only") as refused:
+            getattr(tfmot.quantization.keras, name)(given)
+        assert f"| `{name}`: `` {refused.value} `` |" in page
 
 
 def test_a_keras_3_model_is_quantized_as_what_it_is():

@@ -1,4 +1,5 @@
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -125,6 +126,13 @@ def test_annotations_by_hand_and_for_the_whole_model_go_together():
         assert quantized.get_layer("quant_b").quantize_config.weights.rescale == "none"
 
 
+@pytest.mark.parametrize("of", [BitPolicy, BitPolicy.mobile(4), sat_tf.SatQuantizeScheme])
+def test_what_is_no_scheme_is_refused_with_how_to_write_one(of):
+    annotated = annotate_model(float_models.build("plain"))
+    with pytest.raises(TypeError, match=r"write scheme=sat_tf.SatQuantizeScheme\(policy\)"):
+        quantize_apply(annotated, scheme=of)
+
+
 def test_layers_without_an_annotation_stay_as_they_are():
     image = keras.Input((8, 8, 3), name="image")
     tensor = L.LeakyReLU(name="leaky")(L.Conv2D(4, 3, name="a")(image))
@@ -138,6 +146,21 @@ def test_layers_without_an_annotation_stay_as_they_are():
     inserted = quantized.get_layer("quant_leaky_to_4_bits").quantize_config
     assert inserted.inserted
     assert inserted.output.signed
+
+
+def test_layers_that_an_annotation_left_float_between_integers_are_named():
+    image = keras.Input((8, 8, 3), name="image")
+    tensor = annotate_layer(L.Conv2D(4, 3, name="a"))(image)
+    tensor = L.ReLU(name="relu")(L.BatchNormalization(name="norm")(tensor))
+    tensor = L.ReLU(name="on_purpose")(L.Conv2D(4, 3, name="b")(tensor))
+    tensor = annotate_layer(L.Dense(2, name="c"))(L.Flatten(name="flatten")(tensor))
+    model = keras.Model(image, L.Softmax(name="softmax")(tensor))
+    with pytest.warns(UserWarning, match=": norm, relu have no annotation and stay float, which"):
+        quantize_apply(model, scheme=sat_tf.SatQuantizeScheme())
+    annotated = annotate_model(model)  # also where layers were annotated before
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*no annotation")
+        quantize_apply(annotated, scheme=sat_tf.SatQuantizeScheme())
 
 
 @pytest.fixture(scope="module")
@@ -243,7 +266,8 @@ def test_a_lambda_layer_is_left_float_only_where_the_policy_says_so():
     model = keras.Sequential(
         [L.Conv2D(4, 3, input_shape=(6, 6, 3)), L.Lambda(tf.nn.silu, name="silu"), L.Flatten()]
     )
-    with pytest.raises(ValueError, match="silu: received Lambda, which sat-tf does not quantize"):
+    told = r"silu: received Lambda, which sat-tf does not quantize(.|\n)*--unsupported=float"
+    with pytest.raises(ValueError, match=told):
         sat_tf.quantize_model(model)
     quantized = sat_tf.quantize_model(model, BitPolicy(unsupported="float"))
     assert type(quantized.get_layer("silu")) is L.Lambda

@@ -253,7 +253,8 @@ def _part_problem(part: Part) -> str | None:
     if kind == "Lambda":
         return (
             "a Lambda layer, whose Python code cannot be shown to do the same in tf_keras; write "
-            "it with keras.ops or with layers."
+            "it with keras.ops or with layers; or as a layer class of your own, and quantize the "
+            "model in Python, with unsupported='float', which leaves it float."
         )
     # Keras looks for each of the two, in the tables of registered classes first.
     is_ours = kind.startswith(_OURS) or (registered_name or "").startswith(_OURS)

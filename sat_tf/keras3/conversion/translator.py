@@ -163,7 +163,8 @@ class Translator:
         if kind == "Lambda" and layer_table.is_built_in(layer):
             return (
                 "received a Lambda layer, whose Python code cannot be shown to do the same in "
-                "tf_keras; write it with keras.ops or with layers"
+                "tf_keras; write it with keras.ops or with layers, or as a layer class of your "
+                "own, which unsupported='float' leaves float"
             )
         if isinstance(layer, QuantizedLayer3 | operations.OfSeveralTensors):
             return self._inner_problem(layer)

@@ -328,6 +328,7 @@ def test_classes_that_a_file_needs_are_named_at_once(tmp_path):
     with_config(tmp_path / "own.keras", config)
     assert "one: received Own, a class of your own (shop>Own)" in _error(tmp_path / "own.keras")
     assert "lambda: received a Lambda layer" in message
+    assert "a layer class of your own" in message
 
 
 @pytest.mark.parametrize("name", ["calibrate", "export_tflite", "requantize"])
