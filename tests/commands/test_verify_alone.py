@@ -23,7 +23,7 @@ _PAGE = _PACKAGE.parent / "docs" / "guides" / "verify.md"
 def _documented():
     """The packages that the page installs beside sat-tf without its requirements."""
     lines = re.findall(r"^pip install (.+)$", _PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    alone, others = lines
+    others, alone = lines  # the other way round, pip complains of all that is left out
     assert alone == "--no-deps sat-tf"
     return [Requirement(word.strip("'")) for word in others.split()]
 
