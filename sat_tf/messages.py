@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 # A message is read by people: what a file or a caller has put into it is shown in part.
 _MOST_OF_A_NAME, _MOST_OF_A_LINE, _MOST_IN_ALL, _MOST_KNOWN = 200, 800, 20_000, 100
-_MOST_OF_A_FILE, _LONG, _MOST_OF_MANY = 1200, 1600, 400
+_LONG, _MOST_OF_MANY = 1600, 400
+# Many problems of one file have one reason.
+MOST_OF_A_FILE = 1200
 # These move the cursor of a terminal, ring its bell, or turn the direction of its text.
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -221,16 +223,33 @@ def _package(level: int) -> str:
         return ""
 
 
-def list_problems(subject: str, problems: Iterable[str]) -> str:
+def list_problems(
+    subject: str, problems: Iterable[str], fix: str = "", *, most: int | None = None
+) -> str:
     """Returns one message that names `subject` and lists every problem on a line of its own.
+
+    Args:
+        subject: what has the problems.
+        problems: in sentences.
+        fix: of them all, in the last line.
+        most: the first problems with so many characters are listed, and all are counted.
 
     >>> print(list_problems("BitPolicy", ["weight_bits=9: give 1 to 8."]))
     BitPolicy: 1 problem
       - weight_bits=9: give 1 to 8.
+    >>> print(list_problems("file", ["it is old.", "it is torn."], "Write it again.", most=10))
+    file: 2 problems
+      - it is old.
+      ... and 1 more
+    Write it again.
     """
     lines = list(_known_once(problems))
+    lengths = itertools.accumulate(map(len, lines))
+    listed = len(lines) if most is None else max(1, sum(length <= most for length in lengths))
+    more = [f"  ... and {len(lines) - listed:,} more"] if listed < len(lines) else []
     count = f"{len(lines)} problem{'s' if len(lines) != 1 else ''}"
-    return shown("\n".join([f"{subject}: {count}", *(f"  - {line}" for line in lines)]))
+    kept = (f"  - {line}" for line in lines[:listed])
+    return shown("\n".join([f"{subject}: {count}", *kept, *more, *filter(None, [fix])]))
 
 
 def _known_once(problems: Iterable[str]) -> Iterator[str]:
@@ -243,15 +262,11 @@ def _known_once(problems: Iterable[str]) -> Iterator[str]:
 
 
 def validation_problems(error: "pydantic.ValidationError") -> list[str]:
-    """Returns the first problems of values that are not of their type, each with its place."""
-    problems = [
+    """Returns the problems of values that are not of their type, each with its place."""
+    return [
         f"{name_of('.'.join(map(str, found['loc'])) or 'all of it')}: {found['msg']}"
         for found in error.errors()
     ]
-    lengths = itertools.accumulate(map(len, problems))
-    count = max(1, sum(length <= _MOST_OF_A_FILE for length in lengths))
-    more = len(problems) - count
-    return [*problems[:count], *([f"and {more:,} more"] if more > 0 else [])]
 
 
 def listed_problems(error: Exception) -> list[str]:

@@ -83,9 +83,11 @@ def test_problems_of_a_file_are_counted_where_there_are_many():
         Counts(["x"] * 50)
     found = messages.validation_problems(caught.value)
     assert found[0].startswith("0.0: Input should be a valid integer")
-    *shown, more = found
-    assert more == f"and {50 - len(shown)} more"
-    assert 1000 < sum(map(len, shown)) <= 1200
+    fix, most = "Make it again.", messages.MOST_OF_A_FILE
+    title, *shown, more, last = list_problems("file", found, fix, most=most).splitlines()
+    assert (title, last) == ("file: 50 problems", fix)
+    assert more == f"  ... and {50 - len(shown)} more"
+    assert most - 200 < sum(map(len, shown)) - len(shown) * len("  - ") <= most
 
 
 def test_one_problem_is_not_plural():

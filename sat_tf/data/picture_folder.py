@@ -139,8 +139,8 @@ def load_files(
     if broken := [name for name, image in zip(there, pixels, strict=False) if image is None]:
         problems.append(f"{len(broken):,} pictures can no longer be read: {first_ones(broken)}")
     if problems:
-        problems.append("expected the files that were taken; put them back, or name their folder")
-        raise ValueError(list_problems(str(path), problems))
+        fix = "Expected the files that were taken; put them back, or name their folder."
+        raise ValueError(list_problems(str(path), problems, fix))
     return np.stack([image for image in pixels if image is not None])
 
 

@@ -29,7 +29,7 @@ from sat_tf.export.tflite.tensors import Codes, Storage
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, check_model
-from sat_tf.messages import list_problems
+from sat_tf.messages import MOST_OF_A_FILE, list_problems
 from sat_tf.qat.inputs import input_types, kept_inputs
 from sat_tf.qat.layout import call_name, inner_layer
 
@@ -287,8 +287,8 @@ def _subject(network: Network, path: pathlib.Path) -> Subject:
             return Subject(path, content, found, graph, is_trusted=content == expected)
         problems = problems or other
     header = f"{path}: received the file of another model, or of another state of this one"
-    problems.append("expected what the model exports to; export it again")
-    raise ValueError(list_problems(header, problems))
+    fix = "Expected what the model exports to; export it again."
+    raise ValueError(list_problems(header, problems, fix, most=MOST_OF_A_FILE))
 
 
 def _exportable(network: Network, settings: FileSettings) -> Iterator[Graph]:

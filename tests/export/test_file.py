@@ -141,6 +141,20 @@ def test_the_file_of_another_model_is_named(path, images):
         sat_tf.verify_tflite(other, path, images)
 
 
+def test_all_operators_that_differ_are_counted_and_advice_is_no_problem(path, images):
+    other = Specimen(bottleneck).quantized()
+    for weight in other.weights:
+        if "kernel" in weight.name:
+            weight.assign(weight[..., ::-1])
+    with pytest.raises(ValueError, match="another model") as refused:
+        sat_tf.verify_tflite(other, path, images)
+    title, *listed, fix = str(refused.value).splitlines()
+    assert fix == "Expected what the model exports to; export it again."
+    assert title.endswith(f"of this one: {len(listed)} problems")
+    assert len(listed) > 1
+    assert all(line.startswith("  - ") for line in listed)
+
+
 @pytest.mark.parametrize("variable", ["clipping_level", "bias", "gamma", "depthwise_kernel"])
 def test_the_file_of_another_training_state_is_named(variable, path, images):
     trained = Specimen(bottleneck).quantized()

@@ -22,7 +22,7 @@ from sat_tf.export.certificate.runtimes import (
     runtime_table,
 )
 from sat_tf.export.litert.processes import Machine
-from sat_tf.messages import list_problems, validation_problems
+from sat_tf.messages import MOST_OF_A_FILE, list_problems, validation_problems
 from sat_tf.presentation.tables import Cell, Displayed, Marked, Table, points
 from sat_tf.targets import DEFAULT_TARGET, PROCESSORS
 
@@ -392,8 +392,13 @@ class Certificate(Displayed):
         """
         kind = "watch" if self.images_from.seed is not None else "bad"
         rounds = any(t.explained_share and t.alone_share > _SNAPPED for t in self.trained)
-        remedy = "; sat_tf.export.snap_biases moves the model to where its file is" * rounds
-        notes = [Marked(f"The file's answers part: {text}{remedy}", kind) for text in self.parting]
+        why = (
+            "; the file has rounded biases and the model has not: export with snap_biases=True, or "
+            "call sat_tf.export.snap_biases(model), and the model has those of its file"
+        )
+        notes = [
+            Marked(f"The file's answers part: {text}{why * rounds}", kind) for text in self.parting
+        ]
         if self.saturated:
             most = max(self.trained, key=lambda tensor: tensor.saturated_share)
             words = (
@@ -570,9 +575,9 @@ def read_certificate(path: str | os.PathLike[str]) -> Certificate:
     try:
         certificate = _CERTIFICATE.validate_python(values)
     except pydantic.ValidationError as error:
-        advice = "expected a certificate of this version; create it again with sat-tf verify"
-        problems = [*validation_problems(error), advice]
-        raise ValueError(list_problems(str(path), problems)) from error
+        fix = "Expected a certificate of this version; create it again with sat-tf verify."
+        problems = validation_problems(error)
+        raise ValueError(list_problems(str(path), problems, fix, most=MOST_OF_A_FILE)) from error
     if "xnnpack" not in certificate.runtimes:
         raise ValueError(
             f"{path}: received a certificate without XNNPACK, expected one that sat-tf verify has "

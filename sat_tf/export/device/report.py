@@ -14,7 +14,7 @@ from sat_tf.export.certificate.inputs import random_images
 from sat_tf.export.certificate.proof import checked_inputs, read_subject, strangers
 from sat_tf.export.device import check
 from sat_tf.export.device.kit import FORMAT, Expected, KitRecord, simulated, tensors_of
-from sat_tf.messages import first_ones, list_problems, validation_problems
+from sat_tf.messages import MOST_OF_A_FILE, first_ones, list_problems, validation_problems
 
 # The features of a processor that kernels for codes are chosen by, the fastest first.
 _KERNELS = {
@@ -180,9 +180,9 @@ def read_device_certificate(path: str | os.PathLike[str]) -> DeviceCertificate:
             f"{path}: {error.strerror}; expected the certificate that check.py has written."
         ) from error
     except pydantic.ValidationError as error:
-        advice = f"expected the certificate of a device; {again}"
-        problems = [*validation_problems(error), advice]
-        raise ValueError(list_problems(str(path), problems)) from error
+        fix = f"Expected the certificate of a device; {again}."
+        problems = validation_problems(error)
+        raise ValueError(list_problems(str(path), problems, fix, most=MOST_OF_A_FILE)) from error
     except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{path}: received a file that is not JSON ({error}), expected the certificate that "

@@ -560,12 +560,8 @@ def _separated(data: bytes | np.ndarray, bits: int, shape: tuple[int, ...]) -> n
     return (lowest_bits.astype(np.uint8).view(np.int8) >> (8 - bits)).reshape(shape)
 
 
-# A report lists this many differences.
-_SHOWN = 5
-
-
 def differences(expected: Contents, found: Contents) -> list[str]:
-    """The first few differences of `found` from `expected`."""
+    """The differences of `found` from `expected`, in sentences."""
     counts = expected.operator_counts(), found.operator_counts()
     if counts[0] != counts[1]:
         return [f"its operators are {_counted(counts[1])}, expected {_counted(counts[0])}"]
@@ -573,9 +569,7 @@ def differences(expected: Contents, found: Contents) -> list[str]:
     if expected.interface != found.interface:
         lines.append(f"its interface is {found.interface}, expected {expected.interface}")
     pairs = zip(expected.operators, found.operators, strict=True)
-    lines += [line for wanted, got in pairs if (line := wanted.difference(got))]
-    hidden = len(lines) - _SHOWN
-    return lines[:_SHOWN] + ([f"and {hidden} more operators differ"] if hidden > 0 else [])
+    return lines + [line for wanted, got in pairs if (line := wanted.difference(got))]
 
 
 def _counted(counts: dict[str, int]) -> str:

@@ -81,6 +81,23 @@ def test_a_file_that_saturates_is_not_headed_in_green(tmp_path):
         assert note.words in str(found._notes())
 
 
+def test_answers_that_part_by_rounded_biases_are_told_why_and_what_to_do(tmp_path):
+    quantized = regression()
+    found = certified(quantized, VALUES, tmp_path)
+    (output,) = found.runtimes["xnnpack"].outputs
+    off = dataclasses.replace(output, values=dataclasses.replace(output.values, off=1))
+    runtime = dataclasses.replace(found.runtimes["xnnpack"], outputs=[off])
+    told = {}
+    for differing in (0, 50):
+        tensor = dataclasses.replace(
+            found.trained[0], explained_share=0.3, alone_compared=1000, alone_differing=differing
+        )
+        parts = dataclasses.replace(found, runtimes={"xnnpack": runtime}, trained=[tensor])
+        (told[differing],) = (note.words for note in parts.trained_notes)
+    assert told[50].startswith(f"{told[0]}; the file has rounded biases and the model has not: ")
+    assert "export with snap_biases=True" in told[50]
+
+
 def test_what_a_clipping_level_clips_in_keras_too_does_not_saturate(tmp_path):
     quantized = regression()
     level = quantized.get_layer("quant_hidden").output_variables["clipping_level"]
