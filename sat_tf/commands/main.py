@@ -4,7 +4,6 @@ import atexit
 import gc
 import importlib
 import logging
-import os
 import shutil
 import sys
 import tempfile
@@ -147,11 +146,12 @@ class _Once(logging.Handler):
 
 
 def _output() -> Console:
-    """Standard output; in a file or a pipe every row of a table stays on one line."""
+    """Standard output; in a file or a pipe every row of a table stays on one line.
+
+    Whatever COLUMNS says: a name that is broken is not found there.
+    """
     console = make_console()
-    if console.is_terminal or "COLUMNS" in os.environ:
-        return console
-    return make_console(width=_WIDTH_WITHOUT_TERMINAL)
+    return console if console.is_terminal else make_console(width=_WIDTH_WITHOUT_TERMINAL)
 
 
 def report_errors(command: Callable[[], bool | None]) -> int:

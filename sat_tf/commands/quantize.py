@@ -124,6 +124,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     arguments.bits = min(policy.weight_bits or 8, policy.activation_bits or 8)
     folder = RunFolder(pathlib.Path(arguments.out or pathlib.Path("runs") / name))
     folder.check_writable()
+    say(console, f"Reading {path}")
     quiet_tensorflow()
     advice = "expected a float model that Keras has saved; save it with model.save('model.keras')."
     model = read_keras_model(path, advice, trust=arguments.trust_model)

@@ -71,6 +71,7 @@ def write_calibrated(
     from sat_tf.training.state.classifier_file import ends_in_softmax
 
     begun = time.monotonic()
+    say(console, f"Calibrating on {len(pictures.images):,} images")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GuessedClippingLevelsWarning)  # it is calibrated next
         quantized = quantize_model(model, policy)
@@ -94,6 +95,7 @@ def write_calibrated(
     elif labels is not None:
         size = (len(pictures.class_names or ()),)
         labels = [labels if tuple(one.shape[1:]) == size else None for one in model.outputs]
+    say(console, f"Exporting, and verifying on {len(pictures.held_out):,} images")
     report, certificate = write_file(
         folder,
         quantized,

@@ -230,6 +230,7 @@ def with_input_range(
         if note is not None:
             say(console, f"Note: {note}", style="yellow")
         return policy
+    say(console, f"Looking for the input range on {len(pixels):,} images")
     try:
         found = found_range(subject, model, pixels, labels)
     except ValueError:

@@ -303,6 +303,7 @@ def calibrated_start(run: Run, trained: keras.Model) -> keras.Model:
         # A given model keeps its function, whether it is trained or not.
         keeps = not trains or config.training.float_model is not None
         levels = config.calibration.clipping_levels
+        run.say("quantized  calibrating")
         _calibrate(run, quantized, clipping_levels=levels, keep_function=keeps)
     if config.calibration.reconstruction_steps:
         _reconstruct(run, quantized, trained)
