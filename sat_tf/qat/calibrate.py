@@ -16,7 +16,7 @@ from sat_tf.graph.layers.normalization import Statistics
 from sat_tf.graph.network import Network, Node
 from sat_tf.messages import warn
 from sat_tf.presentation.progress_bar import image_bar
-from sat_tf.qat.images import Batch, Batches, gather, observe_pixels
+from sat_tf.qat.images import Batch, Batches, Images, gather, observe_pixels
 from sat_tf.qat.inputs import input_ranges
 from sat_tf.qat.layout import in_inference, inner_layer, quantized_network
 from sat_tf.qat.model_class import policy_of
@@ -49,6 +49,7 @@ def float_weights(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
             config.weights = quantizer
 
 
+_FEW_IMAGES = 32
 # Mean deviation, in standard deviations, up to which statistics count as those of the images: 64
 # values a channel deviate by 0.15 by chance.
 STALE = 0.25
@@ -158,7 +159,7 @@ def calibrate(
             non-finite. The model has not changed in that case.
     """
     network = quantized_network(model, when="first")
-    images = gather(dataset, num_images, network)
+    images = _gathered(dataset, num_images, network, by="calibrate")
     observe_pixels(images, network, len(Batches(images)))
     _warn_of_certainty(model, network, Batches(images)[0])
     norms = list(_norms(network).values()) if batch_normalization else []
@@ -207,8 +208,17 @@ def estimate_statistics(model: keras.Model, dataset: Any, *, num_images: int = 5
     """
     network = Network(model)
     network.refuse_problems()
-    measure_statistics(network, Batches(gather(dataset, num_images, network)), call_node)
+    images = _gathered(dataset, num_images, network, by="estimate_statistics")
+    measure_statistics(network, Batches(images), call_node)
     return model
+
+
+def _gathered(dataset: Any, num_images: int, network: Network, *, by: str) -> Images:
+    """The images of a data set; warns, in the name of a function, where they are too few."""
+    images = gather(dataset, num_images, network)
+    if len(images[0]) < _FEW_IMAGES:
+        warn(f"{by}: {len(images[0])} images give unreliable statistics; use 64 or more.")
+    return images
 
 
 def _set_clipping_levels(network: Network, batches: Batches) -> None:

@@ -20,12 +20,18 @@ from sat_tf.qat.range_doubts import conversion_doubt
 from sat_tf.qat.wrapper import output_quantizer
 from sat_tf.quantizers.input_range import PIXELS
 from sat_tf.quantizers.protocol import PixelQuantizer
-from sat_tf.quantizers.seen_values import RANGE_FIX, SeenValues, misfit, pixel_doubt
+from sat_tf.quantizers.seen_values import (
+    RANGE_FIX,
+    SeenValues,
+    each_its_own,
+    fitting,
+    misfit,
+    pixel_doubt,
+)
 
 # An array of all images is kept in a file if it is larger.
 MOST_BYTES_IN_MEMORY = 2**26
 _BATCH_SIZE = 64
-_FEW_IMAGES = 32
 
 
 class FileArray:
@@ -211,8 +217,6 @@ def gather(dataset: Any, num_images: int, network: Network) -> Images:
             break
     if not count:
         raise ValueError("dataset: received no images, expected 64 or more.")
-    if count < _FEW_IMAGES:
-        warn(f"calibrate: {count} images give unreliable statistics; use 64 or more.")
     return tuple(one.rows for one in found)
 
 
@@ -323,10 +327,12 @@ def observe_pixels(
         (name,) = node.inputs
         seen = SeenValues.of(several[network.inputs.index(name)], quantizer.range)
         trained_on = quantizer.seen(node.layer.output_variables)
+        wrong: dict[str, str] = {}  # images like those of the training before are one problem
         for when, one in (("", seen), ("the training before on ", trained_on)):
-            problem = misfit(one, quantizer.range) if one else None
-            if problem:
-                problems.append(f"{name}: received {when}{problem}; {RANGE_FIX}.")
+            if one and (problem := misfit(one, quantizer.range)):
+                wrong.setdefault(fitting(one), f"{name}: received {when}{problem}; {RANGE_FIX}")
+        own = each_its_own(network.inputs, name)
+        problems += [f"{problem}{own}." for problem in wrong.values()]
         found.append((name, node, seen))
     if problems:
         raise ValueError(list_problems(by, problems))
@@ -337,5 +343,5 @@ def observe_pixels(
             conversion_doubt(network, node, quantizer.range),
         )
         for doubt in filter(None, doubts):
-            warn(f"{by}: {name}: {doubt}.")
+            warn(f"{by}: {name}: {doubt}{each_its_own(network.inputs, name)}.")
         quantizer.remember(seen, node.layer.output_variables, batches)

@@ -15,6 +15,7 @@ from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.wrapper import output_quantizer
 from sat_tf.quantizers.input_range import INPUT_TYPES, KEPT_TYPES, PIXELS, Change, InputRange
 from sat_tf.quantizers.protocol import PixelQuantizer
+from sat_tf.quantizers.seen_values import each_its_own
 
 
 def input_nodes(network: Network) -> dict[str, Node]:
@@ -189,7 +190,7 @@ def range_problems(network: Network, policy: BitPolicy, kept: Collection[str]) -
                 problems.append(
                     f"{name}: received input_type={kind!r} and input_range={found}, expected one "
                     "of them: the range of an input that is not an image is taken from data; leave "
-                    "input_range out."
+                    f"input_range out{each_its_own(network.inputs, name)}."
                 )
         elif found.channels is not None and (not shape or shape[-1] != found.channels):
             problems.append(

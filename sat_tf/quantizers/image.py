@@ -34,8 +34,8 @@ class ImageQuantizer(PixelQuantizer):
     channel that has a range of its own, and `off_grid`, the largest distance from a pixel's value
     in pixels, are moving averages over batches as those of `RangeObserver`; so is `off_usual`, the
     same for the pixels of each of `seen_values.USUAL`. Values that are
-    certainly of another range (`seen_values.misfit`) are warned of, in the first batch and some
-    later ones; what XLA compiles cannot warn.
+    certainly of another range (`seen_values.misfit`) are warned of once, in the first batch or a
+    later one; what XLA compiles cannot warn.
 
     Args:
         low: real value of a pixel of 0; a number, or one for each channel.
@@ -47,6 +47,7 @@ class ImageQuantizer(PixelQuantizer):
 
     input_type = INPUT_TYPES[0]
     _are_pictures = True  # until `variables` sees the shape
+    _has_warned = False
 
     low: Any = 0.0
     high: Any = 255.0
@@ -163,13 +164,15 @@ class ImageQuantizer(PixelQuantizer):
     ) -> None:
         seen = SeenValues(lowest, highest, float(off_grid), self._are_pictures, off_usual)
         problem, doubt = misfit(seen, self.range), pixel_doubt(seen, self.range)
-        if problem:
-            warn(
-                f"the model is trained on {problem}. export_tflite will refuse it; quantize the "
-                "float model with a BitPolicy that says so."
-            )
-        elif doubt and not seen.are_pictures:
-            warn(f"the model is trained on {doubt}.")
+        if self._has_warned or not (problem or (doubt and not seen.are_pictures)):
+            return
+        self._has_warned = True
+        warn(
+            f"the model is trained on {problem}. export_tflite will refuse it; quantize the "
+            "float model with a BitPolicy that says so."
+            if problem
+            else f"the model is trained on {doubt}."
+        )
 
 
 def _off_pixels(values: Tensor, found: InputRange) -> Tensor:

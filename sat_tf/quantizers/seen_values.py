@@ -7,6 +7,7 @@ on its pixels. Dark pictures, zero padding and augmentation a little out of rang
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -167,6 +168,19 @@ def pixel_doubt(seen: SeenValues, expected: InputRange) -> str | None:
             f"is, {fitting(seen)} fits"
         )
     return None
+
+
+def each_its_own(inputs: Sequence[str], name: str) -> str:
+    """Says how a policy speaks of one of several inputs; "" where there is only one.
+
+    >>> each_its_own(["image", "sizes"], "sizes")
+    "; where inputs differ, as input_range={'sizes': ...} or input_type={'sizes': ...}"
+    """
+    if len(inputs) < 2:
+        return ""
+    return (
+        f"; where inputs differ, as input_range={{{name!r}: ...}} or input_type={{{name!r}: ...}}"
+    )
 
 
 def unseen(expected: InputRange) -> str:

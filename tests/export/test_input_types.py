@@ -87,17 +87,35 @@ def test_an_input_that_has_seen_nothing_is_refused(tmp_path):
     assert not any(tmp_path.iterdir())
 
 
-def test_each_input_has_a_type_of_its_own(path):
+def _of_photos_and_features():
     photo, features = keras.Input((8, 8, 3), name="photo"), keras.Input((12,), name="features")
     first = L.GlobalAveragePooling2D()(L.Conv2D(4, 3, activation="relu", name="conv")(photo))
     both = L.Concatenate()([first, L.Dense(4, activation="relu", name="dense")(features)])
-    model = pretend_trained(keras.Model([photo, features], L.Dense(3, name="classifier")(both)))
-    pixels = DRAW.integers(0, 256, (256, 8, 8, 3)).astype(np.uint8)
+    return pretend_trained(keras.Model([photo, features], L.Dense(3, name="classifier")(both)))
+
+
+PHOTOS = DRAW.integers(0, 256, (256, 8, 8, 3)).astype(np.uint8)
+FED = PHOTOS / np.float32(127.5) - 1.0
+
+
+def test_each_input_has_a_type_of_its_own(path):
     policy = BitPolicy.mobile(8, input_range={"photo": "tf"}, input_type={"features": "float32"})
-    quantized = calibrated(model, policy, [pixels / np.float32(127.5) - 1.0, FEATURES])
-    assert proved(quantized, path, [pixels, FEATURES])[1].trained_differing < 0.01
+    quantized = calibrated(_of_photos_and_features(), policy, [FED, FEATURES])
+    assert proved(quantized, path, [PHOTOS, FEATURES])[1].trained_differing < 0.01
     again = sat_tf.requantize(quantized, BitPolicy.mobile(4))
     assert input_types(Network(again)) == {"photo": "uint8", "features": "float32"}
+
+
+def test_inputs_that_differ_are_told_how_each_gets_a_range_or_a_type_of_its_own():
+    model = _of_photos_and_features()
+    quantized = sat_tf.quantize_model(model, BitPolicy.mobile(8))
+    with pytest.raises(ValueError, match="2 problems") as refused:
+        sat_tf.calibrate(quantized, [FED, FEATURES])
+    for name in ("photo", "features"):
+        own = f"{{'{name}': ...}}"
+        assert f"input_range={own} or input_type={own}" in str(refused.value)
+    with pytest.raises(ValueError, match=r"features: .* or input_type=\{'features': \.\.\.\}"):
+        sat_tf.quantize_model(model, BitPolicy(input_type="int8", input_range="tf"))
 
 
 def test_a_range_and_a_type_of_one_input_are_refused():

@@ -242,6 +242,18 @@ def test_calibrate_refuses_the_right_images_after_training_on_others():
         sat_tf.calibrate(model, PICTURES)
 
 
+@pytest.mark.thorough
+def test_a_wrong_range_is_told_once_in_training_and_once_after_it():
+    model, fed = _quantized(), range_of((0, 1)).fed(PICTURES)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for brightness in np.linspace(0.9, 1.0, 5):  # four batches each
+            _fit(model, fed * np.float32(brightness))
+    assert sum("the model is trained on" in str(one.message) for one in told) == 1
+    with pytest.raises(ValueError, match=r"^calibrate: 1 problem\n.*what fits is .*0, 1"):
+        sat_tf.calibrate(model, fed)
+
+
 def test_a_rescaling_inside_and_pixels_in_front_are_told_the_range_of_the_pixels():
     image = keras.Input(SHAPE, name="image")
     tensor = L.Conv2D(4, 3, name="conv")(L.Rescaling(1 / 255)(image))

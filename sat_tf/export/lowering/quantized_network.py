@@ -19,7 +19,7 @@ from sat_tf.graph.network import Network, Node, call_in_inference
 from sat_tf.qat.layout import call_name, inner_layer, is_quantized
 from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer, rounds_to_input
 from sat_tf.quantizers.protocol import ActivationQuantizer, PixelQuantizer, WeightQuantizer
-from sat_tf.quantizers.seen_values import RANGE_FIX, misfit
+from sat_tf.quantizers.seen_values import RANGE_FIX, each_its_own, misfit
 
 _LOWER_PRECISIONS = ("float16", "bfloat16")
 _KERNELS_OF_8_BITS = (Role.SUM, Role.PRODUCT, Role.CONCATENATION, Role.MEAN)
@@ -223,7 +223,7 @@ def find_problems(network: Network, *, float_head: bool) -> list[str]:
     for node in network:
         name = call_name(node)
         problems += [f"{name}: {problem}." for problem in _layer_problems(network, node)]
-        problems += _misfits(node)
+        problems += _misfits(network, node)
         if node.name != node.layer.name:  # another call of the same layer
             continue
         problems += [
@@ -260,14 +260,15 @@ def find_problems(network: Network, *, float_head: bool) -> list[str]:
     return problems
 
 
-def _misfits(node: Node) -> Iterator[str]:
+def _misfits(network: Network, node: Node) -> Iterator[str]:
     """Why an input cannot have been fed what the file will get."""
     quantizer = output_quantizer(node.layer)
     if isinstance(quantizer, PixelQuantizer):
         seen = quantizer.seen(node.layer.output_variables)
         problem = misfit(seen, quantizer.range) if seen else None
         if problem:
-            yield f"{node.inputs[0]}: received a model that was fed {problem}; {RANGE_FIX}."
+            own = each_its_own(network.inputs, node.inputs[0])
+            yield f"{node.inputs[0]}: received a model that was fed {problem}; {RANGE_FIX}{own}."
     if is_input(node) and observed_range(node.layer) is None:
         yield (
             f"{node.inputs[0]}: received a model that has seen no values of this input, "
