@@ -9,7 +9,6 @@ the refreshing of the integers, whose time is also given by itself.
     python benchmarks/deploy_tail.py --width=1.0 --batch_size=64
 """
 
-import csv
 import pathlib
 import statistics
 import tempfile
@@ -18,15 +17,14 @@ from typing import Any
 
 import numpy as np
 import rich.console
-import rich.table
 import tensorflow as tf
 import tf_keras as keras
 from absl import app, flags
+from rows import as_table, write_csv
 from turns import seconds_by_turns
 
 import sat_tf
 from sat_tf import data
-from sat_tf.atomic_file import written_whole
 from sat_tf.data.arrays import ArraySource
 from sat_tf.export.deployed import deployed_model
 from sat_tf.models import build
@@ -136,16 +134,9 @@ def _times(plain: keras.Model, quantized: keras.Model, batch: Any, status: Any) 
 
 def _show(console: rich.console.Console, title: str, rows: list[Any], name: str) -> None:
     """Prints a table and writes it as a CSV file."""
-    table = rich.table.Table(*rows[0], title=title)
-    for row in rows:
-        table.add_row(*map(str, row.values()))
-    console.print(table)
+    console.print(as_table(rows, title))
     output = pathlib.Path(_OUTPUT.value) / name
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with written_whole(output) as temporary, temporary.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
+    write_csv(rows, output)
     console.print(f"wrote {output}")
 
 

@@ -52,6 +52,6 @@ def write_csv(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike[str]) -
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(path) as temporary, temporary.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)

@@ -11,6 +11,7 @@ import statistics
 
 import pytest
 
+from benchmarks.rows import write_csv
 from docs import measured
 from docs.measured import at_best_rate, filled, rows
 from docs.measured import row as row_of
@@ -51,6 +52,12 @@ def test_a_figure_that_changes_in_a_file_changes_on_its_page(tmp_path, monkeypat
     assert "| converter | 2.44 | 11.34 | 34.03 | 135.74 | 1.14 |" in before
     assert "| converter | 2.44 | 11.34 | 34.03 | 777.77 | 1.14 |" in filled(page)
     assert "| a new row | 1 | 2 | 3 | 4 | 5 |" in filled(page)
+
+
+def test_files_of_results_have_line_ends_of_one_kind(tmp_path):
+    write_csv([{"model": "a", "bits": 4}], tmp_path / "new.csv")
+    for path in (tmp_path / "new.csv", *(_ROOT / "benchmarks" / "results").glob("*.csv")):
+        assert b"\r" not in path.read_bytes(), path.name
 
 
 def test_a_page_that_asks_for_what_is_not_there_is_not_built():

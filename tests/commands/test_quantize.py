@@ -160,6 +160,10 @@ def test_arrays_take_the_place_of_pictures(told, files, tmp_path):
     assert status == 0, said
     assert "pixels.npy: 48 arrays of (8, 8, 3)" in said
     assert "Input range: pixels, which its own layers convert." in said
+    # Each step says that it begins, in a pipe as on a terminal.
+    begun = ("Reading ", "Calibrating on 48 images", "Exporting, and verifying on 48 images")
+    places = [said.index(step) for step in begun]
+    assert places == sorted(places)
     certificate = json.loads((tmp_path / "out" / "certificate.json").read_text("utf-8"))
     assert (certificate["num_images"], certificate["codes_differing"]) == (48, 0)
     assert not (tmp_path / "out" / "preprocessing.json").exists()
