@@ -12,11 +12,18 @@ from sat_tf.commands.models import (
     model_maker,
     quiet_tensorflow,
 )
-from sat_tf.commands.options import add_outputs, check_outputs, several, write_outputs
+from sat_tf.commands.options import PACKS, add_outputs, check_outputs, several, write_outputs
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.pixels import add_image_arguments, image_options, images_as_fed
 from sat_tf.commands.quantization.policy import add_quantization, bits, usual_policy
-from sat_tf.messages import RunError, list_problems, say, value_errors_as_run_errors
+from sat_tf.export.targets.ethos_u import compiler_options
+from sat_tf.messages import (
+    RunError,
+    list_problems,
+    listed_problems,
+    say,
+    value_errors_as_run_errors,
+)
 
 DESCRIPTION = """\
 Chooses weight and activation bits for each layer of a float model, so that the estimated loss is
@@ -95,6 +102,8 @@ def add_arguments(parser: Parser) -> None:
     )
     parser.advanced.add_argument(
         "--pack",
+        metavar="|".join(PACKS),
+        choices=PACKS,
         default="auto",
         help="how the file stores kernels, as for sat-tf export: auto, none, int4 or int2; "
         "default: auto",
@@ -118,7 +127,10 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     with value_errors_as_run_errors():
         npu = arguments.npu and _npu(arguments.npu)
         known = {"milliseconds": arguments.latency or npu, "compiled_bytes": npu}
-        read_budget(budget, [name for name, source in known.items() if source is not None])
+        try:
+            read_budget(budget, [name for name, source in known.items() if source is not None])
+        except ValueError as error:
+            raise RunError(list_problems("--budget", listed_problems(error))) from error
         is_measured = arguments.cost == _SENSITIVITY
         cost = _SENSITIVITY if is_measured else _cost_table(arguments.cost)
         latency = arguments.latency and read_csv(arguments.latency, "milliseconds")
@@ -138,22 +150,19 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         if is_measured:
             fed = images_as_fed(model, arguments.model, wanted, policy, console)
             images, policy = (fed.images, fed.labels), fed.policy
-        try:
-            found = allocate(
-                model,
-                images,
-                policy,
-                budget=budget,
-                cost=cost,
-                latency=latency,
-                npu=npu,
-                weight_bits=arguments.choices,
-                activation_bits=arguments.activation_bits or arguments.choices,
-                pack=arguments.pack,
-                num_images=wanted.most or _USUAL_IMAGES,
-            )
-        except ImportError as error:  # the compiler of the NPU is an extra
-            raise RunError(str(error)) from error
+        found = allocate(
+            model,
+            images,
+            policy,
+            budget=budget,
+            cost=cost,
+            latency=latency,
+            npu=npu,
+            weight_bits=arguments.choices,
+            activation_bits=arguments.activation_bits or arguments.choices,
+            pack=arguments.pack,
+            num_images=wanted.most or _USUAL_IMAGES,
+        )
         found.print_to(console)
         write_outputs(
             arguments,
@@ -194,7 +203,14 @@ def _npu(text: str) -> dict[str, str]:
             f"--npu: received {text!r}, expected the name of a configuration, alone or with those "
             "of a system configuration and a memory mode, commas between them."
         )
-    return dict(zip(("configuration", "system_config", "memory_mode"), words, strict=False))
+    npu = dict(zip(("configuration", "system_config", "memory_mode"), words, strict=False))
+    try:
+        compiler_options(**npu)  # which the compiler is called with for each layer
+    except ValueError as error:
+        raise ValueError(f"--npu: {error}") from error
+    except ImportError as error:  # the compiler is an extra
+        raise RunError(str(error)) from error
+    return npu
 
 
 def _cost_table(text: str) -> dict[str, Any]:

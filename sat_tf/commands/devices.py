@@ -37,7 +37,10 @@ def check_kit_options(arguments: argparse.Namespace) -> None:
         if arguments.kit_codes:
             raise RunError("received --kit_codes without --kit, expected both; name the kit.")
         return
-    check_kit_path(arguments.kit)
+    try:
+        check_kit_path(arguments.kit)
+    except ValueError as error:
+        raise RunError(f"--kit: {str(error).removeprefix('kit: ')}") from error
     if arguments.certificate is not None:
         raise RunError(
             "received --certificate and --kit, expected one of them; --certificate checks "

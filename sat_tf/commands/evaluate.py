@@ -43,6 +43,8 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     """Does what the arguments ask for."""
     source = pathlib.Path(arguments.source)
     wanted = image_options(arguments, usual=None)
+    if not source.exists():
+        raise RunError(f"{source}: not found; expected the folder of a run, or a TFLite file.")
     if source.is_file():
         evaluate_file(source, console, wanted=wanted)
         return

@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         size, arguments.image_size = arguments.image_size, None
     make = model_maker(arguments, "explain")
     if arguments.images is not None:
-        expect_pictures(pathlib.Path(arguments.images))
+        expect_pictures(arguments.images)
     with value_errors_as_run_errors():
         check_outputs(arguments)
     quiet_tensorflow()

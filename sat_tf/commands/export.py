@@ -7,8 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from sat_tf.atomic_file import check_writable
 from sat_tf.commands.models import load_model, quiet_tensorflow
-from sat_tf.commands.options import OWN_TYPE, add_output_type, add_target, add_trust
+from sat_tf.commands.options import (
+    OWN_TYPE,
+    PACKS,
+    add_output_type,
+    add_target,
+    add_trust,
+    nonempty,
+)
 from sat_tf.commands.parser import Parser
 from sat_tf.messages import RunError, say, value_errors_as_run_errors
 from sat_tf.presentation.tables import marked_text
@@ -49,7 +57,10 @@ def add_arguments(parser: Parser) -> None:
         "source", metavar="RUN_DIR|MODEL", help="folder of a run, or a quantized .keras model"
     )
     parser.add_argument(
-        "--out", metavar="FILE", help="default: RUN_DIR/model.tflite, or MODEL with this ending"
+        "--out",
+        metavar="FILE",
+        type=nonempty,
+        help="default: RUN_DIR/model.tflite, or MODEL with this ending",
     )
     parser.refused = {
         **dict.fromkeys(
@@ -81,7 +92,8 @@ def add_arguments(parser: Parser) -> None:
     )
     parser.advanced.add_argument(
         "--pack",
-        metavar="auto|none|int4|int2",
+        metavar="|".join(PACKS),
+        choices=PACKS,
         help="auto stores weights in 4 bits where they fit and that costs no time, none all in 8; "
         "int4 and int2 make smaller files and slower models; default: as in the run's config",
     )
@@ -94,6 +106,7 @@ def add_arguments(parser: Parser) -> None:
         "--route",
         default="direct",
         metavar="direct|converter",
+        choices=["direct", "converter"],
         help="converter lets TensorFlow's converter write the file, which is then not certified",
     )
     parser.advanced.add_argument(
@@ -170,6 +183,10 @@ def _find_model(source: str, settings: Mapping[str, Any]) -> tuple[pathlib.Path,
     path = pathlib.Path(source)
     if path.is_file():
         return path, settled
+    if not path.exists():
+        raise RunError(
+            f"{path}: not found; expected the folder of a run, or a quantized model (.keras)."
+        )
     folder = RunFolder(path)
     needs_config = any(name not in settled for name in (*_OF_RUN, "target"))
     folder.require(QUANTIZED_MODEL, *([CONFIG] if needs_config else []))
@@ -208,6 +225,8 @@ def export(
     in_folder = model_path != pathlib.Path(source)
     own = model_path.with_name(TFLITE_MODEL) if in_folder else model_path.with_suffix(".tflite")
     path = pathlib.Path(out) if out else own
+    with value_errors_as_run_errors():
+        check_writable(path)
     quiet_tensorflow()
     from sat_tf.export.export import export_tflite
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sat_tf.commands.noise import hide_noise
-from sat_tf.commands.options import add_trust
+from sat_tf.commands.options import add_trust, integer
 from sat_tf.commands.parser import Parser
 from sat_tf.messages import RunError, did_you_mean
 from sat_tf.models import MODELS, build
@@ -116,7 +116,9 @@ def add_image_size(
     parser: Parser, image_size: str = "of a model given by its name; default: 224"
 ) -> None:
     """Adds --image_size, with this help."""
-    parser.advanced.add_argument("--image_size", metavar="N", type=int, help=image_size)
+    parser.advanced.add_argument(
+        "--image_size", metavar="N", type=integer(1, 4097), help=image_size
+    )
 
 
 def is_built_by_name(name: str) -> bool:

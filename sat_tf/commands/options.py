@@ -48,6 +48,27 @@ def integer(
     return read
 
 
+def number(expected: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
+    """The type of an option: a number that fits, which `expected` says in words."""
+
+    def read(text: str) -> float:
+        with contextlib.suppress(ValueError):
+            if fits(found := float(text)):
+                return found
+        raise argparse.ArgumentTypeError(f"{text!r}: expected {expected}")
+
+    return read
+
+
+def nonempty(text: str) -> str:
+    """The type of an option that names a file or a folder: an empty word is the wrong variable."""
+    if text.strip():
+        return text
+    raise argparse.ArgumentTypeError(
+        "received an empty name, expected that of a file or a folder; write one, or leave it out"
+    )
+
+
 seed = integer(0, SEED_LIMIT, f"an integer in [0, {SEED_LIMIT})")
 
 
@@ -62,6 +83,7 @@ def add_outputs(parser: Parser, **kinds: str) -> None:
     parser.add_argument(
         "--out",
         metavar="FILE",
+        type=nonempty,
         action="append",
         default=[],
         help=f"a file to write, which its ending chooses: {listed}; can be given several times",
@@ -78,10 +100,13 @@ def check_outputs(arguments: argparse.Namespace) -> None:
                 f"{path}: received {path.suffix or 'no ending'}, expected one of "
                 f"{', '.join(arguments.endings)}; give it such a name."
             )
+            continue
+        try:
+            check_writable(path)
+        except ValueError as error:
+            problems.append(str(error))
     if problems:
         raise ValueError(list_problems("--out", problems))
-    for path in arguments.out:
-        check_writable(path)
 
 
 def write_outputs(arguments: argparse.Namespace, **writers: Callable[[str], None]) -> None:
@@ -106,6 +131,9 @@ def add_overrides(parser: "argparse._ActionsContainer", about: str) -> None:
         "--set", metavar="KEY=VALUE", action="append", default=[], dest="overrides", help=about
     )
 
+
+# How a file can store kernels; what each does is in `sat_tf.export.lowering.packing`.
+PACKS = ("auto", "none", "int4", "int2")
 
 # The type of outputs that a file has by itself, in words.
 OWN_TYPE = "the target's, int8 for NPUs, else float32"

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from sat_tf.commands.models import quiet_tensorflow
-from sat_tf.commands.options import add_overrides, seed, several, unless_stopped
+from sat_tf.commands.options import add_overrides, nonempty, seed, several, unless_stopped
 from sat_tf.commands.parser import Parser
 from sat_tf.messages import RunError, list_problems, say
 from sat_tf.reproduction.library import Entry, data_sets, find
@@ -56,6 +56,7 @@ def add_arguments(parser: Parser) -> None:
     action.add_argument(
         "--out",
         metavar="DIR",
+        type=nonempty,
         default=_RUN_DIR,
         help=f"where each run has a folder of its own; default: {_RUN_DIR}",
     )

@@ -13,6 +13,7 @@ from sat_tf.messages import first_ones, nearest, shown
 RANGE = "--input_range"
 _OPTION = re.compile(r"--?[A-Za-z]")
 _NEGATIVE = re.compile(r"-[\d.]")
+_NO_VALUE = re.compile(r"argument (\S+): ignored explicit argument (.*)$")
 _CHOICE = re.compile(r"invalid choice: '(?P<received>.*)' \(choose from (?P<known>.*)\)$")
 
 # These say the same here as words that options had before, or have in other tools; of several, the
@@ -90,7 +91,11 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Prints the usage and a message, which names the choice that was meant, and exits."""
-        if found := _CHOICE.search(message):
+        if found := _NO_VALUE.match(message):
+            message = f"{found[1]}: received {found[2]}, expected no value; write the option alone"
+        elif words := message.partition("unrecognized arguments: ")[2]:
+            message = f"received {words}, expected no such word; write its option in front of it"
+        elif found := _CHOICE.search(message):
             known = re.findall(r"[^\s',]+", found["known"])
             meant = nearest(found["received"], known)
             message = f"{message}{f'. Did you mean {meant}?' if meant else ''}"

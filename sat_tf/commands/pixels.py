@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from sat_tf.arguments import required_arguments
 from sat_tf.commands.models import is_built_by_name
-from sat_tf.commands.options import integer
+from sat_tf.commands.options import integer, nonempty
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.quantization.policy import with_input_range
 from sat_tf.data import DATA_SETS, source
@@ -118,18 +119,20 @@ class ImageOptions:
         """
         if self.images is not None and self.dataset is not None:
             raise RunError("received --images and --dataset, expected one of them; leave one out.")
-        if self.images is not None and not os.path.exists(self.images):
-            raise RunError(
-                f"{self.images}: not found; expected a folder of pictures, or an .npy file."
-            )
+        if self.images is not None:
+            expect_pictures(self.images)
         if self.dataset is not None and self.dataset not in DATA_SETS:
             raise RunError(
                 f"--dataset: received {self.dataset!r}, expected the name of a data set. "
                 f"{did_you_mean(self.dataset, DATA_SETS)}"
             )
-        takes = (
-            () if self.dataset is None else inspect.signature(DATA_SETS[self.dataset]).parameters
-        )
+        made = DATA_SETS.get(self.dataset or "")
+        if self.data_dir is None and made and "data_dir" in required_arguments(made):
+            raise RunError(
+                f"--dataset {self.dataset}: received no --data_dir, expected the folder of its "
+                "images; add it."
+            )
+        takes = inspect.signature(made).parameters if made else ()
         if self.data_dir is not None and "data_dir" not in takes:
             raise RunError(
                 f"--data_dir: received {self.data_dir!r} for {self.dataset or 'no data set'}, "
@@ -241,6 +244,7 @@ def add_pictures(parser: Parser, what: str, *, required: bool = False) -> None:
     parser.add_argument(
         "--images",
         metavar="DIR|FILE",
+        type=nonempty,
         required=required,
         help="a folder of pictures; in folders of classes, named so that their order is that of "
         "the model's outputs, in train and val or not; or without labels; or uint8 images (n, "
@@ -249,14 +253,14 @@ def add_pictures(parser: Parser, what: str, *, required: bool = False) -> None:
     )
 
 
-def expect_pictures(path: pathlib.Path) -> None:
+def expect_pictures(path: str) -> None:
     """Raises RunError unless there is such a folder, or an .npy file."""
-    if not path.exists():
-        raise RunError(f"{path}: not found; expected a folder of pictures, or an .npy file.")
-    if not path.is_dir() and path.suffix.lower() != ".npy":
+    if not os.path.exists(path):
         raise RunError(
-            f"--images: received the file {path}, expected a folder of pictures, or an .npy file."
+            f"--images: {path}: not found; expected a folder of pictures, or an .npy file."
         )
+    if not os.path.isdir(path):
+        read_array(path, of_disk=True)
 
 
 def add_image_arguments(parser: Parser, *, default: str, usual: str) -> None:
@@ -270,6 +274,7 @@ def add_image_arguments(parser: Parser, *, default: str, usual: str) -> None:
     parser.add_argument(
         "--images",
         metavar="DIR|FILE",
+        type=nonempty,
         help="a folder of pictures, in folders of classes or without labels, scaled and cropped to "
         f"the input; or uint8 images (n, rows, columns, channels) as .npy, or real values where a "
         f"file takes those; default: {default}",
@@ -370,20 +375,24 @@ def images_as_fed(
     return Fed(fed.fed(pixels.images), pixels.labels, policy)
 
 
-def read_array(path: str) -> np.ndarray:
+def read_array(path: str, *, of_disk: bool = False) -> np.ndarray:
     """The array in an .npy file.
+
+    Args:
+        path: of the file.
+        of_disk: leave its values there, to see whether it is one.
 
     Raises:
         RunError: the file is not one.
     """
     problem = (
-        f"{path}: received a file that np.save has not written, expected an .npy file of uint8 "
-        "images (n, rows, columns, channels)."
+        f"--images: {path}: received a file that np.save has not written, expected a folder of "
+        "pictures, or an .npy file of uint8 images (n, rows, columns, channels)."
     )
     if not os.path.isfile(path):  # a pipe would wait for its writer
         raise RunError(problem)
     try:
-        array = np.load(path, allow_pickle=False)
+        array = np.load(path, mmap_mode="r" if of_disk else None, allow_pickle=False)
     except Exception as error:  # NumPy parses the header as Python, and raises what that raises.
         raise RunError(problem) from error
     if not isinstance(array, np.ndarray):

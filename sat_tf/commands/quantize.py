@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from sat_tf.arguments import is_between
 from sat_tf.commands.models import quiet_tensorflow, read_keras_model
 from sat_tf.commands.options import (
     OWN_TYPE,
@@ -17,6 +16,8 @@ from sat_tf.commands.options import (
     add_resume,
     add_trust,
     integer,
+    nonempty,
+    number,
     seed,
 )
 from sat_tf.commands.parser import Parser
@@ -35,7 +36,7 @@ from sat_tf.data.source import ImageSource
 from sat_tf.messages import RunError, say, value_errors_as_run_errors
 from sat_tf.presentation.tables import points
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.training.config.config import parse_config
+from sat_tf.training.config.config import Config, parse_config
 from sat_tf.training.config.folder import run_name
 from sat_tf.training.config.sections import AUTO, TRIED_RATES, StageConfig
 from sat_tf.training.state import run_folder
@@ -89,12 +90,15 @@ def add_arguments(parser: Parser) -> None:
         "is 0",
     )
     parser.add_argument(
-        "--out", metavar="DIR", help="where the files go; default: runs/<model>_w<N>a<N>"
+        "--out",
+        metavar="DIR",
+        type=nonempty,
+        help="where the files go; default: runs/<model>_w<N>a<N>",
     )
     parser.advanced.add_argument(
         "--learning_rate",
         metavar="N",
-        type=_learning_rate,
+        type=number("a positive number", lambda rate: 0 < rate < math.inf),
         help="where the learning rate of the training starts to fall; default: one of "
         f"{TRIED_RATES[0]:g} to {TRIED_RATES[-1]:g}, chosen by a short trial",
     )
@@ -112,7 +116,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     path, images = pathlib.Path(arguments.model), pathlib.Path(arguments.images)
     if not path.exists():
         raise RunError(f"{path}: not found; expected a Keras model, or a SavedModel.")
-    expect_pictures(images)
+    expect_pictures(arguments.images)
     if any(one.startswith("policy") for one in arguments.overrides):
         raise RunError(
             f"--set: received {' '.join(arguments.overrides)}, expected settings of the training; "
@@ -124,6 +128,8 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     arguments.bits = min(policy.weight_bits or 8, policy.activation_bits or 8)
     folder = RunFolder(pathlib.Path(arguments.out or pathlib.Path("runs") / name))
     folder.check_writable()
+    if arguments.overrides:
+        _config(arguments, policy, name)  # refuses wrong ones before anything is loaded
     say(console, f"Reading {path}")
     quiet_tensorflow()
     advice = "expected a float model that Keras has saved; save it with model.save('model.keras')."
@@ -211,16 +217,6 @@ def _note(text: str, console: Console) -> None:
     say(console, f"Note: {text}", style="yellow")
 
 
-def _learning_rate(text: str) -> float:
-    try:
-        rate = float(text)
-    except ValueError:
-        rate = math.nan
-    if is_between(rate, 0, math.inf):
-        return rate
-    raise argparse.ArgumentTypeError(f"{text!r}: expected a positive number")
-
-
 def expect_float(path: pathlib.Path, model: "keras.Model") -> None:
     """Raises an error unless a model is a float one that takes pictures."""
     from sat_tf.graph.network import Network, check_model
@@ -274,7 +270,36 @@ def _run(
                 "from coordinates and other values; leave out --epochs where they are such.",
                 console,
             )
-    batch_size, rate = min(_BATCH_SIZE, source.num_train), arguments.learning_rate
+    config = _config(
+        arguments,
+        policy,
+        name,
+        image_size=source.image_size,
+        is_labelled=is_labelled,
+        has_softmax=has_softmax,
+        batch_size=min(_BATCH_SIZE, source.num_train),
+        steps=_steps(arguments),
+    )
+    return train(config, folder, console, resume=arguments.resume)
+
+
+def _config(
+    arguments: argparse.Namespace,
+    policy: BitPolicy,
+    name: str,
+    *,
+    image_size: int = 32,
+    is_labelled: bool = True,
+    has_softmax: bool = False,
+    batch_size: int = _BATCH_SIZE,
+    steps: int = 0,
+) -> Config:
+    """The configuration of a run, of which pictures and model tell what has a default here.
+
+    Raises:
+        RunError: see `parse_config`.
+    """
+    epochs, rate = arguments.epochs or 0, arguments.learning_rate
     stage = StageConfig(batch_size=batch_size, warmup_learning_rate=0.0, base_learning_rate=AUTO)
     if rate is not None:
         stage = stage.with_peak(rate)
@@ -285,7 +310,7 @@ def _run(
             "name": "folder",
             "options": {
                 "data_dir": str(arguments.images),
-                "image_size": source.image_size,
+                "image_size": image_size,
                 **CROPS,
                 **({} if is_labelled else {"labelled": False}),
             },
@@ -298,7 +323,7 @@ def _run(
         "calibration": {
             "num_images": CALIBRATION_IMAGES,
             "final_statistics": True,
-            "reconstruction_steps": _steps(arguments),
+            "reconstruction_steps": steps,
         },
         "export": {
             "softmax": has_softmax,
@@ -313,5 +338,4 @@ def _run(
         "recipes": {"distillation": {} if is_labelled else {"weight": 1.0}} if epochs else {},
     }
     # JSON is YAML.
-    config = parse_config(json.dumps(values), arguments.overrides, subject="--set")
-    return train(config, folder, console, resume=arguments.resume)
+    return parse_config(json.dumps(values), arguments.overrides, subject="--set")

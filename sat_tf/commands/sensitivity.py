@@ -1,6 +1,7 @@
 """`sat-tf sensitivity`."""
 
 import argparse
+import math
 
 from rich.console import Console
 
@@ -9,7 +10,7 @@ from sat_tf.commands.models import (
     model_maker,
     quiet_tensorflow,
 )
-from sat_tf.commands.options import add_outputs, check_outputs, write_outputs
+from sat_tf.commands.options import add_outputs, check_outputs, number, write_outputs
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.pixels import add_image_arguments, image_options, images_as_fed
 from sat_tf.commands.quantization.policy import add_quantization, usual_policy
@@ -45,13 +46,13 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--average_bits",
         metavar="X",
-        type=float,
+        type=number("a number from 1 to 8", lambda bits: 1 <= bits <= 8),
         help="suggest overrides of the policy that keep the mean number of bits within X",
     )
     parser.add_argument(
         "--max_drop",
         metavar="X",
-        type=float,
+        type=number("a number of 0 or more", lambda drop: 0 <= drop < math.inf),
         help="suggest layers for 8 bits so that at most X is lost; top-1 is a share: 0.01 is 1 %%",
     )
     add_outputs(parser, csv="the full table", svg="a chart", png="a chart")

@@ -12,10 +12,11 @@ from sat_tf.commands.options import (
     add_resume,
     add_target,
     add_trust,
+    nonempty,
     unless_stopped,
 )
 from sat_tf.commands.parser import Parser
-from sat_tf.messages import RunError, say
+from sat_tf.messages import say
 from sat_tf.training.config.config import (
     DEMO,
     FOLDER,
@@ -54,6 +55,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--data",
         metavar="DIR",
+        type=nonempty,
         help="a folder with a folder of pictures for each class, or with train/ and val/ of these; "
         "without --config, model, sizes and epochs are chosen by how many pictures there are",
     )
@@ -61,6 +63,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--out",
         metavar="DIR",
+        type=nonempty,
         help="where the files go; default: runs/<name in the config>",
     )
     add_target(parser, default="policy.target in the config, or litert")
@@ -90,7 +93,7 @@ def load_config(
         RunError: see `read_config`.
     """
     if path is None:
-        return parse_config(read_yaml_text(DEMO), overrides, seed=seed, subject="demo")
+        return parse_config(read_yaml_text(DEMO), overrides, seed=seed, subject="--set")
     return read_config(path, overrides, seed=seed)
 
 
@@ -117,23 +120,15 @@ def folder_config(
     overrides = list(overrides)
     if path is None:
         changes = [chosen.data_override, *chosen.overrides(overrides), *overrides]
-        config = parse_config(read_yaml_text(FOLDER), changes, seed=seed, subject="folder")
+        config = parse_config(read_yaml_text(FOLDER), changes, seed=seed, subject="--set")
         say(console, chosen.describe())
         return config
     return read_config(path, [chosen.data_override, *overrides], seed=seed)
 
 
 def choose_folder(config: Config, run_dir: str | None) -> RunFolder:
-    """The folder that was asked for, or runs/<name> in the working directory.
-
-    Raises:
-        RunError: the folder that was asked for has no name.
-    """
-    if run_dir is None:
-        return RunFolder(pathlib.Path("runs") / config.name)
-    if not run_dir.strip():
-        raise RunError("--out: received an empty name, expected a folder; or leave it out.")
-    return RunFolder(pathlib.Path(run_dir))
+    """The folder that was asked for, or runs/<name> in the working directory."""
+    return RunFolder(pathlib.Path(run_dir) if run_dir else pathlib.Path("runs") / config.name)
 
 
 def train(

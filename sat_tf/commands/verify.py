@@ -15,7 +15,7 @@ from sat_tf.commands.devices import (
     write_device_kit,
 )
 from sat_tf.commands.models import load_model, quiet_tensorflow
-from sat_tf.commands.options import add_target, add_trust, open_folder
+from sat_tf.commands.options import add_target, add_trust, nonempty, open_folder
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.pixels import (
     USUAL_IMAGES,
@@ -158,6 +158,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--out",
         metavar="DIR",
+        type=nonempty,
         help="where the certificate goes; default: beside the TFLite file, nowhere with "
         "--certificate; of another tool's file, where operators.csv and operators.html go; "
         "default: nowhere",

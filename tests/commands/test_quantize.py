@@ -119,7 +119,10 @@ def test_a_missing_file_is_said_before_tensorflow_is_loaded(tmp_path):
     ("words", "expected"),
     [
         (["--images", "nowhere"], "nowhere: not found; expected a folder of pictures, or an .npy"),
-        (["--images", "float.keras"], "received the file float.keras, expected a folder"),
+        (
+            ["--images", "float.keras"],
+            "float.keras: received a file that np.save has not written, expected a folder",
+        ),
         (["--images", "bad.npy"], "bad.npy: received a file that np.save has not written"),
         (["--images", "wide.npy"], "received shape (4, 9, 9, 3), expected (n, 8, 8, 3)"),
         (["--images", "real.npy"], "pixels, give --policy input_type=int8"),

@@ -241,7 +241,7 @@ class RunFolder:
             except Timeout as error:
                 raise RunError(
                     f"run folder {self.path}: another process trains in it, expected one that is "
-                    "free; wait for it, or choose another one."
+                    "free; wait for it, or choose another one with --out."
                 ) from error
             except (OSError, NotImplementedError):
                 pass  # a file system without locks
@@ -293,7 +293,7 @@ class RunFolder:
     def _refused(self, error: OSError) -> RunError:
         return RunError(
             f"run folder {self.path}: {error.strerror}; expected a folder that can be created and "
-            "written to; choose another one."
+            "written to; choose another one with --out."
         )
 
 
