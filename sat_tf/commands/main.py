@@ -79,9 +79,10 @@ def _run(words: Sequence[str]) -> bool | None:
         "\n`sat-tf COMMAND --help` explains a command.\n\n" + _listed_commands(),
     )
     top.add_argument("--version", action="version", version=f"sat-tf {__version__}")
-    # Messages name files: what stands behind a line break would be a message of its own.
-    for word in words:
-        if "\n" in word:
+    # Messages name files: what stands behind a line break would be a message of its own. A setting
+    # may be a whole file: --set "policy=$(cat policy.yaml)".
+    for before, word in zip(["", *words], words, strict=False):
+        if "\n" in (word.partition("=")[0] if before == "--set" else word):
             raise RunError(
                 f"received {in_one_line(word)}, expected words without line breaks; rename the "
                 "file, or write the value in one line."

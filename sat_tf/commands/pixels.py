@@ -38,7 +38,6 @@ _RANDOM_IMAGES = 64
 _RANDOM_SEED = 0
 # The default number from a folder or a data set.
 USUAL_IMAGES = 256
-_MOST_FILES_NAMED = 5
 _NOTHING = Metadata()
 
 
@@ -171,14 +170,7 @@ class ImageOptions:
             images = load_files(path, self.files, shape, preprocessing=preprocessing)
             return Pixels(images, None, ImagesFrom(f"{len(images):,} pictures of {path}"))
         found = load_folder(path, shape, most=self.most, preprocessing=preprocessing)
-        notes = []
-        if found.unreadable:
-            named = ", ".join(found.unreadable[:_MOST_FILES_NAMED])
-            hidden = len(found.unreadable) - _MOST_FILES_NAMED
-            more = f" and {hidden} more" if hidden > 0 else ""
-            count = len(found.unreadable)
-            what = f"{count} file{' is no picture' if count == 1 else 's are no pictures'}"
-            notes.append(f"{what}, or not whole, or too large: {named}{more}")
+        notes = list(found.notes)
         labels = found.labels
         if labels is not None:
             labels, note = _labels_of_file(labels, found.class_names, said.labels, path)
@@ -368,6 +360,8 @@ def images_as_fed(
     pixels = wanted.load(shape, model.output_shape[-1])
     if problems := image_problems(pixels.images, shape):
         raise ValueError(list_problems("--images", problems))
+    for note in pixels.notes:
+        say(console, f"Note: {note}")
     if not (is_quantized(Network(model)) or is_built_by_name(subject)):
         policy = with_input_range(policy, model, subject, pixels.sample, console)
     fed = policy.range_of(model.input_names[0])
@@ -397,7 +391,7 @@ def read_array(path: str, *, of_disk: bool = False) -> np.ndarray:
         raise RunError(problem) from error
     if not isinstance(array, np.ndarray):
         raise RunError(
-            f"{path}: received an archive of arrays, expected an .npy file of one; write it with "
-            "np.save."
+            f"--images: {path}: received an archive, expected a folder of pictures, or an .npy "
+            "file of one array; write it with np.save."
         )
     return array

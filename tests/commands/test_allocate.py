@@ -90,7 +90,6 @@ def test_an_npu_has_milliseconds_and_compiled_bytes(files, tmp_path, said, monke
             "num_images: received 1",
         ),
         ("float.keras", ["--cost", "costs.csv"], "received no number for (2, 3)"),
-        ("float.keras", ["--cost", "costs.csv", "--pack", "int3"], "pack: received 'int3'"),
     ],
 )
 def test_what_cannot_be_chosen_is_said_plainly(model, words, expected, files, monkeypatch, said):

@@ -167,6 +167,7 @@ BAD_WORDS = [
     ("paper run glyphs/* --out ''", "--out: received an empty name, expected that of a file"),
     ("train photos", "received photos, expected no such word; write its option in front of it"),
     ("train --set seed=x", "--set: 1 problem"),
+    ("train --set 'policy=weight_bits: 4\nactivation_bits: 99'", "activation_bits=99: expected an"),
     (f"verify {__file__} --dataset folder", "received no --data_dir, expected the folder"),
     (f"verify {__file__} --kit kit.tar", "--kit: received 'kit.tar', expected the name of a zip"),
     ("allocate resnet18 --budget bytes=3", "received no images, expected --images or --dataset"),

@@ -121,7 +121,7 @@ def test_a_missing_file_is_said_before_tensorflow_is_loaded(tmp_path):
         (["--images", "nowhere"], "nowhere: not found; expected a folder of pictures, or an .npy"),
         (
             ["--images", "float.keras"],
-            "float.keras: received a file that np.save has not written, expected a folder",
+            "float.keras: received an archive, expected a folder of pictures",
         ),
         (["--images", "bad.npy"], "bad.npy: received a file that np.save has not written"),
         (["--images", "wide.npy"], "received shape (4, 9, 9, 3), expected (n, 8, 8, 3)"),

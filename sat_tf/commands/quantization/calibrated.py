@@ -68,7 +68,6 @@ def write_calibrated(
     from sat_tf.training.loop.stage import SAMPLE
     from sat_tf.training.report.report import write_layers, write_report
     from sat_tf.training.report.results import Results
-    from sat_tf.training.state.classifier_file import ends_in_softmax
 
     begun = time.monotonic()
     say(console, f"Calibrating on {len(pictures.images):,} images")
@@ -89,8 +88,7 @@ def write_calibrated(
         fitted.write(folder)
     options: dict[str, Any] = {"output_type": output_type}
     labels: Any = pictures.labels
-    if len(model.outputs) == 1:  # as TFLite Metadata are, and a softmax that is asked for
-        options["softmax"] = ends_in_softmax(model)
+    if len(model.outputs) == 1:  # as TFLite Metadata are
         options |= {"labels": pictures.class_names, "preprocessing": pictures.preprocessing}
     elif labels is not None:
         size = (len(pictures.class_names or ()),)

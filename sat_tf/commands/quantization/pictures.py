@@ -104,7 +104,7 @@ def find_pictures(
     if to_train and not has_folders and not why_not:
         return _without_labels(folder, shape)
     if not has_folders or not _is_square_and_coloured(shape):
-        images, found = _parted(folder, shape)
+        images, found = _parted(folder, shape, console)
         apart = (
             "" if images is found.images else f" to calibrate on, {len(found.images):,} held out"
         )
@@ -151,6 +151,7 @@ def find_pictures(
         preprocessing=source.preprocessing,
         among=list(labels),
     )
+    _say_left_out(held_out, console)
     return Pictures(
         images=source.training_sample(min(CALIBRATION_IMAGES, source.num_train), seed=0),
         held_out=held_out.images,
@@ -211,12 +212,22 @@ def _why_not(model: "keras.Model", shape: tuple[int, ...]) -> str:
     return "" if is_row else f"a model with outputs of shape {given} that are no row of classes"
 
 
-def _parted(folder: pathlib.Path, shape: tuple[int, ...]) -> tuple[np.ndarray, FolderImages]:
+def _say_left_out(found: FolderImages, console: Console) -> None:
+    for note in found.notes:
+        say(console, f"Note: {note}.", style="yellow")
+
+
+def _parted(
+    folder: pathlib.Path, shape: tuple[int, ...], console: Console
+) -> tuple[np.ndarray, FolderImages]:
     """Pictures to calibrate on, and held-out ones: the same where there are no classes."""
     found = load_folder(folder, shape, most=CALIBRATION_IMAGES)
+    _say_left_out(found, console)
     train = folder / TRAIN
     if train.is_dir():
-        return load_folder(train, shape, most=CALIBRATION_IMAGES).images, found
+        to_calibrate = load_folder(train, shape, most=CALIBRATION_IMAGES)
+        _say_left_out(to_calibrate, console)
+        return to_calibrate.images, found
     if found.labels is None or len(found.images) < _PARTS:
         return found.images, found
     # Sorted by class, so that every fifth is a fifth of each.
