@@ -219,7 +219,7 @@ def _beside(folder: pathlib.Path, unreadable: list[OSError]) -> list[str]:
     except OSError as error:
         unreadable.append(error)
         return []
-    return [name for name in names if _is_picture(name)]
+    return [name for name in names if is_picture(name)]
 
 
 def _inner(folder: pathlib.Path, classes: list[str]) -> pathlib.Path | None:
@@ -336,7 +336,8 @@ def printable(name: str | os.PathLike[str]) -> str:
     return messages.printable(text)
 
 
-def _is_picture(name: str) -> bool:
+def is_picture(name: str) -> bool:
+    """Whether a file is called as pictures are, and not hidden."""
     return name[0] != "." and os.path.splitext(name)[1].lower() in SUFFIXES
 
 
@@ -361,7 +362,7 @@ def _pictures(folder: pathlib.Path, unreadable: list[OSError], endless: list[str
                 if target not in seen:
                     seen.add(target)
                     waiting.append(entry.path)
-            elif _is_picture(entry.name):
+            elif is_picture(entry.name):
                 # A broken link fails at once, and counts as a corrupt picture.
                 is_file = os.path.isfile(entry.path) if linked else entry.is_file()
                 is_endless = not is_file and os.path.exists(entry.path)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from sat_tf.data.folder_tree import HELD_OUT, TRAIN, printable
+from sat_tf.data.folder_tree import HELD_OUT, TRAIN, is_picture, printable
 from sat_tf.data.pictures import image_of
 from sat_tf.data.source import spread_evenly
 from sat_tf.messages import first_ones, list_problems
@@ -180,7 +180,8 @@ def _files(
     beside = [entry for entry in _entries(path) if not entry.is_dir()]
     if not folders:
         return beside, None, ()
-    if beside:
+    # Other files, such as Thumbs.db, are passed over as in training.
+    if beside := [entry for entry in beside if is_picture(entry.name)]:
         raise ValueError(
             f"{path}: received {len(folders)} folders and {len(beside)} files ({beside[0].name}), "
             "expected folders of classes or pictures, not both; move one of them."

@@ -448,7 +448,7 @@ def test_a_second_export_follows_the_config_and_says_that_the_proof_is_old(
 def test_images_that_no_file_holds_are_answered_without_a_traceback(tiny_run, tmp_path, capsys):
     (tmp_path / "empty.npy").touch()
     np.savez(tmp_path / "archive.npz", np.zeros((1, 8, 8, 3), np.uint8))
-    for name, expected in (("empty.npy", "expected an .npy file"), ("archive.npz", "an archive")):
+    for name, expected in (("empty.npy", "or an .npy file"), ("archive.npz", "an archive")):
         assert main.main(["verify", str(tiny_run), "--images", str(tmp_path / name)]) == 2
         assert expected in " ".join(capsys.readouterr().err.split())
 
@@ -462,7 +462,7 @@ def test_images_that_no_file_holds_are_answered_without_a_traceback(tiny_run, tm
         (["verify", "{run}/model.tflite", "{run}/model.tflite"], "expected the Keras model that"),
         (
             ["verify", "{run}", "--images", "{run}/config.yaml"],
-            "expected an .npy file of uint8 images",
+            "or an .npy file of uint8 images",
         ),
         (["export", "{run}", "--out", "{run}/no/where.tflite"], "where.tflite"),
         (["export", "{run}", "--pack", "int5"], "Did you mean int4?"),

@@ -598,12 +598,21 @@ def test_pictures_that_a_gray_model_is_measured_on_are_held_out(told, files, tmp
     assert labels == [f"class_{label}" for label in range(3)]
 
 
+def test_pictures_without_classes_that_are_left_out_are_named(told, files):
+    shutil.copytree(files / "plain", files / "messy")
+    (files / "messy" / "page.jpg").write_text("<html>")
+    status, said = told("rescaled.keras", "messy")
+    assert status == 0, said
+    assert said.count("messy/page.jpg") == 1
+    assert "Note: 1 file is no picture, or not whole, or too large: " in said
+
+
 def test_folders_in_another_order_than_the_classes_are_told(told, files):
     model = model_of_small_range()
     kernel, bias = model.get_layer("head").get_weights()
     model.get_layer("head").set_weights([np.roll(kernel, 1, axis=1), bias])
     model.save(files / "rolled.keras")
-    said = told("rolled.keras", "photos", "--input_range", "0,1", "--set", "nothing=1")[1]
+    said = told("rolled.keras", "photos", "--input_range", "0,1")[1]
     assert "the float model is right for 0.0 % of 64 held-out pictures, which is no more" in said
     assert "in the order of their names" in said
 

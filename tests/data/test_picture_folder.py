@@ -105,8 +105,15 @@ def test_folders_that_hold_no_pictures_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"not a folder, expected one of pictures"):
         load_folder(tmp_path / "notes.txt", SHAPE)
     (tmp_path / "cat").mkdir()
-    with pytest.raises(ValueError, match=r"1 folders and 1 files \(notes.txt\), expected folders"):
+    (tmp_path / "dog.jpg").touch()
+    with pytest.raises(ValueError, match=r"1 folders and 1 files \(dog.jpg\), expected folders"):
         load_folder(tmp_path, SHAPE)
+
+
+def test_other_files_beside_folders_of_classes_are_passed_over(tmp_path):
+    save(tmp_path / "cat" / "1.png", np.zeros((4, 4, 3), np.uint8))
+    (tmp_path / "Thumbs.db").touch()
+    assert load_folder(tmp_path, SHAPE).class_names == ("cat",)
 
 
 @pytest.mark.parametrize("shape", [(12,), (6, 8), (6, 8, 2), ()])
