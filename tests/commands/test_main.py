@@ -465,7 +465,6 @@ def test_images_that_no_file_holds_are_answered_without_a_traceback(tiny_run, tm
             "or an .npy file of uint8 images",
         ),
         (["export", "{run}", "--out", "{run}/no/where.tflite"], "where.tflite"),
-        (["export", "{run}", "--pack", "int5"], "Did you mean int4?"),
         (["export", "{run}", "--labels", "{run}/config.yaml"], "labels: received"),
         (["export", "{run}", "--labels", "{run}/missing.txt"], "--labels: received"),
         (["evaluate", "{run}/.."], "has no config.yaml"),
