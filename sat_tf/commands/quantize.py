@@ -52,6 +52,8 @@ _OF_STAGE = {"batch_size", "warmup_learning_rate", "base_learning_rate"}
 _FEWEST_WITHOUT_TRAINING = 7
 # A calibrated model of so many bits and fewer is fitted to the float one.
 _MOST_RECONSTRUCTED = 4
+# A smaller loss of top-1 is no reason to train.
+_SMALL_LOSS = 0.005
 
 DESCRIPTION = (
     "Quantizes a trained float model: calibrates it on pictures, at 4 bits and fewer also fits it "
@@ -139,7 +141,10 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         found = find_pictures(
             images, model, policy, console, to_train=bool(arguments.epochs or arguments.overrides)
         )
-        policy = with_input_range(policy, model, str(path), found.held_out_sample, console)
+        doubts: list[str] = []
+        policy = with_input_range(
+            policy, model, str(path), found.held_out_sample, console, doubts=doubts
+        )
         if not isinstance(found, Pictures):
             exact = _run(arguments, model, policy, found, (name, folder), console)
         elif arguments.epochs or arguments.overrides:
@@ -166,22 +171,37 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
             )
     for name, what in _SHOWN.items():
         if folder.file(name).exists():
-            say(console, f"  {folder.file(name)}  {what}")
+            say(console, f"  {folder.file(name)}  {what}{_size(folder.file(name))}")
     is_done = isinstance(found, Pictures) or folder.file(run_folder.RESULTS).exists()
-    if is_done and arguments.bits < _FEWEST_WITHOUT_TRAINING and not arguments.epochs:
+    if is_done and arguments.bits < _FEWEST_WITHOUT_TRAINING:
         why_not = found.why_not if isinstance(found, Pictures) else ""
-        _note_cost(arguments.bits, folder, why_not, console)
+        _note_cost(arguments.bits, folder, why_not, console, epochs=arguments.epochs or 0)
+    for doubt in doubts:  # what stands far above is easily passed over
+        _note(doubt, console)
     return exact
 
 
-def _note_cost(bits: int, folder: RunFolder, why_not: str, console: Console) -> None:
-    """Says what few bits have cost without training, where that was measured, and how to train.
+def _size(path: pathlib.Path) -> str:
+    """How large a TFLite file is, in words; empty of other files."""
+    from sat_tf.export.tflite.contents import gzip_size
+
+    if path.name != run_folder.TFLITE_MODEL:
+        return ""
+    content = path.read_bytes()
+    return f": {len(content):,} bytes, {gzip_size(content):,} after gzip"
+
+
+def _note_cost(
+    bits: int, folder: RunFolder, why_not: str, console: Console, *, epochs: int
+) -> None:
+    """Says what few bits have cost, where that was measured, and what costs less.
 
     Args:
         bits: of weights and activations.
         folder: with the results, if any were measured.
         why_not: why the pictures cannot be trained on; empty where they can.
         console: where it is said.
+        epochs: that it was trained for.
     """
     from sat_tf.training.report.results import Results
 
@@ -191,6 +211,8 @@ def _note_cost(bits: int, folder: RunFolder, why_not: str, console: Console) -> 
         on_all = found.images_of_file == found.held_out_images
         top1 = found.tflite_top1 if on_all else found.quantized_top1
     if found is None or found.float_top1 is None or top1 is None:
+        if epochs:
+            return
         trains = "" if why_not else "; --epochs 5 trains, also without labels"
         _note(
             f"{bits} bits without training can cost accuracy; with pictures in folders of the "
@@ -198,11 +220,19 @@ def _note_cost(bits: int, folder: RunFolder, why_not: str, console: Console) -> 
             console,
         )
         return
-    gained = points(top1 - found.float_top1)
-    if gained.startswith("-"):
+    gained = top1 - found.float_top1
+    if gained >= -_SMALL_LOSS:
+        return
+    if epochs:
+        how = f"after {epochs} epoch{'' if epochs == 1 else 's'}"
+        fix = (
+            "more epochs and more bits cost less, and sat-tf sensitivity names the layers to blame"
+        )
+    else:
+        how = "without training"
         refused = f"--epochs refuses {why_not}, more bits cost less"
         fix = refused if why_not else "--epochs 5 trains"
-        _note(f"{bits} bits without training: {gained} points of top-1; {fix}.", console)
+    _note(f"{bits} bits {how}: {points(gained)} points of top-1; {fix}.", console)
 
 
 def _steps(arguments: argparse.Namespace) -> int:

@@ -248,7 +248,9 @@ def _note(names: set[str], classes: list[str], held_out: Split) -> str:
     where = f"{TRAIN} without {HELD_OUT[0]}" if TRAIN in names else "folders of classes"
     alone = len(classes) - len(set(held_out.labels))
     left_out = f"; {alone} with one picture, which is trained on" if alone else ""
-    return f"{where}: of each class a fifth is held out, by a hash of the names{left_out}"
+    beside = sorted(names - {TRAIN}) if TRAIN in names else []
+    unread = f"; not read: {first_ones(beside)}, which val would be" if beside else ""
+    return f"{where}: of each class a fifth is held out, by a hash of the names{left_out}{unread}"
 
 
 def _classes(folder: pathlib.Path, unreadable: list[OSError]) -> list[str]:

@@ -256,9 +256,36 @@ def test_training_is_the_fix_only_where_it_can_be_had(why_not, fix, tmp_path, mo
     monkeypatch.setattr(Results, "read", lambda folder: found)
     folder = RunFolder(tmp_path)
     folder.write_json(run_folder.RESULTS, {})
-    quantize._note_cost(4, folder, why_not, Console(width=200))
+    quantize._note_cost(4, folder, why_not, Console(width=200), epochs=0)
     expected = f"Note: 4 bits without training: -6.25 points of top-1; {fix}"
     assert capsys.readouterr().out.strip() == expected
+
+
+@pytest.mark.parametrize(
+    ("epochs", "float_top1", "said"),
+    [
+        (0, 0.879, ""),
+        (3, 0.879, ""),
+        (
+            3,
+            0.9375,
+            "Note: 2 bits after 3 epochs: -6.25 points of top-1; more epochs and more bits",
+        ),
+    ],
+)
+def test_a_loss_that_is_left_after_training_has_advice_and_a_small_one_none(
+    epochs, float_top1, said, tmp_path, monkeypatch, capsys
+):
+    found = types.SimpleNamespace(
+        images_of_file=64, held_out_images=64, tflite_top1=0.875, float_top1=float_top1
+    )
+    monkeypatch.setattr(Results, "read", lambda folder: found)
+    folder = RunFolder(tmp_path)
+    folder.write_json(run_folder.RESULTS, {})
+    quantize._note_cost(2, folder, "", Console(width=200), epochs=epochs)
+    printed = capsys.readouterr().out.strip()
+    assert printed.startswith(said)
+    assert bool(printed) == bool(said)
 
 
 @pytest.mark.thorough

@@ -123,6 +123,14 @@ def test_what_is_held_out_depends_on_the_names_alone(tmp_path):
     assert there.notes[0].startswith("train without val: of each class a fifth is held out")
 
 
+def test_folders_beside_train_that_are_not_read_are_named(tmp_path):
+    touch(
+        tmp_path, *(f"{part}/cat/{number}.jpg" for part in ("train", "held_out") for number in "12")
+    )
+    (note,) = read_tree(tmp_path).notes
+    assert note.endswith("; not read: held_out, which val would be")
+
+
 def test_pictures_beside_folders_or_without_any_are_named(tmp_path):
     with pytest.raises(ValueError, match="received a folder without folders and pictures; expect"):
         read_tree(tmp_path)

@@ -190,6 +190,7 @@ def with_input_range(
     console: Console,
     *,
     is_trained: bool = True,
+    doubts: list[str] | None = None,
 ) -> BitPolicy:
     """The policy with the range of a float model's input.
 
@@ -205,6 +206,7 @@ def with_input_range(
         console: where to print.
         is_trained: False for a model that may know nothing yet: it is fed pixels where no range
             is more accurate than others.
+        doubts: gets the note on a given range, to be said again.
 
     Raises:
         ValueError: the range cannot be found.
@@ -229,6 +231,8 @@ def with_input_range(
             note = guessing_problem(model, pixels, labels, given)
         if note is not None:
             say(console, f"Note: {note}", style="yellow")
+            if doubts is not None:
+                doubts.append(note)
         return policy
     say(console, f"Looking for the input range on {len(pixels):,} images")
     try:

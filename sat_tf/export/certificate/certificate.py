@@ -35,9 +35,9 @@ LOSS_RULE = (
     "with its class."
 )
 FLOAT_RULE = (
-    f"{LOSS_RULE} Red are also accuracy and classes that differ by more than {100 * FEW_POINTS:g} "
-    f"points in any direction; of values, a channel that differs by more than {MOST_ERROR:g} of "
-    "its standard deviations (root mean square), or of which fewer than "
+    f"{LOSS_RULE} Red is also accuracy or, without labels, classes that differ by more than "
+    f"{100 * FEW_POINTS:g} points in any direction; of values, a channel that differs by more than "
+    f"{MOST_ERROR:g} of its standard deviations (root mean square), or of which fewer than "
     f"{FEWEST_VALUES} different values are left. An output holds classes where a softmax, a "
     "sigmoid, labels or the float model's loss say so, else values; of many sigmoids, classes and "
     "values must both differ."
@@ -118,7 +118,8 @@ def _float_note(count: OutputCount, right: Mapping[str, float], *, several: bool
             f"{100 * right['tflite']:.2f} % right, the float model {100 * right['float']:.2f} % "
             f"({points(lost)} points)"
         )
-    parts_alike = count.agreement is None or count.agreement >= 1.0 - FEW_POINTS
+    # Where labels tell which of two classes is right, accuracy says what another one costs.
+    parts_alike = "float" in right or count.agreement is None or count.agreement >= 1.0 - FEW_POINTS
     is_bad |= _is_off(count, classes_differ=not parts_alike)
     if count.agreement is not None and not count.is_values:
         parts.append(
@@ -146,6 +147,17 @@ PARTING_RULE = (
     f"more than {_FEW_PLACES} of them, have another class than from the quantized Keras model; of "
     "values, where a channel is off by the rule for values; of sigmoids, where both hold."
 )
+
+
+def _ties(count: OutputCount) -> Marked:
+    """Says that the 8-bit codes of an output leave no single class to some places."""
+    words = (
+        f"{count.name}: {count.ties:,} of {count.places:,} {count.what} have several largest "
+        "values in the file, whose codes have 8 bits, and one in Keras; their class is the first "
+        "of these. Where a float layer at the end is of use, float_head=True (export.float_head "
+        "of a run) tells them apart"
+    )
+    return Marked(words, "watch" if count.ties > ONE_POINT * count.places else "plain")
 
 
 def _parting(count: OutputCount) -> str:
@@ -399,6 +411,9 @@ class Certificate(Displayed):
         notes = [
             Marked(f"The file's answers part: {text}{why * rounds}", kind) for text in self.parting
         ]
+        if self.reference == "keras":
+            outputs = self.runtimes["xnnpack"].outputs
+            notes += [_ties(count) for count in outputs if count.ties and not count.is_values]
         if self.saturated:
             most = max(self.trained, key=lambda tensor: tensor.saturated_share)
             words = (

@@ -139,6 +139,25 @@ class Output:
             return float(np.mean(same & (found >= 0) & (self.classes(reference) >= 0)))
         return float(np.mean((found == self.classes(reference)) & (found >= 0)))
 
+    def ties(self, values: np.ndarray, reference: np.ndarray) -> int:
+        """How many places have the largest value twice or more, and the reference has it once.
+
+        The class is the first of them then, whatever is behind it. Sigmoids have no largest value.
+
+        >>> Output("logits", (3,), "labels").ties(
+        ...     np.array([[1.0, 1.0, 0.0], [2.0, 1.0, 1.0]]),
+        ...     np.array([[0.9, 1.1, 0.0], [2.0, 1.0, 1.0]]),
+        ... )
+        1
+        """
+        if self.is_sigmoid or self.num_classes < 2:
+            return 0
+
+        def is_tied(given: np.ndarray) -> np.ndarray:
+            return np.sum(given == np.max(given, axis=-1, keepdims=True), axis=-1) > 1
+
+        return int(np.sum(is_tied(values) & ~is_tied(reference)))
+
     def accuracy(self, values: np.ndarray, labels: np.ndarray) -> float:
         """Share of places classified right; one with a NaN is wrong.
 
@@ -320,6 +339,7 @@ class OutputCount:
         classes_by: see `Output`.
         values: the channels, unless a softmax, labels or a loss say that they are classes; None in
             certificates of earlier versions, too.
+        ties: how many places have several largest values where the reference has one.
     """
 
     name: str
@@ -331,6 +351,7 @@ class OutputCount:
     spread: float
     classes_by: str = ""
     values: ValueCount | None = None
+    ties: int = 0
 
     @property
     def is_values(self) -> bool:
@@ -359,6 +380,7 @@ def compared(output: Output, values: np.ndarray, reference: np.ndarray) -> Outpu
         values=None
         if output.classes_by not in ("", "sigmoid")
         else compared_channels(values, reference),
+        ties=output.ties(values, reference),
     )
 
 

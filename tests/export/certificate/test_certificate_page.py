@@ -167,3 +167,27 @@ def test_what_is_lost_of_the_float_model_is_said_before_the_codes(
     assert codes in lost.verdict.words
     assert f'<p class="verdict {kind}">{words or codes}' in certificate_page(lost)
     assert lost.is_exact
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("ties", "kind"), [(0, None), (2, "plain"), (3, "watch")])
+def test_largest_values_that_8_bits_do_not_tell_apart_are_said(certificate, ties, kind):
+    found, _ = certificate
+    count = OutputCount("head", (3,), 200, 0.99, 0.1, 0.1, 1.0, "softmax", ties=ties)
+    runtimes = {"xnnpack": dataclasses.replace(found.runtimes["xnnpack"], outputs=[count])}
+    tied = dataclasses.replace(found, reference="keras", trained=[], runtimes=runtimes)
+    said = [(note.words[:40], note.kind) for note in tied.trained_notes]
+    assert said == (
+        [(f"head: {ties} of 200 images have several largest values"[:40], kind)] if kind else []
+    )
+
+
+@pytest.mark.thorough
+def test_labels_say_what_another_class_costs(certificate):
+    found, _ = certificate
+    count = OutputCount("head", (3,), 200, 0.9, 0.1, 0.1, 1.0, "softmax")
+    for right, kind in (({"float": 0.95, "tflite": 0.95}, "good"), ({}, "bad")):
+        other = dataclasses.replace(
+            found, float_outputs=[count], accuracy={"head": right} if right else {}
+        )
+        assert [note.kind for note in other.float_notes] == [kind]
