@@ -167,8 +167,8 @@ class Plan(RowTable):
         for line in _summary(self):
             say(console, line)
         below = (
-            "The rows above are without them: such overrides left out, and such layers left float, "
-            "as unsupported='float' (--unsupported=float) leaves those that are not quantized."
+            "The rows above are with unsupported='float' (--unsupported=float), which leaves such "
+            "layers float, and without such overrides."
         )
         for title, problems, more in (
             ("cannot be quantized as asked:", self.problems, below),

@@ -53,10 +53,11 @@ def test_a_notebook_shows_the_verdict_and_every_layer(plan, refused):
     assert "&#39;sin&#39;, expected one of linear" in refused._repr_html_()
 
 
-def test_the_table_lists_every_problem(refused):
+def test_the_table_lists_every_problem_and_the_way_to_float(refused):
     for problem in (*refused.problems, *refused.export_problems):
         assert problem in refused.table()
     assert "open; give image_size" in refused.table()
+    assert "--unsupported=float" in " ".join(refused.table().split())
 
 
 def test_the_page_has_the_diagram_and_every_layer_and_loads_nothing(plan, refused, tmp_path):
