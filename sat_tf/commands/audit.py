@@ -136,9 +136,11 @@ def _images(
     arguments: argparse.Namespace, wanted: ImageOptions, model: "keras.Model"
 ) -> Pixels | None:
     """The images to measure on, with their labels; None if none are asked for."""
+    from sat_tf.graph.network import check_one_of_each
     from sat_tf.training.config.config import read_config
 
     if wanted.is_given:
+        check_one_of_each(model)
         return wanted.load(fixed_input_shape(model), model.output_shape[-1])
     path = pathlib.Path(arguments.model)
     if not (path / CONFIG).is_file():

@@ -15,7 +15,7 @@ from sat_tf.arguments import required_arguments
 from sat_tf.commands.models import is_built_by_name
 from sat_tf.commands.options import integer, nonempty
 from sat_tf.commands.parser import Parser
-from sat_tf.commands.quantization.policy import with_input_range
+from sat_tf.commands.quantization.policy import feed_of, with_input_range
 from sat_tf.data import DATA_SETS, source
 from sat_tf.data.picture_folder import load_files, load_folder, resized
 from sat_tf.data.source import spread_evenly
@@ -33,6 +33,7 @@ from sat_tf.messages import (
 )
 from sat_tf.preprocessing import COVERING
 from sat_tf.qat.policy import BitPolicy
+from sat_tf.quantizers.input_range import INPUT_TYPES
 
 _RANDOM_IMAGES = 64
 _RANDOM_SEED = 0
@@ -358,15 +359,29 @@ def images_as_fed(
     check_one_of_each(model)
     shape = fixed_input_shape(model)
     pixels = wanted.load(shape, model.output_shape[-1])
-    if problems := image_problems(pixels.images, shape):
-        raise ValueError(list_problems("--images", problems))
+    (name,) = model.input_names
+    input_type = policy.type_of(name)
+    expect_fitting("--images", pixels.images, shape, input_type)
     for note in pixels.notes:
         say(console, f"Note: {note}")
     if not (is_quantized(Network(model)) or is_built_by_name(subject)):
         policy = with_input_range(policy, model, subject, pixels.sample, console)
-    fed = policy.range_of(model.input_names[0])
-    say(console, f"Images are fed as input_range={fed}.")
-    return Fed(fed.fed(pixels.images), pixels.labels, policy)
+    if input_type == INPUT_TYPES[0]:
+        say(console, f"Images are fed as input_range={policy.range_of(name)}.")
+    return Fed(feed_of(policy, model)(pixels.images), pixels.labels, policy)
+
+
+def expect_fitting(
+    subject: str, images: np.ndarray, shape: tuple[int, ...], input_type: str
+) -> None:
+    """Raises ValueError unless images, or arrays in their place, fit an input."""
+    if problems := image_problems(images, shape, input_type):
+        if input_type == INPUT_TYPES[0] and images.dtype != np.uint8:
+            problems.append(
+                "If they are no pixels, give --policy input_type=int8, which keeps the file of "
+                "integers, or input_type=float32."
+            )
+        raise ValueError(list_problems(subject, problems))
 
 
 def read_array(path: str, *, of_disk: bool = False) -> np.ndarray:

@@ -61,6 +61,26 @@ def test_every_command_finds_the_same_range_or_says_why_not(command, files, monk
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("command", QUANTIZING)
+def test_every_command_takes_real_values(command, files, monkeypatch, said):
+    monkeypatch.chdir(files)
+    signal = keras.Input((32, 2), name="signal")
+    x = L.Conv1D(4, 3, activation="relu")(signal)
+    x = L.Conv1D(4, 3, activation="relu")(x)
+    model = keras.Model(signal, L.Dense(3)(L.GlobalAveragePooling1D()(x)))
+    model.save("signal.keras")
+    draw = np.random.default_rng(0)
+    np.save("signals.npy", draw.normal(size=(64, 32, 2)).astype(np.float32))
+    words = ["signal.keras", "--images", "signals.npy", *QUANTIZING[command]]
+    words += [] if command == "audit" else ["--policy", "input_type=int8"]
+    words += ["--no-resume"] if command == "quantize" else []
+    assert main.main([command, *words]) == 0
+    told = said()
+    assert "Input range" not in told
+    assert "Images are fed as" not in told
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", ["sensitivity", "audit"])
 def test_a_model_of_0_to_1_is_not_fed_pixels_without_a_word(command, files, monkeypatch, said):
     monkeypatch.chdir(files)

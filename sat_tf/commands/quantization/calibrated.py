@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.console import Console
 
-from sat_tf.commands.quantization.pictures import Pictures, feed_of
+from sat_tf.commands.quantization.pictures import Pictures
+from sat_tf.commands.quantization.policy import feed_of
 from sat_tf.commands.verification_table import print_certificate
 from sat_tf.export.tflite.metadata import label_text
 from sat_tf.messages import RunError, say

@@ -4,23 +4,21 @@ import dataclasses
 import itertools
 import pathlib
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from rich.console import Console
 
-from sat_tf.commands.pixels import fixed_input_shape, read_array
+from sat_tf.commands.pixels import expect_fitting, fixed_input_shape, read_array
 from sat_tf.data import source as data_source
 from sat_tf.data.folder_tree import HELD_OUT_SHARE, TRAIN
 from sat_tf.data.picture_folder import FolderImages, load_folder
 from sat_tf.data.source import ImageSource, spread_evenly
 from sat_tf.export.certificate.certificate import ImagesFrom
-from sat_tf.export.certificate.inputs import image_problems
-from sat_tf.messages import list_problems, say
+from sat_tf.messages import say
 from sat_tf.preprocessing import COVERING, Preprocessing
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.quantizers.input_range import INPUT_TYPES
 
 if TYPE_CHECKING:
     import tf_keras as keras
@@ -66,14 +64,6 @@ class Pictures:
         """Takes images as a source does, without labels where there are none."""
         chosen = spread_evenly(len(self.held_out), most)
         return self.held_out[chosen], None if self.labels is None else self.labels[chosen]
-
-
-def feed_of(policy: BitPolicy, model: "keras.Model") -> Callable[[np.ndarray], np.ndarray]:
-    """The function that makes of images what a float model is fed; real values are that already."""
-    (name,) = model.input_names
-    if policy.type_of(name) == INPUT_TYPES[0]:
-        return policy.range_of(name).fed
-    return lambda values: values.astype(np.float32)
 
 
 def find_pictures(
@@ -170,13 +160,7 @@ def _of_file(
 ) -> Pictures:
     """The arrays of an .npy file, for an input of this shape and type."""
     found = read_array(str(path))
-    if problems := image_problems(found, shape, input_type):
-        if input_type == INPUT_TYPES[0] and found.dtype != np.uint8:
-            problems.append(
-                "If they are no pixels, give --policy input_type=int8, which keeps the file of "
-                "integers, or input_type=float32."
-            )
-        raise ValueError(list_problems(f"--images {path}", problems))
+    expect_fitting(f"--images {path}", found, shape, input_type)
     console.print(f"{path}: {len(found):,} arrays of {shape}", highlight=False, markup=False)
     chosen = found[spread_evenly(len(found), CALIBRATION_IMAGES)]
     return Pictures(

@@ -250,6 +250,14 @@ def with_input_range(
     return dataclasses.replace(policy, input_range=found.given.spelling)
 
 
+def feed_of(policy: BitPolicy, model: "keras.Model") -> Callable[[np.ndarray], np.ndarray]:
+    """The function that makes of images what a float model is fed; real values are that already."""
+    (name,) = model.input_names
+    if policy.type_of(name) == INPUT_TYPES[0]:
+        return policy.range_of(name).fed
+    return lambda values: values.astype(np.float32)
+
+
 def converts_pixels(model: "keras.Model") -> bool:
     """Whether the first layers of a model make what it computes on of pixels."""
     from sat_tf.graph.layer_kinds import role_of
