@@ -22,7 +22,7 @@ from sat_tf.qat.layout import in_inference, inner_layer, quantized_network
 from sat_tf.qat.model_class import policy_of
 from sat_tf.qat.range_doubts import certainty_doubt
 from sat_tf.qat.shared_grids import SharedGrids
-from sat_tf.qat.walk import Parts, each_part, walk
+from sat_tf.qat.walk import Parts, each_part, one_by_one, walk
 from sat_tf.qat.wrapper import (
     QuantizedLayer,
     clipping_quantizer,
@@ -227,17 +227,19 @@ def _set_clipping_levels(network: Network, batches: Batches) -> None:
 
     def sampled(node: Node, parts: Iterator[Any]) -> Parts:
         quantizer = clipping_quantizer(node.layer)
+        if quantizer is None:
+            return unrounded(node, parts)
         made, read = [], []
         for inputs in parts:
             made.append(_call_unrounded(node, inputs, on_batch_statistics=False))
-            if quantizer is not None and rounds_to_input(node.layer):
+            if rounds_to_input(node.layer):
                 read.append(quantizer.float_twin(inputs))
-        if quantizer is not None:
-            if node.name not in samples:
-                samples[node.name] = Sample(node.name, file, _function_behind(in_use, node))
-            samples[node.name].take(read or made)
-        return made
+        if node.name not in samples:
+            samples[node.name] = Sample(node.name, file, _function_behind(in_use, node))
+        samples[node.name].take(read or made)
+        return one_by_one(made)
 
+    unrounded = each_part(functools.partial(_call_unrounded, on_batch_statistics=False))
     with tempfile.SpooledTemporaryFile(_MOST_BYTES_OF_SAMPLES) as file:
         for images in batches:
             walk(network, images, sampled)
@@ -359,16 +361,16 @@ def measure_statistics(
 
     def counted(node: Node, parts: Iterator[Any]) -> Parts:
         norm = norms.get(id(node.layer))
-        if norm is None:
-            return [call(node, inputs, True) for inputs in parts]
+        if norm is None or not norm.trainable or node.arguments.get("training") is False:
+            return (call(node, inputs, True) for inputs in parts)
         count = calls[id(node.layer)]
         calls[id(node.layer)] += 1
         # The moving average is then the mean over batches, and over calls of a shared layer.
         norm.momentum = count / (count + 1.0)
         given = list(parts)
-        if len(given) > 1 and norm.trainable and node.arguments.get("training") is not False:
-            return _normalized(node, given, call)
-        return [call(node, inputs, True) for inputs in given]
+        if len(given) == 1:
+            return iter([call(node, given.pop(), True)])
+        return _normalized(node, given, call)
 
     try:
         for images in batches:
@@ -379,7 +381,9 @@ def measure_statistics(
     return [Statistics.of(norm) for norm in norms.values()]
 
 
-def _normalized(node: Node, given: Parts, call: Callable[[Node, Any, bool], tf.Tensor]) -> Parts:
+def _normalized(
+    node: Node, given: list[tf.Tensor], call: Callable[[Node, Any, bool], tf.Tensor]
+) -> Parts:
     """A normalization on the statistics of a batch that is in parts, which go one by one.
 
     It is bit for bit what the whole batch gives: TensorFlow's kernel measures each channel by
@@ -394,7 +398,7 @@ def _normalized(node: Node, given: Parts, call: Callable[[Node, Any, bool], tf.T
     if at_once >= channels or not is_cut:
         whole = tf.concat(given, axis=0)
         given.clear()
-        return [call(node, whole, True)]
+        return iter([call(node, whole, True)])
     moving = (norm.moving_mean, norm.moving_variance)
     found: list[Sequence[tf.Tensor]] = []
     for start in range(0, channels, at_once):
@@ -412,15 +416,21 @@ def _normalized(node: Node, given: Parts, call: Callable[[Node, Any, bool], tf.T
         )
         found.append(measured)
     *averages, mean, variance = (tf.concat(parts, axis=0) for parts in zip(*found, strict=True))
-    for variable, value in zip(moving, (mean, variance), strict=True):
-        variable.assign(value)
-    given.reverse()
-    made = []
-    while given:
-        made.append(call(node, given.pop(), False))
-    for variable, value in zip(moving, averages, strict=True):
-        variable.assign(value)
-    return made
+
+    def assign(values: Iterable[tf.Tensor]) -> None:
+        for variable, value in zip(moving, values, strict=True):
+            variable.assign(value)
+
+    def normalize(part: tf.Tensor) -> tf.Tensor:
+        # Another call of a shared layer may have changed the averages since.
+        before = [tf.identity(variable) for variable in moving]
+        assign((mean, variance))
+        made = call(node, part, False)
+        assign(before)
+        return made
+
+    assign(averages)
+    return map(normalize, one_by_one(given))
 
 
 def observe_ranges(network: Network, batches: Batches, *, of_inputs: bool) -> None:

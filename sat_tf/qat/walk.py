@@ -1,13 +1,18 @@
 """A network computed on a batch layer by layer, each in parts that take little memory.
 
-All that is kept of a tensor is what is still read, and beside it only some images of a layer are in
-the making where they are large. So a batch takes about as much memory as its largest tensor and
-those around it that later layers read.
+Parts of a tensor that is read once are computed when they are asked for, so that each goes through
+several layers while it is in the caches of the processor. Of other tensors, all that is kept is
+what is still read. So a batch takes about as much memory as the largest tensor that is needed as a
+whole, and those around it that later layers read.
 """
 
+import collections
 import contextlib
+import dataclasses
+import functools
+import itertools
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -26,8 +31,11 @@ _MOST_BYTES = 2**26
 # A part has so many bytes at most, or one image.
 _BYTES_AT_ONCE = 2**24
 
-# A tensor of a batch: as many images in each part but the last.
-Parts = list[tf.Tensor]
+# So many layers compute a part one inside the other at most: Python nests no more than 1000 calls.
+_MOST_LAYERS = 16
+
+# The parts of a tensor of a batch: as many images in each but the last.
+Parts = Iterator[tf.Tensor]
 # It computes a layer from its inputs, part by part: each is a tensor, or a list of several.
 Call = Callable[[Node, Iterator[Any]], Parts]
 
@@ -38,7 +46,37 @@ def each_part(call: Callable[[Node, Any], tf.Tensor]) -> Call:
     Args:
         call: computes a layer.
     """
-    return lambda node, parts: [call(node, inputs) for inputs in parts]
+    return lambda node, parts: map(functools.partial(call, node), parts)
+
+
+def one_by_one(parts: Iterable[tf.Tensor]) -> Parts:
+    """Parts that are there, each of which is forgotten when it is asked for."""
+    waiting = [*parts]
+    waiting.reverse()
+    del parts
+    while waiting:
+        yield waiting.pop()
+
+
+@dataclasses.dataclass
+class _Tensor:
+    """A tensor of a batch.
+
+    Attributes:
+        parts: a list where they are kept; others are computed when they are asked for.
+        shape: of the first part.
+        rows: of all parts: images, unless a layer of the user makes something else of them.
+        layers: how many compute a part, one inside the other.
+    """
+
+    parts: list[tf.Tensor] | Parts
+    shape: tf.TensorShape
+    rows: int
+    layers: int = 0
+
+    def read(self) -> Parts:
+        """The parts, one after the other; it keeps none that only this reader still needs."""
+        return one_by_one(self.parts) if isinstance(self.parts, list) else self.parts
 
 
 def walk(network: Network, images: Batch, call: Call, *, whole: Collection[str] = ()) -> None:
@@ -47,30 +85,48 @@ def walk(network: Network, images: Batch, call: Call, *, whole: Collection[str] 
     Args:
         network: float or quantized.
         images: of a batch, for each input.
-        call: computes a node.
+        call: computes a node. It is called in the order of the network, and so are first parts
+            computed; others may be later.
         whole: the names of nodes that get their inputs in one part.
     """
-    kept = kept_inputs(network)
-    tensors: dict[str, Parts] = {
-        name: [tf.cast(array, network[name].type if name in kept else tf.float32)]
-        for name, array in zip(network.inputs, images, strict=True)
-    }
-    count = len(images[0])
+    kept, count = kept_inputs(network), len(images[0])
+    tensors: dict[str, _Tensor] = {}
+    for name, array in zip(network.inputs, images, strict=True):
+        tensor = tf.cast(array, network[name].type if name in kept else tf.float32)
+        tensors[name] = _Tensor([tensor], tensor.shape, count)
+        del tensor
+    reads = collections.Counter(name for node in network for name in node.inputs)
     # A tensor loses its mask when it is cut into parts.
     has_masks = any(node.makes_mask for node in network)
-    for node in network:
-        if node.name in tensors:
-            continue
-        inputs = [tensors[name] for name in node.inputs]
-        can_be_cut = not has_masks and node.name not in whole and _is_by_image(node)
-        at_once = _images_at_once(node, inputs, count) if can_be_cut else None
-        given = [_in_parts(parts, at_once) for parts in inputs]
-        del inputs
-        for name in network.last_read_by(node):
-            del tensors[name]
-        is_parted = len(given[0]) > 1 and isinstance(node.layer, QuantizedLayer)
-        with node.layer.one_kernel() if is_parted else contextlib.nullcontext():
-            tensors[node.name] = call(node, _taken(node, given))
+    with contextlib.ExitStack() as kernels:
+        for node in network:
+            if node.name in tensors:
+                continue
+            inputs = [tensors[name] for name in node.inputs]
+            can_be_cut = not has_masks and node.name not in whole and _is_by_image(node)
+            at_once = _images_at_once(node, inputs, count) if can_be_cut else None
+            if at_once is not None and isinstance(node.layer, QuantizedLayer):
+                kernels.enter_context(node.layer.one_kernel())
+            layers = 1 + max(one.layers for one in inputs)
+            given = [
+                _in_parts(
+                    one_by_one(one.parts) if isinstance(one.parts, list) else one.parts, at_once
+                )
+                for one in inputs
+            ]
+            for name in network.last_read_by(node):
+                del tensors[name]
+            del inputs
+            made = call(node, _taken(node, given))
+            del given
+            first = next(made)
+            shape, rows, parts = first.shape, count, itertools.chain(one_by_one([first]), made)
+            del first
+            if at_once is None or reads[node.name] != 1 or layers == _MOST_LAYERS:
+                parts, layers = list(parts), 0
+                rows = sum(map(_rows_of, parts))
+            tensors[node.name] = _Tensor(parts, shape, rows, layers)
+            del parts, made
 
 
 def _is_by_image(node: Node) -> bool:
@@ -79,11 +135,11 @@ def _is_by_image(node: Node) -> bool:
     return is_known and not node.arguments.get("training")
 
 
-def _images_at_once(node: Node, inputs: list[Parts], count: int) -> int | None:
+def _images_at_once(node: Node, inputs: list[_Tensor], count: int) -> int | None:
     """How many images of a batch are computed in one part: a power of 2; None for all of them."""
-    if any(sum(map(_images_of, parts)) != count for parts in inputs):
+    if any(one.rows != count for one in inputs):
         return None
-    sizes = [math.prod(parts[0].shape[1:]) for parts in inputs]
+    sizes = [math.prod(one.shape[1:]) for one in inputs]
     if None not in node.shape:
         sizes.append(math.prod(node.shape))
     of_image = 4 * max(*sizes, 1)
@@ -93,33 +149,34 @@ def _images_at_once(node: Node, inputs: list[Parts], count: int) -> int | None:
     return 2 ** max(most.bit_length() - 1, 0)
 
 
-def _images_of(part: tf.Tensor) -> int:
+def _rows_of(part: tf.Tensor) -> int:
     return int(part.shape[0]) if part.shape.rank else 0
 
 
 def _in_parts(parts: Parts, at_once: int | None) -> Parts:
     """A tensor with so many images in each part, or all in one; part sizes divide each other."""
-    size = _images_of(parts[0])
-    if len(parts) > 1 and (at_once is None or size < at_once):
-        together = len(parts) if at_once is None else at_once // size
-        return [
-            tf.concat(parts[start : start + together], axis=0)
-            for start in range(0, len(parts), together)
-        ]
-    if at_once is None or size <= at_once:
-        return [*parts]
-    return [
-        part[start : start + at_once]
-        for part in parts
-        for start in range(0, _images_of(part), at_once)
-    ]
+    waiting: list[tf.Tensor] = []
+    for part in parts:
+        rows = _rows_of(part)
+        if at_once is not None and rows > at_once:
+            for start in range(0, rows, at_once):
+                yield part[start : start + at_once]
+        else:
+            waiting.append(part)
+        del part
+        if at_once is not None and sum(map(_rows_of, waiting)) >= at_once:
+            yield _joined(waiting)
+    if waiting:
+        yield _joined(waiting)
+
+
+def _joined(parts: list[tf.Tensor]) -> tf.Tensor:
+    """The tensor of some parts, which are forgotten."""
+    made = parts[0] if len(parts) == 1 else tf.concat(parts, axis=0)
+    parts.clear()
+    return made
 
 
 def _taken(node: Node, given: list[Parts]) -> Iterator[Any]:
-    """The inputs of a node, part by part; each is forgotten when the next is asked for."""
-    for parts in given:
-        parts.reverse()
-    while given[0]:
-        inputs = [parts.pop() for parts in given]
-        yield inputs if node.takes_list else inputs[0]
-        del inputs
+    """The inputs of a node, part by part."""
+    return map(lambda *inputs: [*inputs] if node.takes_list else inputs[0], *given)

@@ -25,7 +25,7 @@ def _walked(network, images, **options):
         found = [call_node(node, inputs, False) for inputs in parts]
         sizes[node.name] = [int(part.shape[0]) for part in found]
         made[node.name] = np.concatenate([part.numpy() for part in found])
-        return found
+        return iter(found)
 
     walk.walk(network, images, call, **options)
     return made, sizes
@@ -96,22 +96,49 @@ def test_tensors_with_other_rows_than_images_are_not_cut(parted):
     np.testing.assert_allclose(made["conv"], model(images), rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize(("at_once", "most"), [(1, 6 + 2), (2**24, 2)])
+@pytest.mark.parametrize(("at_once", "most"), [(1, 3), (2**24, 2)])
 def test_a_tensor_is_forgotten_when_it_has_been_read(parted, at_once, most):
     parted(at_once)
     model = keras.Sequential([keras.Input((8, 8, 3)), *(L.Conv2D(4, 1) for _ in range(4))])
+    model.add(L.GlobalAveragePooling2D())
     made = []
 
-    def call(node, parts):
-        found = []
-        for inputs in parts:
-            found.append(call_node(node, inputs, False))
-            made.append(weakref.ref(found[-1]))
+    def call(node, inputs):
+        found = call_node(node, inputs, False)
+        if found.shape.rank == 4:
+            made.append(weakref.ref(found))
             assert sum(part() is not None for part in made) <= most
         return found
 
-    walk.walk(Network(model), (float_models.images(6),), call)
+    walk.walk(Network(model), (float_models.images(6),), walk.each_part(call))
     assert len(made) == 4 * (6 if at_once == 1 else 1)
+
+
+def test_layers_are_called_in_their_order_and_parts_go_through_several_of_them(parted):
+    parted(1)
+    model = keras.Sequential([keras.Input((8, 8, 3)), *(L.Conv2D(4, 1) for _ in range(3))])
+    calls = []
+
+    def call(node, inputs):
+        calls.append(node.name)
+        return call_node(node, inputs, False)
+
+    walk.walk(Network(model), (float_models.images(2),), walk.each_part(call))
+    names = [layer.name for layer in model.layers]
+    assert calls == names * 2
+
+
+def test_a_network_may_have_more_layers_than_calls_can_be_nested(parted):
+    parted(1)
+    model = keras.Sequential([keras.Input((8, 8, 1)), *(L.ReLU() for _ in range(400))])
+    made = []
+
+    def call(node, inputs):
+        made.append(call_node(node, inputs, False))
+        return made[-1]
+
+    walk.walk(Network(model), (np.ones((2, 8, 8, 1), np.float32),), walk.each_part(call))
+    assert len(made) == 2 * 400
 
 
 def _statistics(model, images):
