@@ -164,7 +164,7 @@ def calibrate(
     _warn_of_certainty(model, network, Batches(images)[0])
     norms = list(_norms(network).values()) if batch_normalization else []
     passes = _PASSES[clipping_levels, bool(norms)]
-    passes += sum(bool(_observing(network, of_inputs=of_inputs)) for of_inputs in (True, False))
+    passes += bool(_observing(network, of_inputs=True)) + 1
     total = passes * Batches(images).num_images
     with image_bar("calibrating", total, shown=progress) as advance:
         batches = Batches(images, advance=advance)
@@ -176,10 +176,8 @@ def calibrate(
             _set_clipping_levels(network, batches)
         elif norms:
             measure_statistics(network, batches, call_node)
-        observe_ranges(network, batches, of_inputs=False)
-    grids = SharedGrids(network)
-    watched = grids.watched(functools.partial(call_node, on_batch_statistics=False))
-    walk(network, batches[0], each_part(watched), whole=grids.holders)
+        grids = SharedGrids(network)
+        observe_ranges(network, batches, of_inputs=False, grids=grids)
     grids.warn()
     return model
 
@@ -433,10 +431,19 @@ def _normalized(
     return map(normalize, one_by_one(given))
 
 
-def observe_ranges(network: Network, batches: Batches, *, of_inputs: bool) -> None:
-    """Gives the observers of inputs, or all others, the range that all images let expect."""
+def observe_ranges(
+    network: Network, batches: Batches, *, of_inputs: bool, grids: SharedGrids | None = None
+) -> None:
+    """Gives the observers of inputs, or all others, the range that all images let expect.
+
+    Args:
+        network: the quantized model.
+        batches: the images.
+        of_inputs: observe inputs.
+        grids: look at the first batch, too.
+    """
     observing = _observing(network, of_inputs=of_inputs)
-    if not observing:
+    if not observing and grids is None:
         return
     # Each has the negative of the smallest value of every image, and the largest.
     extremes: dict[str, list[np.ndarray]] = {}
@@ -448,10 +455,13 @@ def observe_ranges(network: Network, batches: Batches, *, of_inputs: bool) -> No
             axes = list(range(1, before.shape.rank))
             ends = [tf.reduce_max(-before, axes), tf.reduce_max(before, axes)]
             extremes.setdefault(node.name, []).append(np.array(ends))
-        return layer(inputs, **_arguments(node, on_batch_statistics=False))
+        made = call_node(node, inputs, on_batch_statistics=False)
+        if grids is not None:
+            grids.look_at(node, inputs, made)
+        return made
 
     for images in batches:
-        walk(network, images, each_part(call))
+        walk(network, images, each_part(call), whole=() if grids is None else grids.holders)
     for name, found in extremes.items():
         layer = network[name].layer
         below, highest = map(expected_largest, np.concatenate(found, axis=1))

@@ -8,6 +8,7 @@ float32, is fed values hundreds of times too large, if it tells the classes apar
 training by cross-entropy has no gradient that would take it there.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -108,12 +109,18 @@ def certainty_doubt(
     images = images[:_MOST_IMAGES].astype(np.float32)
     if not smaller or not any(readers.values()):
         return None
-    outputs = run(images)
-    certain = {
-        name: gaps
-        for name, gaps in readers.items()
-        if gaps is not None and np.percentile(gaps(outputs[name]), _OTHERS) >= _CERTAIN
-    }
+
+    def are_certain(images: np.ndarray, percentage: float) -> dict[str, Callable[..., np.ndarray]]:
+        outputs = run(images)
+        return {
+            name: gaps
+            for name, gaps in readers.items()
+            if gaps is not None and np.percentile(gaps(outputs[name]), percentage) >= _CERTAIN
+        }
+
+    # If none of these few is certain, too few of all are.
+    few = math.ceil(_OTHERS / 100.0 * (len(images) - 1)) + 1
+    certain = are_certain(images[:few], 100.0) and are_certain(images, _OTHERS)
     pixels = (images - np.asarray(fed.low)) / fed.scales
     if fed.reversed_channels:
         pixels = pixels[..., ::-1]

@@ -7,7 +7,7 @@ scale: a file has one for each tensor. The largest of them sets it.
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -48,11 +48,28 @@ class _Grid:
     fix: str
 
 
+@dataclasses.dataclass(frozen=True)
+class _Seen:
+    """What a batch has of a tensor with one grid.
+
+    Attributes:
+        real: the smallest and the largest value.
+        ends: of each part, the smallest and the largest of what becomes codes.
+        distinct: how many different values each part has.
+        step: between codes; None where it is that of a range still to be observed.
+    """
+
+    real: np.ndarray
+    ends: dict[str, np.ndarray]
+    distinct: dict[str, int]
+    step: float | None
+
+
 class SharedGrids:
     """Finds, while a quantized model runs on data, what its grids leave too few codes.
 
     Args:
-        network: the quantized model, calibrated.
+        network: the quantized model, with its clipping levels.
     """
 
     def __init__(self, network: Network) -> None:
@@ -62,63 +79,63 @@ class SharedGrids:
             for grids in (_inputs(network), _concatenations(network), _outputs(network))
             for grid in grids
         }
-        self._problems: list[str] = []
+        self._seen: dict[str, _Seen] = {}
 
     @property
     def holders(self) -> Collection[str]:
-        """The nodes that have those grids, which are to be called with a whole batch."""
-        return self._grids.keys()
+        """The nodes to be called with a whole batch: those with such grids, until they were."""
+        return self._grids.keys() - self._seen.keys()
 
-    def watched(self, call: Callable[[Node, Any], Any]) -> Callable[[Node, Any], Any]:
-        """A function that calls a node, and looks at what the node makes.
-
-        Args:
-            call: calls a node with its inputs.
-        """
-
-        def watching(node: Node, inputs: Any) -> Any:
-            made = call(node, inputs)
-            if (grid := self._grids.get(node.name)) is not None:
-                self._look_at(grid, node.layer, inputs, made)
-            return made
-
-        return watching
+    def look_at(self, node: Node, inputs: Any, made: Any) -> None:
+        """Takes in what one of the holders makes of a batch."""
+        if node.name not in self.holders:
+            return
+        grid, layer = self._grids[node.name], node.layer
+        real, step = np.asarray(layer.before_quantization(inputs)), None
+        values = real
+        if isinstance(layer.quantize_config.output, ActivationQuantizer):
+            values = np.asarray(made)
+            step = np.min(np.diff(np.unique(values)), initial=np.inf)
+        axes = (slice(None),) * (grid.axis + 1)
+        self._seen[node.name] = _Seen(
+            _ends(real),
+            {name: _ends(values[(*axes, part)]) for name, part in grid.parts.items()},
+            {name: len(np.unique(real[(*axes, part)])) for name, part in grid.parts.items()},
+            step,
+        )
 
     def warn(self) -> None:
-        """Warns of all that was found."""
-        for problem in self._problems:
-            warn(f"calibrate: {problem}", CoarseValuesWarning)
+        """Warns of all that was found, once ranges are observed."""
+        for holder, grid in self._grids.items():
+            if holder in self._seen and (problem := self._problem(grid, self._seen[holder])):
+                warn(f"calibrate: {problem}", CoarseValuesWarning)
 
-    def _look_at(self, grid: _Grid, layer: QuantizedLayer, inputs: Any, made: Any) -> None:
-        real = np.asarray(layer.before_quantization(inputs))
-        codes, num_codes = _codes(layer, real, np.asarray(made))
+    def _problem(self, grid: _Grid, seen: _Seen) -> str | None:
+        layer = self._network[grid.holder].layer
+        num_codes, step = _CODES_OF_FILE, seen.step
+        if step is None:
+            lowest, highest = (float(layer.output_variables[end].numpy()) for end in ENDS)
+            step = max(highest - lowest, 1e-30) / (num_codes - 1)
+        else:
+            num_codes = 2**layer.quantize_config.output.num_bits
         few = math.isqrt(num_codes)  # half of the bits
         found = {}
-        for name, part in grid.parts.items():
-            place = (slice(None),) * (grid.axis + 1) + (part,)
-            left = int(np.ptp(codes[place])) + 1
-            own = len(np.unique(real[place]))
-            if left < min(few, own / 2):
+        for name, ends in seen.ends.items():
+            left = int(np.ptp(np.rint(ends / step))) + 1
+            if left < min(few, seen.distinct[name] / 2):
                 found[name] = left
-        if found:
-            listed = first_ones(f"{name}: {left}" for name, left in found.items())
-            self._problems.append(
-                f"{grid.called}: {len(found)} of {len(grid.parts)} get fewer than {few} of the "
-                f"{num_codes} codes ({listed}), because one scale serves all values, which range "
-                f"from {np.min(real):.4g} to {np.max(real):.4g}; {grid.fix}."
-            )
+        if not found:
+            return None
+        listed = first_ones(f"{name}: {left}" for name, left in found.items())
+        return (
+            f"{grid.called}: {len(found)} of {len(grid.parts)} get fewer than {few} of the "
+            f"{num_codes} codes ({listed}), because one scale serves all values, which range "
+            f"from {seen.real[0]:.4g} to {seen.real[1]:.4g}; {grid.fix}."
+        )
 
 
-def _codes(layer: QuantizedLayer, real: np.ndarray, made: np.ndarray) -> tuple[np.ndarray, int]:
-    """The codes of values, up to a constant, and the number of codes that there are."""
-    quantizer = layer.quantize_config.output
-    if isinstance(quantizer, ActivationQuantizer):
-        steps = np.diff(np.unique(made))
-        step = np.min(steps, initial=np.inf)
-        return np.rint(made / step), 2**quantizer.num_bits
-    lowest, highest = (float(layer.output_variables[end].numpy()) for end in ENDS)
-    step = max(highest - lowest, 1e-30) / (_CODES_OF_FILE - 1)
-    return np.rint(real / step), _CODES_OF_FILE
+def _ends(values: np.ndarray) -> np.ndarray:
+    return np.array([np.min(values), np.max(values)])
 
 
 def _quantizer(node: Node) -> Quantizer | None:
