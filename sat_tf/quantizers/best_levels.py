@@ -30,8 +30,8 @@ _USUAL_POWER = 2
 # what clipping costs: among values at random there are too few of them.
 _AT_RANDOM = 8192
 _LARGEST = 2048
-# This many values are compared at once, in the caches of the processor.
-_IN_CACHE = 2**16
+# Of so many values one behind the other, the largest magnitude is kept: few have one of the tail.
+_BLOCK = 2**12
 
 
 class _Flat:
@@ -44,11 +44,15 @@ class _Flat:
     def __init__(self, parts: Sequence[np.ndarray]) -> None:
         self.parts = [part.reshape(-1) for part in parts]
         self.size = sum(part.size for part in self.parts)
+        starts = [np.arange(0, part.size, _BLOCK) for part in self.parts]
+        self._largest = [
+            np.maximum(np.maximum.reduceat(part, at), -np.minimum.reduceat(part, at))
+            for part, at in zip(self.parts, starts, strict=True)
+        ]
 
     def largest_magnitude(self) -> float:
         """The largest magnitude; NaN if there is a NaN."""
-        ends = [(np.max(part), -np.min(part)) for part in self.parts if part.size]
-        return float(np.max(ends, initial=0.0))
+        return float(np.max(np.concatenate(self._largest), initial=0.0))
 
     def at(self, places: np.ndarray) -> np.ndarray:
         """The values in some places."""
@@ -61,12 +65,13 @@ class _Flat:
 
     def beyond(self, bound: float) -> np.ndarray:
         """The values with a larger magnitude, in their order."""
-        rows = (
-            part[start : start + _IN_CACHE]
-            for part in self.parts
-            for start in range(0, part.size, _IN_CACHE)
+        blocks = (
+            part[_BLOCK * place : _BLOCK * (place + 1)]
+            for part, largest in zip(self.parts, self._largest, strict=True)
+            for place in np.flatnonzero(largest > bound)
         )
-        return np.concatenate([row[np.abs(row) > bound] for row in rows])
+        found = [block[np.abs(block) > bound] for block in blocks]
+        return np.concatenate([np.empty(0, np.float32), *found])
 
 
 @dataclasses.dataclass
