@@ -38,15 +38,18 @@ from sat_tf.quantizers.values import Function, itself
 @contextlib.contextmanager
 def float_weights(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
     """Inside, layers compute with clamped and rescaled weights that are not rounded."""
-    configs = [layer.quantize_config for layer in layers if isinstance(layer, QuantizedLayer)]
-    quantizers = [config.weights for config in configs]
+    changed = [layer for layer in layers if isinstance(layer, QuantizedLayer)]
+    before = [(layer.quantize_config.weights, layer.constant_kernel) for layer in changed]
     try:
-        for config, quantizer in zip(configs, quantizers, strict=True):
-            config.weights = None if quantizer is None else quantizer.with_settings(num_bits=None)
+        for layer, (quantizer, _) in zip(changed, before, strict=True):
+            unrounded = None if quantizer is None else quantizer.with_settings(num_bits=None)
+            layer.quantize_config.weights = unrounded
+            layer.use_kernel(None)
         yield
     finally:
-        for config, quantizer in zip(configs, quantizers, strict=True):
-            config.weights = quantizer
+        for layer, (quantizer, kernel) in zip(changed, before, strict=True):
+            layer.quantize_config.weights = quantizer
+            layer.use_kernel(kernel)
 
 
 _FEW_IMAGES = 32
@@ -166,7 +169,13 @@ def calibrate(
     passes = _PASSES[clipping_levels, bool(norms)]
     passes += bool(_observing(network, of_inputs=True)) + 1
     total = passes * Batches(images).num_images
-    with image_bar("calibrating", total, shown=progress) as advance:
+    with (
+        image_bar("calibrating", total, shown=progress) as advance,
+        contextlib.ExitStack() as kernels,
+    ):
+        for node in network:
+            if isinstance(node.layer, QuantizedLayer):
+                kernels.enter_context(node.layer.one_kernel())
         batches = Batches(images, advance=advance)
         # First of all, because what the first layers read depends on it.
         observe_ranges(network, batches, of_inputs=True)

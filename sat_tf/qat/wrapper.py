@@ -92,7 +92,7 @@ class QuantizedLayer(keras.layers.Wrapper):
         object.__setattr__(self, "_one_call_at_a_time", threading.RLock())
         object.__setattr__(self, "_bit_floor", None)
         object.__setattr__(self, "_copy", None)
-        object.__setattr__(self, "constant_kernel", None)
+        self.use_kernel(None)
 
     # Otherwise a SavedModel whose configuration cannot be read would silently load as a layer that
     # only replays what was traced.
@@ -188,25 +188,27 @@ class QuantizedLayer(keras.layers.Wrapper):
         if self._copy is None:
             object.__setattr__(self, "_copy", tf.Variable(effective, trainable=False, name="copy"))
         self._copy.assign(effective)
-        object.__setattr__(self, "constant_kernel", self._copy)
+        self.use_kernel(self._copy)
+
+    def use_kernel(self, kernel: tf.Tensor | tf.Variable | None) -> None:
+        """Makes calls in inference compute with an effective kernel; with their own where None."""
+        object.__setattr__(self, "constant_kernel", kernel)
 
     @contextlib.contextmanager
     def one_kernel(self) -> Iterator[None]:
         """Inside, calls in inference share one effective kernel; the latent one must not change."""
-        kernel = self.effective_kernel() if self.constant_kernel is None else None
-        if kernel is not None:
-            object.__setattr__(self, "constant_kernel", kernel)
+        before = self.constant_kernel
+        self.use_kernel(self.effective_kernel())
         try:
             yield
         finally:
-            if kernel is not None:
-                object.__setattr__(self, "constant_kernel", None)
+            self.use_kernel(before)
 
     def forget_copy(self) -> None:
         """The layer computes its effective kernel in every call again; the copy holds NaN."""
         if self.constant_kernel is not None:
             self.constant_kernel.assign(tf.fill(self.constant_kernel.shape, math.nan))
-        object.__setattr__(self, "constant_kernel", None)
+        self.use_kernel(None)
 
     @property
     def _int8_weights(self) -> str:

@@ -330,11 +330,11 @@ def _kernel_of(name: str, effective: Any, layer: QuantizedLayer) -> Iterator[Non
                 "the versions that sat-tf was tried with."
             )
     own = layer.constant_kernel
-    object.__setattr__(layer, "constant_kernel", tf.constant(theirs))
+    layer.use_kernel(tf.constant(theirs))
     try:
         yield
     finally:
-        object.__setattr__(layer, "constant_kernel", own)
+        layer.use_kernel(own)
 
 
 def _as_tf(values: Any) -> Any:
