@@ -4,6 +4,7 @@ import difflib
 import inspect
 import math
 import numbers
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,6 +13,9 @@ from sat_tf.messages import list_problems
 _Made = TypeVar("_Made")
 
 SEED_LIMIT = 2**32
+
+# Whether functions take an argument `training`: to look takes longer than a small layer.
+_takes_training: "weakref.WeakKeyDictionary[Any, bool]" = weakref.WeakKeyDictionary()
 
 
 class Rule(NamedTuple):
@@ -32,8 +36,10 @@ def training_argument(function: Callable[..., Any], training: Any) -> dict[str, 
     >>> training_argument(lambda inputs: inputs, False)
     {}
     """
-    takes = "training" in inspect.signature(function).parameters
-    return {"training": training} if takes else {}
+    function = getattr(function, "__func__", function)
+    if function not in _takes_training:
+        _takes_training[function] = "training" in inspect.signature(function).parameters
+    return {"training": training} if _takes_training[function] else {}
 
 
 def call_by_name(

@@ -121,10 +121,12 @@ def certainty_doubt(
     # If none of these few is certain, too few of all are.
     few = math.ceil(_OTHERS / 100.0 * (len(images) - 1)) + 1
     certain = are_certain(images[:few], 100.0) and are_certain(images, _OTHERS)
+    if not certain:
+        return None
     pixels = (images - np.asarray(fed.low)) / fed.scales
     if fed.reversed_channels:
         pixels = pixels[..., ::-1]
-    for other in smaller if certain else ():
+    for other in smaller:
         outputs = run(other.fed(pixels))
         apart = [float(np.median(gaps(outputs[name]))) for name, gaps in certain.items()]
         if any(_TOLD_APART[0] <= gap <= _TOLD_APART[1] for gap in apart):

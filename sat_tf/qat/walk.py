@@ -108,19 +108,15 @@ def walk(network: Network, images: Batch, call: Call, *, whole: Collection[str] 
             if at_once is not None and isinstance(node.layer, QuantizedLayer):
                 kernels.enter_context(node.layer.one_kernel())
             layers = 1 + max(one.layers for one in inputs)
-            given = [
-                _in_parts(
-                    one_by_one(one.parts) if isinstance(one.parts, list) else one.parts, at_once
-                )
-                for one in inputs
-            ]
+            given = [_in_parts(one.read(), at_once) for one in inputs]
             for name in network.last_read_by(node):
                 del tensors[name]
             del inputs
             made = call(node, _taken(node, given))
             del given
             first = next(made)
-            shape, rows, parts = first.shape, count, itertools.chain(one_by_one([first]), made)
+            shape, rows = first.shape, count
+            parts: list[tf.Tensor] | Parts = itertools.chain(one_by_one([first]), made)
             del first
             if at_once is None or reads[node.name] != 1 or layers == _MOST_LAYERS:
                 parts, layers = list(parts), 0

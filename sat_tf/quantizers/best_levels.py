@@ -161,11 +161,13 @@ def search(
     values = np.asarray(sample.values, np.float32).reshape(-1)
     wanted = sample.function(values)
     power = _POWERS.get(num_bits, _USUAL_POWER)
+    counts = np.ones(values.shape) if sample.counts is None else sample.counts
+    total = np.sum(counts)
     best, smallest = sample.largest, np.inf
     for level in np.arange(100, 0, -1) / 100.0 * sample.largest:
         differences = sample.function(quantize(values, level)) - wanted
         errors = np.abs(differences.astype(np.float64)) ** power
-        error = float(np.average(errors, weights=sample.counts))
+        error = float(np.sum(errors * counts) / total)
         if error < smallest:
             best, smallest = float(level), error
     return best

@@ -84,12 +84,13 @@ class SeenValues:
         parts = (values[start : start + _AT_ONCE] for start in starts)
         ends = [(np.min(part, axis=axes), np.max(part, axis=axes)) for part in parts]
         few = values[:_FEW_IMAGES]
+        off_pixels = {found: _off_pixels(few, found) for found in {expected, *USUAL}}
         return cls(
             np.min([lowest for lowest, _ in ends], axis=0),
             np.max([highest for _, highest in ends], axis=0),
-            _off_pixels(few, expected),
+            off_pixels[expected],
             values.ndim == 4,
-            np.array([_off_pixels(few, usual) for usual in USUAL]),
+            np.array([off_pixels[usual] for usual in USUAL]),
         )
 
     @property
@@ -111,11 +112,13 @@ def _off_pixels(values: np.ndarray, found: InputRange) -> float:
     """How far from a pixel's value the farthest is, in pixels."""
     if not has_channels(found, values.shape[-1]):
         return 0.5
-    farthest = []
+    farthest = 0.0
     for start in range(0, len(values), _AT_ONCE):
         pixels = (values[start : start + _AT_ONCE] - np.asarray(found.low)) / found.scales
-        farthest.append(np.max(np.abs(pixels - np.rint(pixels))))
-    return float(np.max(farthest))
+        farthest = max(farthest, float(np.max(np.abs(pixels - np.rint(pixels)))))
+        if farthest == 0.5:  # nothing is farther
+            break
+    return farthest
 
 
 def misfit(seen: SeenValues, expected: InputRange) -> str | None:
