@@ -10,11 +10,11 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from sat_tf import models
 from sat_tf.commands.noise import hide_noise
 from sat_tf.commands.options import add_trust, integer
 from sat_tf.commands.parser import Parser
 from sat_tf.messages import RunError, did_you_mean
-from sat_tf.models import MODELS, build
 from sat_tf.training.state.run_folder import CONFIG, QUANTIZED_MODEL, RunFolder
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def add_model_argument(parser: Parser) -> None:
         "model",
         metavar="MODEL",
         help="a Keras file (.keras, .h5) or SavedModel; the folder of a finished run; the name of "
-        f"a model, with random weights: {', '.join(MODELS)}, or {_APPLICATIONS}NAME",
+        f"a model, with random weights: {', '.join(models.MODELS)}, or {_APPLICATIONS}NAME",
     )
     add_trust(parser)
 
@@ -123,7 +123,9 @@ def add_image_size(
 
 def is_built_by_name(name: str) -> bool:
     """Whether a name is that of a model to build, and not a file."""
-    return name.startswith(_APPLICATIONS) or (name in MODELS and not pathlib.Path(name).exists())
+    return name.startswith(_APPLICATIONS) or (
+        name in models.MODELS and not pathlib.Path(name).exists()
+    )
 
 
 def model_maker(arguments: argparse.Namespace, verb: str) -> Callable[[], "keras.Model"]:
@@ -140,8 +142,8 @@ def model_maker(arguments: argparse.Namespace, verb: str) -> Callable[[], "keras
     size = getattr(arguments, "image_size", None)
     if name.startswith(_APPLICATIONS):
         return lambda: _application(name.removeprefix(_APPLICATIONS), size)
-    if name in MODELS and not path.exists():
-        return lambda: build(name, image_size=size or _USUAL_SIZE, num_classes=_NUM_CLASSES)
+    if name in models.MODELS and not path.exists():
+        return lambda: models.build(name, image_size=size or _USUAL_SIZE, num_classes=_NUM_CLASSES)
     if size is not None:
         raise RunError(
             f"{name}: received --image_size for a saved model, expected it for the name of one; "
@@ -157,7 +159,7 @@ def model_maker(arguments: argparse.Namespace, verb: str) -> Callable[[], "keras
         raise RunError(f"{name}: not found; expected a Keras model, or the folder of a run.")
     raise RunError(
         f"{name}: received neither a file nor the name of a model, expected one of them. "
-        f"{did_you_mean(name, MODELS)}"
+        f"{did_you_mean(name, models.MODELS)}"
     )
 
 
