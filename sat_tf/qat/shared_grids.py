@@ -50,7 +50,7 @@ class _Grid:
 
 @dataclasses.dataclass(frozen=True)
 class _Seen:
-    """What a batch has of a tensor with one grid.
+    """The values that a batch has in a tensor with one grid.
 
     Attributes:
         real: the smallest and the largest value.

@@ -31,7 +31,7 @@ _MOST_BYTES = 2**26
 # A part has so many bytes at most, or one image.
 _BYTES_AT_ONCE = 2**24
 
-# So many layers compute a part one inside the other at most: Python nests no more than 1000 calls.
+# Python nests no more than 1000 calls: no more than this many layers compute a part in one another.
 _MOST_LAYERS = 16
 
 # The parts of a tensor of a batch: as many images in each but the last.
