@@ -7,6 +7,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
+from sat_tf.qat.calibrate import float_weights
 from sat_tf.qat.wrapper import ConstantWeights, constant_weights
 from tests.qat import float_models
 
@@ -193,3 +194,14 @@ def test_what_is_no_model_of_tf_keras_is_refused():
         sat_tf.callbacks.constant_weights(object()),
     ):
         pass
+
+
+def test_float_weights_are_float_inside_too():
+    model = _quantized(compiled=False)
+    with float_weights(model.layers):
+        made = model(IMAGES)
+    assert np.any(made != model(IMAGES))
+    with constant_weights(model):
+        with float_weights(model.layers):
+            np.testing.assert_array_equal(model(IMAGES), made)
+        assert np.any(made != model(IMAGES))
