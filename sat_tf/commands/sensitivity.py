@@ -92,8 +92,9 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
             overrides = found.suggest(
                 max_drop=arguments.max_drop, average_bits=arguments.average_bits
             )
-            console.print("BitPolicy(overrides=...) suggested:")
-            for name, fields in overrides.items():
-                console.print(f"  {name!r}: {fields}", highlight=False, markup=False)
             if not overrides:
-                console.print("  none: the policy already meets it", highlight=False)
+                console.print("No overrides are suggested: the policy already meets it.")
+                return
+            console.print("Suggested, for BitPolicy(overrides=...):")
+            rows = (f"    {name!r}: {fields},\n" for name, fields in overrides.items())
+            console.print("{\n" + "".join(rows) + "}", highlight=False, markup=False)

@@ -21,6 +21,7 @@ from sat_tf.qat.wrapper import output_quantizer
 from sat_tf.quantizers.input_range import PIXELS
 from sat_tf.quantizers.protocol import PixelQuantizer
 from sat_tf.quantizers.seen_values import (
+    ON_AVERAGE,
     RANGE_FIX,
     SeenValues,
     each_its_own,
@@ -328,7 +329,7 @@ def observe_pixels(
         seen = SeenValues.of(several[network.inputs.index(name)], quantizer.range)
         trained_on = quantizer.seen(node.layer.output_variables)
         wrong: dict[str, str] = {}  # images like those of the training before are one problem
-        for when, one in (("", seen), ("the training before on ", trained_on)):
+        for when, one in (("", seen), (f"the training before, {ON_AVERAGE}, on ", trained_on)):
             if one and (problem := misfit(one, quantizer.range)):
                 wrong.setdefault(fitting(one), f"{name}: received {when}{problem}; {RANGE_FIX}")
         own = each_its_own(network.inputs, name)

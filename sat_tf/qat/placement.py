@@ -180,8 +180,8 @@ class _Placer:
         message = list_problems(f"model {self.network.name!r}", self.problems)
         if self.unsupported:
             message += (
-                f"\nsat-tf quantizes {', '.join(layer_kinds.supported_names())}. Replace others, "
-                "or have them in float by unsupported='float' (--unsupported=float)."
+                "\nReplace them, or leave them float: unsupported='float' (--unsupported=float). "
+                f"sat-tf quantizes {', '.join(layer_kinds.supported_names())}."
             )
         raise PlacementError(message, self.problems)
 

@@ -34,6 +34,8 @@ _FEW_IMAGES = 64
 # This many are converted to float64 at once.
 _AT_ONCE = 8
 
+# What training has shown is remembered as moving averages: no batch may have had these ends.
+ON_AVERAGE = "on average over its latest batches"
 RANGE_FIX = (
     "give sat_tf.requantize, or sat_tf.quantize_model, a BitPolicy with the settings that fit"
 )

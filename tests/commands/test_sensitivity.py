@@ -15,7 +15,7 @@ def test_a_saved_model_is_measured_and_a_policy_suggested(files, tmp_path, said)
     assert main.main(["sensitivity", *words]) == 0
     words = said()
     assert "ranked by distance" in words
-    assert "suggested: " in words
+    assert "Suggested, for BitPolicy(overrides=...): {" in words
     with table.open(encoding="utf-8") as file:
         names = [row["name"] for row in csv.DictReader(file)]
     assert names == ["stem", "depthwise", "pointwise", "pointwise_bn", "pool", "classifier"]

@@ -238,7 +238,10 @@ def test_calibrate_refuses_the_right_images_after_training_on_others():
     model = _quantized()
     with pytest.warns(UserWarning, match="the model is trained on"):
         _fit(model, range_of((0, 1)).fed(PICTURES))
-    with pytest.raises(ValueError, match="the training before on values from 0 to 1"):
+    with pytest.raises(
+        ValueError,
+        match="the training before, on average over its latest batches, on values from 0 to 1",
+    ):
         sat_tf.calibrate(model, PICTURES)
 
 

@@ -19,7 +19,7 @@ from sat_tf.graph.network import Network, Node, call_in_inference
 from sat_tf.qat.layout import call_name, inner_layer, is_quantized
 from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer, rounds_to_input
 from sat_tf.quantizers.protocol import ActivationQuantizer, PixelQuantizer, WeightQuantizer
-from sat_tf.quantizers.seen_values import RANGE_FIX, each_its_own, misfit
+from sat_tf.quantizers.seen_values import ON_AVERAGE, RANGE_FIX, each_its_own, misfit
 
 _LOWER_PRECISIONS = ("float16", "bfloat16")
 _KERNELS_OF_8_BITS = (Role.SUM, Role.PRODUCT, Role.CONCATENATION, Role.MEAN)
@@ -268,7 +268,11 @@ def _misfits(network: Network, node: Node) -> Iterator[str]:
         problem = misfit(seen, quantizer.range) if seen else None
         if problem:
             own = each_its_own(network.inputs, node.inputs[0])
-            yield f"{node.inputs[0]}: received a model that was fed {problem}; {RANGE_FIX}{own}."
+            yield (
+                f"{node.inputs[0]}: received a model that was fed, {ON_AVERAGE}, {problem}; "
+                f"{RANGE_FIX}{own}. Where it was trained on other values by mistake, quantize the "
+                "float model anew."
+            )
     if is_input(node) and observed_range(node.layer) is None:
         yield (
             f"{node.inputs[0]}: received a model that has seen no values of this input, "
