@@ -16,6 +16,7 @@ from sat_tf.commands.parser import Parser
 from sat_tf.messages import RunError, list_problems, say
 from sat_tf.targets import OUTPUT_TYPES, PROCESSORS, output_type_problem, target_problem
 from sat_tf.training.interruption import Interruption, Stopped
+from sat_tf.training.state.run_folder import CONFIG
 
 
 def add_resume(parser: Parser) -> None:
@@ -228,13 +229,17 @@ def unless_stopped(
         console: where to say it.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C has stopped it; says that it can be resumed.
+        KeyboardInterrupt: Ctrl-C has stopped it; says whether there is a run to be resumed.
     """
     try:
         with Interruption().catching_signals():
             return work()
     except Stopped as stopped:
-        said = f"Stopped as asked; everything is saved in {folder}: the same command resumes."
+        said = (
+            f"Stopped as asked; everything is saved in {folder}: the same command resumes."
+            if any(folder.rglob(CONFIG))
+            else "Stopped as asked; no run had begun."
+        )
         if stopped.by_keyboard:
             raise KeyboardInterrupt(said) from None
         say(console, said)

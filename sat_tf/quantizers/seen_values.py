@@ -160,12 +160,12 @@ def pixel_doubt(seen: SeenValues, expected: InputRange) -> str | None:
         return None
     if _off_grid(seen, expected):
         if seen.are_pictures:
-            why = "pictures that have been resized are, and others should not be"
+            why = "resized pictures have such values, others should not"
         else:
             why = "where they are no pixels, set BitPolicy(input_type='int8'), or 'float32'"
         return (
-            f"{seen} lie between those of the pixels 0 to 255, to which the exported file rounds "
-            f"them; {why}"
+            f"{seen}, of which some lie between those of the pixels 0 to 255, to which the "
+            f"exported file rounds them; {why}"
         )
     if np.all((seen.highest - seen.lowest) / expected.scales <= _FEW_PIXELS):
         return (

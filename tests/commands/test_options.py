@@ -39,14 +39,20 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
         open_folder(tmp_path).__enter__()
 
 
-def test_ctrl_c_says_that_the_run_resumes_and_fails(tmp_path, capsys):
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_ctrl_c_fails_and_says_whether_there_is_a_run_that_resumes(has_begun, tmp_path, capsys):
     def stopped():
         raise Stopped(by_keyboard=True)
 
+    folder = tmp_path / "run"
+    if has_begun:
+        folder.mkdir()
+        (folder / "config.yaml").write_text("name: run")
     console = rich.console.Console()
-    assert main.report_errors(lambda: unless_stopped(stopped, tmp_path, console)) == 130
+    assert main.report_errors(lambda: unless_stopped(stopped, folder, console)) == 130
     said = " ".join(capsys.readouterr().err.split())
-    assert f"everything is saved in {tmp_path}: the same command resumes." in said
+    resumes = f"everything is saved in {folder}: the same command resumes."
+    assert (resumes if has_begun else "Stopped as asked; no run had begun.") in said
 
 
 # -- what is printed -------------------------------------------------------------------------------
