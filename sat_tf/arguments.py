@@ -1,5 +1,6 @@
 """Arguments of functions: which they take, and checks of which one error lists every problem."""
 
+import contextlib
 import difflib
 import inspect
 import math
@@ -37,9 +38,14 @@ def training_argument(function: Callable[..., Any], training: Any) -> dict[str, 
     {}
     """
     function = getattr(function, "__func__", function)
-    if function not in _takes_training:
-        _takes_training[function] = "training" in inspect.signature(function).parameters
-    return {"training": training} if _takes_training[function] else {}
+    takes = None
+    with contextlib.suppress(TypeError):  # what is written in C may take no weak reference
+        takes = _takes_training.get(function)
+    if takes is None:
+        takes = "training" in inspect.signature(function).parameters
+        with contextlib.suppress(TypeError):
+            _takes_training[function] = takes
+    return {"training": training} if takes else {}
 
 
 def call_by_name(

@@ -22,10 +22,11 @@ from sat_tf.commands.pixels import (
     add_image_arguments,
     fixed_input_shape,
     image_options,
+    say_notes,
 )
 from sat_tf.commands.quantization.policy import add_input_range, with_input_range
 from sat_tf.export.certificate.certificate import ImagesFrom
-from sat_tf.messages import say, value_errors_as_run_errors
+from sat_tf.messages import value_errors_as_run_errors
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.input_range import PIXELS, InputRange
 from sat_tf.training.state.run_folder import CONFIG
@@ -91,8 +92,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         images = _images(arguments, wanted, model)
         fed = None
         if images is not None:
-            for note in images.notes:
-                say(console, f"Note: {note}")
+            say_notes(images.notes, console)
             fed = images.images
             if fed.dtype == np.uint8:
                 fed = _fed_range(arguments, model, images, console).fed(fed)

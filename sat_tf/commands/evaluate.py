@@ -9,7 +9,7 @@ from rich.console import Console
 from sat_tf.commands.models import load_model, quiet_tensorflow
 from sat_tf.commands.options import add_trust
 from sat_tf.commands.parser import Parser
-from sat_tf.commands.pixels import ImageOptions, add_image_arguments, image_options
+from sat_tf.commands.pixels import ImageOptions, add_image_arguments, image_options, say_notes
 from sat_tf.export.evaluate import evaluate_tflite, file_interface
 from sat_tf.export.tflite.metadata import read_metadata
 from sat_tf.messages import RunError, list_problems, say, value_errors_as_run_errors
@@ -129,8 +129,7 @@ def evaluate_file(
                 f"{wanted.images}: received images without labels, expected a folder with a folder "
                 "of pictures for each class, or --dataset."
             )
-        for note in pixels.notes:
-            say(console, f"Note: {note}")
+        say_notes(pixels.notes, console)
         top = [k for k in _USUAL_TOP if k <= interface.num_outputs]
         found = evaluate_tflite(path, pixels.images, pixels.labels, top=top)
     shares = ", ".join(f"top-{k} {100 * share:.2f} %" for k, share in found.top.items())

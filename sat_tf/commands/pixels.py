@@ -5,7 +5,7 @@ import dataclasses
 import inspect
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -362,8 +362,7 @@ def images_as_fed(
     (name,) = model.input_names
     input_type = policy.type_of(name)
     expect_fitting("--images", pixels.images, shape, input_type)
-    for note in pixels.notes:
-        say(console, f"Note: {note}")
+    say_notes(pixels.notes, console)
     if not (is_quantized(Network(model)) or is_built_by_name(subject)):
         policy = with_input_range(policy, model, subject, pixels.sample, console)
     if input_type == INPUT_TYPES[0]:
@@ -374,14 +373,22 @@ def images_as_fed(
 def expect_fitting(
     subject: str, images: np.ndarray, shape: tuple[int, ...], input_type: str
 ) -> None:
-    """Raises ValueError unless images, or arrays in their place, fit an input."""
-    if problems := image_problems(images, shape, input_type):
+    """Raises ValueError unless images, or real values in their place, fit a float model."""
+    # The codes of real values are known to a file alone.
+    kind = input_type if input_type == INPUT_TYPES[0] else "float32"
+    if problems := image_problems(images, shape, kind):
         if input_type == INPUT_TYPES[0] and images.dtype != np.uint8:
             problems.append(
                 "If they are no pixels, give --policy input_type=int8, which keeps the file of "
                 "integers, or input_type=float32."
             )
         raise ValueError(list_problems(subject, problems))
+
+
+def say_notes(notes: Iterable[str], console: Console) -> None:
+    """Prints remarks on images, such as on those that were left out."""
+    for note in notes:
+        say(console, f"Note: {note}", style="yellow")
 
 
 def read_array(path: str, *, of_disk: bool = False) -> np.ndarray:

@@ -175,7 +175,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     is_done = isinstance(found, Pictures) or folder.file(run_folder.RESULTS).exists()
     if is_done and arguments.bits < _FEWEST_WITHOUT_TRAINING:
         why_not = found.why_not if isinstance(found, Pictures) else ""
-        _note_cost(arguments.bits, folder, why_not, console, epochs=arguments.epochs or 0)
+        _note_cost(arguments.bits, folder, why_not, console)
     for doubt in doubts:  # what stands far above is easily passed over
         _note(doubt, console)
     return exact
@@ -191,9 +191,7 @@ def _size(path: pathlib.Path) -> str:
     return f": {len(content):,} bytes, {gzip_size(content):,} after gzip"
 
 
-def _note_cost(
-    bits: int, folder: RunFolder, why_not: str, console: Console, *, epochs: int
-) -> None:
+def _note_cost(bits: int, folder: RunFolder, why_not: str, console: Console) -> None:
     """Says what few bits have cost, where that was measured, and what costs less.
 
     Args:
@@ -201,7 +199,6 @@ def _note_cost(
         folder: with the results, if any were measured.
         why_not: why the pictures cannot be trained on; empty where they can.
         console: where it is said.
-        epochs: that it was trained for.
     """
     from sat_tf.training.report.results import Results
 
@@ -210,8 +207,9 @@ def _note_cost(
     if found is not None:
         on_all = found.images_of_file == found.held_out_images
         top1 = found.tflite_top1 if on_all else found.quantized_top1
+    is_trained = found is not None and found.learning_rate is not None
     if found is None or found.float_top1 is None or top1 is None:
-        if epochs:
+        if is_trained:
             return
         trains = "" if why_not else "; --epochs 5 trains, also without labels"
         _note(
@@ -223,8 +221,8 @@ def _note_cost(
     gained = top1 - found.float_top1
     if gained >= -_SMALL_LOSS:
         return
-    if epochs:
-        how = f"after {epochs} epoch{'' if epochs == 1 else 's'}"
+    if is_trained:
+        how = "after training"
         fix = (
             "more epochs and more bits cost less, and sat-tf sensitivity names the layers to blame"
         )

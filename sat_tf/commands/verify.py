@@ -23,6 +23,7 @@ from sat_tf.commands.pixels import (
     Pixels,
     add_image_arguments,
     image_options,
+    say_notes,
 )
 from sat_tf.commands.verification_table import print_certificate
 from sat_tf.export.certificate.certificate import Certificate, ImagesFrom, read_certificate
@@ -288,8 +289,7 @@ def _compare(
             "sat_tf.export.compare_operators."
         )
     pixels = wanted.load(first.shape, classes[0])
-    for note in pixels.notes:
-        say(console, f"Note: {note}")
+    say_notes(pixels.notes, console)
     # Inputs of one shape get images of their own.
     more = [random_images(one.shape, count, seed + 1) for seed, one in enumerate(others)]
     found = compare_operators(
@@ -389,8 +389,7 @@ def _pixels(
     if target.folder is None or wanted.is_given:
         said = read_metadata(target.tflite.read_bytes(), str(target.tflite))
         pixels = wanted.load(shape, num_classes, said)
-        for note in pixels.notes:
-            say(console, f"Note: {note}")
+        say_notes(pixels.notes, console)
         return pixels
     config = read_config(target.folder.file(CONFIG))
     quiet_tensorflow()

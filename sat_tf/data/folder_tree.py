@@ -249,7 +249,9 @@ def _note(names: set[str], classes: list[str], held_out: Split) -> str:
     alone = len(classes) - len(set(held_out.labels))
     left_out = f"; {alone} with one picture, which is trained on" if alone else ""
     beside = sorted(names - {TRAIN}) if TRAIN in names else []
-    unread = f"; not read: {first_ones(beside)}, which val would be" if beside else ""
+    unread = (
+        f"; not read: {first_ones(beside)}; val is the name of what is held out" if beside else ""
+    )
     return f"{where}: of each class a fifth is held out, by a hash of the names{left_out}{unread}"
 
 

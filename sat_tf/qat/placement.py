@@ -180,7 +180,7 @@ class _Placer:
         message = list_problems(f"model {self.network.name!r}", self.problems)
         if self.unsupported:
             message += (
-                "\nReplace them, or leave them float: unsupported='float' (--unsupported=float). "
+                "\nReplace them, or leave them float by unsupported='float' or no annotation. "
                 f"sat-tf quantizes {', '.join(layer_kinds.supported_names())}."
             )
         raise PlacementError(message, self.problems)

@@ -35,7 +35,7 @@ class ImageQuantizer(PixelQuantizer):
     in pixels, are moving averages over batches as those of `RangeObserver`; so is `off_usual`, the
     same for the pixels of each of `seen_values.USUAL`. Values that are
     certainly of another range (`seen_values.misfit`) are warned of once, in the first batch or a
-    later one; what XLA compiles cannot warn.
+    later one, and so are doubtful ones before; what XLA compiles cannot warn.
 
     Args:
         low: real value of a pixel of 0; a number, or one for each channel.
@@ -47,7 +47,7 @@ class ImageQuantizer(PixelQuantizer):
 
     input_type = INPUT_TYPES[0]
     _are_pictures = True  # until `variables` sees the shape
-    _has_warned = False
+    _told = 0  # a doubt 1, a problem 2
 
     low: Any = 0.0
     high: Any = 255.0
@@ -164,9 +164,10 @@ class ImageQuantizer(PixelQuantizer):
     ) -> None:
         seen = SeenValues(lowest, highest, float(off_grid), self._are_pictures, off_usual)
         problem, doubt = misfit(seen, self.range), pixel_doubt(seen, self.range)
-        if self._has_warned or not (problem or (doubt and not seen.are_pictures)):
+        found = 2 if problem else 1 if doubt and not seen.are_pictures else 0
+        if found <= self._told:
             return
-        self._has_warned = True
+        self._told = found
         warn(
             f"the model is trained on {problem}. export_tflite will refuse it; quantize the "
             "float model with a BitPolicy that says so."

@@ -78,6 +78,10 @@ def test_every_command_takes_real_values(command, files, monkeypatch, said):
     told = said()
     assert "Input range" not in told
     assert "Images are fed as" not in told
+    if command != "audit":
+        np.save("codes.npy", draw.integers(-128, 128, (64, 32, 2)).astype(np.int8))
+        assert main.main([command, *[word.replace("signals", "codes") for word in words]]) == 2
+        assert "received int8, expected real values" in said()
 
 
 @pytest.mark.thorough

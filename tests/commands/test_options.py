@@ -4,9 +4,10 @@ import pytest
 import rich.console
 from rich.table import Table
 
-from sat_tf.commands import main
+from sat_tf.commands import main, options
 from sat_tf.commands import main as module
 from sat_tf.commands.options import open_folder, unless_stopped
+from sat_tf.export.lowering import packing
 from sat_tf.messages import RunError
 from sat_tf.training.interruption import Stopped
 
@@ -53,6 +54,10 @@ def test_ctrl_c_fails_and_says_whether_there_is_a_run_that_resumes(has_begun, tm
     said = " ".join(capsys.readouterr().err.split())
     resumes = f"everything is saved in {folder}: the same command resumes."
     assert (resumes if has_begun else "Stopped as asked; no run had begun.") in said
+
+
+def test_the_storages_that_can_be_asked_for_are_those_of_files():
+    assert tuple(packing.PACKINGS) == options.PACKS
 
 
 # -- what is printed -------------------------------------------------------------------------------

@@ -253,36 +253,34 @@ def test_training_is_the_fix_only_where_it_can_be_had(why_not, fix, tmp_path, mo
     found = types.SimpleNamespace(
         images_of_file=64, held_out_images=64, tflite_top1=0.875, float_top1=0.9375
     )
+    found.learning_rate = None
     monkeypatch.setattr(Results, "read", lambda folder: found)
     folder = RunFolder(tmp_path)
     folder.write_json(run_folder.RESULTS, {})
-    quantize._note_cost(4, folder, why_not, Console(width=200), epochs=0)
+    quantize._note_cost(4, folder, why_not, Console(width=200))
     expected = f"Note: 4 bits without training: -6.25 points of top-1; {fix}"
     assert capsys.readouterr().out.strip() == expected
 
 
 @pytest.mark.parametrize(
-    ("epochs", "float_top1", "said"),
+    ("rate", "float_top1", "said"),
     [
-        (0, 0.879, ""),
-        (3, 0.879, ""),
-        (
-            3,
-            0.9375,
-            "Note: 2 bits after 3 epochs: -6.25 points of top-1; more epochs and more bits",
-        ),
+        (None, 0.879, ""),
+        (1e-3, 0.879, ""),
+        (1e-3, 0.9375, "Note: 2 bits after training: -6.25 points of top-1; more epochs and more"),
     ],
 )
 def test_a_loss_that_is_left_after_training_has_advice_and_a_small_one_none(
-    epochs, float_top1, said, tmp_path, monkeypatch, capsys
+    rate, float_top1, said, tmp_path, monkeypatch, capsys
 ):
     found = types.SimpleNamespace(
         images_of_file=64, held_out_images=64, tflite_top1=0.875, float_top1=float_top1
     )
+    found.learning_rate = rate
     monkeypatch.setattr(Results, "read", lambda folder: found)
     folder = RunFolder(tmp_path)
     folder.write_json(run_folder.RESULTS, {})
-    quantize._note_cost(2, folder, "", Console(width=200), epochs=epochs)
+    quantize._note_cost(2, folder, "", Console(width=200))
     printed = capsys.readouterr().out.strip()
     assert printed.startswith(said)
     assert bool(printed) == bool(said)

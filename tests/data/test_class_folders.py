@@ -128,7 +128,7 @@ def test_folders_beside_train_that_are_not_read_are_named(tmp_path):
         tmp_path, *(f"{part}/cat/{number}.jpg" for part in ("train", "held_out") for number in "12")
     )
     (note,) = read_tree(tmp_path).notes
-    assert note.endswith("; not read: held_out, which val would be")
+    assert note.endswith("; not read: held_out; val is the name of what is held out")
 
 
 def test_pictures_beside_folders_or_without_any_are_named(tmp_path):

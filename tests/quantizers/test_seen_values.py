@@ -8,6 +8,7 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.qat.policy import BitPolicy
+from sat_tf.quantizers.image import ImageQuantizer
 from sat_tf.quantizers.input_range import PIXELS, range_of
 from sat_tf.quantizers.seen_values import SeenValues, misfit, pixel_doubt
 from tests.qat.float_models import pretend_trained
@@ -284,3 +285,15 @@ def test_what_a_model_of_before_has_seen_is_on_its_own_pixels_in_one_of_today():
     layer.quantize_config.output.remember(seen, layer.output_variables, 3)
     assert misfit(_seen(model), range_of((0, 1))) is None
     assert pixel_doubt(_seen(model), range_of((0, 1))) is None
+
+
+def test_values_that_are_certainly_wrong_are_told_after_doubtful_ones_and_once():
+    quantizer = ImageQuantizer()
+    quantizer.variables((None, 12))  # no pictures
+    batches = [(100.3, "lie between those of the pixels"), (9000.0, "export_tflite will refuse it")]
+    for highest, said in batches:
+        with pytest.warns(UserWarning, match=said):
+            quantizer._warn(np.float32(0.0), np.float32(highest), np.float32(0.3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        quantizer._warn(np.float32(0.0), np.float32(9000.0), np.float32(0.3))

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from rich.console import Console
 
-from sat_tf.commands.pixels import expect_fitting, fixed_input_shape, read_array
+from sat_tf.commands.pixels import expect_fitting, fixed_input_shape, read_array, say_notes
 from sat_tf.data import source as data_source
 from sat_tf.data.folder_tree import HELD_OUT_SHARE, TRAIN
 from sat_tf.data.picture_folder import FolderImages, load_folder
 from sat_tf.data.source import ImageSource, spread_evenly
 from sat_tf.export.certificate.certificate import ImagesFrom
-from sat_tf.messages import say
 from sat_tf.preprocessing import COVERING, Preprocessing
 from sat_tf.qat.policy import BitPolicy
 
@@ -129,8 +128,7 @@ def find_pictures(
     is_taught = to_train and not why_not
     learned = "; the folders are passed over" if is_taught else ""
     notes = () if is_taught else source.notes
-    for note in (f"received {why}: {not_measured} is not measured{learned}.", *notes):
-        say(console, f"Note: {note}", style="yellow")
+    say_notes((f"received {why}: {not_measured} is not measured{learned}.", *notes), console)
     if is_taught:
         return _without_labels(folder, shape)
     labels = source.held_out_files
@@ -141,7 +139,7 @@ def find_pictures(
         preprocessing=source.preprocessing,
         among=list(labels),
     )
-    _say_left_out(held_out, console)
+    say_notes(held_out.notes, console)
     return Pictures(
         images=source.training_sample(min(CALIBRATION_IMAGES, source.num_train), seed=0),
         held_out=held_out.images,
@@ -196,21 +194,16 @@ def _why_not(model: "keras.Model", shape: tuple[int, ...]) -> str:
     return "" if is_row else f"a model with outputs of shape {given} that are no row of classes"
 
 
-def _say_left_out(found: FolderImages, console: Console) -> None:
-    for note in found.notes:
-        say(console, f"Note: {note}.", style="yellow")
-
-
 def _parted(
     folder: pathlib.Path, shape: tuple[int, ...], console: Console
 ) -> tuple[np.ndarray, FolderImages]:
     """Pictures to calibrate on, and held-out ones: the same where there are no classes."""
     found = load_folder(folder, shape, most=CALIBRATION_IMAGES)
-    _say_left_out(found, console)
+    say_notes(found.notes, console)
     train = folder / TRAIN
     if train.is_dir():
         to_calibrate = load_folder(train, shape, most=CALIBRATION_IMAGES)
-        _say_left_out(to_calibrate, console)
+        say_notes(to_calibrate.notes, console)
         return to_calibrate.images, found
     if found.labels is None or len(found.images) < _PARTS:
         return found.images, found

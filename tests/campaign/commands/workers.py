@@ -154,7 +154,8 @@ def _killed(folder: pathlib.Path) -> Verdict:
         first, second = workers.finish()
         if second.status != -signal.SIGKILL:
             return Verdict(SOUND, f"it was over before: {first.status}, {second.status}")
-        if first.is_late and not (workers.place / "done" / run_folder.CONFIG).exists():
+        waits = first.is_late and "it waits for" in first.out
+        if waits and not (workers.place / "done" / run_folder.CONFIG).exists():
             # On a busy machine the other one was killed before it came.
             return Verdict(SOUND, "it waits for one that never came, and says so")
         if found := judge_process(first, most_seconds=_SECONDS):
