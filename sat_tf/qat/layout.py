@@ -15,7 +15,7 @@ from sat_tf.graph.network import Network, Node, as_layer_name, refuse_losses
 from sat_tf.graph.rewrite import rewritten
 from sat_tf.messages import first_ones, list_problems, warn
 from sat_tf.qat.configs import PlacedConfig
-from sat_tf.qat.inputs import apply_fold, find_folds
+from sat_tf.qat.inputs import apply_fold, find_folds, reads_floats
 from sat_tf.qat.model_class import of_class_of
 from sat_tf.qat.placed import Placement
 from sat_tf.qat.placement import place
@@ -28,6 +28,10 @@ from sat_tf.quantizers.protocol import ActivationQuantizer
 _INTEGERS_IF_ANNOTATED = (
     *(Role.NORM, Role.AFFINE, Role.RECTIFIER, Role.SCALING, Role.SUM, Role.PRODUCT),
     *(Role.CONCATENATION, Role.MEAN, Role.FUNCTION),
+)
+# Files compute these on codes where a quantizer is inserted between them and all that read them.
+_INTEGERS_IF_READ_AS_CODES = (
+    *(Role.NORM, Role.AFFINE, Role.RECTIFIER, Role.SCALING, Role.CONCATENATION, Role.MEAN),
 )
 
 
@@ -142,10 +146,7 @@ def _form_of(node: Node, placement: Placement, *, is_private: bool) -> keras.lay
         fresh = adapted_copy(fresh)
     if layer_kinds.combination_of(fresh) is Combination.WITH_MAP:
         # Its map is rounded where its output becomes codes, or that of the layer that absorbs it.
-        name = node.name
-        while name in placement.reasons.absorbed_by:
-            name = placement.reasons.absorbed_by[name]
-        config = placement.configs.get(name)
+        config = placement.configs.get(placement.reasons.absorbing(node.name))
         if config is not None and config.output is not None:
             fresh = fresh.rounded()
     return fresh
@@ -229,7 +230,7 @@ def quantized_model(
         raise ValueError(list_problems(f"model {model.name!r}", problems))
     _warn_of_codes_beyond_int8(model.name, placement)
     if kernels is None:
-        _warn_of_float_layers(network, annotations)
+        _warn_of_float_layers(network, annotations, placement, policy)
         _warn_of_guessed_levels(model.name, placement)
     layers: dict[str, keras.layers.Layer] = {}
 
@@ -345,24 +346,65 @@ def non_finite_weights(network: Network) -> list[str]:
     return problems
 
 
-def _warn_of_float_layers(network: Network, annotations: Collection[str]) -> None:
+def _warn_of_float_layers(
+    network: Network, annotations: Collection[str], placement: Placement, policy: BitPolicy
+) -> None:
     """Warns of layers behind annotated ones that would be integers with an annotation, too.
 
     Linear layers are left out on purpose, and so is what stands behind these.
     """
+    if not placement.reasons.quantizes_activations:
+        return
+
+    def becomes_codes(name: str) -> bool:
+        """Whether all readers of a tensor get codes, of inserted quantizers or of their own."""
+        served = {reader for inserted in placement.behind(name) for reader in inserted.readers}
+
+        def gets_codes(reader: Node) -> bool:
+            role = layer_kinds.role_of(reader.layer)
+            folds = role in (Role.RECTIFIER, Role.CONCATENATION)
+            if reader.name in served or (folds and reader.layer.name in annotations):
+                return True
+            return (folds or role is Role.IDENTITY) and becomes_codes(reader.name)
+
+        return name not in network.outputs and all(map(gets_codes, network.consumers(name)))
+
+    def is_integer(node: Node) -> bool:
+        """Whether a layer without an annotation is part of one that makes codes."""
+        absorbing = network[placement.reasons.absorbing(node.name)]
+        if absorbing.layer.name in annotations:
+            return True
+        is_folded = layer_kinds.role_of(absorbing.layer) in _INTEGERS_IF_READ_AS_CODES
+        return is_folded and floats.isdisjoint(node.inputs) and becomes_codes(absorbing.name)
+
+    def is_float_anyway(node: Node) -> bool:
+        is_native = policy.processor.native and layer_kinds.native_of(node.layer) is not None
+        return reads_floats(node.layer) and not is_native
+
     left: dict[str, None] = {}
+    behind: set[str] = set()
+    floats: set[str] = set()
     for node in network:
-        name, role = node.layer.name, layer_kinds.role_of(node.layer)
-        before = {network[read].layer.name for read in node.inputs}
-        is_behind = not before.isdisjoint({*annotations, *left})
-        if is_behind and name not in annotations and role in _INTEGERS_IF_ANNOTATED:
-            left[name] = None
+        role = layer_kinds.role_of(node.layer)
+        is_behind = not behind.isdisjoint(node.inputs)
+        if node.layer.name in annotations:
+            behind.add(node.name)
+        elif is_behind and role.keeps_codes:
+            behind.add(node.name)
+            if not floats.isdisjoint(node.inputs):
+                floats.add(node.name)
+        elif is_behind and role in _INTEGERS_IF_ANNOTATED:
+            behind.add(node.name)
+            if not is_integer(node):
+                floats.add(node.name)
+                if not is_float_anyway(node):
+                    left[node.layer.name] = None
     if left:
         warn(
-            f"model {network.name!r}: {first_ones(left)} have no annotation and stay float, which "
-            "the file computes in float32 between a DEQUANTIZE and a QUANTIZE; to have integers, "
-            "annotate them, or the whole by tfmot.quantization.keras.quantize_annotate_model, "
-            "which keeps the annotations of layers."
+            f"model {network.name!r}: {first_ones(left)} have no annotation and stay float: the "
+            "file computes them in float32; to have integers, annotate them, or the whole by "
+            "tfmot.quantization.keras.quantize_annotate_model, which keeps the annotations of "
+            "layers."
         )
 
 

@@ -87,6 +87,12 @@ class Reasons:
     guessed: frozenset[str]
     kernels: dict[str, KernelFields]
 
+    def absorbing(self, name: str) -> str:
+        """The name of the layer whose integers a layer becomes: its own, unless it is absorbed."""
+        while name in self.absorbed_by:
+            name = self.absorbed_by[name]
+        return name
+
 
 class PlacementError(ValueError):
     """A model cannot be quantized as asked.

@@ -155,12 +155,61 @@ def test_layers_that_an_annotation_left_float_between_integers_are_named():
     tensor = L.ReLU(name="on_purpose")(L.Conv2D(4, 3, name="b")(tensor))
     tensor = annotate_layer(L.Dense(2, name="c"))(L.Flatten(name="flatten")(tensor))
     model = keras.Model(image, L.Softmax(name="softmax")(tensor))
-    with pytest.warns(UserWarning, match=": norm, relu have no annotation and stay float, which"):
+    with pytest.warns(UserWarning, match=": norm, relu have no annotation and stay float: the"):
         quantize_apply(model, scheme=sat_tf.SatQuantizeScheme())
     annotated = annotate_model(model)  # also where layers were annotated before
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*no annotation")
         quantize_apply(annotated, scheme=sat_tf.SatQuantizeScheme())
+
+
+def _operators(model, path):
+    """The operators of the file of a model, where the layout warns of no layer left float."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*no annotation")
+        quantized = quantize_apply(model, scheme=sat_tf.SatQuantizeScheme())
+    sat_tf.calibrate(quantized, float_models.images(64))
+    return sat_tf.export_tflite(quantized, path).operators
+
+
+@pytest.mark.filterwarnings("ignore::sat_tf.qat.calibrate.StaleStatisticsWarning")
+def test_a_layer_that_an_annotated_rectifier_absorbs_is_not_called_float(tmp_path):
+    image = keras.Input((8, 8, 3), name="image")
+    tensor = L.BatchNormalization()(annotate_layer(L.Conv2D(4, 3))(image))
+    tensor = L.Flatten()(annotate_layer(L.ReLU())(tensor))
+    model = keras.Model(image, annotate_layer(L.Dense(2))(tensor))
+    found = _operators(model, tmp_path / "model.tflite")
+    kinds = ("QUANTIZE", "CONV_2D", "RESHAPE", "FULLY_CONNECTED", "DEQUANTIZE")
+    assert found == dict.fromkeys(kinds, 1)
+
+
+@pytest.mark.filterwarnings("ignore::sat_tf.qat.calibrate.StaleStatisticsWarning")
+def test_layers_that_only_annotated_linear_layers_read_are_not_called_float(tmp_path):
+    image = keras.Input((8, 8, 3), name="image")
+    tensor = L.BatchNormalization()(annotate_layer(L.Conv2D(4, 3))(image))
+    tensor = annotate_layer(L.Conv2D(4, 3))(L.Dropout(0.5)(L.ReLU()(tensor)))
+    tensor = L.GlobalAveragePooling2D()(annotate_layer(L.ReLU())(tensor))
+    model = keras.Model(image, annotate_layer(L.Dense(2))(tensor))
+    found = _operators(model, tmp_path / "model.tflite")
+    kinds = ("QUANTIZE", "CONV_2D", "MEAN", "FULLY_CONNECTED", "DEQUANTIZE")
+    assert found == {**dict.fromkeys(kinds, 1), "CONV_2D": 2}
+
+
+def test_a_layer_that_files_compute_in_float_anyway_is_not_to_be_annotated():
+    image = keras.Input((8, 8, 3), name="image")
+    tensor = L.PReLU(name="slopes")(annotate_layer(L.Conv2D(4, 3))(image))
+    model = keras.Model(image, annotate_layer(L.Dense(2))(L.Flatten()(tensor)))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*no annotation")
+        quantize_apply(model, scheme=sat_tf.SatQuantizeScheme())
+
+
+def test_a_float_layer_behind_layers_that_move_codes_is_named():
+    image = keras.Input((8, 8, 3), name="image")
+    tensor = L.MaxPooling2D()(annotate_layer(L.Conv2D(4, 3))(image))
+    model = keras.Model(image, L.BatchNormalization(name="norm")(L.Flatten()(tensor)))
+    with pytest.warns(UserWarning, match=": norm have no annotation and stay float: the"):
+        quantize_apply(model, scheme=sat_tf.SatQuantizeScheme())
 
 
 @pytest.fixture(scope="module")
