@@ -147,7 +147,8 @@ def calibrate(
             are scaled and cropped to the input, and take its range.
         num_images: how many to use at most, the first ones, or of a folder some spread over it; 64
             and more give usable statistics. In memory are the tensors of 64 at once that are still
-            read; images of a data set or a folder are kept in a temporary file above 64 MiB.
+            read, and one more copy of the kernels; images of a data set or a folder are kept in a
+            temporary file above 64 MiB.
         clipping_levels: set the clipping levels.
         batch_normalization: fit the statistics of BatchNormalization.
         keep_function: leave stale statistics as they are.
@@ -167,11 +168,12 @@ def calibrate(
     _warn_of_certainty(model, network, Batches(images)[0])
     norms = list(_norms(network).values()) if batch_normalization else []
     passes = _PASSES[clipping_levels, bool(norms)]
-    passes += bool(_observing(network, of_inputs=True)) + 1
+    passes += sum(bool(_observing(network, of_inputs=of_inputs)) for of_inputs in (True, False))
     total = passes * Batches(images).num_images
     with (
         image_bar("calibrating", total, shown=progress) as advance,
         contextlib.ExitStack() as kernels,
+        _forgotten_ranges(network),
     ):
         for node in network:
             if isinstance(node.layer, QuantizedLayer):
@@ -452,7 +454,7 @@ def observe_ranges(
         grids: look at the first batch, too.
     """
     observing = _observing(network, of_inputs=of_inputs)
-    if not observing and grids is None:
+    if not observing and (grids is None or not grids.holders):
         return
     # Each has the negative of the smallest value of every image, and the largest.
     extremes: dict[str, list[np.ndarray]] = {}
@@ -469,7 +471,7 @@ def observe_ranges(
             grids.look_at(node, inputs, made)
         return made
 
-    for images in batches:
+    for images in batches if observing else [batches[0]]:
         walk(network, images, each_part(call), whole=() if grids is None else grids.holders)
     for name, found in extremes.items():
         layer = network[name].layer
@@ -478,6 +480,29 @@ def observe_ranges(
         if ceiling is not None:
             highest = min(highest, ceiling)
         layer.quantize_config.output.remember(-below, highest, layer.output_variables, len(batches))
+
+
+@contextlib.contextmanager
+def _forgotten_ranges(network: Network) -> Iterator[None]:
+    """Inside, observers that round pass on what they read, until their range is set.
+
+    Ranges of other images would clip what is behind them. An error brings them back.
+    """
+    observing = (network[name].layer for name in _observing(network, of_inputs=False))
+    rounding = [layer for layer in observing if layer.quantize_config.output.rounds]
+    before = [
+        (variable, variable.numpy())
+        for layer in rounding
+        for variable in layer.output_variables.values()
+    ]
+    try:
+        for layer in rounding:
+            layer.quantize_config.output.remember(0.0, 0.0, layer.output_variables, 0)
+        yield
+    except BaseException:  # also an interruption
+        for variable, value in before:
+            variable.assign(value)
+        raise
 
 
 def _observing(network: Network, *, of_inputs: bool) -> set[str]:

@@ -1,3 +1,4 @@
+import contextlib
 import dataclasses
 import warnings
 
@@ -9,9 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sat_tf
+from sat_tf.graph.network import Network
+from sat_tf.qat import calibrate
 from sat_tf.qat.calibrate import StaleStatisticsWarning, estimate_statistics
+from sat_tf.qat.images import Batches
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.shared_grids import SharedGrids
 from sat_tf.quantizers.best_levels import best_clipping_level
 from sat_tf.quantizers.values import SampledValues
 from tests import reference
@@ -297,6 +302,69 @@ def test_calibrating_twice_gives_the_same(quantized):
     assert _levels(quantized) == levels
     for name, value in _statistics(quantized).items():
         np.testing.assert_allclose(value, statistics[name], rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+def _with_a_float_layer():
+    inputs = keras.Input((6,), name="x")
+    hidden = tf.math.asinh(keras.layers.Dense(8, name="hidden")(inputs))
+    policy = BitPolicy.mobile(8, input_type="float32", unsupported="float")
+    keras.utils.set_random_seed(7)
+    model = keras.Model(inputs, keras.layers.Dense(2, name="classifier")(hidden))
+    for layer in (model.get_layer("hidden"), model.get_layer("classifier")):
+        layer.kernel.assign(np.random.default_rng(0).normal(size=layer.kernel.shape))
+    return sat_tf.quantize_model(model, policy)
+
+
+VALUES = np.random.default_rng(0).normal(0, 2, (64, 6)).astype(np.float32)
+
+
+@pytest.mark.filterwarnings("ignore::sat_tf.qat.layout.GuessedClippingLevelsWarning")
+def test_ranges_of_smaller_values_that_were_calibrated_before_clip_nothing_behind_them():
+    model = sat_tf.calibrate(_with_a_float_layer(), VALUES)
+    sat_tf.calibrate(model, 100.0 * VALUES)
+    expected = sat_tf.calibrate(_with_a_float_layer(), 100.0 * VALUES)
+    for one, other in zip(model.get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.filterwarnings("ignore::sat_tf.qat.layout.GuessedClippingLevelsWarning")
+def test_a_calibration_that_fails_leaves_the_ranges_of_what_float_layers_read():
+    model = sat_tf.calibrate(_with_a_float_layer(), VALUES)
+    inner_layer(model.get_layer("quant_hidden")).bias.assign(np.full(8, np.nan))
+    before = model.get_weights()
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        sat_tf.calibrate(model, VALUES)
+    for one, other in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("policy", "walks"),
+    [(BitPolicy.mobile(4), 2), (BitPolicy(activation_bits=None, input_type="int8"), 1)],
+)
+def test_only_ranges_to_be_observed_need_all_images(policy, walks, monkeypatch):
+    network = Network(sat_tf.quantize_model(float_models.build("mobile_block"), policy))
+    found = []
+    monkeypatch.setattr(calibrate, "walk", lambda *args, **options: found.append(args))
+    batches = Batches((float_models.images(128),))
+    calibrate.observe_ranges(network, batches, of_inputs=False, grids=SharedGrids(network))
+    assert len(found) == walks
+
+
+@pytest.mark.filterwarnings("ignore::sat_tf.qat.calibrate.StaleStatisticsWarning")
+@pytest.mark.parametrize("policy", [BitPolicy.mobile(4), BitPolicy(activation_bits=None)])
+def test_the_bar_ends_full(policy, monkeypatch):
+    totals, done = [], []
+
+    @contextlib.contextmanager
+    def bar(title, total, *, shown):
+        totals.append(total)
+        yield done.append
+
+    monkeypatch.setattr(calibrate, "image_bar", bar)
+    quantized = sat_tf.quantize_model(float_models.build("mobile_block"), policy)
+    sat_tf.calibrate(quantized, float_models.images(64))
+    assert [sum(done)] == totals
 
 
 def test_either_part_can_be_left_out(quantized):

@@ -12,6 +12,7 @@ from sat_tf.graph.network import Network
 from sat_tf.qat import calibrate, walk
 from sat_tf.qat.calibrate import call_node, estimate_statistics
 from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.shared_grids import CoarseValuesWarning
 from tests.qat import float_models
 
 L = keras.layers
@@ -170,6 +171,38 @@ def test_a_normalization_in_parts_is_that_of_the_whole_batch_bit_for_bit(parted,
         found.append(_statistics(model, images))
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_a_normalization_that_is_called_twice_is_in_parts_that_of_whole_batches(parted):
+    images = np.random.default_rng(0).normal(2.0, 3.0, (150, 8, 8, 16)).astype(np.float32)
+    found = []
+    for at_once in (2**24, 5000):
+        parted(at_once)
+        image = keras.Input((8, 8, 16))
+        twice = L.BatchNormalization(gamma_initializer="ones", epsilon=0.3)
+        # The second call has other statistics, and the last layer shows what both make of theirs.
+        behind = twice(L.ReLU()(twice(image)))
+        model = keras.Model(image, L.BatchNormalization()(L.Add()([behind, image])))
+        found.append(_statistics(model, images))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.filterwarnings("ignore::sat_tf.qat.layout.GuessedClippingLevelsWarning")
+def test_values_that_get_few_codes_are_warned_of_in_parts_as_in_whole_batches(parted):
+    image = keras.Input((8, 8, 3))
+    large, small = (L.Conv2D(4, 1, kernel_initializer="ones", name=n) for n in ("large", "small"))
+    joined = L.Concatenate(name="joined")([large(image), small(image)])
+    model = keras.Model(image, L.Dense(2)(L.GlobalAveragePooling2D()(joined)))
+    large.kernel.assign(1000.0 * large.kernel)
+    found = []
+    for at_once in (2**24, 1):
+        parted(at_once)
+        quantized = sat_tf.quantize_model(model, BitPolicy.mobile(8))
+        with pytest.warns(CoarseValuesWarning, match="parts of joined: 1 of 2") as warned:
+            sat_tf.calibrate(quantized, float_models.images(45))
+        found.append([str(one.message) for one in warned if "joined" in str(one.message)])
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("policy", [BitPolicy.mobile(4), BitPolicy.mobile(8), BitPolicy.paper(2)])
