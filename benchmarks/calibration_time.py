@@ -2,7 +2,8 @@
 
 A model at 224x224 with 1000 classes and random weights, at 4 bits, is calibrated on 64 images, in
 turns with a float prediction of them in batches of 32. A ratio is that of two medians; its
-quartiles are those of the ratios turn by turn, and where they lie beside it the machine had other work.
+quartiles are those of the ratios turn by turn, and where they lie beside it the machine had more
+to do.
 
     python benchmarks/calibration_time.py
     python benchmarks/calibration_time.py --models=resnet50 --turns=3
