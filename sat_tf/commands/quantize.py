@@ -171,7 +171,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
             )
     for name, what in _SHOWN.items():
         if folder.file(name).exists():
-            say(console, f"  {folder.file(name)}  {what}{_size(folder.file(name))}")
+            say(console, f"  {folder.file(name)}  {what}{_size(folder, name)}")
     is_done = isinstance(found, Pictures) or folder.file(run_folder.RESULTS).exists()
     if is_done and arguments.bits < _FEWEST_WITHOUT_TRAINING:
         why_not = found.why_not if isinstance(found, Pictures) else ""
@@ -181,14 +181,12 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     return exact
 
 
-def _size(path: pathlib.Path) -> str:
-    """How large a TFLite file is, in words; empty of other files."""
-    from sat_tf.export.tflite.contents import gzip_size
-
-    if path.name != run_folder.TFLITE_MODEL:
+def _size(folder: RunFolder, name: str) -> str:
+    """How large the TFLite file is, as its certificate says; empty of other files."""
+    known = folder.read_json(run_folder.CERTIFICATE) if name == run_folder.TFLITE_MODEL else {}
+    if not known.keys() >= {"bytes", "gzip_bytes"}:
         return ""
-    content = path.read_bytes()
-    return f": {len(content):,} bytes, {gzip_size(content):,} after gzip"
+    return f": {known['bytes']:,} bytes, {known['gzip_bytes']:,} after gzip"
 
 
 def _note_cost(bits: int, folder: RunFolder, why_not: str, console: Console) -> None:

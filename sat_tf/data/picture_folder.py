@@ -16,7 +16,6 @@ from sat_tf.messages import first_ones, list_problems
 from sat_tf.preprocessing import COVERING, Preprocessing
 
 _MODES = {1: "L", 3: "RGB"}
-_MOST_NAMED = 5
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -45,10 +44,9 @@ class FolderImages:
         """Names the first files that were left out, if any were."""
         if not self.unreadable:
             return ()
-        named, count = ", ".join(self.unreadable[:_MOST_NAMED]), len(self.unreadable)
-        more = f" and {count - _MOST_NAMED} more" if count > _MOST_NAMED else ""
+        count = len(self.unreadable)
         what = "1 file is no picture" if count == 1 else f"{count} files are no pictures"
-        return (f"{what}, or not whole, or too large: {named}{more}",)
+        return (f"{what}, or not whole, or too large: {first_ones(self.unreadable)}",)
 
 
 def load_folder(

@@ -30,7 +30,7 @@ _USUAL_POWER = 2
 # what clipping costs: among values at random there are too few of them.
 _AT_RANDOM = 8192
 _LARGEST = 2048
-# Of so many values one behind the other, the largest magnitude is kept: few have one of the tail.
+# Each block of so many values is known by its largest magnitude: few blocks hold one of the tail.
 _BLOCK = 2**12
 
 

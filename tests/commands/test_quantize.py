@@ -290,6 +290,8 @@ def test_a_loss_that_is_left_after_training_has_advice_and_a_small_one_none(
 def test_no_epochs_only_calibrate(told, tmp_path):
     status, said = told("rescaled.keras", "photos", "--bits", "2", "--epochs", "0")
     assert status == 0, said
+    size = (tmp_path / "out" / "model.tflite").stat().st_size
+    assert f"the file for the device: {size:,} bytes, " in said
     assert "steps a block" not in said
     assert json.loads((tmp_path / "out" / "results.json").read_text())["reconstruction"] is None
     assert not (tmp_path / "out" / "reconstruction.json").exists()
