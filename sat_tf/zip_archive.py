@@ -15,6 +15,8 @@ from sat_tf.messages import reason_of
 _METHODS = {zipfile.ZIP_STORED: "stored", zipfile.ZIP_DEFLATED: "DEFLATE"}
 _ENCRYPTED = 0x1
 _PIECE = 2**20
+# No file system takes more: of one name, and of a path.
+_LONGEST_NAME_BYTES, _LONGEST_PATH_BYTES = 255, 1024
 # The oldest date that an archive can hold. Equal contents are equal bytes where all files have it.
 NO_TIME = (1980, 1, 1, 0, 0, 0)
 
@@ -63,14 +65,36 @@ def read_member(archive: zipfile.ZipFile, name: str, most: int) -> bytes | None:
 
 
 def expect_honest(archive: zipfile.ZipFile) -> None:
-    """Raises ValueError unless every member unpacks, and to as many bytes as it says.
+    """Raises ValueError unless every member unpacks to as many bytes as it says, and into a file.
 
-    Members that are stored as they are need not be read for that.
+    Members that are stored as they are need not be read for that. Keras unpacks all of them into a
+    temporary folder, and leaves it where that fails.
     """
+    _expect_paths(archive)
     for member in archive.infolist():
         if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
             for _ in _pieces(archive, member):
                 pass
+
+
+def _expect_paths(archive: zipfile.ZipFile) -> None:
+    """Raises ValueError unless the names of all members can be those of files in one folder."""
+    files: dict[tuple[str, ...], str] = {}
+    folders: set[tuple[str, ...]] = set()
+    for member in archive.infolist():
+        parts = [part for part in member.filename.split("/") if part not in ("", ".", "..")]
+        sizes = [len(part.encode(errors="surrogatepass")) for part in parts]
+        if not 0 < max(sizes, default=0) <= _LONGEST_NAME_BYTES or sum(sizes) > _LONGEST_PATH_BYTES:
+            raise ValueError(
+                f"its {member.filename} cannot be unpacked, expected names of 1 to "
+                f"{_LONGEST_NAME_BYTES} bytes"
+            )
+        if not member.is_dir():
+            files[tuple(parts)] = member.filename
+            parts = parts[:-1]
+        folders.update(tuple(parts[: count + 1]) for count in range(len(parts)))
+    if both := sorted(set(files) & folders):
+        raise ValueError(f"its {files[both[0]]} is a file and a folder, expected one of them")
 
 
 def _pieces(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[bytes]:

@@ -71,3 +71,31 @@ def test_a_member_that_hides_its_size_is_not_unpacked(method):
         assert tracemalloc.get_traced_memory()[1] < 2**22
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [
+        (["x" * 256], "cannot be unpacked, expected names of 1 to 255 bytes"),
+        (["é" * 128], "cannot be unpacked, expected names of 1 to 255 bytes"),
+        (["/".join(["x" * 250] * 5)], "cannot be unpacked"),
+        (["./.."], "its ./.. cannot be unpacked"),
+        (["a", "a/b"], "its a is a file and a folder, expected one of them"),
+    ],
+)
+def test_names_that_cannot_be_files_of_one_folder_are_refused(names, problem):
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as written:
+        for name in names:
+            written.writestr(name, b"")
+    with opened_archive(stream) as opened, pytest.raises(ValueError, match=re.escape(problem)):
+        expect_honest(opened)
+
+
+def test_folders_may_be_members_too():
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as written:
+        for name in ("a/", "a/b", "../c"):
+            written.writestr(name, b"")
+    with opened_archive(stream) as opened:
+        expect_honest(opened)

@@ -118,8 +118,13 @@ class RecordFiles(Pictures):
         try:
             # Some formats give Python lists and scalars, others arrays and tensors.
             picture, label = (tf.convert_to_tensor(found) for found in self.parse(*tensors))
-        except tf.errors.OpError as error:
-            reason = _AROUND.sub("", error.message)
+        except (tf.errors.OpError, UnicodeDecodeError) as error:
+            # What TensorFlow says of a damaged record quotes its bytes, which need not be text.
+            if isinstance(error, UnicodeDecodeError):
+                message = error.object.decode(errors="replace")
+            else:
+                message = error.message
+            reason = _AROUND.sub("", message)
             raise ReadingError(
                 f"{name}: received a record without the picture or the label ({reason}); "
                 f"expected both; {self.fix_of_features}."

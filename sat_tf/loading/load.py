@@ -12,7 +12,7 @@ from sat_tf.atomic_file import expect_path, temporary_folder
 from sat_tf.loading import saved_model, trust
 from sat_tf.loading.model_file import ModelFile, OtherFileError, mappings_in, open_model_file
 from sat_tf.loading.tensor_functions import trusted_maker
-from sat_tf.messages import shown
+from sat_tf.messages import kind_of, shown
 
 if TYPE_CHECKING:
     import tf_keras as keras
@@ -66,10 +66,12 @@ def load_model(path: str | os.PathLike[str], *, safe_mode: bool = True) -> "kera
             if safe_mode:
                 trust.check(file.config)
             check_order(file.config)
-            if safe_mode:
-                return keras.models.load_model(name, compile=False)
-            with trusted_maker():
-                return keras.models.load_model(name, compile=False, safe_mode=False)
+            with contextlib.nullcontext() if safe_mode else trusted_maker():
+                found = keras.models.load_model(name, compile=False, safe_mode=safe_mode)
+            # Keras gives back what it does not take for an object, such as one without its config.
+            if not isinstance(found, keras.Model):
+                raise ValueError(f"received a file of {kind_of(found)}, expected one of a model")
+            return found
     except (trust.UntrustedModelError, OtherFileError) as error:
         raise type(error)(shown(f"{path}: {error}")) from error
     except ValueError as error:

@@ -90,9 +90,13 @@ def convert(
         ValueError: see `from_keras3`.
     """
     if isinstance(model, str | os.PathLike):
-        model = _load(expect_path(model), safe_mode)
-    else:
-        _expect_keras3(model)
+        path = expect_path(model)
+        loaded = _load(path, safe_mode)
+        try:
+            return convert(loaded, custom_layers=custom_layers)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+    _expect_keras3(model)
     from sat_tf.qat.model_class import warn_of_lost_class
 
     warn_of_lost_class(

@@ -167,7 +167,7 @@ def run(words: Sequence[str], place: pathlib.Path, moment: dict[str, Any] | None
 
 
 # A command of a chain computes for some seconds; on a busy machine these are minutes.
-MOST_SECONDS, _WALL_SECONDS = 60, 900
+MOST_SECONDS, _WALL_SECONDS = 90, 900
 
 
 # -- what has to be true ---------------------------------------------------------------------------
