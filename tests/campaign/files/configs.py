@@ -118,7 +118,10 @@ def make_trained(rng: random.Random) -> Case:
 
 
 # An error is about one of these. A run that fails keeps what it has done, to be resumed.
-_SECTIONS = (_NAME, "digits", "run", "stage", "polic", "calibration", "export", "recipes", "loss")
+_SECTIONS = (
+    *(_NAME, "digits", "run", "stage", "polic", "calibration", "export", "recipes", "loss"),
+    *("training", "data", "model", "TF_CONFIG"),
+)
 
 
 def _unfinished(status: int) -> str | None:
