@@ -79,6 +79,8 @@ class Server:
         cwd: pathlib.Path,
         seconds: float = _WALL_SECONDS,
         kill: tuple[int, float] | None = None,
+        forks: bool = True,
+        most_seconds: int = _MOST_SECONDS,
     ) -> Ended:
         """Calls a function in a fork.
 
@@ -90,12 +92,16 @@ class Server:
                 into the folder `tmp` there.
             seconds: after which the process is ended.
             kill: a signal to send to the process, and after how many seconds.
+            most_seconds: of the processor, after which the system ends it.
+            forks: whether trials of files in runtimes are forks, too. In a process of several
+                threads these wait forever where another thread holds a lock.
 
         Returns:
             How it ended. What it has started and left running is ended too.
         """
         asked = {"function": function, "arguments": arguments, "cwd": str(cwd)}
         asked |= {"seconds": seconds, "kill": kill}
+        asked |= {"forks": forks, "most_seconds": most_seconds}
         stdin, stdout = self._process.stdin, self._process.stdout
         stdin.write(json.dumps(asked) + "\n")
         stdin.flush()
@@ -207,14 +213,15 @@ def _run(asked: dict[str, Any], limit: int) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         resource.setrlimit(resource.RLIMIT_FSIZE, (_LARGEST_FILE_BYTES, _LARGEST_FILE_BYTES))
-        resource.setrlimit(resource.RLIMIT_CPU, (_MOST_SECONDS, _MOST_SECONDS))
+        resource.setrlimit(resource.RLIMIT_CPU, (asked["most_seconds"],) * 2)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.chdir(asked["cwd"])
         temporary = _beside(asked["cwd"], "tmp")
         temporary.mkdir(exist_ok=True)
         os.environ["TMPDIR"] = tempfile.tempdir = str(temporary)
         _redirected(os.devnull, *(str(_beside(asked["cwd"], name)) for name in _STREAMS))
-        _fork_trials()
+        if asked["forks"]:
+            _fork_trials()
         module, _, name = asked["function"].partition(":")
         status = getattr(importlib.import_module(module), name)(*asked["arguments"]) or 0
     except SystemExit as end:

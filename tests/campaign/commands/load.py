@@ -28,7 +28,9 @@ def play(seed: int, folder: pathlib.Path) -> Verdict:
     shutil.copy(reference("export").place / "own.tflite", place / "own.tflite")
     count, threads = _CASES[seed % len(_CASES)]
     arguments = f"{__name__}:verify_again", count, threads
-    ended = server("light").call(*arguments, cwd=place, seconds=_SECONDS)
+    ended = server("light").call(
+        *arguments, cwd=place, seconds=_SECONDS, forks=threads == 1, most_seconds=_SECONDS
+    )
     if found := judge_process(ended, most_seconds=_SECONDS):
         return found
     if ended.status:

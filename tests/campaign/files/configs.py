@@ -163,8 +163,8 @@ def _extreme(
 def _small(values: dict[str, Any]) -> dict[str, Any]:
     """The same with few steps, images and repetitions, as time is not what is tried here."""
     for stage in values.get("stages", {}).values():
-        if isinstance(stage, dict):
-            stage["steps"] = min(2, stage.get("steps") or 2)
+        if isinstance(stage, dict) and isinstance(steps := stage.get("steps") or 2, int | float):
+            stage["steps"] = min(2, steps)
     values["data"] = {**values["data"], "name": "digits", "options": {"image_size": 8}}
     calibration = values["calibration"]
     for key, most in (("num_images", 64), ("reconstruction_steps", 2)):
