@@ -28,7 +28,9 @@ from tests.campaign.processes import Ended, server
 _CONFIG = """
 name: tiny
 data: {name: folder, options: {data_dir: classes, image_size: 8, resize_ratio: 1.0}}
-model: {name: mobilenet_v2, options: {width_multiplier: 0.05, stem_stride: 1}}
+model:
+  name: resnet18
+  options: {width_multiplier: 0.1, stage_blocks: [1], stem_kernel_size: 3, stem_stride: 1}
 stages:
   float: {epochs: 2, batch_size: 8, base_learning_rate: 0.1, warmup_epochs: 0}
   quantized: {epochs: 2, warmup_epochs: 0}
