@@ -16,7 +16,7 @@ from sat_tf.graph.layers.normalization import Statistics
 from sat_tf.graph.network import Network, Node
 from sat_tf.messages import warn
 from sat_tf.presentation.progress_bar import image_bar
-from sat_tf.qat.images import Batch, Batches, Images, gather, observe_pixels
+from sat_tf.qat.images import Batch, Batches, Images, gather, images_at_once, observe_pixels
 from sat_tf.qat.inputs import input_ranges
 from sat_tf.qat.layout import in_inference, inner_layer, quantized_network
 from sat_tf.qat.model_class import policy_of
@@ -147,8 +147,8 @@ def calibrate(
             are scaled and cropped to the input, and take its range.
         num_images: how many to use at most, the first ones, or of a folder some spread over it; 64
             and more give usable statistics. In memory are the tensors of 64 at once that are still
-            read, and one more copy of the kernels; images of a data set or a folder are kept in a
-            temporary file above 64 MiB.
+            read, or of 32 where one of 64 takes more than 128 MiB, and one more copy of the
+            kernels; images of a data set or a folder are kept in a temporary file above 64 MiB.
         clipping_levels: set the clipping levels.
         batch_normalization: fit the statistics of BatchNormalization.
         keep_function: leave stale statistics as they are.
@@ -178,7 +178,7 @@ def calibrate(
         for node in network:
             if isinstance(node.layer, QuantizedLayer):
                 kernels.enter_context(node.layer.one_kernel())
-        batches = Batches(images, advance=advance)
+        batches = Batches(images, size=images_at_once(network), advance=advance)
         # First of all, because what the first layers read depends on it.
         observe_ranges(network, batches, of_inputs=True)
         if clipping_levels and norms:
@@ -218,7 +218,7 @@ def estimate_statistics(model: keras.Model, dataset: Any, *, num_images: int = 5
     network = Network(model)
     network.refuse_problems()
     images = _gathered(dataset, num_images, network, by="estimate_statistics")
-    measure_statistics(network, Batches(images), call_node)
+    measure_statistics(network, Batches(images, size=images_at_once(network)), call_node)
     return model
 
 

@@ -33,6 +33,9 @@ from sat_tf.quantizers.seen_values import (
 # An array of all images is kept in a file if it is larger.
 MOST_BYTES_IN_MEMORY = 2**26
 _BATCH_SIZE = 64
+# Statistics need the whole tensor of a batch: where it would have more bytes, a batch has half as
+# many images, which is enough to measure the 7x7 pixels of a channel that networks end with.
+_LARGEST_TENSOR_BYTES = 2**27
 
 
 class FileArray:
@@ -148,13 +151,14 @@ class _Collected:
 
 
 class Batches:
-    """Batches of 64 images, each read when it is asked for.
+    """Batches of images, each read when it is asked for.
 
     A last one of less than half is part of the one before.
 
     Args:
         images: an array for each input.
         chosen: the places of the images to take, in their order; None takes all.
+        size: of a batch; see `images_at_once`.
         advance: of a bar, by the images of each batch that has been used.
     """
 
@@ -163,12 +167,13 @@ class Batches:
         images: Images,
         chosen: np.ndarray | None = None,
         *,
+        size: int = _BATCH_SIZE,
         advance: Advance = lambda count: None,
     ) -> None:
         self._images, self._chosen, self._advance = images, chosen, advance
         count = len(images[0]) if chosen is None else len(chosen)
-        starts = list(range(0, count, _BATCH_SIZE))
-        if len(starts) > 1 and count - starts[-1] < _BATCH_SIZE // 2:
+        starts = list(range(0, count, size))
+        if len(starts) > 1 and count - starts[-1] < size // 2:
             del starts[-1]
         self._spans = list(zip(starts, [*starts[1:], count], strict=True))
         self.num_images = count
@@ -186,6 +191,13 @@ class Batches:
             images = self[place]
             yield images
             self._advance(len(images[0]))
+
+
+def images_at_once(network: Network) -> int:
+    """How many images are in a batch: 64, or 32 where a tensor of 64 takes more than 128 MiB."""
+    sizes = [math.prod(node.shape) for node in network if None not in node.shape]
+    is_large = 4 * max(sizes, default=0) * _BATCH_SIZE > _LARGEST_TENSOR_BYTES
+    return _BATCH_SIZE // 2 if is_large else _BATCH_SIZE
 
 
 def gather(dataset: Any, num_images: int, network: Network) -> Images:

@@ -3,10 +3,18 @@ import io
 
 import numpy as np
 import pytest
+import tf_keras as keras
 
 from sat_tf.graph.network import Network
 from sat_tf.qat import images
-from sat_tf.qat.images import Batches, FileArray, fed_batches, gather, new_rows
+from sat_tf.qat.images import (
+    Batches,
+    FileArray,
+    fed_batches,
+    gather,
+    images_at_once,
+    new_rows,
+)
 from tests.qat import float_models
 
 # Seventy images of the size of the test models, with which rows can be told apart.
@@ -89,6 +97,18 @@ def test_a_last_batch_of_less_than_half_is_part_of_the_one_before(count, sizes):
     assert (len(batches), batches.num_images) == (len(sizes), count)
     assert [len(batch[0]) for batch in batches] == sizes
     np.testing.assert_array_equal(np.concatenate([b[0] for b in batches]), numbers)
+
+
+def test_batches_are_smaller_where_tensors_are_large():
+    found = []
+    for rows in (64, 65):
+        image = keras.Input((rows, rows, 1))
+        wide = keras.layers.Conv2D(128, 1, use_bias=False)(image)
+        network = Network(keras.Model(image, keras.layers.GlobalAveragePooling2D()(wide)))
+        found.append(images_at_once(network))
+    assert found == [64, 32]
+    sizes = [len(batch) for (batch,) in Batches((np.arange(79),), size=32)]
+    assert sizes == [32, 47]
 
 
 def test_batches_of_chosen_images_are_in_their_order():

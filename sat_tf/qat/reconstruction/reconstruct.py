@@ -15,7 +15,7 @@ from sat_tf.messages import list_problems, say
 from sat_tf.presentation.progress_bar import Advance, image_bar
 from sat_tf.presentation.tables import Column, RowTable, Table, digits, percent
 from sat_tf.qat.calibrate import call_node, measure_statistics, observe_ranges
-from sat_tf.qat.images import Batches, Images, gather, observe_pixels
+from sat_tf.qat.images import Batches, Images, gather, images_at_once, observe_pixels
 from sat_tf.qat.layout import quantized_network
 from sat_tf.qat.model_class import processor_of
 from sat_tf.qat.reconstruction.blocks import Front, find_blocks, find_reference
@@ -305,7 +305,9 @@ class _Reconstructor:
 
     def _measure_statistics(self) -> None:
         """Gives normalizations the statistics of the fitted images in the quantized network."""
-        measure_statistics(self._network, Batches(self._images, self._fitted), call_node)
+        size = images_at_once(self._network)
+        batches = Batches(self._images, self._fitted, size=size)
+        measure_statistics(self._network, batches, call_node)
 
     def _whole(self) -> Part:
         """The whole network, fitted to the outputs of the float model."""
