@@ -195,7 +195,8 @@ class Batches:
 
 def images_at_once(network: Network) -> int:
     """How many images are in a batch: 64, or 32 where a tensor of 64 takes more than 128 MiB."""
-    sizes = [math.prod(node.shape) for node in network if None not in node.shape]
+    # Sizes that are not known yet do not count.
+    sizes = [math.prod(size or 0 for size in node.shape) for node in network]
     is_large = 4 * max(sizes, default=0) * _BATCH_SIZE > _LARGEST_TENSOR_BYTES
     return _BATCH_SIZE // 2 if is_large else _BATCH_SIZE
 

@@ -26,10 +26,11 @@ def end_on_signals() -> None:
         raise Terminated
 
     def again(dropped: "sys.UnraisableHookArgs") -> None:
-        if not issubclass(dropped.exc_type, KeyboardInterrupt):
+        if not issubclass(dropped.exc_type, KeyboardInterrupt | Stopped):
             before(dropped)
             return
-        is_terminated = issubclass(dropped.exc_type, Terminated)
+        # A run that was asked to stop takes a second Ctrl-C for one that does not wait.
+        is_terminated = issubclass(dropped.exc_type, Terminated | Stopped)
         number = signal.SIGTERM if is_terminated else signal.SIGINT
         threading.Timer(_A_MOMENT_SECONDS, _send_to_main_thread, [number]).start()
 

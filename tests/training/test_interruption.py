@@ -125,6 +125,24 @@ def test_a_signal_in_a_finalizer_is_raised_behind_it(number, kind, kept_handlers
     assert capsys.readouterr().err == ""
 
 
+@BOTH
+def test_a_stop_in_a_finalizer_is_raised_behind_it(number, kept_handlers, capfd):
+    class Finalized:
+        def __del__(self):
+            ask_to_stop(number)
+
+    def work():
+        with Interruption().catching_signals():
+            Finalized()
+            time.sleep(10)
+
+    end_on_signals()
+    with pytest.raises(Stopped) as stopped:
+        work()
+    assert stopped.value.by_keyboard is (number == signal.SIGINT)
+    assert capfd.readouterr().err == ""
+
+
 @ENDS
 def test_nothing_comes_between_the_last_word_and_the_status(number, kind, kept_handlers):
     end_on_signals()

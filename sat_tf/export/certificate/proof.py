@@ -132,7 +132,7 @@ def checked_inputs(
         ValueError: they do not fit the graph; lists every problem with its fix.
     """
     graph = subject.graph
-    graph.expect_one_of_each(caller)
+    graph.expect_one_of_each(f"{caller}: {subject.path}")
     image = graph.images[0]
     images, problems = checked_images(images, [image.shape], [image.type], [image.is_kept])
     arrays, found = labels_of(labels, subject.outputs, len(images) if images.ndim else 0)

@@ -465,6 +465,7 @@ class Linear(Operation, Draft):
         if kind is LinearKind.TRANSPOSED:
             if len(operator.stored.inputs) < 3:
                 raise NotUnderstoodError("it has no shape")
+            operator.expect_shape(0)
             operator = operator.reordered(2, 1, *range(3, len(operator.stored.inputs)))
         source = operator.source()
         kernel, scales = _kernel_of(operator, kind, real=real)

@@ -92,6 +92,18 @@ class OperatorView:
             raise NotUnderstoodError(f"its input {tensor.name} is not a constant of type {wanted}")
         return tensor.values
 
+    def expect_shape(self, index: int) -> None:
+        """Raises unless the shape that it is given by an input is that of its output.
+
+        Kernels make what they are given. The converter lets files compute it, from that of a batch.
+        """
+        given = self.tensor(index)
+        if given.values is None and given.type == "INT32" and self.progress.is_foreign:
+            return
+        sizes, shape = self.constant(index, "INT32"), self.output.shape
+        if sizes.shape != (len(shape),) or not np.all((sizes == -1) | (sizes == shape)):
+            raise NotUnderstoodError(f"it is given the shape {sizes.tolist()}, and makes {shape}")
+
     def is_constant(self, index: int) -> bool:
         """Whether an input is a constant."""
         return self.tensor(index).values is not None
