@@ -110,9 +110,18 @@ def _inputs() -> pathlib.Path:
     return folder
 
 
-def begin(folder: pathlib.Path) -> pathlib.Path:
-    """Makes the working directory of a chain, `case` in a folder, with its inputs."""
+def begin(folder: pathlib.Path, name: str = "", done: int = 0) -> pathlib.Path:
+    """Makes the working directory of a chain, `case` in a folder, with its inputs.
+
+    Args:
+        folder: in which it is made.
+        name: of the chain.
+        done: so many of its commands have been run there.
+    """
     place = folder / "case"
+    if done:
+        shutil.copytree(reference(name).commands[done - 1].left, place, symlinks=True)
+        return place
     place.mkdir(parents=True)
     for name in _INPUTS:
         source = _inputs() / name
@@ -127,10 +136,12 @@ class Undisturbed:
     Attributes:
         seconds: of the processor that it took.
         events: that it counted.
+        left: a copy of the working directory as it was behind it.
     """
 
     seconds: float
     events: tuple[str, ...]
+    left: pathlib.Path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +167,9 @@ def reference(name: str) -> Reference:
         if ended.status:
             raise RuntimeError(f"{' '.join(words)}: {ended.err}")
         events = (place.parent / moments.LOG).read_text().splitlines()
-        commands.append(Undisturbed(ended.seconds, tuple(events)))
+        left = place.with_name(f"behind {len(commands)}")
+        shutil.copytree(place, left, symlinks=True)
+        commands.append(Undisturbed(ended.seconds, tuple(events), left))
     return Reference(place, tuple(commands))
 
 

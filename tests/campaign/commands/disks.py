@@ -49,10 +49,8 @@ def play(seed: int, folder: pathlib.Path) -> Verdict:
 def _of_a_command(seed: int, folder: pathlib.Path) -> Verdict:
     rng = random.Random(f"disks {seed}")
     name, what = sorted(CHAINS)[seed % len(CHAINS)], rng.choice(REFUSALS)
-    known, place = reference(name), begin(folder)
-    index = rng.randrange(len(CHAINS[name]))
-    for words in CHAINS[name][:index]:
-        run(words, place)
+    known, index = reference(name), rng.randrange(len(CHAINS[name]))
+    place = begin(folder, name, index)
     number = rng.randrange(max(len(known.commands[index].events), 1))
     words = CHAINS[name][index]
     about = f"{name}, {words[0]}, {what} at {number}"
