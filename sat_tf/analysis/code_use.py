@@ -30,7 +30,7 @@ def as_graph(measure: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # Images are looked at in parts whose largest tensor has so many values, or one by one.
-_VALUES_AT_ONCE = 2**23
+_VALUES_AT_ONCE = 2**21
 _SCALAR = 1  # TensorBoard's DATA_CLASS_SCALAR, which TensorFlow does not define
 
 
