@@ -186,7 +186,7 @@ def read_operation(view: OperatorView) -> Operation | None:
     if len(operator.outputs) != 1 or not operator.inputs:
         raise NotUnderstoodError(f"it makes {len(operator.outputs)} tensors")
     (output,) = operator.outputs
-    if not output.name:  # as tensors are that runtimes add
+    if not output.name:  # Tensors that runtimes add have none either.
         raise NotUnderstoodError("its tensor has no name")
     if output.name in progress.known or output.values is not None:
         raise NotUnderstoodError("something else has made its tensor")

@@ -216,10 +216,8 @@ class Recorder(StepCallback):
 
     def add_epoch(self, row: EpochMetrics) -> None:
         """Adds a row to metrics.csv."""
-        text = EpochMetrics.to_csv([*self.rows, row])
-        self._folder.write_text(METRICS, text)
-        # Results are those of the file, to its digits: a run that resumes has no others.
-        self.rows[:] = EpochMetrics.from_csv(text)
+        self.rows.append(row)
+        self._folder.write_text(METRICS, EpochMetrics.to_csv(self.rows))
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Measures the model that the stage starts from, unless that has been done."""

@@ -28,6 +28,7 @@ from sat_tf.training.loop.start import fed, pixels_of
 from sat_tf.training.report.report import write_answers, write_curves, write_layers, write_report
 from sat_tf.training.report.results import Results
 from sat_tf.training.state import run_folder
+from sat_tf.training.state.history import EpochMetrics
 from sat_tf.training.state.reconstruction import Fitted
 from sat_tf.training.state.run_folder import (
     CERTIFICATE,
@@ -95,7 +96,8 @@ def _of_training(run: Run, state: RunState) -> dict[str, Any]:
     stage = settled(run.folder, run.config).stages.quantized
     if stage is None or not stage.trains:
         return found
-    for row in run.rows:
+    # They have the digits of the file, because a run that has resumed has no others.
+    for row in EpochMetrics.read(run.folder):
         if (row.stage, row.epoch) == ("quantized", 0):
             found |= {"start_top1": row.held_out_top1, "start_top5": row.held_out_top5}
             found["start_agreement"] = row.held_out_agreement

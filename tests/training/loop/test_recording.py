@@ -48,7 +48,6 @@ def train(
     class Complete(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             assert folder.file(METRICS).read_text() == EpochMetrics.to_csv(rows)
-            assert EpochMetrics.read(folder) == rows  # a run that resumes goes on with these
 
     with Recorder(
         plan, model, folder, rows=rows, sample=small_images().train_images[:16], every=every
