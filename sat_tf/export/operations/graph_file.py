@@ -1,7 +1,6 @@
 """A graph as a TFLite file, and the file as a graph again."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -76,23 +75,13 @@ def read_graph(content: bytes, name: str) -> Graph:
         ) from error
 
 
-# An image of more values fits no phone, and not twice into the memory of most computers.
-_LARGEST_IMAGE = 2**30
-
-
 def check_ends(contents: Contents) -> None:
-    """Raises NotUnderstoodError unless a file has outputs, and inputs for images of some size."""
+    """Raises NotUnderstoodError unless a file has inputs and outputs."""
     if not contents.inputs or not contents.outputs:
         raise NotUnderstoodError(
             f"it has {len(contents.inputs)} inputs and {len(contents.outputs)} outputs, expected "
             "at least one of each"
         )
-    for image in contents.inputs:
-        if math.prod(image.shape[1:]) > _LARGEST_IMAGE:
-            raise NotUnderstoodError(
-                f"its input {image.name} takes images of {image.shape[1:]}, expected at most "
-                f"{_LARGEST_IMAGE:,} values"
-            )
 
 
 def _graph(contents: Contents, name: str, float_layers: dict[str, str]) -> Graph:

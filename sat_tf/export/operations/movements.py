@@ -435,7 +435,7 @@ class Reshape(Operation):
             np.prod(source.shape[1:]) != np.prod(operator.output.shape[1:])
         ):
             raise NotUnderstoodError(f"it makes {operator.output.shape} of {source.shape}")
-        operator.expect_shape(1)
+        operator.expect_shape(1, "newShape")
         return cls((operator.source(),), operator.output.name), operator.moved_codes()
 
     def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:

@@ -401,14 +401,19 @@ def understood(model: Any) -> Contents:
         NotUnderstoodError: it has several graphs, or tensors of absurd sizes or names.
     """
     _check_one_graph(model)
-    found = _contents_of(model)
+    found = _of_usual_sizes(_contents_of(model))
+    for tensor in found.tensors:
+        if not tensor.name.isprintable():  # LiteRT ends a name at a zero
+            raise NotUnderstoodError(f"a tensor has the name {tensor.name!r}")
+    return found
+
+
+def _of_usual_sizes(found: Contents) -> Contents:
     for tensor in found.tensors:
         if math.prod(tensor.shape) > _MOST_VALUES:
             raise NotUnderstoodError(
                 f"a tensor has the shape {tensor.shape}, expected fewer values"
             )
-        if not tensor.name.isprintable():  # LiteRT ends a name at a zero
-            raise NotUnderstoodError(f"a tensor has the name {tensor.name!r}")
     return found
 
 
@@ -420,7 +425,7 @@ def of_any_tool(model: Any) -> Contents:
 
     Raises:
         NotUnderstoodError: it has no graph, or its first one an input of open sizes beside the
-            batch, or one tensor for several inputs.
+            batch, or one tensor for several inputs, or tensors of absurd sizes.
     """
     if not model.subgraphs:
         raise NotUnderstoodError("it has no graph")
@@ -441,7 +446,7 @@ def of_any_tool(model: Any) -> Contents:
             name = f"{name} ({index})"
         taken.add(name)
         tensor.name = name.encode()
-    return _contents_of(model)
+    return _of_usual_sizes(_contents_of(model))
 
 
 def _check_one_graph(model: Any) -> None:

@@ -92,15 +92,23 @@ class OperatorView:
             raise NotUnderstoodError(f"its input {tensor.name} is not a constant of type {wanted}")
         return tensor.values
 
-    def expect_shape(self, index: int) -> None:
-        """Raises unless the shape that it is given by an input is that of its output.
+    def expect_shape(self, index: int, option: str = "") -> None:
+        """Raises unless the shape that it is given is that of its output: kernels make the former.
 
-        Kernels make what they are given. The converter lets files compute it, from that of a batch.
+        The converter lets files compute it, from that of a batch.
+
+        Args:
+            index: of the input that has it.
+            option: that has it where there is no such input.
         """
-        given = self.tensor(index)
-        if given.values is None and given.type == "INT32" and self.progress.is_foreign:
-            return
-        sizes, shape = self.constant(index, "INT32"), self.output.shape
+        if option and not self.has(index):
+            sizes = np.asarray(self.option(option))
+        else:
+            given = self.tensor(index)
+            if given.values is None and given.type == "INT32" and self.progress.is_foreign:
+                return
+            sizes = self.constant(index, "INT32")
+        shape = self.output.shape
         if sizes.shape != (len(shape),) or not np.all((sizes == -1) | (sizes == shape)):
             raise NotUnderstoodError(f"it is given the shape {sizes.tolist()}, and makes {shape}")
 

@@ -4,8 +4,10 @@ import copy
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras as keras
 from ai_edge_litert import schema_py_generated as tfl
 
+import sat_tf
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.operations.graph_file import read_graph
 from tests.export.damage import changed
@@ -67,6 +69,15 @@ def unmade_output(model, graph):
     graph.outputs = list(graph.inputs)
 
 
+def no_name(model, graph):
+    graph.tensors[graph.operators[1].outputs[0]].name = b""
+
+
+def giant_image(model, graph):
+    tensor = graph.tensors[graph.inputs[0]]
+    tensor.shape = [1, 2**20, 2**20, 3]
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
@@ -80,6 +91,8 @@ def unmade_output(model, graph):
         (two_graphs, r"it has 2 graphs, expected one"),
         (unread_output, r"operator 2, CONV_2D: nothing reads what it makes"),
         (unmade_output, r"nothing makes its output"),
+        (no_name, r"operator 1, CONV_2D : its tensor has no name"),
+        (giant_image, r"a tensor has the shape \(1, 1048576, 1048576, 3\), expected fewer values"),
     ],
 )
 def test_what_sat_tf_does_not_write_is_named(change, expected, small_file):
@@ -108,3 +121,45 @@ def test_a_graph_prints_every_operation_and_the_sums_of_all():
     assert f"{len(graph.operations)} operations, {len(graph.integer_tensors)} integer" in printed
     adds = sum(operation.multiply_adds(graph) for operation in graph.operations)
     assert f"{adds:,} multiply-adds an image" in printed
+
+
+def _reshape(graph, model):
+    kinds = [model.operatorCodes[one.opcodeIndex].builtinCode for one in graph.operators]
+    return graph.operators[kinds.index(tfl.BuiltinOperator.RESHAPE)]
+
+
+def another_shape(model, graph):
+    shape = graph.tensors[_reshape(graph, model).inputs[1]]
+    model.buffers[shape.buffer].data = np.array([-1, 9, 14], np.int32).view(np.uint8)
+    shape.shape = [3]
+
+
+def made_shape(model, graph):
+    operator = _reshape(graph, model)
+    operator.inputs = [operator.inputs[0], graph.inputs[0]]
+
+
+def shape_of_the_options(model, graph):
+    operator = _reshape(graph, model)
+    operator.inputs = operator.inputs[:1]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (another_shape, r"RESHAPE .*: it is given the shape \[-1, 9, 14\], and makes \(1, 126\)"),
+        (made_shape, r"RESHAPE .*: its input \w+ is not a constant of type INT32"),
+        (shape_of_the_options, None),
+    ],
+)
+def test_a_shape_has_to_be_what_kernels_are_given(change, expected, tmp_path):
+    image = keras.Input((6, 7, 3), name="image")
+    model = keras.Model(image, keras.layers.Dense(5)(keras.layers.Flatten()(image)))
+    path = tmp_path / "model.tflite"
+    sat_tf.export_tflite(sat_tf.quantize_model(model, sat_tf.BitPolicy.mobile(8)), path)
+    content = changed(path.read_bytes(), change)
+    if expected is None:
+        assert str(read_graph(content, "one")) == str(read_graph(path.read_bytes(), "one"))
+        return
+    with pytest.raises(ValueError, match=expected):
+        read_graph(content, "changed.tflite")
