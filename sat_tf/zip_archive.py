@@ -15,7 +15,7 @@ from sat_tf.messages import reason_of
 _METHODS = {zipfile.ZIP_STORED: "stored", zipfile.ZIP_DEFLATED: "DEFLATE"}
 _ENCRYPTED = 0x1
 _PIECE = 2**20
-# No file system takes more: of one name, and of a path.
+# Most file systems take names of so many bytes, and every system takes paths of so many.
 _LONGEST_NAME_BYTES, _LONGEST_PATH_BYTES = 255, 1024
 # The oldest date that an archive can hold. Equal contents are equal bytes where all files have it.
 NO_TIME = (1980, 1, 1, 0, 0, 0)
@@ -87,7 +87,7 @@ def _expect_paths(archive: zipfile.ZipFile) -> None:
         if not 0 < max(sizes, default=0) <= _LONGEST_NAME_BYTES or sum(sizes) > _LONGEST_PATH_BYTES:
             raise ValueError(
                 f"its {member.filename} cannot be unpacked, expected names of 1 to "
-                f"{_LONGEST_NAME_BYTES} bytes"
+                f"{_LONGEST_NAME_BYTES} bytes, and {_LONGEST_PATH_BYTES:,} with their folders"
             )
         if not member.is_dir():
             files[tuple(parts)] = member.filename

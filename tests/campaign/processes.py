@@ -100,8 +100,7 @@ class Server:
             How it ended. What it has started and left running is ended too.
         """
         asked = {"function": function, "arguments": arguments, "cwd": str(cwd)}
-        asked |= {"seconds": seconds, "kill": kill}
-        asked |= {"forks": forks, "most_seconds": most_seconds}
+        asked |= {"seconds": seconds, "kill": kill, "forks": forks, "most_seconds": most_seconds}
         stdin, stdout = self._process.stdin, self._process.stdout
         stdin.write(json.dumps(asked) + "\n")
         stdin.flush()

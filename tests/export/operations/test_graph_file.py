@@ -123,24 +123,24 @@ def test_a_graph_prints_every_operation_and_the_sums_of_all():
     assert f"{adds:,} multiply-adds an image" in printed
 
 
-def _reshape(graph, model):
+def _reshape(model, graph):
     kinds = [model.operatorCodes[one.opcodeIndex].builtinCode for one in graph.operators]
     return graph.operators[kinds.index(tfl.BuiltinOperator.RESHAPE)]
 
 
 def another_shape(model, graph):
-    shape = graph.tensors[_reshape(graph, model).inputs[1]]
+    shape = graph.tensors[_reshape(model, graph).inputs[1]]
     model.buffers[shape.buffer].data = np.array([-1, 9, 14], np.int32).view(np.uint8)
     shape.shape = [3]
 
 
 def made_shape(model, graph):
-    operator = _reshape(graph, model)
+    operator = _reshape(model, graph)
     operator.inputs = [operator.inputs[0], graph.inputs[0]]
 
 
 def shape_of_the_options(model, graph):
-    operator = _reshape(graph, model)
+    operator = _reshape(model, graph)
     operator.inputs = operator.inputs[:1]
 
 
