@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import importlib.metadata
 import itertools
+import os
 import re
 import sys
 import warnings
@@ -85,17 +86,23 @@ class RunError(ValueError):
 
 
 @contextlib.contextmanager
-def value_errors_as_run_errors() -> Iterator[None]:
+def value_errors_as_run_errors(read_from: str | os.PathLike[str] | None = None) -> Iterator[None]:
     """Raises ValueError as RunError, which the command line prints without a traceback.
 
     Around statements, or, as a decorator, around a function.
+
+    Args:
+        read_from: the path of a model, which is added to what is said of the model.
     """
     try:
         yield
-    except RunError:
-        raise
     except ValueError as error:
-        raise RunError(str(error)) from error
+        message = str(error)
+        if read_from is not None and message.startswith("model "):
+            message = f"{read_from}: {message}"
+        elif isinstance(error, RunError):
+            raise
+        raise RunError(message) from error
 
 
 _BETWEEN = ("sat_tf", "dataclasses", "tensorflow_model_optimization", "tf_keras", "keras")

@@ -1,4 +1,5 @@
 import dataclasses
+import pathlib
 
 import pydantic.dataclasses
 import pytest
@@ -108,3 +109,18 @@ def test_a_warning_is_on_the_line_that_led_to_it(warned):
         warned()
     (warning,) = seen
     assert (warning.filename, warning.lineno) == (__file__, warned.__code__.co_firstlineno)
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("model 'm': 1 problem", "dir/m.keras: model 'm': 1 problem"),
+        ("--images: not found", "--images: not found"),
+    ],
+)
+@pytest.mark.parametrize("error", [ValueError, messages.RunError])
+def test_what_is_said_of_a_model_names_its_file(said, message, error):
+    named = messages.value_errors_as_run_errors(pathlib.Path("dir/m.keras"))
+    with pytest.raises(messages.RunError) as raised, named:
+        raise error(said)
+    assert str(raised.value) == message

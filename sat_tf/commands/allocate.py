@@ -144,7 +144,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     quiet_tensorflow()
     from sat_tf.analysis.allocation.allocation import allocate
 
-    with value_errors_as_run_errors():
+    with value_errors_as_run_errors(arguments.model):
         model = make()
         images = None
         if is_measured:

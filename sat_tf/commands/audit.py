@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     from sat_tf.analysis.audit.rules import Verdict
     from sat_tf.graph.network import check_model
 
-    with value_errors_as_run_errors():
+    with value_errors_as_run_errors(arguments.model):
         model = make()
         check_model(model)
         images = _images(arguments, wanted, model)

@@ -84,7 +84,10 @@ def evaluate(folder: RunFolder, console: Console, *, trust: bool = False) -> Non
     if problems:
         raise RunError(list_problems(str(folder.file(QUANTIZED_MODEL)), problems))
     source = fed_source(source, fed_range(model))
-    with reading_errors_explained(source):
+    with (
+        value_errors_as_run_errors(folder.file(QUANTIZED_MODEL)),
+        reading_errors_explained(source),
+    ):
         found = held_out_metrics(as_measured(config, model), source, agreement)
     name, title = source.score
     console.print(

@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     from sat_tf.planning.explain import explain
     from sat_tf.qat.layout import is_quantized
 
-    with value_errors_as_run_errors():
+    with value_errors_as_run_errors(arguments.model):
         model, is_pixels = make(), False
         if is_quantized(Network(model)):
             if arguments.images is not None:

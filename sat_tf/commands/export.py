@@ -163,7 +163,7 @@ def show(source: str, console: Console, *, trust: bool = False, **settings: Any)
     from sat_tf.export.lowering.packing import FileSettings
     from sat_tf.export.operations.graph import graph_table
 
-    with value_errors_as_run_errors():
+    with value_errors_as_run_errors(path):
         wanted = FileSettings(**{"output_type": None, **settings})
         graph = file_graph(load_model(path, trust=trust), wanted)
     if console.is_terminal:
@@ -233,7 +233,7 @@ def export(
     model = load_model(model_path, trust=trust)
     if in_folder and settings.get("route", "direct") == "direct":
         settings = {**_of_run(RunFolder(pathlib.Path(source)), model), **settings}
-    with value_errors_as_run_errors():
+    with value_errors_as_run_errors(model_path):
         report = export_tflite(model, path, compare_storage=compare_storage, **settings)
     say(console, report.summary)
     kernels = report.kernel_table()

@@ -136,7 +136,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     quiet_tensorflow()
     advice = "expected a float model that Keras has saved; save it with model.save('model.keras')."
     model = read_keras_model(path, advice, trust=arguments.trust_model)
-    with value_errors_as_run_errors():
+    with value_errors_as_run_errors(path):
         expect_float(path, model)
         found = find_pictures(
             images, model, policy, console, to_train=bool(arguments.epochs or arguments.overrides)

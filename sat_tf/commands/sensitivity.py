@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     quiet_tensorflow()
     from sat_tf.analysis.sensitivity.sensitivity import sensitivity
 
-    with value_errors_as_run_errors():
+    with value_errors_as_run_errors(arguments.model):
         model = make()
         fed = images_as_fed(model, arguments.model, wanted, policy, console)
         found = sensitivity(

@@ -333,22 +333,24 @@ def _prove(
             subject, pixels.images, pixels.labels, images_from=pixels.source, **settings
         )
     from sat_tf.export.verify import verify_tflite
-    from sat_tf.graph.network import Network
+    from sat_tf.graph.network import Network, check_one_of_each
     from sat_tf.qat.inputs import takes_pixels
 
-    model: keras.Model = _as_measured(load_model(target.model, trust=trust), target)
-    shape = tuple(model.input_shape[1:])
-    pixels = _pixels(target, wanted, shape, int(model.output_shape[-1]), console)
-    if not takes_pixels(Network(getattr(model, "quantized", model))):
-        pixels = pixels.of_input(read_subject(target.tflite).graph.images[0])
-    return verify_tflite(
-        model,
-        target.tflite,
-        pixels.images,
-        pixels.labels,
-        images_from=pixels.source,
-        **settings,
-    )
+    with value_errors_as_run_errors(target.model):
+        model: keras.Model = _as_measured(load_model(target.model, trust=trust), target)
+        check_one_of_each(model)
+        shape = tuple(model.input_shape[1:])
+        pixels = _pixels(target, wanted, shape, int(model.output_shape[-1]), console)
+        if not takes_pixels(Network(getattr(model, "quantized", model))):
+            pixels = pixels.of_input(read_subject(target.tflite).graph.images[0])
+        return verify_tflite(
+            model,
+            target.tflite,
+            pixels.images,
+            pixels.labels,
+            images_from=pixels.source,
+            **settings,
+        )
 
 
 def _float_model(target: Target, given: str | None) -> pathlib.Path | None:
