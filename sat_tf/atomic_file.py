@@ -113,9 +113,13 @@ def renamed_when_done(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def temporary_folder() -> "tempfile.TemporaryDirectory[str]":
-    """A new folder for temporary files, once what killed processes have left is removed."""
+    """A new folder for temporary files, once what killed processes have left is removed.
+
+    Where the system refuses to remove it, it stays for the next process to remove.
+    """
     remove_left_files(pathlib.Path(tempfile.gettempdir()))
-    return tempfile.TemporaryDirectory(prefix=_own_prefix())
+    # An error of its removal would hide the one that the block has ended with.
+    return tempfile.TemporaryDirectory(prefix=_own_prefix(), ignore_cleanup_errors=True)
 
 
 _LEFT = re.compile(r"\.?sat_tf-(?P<machine>[0-9a-f]{8})-(?P<process>\d+)-(?P<start>\d+)-")

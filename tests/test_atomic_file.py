@@ -3,11 +3,12 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
 
-from sat_tf.atomic_file import check_writable, written_whole
+from sat_tf.atomic_file import check_writable, temporary_folder, written_whole
 
 
 def test_a_file_appears_when_the_block_ends_well(tmp_path):
@@ -153,3 +154,16 @@ def test_a_folder_that_is_not_writable_is_named(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(ValueError, match=r"which is not writable"):
         check_writable(tmp_path / "a.json")
+
+
+def test_a_temporary_folder_that_stays_hides_no_error(tmp_path, monkeypatch):
+    def refused(*place, **options):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "rmdir", refused)
+    with pytest.raises(OSError, match="of the block"), temporary_folder():
+        raise OSError("of the block")
+    with temporary_folder():
+        pass
+    assert len(list(tmp_path.iterdir())) == 2

@@ -24,7 +24,7 @@ from tests.campaign.commands.chains import (
     reference,
     run,
 )
-from tests.campaign.commands.moments import REFUSALS, watched
+from tests.campaign.commands.moments import LOG, REFUSALS, REMOVALS, watched
 from tests.campaign.processes import Server, server
 from tests.campaign.verdicts import CLEAR, SOUND, Verdict, judge_command, judge_process
 
@@ -60,7 +60,9 @@ def _of_a_command(seed: int, folder: pathlib.Path) -> Verdict:
         return Verdict(found.name, f"{about}: {found.text}")
     if problems := problems_of_files(place):
         return Verdict("left-over", f"{about}: not whole: {problems[:3]}")
-    if left := left_over(folder):
+    events = (folder / LOG).read_text().splitlines()
+    is_removal = number < len(events) and events[number].startswith(REMOVALS)
+    if not is_removal and (left := left_over(folder)):
         return Verdict("left-over", f"{about}: {', '.join(left[:5])}")
     for again in CHAINS[name][index if ended.status else index + 1 :]:
         if (ended_again := run(again, place)).status:

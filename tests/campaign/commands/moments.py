@@ -29,6 +29,7 @@ SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "int": signal.SIGINT}
 # A disk that refuses one write, or all that write from there on, by an error that Python raises or
 # by a limit that the system holds.
 REFUSALS = ("full", "full from here", "read-only from here", "no byte more")
+REMOVALS = ("unlink", "rmdir")
 # This file beside the working directory has the events, one on each line.
 LOG = "events"
 
@@ -154,7 +155,7 @@ def watched(
         nonlocal refused
         if os.getpid() != own or event not in events:
             return None
-        if refused and event != "unlink":
+        if refused and event not in REMOVALS:  # or nothing could be said of what is left over
             raise OSError(refused, os.strerror(refused), path)
         here = len(found)
         found.append(f"{event} {path}")
