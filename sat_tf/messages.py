@@ -44,6 +44,16 @@ def in_one_line(text: str) -> str:
     return printable(text).replace("\n", "\\n")
 
 
+def name_problem(name: str) -> str | None:
+    """Why tables and pages cannot show the name of a model or a layer; None where they can."""
+    if in_one_line(name) == name:
+        return None
+    return (
+        f"received the name {name!r}, expected one without line breaks and control characters; "
+        "rename it"
+    )
+
+
 def shortened(text: str, most: int = _MOST_OF_A_LINE) -> str:
     """Returns the ends of a text that is longer than `most`, and how long it is.
 

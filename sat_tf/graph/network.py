@@ -20,7 +20,7 @@ import tf_keras as keras
 
 from sat_tf.arguments import training_argument
 from sat_tf.graph.operation_kinds import fix_of
-from sat_tf.messages import first_ones, kind_of, list_problems
+from sat_tf.messages import first_ones, kind_of, list_problems, name_problem
 
 # How calls of a layer from the second on are named.
 _ANOTHER_CALL = re.compile(r"@\d+$")
@@ -590,7 +590,7 @@ def check_model(model: Any) -> None:
         raise ValueError(f"model {model.name!r}: {NOT_BUILT}.")
     if not getattr(model, "_is_graph_network", False):
         raise ValueError(f"model {model.name!r}: {subclassed_problem(model)}.")
-    if problem := own_call_problem(model):
+    if problem := own_call_problem(model) or name_problem(model.name):
         raise ValueError(f"model {model.name!r}: {problem}.")
 
 

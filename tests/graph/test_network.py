@@ -180,6 +180,13 @@ def test_a_subclassed_model_is_refused():
     assert "keras.Model(inputs, outputs)" in message
 
 
+@pytest.mark.parametrize("name", ["a\nerror: forged", "\x1b]0;title\x07", "\u202egnp.exe"])
+def test_a_name_that_forges_what_is_shown_is_refused(image, name):
+    message = _error(keras.Model(image, L.ReLU()(image), name=name))
+    assert message.startswith(f"model {name!r}: received the name")
+    assert message.isprintable()
+
+
 @pytest.mark.parametrize("received", [None, "model", 3, L.Dense])
 def test_something_else_than_a_model_is_refused(received):
     assert "expected a tf_keras model" in _error(received)

@@ -25,7 +25,7 @@ from sat_tf.keras3.conversion.values import (
 )
 from sat_tf.keras3.quantized_layer import AROUND, INSTEAD
 from sat_tf.keras3.quantized_layer import QuantizedLayer as QuantizedLayer3
-from sat_tf.messages import kind_of, list_problems, reason_of
+from sat_tf.messages import kind_of, list_problems, name_problem, reason_of
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.wrapper import QuantizedLayer
 
@@ -115,8 +115,12 @@ class Translator:
             self._problems.append(where + _no_graph(model))
             return
         graph = Keras3Graph(model)
-        for tensor in graph.inputs:
-            layer = graph.input_layer(tensor)
+        layers = [graph.input_layer(tensor) for tensor in graph.inputs]
+        named = [model, *layers, *(call.operation for call in graph.calls)]
+        if unfit := list(filter(None, (name_problem(one.name) for one in named))):
+            self._problems += [f"{where}{problem}." for problem in dict.fromkeys(unfit)]
+            return
+        for layer in layers:
             if getattr(layer, "optional", False):
                 self._problems.append(
                     f"{prefix}{layer.name}: received an optional input, expected one that is "

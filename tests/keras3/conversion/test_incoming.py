@@ -293,6 +293,17 @@ def test_a_name_that_tensorflow_does_not_take_is_refused():
     assert "layer.name = ..." in message
 
 
+@pytest.mark.parametrize(("model_name", "count"), [("small", 2), ("a\x1b[2Jb", 3)])
+def test_names_that_forge_what_is_shown_are_refused(model_name, count):
+    image = keras3.Input((8, 8, 3))
+    first, second = (L.Dense(2, name=name) for name in ("one\nerror: forged", "two\x07"))
+    message = _error(keras3.Model(image, second(first(image)), name=model_name))
+    assert f"{count} problems" in message
+    assert r"received the name 'one\nerror: forged', expected one without line breaks" in message
+    assert all(line.isprintable() for line in message.splitlines())
+    assert not any(line.startswith("error: ") for line in message.splitlines())
+
+
 def test_a_model_of_tf_keras_needs_no_conversion(tmp_path):
     image = keras.Input((4,), name="image")
     model = keras.Model(image, keras.layers.Dense(2)(image))
