@@ -83,7 +83,7 @@ MAY_IMPORT_WITHIN = {
 }
 # Modules that all rooms share, and those at the top that may use everything.
 SHARED = {
-    *("arguments", "atomic_file", "first_use", "messages", "preprocessing"),
+    *("arguments", "atomic_file", "bounded_file", "first_use", "messages", "preprocessing"),
     *("saved_by", "targets", "top_k", "version", "zip_archive"),
 }
 TOP = {"__init__", "__main__", "configs", "either_keras"}

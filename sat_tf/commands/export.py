@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from sat_tf.atomic_file import check_writable
+from sat_tf.bounded_file import read_text
 from sat_tf.commands.models import load_model, quiet_tensorflow
 from sat_tf.commands.options import (
     OWN_TYPE,
@@ -18,7 +19,14 @@ from sat_tf.commands.options import (
     nonempty,
 )
 from sat_tf.commands.parser import Parser
-from sat_tf.messages import RunError, say, value_errors_as_run_errors
+from sat_tf.export.tflite.metadata import checked_metadata, lines_of
+from sat_tf.messages import (
+    MOST_OF_A_FILE,
+    RunError,
+    list_problems,
+    say,
+    value_errors_as_run_errors,
+)
 from sat_tf.presentation.tables import marked_text
 from sat_tf.training.config.config import read_config
 from sat_tf.training.state.run_folder import (
@@ -33,6 +41,8 @@ from sat_tf.training.state.run_folder import (
 if TYPE_CHECKING:
     import tf_keras as keras
 
+# By these names, files of a run or models would be replaced.
+_OTHER_FILES = (".keras", ".h5", ".hdf5", ".yaml", ".yml", ".json", ".txt", ".csv", ".html")
 # Settings of the file that the configuration of a run has too.
 _OF_RUN = ("float_head", "pack", "softmax", "output_type")
 
@@ -124,13 +134,14 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     labels = None
     if arguments.labels is not None:
         try:
-            text = pathlib.Path(arguments.labels).read_text(encoding="utf-8")
+            labels = lines_of(read_text(arguments.labels))
         except (OSError, UnicodeDecodeError) as error:
             raise RunError(
                 f"--labels: received {arguments.labels}, which cannot be read ({error}), expected "
                 "a UTF-8 text file with the name of a class on each line."
             ) from error
-        labels = text.splitlines()
+        if problems := checked_metadata(None, labels)[1]:
+            raise RunError(list_problems(arguments.labels, problems, most=MOST_OF_A_FILE))
     export(
         arguments.source,
         console,
@@ -227,6 +238,11 @@ def export(
     path = pathlib.Path(out) if out else own
     with value_errors_as_run_errors():
         check_writable(path)
+    if path.suffix in _OTHER_FILES or (path.exists() and path.samefile(model_path)):
+        raise RunError(
+            f"--out: received {path}, expected the name of a TFLite file, by which no model is "
+            f"replaced; call it {path.with_suffix('.tflite').name}."
+        )
     quiet_tensorflow()
     from sat_tf.export.export import export_tflite
 
@@ -259,7 +275,7 @@ def _of_run(folder: RunFolder, model: "keras.Model") -> dict[str, Any]:
 
     said: dict[str, Any] = {}
     if labels := folder.read_text(LABELS):
-        said["labels"] = labels.splitlines()
+        said["labels"] = lines_of(labels)
     if (preprocessing := folder.preprocessing) and takes_pixels(Network(model)):
         said["preprocessing"] = preprocessing
     return said

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from sat_tf.arguments import Rule, check, is_integer
-from sat_tf.atomic_file import expect_path
 from sat_tf.export.certificate.outputs import label_problems
 from sat_tf.export.certificate.proof import existing_file
 from sat_tf.export.litert.runtime import Interface
@@ -159,7 +158,7 @@ def file_interface(path: str | os.PathLike[str]) -> Interface:
     Raises:
         ValueError: LiteRT does not run it.
     """
-    path = expect_path(path)
+    path = existing_file(path)
     with _worker(str(path), TfliteTask(path.read_bytes(), "xnnpack")) as worker:
         return worker.interface
 

@@ -25,6 +25,8 @@ import numpy as np
 from sat_tf.messages import did_you_mean
 
 _LARGEST_PIXEL = 255
+# The value of one pixel is a normal number of float32, as kernels have it.
+_SMALLEST_RANGE = _LARGEST_PIXEL * float(np.finfo(np.float32).tiny)
 # The ends of a range are no larger: float32 still holds the difference of two.
 _LARGEST = 1e30
 # Closer to a pixel than any sum of float32 numbers says, real 0 is that pixel.
@@ -205,6 +207,8 @@ def range_problem(value: Any) -> str | None:
         return f"expected as many numbers for low as for high; received {len(low)} and {len(high)}"
     if not all(a < b for a, b in zip(*_as_long(low, high), strict=True)):
         return "expected every low to be less than its high; swap them"
+    if not all(b - a > _SMALLEST_RANGE for a, b in zip(*_as_long(low, high), strict=True)):
+        return f"expected more than {_SMALLEST_RANGE:.3g} between low and high; scale the images up"
     return None
 
 

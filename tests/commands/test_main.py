@@ -465,6 +465,8 @@ def test_images_that_no_file_holds_are_answered_without_a_traceback(tiny_run, tm
             "or an .npy file of uint8 images",
         ),
         (["export", "{run}", "--out", "{run}/no/where.tflite"], "where.tflite"),
+        (["export", "{run}", "--out", "{run}/quantized.keras"], "by which no model is replaced"),
+        (["export", "{run}", "--out", "{run}/config.yaml"], "call it config.tflite"),
         (["export", "{run}", "--labels", "{run}/config.yaml"], "labels: received"),
         (["export", "{run}", "--labels", "{run}/missing.txt"], "--labels: received"),
         (["evaluate", "{run}/.."], "has no config.yaml"),

@@ -1,3 +1,4 @@
+import os
 import pathlib
 import subprocess
 import sys
@@ -111,6 +112,9 @@ def test_a_file_that_does_not_run_is_named(small_file, small_images, labels, tmp
     for function in (evaluate_tflite, evaluate_simulator):
         with pytest.raises(ValueError, match="received a path without a file"):
             function(tmp_path / "none.tflite", small_images, labels)
+        os.truncate(path, 2**40)
+        with pytest.raises(ValueError, match=r"damaged.tflite: received a file of 1,099,511"):
+            function(path, small_images, labels)
 
 
 def test_outputs_that_are_not_finite_are_counted_and_wrong():

@@ -57,6 +57,7 @@ def test_ranges_with_a_pixel_for_0_change_nothing():
     [
         ((1, 0), "expected every low to be less than its high; swap them"),
         ((0, 0), "expected every low to be less than its high"),
+        ((0, 1e-37), "expected more than 3e-36 between low and high"),
         ((0, (1, 2), 3), r"expected \(low, high\)"),
         (((0, 0), (1, 2, 3)), "received 2 and 3"),
         ((0, float("inf")), r"expected \(low, high\)"),

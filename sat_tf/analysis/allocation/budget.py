@@ -10,11 +10,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from sat_tf.arguments import is_integer, is_number
-from sat_tf.messages import did_you_mean, first_ones, list_problems
+from sat_tf.bounded_file import read_text
+from sat_tf.messages import MOST_OF_A_FILE, did_you_mean, first_ones, list_problems
 
 Choice = tuple[int | None, int | None]  # weight bits and activation bits; None is float
 
-_LONGEST_TABLE = 2**24
+_LONGEST_TABLE = 2**22
+_COLUMNS = ("layer", "weight_bits", "activation_bits")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -265,34 +267,50 @@ def read_csv(path: str | os.PathLike[str], column: str) -> dict[str, Any]:
     """
     path = pathlib.Path(path)
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            text = file.read(_LONGEST_TABLE)
-        lines = list(csv.DictReader(io.StringIO(text), strict=True))
+        lines = csv.reader(io.StringIO(read_text(path, _LONGEST_TABLE)), strict=True)
+        header = [name.strip() for name in next(lines, [])]
+        is_fit = len(set(header)) == len(header) and {"layer", column} <= set(header) <= {
+            *_COLUMNS,
+            column,
+        }
+        table = _table(path, column, header, lines) if is_fit else {}
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ValueError(
             f"{path}: {reason}; expected a CSV file with {_columns(column)}."
         ) from error
-    if not lines or not {"layer", column} <= set(lines[0]):
-        header = next(iter(text.splitlines()), "")[:80]
+    if not table:
+        received = ",".join(header)[:80]
         raise ValueError(
-            f"{path}: received the header {header!r}, expected {_columns(column)} and a line for "
+            f"{path}: received the header {received!r}, expected {_columns(column)} and a line for "
             "each layer or choice."
         )
-    return _table(path, column, lines)
+    return table
 
 
 def _columns(column: str) -> str:
     return f"the columns layer, weight_bits, activation_bits and {column}"
 
 
-def _table(path: pathlib.Path, column: str, lines: Iterable[dict[str, str]]) -> dict[str, Any]:
+def _table(
+    path: pathlib.Path, column: str, header: Sequence[str], lines: Iterable[Sequence[str]]
+) -> dict[str, Any]:
     problems: list[str] = []
     table: dict[str, Any] = {}
-    for number, line in enumerate(lines, start=2):
-        layer, where = (line["layer"] or "").strip(), f"line {number}"
+    for number, fields in enumerate(lines, start=2):
+        if not fields:
+            continue
+        where = f"line {number}"
+        if len(fields) > len(header):
+            problems.append(
+                f"{where}: received {len(fields)} fields, expected {len(header)}; write 1.5 "
+                "instead of 1,5."
+            )
+            continue
+        line = dict(zip(header, fields, strict=False))
+        layer = line["layer"].strip()
         try:
-            value = float(line[column] or "")
+            value = float(line.get(column, ""))
             bits = [
                 None if not (text := (line.get(name) or "").strip()) else int(text)
                 for name in ("weight_bits", "activation_bits")
@@ -309,5 +327,5 @@ def _table(path: pathlib.Path, column: str, lines: Iterable[dict[str, str]]) -> 
             problems.append(f"{where}: {layer} is said twice for the same bits; leave one out.")
         rows[key] = value
     if problems:
-        raise ValueError(list_problems(str(path), problems))
+        raise ValueError(list_problems(str(path), problems, most=MOST_OF_A_FILE))
     return {layer: rows.get(None, rows) for layer, rows in table.items()}

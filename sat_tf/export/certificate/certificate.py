@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import pydantic
 
 from sat_tf.atomic_file import write_text
+from sat_tf.bounded_file import read_text
 from sat_tf.export.certificate.holds import Hold, are_portable, verdict_of
 from sat_tf.export.certificate.outputs import FEWEST_VALUES, MOST_ERROR, OutputCount
 from sat_tf.export.certificate.runtimes import (
@@ -571,7 +572,7 @@ def read_certificate(path: str | os.PathLike[str]) -> Certificate:
     """
     path = pathlib.Path(path)
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(read_text(path))
     except OSError as error:
         raise ValueError(
             f"{path}: {error.strerror}; expected the certificate that sat-tf verify has written."

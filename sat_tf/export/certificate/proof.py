@@ -101,6 +101,10 @@ def read_subject(path: pathlib.Path) -> Subject:
     return Subject(path, content, parsed, dataclasses.replace(graph, name=path.stem))
 
 
+# The offsets in a FlatBuffer have 32 bits, of which LiteRT uses 31.
+_MOST_BYTES = 2**31
+
+
 def existing_file(path: str | os.PathLike[str]) -> pathlib.Path:
     """The path of a TFLite file.
 
@@ -116,7 +120,13 @@ def existing_file(path: str | os.PathLike[str]) -> pathlib.Path:
 def file_problems(path: pathlib.Path) -> list[str]:
     """Why there is no file to verify."""
     if os.path.isfile(path):
-        return []
+        size = os.path.getsize(path)
+        if size <= _MOST_BYTES:
+            return []
+        return [
+            f"{path}: received a file of {size:,} bytes, expected a TFLite file, which has at most "
+            f"{_MOST_BYTES:,}; name another file."
+        ]
     return [
         f"{path}: received a path without a file, expected a TFLite file; write it with "
         "sat_tf.export_tflite(model, path) first."

@@ -10,6 +10,7 @@ import numpy as np
 import pydantic
 
 from sat_tf.atomic_file import expect_path
+from sat_tf.bounded_file import read_text
 from sat_tf.export.certificate.inputs import random_images
 from sat_tf.export.certificate.proof import checked_inputs, read_subject, strangers
 from sat_tf.export.device import check
@@ -157,7 +158,7 @@ class DeviceCertificate:
 def is_device_certificate(path: str | os.PathLike[str]) -> bool:
     """Whether a file is, or once was, what check.py writes, and not what `sat-tf verify` does."""
     try:
-        values = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+        values = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(values, dict) and "runtimes" not in values and "kit" in values
@@ -173,7 +174,7 @@ def read_device_certificate(path: str | os.PathLike[str]) -> DeviceCertificate:
     path = pathlib.Path(path)
     again = "run check.py on the device again, and bring the file that it writes as it is"
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(read_text(path))
         found = _CERTIFICATE.validate_python(values)
     except OSError as error:
         raise ValueError(

@@ -15,6 +15,7 @@ from sat_tf.export.operations.linear import (
     map_linear,
     requantization_multipliers,
 )
+from sat_tf.export.tflite.tensors import Tensor
 from sat_tf.messages import list_problems
 
 # A channel whose smallest change of the sum is worth a whole output code.
@@ -27,6 +28,7 @@ _TRIED = 64
 _SMALLEST_SPREAD = 1e-3
 # No kernel has larger sums, whatever a normalization says.
 _LARGEST_SUM = 2**31
+_SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,6 +233,7 @@ def round_biases(graph: Graph) -> Graph:
         ValueError: a layer cannot be computed in int32, has scales beyond float32, or is a sum with
             much smaller scales than its summands; lists every such layer with its fix.
     """
+    _refuse(graph, {name: _below_float32(tensor) for name, tensor in graph.tensors.items()})
     _check(graph, _beyond_float32)
     others = [op for op in graph.operations if not op.is_float(graph)]
     _refuse(graph, {op.output: op.scale_problem(graph) for op in others})
@@ -279,6 +282,18 @@ def _refuse(graph: Graph, found: Mapping[str, str | None]) -> None:
     problems = [f"{name}: {problem}" for name, problem in found.items() if problem]
     if problems:
         raise ValueError(list_problems(f"model {graph.name!r}", problems))
+
+
+def _below_float32(tensor: Tensor) -> str | None:
+    """Why the scale of a tensor is too small for kernels; None where it is not."""
+    scale = np.inf if tensor.codes is None else float(tensor.codes.scale)
+    # LiteRT crashes on subnormal scales. What is NaN is explained by the layer that makes it.
+    if not scale < _SMALLEST_SCALE:
+        return None
+    return (
+        f"received values whose scale is {scale:.3g}, expected one of {_SMALLEST_SCALE:.3g} or "
+        "more; scale them up in the float model, or feed it larger ones."
+    )
 
 
 def _beyond_float32(graph: Graph, linear: Linear) -> str | None:

@@ -69,6 +69,11 @@ def label_text(labels: Iterable[str]) -> str:
     return "".join(f"{label}\n" for label in labels)
 
 
+def lines_of(text: str) -> list[str]:
+    """The names in the text of a file of labels, whatever characters they have."""
+    return text.replace("\r\n", "\n").removesuffix("\n").split("\n") if text else []
+
+
 def checked_metadata(
     description: Any, labels: Any, preprocessing: Any = None
 ) -> tuple[Metadata, list[str]]:
@@ -225,7 +230,7 @@ def read_metadata(content: bytes, name: str) -> Metadata:
             "sat_tf.export_tflite wrote; export the model again."
         ) from error
     return Metadata(
-        labels=None if labels is None else tuple(labels.splitlines()),
+        labels=None if labels is None else tuple(lines_of(labels)),
         preprocessing=None if said is None else Preprocessing.from_json(said),
     )
 

@@ -1,5 +1,6 @@
 """The configuration of a run: its keys, their defaults, and reading and writing its files."""
 
+import io
 import itertools
 import os
 import pathlib
@@ -19,6 +20,7 @@ from pydantic import (
 )
 
 from sat_tf.arguments import SEED_LIMIT
+from sat_tf.bounded_file import open_regular
 from sat_tf.messages import RunError, did_you_mean, list_problems, listed_problems, name_of
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.policy_fields import OLD_INPUT_RANGE
@@ -372,7 +374,7 @@ def read_yaml_text(path: pathlib.Path) -> str:
         OSError: it cannot be read.
         UnicodeDecodeError: it is not text.
     """
-    with path.open(encoding="utf-8") as file:
+    with io.TextIOWrapper(open_regular(path), encoding="utf-8") as file:
         return file.read(_MOST_CHARACTERS + 1)
 
 

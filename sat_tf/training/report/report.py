@@ -19,6 +19,7 @@ from sat_tf.export.certificate.certificate import (
     kind_of_loss,
     worst,
 )
+from sat_tf.export.tflite.metadata import lines_of
 from sat_tf.messages import first_ones
 from sat_tf.presentation.charts import Line, LineChart, Point, save_charts
 from sat_tf.presentation.page import render_page
@@ -234,7 +235,7 @@ def _unlabelled(certificate: Certificate) -> Marked:
 
 def _images(folder: RunFolder) -> dict[str, str]:
     """Facts that the run has written down: its classes, and how pictures become its input."""
-    names = folder.read_text(run_folder.LABELS).splitlines()
+    names = lines_of(folder.read_text(run_folder.LABELS))
     preprocessing = folder.preprocessing
     facts = {"Classes": f"{len(names):,}: {first_ones(names, _NAMED_CLASSES)}"} if names else {}
     if preprocessing is not None:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
+from sat_tf import bounded_file
 from sat_tf.atomic_file import renamed_when_done
 from sat_tf.messages import RunError, first_ones, list_problems, validation_problems
 from sat_tf.preprocessing import Preprocessing
@@ -26,6 +27,8 @@ from sat_tf.training.config.config import Config, read_config
 from sat_tf.training.config.sections import AUTO
 
 _Kind = TypeVar("_Kind")
+# The longest are logs of all steps of a run.
+_MOST_BYTES = 2**28
 
 CONFIG = "config.yaml"
 ENVIRONMENT = "environment.json"
@@ -126,9 +129,7 @@ class RunFolder:
         """
         file = self.file(name)
         try:
-            if file.exists() and not file.is_file():  # a pipe would wait for its writer
-                raise self.damaged(name, "not a regular file", "text")
-            return file.read_text(encoding="utf-8")
+            return bounded_file.read_text(file, _MOST_BYTES)
         except FileNotFoundError:
             return ""
         except (OSError, UnicodeDecodeError) as error:
@@ -487,7 +488,9 @@ def float_model_hash(config: Config) -> str | None:
     for file in files:
         if file.is_file():
             digest.update(str(file.relative_to(path)).encode())
-            digest.update(file.read_bytes())
+            with file.open("rb") as opened:
+                while piece := opened.read(2**24):
+                    digest.update(piece)
     return digest.hexdigest()
 
 

@@ -133,7 +133,35 @@ def test_all_wrong_lines_are_listed_at_once(tmp_path):
         assert f"line {number}: " in str(caught.value)
 
 
-@pytest.mark.parametrize("lines", [[], ["layer,weight_bits"], ["name,cost", "conv,1"]])
+def test_numbers_with_decimal_commas_are_refused(tmp_path):
+    path = written(tmp_path / "costs.csv", "layer,weight_bits,activation_bits,cost", "conv,4,,1,5")
+    with pytest.raises(ValueError, match=r"line 2: received 5 fields, expected 4; write 1\.5"):
+        read_csv(path, "cost")
+
+
+def test_a_long_list_of_wrong_lines_is_a_short_message(tmp_path):
+    path = written(tmp_path / "costs.csv", "layer,cost", *["conv,none"] * 5000)
+    with pytest.raises(ValueError, match="5000 problems") as caught:
+        read_csv(path, "cost")
+    assert len(str(caught.value)) < 2000
+
+
+def test_a_table_that_is_too_long_is_not_read_in_part(tmp_path):
+    path = written(tmp_path / "costs.csv", "layer,cost", "head,1", "\n" * 2**22, "conv,12345")
+    with pytest.raises(ValueError, match="at most 4,194,304 are read; expected a CSV file"):
+        read_csv(path, "cost")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [],
+        ["layer,weight_bits"],
+        ["name,cost", "conv,1"],
+        ["layer,cost,cost", "conv,1,2"],
+        ["layer,weigth_bits,cost", "conv,4,1"],
+    ],
+)
 def test_a_file_without_its_columns_is_refused(lines, tmp_path):
     with pytest.raises(ValueError, match="expected the columns layer, weight_bits"):
         read_csv(written(tmp_path / "costs.csv", *lines), "cost")

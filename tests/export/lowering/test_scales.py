@@ -105,6 +105,11 @@ def test_multipliers_beyond_255_give_the_codes_of_255(weight_scale, lowest_and_h
     )
 
 
+def test_scales_on_which_litert_crashes_are_refused():
+    with pytest.raises(ValueError, match="x: received values whose scale is 1e-39, expected"):
+        scales.round_biases(_graph([[1]], [1e3], [0.0], source=1e-39))
+
+
 @pytest.mark.parametrize(
     ("weight_scale", "bias"), [(1e-46, 0.0), (np.inf, 0.0), (np.nan, 0.0), (1.0, np.inf)]
 )

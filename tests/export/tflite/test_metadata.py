@@ -19,6 +19,7 @@ from sat_tf.export.tflite.metadata import (
     append_archive,
     checked_metadata,
     encode,
+    lines_of,
     misfits,
     read_metadata,
 )
@@ -122,6 +123,12 @@ def test_the_labels_are_a_text_file_behind_the_model(content):
         assert entry.compress_type == zipfile.ZIP_STORED
         assert archive.read(entry).decode() == "zero\none\ntwo and a half\nträffar\n"
     assert _labels(content) == LABELS
+
+
+def test_lines_of_a_file_of_labels_end_at_line_breaks_alone():
+    assert lines_of("cat\r\na\x0cb\nc\u2028d\n") == ["cat", "a\x0cb", "c\u2028d"]
+    assert lines_of("cat") == ["cat"]
+    assert lines_of("") == []
 
 
 def test_the_same_words_give_the_same_file(model, content, path):
