@@ -9,7 +9,7 @@ import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import NativeFunction
-from sat_tf.messages import did_you_mean, list_problems
+from sat_tf.messages import did_you_mean, list_problems, name_of
 from sat_tf.qat.policy import PER_LAYER_FIELDS, BitPolicy, check_fields
 from sat_tf.qat.policy_fields import plain_numbers, warn_of
 from sat_tf.qat.tfmot_adapter import TfmotQuantizer
@@ -43,7 +43,7 @@ class LayerConfig(tfmot.quantization.keras.QuantizeConfig):
 
     def __init__(self, **fields: Any) -> None:
         problems = [
-            f"{name} is not a field. {did_you_mean(name, PER_LAYER_FIELDS)}"
+            f"{name_of(name)} is not a field. {did_you_mean(name, PER_LAYER_FIELDS)}"
             for name in fields
             if name not in PER_LAYER_FIELDS
         ]

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, TypeVar
 from sat_tf.core.gradients import CLIPPING_GRADIENTS
 from sat_tf.core.grid import is_bits
 from sat_tf.core.rescale import METHODS
-from sat_tf.messages import did_you_mean, list_problems
+from sat_tf.messages import did_you_mean, list_problems, name_of
 from sat_tf.presentation.tables import Column, Displayed, Marked, Table
 from sat_tf.qat.policy_fields import (
     DEFAULT_QUANTIZERS,
@@ -493,7 +493,7 @@ def field_problems(values: Mapping[str, Any]) -> list[str]:
     for name, value in values.items():
         if name not in FIELDS:
             known = (*FIELDS, "overrides")
-            problems.append(f"{name} is not a field. {did_you_mean(name, known)}")
+            problems.append(f"{name_of(name)} is not a field. {did_you_mean(name, known)}")
         elif problem := FIELDS[name].find_problem(value):
             problems.append(f"{name}={value!r}: {problem}")
     return problems

@@ -318,6 +318,9 @@ def _table(
         except ValueError as error:
             problems.append(f"{where}: {error}; expected numbers.")
             continue
+        if problem := _wrong(value):
+            problems.append(f"{where}: {problem}.")
+            continue
         if bits[0] is None and bits[1] is not None:
             problems.append(f"{where}: received activation_bits alone, expected weight_bits too.")
             continue

@@ -114,7 +114,7 @@ def _label_problems(labels: tuple[Any, ...]) -> list[str]:
     odd = [
         f"{label!r} for class {index}"
         for index, label in enumerate(labels)
-        if not isinstance(label, str) or not label.strip() or len(label.splitlines()) != 1
+        if not isinstance(label, str) or not label.strip() or label.splitlines() != [label]
     ]
     problems = []
     if odd:
