@@ -29,7 +29,7 @@ from sat_tf.commands.verification_table import print_certificate
 from sat_tf.export.certificate.certificate import Certificate, ImagesFrom, read_certificate
 from sat_tf.export.certificate.inputs import random_images
 from sat_tf.export.certificate.page import write_both
-from sat_tf.export.certificate.proof import read_subject
+from sat_tf.export.certificate.proof import existing_file, read_subject
 from sat_tf.export.certificate.runtimes import RUNTIMES, USUAL_RUNTIMES
 from sat_tf.export.file_verification import recheck, verify_file
 from sat_tf.export.operations.graph import Graph
@@ -248,7 +248,8 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
 
 def _say_elsewhere(tflite: pathlib.Path, name: str, console: Console) -> list[str]:
     """The operators of a file, whoever wrote it, that a target does not compute; printed too."""
-    target, contents = TARGETS[name], read_contents(tflite.read_bytes(), str(tflite))
+    content = existing_file(tflite).read_bytes()
+    target, contents = TARGETS[name], read_contents(content, str(tflite))
     count, found = len(contents.operators), target.elsewhere(contents)
     for statement in target.statements(found, count):
         say(console, marked_text(statement))
