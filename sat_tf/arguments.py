@@ -205,7 +205,13 @@ def is_number(value: Any) -> bool:
         >>> [is_number(value) for value in (1, 0.5, True, "0.5")]
         [True, True, False, False]
     """
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return False
+    try:
+        float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return False
+    return True
 
 
 def is_between(value: Any, low: float, high: float) -> bool:

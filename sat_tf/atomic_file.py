@@ -18,7 +18,9 @@ from typing import Any
 
 def expect_path(path: Any) -> pathlib.Path:
     """Returns `path` as a pathlib.Path; raises ValueError, with the fix, unless it is a path."""
-    if isinstance(path, str | os.PathLike) and isinstance(os.fspath(path), str):
+    if isinstance(path, str | os.PathLike) and isinstance(name := os.fspath(path), str):
+        if "\0" in name:
+            raise ValueError(f"path: received {name!r}, expected a name without zero characters.")
         return pathlib.Path(path)
     raise ValueError(
         f"path: received {type(path).__name__}, expected the name of a file; pass a string or a "
@@ -34,6 +36,11 @@ def check_writable(path: str | os.PathLike[str]) -> pathlib.Path:
     """
     path = expect_path(path)
     folder = path.parent
+    if is_too_long(path):
+        raise ValueError(
+            f"{path}: received a name that the file system does not take, as it has "
+            f"{len(str(path))} characters; choose a shorter one."
+        )
     if os.path.isdir(path):
         raise ValueError(f"{path}: received a folder, expected the name of a file; add a name.")
     if os.path.exists(path) and not os.path.isfile(path):
@@ -52,6 +59,15 @@ def check_writable(path: str | os.PathLike[str]) -> pathlib.Path:
             "that is; choose another folder, or change its permissions."
         )
     return path
+
+
+def is_too_long(path: pathlib.Path) -> bool:
+    """Whether the system takes a path to be too long."""
+    try:
+        path.lstat()
+    except OSError as error:
+        return error.errno == errno.ENAMETOOLONG
+    return False
 
 
 @contextlib.contextmanager

@@ -125,7 +125,7 @@ def test_any_name_that_the_file_system_takes_will_do(tmp_path, length):
 
 
 def test_a_name_that_is_too_long_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"\(File name too long\), expected a writable file"):
+    with pytest.raises(ValueError, match=r"as it has \d+ characters; choose a shorter one"):
         _write(tmp_path / ("a" * 300))
     assert os.listdir(tmp_path) == []
 
@@ -167,3 +167,8 @@ def test_a_temporary_folder_that_stays_hides_no_error(tmp_path, monkeypatch):
     with temporary_folder():
         pass
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_name_that_no_file_can_have_is_refused():
+    with pytest.raises(ValueError, match="expected a name without zero characters"):
+        check_writable("a\0b")

@@ -7,6 +7,8 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.qat.images import NO_IMAGES, elements_of
+
 USUAL_IMAGES = 32
 
 
@@ -141,7 +143,7 @@ def _gathered(dataset: Any, most: int) -> tuple[Any, Any]:
     parts: list[tuple[np.ndarray, np.ndarray | None]] = []
     count = 0
     single = _holds_single_images(dataset)
-    for element in dataset:
+    for element in elements_of(dataset):
         if isinstance(element, dict):
             raise ValueError(
                 f"dataset: received elements with the keys {', '.join(map(str, element))}, expected"
@@ -152,6 +154,11 @@ def _gathered(dataset: Any, most: int) -> tuple[Any, Any]:
         single = images.ndim == 3 if single is None else single
         if single:
             images, labels = images[None], None if labels is None else np.asarray(labels)[None]
+        if images.ndim < 2 or (parts and images.shape[1:] != parts[0][0].shape[1:]):
+            raise ValueError(
+                f"dataset: received an element of shape {images.shape}, expected images of one "
+                "size; pass (images, labels), or batches of them."
+            )
         parts.append((images, None if labels is None else np.asarray(labels)))
         count += len(images)
         if count >= most:
@@ -173,7 +180,7 @@ def _holds_single_images(dataset: Any) -> bool | None:
 
 
 def _check(images: np.ndarray, labels: np.ndarray | None) -> None:
-    if images.dtype.kind not in "uifb" or images.ndim < 2:
+    if images.dtype.kind in NO_IMAGES or images.ndim < 2:
         raise ValueError(
             f"dataset: received images of shape {images.shape} and type {images.dtype}, expected "
             "numbers (n, rows, columns, channels)."

@@ -48,6 +48,11 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     if source.is_file():
         evaluate_file(source, console, wanted=wanted)
         return
+    if not source.is_dir():
+        raise RunError(
+            f"{source}: received a device or a pipe, expected the folder of a run, or a TFLite "
+            "file; name one."
+        )
     if wanted.is_given:
         raise RunError(
             f"{source}: received a folder with images, expected those of a TFLite file; "

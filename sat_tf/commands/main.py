@@ -1,6 +1,7 @@
 """The command `sat-tf`."""
 
 import atexit
+import errno
 import gc
 import importlib
 import logging
@@ -117,7 +118,7 @@ def command_parser(name: str) -> Parser:
     command = importlib.import_module(f"sat_tf.commands.{name}")
     description = command.DESCRIPTION
     if "\n" not in description:  # argparse would break the lines of lists too
-        description = textwrap.fill(description, shutil.get_terminal_size().columns - 2)
+        description = textwrap.fill(description, max(shutil.get_terminal_size().columns - 2, 20))
     parser = Parser(prog=f"sat-tf {name}", description=description, epilog=command.EXAMPLES)
     command.add_arguments(parser)
     parser.set_defaults(command=command.run)
@@ -200,7 +201,14 @@ def report_errors(command: Callable[[], bool | None]) -> int:
 
 def _refused(error: OSError) -> str:
     """Says what the system has refused, with the fix, where nobody has said it better."""
-    what = error.filename or f"a file, perhaps one of the temporary ones in {tempfile.gettempdir()}"
+    what = error.filename
+    if not what:
+        try:
+            what = f"a file, perhaps one of the temporary ones in {tempfile.gettempdir()}"
+        except OSError:
+            what = "all folders for temporary files"
+    if error.errno == errno.ENAMETOOLONG:
+        return f"{what}: received a name that is too long, expected a shorter one; choose one."
     return (
         f"{what}: cannot be read or written ({error.strerror or error}), expected a disk with room "
         "and permission; free some space, or name another folder; TMPDIR names that of temporary "

@@ -29,6 +29,9 @@ def add_resume(parser: Parser) -> None:
     )
 
 
+_MOST_DIGITS = 100  # Python itself reads 4300
+
+
 def integer(
     lowest: int, limit: float = math.inf, expected: str | None = None
 ) -> Callable[[str], int]:
@@ -42,7 +45,7 @@ def integer(
     words = expected or f"an integer from {lowest} to {limit - 1}"
 
     def read(text: str) -> int:
-        if text.isdecimal() and lowest <= int(text) < limit:
+        if text.isdecimal() and len(text) < _MOST_DIGITS and lowest <= int(text) < limit:
             return int(text)
         raise argparse.ArgumentTypeError(f"{text!r}: expected {words}")
 
@@ -184,13 +187,13 @@ def _known(name: str, problem_of: Callable[[str], str | None]) -> Callable[[str]
 
 @contextlib.contextmanager
 def open_folder(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
-    """The folder of --out, created if it does not exist; a new one that stays empty is removed.
+    """The folder of --out, created if it does not exist; new ones that stay empty are removed.
 
     Raises:
         RunError: it is a file, or cannot be created or written.
     """
     folder = pathlib.Path(path)
-    is_new = not folder.exists()
+    new = [one for one in (folder, *folder.parents) if not one.exists()]
     if folder.exists() and not folder.is_dir():
         raise RunError(f"--out: received {folder}, which is a file; expected a folder; name one.")
     try:
@@ -208,9 +211,9 @@ def open_folder(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     try:
         yield folder
     finally:
-        if is_new:
-            with contextlib.suppress(OSError):
-                folder.rmdir()
+        with contextlib.suppress(OSError):  # the first one that is not empty
+            for one in new:
+                one.rmdir()
 
 
 _Result = TypeVar("_Result")

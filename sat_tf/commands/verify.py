@@ -14,7 +14,7 @@ from sat_tf.commands.devices import (
     check_kit_options,
     write_device_kit,
 )
-from sat_tf.commands.models import load_model, quiet_tensorflow
+from sat_tf.commands.models import load_model, quiet_tensorflow, read_keras_model
 from sat_tf.commands.options import add_target, add_trust, nonempty, open_folder
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.pixels import (
@@ -326,7 +326,8 @@ def _prove(
         "progress": True,
     }
     if float_model is not None:
-        settings["float_model"] = load_model(float_model, trust=trust)
+        advice = "expected the float model, as Keras has saved it."
+        settings["float_model"] = read_keras_model(float_model, advice, trust=trust)
     if target.model is None:
         subject = read_subject(target.tflite)
         pixels = _file_pixels(target, subject.graph, wanted, console)

@@ -13,7 +13,7 @@ import tensorflow as tf
 from sat_tf.data.folder_tree import TRAIN
 from sat_tf.data.picture_folder import load_folder
 from sat_tf.graph.network import Network
-from sat_tf.messages import list_problems, warn
+from sat_tf.messages import first_ones, list_problems, reason_of, warn
 from sat_tf.presentation.progress_bar import Advance
 from sat_tf.qat.inputs import input_ranges
 from sat_tf.qat.range_doubts import conversion_doubt
@@ -201,6 +201,25 @@ def images_at_once(network: Network) -> int:
     return _BATCH_SIZE // 2 if is_large else _BATCH_SIZE
 
 
+# Of bool, objects, bytes, texts, times and complex numbers.
+NO_IMAGES = "bOSUmMc"
+
+
+def elements_of(dataset: Iterable[Any]) -> Iterator[Any]:
+    """The elements of a data set.
+
+    Raises:
+        ValueError: it fails while it is read; says why.
+    """
+    try:
+        yield from dataset
+    except tf.errors.OpError as error:
+        raise ValueError(
+            f"dataset: received one that fails while it is read ({reason_of(error)}), expected "
+            "images; mend it, or leave out the elements at which it fails."
+        ) from error
+
+
 def gather(dataset: Any, num_images: int, network: Network) -> Images:
     """The images of a data set, at most `num_images`, an array for each input.
 
@@ -222,7 +241,7 @@ def gather(dataset: Any, num_images: int, network: Network) -> Images:
         )
     found = [_Collected() for _ in network.inputs]
     count = 0
-    for element in dataset:
+    for element in elements_of(dataset):
         batch = [array[: num_images - count] for array in _checked_batch(element, network)]
         for one, rows in zip(found, batch, strict=True):
             one.add(rows)
@@ -289,6 +308,11 @@ def _checked_batch(element: Any, network: Network) -> Batch:
     is_named = isinstance(element, Mapping)
     given = network.in_order(element) if several or is_named else [element]
     arrays = [np.asarray(array) for array in given]
+    if wrong := [str(array.dtype) for array in arrays if array.dtype.kind in NO_IMAGES]:
+        raise ValueError(
+            f"dataset: received values of the type {first_ones(wrong)}, expected numbers; pass "
+            "uint8 pixels, or float32 values."
+        )
     for name, array in zip(network.inputs, arrays, strict=True):
         shape, where = network[name].shape, f" for {name}" if several else ""
         fits = array.ndim == len(shape) + 1 and all(

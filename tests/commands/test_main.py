@@ -1,6 +1,7 @@
 """The command line: what it answers without TensorFlow, and one small run from end to end."""
 
 import csv
+import errno
 import json
 import os
 import pathlib
@@ -9,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import zipfile
 
 import numpy as np
@@ -677,5 +679,47 @@ def test_evaluate_needs_labelled_images(tiny_run, options, expected, capsys):
 def test_images_are_not_ignored_with_a_folder(tiny_run, capsys):
     assert main.main(["evaluate", str(tiny_run), "--dataset", "digits"]) == 2
     assert "with images, expected those of a TFLite file" in " ".join(
+        capsys.readouterr().err.split()
+    )
+
+
+@pytest.mark.parametrize("columns", ["1", "2", "-5"])
+def test_help_fits_into_a_terminal_without_a_width(columns, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", columns)
+    with pytest.raises(SystemExit):
+        main.main(["verify", "--help"])
+    assert "usage: sat-tf verify" in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_a_backend_that_keras_does_not_have_is_refused(monkeypatch, capsys, tmp_path):
+    (tmp_path / "model.keras").touch()
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflwo")
+    assert main.main(["explain", str(tmp_path / "model.keras"), "--input_range", "0,1"]) == 2
+    assert "'tensorflwo', expected a backend of Keras 3. Did you mean tensorflow?" in " ".join(
+        capsys.readouterr().err.split()
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.ENAMETOOLONG, "File name too long", "x.zip"), "x.zip: received a name that"),
+        (FileNotFoundError(errno.ENOENT, "No usable"), "all folders for temporary files: cannot"),
+    ],
+)
+def test_what_the_system_refuses_has_its_own_fix(error, said, monkeypatch, capsys):
+    def refused():
+        raise error
+
+    monkeypatch.setattr(tempfile, "gettempdir", refused)
+    assert main.report_errors(refused) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_float_model_that_is_none_is_asked_for_as_one(tiny_run, tmp_path, capsys):
+    (tmp_path / "float.keras").write_bytes(b"none")
+    words = ["verify", str(tiny_run), "--float_model", str(tmp_path / "float.keras")]
+    assert main.main(words) == 2
+    assert "expected the float model, as Keras has saved it" in " ".join(
         capsys.readouterr().err.split()
     )

@@ -1,3 +1,4 @@
+import argparse
 import os
 
 import pytest
@@ -21,7 +22,7 @@ def test_a_folder_is_created_with_its_parents(tmp_path):
 
 def test_a_new_folder_that_stays_empty_is_removed(tmp_path):
     (tmp_path / "old").mkdir()
-    for name in ("old", "new"):
+    for name in ("old", "new", "new/in/new"):
         with pytest.raises(KeyboardInterrupt), open_folder(tmp_path / name):
             raise KeyboardInterrupt
     assert os.listdir(tmp_path) == ["old"]
@@ -76,3 +77,8 @@ def test_rows_stay_on_one_line_in_a_pipe_also_where_the_shell_exports_its_width(
     (row,) = (line for line in capsys.readouterr().out.splitlines() if "letters" in line)
     assert LONG.strip() in row
     assert "Conv2D" in row
+
+
+def test_numbers_of_thousands_of_digits_are_refused_in_words():
+    with pytest.raises(argparse.ArgumentTypeError, match="expected an integer from 1 to 9"):
+        options.integer(1, 10)("9" * 5000)

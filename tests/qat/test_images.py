@@ -3,6 +3,7 @@ import io
 
 import numpy as np
 import pytest
+import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.graph.network import Network
@@ -10,6 +11,7 @@ from sat_tf.qat import images
 from sat_tf.qat.images import (
     Batches,
     FileArray,
+    elements_of,
     fed_batches,
     gather,
     images_at_once,
@@ -125,3 +127,16 @@ def test_pixels_are_fed_batch_by_batch():
     parts = list(fed_batches(pixels, lambda some: some / 2.0))
     assert [len(part) for part in parts] == [64, 6]
     np.testing.assert_array_equal(np.concatenate(parts), pixels / 2.0)
+
+
+@pytest.mark.parametrize("kind", ["bool", "complex64", "datetime64[s]", "O", "S1"])
+def test_values_that_are_no_numbers_are_no_images(kind):
+    with pytest.raises(ValueError, match=r"dataset: received values of the type .* uint8 pixels"):
+        gather(np.zeros((64, 8, 8, 3)).astype(kind), 64, _network())
+
+
+def test_a_data_set_that_fails_while_it_is_read_says_why():
+    values = tf.data.Dataset.from_tensor_slices([1.0, np.nan])
+    dataset = values.map(lambda one: tf.debugging.check_numerics(one, "odd one"))
+    with pytest.raises(ValueError, match=r"(?s)fails while it is read \(.*odd one.*mend it"):
+        list(elements_of(dataset))

@@ -16,6 +16,7 @@ from sat_tf.messages import MOST_OF_A_FILE, did_you_mean, first_ones, list_probl
 Choice = tuple[int | None, int | None]  # weight bits and activation bits; None is float
 
 _LONGEST_TABLE = 2**22
+_LARGEST = 1e300  # so that sums of many are finite
 _COLUMNS = ("layer", "weight_bits", "activation_bits")
 
 
@@ -247,7 +248,7 @@ def _find(given: Mapping[Any, Any], choice: Choice) -> Any:
 def _wrong(value: Any) -> str | None:
     if not is_number(value):
         return f"received {value!r}, expected a number of 0 or more"
-    if not math.isfinite(float(value)) or float(value) < 0.0:
+    if not 0.0 <= float(value) <= _LARGEST:
         return f"received {float(value):g}, expected a finite number of 0 or more"
     return None
 

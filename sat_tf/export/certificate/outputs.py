@@ -296,7 +296,8 @@ channel 1; 1 channel is off
     ]
     quiet = {count.channel for count in _quiet(found, errors)}
     off = [count for count in found if count.is_off and count.channel not in quiet]
-    order = sorted(found, key=lambda count: (count not in off, -count.error))
+    first = {count.channel for count in off}
+    order = sorted(found, key=lambda count: (count.channel not in first, -count.error))
     return ValueCount(
         channels=order[:_MOST_KEPT],
         num_channels=channels,

@@ -58,11 +58,11 @@ def chosen(names: Iterable[str]) -> list[RuntimeKind]:
     Raises:
         ValueError: a name is unknown, or of a runtime that is not installed.
     """
-    if isinstance(names, str):
+    if isinstance(names, str) or not isinstance(names, Iterable):
         raise ValueError(
-            f"runtimes: received the string {names!r}, expected a list of names; pass [{names!r}]."
+            f"runtimes: received {names!r}, expected a list of names; pass such as ['builtin']."
         )
-    wanted = {"xnnpack", *names}
+    wanted = {"xnnpack", *map(str, names)}
     unknown = sorted(wanted - set(RUNTIMES))
     if unknown:
         raise ValueError(

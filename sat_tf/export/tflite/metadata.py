@@ -6,10 +6,11 @@ so that `unzip -l model.tflite` lists what is in it. That holds the labels as a 
 preprocessing, for which the schema has no fields beside those of the pixels' range.
 """
 
+import collections
 import dataclasses
 import io
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 import flatbuffers
@@ -91,14 +92,16 @@ def checked_metadata(
             "leave it out if it is unknown."
         )
         preprocessing = None
-    if description is not None and not (isinstance(description, str) and description.strip()):
+    is_text = isinstance(description, str) and description.strip() and _is_utf8(description)
+    if description is not None and not is_text:
         problems.append(
             f"description: received {description!r}, expected a text; leave it out if there is "
             "nothing to say."
         )
     if labels is None:
         return Metadata(description, None, preprocessing), problems
-    if isinstance(labels, str | bytes) or not isinstance(labels, Iterable):
+    # A set is in no order, in which names say nothing of the classes.
+    if isinstance(labels, str | bytes | Set) or not isinstance(labels, Iterable):
         problems.append(
             f"labels: received {type(labels).__name__}, expected a list of class names; read a "
             "file of labels with open(path).read().splitlines()."
@@ -108,13 +111,21 @@ def checked_metadata(
     return Metadata(description, labels, preprocessing), problems + _label_problems(labels)
 
 
+def _is_line(text: str) -> bool:
+    return text.splitlines() == [text] and _is_utf8(text)
+
+
+def _is_utf8(text: str) -> bool:
+    return text.encode("utf-8", "ignore").decode() == text
+
+
 def _label_problems(labels: tuple[Any, ...]) -> list[str]:
     if not labels:
         return ["labels: received none, expected one a class; leave them out if there are none."]
     odd = [
         f"{label!r} for class {index}"
         for index, label in enumerate(labels)
-        if not isinstance(label, str) or not label.strip() or label.splitlines() != [label]
+        if not isinstance(label, str) or not label.strip() or not _is_line(label)
     ]
     problems = []
     if odd:
@@ -122,7 +133,7 @@ def _label_problems(labels: tuple[Any, ...]) -> list[str]:
             f"labels: received {first_ones(odd)}, expected texts of one line, none empty."
         )
     texts = [label for label in labels if isinstance(label, str)]
-    twice = sorted({label for label in texts if texts.count(label) > 1})
+    twice = sorted(label for label, count in collections.Counter(texts).items() if count > 1)
     if twice:
         shown = first_ones(map(repr, twice))
         problems.append(f"labels: received {shown} more than once, expected each name once.")

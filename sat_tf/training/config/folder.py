@@ -130,7 +130,7 @@ def choose(data_dir: str | os.PathLike[str]) -> FolderChoice:
     Raises:
         RunError: it is no such folder; see `sat_tf.data.folder_tree.read_tree`.
     """
-    path = pathlib.Path(data_dir).expanduser().resolve()
+    path = pathlib.Path(os.path.realpath(pathlib.Path(data_dir).expanduser()))
     try:
         train = read_tree(path).train
     except ValueError as error:

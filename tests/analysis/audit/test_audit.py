@@ -307,6 +307,9 @@ def test_of_one_image_it_says_how_little_that_is():
         (batches().take(0), "it is empty"),
         ("digits", "expected a pair"),
         (7, "received int"),
+        ([1, 2], r"an element of shape \(\), expected images of one size"),
+        (iter([IMAGES, IMAGES[:, :4]]), r"an element of shape \(16, 4, 8, 3\)"),
+        ((IMAGES > 0, LABELS), "type bool, expected numbers"),
     ],
 )
 def test_data_that_do_not_fit_are_refused(dataset, problem):

@@ -116,9 +116,10 @@ def test_an_unknown_runtime_is_an_error(files, images):
         prove(files["none"], images, None, images_from=GIVEN, runtimes=["arm_bultin"])
 
 
-def test_one_name_that_is_no_list_is_an_error():
-    with pytest.raises(ValueError, match=r"the string 'builtin', expected a list .* \['builtin'\]"):
-        runtimes.chosen("builtin")
+@pytest.mark.parametrize("names", ["builtin", None, 3])
+def test_what_is_no_list_of_names_is_an_error(names):
+    with pytest.raises(ValueError, match=rf"received {names!r}, expected a list .* \['builtin'\]"):
+        runtimes.chosen(names)
 
 
 def test_the_usual_runtimes_are_some_of_the_table():

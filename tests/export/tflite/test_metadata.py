@@ -228,6 +228,9 @@ def test_damaged_labels_are_named(content):
         ([], "received none, expected one a class"),
         ("zero one", "received str, expected a list of class names"),
         (4, "received int, expected a list of class names"),
+        ({"a", "b", "c", "d"}, "received set, expected a list of class names"),
+        (["a", "b\x0c", "c", "d"], r"received 'b\\x0c' for class 1"),
+        (["a", "\ud800", "c", "d"], r"received '\\ud800' for class 1"),
         (["a", "b", "a", "c"], "received 'a' more than once"),
         (["a", "", "c", "d"], "received '' for class 1"),
         (["a", "b\nb", "c", "d"], r"received 'b\\nb' for class 1"),
@@ -242,7 +245,7 @@ def test_labels_that_name_no_classes_are_refused(labels, expected, model, tmp_pa
     assert not list(pathlib.Path(tmp_path).iterdir())
 
 
-@pytest.mark.parametrize("description", ["", "  ", 7, ["text"]])
+@pytest.mark.parametrize("description", ["", "  ", 7, ["text"], "\ud800"])
 def test_a_description_is_a_text(description):
     _, problems = checked_metadata(description, None)
     assert len(problems) == 1
