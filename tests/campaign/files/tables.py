@@ -119,7 +119,7 @@ def _labels(rng: random.Random) -> Case:
         elif kind == 1:
             names[place] += rng.choice(("\x0c", "\x1c", "\x85", "\u2028", " ", "\t", "\r"))
         elif kind == 2:
-            names[place:place] = names * rng.choice((1, 1000, 30_000))
+            names[place:place] = names[:4] * rng.choice((1, 1000, 30_000))
         elif len(names) > 1:
             del names[place]
     text = rng.choice(("", "", _MARK)) + rng.choice(("\n", "\n", "\r\n")).join(names)
