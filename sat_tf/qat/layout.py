@@ -72,7 +72,8 @@ def arranged(
         layer: keras.layers.Layer, config: PlacedConfig, *, trainable: bool
     ) -> QuantizedLayer:
         name = unique_name(f"quant_{layer.name}", taken)
-        return QuantizedLayer(layer, config, name=name, trainable=trainable)
+        # A layer may have been given any other value, such as 1, which a new one refuses.
+        return QuantizedLayer(layer, config, name=name, trainable=bool(trainable))
 
     def insert(
         name: str, behind: Node, config: PlacedConfig, *, known_as: str, trainable: bool

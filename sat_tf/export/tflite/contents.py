@@ -402,9 +402,13 @@ def understood(model: Any) -> Contents:
     """
     _check_one_graph(model)
     found = _of_usual_sizes(_contents_of(model))
+    taken = set[str]()
     for tensor in found.tensors:
-        if not tensor.name.isprintable():  # LiteRT ends a name at a zero
-            raise NotUnderstoodError(f"a tensor has the name {tensor.name!r}")
+        # LiteRT ends a name at a zero, and gives the values of tensors by their names.
+        if not tensor.name.isprintable() or tensor.name in taken:
+            again = " of another" if tensor.name in taken else ""
+            raise NotUnderstoodError(f"a tensor has the name {tensor.name!r}{again}")
+        taken.add(tensor.name)
     return found
 
 
