@@ -1,6 +1,7 @@
 """Runs rows: each float model once, each training once, and every outcome recorded."""
 
 import dataclasses
+import os
 import pathlib
 from collections.abc import Iterable, Sequence
 
@@ -148,7 +149,7 @@ def _job(
     name = data or row.data
     if data_sets()[name].data_dir == "required":
         # The folder tells which images these are.
-        name = f"{name} {pathlib.Path(str(data_dir)).expanduser().resolve().name}"
+        name = f"{name} {os.path.basename(os.path.realpath(os.path.expanduser(str(data_dir))))}"
     start = other_start(row, data=data, data_dir=data_dir, changes=changes, seed=seed)
     if start is None and config.stages.quantized and config.training.float_model is None:
         start = float_part(config)

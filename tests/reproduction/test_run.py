@@ -58,6 +58,13 @@ def test_images_of_ones_own_are_called_by_their_folder():
     assert job.config.data.options == {"image_size": 224, "data_dir": "/data/birds"}
 
 
+def test_a_link_that_leads_to_itself_is_planned_by_its_name(tmp_path):
+    pytest.importorskip("sat_tf.data.class_folders")
+    (tmp_path / "loop").symlink_to("loop")
+    (job,) = plan(["table1/mobilenet_v1/4bits"], data="folder", data_dir=tmp_path / "loop")
+    assert job.data == "folder loop"
+
+
 def test_a_given_float_model_takes_the_place_of_the_float_run():
     (job,) = plan(["glyphs/4bits/pact"], changes=["training.float_model=mine.keras"])
     assert job.float_config is None

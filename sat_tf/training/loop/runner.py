@@ -23,6 +23,7 @@ from sat_tf.export.deployed import DeployedModel, deployed_model
 from sat_tf.export.snapping import snap_biases
 from sat_tf.export.tflite.metadata import label_text
 from sat_tf.loading.load import load_model
+from sat_tf.loading.trust import UntrustedModelError
 from sat_tf.messages import RunError, say, value_errors_as_run_errors
 from sat_tf.qat.calibrate import StaleStatisticsWarning, calibrate, estimate_statistics
 from sat_tf.qat.images import fed_batches
@@ -69,6 +70,7 @@ from sat_tf.training.step.learner import training_copy
 # Shares are read from a file with fewer digits where a run has been resumed.
 _ROUNDING = 1e-6
 _RESUME = "\nOnce the files can be read, the same command resumes the run."
+_RESTORE = "put it back, start over with --no-resume, or remove the folder."
 
 
 def train(
@@ -243,9 +245,16 @@ class Stage:
         if not path.is_file():
             raise RunError(
                 f"{path}: received no file, expected the model of the {self.name} stage, which is "
-                "done; put it back, start over with --no-resume, or remove the folder."
+                f"done; {_RESTORE}"
             )
-        return load_model(path, safe_mode=not run.config.training.trust_model)
+        try:
+            return load_model(path, safe_mode=not run.config.training.trust_model)
+        except UntrustedModelError:
+            raise
+        except ValueError as error:
+            raise RunError(
+                f"{error}; expected the model of the {self.name} stage, which is done; {_RESTORE}"
+            ) from error
 
 
 def best_of(

@@ -162,6 +162,17 @@ def test_the_model_of_a_stage_that_is_gone_is_named(tmp_path, stage, named):
         runner.STAGES[stage].carry_out(run, state, None)
 
 
+def test_the_model_of_a_stage_that_is_damaged_is_named_with_the_fix(tmp_path):
+    folder = RunFolder(tmp_path)
+    left(folder, "float.keras")
+    config = parse_config(SMALLEST)
+    run = types.SimpleNamespace(folder=folder, config=config)
+    with pytest.raises(
+        RunError, match=r"float.keras: .*damaged one; expected the model of .*--no-resume"
+    ):
+        runner.STAGES["float"].carry_out(run, RunState(folder, {"float": METRICS}), None)
+
+
 def test_a_run_may_save_more_or_less_often_when_it_goes_on(tmp_path):
     folder = RunFolder(tmp_path)
     folder.write_text(run_folder.CONFIG, config_text(parse_config(SMALLEST)))
