@@ -139,7 +139,7 @@ def _labels(rng: random.Random) -> Case:
 def _other_labels(name: str) -> str | None:
     with zipfile.ZipFile("own.tflite") as archive:
         written = archive.read("labels.txt").decode().removesuffix("\n").split("\n")
-    text = pathlib.Path(name).read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+    text = io.StringIO(pathlib.Path(name).read_bytes().decode("utf-8-sig"), newline=None).read()
     expected = text.removesuffix("\n").split("\n")
     return None if written == expected else f"{expected} were written as {written}"
 
