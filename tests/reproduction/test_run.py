@@ -61,7 +61,7 @@ def test_images_of_ones_own_are_called_by_their_folder():
 def test_a_link_that_leads_to_itself_is_planned_by_its_name(tmp_path):
     pytest.importorskip("sat_tf.data.class_folders")
     (tmp_path / "loop").symlink_to("loop")
-    (job,) = plan(["table1/mobilenet_v1/4bits"], data="folder", data_dir=tmp_path / "loop")
+    (job,) = plan(["table1/mobilenet_v1/4bits"], data="folder", data_dir=str(tmp_path / "loop"))
     assert job.data == "folder loop"
 
 
