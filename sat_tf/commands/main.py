@@ -1,6 +1,7 @@
 """The command `sat-tf`."""
 
 import atexit
+import contextlib
 import errno
 import gc
 import importlib
@@ -10,11 +11,12 @@ import sys
 import tempfile
 import textwrap
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 
+from sat_tf.atomic_file import temporary_folder
 from sat_tf.commands.parser import Parser
 from sat_tf.data.source import ReadingError
 from sat_tf.messages import RunError, in_one_line, missing_package, nearest, say, shown
@@ -101,8 +103,25 @@ def _run(words: Sequence[str]) -> bool | None:
         f"sat-tf {other}" for other in COMMANDS if option in command_parser(other).options
     ]
     parsed = parser.parse_args(words[1:])
-    found: bool | None = parsed.command(parsed, _output())
+    with _own_temporary_files():
+        found: bool | None = parsed.command(parsed, _output())
     return found
+
+
+@contextlib.contextmanager
+def _own_temporary_files() -> Iterator[None]:
+    """Lets temporary files be made in a folder that goes with the command.
+
+    Keras and TensorFlow leave theirs behind where they are interrupted.
+    """
+    before = tempfile.tempdir
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # whoever needs such a file says that there is no room
+            tempfile.tempdir = stack.enter_context(temporary_folder())
+        try:
+            yield
+        finally:
+            tempfile.tempdir = before
 
 
 def _listed_commands() -> str:

@@ -723,3 +723,16 @@ def test_a_float_model_that_is_none_is_asked_for_as_one(tiny_run, tmp_path, caps
     assert "expected the float model, as Keras has saved it" in " ".join(
         capsys.readouterr().err.split()
     )
+
+
+def test_temporary_files_of_others_go_with_the_command(tmp_path, monkeypatch):
+    def interrupted(arguments, console):
+        tempfile.mkdtemp()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr("sat_tf.commands.evaluate.run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        main._run(["evaluate", "run"])
+    assert list(tmp_path.iterdir()) == []
+    assert tempfile.tempdir == str(tmp_path)
