@@ -23,7 +23,9 @@ def test_hostile_cases_end_in_clear_errors_or_sound_results(kind, originals, tmp
     assert not found
 
 
+# The servers are those of the other cases, which know where the originals are from their beginning.
 @pytest.mark.thorough
+@pytest.mark.usefixtures("originals")
 @pytest.mark.parametrize("case", sorted(_FINDINGS.glob("*/")), ids=lambda case: case.name)
 def test_what_was_found_is_mended(case, tmp_path):
     verdict, expected = replayed(case, tmp_path)
