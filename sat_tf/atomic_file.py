@@ -36,7 +36,7 @@ def check_writable(path: str | os.PathLike[str]) -> pathlib.Path:
     """
     path = expect_path(path)
     folder = path.parent
-    if is_too_long(path):
+    if _is_too_long(path):
         raise ValueError(
             f"{path}: received a name that the file system does not take, as it has "
             f"{len(str(path))} characters; choose a shorter one."
@@ -61,7 +61,7 @@ def check_writable(path: str | os.PathLike[str]) -> pathlib.Path:
     return path
 
 
-def is_too_long(path: pathlib.Path) -> bool:
+def _is_too_long(path: pathlib.Path) -> bool:
     """Whether the system takes a path to be too long."""
     try:
         path.lstat()

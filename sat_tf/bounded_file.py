@@ -13,11 +13,11 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     Raises:
         OSError: there is none, or it is a folder, a pipe or a device.
     """
-    file = open(path, "rb", buffering=0, opener=_opened)  # noqa: SIM115 - the caller closes it
+    file = open(path, "rb", opener=_opened)  # noqa: SIM115 - the caller closes it
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
-    return io.BufferedReader(file)
+    return file
 
 
 def _opened(path: str, flags: int) -> int:

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.qat.images import NO_IMAGES, elements_of
+from sat_tf.qat.images import elements_of, holds_numbers
 
 USUAL_IMAGES = 32
 
@@ -180,7 +180,7 @@ def _holds_single_images(dataset: Any) -> bool | None:
 
 
 def _check(images: np.ndarray, labels: np.ndarray | None) -> None:
-    if images.dtype.kind in NO_IMAGES or images.ndim < 2:
+    if not holds_numbers(images) or images.ndim < 2:
         raise ValueError(
             f"dataset: received images of shape {images.shape} and type {images.dtype}, expected "
             "numbers (n, rows, columns, channels)."

@@ -201,8 +201,9 @@ def images_at_once(network: Network) -> int:
     return _BATCH_SIZE // 2 if is_large else _BATCH_SIZE
 
 
-# Of bool, objects, bytes, texts, times and complex numbers.
-NO_IMAGES = "bOSUmMc"
+def holds_numbers(array: np.ndarray) -> bool:
+    """Whether an array is of real numbers: not of bool, complex numbers, texts, times, objects."""
+    return array.dtype != bool and np.can_cast(array.dtype, np.float32, "same_kind")
 
 
 def elements_of(dataset: Iterable[Any]) -> Iterator[Any]:
@@ -308,7 +309,7 @@ def _checked_batch(element: Any, network: Network) -> Batch:
     is_named = isinstance(element, Mapping)
     given = network.in_order(element) if several or is_named else [element]
     arrays = [np.asarray(array) for array in given]
-    if wrong := [str(array.dtype) for array in arrays if array.dtype.kind in NO_IMAGES]:
+    if wrong := [str(array.dtype) for array in arrays if not holds_numbers(array)]:
         raise ValueError(
             f"dataset: received values of the type {first_ones(wrong)}, expected numbers; pass "
             "uint8 pixels, or float32 values."

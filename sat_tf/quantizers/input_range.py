@@ -202,12 +202,13 @@ def range_problem(value: Any) -> str | None:
     if None in ends:
         return f"expected {_EXPECTED}"
     low, high = (end or () for end in ends)
-    sizes = {len(low), len(high)} - {1}
-    if len(sizes) > 1 or not low or not high:
+    lengths = {len(low), len(high)} - {1}
+    if len(lengths) > 1 or not low or not high:
         return f"expected as many numbers for low as for high; received {len(low)} and {len(high)}"
-    if not all(a < b for a, b in zip(*_as_long(low, high), strict=True)):
+    sizes = [b - a for a, b in zip(*_as_long(low, high), strict=True)]
+    if min(sizes) <= 0:
         return "expected every low to be less than its high; swap them"
-    if not all(b - a > _SMALLEST_RANGE for a, b in zip(*_as_long(low, high), strict=True)):
+    if min(sizes) <= _SMALLEST_RANGE:
         return f"expected more than {_SMALLEST_RANGE:.3g} between low and high; scale the images up"
     return None
 

@@ -129,7 +129,7 @@ def test_pixels_are_fed_batch_by_batch():
     np.testing.assert_array_equal(np.concatenate(parts), pixels / 2.0)
 
 
-@pytest.mark.parametrize("kind", ["bool", "complex64", "datetime64[s]", "O", "S1"])
+@pytest.mark.parametrize("kind", ["bool", "complex64", "datetime64[s]", "m8[s]", "O", "S1", "V8"])
 def test_values_that_are_no_numbers_are_no_images(kind):
     with pytest.raises(ValueError, match=r"dataset: received values of the type .* uint8 pixels"):
         gather(np.zeros((64, 8, 8, 3)).astype(kind), 64, _network())

@@ -17,7 +17,7 @@ Choice = tuple[int | None, int | None]  # weight bits and activation bits; None 
 
 _LONGEST_TABLE = 2**22
 _LARGEST = 1e300  # so that sums of many are finite
-_COLUMNS = ("layer", "weight_bits", "activation_bits")
+_BITS = ("weight_bits", "activation_bits")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -270,10 +270,8 @@ def read_csv(path: str | os.PathLike[str], column: str) -> dict[str, Any]:
     try:
         lines = csv.reader(io.StringIO(read_text(path, _LONGEST_TABLE)), strict=True)
         header = [name.strip() for name in next(lines, [])]
-        is_fit = len(set(header)) == len(header) and {"layer", column} <= set(header) <= {
-            *_COLUMNS,
-            column,
-        }
+        needed, known = {"layer", column}, {"layer", column, *_BITS}
+        is_fit = len(set(header)) == len(header) and needed <= set(header) <= known
         table = _table(path, column, header, lines) if is_fit else {}
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -314,7 +312,7 @@ def _table(
             value = float(line.get(column, ""))
             bits = [
                 None if not (text := (line.get(name) or "").strip()) else int(text)
-                for name in ("weight_bits", "activation_bits")
+                for name in _BITS
             ]
         except ValueError as error:
             problems.append(f"{where}: {error}; expected numbers.")

@@ -60,7 +60,7 @@ def chosen(names: Iterable[str]) -> list[RuntimeKind]:
     """
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise ValueError(
-            f"runtimes: received {names!r}, expected a list of names; pass such as ['builtin']."
+            f"runtimes: received {names!r}, expected a list of names; pass one such as ['builtin']."
         )
     wanted = {"xnnpack", *map(str, names)}
     unknown = sorted(wanted - set(RUNTIMES))

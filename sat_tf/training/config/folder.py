@@ -130,7 +130,8 @@ def choose(data_dir: str | os.PathLike[str]) -> FolderChoice:
     Raises:
         RunError: it is no such folder; see `sat_tf.data.folder_tree.read_tree`.
     """
-    path = pathlib.Path(os.path.realpath(pathlib.Path(data_dir).expanduser()))
+    # Path.resolve raises where links lead to each other.
+    path = pathlib.Path(os.path.realpath(os.path.expanduser(data_dir)))
     try:
         train = read_tree(path).train
     except ValueError as error:
