@@ -165,6 +165,7 @@ def _made(layer: Any, name_of: Callable[[str], str], originals: Mapping[str, Ori
         annotation=config.annotation,
         inserted=config.inserted,
         target=config.target,
+        output_name=config.output_name,
         name=name_of(layer.name),
         trainable=layer.trainable,
     )

@@ -229,8 +229,8 @@ class Translator:
         config = layer.get_config()
         names = ("weights", "output", "annotation", "inserted")
         own = {name: config[name] for name in names}
-        marks = {"around": layer.place == AROUND, "target": layer.target}
-        placed = PlacedConfig.from_config({**own, **marks})
+        marks = {"target": layer.target, "output_name": layer.output_name}
+        placed = PlacedConfig.from_config({**own, **marks, "around": layer.place == AROUND})
         inner = self._inner(layer.layer)
         if is_adapted(inner):
             inner = adapted_copy(inner)
