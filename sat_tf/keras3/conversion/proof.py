@@ -25,7 +25,7 @@ from sat_tf.keras3.conversion.translator import Translated, to_tf_keras
 from sat_tf.keras3.conversion.values import keep_codes
 from sat_tf.keras3.quantized_layer import QuantizedLayer as QuantizedLayer3
 from sat_tf.keras3.quantized_layer import standing_in
-from sat_tf.messages import kind_of
+from sat_tf.messages import kind_of, reason_of
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.protocol import ActivationQuantizer
 
@@ -241,11 +241,10 @@ def _call_keras3(name: str, operation: Any, args: Any, kwargs: Any) -> Any:
     try:
         return operation(*args, **{**kwargs, **training_argument(operation.call, False)})
     except Exception as error:  # of any class, by backend
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise ValueError(
             f"{name}: received {kind_of(operation)} that Keras 3 itself does not run on "
-            f"random input ({reason}), expected one that it does; call the Keras 3 model on data "
-            "to see why."
+            f"random input ({reason_of(error)}), expected one that it does; call the Keras 3 model "
+            "on data to see why."
         ) from error
 
 
