@@ -110,8 +110,8 @@ def codes_of(
     Args:
         quantizer: that of a tensor.
         variables: its variables.
-        unit_free: store a range that is symmetric as [-1, 1], for tensors that only linear layers read; a
-            fused activation clips it there, at any bits.
+        unit_free: store a range that is symmetric as [-1, 1], for tensors that only linear layers
+            read; a fused activation clips it there, at any bits.
     """
     found = quantizer.code_range(variables)
     scale, (lowest, highest) = np.float32(found.scale), found.ends
