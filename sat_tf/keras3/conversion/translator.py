@@ -30,7 +30,6 @@ from sat_tf.messages import kind_of, list_problems, name_problem, reason_of
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.wrapper import QuantizedLayer
 
-
 # What to do with a model that tf_keras does not have the layers for.
 _LEFT_FLOAT = (
     "quantize the Keras 3 model as it is, by sat_tf.quantize_model with unsupported='float'"

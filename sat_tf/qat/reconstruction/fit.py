@@ -16,6 +16,7 @@ from sat_tf.qat.images import Rows
 from sat_tf.qat.reconstruction.blocks import Span, computed
 from sat_tf.qat.reconstruction.checkpoint import Checkpoint, FitState
 from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer, weight_quantizer
+from sat_tf.quantizers.settings import SKEW
 from sat_tf.top_k import classes_of
 
 _BATCH_SIZE = 32
@@ -73,6 +74,9 @@ def trained(layer: keras.layers.Layer) -> list[_Trained]:
     if clipping is not None:
         code = float(clipping.code_range(layer.output_variables).scale)
         units |= {id(one): _LEVEL_CODES * code for one in layer.output_variables.values()}
+        if SKEW in layer.output_variables:  # a share of the level
+            level = clipping.highest_value(layer.output_variables)
+            units[id(layer.output_variables[SKEW])] = _LEVEL_CODES * code / level
     return [_Trained(one, units.get(id(one), 1.0)) for one in layer.trainable_variables]
 
 
