@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
+from ai_edge_litert import schema_py_generated as tfl
 
 import sat_tf
 from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.operations.windows import ends_early, placement
+from sat_tf.export.operator_comparison import compare_operators
 from sat_tf.export.tflite.tensors import Window
+from tests.export.foreign.one_operator import Grid, constant, file_of
 from tests.export.proofs import calibrated
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (8, 16, 16, 3)).astype(np.uint8)
@@ -71,3 +74,15 @@ def test_what_pads_on_one_axis_and_ends_early_on_the_other_is_named(tmp_path):
         (warning,) = warnings
         assert warning.startswith("wide: the windows of padding='same' end in front of the last")
         assert "LiteRT before 2.2.0" in warning
+
+
+def test_files_of_other_tools_are_told_too(tmp_path):
+    image, kernel = Grid((1, 16, 16, 2)), constant(np.ones((4, 1, 3, 2)), 0.01)
+    made = Grid((1, 8, 8, 4), 0.5)
+    settings = {"strideH": 2, "strideW": 2, "padding": tfl.Padding.SAME}
+    given = (image, kernel, constant(np.zeros(4)))
+    content = file_of("CONV_2D", given, (made,), version=3, options="Conv2DOptions", **settings)
+    (tmp_path / "other.tflite").write_bytes(content)
+    images = np.random.default_rng(0).integers(-128, 128, (2, 16, 16, 2)).astype(np.int8)
+    found = compare_operators(tmp_path / "other.tflite", images, runtimes=(), progress=False)
+    assert "Note: t3: the windows of padding='same' end" in str(found)
