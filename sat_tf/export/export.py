@@ -30,7 +30,7 @@ from sat_tf.export.lowering.trace import one_image_only
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.graph_file import serialize
 from sat_tf.export.operations.linear import linear_operations
-from sat_tf.export.releases import first_release, wrong_before
+from sat_tf.export.operations.releases import first_release, wrong_before
 from sat_tf.export.snapping import snapped
 from sat_tf.export.targets.table import TARGETS
 from sat_tf.export.targets.target import Elsewhere
