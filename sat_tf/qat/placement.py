@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import NativeFunction, Role
-from sat_tf.graph.network import Network, Node, as_layer_name
+from sat_tf.graph.network import Network, Node, are_numbers, as_layer_name
 from sat_tf.messages import kind_of, list_problems, listed_problems
 from sat_tf.qat.configs import LayerConfig, PlacedConfig
 from sat_tf.qat.inputs import entrance, norms_behind, range_problems, reads_floats, states_codes
@@ -64,11 +64,6 @@ def place(
         PlacementError: the model cannot be quantized as asked; lists every problem.
     """
     return _Placer(network, annotations, policy, kernels or {}).place()
-
-
-def _are_numbers(kind: tf.DType) -> bool:
-    """Whether values of a type are real numbers, or can be cast to them without a loss."""
-    return bool(kind.is_floating or kind.is_integer or kind.is_bool)
 
 
 class _Placer:
@@ -227,7 +222,7 @@ class _Placer:
                 "quantizers nor files pass on; build the model without it."
             )
             return Role.OPAQUE
-        if not all(_are_numbers(kind) for kind in node.types):
+        if not all(are_numbers(kind) for kind in node.types):
             self.without_codes.add(node.name)
             return Role.OPAQUE
         if node.name not in self.annotations:
@@ -326,7 +321,7 @@ class _Placer:
         ]
         self.problems += range_problems(self.network, self.policy, self.kept)
         for node in self.network:
-            if not _are_numbers(node.type) and not self._is_for_float_layers(node.name):
+            if not are_numbers(node.type) and not self._is_for_float_layers(node.name):
                 self.problems.append(
                     f"{node.name}: received an output of {node.type.name} that is not for layers "
                     "left float alone, expected real numbers; take its real part, or its size, in "
