@@ -26,7 +26,7 @@ from sat_tf.graph.network import Network, Node, call_in_inference
 from sat_tf.graph.rewrite import with_layers_for_operations
 from sat_tf.messages import first_ones
 from sat_tf.qat.inputs import kept_inputs
-from sat_tf.qat.layout import inner_layer
+from sat_tf.qat.layout import inner_layer, is_quantized
 from sat_tf.quantizers.input_range import InputRange
 from sat_tf.quantizers.seen_values import STATISTICS, USUAL, has_channels
 
@@ -40,8 +40,10 @@ _MOST_OFF = 3.0
 _FAR, _FITS, _TIMES_NEARER = 0.6, 0.6, 3.0
 # A range is the only one that fits where all others are so far off, and so many times farther.
 _UNLIKE, _TIMES_FARTHER = 0.3, 2.0
-# Scales that differ by less are the same.
-_SAME_SCALE = 1.5
+# Between this and far off, a range is doubtful where another one fits.
+_DOUBTFUL = 0.25
+# Scales that differ by less are the same, and ranges alike whose ends differ by so little of them.
+_SAME_SCALE, _ALIKE = 1.5, 0.1
 # Ranges that are so much farther off than the nearest, or so many times, fit as well.
 _BY_CHANCE, _AS_WELL = 0.03, 1.5
 # Channels that are off by the same in all ranges, as dead ones are, say nothing.
@@ -76,12 +78,12 @@ class RangeStatistics:
 
         It is one of another scale: brighter pictures are like pictures in a range that is moved.
         """
-        return self._clear(lambda found: not self._has_same_scale(found))
+        return self._clear(lambda found: not self._has_same_scale(found), _FAR)
 
     @property
     def doubt(self) -> str | None:
         """What may be wrong with the range that is given; None where nothing is."""
-        found = self._clear(self._has_same_scale)
+        found = self._clear(lambda found: True, _DOUBTFUL)
         if found is None or self.fitting is not None:
             return None
         return (
@@ -101,13 +103,13 @@ class RangeStatistics:
         ratio = np.mean(found.scales) / np.mean(self.given.scales)
         return bool(1.0 / _SAME_SCALE < ratio < _SAME_SCALE)
 
-    def _clear(self, is_meant: Callable[[InputRange], bool]) -> InputRange | None:
-        """The nearest of some ranges, where it clearly fits and the given one does not."""
+    def _clear(self, is_meant: Callable[[InputRange], bool], far: float) -> InputRange | None:
+        """The nearest of some ranges, where it clearly fits and the given one is so far off."""
         own = self.off[self.given]
-        others = [found for found in self.off if is_meant(found) and found != self.given]
+        others = [found for found in self.off if is_meant(found) and not _alike(found, self.given)]
         best = min(others, key=self.off.__getitem__, default=None)
         most = min(_FITS, own / _TIMES_NEARER, self.off_start / _TIMES_NEARER)
-        return best if best is not None and own >= _FAR and self.off[best] <= most else None
+        return best if best is not None and own >= far and self.off[best] <= most else None
 
     @property
     def best(self) -> "RangeStatistics | None":
@@ -118,17 +120,9 @@ class RangeStatistics:
 
     @property
     def decides(self) -> bool:
-        """Whether the given range fits, and no other one does.
-
-        The order of channels hardly shows in pictures: ranges that differ by it alone are one.
-        """
+        """Whether the given range fits, and no other one does."""
         own = self.off[self.given]
-        ends = sorted(zip(self.given.low, self.given.high, strict=True))
-        others = [
-            off
-            for found, off in self.off.items()
-            if sorted(zip(found.low, found.high, strict=True)) != ends
-        ]
+        others = [off for found, off in self.off.items() if not _alike(found, self.given)]
         others.append(self.off_start)
         return own < _FAR and all(off >= max(_UNLIKE, _TIMES_FARTHER * own) for off in others)
 
@@ -147,6 +141,13 @@ class RangeStatistics:
         near = sorted(self.off.items(), key=lambda one: (one[0] != self.given, one[1]))[:2]
         parts = [f"{_in_words(off)} off with {found}" for found, off in near]
         return f"{STATISTICS} ({first_ones(self.layers, 3)}), which are {', '.join(parts)}"
+
+
+def _alike(one: InputRange, other: InputRange) -> bool:
+    """Whether two ranges are one to pictures, in which the order of channels hardly shows."""
+    ends = [np.sort(np.broadcast_to(v, 3)) for r in (one, other) for v in (r.low, r.high)]
+    width = np.max(ends[1] - ends[0])
+    return bool(np.max(np.abs(np.subtract(ends[:2], ends[2:]))) <= _ALIKE * width)
 
 
 def _in_words(off: float) -> str:
@@ -197,12 +198,14 @@ def range_statistics(
     fed = dict(zip(network.inputs, (array[chosen] for array in images), strict=True))
     pixels = given.pixels(fed[name].astype(np.float32))
 
+    is_folded = is_quantized(network)
+
     def measured(found: InputRange) -> list[Statistics]:
         if found == given:
             return _measured(network, norms, needed, fed, call)
         # Where a layer reads x less a shift, what it is padded with is the shift: nothing beside
         # the values of the given range, and many times as much as those of another one may be.
-        is_off = np.max(np.abs(given.change.shift)) > np.max(given.scales)
+        is_off = is_folded and np.max(np.abs(given.change.shift)) > np.max(given.scales)
         return _measured(network, norms, needed, {**fed, name: found.fed(pixels)}, call, is_off)
 
     usual = [one for one in USUAL if has_channels(one, pixels.shape[-1])]

@@ -97,12 +97,14 @@ def test_the_range_of_the_training_fits_alone_and_no_other_does(trained, order):
             continue
         assert not found.decides
         if _scale(given) == _scale(trained):
-            # Nothing but brightness tells them apart, of which pictures of another domain have
-            # another one.
+            # Nothing but brightness tells them apart, which pictures of other domains have too.
             assert found.fitting is None
-        else:
+        elif found.off[found.given] >= 0.6:
             assert _scale(found.fitting) == _scale(trained), (given, str(found))
-            assert found.off[range_of(trained)] < 0.25
+            assert str(range_of(trained)) in found.likely or trained == "caffe"
+        else:  # as after a short training
+            assert found.doubt is not None, (given, str(found))
+        assert found.off[range_of(trained)] < 0.25
 
 
 @pytest.mark.parametrize("steps", [1, 5, 70, 500])
@@ -110,7 +112,7 @@ def test_the_range_of_the_training_fits_alone_and_no_other_does(trained, order):
 def test_averages_that_lag_behind_a_short_training_are_no_contradiction(trained, steps):
     found = _statistics(_trained(trained, 1.0 - 0.99**steps), trained)
     assert found.fitting is None
-    assert found.off[found.given] < 0.1
+    assert found.off[found.given] < 0.2
 
 
 def test_a_model_of_a_few_steps_on_small_values_is_not_one_of_pixels():
