@@ -145,7 +145,8 @@ class RangeStatistics:
 
 def _alike(one: InputRange, other: InputRange) -> bool:
     """Whether two ranges are one to pictures, in which the order of channels hardly shows."""
-    ends = [np.sort(np.broadcast_to(v, 3)) for r in (one, other) for v in (r.low, r.high)]
+    size = max(len(one.low), len(other.low))
+    ends = [np.sort(np.broadcast_to(v, size)) for r in (one, other) for v in (r.low, r.high)]
     width = np.max(ends[1] - ends[0])
     return bool(np.max(np.abs(np.subtract(ends[:2], ends[2:]))) <= _ALIKE * width)
 
