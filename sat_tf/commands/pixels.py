@@ -12,10 +12,8 @@ import numpy as np
 from rich.console import Console
 
 from sat_tf.arguments import required_arguments
-from sat_tf.commands.models import is_built_by_name
 from sat_tf.commands.options import integer, nonempty
 from sat_tf.commands.parser import Parser
-from sat_tf.commands.quantization.policy import feed_of, with_input_range
 from sat_tf.data import DATA_SETS, source
 from sat_tf.data.picture_folder import load_files, load_folder, resized
 from sat_tf.data.source import spread_evenly
@@ -32,7 +30,6 @@ from sat_tf.messages import (
     value_errors_as_run_errors,
 )
 from sat_tf.preprocessing import COVERING
-from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.input_range import INPUT_TYPES
 
 _RANDOM_IMAGES = 64
@@ -322,52 +319,6 @@ def fixed_input_shape(model: Any, subject: str | None = None) -> tuple[int, ...]
             f"expected one of a fixed size, not {shape}; build it for one."
         )
     return shape
-
-
-@dataclasses.dataclass(frozen=True)
-class Fed:
-    """Images as a float model reads them, their labels, and the policy with their range."""
-
-    images: np.ndarray
-    labels: np.ndarray | None
-    policy: BitPolicy
-
-
-def images_as_fed(
-    model: Any, subject: str, wanted: ImageOptions, policy: BitPolicy, console: Console
-) -> Fed:
-    """The images that were asked for, in the range in which a float model reads them.
-
-    Prints the range; see `with_input_range`.
-
-    Args:
-        model: float; one that is not is refused by what measures it.
-        subject: the file or the name of the model. One that is built by its name knows nothing, and
-            is fed pixels.
-        wanted: which images.
-        policy: that was asked for.
-        console: where to print.
-
-    Raises:
-        ValueError: the model has several inputs or outputs, or images of open sizes, or the images
-            do not fit it, or the range cannot be found.
-    """
-    from sat_tf.graph.network import Network, check_model, check_one_of_each
-    from sat_tf.qat.layout import is_quantized
-
-    check_model(model)
-    check_one_of_each(model)
-    shape = fixed_input_shape(model)
-    pixels = wanted.load(shape, model.output_shape[-1])
-    (name,) = model.input_names
-    input_type = policy.type_of(name)
-    expect_fitting("--images", pixels.images, shape, input_type)
-    say_notes(pixels.notes, console)
-    if not (is_quantized(Network(model)) or is_built_by_name(subject)):
-        policy = with_input_range(policy, model, subject, pixels.sample, console)
-    if input_type == INPUT_TYPES[0]:
-        say(console, f"Images are fed as input_range={policy.range_of(name)}.")
-    return Fed(feed_of(policy, model)(pixels.images), pixels.labels, policy)
 
 
 def expect_fitting(

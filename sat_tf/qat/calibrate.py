@@ -21,6 +21,7 @@ from sat_tf.qat.inputs import input_ranges
 from sat_tf.qat.layout import in_inference, inner_layer, quantized_network
 from sat_tf.qat.model_class import policy_of
 from sat_tf.qat.range_doubts import certainty_doubt
+from sat_tf.qat.range_statistics import RangeStatistics, range_statistics
 from sat_tf.qat.shared_grids import SharedGrids
 from sat_tf.qat.walk import Parts, each_part, one_by_one, walk
 from sat_tf.qat.wrapper import (
@@ -30,7 +31,9 @@ from sat_tf.qat.wrapper import (
     rounds_to_input,
 )
 from sat_tf.quantizers.best_levels import Sample
+from sat_tf.quantizers.input_range import InputRange
 from sat_tf.quantizers.observers import expected_largest
+from sat_tf.quantizers.protocol import PixelQuantizer
 from sat_tf.quantizers.values import Function, itself
 
 
@@ -140,10 +143,12 @@ def calibrate(
     Args:
         model: a model quantized by sat-tf; it is changed in place.
         dataset: images (n, h, w, c), or anything that yields batches of images or of (images,
-            labels), like a tf.data.Dataset. Use training images. For a model with several inputs,
-            the images of a batch are a list or a dictionary, as the model is called. Or the path of
-            a folder of pictures, in folders of classes or not, with a folder `train` or not: they
-            are scaled and cropped to the input, and take its range.
+            labels), like a tf.data.Dataset. Use training images. uint8 pixels are scaled to the
+            `input_range` of the policy, as for `verify_tflite`; other numbers are what the model is
+            fed. For a model with several inputs, the images of a batch are a list or a dictionary,
+            as the model is called. Or the path of a folder of pictures, in folders of classes or
+            not, with a folder `train` or not: they are resized and cropped to the input, and take
+            its range.
         num_images: how many to use at most, the first ones, or of a folder some spread over it; 64
             and more give usable statistics. In memory are the tensors of 64 at once that are still
             read, or of 32 where one of 64 takes more than 128 MiB, and one more copy of the
@@ -158,12 +163,20 @@ def calibrate(
 
     Raises:
         ValueError: the model is not quantized by sat-tf, the images do not fit its input, are
-            non-finite or of another range than the model's `input_range`, or an activation is
+            non-finite or of another range than the model's `input_range`, statistics of
+            BatchNormalization tell that it was trained with another one, or an activation is
             non-finite. The model has not changed in that case.
     """
     network = quantized_network(model, when="first")
     images = _gathered(dataset, num_images, network, by="calibrate")
-    observe_pixels(images, network, len(Batches(images)))
+    policy = policy_of(model)
+    as_trained = policy is None or policy.latent_start == "keep_function"
+    observe_pixels(
+        images,
+        network,
+        len(Batches(images)),
+        functools.partial(_compared, network, images) if as_trained else lambda *_: None,
+    )
     _warn_of_certainty(model, network, Batches(images)[0])
     norms = list(_norms(network).values()) if batch_normalization else []
     passes = _PASSES[clipping_levels, bool(norms)]
@@ -283,7 +296,9 @@ def _call_unrounded(node: Node, inputs: Any, on_batch_statistics: bool) -> tf.Te
     """The output of a layer before it is clipped and rounded."""
     layer = node.layer
     arguments = _arguments(node, on_batch_statistics)
-    if not isinstance(layer, QuantizedLayer):
+    is_wrapped = isinstance(layer, QuantizedLayer)
+    # What marks pixels rounds nothing, and the first layers read the grid that it makes.
+    if not is_wrapped or isinstance(output_quantizer(layer), PixelQuantizer):
         return layer(inputs, **arguments)
     before = layer.before_quantization(inputs, arguments.get("training", False))
     quantizer = clipping_quantizer(layer)
@@ -314,6 +329,15 @@ def _warn_of_certainty(model: keras.Model, network: Network, images: Batch) -> N
     doubt = certainty_doubt(network, images[0], run, ranges[name], is_stated=is_stated)
     if doubt is not None:
         warn(f"calibrate: {name}: {doubt}.")
+
+
+def _compared(
+    network: Network, images: Images, name: str, found: InputRange
+) -> RangeStatistics | None:
+    """The statistics of a quantized network beside those of images, as nothing is rounded."""
+    call = functools.partial(_call_unrounded, on_batch_statistics=False)
+    with float_weights(node.layer for node in network):
+        return range_statistics(network, name, images, found, call)
 
 
 def _norms(network: Network) -> dict[int, keras.layers.Layer]:

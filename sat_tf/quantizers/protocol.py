@@ -632,5 +632,15 @@ class PixelQuantizer(Quantizer):
         """The values that it remembers; None where it has none, or was never fed in training."""
 
     @abc.abstractmethod
-    def remember(self, seen: SeenValues, variables: Variables, batches: int) -> None:
-        """Replaces what it remembers."""
+    def checked_by(self, variables: Variables) -> str:
+        """Says what has told that the range is the model's; "" where nothing has."""
+
+    @abc.abstractmethod
+    def forget_check(self, variables: Variables) -> None:
+        """Forgets what has told that the range is the model's: it was another one."""
+
+    @abc.abstractmethod
+    def remember(
+        self, seen: SeenValues, variables: Variables, batches: int, *, checked_by: str = ""
+    ) -> None:
+        """Replaces what it remembers; what has checked the range stays, once there is anything."""

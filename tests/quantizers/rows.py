@@ -75,8 +75,10 @@ def others() -> Iterator[Row]:
             }
             if compares:
                 variables["off_usual"] = np.linspace(0, 0.5, 8, dtype=np.float32)
+                variables["checked_by"] = np.float32(0.0)
             config = {"low": low, "high": high, "reversed_channels": reverses}
-            yield Row("ImageQuantizer", {**config, "compares": compares}, fed, variables)
+            config |= {"compares": compares, "is_checked": compares}
+            yield Row("ImageQuantizer", config, fed, variables)
     yield Row("ImageQuantizer", {"image_max": 1.0}, pixels / 255, {})
 
 

@@ -245,7 +245,9 @@ def test_an_image_passes_as_it_is_and_has_variables_that_are_not_trained():
     layer, weights = built(ImageQuantizer(low=0.0, high=1.0))
     assert {*weights} == {"lowest", "highest", "off_grid", "observations"}
     _, weights = built(ImageQuantizer.of_range(range_of((0, 1))))
-    assert {*weights} == {"lowest", "highest", "off_grid", "off_usual", "observations"}
+    assert {*weights} == {
+        *("lowest", "highest", "off_grid", "off_usual", "observations", "checked_by")
+    }
     assert not layer.trainable_weights
     x = tf.constant([0.3])
     assert ImageQuantizer()(x, training=True, variables={}) is x

@@ -10,14 +10,25 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from rich.console import Console
 
-from sat_tf.commands.pixels import expect_fitting, fixed_input_shape, read_array, say_notes
+from sat_tf.commands.models import is_built_by_name
+from sat_tf.commands.pixels import (
+    ImageOptions,
+    Pixels,
+    expect_fitting,
+    fixed_input_shape,
+    read_array,
+    say_notes,
+)
+from sat_tf.commands.quantization.policy import Sample, feed_of, with_input_range
 from sat_tf.data import source as data_source
 from sat_tf.data.folder_tree import HELD_OUT_SHARE, TRAIN
 from sat_tf.data.picture_folder import FolderImages, load_folder
 from sat_tf.data.source import ImageSource, spread_evenly
 from sat_tf.export.certificate.certificate import ImagesFrom
+from sat_tf.messages import say
 from sat_tf.preprocessing import COVERING, Preprocessing
 from sat_tf.qat.policy import BitPolicy
+from sat_tf.quantizers.input_range import INPUT_TYPES
 
 if TYPE_CHECKING:
     import tf_keras as keras
@@ -63,6 +74,69 @@ class Pictures:
         """Takes images as a source does, without labels where there are none."""
         chosen = spread_evenly(len(self.held_out), most)
         return self.held_out[chosen], None if self.labels is None else self.labels[chosen]
+
+
+@dataclasses.dataclass(frozen=True)
+class Fed:
+    """Images as a float model reads them, their labels, and the policy with their range."""
+
+    images: np.ndarray
+    labels: np.ndarray | None
+    policy: BitPolicy
+
+
+def images_as_fed(
+    model: Any, subject: str, wanted: ImageOptions, policy: BitPolicy, console: Console
+) -> Fed:
+    """The images that were asked for, in the range in which a float model reads them.
+
+    Prints the range; see `with_input_range`.
+
+    Args:
+        model: float; one that is not is refused by what measures it.
+        subject: the file or the name of the model. One that is built by its name knows nothing, and
+            is fed pixels.
+        wanted: which images.
+        policy: that was asked for.
+        console: where to print.
+
+    Raises:
+        ValueError: the model has several inputs or outputs, or images of open sizes, or the images
+            do not fit it, or the range cannot be found.
+    """
+    from sat_tf.graph.network import Network, check_model, check_one_of_each
+    from sat_tf.qat.layout import is_quantized
+
+    check_model(model)
+    check_one_of_each(model)
+    shape = fixed_input_shape(model)
+    pixels = wanted.load(shape, model.output_shape[-1])
+    (name,) = model.input_names
+    input_type = policy.type_of(name)
+    expect_fitting("--images", pixels.images, shape, input_type)
+    say_notes(pixels.notes, console)
+    if not (is_quantized(Network(model)) or is_built_by_name(subject)):
+        sample = range_sample(model, wanted, policy, pixels)
+        policy = with_input_range(policy, model, subject, sample, console)
+    if input_type == INPUT_TYPES[0]:
+        say(console, f"Images are fed as input_range={policy.range_of(name)}.")
+    return Fed(feed_of(policy, model)(pixels.images), pixels.labels, policy)
+
+
+def range_sample(model: Any, wanted: ImageOptions, policy: BitPolicy, pixels: Pixels) -> Sample:
+    """The images that show the range of a model: of a folder, those of `sat-tf quantize`.
+
+    Args:
+        model: float, of one input.
+        wanted: the images that were asked for.
+        policy: that was asked for.
+        pixels: what was read of them, where they are no folder of pictures or file.
+    """
+    if wanted.images is None:
+        return pixels.sample
+    quiet = Console(quiet=True)
+    found = find_pictures(pathlib.Path(wanted.images), model, policy, quiet, to_train=False)
+    return found.held_out_sample
 
 
 def find_pictures(

@@ -13,6 +13,7 @@ import pydantic
 from sat_tf.atomic_file import write_text
 from sat_tf.bounded_file import read_text
 from sat_tf.export.certificate.holds import Hold, are_portable, verdict_of
+from sat_tf.export.certificate.input_ranges import CheckedRange, kind_of_ranges
 from sat_tf.export.certificate.outputs import FEWEST_VALUES, MOST_ERROR, OutputCount
 from sat_tf.export.certificate.runtimes import (
     FEW_CODES,
@@ -289,6 +290,9 @@ class Certificate(Displayed):
         target: the processor that the file is for; that of LiteRT's kernels where it says nothing.
         elsewhere: the operators that an NPU leaves to the CPU, each with why and what to change, by
             the targets for which `sat-tf verify` has looked.
+        input_ranges: the range of each image input, and what tells that the float model was trained
+            with it; empty of a file alone, which knows nothing of that model, and in certificates
+            of earlier versions.
     """
 
     model: str
@@ -318,6 +322,7 @@ class Certificate(Displayed):
     holds: list[Hold] = dataclasses.field(default_factory=list)
     target: str = DEFAULT_TARGET
     elsewhere: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    input_ranges: list[CheckedRange] = dataclasses.field(default_factory=list)
 
     @property
     def codes_compared(self) -> int:
@@ -397,6 +402,7 @@ class Certificate(Displayed):
         return [
             *self.trained_notes,
             *self.float_notes,
+            *(one.statement for one in self.input_ranges),
             *(
                 Marked(f"{RUNTIMES[name].title} does not run the file: {why}", "plain")
                 for name, why in self.refused.items()
@@ -478,7 +484,8 @@ class Certificate(Displayed):
     @property
     def is_exact(self) -> bool:
         """Whether nothing is wrong: no code differs, and no note on the Keras model is red."""
-        return not self.codes_differing and all(note.kind != "bad" for note in self.trained_notes)
+        notes = (*self.trained_notes, *(one.statement for one in self.input_ranges))
+        return not self.codes_differing and all(note.kind != "bad" for note in notes)
 
     @property
     def verdict(self) -> Marked:
@@ -505,6 +512,9 @@ class Certificate(Displayed):
             words, kind = f"{words}, but {what} the trained model", "watch"
         if self.few_images and not self.parting:
             words, kind = f"{words}; {self.few_images}", "watch"
+        if (of_ranges := kind_of_ranges(self.input_ranges)) != "good":
+            how = "wrong" if of_ranges == "bad" else "checked by nothing"
+            words, kind = f"{words}; the input range is {how}", "watch"
         return Marked(words, kind if self.is_exact else "bad")
 
     @property

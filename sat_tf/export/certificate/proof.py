@@ -22,6 +22,7 @@ from sat_tf.export.certificate.comparison import (
     TrainedCounter,
 )
 from sat_tf.export.certificate.holds import holds_of
+from sat_tf.export.certificate.input_ranges import CheckedRange, checked_by_accuracy
 from sat_tf.export.certificate.inputs import checked_images, images_hash
 from sat_tf.export.certificate.outputs import (
     Output,
@@ -191,6 +192,7 @@ def prove(
     trained: Trained | None = None,
     float_model: Any = None,
     certificate_path: str | os.PathLike[str] | None = None,
+    input_ranges: Sequence[CheckedRange] = (),
     progress: bool = False,
 ) -> Certificate:
     """Runs a file on images and counts every difference; writes the certificate, and its page.
@@ -204,6 +206,7 @@ def prove(
         trained: the Keras model, whose outputs are then the reference.
         float_model: the float tf_keras model, which the file's outputs are compared with too.
         certificate_path: where the certificate goes, if anywhere; the page goes beside it.
+        input_ranges: of image inputs, and what has checked them so far.
         progress: show a bar.
 
     Raises:
@@ -315,6 +318,7 @@ def prove(
         machine=machine,
         holds=holds_of(graph),
         target=subject.target,
+        input_ranges=checked_by_accuracy(input_ranges, labels, [*right["tflite"].values()]),
     )
     if certificate_path is not None:
         write_both(certificate, certificate_path)
@@ -365,11 +369,16 @@ class FloatReference:
     """
 
     def __init__(self, model: Any, graph: Graph) -> None:
-        problem = _problem(model, graph)
+        problem = self.problem(model, graph)
         if problem:
             raise ValueError(f"float_model: {problem}.")
         self._model, self._graph = model, graph
         self.name = str(model.name)
+
+    @staticmethod
+    def problem(model: Any, graph: Graph) -> str | None:
+        """Why a model is not one to compare the file of a graph with; None where it is."""
+        return _problem(model, graph)
 
     @property
     def loss(self) -> str:
