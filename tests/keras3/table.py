@@ -29,11 +29,31 @@ def _kernel(*shape):
 
 
 # What makes no tensor of other tensors' values, and is no part of a model.
-WITHOUT_TENSORS = set(
-    """arange bartlett blackman convert_to_numpy custom_gradient dtype empty eye full
-        geomspace hamming hanning identity is_tensor kaiser linspace logspace ndim ones
-        shape size tri zeros""".split()
-)
+WITHOUT_TENSORS = {
+    "arange",
+    "bartlett",
+    "blackman",
+    "convert_to_numpy",
+    "custom_gradient",
+    "dtype",
+    "empty",
+    "eye",
+    "full",
+    "geomspace",
+    "hamming",
+    "hanning",
+    "identity",
+    "is_tensor",
+    "kaiser",
+    "linspace",
+    "logspace",
+    "ndim",
+    "ones",
+    "shape",
+    "size",
+    "tri",
+    "zeros",
+}
 OPERATIONS = {
     **_by_name(
         """abs absolute angle arccos arccosh arcsin arcsinh arctan arctanh argsort array cbrt
@@ -329,17 +349,33 @@ LAYERS = {
     **_in_ranks("SpatialDropout{}D", 0.1),
     **{
         name: _of_list(name, ROWS, ROWS)
-        for name in "Add Average Concatenate Maximum Minimum Multiply".split()
+        for name in ["Add", "Average", "Concatenate", "Maximum", "Minimum", "Multiply"]
     },
-    **{name: _of_list(name, ROWS, ROWS) for name in "AdditiveAttention Attention Subtract".split()},
+    **{name: _of_list(name, ROWS, ROWS) for name in ["AdditiveAttention", "Attention", "Subtract"]},
     **{
         name: _layer(name, NUMBERS, arguments=(0.1,))
-        for name in "ActivityRegularization AlphaDropout Dropout GaussianDropout GaussianNoise".split()
+        for name in [
+            "ActivityRegularization",
+            "AlphaDropout",
+            "Dropout",
+            "GaussianDropout",
+            "GaussianNoise",
+        ]
     },
     **{
         name: _layer(name, NUMBERS)
-        for name in """BatchNormalization ELU Identity LayerNormalization LeakyReLU PReLU RMSNormalization
-        ReLU Softmax UnitNormalization""".split()
+        for name in [
+            "BatchNormalization",
+            "ELU",
+            "Identity",
+            "LayerNormalization",
+            "LeakyReLU",
+            "PReLU",
+            "RMSNormalization",
+            "ReLU",
+            "Softmax",
+            "UnitNormalization",
+        ]
     },
     "Activation": _layer("Activation", NUMBERS, arguments=("tanh",)),
     "Bidirectional": _layer("Bidirectional", ROWS, layer=L.LSTM(3)),
@@ -398,43 +434,161 @@ NOT_CALLED = {
     "Wrapper",
 }
 
-INTEGER_OPERATIONS = set(
-    """abs absolute add average_pool clip concatenate depth_to_space elu expand_dims gelu
-        get_item hard_sigmoid hard_silu hard_swish leaky_relu log_sigmoid max_pool maximum
-        minimum multiply negative pad relu relu6 reshape selu sigmoid silu softmax softplus
-        softsign space_to_depth split square squeeze stack subtract swish tanh tanh_shrink
-        transpose image.resize""".split()
-)
-INTEGER_LAYERS = set(
-    """Activation Add Average AveragePooling1D AveragePooling2D AvgPool1D AvgPool2D
-        BatchNormalization Concatenate Conv1D Conv1DTranspose Conv2D Conv2DTranspose
-        Convolution1D Convolution1DTranspose Convolution2D Convolution2DTranspose Cropping1D
-        Cropping2D Dense DepthwiseConv1D DepthwiseConv2D ELU Flatten GlobalAveragePooling1D
-        GlobalAveragePooling2D GlobalAvgPool1D GlobalAvgPool2D GlobalMaxPool1D
-        GlobalMaxPool2D GlobalMaxPooling1D GlobalMaxPooling2D LayerNormalization LeakyReLU
-        MaxPool1D MaxPool2D MaxPooling1D MaxPooling2D Maximum Minimum Multiply Normalization
-        PReLU Permute ReLU RepeatVector Rescaling Reshape Resizing SeparableConv1D
-        SeparableConv2D SeparableConvolution1D SeparableConvolution2D Softmax Subtract
-        TimeDistributed UpSampling1D UpSampling2D ZeroPadding1D ZeroPadding2D""".split()
-)
+INTEGER_OPERATIONS = {
+    "abs",
+    "absolute",
+    "add",
+    "average_pool",
+    "clip",
+    "concatenate",
+    "depth_to_space",
+    "elu",
+    "expand_dims",
+    "gelu",
+    "get_item",
+    "hard_sigmoid",
+    "hard_silu",
+    "hard_swish",
+    "leaky_relu",
+    "log_sigmoid",
+    "max_pool",
+    "maximum",
+    "minimum",
+    "multiply",
+    "negative",
+    "pad",
+    "relu",
+    "relu6",
+    "reshape",
+    "selu",
+    "sigmoid",
+    "silu",
+    "softmax",
+    "softplus",
+    "softsign",
+    "space_to_depth",
+    "split",
+    "square",
+    "squeeze",
+    "stack",
+    "subtract",
+    "swish",
+    "tanh",
+    "tanh_shrink",
+    "transpose",
+    "image.resize",
+}
+INTEGER_LAYERS = {
+    "Activation",
+    "Add",
+    "Average",
+    "AveragePooling1D",
+    "AveragePooling2D",
+    "AvgPool1D",
+    "AvgPool2D",
+    "BatchNormalization",
+    "Concatenate",
+    "Conv1D",
+    "Conv1DTranspose",
+    "Conv2D",
+    "Conv2DTranspose",
+    "Convolution1D",
+    "Convolution1DTranspose",
+    "Convolution2D",
+    "Convolution2DTranspose",
+    "Cropping1D",
+    "Cropping2D",
+    "Dense",
+    "DepthwiseConv1D",
+    "DepthwiseConv2D",
+    "ELU",
+    "Flatten",
+    "GlobalAveragePooling1D",
+    "GlobalAveragePooling2D",
+    "GlobalAvgPool1D",
+    "GlobalAvgPool2D",
+    "GlobalMaxPool1D",
+    "GlobalMaxPool2D",
+    "GlobalMaxPooling1D",
+    "GlobalMaxPooling2D",
+    "LayerNormalization",
+    "LeakyReLU",
+    "MaxPool1D",
+    "MaxPool2D",
+    "MaxPooling1D",
+    "MaxPooling2D",
+    "Maximum",
+    "Minimum",
+    "Multiply",
+    "Normalization",
+    "PReLU",
+    "Permute",
+    "ReLU",
+    "RepeatVector",
+    "Rescaling",
+    "Reshape",
+    "Resizing",
+    "SeparableConv1D",
+    "SeparableConv2D",
+    "SeparableConvolution1D",
+    "SeparableConvolution2D",
+    "Softmax",
+    "Subtract",
+    "TimeDistributed",
+    "UpSampling1D",
+    "UpSampling2D",
+    "ZeroPadding1D",
+    "ZeroPadding2D",
+}
 # They act in training only.
-GONE = {*AUGMENTATION, "stop_gradient"} | set(
-    """ActivityRegularization AlphaDropout Dropout GaussianDropout GaussianNoise Identity
-        SpatialDropout1D SpatialDropout2D SpatialDropout3D""".split()
-)
+GONE = {*AUGMENTATION, "stop_gradient"} | {
+    "ActivityRegularization",
+    "AlphaDropout",
+    "Dropout",
+    "GaussianDropout",
+    "GaussianNoise",
+    "Identity",
+    "SpatialDropout1D",
+    "SpatialDropout2D",
+    "SpatialDropout3D",
+}
 _BATCHES, _PYTHON = "Keras 3 itself does not run on batches of any size", "that no file can hold"
 _OUTPUTS, _STRINGS = "with several outputs, expected layer", "received an input of string"
 # The reasons of those that are not even left float.
 REFUSED = {
     **dict.fromkeys(
-        """conv_transpose corrcoef gcd histogram isin kron lcm lu_factor nanmedian
-        nanpercentile nanquantile unfold unravel_index view_as_complex""".split(),
+        [
+            "conv_transpose",
+            "corrcoef",
+            "gcd",
+            "histogram",
+            "isin",
+            "kron",
+            "lcm",
+            "lu_factor",
+            "nanmedian",
+            "nanpercentile",
+            "nanquantile",
+            "unfold",
+            "unravel_index",
+            "view_as_complex",
+        ],
         _BATCHES,
     ),
     **dict.fromkeys(
-        "associative_scan fori_loop jvp map scan switch vectorized_map while_loop".split(), _PYTHON
+        [
+            "associative_scan",
+            "fori_loop",
+            "jvp",
+            "map",
+            "scan",
+            "switch",
+            "vectorized_map",
+            "while_loop",
+        ],
+        _PYTHON,
     ),
-    **dict.fromkeys("GRUCell LSTMCell SimpleRNNCell StackedRNNCells".split(), _OUTPUTS),
+    **dict.fromkeys(["GRUCell", "LSTMCell", "SimpleRNNCell", "StackedRNNCells"], _OUTPUTS),
     **dict.fromkeys(("StringLookup", "TextVectorization"), _STRINGS),
     "JaxLayer": "which holds a program",
     "Lambda": "whose Python code cannot be shown to do the same",

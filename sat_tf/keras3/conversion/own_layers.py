@@ -13,7 +13,6 @@ from typing import Any
 import keras as keras3
 import numpy as np
 import tensorflow as tf
-import tf_keras as keras
 
 from sat_tf.arguments import training_argument
 from sat_tf.graph.layers.left_float import LeftFloat

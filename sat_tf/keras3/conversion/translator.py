@@ -17,6 +17,7 @@ from sat_tf.graph.network import NOT_BUILT, subclassed_problem
 from sat_tf.keras3 import operations
 from sat_tf.keras3.conversion import layer_table
 from sat_tf.keras3.conversion.graph import Call, Keras3Graph, functional_of
+from sat_tf.keras3.conversion.incoming import PROGRAMS
 from sat_tf.keras3.conversion.own_layers import CarriedOperation, OfKeras3, layer_of_keras3
 from sat_tf.keras3.conversion.values import (
     copy_to_twin,
@@ -29,7 +30,6 @@ from sat_tf.keras3.quantized_layer import QuantizedLayer as QuantizedLayer3
 from sat_tf.messages import kind_of, list_problems, name_problem, reason_of
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.wrapper import QuantizedLayer
-
 
 # What to do with a model that tf_keras does not have the layers for.
 _LEFT_FLOAT = (
@@ -183,7 +183,7 @@ class Translator:
             )
         if isinstance(layer, QuantizedLayer3 | operations.OfSeveralTensors):
             return self._inner_problem(layer)
-        if layer_table.is_built_in(layer) and kind in layer_table.PROGRAMS:
+        if layer_table.is_built_in(layer) and kind in PROGRAMS:
             return f"received {kind}, which holds a program, expected layers of Keras; use these"
         if not (
             self._calls_others
