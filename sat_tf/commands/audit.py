@@ -154,4 +154,5 @@ def _images(
 
     source = load_source(read_config(path / CONFIG))
     count = arguments.num_images or _USUAL_IMAGES
-    return Pixels(*source.held_out_sample(count), ImagesFrom.held_out(source.name, count))
+    images_from = ImagesFrom.held_out(source.name, count, source.decoder)
+    return Pixels(*source.held_out_sample(count), images_from)

@@ -58,8 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: words of the command line after the program's name; by default those given.
 
     Returns:
-        The exit status: 0 when all went well, 1 where LiteRT and the model differ, a strict audit
-        finds a broken rule, or a model cannot be quantized as asked, 2 if the input is invalid
+        The exit status: 0 when all went well, 1 where a headline is red, a strict audit finds a
+        broken rule, or a model cannot be quantized as asked, 2 if the input is invalid
         or a run failed, 130 after Ctrl-C, 143 after SIGTERM where nothing was to be saved.
     """
     words = sys.argv[1:] if arguments is None else arguments

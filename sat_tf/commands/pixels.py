@@ -16,6 +16,7 @@ from sat_tf.commands.options import integer, nonempty
 from sat_tf.commands.parser import Parser
 from sat_tf.data import DATA_SETS, source
 from sat_tf.data.picture_folder import load_files, load_folder, resized
+from sat_tf.data.pictures import DECODER
 from sat_tf.data.source import spread_evenly
 from sat_tf.export.certificate.certificate import ImagesFrom
 from sat_tf.export.certificate.inputs import image_problems, random_images
@@ -166,7 +167,8 @@ class ImageOptions:
         preprocessing = said.preprocessing or COVERING
         if self.files:
             images = load_files(path, self.files, shape, preprocessing=preprocessing)
-            return Pixels(images, None, ImagesFrom(f"{len(images):,} pictures of {path}"))
+            source = ImagesFrom(f"{len(images):,} pictures of {path}", decoder=DECODER)
+            return Pixels(images, None, source)
         found = load_folder(path, shape, most=self.most, preprocessing=preprocessing)
         notes = list(found.notes)
         labels = found.labels
@@ -177,7 +179,9 @@ class ImageOptions:
         if found.part:
             notes.append(f"{path} is divided: the pictures are those of {found.part}")
         source = ImagesFrom(
-            f"pictures of the folder {name}, scaled and cropped to the input", files=found.files
+            f"pictures of the folder {name}, scaled and cropped to the input",
+            files=found.files,
+            decoder=DECODER,
         )
         return Pixels(found.images, labels, source, tuple(notes))
 
@@ -199,7 +203,7 @@ class ImageOptions:
         if labels is not None and found.class_names is not None:
             labels, note = _labels_of_file(labels, found.class_names, said.labels, name)
             notes += [] if said.labels in (None, found.class_names) else [note]
-        held_out = ImagesFrom.held_out(name, asked)
+        held_out = ImagesFrom.held_out(name, asked, found.decoder)
         return Pixels(resized(images, shape), labels, held_out, tuple(notes))
 
 

@@ -23,6 +23,7 @@ from sat_tf.commands.quantization.policy import Sample, feed_of, with_input_rang
 from sat_tf.data import source as data_source
 from sat_tf.data.folder_tree import HELD_OUT_SHARE, TRAIN
 from sat_tf.data.picture_folder import FolderImages, load_folder
+from sat_tf.data.pictures import DECODER
 from sat_tf.data.source import ImageSource, spread_evenly
 from sat_tf.export.certificate.certificate import ImagesFrom
 from sat_tf.messages import say
@@ -179,7 +180,9 @@ def find_pictures(
             labels=found.labels if fits else None,
             class_names=found.class_names if fits else None,
             images_from=ImagesFrom(
-                "pictures of a folder, scaled and cropped to the input", files=found.files
+                "pictures of a folder, scaled and cropped to the input",
+                files=found.files,
+                decoder=DECODER,
             ),
             why_not=why_not,
         )
@@ -221,7 +224,9 @@ def find_pictures(
         if fits
         else None,
         class_names=source.class_names if fits else None,
-        images_from=ImagesFrom(f"held-out pictures of {source.name}", files=held_out.files),
+        images_from=ImagesFrom(
+            f"held-out pictures of {source.name}", files=held_out.files, decoder=DECODER
+        ),
         why_not=why_not,
         preprocessing=source.preprocessing,
     )

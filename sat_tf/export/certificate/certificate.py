@@ -230,17 +230,20 @@ class ImagesFrom:
             SHA-256 of each.
         asked: how many were asked for; there are fewer where some cannot be read. None in
             certificates of earlier versions, and where it does not decide which are taken.
+        decoder: what made pixels of pictures, in words; "" of other images, and in certificates of
+            earlier versions.
     """
 
     description: str
     seed: int | None = None
     files: dict[str, str] = dataclasses.field(default_factory=dict)
     asked: int | None = None
+    decoder: str = ""
 
     @classmethod
-    def held_out(cls, data: str, asked: int) -> "ImagesFrom":
+    def held_out(cls, data: str, asked: int, decoder: str = "") -> "ImagesFrom":
         """The held-out images of a data set, spread evenly over it."""
-        return cls(f"held-out images of {data}", asked=asked)
+        return cls(f"held-out images of {data}", asked=asked, decoder=decoder)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

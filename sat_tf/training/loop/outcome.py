@@ -129,7 +129,7 @@ def _of_file(run: Run, quantized: keras.Model, num_held_out: int) -> dict[str, A
             folder,
             as_measured(run.config, quantized),
             (pixels if is_of_pixels else pixels.astype(np.float32), labels),
-            images_from=ImagesFrom.held_out(source.name, config.verify_images),
+            images_from=ImagesFrom.held_out(source.name, config.verify_images, source.decoder),
             float_model=float_model,
             feed=lambda images: fed(source, images),
             class_names=source.class_names,
