@@ -48,6 +48,7 @@ _TINY = flags.DEFINE_string("tiny", "tiny", "checkout of MLPerf Tiny, or '' to l
 _CALIBRATION = flags.DEFINE_integer("calibration", 64, "inputs to calibrate on", lower_bound=1)
 _NETWORKS = flags.DEFINE_list("networks", [], "parts of the names of those to measure; all if empty")
 _BITS = flags.DEFINE_list("bits", ["w8a8", "w4a8"], "of weights and activations")
+_TOOLS = flags.DEFINE_list("tools", ["sat-tf", "converter", "litert-quantizer"], "of all four")
 _SEED = flags.DEFINE_integer("seed", 0, "of the inputs")
 
 TOOLS = ("sat-tf", "converter", "litert-quantizer", "sat-tf, reconstructed")
@@ -76,7 +77,7 @@ class Network:
     inputs: Inputs
     policy: Mapping[str, Any]
     of_values: bool = False
-    held_out: int = 500
+    held_out: int = 400
 
 
 # -- where they are -------------------------------------------------------------------------------
@@ -268,14 +269,18 @@ def _tempo(normalized: Callable[[np.ndarray], np.ndarray]) -> Inputs:
     """Spectrograms as tempocnn makes them: 40 bands, 256 frames of 11,025 samples a second."""
 
     def features(draw: np.random.Generator, count: int, _: bool) -> np.ndarray:
-        filters = _filters(40, 1024, 11025, 20.0, 5000.0)
-        found = []
-        for _ in range(count):
-            sound = _rhythms(draw, 256 * 512 / 11025, 11025)
-            found.append(normalized(_mels(sound, filters, 1)[:256].T[..., None]))
-        return np.stack(found).astype(np.float32)
+        found = _rhythm_mels(int(draw.integers(2**32)), count)
+        return np.stack([normalized(one) for one in found]).astype(np.float32)
 
     return features
+
+
+@functools.cache
+def _rhythm_mels(seed: int, count: int) -> list[np.ndarray]:
+    """The spectrograms that all networks of tempo are given, which take longer than any of them."""
+    draw, filters = np.random.default_rng(seed), _filters(40, 1024, 11025, 20.0, 5000.0)
+    sounds = (_rhythms(draw, 256 * 512 / 11025, 11025) for _ in range(count))
+    return [_mels(sound, filters, 1)[:256].T[..., None] for sound in sounds]
 
 
 def _largest_is_one(values: np.ndarray) -> np.ndarray:
@@ -452,16 +457,15 @@ def _eights(model: keras.Model) -> list[str]:
     return [layer.name for layer in (linear[0], *others, linear[-1])]
 
 
-def by_sat(
-    model: keras.Model, network: Network, inputs: np.ndarray, bits: str, *, reconstructed: bool
-) -> bytes:
+def by_sat(case: "Case", bits: str, *, reconstructed: bool = False) -> bytes:
     """sat-tf's file."""
-    overrides = {} if bits == "w8a8" else {name: {"weight_bits": 8} for name in _eights(model)}
-    fields = {**network.policy, "weight_bits": int(bits[1]), "overrides": overrides}
-    q = sat_tf.quantize_model(model, sat_tf.BitPolicy.mobile(8, **fields))
-    sat_tf.calibrate(q, inputs, keep_function=True, progress=False)
+    eights = [] if bits == "w8a8" else _eights(case.model)
+    overrides = {name: {"weight_bits": 8} for name in eights}
+    fields = {**case.network.policy, "weight_bits": int(bits[1]), "overrides": overrides}
+    q = sat_tf.quantize_model(case.model, sat_tf.BitPolicy.mobile(8, **fields))
+    sat_tf.calibrate(q, case.inputs, keep_function=True, progress=False)
     if reconstructed:
-        sat_tf.reconstruct(q, model, inputs, progress=False)
+        sat_tf.reconstruct(q, case.model, case.inputs, progress=False)
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "quantized.tflite"
         sat_tf.export_tflite(q, file)
@@ -478,22 +482,22 @@ def by_converter(model: keras.Model, inputs: np.ndarray | None) -> bytes:
     return bytes(converter.convert())
 
 
-def by_litert(model: keras.Model, inputs: np.ndarray, bits: str) -> bytes:
+def by_litert(case: "Case", bits: str) -> bytes:
     """litert-quantizer's file; with 4 bits where it has them, but in the first and the last layer."""
     from litert_quantizer import quantizer, recipe_manager
 
     recipe = recipe_manager.RecipeManager()
     recipe.add_static_config(".*", "*", 8, 8)
     if bits == "w4a8":
-        names = "|".join(f"/{name}/" for name in _eights(model))
+        names = "|".join(f"/{name}/" for name in _eights(case.model))
         for operation in ("CONV_2D", "FULLY_CONNECTED"):
             recipe.add_static_config(f"^(?!.*({names}))", operation, 8, 4)
-    ((name, _),) = _runner(by_converter(model, None)).get_input_details().items()
+    ((name, _),) = _runner(case.file).get_input_details().items()
     with tempfile.TemporaryDirectory() as folder:
         source = pathlib.Path(folder) / "float.tflite"
-        source.write_bytes(by_converter(model, None))
+        source.write_bytes(case.file)
         tool = quantizer.Quantizer(str(source), recipe.get_quantization_recipe())
-        values = {_SIGNATURE: [{name: one[None]} for one in inputs]}
+        values = {_SIGNATURE: [{name: one[None]} for one in case.inputs]}
         with contextlib.redirect_stdout(None):
             return bytes(tool.quantize(tool.calibrate(values)).quantized_model)
 
@@ -535,38 +539,57 @@ def decibels(quantized: np.ndarray, of_float: np.ndarray) -> float:
     return 10 * math.log10(np.mean(np.float64(of_float) ** 2) / max(noise, 1e-30))
 
 
-def measured(name: str, bits: str) -> dict[str, Any]:
-    """A row: all tools on one network."""
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A network with its inputs, and what it answers."""
+
+    network: Network
+    model: keras.Model
+    inputs: np.ndarray
+    held_out: np.ndarray
+    of_float: np.ndarray
+    file: bytes
+
+
+@functools.lru_cache(maxsize=1)
+def prepared(name: str) -> Case:
+    """What is the same for all tools and bits."""
     network, draw = NETWORKS[name], np.random.default_rng(_SEED.value)
     keras.backend.clear_session()
     model = network.load()
     inputs = network.inputs(draw, _CALIBRATION.value, True)
     held_out = network.inputs(draw, network.held_out, False)
     of_float = model.predict(held_out, batch_size=32, verbose=0)
+    return Case(network, model, inputs, held_out, of_float, by_converter(model, None))
+
+
+def measured(name: str, bits: str) -> dict[str, Any]:
+    """A row: all tools on one network."""
+    case = prepared(name)
+    of_values = case.network.of_values
     row = {
         "network": name,
-        "parameters": model.count_params(),
-        "inputs": network.data,
-        "calibrated on": len(inputs),
-        "answered": len(held_out),
-        "measure": "variance" if network.of_values else "answers",
+        "parameters": case.model.count_params(),
+        "inputs": case.network.data,
+        "calibrated on": len(case.inputs),
+        "answered": len(case.held_out),
+        "measure": "variance" if of_values else "answers",
         "bits": bits,
     }
-    sat = functools.partial(by_sat, model, network, inputs, bits)
     ways = {
-        "sat-tf": lambda: sat(reconstructed=False),
-        "converter": lambda: by_converter(model, inputs),
-        "litert-quantizer": lambda: by_litert(model, inputs, bits),
-        "sat-tf, reconstructed": lambda: sat(reconstructed=True),
+        "sat-tf": lambda: by_sat(case, bits),
+        "converter": lambda: by_converter(case.model, case.inputs),
+        "litert-quantizer": lambda: by_litert(case, bits),
+        "sat-tf, reconstructed": lambda: by_sat(case, bits, reconstructed=True),
     }
     without = {"w8a8": "sat-tf, reconstructed", "w4a8": "converter"}[bits]
-    for tool, way in ways.items():
-        if tool == without:
-            row |= {tool: "", f"{tool}, dB": ""}
+    for tool in TOOLS:
+        row |= {tool: "", f"{tool}, dB": ""}
+        if tool == without or tool not in _TOOLS.value:
             continue
-        quantized = answers(way(), held_out)
-        row[tool] = f"{kept(quantized, of_float, of_values=network.of_values):.2f}"
-        row[f"{tool}, dB"] = f"{decibels(quantized, of_float):.1f}"
+        quantized = answers(ways[tool](), case.held_out)
+        row[tool] = f"{kept(quantized, case.of_float, of_values=of_values):.2f}"
+        row[f"{tool}, dB"] = f"{decibels(quantized, case.of_float):.1f}"
         print(name, bits, tool, row[tool], row[f"{tool}, dB"], flush=True)
     return row
 
@@ -578,8 +601,8 @@ def main(argv: list[str]) -> None:
     _refuse_missing()
     output = flags.FLAGS.output
     rows = read_csv(output)
-    for bits in _BITS.value:
-        for name in NETWORKS:
+    for name in NETWORKS:
+        for bits in _BITS.value:
             wanted = not _NETWORKS.value or any(part in name for part in _NETWORKS.value)
             is_there = any((row["network"], row["bits"]) == (name, bits) for row in rows)
             if wanted and not is_there:
