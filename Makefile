@@ -18,7 +18,7 @@ demo: $(VENV)/installed ## Train, quantize, export and verify a digits model; mi
 test: lint types unit ## Lint, type check, and run the tests that catch nearly everything; 5 minutes on two cores
 
 .PHONY: test-all
-test-all: test arm backends thorough ## The same, and all other tests but those of minutes each; half an hour
+test-all: test arm backends thorough ## The same, and all other tests but those of minutes each; an hour
 
 .PHONY: arm
 arm: $(VENV)/installed ## Make the Arm system that some of the tests emulate, where it can be had
@@ -47,6 +47,14 @@ unit: $(VENV)/installed-test ## Run the fast tests, on all cores
 .PHONY: thorough
 thorough: $(VENV)/installed-test ## Run the tests that `make unit` leaves out, but those of minutes each
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m 'thorough and not slow'
+
+# Of another commit, other tests; the same of the same one.
+COMMIT ?= $(shell git rev-parse HEAD 2>/dev/null)
+SHARE ?= 0.25
+
+.PHONY: sample
+sample: $(VENV)/installed-test ## Run a quarter of the thorough tests, drawn by the commit's hash; SHARE=0.5: half of them
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m 'thorough and not slow' --share $(SHARE) --draw '$(COMMIT)'
 
 .PHONY: test-slow
 test-slow: $(VENV)/installed-test ## Run the tests that take minutes each

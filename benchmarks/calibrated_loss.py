@@ -12,7 +12,7 @@ from sat_tf.analysis.allocation.choices import ModelChoices
 from sat_tf.qat.layout import GuessedClippingLevelsWarning
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.observers import RangeObserver
-from sat_tf.quantizers.settings import CLIPPING_LEVEL
+from sat_tf.quantizers.protocol import CLIPPING_LEVEL
 
 
 class CalibratedLoss:

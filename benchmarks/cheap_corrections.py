@@ -39,7 +39,7 @@ from sat_tf.qat.model_class import processor_of
 from sat_tf.qat.reconstruction.blocks import Front, find_reference, known_as
 from sat_tf.qat.reconstruction.fit import Aim, Part
 from sat_tf.qat.wrapper import clipping_quantizer, weight_quantizer
-from sat_tf.quantizers.settings import CLIPPING_LEVEL
+from sat_tf.quantizers.protocol import CLIPPING_LEVEL
 
 _FACTORS = (0.6, 0.8, 0.9, 1.1, 1.25, 1.5)
 _IMAGES_FOR_LEVELS = 128

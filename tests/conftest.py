@@ -1,6 +1,7 @@
 """The setting of all tests: two logical CPUs for distribution strategies, and repeatable draws."""
 
 import gc
+import hashlib
 
 # TensorFlow's half a million objects stay: the garbage collector need not walk through them.
 gc.disable()
@@ -54,6 +55,27 @@ class _Seeds:
 _seeds = _Seeds()
 context.Context._set_global_seed = lambda eager, seed: _seeds.set(eager, seed)
 random_seed.get_seed = _seeds.drawing
+
+
+def pytest_addoption(parser):
+    parser.addoption("--share", type=float, default=1.0, help="run this share of the tests")
+    parser.addoption("--draw", default="", help="the text that draws them: another, other tests")
+
+
+def drawn(name: str, share: float, draw: str) -> bool:
+    """Whether the test of a name is among a share of all tests, which a text draws."""
+    digest = hashlib.sha256(f"{draw} {name}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") < share * 2**64
+
+
+def pytest_collection_modifyitems(config, items):
+    share, draw = config.getoption("--share"), config.getoption("--draw")
+    if not 0.0 < share <= 1.0:
+        raise pytest.UsageError(f"--share: received {share}, expected above 0 and at most 1.")
+    left_out = [item for item in items if not drawn(item.nodeid, share, draw)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if drawn(item.nodeid, share, draw)]
 
 
 def pytest_collection_finish():

@@ -224,6 +224,49 @@ def offset_gradients(
     return np.where(inside, upstream, 0.0), by_level
 
 
+def skewed_grid(level: float, bits: int, skew: float) -> tuple[float, int, int]:
+    """The step, and the lowest and the highest code, of a range whose larger end is a level."""
+    if skew == 0.0:
+        highest = 2 ** (bits - 1) - 1
+        return level / highest, -highest, highest
+    smaller = (1.0 - abs(skew)) * level
+    below, above = (smaller, level) if skew > 0.0 else (level, smaller)
+    step = (below + above) / (2**bits - 1)
+    # Half a code counts as one; see `offset_grid`.
+    zero = int(round_half_up(below / step + 2.0**-10))
+    return step, -zero, 2**bits - 1 - zero
+
+
+def quantize_skewed(x: np.ndarray, level: float, bits: int, skew: float) -> np.ndarray:
+    """The nearest code of the grid times the step."""
+    step, lowest, highest = skewed_grid(level, bits, skew)
+    return step * np.clip(round_half_up(np.asarray(x, np.float64) / step), lowest, highest)
+
+
+def skewed_gradients(
+    x: np.ndarray,
+    level: float,
+    bits: int,
+    upstream: np.ndarray,
+    skew: float,
+    gradient: str = "calibrated",
+) -> tuple[np.ndarray, float, float]:
+    """dx, dα and dκ, by the gradient of each end: Eq. 13, with the other end held."""
+    x = np.asarray(x, np.float64)
+    step, lowest, highest = skewed_grid(level, bits, skew)
+    quantized = quantize_skewed(x, level, bits, skew)
+    at_top, at_bottom = x >= highest * step, x <= lowest * step
+    inside = ~at_top & ~at_bottom
+    error = np.where(inside, quantized - x, 0.0) if gradient == "calibrated" else 0.0 * x
+    width = (highest - lowest) * step
+    by_high = np.sum(upstream * (at_top + error / width))
+    by_low = np.sum(upstream * (at_bottom - error / width))
+    # α moves both ends in proportion; κ moves the smaller one.
+    by_level = np.sum(upstream * np.where(inside, error, quantized)) / level
+    by_skew = level * (by_low if skew > 0.0 else by_high) if skew else 0.0
+    return np.where(inside, upstream, 0.0), float(by_level), float(by_skew)
+
+
 # -- surrogates of the rounding ----------------------------------------------------------------
 
 STRENGTHS = {"ste": None, "ewgs": 1e-3, "dsq": 0.2}

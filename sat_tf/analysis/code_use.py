@@ -15,8 +15,7 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network, call_in_inference
 from sat_tf.qat.layout import call_name, inner_layer
 from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer
-from sat_tf.quantizers.protocol import WeightQuantizer
-from sat_tf.quantizers.settings import CLIPPING_LEVEL
+from sat_tf.quantizers.protocol import CLIPPING_LEVEL, WeightQuantizer
 
 
 def as_graph(measure: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ from sat_tf.analysis.labelled_images import LabelledImages, class_shares
 from sat_tf.analysis.wiring import LinearCall, Wiring, activation_name, kernel_of, linear_calls
 from sat_tf.graph import layer_kinds
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.quantizers.settings import CLIPPING_LEVEL
+from sat_tf.quantizers.protocol import CLIPPING_LEVEL
 
 
 def kappa_0(model: keras.Model) -> float | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from rich.console import Console
 
 from sat_tf.commands.pixels import ImageOptions, Pixels
+from sat_tf.commands.verification_table import conclude
 from sat_tf.export.certificate.proof import read_subject
 from sat_tf.export.device.kit import check_kit_path, write_kit
 from sat_tf.export.device.report import (
@@ -128,12 +129,11 @@ def check_device_certificate(
         f"them with --images ({kit.images_from.description})"
     )
     outcome = "nothing differs there" if found.is_exact else "codes differ there"
-    say(
-        console,
-        in_one_line(f"{certificate}: {outcome}; {held}"),
-        style=("green" if is_simulated else "yellow") if found.is_exact else "red",
-    )
-    return found.is_exact
+    if not found.is_exact:
+        return conclude(certificate, Marked(f"{outcome}; {held}", "bad"), console)
+    style = "green" if is_simulated else "yellow"
+    say(console, in_one_line(f"{certificate}: {outcome}; {held}"), style=style)
+    return True
 
 
 _COLUMNS: list[Column[DeviceCheck]] = [

@@ -31,7 +31,7 @@ from sat_tf.commands.quantization.pictures import (
     find_pictures,
 )
 from sat_tf.commands.quantization.policy import add_quantization, usual_policy, with_input_range
-from sat_tf.commands.train import train
+from sat_tf.commands.train import carry_out, conclude_folder
 from sat_tf.data.source import ImageSource
 from sat_tf.messages import RunError, say, value_errors_as_run_errors
 from sat_tf.presentation.tables import points
@@ -146,7 +146,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
             policy, model, str(path), found.held_out_sample, console, doubts=doubts
         )
         if not isinstance(found, Pictures):
-            exact = _run(arguments, model, policy, found, (name, folder), console)
+            _run(arguments, model, policy, found, (name, folder), console)
         elif arguments.epochs or arguments.overrides:
             raise RunError(
                 f"{path}: received {found.why_not}, expected one to train: of a folder of "
@@ -159,7 +159,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
                 )
             )
         else:
-            exact = write_calibrated(
+            write_calibrated(
                 model,
                 policy,
                 found,
@@ -178,7 +178,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         _note_cost(arguments.bits, folder, why_not, console)
     for doubt in doubts:  # what stands far above is easily passed over
         _note(doubt, console)
-    return exact
+    return conclude_folder(folder, console)
 
 
 def _size(folder: RunFolder, name: str) -> str:
@@ -281,7 +281,7 @@ def _run(
     source: ImageSource,
     run: tuple[str, RunFolder],
     console: Console,
-) -> bool:
+) -> None:
     """Trains or calibrates, exports and verifies as a run of `sat-tf train`."""
     from sat_tf.training.state.classifier_file import ends_in_softmax
 
@@ -306,7 +306,7 @@ def _run(
         batch_size=min(_BATCH_SIZE, source.num_train),
         steps=_steps(arguments),
     )
-    return train(config, folder, console, resume=arguments.resume)
+    carry_out(config, folder, console, resume=arguments.resume)
 
 
 def _config(

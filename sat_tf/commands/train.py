@@ -16,6 +16,7 @@ from sat_tf.commands.options import (
     unless_stopped,
 )
 from sat_tf.commands.parser import Parser
+from sat_tf.commands.verification_table import conclude
 from sat_tf.messages import say
 from sat_tf.training.config.config import (
     DEMO,
@@ -27,7 +28,7 @@ from sat_tf.training.config.config import (
 )
 from sat_tf.training.config.folder import choose
 from sat_tf.training.report.results import Results
-from sat_tf.training.state.run_folder import RunFolder, expect_same_run
+from sat_tf.training.state.run_folder import TFLITE_MODEL, RunFolder, expect_same_run
 
 DESCRIPTION = (
     "Trains a float model with clamped weights, fine-tunes it quantized, writes an integer TFLite "
@@ -136,6 +137,21 @@ def train(
 ) -> bool:
     """Trains, exports and verifies, or finishes a run; prints the table of results.
 
+    Returns:
+        Whether the headline is not red, as far as the run has come; see `conclude`.
+
+    Raises:
+        RunError: see `carry_out`.
+    """
+    carry_out(config, folder, console, resume=resume)
+    return conclude_folder(folder, console)
+
+
+def carry_out(
+    config: Config, folder: RunFolder, console: Console, *, resume: bool | None = None
+) -> None:
+    """Does what `train` does, but for its verdict.
+
     A run that is asked to stop by SIGTERM saves a checkpoint first.
 
     Args:
@@ -143,9 +159,6 @@ def train(
         folder: where the files go.
         console: where to show progress.
         resume: see `sat_tf.training.loop.runner.train`.
-
-    Returns:
-        Whether LiteRT computes the integers that were trained, as far as the run has come.
 
     Raises:
         RunError: the run cannot start or resume.
@@ -162,8 +175,13 @@ def train(
         return runner.train(config, folder, console, resume=resume)
 
     results = unless_stopped(work, folder.path, console)
-    if results is None:
-        return True
-    console.print(results.table(config.name))
-    say(console, f"Run folder: {folder.path}")
-    return not results.codes_differing
+    if results is not None:
+        console.print(results.table(config.name))
+        say(console, f"Run folder: {folder.path}")
+
+
+def conclude_folder(folder: RunFolder, console: Console) -> bool:
+    """Ends a command that has filled a folder: `conclude` with the headline of what is in it."""
+    from sat_tf.training.report.report import headline_of
+
+    return conclude(folder.file(TFLITE_MODEL), headline_of(folder), console)

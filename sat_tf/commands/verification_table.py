@@ -1,4 +1,4 @@
-"""The result of a verification, as tables on the screen."""
+"""The result of a verification: tables on the screen, and whether the command has failed."""
 
 import rich.table
 from rich.console import Console
@@ -7,10 +7,29 @@ from rich.text import Text
 from sat_tf.export.certificate.certificate import Certificate
 from sat_tf.export.certificate.page import accuracy_column, difference_columns
 from sat_tf.export.certificate.runtimes import REFERENCE_TITLES, runtime_table
-from sat_tf.messages import say
-from sat_tf.presentation.tables import Column, Table, digits, marked_text
+from sat_tf.messages import in_one_line, say
+from sat_tf.presentation.tables import Column, Marked, Table, digits, marked_text
 
 _MOST_TENSORS_LISTED = 10
+
+
+def conclude(subject: object, headline: Marked | None, console: Console) -> bool:
+    """Ends a command that has a headline, such as that of a certificate, with a line if it is red.
+
+    All commands that end in a certificate, or judge one, have their exit status from here.
+
+    Args:
+        subject: what the headline is about, mostly a file.
+        headline: the verdict; None where there is none.
+        console: where the last line is printed.
+
+    Returns:
+        False where it is red, of which `sat_tf.commands.main` makes the exit status 1.
+    """
+    if headline is None or headline.kind != "bad":
+        return True
+    say(console, in_one_line(f"{subject}: red: {headline.words}"), style="red")
+    return False
 
 
 def print_certificate(certificate: Certificate, path: str, console: Console) -> None:

@@ -5,7 +5,13 @@ from typing import Any
 
 from sat_tf.core import grid as grids
 from sat_tf.core.gradients import STRAIGHT_THROUGH, find_clipping_gradient, passed_back, strength_of
-from sat_tf.core.ranges import SMALLEST_RANGE, scale_and_zero, scale_and_zero_point
+from sat_tf.core.pact import round_to_narrow
+from sat_tf.core.ranges import (
+    SMALLEST_RANGE,
+    ends_of_skew,
+    scale_and_zero,
+    scale_and_zero_point,
+)
 from sat_tf.core.tensors import Namespace, Tensor, computed_in_float32, in_float32, namespace
 
 
@@ -82,9 +88,16 @@ def _forward(
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     divisor = n.exact_divisor(levels, alpha)
     scale, below = scale_and_zero(alpha, divisor, lowest, share, n.floor)
-    units = x / scale
-    codes = n.clip(grids.round_half_up(units), -below, levels - below)
+    codes, units = _codes_and_units(n, x, scale, below, levels)
     return codes * scale, (codes, units, below)
+
+
+def _codes_and_units(
+    n: Namespace, x: Tensor, scale: Tensor, below: Tensor, levels: Any
+) -> tuple[Tensor, Tensor]:
+    """The codes -z..a - z of a tensor, and what was rounded to them."""
+    units = x / scale
+    return n.clip(grids.round_half_up(units), -below, levels - below), units
 
 
 def _backward(
@@ -111,6 +124,124 @@ def _backward(
     r = find_clipping_gradient(gradient)(units, codes)
     dx, total = n.range_gradients(upstream, passed, codes, r, inside)
     return dx, total * (1.0 + share) / levels
+
+
+def quantize_skewed(
+    x: Tensor,
+    clipping_level: Tensor,
+    skew: Tensor,
+    num_bits: grids.Bits,
+    gradient: str = "calibrated",
+    *,
+    surrogate: str = STRAIGHT_THROUGH,
+    strength: float | None = None,
+) -> Tensor:
+    """Clips and quantizes a tensor that can be negative to a range that need not be symmetric.
+
+    The ends l and h of the range are those of `ranges.ends_of_skew`: the larger one is the clipping
+    level α, of whichever sign, and the skew κ says how much smaller the other one is. With κ = 0
+    the value is that of `pact.quantize_stream`, on the narrow grid; else there are a = 2^b - 1
+    intervals, the scale s = (h - l) / a, and z = round(-l / s) codes below zero, so that 0 is one
+    of the values and the ends are l' = -z s and h' = (a - z) s:
+
+    Forward:   q = s · clip(round(x / s), -z, a - z).
+    Backward:  dq/dx = 1 where l' < x < h', else 0;
+               dq/dh = 1 where x >= h', 0 where x <= l', and between (q - x) / (h - l);
+               dq/dl = 0 where x >= h', 1 where x <= l', and between (x - q) / (h - l):
+               Eq. 13 of CG-PACT at each of two ends ("calibrated"), or 0 between ("pact");
+               dq/dα at a constant κ, where z stays: q/α - x/α between l' and h', else q/α;
+               dq/dκ = α dq/dl where κ > 0, α dq/dh where κ < 0, and 0 where κ = 0, so that a
+               range that is symmetric stays so.
+
+    z is an integer, so that padding and integer kernels stay exact. Types, infinities and NaN: as
+    in `pact.quantize_activation`.
+
+    Args:
+        x: any shape; float32, float16 or bfloat16.
+        clipping_level: α > 0, a scalar tensor or variable.
+        skew: κ, likewise; below -1 it counts as -1, and above 1 as 1.
+        num_bits: bits b of the codes; 2 to 8; see `grid.Bits`.
+        gradient: a row of `gradients.CLIPPING_GRADIENTS`.
+        surrogate: as in `pact.quantize_activation`.
+        strength: see there.
+
+    Raises:
+        ValueError: bits out of range, or an unknown gradient or surrogate.
+
+    >>> quantize_skewed([-9.0, -0.6, 0.4, 9.0], 6.0, 5 / 6, 3).numpy().tolist()
+    [-1.0, -1.0, 0.0, 6.0]
+    """
+    grids.levels(num_bits, "narrow")
+    find_clipping_gradient(gradient)
+    strength_of(surrogate, strength)
+    return computed_in_float32(
+        _skewed,
+        _of_skewed,
+        [x, clipping_level, skew],
+        num_bits=num_bits,
+        gradient=gradient,
+        surrogate=surrogate,
+        strength=strength,
+    )
+
+
+def _skewed(
+    n: Namespace, x: Tensor, alpha: Tensor, skew: Tensor, *, num_bits: grids.Bits, **settings: Any
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    levels = grids.levels(num_bits)
+    low, high = ends_of_skew(alpha, n.maximum(n.minimum(skew, 1.0), -1.0), n.where)
+    scale, below = scale_and_zero(high, n.exact_divisor(levels, alpha), low, 0.0, n.floor)
+    is_symmetric = skew == 0.0
+
+    value = n.cond(
+        is_symmetric,
+        lambda: round_to_narrow(n, x, alpha, num_bits),
+        lambda: _codes_and_units(n, x, scale, below, levels)[0] * scale,
+    )
+    first = n.where(is_symmetric, low, -below * scale)
+    return value, (first, n.where(is_symmetric, high, (levels - below) * scale))
+
+
+def _of_skewed(
+    n: Namespace,
+    upstream: Tensor,
+    value: Tensor,
+    x: Tensor,
+    alpha: Tensor,
+    skew: Tensor,
+    low: Tensor,
+    high: Tensor,
+    *,
+    num_bits: grids.Bits,
+    gradient: str,
+    surrogate: str,
+    strength: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients dx, dα and dκ from three sums over the tensor.
+
+    With t = Σ g q - Σ dx r, as `pact` has it, and g summed over what is clipped at the top and at
+    the bottom, T and B, what the values between the ends add is t - h' T - l' B.
+    """
+    passed, is_straight = upstream, surrogate == STRAIGHT_THROUGH
+    if not is_straight:
+        narrow, whole = (in_float32(n, grids.levels(num_bits, of)) for of in ("narrow", "dorefa"))
+        intervals = n.where(skew == 0.0, narrow, whole)
+        error = (x - value) * (intervals / (high - low))
+        passed = passed_back(upstream, error, intervals, surrogate, strength)
+    reference = find_clipping_gradient(gradient)
+    dx, total = n.clipped_gradients(upstream, passed, x, value, low, high, reference)
+
+    def of_other_end() -> Tensor:
+        # The tensor itself need not be kept: dx is 0 where it is clipped.
+        clipped = upstream - dx if is_straight else n.where((x > low) & (x < high), 0.0, upstream)
+        middle = 0.5 * (low + high)
+        at_top = n.sum(n.where(value > middle, clipped, 0.0))
+        at_bottom = n.sum(n.where(value <= middle, clipped, 0.0))
+        between = (total - high * at_top - low * at_bottom) / (high - low)
+        return alpha * n.where(skew > 0.0, at_bottom - between, at_top + between)
+
+    dskew = n.cond(skew == 0.0, lambda: n.tensor(0.0), of_other_end)
+    return dx, total / alpha, dskew
 
 
 def quantize_observed(x: Tensor, lowest: Tensor, highest: Tensor) -> Tensor:

@@ -321,8 +321,8 @@ def clipped_gradients(
         passed: see there.
         x: what was clipped.
         value: what was made of it.
-        lowest: the lower end: 0, or the negative of `highest`.
-        highest: the upper end, float32 scalar.
+        lowest: the lower end: the number 0, or a float32 scalar that is at most 0.
+        highest: the upper end, a float32 scalar that is at least 0, and above `lowest`.
         reference: r, from x and y.
     """
     if passed is not upstream:
@@ -331,8 +331,10 @@ def clipped_gradients(
         through = tf.where(within, upstream, 0.0) if r is value else dx
         q = tf.where(tf.math.is_nan(value), 0.0, value)
         return dx, tf.reduce_sum(upstream * q - through * tf.where(within, r, 0.0))
-    edge = highest * JUST_BELOW_ONE
-    first = -edge if tf.is_tensor(lowest) else tf.constant(JUST_ABOVE_ZERO)
+    first, edge = tf.constant(JUST_ABOVE_ZERO), highest * JUST_BELOW_ONE
+    if tf.is_tensor(lowest):
+        first = tf.where(lowest < 0.0, lowest * JUST_BELOW_ONE, first)
+        edge = tf.where(highest > 0.0, edge, -JUST_ABOVE_ZERO)
     values = computed_again(x, upstream)
     inside = keep_inside(upstream, values, first, edge)
     r = reference(values, value)

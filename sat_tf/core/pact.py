@@ -147,11 +147,18 @@ def _quantize(
 def _forward(
     n: Namespace, x: Tensor, level: Tensor, *, num_bits: grids.Bits, grid: str, **settings: Any
 ) -> tuple[Tensor, tuple[()]]:
-    signed = grid == "narrow"
-    made = n.fake_quant(x, -level if signed else 0.0, level, num_bits, narrow_range=signed)
+    if grid == "narrow":
+        return round_to_narrow(n, x, level, num_bits), ()
+    made = n.fake_quant(x, 0.0, level, num_bits)
+    return round_on_range(x, level, grids.levels(num_bits)) if made is None else made, ()
+
+
+def round_to_narrow(n: Namespace, x: Tensor, level: Tensor, num_bits: grids.Bits) -> Tensor:
+    """The forward arithmetic of `quantize_stream`, without a gradient; x is float32."""
+    made = n.fake_quant(x, -level, level, num_bits, narrow_range=True)
     if made is None:
-        made = round_on_range(x, level, grids.levels(num_bits, grid), signed)
-    return made, ()
+        made = round_on_range(x, level, grids.levels(num_bits, "narrow"), signed=True)
+    return made
 
 
 def _backward(

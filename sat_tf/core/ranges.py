@@ -36,7 +36,7 @@ def range_shape(shape: Sequence[int], range_axes: Iterable[int]) -> list[int]:
 def scale_and_zero(
     clipping_level: Any,
     levels: Any,
-    lowest: float,
+    lowest: Any,
     share: float,
     floor: Callable[[Any], Any],
 ) -> tuple[Any, Any]:
@@ -45,7 +45,7 @@ def scale_and_zero(
     Args:
         clipping_level: α, a float32 scalar tensor or a number.
         levels: a, the number of intervals.
-        lowest: see there.
+        lowest: see there; a number or a scalar tensor.
         share: see there.
         floor: of TensorFlow, Keras or NumPy, whichever the numbers are of.
 
@@ -54,6 +54,25 @@ def scale_and_zero(
     """
     scale = ((1.0 + share) * clipping_level - lowest) / levels
     return scale, count_below_zero(share * clipping_level - lowest, scale, floor)
+
+
+def ends_of_skew(clipping_level: Any, skew: Any, where: Callable[..., Any]) -> tuple[Any, Any]:
+    """The ends of a range whose larger one, of either sign, is a clipping level α.
+
+        [-(1 - κ) α, α] where κ > 0,  [-α, (1 + κ) α] where κ < 0,  [-α, α] where κ = 0
+
+    Args:
+        clipping_level: α, a float32 scalar tensor or a number.
+        skew: κ, from -1 to 1, likewise.
+        where: the choice by a condition, of whichever the numbers are of.
+
+    >>> import numpy as np
+    >>> [float(end) for end in ends_of_skew(4.0, 0.75, np.where)]
+    [-1.0, 4.0]
+    """
+    low = -clipping_level * where(skew > 0.0, 1.0 - skew, 1.0)
+    high = clipping_level * where(skew < 0.0, 1.0 + skew, 1.0)
+    return low, high
 
 
 def count_below_zero(reach: Any, scale: Any, floor: Callable[[Any], Any]) -> Any:

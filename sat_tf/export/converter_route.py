@@ -11,7 +11,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.export.litert.converter import run_converter
-from sat_tf.export.lowering.outputs import FLOAT
+from sat_tf.export.lowering.outputs import FLOAT, with_own_names
 from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.operations.graph import Graph
@@ -53,7 +53,7 @@ def to_keras(model: keras.Model) -> keras.Model:
         ValueError: the model has no integer form, or has float streams: the converter would
             quantize their sums on scales of its own. Lists every problem with its fix.
     """
-    return keras_of_graph(deployed_graph(model, pack="none"))
+    return keras_of_graph(with_own_names(deployed_graph(model, pack="none")))
 
 
 def keras_of_graph(graph: Graph) -> keras.Model:
@@ -71,10 +71,12 @@ def keras_of_graph(graph: Graph) -> keras.Model:
         ]
         raise ValueError(list_problems(f"model {graph.name!r}", problems))
     images = [
-        keras.Input(image.shape, name=image.name, dtype=image.type if image.is_kept else "float32")
-        for image in graph.images
+        keras.Input(image.shape, name=called, dtype=image.type if image.is_kept else "float32")
+        for image, called in zip(graph.images, graph.input_keys, strict=True)
     ]
-    tensors: dict[str, Any] = {tensor.name: tensor for tensor in images}
+    tensors: dict[str, Any] = {
+        image.name: made for image, made in zip(graph.images, images, strict=True)
+    }
     for operation in _told_apart(graph.operations):
         inputs = [tensors[name] for name in operation.inputs]
         made = _Converted(functools.partial(operation.converted, graph), name=operation.output)

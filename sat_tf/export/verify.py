@@ -28,7 +28,7 @@ from sat_tf.export.tflite.images import Pixels, arrays_of, joined, number_of
 from sat_tf.export.tflite.tensors import Codes, Storage
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
-from sat_tf.graph.network import Network, check_model
+from sat_tf.graph.network import Network, check_model, distinct
 from sat_tf.messages import MOST_OF_A_FILE, list_problems
 from sat_tf.qat.inputs import input_types, kept_inputs
 from sat_tf.qat.layout import call_name, inner_layer
@@ -228,27 +228,13 @@ def _of_size(model: keras.Model, images: Any) -> keras.Model:
 
 
 def _names_of_outputs(quantized: keras.Model, network: Network) -> list[set[str]]:
-    """The names of each output for the user: of its layer, and its key in a dictionary."""
-    layers = [network[name].layer for name in network.outputs]
-    names = [
-        {name, *_own_names(layer)}
-        for name, layer in zip(quantized.output_names, layers, strict=True)
-    ]
-    for called, key in zip(names, network.keys[1], strict=False):
-        called.add(key)
+    """The names of each output for the user: Keras' before and after, and its key."""
+    layers = [inner_layer(network[name].layer).name for name in network.outputs]
+    called = distinct(network.output_names)
+    names = [set(found) for found in zip(quantized.output_names, layers, called, strict=True)]
+    for found, key in zip(names, network.keys[1], strict=False):
+        found.add(key)
     return names
-
-
-def _own_names(behind: keras.layers.Layer) -> Iterator[str]:
-    """The names in the float model of the layer behind an output."""
-    own = behind.name.removeprefix("quant_")
-    yield own
-    # An activation that was part of a layer has a layer of its own, named after both.
-    for node in behind.inbound_nodes:
-        for layer in tf.nest.flatten(node.inbound_layers):
-            before = layer.name.removeprefix("quant_")
-            if own.startswith(f"{before}_"):
-                yield before
 
 
 def _checked(

@@ -340,7 +340,9 @@ def unsupported_problem(layer: keras.layers.Layer) -> str | None:
     if isinstance(layer, TensorFlowOperation):
         function = layer.function
         return f"received tf.{function}, which sat-tf does not quantize{fix_of(function)}"
-    fix = KINDS.get(type(_inner(layer)), _UNKNOWN).fix
+    inner = _inner(layer)
+    is_of_keras3 = isinstance(inner, left_float.LeftFloat)
+    fix = inner.fix if is_of_keras3 else KINDS.get(type(inner), _UNKNOWN).fix
     fix = f"; {fix}" if fix else ""
     return f"received {class_name(layer)}, which sat-tf does not quantize{fix}"
 

@@ -8,6 +8,7 @@ inputs: quantizers that stand between the layers do not change the count.
 
 import copy
 import dataclasses
+import itertools
 import os
 import re
 import sys
@@ -108,6 +109,7 @@ class Network:
             )
         self.inputs: tuple[str, ...] = tuple(made_by[id(tensor)] for tensor in model.inputs)
         self.outputs: tuple[str, ...] = tuple(made_by[id(tensor)] for tensor in model.outputs)
+        self.output_names = output_names(model)
         self._connect()
 
     def _read(
@@ -455,62 +457,26 @@ def keras_calls(model: keras.Model) -> list[Any]:
     return [call for depth in depths for call in model._nodes_by_depth[depth]]
 
 
-_ADDED = {"AddLoss": "loss", "AddMetric": "metric"}
+def output_names(model: keras.Model) -> tuple[str, ...]:
+    """The user's names of the layers that make a model's outputs; a quantized layer knows its own.
 
-
-def loss_problems(model: keras.Model, path: str = "") -> list[str]:
-    """The losses and metrics that are parts of a model itself, each with the fix.
-
-    A model that is made of its graph has none of them.
-
-    Args:
-        model: a Functional or Sequential model.
-        path: of the model it is nested in.
+    One that makes several outputs is named as often: Keras calls them as `distinct` does.
     """
-    # Keras has no public names for the layers that `add_loss` and `add_metric` put into a model,
-    # and none for functions that they are given.
-    found = [
-        (kind, str(tensor.node.layer.name))
-        for call in keras_calls(model)
-        if (kind := _ADDED.get(type(getattr(call.layer, "layer", call.layer)).__name__))
-        for tensor in call.keras_inputs
-    ]
-    layers = {id(call.layer): call.layer for call in keras_calls(model)}.values()
-    holders = [model, *(layer for layer in layers if _is_of_keras(layer))]
-    found += [
-        ("loss", f"a function of {holder.name}")
-        for holder in holders
-        for loss in holder._callable_losses
-        if not _is_of_a_weight(loss)
-    ]
-    problems = [
-        f"{path}{model.name}: received a model with a {kind} of its own ({of}), from "
-        f"add_{kind}, expected a model without: leave it out, and call add_{kind} on the quantized "
-        "model, with outputs of its layers, as quantized.get_layer('quant_...').output; requantize "
-        "a quantized model before you do so."
-        for kind, of in found
-    ]
-    for layer in layers:
-        if isinstance(layer, keras.Model) and getattr(layer, "_is_graph_network", False):
-            problems += loss_problems(layer, f"{path}{model.name}/")
-    return problems
+    makers = [tensor.node.layer for tensor in model.outputs]
+    return tuple(str(getattr(layer, "output_name", layer.name)) for layer in makers)
 
 
-def _is_of_keras(layer: keras.layers.Layer) -> bool:
-    """Whether Keras makes all that a layer has: one of a user may add its losses again."""
-    return type(layer).__module__.split(".")[0] == "tf_keras"
+def distinct(names: Iterable[str]) -> tuple[str, ...]:
+    """Names that differ from each other, with numbers behind those that have come before.
 
-
-def _is_of_a_weight(loss: Any) -> bool:
-    """Whether a loss is that of a regularizer, which each layer with the setting makes itself."""
-    inside = getattr(loss, "args", (None,))[0]
-    return getattr(getattr(inside, "func", None), "__name__", "") == "_loss_for_variable"
-
-
-def refuse_losses(model: keras.Model) -> None:
-    """Raises ValueError where a model has losses or metrics of its own; see `loss_problems`."""
-    if problems := loss_problems(model):
-        raise ValueError(list_problems(f"model {model.name!r}", problems))
+    >>> distinct(["probs", "box", "probs"])
+    ('probs', 'box', 'probs_1')
+    """
+    found: list[str] = []
+    for name in names:
+        numbered = (f"{name}_{number}" for number in itertools.count(1))
+        found.append(name if name not in found else next(n for n in numbered if n not in found))
+    return tuple(found)
 
 
 def layer_of_call(name: str) -> str:

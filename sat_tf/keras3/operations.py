@@ -161,6 +161,41 @@ class OfSeveralTensors(keras3.layers.Wrapper):
         return {**super().get_config(), "arguments": self.arguments}
 
 
+@_register()
+class KerasOperation(keras3.layers.Layer):
+    """An operation of Keras 3 that has no counterpart in tf_keras, as a layer; never quantized.
+
+    Args:
+        operation: the operation, such as that of `keras.ops.einsum`; or what
+            `keras.saving.serialize_keras_object` made of it.
+        arguments: its positional and its keyword arguments, as `template_of` makes them, with
+            {"tensor": i} for the i-th tensor that the layer is called with.
+        **options: options of any Keras layer.
+    """
+
+    def __init__(self, operation: Any, arguments: Sequence[Any], **options: Any) -> None:
+        super().__init__(**{**options, "autocast": False})  # it takes tensors of any type
+        if isinstance(operation, Mapping):
+            operation = keras3.saving.deserialize_keras_object(dict(operation))
+        self.operation = operation
+        self.arguments = arguments
+
+    def call(self, inputs: Any) -> Any:
+        """The operation on the tensors."""
+        args, options = filled_in(self.arguments, keras3.tree.flatten(inputs))
+        return self.operation.call(*args, **options)
+
+    def compute_output_spec(self, inputs: Any, **others: Any) -> Any:
+        """Shapes and types of what the operation makes."""
+        args, options = filled_in(self.arguments, keras3.tree.flatten(inputs))
+        return self.operation.compute_output_spec(*args, **options)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        operation = keras3.saving.serialize_keras_object(self.operation)
+        return {**super().get_config(), "operation": operation, "arguments": self.arguments}
+
+
 def is_known(function: str) -> bool:
     """Whether Keras 3 computes one of TensorFlow's operations."""
     row = operation_kinds.CALLS.get(function)

@@ -59,6 +59,8 @@ class QuantizedLayer(keras3.layers.Wrapper):
         annotation: the fields of the `LayerConfig` that the user gave, to be kept.
         inserted: the layer is not the user's; it exists to hold `output`.
         target: the processor that the model's file is for; None for LiteRT's CPU kernels.
+        output_name: what the user calls the output of the model that it makes, where that is not
+            the name of `layer`.
         **options: options of any Keras layer.
 
     Attributes:
@@ -76,6 +78,7 @@ class QuantizedLayer(keras3.layers.Wrapper):
         annotation: Mapping[str, Any] | None = None,
         inserted: bool = False,
         target: str | None = None,
+        output_name: str | None = None,
         **options: Any,
     ) -> None:
         if place not in PLACES:
@@ -90,6 +93,7 @@ class QuantizedLayer(keras3.layers.Wrapper):
         self.annotation = None if annotation is None else dict(annotation)
         self.inserted = bool(inserted)
         self.target = target
+        self.output_name = output_name
         self.supports_masking = bool(layer.supports_masking)
         self._set("_takes_training", bool(training_argument(layer.call, None)))
         self._set("kernel_variables", {})
@@ -222,8 +226,10 @@ class QuantizedLayer(keras3.layers.Wrapper):
             "place": self.place,
             "annotation": self.annotation,
             "inserted": self.inserted,
-            **({"target": self.target} if self.target else {}),
         }
+        # Older releases read the models that have none.
+        marks = {"target": self.target, "output_name": self.output_name}
+        own |= {name: mark for name, mark in marks.items() if mark}
         return marked({**config, **own})
 
     @classmethod

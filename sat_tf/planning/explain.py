@@ -11,7 +11,8 @@ from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.targets.table import TARGETS
 from sat_tf.export.targets.target import Elsewhere
 from sat_tf.graph import layer_kinds
-from sat_tf.graph.network import Network, Node, loss_problems, refuse_losses
+from sat_tf.graph.losses import loss_problems, refuse_losses
+from sat_tf.graph.network import Network, Node, output_names
 from sat_tf.graph.rewrite import with_layers_for_operations
 from sat_tf.planning.decisions import LayerDecisions, activation_plan, input_lines
 from sat_tf.planning.deployment import (
@@ -71,7 +72,9 @@ def read_source(model: keras.Model, *, processor: Processor = DEFAULT_PROCESSOR)
         refuse_losses(model)
         float_model, annotations = without_quantizers(network)
         kernels = effective_kernels(network)
-        return Source(Network(float_model), annotations, quantized=network, kernels=kernels)
+        source = Network(float_model)
+        source.output_names = network.output_names
+        return Source(source, annotations, quantized=network, kernels=kernels)
     # TFMOT has no public name for its wrapper.
     annotated = [
         node
@@ -82,6 +85,7 @@ def read_source(model: keras.Model, *, processor: Processor = DEFAULT_PROCESSOR)
     if not annotated:
         # `quantize_model` reads it in the same form.
         network = Network(with_layers_for_operations(model, processor=processor))
+        network.output_names = output_names(model)
         return Source(network, {node.name: None for node in network}, loss_problems(model))
     renamed = {node.name: node.layer.layer.name for node in annotated}
     nodes = []
@@ -91,7 +95,9 @@ def read_source(model: keras.Model, *, processor: Processor = DEFAULT_PROCESSOR)
         # TFMOT's wrapper hands no arguments on.
         nodes.append(dataclasses.replace(node, name=layer.name, layer=layer, inputs=inputs))
     annotations = {renamed[node.name]: node.layer.quantize_config for node in annotated}
-    return Source(network.rearranged(nodes, renamed), annotations, loss_problems(model))
+    network = network.rearranged(nodes, renamed)
+    network.output_names = tuple(network[name].layer.name for name in network.outputs)
+    return Source(network, annotations, loss_problems(model))
 
 
 def explain(

@@ -15,8 +15,7 @@ from sat_tf.graph.network import Network, Node
 from sat_tf.qat.layout import arranged, inner_layer
 from sat_tf.qat.placed import Placement
 from sat_tf.qat.wrapper import QuantizedLayer, weight_quantizer
-from sat_tf.quantizers.protocol import WeightQuantizer
-from sat_tf.quantizers.settings import CLIPPING_LEVEL
+from sat_tf.quantizers.protocol import CLIPPING_LEVEL, WeightQuantizer
 
 
 def by_layer(problems: Iterable[str], names: Iterable[str]) -> dict[str, list[str]]:

@@ -1,8 +1,9 @@
-"""A bar that shows how much is done, on terminals and in notebooks, of what takes a while."""
+"""How much is done of what takes a while: a bar, or a line a minute where there is no terminal."""
 
 import contextlib
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -11,40 +12,139 @@ from sat_tf.messages import printable
 Advance = Callable[[int], None]
 
 _SECONDS_WITHOUT = 2.0
+_SECONDS_BETWEEN_LINES = 60.0
 
 
 def no_bar(count: int) -> None:
     """Advances nothing."""
 
 
-@contextlib.contextmanager
-def image_bar(title: str, total: int | None, *, shown: bool = True) -> Iterator[Advance]:
-    """A function to call with the number of images that have been done, by any thread.
+class Progress:
+    """What is done of some work, told by any thread.
 
-    The bar appears after two seconds, on terminals, where it is drawn on standard error, and in
-    notebooks; it disappears at the end.
+    Args:
+        title: what is done.
+        total: how much there is; None if unknown.
+    """
+
+    def __init__(self, title: str, total: int | None) -> None:
+        self.title, self.total = printable(title), total
+        self.place = ""
+        self._begin = time.monotonic()
+        self._done = self._earlier = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, count: int) -> None:
+        """Advances by so much."""
+        with self._lock:
+            self._done += count
+            self._show(count)
+
+    def skip(self, count: int) -> None:
+        """Advances by what an earlier process has done, which says nothing of the pace."""
+        with self._lock:
+            self._earlier += count
+            self._done += count
+            self._show(count, earlier=count)
+
+    def at(self, place: str) -> None:
+        """Says where in the work it is, such as "block 3 of 12"."""
+        with self._lock:
+            self.place = printable(place)
+            self._show(0)
+
+    def line(self) -> str:
+        """What is done and what is left, in words."""
+        with self._lock:
+            seconds = time.monotonic() - self._begin
+            title = f"{self.title}, {self.place}" if self.place else self.title
+            own = self._done - self._earlier
+            if self.total is None:
+                return f"{title}: {self._done:,} done in {_duration(seconds)}"
+            share = min(self._done / max(self.total, 1), 1.0)
+            line = f"{title}: {100 * share:.0f} % done after {_duration(seconds)}"
+            if own <= 0:
+                return line
+            left = seconds * max(self.total - self._done, 0) / own
+            return f"{line}, about {_duration(left)} left"
+
+    def _show(self, count: int, *, earlier: int = 0) -> None:
+        """Draws what has changed; nothing here."""
+
+
+def _duration(seconds: float) -> str:
+    """A time in words.
+
+    >>> _duration(8.2), _duration(100), _duration(5000)
+    ('8 s', '2 min', '1 h 23 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+@contextlib.contextmanager
+def image_bar(title: str, total: int | None, *, shown: bool = True) -> Iterator[Progress]:
+    """What to call with the number of images that have been done, by any thread.
+
+    On terminals, where it is drawn on standard error, and in notebooks a bar appears after two
+    seconds; it disappears at the end. Elsewhere, as in a pipe or a log, standard error gets a line
+    a minute.
 
     Args:
         title: what is done.
         total: how many images there are; None if unknown.
-        shown: whether there is a bar at all.
+        shown: whether anything is shown at all.
     """
     # Only the kernel of a notebook loads this module; its standard error is no terminal.
     in_a_notebook = "ipykernel.kernelapp" in sys.modules
-    if not (shown and (in_a_notebook or sys.stderr.isatty())):
-        yield no_bar
-        return
+    if not shown:
+        yield Progress(title, total)
+    elif in_a_notebook or sys.stderr.isatty():
+        with _bar(title, total) as bar:
+            yield bar
+    else:
+        with _lines(Progress(title, total)) as progress:
+            yield progress
+
+
+@contextlib.contextmanager
+def _bar(title: str, total: int | None) -> Iterator[Progress]:
     with warnings.catch_warnings():
         # A notebook without ipywidgets gets the bar of a terminal; tqdm remarks on it.
         warnings.simplefilter("ignore")
         from tqdm.auto import tqdm
-    lock = threading.Lock()
+
+    class Bar(Progress):
+        """One that is drawn."""
+
+        def _show(self, count: int, *, earlier: int = 0) -> None:
+            bar.initial += earlier
+            if bar.postfix != (self.place or None):
+                bar.set_postfix_str(self.place, refresh=False)
+            bar.update(count)
+
     with tqdm(
         desc=printable(title), total=total, unit="", delay=_SECONDS_WITHOUT, leave=False
     ) as bar:
+        yield Bar(title, total)
 
-        def advance(count: int) -> None:
-            with lock:
-                bar.update(count)
 
-        yield advance
+@contextlib.contextmanager
+def _lines(progress: Progress) -> Iterator[Progress]:
+    """In the block, prints a line a minute, also while nothing advances."""
+    is_done = threading.Event()
+
+    def tell() -> None:
+        while not is_done.wait(_SECONDS_BETWEEN_LINES):
+            with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+                print(progress.line(), file=sys.stderr, flush=True)
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield progress
+    finally:
+        is_done.set()
+        teller.join()

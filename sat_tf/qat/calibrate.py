@@ -31,7 +31,6 @@ from sat_tf.qat.wrapper import (
 )
 from sat_tf.quantizers.best_levels import Sample
 from sat_tf.quantizers.observers import expected_largest
-from sat_tf.quantizers.settings import CLIPPING_LEVEL, SMALLEST_CLIPPING_LEVEL
 from sat_tf.quantizers.values import Function, itself
 
 
@@ -255,8 +254,11 @@ def _set_clipping_levels(network: Network, batches: Batches) -> None:
         for name, sample in samples.items():
             if sample.largest > 0.0:
                 layer = network[name].layer
-                level = sample.best_level(layer.quantize_config.output)
-                layer.output_variables[CLIPPING_LEVEL].assign(max(level, SMALLEST_CLIPPING_LEVEL))
+                best = sample.best_range(layer.quantize_config.output)
+                for of, value in best.items():
+                    variable = layer.output_variables[of]
+                    constraint = variable.constraint or tf.identity
+                    variable.assign(constraint(tf.constant(value)))
 
 
 def _function_behind(in_use: Network, node: Node) -> Function:

@@ -102,6 +102,8 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
         target: the processor that the model's file is for, a name of `PROCESSORS`; None for
             LiteRT's CPU kernels. An NPU computes a function by the operator of
             `native_of`.
+        output_name: what the user calls the output of the model that the layer makes, where that
+            is not the layer's name: an activation, or a model inside, has become layers of its own.
 
     Raises:
         ValueError: no such target.
@@ -116,6 +118,7 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
         inserted: bool = False,
         around: bool = False,
         target: str | None = None,
+        output_name: str | None = None,
     ) -> None:
         if target is not None and (problem := target_problem(target)):
             raise ValueError(problem)
@@ -125,6 +128,7 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
         self.inserted = inserted
         self.around = around
         self.target = target
+        self.output_name = output_name
 
     def native_of(self, layer: keras.layers.Layer) -> NativeFunction | None:
         """The operator by which the processor of the file computes the layer's function, if any."""
@@ -190,7 +194,7 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
             "inserted": self.inserted,
         }
         # Older releases read the models that have none.
-        marks = {"around": self.around, "target": self.target}
+        marks = {"around": self.around, "target": self.target, "output_name": self.output_name}
         return {**found, **{name: mark for name, mark in marks.items() if mark}}
 
     @classmethod

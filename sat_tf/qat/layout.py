@@ -1,7 +1,7 @@
 """The layout transform: builds the quantized Keras model that a placement describes."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow_model_optimization as tfmot
@@ -11,7 +11,8 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import copied_weights, layer_copy, unique_name
 from sat_tf.graph.layers.kind import Combination, Role
 from sat_tf.graph.layers.preprocessing import adapted_copy, is_adapted
-from sat_tf.graph.network import Network, Node, as_layer_name, refuse_losses
+from sat_tf.graph.losses import refuse_losses
+from sat_tf.graph.network import Network, Node, as_layer_name, output_names
 from sat_tf.graph.rewrite import rewritten
 from sat_tf.messages import first_ones, list_problems, warn
 from sat_tf.qat.configs import PlacedConfig
@@ -121,6 +122,21 @@ def arranged(
             )
             made.update({(node.name, reader): inserted for reader in insertion.readers})
     renamed = {name: new for (name, reader), new in made.items() if reader is None}
+    for output, called in zip(network.outputs, network.output_names, strict=True):
+        maker = next(node for node in nodes if node.name == renamed[output])
+        if inner_layer(maker.layer).name == called:
+            continue
+        if not isinstance(maker.layer, QuantizedLayer):  # one left float has no place for a name
+            config = PlacedConfig(inserted=True)
+            renamed[output] = insert(
+                f"{as_layer_name(called)}_output",
+                network[output],
+                config,
+                known_as=output,
+                trainable=True,
+            )
+            maker = nodes[-1]
+        maker.layer.quantize_config.output_name = called
     return network.rearranged(nodes, renamed)
 
 
@@ -188,6 +204,7 @@ def quantized_model(
     reads: Mapping[str, Change] | None = None,
     kernels: Mapping[str, Any] | None = None,
     is_private: bool = False,
+    outputs: Sequence[str] | None = None,
 ) -> keras.Model:
     """Builds the quantized model from a float one.
 
@@ -207,6 +224,7 @@ def quantized_model(
         kernels: see `place`.
         is_private: the float model is of no use to anybody else: its quantized layers become those
             inside the new ones, with their weights, and the others are copied.
+        outputs: the user's names of its outputs; None if they are those of its layers.
 
     Raises:
         ValueError: the model cannot be quantized; lists every problem.
@@ -214,6 +232,7 @@ def quantized_model(
     refuse_losses(model)
     of_layers = rewritten(model, annotations, processor=policy.processor)
     network = Network(of_layers.model)
+    network.output_names = output_names(model) if outputs is None else tuple(outputs)
     if is_quantized(network):
         raise ValueError(
             f"model {model.name!r}: received a model that is quantized already, expected a float "

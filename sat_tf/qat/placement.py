@@ -629,21 +629,21 @@ class _Placer:
         function = self.roles[name] is Role.FUNCTION and not layer_kinds.keeps_range(layer)
         # A gated swish, or the mean of one, reaches no further below 0 than the swish.
         reaches = behind_layer and (function or (negative and reach.has_lowest_alone))
-        native = self._native(name)
-        if behind_layer and bits == 8 and native is not None and native.ends is not None:
+        if behind_layer and bits == 8 and (native := self._native(name)) and native.ends:
             reach = native.ends
+        # Around a layer, it clips first the tensor that the layer reads.
+        around = behind_layer and self._rounds_to_input(self.network[name])
         request = ActivationRequest(
             num_bits=bits,
             signed=negative,
             reach=reach if reaches else None,
+            skews=bits == 8 and policy.stream_bits is not None and not around,
             ceiling=self.ranges.ceiling(name),
             gradient=policy.clipping_gradient,
             rate=policy.clipping_level_rate,
             options=policy.activation_options,
         )
         quantizer = make_activation_quantizer(policy.activation_quantizer, request)
-        # Around a layer, it clips first the tensor that the layer reads.
-        around = behind_layer and self._rounds_to_input(self.network[name])
         spread = self.spreads[self.network[name].inputs[0] if around else name]
         if bits < quantizer.fewest_bits and negative:
             self._refuse(

@@ -266,6 +266,11 @@ class QuantizedLayer(keras.layers.Wrapper):
         finally:
             attributes.update(before)
 
+    @property
+    def output_name(self) -> str:
+        """The user's name of the output of the model that the layer makes, if it makes one."""
+        return self.quantize_config.output_name or str(self.layer.name)
+
     def compute_output_shape(self, input_shape: Any) -> Any:
         """The shape of the wrapped layer's output."""
         return self.layer.compute_output_shape(input_shape)

@@ -10,6 +10,7 @@ cost the others their resolution.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import IO
 
@@ -25,6 +26,12 @@ from sat_tf.quantizers.values import Function, SampledValues, itself
 # The power p of the error by bit width.
 _POWERS = {8: 4}
 _USUAL_POWER = 2
+# A range is not symmetric where that makes the error, in codes, smaller by this factor or more.
+_WORTH_A_SKEW = 0.95
+# The ends of such a range are searched for in turn, among so many of their size, and then among
+# these around the best one, as shares of it.
+_COARSE_STEPS = 20
+_FINE_STEPS = np.arange(-4, 5) / 100.0
 
 # A sample has so many values of a batch at random, and about so many of the largest, which decide
 # what clipping costs: among values at random there are too few of them.
@@ -45,14 +52,14 @@ class _Flat:
         self.parts = [part.reshape(-1) for part in parts]
         self.size = sum(part.size for part in self.parts)
         starts = [np.arange(0, part.size, _BLOCK) for part in self.parts]
-        self._largest = [
-            np.maximum(np.maximum.reduceat(part, at), -np.minimum.reduceat(part, at))
+        ends = [
+            (np.minimum.reduceat(part, at), np.maximum.reduceat(part, at))
             for part, at in zip(self.parts, starts, strict=True)
         ]
-
-    def largest_magnitude(self) -> float:
-        """The largest magnitude; NaN if there is a NaN."""
-        return float(np.max(np.concatenate(self._largest), initial=0.0))
+        self._largest = [np.maximum(highest, -lowest) for lowest, highest in ends]
+        lowest, highest = (np.concatenate(each) for each in zip(*ends, strict=True))
+        # NaN where there is a NaN.
+        self.ends = float(np.min(lowest, initial=0.0)), float(np.max(highest, initial=0.0))
 
     def at(self, places: np.ndarray) -> np.ndarray:
         """The values in some places."""
@@ -76,21 +83,26 @@ class _Flat:
 
 @dataclasses.dataclass
 class Sample:
-    """A sample of one tensor: some values, how many each stands for, the largest magnitude.
+    """A sample of one tensor: some values, how many each stands for, the ends of all of them.
 
     Attributes:
         name: of the layer that gives it.
         file: holds the values; several samples may share it.
         function: the one that alone reads it.
-        largest: magnitude of all that was there.
+        ends: the smallest and the largest value that was there, or 0.
     """
 
     name: str
     file: IO[bytes]
     function: Function = itself
-    largest: float = 0.0
+    ends: tuple[float, float] = (0.0, 0.0)
     # A piece of the file starts somewhere, and has so many values that each stand for so many.
     _pieces: list[tuple[int, int, float]] = dataclasses.field(default_factory=list, init=False)
+
+    @property
+    def largest(self) -> float:
+        """The largest magnitude of all that was there."""
+        return max(-self.ends[0], self.ends[1])
 
     @property
     def values(self) -> np.ndarray:
@@ -117,13 +129,12 @@ class Sample:
             ValueError: some of it is NaN or infinite.
         """
         batch = _Flat([np.asarray(part).astype(np.float32, copy=False) for part in parts])
-        largest = batch.largest_magnitude()
-        if not np.isfinite(largest):
+        if not np.all(np.isfinite(batch.ends)):
             raise ValueError(
                 f"{self.name}: received NaN or infinite activations, expected finite ones; check "
                 "the images, and the weights and statistics of the layers before it."
             )
-        self.largest = max(self.largest, largest)
+        self.ends = min(self.ends[0], batch.ends[0]), max(self.ends[1], batch.ends[1])
         if batch.size <= _AT_RANDOM + _LARGEST:
             self._add(np.concatenate(batch.parts), 1.0)
             return
@@ -142,10 +153,32 @@ class Sample:
         self._pieces.append((self.file.tell(), values.size, count))
         self.file.write(values.data)
 
-    def best_level(self, quantizer: ActivationQuantizer) -> float:
-        """The clipping level with the smallest error; the tensor must not be all 0."""
-        sample = SampledValues(self.values, self.largest, self.counts, self.function)
-        return quantizer.best_level(sample)
+    def best_range(self, quantizer: ActivationQuantizer) -> dict[str, float]:
+        """The variables of a range with the smallest error; the tensor must not be all 0."""
+        sample = SampledValues(self.values, self.largest, self.counts, self.function, self.ends)
+        return quantizer.best_range(sample)
+
+
+class _Errors:
+    """The quantization error of a sample.
+
+    Args:
+        sample: the values.
+        num_bits: bits of the quantizer.
+    """
+
+    def __init__(self, sample: SampledValues, num_bits: int) -> None:
+        self.values = np.asarray(sample.values, np.float32).reshape(-1)
+        self._function, self._wanted = sample.function, sample.function(self.values)
+        counts = np.ones(self.values.shape) if sample.counts is None else sample.counts
+        self._shares = counts / np.sum(counts)
+        self.power = _POWERS.get(num_bits, _USUAL_POWER)
+
+    def of(self, quantized: np.ndarray) -> float:
+        """The error of what became of the values."""
+        differences = (self._function(quantized) - self._wanted).astype(np.float64)
+        errors = np.square(differences)
+        return float(np.dot(np.square(errors) if self.power == 4 else errors, self._shares))
 
 
 def search(
@@ -158,19 +191,19 @@ def search(
         sample: the values; no level above its largest magnitude is tried.
         num_bits: bits of the quantizer.
     """
-    values = np.asarray(sample.values, np.float32).reshape(-1)
-    wanted = sample.function(values)
-    power = _POWERS.get(num_bits, _USUAL_POWER)
-    counts = np.ones(values.shape) if sample.counts is None else sample.counts
-    total = np.sum(counts)
-    best, smallest = sample.largest, np.inf
-    for level in np.arange(100, 0, -1) / 100.0 * sample.largest:
-        differences = sample.function(quantize(values, level)) - wanted
-        errors = np.abs(differences.astype(np.float64)) ** power
-        error = float(np.sum(errors * counts) / total)
+    return _best_of_levels(quantize, _Errors(sample, num_bits), sample.largest)[0]
+
+
+def _best_of_levels(
+    quantize: Callable[[np.ndarray, float], np.ndarray], errors: _Errors, largest: float
+) -> tuple[float, float]:
+    """The same, with its error."""
+    best, smallest = largest, np.inf
+    for level in np.arange(100, 0, -1) / 100.0 * largest:
+        error = errors.of(quantize(errors.values, level))
         if error < smallest:
             best, smallest = float(level), error
-    return best
+    return best, smallest
 
 
 def best_clipping_level(sample: SampledValues, num_bits: int, *, signed: bool) -> float:
@@ -180,6 +213,11 @@ def best_clipping_level(sample: SampledValues, num_bits: int, *, signed: bool) -
     >>> best_clipping_level(sample, 2, signed=False)
     3.0
     """
+    return search(_up_to_level(num_bits, signed=signed), sample, num_bits)
+
+
+def _up_to_level(num_bits: int, *, signed: bool) -> Callable[[np.ndarray, float], np.ndarray]:
+    """What becomes of values at a level that both ends have, or the upper one alone."""
     intervals = grids.levels(num_bits, "narrow" if signed else "dorefa")
 
     def quantize(values: np.ndarray, level: float) -> np.ndarray:
@@ -187,22 +225,74 @@ def best_clipping_level(sample: SampledValues, num_bits: int, *, signed: bool) -
         clipped = np.clip(values, np.float32(-level if signed else 0.0), np.float32(level))
         return np.asarray(np.floor(clipped / scale + np.float32(0.5)) * scale)
 
-    return search(quantize, sample, num_bits)
+    return quantize
+
+
+def best_skewed_range(sample: SampledValues, num_bits: int) -> tuple[float, float]:
+    """The best level and skew of `asymmetric.quantize_skewed`; the skew is 0 where it gains little.
+
+    The search starts with the best symmetric range, and goes on with each end in turn: the error is
+    the sum of what each clips and of a rounding error, which grows with the range.
+
+    >>> values = np.linspace(-1.0, 7.0, 256)
+    >>> level, skew = best_skewed_range(SampledValues(values, largest=7.0), 8)
+    >>> level, round(skew, 3)
+    (7.0, 0.857)
+    """
+    errors = _Errors(sample, num_bits)
+    symmetric = _up_to_level(num_bits, signed=True)
+    level, of_symmetric = _best_of_levels(symmetric, errors, sample.largest)
+    lowest, highest = sample.ends or (float(np.min(errors.values)), float(np.max(errors.values)))
+    full = np.array([min(lowest, 0.0), max(highest, 0.0)])
+
+    def error_of(ends: np.ndarray) -> float:
+        if ends[1] - ends[0] < SMALLEST_CLIPPING_LEVEL:
+            return math.inf
+        return errors.of(_rounded(errors.values, *_offset_grid(num_bits, *ends)))
+
+    ends = np.clip(full, -level, level)
+    smallest, coarse = error_of(ends), np.arange(_COARSE_STEPS, 0, -1) / _COARSE_STEPS
+    for steps in (coarse, None):
+        for side in np.argsort(-np.abs(full), kind="stable"):
+            if not full[side]:
+                continue
+            around = ends[side] / full[side] + _FINE_STEPS
+            for share in around if steps is None else steps:
+                tried = ends.copy()
+                tried[side] = min(share, 1.0) * full[side]
+                error = error_of(tried)
+                if error < smallest:
+                    ends, smallest = tried, error
+    below, above = abs(float(ends[0])), float(ends[1])
+    if below == above or smallest >= _WORTH_A_SKEW**errors.power * of_symmetric:
+        return level, 0.0
+    larger = max(below, above)
+    return larger, (above - below) / larger
 
 
 def best_offset_level(
     sample: SampledValues, num_bits: int, *, lowest: float, share: float
 ) -> float:
     """The best level of `asymmetric.quantize_offset`, of those up to the largest value."""
-    intervals = grids.levels(num_bits)
 
     def quantize(values: np.ndarray, level: float) -> np.ndarray:
-        scale, zero = scale_and_zero(level, intervals, lowest, share, np.floor)
-        codes = np.clip(
-            np.floor(values / np.float32(scale) + np.float32(0.5)), -zero, intervals - zero
-        )
-        return np.asarray(codes * np.float32(scale))
+        return _rounded(values, *_offset_grid(num_bits, lowest, level, share))
 
     highest = float(np.max(np.asarray(sample.values, np.float32)))
     largest = max(highest, SMALLEST_CLIPPING_LEVEL)
     return search(quantize, SampledValues(sample.values, largest, sample.counts), num_bits)
+
+
+def _offset_grid(
+    num_bits: int, lowest: float, highest: float, share: float = 0.0
+) -> tuple[float, float, float]:
+    """Scale, lowest and highest code of a range with an end below 0 and one above."""
+    intervals = grids.levels(num_bits)
+    scale, below = scale_and_zero(highest, intervals, lowest, share, np.floor)
+    return scale, -below, intervals - below
+
+
+def _rounded(values: np.ndarray, scale: float, lowest: float, highest: float) -> np.ndarray:
+    """Values on a grid."""
+    codes = np.clip(np.floor(values / np.float32(scale) + np.float32(0.5)), lowest, highest)
+    return np.asarray(codes * np.float32(scale))

@@ -16,6 +16,7 @@ from sat_tf.core.tensors import Tensor, in_float32, namespace
 from sat_tf.messages import did_you_mean
 from sat_tf.quantizers.pact import BelowZero, UpToItsLevel
 from sat_tf.quantizers.protocol import (
+    CLIPPING_LEVEL,
     ActivationQuantizer,
     ActivationRequest,
     Predecessor,
@@ -24,7 +25,6 @@ from sat_tf.quantizers.protocol import (
 )
 from sat_tf.quantizers.scaled import ScaledWithSurrogate
 from sat_tf.quantizers.settings import (
-    CLIPPING_LEVEL,
     SMALLEST_CLIPPING_LEVEL,
     known_sizes,
     true_or_false,
@@ -188,10 +188,15 @@ class LsqActivationQuantizer(UpToItsLevel):
 
     @classmethod
     def serves(cls, request: ActivationRequest) -> bool:
-        """All but what has its own range by definition, or a small negative part."""
-        return not _is_asymmetric(request) and (
-            request.reach is None or request.reach.highest is None
-        )
+        """All but what has its own range by definition, a small negative part, or may have a skew.
+
+        The papers know no streams of 8 bits. These have the default quantizer, whose range need not
+        be symmetric.
+        """
+        reach = request.reach
+        is_stream = request.skews and request.signed and (reach is None or reach.lowest is None)
+        has_range = reach is not None and reach.highest is not None
+        return not (is_stream or has_range or _is_asymmetric(request))
 
     @classmethod
     def asked(cls, request: ActivationRequest) -> dict[str, Any]:
@@ -257,8 +262,8 @@ class LsqPlusQuantizer(BelowZero):
 
     @classmethod
     def serves(cls, request: ActivationRequest) -> bool:
-        """All but what has its own range by definition."""
-        return request.reach is None or request.reach.highest is None
+        """What LSQ serves, and what has a small negative part."""
+        return _is_asymmetric(request) or LsqActivationQuantizer.serves(request)
 
     @classmethod
     def create(cls, request: ActivationRequest) -> ActivationQuantizer:

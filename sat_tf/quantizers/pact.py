@@ -8,12 +8,23 @@ import numpy as np
 
 from sat_tf.core import asymmetric, grid, pact
 from sat_tf.core.gradients import scaled_gradient
-from sat_tf.core.ranges import scale_and_zero
+from sat_tf.core.ranges import ends_of_skew, scale_and_zero
 from sat_tf.core.tensors import Tensor, namespace
-from sat_tf.quantizers.best_levels import best_clipping_level, best_offset_level, search
-from sat_tf.quantizers.protocol import ActivationQuantizer, ActivationRequest, VariableSpec, bits_of
-from sat_tf.quantizers.settings import (
+from sat_tf.quantizers.best_levels import (
+    best_clipping_level,
+    best_offset_level,
+    best_skewed_range,
+    search,
+)
+from sat_tf.quantizers.protocol import (
     CLIPPING_LEVEL,
+    ActivationQuantizer,
+    ActivationRequest,
+    VariableSpec,
+    bits_of,
+)
+from sat_tf.quantizers.settings import (
+    SKEW,
     SMALLEST_CLIPPING_LEVEL,
     WithSurrogate,
     first_clipping_level,
@@ -103,7 +114,7 @@ class UpToItsLevel(WithSurrogate, ClippingQuantizer):
         return namespace(made).minimum(made, self.ceiling)
 
     def highest_value(self, variables: Variables) -> float:
-        """The clipping level."""
+        """The clipping level, which is the end that is farther from 0."""
         level = variables[CLIPPING_LEVEL]
         return float(namespace(level).tensor(level))
 
@@ -138,10 +149,70 @@ class PactQuantizer(UpToItsLevel):
         return kind(**kind.asked(request), **request.options)
 
 
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class StreamQuantizer(UpToItsLevel):
-    """Clips and quantizes a tensor that can be negative: `pact.quantize_stream`."""
+    """Clips and quantizes a tensor that can be negative: `asymmetric.quantize_skewed`.
+
+    Its range is symmetric until `calibrate` finds that the tensor reaches less far on one side, and
+    sets the variable `skew`, which training moves from then on.
+
+    Args:
+        skews: whether there is such a variable; False in saved models of before there was one, and
+            where only a symmetric range can be stored.
+        **settings: those of the other quantizers with a clipping level.
+    """
 
     signed = True
+
+    skews: bool = False
+
+    @classmethod
+    def asked(cls, request: ActivationRequest) -> dict[str, Any]:
+        """Takes of a request what the constructor needs."""
+        return {**super().asked(request), "skews": request.skews}
+
+    def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
+        """The variable `clipping_level`, and the trainable scalar `skew`, from -1 to 1."""
+        made = super().variables(shape)
+        return {**made, SKEW: VariableSpec(trainable=True)} if self.skews else made
+
+    def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
+        """The quantized tensor, in the type of `inputs`."""
+        if SKEW not in variables:
+            return super().__call__(inputs, training, variables)
+        n = namespace(inputs)
+        level, skew = self.level(variables), n.tensor(variables[SKEW])
+        # As far as a step moves the larger end, it moves the smaller one, which is κ times α: its
+        # gradient is α times smaller than that of κ, and so is what κ has to move by.
+        factor = self.rate / n.square(n.stop_gradient(level))
+        bits = bits_of(self.num_bits, variables)
+        return asymmetric.quantize_skewed(
+            inputs, level, scaled_gradient(skew, factor), bits, self.gradient, **self.passed_back
+        )
+
+    def code_range(self, variables: Variables) -> CodeRange:
+        """Codes -a/2..a/2, or where there is a skew -z..a - z.
+
+        >>> skewed = {"clipping_level": np.float32(6.0), "skew": np.float32(0.75)}
+        >>> found = StreamQuantizer(num_bits=4, skews=True).code_range(skewed)
+        >>> float(found.scale), float(found.lowest), found.intervals
+        (0.5, -3.0, 15)
+        """
+        skew = float(np.clip(variables.get(SKEW, 0.0), -1.0, 1.0))
+        if skew == 0.0:
+            return super().code_range(variables)
+        level, intervals = variables[CLIPPING_LEVEL], grid.levels(self.num_bits)
+        n = namespace(level)
+        low, high = ends_of_skew(n.tensor(level), n.tensor(np.float32(skew)), n.where)
+        scale, below = scale_and_zero(high, intervals, low, 0.0, n.floor)
+        return CodeRange(scale, -below, intervals)
+
+    def best_range(self, sample: SampledValues) -> dict[str, float]:
+        """The clipping level, and the skew, with the smallest error on values."""
+        if not self.skews:
+            return super().best_range(sample)
+        level, skew = best_skewed_range(sample, self.num_bits)
+        return {CLIPPING_LEVEL: level, SKEW: skew}
 
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)

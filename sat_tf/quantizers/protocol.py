@@ -28,6 +28,8 @@ from sat_tf.quantizers.values import CodeRange, IntegerWeights, SampledValues, V
 
 # Among the variables a quantizer is called with, where its layer has a floor under its bits.
 BIT_FLOOR = "bit_floor"
+# The variable that a quantizer with a clipping level has.
+CLIPPING_LEVEL = "clipping_level"
 # The fields of a policy for the bits and the grid of weights: of all layers, and of the first and
 # the last linear layer.
 BITS_FIELDS = ("weight_bits", "first_last_weight_bits")
@@ -496,6 +498,8 @@ class ActivationRequest:
         num_bits: 1 to 8.
         signed: whether values can be negative.
         reach: which values a function gives, where one tells the range of the tensor.
+        skews: whether a tensor that can be negative may get a range that is not symmetric, which
+            `calibrate` finds.
         ceiling: what no value exceeds, where a rectifier or the pixels say so.
         gradient: `clipping_gradient` of the policy.
         rate: `clipping_level_rate` of the policy.
@@ -505,6 +509,7 @@ class ActivationRequest:
     num_bits: int
     signed: bool = False
     reach: Reach | None = None
+    skews: bool = False
     ceiling: float | None = None
     gradient: str = "calibrated"
     rate: float = 1.0
@@ -600,6 +605,10 @@ class ActivationQuantizer(Quantizer):
         """The clipping level with the smallest error; for a quantizer with a clipping level."""
         del sample
         raise TypeError(f"{self!r}: received a quantizer without a clipping level.")
+
+    def best_range(self, sample: SampledValues) -> dict[str, float]:
+        """The values of variables with the smallest error, by name: the clipping level alone."""
+        return {CLIPPING_LEVEL: self.best_level(sample)}
 
 
 # -- images ----------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from sat_tf.quantizers.protocol import Quantizer
 
 # -- names of variables ----------------------------------------------------------------------------
 
-# The level at which activations are clipped, which is learnt.
-CLIPPING_LEVEL = "clipping_level"
+# How much less far than that level a range reaches on the other side of 0, as a share of it.
+SKEW = "skew"
 # The gain of a rescaling gives a pretrained layer its size back.
 GAIN = "rescale_gain"
 # Observers have a range, and the number of batches; 0 means never observed.

@@ -29,12 +29,15 @@ class SampledValues:
         largest: the largest magnitude in the whole tensor, and the highest level; above 0.
         counts: how many values each stands for; None is 1 for all.
         function: the only one that reads the tensor; the error counts behind it.
+        ends: the smallest and the largest value in the whole tensor; None where only the sample
+            tells.
     """
 
     values: np.ndarray
     largest: float
     counts: np.ndarray | None = None
     function: Function = itself
+    ends: tuple[float, float] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -99,6 +99,92 @@ def test_nan_stays_in_its_own_element_and_infinities_are_clipped(surrogate, mode
     assert found[2] == pytest.approx((7 * 6 - 14) / 7)
 
 
+SKEWS = [-1.0, -0.6, -0.05, 0.0, 0.05, 0.6, 0.97, 1.0]
+
+
+def _skewed(x, level, skew, bits, upstream=None, mode="eager", gradient="calibrated", **settings):
+    def function(x, level, skew):
+        return asymmetric.quantize_skewed(x, level, skew, bits, gradient, **settings)
+
+    inputs = [x, np.float32(level), np.float32(skew)]
+    return value_and_gradients(function, inputs, upstream, mode)
+
+
+# α = 6 and κ = 5/6 at 3 bits: from -1 to 6 with a scale of 1.
+#   x      -9   -1  -0.5  0.5  2.75   6    9
+#   q      -1   -1    0    1    3     6    6
+#   dq/dl   1    1  -1/14 -1/14 -1/28 0    0      dκ = 6 dl
+#   6 dα   -1   -1   0.5  0.5  0.25   6    6
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_skewed_range_worked_by_hand_and_its_mirror(mode, sign):
+    x = np.float32([-9, -1, -0.75, 0.75, 2.75, 6, 9])
+    value, dx, dlevel, dskew = _skewed(sign * x, 6.0, sign * 5 / 6, 3, mode=mode)
+    np.testing.assert_allclose(sign * value, [-1, -1, -1, 1, 3, 6, 6], rtol=1e-6)
+    assert dx.tolist() == [0, 0, 1, 1, 1, 0, 0]
+    within = -0.25 + 0.25 + 0.25
+    assert dlevel == pytest.approx(sign * (-1 - 1 + within + 6 + 6) / 6, abs=1e-6)
+    assert dskew == pytest.approx(6 * (2 - within / 7), abs=1e-5)
+    *_, dlevel, dskew = _skewed(sign * x, 6.0, sign * 5 / 6, 3, mode=mode, gradient="pact")
+    assert [float(dlevel), float(dskew)] == pytest.approx([sign * 10 / 6, 12], abs=1e-5)
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+@pytest.mark.parametrize("gradient", ["calibrated", "pact"])
+def test_skewed_values_and_the_gradients_of_both_ends_are_those_of_the_formula(bits, gradient):
+    x, upstream = _values(seed=1), _values(seed=2)
+    for skew in np.float32(SKEWS):
+        found = _skewed(x, 2.7, skew, bits, upstream, gradient=gradient)
+        step, lowest, highest = reference.skewed_grid(np.float32(2.7), bits, float(skew))
+        expected = reference.quantize_skewed(x, np.float32(2.7), bits, float(skew))
+        # float32 against float64: values next to a tie may be rounded to the other side.
+        assert np.mean(np.abs(found[0] - expected) > 1e-5) < 1e-3
+        codes = found[0] / step
+        assert np.max(np.abs(codes - np.rint(codes))) < 1e-3
+        assert [*np.rint([codes.min(), codes.max()])] == [lowest, highest]
+        assert 0.0 in found[0]
+        wanted = reference.skewed_gradients(
+            x, np.float32(2.7), bits, upstream, float(skew), gradient
+        )
+        np.testing.assert_array_equal(found[1], wanted[0].astype(np.float32))
+        # One value next to a tie may have the next code; sums of 4000 float32 are that exact.
+        one_code = 2.0 * float(np.max(np.abs(upstream))) / (2**bits - 2)
+        np.testing.assert_allclose(found[2:], wanted[1:], rtol=1e-4, atol=2.7 * one_code + 1e-3)
+
+
+@pytest.mark.parametrize(("bits", "mode"), [*((b, "eager") for b in range(2, 9)), (8, "xla")])
+def test_a_range_without_skew_is_the_narrow_grid_bit_for_bit(bits, mode):
+    x, upstream = _values(), _values(seed=1)
+    *found, by_skew = _skewed(x, 2.5, 0.0, bits, upstream, mode)
+    expected = value_and_gradients(
+        lambda x, level: pact.quantize_stream(x, level, bits), [x, np.float32(2.5)], upstream, mode
+    )
+    for own, wanted in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(own, wanted)
+    assert by_skew == 0.0
+
+
+def test_a_skew_of_1_is_the_activation_of_the_paper():
+    x, upstream = _values(), _values(seed=1)
+    value, dx, by_level, _ = _skewed(x, 2.5, 1.0, 4, upstream)
+    expected, *wanted = value_and_gradients(
+        lambda x, level: pact.quantize_activation(x, level, 4), [x, np.float32(2.5)], upstream
+    )
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+    np.testing.assert_array_equal(dx, wanted[0])
+    assert by_level == pytest.approx(wanted[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("surrogate", ["ste", "ewgs", "dsq"])
+def test_nan_and_infinities_in_a_skewed_range(surrogate, mode):
+    x = np.float32([np.inf, -np.inf, np.nan])
+    found = _skewed(x, 6.0, 5 / 6, 3, np.float32([7, 14, 5]), mode, surrogate=surrogate)
+    np.testing.assert_allclose(found[0], [6.0, -1.0, np.nan], rtol=1e-6)
+    np.testing.assert_array_equal(found[1], [0.0, 0.0, 0.0])
+    assert [float(each) for each in found[2:]] == pytest.approx([7 - 14 / 6, 6 * 14])
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_an_observed_range_rounds_ties_to_even_and_passes_the_gradient_inside(mode):
     # The scale is 1, and real 0 is stored as -127.

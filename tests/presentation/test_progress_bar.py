@@ -1,12 +1,13 @@
 import io
 import sys
 import threading
+import time
 import types
 
 import pytest
 
 from sat_tf.presentation import progress_bar
-from sat_tf.presentation.progress_bar import image_bar, no_bar
+from sat_tf.presentation.progress_bar import Progress, image_bar
 
 
 class _Terminal(io.StringIO):
@@ -64,12 +65,64 @@ def test_a_notebook_gets_a_bar_though_its_error_is_no_terminal(monkeypatch, at_o
     assert "counting" in cell.getvalue()
 
 
-def test_pipes_get_nothing(monkeypatch, at_once):
+def test_a_bar_says_where_it_is(monkeypatch, at_once):
+    terminal = _standard_error(monkeypatch, _Terminal())
+    with image_bar("fitting", 40) as progress:
+        progress.at("block 2 of 3")
+        progress.skip(10)
+        time.sleep(0.11)  # tqdm draws ten times a second
+        progress(10)
+    assert "block 2 of 3" in terminal.getvalue()
+
+
+def test_a_pipe_gets_a_line_a_minute_of_what_is_done_and_left(monkeypatch):
     pipe = _standard_error(monkeypatch, io.StringIO())
-    with image_bar("counting", 2) as advance:
-        assert advance is no_bar
-        advance(2)
+    monkeypatch.setattr(progress_bar, "_SECONDS_BETWEEN_LINES", 0.01)
+    with image_bar("reconstructing\x1b[2J", 400) as progress:
+        progress.at("block 2 of 3")
+        progress(100)
+        _wait_for(lambda: "25 %" in pipe.getvalue())  # also while nothing advances
+    said = pipe.getvalue().splitlines()
+    words = r"reconstructing\x1b[2J, block 2 of 3: 25 % done after 0 s, about 0 s left"
+    assert words in said
+    threads = threading.active_count()
+    with image_bar("counting", None) as progress:
+        progress(1234)
+        _wait_for(lambda: "counting: 1,234 done in 0 s" in pipe.getvalue())
+    assert threading.active_count() == threads
+
+
+def test_what_takes_less_than_a_minute_says_nothing_in_a_pipe(monkeypatch, at_once):
+    pipe = _standard_error(monkeypatch, io.StringIO())
+    with image_bar("counting", 2) as progress:
+        progress(2)
     assert pipe.getvalue() == ""
+
+
+def test_what_is_left_is_told_by_the_pace_of_this_process(monkeypatch):
+    clock = iter([0.0, 600.0, 600.0, 6000.0])
+    monkeypatch.setattr(progress_bar.time, "monotonic", lambda: next(clock))
+    progress = Progress("fitting", 100)
+    progress.skip(50)
+    assert progress.line() == "fitting: 50 % done after 10 min"
+    progress(10)
+    assert progress.line() == "fitting: 60 % done after 10 min, about 40 min left"
+    progress(30)
+    assert progress.line() == "fitting: 90 % done after 1 h 40 min, about 25 min left"
+
+
+def test_a_pipe_that_nobody_reads_ends_nothing(monkeypatch):
+    pipe = _standard_error(monkeypatch, io.StringIO())
+    monkeypatch.setattr(progress_bar, "_SECONDS_BETWEEN_LINES", 0.001)
+    with image_bar("counting", 2):
+        pipe.close()
+        time.sleep(0.02)
+
+
+def _wait_for(is_true):
+    until = time.monotonic() + 10
+    while not is_true() and time.monotonic() < until:
+        time.sleep(0.005)
 
 
 def test_a_bar_can_be_left_out(monkeypatch, at_once):

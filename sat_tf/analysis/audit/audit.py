@@ -33,7 +33,7 @@ from sat_tf.analysis.wiring import Wiring, holds_matrices, linear_calls
 from sat_tf.graph import layer_kinds
 from sat_tf.presentation.progress_bar import Advance, image_bar, no_bar
 from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer
-from sat_tf.quantizers.settings import CLIPPING_LEVEL
+from sat_tf.quantizers.protocol import CLIPPING_LEVEL
 
 
 def audit(

@@ -22,7 +22,6 @@ from sat_tf.qat.scheme import quantize_model
 from sat_tf.qat.tfmot_adapter import make_variables
 from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer
 from sat_tf.quantizers.protocol import ActivationQuantizer, Predecessor, WeightQuantizer
-from sat_tf.quantizers.settings import CLIPPING_LEVEL
 from sat_tf.quantizers.values import SampledValues
 
 # All tensors of one batch are kept, and take no more than this.
@@ -252,8 +251,8 @@ def _rounding_errors(values: np.ndarray, quantizer: ActivationQuantizer) -> tupl
         finer = quantizer.with_settings(num_bits=bits)
         variables = {}
         if finer.has_clipping_level:
-            level = finer.best_level(SampledValues(values, largest))
-            variables[CLIPPING_LEVEL] = tf.constant(level)
+            best = finer.best_range(SampledValues(values, largest))
+            variables = {name: tf.constant(value) for name, value in best.items()}
         quantized = finer(tf.constant(values), False, variables)
         errors.append(float(tf.reduce_mean((quantized - values) ** 2)))
     return tuple(errors)

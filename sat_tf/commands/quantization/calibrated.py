@@ -35,8 +35,8 @@ def write_calibrated(
     steps: int,
     seed: int,
     output_type: str | None,
-) -> bool:
-    """Calibrates, exports and verifies, without a run; returns whether the certificate is exact.
+) -> None:
+    """Calibrates, exports and verifies, without a run.
 
     The folder gets a report too: with labels, the results and the answers are in it.
 
@@ -138,7 +138,6 @@ def write_calibrated(
         )
         folder.write_json(run_folder.RESULTS, results.to_dict())
     write_report(folder)
-    return certificate.is_exact
 
 
 def _reconstructed(

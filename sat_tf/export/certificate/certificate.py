@@ -46,6 +46,10 @@ FLOAT_RULE = (
 # The class of so many images may differ from the quantized model's, however few there are: they
 # may be ties.
 _FEW_PLACES = 5
+# So many images tell whether answers are kept: the share that may differ is one of them. Whether
+# codes are equal one image tells. Of an image with many answers, such as pixels, fewer images tell
+# that answers part, and not that they are kept.
+FEWEST_IMAGES = 30
 # Once biases are those of the file, fewer codes of a convolution differ by themselves.
 _SNAPPED = 0.005
 # A sentence names so many of the tensors whose codes differ by themselves.
@@ -73,6 +77,11 @@ def worst(kinds: Iterable[str]) -> str:
     ('bad', 'good')
     """
     return max(kinds, key=_KINDS.index, default="good")
+
+
+def severest(headlines: Iterable[Marked]) -> Marked | None:
+    """The first of the headlines with the worst kind; None of none."""
+    return max(headlines, key=lambda one: _KINDS.index(one.kind), default=None)
 
 
 def _of_float(count: OutputCount, right: Mapping[str, float]) -> Marked:
@@ -146,7 +155,9 @@ def _float_note(count: OutputCount, right: Mapping[str, float], *, several: bool
 PARTING_RULE = (
     f"Answers part where more than {100 * FEW_POINTS:g} % of images, pixels, rows or boxes, and "
     f"more than {_FEW_PLACES} of them, have another class than from the quantized Keras model; of "
-    "values, where a channel is off by the rule for values; of sigmoids, where both hold."
+    "values, where a channel is off by the rule for values; of sigmoids, where both hold. Fewer "
+    f"than {FEWEST_IMAGES} answers cannot tell, and of fewer than {FEWEST_IMAGES} images the "
+    "headline is not green."
 )
 
 
@@ -338,23 +349,45 @@ class Certificate(Displayed):
     def float_notes(self) -> list[Marked]:
         """The comparison of the file with the float model, one line an output; see `FLOAT_RULE`."""
         several = len(self.float_outputs) > 1
-        return [
+        notes = [
             _float_note(count, self.accuracy.get(count.name, {}), several=several)
             for count in self.float_outputs
         ]
+        return list(map(self._judged, notes, self.float_outputs))
+
+    @property
+    def few_images(self) -> str:
+        """Says that there are too few images to judge answers; empty where there are enough.
+
+        Also empty where no other model's answers are compared: codes are equal or not.
+        """
+        is_compared = self.reference == "keras" or self.float_outputs
+        if self.num_images >= FEWEST_IMAGES or not is_compared:
+            return ""
+        images = "1 image" if self.num_images == 1 else f"{self.num_images} images"
+        return f"{images} cannot tell whether answers are kept, {FEWEST_IMAGES} or more can"
+
+    def _are_few(self, count: OutputCount) -> bool:
+        """Whether an output has too few answers to be red; see `FEWEST_IMAGES`."""
+        return max(count.places, self.num_images) < FEWEST_IMAGES
+
+    def _judged(self, note: Marked, count: OutputCount) -> Marked:
+        """A note about the answers of an output, which is not red where there are too few."""
+        return note._replace(kind="watch") if note.kind == "bad" and self._are_few(count) else note
 
     @property
     def of_float(self) -> Marked | None:
         """Says what the output that loses most keeps of the float model; see `LOSS_RULE`.
 
         Random images may be near to many ties: nothing about them is red.
+        Nor is anything about a few; see `FEWEST_IMAGES`.
         """
-        found = [
-            _of_float(count, self.accuracy.get(count.name, {})) for count in self.float_outputs
-        ]
-        if not found:
+        most = severest(
+            self._judged(_of_float(count, self.accuracy.get(count.name, {})), count)
+            for count in self.float_outputs
+        )
+        if most is None:
             return None
-        most = max(found, key=lambda one: _KINDS.index(one.kind))
         is_random = self.images_from.seed is not None
         return most._replace(kind="watch") if is_random and most.kind == "bad" else most
 
@@ -390,7 +423,11 @@ class Certificate(Displayed):
         """How outputs of the file part from the quantized Keras model's; see `PARTING_RULE`."""
         if self.reference != "keras":
             return []
-        return [text for count in self.runtimes["xnnpack"].outputs if (text := _parting(count))]
+        return [
+            text
+            for count in self.runtimes["xnnpack"].outputs
+            if not self._are_few(count) and (text := _parting(count))
+        ]
 
     @property
     def saturated(self) -> int:
@@ -455,7 +492,8 @@ class Certificate(Displayed):
     def differing(self) -> Marked:
         """How many codes differ, and on which architecture, where others have other kernels.
 
-        It is good only where the answers of the file are those of the quantized Keras model too.
+        It is good only where the answers of the file are those of the quantized Keras model too, on
+        enough images to tell.
         """
         words = f"{self.runtimes['xnnpack'].differing} codes differ"
         kind = "good"
@@ -465,6 +503,8 @@ class Certificate(Displayed):
         if self.parting or self._saturates:
             what = "its answers part from" if self.parting else "it saturates values of"
             words, kind = f"{words}, but {what} the trained model", "watch"
+        if self.few_images and not self.parting:
+            words, kind = f"{words}; {self.few_images}", "watch"
         return Marked(words, kind if self.is_exact else "bad")
 
     @property
@@ -536,6 +576,7 @@ class Certificate(Displayed):
             "trained_differing": self.trained_differing if self.trained else None,
             "saturated": self.saturated if self.trained else None,
             "verdict": self.verdict._asdict(),
+            "few_images": self.few_images,
             "trained_notes": [note._asdict() for note in self.trained_notes],
             "is_portable": self.is_portable,
             "float_notes": [note._asdict() for note in self.float_notes],

@@ -110,12 +110,12 @@ def codes_of(
     Args:
         quantizer: that of a tensor.
         variables: its variables.
-        unit_free: store a symmetric range as [-1, 1], for tensors that only linear layers read; a
-            fused activation clips it there, at any bits.
+        unit_free: store a range that is symmetric as [-1, 1], for tensors that only linear layers
+            read; a fused activation clips it there, at any bits.
     """
     found = quantizer.code_range(variables)
     scale, (lowest, highest) = np.float32(found.scale), found.ends
-    if not quantizer.is_symmetric:
+    if lowest != -highest:
         return Codes(scale, found.zero_point, lowest=LARGEST_INT8 - found.intervals)
     if quantizer.is_unit:
         return Codes(scale, 0, lowest, highest)

@@ -9,7 +9,7 @@ from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.quantize import ShiftOutput
 from sat_tf.export.operations.softmax import Softmax
-from sat_tf.export.tflite.tensors import Tensor
+from sat_tf.export.tflite.tensors import Tensor, free_name
 from sat_tf.messages import list_problems
 
 FLOAT = "float32"
@@ -81,6 +81,31 @@ def with_output_type(graph: Graph, output_type: str, *, where_codes: bool = Fals
         output=outputs[0],
         more_outputs=tuple(outputs[1:]),
     )
+
+
+def with_own_names(graph: Graph) -> Graph:
+    """The graph whose output tensors are called as its signature calls them.
+
+    What had such a name, such as the codes in front of a DEQUANTIZE, gets another.
+    """
+    if not graph.keys[1]:  # that of a file
+        return graph
+    # Layers left float tell what they read from what is inside them by its name.
+    inside = {
+        name: {call.name for call in layer.calls}
+        for layer in float_layers(graph.operations)
+        for name in layer.inputs
+    }
+    images, names = {image.name for image in graph.images}, dict[str, str]()
+    for tensor, key in zip(graph.outputs, graph.keys[1], strict=True):
+        if tensor not in names:  # a tensor may be several outputs
+            taken = images.union(names.values(), inside.get(tensor, ()))
+            names[tensor] = free_name(key, taken)
+    taken = images.union(*inside.values(), graph.tensors.keys() - names.keys())
+    for tensor in set(names.values()) & (graph.tensors.keys() - names.keys()):
+        kind = "float" if graph.tensors[tensor].codes is None else "codes"
+        names[tensor] = free_name(f"{tensor}_{kind}", taken | set(names.values()))
+    return graph.renamed(names)
 
 
 class _Ends:
@@ -161,7 +186,4 @@ def _why_float(graph: Graph, name: str) -> tuple[str, str]:
 
 
 def _unused(graph: Graph, name: str) -> str:
-    images = {image.name for image in graph.images}
-    while name in graph.tensors or name in images:
-        name += "_"
-    return name
+    return free_name(name, {*graph.tensors, *(image.name for image in graph.images)})

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sat_tf.export.kernels.kernel_sets import Engine
-from sat_tf.export.lowering.outputs import FLOAT, with_output_type
+from sat_tf.export.lowering.outputs import FLOAT, with_output_type, with_own_names
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import Linear, linear_operations, map_linear
 from sat_tf.export.operations.operation import Operation
@@ -423,9 +423,10 @@ class FileSettings:
         return json.dumps(values, sort_keys=True).encode()
 
     def ended(self, graph: Graph) -> Graph:
-        """A graph with float outputs as it ends in the file; see `outputs.with_output_type`."""
+        """A graph with float outputs as the file ends: outputs of its type, by their names."""
         own = self.output_type or self.processor.output_type
-        return with_output_type(graph, own, where_codes=self.output_type is None)
+        ended = with_output_type(graph, own, where_codes=self.output_type is None)
+        return with_own_names(ended)
 
     def of_graph(self, graph: Graph) -> "FileSettings":
         """The settings of a file of this graph: without packed kernels it is the plain one."""

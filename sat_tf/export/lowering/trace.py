@@ -44,7 +44,7 @@ from sat_tf.export.tflite.tensors import Codes, Image, Window, range_codes
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Combination, Role
 from sat_tf.graph.layers.preprocessing import is_plain_factor, slope_and_offset
-from sat_tf.graph.network import Network, Node
+from sat_tf.graph.network import Network, Node, distinct
 from sat_tf.qat.inputs import input_nodes, input_types, kept_inputs, own_type
 from sat_tf.qat.layout import call_name, inner_layer
 from sat_tf.qat.wrapper import output_quantizer, rounds_to_input
@@ -162,6 +162,7 @@ class _Tracer:
         outputs = [self.builder.dequantized(self._tensor(name)) for name in self.network.outputs]
         self.builder.drop_unread_images()
         operations = self.builder.operations
+        inputs, outputs_called = self.network.keys
         self.warnings += [*float_functions(operations), *one_image_only(operations)]
         return Graph(
             name=self.network.name,
@@ -180,7 +181,7 @@ class _Tracer:
                 if name not in self.network.inputs and draft.tensor in self.builder.tensors
             },
             more_outputs=tuple(outputs[1:]),
-            keys=self.network.keys,
+            keys=(inputs, outputs_called or distinct(self.network.output_names)),
         )
 
     # -- what a layer computes -----------------------------------------------------------------

@@ -15,7 +15,7 @@ import numpy as np
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.pointwise import Pointwise, WithConstant
 from sat_tf.export.operations.quantize import Dequantize, Quantize
-from sat_tf.export.tflite.tensors import Codes, Tensor
+from sat_tf.export.tflite.tensors import Codes, Tensor, free_name
 
 Range = tuple[float, float]
 Shape = tuple[int, ...]
@@ -150,9 +150,7 @@ class GraphBuilder:
 
     def between(self, name: str) -> str:
         """An unused name, close to the one given, for a tensor that no layer of the model makes."""
-        while name in self.tensors or name in self._layer_names:
-            name += "_"
-        return name
+        return free_name(name, self._layer_names | self.tensors.keys())
 
     def materialize(self, draft: Draft, codes: Codes, name: str, shape: Shape) -> str:
         """Adds what makes a tensor of codes of a draft; returns the tensor's name."""

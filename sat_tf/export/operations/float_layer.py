@@ -1,8 +1,8 @@
 """Layers that are left float, between what is dequantized and what is quantized again."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 
@@ -77,6 +77,15 @@ class FloatLayer(OperationDraft):
     def title(self, graph: Tensors) -> str:
         """See `operators`."""
         return self.operators[0]
+
+    def renamed(self, names: Mapping[str, str]) -> Self:
+        """See `Operation`: calls read the tensors by their names, and each other."""
+        tensors = {name: new for name, new in names.items() if name in self.inputs}
+        calls = tuple(
+            dataclasses.replace(call, reads=tuple(tensors.get(name, name) for name in call.reads))
+            for call in self.calls
+        )
+        return dataclasses.replace(super().renamed(names), calls=calls)
 
     @property
     def layers(self) -> list[Any]:

@@ -31,7 +31,9 @@ class Graph:
         warnings: what its user should know.
         layer_outputs: the tensor with the output of each Keras layer that has one, by their names.
         more_outputs: names of the other output tensors.
-        keys: of the inputs, and of the outputs, where the model has a dictionary of them.
+        keys: what the signature calls the inputs, and the outputs: by their keys where the model
+            has a dictionary of them, else by the names that Keras has for them. Without any, by
+            the names of their tensors.
         storage_notes: why kernels are not stored in fewer bits, by the tensors of their layers.
         kernels: the kernels whose rounding `simulate` has; the portable part of a graph, which is
             most often all of it, has the same codes with any of XNNPACK's.
@@ -70,6 +72,11 @@ class Graph:
         """Names of all output tensors, in the order of the model's."""
         return self.output, *self.more_outputs
 
+    @property
+    def input_keys(self) -> tuple[str, ...]:
+        """What the signature calls the inputs."""
+        return self.keys[0] or tuple(image.name for image in self.images)
+
     def expect_one_of_each(self, purpose: str) -> None:
         """Raises ValueError where there are several inputs or outputs, which `purpose` excludes."""
         if len(self.images) > 1 or self.more_outputs:
@@ -91,6 +98,26 @@ class Graph:
         if codes is None:
             raise TypeError(f"{name}: received a float tensor, expected codes.")
         return codes
+
+    def renamed(self, names: Mapping[str, str]) -> "Graph":
+        """The same graph with other names of some of its tensors."""
+
+        def new(name: str) -> str:
+            return names.get(name, name)
+
+        return dataclasses.replace(
+            self,
+            tensors={
+                new(name): dataclasses.replace(tensor, name=new(name))
+                for name, tensor in self.tensors.items()
+            },
+            operations=tuple(operation.renamed(names) for operation in self.operations),
+            output=new(self.output),
+            more_outputs=tuple(map(new, self.more_outputs)),
+            layer_outputs={layer: new(name) for layer, name in self.layer_outputs.items()},
+            storage_notes={new(name): note for name, note in self.storage_notes.items()},
+            moved_scales={new(name): units for name, units in self.moved_scales.items()},
+        )
 
     @property
     def layers_left_float(self) -> dict[str, str]:

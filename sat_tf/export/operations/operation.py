@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -163,6 +163,11 @@ class Operation(abc.ABC):
     def of_move(cls, source: str, output: str, *arguments: Any) -> "Operation":
         """One that `moves`, with the arguments of a `Move` of a layer kind."""
         return cls((source,), output, *arguments)
+
+    def renamed(self, names: Mapping[str, str]) -> Self:
+        """The same operation where tensors have other names."""
+        inputs = tuple(names.get(name, name) for name in self.inputs)
+        return dataclasses.replace(self, inputs=inputs, output=names.get(self.output, self.output))
 
     # -- in words --------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import enum
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -90,6 +90,13 @@ class Codes:
         """Real values of the smallest and the largest stored integer."""
         low, high = self.lowest - self.zero_point, self.highest - self.zero_point
         return low * self.real_scale, high * self.real_scale
+
+
+def free_name(name: str, taken: Collection[str]) -> str:
+    """The name, with as many underscores behind it as it takes to differ from those in use."""
+    while name in taken:
+        name += "_"
+    return name
 
 
 # float32 divides and multiplies scales of such ranges without loss.

@@ -8,7 +8,15 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as tfl
 
 from sat_tf.export.kernels.kernel_sets import X86, KernelSet
-from sat_tf.export.tflite.tensors import Activation, Codes, Image, Storage, Tensor, Window
+from sat_tf.export.tflite.tensors import (
+    Activation,
+    Codes,
+    Image,
+    Storage,
+    Tensor,
+    Window,
+    free_name,
+)
 from sat_tf.quantizers.input_range import KEPT_TYPES
 from sat_tf.version import __version__
 
@@ -125,8 +133,7 @@ class Writer:
 
     def unused(self, name: str) -> str:
         """A name for a constant that no other tensor has: LiteRT finds tensors by their names."""
-        while name in self._names:
-            name += "_"
+        name = free_name(name, self._names)
         self._names.add(name)
         return name
 

@@ -6,9 +6,34 @@ from sat_tf.graph.layers.kind import SAME, Keras3, Kinds, LayerKind
 
 L = keras.layers
 
+
+class LeftFloat(L.Layer):
+    """A layer that stands for one that tf_keras does not have; abstract, and never quantized."""
+
+    fix = ""  # what to do about it
+
+
 _OPEN_SIZE = "the size of images is unknown behind it; use RandomZoom, or resize in the data"
+_IN_INFERENCE = "it acts in inference too; augment the data"
+_OF_SOUND = "compute it in front of the model"
 _IN_BOTH = LayerKind(quantized=False, keras3=SAME)
 _OF_IDS = LayerKind(quantized=False, keras3=SAME, reads_ids=True)
+
+# Layers of Keras 3 that tf_keras does not have, by their names there, and what they could be.
+OF_KERAS3_ALONE = {
+    **{
+        f"Adaptive{kind}Pooling{rank}": f"where the sizes divide, {kind}Pooling{rank} does the same"
+        for kind in ("Average", "Max")
+        for rank in ("1D", "2D")
+    },
+    "AutoContrast": _IN_INFERENCE,
+    "ContrastLimitedAdaptiveHistogramEqualization": _IN_INFERENCE,
+    "Equalization": _IN_INFERENCE,
+    "MelSpectrogram": _OF_SOUND,
+    "RMSNormalization": "BatchNormalization is folded into the layers around it",
+    "STFTSpectrogram": _OF_SOUND,
+    "Solarization": _IN_INFERENCE,
+}
 
 KINDS: Kinds = {
     L.Lambda: LayerKind(
@@ -16,7 +41,9 @@ KINDS: Kinds = {
         fix="write what it does on the tensor itself, as in tf.nn.depth_to_space(x, 2)",
     ),
     L.RandomCrop: LayerKind(
-        quantized=False, fix="it resizes in inference; crop in the data", keras3=SAME
+        quantized=False,
+        # That of Keras 3 passes its input through in inference.
+        fix="it resizes in inference; crop in the data",
     ),
     L.RandomHeight: LayerKind(quantized=False, fix=_OPEN_SIZE),
     L.RandomWidth: LayerKind(quantized=False, fix=_OPEN_SIZE),

@@ -9,7 +9,7 @@ from sat_tf.atomic_file import expect_path
 from sat_tf.loading.load import bounded_weights, load_model, named_by_content
 from sat_tf.loading.model_file import ModelFile, Part, open_model_file, parts, read_model_file
 from sat_tf.loading.trust import UntrustedModelError, untrusted
-from sat_tf.messages import list_problems, reason_of
+from sat_tf.messages import list_problems, reason_of, warn
 
 if TYPE_CHECKING:
     import tf_keras as keras
@@ -165,7 +165,14 @@ def translated(
     """
     from sat_tf.keras3.conversion.translator import Translator
 
-    return Translator(_expect_layers(custom_layers), calls_others=is_twin).translate(model)
+    translator = Translator(_expect_layers(custom_layers), calls_others=is_twin)
+    made = translator.translate(model)
+    if translator.without and not is_twin:
+        warn(
+            f"model {model.name!r}: {', '.join(translator.without)}: tf_keras does not have these "
+            "layers, which act in training only: it trains the model without them."
+        )
+    return made
 
 
 def _expect_layers(given: Mapping[str, type] | None) -> Mapping[str, type]:

@@ -3,12 +3,15 @@
 import functools
 import importlib
 import inspect
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras as keras3
+import numpy as np
 import tf_keras as keras
 
+from sat_tf.arguments import training_argument
 from sat_tf.graph import layer_kinds, operation_layers
 from sat_tf.graph.layers.activations import OF_KERAS3, absolute, gelu_by_tanh
 from sat_tf.graph.layers.kind import SAME, Keras3
@@ -154,6 +157,8 @@ _WITHOUT_EFFECT = frozenset(
 ) | {"value_range"}
 
 
+# Layers of Keras 3 that hold programs: of PyTorch, JAX and TensorFlow.
+PROGRAMS = ("TorchModuleWrapper", "TFSMLayer", "JaxLayer", "FlaxLayer")
 # The modules of both Kerases with layers of the same names and settings.
 _WITH_LAYERS = ("convnext", "inception_resnet_v2")
 
@@ -161,6 +166,27 @@ _WITH_LAYERS = ("convnext", "inception_resnet_v2")
 def is_built_in(layer: Any) -> bool:
     """Whether a Keras 3 layer is one of Keras itself; subclasses are their authors' own."""
     return type(layer).__module__.split(".")[0] == "keras"
+
+
+def acts_in_training_only(layer: Any) -> bool:
+    """Whether a layer of Keras itself passes on what it reads in inference.
+
+    It is called on random pixels, of the shape that it was called with: what comes back is equal.
+    """
+    nodes = layer._inbound_nodes  # Keras has no public name for the calls of a layer
+    if not (nodes and is_built_in(layer) and training_argument(layer.call, False)):
+        return False
+    given = nodes[0].arguments.keras_tensors
+    if len(given) != 1 or len(nodes[0].outputs) != 1:
+        return False
+    # Of odd sizes where these are open, which no layer brings about by itself.
+    shape = [size or odd for size, odd in zip(given[0].shape, itertools.cycle((3, 37, 41)))]
+    pixels = np.random.default_rng(0).uniform(0.0, 255.0, shape).astype(given[0].dtype)
+    try:
+        made = keras3.ops.convert_to_numpy(layer(pixels, training=False))
+    except Exception:  # of any class, by backend
+        return False
+    return made.shape == pixels.shape and np.array_equal(made, pixels.astype(made.dtype))
 
 
 def is_known(layer: Any) -> bool:
@@ -208,12 +234,18 @@ def make_layer(
 
 
 def _activation_of_users(layer: Any) -> Any:
-    """The activation of a Keras 3 layer where it is a layer, or code of the user's; else None."""
+    """The activation of a Keras 3 layer that tf_keras has by no name; else None.
+
+    It is a layer, code of the user's, or a function of Keras 3 alone.
+    """
     found = vars(layer).get("activation")
     is_function = inspect.isfunction(found) or inspect.isbuiltin(found)
     package = str(getattr(found, "__module__", "")).split(".")[0]
-    is_of_keras = is_function and package in ("keras", "sat_tf")
-    return found if callable(found) and not is_of_keras else None
+    # tf_keras has most of those of Keras; others are operations that sat-tf knows, or not.
+    is_of_both = is_function and (
+        (package == "keras" and found.__name__ in OF_KERAS3) or package == "sat_tf"
+    )
+    return found if callable(found) and not is_of_both else None
 
 
 def _translated_activation(layer: Any, activation: Any, inner: Callable[[Any], Any]) -> Any:

@@ -1,76 +1,131 @@
-"""Layers of Keras 3 that are their users' own, in the tf_keras twin: left float, and called as is.
+"""Layers and operations of Keras 3 alone, in the tf_keras twin: left float, and called as they are.
 
-On the TensorFlow backend the layer itself is called, with the twin's variables in place of its own.
-On others the operations of `keras.ops` that it calls are those of the twin.
+They are their users' own, or of Keras itself where tf_keras has no counterpart. On the TensorFlow
+backend the layer itself is called, with the twin's variables in place of its own. On others the
+operations of `keras.ops` that it calls are those of the twin, or of Keras' backend for TensorFlow.
 """
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+import importlib
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras as keras3
 import numpy as np
 import tensorflow as tf
-import tf_keras as keras
 
 from sat_tf.arguments import training_argument
-from sat_tf.keras3.conversion.graph import Keras3Graph
+from sat_tf.graph.layers.left_float import LeftFloat
+from sat_tf.graph.templates import template_of
+from sat_tf.keras3.conversion.graph import Call, Keras3Graph
+from sat_tf.keras3.operations import KerasOperation
+from sat_tf.keras3.quantized_layer import standing_in
 from sat_tf.messages import reason_of
 
 
-def layer_of_keras3(layer: Any) -> "OfKeras3":
-    """The tf_keras layer that does in inference what a built Keras 3 layer of the user's does.
+def layer_of_keras3(layer: Any, fix: str = "") -> "OfKeras3":
+    """The tf_keras layer that does in inference what a built Keras 3 layer does.
 
     Its class has the name of the layer's. It is for the twin alone: no file can hold it.
+
+    Args:
+        layer: the Keras 3 layer.
+        fix: what its user can do about it, for messages.
     """
-    kind = type(type(layer).__name__, (OfKeras3,), {})
-    return kind(layer, name=layer.name, dtype=layer.dtype_policy.name)
+    of = layer.operation if isinstance(layer, KerasOperation) else layer
+    kind = type(type(of).__name__, (OfKeras3,), {"fix": fix})
+    # Operations take tensors of any type, and give what they give for these.
+    options = {"autocast": False} if of is not layer else {}
+    return kind(layer, name=layer.name, dtype=layer.dtype_policy.name, **options)
 
 
-class OfKeras3(keras.layers.Layer):
+class OfKeras3(LeftFloat):
     """A layer of Keras 3 in a tf_keras model; abstract: see `layer_of_keras3`.
 
     Args:
-        layer: the Keras 3 layer, built.
+        layer: the layer of Keras 3, built.
         **options: options of any Keras layer.
     """
 
     def __init__(self, layer: Any, **options: Any) -> None:
         super().__init__(**options)
-        # Past Keras' own __setattr__, which would track it.
-        object.__setattr__(self, "_original", layer)
-        object.__setattr__(self, "_run", None)
+        # Past Keras' own __setattr__, which would track them.
+        object.__setattr__(self, "original", layer)
+        object.__setattr__(self, "_variables", {})
+        object.__setattr__(self, "_operations", None)
 
     def build(self, input_shape: Any) -> None:
-        """Makes a variable for each weight of the layer.
-
-        Raises:
-            ValueError: the layer calls what has no counterpart in TensorFlow.
-        """
-        layer, variables = self._original, {}
+        """Makes a variable for each weight of the layer."""
+        layer = self.original
         trained = {id(variable) for variable in layer.trainable_weights}
         for variable in layer.weights:
-            variables[id(variable)] = self.add_weight(
+            self._variables[id(variable)] = self.add_weight(
                 name=variable.path.split(f"{layer.name}/")[-1],
                 shape=variable.shape,
                 dtype=variable.dtype,
                 trainable=id(variable) in trained,
                 experimental_autocast=False,
             )
-        if keras3.backend.backend() == "tensorflow":
-            run: Any = functools.partial(_called, layer, variables)
-        else:
-            run = _Operations(layer, [(tuple(input_shape), self.compute_dtype)], variables)
-        object.__setattr__(self, "_run", run)
         super().build(input_shape)
 
     def call(self, *args: Any, training: Any = None, **kwargs: Any) -> Any:
-        """The outputs of the layer in inference, with these variables for its weights."""
-        return self._run(*args, **kwargs)
+        """The outputs of the layer in inference, with these variables for its weights.
+
+        Raises:
+            ValueError: the layer calls what has no counterpart in TensorFlow.
+        """
+        if keras3.backend.backend() == "tensorflow":
+            return _called(self.original, self._variables, *args, **kwargs)
+        if self._operations is None:
+            made = _Operations(self.original, (args, kwargs), self._variables)
+            object.__setattr__(self, "_operations", made)
+        return self._operations(*args, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor, with the layer itself among them."""
-        return {**super().get_config(), "layer": self._original}
+        own = {} if self._autocast else {"autocast": False}
+        return {**super().get_config(), **own, "layer": self.original}
+
+
+class CarriedOperation:
+    """An operation of Keras 3 that tf_keras does not have, called on tensors of TensorFlow.
+
+    Args:
+        call: the call of the operation.
+        fix: see `layer_of_keras3`.
+
+    Raises:
+        ValueError: a file of Keras 3 could not hold it.
+    """
+
+    def __init__(self, call: Call, fix: str = "") -> None:
+        operation, arguments = call.operation, call.node.arguments
+        self._given = keras3.tree.flatten((arguments.args, arguments.kwargs))
+        tensors = self._tensors(arguments.args, arguments.kwargs)
+        places = {id(tensor): place for place, tensor in enumerate(tensors)}
+        try:
+            template = template_of([list(arguments.args), dict(arguments.kwargs)], places)
+            layer = KerasOperation(operation, template, name=operation.name)
+            layer = KerasOperation.from_config(layer.get_config())
+        except Exception as error:  # operations of any author may raise anything
+            raise ValueError(
+                f"received the operation {type(operation).__name__} that no file can hold "
+                f"({reason_of(error)}), expected one of plain settings; write it as a layer class "
+                "of your own, which unsupported='float' leaves float"
+            ) from error
+        layer.build([tensor.shape for tensor in tensors])
+        self.layer = layer_of_keras3(layer, fix)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The outputs of the operation, given its arguments with tensors of TensorFlow."""
+        tensors = self._tensors(args, kwargs)
+        return self.layer(tensors if len(tensors) > 1 else tensors[0])
+
+    def _tensors(self, args: Any, kwargs: Mapping[str, Any]) -> list[Any]:
+        """The values that stand where the operation was called with symbolic tensors."""
+        values = keras3.tree.flatten((args, dict(kwargs)))
+        pairs = zip(values, self._given, strict=True)
+        return [value for value, given in pairs if isinstance(given, keras3.KerasTensor)]
 
 
 def _called(layer: Any, variables: Mapping[int, tf.Variable], *args: Any, **kwargs: Any) -> Any:
@@ -84,47 +139,78 @@ def _called(layer: Any, variables: Mapping[int, tf.Variable], *args: Any, **kwar
     return outputs
 
 
+def _on_tensorflow(operation: Any) -> Callable[..., Any]:
+    """An operation of Keras' own on tensors of TensorFlow, whatever the backend of the process."""
+    module = sys.modules[type(operation).__module__]
+    backend = _BackendForTensorFlow()
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        with standing_in(module, {"backend": backend}):
+            return operation.call(*args, **kwargs)
+
+    return function
+
+
+class _BackendForTensorFlow:
+    """Keras' backend for TensorFlow, with what all backends share."""
+
+    def __getattr__(self, name: str) -> Any:
+        # Keras loads it in other processes too, for pipelines of tf.data; it has no public name.
+        module = importlib.import_module("keras.src.backend.tensorflow")
+        shared = importlib.import_module("keras.src.backend")
+        return getattr(module if hasattr(module, name) else shared, name)
+
+
 class _Operations:
     """The operations that a layer calls, on tensors of TensorFlow; those of layers inside too.
 
     Args:
         layer: the Keras 3 layer.
-        specs: shape and type of each tensor that it takes.
+        given: the positional and the keyword arguments that it is called with; tensors among them
+            may be of either library, and symbolic.
         variables: what stands for its weights, by their identity.
 
     Raises:
         ValueError: it calls something else.
     """
 
-    def __init__(
-        self, layer: Any, specs: Sequence[tuple[Any, str]], variables: Mapping[int, tf.Variable]
-    ) -> None:
+    def __init__(self, layer: Any, given: Any, variables: Mapping[int, tf.Variable]) -> None:
         self._variables = variables
-        received = f"received {type(layer).__name__}"
         expected = (
             "expected a layer of tensors that calls functions of keras.ops; write it with them, "
             "or use KERAS_BACKEND=tensorflow"
         )
+        symbols: list[Any] = []
+
+        def symbol(value: Any) -> Any:
+            if not _is_tensor(value):
+                return value
+            dtype = keras3.backend.standardize_dtype(value.dtype)
+            symbols.append(keras3.Input(batch_shape=tuple(value.shape), dtype=dtype))
+            return symbols[-1]
+
         try:
-            given = [keras3.Input(batch_shape=shape, dtype=dtype) for shape, dtype in specs]
-            made = layer.call(*given, **training_argument(layer.call, False))
-            self._graph = Keras3Graph(keras3.Model(given, made))
+            args, kwargs = keras3.tree.map_structure(symbol, given)
+            made = layer.call(*args, **{**kwargs, **training_argument(layer.call, False)})
+            self._symbols, self._graph = symbols, Keras3Graph(keras3.Model(symbols, made))
         except Exception as error:  # code of users may raise anything
-            raise ValueError(f"{received} ({reason_of(error)}), {expected}") from error
+            raise ValueError(
+                f"received {type(layer).__name__} ({reason_of(error)}), {expected}"
+            ) from error
         self._functions: list[Callable[..., Any]] = []
         for call in self._graph.calls:
-            operation, tensors = call.operation, call.node.arguments.keras_tensors
+            operation = call.operation
             if isinstance(operation, keras3.layers.Layer):
-                inside = [(tensor.shape, tensor.dtype) for tensor in tensors]
+                own = {id(tensor): tensor for tensor in call.tensors}
+                inside = call.filled_in(own, lambda value: value)
                 self._functions.append(_Operations(operation, inside, variables))
-            elif call.row:
-                self._functions.append(call.twin())
             else:
-                raise ValueError(f"{received}, which calls {type(operation).__name__}, {expected}")
+                self._functions.append(call.twin() if call.row else _on_tensorflow(operation))
 
-    def __call__(self, *tensors: Any, training: Any = None) -> Any:
+    def __call__(self, *given: Any, **options: Any) -> Any:
         """The outputs of the operations in inference."""
-        made = {id(one): other for one, other in zip(self._graph.inputs, tensors, strict=True)}
+        tensors = filter(_is_tensor, keras3.tree.flatten((given, options)))
+        made = {id(one): other for one, other in zip(self._symbols, tensors, strict=True)}
         for call, function in zip(self._graph.calls, self._functions, strict=True):
             args, kwargs = call.filled_in(made, self._constant)
             outputs = tf.nest.flatten(function(*args, **kwargs))
@@ -136,3 +222,7 @@ class _Operations:
             return tf.convert_to_tensor(self._variables[id(value)])
         is_array = isinstance(value, keras3.Variable) or keras3.ops.is_tensor(value)
         return np.asarray(keras3.ops.convert_to_numpy(value)) if is_array else value
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype")

@@ -20,6 +20,7 @@ from sat_tf.graph.layers.kind import Keras3
 from sat_tf.graph.network import Network, Node
 from sat_tf.keras3 import operations
 from sat_tf.keras3.conversion import layer_table
+from sat_tf.keras3.conversion.own_layers import OfKeras3
 from sat_tf.keras3.conversion.values import copy_to_keras3, without_initial_values
 from sat_tf.keras3.quantized_layer import (
     ACTIVATION,
@@ -165,6 +166,7 @@ def _made(layer: Any, name_of: Callable[[str], str], originals: Mapping[str, Ori
         annotation=config.annotation,
         inserted=config.inserted,
         target=config.target,
+        output_name=config.output_name,
         name=name_of(layer.name),
         trainable=layer.trainable,
     )
@@ -221,17 +223,15 @@ def _plain(layer: Any, name: str, originals: Mapping[str, Original]) -> Any:
 
 def _original(layer: Any, originals: Mapping[str, Original]) -> Any:
     """The Keras 3 layer that one of tf_keras comes from, if it has not become another one."""
+    if isinstance(layer, OfKeras3):
+        return layer.original
     found = originals.get(layer.name)
     if found is None:
         return None
     original, translation = found
     if type(original).__module__.startswith("sat_tf."):
         return original
-    kind = layer_kinds.KINDS.get(type(layer))
-    names = {base.__name__ for base in type(layer).__mro__}
-    if kind is not None and kind.keras3 is not None:
-        names.add(kind.keras3.name)
-    if type(original).__name__ not in names:
+    if not isinstance(layer, type(translation)):
         return None
     # An activation, or padding, may have become a layer of its own.
     one, other = (

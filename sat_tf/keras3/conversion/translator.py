@@ -11,12 +11,13 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.graph import operation_layers
+from sat_tf.graph.layers.left_float import OF_KERAS3_ALONE
 from sat_tf.graph.layers.preprocessing import adapted_copy, is_adapted
 from sat_tf.graph.network import NOT_BUILT, subclassed_problem
 from sat_tf.keras3 import operations
 from sat_tf.keras3.conversion import layer_table
 from sat_tf.keras3.conversion.graph import Call, Keras3Graph, functional_of
-from sat_tf.keras3.conversion.own_layers import layer_of_keras3
+from sat_tf.keras3.conversion.own_layers import CarriedOperation, layer_of_keras3
 from sat_tf.keras3.conversion.values import (
     copy_to_twin,
     copy_trainable,
@@ -28,6 +29,11 @@ from sat_tf.keras3.quantized_layer import QuantizedLayer as QuantizedLayer3
 from sat_tf.messages import kind_of, list_problems, name_problem, reason_of
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.wrapper import QuantizedLayer
+
+# What to do with a model that tf_keras does not have the layers for.
+_LEFT_FLOAT = (
+    "quantize the Keras 3 model as it is, by sat_tf.quantize_model with unsupported='float'"
+)
 
 
 def non_finite(names: Sequence[str], arrays: Sequence[np.ndarray]) -> list[str]:
@@ -80,12 +86,16 @@ class Translator:
 
     Args:
         own: tf_keras classes for classes of the user's own, by their names in Keras 3.
-        calls_others: other layers of the user's own are called as they are, which no file can hold.
+        calls_others: other layers, and operations, are called as they are, which no file can hold.
+
+    Attributes:
+        without: names of layers that act in training only, and that tf_keras does not have.
     """
 
     def __init__(self, own: Mapping[str, type], *, calls_others: bool = False) -> None:
         self._own = own
         self._calls_others = calls_others
+        self.without: list[str] = []
         self._made: dict[int, Any] = {}
         self._problems: list[str] = []
 
@@ -154,10 +164,10 @@ class Translator:
             return str(error)
 
     def _operation_problem(self, call: Call) -> str | None:
-        if call.row is None:
+        if call.row is None and not self._calls_others:
             return (
                 f"received the operation {type(call.operation).__name__}, which sat-tf does not "
-                "know in tf_keras; build the model with a layer for it"
+                f"know in tf_keras; build the model with a layer for it, or {_LEFT_FLOAT}"
             )
         self._function(call)
         return None
@@ -172,15 +182,21 @@ class Translator:
             )
         if isinstance(layer, QuantizedLayer3 | operations.OfSeveralTensors):
             return self._inner_problem(layer)
-        if not (_is_operation(layer) or kind in self._own or layer_table.is_known(layer)):
+        if layer_table.is_built_in(layer) and kind in layer_table.PROGRAMS:
+            return f"received {kind}, which holds a program, expected layers of Keras; use these"
+        if not (
+            self._calls_others
+            or _is_operation(layer)
+            or kind in self._own
+            or layer_table.is_known(layer)
+            or layer_table.acts_in_training_only(layer)
+        ):
             if layer_table.is_built_in(layer):
-                return f"received {kind}, which tf_keras does not have; build the model without it"
-            if not self._calls_others:
-                return (
-                    f"received {kind}, a layer of your own; write it with tf_keras too, and pass "
-                    f"custom_layers={{{kind!r}: ...}} to sat_tf.from_keras3; or quantize the Keras "
-                    "3 model as it is, by sat_tf.quantize_model with unsupported='float'"
-                )
+                return f"received {kind}, which tf_keras does not have; {_without(layer)}"
+            return (
+                f"received {kind}, a layer of your own; write it with tf_keras too, and pass "
+                f"custom_layers={{{kind!r}: ...}} to sat_tf.from_keras3; or {_LEFT_FLOAT}"
+            )
         if getattr(layer, "quantization_mode", None):
             return (
                 "received a layer that Keras 3 has quantized, expected a float one; convert the "
@@ -217,20 +233,36 @@ class Translator:
                 self._made[id(layer)] = made
             elif _is_operation(layer):
                 self._made[id(layer)] = _operation_layer(layer)
-            elif not (type(layer).__name__ in self._own or layer_table.is_known(layer)):
-                self._made[id(layer)] = layer_of_keras3(layer)
+            elif type(layer).__name__ in self._own or layer_table.is_known(layer):
+                self._made[id(layer)] = self._counterpart(layer)
+            elif layer_table.acts_in_training_only(layer):
+                self.without.append(layer.name)
+                identity = keras.layers.Identity(name=layer.name, dtype=layer.dtype_policy.name)
+                self._made[id(layer)] = identity
             else:
-                self._made[id(layer)] = layer_table.make_layer(layer, self._own, self._inner)
+                self._made[id(layer)] = layer_of_keras3(layer, _without(layer))
         made = self._made[id(layer)]
         return made.model if isinstance(made, Translated) else made
+
+    def _counterpart(self, layer: Any) -> Any:
+        """The layer of tf_keras of that name; where it lacks a setting, the one of Keras 3."""
+        try:
+            return layer_table.make_layer(layer, self._own, self._inner)
+        except ValueError as error:
+            # Channels first are for GPUs: on a CPU, Keras 3 does not run them either.
+            is_first = getattr(layer, "data_format", None) == "channels_first"
+            if not (self._calls_others and layer_table.is_built_in(layer)) or is_first:
+                raise
+            kind = type(layer).__name__
+            return layer_of_keras3(layer, f"tf_keras has {kind}, but not so: {error}")
 
     def _quantized(self, layer: QuantizedLayer3) -> QuantizedLayer:
         """The quantized layer of tf_keras, with the same quantizers."""
         config = layer.get_config()
         names = ("weights", "output", "annotation", "inserted")
         own = {name: config[name] for name in names}
-        marks = {"around": layer.place == AROUND, "target": layer.target}
-        placed = PlacedConfig.from_config({**own, **marks})
+        marks = {"target": layer.target, "output_name": layer.output_name}
+        placed = PlacedConfig.from_config({**own, **marks, "around": layer.place == AROUND})
         inner = self._inner(layer.layer)
         if is_adapted(inner):
             inner = adapted_copy(inner)
@@ -253,8 +285,19 @@ class Translator:
     def _function(self, call: Call) -> Callable[..., Any]:
         key = id(call.node)
         if key not in self._made:
-            self._made[key] = call.twin()
+            self._made[key] = self._operation(call)
         return self._made[key]
+
+    def _operation(self, call: Call) -> Callable[..., Any]:
+        """What tf_keras has for an operation; where it has nothing, that of Keras 3."""
+        if call.row is None:
+            return CarriedOperation(call)
+        try:
+            return call.twin()
+        except ValueError as error:
+            if not self._calls_others:
+                raise
+            return CarriedOperation(call, str(error))
 
     def _model(self, model: Any) -> Translated:
         graph = Keras3Graph(model)
@@ -328,6 +371,14 @@ def to_tf_keras(value: Any) -> Any:
     if keras3.ops.is_tensor(value):
         return keras3.ops.convert_to_numpy(value)
     return value
+
+
+def _without(layer: Any) -> str:
+    """What to do about a layer of Keras 3 that tf_keras does not have."""
+    if not layer_table.is_built_in(layer):
+        return ""
+    fix = OF_KERAS3_ALONE.get(type(layer).__name__)
+    return f"{fix}; or {_LEFT_FLOAT}" if fix else f"build the model without it, or {_LEFT_FLOAT}"
 
 
 def _input_layer(layer: Any) -> keras.layers.InputLayer:

@@ -1,5 +1,6 @@
 """A part of a quantized network, and how Adam fits it to what the float network puts out."""
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,10 +11,12 @@ import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network
-from sat_tf.presentation.progress_bar import Advance
+from sat_tf.presentation.progress_bar import Progress
 from sat_tf.qat.images import Rows
 from sat_tf.qat.reconstruction.blocks import Span, computed
+from sat_tf.qat.reconstruction.checkpoint import Checkpoint, FitState
 from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer, weight_quantizer
+from sat_tf.quantizers.settings import SKEW
 from sat_tf.top_k import classes_of
 
 _BATCH_SIZE = 32
@@ -71,6 +74,9 @@ def trained(layer: keras.layers.Layer) -> list[_Trained]:
     if clipping is not None:
         code = float(clipping.code_range(layer.output_variables).scale)
         units |= {id(one): _LEVEL_CODES * code for one in layer.output_variables.values()}
+        if SKEW in layer.output_variables:  # a share of the level
+            level = clipping.highest_value(layer.output_variables)
+            units[id(layer.output_variables[SKEW])] = _LEVEL_CODES * code / level
     return [_Trained(one, units.get(id(one), 1.0)) for one in layer.trainable_variables]
 
 
@@ -94,6 +100,11 @@ class _Adam:
         zeros = [tf.zeros_like(one.variable) for one in variables]
         self._moments = [(tf.Variable(zero), tf.Variable(zero)) for zero in zeros]
         self._steps = tf.Variable(0.0)
+
+    @property
+    def state(self) -> list[tf.Variable]:
+        """Its moments and the number of its steps."""
+        return [self._steps, *itertools.chain.from_iterable(self._moments)]
 
     def apply(self, gradients: Sequence[tf.Tensor | None], rate: tf.Tensor) -> None:
         """Moves the variables; those that have no gradient stay."""
@@ -198,7 +209,8 @@ class Part:
         fitted: np.ndarray,
         held_out: np.ndarray,
         draw: np.random.Generator,
-        advance: Advance,
+        advance: Progress,
+        checkpoint: Checkpoint,
         limit: np.ndarray | None = None,
         measure_statistics: Callable[[], object] | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -210,6 +222,7 @@ class Part:
             held_out: those by which its errors are measured.
             draw: gives the order of the images.
             advance: of a bar, by the nodes in each step.
+            checkpoint: gets the fit now and then, and may hold one that has begun.
             limit: what no error may exceed; by default the errors before.
             measure_statistics: gives normalizations statistics that fit the part, before its errors
                 are measured; while it is fitted they have those of batches. By default they have
@@ -222,10 +235,16 @@ class Part:
         if not self._trained:
             return before, before
         limit = before if limit is None else limit
-        values, order = [one.numpy() for one in self._variables], fitted[:0]
-        step = self._step(on_batch_statistics=measure_statistics is not None)
+        values, order, begun = _values(self._variables), fitted[:0], 0
+        adam = _Adam(self._trained)
+        if (earlier := checkpoint.under_way) is not None:
+            advance.skip(earlier.done * len(self.span.nodes))
+            begun, order, best, values = earlier.done, earlier.order, earlier.best, earlier.values
+            _assign(self._variables, earlier.current)
+            _assign(adam.state, earlier.moments)
+        step = self._step(adam, on_batch_statistics=measure_statistics is not None)
         every = max(1, plan.steps // plan.measured)
-        for done in range(1, plan.steps + 1):
+        for done in range(begun + 1, plan.steps + 1):
             if len(order) < min(_BATCH_SIZE, len(fitted)):
                 order = draw.permutation(fitted)
             chosen, order = np.split(order, [_BATCH_SIZE])
@@ -237,9 +256,11 @@ class Part:
                     measure_statistics()
                 errors = self.errors(held_out)
                 if np.all(errors <= limit) and np.sum(errors) < np.sum(best):
-                    best, values = errors, [one.numpy() for one in self._variables]
-        for variable, value in zip(self._variables, values, strict=True):
-            variable.assign(value)
+                    best, values = errors, _values(self._variables)
+            if checkpoint.is_due:
+                current, moments = _values(self._variables), _values(adam.state)
+                checkpoint.keep(FitState(done, order, best, values, current, moments))
+        _assign(self._variables, values)
         return before, best
 
     def errors(self, chosen: np.ndarray) -> np.ndarray:
@@ -267,9 +288,9 @@ class Part:
             {name: tf.constant(aim.wanted[chosen]) for name, aim in self._aims.items()},
         )
 
-    def _step(self, *, on_batch_statistics: bool) -> Callable[..., None]:
+    def _step(self, adam: _Adam, *, on_batch_statistics: bool) -> Callable[..., None]:
         """A training step, on a batch and at a rate."""
-        adam, variables = _Adam(self._trained), [one.variable for one in self._trained]
+        variables = [one.variable for one in self._trained]
 
         @tf.function
         def step(given: Any, wanted: Any, rate: tf.Tensor) -> None:
@@ -291,6 +312,15 @@ class Part:
                 terms = tf.exp(of_float) * (of_float - own)
                 divergence += _TEMPERATURE**2 * tf.reduce_mean(tf.reduce_sum(terms, axis=-1))
         return tf.stack([squared, divergence])
+
+
+def _values(variables: Sequence[tf.Variable]) -> list[np.ndarray]:
+    return [one.numpy() for one in variables]
+
+
+def _assign(variables: Sequence[tf.Variable], values: Sequence[np.ndarray]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
 
 
 def _parts(chosen: np.ndarray) -> list[np.ndarray]:

@@ -1,8 +1,9 @@
 """Reconstruction: latent weights and clipping levels fitted to the float model, without labels."""
 
 import dataclasses
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,13 +13,14 @@ from rich.console import Console
 from sat_tf.arguments import is_integer
 from sat_tf.graph.network import Network
 from sat_tf.messages import list_problems, say
-from sat_tf.presentation.progress_bar import Advance, image_bar
+from sat_tf.presentation.progress_bar import Progress, image_bar
 from sat_tf.presentation.tables import Column, RowTable, Table, digits, percent
 from sat_tf.qat.calibrate import call_node, measure_statistics, observe_ranges
 from sat_tf.qat.images import Batches, Images, gather, images_at_once, observe_pixels
 from sat_tf.qat.layout import quantized_network
 from sat_tf.qat.model_class import processor_of
-from sat_tf.qat.reconstruction.blocks import Front, find_blocks, find_reference
+from sat_tf.qat.reconstruction.blocks import Block, Front, find_blocks, find_reference
+from sat_tf.qat.reconstruction.checkpoint import Checkpoint, as_checkpoint, key_of
 from sat_tf.qat.reconstruction.fit import Aim, Part, Plan, trained
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.settings import COUNT
@@ -57,6 +59,11 @@ class BlockFit:
     def kept(self) -> bool:
         """Whether the fit has helped, and was kept."""
         return self.error_after < self.error_before
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Its attributes, as plain values."""
+        return dataclasses.asdict(self)
 
     def undone(self) -> "BlockFit":
         """The block as it was, where a fit that has helped it alone was not kept."""
@@ -143,6 +150,7 @@ def reconstruct(
     steps: int = STEPS,
     seed: int = 0,
     progress: bool = True,
+    checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
 ) -> Reconstruction:
     """Fits a calibrated model to its float model, block by block, without labels.
 
@@ -179,6 +187,9 @@ def reconstruct(
         steps: of Adam for a block, with 32 images each; the whole network gets eight times as many.
         seed: of the choice of the held-out images and the order of the others.
         progress: show a bar if it takes more than two seconds, on a terminal or in a notebook.
+        checkpoint: the path of a file that keeps the finished blocks, and now and then the fit
+            that is under way: the same call goes on from there after an interruption, and gives
+            the same model. One of another model, other images or settings is passed over.
 
     Returns:
         A `Reconstruction`: the errors of each block before and after, to be printed (`table`) or
@@ -188,9 +199,10 @@ def reconstruct(
         ValueError: the model is not quantized by sat-tf, not calibrated, or not made from the float
             model, as shapes and weights tell; all of its layers are frozen; the images are fewer
             than 32, are non-finite, do not fit its input, or are of another range than its
-            `input_range`. Lists every problem. The model has not changed.
+            `input_range`; the checkpoint cannot be written. Lists every problem. The model has not
+            changed.
     """
-    network = quantized_network(model, when="first")
+    network, record = quantized_network(model, when="first"), as_checkpoint(checkpoint)
     reference, problems = find_reference(network, float_model, processor_of(model))
     problems += _not_ready(network)
     problems += [
@@ -214,7 +226,7 @@ def reconstruct(
     try:
         observe_pixels(images, network, len(Batches(images)), by="reconstruct")
         reconstructor = _Reconstructor(network, reference, images, steps=steps, seed=seed)
-        return reconstructor.run(model, shown=progress)
+        return reconstructor.run(model, record, shown=progress)
     except BaseException:  # also an interruption
         model.set_weights(start)
         raise
@@ -258,19 +270,20 @@ class _Reconstructor:
         self, network: Network, reference: Network, images: Images, *, steps: int, seed: int
     ) -> None:
         self._network, self._reference, self._images = network, reference, images
-        self._steps, self._draw = steps, np.random.default_rng(seed)
+        self._steps, self._seed, self._draw = steps, seed, np.random.default_rng(seed)
         order = self._draw.permutation(len(images[0]))
         held_out = min(len(order) // _HELD_OUT, _MOST_HELD_OUT)
         self._held_out, self._fitted = np.split(order, [held_out])
 
-    def run(self, model: keras.Model, *, shown: bool) -> Reconstruction:
+    def run(self, model: keras.Model, checkpoint: Checkpoint, *, shown: bool) -> Reconstruction:
         """Fits the model.
 
         Args:
             model: whose network it is.
+            checkpoint: what may have been done already.
             shown: whether there may be a bar.
         """
-        begin, start = time.monotonic(), model.get_weights()
+        start = model.get_weights()
         whole = self._whole()
         before, answers = whole.errors(self._held_out), whole.agreement(self._held_out)
         if not np.all(np.isfinite(before)):
@@ -278,14 +291,23 @@ class _Reconstructor:
                 "reconstruct: received models of which one puts out NaN or infinite values for "
                 "these images, expected finite ones; check the weights and statistics of both."
             )
+        blocks = find_blocks(self._network, self._reference)
+        checkpoint.open(self._key, model, self._draw, blocks=len(blocks))
         total = (_BLOCK.steps + _WHOLE.steps) * self._steps * len(whole.span.nodes)
-        with image_bar("reconstructing", total, shown=shown) as advance:
-            found = [*self._fit_blocks(advance)]
-            if not np.sum(whole.errors(self._held_out)) < np.sum(before):
-                model.set_weights(start)
-                found = [one.undone() for one in found]
-            settings = {"limit": before, "measure_statistics": self._measure_statistics}
-            found.append(self._fit(whole, "", _WHOLE, advance, **settings))
+        with image_bar("reconstructing", total, shown=shown) as progress:
+            if len(checkpoint.fits) < len(blocks):
+                self._fit_blocks(blocks, checkpoint, progress)
+            if len(checkpoint.fits) == len(blocks):
+                # Done again after an interruption, it comes to the same.
+                if not np.sum(whole.errors(self._held_out)) < np.sum(before):
+                    model.set_weights(start)
+                    checkpoint.fits[:] = [
+                        BlockFit(**one).undone().values for one in checkpoint.fits
+                    ]
+                progress.at("the whole network")
+                settings = {"limit": before, "measure_statistics": self._measure_statistics}
+                self._fit(whole, "", _WHOLE, progress, checkpoint, **settings)
+        found = [BlockFit(**one) for one in checkpoint.fits]
         observe_ranges(self._network, Batches(self._images), of_inputs=False)
         after = whole.errors(self._held_out)
         if not (np.all(after <= before) and np.any(after < before)):
@@ -300,8 +322,13 @@ class _Reconstructor:
             agreement_after=whole.agreement(self._held_out),
             num_images=len(self._images[0]),
             held_out=len(self._held_out),
-            seconds=time.monotonic() - begin,
+            seconds=checkpoint.seconds_so_far,
         )
+
+    @property
+    def _key(self) -> str:
+        settings = {"steps": self._steps, "seed": self._seed}
+        return key_of(self._network, self._reference, self._images, **settings)
 
     def _measure_statistics(self) -> None:
         """Gives normalizations the statistics of the fitted images in the quantized network."""
@@ -320,15 +347,21 @@ class _Reconstructor:
         }
         return Part(Front(network, self._images).up_to(network.outputs), aims)
 
-    def _fit_blocks(self, advance: Advance) -> Iterator[BlockFit]:
-        """Fits one block after the other."""
+    def _fit_blocks(
+        self, blocks: Sequence[Block], checkpoint: Checkpoint, progress: Progress
+    ) -> None:
+        """Fits one block after the other, but for those that are finished."""
         front, beside = Front(self._network, self._images), Front(self._reference, self._images)
         seen: set[int] = set()
-        for block in find_blocks(self._network, self._reference):
+        for number, block in enumerate(blocks):
+            progress.at(f"block {number + 1} of {len(blocks)}")
             span, wanted = front.up_to([block.node]), beside.up_to([block.reference])
             beside.advance(wanted, keep=[block.reference, *self._reference.outputs])
-            part = Part(span, {block.node: Aim(beside.tensors[block.reference])}, without=seen)
-            yield self._fit(part, block.reference, _BLOCK, advance)
+            if number < len(checkpoint.fits):
+                progress.skip(_BLOCK.steps * self._steps * len(span.nodes))
+            else:
+                part = Part(span, {block.node: Aim(beside.tensors[block.reference])}, without=seen)
+                self._fit(part, block.reference, _BLOCK, progress, checkpoint)
             seen |= {id(node.layer) for node in span.nodes}
             front.advance(span)
 
@@ -337,18 +370,20 @@ class _Reconstructor:
         part: Part,
         name: str,
         plan: Plan,
-        advance: Advance,
+        progress: Progress,
+        checkpoint: Checkpoint,
         **settings: Any,
-    ) -> BlockFit:
+    ) -> None:
         begin = time.monotonic()
         plan = plan._replace(steps=plan.steps * self._steps)
         before, after = part.fit(
-            plan, self._fitted, self._held_out, self._draw, advance, **settings
+            plan, self._fitted, self._held_out, self._draw, progress, checkpoint, **settings
         )
-        return BlockFit(
+        fit = BlockFit(
             block=name,
             layers=part.layers,
             error_before=float(np.sum(before)),
             error_after=float(np.sum(after)),
             seconds=time.monotonic() - begin,
         )
+        checkpoint.finish(fit.values)

@@ -16,14 +16,14 @@ from sat_tf.export.certificate.certificate import (
     FLOAT_RULE,
     LOSS_RULE,
     Certificate,
-    kind_of_loss,
+    severest,
     worst,
 )
 from sat_tf.export.tflite.metadata import lines_of
 from sat_tf.messages import first_ones
 from sat_tf.presentation.charts import Line, LineChart, Point, save_charts
 from sat_tf.presentation.page import render_page
-from sat_tf.presentation.tables import Column, Marked, Table, digits, percent, plain, points
+from sat_tf.presentation.tables import Column, Marked, Table, digits, percent, plain
 from sat_tf.qat.policy_fields import known_weights
 from sat_tf.training.config.config import load_yaml
 from sat_tf.training.report.results import ModelAccuracy, Results
@@ -180,36 +180,46 @@ def _answers(folder: RunFolder) -> str:
 
 def _verdict(results: Results, differing: Marked | None) -> dict[str, Any]:
     """The first lines of the report."""
-    name, title = results.score
-    of_file, quantized, deployed = (
-        getattr(results, f"{model}_{name}") for model in ("tflite", "quantized", "deployed")
-    )
+    shipped, loss = results.shipped, results.loss
     found: dict[str, Any] = {
         "images": f"{results.held_out_images:,}",
         "float": _percent(results.float_top1),
         "duration": _duration(results.seconds),
         "file": None,
     }
-    if of_file is None:
+    if shipped is None or loss is None:
         return found
-    # A share of fewer images cannot be compared with the float model's.
-    on_all = results.images_of_file == results.held_out_images
-    trained = quantized if deployed is None else deployed
-    share = of_file if on_all or trained is None else trained
-    lost = (1.0 if results.float_top1 is None else results.float_top1) - share
-    kind = kind_of_loss(lost)
     found |= {
         "file": f"{results.file_bytes:,}",
-        "share": _percent(share),
-        "score": title,
-        "what": "TFLite file" if share is of_file else "trained model",
-        "kind": worst([kind, *([differing.kind] if differing else [])]),
+        "share": _percent(shipped.share),
+        "score": results.score.title,
+        "what": "TFLite file" if shipped.title.startswith("TFLite") else "trained model",
+        "kind": worst([loss.kind, *([differing.kind] if differing else [])]),
         "lost": "",
     }
     if results.float_top1 is not None:
-        found["gained"] = Marked(f"{points(-lost)} points", kind)
-        found["lost"] = "" if kind == "good" else f"{100 * lost:.2f} points lost"
+        found["gained"] = loss
+        found["lost"] = "" if loss.kind == "good" else f"{loss.words.lstrip('-+')} lost"
     return found
+
+
+def headline_of(folder: RunFolder) -> Marked | None:
+    """The verdict on the file in a folder, whose kind is that of the worst headline in it.
+
+    The certificate's is about the images that it was verified on, the report's about all held-out
+    ones. None without a file.
+
+    Raises:
+        RunError: a file of the folder cannot be read.
+    """
+    certificate = _of_file(folder, run_folder.CERTIFICATE, Certificate, "a certificate")
+    results = _of_file(folder, run_folder.RESULTS, Results, "results")
+    found = [certificate.verdict] if certificate else []
+    if results and (loss := results.loss):
+        of = f"{results.score.title} beside the float model"
+        on = f"on {results.held_out_images:,} held-out images"
+        found.append(Marked(f"{loss.words} of {of}, {on}", loss.kind))
+    return severest(found)
 
 
 def _accuracy(results: Results) -> str:

@@ -7,7 +7,17 @@ import rich.table
 from pydantic import ConfigDict
 
 from sat_tf.data.source import AGREEMENT, TOP1, Score
-from sat_tf.presentation.tables import Cell, Column, Displayed, Marked, Table, digits, percent
+from sat_tf.export.certificate.certificate import FEWEST_IMAGES, kind_of_loss
+from sat_tf.presentation.tables import (
+    Cell,
+    Column,
+    Displayed,
+    Marked,
+    Table,
+    digits,
+    percent,
+    points,
+)
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.reconstruction import Fitted
 from sat_tf.training.state.run_folder import RunFolder
@@ -180,6 +190,32 @@ class Results(Displayed):
             return None
         words = f"{self.codes_differing:,} of {self.codes_compared:,} codes differ"
         return Marked(words, "bad" if self.codes_differing else "good")
+
+    @property
+    def shipped(self) -> ModelAccuracy | None:
+        """The share that the file is judged by; None without a file.
+
+        That of the file itself, where it was measured on as many images as the float model, else of
+        the model that was trained last: shares of different images cannot be compared.
+        """
+        of_file, *others = (
+            next((one for one in self.accuracies() if one.title == _MODELS[name]), None)
+            for name in ("tflite", "deployed", "quantized")
+        )
+        if of_file is None or of_file.images == self.held_out_images:
+            return of_file
+        return next((one for one in others if one is not None), of_file)
+
+    @property
+    def loss(self) -> Marked | None:
+        """What the file loses of the float model's share, by `LOSS_RULE`; None without a file."""
+        if self.shipped is None:
+            return None
+        before = 1.0 if self.float_top1 is None else self.float_top1
+        kind = kind_of_loss(before - self.shipped.share)
+        if kind == "bad" and self.held_out_images < FEWEST_IMAGES:
+            kind = "watch"
+        return Marked(f"{points(self.shipped.share - before)} points", kind)
 
     def caveat(self) -> str:
         """A warning about the accuracy of a float model that was given; "" for others."""

@@ -14,7 +14,7 @@ import tf_keras as keras
 from sat_tf.atomic_file import on_disk, temporary_folder
 from sat_tf.messages import RunError, first_ones, reason_of
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.quantizers.settings import CLIPPING_LEVEL
+from sat_tf.quantizers.protocol import CLIPPING_LEVEL
 from sat_tf.training.state.run_folder import is_about_a_file
 from sat_tf.training.step.learner import Learner
 from sat_tf.training.step.schedule import Position

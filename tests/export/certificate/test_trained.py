@@ -40,6 +40,12 @@ def certified(quantized, values, tmp_path):
     return proved(quantized, tmp_path / "model.tflite", values, runtimes=("xnnpack",))[1]
 
 
+@pytest.fixture(scope="module")
+def few(tmp_path_factory):
+    """The certificate of few images."""
+    return certified(regression(), VALUES[:8], tmp_path_factory.mktemp("few"))
+
+
 def test_values_beyond_an_observed_range_are_counted_and_differ(tmp_path):
     quantized = regression()
     range_of(quantized, "quant_numbers", 0.3)
@@ -173,6 +179,45 @@ def test_answers_part_where_more_than_a_few_classes_are_others(differing, places
     found = dataclasses.replace(found, runtimes={"xnnpack": runtime})
     assert bool(found.parting) == is_bad
     assert found.is_exact != is_bad
+
+
+@pytest.mark.parametrize(
+    ("images", "differing", "places", "kind"),
+    [
+        (5, 5, 1, "watch"),
+        (6, 6, 1, "watch"),
+        (29, 29, 1, "watch"),
+        (30, 30, 1, "bad"),
+        (29, 0, 1, "watch"),
+        (30, 0, 1, "good"),
+        # Many pixels tell that answers part; few images do not tell that they are kept.
+        (5, 40, 64, "bad"),
+        (5, 0, 64, "watch"),
+    ],
+)
+def test_few_images_do_not_tell_whether_answers_are_kept(images, differing, places, kind, few):
+    found = few
+    (output,) = found.runtimes["xnnpack"].outputs
+    share = 1.0 - differing / (images * places)
+    output = dataclasses.replace(
+        output, classes_by="softmax", values=None, places=images * places, agreement=share
+    )
+    runtimes = {"xnnpack": dataclasses.replace(found.runtimes["xnnpack"], outputs=[output])}
+    found = dataclasses.replace(found, num_images=images, runtimes=runtimes)
+    beside_float = dataclasses.replace(found, reference="simulation", float_outputs=[output])
+    for one in (found, beside_float):
+        assert one.verdict.kind == kind
+        is_told = f"{images} images cannot tell whether answers are kept" in one.verdict.words
+        assert is_told == (images < 30 and not one.parting)
+        assert f'<p class="verdict {kind}">' in certificate_page(one)
+        assert one.to_dict()["verdict"] == one.verdict._asdict()
+        assert one.verdict.words in str(one)
+    # Codes are equal or not, on one image as on many.
+    file_alone = dataclasses.replace(found, reference="simulation", trained=[])
+    assert file_alone.verdict.kind == "good"
+    different = dataclasses.replace(found.tensors[0], codes_differing=1)
+    runtimes = {"xnnpack": dataclasses.replace(runtimes["xnnpack"], tensors=[different])}
+    assert dataclasses.replace(found, runtimes=runtimes).verdict.kind == "bad"
 
 
 def test_channels_that_one_scale_leaves_no_codes_part(tmp_path):

@@ -91,6 +91,9 @@ def quantized(model: keras.Model, chosen: Settings) -> keras.Model:
         level = getattr(layer, "output_variables", {}).get("clipping_level")
         if level is not None and chosen.level_factor != 1.0:
             level.assign(max(float(level) * chosen.level_factor * rng.uniform(0.5, 2.0), 1e-3))
+        skew = getattr(layer, "output_variables", {}).get("skew")
+        if skew is not None:
+            skew.assign(rng.choice([float(skew), -1.0, -0.4, 0.02, 0.7, 1.0]))
     return found
 
 

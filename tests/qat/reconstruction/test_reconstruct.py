@@ -1,3 +1,4 @@
+import contextlib
 import itertools
 import warnings
 
@@ -5,7 +6,9 @@ import numpy as np
 import pytest
 
 import sat_tf
-from sat_tf.qat.reconstruction import reconstruct
+from sat_tf.presentation.progress_bar import Progress
+from sat_tf.qat.reconstruction import checkpoint, reconstruct
+from sat_tf.qat.reconstruction.checkpoint import Checkpoint
 from tests.qat import float_models
 
 STEPS = 10
@@ -247,3 +250,86 @@ def test_its_file_computes_the_integers_of_the_model(fitted, images, tmp_path):
     certificate = sat_tf.verify_tflite(quantized, tmp_path / "model.tflite", pixels)
     assert certificate.codes_compared > 0
     assert certificate.codes_differing == 0
+
+
+# -- interruptions ---------------------------------------------------------------------------------
+
+
+class _Interrupted(Progress):
+    """Interrupts the work after so many calls; sooner or later in a block, or in the whole."""
+
+    def __init__(self, calls):
+        super().__init__("", None)
+        self.calls, self.places = calls, []
+
+    def __call__(self, count):
+        super().__call__(count)
+        self.calls -= 1
+        if not self.calls:
+            raise KeyboardInterrupt
+
+    def at(self, place):
+        super().at(place)
+        self.places.append(place)
+
+
+@pytest.fixture
+def progress_of(monkeypatch):
+    """Lets reconstructions be interrupted after so many steps, and saves each step."""
+    monkeypatch.setattr(checkpoint, "_SECONDS_BETWEEN", 0.0)
+    monkeypatch.setattr(checkpoint, "_COST", 0.0)
+
+    def use(calls):
+        progress = _Interrupted(calls)
+        monkeypatch.setattr(
+            reconstruct, "image_bar", lambda *args, **options: contextlib.nullcontext(progress)
+        )
+        return progress
+
+    return use
+
+
+@pytest.mark.thorough
+def test_what_was_interrupted_goes_on_and_ends_bit_by_bit_as_without(
+    fitted, float_model, images, progress_of, tmp_path
+):
+    quantized, before, found = fitted
+    expected, path = quantized.get_weights(), tmp_path / "unfinished.npz"
+    blocks = len(found.blocks) - 1
+    told = []
+
+    def run(calls):
+        quantized.set_weights(before)
+        progress = progress_of(calls)
+        saved = Checkpoint(path, say=told.append)
+        return progress, sat_tf.reconstruct(
+            quantized, float_model, images, steps=STEPS, checkpoint=saved
+        )
+
+    # In the second block, and in the whole network.
+    for calls in (STEPS + 4, STEPS * (blocks - 1) + 30):
+        with pytest.raises(KeyboardInterrupt):
+            run(calls)
+        for one, other in zip(before, quantized.get_weights(), strict=True):
+            np.testing.assert_array_equal(one, other)
+    progress, again = run(-1)
+    assert progress.places == ["the whole network"]
+    assert "Going on with 1 of" in told[0]
+    assert f"{blocks} of {blocks} blocks of the reconstruction, and " in told[-1]
+    assert "steps of the whole network, which" in told[-1]
+    for one, other in zip(expected, quantized.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    errors = [(one.block, one.error_before, one.error_after) for one in found.blocks]
+    assert [(one.block, one.error_before, one.error_after) for one in again.blocks] == errors
+    # Once more, nothing is left to do.
+    progress, again = run(1)
+    assert progress.calls == 1
+    for one, other in zip(expected, quantized.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_checkpoint_that_cannot_be_written_is_refused_at_once(fitted, float_model, images):
+    quantized, before, _ = fitted
+    quantized.set_weights(before)
+    with pytest.raises(ValueError, match="nowhere, which does not exist"):
+        sat_tf.reconstruct(quantized, float_model, images, checkpoint="nowhere/unfinished.npz")
