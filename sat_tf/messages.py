@@ -25,6 +25,11 @@ _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
+# What Keras writes above the reason of an error, and how Python writes the class of an error.
+_AROUND_A_REASON = re.compile("(Exception|Error) encountered")
+_OF_A_CLASS = re.compile(r"^\w+(?:Error|Exception): (.+)")
+_BOLD = re.compile("\x1b\\[[0-9;]*m")
+
 
 def printable(text: str) -> str:
     r"""Returns text with its control characters as Python writes them; lines and tabs stay.
@@ -215,13 +220,23 @@ def is_standard_error(stream: Any) -> bool:
 
 
 def reason_of(error: BaseException) -> str:
-    """Returns the first line of an error, or the name of its class where it says nothing.
+    r"""Returns the first line of an error, or the name of its class where it says nothing.
+
+    Keras puts lines around the reason, in bold, and TensorFlow the way to it; these are left out.
 
     >>> reason_of(OSError("disk full")), reason_of(OSError())
     ('disk full', 'OSError')
+    >>> reason_of(ValueError("Exception encountered when calling X.call().\n\nbad\n\nArguments: 1"))
+    'bad'
     """
-    lines = str(error).strip().splitlines()
-    return shortened(printable(lines[0])) if lines else type(error).__name__
+    lines = [line.strip() for line in _BOLD.sub("", str(error)).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    around = [place for place, line in enumerate(lines[:-1]) if _AROUND_A_REASON.search(line)]
+    reason = lines[around[-1] + 1] if around else lines[0]
+    if reason == "in user code:":
+        reason = ([text for line in lines for text in _OF_A_CLASS.findall(line)] or [reason])[-1]
+    return shortened(printable(reason))
 
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import pathlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -27,7 +28,7 @@ from sat_tf.commands.quantization.policy import (
 from sat_tf.commands.quantize import expect_float
 from sat_tf.messages import RunError, say, value_errors_as_run_errors
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.quantizers.input_range import INPUT_TYPES
+from sat_tf.quantizers.input_range import INPUT_TYPES, can_be_pictures
 from sat_tf.training.state.run_folder import CONFIG
 
 if TYPE_CHECKING:
@@ -112,13 +113,9 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
             is_pixels = not (asked.states_input_range or is_built_by_name(name))
         plan = explain(model, asked, image_size=size)
         plan.print_to(console)
-        if is_pixels and not plan.problems and _takes_pixels(model, plan.policy):
-            say(
-                console,
-                "Note: the model is taken to be fed pixels, 0 to 255; --images DIR finds its range "
-                "as sat-tf quantize does, and --input_range gives it.",
-                style="yellow",
-            )
+        if is_pixels and not plan.problems:
+            for note in _guesses(model, plan.policy):
+                say(console, f"Note: {note}", style="yellow")
         write_outputs(
             arguments,
             html=plan.write_page,
@@ -129,8 +126,24 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     return not plan.problems
 
 
-def _takes_pixels(model: "keras.Model", policy: BitPolicy) -> bool:
-    """Whether a model is fed pictures that none of its own layers converts."""
-    shapes = [len(one.shape) for one in model.inputs]
-    is_image = shapes == [4] and policy.type_of(model.input_names[0]) == INPUT_TYPES[0]
-    return is_image and not converts_pixels(model)
+def _guesses(model: "keras.Model", policy: BitPolicy) -> Iterator[str]:
+    """What is taken for granted of the inputs, because neither the policy nor the model says it."""
+    from sat_tf.graph.network import Network
+    from sat_tf.graph.rewrite import with_layers_for_operations
+    from sat_tf.planning.decisions import guessed_pixels
+
+    network = Network(with_layers_for_operations(model))
+    guesses = {name: guessed_pixels(network, policy, name) for name in network.inputs}
+    for name, guess in guesses.items():
+        if guess:
+            yield (
+                f"{name}: {guess}; --images FILE.npy, of what it is fed, finds out as sat-tf "
+                "quantize does, and --policy input_type=int8 (or float32) says that it is none."
+            )
+    if list(guesses.values()) != [""] or policy.type_of(network.input) != INPUT_TYPES[0]:
+        return
+    if can_be_pictures(network[network.input].shape) and not converts_pixels(model):
+        yield (
+            "the model is taken to be fed pixels, 0 to 255; --images DIR finds its range as "
+            "sat-tf quantize does, and --input_range gives it."
+        )

@@ -30,6 +30,7 @@ from sat_tf.export.lowering.trace import one_image_only
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.graph_file import serialize
 from sat_tf.export.operations.linear import linear_operations
+from sat_tf.export.releases import first_release, wrong_before
 from sat_tf.export.snapping import snapped
 from sat_tf.export.targets.table import TARGETS
 from sat_tf.export.targets.target import Elsewhere
@@ -42,7 +43,6 @@ from sat_tf.export.tflite.metadata import (
     encode,
     misfits,
 )
-from sat_tf.export.tflite.tensors import Storage
 from sat_tf.graph.flatten import copied_weights
 from sat_tf.graph.network import Network
 from sat_tf.messages import list_problems
@@ -115,26 +115,6 @@ def median_milliseconds(
             break
     # The first runs fill caches, unless there are no others.
     return {name: float(np.median(times[_WARM_UP:] or times)) for name, times in taken.items()}
-
-
-# The first release that computes the codes of a file whose matrices are stored like this, found by
-# running a file of each kind in every release of `ai-edge-litert`; the guide to the export says
-# how. Older releases refuse files with packed matrices, or leave them to their builtin kernels,
-# which round otherwise. INT4 convolutions have run since the first release.
-FIRST_RELEASES = {Storage.INT8: "1.0.0", Storage.INT4: "1.3.0", Storage.INT2: "2.1.2"}
-
-
-def first_release(matrices: Iterable[Storage]) -> str:
-    """The first release of the Python package `ai-edge-litert` that computes a file's codes.
-
-    Args:
-        matrices: how it stores the kernels of its FULLY_CONNECTED operators.
-
-    >>> first_release([Storage.INT8, Storage.INT4])
-    '1.3.0'
-    """
-    needed = [FIRST_RELEASES[storage] for storage in (Storage.INT8, *matrices)]
-    return max(needed, key=lambda release: [int(part) for part in release.split(".")])
 
 
 _NONE = Metadata()
@@ -440,7 +420,7 @@ def export_tflite(
         certified=list(graph.integer_tensors) if direct else [],
         storage=costs,
         kernels=stored_kernels(graph) if direct else [],
-        runs_from=first_release(kernel.storage for kernel in kernels if kernel.is_product),
+        runs_from=first_release((one.storage for one in kernels if one.is_product), parsed),
         holds=holds_of(graph) if direct else [],
         moved_scales=dict(graph.moved_scales) if direct else {},
         moved_biases=moved,
@@ -450,6 +430,7 @@ def export_tflite(
             *graph.warnings,
             *_beyond_target(graph, settings),
             *float_layers_of_one_image(graph, content),
+            *wrong_before(parsed),
             *([] if direct else [CONVERTED]),
         ],
         seconds=time.perf_counter() - start,

@@ -52,17 +52,19 @@ class TrainedModel:
             if not layer_kinds.is_softmax(inner_layer(node.layer))
         }
         self._layers = {
-            name: layers[name]
+            name: layers[graph.former_name(name)]
             for name, tensor in graph.tensors.items()
-            if tensor.codes is not None and name in layers
+            if tensor.codes is not None and graph.former_name(name) in layers
         }
 
         # An input of real values is shown as its quantizer reads it: that clips as the file does.
-        self._inputs = {
+        read = {
             call_name(node): node.inputs[0]
             for node in self._network
             if is_input(node) and role_of(node) is Role.IDENTITY
         }
+        former = {name: graph.former_name(name) for name in self._layers}
+        self._inputs = {name: read[layer] for name, layer in former.items() if layer in read}
         # The tensors that each node shows.
         self._shown: dict[str, list[str]] = {}
         for name, layer in self._layers.items():
@@ -76,7 +78,7 @@ class TrainedModel:
     @property
     def raw_inputs(self) -> frozenset[str]:
         """The names of tensors that are inputs, shown before Keras clips them."""
-        return frozenset(self._inputs) & set(self._layers)
+        return frozenset(self._inputs)
 
     def run(self, images: Pixels) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """The integers by tensor, neither of them clipped to what a file stores, and the output.
@@ -98,7 +100,35 @@ class TrainedModel:
         return codes, joined([outputs[name] for name in self._network.outputs])
 
 
-def _refreshed(model: DeployedModel, subject: Subject) -> DeployedModel:
+class _InNamesOfFile:
+    """A deployed model whose tensors are called as in a file, where outputs have taken their names.
+
+    Args:
+        model: the model.
+        graph: of the file.
+    """
+
+    def __init__(self, model: DeployedModel, graph: Graph) -> None:
+        self._model = model
+        self._names = {graph.former_name(name): name for name in graph.tensors}
+
+    @property
+    def names(self) -> list[str]:
+        """See `Trained`."""
+        return [self._names.get(name, name) for name in self._model.names]
+
+    @property
+    def raw_inputs(self) -> frozenset[str]:
+        """See `Trained`."""
+        return frozenset(self._names.get(name, name) for name in self._model.raw_inputs)
+
+    def run(self, images: Pixels) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """See `Trained`."""
+        codes, outputs = self._model.run(images)
+        return {self._names.get(name, name): made for name, made in codes.items()}, outputs
+
+
+def _refreshed(model: DeployedModel, subject: Subject) -> _InNamesOfFile:
     """A deployed model with the codes of its quantized one as they are now.
 
     Raises:
@@ -118,12 +148,15 @@ def _refreshed(model: DeployedModel, subject: Subject) -> DeployedModel:
             f"model {model.name!r}: received a deployed model with pack={model.pack!r}, expected "
             "one like the file; call deployed_model with the `pack` that it was exported with."
         )
-    return model
+    return _InNamesOfFile(model, graph)
 
 
 def _storage(graph: Graph) -> dict[str, Storage]:
-    """How the kernels of a graph are stored, by the tensors of their layers."""
-    return {linear.output: linear.storage for linear in linear_operations(graph.operations)}
+    """How the kernels of a graph are stored, by the names of their layers."""
+    return {
+        graph.former_name(linear.output): linear.storage
+        for linear in linear_operations(graph.operations)
+    }
 
 
 # Codes are compared up to here: the real values of Keras may be any, and not be numbers.

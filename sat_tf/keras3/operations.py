@@ -80,6 +80,19 @@ class Slice(keras3.layers.Layer):
 
 
 @_register()
+class StopGradient(keras3.layers.Layer):
+    """A tensor as it is, through which no gradient goes."""
+
+    def call(self, inputs: Any) -> Any:
+        """The tensor."""
+        return ops.stop_gradient(inputs)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """The shape of the input."""
+        return input_shape
+
+
+@_register()
 class Operation(keras3.layers.Layer):
     """One of TensorFlow's operations, by its counterpart in Keras 3.
 
@@ -170,30 +183,46 @@ class KerasOperation(keras3.layers.Layer):
             `keras.saving.serialize_keras_object` made of it.
         arguments: its positional and its keyword arguments, as `template_of` makes them, with
             {"tensor": i} for the i-th tensor that the layer is called with.
+        output: which of its outputs, in order, the layer makes; None where it has one.
         **options: options of any Keras layer.
     """
 
-    def __init__(self, operation: Any, arguments: Sequence[Any], **options: Any) -> None:
+    def __init__(
+        self,
+        operation: Any,
+        arguments: Sequence[Any],
+        output: int | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(**{**options, "autocast": False})  # it takes tensors of any type
         if isinstance(operation, Mapping):
             operation = keras3.saving.deserialize_keras_object(dict(operation))
         self.operation = operation
         self.arguments = arguments
+        self.output_number = output
 
     def call(self, inputs: Any) -> Any:
         """The operation on the tensors."""
-        args, options = filled_in(self.arguments, keras3.tree.flatten(inputs))
-        return self.operation.call(*args, **options)
+        return self._of(self.operation.call, inputs)
 
     def compute_output_spec(self, inputs: Any, **others: Any) -> Any:
-        """Shapes and types of what the operation makes."""
+        """Shape and type of what the operation makes."""
+        return self._of(self.operation.compute_output_spec, inputs)
+
+    def _of(self, function: Callable[..., Any], inputs: Any) -> Any:
         args, options = filled_in(self.arguments, keras3.tree.flatten(inputs))
-        return self.operation.compute_output_spec(*args, **options)
+        made = function(*args, **options)
+        number = self.output_number
+        return made if number is None else keras3.tree.flatten(made)[number]
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""
-        operation = keras3.saving.serialize_keras_object(self.operation)
-        return {**super().get_config(), "operation": operation, "arguments": self.arguments}
+        own = {
+            "operation": keras3.saving.serialize_keras_object(self.operation),
+            "arguments": self.arguments,
+            "output": self.output_number,
+        }
+        return {**super().get_config(), **own}
 
 
 def is_known(function: str) -> bool:

@@ -5,6 +5,8 @@ import contextlib
 import os
 import pathlib
 import shutil
+import sys
+import traceback
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +14,7 @@ from sat_tf.atomic_file import expect_path, temporary_folder
 from sat_tf.loading import saved_model, trust
 from sat_tf.loading.model_file import ModelFile, OtherFileError, mappings_in, open_model_file
 from sat_tf.loading.tensor_functions import trusted_maker
-from sat_tf.messages import kind_of, shown
+from sat_tf.messages import first_ones, kind_of, shown
 
 if TYPE_CHECKING:
     import tf_keras as keras
@@ -66,7 +68,10 @@ def load_model(path: str | os.PathLike[str], *, safe_mode: bool = True) -> "kera
             if safe_mode:
                 trust.check(file.config)
             check_order(file.config)
-            with contextlib.nullcontext() if safe_mode else trusted_maker():
+            with (
+                contextlib.nullcontext() if safe_mode else trusted_maker(),
+                _code_of_this_python(file),
+            ):
                 found = keras.models.load_model(name, compile=False, safe_mode=safe_mode)
             # Keras gives back what it does not take for an object, such as one without its config.
             if not isinstance(found, keras.Model):
@@ -94,6 +99,30 @@ def named_by_content(file: ModelFile) -> Iterator[pathlib.Path]:
         except OSError:  # a system without links
             shutil.copyfile(file.path, name)
         yield name
+
+
+@contextlib.contextmanager
+def _code_of_this_python(file: ModelFile) -> Iterator[None]:
+    """A scope in which errors of code that another Python has compiled say so, with the fix.
+
+    Keras keeps the function of a Lambda layer as the code of the Python that saved it, which no
+    other reads.
+    """
+    try:
+        yield
+    except Exception as error:  # `marshal` raises four types, and what it has misread, any
+        calls = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+        if "func_load" not in calls and not isinstance(error, SystemError):
+            raise
+        named = first_ones(trust.lambda_layers(file.config)) or "a function"
+        this = f"{sys.version_info.major}.{sys.version_info.minor}"
+        raise ValueError(
+            f"received Python code in the file ({named}) that another version of Python than this "
+            f"one, {this}, has compiled, and only that version reads ({error}), expected layers of "
+            "Keras; build the model once more from its own code, with these layers as they were, "
+            f"and load the weights: model = build_model(); model.load_weights({str(file.path)!r}); "
+            "model.save('model.keras')"
+        ) from error
 
 
 def _refuse_several_widths(file: ModelFile) -> None:

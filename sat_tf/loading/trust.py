@@ -88,6 +88,11 @@ def untrusted(problems: list[str]) -> str:
     )
 
 
+def lambda_layers(config: Mapping[str, Any]) -> list[str]:
+    """The names of the Lambda layers of a configuration, whose Python code is in it."""
+    return [part.name for part in parts(config) if part.class_name == "Lambda"]
+
+
 def _problems(config: Mapping[str, Any]) -> Iterator[str]:
     # Keras does not read it with compile=False.
     config = {key: value for key, value in config.items() if key != "compile_config"}

@@ -12,7 +12,7 @@ from sat_tf.planning.layer_plan import ActivationPlan, Fate, WeightPlan
 from sat_tf.qat.inputs import find_folds, own_type
 from sat_tf.qat.placed import Placement
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.quantizers.input_range import INPUT_TYPES, InputRange
+from sat_tf.quantizers.input_range import INPUT_TYPES, InputRange, can_be_pictures
 from sat_tf.quantizers.protocol import BITS_FIELDS, ActivationQuantizer, Quantizer, WeightQuantizer
 from sat_tf.quantizers.table import line_of
 
@@ -50,12 +50,38 @@ def _line(network: Network, name: str, policy: BitPolicy) -> str:
         return _TAKEN[kind]
     found = policy.range_of(name)
     line = f"pixels 0 to 255 stand for {_ends(found)}, uint8 in the file"
+    if guess := guessed_pixels(network, policy, name):
+        fix = "what is no picture takes input_type='int8' or 'float32'"
+        return f"{guess}, uint8 in the file; {fix}"
     shape = network[name].shape
     if found.channels is not None and (not shape or shape[-1] != found.channels):
         return line  # a problem of the plan
     # Two inputs of one layer fold one change, so each is looked up separately.
     layers = dict.fromkeys(fold.layer for fold in find_folds(network, {name: found.change})[0])
     return f"{line}, folded into {', '.join(layers)}" if layers else line
+
+
+def guessed_pixels(network: Network, policy: BitPolicy, name: str) -> str:
+    """Says of an input that may be no picture that it is taken for one; "" of any other.
+
+    Pictures are inputs of three channels, those whose pixels the model's own layers convert, and
+    those of which the policy says what they are fed.
+
+    Args:
+        network: the float model.
+        policy: what it is quantized by.
+        name: of the input.
+    """
+    shape = network[name].shape
+    is_coloured = can_be_pictures(shape) and shape[-1] != 1
+    readers = (layer_kinds.role_of(node.layer) for node in network.consumers(name))
+    converts = any(role in (Role.AFFINE, Role.SCALING) for role in readers)
+    is_stated = policy.states_range_of(name) or policy.states_type_of(name)
+    if is_coloured or converts or is_stated:
+        return ""
+    if can_be_pictures(shape):
+        return "taken for grey pictures, pixels 0 to 255, though it may be other maps of numbers"
+    return f"taken for integers 0 to 255, though a shape of {tuple(shape)} is no picture's"
 
 
 def _ends(found: InputRange) -> str:

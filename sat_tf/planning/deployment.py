@@ -145,7 +145,7 @@ def deployment(preview: Network, settings: FileSettings, *, tolerant: bool = Fal
     try:
         graph = pack_graph(trace(view, kernels=outlines), settings.packing)
         if settings.processor.native:
-            graph = settings.ended(graph)
+            graph = settings.typed(graph)
     except Exception as error:
         if not (tolerant or isinstance(error, ValueError) or problems):
             raise

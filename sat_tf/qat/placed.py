@@ -1,9 +1,12 @@
 """The decisions of a placement: the quantizers of a model, and why they are there."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
+from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
+from sat_tf.graph.network import Network
+from sat_tf.messages import first_ones
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.policy_fields import KernelFields
 
@@ -104,3 +107,24 @@ class PlacementError(ValueError):
     def __init__(self, message: str, problems: Iterable[str]) -> None:
         super().__init__(message)
         self.problems = tuple(problems)
+
+
+def without_linear_layers(network: Network, annotated: Collection[str]) -> str:
+    """Says that a model has nothing to quantize, or that nobody has asked for what it has.
+
+    Args:
+        network: the model.
+        annotated: its nodes that were to be quantized.
+    """
+    linear = [node for node in network if layer_kinds.role_of(node.layer) is Role.LINEAR]
+    left_out = [node.layer.name for node in linear if node.name not in annotated]
+    if left_out:
+        return (
+            f"received no annotated linear layer, expected at least one of {first_ones(left_out)}; "
+            "annotate them with quantize_annotate_layer, or the whole with quantize_annotate_model."
+        )
+    return (
+        "received no layer whose weights can be quantized, expected at least one Conv2D, "
+        "DepthwiseConv2D or Dense: there is nothing to quantize; convert the model as it is, by "
+        "tf.lite.TFLiteConverter.from_keras_model(model), or quantize the one that it is a part of."
+    )

@@ -11,7 +11,14 @@ from sat_tf.graph.network import Network, Node, as_layer_name
 from sat_tf.messages import kind_of, list_problems, listed_problems
 from sat_tf.qat.configs import LayerConfig, PlacedConfig
 from sat_tf.qat.inputs import entrance, norms_behind, range_problems, reads_floats, states_codes
-from sat_tf.qat.placed import Demand, Insertion, Placement, PlacementError, Reasons
+from sat_tf.qat.placed import (
+    Demand,
+    Insertion,
+    Placement,
+    PlacementError,
+    Reasons,
+    without_linear_layers,
+)
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.policy_fields import known_weights
 from sat_tf.qat.value_ranges import PixelRanges, Spreads, ValueRanges
@@ -307,10 +314,7 @@ class _Placer:
 
     def _check(self) -> None:
         if not self.linear:
-            self.problems.append(
-                "received no annotated linear layer, expected at least one Conv2D, "
-                "DepthwiseConv2D or Dense; annotate them with quantize_annotate_model."
-            )
+            self.problems.append(without_linear_layers(self.network, self.annotations))
         named = [
             node.name
             for node in self.whole

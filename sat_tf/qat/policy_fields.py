@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from sat_tf.core.grid import AUTOMATIC, GRIDS, Grid, is_bits
 from sat_tf.messages import warn
 from sat_tf.quantizers import table
-from sat_tf.quantizers.protocol import BITS_FIELDS, GRID_FIELDS
+from sat_tf.quantizers.protocol import BITS_FIELDS, GRID_FIELDS, WeightRequest
 
 # The range of an input where nobody gives one. It is known by its identity, so that `requantize`
 # can tell a policy that leaves a model its range from one that gives it another.
@@ -95,6 +95,7 @@ def _beyond_int8(grid: str, num_bits: int) -> str:
     )
 
 
+_WITHOUT_FILE = "or stream_bits=None, as BitPolicy.paper has it, to train without exporting"
 _OTHER_GRIDS = "use 'auto' (narrow at 8 bits, DoReFa below), or 7 bits"
 
 
@@ -202,25 +203,57 @@ def is_positive(value: Any) -> bool:
 
 
 def pair_problems(values: Mapping[str, Any]) -> list[str]:
-    """Returns what is wrong with combinations of bits and grid in one layer, one line a problem."""
+    """Returns what is wrong with combinations in one layer, one line a problem.
+
+    Of bits and grid, and of both with the quantizer: what could be trained, but not exported, is
+    refused unless the policy is one for training alone.
+    """
     problems = []
-    # Float activations or streams are the paper's setting, for experiments; integers are for files.
-    integers = all(values.get(name) is not None for name in ("activation_bits", "stream_bits"))
     for bits, grid, bits_field, grid_field, _ in _kernels(values):
         both = f"{bits_field}={bits} with {grid_field}={grid!r}"
-        if grid not in GRIDS or bits is None:
+        if bits is None:
             continue
-        if bits < GRIDS[grid].fewest_bits:
+        if grid in GRIDS and bits < GRIDS[grid].fewest_bits:
             problems.append(
                 f"{both}: that grid has a single value at {bits} bit; use {grid_field}='dorefa', "
                 f"or {GRIDS[grid].fewest_bits} bits and more."
             )
-        elif integers and not GRIDS[grid].fits_int8(bits):
+        elif not _is_for_files(values):
+            continue
+        elif grid in GRIDS and not GRIDS[grid].fits_int8(bits):
+            problems.append(f"{both}: {_beyond_int8(grid, bits)}; {_OTHER_GRIDS}; {_WITHOUT_FILE}.")
+        elif problem := _codes_problem(values, bits, grid):
             problems.append(
-                f"{both}: {_beyond_int8(grid, bits)}; {_OTHER_GRIDS}; or stream_bits=None, as "
-                "BitPolicy.paper has it, to train without exporting."
+                f"{both} and weight_quantizer={values['weight_quantizer']!r}: {problem}"
             )
     return problems
+
+
+def _is_for_files(values: Mapping[str, Any]) -> bool:
+    """Whether the fields of a policy are for models that are exported.
+
+    Float activations or streams are the paper's setting, for experiments; integers are for files.
+    """
+    return all(values.get(name) is not None for name in ("activation_bits", "stream_bits"))
+
+
+def _codes_problem(values: Mapping[str, Any], bits: int, grid: Any) -> str | None:
+    """Why int8 does not hold the codes of the quantizer that is named; None where it does."""
+    name, options = values.get("weight_quantizer"), values.get("weight_options", {})
+    is_known = is_name(name) and is_options(options)
+    if not is_known or table.quantizer_problems("weight", str(name), values):
+        return None
+    request = WeightRequest(num_bits=bits, grid=grid, options=options)
+    try:
+        quantizer = table.make_weight_quantizer(str(name), request)
+    except ValueError as error:
+        return str(error)
+    if quantizer.fits_int8:
+        return None
+    return (
+        f"its codes reach {quantizer.largest_code} and do not fit int8: the model could be "
+        f"trained, but not exported; use {quantizer.int8_remedy}; {_WITHOUT_FILE}."
+    )
 
 
 # The quantizers that options are for where a policy names none.

@@ -54,6 +54,7 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
     method: ClassVar[str] = "L1"
     follows_grid: ClassVar[bool] = True
     zeros_stay_with: ClassVar[str] = "weight_grid='narrow'"
+    int8_remedy: ClassVar[str] = "weight_grid='auto', or a lower weight_options['highest']"
     levels_name: ClassVar[str] = "channel_bits"
     levels_type: ClassVar[str] = "uint8"
     levels_settings: ClassVar[tuple[str, ...]] = (
@@ -207,13 +208,6 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
         """Whether a weight of 0 stays 0, in all channels."""
         rows = [] if self.num_bits is None else self._rows(self._possible)
         return all(row.codes_per_unit == 1 for _, row in rows)
-
-    def export_problem(self) -> str | None:
-        """Why its weights have no int8 codes, and what to do; None where they have."""
-        problem = super().export_problem()
-        if problem is None or self.fits_int8:
-            return problem
-        return f"{problem}, a lower weight_options['highest'], or weight_grid='auto'"
 
     def describe(self) -> str:
         """One line for people."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -40,6 +40,8 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
         surrogate: what rounding passes back, a row of `gradients.SURROGATES`.
         surrogate_strength: see there; None is the usual one.
     """
+
+    int8_remedy: ClassVar[str] = "weight_grid='auto' or 'narrow', or with 7 bits"
 
     detach_max: bool = False
     initial_gain: float = 1.0
@@ -165,7 +167,7 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
         return (
             f"received {self.num_bits}-bit weights on the {self.grid_name} grid, whose codes reach "
             f"{self.largest_code}, expected at most {LARGEST_INT8} to fit int8; requantize with "
-            "weight_grid='auto' or 'narrow', or with 7 bits"
+            f"{self.int8_remedy}"
         )
 
     # -- its start ---------------------------------------------------------------------------------

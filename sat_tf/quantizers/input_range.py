@@ -44,6 +44,18 @@ class ImageGrid:
     zero_point: int
 
 
+def can_be_pictures(shape: Sequence[int | None]) -> bool:
+    """Whether an input can be fed pictures, grey ones or of red, green and blue.
+
+    Args:
+        shape: of one, without the batch dimension.
+
+    >>> can_be_pictures((None, None, 3)), can_be_pictures((96, 64))
+    (True, False)
+    """
+    return len(shape) == 3 and shape[-1] in (1, 3)
+
+
 @dataclasses.dataclass(frozen=True)
 class InputRange:
     """Real values of the pixels 0 and 255.

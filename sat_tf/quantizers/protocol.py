@@ -333,6 +333,8 @@ class WeightQuantizer(Quantizer):
 
     # -- its codes ---------------------------------------------------------------------------------
 
+    # What has codes that fit int8, where those of the quantizer do not.
+    int8_remedy: ClassVar[str] = "fewer bits"
     NOT_QUANTIZED: ClassVar[str] = (
         "received a layer whose weights are not quantized, expected 1 to 8 weight bits; call "
         "sat_tf.requantize(model, policy) with a policy that has weight_bits, train, and "
@@ -421,7 +423,7 @@ class WeightQuantizer(Quantizer):
         return (
             f"received {self.num_bits}-bit weights of {self!r}, whose codes reach "
             f"{self.largest_code}, expected at most {LARGEST_INT8} to fit int8; requantize with "
-            "fewer bits"
+            f"{self.int8_remedy}"
         )
 
     @property

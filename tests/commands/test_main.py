@@ -255,6 +255,25 @@ def test_a_finished_run_is_not_run_again(tiny_run, capsys):
     assert {path: path.stat().st_mtime_ns for path in tiny_run.iterdir()} == before
 
 
+def test_commands_end_with_1_and_say_why_where_the_headline_is_red(tiny_run, tmp_path, capsys):
+    # The answers of the file part from the trained model's, and all of its codes are right.
+    run, config = tmp_path / "run", str(tiny_run.parent / "tiny.yaml")
+    shutil.copytree(tiny_run, run)
+    certificate = run / "certificate.json"
+    values = read_json(certificate)
+    (output,) = values["runtimes"]["xnnpack"]["outputs"]
+    output |= {"agreement": 0.5, "places": 64, "classes_by": "softmax", "values": None}
+    certificate.write_text(json.dumps(values))
+    for command in (
+        ["train", "--config", config, "--out", str(run)],
+        ["verify", str(run), "--certificate", str(certificate)],
+    ):
+        assert main.main(command) == 1, command
+        last = capsys.readouterr().out.strip().splitlines()[-1]
+        assert ": red: 0 of" in last
+        assert "its answers part from the trained model" in last
+
+
 def test_a_folder_with_a_run_of_another_config_is_refused_with_the_difference(tiny_run, capsys):
     config = str(tiny_run.parent / "tiny.yaml")
     command = ["train", "--config", config, "--out", str(tiny_run), "--set", "seed=7"]

@@ -1,3 +1,4 @@
+import base64
 import json
 import os
 import pathlib
@@ -460,3 +461,35 @@ def test_endless_configurations_are_refused(tmp_path):
             archive.writestr("config.json", '{"config": ' + "[" * depth + "]" * depth + "}")
         with pytest.raises(ValueError, match=r"nested"):
             load_model(path)
+
+
+def _of_another_python(value):
+    """A configuration whose code of Lambda layers begins as no code of this Python does."""
+    if isinstance(value, dict):
+        return {key: _of_another_python(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_of_another_python(inner) for inner in value]
+    code = base64.b64decode(value) if isinstance(value, str) and len(value) > 100 else b""
+    is_code = code[:1] in (b"\xe3", b"c")
+    return base64.b64encode(b"\x7f" + code[1:]).decode() if is_code else value
+
+
+@pytest.mark.parametrize("name", ["lambda.h5", "lambda.keras"])
+def test_code_of_another_python_is_named_with_the_way_to_its_weights(name, tmp_path):
+    image = L.Input((4, 4, 1))
+    tensor = L.Conv2D(2, 3, name="conv")(image)
+    scaled = L.Lambda(lambda inputs, scale: inputs[0] + inputs[1] * scale, name="scaled_sum")
+    scaled.arguments = {"scale": 0.17}
+    model, path = keras.Model(image, scaled([tensor, tensor])), tmp_path / name
+    model.save(path)
+    with_config(path, _of_another_python(config_of(path)))
+    with pytest.raises(UntrustedModelError, match="scaled_sum: a Lambda layer"):
+        load_model(path)
+    with pytest.raises(ValueError, match=r"\(scaled_sum\) that another version of Python") as error:
+        load_model(path, safe_mode=False)
+    assert "marshal" in str(error.value)
+    # What the error says to do.
+    assert f"model.load_weights({str(path)!r})" in str(error.value)
+    again = keras.models.clone_model(model)
+    again.load_weights(path)
+    np.testing.assert_array_equal(again.get_weights()[0], model.get_weights()[0])

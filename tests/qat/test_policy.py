@@ -1,3 +1,4 @@
+import contextlib
 import copy
 import dataclasses
 import inspect
@@ -19,7 +20,9 @@ from sat_tf.core.rescale import METHODS
 from sat_tf.qat import policy_fields
 from sat_tf.qat.configs import LayerConfig
 from sat_tf.qat.policy import FIELDS, PER_LAYER_FIELDS, BitPolicy
-from sat_tf.qat.policy_fields import known_weights
+from sat_tf.qat.policy_fields import GRID_NAMES, known_weights
+from sat_tf.quantizers.protocol import WeightRequest
+from sat_tf.quantizers.table import WEIGHT_QUANTIZERS, make_weight_quantizer
 
 
 def _problems(**fields):
@@ -426,6 +429,26 @@ def test_a_policy_of_integers_whose_named_grid_does_not_fit_is_refused_when_it_i
     for floats in ("stream_bits", "activation_bits"):
         with pytest.warns(UserWarning, match=f"reach {code} and do not fit int8.*not exported"):
             BitPolicy(**filled(fields), **{floats: None})
+
+
+@pytest.mark.filterwarnings("ignore:weight_grid=")
+@pytest.mark.parametrize("name", [*WEIGHT_QUANTIZERS, None])
+def test_no_weights_are_refused_by_the_export_alone(name):
+    """Every quantizer, at all bits and grids of a policy for files, inside and at the ends."""
+    choices = itertools.product(range(1, 9), GRID_NAMES, [None, 8], [None, *GRID_NAMES])
+    policies = []
+    for bits, grid, end_bits, end_grid in choices:
+        fields = {"first_last_weight_bits": end_bits, "first_last_weight_grid": end_grid}
+        with contextlib.suppress(ValueError):
+            policies.append(
+                BitPolicy.mobile(bits, weight_quantizer=name, weight_grid=grid, **fields)
+            )
+    assert policies
+    for policy, end in itertools.product(policies, (False, True)):
+        at = policy.at("layer", end=end)
+        request = WeightRequest(num_bits=at.weight_bits, grid=at.weight_grid)
+        quantizer = make_weight_quantizer(known_weights(vars(at)), request)
+        assert quantizer.export_problem() is None, (policy, end)
 
 
 def test_the_paper_s_own_grid_in_all_layers_can_be_trained_and_is_said_not_to_export():

@@ -246,8 +246,24 @@ def test_codes_are_packed_where_all_channels_fit_as_planned(highest, bits, note,
 
 @pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:model .* it is float")
-def test_codes_beyond_int8_are_warned_of_and_not_exported(tmp_path):
-    policy = _policy(weight_grid="dorefa", first_last_weight_grid="auto")
+def test_codes_beyond_int8_are_refused_before_any_training(tmp_path):
+    beyond = {"weight_grid": "dorefa", "first_last_weight_grid": "auto"}
+    expected = (
+        "weight_bits=3 with weight_grid='dorefa' and weight_quantizer='channel_bits': its codes "
+        r"reach 255 and do not fit int8: .*; use weight_grid='auto', or a lower weight_options"
+    )
+    with pytest.raises(ValueError, match=f"(?s)sede.*{expected}"):
+        _policy(**beyond, sede=1)
+    whole = {"weight_bits": 3, "weight_quantizer": "channel_bits", "weight_grid": "dorefa"}
+    with pytest.raises(ValueError, match=rf"overrides\['point\*'\]: {expected}"):
+        BitPolicy.mobile(3, overrides={"point*": whole})
+    # Only the model tells which bits a layer has that is given the quantizer alone.
+    overridden = BitPolicy.mobile(
+        3, weight_grid="dorefa", overrides={"pointwise": {"weight_quantizer": "channel_bits"}}
+    )
+    with pytest.raises(ValueError, match=f"pointwise: {expected}"):
+        sat_tf.quantize_model(_model(), overridden)
+    policy = _policy(**beyond, stream_bits=None)
     with pytest.warns(UserWarning, match=r"pointwise \(3 bits, dorefa\) do not fit int8"):
         model = sat_tf.quantize_model(_model(), policy)
     with pytest.raises(ValueError, match=r"reach 255, .* a lower weight_options"):

@@ -39,6 +39,7 @@ from sat_tf.export.litert.processes import refusals, this_machine
 from sat_tf.export.operations.graph import Graph, batches, outputs_of, simulate
 from sat_tf.export.operations.graph_file import read_graph
 from sat_tf.export.operations.softmax import softmax
+from sat_tf.export.releases import wrong_before
 from sat_tf.export.tflite.contents import Contents, gzip_size, read_contents
 from sat_tf.export.tflite.images import Pixels, arrays_of, joined, number_of
 from sat_tf.export.tflite.metadata import read_metadata
@@ -299,7 +300,11 @@ def prove(
         refused=refused,
         codes=recorder.result(),
         trained=keras.result() if keras else [],
-        warnings=[*graph.warnings, *([machine.doubt] if machine.doubt else [])],
+        warnings=[
+            *graph.warnings,
+            *wrong_before(subject.parsed),
+            *([machine.doubt] if machine.doubt else []),
+        ],
         accuracy={
             output.name: {name: shares[output.name] for name, shares in right.items()}
             for output in counted

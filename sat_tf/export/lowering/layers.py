@@ -11,7 +11,7 @@ import tf_keras as keras
 from sat_tf.core.grid import LARGEST_INT8
 from sat_tf.export.operations.builder import Affine, GraphBuilder
 from sat_tf.export.operations.table import MOVES
-from sat_tf.export.operations.windows import LinearKind, transposed_size
+from sat_tf.export.operations.windows import LinearKind, ends_early, placement, transposed_size
 from sat_tf.export.tflite.tensors import WHOLE, Codes, Window
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import KernelForm
@@ -178,9 +178,19 @@ def linear_operation(
         window = dataclasses.replace(window, more=(rows, columns))
         codes, window = _for_xnnpack(np.swapaxes(codes, 2, 3), window, image[:2], wanted[:2])
         return LinearKind.TRANSPOSED, codes, window
+    window = _for_all_releases(window, codes.shape[:2], (1, *source) if one_row else source)
     if kernel.depthwise:
         return LinearKind.DEPTHWISE, codes.reshape(*codes.shape[:2], -1), window
     return LinearKind.CONVOLUTION, codes, window
+
+
+def _for_all_releases(window: Window, kernel: tuple[int, ...], image: tuple[int, ...]) -> Window:
+    """VALID for SAME that pads nothing, where earlier releases of XNNPACK compute SAME wrongly."""
+    axes = zip(image, kernel, window.strides, window.dilation, strict=False)
+    pads = any(any(placement(*axis, window.padding)[0]) for axis in axes)
+    if pads or not ends_early(image[:2], kernel, window):
+        return window
+    return dataclasses.replace(window, padding="VALID")
 
 
 def _for_xnnpack(

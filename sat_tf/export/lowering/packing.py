@@ -337,7 +337,7 @@ def stored_kernels(graph: Graph) -> list[StoredKernel]:
     """The kernels of weights in the file of a graph from `pack_graph`, producers first."""
     return [
         StoredKernel(
-            layer=operation.output,
+            layer=graph.former_name(operation.output),
             operator=operation.operator_kind.value,
             weights=operation.num_weights,
             bits=operation.storage.value,
@@ -424,9 +424,12 @@ class FileSettings:
 
     def ended(self, graph: Graph) -> Graph:
         """A graph with float outputs as the file ends: outputs of its type, by their names."""
+        return with_own_names(self.typed(graph))
+
+    def typed(self, graph: Graph) -> Graph:
+        """A graph with float outputs, with those of the file; see `outputs.with_output_type`."""
         own = self.output_type or self.processor.output_type
-        ended = with_output_type(graph, own, where_codes=self.output_type is None)
-        return with_own_names(ended)
+        return with_output_type(graph, own, where_codes=self.output_type is None)
 
     def of_graph(self, graph: Graph) -> "FileSettings":
         """The settings of a file of this graph: without packed kernels it is the plain one."""

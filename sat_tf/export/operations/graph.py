@@ -39,6 +39,7 @@ class Graph:
             most often all of it, has the same codes with any of XNNPACK's.
         moved_scales: by how many units in the last place the scales of tensors were moved so that
             all kernels of XNNPACK agree; of a graph that was read from a file, empty.
+        former_names: the names of layers that tensors had before outputs took theirs.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Graph:
     storage_notes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     kernels: KernelSet = X86
     moved_scales: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    former_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def on(self, kernels: KernelSet) -> "Graph":
         """The same graph, simulated as other kernels compute it."""
@@ -117,7 +119,12 @@ class Graph:
             layer_outputs={layer: new(name) for layer, name in self.layer_outputs.items()},
             storage_notes={new(name): note for name, note in self.storage_notes.items()},
             moved_scales={new(name): units for name, units in self.moved_scales.items()},
+            former_names={new: self.former_name(name) for name, new in names.items()},
         )
+
+    def former_name(self, tensor: str) -> str:
+        """The name that a tensor had before outputs took theirs: most often, that of its layer."""
+        return self.former_names.get(tensor, tensor)
 
     @property
     def layers_left_float(self) -> dict[str, str]:

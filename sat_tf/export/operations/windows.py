@@ -33,6 +33,27 @@ def placement(
     return (total // 2, total - total // 2), outputs
 
 
+def ends_early(sizes: Sequence[int], kernel: Sequence[int], window: Window) -> bool:
+    """Whether the windows of SAME end in front of the last row or column of an image.
+
+    A stride is then larger than the kernel, and XNNPACK before LiteRT 2.2.0, in TensorFlow 2.21
+    too, takes what is left over for a padding below 0: it computes other values. A kernel of one
+    pixel, and pooling, it computes rightly.
+
+    >>> ends_early((16, 16), (1, 3), Window((2, 2), "SAME"))
+    True
+    >>> ends_early((15, 15), (1, 3), Window((2, 2), "SAME"))
+    False
+    """
+    if window.padding != "SAME" or tuple(kernel) == (1, 1):
+        return False
+    axes = zip(sizes, kernel, window.strides, window.dilation, strict=True)
+    return any(
+        (-(-size // stride) - 1) * stride + dilation * (length - 1) + 1 < size
+        for size, length, stride, dilation in axes
+    )
+
+
 def transposed_size(sizes: Sequence[int], kernel: Sequence[int], window: Window) -> tuple[int, ...]:
     """Rows and columns that a transposed convolution makes of an image.
 

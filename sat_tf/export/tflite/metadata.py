@@ -19,6 +19,7 @@ import numpy as np
 from sat_tf.export.tflite.tensors import Image, Tensor
 from sat_tf.messages import first_ones
 from sat_tf.preprocessing import Preprocessing
+from sat_tf.quantizers.input_range import can_be_pictures
 from sat_tf.zip_archive import NO_TIME, is_archive, opened_archive, read_member
 
 # The names that TFLite's libraries look for.
@@ -160,7 +161,7 @@ def misfits(metadata: Metadata, image: Image, shape: tuple[int, ...]) -> list[st
             "model's output, in order."
         )
     has_pixels = image.type == "uint8" and not image.is_kept
-    is_picture = has_pixels and len(image.shape) == 3 and image.shape[-1] in (1, 3)
+    is_picture = has_pixels and can_be_pictures(image.shape)
     if metadata.preprocessing is not None and not is_picture:
         problems.append(
             f"preprocessing: received some for an input of {image.type} {image.shape}, expected "
@@ -266,7 +267,7 @@ def _image(builder: Any, image: Image, preprocessing: Preprocessing | None) -> i
     unit = _table(builder, {1: normalization}, numbers={0: _NORMALIZATION_OPTIONS})
     fields = {0: name, 1: about, 4: _vector(builder, [unit]), 5: stats}
     shape = image.shape
-    if len(shape) == 3 and shape[-1] in _COLOR_SPACES:
+    if can_be_pictures(shape):
         properties = _table(builder, {}, numbers={0: _COLOR_SPACES[shape[-1]]})
         fields[3] = _table(builder, {1: properties}, numbers={0: _IMAGE_PROPERTIES})
     return _table(builder, fields)

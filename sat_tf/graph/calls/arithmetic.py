@@ -349,6 +349,12 @@ def _comparison(call: Any) -> Twin:
     return lambda x1, x2: function(typed(x1, dtype), typed(x2, dtype))
 
 
+def _of_truths(call: Any) -> Twin:
+    """A function of two operands that Keras 3 casts to truths."""
+    function = call.function
+    return lambda x1, x2: function(typed(x1, "bool"), typed(x2, "bool"))
+
+
 def _where(call: Any) -> Twin:
     import tensorflow as tf
 
@@ -479,8 +485,8 @@ OF_TWO = (
     _comparing("greater_equal", "math.greater_equal"),
     _comparing("less", "math.less"),
     _comparing("less_equal", "math.less_equal"),
-    _comparing("logical_and", "math.logical_and"),
-    _comparing("logical_or", "math.logical_or"),
+    _two("logical_and", "math.logical_and", twin=_of_truths),
+    _two("logical_or", "math.logical_or", twin=_of_truths),
     _comparing("not_equal", "math.not_equal"),
 )
 # Operations with settings of their own, and those that TensorFlow has no function for.

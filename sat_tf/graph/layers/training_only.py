@@ -49,5 +49,5 @@ KINDS: Kinds = {
     keras.layers.SpatialDropout1D: _IDENTITY,
     keras.layers.SpatialDropout2D: _IDENTITY,
     keras.layers.SpatialDropout3D: _IDENTITY,
-    StopGradient: LayerKind(Role.IDENTITY),
+    StopGradient: _IDENTITY,
 }

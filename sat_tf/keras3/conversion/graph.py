@@ -95,11 +95,12 @@ class Call:
             return constant(value)
 
         arguments = self.node.arguments
+        is_layer = isinstance(self.operation, keras3.layers.Layer)
         kept = {
             name: value
             for name, value in arguments.kwargs.items()
             if value is not None
-            and name not in _MASKS
+            and not (is_layer and name in _MASKS)
             # In inference Keras 3 overrules it; tf_keras would not.
             and not (name == "training" and value)
         }

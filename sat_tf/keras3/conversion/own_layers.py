@@ -90,6 +90,9 @@ class OfKeras3(LeftFloat):
 class CarriedOperation:
     """An operation of Keras 3 that tf_keras does not have, called on tensors of TensorFlow.
 
+    Of one that makes several tensors, each is computed by a layer of its own: layers that are left
+    float make one.
+
     Args:
         call: the call of the operation.
         fix: see `layer_of_keras3`.
@@ -99,27 +102,34 @@ class CarriedOperation:
     """
 
     def __init__(self, call: Call, fix: str = "") -> None:
-        operation, arguments = call.operation, call.node.arguments
-        self._given = keras3.tree.flatten((arguments.args, arguments.kwargs))
-        tensors = self._tensors(arguments.args, arguments.kwargs)
+        operation = call.operation
+        own = {id(tensor): tensor for tensor in call.tensors}
+        args, kwargs = call.filled_in(own, lambda value: value)
+        self._given = keras3.tree.flatten((args, kwargs))
+        tensors = self._tensors(args, kwargs)
         places = {id(tensor): place for place, tensor in enumerate(tensors)}
-        try:
-            template = template_of([list(arguments.args), dict(arguments.kwargs)], places)
-            layer = KerasOperation(operation, template, name=operation.name)
-            layer = KerasOperation.from_config(layer.get_config())
-        except Exception as error:  # operations of any author may raise anything
-            raise ValueError(
-                f"received the operation {type(operation).__name__} that no file can hold "
-                f"({reason_of(error)}), expected one of plain settings; write it as a layer class "
-                "of your own, which unsupported='float' leaves float"
-            ) from error
-        layer.build([tensor.shape for tensor in tensors])
-        self.layer = layer_of_keras3(layer, fix)
+        count = len(call.outputs)
+        self.layers = []
+        for number in range(count):
+            name = f"{operation.name}_{number}" if count > 1 else operation.name
+            output = number if count > 1 else None
+            try:
+                template = template_of([list(args), kwargs], places)
+                layer = KerasOperation(operation, template, output, name=name)
+                layer = KerasOperation.from_config(layer.get_config())
+            except Exception as error:  # operations of any author may raise anything
+                raise ValueError(
+                    f"received the operation {type(operation).__name__} that no file can hold "
+                    f"({reason_of(error)}), expected one of plain settings; write it as a layer "
+                    "class of your own, which unsupported='float' leaves float"
+                ) from error
+            layer.build([tensor.shape for tensor in tensors])
+            self.layers.append(layer_of_keras3(layer, fix))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The outputs of the operation, given its arguments with tensors of TensorFlow."""
         tensors = self._tensors(args, kwargs)
-        return self.layer(tensors if len(tensors) > 1 else tensors[0])
+        return [layer(tensors if len(tensors) > 1 else tensors[0]) for layer in self.layers]
 
     def _tensors(self, args: Any, kwargs: Mapping[str, Any]) -> list[Any]:
         """The values that stand where the operation was called with symbolic tensors."""

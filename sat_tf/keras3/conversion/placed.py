@@ -5,7 +5,6 @@ The plan is the quantized twin in tf_keras: a graph of layers by name, with what
 
 import dataclasses
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -30,7 +29,7 @@ from sat_tf.keras3.quantized_layer import (
     INSTEAD,
 )
 from sat_tf.keras3.quantized_layer import QuantizedLayer as QuantizedLayer3
-from sat_tf.messages import did_you_mean, list_problems
+from sat_tf.messages import did_you_mean, list_problems, reason_of
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.wrapper import QuantizedLayer
@@ -142,16 +141,8 @@ def _called(plan: keras.Model, node: Node, layer: Any, tensors: Mapping[str, Any
     except Exception as error:  # code of users may raise anything
         raise ValueError(
             f"model {plan.name!r}: {node.layer.name}: received a layer that Keras 3 cannot call "
-            f"this way ({_reason(error)}); build the model without it."
+            f"this way ({reason_of(error)}); build the model without it."
         ) from error
-
-
-def _reason(error: Exception) -> str:
-    """The line with the reason, without what Keras puts around it in bold."""
-    text = re.sub("\x1b\\[[0-9;]*m", "", str(error)) or type(error).__name__
-    inside = re.search(r"Error encountered:\s*([^\n]+)", text)
-    inside = inside or re.search(r"Exception encountered[^\n]*\s*([^\n]+)", text)
-    return (inside.group(1) if inside else text.splitlines()[0]).strip().rstrip(".")
 
 
 def _made(layer: Any, name_of: Callable[[str], str], originals: Mapping[str, Original]) -> Any:

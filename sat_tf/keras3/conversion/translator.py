@@ -328,6 +328,7 @@ class Translator:
 
     def _call(self, call: Call, function: Callable[..., Any], tensors: dict[int, Any]) -> None:
         args, kwargs = call.filled_in(tensors, to_tf_keras)
+        is_layer = isinstance(call.operation, keras3.layers.Layer)
         try:
             with without_initial_values(function):
                 outputs = function(*args, **kwargs)
@@ -345,7 +346,7 @@ class Translator:
             ) from error
         for symbol, tensor in zip(call.outputs, tf.nest.flatten(outputs), strict=True):
             tensors[id(symbol)] = tensor
-            if not isinstance(call.operation, keras3.layers.Layer):
+            if not (is_layer or isinstance(function, CarriedOperation)):
                 # Keras names such layers itself, and takes no name.
                 tensor._keras_history.layer._name = call.operation.name
 

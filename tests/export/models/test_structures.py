@@ -205,7 +205,7 @@ def test_a_file_has_the_inputs_and_outputs_in_the_order_of_the_model(detector, p
     assert found.num_images == 32
     graph = read_graph(path.read_bytes(), "file")
     assert [image.name for image in graph.images] == ["right", "left"]
-    assert graph.outputs == ("boxes_float", "classes_float")
+    assert graph.outputs == ("box", "class")
     simulated = simulate(graph, tuple(_pixels()))
     joined = [simulated[name].reshape(32, -1) for name in graph.outputs]
     outputs = Runtime(path.read_bytes(), keep_tensors=False).run(tuple(_pixels()))

@@ -84,7 +84,7 @@ def giant_image(model, graph):
         (unknown_operator, r"operator 1, BATCH_TO_SPACE_ND .*: not an operator of sat-tf"),
         (other_activation, r"operator 1, CONV_2D \w+: its fused activation is RELU6"),
         (other_bias_scales, r"the scales of its bias are not input scale · weight scale"),
-        (backward, r"operator 1, .*nothing before it makes its input dense\w*_float"),
+        (backward, r"operator 1, .*nothing before it makes its input dense\w*"),
         (other_shape, r"operator 1, .*its tensor has the shape|do not fit each other"),
         (name_with_an_end, r"a tensor has the name 're\\x00lu'"),
         (no_scale, r"its tensor has the scale nan, expected one above 0"),

@@ -1,11 +1,13 @@
 """The page that ends a run, read as text; `test_report_in_browser` opens it."""
 
 import pytest
+from rich.console import Console
 
 from sat_tf.analysis.code_use import LayerRow
+from sat_tf.commands.verification_table import conclude
 from sat_tf.messages import RunError
 from sat_tf.preprocessing import RESIZED_AND_CROPPED
-from sat_tf.training.report.report import _weights, write_layers, write_report
+from sat_tf.training.report.report import _weights, headline_of, write_layers, write_report
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.run_folder import RunFolder
 from tests.export.certificate.test_certificate_page import outline
@@ -68,6 +70,22 @@ def test_the_headline_is_amber_behind_a_point_lost_and_red_behind_three(
     assert f'<p class="verdict {kind}">{words}</p>' in page
     assert f'<span class="{kind}">{-100 * lost:+.2f} points</span>' in page
     assert "A loss beside the float model is amber where it is more than 1 point" in page
+
+
+@pytest.mark.parametrize(("lost", "images", "kind"), [(0.031, 539, "bad"), (0.031, 29, "watch")])
+def test_what_is_lost_is_in_the_headline_that_ends_a_command(tmp_path, lost, images, kind):
+    folder = fill(RunFolder(tmp_path))
+    results = folder.read_json(run_folder.RESULTS)
+    results |= {"held_out_images": images, "tflite_images": images}
+    results |= {"float_top1": results["tflite_top1"] + lost}
+    folder.write_json(run_folder.RESULTS, results)
+    certificate = folder.read_json(run_folder.CERTIFICATE)
+    folder.write_json(run_folder.CERTIFICATE, {**certificate, "float_outputs": []})
+    headline = headline_of(folder)
+    assert headline.kind == kind
+    on = f"-3.10 points of top-1 beside the float model, on {images} held-out images"
+    assert headline.words == on
+    assert conclude("model.tflite", headline, Console(quiet=True)) == (kind != "bad")
 
 
 def test_the_headline_is_red_where_codes_differ_however_good_the_file_is(tmp_path):
