@@ -12,8 +12,9 @@ import numpy as np
 from rich.console import Console
 
 from sat_tf.arguments import required_arguments
+from sat_tf.commands.label_file import add_labels, expect_labels, read_labels
 from sat_tf.commands.options import integer, nonempty
-from sat_tf.commands.parser import Parser
+from sat_tf.commands.parser import Parser, name_values
 from sat_tf.data import DATA_SETS, source
 from sat_tf.data.picture_folder import load_files, load_folder, resized
 from sat_tf.data.pictures import DECODER
@@ -85,6 +86,7 @@ class ImageOptions:
         usual: of a folder or a data set; None takes all.
         data_dir: where the data set is, for those that are not made here.
         files: of the folder, the very ones to take; see `ImagesFrom`.
+        labels: a file with the class numbers of an .npy file's images.
     """
 
     images: str | None = None
@@ -93,6 +95,7 @@ class ImageOptions:
     usual: int | None = USUAL_IMAGES
     data_dir: str | None = None
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    labels: str | None = None
 
     def again(self, images_from: ImagesFrom, count: int) -> "ImageOptions":
         """The same, to take what a certificate or a kit of so many images was made with."""
@@ -119,6 +122,8 @@ class ImageOptions:
             raise RunError("received --images and --dataset, expected one of them; leave one out.")
         if self.images is not None:
             expect_pictures(self.images)
+        if self.labels is not None:
+            expect_labels(self.labels, self.images)
         if self.dataset is not None and self.dataset not in DATA_SETS:
             raise RunError(
                 f"--dataset: received {self.dataset!r}, expected the name of a data set. "
@@ -159,9 +164,14 @@ class ImageOptions:
         if os.path.isdir(self.images):
             return self._of_folder(self.images, shape, said)
         array = read_array(self.images)
+        labels = None
+        if self.labels is not None and array.ndim:
+            labels = read_labels(self.labels, len(array), num_classes)
+        pixels = Pixels(array, labels, ImagesFrom(f"from {pathlib.Path(self.images).name}"))
         if self.num_images is not None and array.ndim:
-            array = array[spread_evenly(len(array), self.num_images)]
-        return Pixels(array, None, ImagesFrom(f"from {pathlib.Path(self.images).name}"))
+            images, labels = pixels.sample(self.num_images)
+            pixels = dataclasses.replace(pixels, images=images, labels=labels)
+        return pixels
 
     def _of_folder(self, path: str, shape: tuple[int, ...], said: Metadata) -> Pixels:
         preprocessing = said.preprocessing or COVERING
@@ -245,10 +255,13 @@ def add_pictures(parser: Parser, what: str, *, required: bool = False) -> None:
         "rows, columns, channels) as .npy, or real values of any shape with --policy "
         f"input_type=int8, or float32{what}",
     )
+    add_labels(parser)
 
 
-def expect_pictures(path: str) -> None:
-    """Raises RunError unless there is such a folder, or an .npy file."""
+def expect_pictures(path: str, labels: str | None = None) -> None:
+    """Raises RunError unless there is such a folder, or an .npy file, and one of its labels."""
+    if labels is not None:
+        expect_labels(labels, path)
     if not os.path.exists(path):
         raise RunError(
             f"--images: {path}: not found; expected a folder of pictures, or an .npy file."
@@ -273,9 +286,11 @@ def add_image_arguments(parser: Parser, *, default: str, usual: str) -> None:
         f"the input; or uint8 images (n, rows, columns, channels) as .npy, or real values where a "
         f"file takes those; default: {default}",
     )
-    parser.add_argument(
+    add_labels(parser)
+    dataset = parser.add_argument(
         "--dataset", metavar="NAME", help=f"held-out images of {', '.join(DATA_SETS)}"
     )
+    name_values(dataset, DATA_SETS)
     parser.advanced.add_argument(
         "--data_dir", metavar="DIR", help="where that data set is: for folder, tfds and tfrecords"
     )
@@ -290,7 +305,7 @@ def add_image_arguments(parser: Parser, *, default: str, usual: str) -> None:
 def image_options(
     arguments: argparse.Namespace, *, usual: int | None = USUAL_IMAGES
 ) -> ImageOptions:
-    """The values of --images, --dataset, --data_dir and --num_images.
+    """The values of --images, --labels, --dataset, --data_dir and --num_images.
 
     Raises:
         RunError: see `ImageOptions.check`.
@@ -301,6 +316,7 @@ def image_options(
         arguments.num_images,
         usual=usual,
         data_dir=arguments.data_dir,
+        labels=arguments.labels,
     )
     wanted.check()
     return wanted

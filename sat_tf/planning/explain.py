@@ -145,7 +145,7 @@ def explain(
     """
     before = policy_of(model)
     asked = before if policy is None else expect_policy(policy)
-    wanted = asked or BitPolicy()
+    wanted = asked or BitPolicy.mobile()
     if wanted.target is None:
         target = target or processor_of(model).name
     if target is not None:

@@ -71,7 +71,7 @@ def sensitivity(
         found = sat_tf.sensitivity(model, (images, labels), BitPolicy.mobile(3))
         better = BitPolicy.mobile(3, overrides=found.suggest(average_bits=4))
     """
-    policy = expect_policy(BitPolicy() if policy is None else policy).of_one_kind()
+    policy = expect_policy(BitPolicy.mobile() if policy is None else policy).of_one_kind()
     if metric is not None and (not isinstance(metric, str) or metric not in METRICS):
         raise ValueError(
             f"metric={metric!r}: expected one of {', '.join(METRICS)}. "

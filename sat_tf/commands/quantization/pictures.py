@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from rich.console import Console
 
+from sat_tf.commands.label_file import read_labels
 from sat_tf.commands.models import is_built_by_name
 from sat_tf.commands.pixels import (
     ImageOptions,
@@ -26,7 +27,7 @@ from sat_tf.data.picture_folder import FolderImages, load_folder
 from sat_tf.data.pictures import DECODER
 from sat_tf.data.source import ImageSource, spread_evenly
 from sat_tf.export.certificate.certificate import ImagesFrom
-from sat_tf.messages import say
+from sat_tf.messages import RunError, say
 from sat_tf.preprocessing import COVERING, Preprocessing
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.input_range import INPUT_TYPES
@@ -58,6 +59,7 @@ class Pictures:
         labels: of those held out, for the only output with as many classes; None where they are
             not the model's classes.
         class_names: in the order of the labels; None where there are none.
+        num_classes: of the output that has the labels; 0 without labels.
         images_from: where those held out come from.
         why_not: why they cannot be trained on, in words; empty where they can, without labels.
         preprocessing: how they have been prepared; None for arrays.
@@ -67,6 +69,7 @@ class Pictures:
     held_out: np.ndarray
     labels: np.ndarray | None = None
     class_names: tuple[str, ...] | None = None
+    num_classes: int = 0
     images_from: ImagesFrom
     why_not: str
     preprocessing: Preprocessing | None = COVERING
@@ -136,7 +139,9 @@ def range_sample(model: Any, wanted: ImageOptions, policy: BitPolicy, pixels: Pi
     if wanted.images is None:
         return pixels.sample
     quiet = Console(quiet=True)
-    found = find_pictures(pathlib.Path(wanted.images), model, policy, quiet, to_train=False)
+    found = find_pictures(
+        pathlib.Path(wanted.images), model, policy, quiet, to_train=False, labels=wanted.labels
+    )
     return found.held_out_sample
 
 
@@ -147,6 +152,7 @@ def find_pictures(
     console: Console,
     *,
     to_train: bool,
+    labels: str | None = None,
 ) -> ImageSource | Pictures:
     """The pictures of a folder: a source of batches where a model can be trained on them.
 
@@ -156,13 +162,15 @@ def find_pictures(
         policy: that was asked for.
         console: where to tell of them.
         to_train: whether pictures are a source also where they have no labels of the model's.
+        labels: a file with those of an .npy file.
 
     Raises:
         ValueError: there are none, or the model takes no such.
     """
     shape, outputs = fixed_input_shape(model), [tuple(one.shape[1:]) for one in model.outputs]
     if not folder.is_dir():
-        return _of_file(folder, shape, policy.type_of(model.input_names[0]), console)
+        input_type = policy.type_of(model.input_names[0])
+        return _of_file(folder, shape, outputs, input_type, labels, console)
     has_folders = any(entry.is_dir() for entry in folder.iterdir())
     why_not = _why_not(model, shape)
     if to_train and not has_folders and not why_not:
@@ -179,6 +187,7 @@ def find_pictures(
             held_out=found.images,
             labels=found.labels if fits else None,
             class_names=found.class_names if fits else None,
+            num_classes=len(found.class_names) if fits else 0,
             images_from=ImagesFrom(
                 "pictures of a folder, scaled and cropped to the input",
                 files=found.files,
@@ -224,6 +233,7 @@ def find_pictures(
         if fits
         else None,
         class_names=source.class_names if fits else None,
+        num_classes=source.num_classes if fits else 0,
         images_from=ImagesFrom(
             f"held-out pictures of {source.name}", files=held_out.files, decoder=DECODER
         ),
@@ -233,19 +243,56 @@ def find_pictures(
 
 
 def _of_file(
-    path: pathlib.Path, shape: tuple[int, ...], input_type: str, console: Console
+    path: pathlib.Path,
+    shape: tuple[int, ...],
+    outputs: list[tuple[int | None, ...]],
+    input_type: str,
+    labels_path: str | None,
+    console: Console,
 ) -> Pictures:
-    """The arrays of an .npy file, for an input of this shape and type."""
+    """The arrays of an .npy file, for an input of this shape and type.
+
+    With labels, one in five is held out to measure on.
+    """
     found = read_array(str(path))
     expect_fitting(f"--images {path}", found, shape, input_type)
-    console.print(f"{path}: {len(found):,} arrays of {shape}", highlight=False, markup=False)
-    chosen = found[spread_evenly(len(found), CALIBRATION_IMAGES)]
+    where: dict[str, Any] = {
+        "images_from": ImagesFrom(f"from {path.name}"),
+        "why_not": f"a model of {shape} with arrays",
+        "preprocessing": None,
+    }
+    if labels_path is None:
+        console.print(f"{path}: {len(found):,} arrays of {shape}", highlight=False, markup=False)
+        chosen = found[spread_evenly(len(found), CALIBRATION_IMAGES)]
+        return Pictures(images=chosen, held_out=chosen, **where)
+    sizes = [size for size in outputs if len(size) == 1 and (size[0] or 0) > 1]
+    if len(sizes) != 1:
+        raise RunError(
+            f"--labels: received a model with outputs of shapes {', '.join(map(str, outputs))}, "
+            "expected one output that is a row of classes; leave it out."
+        )
+    num_classes = sizes[0][0] or 0
+    labels = read_labels(labels_path, len(found), num_classes)
+    places = np.arange(len(found))
+    # Too few are not divided.
+    is_held_out = (places % _PARTS == _PARTS // 2) | (len(found) < _PARTS)
+    apart = places[~is_held_out | (len(found) < _PARTS)], places[is_held_out]
+    to_calibrate, held_out = (
+        part[spread_evenly(len(part), most)]
+        for part, most in zip(apart, (CALIBRATION_IMAGES, HELD_OUT_IMAGES), strict=True)
+    )
+    console.print(
+        f"{path}: {len(found):,} arrays of {shape} with labels, {len(to_calibrate):,} to calibrate "
+        f"on and {len(held_out):,} held out",
+        highlight=False,
+        markup=False,
+    )
     return Pictures(
-        images=chosen,
-        held_out=chosen,
-        images_from=ImagesFrom(f"from {path.name}"),
-        why_not=f"a model of {shape} with arrays",
-        preprocessing=None,
+        images=found[to_calibrate],
+        held_out=found[held_out],
+        labels=labels[held_out],
+        num_classes=num_classes,
+        **where,
     )
 
 

@@ -15,15 +15,13 @@ from rich.console import Console
 from sat_tf.commands.options import add_target, integer
 from sat_tf.commands.parser import RANGE, Parser
 from sat_tf.messages import RunError, list_problems, listed_problems, say
-from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.policy import USUAL_BITS, BitPolicy
 from sat_tf.qat.policy_fields import OLD_INPUT_RANGE
 from sat_tf.quantizers.input_range import INPUT_TYPES, PIXELS, InputRange, range_problem
 from sat_tf.training.config.config import load_yaml, read_yaml_text
 
 if TYPE_CHECKING:
     import tf_keras as keras
-
-_USUAL_BITS = 8
 
 bits = integer(1, 9)
 
@@ -41,7 +39,7 @@ def add_quantization(parser: Parser, *, target: str = "litert", chosen: bool = F
             "--bits",
             metavar="N",
             type=bits,
-            help=f"of weights and activations, 1 to 8; default: {_USUAL_BITS}",
+            help=f"of weights and activations, 1 to 8; default: {USUAL_BITS}",
         )
     add_input_range(parser)
     add_target(parser, default=target)
@@ -58,7 +56,7 @@ def add_quantization(parser: Parser, *, target: str = "litert", chosen: bool = F
         default=[],
         metavar="FILE|KEY=VALUE",
         help="other fields of sat_tf.BitPolicy as KEY=VALUE, or a YAML file of them, in which "
-        "those left out are those of BitPolicy()",
+        "those left out are those of BitPolicy.mobile()",
     )
 
 
@@ -121,11 +119,12 @@ def asked_policy(
         return None
     fields: dict[str, Any] = {}
     if files:
-        fields = _fields_in(pathlib.Path(files[0]))
+        usual = {"weight_bits": USUAL_BITS, "activation_bits": USUAL_BITS}
+        fields = usual | _fields_in(pathlib.Path(files[0]))
     elif of_run and config is not None:
         fields = _fields_in(config)
     else:
-        asked_bits = asked_bits or _USUAL_BITS
+        asked_bits = asked_bits or USUAL_BITS
     if asked_bits is not None:
         fields |= {"weight_bits": asked_bits, "activation_bits": asked_bits}
     problems = []
@@ -155,7 +154,7 @@ def usual_policy(arguments: argparse.Namespace) -> BitPolicy:
     Raises:
         RunError: see `asked_policy`.
     """
-    return asked_policy(arguments) or BitPolicy.mobile(_USUAL_BITS)
+    return asked_policy(arguments) or BitPolicy.mobile()
 
 
 def _fields_in(path: pathlib.Path) -> dict[str, Any]:
