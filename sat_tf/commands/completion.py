@@ -35,7 +35,7 @@ class _Word:
     @classmethod
     def of(cls, action: argparse.Action) -> "_Word":
         metavar = action.metavar if isinstance(action.metavar, str) else ""
-        values = tuple(map(str, action.choices or getattr(action, "values", ())))
+        values = tuple(map(str, action.choices or getattr(action, "values", None) or ()))
         if not values and _VALUES.fullmatch(metavar):
             values = tuple(metavar.split("|"))
         return cls(

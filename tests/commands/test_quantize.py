@@ -16,6 +16,7 @@ from markupsafe import escape
 from PIL import Image
 
 import sat_tf
+import sat_tf.qat.reconstruction.checkpoint
 import sat_tf.qat.reconstruction.reconstruct
 from sat_tf.commands import main
 from sat_tf.export.certificate.certificate import FLOAT_RULE, LOSS_RULE
@@ -356,8 +357,44 @@ def test_nothing_is_written_where_a_reconstruction_without_a_run_is_aborted(
     monkeypatch.setattr("sat_tf.qat.reconstruction.reconstruct.reconstruct", aborted)
     status, said = told("rescaled.keras", "plain", "--bits", "4")
     assert status == 130
-    assert "interrupted; the files written so far are whole" in said
+    assert "interrupted; nothing is saved yet: the same command begins again" in said
     assert not (tmp_path / "out").exists()
+    # There is nothing to be resumed, of which --resume speaks.
+    status, said = told("rescaled.keras", "plain", "--bits", "4", "--resume")
+    assert status == 2
+    assert "received no unfinished reconstruction, expected one; leave out --resume" in said
+
+
+@pytest.mark.thorough
+def test_a_reconstruction_without_a_run_goes_on_from_its_finished_blocks(
+    told, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("sat_tf.qat.reconstruction.reconstruct.STEPS", 10)
+    status, said = told("rescaled.keras", "plain", "--bits", "3")
+    assert status == 0, said
+    expected = (tmp_path / "out" / "model.tflite").read_bytes()
+    shutil.rmtree(tmp_path / "out")
+    finish = sat_tf.qat.reconstruction.checkpoint.Checkpoint.finish
+
+    def interrupted(self, fit):
+        finish(self, fit)
+        monkeypatch.undo()
+        monkeypatch.setattr("sat_tf.qat.reconstruction.reconstruct.STEPS", 10)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sat_tf.qat.reconstruction.checkpoint.Checkpoint.finish", interrupted)
+    status, said = told("rescaled.keras", "plain", "--bits", "3")
+    assert status == 130
+    saved = (
+        r"interrupted; saved in \S+: 1 of \d blocks of the reconstruction; the same command goes"
+    )
+    assert re.search(saved, said)
+    assert os.listdir(tmp_path / "out") == ["reconstruction.npz"]
+    status, said = told("rescaled.keras", "plain", "--bits", "3", "--resume")
+    assert status == 0, said
+    assert "Going on with 1 of" in said
+    assert (tmp_path / "out" / "model.tflite").read_bytes() == expected
+    assert not (tmp_path / "out" / "reconstruction.npz").exists()
 
 
 @pytest.mark.thorough

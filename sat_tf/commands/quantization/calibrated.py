@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.console import Console
 
+from sat_tf.commands.options import open_folder
 from sat_tf.commands.quantization.pictures import Pictures
 from sat_tf.commands.quantization.policy import feed_of
 from sat_tf.commands.verification_table import print_certificate
@@ -102,10 +103,10 @@ def write_calibrated(
     with _told_what_is_saved(checkpoint, folder) if steps else contextlib.nullcontext():
         fitted = None
         if steps:
-            folder.make()
-            fitted = _reconstructed(
-                quantized, model, pictures, feed, console, checkpoint, steps=steps, seed=seed
-            )
+            with open_folder(folder.path):  # before it is done, only its state is there
+                fitted = _reconstructed(
+                    quantized, model, pictures, feed, console, checkpoint, steps=steps, seed=seed
+                )
         snap_biases(quantized)
         folder.start()  # what is there belongs to other pictures
         if fitted is not None:

@@ -26,6 +26,8 @@ def print_ending(bits: int, folder: RunFolder, why_not: str, console: Console) -
         why_not: why the pictures cannot be trained on; empty where they can.
         console: where they are printed.
     """
+    from sat_tf.training.report.report import headline_of
+
     if not folder.file(run_folder.CERTIFICATE).exists():
         return
     certificate = read_certificate(folder.file(run_folder.CERTIFICATE))
@@ -41,12 +43,13 @@ def print_ending(bits: int, folder: RunFolder, why_not: str, console: Console) -
         )
         if folder.file(name).exists()
     )
+    headline = headline_of(folder) or certificate.verdict
     files = f"{model} for the device; beside it {', '.join(one.name for one in others)}"
     lines: dict[str, str | Marked] = {
         "Accuracy": accuracy(certificate, results),
         "Size": f"{certificate.bytes:,} bytes, {certificate.gzip_bytes:,} after gzip",
-        "Proof": certificate.verdict,
-        "Next": next_step(bits, certificate, results, why_not),
+        "Proof": headline,
+        "Next": next_step(bits, headline, results, why_not),
         "Files": files,
     }
     for label, words in lines.items():
@@ -67,16 +70,16 @@ def accuracy(certificate: Certificate, results: Results | None) -> str:
     return "; ".join(notes) or "not measured"
 
 
-def next_step(bits: int, certificate: Certificate, results: Results | None, why_not: str) -> str:
+def next_step(bits: int, headline: Marked, results: Results | None, why_not: str) -> str:
     """What to do with the file, or to get a better one.
 
     Args:
         bits: of weights and activations.
-        certificate: of the file.
+        headline: the verdict on the file.
         results: what was measured; None where nothing was.
         why_not: why the pictures cannot be trained on; empty where they can.
     """
-    if certificate.verdict.kind == "bad":
+    if headline.kind == "bad":
         return f"do not ship it; {run_folder.CERTIFICATE_PAGE} says where it goes wrong"
     top1 = None if results is None else _top1(results)
     is_trained = results is not None and results.learning_rate is not None

@@ -217,19 +217,19 @@ def find_pictures(
     say_notes((f"received {why}: {not_measured} is not measured{learned}.", *notes), console)
     if is_taught:
         return _without_labels(folder, shape)
-    labels = source.held_out_files
+    own_labels = source.held_out_files
     held_out = load_folder(
         folder,
         shape,
         most=HELD_OUT_IMAGES,
         preprocessing=source.preprocessing,
-        among=list(labels),
+        among=list(own_labels),
     )
     say_notes(held_out.notes, console)
     return Pictures(
         images=source.training_sample(min(CALIBRATION_IMAGES, source.num_train), seed=0),
         held_out=held_out.images,
-        labels=np.array([labels[str(folder / name)] for name in held_out.files], np.int32)
+        labels=np.array([own_labels[str(folder / name)] for name in held_out.files], np.int32)
         if fits
         else None,
         class_names=source.class_names if fits else None,
