@@ -22,7 +22,7 @@ from sat_tf.qat.layout import in_inference, inner_layer, quantized_network
 from sat_tf.qat.model_class import policy_of
 from sat_tf.qat.range_doubts import certainty_doubt
 from sat_tf.qat.range_statistics import RangeStatistics, range_statistics
-from sat_tf.qat.shared_grids import SharedGrids
+from sat_tf.qat.shared_grids import SharedGrids, give_inputs_their_grids
 from sat_tf.qat.walk import Parts, each_part, one_by_one, walk
 from sat_tf.qat.wrapper import (
     QuantizedLayer,
@@ -199,6 +199,7 @@ def calibrate(
             _set_clipping_levels(network, batches)
         elif norms:
             measure_statistics(network, batches, call_node)
+        give_inputs_their_grids(network)
         grids = SharedGrids(network)
         observe_ranges(network, batches, of_inputs=False, grids=grids)
     grids.warn()

@@ -581,7 +581,7 @@ class ActivationQuantizer(Quantizer):
 
     @property
     def is_symmetric(self) -> bool:
-        """Whether its range reaches as far below 0 as above."""
+        """Whether its range reaches as far below 0 as above, unless its variables say otherwise."""
         return self.signed
 
     @property

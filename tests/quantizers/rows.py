@@ -154,6 +154,9 @@ def _activations(bits: int) -> Iterator[Row]:
                 yield Row("OffsetQuantizer", config, x, level)
             if bits > 1:
                 yield Row("StreamQuantizer", {**settings, "rate": 1.0}, x, level)
+                for skew in (-0.7, 0.0, 1.0):
+                    variables = {**level, "skew": np.float32(skew)}
+                    yield Row("StreamQuantizer", {**settings, "skews": True}, x, variables)
         for signed in (False, True)[: 1 + (bits > 1)]:
             yield Row("UnitQuantizer", {**plain, "signed": signed}, x * np.float32(0.4), {})
             fixed = {"lowest": -float(signed), "highest": 0.9375}
