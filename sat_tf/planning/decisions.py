@@ -244,6 +244,11 @@ class LayerDecisions:
             if self._policy.type_of(name) == INPUT_TYPES[0]:
                 return "pixels from 0 to 255 are already codes"
             return "real values, with 8-bit codes of their calibrated range"
+        if _observes(output) and output.trains_float:
+            return (
+                "stream_bits=None: it stays float in training; in inference it is rounded to the "
+                "file's 8-bit codes of its observed range"
+            )
         if _observes(output) and output.rounds:
             configs = self._placement.configs
             readers = [demand.reader for demand in reasons.demands[name] if demand.reader]

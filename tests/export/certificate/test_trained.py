@@ -246,3 +246,47 @@ def test_numbers_behind_sigmoids_part_where_values_and_classes_do(tmp_path):
         parts[is_off] = dataclasses.replace(found, runtimes={"xnnpack": runtime}).parting
     assert not parts[False]
     assert "another class for 20 of 200 images" in parts[True][0]
+
+
+def of_streams() -> keras.Model:
+    """Functions, sums, means of windows and a product, of what no rectifier has made."""
+    keras.utils.set_random_seed(0)
+    image = keras.Input((12, 12, 3), name="image")
+    hidden = L.BatchNormalization(name="normed")(L.Conv2D(8, 3)(image))
+    hidden = L.Activation("tanh")(hidden)
+    gate = L.Activation("sigmoid")(L.Conv2D(8, 1, name="gate")(hidden))
+    hidden = L.Multiply()([L.Conv2D(8, 1, name="gated")(hidden), gate])
+    hidden = L.Add(name="sum")([hidden, L.Conv2D(8, 3, padding="same", name="added")(hidden)])
+    windows = L.AveragePooling2D(2, name="windows")(hidden)
+    hidden = L.Activation("swish")(L.BatchNormalization()(windows))
+    hidden = L.Activation("softsign")(L.Dense(6, name="pooled")(L.Flatten()(hidden)))
+    return keras.Model(image, L.Dense(3, name="numbers")(hidden))
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        BitPolicy.mobile(8, stream_bits=None),
+        pytest.param(BitPolicy.paper(4), marks=pytest.mark.thorough),
+        pytest.param(BitPolicy.paper(8), marks=pytest.mark.thorough),
+    ],
+    ids=["mobile8", "paper4", "paper8"],
+)
+def test_float_streams_are_in_keras_what_the_file_makes_of_them(policy, tmp_path):
+    quantized = calibrated(of_streams(), policy)
+    observers = {
+        layer.layer.name: layer.quantize_config.output
+        for layer in quantized.layers
+        if getattr(getattr(layer, "quantize_config", None), "output", None) is not None
+    }
+    streams = {name for name, observer in observers.items() if observer.trains_float}
+    assert {"normed", "gate", "gated", "added", "pooled"} <= streams
+    assert not {"numbers", "windows"} & streams  # an output, and float in the file
+    sat_tf.export_tflite(quantized, tmp_path / "model.tflite", snap_biases=True)
+    images = images_for(quantized, 16)
+    found = sat_tf.verify_tflite(
+        quantized, tmp_path / "model.tflite", images, runtimes=["xnnpack"], progress=False
+    )
+    assert found.codes_differing == 0
+    assert not any(count.is_unexplained for count in found.trained)
+    assert found.trained_differing < 0.001
