@@ -6,7 +6,7 @@ import hashlib
 import os
 import pathlib
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -189,6 +189,7 @@ def prove(
     images_from: ImagesFrom,
     runtimes: Iterable[str] = USUAL_RUNTIMES,
     trained: Trained | None = None,
+    has_biases_of_file: Callable[[], bool] = lambda: False,
     float_model: Any = None,
     certificate_path: str | os.PathLike[str] | None = None,
     progress: bool = False,
@@ -202,6 +203,7 @@ def prove(
         images_from: where the images come from.
         runtimes: names of `runtimes.RUNTIMES`; "xnnpack" always takes part.
         trained: the Keras model, whose outputs are then the reference.
+        has_biases_of_file: whether it has taken the biases of the file; asked where codes differ.
         float_model: the float tf_keras model, which the file's outputs are compared with too.
         certificate_path: where the certificate goes, if anywhere; the page goes beside it.
         progress: show a bar.
@@ -316,6 +318,8 @@ def prove(
         holds=holds_of(graph),
         target=subject.target,
     )
+    if certificate.trained_differing and has_biases_of_file():
+        certificate = dataclasses.replace(certificate, has_biases_of_file=True)
     if certificate_path is not None:
         write_both(certificate, certificate_path)
     return certificate
