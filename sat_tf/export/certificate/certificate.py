@@ -462,8 +462,8 @@ class Certificate(Displayed):
                 f"{self.saturated:,} values of Keras are beyond the range that was observed, where "
                 f"the file saturates: {100 * most.saturated_share:.2g} % of those of {most.name}, "
                 f"and {100 * most.worst_share:.2g} % of those of its channel {most.worst_channel}; "
-                "call sat_tf.calibrate(model, images, clipping_levels=False) with more images, which "
-                "widens the range to what they reach, and export it again"
+                "call sat_tf.calibrate(model, images, clipping_levels=False) with more images, "
+                "which widens the range to what they reach, and export it again"
             )
             notes.append(Marked(words, "watch" if self._saturates else "plain"))
         operators = {tensor.name: tensor.operator for tensor in self.codes}
@@ -475,7 +475,7 @@ class Certificate(Displayed):
                 f"({operators[first.name]}) do by themselves, at ties or by a rounded constant, "
                 "and what reads them follows"
             )
-            words = f"{100 * self.trained_differing:.2g} % of the codes of Keras differ{begin}"
+            words = f"{100 * self.trained_differing:.3g} % of the codes of Keras differ{begin}"
             notes.append(Marked(words, "plain" if why else "watch"))
         if unexplained:
             named = [
