@@ -32,7 +32,7 @@ from sat_tf.qat.wrapper import (
 )
 from sat_tf.quantizers.best_levels import Sample
 from sat_tf.quantizers.observers import expected_largest
-from sat_tf.quantizers.settings import CLIPPING_LEVEL
+from sat_tf.quantizers.protocol import CLIPPING_LEVEL
 from sat_tf.quantizers.values import Function, itself
 
 
