@@ -23,7 +23,7 @@ from sat_tf.export.lowering.pipeline import is_sized, with_image_size
 from sat_tf.export.lowering.quantized_network import is_input, role_of
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import linear_operations
-from sat_tf.export.snapping import snapped
+from sat_tf.export.snapping import has_biases_of_file, snapped
 from sat_tf.export.tflite.contents import differences, read_contents
 from sat_tf.export.tflite.images import Pixels, arrays_of, joined, number_of
 from sat_tf.export.tflite.tensors import Codes, Storage
@@ -240,6 +240,7 @@ def verify_tflite(
     network = Network(quantized)
     images = _checked(quantized, network, path, images, labels)
     subject = _subject(network, path)
+    settings = FileSettings.of_file(subject.parsed.settings, str(subject.path))
     names = _names_of_outputs(quantized, network)
     found, problems = labels_of(labels, subject.outputs, number_of(images), names)
     if problems:
@@ -255,6 +256,7 @@ def verify_tflite(
         images_from=images_from,
         runtimes=runtimes,
         trained=_refreshed(deployed, subject) if deployed else TrainedModel(network, subject.graph),
+        has_biases_of_file=lambda: deployed is not None or has_biases_of_file(network, settings),
         progress=progress,
     )
 

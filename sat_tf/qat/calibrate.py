@@ -12,6 +12,7 @@ import tf_keras as keras
 
 from sat_tf.arguments import training_argument
 from sat_tf.graph import layer_kinds
+from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.layers.normalization import Statistics
 from sat_tf.graph.network import Network, Node
 from sat_tf.messages import warn
@@ -33,7 +34,7 @@ from sat_tf.qat.wrapper import (
 from sat_tf.quantizers.best_levels import Sample
 from sat_tf.quantizers.input_range import InputRange
 from sat_tf.quantizers.observers import expected_largest
-from sat_tf.quantizers.protocol import PixelQuantizer
+from sat_tf.quantizers.protocol import CLIPPING_LEVEL, PixelQuantizer
 from sat_tf.quantizers.values import Function, itself
 
 
@@ -63,6 +64,11 @@ _CLEARLY_BETTER = 0.5
 # A normalization measures as many channels of a batch at once as take so many bytes, or 8.
 _BYTES_AT_ONCE = 2**25
 _FEWEST_CHANNELS = 8
+# So many values of a preprocessed tensor are looked at: pixels of three channels give 768.
+_MOST_VALUES = 4096
+# Levels are tried in these steps, up to half a code at 8 bits, until no value is so near to a tie,
+# in codes, that rounding of float32 or of a constant could decide.
+_LEVELS_TRIED, _LEVEL_STEP, _FAR_FROM_TIES = 64, 2.0**-14, 2.0**-8
 # Samples of all layers, which grow with the batches, go to a file above so many bytes.
 _MOST_BYTES_OF_SAMPLES = 2**25
 
@@ -245,6 +251,7 @@ def _gathered(dataset: Any, num_images: int, network: Network, *, by: str) -> Im
 
 def _set_clipping_levels(network: Network, batches: Batches) -> None:
     samples: dict[str, Sample] = {}
+    preprocessed: dict[str, np.ndarray] = {}
     in_use = in_inference(network)
 
     def sampled(node: Node, parts: Iterator[Any]) -> Parts:
@@ -259,6 +266,10 @@ def _set_clipping_levels(network: Network, batches: Batches) -> None:
         if node.name not in samples:
             samples[node.name] = Sample(node.name, file, _function_behind(in_use, node))
         samples[node.name].take(read or made)
+        if layer_kinds.role_of(inner_layer(node.layer)) is Role.AFFINE:
+            known = preprocessed.get(node.name, np.zeros(0, np.float32))
+            found = np.unique(np.concatenate([known, *(np.ravel(part) for part in made)]))
+            preprocessed[node.name] = found[:_MOST_VALUES]
         return one_by_one(made)
 
     unrounded = each_part(functools.partial(_call_unrounded, on_batch_statistics=False))
@@ -273,6 +284,28 @@ def _set_clipping_levels(network: Network, batches: Batches) -> None:
                     variable = layer.output_variables[of]
                     constraint = variable.constraint or tf.identity
                     variable.assign(constraint(tf.constant(value)))
+                if 0 < preprocessed.get(name, np.zeros(0)).size < _MOST_VALUES:
+                    _leave_ties(layer, preprocessed[name])
+
+
+def _leave_ties(layer: QuantizedLayer, values: np.ndarray) -> None:
+    """Raises a clipping level a little, to where no value is half way between two codes.
+
+    Preprocessed pixels are few values, often on a grid of their own, such as x / 255 + 1: half of
+    them may be ties, which float32 in Keras and integers in the file round each in its own way.
+    """
+    level = layer.output_variables[CLIPPING_LEVEL]
+    quantizer, start = layer.quantize_config.output, float(level.numpy())
+    best = start, -1.0
+    for step in range(_LEVELS_TRIED):
+        level.assign(start * (1.0 + step * _LEVEL_STEP))
+        codes = values / np.float64(quantizer.code_range(layer.output_variables).scale)
+        distance = float(np.min(np.abs(codes - np.floor(codes) - 0.5)))
+        if distance > best[1]:
+            best = float(level.numpy()), distance
+        if distance > _FAR_FROM_TIES:
+            break
+    level.assign(best[0])
 
 
 def _function_behind(in_use: Network, node: Node) -> Function:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network
+from sat_tf.messages import list_problems
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.policy_fields import KernelFields
 
@@ -99,13 +100,26 @@ class Reasons:
 class PlacementError(ValueError):
     """A model cannot be quantized as asked.
 
-    Attributes:
+    Args:
+        name: of the model.
         problems: one line each, starting with the name of its layer if it has one.
+        names_supported: name the layers that can be quantized, too.
+
+    Attributes:
+        problems: the same.
     """
 
-    def __init__(self, message: str, problems: Iterable[str]) -> None:
-        super().__init__(message)
+    def __init__(
+        self, name: str, problems: Iterable[str], *, names_supported: bool = False
+    ) -> None:
         self.problems = tuple(problems)
+        message = list_problems(f"model {name!r}", self.problems)
+        if names_supported:
+            message += (
+                "\nReplace them, or leave them float by unsupported='float' or no annotation. "
+                f"sat-tf quantizes {', '.join(layer_kinds.supported_names())}."
+            )
+        super().__init__(message)
 
 
 def without_linear_layers(network: Network, annotated: Collection[str]) -> str:

@@ -268,9 +268,8 @@ def _outputs(network: Network) -> Iterator[_Grid]:
         quantizer, size = _quantizer(node), node.shape[-1] if node.shape else None
         if quantizer is None or not quantizer.observes_range or (size or 0) < 2:
             continue
-        if quantizer.input_type is not None or not (
-            node.name in network.outputs or quantizer.rounds
-        ):
+        is_read_float = quantizer.rounds and not quantizer.trains_float
+        if quantizer.input_type is not None or not (node.name in network.outputs or is_read_float):
             continue
         fix = (
             "give them outputs of their own, a layer for each, or train the model on targets of "

@@ -80,12 +80,15 @@ class Quantizer(abc.ABC):
         observes_range: whether it remembers the range of its tensor in its variables `lowest`,
             `highest` and `observations`.
         rounds: whether what it makes is on a grid, of which `code_range` tells.
+        trains_float: whether that is so in inference alone, as for streams that training keeps
+            float.
     """
 
     input_type: str | None = None
     policy_name: ClassVar[str] = ""
     observes_range: ClassVar[bool] = False
     rounds: bool = False
+    trains_float: bool = False
 
     def __post_init__(self) -> None:
         """Takes the axes that JSON has as lists, in those that are dataclasses."""

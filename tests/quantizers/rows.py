@@ -52,8 +52,8 @@ def others() -> Iterator[Row]:
         "highest": np.float32(2.9),
         "observations": np.float32(7.0),
     }
-    for rounds in (False, True):
-        yield Row("RangeObserver", {"rounds": rounds}, draw(deviation=2.0), ranges)
+    for settings in ({"rounds": False}, {"rounds": True}, {"rounds": True, "trains_float": True}):
+        yield Row("RangeObserver", settings, draw(deviation=2.0), ranges)
     for kind in ("int8", "float32"):
         yield Row("InputQuantizer", {"input_type": kind}, draw(deviation=2.0), ranges)
     torch_low, torch_high = [-2.1179039, -2.0357141, -1.8044444], [2.2489083, 2.4285715, 2.64]

@@ -6,7 +6,7 @@ import hashlib
 import os
 import pathlib
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -190,6 +190,7 @@ def prove(
     images_from: ImagesFrom,
     runtimes: Iterable[str] = USUAL_RUNTIMES,
     trained: Trained | None = None,
+    has_biases_of_file: Callable[[], bool] = lambda: False,
     float_model: Any = None,
     certificate_path: str | os.PathLike[str] | None = None,
     input_ranges: Sequence[CheckedRange] = (),
@@ -204,6 +205,7 @@ def prove(
         images_from: where the images come from.
         runtimes: names of `runtimes.RUNTIMES`; "xnnpack" always takes part.
         trained: the Keras model, whose outputs are then the reference.
+        has_biases_of_file: whether it has taken the biases of the file; asked where codes differ.
         float_model: the float tf_keras model, which the file's outputs are compared with too.
         certificate_path: where the certificate goes, if anywhere; the page goes beside it.
         input_ranges: of image inputs, and what has checked them so far.
@@ -320,6 +322,8 @@ def prove(
         target=subject.target,
         input_ranges=checked_by_accuracy(input_ranges, labels, [*right["tflite"].values()]),
     )
+    if certificate.trained_differing and has_biases_of_file():
+        certificate = dataclasses.replace(certificate, has_biases_of_file=True)
     if certificate_path is not None:
         write_both(certificate, certificate_path)
     return certificate
