@@ -161,9 +161,10 @@ def give_inputs_their_grids(network: Network) -> None:
 
 def _ends_of_grid(layer: QuantizedLayer) -> tuple[np.float32, np.float32] | None:
     """The ends of an observed range with the grid of a layer; None without any."""
+    quantizer: Any = layer.quantize_config.output
     level = layer.output_variables.get(CLIPPING_LEVEL)
     for _ in range(_MOST_UNITS):
-        grid = layer.quantize_config.output.code_range(layer.output_variables)
+        grid = quantizer.code_range(layer.output_variables)
         ends = observed_ends(np.float32(grid.scale), grid.zero_point)
         if ends is not None or level is None:
             return ends
