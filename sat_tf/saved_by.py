@@ -7,7 +7,7 @@ from sat_tf.version import __version__
 # Raised when an older sat-tf could not read what this one saves, or would compute something else
 # from it. Files of all lower numbers stay readable; tests/golden holds some of each. Files without
 # a mark are older than the mark, and have format 1.
-FORMAT = 4
+FORMAT = 5
 _KEY = "saved_by"
 
 
@@ -15,7 +15,7 @@ def marked(config: dict[str, Any]) -> dict[str, Any]:
     """A layer's configuration with the mark of this version.
 
     >>> marked({"name": "quant_a"})["saved_by"]["format"]
-    4
+    5
     """
     return {**config, _KEY: {"sat_tf": __version__, "format": FORMAT}}
 
@@ -28,7 +28,7 @@ def unmarked(config: dict[str, Any]) -> dict[str, Any]:
 
     >>> unmarked({"name": "quant_a", "saved_by": {"sat_tf": "9.1.0", "format": 99}})
     Traceback (most recent call last):
-    ValueError: quant_a: received a model saved by sat-tf 9.1.0 in format 99, expected format 4 \
+    ValueError: quant_a: received a model saved by sat-tf 9.1.0 in format 99, expected format 5 \
 or lower, which sat-tf 0.2.0 reads; install sat-tf 9.1.0 or later.
     """
     config = dict(config)

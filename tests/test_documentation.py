@@ -128,6 +128,23 @@ def test_the_page_of_commands_has_the_help_of_each_and_of_its_actions():
         assert f"usage: sat-tf {name} " in shown
 
 
+_CODE = re.compile(r"^```.*?^```|`[^`]*`|{[{%].*?[}%]}|\]\([^)]*\)", re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.name)
+def test_bits_are_spelled_in_one_way(page):
+    text = _CODE.sub("", page.read_text(encoding="utf-8"))
+    words = r"\b(?:two|three|four|five|six|seven|eight)[- ]bits?\b|\b\d-bits\b"
+    assert re.findall(words, text, re.IGNORECASE) == []
+    # Pages of measurements tell bits of weights from those of activations.
+    if (
+        page.parent.name != "measurements"
+        and page.name != "glossary.md"
+        and page != DOCS / "index.md"
+    ):
+        assert re.findall(r"\bw\da\d\b", text) == []
+
+
 def _examples():
     """The words of every line of a shell that starts a command, of pages and of the help."""
     pages = (ROOT / "README.md", *PAGES)

@@ -60,10 +60,11 @@ def _names(page):
     batches = tf.data.Dataset.from_tensor_slices((values, labels)).batch(32)
     loss = library.losses.SparseCategoricalCrossentropy(from_logits=True)
     names = {"sat_tf": sat_tf, "tfmot": tfmot, "keras": library, "loss": loss, "labels": labels}
-    names |= {"images": images, "uint8_images": pixels, "class_names": ["one", "two", "three"]}
+    names |= {"images": images, "pixels": pixels, "class_names": ["one", "two", "three"]}
     names |= {"dataset": batches, "batches": batches, "held_out": batches}
     names |= {"policy": sat_tf.BitPolicy.mobile(8), "np": np}
     if page in _OF_FEATURES:
+        names["image_model"] = _classifier(library)
         model = library.Sequential([library.layers.Input((6,)), library.layers.Dense(3)])
         names["features"] = draw.normal(size=(64, 6)).astype(np.float32)
         return {**names, "model": model}
@@ -84,7 +85,7 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     keras.utils.set_random_seed(0)
     names = _names(page)
     pathlib.Path("photos").mkdir()
-    for place, pixels in enumerate(names["uint8_images"]):
+    for place, pixels in enumerate(names["pixels"]):
         Image.fromarray(pixels).save(f"photos/{place}.png")
     text = (DOCS / page).read_text(encoding="utf-8")
     for block in _BLOCK.findall(text):

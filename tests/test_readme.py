@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 LARGEST_README = 8 * 1024
 _COMPILE = "q.compile('sgd', keras.losses.SparseCategoricalCrossentropy(from_logits=True))"
-_FIT = "q.fit(images.astype('float32'), labels, verbose=0)"
+_FIT = "q.fit(pixels.astype('float32'), labels, verbose=0)"
 
 
 def _small_model():
@@ -43,7 +43,7 @@ def test_the_code_in_the_readme_and_its_guides_runs_and_no_code_differs(tmp_path
     names = {
         "keras": keras,
         "model": _small_model(),
-        "images": draw.integers(0, 256, (64, 8, 8, 3)).astype(np.uint8),
+        "pixels": draw.integers(0, 256, (64, 8, 8, 3)).astype(np.uint8),
         "labels": draw.integers(0, 3, 64),
     }
     (whole,) = _python_blocks("README.md")
@@ -52,7 +52,7 @@ def test_the_code_in_the_readme_and_its_guides_runs_and_no_code_differs(tmp_path
     _, in_litert, real_of_codes = _python_blocks("docs/guides/export.md")
     exec(whole.replace("q.compile(...)", _COMPILE).replace("q.fit(...)", _FIT), names)
     assert names["certificate"].codes_differing == 0
-    batches = tf.data.Dataset.from_tensor_slices((names["images"], names["labels"])).batch(32)
+    batches = tf.data.Dataset.from_tensor_slices((names["pixels"], names["labels"])).batch(32)
     names["batches"] = batches.map(lambda image, label: (tf.cast(image, tf.float32), label))
     names["held_out"] = names["batches"]
     exec(tail.replace("sat_tf.verify_tflite", "certificate = sat_tf.verify_tflite"), names)
@@ -72,7 +72,7 @@ def test_the_code_in_the_readme_and_its_guides_runs_and_no_code_differs(tmp_path
     quantizes, _ = in_tfmots_words.split("\n\n")  # the rest trains and exports
     exec(quantizes, names)
     one = sat_tf.quantize_model(names["model"], sat_tf.BitPolicy(weight_bits=4, activation_bits=4))
-    pixels = names["images"].astype(np.float32)
+    pixels = names["pixels"].astype(np.float32)
     np.testing.assert_array_equal(names["q"](pixels), one(pixels))
 
 

@@ -153,9 +153,9 @@ def _measured_activation(layer: QuantizedLayer, before: tf.Tensor, after: tf.Ten
     """How many values of `before` are clipped, and then how many of `after` have each code."""
     quantizer: Any = clipping_quantizer(layer)
     codes = quantizer.code_range(layer.output_variables)
-    scale, lowest, intervals = codes.scale, codes.lowest, codes.intervals
+    scale, lowest, intervals = codes.scale, codes.lowest, tf.cast(codes.intervals, tf.int32)
     before, after = tf.cast(before, tf.float32), tf.cast(after, tf.float32)
-    beyond = before >= (lowest + intervals) * scale
+    beyond = before >= (lowest + tf.cast(intervals, tf.float32)) * scale
     if quantizer.signed:
         beyond |= before <= lowest * scale
     indices = tf.clip_by_value(tf.cast(tf.round(after / scale) - lowest, tf.int32), 0, intervals)

@@ -62,11 +62,6 @@ class RangeAccuracies:
             return spelling
         return f"[{', '.join(f'{end:g}' for end in spelling)}]"
 
-    @property
-    def option(self) -> str:
-        """The same on a command line."""
-        return self.setting.strip("[]").replace(" ", "")
-
 
 def range_accuracies(
     model: keras.Model, pixels: np.ndarray, labels: np.ndarray | None, given: InputRange

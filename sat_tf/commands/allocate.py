@@ -14,7 +14,8 @@ from sat_tf.commands.models import (
 )
 from sat_tf.commands.options import PACKS, add_outputs, check_outputs, several, write_outputs
 from sat_tf.commands.parser import Parser
-from sat_tf.commands.pixels import add_image_arguments, image_options, images_as_fed
+from sat_tf.commands.pixels import add_image_arguments, image_options
+from sat_tf.commands.quantization.pictures import images_as_fed
 from sat_tf.commands.quantization.policy import add_quantization, bits, usual_policy
 from sat_tf.export.targets.ethos_u import compiler_options
 from sat_tf.messages import (

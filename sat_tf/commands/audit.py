@@ -24,6 +24,7 @@ from sat_tf.commands.pixels import (
     image_options,
     say_notes,
 )
+from sat_tf.commands.quantization.pictures import range_sample
 from sat_tf.commands.quantization.policy import add_input_range, with_input_range
 from sat_tf.export.certificate.certificate import ImagesFrom
 from sat_tf.messages import value_errors_as_run_errors
@@ -95,7 +96,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
             say_notes(images.notes, console)
             fed = images.images
             if fed.dtype == np.uint8:
-                fed = _fed_range(arguments, model, images, console).fed(fed)
+                fed = _fed_range(arguments, wanted, model, images, console).fed(fed)
         data = None if images is None else (fed, images.labels)
         found = audit(model, data, num_images=wanted.most or _USUAL_IMAGES)
         found.print_to(console)
@@ -104,7 +105,11 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
 
 
 def _fed_range(
-    arguments: argparse.Namespace, model: "keras.Model", images: Pixels, console: Console
+    arguments: argparse.Namespace,
+    wanted: ImageOptions,
+    model: "keras.Model",
+    images: Pixels,
+    console: Console,
 ) -> InputRange:
     """The input range of a model: a quantized one has its own, one built by its name any.
 
@@ -127,7 +132,7 @@ def _fed_range(
             )
         return own
     if not is_built_by_name(arguments.model):
-        subject, sample = arguments.model, images.sample
+        subject, sample = arguments.model, range_sample(model, wanted, policy, images)
         policy = with_input_range(policy, model, subject, sample, console, is_trained=False)
     return policy.range_of(name)
 
@@ -149,4 +154,5 @@ def _images(
 
     source = load_source(read_config(path / CONFIG))
     count = arguments.num_images or _USUAL_IMAGES
-    return Pixels(*source.held_out_sample(count), ImagesFrom.held_out(source.name, count))
+    images_from = ImagesFrom.held_out(source.name, count, source.decoder)
+    return Pixels(*source.held_out_sample(count), images_from)

@@ -135,7 +135,7 @@ def evaluate_file(
         if pixels.labels is None:
             raise RunError(
                 f"{wanted.images}: received images without labels, expected a folder with a folder "
-                "of pictures for each class, or --dataset."
+                "of pictures for each class, --labels beside an .npy file, or --dataset."
             )
         say_notes(pixels.notes, console)
         top = [k for k in _USUAL_TOP if k <= interface.num_outputs]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from sat_tf.commands.label_file import expect_labels
 from sat_tf.commands.models import (
     add_image_size,
     add_model_argument,
@@ -84,7 +85,9 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         size, arguments.image_size = arguments.image_size, None
     make = model_maker(arguments, "explain")
     if arguments.images is not None:
-        expect_pictures(arguments.images)
+        expect_pictures(arguments.images, arguments.labels)
+    elif arguments.labels is not None:
+        expect_labels(arguments.labels, None)
     with value_errors_as_run_errors():
         check_outputs(arguments)
     quiet_tensorflow()
@@ -105,7 +108,12 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
             policy = asked or usual_policy(arguments)
             # These are the pictures that `sat-tf quantize` looks at.
             images = find_pictures(
-                pathlib.Path(arguments.images), model, policy, Console(quiet=True), to_train=False
+                pathlib.Path(arguments.images),
+                model,
+                policy,
+                Console(quiet=True),
+                to_train=False,
+                labels=arguments.labels,
             )
             asked = with_input_range(policy, model, name, images.held_out_sample, console)
         else:

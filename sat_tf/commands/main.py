@@ -17,6 +17,7 @@ from typing import Any
 from rich.console import Console
 
 from sat_tf.atomic_file import temporary_folder
+from sat_tf.commands.completion import SHELLS, completion
 from sat_tf.commands.parser import Parser
 from sat_tf.data.source import ReadingError
 from sat_tf.messages import RunError, in_one_line, missing_package, nearest, say, shown
@@ -58,8 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: words of the command line after the program's name; by default those given.
 
     Returns:
-        The exit status: 0 when all went well, 1 where LiteRT and the model differ, a strict audit
-        finds a broken rule, or a model cannot be quantized as asked, 2 if the input is invalid
+        The exit status: 0 when all went well, 1 where a headline is red, a strict audit finds a
+        broken rule, or a model cannot be quantized as asked, 2 if the input is invalid
         or a run failed, 130 after Ctrl-C, 143 after SIGTERM where nothing was to be saved.
     """
     words = sys.argv[1:] if arguments is None else arguments
@@ -82,6 +83,12 @@ def _run(words: Sequence[str]) -> bool | None:
         "\n`sat-tf COMMAND --help` explains a command.\n\n" + _listed_commands(),
     )
     top.add_argument("--version", action="version", version=f"sat-tf {__version__}")
+    top.add_argument(
+        "--completion",
+        choices=SHELLS,
+        help="print the script that lets a shell complete these words: `source <(sat-tf "
+        "--completion bash)`",
+    )
     # Messages name files: what stands behind a line break would be a message of its own. A setting
     # may be a whole file: --set "policy=$(cat policy.yaml)".
     for before, word in zip(["", *words], words, strict=False):
@@ -92,7 +99,11 @@ def _run(words: Sequence[str]) -> bool | None:
             )
     name = words[0] if words and not words[0].startswith("-") else None
     if name is None:
-        top.parse_args(words)
+        if shell := top.parse_args(words).completion:
+            about = {name: what for group in _COMMANDS.values() for name, what in group.items()}
+            known = {name: (what, command_parser(name)) for name, what in about.items()}
+            print(completion(shell, top, known), end="")
+            return None
         top.error(f"received no COMMAND, expected one of {', '.join(COMMANDS)}")
     if name not in COMMANDS:
         meant = nearest(name, COMMANDS)

@@ -12,11 +12,11 @@ from rich.console import Console
 
 from sat_tf.arguments import SEED_LIMIT
 from sat_tf.atomic_file import check_writable
-from sat_tf.commands.parser import Parser
+from sat_tf.commands.parser import Parser, name_values
 from sat_tf.messages import RunError, list_problems, say
 from sat_tf.targets import OUTPUT_TYPES, PROCESSORS, output_type_problem, target_problem
 from sat_tf.training.interruption import Interruption, Stopped
-from sat_tf.training.state.run_folder import CONFIG
+from sat_tf.training.state.run_folder import CONFIG, UNFINISHED
 
 
 def add_resume(parser: Parser) -> None:
@@ -24,8 +24,8 @@ def add_resume(parser: Parser) -> None:
     parser.advanced.add_argument(
         "--resume",
         action=argparse.BooleanOptionalAction,
-        help="resume the run in the folder, or start over and move its files aside; default: "
-        "resume if there is one",
+        help="resume the run in the folder, or its unfinished reconstruction, or start over and "
+        "move its files aside; default: resume if there is one",
     )
 
 
@@ -166,12 +166,13 @@ def add_target(parser: argparse.ArgumentParser, *, default: str) -> None:
         parser: of the command.
         default: what holds if it is left out, in words.
     """
-    parser.add_argument(
+    option = parser.add_argument(
         "--target",
         metavar="NAME",
         type=_known("target", target_problem),
         help=f"the processor of the file: {', '.join(PROCESSORS)}; default: {default}",
     )
+    name_values(option, PROCESSORS)
 
 
 def _known(name: str, problem_of: Callable[[str], str | None]) -> Callable[[str], str]:
@@ -238,11 +239,18 @@ def unless_stopped(
         with Interruption().catching_signals():
             return work()
     except Stopped as stopped:
-        said = (
-            f"Stopped as asked; everything is saved in {folder}: the same command resumes."
-            if any(folder.rglob(CONFIG))
-            else "Stopped as asked; no run had begun."
-        )
+        if not any(folder.rglob(CONFIG)):
+            saved = "no run had begun."
+        elif stopped.is_saved:
+            saved = f"everything is saved in {folder}: the same command resumes."
+        else:
+            blocks = any(folder.rglob(UNFINISHED))
+            saved = (
+                f"what was finished is saved in {folder}, and the same command resumes: what was "
+                "under way begins again"
+                f"{', but for the finished blocks of the reconstruction' * blocks}."
+            )
+        said = f"Stopped as asked; {saved}"
         if stopped.by_keyboard:
             raise KeyboardInterrupt(said) from None
         say(console, said)

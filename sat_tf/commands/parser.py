@@ -137,6 +137,11 @@ class Parser(argparse.ArgumentParser):
         return meant and known[meant]
 
 
+def name_values(option: argparse.Action, values: Iterable[str]) -> None:
+    """Tells shells the values of an option that has a type of its own in place of choices."""
+    option.values = tuple(values)  # type: ignore[attr-defined]
+
+
 def _unknown(words: Sequence[str], known: Iterable[str]) -> Iterator[str]:
     """The options among words that are not known; argparse takes none of these as a value."""
     for word in words:

@@ -12,12 +12,12 @@ import numpy as np
 from rich.console import Console
 
 from sat_tf.arguments import required_arguments
-from sat_tf.commands.models import is_built_by_name
+from sat_tf.commands.label_file import add_labels, expect_labels, read_labels
 from sat_tf.commands.options import integer, nonempty
-from sat_tf.commands.parser import Parser
-from sat_tf.commands.quantization.policy import feed_of, with_input_range
+from sat_tf.commands.parser import Parser, name_values
 from sat_tf.data import DATA_SETS, source
 from sat_tf.data.picture_folder import load_files, load_folder, resized
+from sat_tf.data.pictures import DECODER
 from sat_tf.data.source import spread_evenly
 from sat_tf.export.certificate.certificate import ImagesFrom
 from sat_tf.export.certificate.inputs import image_problems, random_images
@@ -32,7 +32,6 @@ from sat_tf.messages import (
     value_errors_as_run_errors,
 )
 from sat_tf.preprocessing import COVERING
-from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.input_range import INPUT_TYPES
 
 _RANDOM_IMAGES = 64
@@ -87,6 +86,7 @@ class ImageOptions:
         usual: of a folder or a data set; None takes all.
         data_dir: where the data set is, for those that are not made here.
         files: of the folder, the very ones to take; see `ImagesFrom`.
+        labels: a file with the class numbers of an .npy file's images.
     """
 
     images: str | None = None
@@ -95,6 +95,7 @@ class ImageOptions:
     usual: int | None = USUAL_IMAGES
     data_dir: str | None = None
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    labels: str | None = None
 
     def again(self, images_from: ImagesFrom, count: int) -> "ImageOptions":
         """The same, to take what a certificate or a kit of so many images was made with."""
@@ -121,6 +122,8 @@ class ImageOptions:
             raise RunError("received --images and --dataset, expected one of them; leave one out.")
         if self.images is not None:
             expect_pictures(self.images)
+        if self.labels is not None:
+            expect_labels(self.labels, self.images)
         if self.dataset is not None and self.dataset not in DATA_SETS:
             raise RunError(
                 f"--dataset: received {self.dataset!r}, expected the name of a data set. "
@@ -161,15 +164,21 @@ class ImageOptions:
         if os.path.isdir(self.images):
             return self._of_folder(self.images, shape, said)
         array = read_array(self.images)
+        labels = None
+        if self.labels is not None and array.ndim:
+            labels = read_labels(self.labels, len(array), num_classes)
+        pixels = Pixels(array, labels, ImagesFrom(f"from {pathlib.Path(self.images).name}"))
         if self.num_images is not None and array.ndim:
-            array = array[spread_evenly(len(array), self.num_images)]
-        return Pixels(array, None, ImagesFrom(f"from {pathlib.Path(self.images).name}"))
+            images, labels = pixels.sample(self.num_images)
+            pixels = dataclasses.replace(pixels, images=images, labels=labels)
+        return pixels
 
     def _of_folder(self, path: str, shape: tuple[int, ...], said: Metadata) -> Pixels:
         preprocessing = said.preprocessing or COVERING
         if self.files:
             images = load_files(path, self.files, shape, preprocessing=preprocessing)
-            return Pixels(images, None, ImagesFrom(f"{len(images):,} pictures of {path}"))
+            source = ImagesFrom(f"{len(images):,} pictures of {path}", decoder=DECODER)
+            return Pixels(images, None, source)
         found = load_folder(path, shape, most=self.most, preprocessing=preprocessing)
         notes = list(found.notes)
         labels = found.labels
@@ -180,7 +189,9 @@ class ImageOptions:
         if found.part:
             notes.append(f"{path} is divided: the pictures are those of {found.part}")
         source = ImagesFrom(
-            f"pictures of the folder {name}, scaled and cropped to the input", files=found.files
+            f"pictures of the folder {name}, scaled and cropped to the input",
+            files=found.files,
+            decoder=DECODER,
         )
         return Pixels(found.images, labels, source, tuple(notes))
 
@@ -202,7 +213,7 @@ class ImageOptions:
         if labels is not None and found.class_names is not None:
             labels, note = _labels_of_file(labels, found.class_names, said.labels, name)
             notes += [] if said.labels in (None, found.class_names) else [note]
-        held_out = ImagesFrom.held_out(name, asked)
+        held_out = ImagesFrom.held_out(name, asked, found.decoder)
         return Pixels(resized(images, shape), labels, held_out, tuple(notes))
 
 
@@ -244,10 +255,13 @@ def add_pictures(parser: Parser, what: str, *, required: bool = False) -> None:
         "rows, columns, channels) as .npy, or real values of any shape with --policy "
         f"input_type=int8, or float32{what}",
     )
+    add_labels(parser)
 
 
-def expect_pictures(path: str) -> None:
-    """Raises RunError unless there is such a folder, or an .npy file."""
+def expect_pictures(path: str, labels: str | None = None) -> None:
+    """Raises RunError unless there is such a folder, or an .npy file, and one of its labels."""
+    if labels is not None:
+        expect_labels(labels, path)
     if not os.path.exists(path):
         raise RunError(
             f"--images: {path}: not found; expected a folder of pictures, or an .npy file."
@@ -272,9 +286,11 @@ def add_image_arguments(parser: Parser, *, default: str, usual: str) -> None:
         f"the input; or uint8 images (n, rows, columns, channels) as .npy, or real values where a "
         f"file takes those; default: {default}",
     )
-    parser.add_argument(
+    add_labels(parser)
+    dataset = parser.add_argument(
         "--dataset", metavar="NAME", help=f"held-out images of {', '.join(DATA_SETS)}"
     )
+    name_values(dataset, DATA_SETS)
     parser.advanced.add_argument(
         "--data_dir", metavar="DIR", help="where that data set is: for folder, tfds and tfrecords"
     )
@@ -289,7 +305,7 @@ def add_image_arguments(parser: Parser, *, default: str, usual: str) -> None:
 def image_options(
     arguments: argparse.Namespace, *, usual: int | None = USUAL_IMAGES
 ) -> ImageOptions:
-    """The values of --images, --dataset, --data_dir and --num_images.
+    """The values of --images, --labels, --dataset, --data_dir and --num_images.
 
     Raises:
         RunError: see `ImageOptions.check`.
@@ -300,6 +316,7 @@ def image_options(
         arguments.num_images,
         usual=usual,
         data_dir=arguments.data_dir,
+        labels=arguments.labels,
     )
     wanted.check()
     return wanted
@@ -322,52 +339,6 @@ def fixed_input_shape(model: Any, subject: str | None = None) -> tuple[int, ...]
             f"expected one of a fixed size, not {shape}; build it for one."
         )
     return shape
-
-
-@dataclasses.dataclass(frozen=True)
-class Fed:
-    """Images as a float model reads them, their labels, and the policy with their range."""
-
-    images: np.ndarray
-    labels: np.ndarray | None
-    policy: BitPolicy
-
-
-def images_as_fed(
-    model: Any, subject: str, wanted: ImageOptions, policy: BitPolicy, console: Console
-) -> Fed:
-    """The images that were asked for, in the range in which a float model reads them.
-
-    Prints the range; see `with_input_range`.
-
-    Args:
-        model: float; one that is not is refused by what measures it.
-        subject: the file or the name of the model. One that is built by its name knows nothing, and
-            is fed pixels.
-        wanted: which images.
-        policy: that was asked for.
-        console: where to print.
-
-    Raises:
-        ValueError: the model has several inputs or outputs, or images of open sizes, or the images
-            do not fit it, or the range cannot be found.
-    """
-    from sat_tf.graph.network import Network, check_model, check_one_of_each
-    from sat_tf.qat.layout import is_quantized
-
-    check_model(model)
-    check_one_of_each(model)
-    shape = fixed_input_shape(model)
-    pixels = wanted.load(shape, model.output_shape[-1])
-    (name,) = model.input_names
-    input_type = policy.type_of(name)
-    expect_fitting("--images", pixels.images, shape, input_type)
-    say_notes(pixels.notes, console)
-    if not (is_quantized(Network(model)) or is_built_by_name(subject)):
-        policy = with_input_range(policy, model, subject, pixels.sample, console)
-    if input_type == INPUT_TYPES[0]:
-        say(console, f"Images are fed as input_range={policy.range_of(name)}.")
-    return Fed(feed_of(policy, model)(pixels.images), pixels.labels, policy)
 
 
 def expect_fitting(

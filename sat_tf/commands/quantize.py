@@ -23,6 +23,7 @@ from sat_tf.commands.options import (
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.pixels import add_pictures, expect_pictures, fixed_input_shape
 from sat_tf.commands.quantization.calibrated import write_calibrated
+from sat_tf.commands.quantization.ending import print_ending
 from sat_tf.commands.quantization.pictures import (
     CALIBRATION_IMAGES,
     CROPS,
@@ -34,7 +35,6 @@ from sat_tf.commands.quantization.policy import add_quantization, usual_policy, 
 from sat_tf.commands.train import carry_out, conclude_folder
 from sat_tf.data.source import ImageSource
 from sat_tf.messages import RunError, say, value_errors_as_run_errors
-from sat_tf.presentation.tables import points
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.config.config import Config, parse_config
 from sat_tf.training.config.folder import run_name
@@ -48,12 +48,8 @@ if TYPE_CHECKING:
 
 _BATCH_SIZE = 32
 _OF_STAGE = {"batch_size", "warmup_learning_rate", "base_learning_rate"}
-# A network that is not trained loses accuracy with fewer bits.
-_FEWEST_WITHOUT_TRAINING = 7
 # A calibrated model of so many bits and fewer is fitted to the float one.
 _MOST_RECONSTRUCTED = 4
-# A smaller loss of top-1 is no reason to train.
-_SMALL_LOSS = 0.005
 
 DESCRIPTION = (
     "Quantizes a trained float model: calibrates it on pictures, at 4 bits and fewer also fits it "
@@ -70,6 +66,7 @@ examples:
   sat-tf quantize model.keras --images photos/ --bits 4 --epochs 5
   sat-tf quantize model.keras --images photos/ --input_range=-1,1 --out app/model
   sat-tf quantize model.keras --images photos/ --target ethos-u55
+  sat-tf quantize model.keras --images pixels.npy --labels labels.npy
 """
 
 
@@ -104,6 +101,13 @@ def add_arguments(parser: Parser) -> None:
         help="where the learning rate of the training starts to fall; default: one of "
         f"{TRIED_RATES[0]:g} to {TRIED_RATES[-1]:g}, chosen by a short trial",
     )
+    parser.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="also print what certificate.html and report.html show: each runtime, the tensors "
+        "whose codes differ, ties, and where the proof holds",
+    )
     add_output_type(parser, default=OWN_TYPE)
     add_resume(parser)
     parser.advanced.add_argument(
@@ -118,7 +122,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     path, images = pathlib.Path(arguments.model), pathlib.Path(arguments.images)
     if not path.exists():
         raise RunError(f"{path}: not found; expected a Keras model, or a SavedModel.")
-    expect_pictures(arguments.images)
+    expect_pictures(arguments.images, arguments.labels)
     if any(one.startswith("policy") for one in arguments.overrides):
         raise RunError(
             f"--set: received {' '.join(arguments.overrides)}, expected settings of the training; "
@@ -139,7 +143,12 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     with value_errors_as_run_errors(path):
         expect_float(path, model)
         found = find_pictures(
-            images, model, policy, console, to_train=bool(arguments.epochs or arguments.overrides)
+            images,
+            model,
+            policy,
+            console,
+            to_train=bool(arguments.epochs or arguments.overrides),
+            labels=arguments.labels,
         )
         doubts: list[str] = []
         policy = with_input_range(
@@ -168,67 +177,16 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
                 steps=_steps(arguments),
                 seed=arguments.seed,
                 output_type=arguments.output_type,
+                resume=arguments.resume,
+                is_verbose=arguments.verbose,
             )
-    for name, what in _SHOWN.items():
-        if folder.file(name).exists():
-            say(console, f"  {folder.file(name)}  {what}{_size(folder, name)}")
     is_done = isinstance(found, Pictures) or folder.file(run_folder.RESULTS).exists()
-    if is_done and arguments.bits < _FEWEST_WITHOUT_TRAINING:
+    if is_done:
         why_not = found.why_not if isinstance(found, Pictures) else ""
-        _note_cost(arguments.bits, folder, why_not, console)
+        print_ending(arguments.bits, folder, why_not, console)
     for doubt in doubts:  # what stands far above is easily passed over
         _note(doubt, console)
     return conclude_folder(folder, console)
-
-
-def _size(folder: RunFolder, name: str) -> str:
-    """How large the TFLite file is, as its certificate says; empty of other files."""
-    known = folder.read_json(run_folder.CERTIFICATE) if name == run_folder.TFLITE_MODEL else {}
-    if not known.keys() >= {"bytes", "gzip_bytes"}:
-        return ""
-    return f": {known['bytes']:,} bytes, {known['gzip_bytes']:,} after gzip"
-
-
-def _note_cost(bits: int, folder: RunFolder, why_not: str, console: Console) -> None:
-    """Says what few bits have cost, where that was measured, and what costs less.
-
-    Args:
-        bits: of weights and activations.
-        folder: with the results, if any were measured.
-        why_not: why the pictures cannot be trained on; empty where they can.
-        console: where it is said.
-    """
-    from sat_tf.training.report.results import Results
-
-    found = Results.read(folder) if folder.file(run_folder.RESULTS).exists() else None
-    top1: float | None = None
-    if found is not None:
-        on_all = found.images_of_file == found.held_out_images
-        top1 = found.tflite_top1 if on_all else found.quantized_top1
-    is_trained = found is not None and found.learning_rate is not None
-    if found is None or found.float_top1 is None or top1 is None:
-        if is_trained:
-            return
-        trains = "" if why_not else "; --epochs 5 trains, also without labels"
-        _note(
-            f"{bits} bits without training can cost accuracy; with pictures in folders of the "
-            f"model's classes, it is measured{trains}.",
-            console,
-        )
-        return
-    gained = top1 - found.float_top1
-    if gained >= -_SMALL_LOSS:
-        return
-    if is_trained:
-        how = "after training"
-        fix = (
-            "more epochs and more bits cost less, and sat-tf sensitivity names the layers to blame"
-        )
-    else:
-        how = "without training"
-        refused = f"--epochs refuses {why_not}, more bits cost less"
-        fix = refused if why_not else "--epochs 5 trains"
-    _note(f"{bits} bits {how}: {points(gained)} points of top-1; {fix}.", console)
 
 
 def _steps(arguments: argparse.Namespace) -> int:
@@ -265,15 +223,6 @@ def expect_float(path: pathlib.Path, model: "keras.Model") -> None:
     fixed_input_shape(model, str(path))
 
 
-# These are the files of a run to look at first.
-_SHOWN = {
-    run_folder.TFLITE_MODEL: "the file for the device",
-    run_folder.CERTIFICATE_PAGE: "the proof, to read",
-    run_folder.REPORT: "the report, to read",
-    run_folder.QUANTIZED_MODEL: "the quantized Keras model",
-}
-
-
 def _run(
     arguments: argparse.Namespace,
     model: "keras.Model",
@@ -306,7 +255,7 @@ def _run(
         batch_size=min(_BATCH_SIZE, source.num_train),
         steps=_steps(arguments),
     )
-    carry_out(config, folder, console, resume=arguments.resume)
+    carry_out(config, folder, console, resume=arguments.resume, is_verbose=arguments.verbose)
 
 
 def _config(

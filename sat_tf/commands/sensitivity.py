@@ -12,7 +12,8 @@ from sat_tf.commands.models import (
 )
 from sat_tf.commands.options import add_outputs, check_outputs, number, write_outputs
 from sat_tf.commands.parser import Parser
-from sat_tf.commands.pixels import add_image_arguments, image_options, images_as_fed
+from sat_tf.commands.pixels import add_image_arguments, image_options
+from sat_tf.commands.quantization.pictures import images_as_fed
 from sat_tf.commands.quantization.policy import add_quantization, usual_policy
 from sat_tf.messages import RunError, value_errors_as_run_errors
 

@@ -148,7 +148,12 @@ def train(
 
 
 def carry_out(
-    config: Config, folder: RunFolder, console: Console, *, resume: bool | None = None
+    config: Config,
+    folder: RunFolder,
+    console: Console,
+    *,
+    resume: bool | None = None,
+    is_verbose: bool = True,
 ) -> None:
     """Does what `train` does, but for its verdict.
 
@@ -159,6 +164,7 @@ def carry_out(
         folder: where the files go.
         console: where to show progress.
         resume: see `sat_tf.training.loop.runner.train`.
+        is_verbose: print the results, and all that is to be known of the file.
 
     Raises:
         RunError: the run cannot start or resume.
@@ -172,10 +178,10 @@ def carry_out(
         load_tensorflow()
         from sat_tf.training.loop import runner
 
-        return runner.train(config, folder, console, resume=resume)
+        return runner.train(config, folder, console, resume=resume, is_verbose=is_verbose)
 
     results = unless_stopped(work, folder.path, console)
-    if results is not None:
+    if results is not None and is_verbose:
         console.print(results.table(config.name))
         say(console, f"Run folder: {folder.path}")
 

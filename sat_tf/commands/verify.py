@@ -408,7 +408,7 @@ def _pixels(
     most = wanted.num_images or config.export.verify_images
     held_out = load_source(config)
     images, labels = held_out.held_out_sample(most)
-    return Pixels(images, labels, ImagesFrom.held_out(held_out.name, most))
+    return Pixels(images, labels, ImagesFrom.held_out(held_out.name, most, held_out.decoder))
 
 
 def _file_pixels(target: Target, graph: Graph, wanted: ImageOptions, console: Console) -> Pixels:

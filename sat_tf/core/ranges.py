@@ -1,7 +1,9 @@
 """Ranges: which axes share one, when it counts as none, its scale and zero."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
+
+import numpy as np
 
 # A range of weights whose size is smaller counts as one of zeros. The square of this is still a
 # normal number, by which gradients divide.
@@ -66,7 +68,6 @@ def ends_of_skew(clipping_level: Any, skew: Any, where: Callable[..., Any]) -> t
         skew: κ, from -1 to 1, likewise.
         where: the choice by a condition, of whichever the numbers are of.
 
-    >>> import numpy as np
     >>> [float(end) for end in ends_of_skew(4.0, 0.75, np.where)]
     [-1.0, 4.0]
     """
@@ -107,3 +108,32 @@ def scale_and_zero_point(lowest: Any, highest: Any, rint: Callable[[Any], Any]) 
     scale = (highest - lowest) / 255.0
     zero_point = rint(-128.0 - lowest / scale)
     return scale, zero_point
+
+
+def observed_ends(scale: Any, zero_point: int) -> tuple[np.float32, np.float32] | None:
+    """The ends of an observed range for which `scale_and_zero_point` gives this grid, bit for bit.
+
+    Args:
+        scale: float32.
+        zero_point: the stored code of real 0.
+
+    Returns:
+        Float32 numbers; None where none near by give this scale, as happens where one of them is 0.
+
+    >>> [float(end) for end in observed_ends(np.float32(0.5), -126) or ()]
+    [-1.0, 126.5]
+    """
+    scale = np.float32(scale)
+    ends = [np.float32((end - zero_point) * np.float64(scale)) for end in (-128, 127)]
+    for low in _neighbours(ends[0]):
+        for high in _neighbours(ends[1]):
+            found = scale_and_zero_point(np.float64(low), np.float64(high), np.rint)
+            if (np.float32(found[0]), int(found[1])) == (scale, zero_point):
+                return low, high
+    return None
+
+
+def _neighbours(value: np.float32) -> Iterator[np.float32]:
+    """A number and the nearest float32 numbers on both sides; 0 alone."""
+    for units in (0, 1, -1, 2, -2) if value else (0,):
+        yield np.float32(value + np.float32(units) * np.spacing(value))

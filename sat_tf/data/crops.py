@@ -1,7 +1,8 @@
-"""The square crop that a model sees, made in the graph from an encoded picture.
+"""The square crop that a model is trained on, made in the graph from an encoded picture.
 
 JPEGs are decoded only where their crop needs it. Other formats that TensorFlow reads, and pictures
-that are turned by their EXIF orientation, are decoded whole and then cropped.
+that are turned by their EXIF orientation, are decoded whole and then cropped. What is measured with
+is made by `sat_tf.data.pictures`.
 """
 
 import math
@@ -12,24 +13,20 @@ import tensorflow as tf
 
 from sat_tf.data.batch_order import RANDOM
 from sat_tf.data.pictures import JPEG, MOST_PER_BYTE, MOST_PIXELS, expect_pixels, orientation_of
-from sat_tf.preprocessing import AS_IN_IMAGENET, Preprocessing
 
 SMALLEST_AREA = 0.08
 WIDEST_ASPECT = 4 / 3
 TRIES = 10
-# This is libjpeg's transform in Pillow, which decodes where the model is used; TensorFlow's default
-# is a faster and coarser one, which training takes.
+# This is libjpeg's transform in Pillow; TensorFlow's default is a faster and coarser one, which
+# training takes of all pictures but the few that are turned.
 _ACCURATE = "INTEGER_ACCURATE"
 
 # The factors by which libjpeg can reduce a picture, by averaging, while decoding it.
 _REDUCTIONS = (1, 2, 4, 8)
-# Pixels decoded around the held-out crop: libjpeg interpolates colour across three of them.
-_MARGIN = 4
 # Bytes at the end of a file that are searched for the end marker; some programs pad files.
 _TAIL = 32
-# Larger pictures of other formats, which are decoded whole, are left to the slow path, which takes
-# a few at a time.
-_MOST_ON_THE_FAST_PATH = 2**25
+# Larger pictures that are decoded whole are left to the slow path, which takes a few at a time.
+MOST_ON_THE_FAST_PATH = 2**25
 # Decoders draw this where data are missing.
 _MISSING = (128, 128, 128)
 
@@ -101,45 +98,6 @@ def training_crop_of_pixels(
     return _mirrored(_resized(crop, image_size), is_mirrored)
 
 
-def held_out_crop(
-    encoded: tf.Tensor, image_size: int, preprocessing: Preprocessing = AS_IN_IMAGENET
-) -> tf.Tensor:
-    """The picture as its preprocessing says.
-
-    Resized bilinearly with antialiasing, as Pillow does it: photographs of several thousand pixels
-    would otherwise be measured by every tenth pixel.
-
-    Args:
-        encoded: the bytes of a JPEG, PNG, GIF or WebP file.
-        image_size: height and width of the result.
-        preprocessing: how it is turned and resized.
-
-    Returns:
-        (image_size, image_size, 3), uint8.
-
-    Raises:
-        tf.errors.InvalidArgumentError: the file cannot be decoded, or is truncated.
-    """
-    return tf.cond(
-        tf.io.is_jpeg(encoded),
-        lambda: held_out_crop_of_jpeg(encoded, image_size, preprocessing),
-        lambda: held_out_crop_of_pixels(
-            _decoded(encoded, preprocessing.exif_orientation), image_size, preprocessing
-        ),
-    )
-
-
-def held_out_crop_of_pixels(
-    pixels: tf.Tensor, image_size: int, preprocessing: Preprocessing = AS_IN_IMAGENET
-) -> tf.Tensor:
-    """The crop of `held_out_crop` from a decoded, upright picture (height, width, 3), uint8."""
-    shape = tf.shape(pixels)
-    window = _held_out_window(shape, image_size, preprocessing)
-    top, left, height, width = tf.unstack(window)
-    crop = pixels[top : top + height, left : left + width]
-    return _centre(crop, shape, window, image_size, preprocessing)
-
-
 def training_crop_of_jpeg(
     encoded: tf.Tensor,
     seed: tf.Tensor,
@@ -173,30 +131,6 @@ def training_crop_of_jpeg(
     )
 
 
-def held_out_crop_of_jpeg(
-    encoded: tf.Tensor, image_size: int, preprocessing: Preprocessing = AS_IN_IMAGENET
-) -> tf.Tensor:
-    """The crop of `held_out_crop`, of JPEGs only."""
-    encoded = _whole_jpeg(encoded)
-
-    def as_stored() -> tf.Tensor:
-        shape = _jpeg_shape(encoded)
-        window = _held_out_window(shape, image_size, preprocessing)
-        # To the last pixel, which shows whether any are missing.
-        rest = tf.concat([window[:2], shape[:2] - window[:2]], 0)
-        pixels = tf.io.decode_and_crop_jpeg(encoded, rest, channels=3, dct_method=_ACCURATE)
-        crop = _not_missing(pixels)[: window[2], : window[3]]
-        return _centre(crop, shape, window, image_size, preprocessing)
-
-    if not preprocessing.exif_orientation:
-        return as_stored()
-    return tf.cond(
-        jpeg_may_be_turned(encoded),
-        lambda: _turned_held_out_crop(encoded, image_size, preprocessing),
-        as_stored,
-    )
-
-
 # One node each in the graph of those that are not turned, where every node of a branch that is not
 # taken costs time: together a quarter of a training crop.
 _AS_ONE_NODE = {"autograph": False, "experimental_attributes": {"_noinline": True}}
@@ -207,13 +141,6 @@ def _turned_training_crop(
     encoded: tf.Tensor, seed: tf.Tensor, image_size: int, crops: TrainingCrops
 ) -> tf.Tensor:
     return training_crop_of_pixels(_decoded_and_turned(encoded), seed, image_size, crops)
-
-
-@tf.function(**_AS_ONE_NODE)
-def _turned_held_out_crop(
-    encoded: tf.Tensor, image_size: int, preprocessing: Preprocessing
-) -> tf.Tensor:
-    return held_out_crop_of_pixels(_decoded_and_turned(encoded), image_size, preprocessing)
 
 
 def _decoded_and_turned(encoded: tf.Tensor) -> tf.Tensor:
@@ -250,7 +177,7 @@ def _not_missing(pixels: tf.Tensor) -> tf.Tensor:
 def _of_usual_size(content: Any) -> bytes:
     # Bytes in a graph; outside of one, an array of them.
     encoded = content if isinstance(content, bytes) else content.item()
-    expect_pixels(encoded, _MOST_ON_THE_FAST_PATH)
+    expect_pixels(encoded, MOST_ON_THE_FAST_PATH)
     return encoded
 
 
@@ -328,49 +255,6 @@ def _resized(crop: tf.Tensor, image_size: int) -> tf.Tensor:
 def _mirrored(pixels: tf.Tensor, is_mirrored: tf.Tensor) -> tf.Tensor:
     # `reverse` moves whole pixels; slices with a negative step move bytes, in 20 times the time.
     return tf.cond(is_mirrored, lambda: tf.reverse(pixels, [1]), lambda: pixels)
-
-
-def _held_out_geometry(
-    shape: tf.Tensor, image_size: int, preprocessing: Preprocessing
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Factor by which height and width are resized, and the corner of the crop after that."""
-    # The formula of `Preprocessing.geometry`, as tensors.
-    shorter, _ = preprocessing.covered((image_size, image_size))
-    sides = tf.cast(shape[:2], tf.float32)
-    resized = tf.floor(sides * shorter / tf.reduce_min(sides) + 1e-3)
-    return resized / sides, tf.round((resized - image_size) / 2)
-
-
-def _held_out_window(shape: tf.Tensor, image_size: int, preprocessing: Preprocessing) -> tf.Tensor:
-    """Top, left, height and width of all pixels that the held-out crop depends on."""
-    factors, corner = _held_out_geometry(shape, image_size, preprocessing)
-    # The triangle of the filter reaches one pixel of the smaller picture to either side.
-    reach = tf.maximum(1 / factors, 1) + _MARGIN
-    begin = tf.maximum(tf.cast(tf.floor(corner / factors - reach), tf.int32), 0)
-    end = tf.cast(tf.math.ceil((corner + image_size) / factors + reach), tf.int32)
-    end = tf.minimum(end, shape[:2])
-    return tf.concat([begin, end - begin], 0)
-
-
-def _centre(
-    crop: tf.Tensor,
-    shape: tf.Tensor,
-    window: tf.Tensor,
-    image_size: int,
-    preprocessing: Preprocessing,
-) -> tf.Tensor:
-    """Resizes the window exactly as if the whole picture were resized."""
-    factors, corner = _held_out_geometry(shape, image_size, preprocessing)
-    resized = tf.raw_ops.ScaleAndTranslate(
-        images=crop[None],
-        size=(image_size, image_size),
-        scale=factors,
-        translation=factors * tf.cast(window[:2], tf.float32) - corner,
-        kernel_type="triangle",
-        antialias=True,
-    )[0]
-    whole = tf.cast(tf.clip_by_value(tf.round(resized), 0, 255), tf.uint8)
-    return tf.ensure_shape(whole, (image_size, image_size, 3))
 
 
 # An EXIF orientation, 1 to 8, says whether the stored picture is transposed, and then its rows and

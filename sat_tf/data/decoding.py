@@ -1,6 +1,7 @@
 """Decoding on a fast path, with a slow path for the few pictures that it refuses."""
 
 import abc
+import functools
 import logging
 import os
 import threading
@@ -14,16 +15,22 @@ import tensorflow as tf
 from sat_tf.data.batch_order import RANDOM, as_given
 from sat_tf.data.crops import (
     INCEPTION,
+    MOST_ON_THE_FAST_PATH,
     TrainingCrops,
-    held_out_crop,
-    held_out_crop_of_jpeg,
-    held_out_crop_of_pixels,
     training_crop,
     training_crop_of_jpeg,
     training_crop_of_pixels,
     turned,
 )
-from sat_tf.data.pictures import JPEG, expect_whole, image_of, orientation_of
+from sat_tf.data.pictures import (
+    DECODER,
+    JPEG,
+    expect_pixels,
+    expect_whole,
+    image_of,
+    orientation_of,
+    pixels_of,
+)
 from sat_tf.data.source import NO_LABEL, FirstError, ImageSource, ReadingError
 from sat_tf.preprocessing import Preprocessing
 
@@ -130,10 +137,11 @@ _SAMPLED_AT_ONCE = 64
 
 
 def decode_slowly(encoded: bytes, *, turns: bool = False) -> npt.NDArray[np.uint8]:
-    """The pixels of a picture: JPEGs by TensorFlow, other formats by Pillow.
+    """The pixels of a picture to train on: JPEGs by TensorFlow, other formats by Pillow.
 
     The fast path reads JPEGs with libjpeg's faster transform, which Pillow does not offer: by
-    Pillow their pixels would be others than those of the fast path.
+    Pillow their pixels would be others than those of the fast path. What is measured with has other
+    pixels; see `sat_tf.data.pictures`.
 
     Transparency is dropped, animations give their first frame, 16-bit values lose their lower half,
     and 32-bit values are refused.
@@ -245,14 +253,16 @@ class CorruptPictures:
 
 
 def first_good(
-    pictures: Iterable[Encoded], corrupt: CorruptPictures, *, turns: bool = False
+    pictures: Iterable[Encoded],
+    corrupt: CorruptPictures,
+    decode: Callable[[bytes], npt.NDArray[np.uint8]],
 ) -> tuple[npt.NDArray[np.uint8], int]:
     """The pixels and the label of the first picture that can be decoded.
 
     Args:
         pictures: in the order in which to try them.
         corrupt: counts those before it.
-        turns: see `decode_slowly`.
+        decode: gives the pixels of a picture; raises ValueError where there are none.
 
     Raises:
         ReadingError: there are too many corrupt pictures.
@@ -260,7 +270,7 @@ def first_good(
     """
     for picture in pictures:
         try:
-            return decode_slowly(picture.read(), turns=turns), picture.label
+            return decode(picture.read()), picture.label
         except (ValueError, OSError) as error:
             corrupt.add(picture.name, str(error))
     raise NoGoodPictureError(corrupt.all_are_corrupt())
@@ -297,6 +307,9 @@ class Pictures(abc.ABC):
 class PictureSource(ImageSource):
     """A source of encoded pictures, some of which may be corrupt.
 
+    Pictures to train on are decoded and cropped by TensorFlow, in the graph; those to measure,
+    calibrate and verify with by Pillow, as in every other command.
+
     Args:
         name: of the set.
         image_size: height and width of the images.
@@ -324,7 +337,7 @@ class PictureSource(ImageSource):
     ) -> None:
         self.name, self.image_size, self.num_classes = name, image_size, num_classes
         self.num_train, self.num_test = num_train, num_test
-        self.preprocessing = preprocessing
+        self.preprocessing, self.decoder = preprocessing, DECODER
         self.corrupt = CorruptPictures(name, num_train + num_test, max_corrupt)
         self._first_error = FirstError()
         self._deterministic = deterministic
@@ -351,6 +364,8 @@ class PictureSource(ImageSource):
         crop_of = training_crop_of_jpeg if part.are_jpegs else training_crop
         turns = self.preprocessing.exif_orientation
 
+        decode = functools.partial(decode_slowly, turns=turns)
+
         def seed_of(epoch: tf.Tensor, *row: tf.Tensor) -> tf.Tensor:
             # The crop of a picture does not depend on its batch.
             key = tf.stack([tf.constant(seed, tf.int64), epoch])
@@ -364,7 +379,7 @@ class PictureSource(ImageSource):
             return crop_of(encoded, key, self.image_size, turns=turns, crops=self._crops), label
 
         def slow(epoch: np.int64, *row: Any) -> tuple[npt.NDArray[np.uint8], int]:
-            pixels, label = first_good(part.following(*row), self.corrupt, turns=turns)
+            pixels, label = first_good(part.following(*row), self.corrupt, decode)
             key = seed_of(epoch, *row)
             crop = training_crop_of_pixels(pixels, key, self.image_size, self._crops)
             return crop.numpy(), label
@@ -376,14 +391,22 @@ class PictureSource(ImageSource):
 
         One that is not there, or corrupt, is black and has `NO_LABEL`.
         """
-        crop_of = held_out_crop_of_jpeg if part.are_jpegs else held_out_crop
-        turns = self.preprocessing.exif_orientation
-        nothing = np.zeros((self.image_size, self.image_size, 3), np.uint8), NO_LABEL
+        shape = (self.image_size, self.image_size, 3)
+        nothing = np.zeros(shape, np.uint8), NO_LABEL
+
+        def decode(encoded: bytes) -> npt.NDArray[np.uint8]:
+            return pixels_of(encoded, shape, self.preprocessing)
+
+        def decode_at_once(encoded: bytes) -> npt.NDArray[np.uint8]:
+            expect_pixels(encoded, MOST_ON_THE_FAST_PATH)
+            return decode(encoded)
 
         def fast(*row: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             def picture() -> tuple[tf.Tensor, tf.Tensor]:
                 encoded, label = part.in_graph(*row)
-                return crop_of(encoded, self.image_size, self.preprocessing), label
+                # Pillow decodes and resizes without the lock of the interpreter, on all cores.
+                pixels = tf.numpy_function(decode_at_once, [encoded], tf.uint8)
+                return tf.ensure_shape(pixels, shape), label
 
             def black() -> tuple[tf.Tensor, tf.Tensor]:
                 return tf.constant(nothing[0]), tf.constant(NO_LABEL)
@@ -393,11 +416,9 @@ class PictureSource(ImageSource):
         def slow(*row: Any) -> tuple[npt.NDArray[np.uint8], int]:
             alone = next(part.following(*row))
             try:
-                pixels, label = first_good([alone], self.corrupt, turns=turns)
+                return first_good([alone], self.corrupt, decode)
             except NoGoodPictureError:
                 return nothing
-            crop = held_out_crop_of_pixels(pixels, self.image_size, self.preprocessing)
-            return crop.numpy(), label
 
         return self._batches(pieces, fast, slow)
 

@@ -10,12 +10,10 @@ import numpy.typing as npt
 from PIL import Image
 
 from sat_tf.data.folder_tree import HELD_OUT, TRAIN, is_picture, printable
-from sat_tf.data.pictures import image_of
+from sat_tf.data.pictures import MODES, pixels_of, prepared
 from sat_tf.data.source import spread_evenly
 from sat_tf.messages import first_ones, list_problems
 from sat_tf.preprocessing import COVERING, Preprocessing
-
-_MODES = {1: "L", 3: "RGB"}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -204,11 +202,9 @@ def _read(
     if not path.is_file():  # opening a pipe waits for its writer
         return None
     try:
-        turns = preprocessing.exif_orientation
-        image = image_of(path.read_bytes(), _MODES[shape[2]], turns=turns)
+        return pixels_of(path.read_bytes(), shape, preprocessing)
     except (ValueError, OSError):
         return None
-    return _prepared(image, shape, preprocessing)
 
 
 def resized(images: npt.NDArray[np.uint8], shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
@@ -224,26 +220,11 @@ def resized(images: npt.NDArray[np.uint8], shape: tuple[int, ...]) -> npt.NDArra
     _expect_pictures("the data set", shape)
     if images.shape[1:] == shape:
         return images
-    return np.stack([_prepared(Image.fromarray(image), shape, COVERING) for image in images])
-
-
-def _prepared(
-    image: Image.Image, shape: tuple[int, ...], preprocessing: Preprocessing
-) -> npt.NDArray[np.uint8]:
-    """The pixels of a picture that has been turned."""
-    rows, columns, channels = shape
-    image = image.convert(_MODES[channels])
-    size = image.height, image.width
-    (height, width), (top, left) = preprocessing.geometry(size, (rows, columns))
-    down, across = image.height / height, image.width / width
-    # Pillow reads beyond the box what the filter needs: as if the whole were resized and cropped.
-    box = (left * across, top * down, (left + columns) * across, (top + rows) * down)
-    fitted = image.resize((columns, rows), Image.Resampling.BILINEAR, box=box)
-    return np.asarray(fitted, np.uint8).reshape(shape)
+    return np.stack([prepared(Image.fromarray(image), shape, COVERING) for image in images])
 
 
 def _expect_pictures(subject: str, shape: tuple[int, ...]) -> None:
-    if len(shape) != 3 or shape[2] not in _MODES:
+    if len(shape) != 3 or shape[2] not in MODES:
         raise ValueError(
             f"{subject}: received pictures for an input of shape {shape}, expected one of rows, "
             "columns and 1 or 3 channels; pass an .npy file of arrays."

@@ -1,4 +1,7 @@
-"""Encoded pictures, opened by one rule for all readers: whole, bounded, of 8 bits, upright.
+"""Pictures, opened by one rule for all readers: whole, bounded, of 8 bits, upright.
+
+All that is measured, calibrated or verified with has its pixels from here, whoever reads the files:
+decoders and filters of two libraries differ by one, which is enough for another class.
 
 Decoders fill what is missing in a JPEG with grey as soon as it ends as it should, and Pillow does
 the same, in black, for a PNG: such a picture looks like a good one.
@@ -13,7 +16,11 @@ import zlib
 from collections.abc import Iterator
 
 import numpy as np
-from PIL import ExifTags, Image, ImageOps, TiffImagePlugin
+import numpy.typing as npt
+import PIL
+from PIL import ExifTags, Image, ImageOps, TiffImagePlugin, features
+
+from sat_tf.preprocessing import Preprocessing
 
 # The first bytes of a JPEG, and of a PNG.
 JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
@@ -42,6 +49,46 @@ _PIECE = 2**16
 # Pillow's modes of 16-bit integers. PGM files of 16 bits have the 32-bit mode "I".
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
 UPRIGHT = 1  # the EXIF orientation of a picture that is not turned
+
+# Pillow's names of so many channels.
+MODES = {1: "L", 3: "RGB"}
+_JPEG_LIBRARY = features.version_feature("libjpeg_turbo")
+# Pixels depend on it, so that certificates and reports say it.
+DECODER = f"decoded and resized by Pillow {PIL.__version__}" + (
+    f" with libjpeg-turbo {_JPEG_LIBRARY}" if _JPEG_LIBRARY else ""
+)
+
+
+def pixels_of(
+    encoded: bytes, shape: tuple[int, ...], preprocessing: Preprocessing
+) -> npt.NDArray[np.uint8]:
+    """The pixels of a picture as an input of a model.
+
+    Args:
+        encoded: the bytes of the file.
+        shape: rows, columns and channels (1 or 3) of the input.
+        preprocessing: how the picture is turned and resized.
+
+    Raises:
+        ValueError: as `image_of`.
+    """
+    image = image_of(encoded, MODES[shape[2]], turns=preprocessing.exif_orientation)
+    return prepared(image, shape, preprocessing)
+
+
+def prepared(
+    image: Image.Image, shape: tuple[int, ...], preprocessing: Preprocessing
+) -> npt.NDArray[np.uint8]:
+    """The pixels of a picture that has been turned; for the arguments, see `pixels_of`."""
+    rows, columns, channels = shape
+    image = image.convert(MODES[channels])
+    size = image.height, image.width
+    (height, width), (top, left) = preprocessing.geometry(size, (rows, columns))
+    down, across = image.height / height, image.width / width
+    # Pillow reads beyond the box what the filter needs: as if the whole were resized and cropped.
+    box = (left * across, top * down, (left + columns) * across, (top + rows) * down)
+    fitted = image.resize((columns, rows), Image.Resampling.BILINEAR, box=box)
+    return np.asarray(fitted, np.uint8).reshape(shape)
 
 
 def image_of(encoded: bytes, mode: str, *, turns: bool) -> Image.Image:

@@ -211,6 +211,7 @@ class ImageSource(abc.ABC):
         num_test: number of held-out images.
         class_names: names of the classes, by label; None where they are unknown.
         preprocessing: how a picture becomes an image like the held-out ones.
+        decoder: what makes those of files, in words; "" of a set that is none of files.
         notes: what to tell those who train on it.
     """
 
@@ -221,6 +222,7 @@ class ImageSource(abc.ABC):
     num_test: int
     class_names: tuple[str, ...] | None = None
     preprocessing: Preprocessing = COVERING
+    decoder: str = ""
     notes: tuple[str, ...] = ()
 
     @property

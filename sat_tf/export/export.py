@@ -30,7 +30,7 @@ from sat_tf.export.lowering.trace import one_image_only
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.graph_file import serialize
 from sat_tf.export.operations.linear import linear_operations
-from sat_tf.export.releases import first_release, wrong_before
+from sat_tf.export.operations.releases import first_release, wrong_before
 from sat_tf.export.snapping import snapped
 from sat_tf.export.targets.table import TARGETS
 from sat_tf.export.targets.target import Elsewhere
@@ -284,8 +284,8 @@ def export_tflite(
 
     Input: one uint8 image (1, rows, columns, channels). Output: what the Keras model gives, as
     float32, or as the codes of it. Several inputs and outputs are in the order of `model.inputs`
-    and `model.outputs`, which for dictionaries is that of the sorted keys; in the file's signature
-    they are named by these keys, else after the Keras inputs, and after the tensors of the layers.
+    and `model.outputs`, which for dictionaries is that of the sorted keys. They have these keys as
+    names, else those of the Keras model: in the file's signature, and outputs as tensors too.
     Between them all tensors are int8, with the trained codes as their integers: weights keep their
     lattice, BatchNormalization is folded into scales and int32 biases, and activations are clipped
     at their clipping levels by int8 saturation. Only the last DEQUANTIZE is float, which outputs of

@@ -27,6 +27,7 @@ from sat_tf.export.litert.processes import loaded, refusals
 from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.operation import Operation
+from sat_tf.export.operations.releases import wrong_before
 from sat_tf.export.tflite.contents import StoredOperator, read_contents
 from sat_tf.export.tflite.images import Pixels, arrays_of, number_of, some_of
 from sat_tf.export.tflite.tensors import Image
@@ -208,6 +209,7 @@ def compare_operators(
         refused=refused,
         outputs=counter.outputs,
         more_graphs=file.read.contents.more_graphs,
+        warnings=tuple(wrong_before(file.read.contents)),
     )
 
 

@@ -91,6 +91,11 @@ def snapped(network: Network, settings: FileSettings, *, stays: bool) -> Iterato
                 move.variable.assign(value)
 
 
+def has_biases_of_file(network: Network, settings: FileSettings) -> bool:
+    """Returns whether a model has the biases of its file, so that nothing in it would move."""
+    return not _moves(network, float_head=settings.float_head, pack=settings.packing)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Move:
     """A variable of a layer, the value that its file gives it, and how near float32 may bring it.

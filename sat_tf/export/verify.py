@@ -11,9 +11,10 @@ import tf_keras as keras
 
 from sat_tf.atomic_file import expect_path
 from sat_tf.export.certificate.certificate import Certificate, ImagesFrom
+from sat_tf.export.certificate.input_ranges import CheckedRange
 from sat_tf.export.certificate.inputs import GIVEN, checked_images, taken_by
 from sat_tf.export.certificate.outputs import Output, labels_of
-from sat_tf.export.certificate.proof import Subject, file_problems, prove
+from sat_tf.export.certificate.proof import FloatReference, Subject, file_problems, prove
 from sat_tf.export.certificate.runtimes import USUAL_RUNTIMES
 from sat_tf.export.deployed import DeployedModel
 from sat_tf.export.export import file_content, file_graph
@@ -22,7 +23,7 @@ from sat_tf.export.lowering.pipeline import is_sized, with_image_size
 from sat_tf.export.lowering.quantized_network import is_input, role_of
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import linear_operations
-from sat_tf.export.snapping import snapped
+from sat_tf.export.snapping import has_biases_of_file, snapped
 from sat_tf.export.tflite.contents import differences, read_contents
 from sat_tf.export.tflite.images import Pixels, arrays_of, joined, number_of
 from sat_tf.export.tflite.tensors import Codes, Storage
@@ -30,8 +31,14 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, check_model, distinct
 from sat_tf.messages import MOST_OF_A_FILE, list_problems
-from sat_tf.qat.inputs import input_types, kept_inputs
+from sat_tf.qat.inputs import input_nodes, input_types, kept_inputs
 from sat_tf.qat.layout import call_name, inner_layer
+from sat_tf.qat.range_doubts import converting_layer
+from sat_tf.qat.range_statistics import RangeStatistics, float_statistics
+from sat_tf.qat.wrapper import output_quantizer
+from sat_tf.quantizers.input_range import InputRange
+from sat_tf.quantizers.protocol import PixelQuantizer
+from sat_tf.quantizers.seen_values import STATISTICS
 
 
 class TrainedModel:
@@ -233,21 +240,64 @@ def verify_tflite(
     network = Network(quantized)
     images = _checked(quantized, network, path, images, labels)
     subject = _subject(network, path)
+    settings = FileSettings.of_file(subject.parsed.settings, str(subject.path))
     names = _names_of_outputs(quantized, network)
     found, problems = labels_of(labels, subject.outputs, number_of(images), names)
     if problems:
         raise ValueError(list_problems("verify_tflite", problems))
+    taken = taken_by(subject.graph, images)
     return prove(
         subject,
-        taken_by(subject.graph, images),
+        taken,
         found,
+        input_ranges=_checked_ranges(network, subject.graph, taken, float_model),
         float_model=float_model,
         certificate_path=certificate_path,
         images_from=images_from,
         runtimes=runtimes,
         trained=_refreshed(deployed, subject) if deployed else TrainedModel(network, subject.graph),
+        has_biases_of_file=lambda: deployed is not None or has_biases_of_file(network, settings),
         progress=progress,
     )
+
+
+def _checked_ranges(
+    network: Network, graph: Graph, images: Pixels, float_model: Any
+) -> list[CheckedRange]:
+    """The range of each image input of a quantized model, and what tells that it is right.
+
+    That is what the model remembers, or its own layers that convert pixels; else the statistics of
+    the float model, where there is one, beside those of the images.
+    """
+    found = []
+    nodes = input_nodes(network)
+    for place, name in enumerate(network.inputs):
+        quantizer = output_quantizer(nodes[name].layer) if name in nodes else None
+        if not isinstance(quantizer, PixelQuantizer):
+            continue
+        own = quantizer.range
+        checked_by, problem = quantizer.checked_by(nodes[name].layer.output_variables), ""
+        layer = converting_layer(network, nodes[name], own)
+        if not checked_by and layer is not None:
+            checked_by = f"the model's own layer {layer}, which converts pixels"
+        if not checked_by and float_model is not None:
+            statistics = _statistics_beside(float_model, graph, images, place, own)
+            if statistics is not None and statistics.fitting is not None:
+                problem = f"the float model was trained with {statistics.likely} by {statistics}."
+            elif statistics is not None and statistics.decides:
+                checked_by = f"{STATISTICS} in the float model"
+        found.append(CheckedRange(name, str(own), checked_by, problem))
+    return found
+
+
+def _statistics_beside(
+    float_model: Any, graph: Graph, images: Pixels, place: int, found: InputRange
+) -> RangeStatistics | None:
+    """The statistics of a float model beside those of images, by the place of the input."""
+    if FloatReference.problem(float_model, graph) is not None:
+        return None  # `prove` says what is wrong with it
+    fed = [one.fed(array) for one, array in zip(graph.images, arrays_of(images), strict=True)]
+    return float_statistics(float_model, fed, place, found)
 
 
 def _of_size(model: keras.Model, images: Any) -> keras.Model:

@@ -466,6 +466,11 @@ def output_names(model: keras.Model) -> tuple[str, ...]:
     return tuple(str(getattr(layer, "output_name", layer.name)) for layer in makers)
 
 
+def are_numbers(kind: tf.DType) -> bool:
+    """Whether values of a type are real numbers, or can be cast to them without a loss."""
+    return bool(kind.is_floating or kind.is_integer or kind.is_bool)
+
+
 def distinct(names: Iterable[str]) -> tuple[str, ...]:
     """Names that differ from each other, with numbers behind those that have come before.
 

@@ -9,6 +9,7 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network
 from sat_tf.planning.layer_plan import ActivationPlan, Fate, WeightPlan
+from sat_tf.qat.borders import borders
 from sat_tf.qat.inputs import find_folds, own_type
 from sat_tf.qat.placed import Placement
 from sat_tf.qat.policy import BitPolicy
@@ -22,13 +23,16 @@ _TAKEN = {
 }
 
 
-def input_lines(network: Network, policy: BitPolicy, kept: Collection[str] = ()) -> tuple[str, ...]:
+def input_lines(
+    network: Network, policy: BitPolicy, kept: Collection[str] = (), *, is_quantized: bool = False
+) -> tuple[str, ...]:
     """Tells how each input of a float model is fed.
 
     Args:
         network: the float model.
         policy: what it is quantized by.
         kept: the inputs that only layers left float read.
+        is_quantized: it is the float form of a quantized model, whose images have their border.
 
     >>> import tf_keras as keras
     >>> model = keras.Sequential([keras.Input((4, 4, 3), name="image"), keras.layers.Flatten()])
@@ -40,11 +44,12 @@ def input_lines(network: Network, policy: BitPolicy, kept: Collection[str] = ())
         for name in kept
     }
     return tuple(
-        f"{name}: {as_it_is.get(name) or _line(network, name, policy)}" for name in network.inputs
+        f"{name}: {as_it_is.get(name) or _line(network, name, policy, is_quantized)}"
+        for name in network.inputs
     )
 
 
-def _line(network: Network, name: str, policy: BitPolicy) -> str:
+def _line(network: Network, name: str, policy: BitPolicy, is_quantized: bool) -> str:
     kind = policy.type_of(name)
     if kind in _TAKEN:
         return _TAKEN[kind]
@@ -58,7 +63,9 @@ def _line(network: Network, name: str, policy: BitPolicy) -> str:
         return line  # a problem of the plan
     # Two inputs of one layer fold one change, so each is looked up separately.
     layers = dict.fromkeys(fold.layer for fold in find_folds(network, {name: found.change})[0])
-    return f"{line}, folded into {', '.join(layers)}" if layers else line
+    line = f"{line}, folded into {', '.join(layers)}" if layers else line
+    around = [] if is_quantized else borders(network, {name: found})
+    return "; ".join([line, *map(str, around)])
 
 
 def guessed_pixels(network: Network, policy: BitPolicy, name: str) -> str:
@@ -244,6 +251,11 @@ class LayerDecisions:
             if self._policy.type_of(name) == INPUT_TYPES[0]:
                 return "pixels from 0 to 255 are already codes"
             return "real values, with 8-bit codes of their calibrated range"
+        if _observes(output) and output.trains_float:
+            return (
+                "stream_bits=None: it stays float in training; in inference it is rounded to the "
+                "file's 8-bit codes of its observed range"
+            )
         if _observes(output) and output.rounds:
             configs = self._placement.configs
             readers = [demand.reader for demand in reasons.demands[name] if demand.reader]

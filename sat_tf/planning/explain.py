@@ -145,7 +145,7 @@ def explain(
     """
     before = policy_of(model)
     asked = before if policy is None else expect_policy(policy)
-    wanted = asked or BitPolicy()
+    wanted = asked or BitPolicy.mobile()
     if wanted.target is None:
         target = target or processor_of(model).name
     if target is not None:
@@ -171,7 +171,8 @@ def plan_of(
         refused += of_inputs
     problems, placement, decided_by = _placed(source, policy)
     kept = placement.kept if placement is not None else ()
-    inputs = input_lines(source.network, policy, kept)
+    is_quantized = source.quantized is not None
+    inputs = input_lines(source.network, policy, kept, is_quantized=is_quantized)
     problems = refused + problems
     plan = Plan(
         model=source.network.name,

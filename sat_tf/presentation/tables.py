@@ -18,6 +18,7 @@ from rich.text import Text
 from sat_tf.atomic_file import write_text
 from sat_tf.messages import in_one_line, printable
 from sat_tf.presentation.console import make_console
+from sat_tf.presentation.fitting_table import FittingTable
 from sat_tf.presentation.page import render
 
 if TYPE_CHECKING:
@@ -90,8 +91,8 @@ class Column(Generic[_Row]):
         show: formats that value for readers.
         unit: of the shown value, behind the title.
         number: it is aligned to the right.
-        wrap: how cells wrap on a terminal: "never" keeps them on one line, "fold" also breaks
-            words.
+        wrap: how cells wrap on a terminal: "never" keeps names on one line where there is room for
+            24 letters of them, "fold" also breaks words.
         least_width: terminals with fewer columns of letters leave it out.
     """
 
@@ -154,15 +155,14 @@ class Table(Generic[_Row]):
         """The table for a terminal.
 
         Args:
-            **options: of `rich.table.Table`.
+            **options: of `FittingTable`.
         """
-        table = rich.table.Table(**options)
+        table = FittingTable(**options)
         for column in self.columns:
             table.add_column(
                 column.head,
                 justify="right" if column.number else "left",
                 no_wrap=column.wrap == "never",
-                overflow="fold" if column.wrap == "fold" else "ellipsis",
             )
         for row, cells in zip(self.rows, self.cells(), strict=True):
             table.add_row(*map(marked_text, cells), style=_STYLES.get(self.kind(row)))

@@ -63,7 +63,7 @@ def quantize_for_bits(
     >>> first.layer.kernel is second.layer.kernel
     True
     """
-    policy = expect_policy(BitPolicy() if policy is None else policy).of_one_kind()
+    policy = expect_policy(BitPolicy.mobile() if policy is None else policy).of_one_kind()
     widths = _checked(bits)
     members = {width: quantize_model(model, _at(policy, width)) for width in widths}
     _refuse_own_steps(members[widths[0]])

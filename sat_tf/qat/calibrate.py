@@ -12,6 +12,7 @@ import tf_keras as keras
 
 from sat_tf.arguments import training_argument
 from sat_tf.graph import layer_kinds
+from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.layers.normalization import Statistics
 from sat_tf.graph.network import Network, Node
 from sat_tf.messages import warn
@@ -21,7 +22,8 @@ from sat_tf.qat.inputs import input_ranges
 from sat_tf.qat.layout import in_inference, inner_layer, quantized_network
 from sat_tf.qat.model_class import policy_of
 from sat_tf.qat.range_doubts import certainty_doubt
-from sat_tf.qat.shared_grids import SharedGrids
+from sat_tf.qat.range_statistics import RangeStatistics, range_statistics
+from sat_tf.qat.shared_grids import SharedGrids, give_inputs_their_grids
 from sat_tf.qat.walk import Parts, each_part, one_by_one, walk
 from sat_tf.qat.wrapper import (
     QuantizedLayer,
@@ -30,7 +32,9 @@ from sat_tf.qat.wrapper import (
     rounds_to_input,
 )
 from sat_tf.quantizers.best_levels import Sample
+from sat_tf.quantizers.input_range import InputRange
 from sat_tf.quantizers.observers import expected_largest
+from sat_tf.quantizers.protocol import CLIPPING_LEVEL, PixelQuantizer
 from sat_tf.quantizers.values import Function, itself
 
 
@@ -60,6 +64,11 @@ _CLEARLY_BETTER = 0.5
 # A normalization measures as many channels of a batch at once as take so many bytes, or 8.
 _BYTES_AT_ONCE = 2**25
 _FEWEST_CHANNELS = 8
+# So many values of a preprocessed tensor are looked at: pixels of three channels give 768.
+_MOST_VALUES = 4096
+# Levels are tried in these steps, up to half a code at 8 bits, until no value is so near to a tie,
+# in codes, that rounding of float32 or of a constant could decide.
+_LEVELS_TRIED, _LEVEL_STEP, _FAR_FROM_TIES = 64, 2.0**-14, 2.0**-8
 # Samples of all layers, which grow with the batches, go to a file above so many bytes.
 _MOST_BYTES_OF_SAMPLES = 2**25
 
@@ -125,7 +134,8 @@ def calibrate(
     `sat_tf.quantizers.best_levels`). Here x is the tensor in inference, with quantized weights and
     moving statistics of BatchNormalization that fit them. The second pass quantizes activations and
     measures the statistics as the mean over batches. The last sets the ranges of outputs, and of
-    what float layers read, to what their extremes let expect (`observers.expected_largest`).
+    what float layers read, to what their extremes let expect (`observers.expected_largest`). Inputs
+    that are not pictures have had theirs before all: that of the images, beyond which they clip.
     BatchNormalization that is frozen (trainable=False) or called with training=False keeps its
     moving statistics, and so does all of it with batch_normalization=False.
 
@@ -140,10 +150,12 @@ def calibrate(
     Args:
         model: a model quantized by sat-tf; it is changed in place.
         dataset: images (n, h, w, c), or anything that yields batches of images or of (images,
-            labels), like a tf.data.Dataset. Use training images. For a model with several inputs,
-            the images of a batch are a list or a dictionary, as the model is called. Or the path of
-            a folder of pictures, in folders of classes or not, with a folder `train` or not: they
-            are scaled and cropped to the input, and take its range.
+            labels), like a tf.data.Dataset. Use training images. uint8 pixels are scaled to the
+            `input_range` of the policy, as for `verify_tflite`; other numbers are what the model is
+            fed. For a model with several inputs, the images of a batch are a list or a dictionary,
+            as the model is called. Or the path of a folder of pictures, in folders of classes or
+            not, with a folder `train` or not: they are resized and cropped to the input, and take
+            its range.
         num_images: how many to use at most, the first ones, or of a folder some spread over it; 64
             and more give usable statistics. In memory are the tensors of 64 at once that are still
             read, or of 32 where one of 64 takes more than 128 MiB, and one more copy of the
@@ -158,12 +170,20 @@ def calibrate(
 
     Raises:
         ValueError: the model is not quantized by sat-tf, the images do not fit its input, are
-            non-finite or of another range than the model's `input_range`, or an activation is
+            non-finite or of another range than the model's `input_range`, statistics of
+            BatchNormalization tell that it was trained with another one, or an activation is
             non-finite. The model has not changed in that case.
     """
     network = quantized_network(model, when="first")
     images = _gathered(dataset, num_images, network, by="calibrate")
-    observe_pixels(images, network, len(Batches(images)))
+    policy = policy_of(model)
+    as_trained = policy is None or policy.latent_start == "keep_function"
+    observe_pixels(
+        images,
+        network,
+        len(Batches(images)),
+        functools.partial(_compared, network, images) if as_trained else lambda *_: None,
+    )
     _warn_of_certainty(model, network, Batches(images)[0])
     norms = list(_norms(network).values()) if batch_normalization else []
     passes = _PASSES[clipping_levels, bool(norms)]
@@ -186,6 +206,7 @@ def calibrate(
             _set_clipping_levels(network, batches)
         elif norms:
             measure_statistics(network, batches, call_node)
+        give_inputs_their_grids(network)
         grids = SharedGrids(network)
         observe_ranges(network, batches, of_inputs=False, grids=grids)
     grids.warn()
@@ -231,6 +252,7 @@ def _gathered(dataset: Any, num_images: int, network: Network, *, by: str) -> Im
 
 def _set_clipping_levels(network: Network, batches: Batches) -> None:
     samples: dict[str, Sample] = {}
+    preprocessed: dict[str, np.ndarray] = {}
     in_use = in_inference(network)
 
     def sampled(node: Node, parts: Iterator[Any]) -> Parts:
@@ -245,6 +267,10 @@ def _set_clipping_levels(network: Network, batches: Batches) -> None:
         if node.name not in samples:
             samples[node.name] = Sample(node.name, file, _function_behind(in_use, node))
         samples[node.name].take(read or made)
+        if layer_kinds.role_of(inner_layer(node.layer)) is Role.AFFINE:
+            known = preprocessed.get(node.name, np.zeros(0, np.float32))
+            found = np.unique(np.concatenate([known, *(np.ravel(part) for part in made)]))
+            preprocessed[node.name] = found[:_MOST_VALUES]
         return one_by_one(made)
 
     unrounded = each_part(functools.partial(_call_unrounded, on_batch_statistics=False))
@@ -259,6 +285,28 @@ def _set_clipping_levels(network: Network, batches: Batches) -> None:
                     variable = layer.output_variables[of]
                     constraint = variable.constraint or tf.identity
                     variable.assign(constraint(tf.constant(value)))
+                if 0 < preprocessed.get(name, np.zeros(0)).size < _MOST_VALUES:
+                    _leave_ties(layer, preprocessed[name])
+
+
+def _leave_ties(layer: QuantizedLayer, values: np.ndarray) -> None:
+    """Raises a clipping level a little, to where no value is half way between two codes.
+
+    Preprocessed pixels are few values, often on a grid of their own, such as x / 255 + 1: half of
+    them may be ties, which float32 in Keras and integers in the file round each in its own way.
+    """
+    level = layer.output_variables[CLIPPING_LEVEL]
+    quantizer, start = layer.quantize_config.output, float(level.numpy())
+    best = start, -1.0
+    for step in range(_LEVELS_TRIED):
+        level.assign(start * (1.0 + step * _LEVEL_STEP))
+        codes = values / np.float64(quantizer.code_range(layer.output_variables).scale)
+        distance = float(np.min(np.abs(codes - np.floor(codes) - 0.5)))
+        if distance > best[1]:
+            best = float(level.numpy()), distance
+        if distance > _FAR_FROM_TIES:
+            break
+    level.assign(best[0])
 
 
 def _function_behind(in_use: Network, node: Node) -> Function:
@@ -283,7 +331,9 @@ def _call_unrounded(node: Node, inputs: Any, on_batch_statistics: bool) -> tf.Te
     """The output of a layer before it is clipped and rounded."""
     layer = node.layer
     arguments = _arguments(node, on_batch_statistics)
-    if not isinstance(layer, QuantizedLayer):
+    is_wrapped = isinstance(layer, QuantizedLayer)
+    # What marks pixels rounds nothing, and the first layers read the grid that it makes.
+    if not is_wrapped or isinstance(output_quantizer(layer), PixelQuantizer):
         return layer(inputs, **arguments)
     before = layer.before_quantization(inputs, arguments.get("training", False))
     quantizer = clipping_quantizer(layer)
@@ -314,6 +364,15 @@ def _warn_of_certainty(model: keras.Model, network: Network, images: Batch) -> N
     doubt = certainty_doubt(network, images[0], run, ranges[name], is_stated=is_stated)
     if doubt is not None:
         warn(f"calibrate: {name}: {doubt}.")
+
+
+def _compared(
+    network: Network, images: Images, name: str, found: InputRange
+) -> RangeStatistics | None:
+    """The statistics of a quantized network beside those of images, as nothing is rounded."""
+    call = functools.partial(_call_unrounded, on_batch_statistics=False)
+    with float_weights(node.layer for node in network):
+        return range_statistics(network, name, images, found, call)
 
 
 def _norms(network: Network) -> dict[int, keras.layers.Layer]:
@@ -447,7 +506,10 @@ def _normalized(
 def observe_ranges(
     network: Network, batches: Batches, *, of_inputs: bool, grids: SharedGrids | None = None
 ) -> None:
-    """Gives the observers of inputs, or all others, the range that all images let expect.
+    """Gives the observers of inputs the range of all images, and all others the one they let expect.
+
+    Inputs are read by all of the network, to which a margin would cost resolution: what lies beyond
+    the images is clipped.
 
     Args:
         network: the quantized model.
@@ -477,7 +539,8 @@ def observe_ranges(
         walk(network, images, each_part(call), whole=() if grids is None else grids.holders)
     for name, found in extremes.items():
         layer = network[name].layer
-        below, highest = map(expected_largest, np.concatenate(found, axis=1))
+        end = np.max if of_inputs else expected_largest
+        below, highest = (max(float(end(each)), 0.0) for each in np.concatenate(found, axis=1))
         ceiling = layer_kinds.rectifier_ceiling(inner_layer(layer))
         if ceiling is not None:
             highest = min(highest, ceiling)

@@ -17,12 +17,14 @@ from sat_tf.messages import first_ones, list_problems, reason_of, warn
 from sat_tf.presentation.progress_bar import Advance
 from sat_tf.qat.inputs import input_ranges
 from sat_tf.qat.range_doubts import conversion_doubt
+from sat_tf.qat.range_statistics import RangeStatistics
 from sat_tf.qat.wrapper import output_quantizer
-from sat_tf.quantizers.input_range import PIXELS
+from sat_tf.quantizers.input_range import PIXELS, InputRange
 from sat_tf.quantizers.protocol import PixelQuantizer
 from sat_tf.quantizers.seen_values import (
     ON_AVERAGE,
     RANGE_FIX,
+    STATISTICS,
     SeenValues,
     each_its_own,
     fitting,
@@ -224,6 +226,8 @@ def elements_of(dataset: Iterable[Any]) -> Iterator[Any]:
 def gather(dataset: Any, num_images: int, network: Network) -> Images:
     """The images of a data set, at most `num_images`, an array for each input.
 
+    Pixels as uint8 become what the model is fed for them, where that is another range.
+
     Raises:
         ValueError: there are none, they do not fit the model's inputs, or values are non-finite.
     """
@@ -241,11 +245,15 @@ def gather(dataset: Any, num_images: int, network: Network) -> Images:
             "of them; pass an array, a tf.data.Dataset, or the path of a folder of pictures."
         )
     found = [_Collected() for _ in network.inputs]
+    ranges = input_ranges(network)
     count = 0
     for element in elements_of(dataset):
         batch = [array[: num_images - count] for array in _checked_batch(element, network)]
-        for one, rows in zip(found, batch, strict=True):
-            one.add(rows)
+        for name, one, rows in zip(network.inputs, found, batch, strict=True):
+            fed_range = ranges.get(name, PIXELS)
+            is_scaled = rows.dtype == np.uint8 and fed_range != PIXELS
+            for part in fed_batches(rows, fed_range.fed) if is_scaled else (rows,):
+                one.add(part)
         count += len(batch[0])
         if count >= num_images:
             break
@@ -344,7 +352,12 @@ def _is_finite(array: np.ndarray) -> bool:
 
 
 def observe_pixels(
-    several: Images, network: Network, batches: int, *, by: str = "calibrate"
+    several: Images,
+    network: Network,
+    batches: int,
+    compared: Callable[[str, InputRange], RangeStatistics | None],
+    *,
+    by: str = "calibrate",
 ) -> None:
     """Checks that images have the values of the model's input range, and records them.
 
@@ -352,11 +365,14 @@ def observe_pixels(
         several: the images.
         network: a model quantized by sat-tf, or a float one, for which nothing is done.
         batches: the number of batches.
+        compared: compares, for an input and its range, statistics of BatchNormalization with those
+            of the images; None where there are none.
         by: the name of the function that was given them, for messages.
 
     Raises:
-        ValueError: these images, or those of the training before, certainly have other values;
-            lists every input. Nothing has changed in that case.
+        ValueError: these images, or those of the training before, certainly have other values, or
+            the model was certainly trained with another range; lists every input. Nothing has
+            changed in that case.
     """
     found, problems = [], []
     for node in network:
@@ -370,17 +386,24 @@ def observe_pixels(
         for when, one in (("", seen), (f"the training before, {ON_AVERAGE}, on ", trained_on)):
             if one and (problem := misfit(one, quantizer.range)):
                 wrong.setdefault(fitting(one), f"{name}: received {when}{problem}; {RANGE_FIX}")
+        statistics = None if wrong else compared(name, quantizer.range)
+        if statistics is not None and statistics.fitting is not None:
+            wrong[""] = f"{name}: {statistics.problem}"
         own = each_its_own(network.inputs, name)
         problems += [f"{problem}{own}." for problem in wrong.values()]
-        found.append((name, node, seen))
+        checked_by = STATISTICS if statistics is not None and statistics.decides else ""
+        doubt = None if statistics is None else statistics.doubt
+        found.append((name, node, seen, checked_by, doubt))
     if problems:
         raise ValueError(list_problems(by, problems))
-    for name, node, seen in found:
+    for name, node, seen, checked_by, doubt_of_statistics in found:
         quantizer = node.layer.quantize_config.output
         doubts = (
             pixel_doubt(seen, quantizer.range),
             conversion_doubt(network, node, quantizer.range),
+            doubt_of_statistics,
         )
         for doubt in filter(None, doubts):
             warn(f"{by}: {name}: {doubt}{each_its_own(network.inputs, name)}.")
-        quantizer.remember(seen, node.layer.output_variables, batches)
+        variables = node.layer.output_variables
+        quantizer.remember(seen, variables, batches, checked_by=checked_by)

@@ -224,6 +224,22 @@ def _problems_of_kept(
         )
 
 
+def readers_problem(node: Node, ids: Sequence[str], others: Sequence[str]) -> str:
+    """Returns why a tensor cannot be read as numbers, such as ids, and as codes.
+
+    Args:
+        node: what makes it.
+        ids: the layers left float that read numbers.
+        others: those that need codes.
+    """
+    return (
+        f"{node.name}: received {node.type.name} numbers that {', '.join(ids)}, left float, takes "
+        f"as they are, and of which {', '.join(others)} would need codes, expected one kind of "
+        "reader: codes would make other numbers of them; give the model an input for each, and "
+        "feed both the same."
+    )
+
+
 def states_codes(node: Node, policy: BitPolicy) -> bool:
     """Whether a policy says of an input that it is pixels, or becomes codes."""
     is_other = policy.type_of(node.name) != own_type(node)

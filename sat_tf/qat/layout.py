@@ -15,6 +15,7 @@ from sat_tf.graph.losses import refuse_losses
 from sat_tf.graph.network import Network, Node, as_layer_name, output_names
 from sat_tf.graph.rewrite import rewritten
 from sat_tf.messages import first_ones, list_problems, warn
+from sat_tf.qat.borders import AnotherBorderWarning, borders
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.inputs import apply_fold, find_folds, reads_floats
 from sat_tf.qat.model_class import of_class_of
@@ -22,7 +23,7 @@ from sat_tf.qat.placed import Placement
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer, weight_quantizer
-from sat_tf.quantizers.input_range import Change
+from sat_tf.quantizers.input_range import INPUT_TYPES, Change, InputRange
 from sat_tf.quantizers.protocol import ActivationQuantizer
 
 # Others keep codes, cannot be integers, or are left float on purpose.
@@ -264,12 +265,15 @@ def quantized_model(
         if node.layer.weights and layers[node.layer.name] is not node.layer:
             copied_weights(node.layer, layers[node.layer.name])
     quantized = [name for name in network.inputs if name not in placement.kept]
+    images = [name for name in quantized if policy.type_of(name) == INPUT_TYPES[0]]
     changes = {name: policy.change_of(name) for name in quantized}
     if reads is not None:
         changes = {name: change.after(reads[name]) for name, change in changes.items()}
     folds, problems = find_folds(network, changes)
     if problems:
         raise ValueError(list_problems(f"model {model.name!r}", problems))
+    if reads is None:
+        _warn_of_borders(network, {name: policy.range_of(name) for name in images})
     for fold in folds:
         apply_fold(fold, layers[fold.layer], [layers[name] for name in fold.norms])
     keep_function = kernels is None and policy.latent_start == "keep_function"
@@ -279,6 +283,17 @@ def quantized_model(
             begin = quantizer.keep_function if keep_function else quantizer.begin
             begin(layer_kinds.kernel_of(node.layer.layer), node.layer.kernel_variables)
     return built
+
+
+def _warn_of_borders(network: Network, ranges: Mapping[str, InputRange]) -> None:
+    for border in borders(network, ranges):
+        if not border.is_small:
+            warn(
+                f"model {network.name!r}: {border.input}, with input_range={border.range}: "
+                f"{border}, before anything is rounded; train the quantized model, which learns "
+                f"that border, or {border.fix}.",
+                AnotherBorderWarning,
+            )
 
 
 def is_quantized(network: Network) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network
-from sat_tf.messages import first_ones
+from sat_tf.messages import list_problems
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.policy_fields import KernelFields
 
@@ -100,13 +100,26 @@ class Reasons:
 class PlacementError(ValueError):
     """A model cannot be quantized as asked.
 
-    Attributes:
+    Args:
+        name: of the model.
         problems: one line each, starting with the name of its layer if it has one.
+        names_supported: name the layers that can be quantized, too.
+
+    Attributes:
+        problems: the same.
     """
 
-    def __init__(self, message: str, problems: Iterable[str]) -> None:
-        super().__init__(message)
+    def __init__(
+        self, name: str, problems: Iterable[str], *, names_supported: bool = False
+    ) -> None:
         self.problems = tuple(problems)
+        message = list_problems(f"model {name!r}", self.problems)
+        if names_supported:
+            message += (
+                "\nReplace them, or leave them float by unsupported='float' or no annotation. "
+                f"sat-tf quantizes {', '.join(layer_kinds.supported_names())}."
+            )
+        super().__init__(message)
 
 
 def without_linear_layers(network: Network, annotated: Collection[str]) -> str:
@@ -116,15 +129,15 @@ def without_linear_layers(network: Network, annotated: Collection[str]) -> str:
         network: the model.
         annotated: its nodes that were to be quantized.
     """
+    kinds = "expected at least one Conv2D, DepthwiseConv2D or Dense"
     linear = [node for node in network if layer_kinds.role_of(node.layer) is Role.LINEAR]
-    left_out = [node.layer.name for node in linear if node.name not in annotated]
-    if left_out:
+    if any(node.name not in annotated for node in linear):
         return (
-            f"received no annotated linear layer, expected at least one of {first_ones(left_out)}; "
-            "annotate them with quantize_annotate_layer, or the whole with quantize_annotate_model."
+            f"received no annotated linear layer, {kinds}; annotate them with "
+            "quantize_annotate_model."
         )
     return (
-        "received no layer whose weights can be quantized, expected at least one Conv2D, "
-        "DepthwiseConv2D or Dense: there is nothing to quantize; convert the model as it is, by "
-        "tf.lite.TFLiteConverter.from_keras_model(model), or quantize the one that it is a part of."
+        f"received no layer whose weights can be quantized, {kinds}: there is nothing to quantize; "
+        "convert the model as it is, by tf.lite.TFLiteConverter.from_keras_model(model), or "
+        "quantize the one that it is a part of."
     )

@@ -7,18 +7,11 @@ import tensorflow as tf
 
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import NativeFunction, Role
-from sat_tf.graph.network import Network, Node, as_layer_name
-from sat_tf.messages import kind_of, list_problems, listed_problems
+from sat_tf.graph.network import Network, Node, are_numbers, as_layer_name
+from sat_tf.messages import kind_of, listed_problems
+from sat_tf.qat import inputs, placed
 from sat_tf.qat.configs import LayerConfig, PlacedConfig
-from sat_tf.qat.inputs import entrance, norms_behind, range_problems, reads_floats, states_codes
-from sat_tf.qat.placed import (
-    Demand,
-    Insertion,
-    Placement,
-    PlacementError,
-    Reasons,
-    without_linear_layers,
-)
+from sat_tf.qat.placed import Demand, Insertion, Placement, PlacementError, Reasons
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.policy_fields import known_weights
 from sat_tf.qat.value_ranges import PixelRanges, Spreads, ValueRanges
@@ -66,11 +59,6 @@ def place(
     return _Placer(network, annotations, policy, kernels or {}).place()
 
 
-def _are_numbers(kind: tf.DType) -> bool:
-    """Whether values of a type are real numbers, or can be cast to them without a loss."""
-    return bool(kind.is_floating or kind.is_integer or kind.is_bool)
-
-
 class _Placer:
     def __init__(
         self,
@@ -108,7 +96,7 @@ class _Placer:
             self.network, {name: grid for name, grid in grids.items() if name not in self.kept}
         )
         self.entrances = {
-            name: entrance(network, name, policy)
+            name: inputs.entrance(network, name, policy)
             for name in network.inputs
             if name not in self.kept
         }
@@ -182,15 +170,8 @@ class _Placer:
             self.problems.append(problem)
 
     def _raise_problems(self) -> None:
-        if not self.problems:
-            return
-        message = list_problems(f"model {self.network.name!r}", self.problems)
-        if self.unsupported:
-            message += (
-                "\nReplace them, or leave them float by unsupported='float' or no annotation. "
-                f"sat-tf quantizes {', '.join(layer_kinds.supported_names())}."
-            )
-        raise PlacementError(message, self.problems)
+        if self.problems:
+            raise PlacementError(self.network.name, self.problems, names_supported=self.unsupported)
 
     # -- what the graph says -------------------------------------------------------------------
 
@@ -227,7 +208,7 @@ class _Placer:
                 "quantizers nor files pass on; build the model without it."
             )
             return Role.OPAQUE
-        if not all(_are_numbers(kind) for kind in node.types):
+        if not all(are_numbers(kind) for kind in node.types):
             self.without_codes.add(node.name)
             return Role.OPAQUE
         if node.name not in self.annotations:
@@ -262,7 +243,7 @@ class _Placer:
         """
         node = self.network[name]
         taken = any(self._takes_for_ids(reader, node) for reader in self.network.consumers(name))
-        is_stated = states_codes(node, self.policy)
+        is_stated = inputs.states_codes(node, self.policy)
         return self._is_for_float_layers(name) and (taken or not is_stated)
 
     def _takes_for_ids(self, reader: Node, read: Node) -> bool:
@@ -280,9 +261,9 @@ class _Placer:
         """Whether layers that files compute in float read a tensor, and nothing else does."""
         demands = list(self._demands(name))
         return bool(demands) and all(
-            demand.kind == "left float"
-            or (demand.reader is not None and reads_floats(self.network[demand.reader].layer))
-            for demand in demands
+            d.kind == "left float"
+            or (d.reader is not None and inputs.reads_floats(self.network[d.reader].layer))
+            for d in demands
         )
 
     def _refuse_other_readers(self, node: Node, readers: list[Node]) -> None:
@@ -293,12 +274,7 @@ class _Placer:
         ids = [reader.name for reader in readers if self._takes_for_ids(reader, node)]
         others = [reader.name for reader in readers if reader.name not in ids]
         others += ["the output"] if name in self.network.outputs else []
-        self._refuse(
-            f"{name}: received {node.type.name} numbers that {', '.join(ids)}, left float, takes "
-            f"as they are, and of which {', '.join(others)} would need codes, expected one kind of "
-            "reader: codes would make other numbers of them; give the model an input for each, and "
-            "feed both the same."
-        )
+        self._refuse(inputs.readers_problem(node, ids, others))
 
     def _tell_functions_apart(self) -> None:
         """A smooth function at the end is part of the output, like a softmax; others are not."""
@@ -314,7 +290,7 @@ class _Placer:
 
     def _check(self) -> None:
         if not self.linear:
-            self.problems.append(without_linear_layers(self.network, self.annotations))
+            self.problems.append(placed.without_linear_layers(self.network, self.annotations))
         named = [
             node.name
             for node in self.whole
@@ -324,9 +300,9 @@ class _Placer:
             f"overrides[{pattern!r}] matches no layer; the layers are {', '.join(named)}."
             for pattern in self.policy.unmatched_overrides(named)
         ]
-        self.problems += range_problems(self.network, self.policy, self.kept)
+        self.problems += inputs.range_problems(self.network, self.policy, self.kept)
         for node in self.network:
-            if not _are_numbers(node.type) and not self._is_for_float_layers(node.name):
+            if not are_numbers(node.type) and not self._is_for_float_layers(node.name):
                 self.problems.append(
                     f"{node.name}: received an output of {node.type.name} that is not for layers "
                     "left float alone, expected real numbers; take its real part, or its size, in "
@@ -377,7 +353,7 @@ class _Placer:
         def is_norm(node: Node) -> bool:
             return self.roles[node.name] is Role.NORM
 
-        return norms_behind(self.network, self.network[name], is_norm)
+        return inputs.norms_behind(self.network, self.network[name], is_norm)
 
     def _absorbed(self, name: str) -> bool:
         readers = self.network.consumers(name)
@@ -497,7 +473,7 @@ class _Placer:
         demands = list(self._demands(name))
         kinds = {demand.kind for demand in demands}
         if role is Role.SOFTMAX:
-            return self._observer(demands)
+            return self._observer(node, demands)
         if role is Role.AFFINE and self.pixels.are_inputs(name) and kinds & {"linear", "stream"}:
             within = name in self.entrances.values()  # its quantizer is the input's
             return None if within else self._quantizer(name, 8, demands)
@@ -531,16 +507,31 @@ class _Placer:
             observed = kinds == {"output"} or (
                 "float" not in kinds and self._is_linear_kernel(node)
             )
-        return self._observer(demands) if observed else None
+        return self._observer(node, demands) if observed else None
 
-    def _observer(self, demands: list[Demand]) -> Quantizer:
-        """The observer of a tensor that only the file stores as codes."""
-        # Float layers, and functions at the end but softmax, are trained on what the file gives.
-        functions_at_end = (d.reader for d in demands if d.kind == "output" and d.reader)
-        ends = [self.network[name].layer for name in functions_at_end]
-        floats = {demand.kind for demand in demands} & {"float", "left float"}
-        rounds = bool(floats) or not all(map(layer_kinds.is_softmax, ends))
-        return make_range_observer(rounds=rounds)
+    def _observer(self, node: Node, demands: list[Demand]) -> Quantizer:
+        """The observer of a tensor that only the file stores as codes.
+
+        Float layers, and functions at the end but softmax, are trained on what the file gives.
+        Streams that the policy leaves float are trained as such; in inference they are the file's.
+        """
+        kinds = {demand.kind for demand in demands}
+        at_end = [d.reader for d in demands if d.kind == "output" and d.reader]
+        smooth = any(not layer_kinds.is_softmax(self.network[name].layer) for name in at_end)
+        trained = smooth or bool(kinds & {"float", "left float"})
+        rounds = (trained or bool(kinds & {"stream", "linear"})) and self._makes_codes(node)
+        return make_range_observer(rounds=rounds, trains_float=rounds and not trained)
+
+    def _makes_codes(self, node: Node) -> bool:
+        """Whether the file has codes of an observed tensor: it averages float windows in float."""
+        if not layer_kinds.averages_windows(node.layer) or node.name in self.network.outputs:
+            return True
+        maker = self.network[self._origin(node.inputs[0])]
+        if self.roles[maker.name] is Role.INPUT:
+            return maker.name not in self.kept
+        output = self._output(maker)
+        observes = output is not None and output.observes_range
+        return output is not None and (not observes or self._makes_codes(maker))
 
     def _ends_in_codes(self, node: Node) -> bool:
         """Whether the processor makes codes of an observed range by the function at the end."""

@@ -105,6 +105,10 @@ def _naming_all_problems(policy: type[_Policy]) -> type[_Policy]:
     return policy
 
 
+# The command and every function of Python quantize by so many bits where none are given.
+USUAL_BITS = 8
+
+
 @_naming_all_problems
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class BitPolicy(Displayed):
@@ -294,7 +298,7 @@ class BitPolicy(Displayed):
         return cls(**kept, **fields)
 
     @classmethod
-    def mobile(cls, bits: int, **fields: Any) -> "BitPolicy":
+    def mobile(cls, bits: int = USUAL_BITS, **fields: Any) -> "BitPolicy":
         """Integer from the image to the logits: weights and activations at `bits`, 8-bit streams.
 
         Linear layers read streams at their 8 bits; rectified tensors have `bits`. Weights are on
@@ -302,7 +306,7 @@ class BitPolicy(Displayed):
         need 5.
 
         Args:
-            bits: 1 to 8.
+            bits: 1 to 8; 8 is what quantizes where nothing says how many.
             **fields: any field of the policy, to change it.
         """
         return cls(**{"weight_bits": bits, "activation_bits": bits, "stream_bits": 8, **fields})

@@ -62,6 +62,20 @@ def conversion_doubt(network: Network, node: Node, fed: InputRange) -> str | Non
     )
 
 
+def converting_layer(network: Network, node: Node, fed: InputRange) -> str | None:
+    """Returns the name of the model's own layer that converts pixels, and was made for a range.
+
+    Args:
+        network: a quantized model.
+        node: that holds the quantizer of an image input.
+        fed: the range of that input.
+    """
+    entrance = _converted(network, node)
+    if entrance is None or conversion_doubt(network, node, fed) is not None:
+        return None
+    return str(inner_layer(entrance[0].layer).name)
+
+
 def _converted(network: Network, node: Node) -> list[Node] | None:
     """The layers behind an input that convert it one after the other; None where none do."""
     found: list[Node] = []

@@ -19,9 +19,9 @@ from sat_tf.qat.inputs import apply_fold, find_folds, input_ranges, input_types,
 from sat_tf.qat.layout import inner_layer, quantized_model, quantized_network
 from sat_tf.qat.model_class import of_class_of, processor_of, remember
 from sat_tf.qat.policy import BitPolicy, expect_policy
-from sat_tf.qat.wrapper import QuantizedLayer, weight_quantizer
+from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer, weight_quantizer
 from sat_tf.quantizers.input_range import INPUT_TYPES, NO_CHANGE, PIXELS, Change
-from sat_tf.quantizers.protocol import Predecessor
+from sat_tf.quantizers.protocol import PixelQuantizer, Predecessor
 
 
 def requantize(model: keras.Model, policy: BitPolicy) -> keras.Model:
@@ -211,5 +211,9 @@ def _carry(old: QuantizedLayer, new: QuantizedLayer) -> None:
     for name, variable in new.output_variables.items():
         if name in old.output_variables:
             variable.assign(old.output_variables[name])
+    before, after = output_quantizer(old), output_quantizer(new)
+    pixels = [one for one in (before, after) if isinstance(one, PixelQuantizer)]
+    if len({one.range for one in pixels}) == 2:
+        pixels[1].forget_check(new.output_variables)
     new.trainable = old.trainable
     new.layer.trainable = old.layer.trainable  # which may be frozen alone

@@ -33,11 +33,11 @@ class SatQuantizeScheme(tfmot.quantization.keras.QuantizeScheme):
     `sat_tf.quantize_model(model, policy)`, which takes them, and needs no annotations.
 
     Args:
-        policy: how many bits, and by which variant; the default is 4 bits, integer end to end.
+        policy: how many bits, and by which variant; the default is 8 bits, integer end to end.
     """
 
     def __init__(self, policy: BitPolicy | int | None = None) -> None:
-        self.policy = BitPolicy() if policy is None else expect_policy(policy)
+        self.policy = BitPolicy.mobile() if policy is None else expect_policy(policy)
 
     def get_layout_transformer(self: "SatQuantizeScheme | None" = None) -> SatLayoutTransform:
         """The transform that places the quantizers."""
@@ -100,7 +100,8 @@ def quantize_model(model: keras.Model, policy: BitPolicy | int | None = None) ->
         model: a built Functional or Sequential model, of tf_keras, or of Keras 3, which stays one
             (see "From a Keras 3 model to a phone"). Inputs and outputs keep their order
             and structure; an output in a list has the name of its quantized layer.
-        policy: see `BitPolicy`; 4 means `BitPolicy.mobile(4)`.
+        policy: see `BitPolicy`; 4 means `BitPolicy.mobile(4)`, and nothing `BitPolicy.mobile()`,
+            which has 8 bits.
 
     Returns:
         A Keras model to compile, fit, save and export like any other.

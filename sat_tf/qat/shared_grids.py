@@ -13,16 +13,19 @@ from typing import Any
 import numpy as np
 import tf_keras as keras
 
+from sat_tf.core.ranges import observed_ends
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Combination, Role
 from sat_tf.graph.network import Network, Node
 from sat_tf.messages import first_ones, warn
 from sat_tf.qat.layout import call_name, inner_layer
 from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer
-from sat_tf.quantizers.protocol import ActivationQuantizer, Quantizer
-from sat_tf.quantizers.settings import ENDS
+from sat_tf.quantizers.protocol import CLIPPING_LEVEL, ActivationQuantizer, Quantizer
+from sat_tf.quantizers.settings import COUNT, ENDS
 
 _CODES_OF_FILE = 256
+# So many units in the last place a level may move until float32 has the ends of its scale.
+_MOST_UNITS = 64
 
 
 class CoarseValuesWarning(UserWarning):
@@ -134,6 +137,56 @@ class SharedGrids:
         )
 
 
+def give_inputs_their_grids(network: Network) -> None:
+    """Gives inputs that concatenations alone read, as the states of a streaming model, their grid.
+
+    The input becomes codes of that grid in any case, once more. On one grid from the start, a state
+    that leaves a file as a part of the concatenation can be fed back as it is. Where float32 has no
+    ends for the very scale, the level of the concatenation moves by a unit in the last place.
+
+    Args:
+        network: the quantized model, with its clipping levels and the ranges of its inputs.
+    """
+    for node in network:
+        quantizer = _quantizer(node)
+        if quantizer is None or quantizer.input_type is None or not quantizer.observes_range:
+            continue
+        holders = set(_readers_grids(network, node.name))
+        if len(holders) != 1 or None in holders:
+            continue
+        (holder,) = holders
+        layer, level = network[holder].layer, None
+        grid = layer.quantize_config.output
+        if CLIPPING_LEVEL in layer.output_variables:
+            level = layer.output_variables[CLIPPING_LEVEL]
+        for _ in range(_MOST_UNITS):
+            found = grid.code_range(layer.output_variables)
+            ends = observed_ends(np.float32(found.scale), found.zero_point)
+            if ends is not None or level is None:
+                break
+            level.assign(np.nextafter(level.numpy(), np.float32(np.inf)))
+        if ends is not None:
+            batches = node.layer.output_variables[COUNT].numpy()
+            quantizer.remember(*ends, node.layer.output_variables, batches)
+
+
+def _readers_grids(network: Network, name: str) -> Iterator[str | None]:
+    """The layers with the grids of the concatenations that read a tensor; None of other readers."""
+    if name in network.outputs:
+        yield None
+    for reader in network.consumers(name):
+        layer = inner_layer(reader.layer)
+        is_moved = layer_kinds.role_of(layer).keeps_codes and _quantizer(reader) is None
+        if layer_kinds.combination_of(layer) is Combination.JOINED:
+            holders = list(_holders(network, reader))
+            clips = [isinstance(_quantizer(network[one]), ActivationQuantizer) for one in holders]
+            yield holders[0] if clips == [True] else None
+        elif is_moved:
+            yield from _readers_grids(network, reader.name)
+        else:
+            yield None
+
+
 def _ends(values: np.ndarray) -> np.ndarray:
     return np.array([np.min(values), np.max(values)])
 
@@ -215,9 +268,8 @@ def _outputs(network: Network) -> Iterator[_Grid]:
         quantizer, size = _quantizer(node), node.shape[-1] if node.shape else None
         if quantizer is None or not quantizer.observes_range or (size or 0) < 2:
             continue
-        if quantizer.input_type is not None or not (
-            node.name in network.outputs or quantizer.rounds
-        ):
+        is_read_float = quantizer.rounds and not quantizer.trains_float
+        if quantizer.input_type is not None or not (node.name in network.outputs or is_read_float):
             continue
         fix = (
             "give them outputs of their own, a layer for each, or train the model on targets of "

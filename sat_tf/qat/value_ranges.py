@@ -134,6 +134,8 @@ class ValueRanges:
         combination = layer_kinds.combination_of(node.layer)
         if combination is Combination.DIFFERENCE:
             return True
+        if combination is Combination.PRODUCT and len(node.inputs) == 2 == 1 + len({*node.inputs}):
+            return False  # a square
         if combination is Combination.WITH_MAP and np.any(node.layer.values < 0.0):
             return True
         negative = [self.is_negative(producer) for producer in node.inputs]

@@ -11,11 +11,20 @@ from sat_tf.messages import warn
 from sat_tf.quantizers.input_range import INPUT_TYPES, InputRange
 from sat_tf.quantizers.observers import move_averages, over_replicas, tensorflow_of, when_training
 from sat_tf.quantizers.protocol import PixelQuantizer, VariableSpec
-from sat_tf.quantizers.seen_values import USUAL, SeenValues, has_channels, misfit, pixel_doubt
+from sat_tf.quantizers.seen_values import (
+    CHECKED_BY,
+    TRAINING,
+    USUAL,
+    SeenValues,
+    has_channels,
+    misfit,
+    pixel_doubt,
+)
 from sat_tf.quantizers.settings import COUNT
 from sat_tf.quantizers.values import Variables
 
 _MOMENTUM = 0.99
+_CHECKED_BY = "checked_by"
 # Whether values are pixels is told from so many images of a batch.
 _FEW_IMAGES = 4
 # When values of another range are warned of: a first batch may be all black.
@@ -35,7 +44,9 @@ class ImageQuantizer(PixelQuantizer):
     in pixels, are moving averages over batches as those of `RangeObserver`; so is `off_usual`, the
     same for the pixels of each of `seen_values.USUAL`. Values that are
     certainly of another range (`seen_values.misfit`) are warned of once, in the first batch or a
-    later one, and so are doubtful ones before; what XLA compiles cannot warn.
+    later one, and so are doubtful ones before; what XLA compiles cannot warn. It also remembers, as
+    a place in `seen_values.CHECKED_BY`, what tells that the range is the model's: training in it,
+    or what `remember` was told.
 
     Args:
         low: real value of a pixel of 0; a number, or one for each channel.
@@ -43,6 +54,7 @@ class ImageQuantizer(PixelQuantizer):
         reversed_channels: the model is fed the channels in reverse.
         observes: remember what it is fed.
         compares: remember `off_usual` too; False in saved models of before there was one.
+        is_checked: remember what has checked the range; False likewise.
     """
 
     input_type = INPUT_TYPES[0]
@@ -54,6 +66,7 @@ class ImageQuantizer(PixelQuantizer):
     reversed_channels: bool = False
     observes: bool = True
     compares: bool = False
+    is_checked: bool = False
 
     def __post_init__(self) -> None:
         self.low, self.high = (tuple(map(float, np.atleast_1d(v))) for v in (self.low, self.high))
@@ -74,6 +87,7 @@ class ImageQuantizer(PixelQuantizer):
             high=found.high,
             reversed_channels=found.reversed_channels,
             compares=True,
+            is_checked=True,
         )
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
@@ -94,7 +108,10 @@ class ImageQuantizer(PixelQuantizer):
         return n.cast(values, inputs.dtype) if "float" in str(inputs.dtype) else values
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
-        """The variables `lowest`, `highest`, `off_grid`, `observations` and `off_usual`."""
+        """The variables `lowest`, `highest`, `off_grid`, `observations`, `off_usual`, `checked_by`.
+
+        The last two are there only where the settings say so.
+        """
         self._are_pictures = len(shape) == 4
         if not self.observes:
             return {}
@@ -102,6 +119,8 @@ class ImageQuantizer(PixelQuantizer):
         shapes = {"lowest": channels, "highest": channels, "off_grid": (), COUNT: ()}
         if self.compares:
             shapes["off_usual"] = (len(USUAL),)
+        if self.is_checked:
+            shapes[_CHECKED_BY] = ()
         return {name: VariableSpec(shape=of, follows_data=True) for name, of in shapes.items()}
 
     def _observe(self, inputs: Tensor, variables: Variables) -> Tensor:
@@ -119,6 +138,9 @@ class ImageQuantizer(PixelQuantizer):
             batch["off_usual"] = n.stack([_off_pixels(few, usual) for usual in USUAL])
         batch = over_replicas(batch, variables)
         seen = move_averages(variables, batch, _MOMENTUM)
+        if self.is_checked:
+            by_training = n.tensor(np.float32(CHECKED_BY.index(TRAINING)))
+            variables[_CHECKED_BY].assign(by_training)
         tf = tensorflow_of(variables)
         if tf is None:
             return seen
@@ -138,8 +160,22 @@ class ImageQuantizer(PixelQuantizer):
         usual = variables["off_usual"].numpy() if self.compares else None
         return SeenValues(lowest, highest, off_grid, self._are_pictures, usual)
 
-    def remember(self, seen: SeenValues, variables: Variables, batches: int) -> None:
-        """Replaces what it remembers."""
+    def checked_by(self, variables: Variables) -> str:
+        """Says what has told that the range is the model's; "" where nothing has."""
+        known = variables.get(_CHECKED_BY)
+        return CHECKED_BY[0 if known is None else int(known.numpy())]
+
+    def forget_check(self, variables: Variables) -> None:
+        """Forgets what has told that the range is the model's: it was another one."""
+        if _CHECKED_BY in variables:
+            variables[_CHECKED_BY].assign(0.0)
+
+    def remember(
+        self, seen: SeenValues, variables: Variables, batches: int, *, checked_by: str = ""
+    ) -> None:
+        """Replaces what it remembers; what has checked the range stays, once there is anything."""
+        if _CHECKED_BY in variables and self.seen(variables) is None:
+            variables[_CHECKED_BY].assign(float(CHECKED_BY.index(checked_by)))
         if self.observes:
             values = (seen.lowest, seen.highest, seen.off_grid, float(batches))
             for name, value in zip(("lowest", "highest", "off_grid", COUNT), values, strict=True):

@@ -109,6 +109,31 @@ class InputRange:
             return pixels.astype(np.float32) * self.scales.astype(np.float32)
         return np.asarray(np.asarray(self.low) + self.scales * pixels, np.float32)
 
+    def pixels(self, values: np.ndarray) -> np.ndarray:
+        """The pixels, not rounded, for which the model is fed these values; see `fed`.
+
+        >>> InputRange((-1.0,), (1.0,)).pixels(np.array([-1.0, 1.0])).tolist()
+        [0.0, 255.0]
+        """
+        pixels = (values - np.asarray(self.low)) / self.scales
+        return pixels[..., ::-1] if self.reversed_channels else pixels
+
+    @property
+    def scaling(self) -> str:
+        """How pixels are scaled to it, in Python.
+
+        >>> InputRange((-1.0,), (1.0,)).scaling, InputRange((0.0,), (1.0,)).scaling
+        ('images / 127.5 - 1', 'images / 255')
+        """
+        if isinstance(self.spelling, str) and self.channels:
+            name = f"mode={self.spelling!r}"
+            return f"keras.applications.imagenet_utils.preprocess_input(images, {name})"
+        if len(self.low) > 1:
+            return f"low + (high - low) * images / 255 with low, high = {self}"
+        low, divisor = self.low[0], _LARGEST_PIXEL / (self.high[0] - self.low[0])
+        scaled = "images" if divisor == 1.0 else f"images / {divisor:.6g}"
+        return scaled if low == 0.0 else f"{scaled} {'-' if low < 0 else '+'} {abs(low):.6g}"
+
     @property
     def spelling(self) -> Any:
         """The `input_range` of a policy that says the same."""
@@ -118,7 +143,7 @@ class InputRange:
         return plain_range((self.low, self.high))
 
     def __str__(self) -> str:
-        if isinstance(self.spelling, str):
+        if isinstance(self.spelling, str) and self.channels:
             return f'"{self.spelling}"'
         ends = [
             f"{values[0]:.6g}" if len(values) == 1 else f"({', '.join(f'{v:.6g}' for v in values)})"

@@ -36,18 +36,28 @@ class RangeObserver(Quantizer):
     something was observed.
 
     Args:
-        rounds: the tensor is rounded here too, because float layers read what the file rounds.
+        rounds: the tensor is rounded here too, because other layers read what the file rounds.
+        trains_float: not in training, where it stays the tensor itself: a stream that the policy
+            leaves float is rounded by the file alone, and by Keras where it is to tell the same.
     """
 
     observes_range: ClassVar[bool] = True
     rounds_before_clipping: ClassVar[bool] = True
 
     rounds: bool = False
+    trains_float: bool = False
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         """Makes one of what `get_config` gave, in earlier versions with a momentum of no use."""
         return cls(**{name: value for name, value in config.items() if name != "momentum"})
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor; older releases read those of before `trains_float`."""
+        config = super().get_config()
+        if not self.trains_float:
+            config.pop("trains_float", None)
+        return config
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
         """The variables `lowest`, `highest` and `observations`."""
@@ -73,10 +83,14 @@ class RangeObserver(Quantizer):
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
         """The tensor, rounded or as it is; in training, the range has taken it in."""
         when_training(training, lambda: self._observe(inputs, variables))
-        if not self.rounds:
+        is_known = training is None or isinstance(training, bool | int)
+        if not self.rounds or (self.trains_float and is_known and training):
             return inputs
         n = namespace(inputs)
-        return quantize_observed(inputs, *(n.tensor(variables[name]) for name in ENDS))
+        rounded = quantize_observed(inputs, *(n.tensor(variables[name]) for name in ENDS))
+        if self.trains_float and not is_known:
+            return n.where(n.cast(training, "bool"), inputs, rounded)
+        return rounded
 
     def _observe(self, inputs: Tensor, variables: Variables) -> Tensor:
         """Takes one batch into the range; returns how many there are."""

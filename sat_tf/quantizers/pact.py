@@ -195,17 +195,22 @@ class StreamQuantizer(UpToItsLevel):
 
         >>> skewed = {"clipping_level": np.float32(6.0), "skew": np.float32(0.75)}
         >>> found = StreamQuantizer(num_bits=4, skews=True).code_range(skewed)
-        >>> float(found.scale), float(found.lowest), found.intervals
-        (0.5, -3.0, 15)
+        >>> float(found.scale), found.ends
+        (0.5, (-3, 12))
         """
-        skew = float(np.clip(variables.get(SKEW, 0.0), -1.0, 1.0))
-        if skew == 0.0:
-            return super().code_range(variables)
-        level, intervals = variables[CLIPPING_LEVEL], grid.levels(self.num_bits)
+        symmetric = super().code_range(variables)
+        if SKEW not in variables:
+            return symmetric
+        level, levels = variables[CLIPPING_LEVEL], grid.levels(self.num_bits)
         n = namespace(level)
-        low, high = ends_of_skew(n.tensor(level), n.tensor(np.float32(skew)), n.where)
-        scale, below = scale_and_zero(high, intervals, low, 0.0, n.floor)
-        return CodeRange(scale, -below, intervals)
+        skew = n.maximum(n.minimum(n.tensor(variables[SKEW]), 1.0), -1.0)
+        low, high = ends_of_skew(n.tensor(level), skew, n.where)
+        scale, below = scale_and_zero(high, levels, low, 0.0, n.floor)
+        # In a graph only the variable tells which of the two it is.
+        parts = ((symmetric.scale, scale), (symmetric.lowest, -below))
+        scale, lowest = (n.where(skew == 0.0, *of_both) for of_both in parts)
+        intervals = n.where(skew == 0.0, float(symmetric.intervals), float(levels))
+        return CodeRange(scale, lowest, intervals)
 
     def best_range(self, sample: SampledValues) -> dict[str, float]:
         """The clipping level, and the skew, with the smallest error on values."""

@@ -80,12 +80,15 @@ class Quantizer(abc.ABC):
         observes_range: whether it remembers the range of its tensor in its variables `lowest`,
             `highest` and `observations`.
         rounds: whether what it makes is on a grid, of which `code_range` tells.
+        trains_float: whether that is so in inference alone, as for streams that training keeps
+            float.
     """
 
     input_type: str | None = None
     policy_name: ClassVar[str] = ""
     observes_range: ClassVar[bool] = False
     rounds: bool = False
+    trains_float: bool = False
 
     def __post_init__(self) -> None:
         """Takes the axes that JSON has as lists, in those that are dataclasses."""
@@ -581,7 +584,7 @@ class ActivationQuantizer(Quantizer):
 
     @property
     def is_symmetric(self) -> bool:
-        """Whether its range reaches as far below 0 as above."""
+        """Whether its range reaches as far below 0 as above, unless its variables say otherwise."""
         return self.signed
 
     @property
@@ -632,5 +635,15 @@ class PixelQuantizer(Quantizer):
         """The values that it remembers; None where it has none, or was never fed in training."""
 
     @abc.abstractmethod
-    def remember(self, seen: SeenValues, variables: Variables, batches: int) -> None:
-        """Replaces what it remembers."""
+    def checked_by(self, variables: Variables) -> str:
+        """Says what has told that the range is the model's; "" where nothing has."""
+
+    @abc.abstractmethod
+    def forget_check(self, variables: Variables) -> None:
+        """Forgets what has told that the range is the model's: it was another one."""
+
+    @abc.abstractmethod
+    def remember(
+        self, seen: SeenValues, variables: Variables, batches: int, *, checked_by: str = ""
+    ) -> None:
+        """Replaces what it remembers; what has checked the range stays, once there is anything."""

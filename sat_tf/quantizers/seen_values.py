@@ -34,10 +34,14 @@ _FEW_IMAGES = 64
 # This many are converted to float64 at once.
 _AT_ONCE = 8
 
+# What can have told that a range is the one that a model was trained with; at first, nothing.
+STATISTICS, TRAINING = "the statistics of BatchNormalization", "training in it"
+CHECKED_BY = ("", STATISTICS, TRAINING)
+
 # What training has shown is remembered as moving averages: no batch may have had these ends.
 ON_AVERAGE = "on average over its latest batches"
 RANGE_FIX = (
-    "give sat_tf.requantize, or sat_tf.quantize_model, a BitPolicy with the settings that fit"
+    "for that, give sat_tf.requantize, or sat_tf.quantize_model, a BitPolicy with these settings"
 )
 
 USUAL = (
@@ -142,6 +146,13 @@ def misfit(seen: SeenValues, expected: InputRange) -> str | None:
     other = off_grid and (of_ends or _of_pixels(seen) is not None)
     if not (far or few or other):
         return None
+    if (_recognized(seen) or _of_pixels(seen)) == PIXELS:
+        # A policy that states another range is right more often than arrays that nobody scaled.
+        return (
+            f"{seen}, which are pixels, expected input_range={expected}: scale the images, as "
+            f"{expected.scaling}, or give them as uint8, which is scaled for you. Only if the "
+            f"model was trained on pixels, change the policy, to {fitting(seen)}"
+        )
     return f"{seen}, expected input_range={expected}; what fits is {fitting(seen)}"
 
 

@@ -174,9 +174,9 @@ def make_pixel_quantizer(lowest: float, highest: float) -> ActivationQuantizer:
     return FixedGridQuantizer(lowest=lowest, highest=highest)
 
 
-def make_range_observer(*, rounds: bool) -> Quantizer:
+def make_range_observer(*, rounds: bool, trains_float: bool = False) -> Quantizer:
     """The observer of a tensor that only the file stores as codes; see `RangeObserver`."""
-    return RangeObserver(rounds=rounds)
+    return RangeObserver(rounds=rounds, trains_float=trains_float)
 
 
 def quantizer_problems(kind: str, name: str, fields: Mapping[str, Any]) -> list[str]:

@@ -61,18 +61,19 @@ class CodeRange:
     Attributes:
         scale: the real value of one code, a float32 scalar tensor.
         lowest: the lowest code, a float32 scalar tensor that holds an integer.
-        intervals: the highest code minus the lowest.
+        intervals: the highest code minus the lowest, an integer; or a float32 scalar tensor where a
+            variable tells it.
     """
 
     scale: Tensor
     lowest: Tensor
-    intervals: int
+    intervals: Any
 
     @property
     def ends(self) -> tuple[int, int]:
         """The lowest and the highest code."""
         lowest = int(self.lowest)
-        return lowest, lowest + self.intervals
+        return lowest, lowest + int(self.intervals)
 
     @property
     def zero_point(self) -> int:
@@ -110,7 +111,7 @@ def off_halves(values: Tensor, found: CodeRange, count: int | None) -> Tensor:
     scale, lowest = n.tensor(found.scale), n.tensor(found.lowest)
     if count is None:
         return values + n.stop_gradient(scale / 512.0)
-    highest = lowest + float(found.intervals)
+    highest = lowest + n.cast(n.tensor(found.intervals), "float32")
     zero_point = n.where(lowest == -highest, 0.0, LARGEST_INT8 - highest)
     quarter = scale / (4.0 * count)
     is_positive = values / scale + zero_point > 0.0

@@ -14,8 +14,12 @@ from sat_tf.training.state.run_folder import FLOAT_MODEL
 
 # The fields of a policy that matter if nothing is rounded or clipped.
 _FLOAT_FIELDS = ("rescale", "weight_range", "detach_max", "input_range", "unsupported")
-# Rows that name no weights have the paper's, whatever is the best known since.
-_OF_PAPER = {"policy.weight_quantizer": DEFAULT_QUANTIZERS["weight"]}
+# Rows that name no weights have the paper's, whatever is the best known since, and end with their
+# last epoch.
+_OF_PAPER = {
+    "policy.weight_quantizer": DEFAULT_QUANTIZERS["weight"],
+    "training.keep": "last",
+}
 # The settings that do not affect the outcome of a run.
 _WITHOUT_EFFECT: dict[str, Any] = {
     "name": True,

@@ -71,23 +71,26 @@ def ignore_signals() -> None:
 
 
 class Stopped(BaseException):
-    """A run has been asked to stop, and everything it needs to resume is saved.
+    """A run has been asked to stop; what it has finished is saved.
 
     Like KeyboardInterrupt it is not an error, and no `except Exception` catches it.
 
     Attributes:
         by_keyboard: it was Ctrl-C, and not SIGTERM.
+        is_saved: everything is saved; otherwise what was under way, such as a calibration, begins
+            again.
     """
 
-    def __init__(self, *, by_keyboard: bool = False) -> None:
+    def __init__(self, *, by_keyboard: bool = False, is_saved: bool = False) -> None:
         super().__init__()
         self.by_keyboard = by_keyboard
+        self.is_saved = is_saved
 
 
 class Interruption:
     """Whether the process has been asked to stop.
 
-    Outside `deferred` the request takes effect at once, as `Stopped`: nothing can be lost there.
+    Outside `deferred` the request takes effect at once, as `Stopped`: what takes long saves itself.
     A second Ctrl-C does not wait for anything.
     """
 
@@ -120,7 +123,8 @@ class Interruption:
             yield
         finally:
             self._deferred = False
-        self._stop_if_requested()
+        if self.requested:
+            raise self.stopped()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         by_keyboard = number == signal.SIGINT
@@ -129,14 +133,10 @@ class Interruption:
         self.requested = True
         self._by_keyboard |= by_keyboard
         if not self._deferred:
-            self._stop_if_requested()
+            raise Stopped(by_keyboard=self._by_keyboard)
         if by_keyboard:
             print("\nStopping after this step, to save; Ctrl-C again aborts.", file=sys.stderr)
 
     def stopped(self) -> Stopped:
         """The exception that ends a run once it has saved itself."""
-        return Stopped(by_keyboard=self._by_keyboard)
-
-    def _stop_if_requested(self) -> None:
-        if self.requested:
-            raise self.stopped()
+        return Stopped(by_keyboard=self._by_keyboard, is_saved=True)

@@ -41,20 +41,32 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
         open_folder(tmp_path).__enter__()
 
 
-@pytest.mark.parametrize("has_begun", [False, True])
-def test_ctrl_c_fails_and_says_whether_there_is_a_run_that_resumes(has_begun, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("files", "is_saved", "said"),
+    [
+        ([], False, "Stopped as asked; no run had begun."),
+        (["config.yaml"], True, "everything is saved in {}: the same command resumes."),
+        (["config.yaml"], False, "and the same command resumes: what was under way begins again."),
+        (
+            ["config.yaml", "reconstruction.npz"],
+            False,
+            "begins again, but for the finished blocks of the reconstruction.",
+        ),
+    ],
+)
+def test_ctrl_c_fails_and_says_what_is_saved_and_what_begins_again(
+    files, is_saved, said, tmp_path, capsys
+):
     def stopped():
-        raise Stopped(by_keyboard=True)
+        raise Stopped(by_keyboard=True, is_saved=is_saved)
 
     folder = tmp_path / "run"
-    if has_begun:
-        folder.mkdir()
-        (folder / "config.yaml").write_text("name: run")
+    folder.mkdir()
+    for name in files:
+        (folder / name).write_text("name: run")
     console = rich.console.Console()
     assert main.report_errors(lambda: unless_stopped(stopped, folder, console)) == 130
-    said = " ".join(capsys.readouterr().err.split())
-    resumes = f"everything is saved in {folder}: the same command resumes."
-    assert (resumes if has_begun else "Stopped as asked; no run had begun.") in said
+    assert said.format(folder) in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_storages_that_can_be_asked_for_are_those_of_files():

@@ -6,7 +6,6 @@ import pathlib
 import re
 import shutil
 import signal
-import types
 
 import numpy as np
 import pytest
@@ -15,17 +14,14 @@ import yaml
 from ai_edge_litert.interpreter import Interpreter
 from markupsafe import escape
 from PIL import Image
-from rich.console import Console
 
 import sat_tf
+import sat_tf.qat.reconstruction.checkpoint
 import sat_tf.qat.reconstruction.reconstruct
-from sat_tf.commands import main, quantize
+from sat_tf.commands import main
 from sat_tf.export.certificate.certificate import FLOAT_RULE, LOSS_RULE
 from sat_tf.export.tflite.contents import read_contents
 from sat_tf.quantizers.input_range import NAMED
-from sat_tf.training.report.results import Results
-from sat_tf.training.state import run_folder
-from sat_tf.training.state.run_folder import RunFolder
 from tests.commands.light import told_without_tensorflow
 from tests.training.small import model_of_one_range, model_of_small_range, small_images
 
@@ -203,7 +199,13 @@ def test_a_calibrated_run_finds_its_range_and_is_whole(told, tmp_path):
     assert results["tflite_top1"] > 0.9
     for name in ("model.tflite", "certificate.html", "report.html", "quantized.keras"):
         assert (out / name).is_file()
-        assert str(out / name) in said
+    shown = f"{out / 'model.tflite'} for the device; beside it certificate.html, report.html, quan"
+    assert f"Files: {shown}" in said
+    # Five lines, and what they say is not said elsewhere.
+    labels = ("Accuracy: ", "Size: ", "Proof: 0 of ", "Next: build model.tflite", "Files: ")
+    assert [said.index(label) for label in labels] == sorted(map(said.index, labels))
+    assert "runtime" not in said[said.index("Accuracy: ") :]
+    assert "Run folder" not in said
 
 
 def test_a_range_that_is_not_clearly_the_best_is_asked_for(told, tmp_path):
@@ -242,56 +244,12 @@ def test_few_bits_are_reconstructed_where_no_epochs_are_given(told, tmp_path):
     assert "calibrated model" in page
 
 
-@pytest.mark.parametrize(
-    ("why_not", "fix"),
-    [
-        ("", "--epochs 5 trains."),
-        ("a model of (8, 8, 1)", "--epochs refuses a model of (8, 8, 1), more bits cost less."),
-    ],
-)
-def test_training_is_the_fix_only_where_it_can_be_had(why_not, fix, tmp_path, monkeypatch, capsys):
-    found = types.SimpleNamespace(
-        images_of_file=64, held_out_images=64, tflite_top1=0.875, float_top1=0.9375
-    )
-    found.learning_rate = None
-    monkeypatch.setattr(Results, "read", lambda folder: found)
-    folder = RunFolder(tmp_path)
-    folder.write_json(run_folder.RESULTS, {})
-    quantize._note_cost(4, folder, why_not, Console(width=200))
-    expected = f"Note: 4 bits without training: -6.25 points of top-1; {fix}"
-    assert capsys.readouterr().out.strip() == expected
-
-
-@pytest.mark.parametrize(
-    ("rate", "float_top1", "said"),
-    [
-        (None, 0.879, ""),
-        (1e-3, 0.879, ""),
-        (1e-3, 0.9375, "Note: 2 bits after training: -6.25 points of top-1; more epochs and more"),
-    ],
-)
-def test_a_loss_that_is_left_after_training_has_advice_and_a_small_one_none(
-    rate, float_top1, said, tmp_path, monkeypatch, capsys
-):
-    found = types.SimpleNamespace(
-        images_of_file=64, held_out_images=64, tflite_top1=0.875, float_top1=float_top1
-    )
-    found.learning_rate = rate
-    monkeypatch.setattr(Results, "read", lambda folder: found)
-    folder = RunFolder(tmp_path)
-    folder.write_json(run_folder.RESULTS, {})
-    quantize._note_cost(2, folder, "", Console(width=200))
-    printed = capsys.readouterr().out.strip()
-    assert printed.startswith(said)
-    assert bool(printed) == bool(said)
-
-
 @pytest.mark.thorough
 def test_no_epochs_only_calibrate(told, tmp_path):
     status, said = told("rescaled.keras", "photos", "--bits", "2", "--epochs", "0")
     assert status == 0, said
     size = (tmp_path / "out" / "model.tflite").stat().st_size
-    assert f"the file for the device: {size:,} bytes, " in said
+    assert f"Size: {size:,} bytes, " in said
     assert "steps a block" not in said
     assert json.loads((tmp_path / "out" / "results.json").read_text())["reconstruction"] is None
     assert not (tmp_path / "out" / "reconstruction.json").exists()
@@ -316,7 +274,9 @@ def test_training_with_few_bits_starts_from_the_reconstructed_model(told, tmp_pa
 
 
 @pytest.mark.thorough
-def test_a_run_that_is_stopped_in_its_reconstruction_begins_it_again(told, tmp_path, monkeypatch):
+def test_a_run_that_is_stopped_behind_its_reconstruction_does_not_begin_it_again(
+    told, tmp_path, monkeypatch
+):
     steps = ("--set", "calibration.reconstruction_steps=10")
     reconstruct, found = sat_tf.qat.reconstruction.reconstruct.reconstruct, []
 
@@ -330,11 +290,14 @@ def test_a_run_that_is_stopped_in_its_reconstruction_begins_it_again(told, tmp_p
     monkeypatch.setattr("sat_tf.qat.reconstruction.reconstruct.reconstruct", once_stopped)
     status, said = told("rescaled.keras", "photos", "--bits", "3", *steps)
     assert status == 130, said
-    assert "Stopped as asked; everything is saved" in said
+    assert "Stopped as asked; what was finished is saved" in said
+    assert "but for the finished blocks of the reconstruction" in said
     assert not (tmp_path / "out" / "quantized.keras").exists()
     status, said = told("rescaled.keras", "photos", "--bits", "3", *steps)
     assert status == 0, said
     assert "Resuming the run" in said
+    assert "Going on with all of the reconstruction" in said
+    assert not (tmp_path / "out" / "reconstruction.npz").exists()
     assert json.loads((tmp_path / "out" / "results.json").read_text())["codes_differing"] == 0
     one, other = found
     for left, right in zip(one, other, strict=True):
@@ -394,8 +357,44 @@ def test_nothing_is_written_where_a_reconstruction_without_a_run_is_aborted(
     monkeypatch.setattr("sat_tf.qat.reconstruction.reconstruct.reconstruct", aborted)
     status, said = told("rescaled.keras", "plain", "--bits", "4")
     assert status == 130
-    assert "interrupted; the files written so far are whole" in said
+    assert "interrupted; nothing is saved yet: the same command begins again" in said
     assert not (tmp_path / "out").exists()
+    # There is nothing to be resumed, of which --resume speaks.
+    status, said = told("rescaled.keras", "plain", "--bits", "4", "--resume")
+    assert status == 2
+    assert "received no unfinished reconstruction, expected one; leave out --resume" in said
+
+
+@pytest.mark.thorough
+def test_a_reconstruction_without_a_run_goes_on_from_its_finished_blocks(
+    told, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("sat_tf.qat.reconstruction.reconstruct.STEPS", 10)
+    status, said = told("rescaled.keras", "plain", "--bits", "3")
+    assert status == 0, said
+    expected = (tmp_path / "out" / "model.tflite").read_bytes()
+    shutil.rmtree(tmp_path / "out")
+    finish = sat_tf.qat.reconstruction.checkpoint.Checkpoint.finish
+
+    def interrupted(self, fit):
+        finish(self, fit)
+        monkeypatch.undo()
+        monkeypatch.setattr("sat_tf.qat.reconstruction.reconstruct.STEPS", 10)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sat_tf.qat.reconstruction.checkpoint.Checkpoint.finish", interrupted)
+    status, said = told("rescaled.keras", "plain", "--bits", "3")
+    assert status == 130
+    saved = (
+        r"interrupted; saved in \S+: 1 of \d blocks of the reconstruction; the same command goes"
+    )
+    assert re.search(saved, said)
+    assert os.listdir(tmp_path / "out") == ["reconstruction.npz"]
+    status, said = told("rescaled.keras", "plain", "--bits", "3", "--resume")
+    assert status == 0, said
+    assert "Going on with 1 of" in said
+    assert (tmp_path / "out" / "model.tflite").read_bytes() == expected
+    assert not (tmp_path / "out" / "reconstruction.npz").exists()
 
 
 @pytest.mark.thorough

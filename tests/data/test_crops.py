@@ -1,57 +1,9 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from PIL import Image
 
 from sat_tf.data import crops
-from sat_tf.preprocessing import RESIZED_AND_CROPPED
 from tests.data.photographs import encoded, photograph
-
-SIZES = [(375, 500), (500, 333), (200, 300), (100, 90), (64, 300), (224, 224), (700, 900)]
-
-
-def pillow_centre(pixels, image_size):
-    """Resize of the shorter side to 256/224 and centre crop, as torchvision does it with Pillow."""
-    height, width = pixels.shape[:2]
-    shorter = round(image_size * 256 / 224)
-    size = [side * shorter // min(height, width) for side in (height, width)]
-    resized = Image.fromarray(pixels).resize(size[::-1], Image.Resampling.BILINEAR)
-    top, left = (round((side - image_size) / 2) for side in size)
-    return np.asarray(resized)[top : top + image_size, left : left + image_size].astype(int)
-
-
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("image_size", [224, 64])
-def test_held_out_crops_are_those_of_pillow(size, image_size):
-    pixels = photograph(*size)
-    found = crops.held_out_crop_of_pixels(tf.constant(pixels), image_size).numpy().astype(int)
-    # Pillow rounds twice, after columns and after rows, with weights of 22 bits.
-    assert np.abs(found - pillow_centre(pixels, image_size)).max() <= 1
-
-
-@pytest.mark.parametrize("size", [*SIZES, (61, 977), (4000, 32)])
-def test_both_formulas_of_the_geometry_are_one(size):
-    for image_size in (32, 96, 224):
-        shape = tf.constant([*size, 3])
-        factors, corner = crops._held_out_geometry(shape, image_size, RESIZED_AND_CROPPED)
-        resized = [round(float(factor) * side) for factor, side in zip(factors, size, strict=True)]
-        expected = RESIZED_AND_CROPPED.geometry(size, (image_size, image_size))
-        assert (tuple(resized), tuple(map(int, corner))) == expected
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_decoding_only_the_centre_changes_no_pixel(size):
-    jpeg = encoded(photograph(*size))
-    decoded = tf.io.decode_jpeg(jpeg, channels=3, dct_method="INTEGER_ACCURATE")
-    whole = crops.held_out_crop_of_pixels(decoded, 64)
-    np.testing.assert_array_equal(crops.held_out_crop(tf.constant(jpeg), 64), whole)
-
-
-def test_the_shorter_side_of_the_default_size_is_256():
-    # A ramp along the columns: the first column of the crop is 16 of 256 columns in.
-    pixels = np.repeat(np.arange(256, dtype=np.uint8)[None, :, None], 256, 0).repeat(3, 2)
-    found = crops.held_out_crop_of_pixels(tf.constant(pixels), 224).numpy()
-    np.testing.assert_array_equal(found[0, :, 0], np.arange(16, 240))
 
 
 def coordinates(height, width):
@@ -135,8 +87,6 @@ def test_a_jpeg_that_breaks_off_is_refused_whatever_the_crop():
     for number in range(20):
         with pytest.raises(tf.errors.InvalidArgumentError):
             crops.training_crop(tf.constant(jpeg[:-200]), [number, 0], 16)
-    with pytest.raises(tf.errors.InvalidArgumentError):
-        crops.held_out_crop(tf.constant(jpeg[:-200]), 16)
 
 
 def test_large_crops_of_any_format_are_averaged():
@@ -152,10 +102,7 @@ def test_large_crops_of_any_format_are_averaged():
 
 def test_a_file_of_another_kind_never_reaches_libjpeg(capfd):
     png = tf.constant(encoded(photograph(20, 20), "PNG") + b"\xff\xd9")
-    for crop in (
-        tf.function(lambda encoded: crops.training_crop_of_jpeg(encoded, [0, 0], 16)),
-        tf.function(lambda encoded: crops.held_out_crop_of_jpeg(encoded, 16)),
-    ):
-        with pytest.raises(tf.errors.InvalidArgumentError, match="a JPEG without its ends"):
-            crop(png)
+    crop = tf.function(lambda encoded: crops.training_crop_of_jpeg(encoded, [0, 0], 16))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="a JPEG without its ends"):
+        crop(png)
     assert "Not a JPEG" not in capfd.readouterr().err

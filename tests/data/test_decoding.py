@@ -68,9 +68,9 @@ def test_the_first_good_picture_is_taken():
         Encoded("c", lambda: ODD["png"], 2),
     ]
     corrupt = CorruptPictures("cats", 10, 0.1)
-    assert first_good(pictures, corrupt)[1] == 1
+    assert first_good(pictures, corrupt, decode_slowly)[1] == 1
     assert corrupt.names == ("a",)
     with pytest.raises(
         NoGoodPictureError, match=r"1 corrupt pictures and no good one.*a: it is empty"
     ):
-        first_good(pictures[:1], corrupt)
+        first_good(pictures[:1], corrupt, decode_slowly)

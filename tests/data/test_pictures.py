@@ -9,7 +9,8 @@ from PIL import Image
 from sat_tf import data
 from sat_tf.data.decoding import decode_slowly
 from sat_tf.data.picture_folder import load_folder
-from sat_tf.data.pictures import MOST_PIXELS, expect_whole
+from sat_tf.data.pictures import MOST_PIXELS, expect_whole, pixels_of
+from sat_tf.preprocessing import RESIZED_AND_CROPPED
 from tests.data.photographs import chunk, encoded, jpeg_of, photograph, png_of
 
 END = b"\xff\xd9"
@@ -21,6 +22,33 @@ KINDS = {
     "rows": {"restart_marker_rows": 1},
     "all_colours": {"subsampling": 0},
 }
+
+
+def resized_and_cropped(pixels, image_size):
+    """Resize of the shorter side to 256/224 and centre crop, as torchvision does it with Pillow."""
+    height, width = pixels.shape[:2]
+    shorter = round(image_size * 256 / 224)
+    size = [side * shorter // min(height, width) for side in (height, width)]
+    resized = Image.fromarray(pixels).resize(size[::-1], Image.Resampling.BILINEAR)
+    top, left = (round((side - image_size) / 2) for side in size)
+    return np.asarray(resized)[top : top + image_size, left : left + image_size].astype(int)
+
+
+@pytest.mark.parametrize("size", [(375, 500), (500, 333), (100, 90), (64, 300), (224, 224)])
+@pytest.mark.parametrize("image_size", [224, 64])
+def test_pixels_are_those_of_the_whole_picture_resized_and_then_cropped(size, image_size):
+    pixels = photograph(*size)
+    shape = (image_size, image_size, 3)
+    found = pixels_of(encoded(pixels, "PNG"), shape, RESIZED_AND_CROPPED).astype(int)
+    # Where the box begins is not a whole number, which moves the weights in their last bits.
+    assert np.abs(found - resized_and_cropped(pixels, image_size)).max() <= 1
+
+
+def test_the_shorter_side_of_the_default_size_is_256():
+    # A ramp along the columns: the first column of the crop is 16 of 256 columns in.
+    pixels = np.repeat(np.arange(256, dtype=np.uint8)[None, :, None], 256, 0).repeat(3, 2)
+    found = pixels_of(encoded(pixels, "PNG"), (224, 224, 3), RESIZED_AND_CROPPED)
+    np.testing.assert_array_equal(found[0, :, 0], np.arange(16, 240))
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])

@@ -2,18 +2,23 @@
 
 import importlib.util
 import io
+import itertools
 import json
 import pathlib
 import subprocess
 import sys
 
 import numpy as np
+import PIL
 import pytest
+import tf_keras as keras
 from PIL import Image
 from rich.console import Console
+from sklearn.datasets import load_sample_image
 
 import sat_tf
 from sat_tf.commands.evaluate import evaluate_file
+from sat_tf.commands.main import main
 from sat_tf.commands.pixels import ImageOptions
 from sat_tf.data.class_folders import load_folder_tree
 from sat_tf.data.picture_folder import load_folder
@@ -60,12 +65,59 @@ def test_its_pixels_are_those_of_the_package(example, pictures, known, shape):
     np.testing.assert_array_equal(np.stack([found[index] for index in order]), expected)
 
 
-def test_its_pixels_are_those_of_training_to_one_level(pictures):
-    found, labels = load_folder_tree(pictures, image_size=32).held_out_sample(100)
+def test_its_pixels_are_those_that_a_run_is_calibrated_on_and_measured_with(pictures):
+    source = load_folder_tree(pictures, image_size=32)
+    found, labels = source.held_out_sample(100)
     expected = load_folder(pictures, (32, 32, 3), preprocessing=RESIZED_AND_CROPPED)
     np.testing.assert_array_equal(labels, expected.labels)
-    # Pillow rounds after columns and after rows, TensorFlow once.
-    assert np.abs(found.astype(int) - expected.images).max() <= 1
+    np.testing.assert_array_equal(found, expected.images)
+    (batch, _) = next(iter(source.held_out_batches(batch_size=len(labels))))
+    np.testing.assert_array_equal(batch, expected.images)
+    # Those to calibrate on, in another order.
+    to_calibrate = source.training_sample(100, seed=0)
+    assert {image.tobytes() for image in to_calibrate} == {
+        image.tobytes()
+        for image in load_folder(
+            pictures / "train", (32, 32, 3), preprocessing=RESIZED_AND_CROPPED
+        ).images
+    }
+
+
+@pytest.mark.thorough
+def test_a_report_has_the_accuracy_that_evaluate_and_a_phone_have(example, tmp_path, capsys):
+    """Real photographs of several shapes, in classes that a network tells by their colours."""
+    draws = np.random.default_rng(0)
+    photos = [load_sample_image(name) for name in ("china.jpg", "flower.jpg")]
+    for part, number in itertools.product(("train", "val"), range(40)):
+        height, width = draws.integers(40, 300, 2)
+        top, left = (draws.integers(0, side - size) for side, size in ((427, height), (640, width)))
+        crop = photos[number % 2][top : top + height, left : left + width]
+        path = tmp_path / "photos" / part / f"class_{number % 2}" / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(crop).save(path, quality=int(draws.integers(60, 95)))
+    keras.utils.set_random_seed(0)
+    image = keras.Input((32, 32, 3))
+    x = keras.layers.Rescaling(1 / 127.5, offset=-1.0)(image)
+    x = keras.layers.Conv2D(8, 3, strides=2, activation="relu")(x)
+    x = keras.layers.Flatten()(x)
+    keras.Model(image, keras.layers.Dense(2)(x)).save(tmp_path / "float.keras")
+    out, photos = tmp_path / "out", str(tmp_path / "photos")
+    words = ["quantize", str(tmp_path / "float.keras"), "--images", photos, "--out", str(out)]
+    main(words)
+    results = json.loads((out / "results.json").read_text())
+    assert results["held_out_images"] == results["tflite_images"] == 40
+    right = f"{100 * results['tflite_top1']:.2f} %"
+    assert "Pillow" in json.loads((out / "certificate.json").read_text())["images_from"]["decoder"]
+    for page in ("certificate.html", "report.html"):
+        assert f"decoded and resized by Pillow {PIL.__version__}" in (out / page).read_text()
+    capsys.readouterr()
+    assert main(["evaluate", str(out / "model.tflite"), "--images", photos]) == 0
+    assert f"top-1 {right} (LiteRT, 40 images" in " ".join(capsys.readouterr().out.split())
+    files = sorted((tmp_path / "photos" / "val").rglob("*.jpg"))
+    example.main([str(out / "model.tflite"), *map(str, files)])
+    lines = capsys.readouterr().out.splitlines()
+    hits = [line.endswith(file.parent.name) for line, file in zip(lines, files, strict=True)]
+    assert f"{100 * np.mean(hits):.2f} %" == right
 
 
 def test_what_is_no_file_for_it_is_said_in_a_line(example, tmp_path):

@@ -1,10 +1,14 @@
 """Keras 3 models on their way to a phone."""
 
+import keras as keras3
 import numpy as np
 import pytest
+from ai_edge_litert.interpreter import Interpreter
 
 import sat_tf
 from tests.keras3 import models
+
+L = keras3.layers
 
 
 @pytest.mark.thorough
@@ -22,3 +26,20 @@ def test_a_keras_3_model_becomes_an_integer_file_with_its_codes(build, tmp_path)
     found = sat_tf.verify_tflite(quantized, tmp_path / "model.tflite", images)
     assert found.codes_differing == 0
     assert found.runtimes["xnnpack"].codes_compared > 0
+
+
+@pytest.mark.thorough
+def test_outputs_keep_their_names_and_a_saved_model_knows_them(tmp_path):
+    picture = L.Input((8, 8, 3), name="picture")
+    mean = L.GlobalAveragePooling2D()(L.Conv2D(4, 3)(picture))
+    inner = keras3.Sequential([L.Input((4,)), L.Dense(3), L.Softmax()], name="probs")
+    outputs = [inner(mean), L.Dense(2, activation="sigmoid", name="box")(mean)]
+    q = sat_tf.quantize_model(keras3.Model(picture, outputs), sat_tf.BitPolicy.mobile(8))
+    images = np.random.default_rng(3).integers(0, 256, (8, 8, 8, 3)).astype(np.float32)
+    sat_tf.calibrate(q, images)
+    q.save(tmp_path / "q.keras")
+    for model in (q, keras3.saving.load_model(tmp_path / "q.keras")):
+        sat_tf.export_tflite(model, tmp_path / "model.tflite")
+        run = Interpreter(str(tmp_path / "model.tflite")).get_signature_runner()
+        assert list(run.get_input_details()) == ["picture"]
+        assert set(run.get_output_details()) == {"probs", "box"}

@@ -259,7 +259,7 @@ def test_weights_that_are_not_finite_are_a_problem():
 def test_a_model_without_linear_layers_has_a_plan_with_a_problem():
     image = keras.Input((8, 8, 3), name="image")
     plan = sat_tf.explain(keras.Model(image, L.ReLU(name="relu")(image)))
-    assert "no annotated linear layer" in plan.problems[0]
+    assert "there is nothing to quantize" in plan.problems[0]
     assert [row.name for row in plan.rows] == ["image", "relu"]
     assert plan["relu"].export is Export.REFUSED
 

@@ -90,3 +90,25 @@ def test_an_input_of_real_values_is_never_called_pixels(input_type):
     assert plan["image"].activation_reason.startswith("real values")
     assert plan["conv1"].reading_reason == "an input of real values"
     assert "pixels" not in str(plan)
+
+
+@pytest.mark.parametrize(
+    ("shape", "guess"),
+    [
+        ((96, 64), "taken for integers 0 to 255, though a shape of (96, 64) is no picture's"),
+        ((40,), "taken for integers 0 to 255, though a shape of (40,) is no picture's"),
+        ((96, 64, 1), "taken for grey pictures, pixels 0 to 255, though it may be other maps"),
+        ((96, 64, 4), "taken for integers 0 to 255"),
+    ],
+)
+def test_what_may_be_no_picture_is_not_called_one(shape, guess):
+    mel = keras.Input(shape, name="mel")
+    model = keras.Model(mel, L.Dense(2, name="head")(L.Flatten()(mel)))
+    (line,) = sat_tf.explain(model).inputs
+    assert line.startswith(f"mel: {guess}")
+    assert "input_type='int8' or 'float32'" in line
+    (said,) = sat_tf.explain(model, BitPolicy.mobile(8, input_range=(0, 255))).inputs
+    assert said == "mel: pixels 0 to 255 stand for 0 to 255, uint8 in the file"
+    scaled = L.Rescaling(1 / 255)(mel)
+    converting = keras.Model(mel, L.Dense(2, name="head")(L.Flatten()(scaled)))
+    assert sat_tf.explain(converting).inputs[0].startswith("mel: pixels 0 to 255")

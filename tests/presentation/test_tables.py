@@ -1,12 +1,16 @@
 import csv
 import dataclasses
 import io
+import pathlib
+import re
 import sys
 
+import numpy as np
 import pytest
 import rich.console
 from markupsafe import Markup
 
+import sat_tf
 from sat_tf.presentation.tables import (
     Column,
     Displayed,
@@ -190,3 +194,78 @@ def test_the_style_reaches_nothing_else_on_the_page():
     selectors = [one.strip() for rule in rules for one in rule.split("{")[0].split(",")]
     assert selectors
     assert all(selector.startswith(".sat-tf ") for selector in selectors)
+
+
+# -- on a terminal of any width --------------------------------------------------------------------
+
+
+def _wide_table(draws):
+    """A table like those of commands: a name, and numbers and sentences under heads of words."""
+    rows = [
+        {
+            "name": "block_" * int(draws.integers(1, 9)) + str(place),
+            "numbers": draws.integers(0, 10 ** int(draws.integers(1, 12)), 9),
+            "why": "this layer is left float because of its function",
+        }
+        for place in range(5)
+    ]
+    heads = ["bits", "top-1 lost", "codes differing", "first that differs", "multiply-adds"]
+    columns = [
+        Column("layer", lambda row: row["name"], wrap="never"),
+        *(
+            Column(
+                f"{heads[int(draws.integers(5))]} {place}",
+                lambda row, place=place: int(row["numbers"][place]),
+                digits(","),
+                number=True,
+                wrap=("", "never", "fold")[place % 3],
+            )
+            for place in range(int(draws.integers(1, 9)))
+        ),
+        Column("why", lambda row: row["why"]),
+    ]
+    return Table(columns=columns, rows=rows)
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
+@pytest.mark.parametrize("seed", range(4))
+def test_no_head_and_no_number_is_cut_and_no_column_is_lost(seed, width):
+    table = _wide_table(np.random.default_rng(seed))
+    shown = printed(table, width=width, title="a title")
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= width
+    assert shown.count("a title") == 1
+    words = re.findall(r"[^\s│┃┏┓┗┛┡┩┳╇┴─━└┘┬]+", shown)
+    for column in table.columns:
+        assert set(column.head.split()) <= set(words)
+    for row in table.rows:
+        assert {f"{number:,}" for number in row["numbers"][: len(table.columns) - 2]} <= set(words)
+
+
+def test_what_has_no_room_follows_below_behind_the_first_column():
+    numbers = [
+        Column(f"number {place}", lambda row: 123456789, digits(","), number=True)
+        for place in range(6)
+    ]
+    table = Table(columns=[COLUMNS[0], *numbers], rows=ROWS)
+    assert printed(table, width=200).count("layer") == 1
+    narrow = printed(table, width=60)
+    assert narrow.count("layer") == 2
+    assert [narrow.count(f" {place} ") for place in range(6)] == [1] * 6
+    assert narrow.count("123,456,789") == 12
+
+
+def test_a_terminal_too_narrow_for_words_breaks_them():
+    shown = printed(TABLE, width=9)
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= 9
+
+
+def test_all_tables_of_the_package_fit_a_terminal():
+    sources = pathlib.Path(sat_tf.__file__).parent.rglob("*.py")
+    built = [
+        source.name
+        for source in sources
+        if re.search(r"rich\.table\.Table\(|from rich\.table import", source.read_text("utf-8"))
+    ]
+    assert built == []  # only of FittingTable

@@ -17,7 +17,7 @@ from sat_tf.qat.images import Batches
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.shared_grids import SharedGrids
-from sat_tf.quantizers.best_levels import best_clipping_level
+from sat_tf.quantizers.best_levels import best_clipping_level, best_skewed_range
 from sat_tf.quantizers.values import SampledValues
 from tests import reference
 from tests.qat import float_models
@@ -159,6 +159,41 @@ def test_the_best_clipping_level_has_the_smallest_error_of_a_hundred(values, bit
     assert 0 < found <= largest
 
 
+@settings(max_examples=40)
+@given(
+    ends=st.tuples(st.floats(0, 40), st.floats(0, 40)),
+    seed=st.integers(0, 100),
+    bits=st.integers(2, 8),
+)
+def test_a_range_is_skewed_where_that_makes_the_error_smaller(ends, seed, bits):
+    below, above = ends[0] + 0.01, ends[1] + 0.01
+    draw = np.random.default_rng(seed)
+    values = draw.uniform(-below, above, 400).astype(np.float32)
+    sample = SampledValues(values, float(np.abs(values).max()))
+    level, skew = best_skewed_range(sample, bits)
+    power = 4 if bits == 8 else 2
+
+    def error(level, skew):
+        return np.mean((reference.quantize_skewed(values, level, bits, skew) - values) ** power)
+
+    symmetric = best_clipping_level(sample, bits, signed=True)
+    if skew == 0.0:
+        assert level == symmetric
+    else:
+        assert np.sign(skew) == np.sign(above - below)
+        assert error(level, np.float32(skew)) < 0.95**power * error(symmetric, 0.0) * 1.001
+    if bits == 8 and max(below, above) > 1.5 * min(below, above):
+        smaller = level * (1.0 - abs(skew))
+        assert skew != 0.0
+        assert (smaller, level) == pytest.approx(sorted([below, above]), abs=0.1 * level)
+
+
+def test_a_tensor_of_one_sign_gets_no_codes_of_the_other():
+    values = np.linspace(0.5, 3.0, 64, dtype=np.float32)
+    assert best_skewed_range(SampledValues(values, 3.0), 8) == (3.0, 1.0)
+    assert best_skewed_range(SampledValues(-values, 3.0), 8) == (3.0, -1.0)
+
+
 @settings(max_examples=30)
 @given(seed=st.integers(0, 100), bits=st.integers(2, 8))
 def test_in_front_of_a_function_the_error_behind_it_is_the_smallest(seed, bits):
@@ -251,6 +286,16 @@ def test_the_range_of_the_logits_is_what_their_extremes_let_expect(quantized):
     assert _observed(quantized) == pytest.approx([-below, above, 1.0], rel=1e-5)
     assert below >= max(0.0, -logits.min())
     assert above >= logits.max()
+
+
+def test_the_range_of_an_input_that_is_no_picture_is_that_of_the_images():
+    features = np.random.default_rng(0).standard_t(3, (64, 5)).astype(np.float32)
+    model = keras.Sequential([keras.Input((5,), name="features"), keras.layers.Dense(3)])
+    quantized = sat_tf.quantize_model(model, BitPolicy.mobile(8, input_type="int8"))
+    sat_tf.calibrate(quantized, features)
+    lowest, highest, _ = _observed(quantized, "quant_features_codes")
+    # A margin would cost resolution in all of the network.
+    assert (lowest, highest) == (features.min(), features.max())
 
 
 @pytest.mark.thorough

@@ -57,9 +57,18 @@ def test_an_annotation_of_another_kind_is_refused():
     )
 
 
-def test_a_model_without_a_linear_layer_is_refused():
+def test_a_model_without_a_linear_layer_has_nothing_to_quantize():
     message = _error(_model(L.ReLU(), L.GlobalAveragePooling2D()))
-    assert "received no annotated linear layer, expected at least one Conv2D" in message
+    assert "received no layer whose weights can be quantized, expected at least one" in message
+    assert "tf.lite.TFLiteConverter.from_keras_model(model)" in message
+    assert "annotate" not in message
+
+
+def test_a_model_whose_linear_layers_have_no_annotation_is_told_to_annotate_them():
+    model = _model(L.Conv2D(4, 3, name="stem"), L.GlobalAveragePooling2D(name="mean"))
+    with pytest.raises(ValueError, match="received no annotated linear layer") as error:
+        place(model, {"mean": None}, BitPolicy())
+    assert "annotate them with quantize_annotate_model" in str(error.value)
 
 
 def test_an_override_that_matches_nothing_is_refused_with_the_names_there_are():

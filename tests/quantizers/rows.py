@@ -52,8 +52,8 @@ def others() -> Iterator[Row]:
         "highest": np.float32(2.9),
         "observations": np.float32(7.0),
     }
-    for rounds in (False, True):
-        yield Row("RangeObserver", {"rounds": rounds}, draw(deviation=2.0), ranges)
+    for settings in ({"rounds": False}, {"rounds": True}, {"rounds": True, "trains_float": True}):
+        yield Row("RangeObserver", settings, draw(deviation=2.0), ranges)
     for kind in ("int8", "float32"):
         yield Row("InputQuantizer", {"input_type": kind}, draw(deviation=2.0), ranges)
     torch_low, torch_high = [-2.1179039, -2.0357141, -1.8044444], [2.2489083, 2.4285715, 2.64]
@@ -75,8 +75,10 @@ def others() -> Iterator[Row]:
             }
             if compares:
                 variables["off_usual"] = np.linspace(0, 0.5, 8, dtype=np.float32)
+                variables["checked_by"] = np.float32(0.0)
             config = {"low": low, "high": high, "reversed_channels": reverses}
-            yield Row("ImageQuantizer", {**config, "compares": compares}, fed, variables)
+            config |= {"compares": compares, "is_checked": compares}
+            yield Row("ImageQuantizer", config, fed, variables)
     yield Row("ImageQuantizer", {"image_max": 1.0}, pixels / 255, {})
 
 
@@ -152,6 +154,9 @@ def _activations(bits: int) -> Iterator[Row]:
                 yield Row("OffsetQuantizer", config, x, level)
             if bits > 1:
                 yield Row("StreamQuantizer", {**settings, "rate": 1.0}, x, level)
+                for skew in (-0.7, 0.0, 1.0):
+                    variables = {**level, "skew": np.float32(skew)}
+                    yield Row("StreamQuantizer", {**settings, "skews": True}, x, variables)
         for signed in (False, True)[: 1 + (bits > 1)]:
             yield Row("UnitQuantizer", {**plain, "signed": signed}, x * np.float32(0.4), {})
             fixed = {"lowest": -float(signed), "highest": 0.9375}

@@ -20,7 +20,7 @@ from sat_tf.quantizers.lsq import (
     LsqQuantizer,
     mean_level,
 )
-from sat_tf.quantizers.pact import OffsetQuantizer, UnitQuantizer
+from sat_tf.quantizers.pact import OffsetQuantizer, StreamQuantizer, UnitQuantizer
 from sat_tf.quantizers.protocol import ActivationRequest, Predecessor, WeightRequest
 from sat_tf.quantizers.table import make_activation_quantizer, make_weight_quantizer
 from sat_tf.quantizers.values import SampledValues
@@ -243,6 +243,9 @@ def test_the_level_starts_as_in_the_paper_or_where_the_error_is_smallest():
         ({"signed": True}, LsqActivationQuantizer, LsqActivationQuantizer),
         ({"reach": POSITIVE}, LsqActivationQuantizer, LsqActivationQuantizer),
         ({"reach": UNKNOWN, "signed": True}, LsqActivationQuantizer, LsqActivationQuantizer),
+        ({"signed": True, "skews": True}, StreamQuantizer, StreamQuantizer),
+        ({"reach": UNKNOWN, "signed": True, "skews": True}, StreamQuantizer, StreamQuantizer),
+        ({"skews": True}, LsqActivationQuantizer, LsqActivationQuantizer),
         ({"reach": Reach(-0.28), "signed": True}, OffsetQuantizer, LsqPlusQuantizer),
         ({"reach": Reach(0.0, share=0.1), "signed": True}, OffsetQuantizer, LsqPlusQuantizer),
         ({"reach": UNIT}, UnitQuantizer, UnitQuantizer),

@@ -245,7 +245,9 @@ def test_an_image_passes_as_it_is_and_has_variables_that_are_not_trained():
     layer, weights = built(ImageQuantizer(low=0.0, high=1.0))
     assert {*weights} == {"lowest", "highest", "off_grid", "observations"}
     _, weights = built(ImageQuantizer.of_range(range_of((0, 1))))
-    assert {*weights} == {"lowest", "highest", "off_grid", "off_usual", "observations"}
+    assert {*weights} == {
+        *("lowest", "highest", "off_grid", "off_usual", "observations", "checked_by")
+    }
     assert not layer.trainable_weights
     x = tf.constant([0.3])
     assert ImageQuantizer()(x, training=True, variables={}) is x
@@ -399,6 +401,23 @@ def test_an_observer_that_rounds_does_so_in_training_and_inference():
         assert rounded.numpy().tolist() == [-1.0, 0.0, 2.0, 254.0]
     codes = observer.code_range(weights)
     assert (float(codes.scale), *codes.ends, codes.zero_point) == (1.0, -1, 254, -127)
+
+
+def test_a_stream_that_training_keeps_float_is_rounded_in_inference_alone():
+    observer = RangeObserver(rounds=True, trains_float=True)
+    _, weights = built(observer)
+    x = tf.constant([-1.0, 0.4, 1.6, 254.0])
+
+    @tf.function
+    def traced(x, training):
+        return observer(x, training=training, variables=weights)
+
+    for call in (observer, lambda x, training, variables: traced(x, tf.constant(training))):
+        assert call(x, training=True, variables=weights).numpy().tolist() == x.numpy().tolist()
+        rounded = call(x, training=False, variables=weights)
+        assert rounded.numpy().tolist() == [-1.0, 0.0, 2.0, 254.0]
+    assert observer.get_config() == {"rounds": True, "trains_float": True}
+    assert RangeObserver(rounds=True).get_config() == {"rounds": True}
 
 
 def test_observers_of_earlier_versions_are_read():

@@ -27,6 +27,14 @@ def test_values_of_another_usual_range_are_a_misfit_with_the_range_that_fits(fed
     if range_of(fed) == expected:
         assert problem is None
         assert pixel_doubt(seen, expected) is None
+    elif fed == (0, 255):
+        # Whoever obeys it does not make a file of another range than that of the training.
+        assert (
+            f"expected input_range={expected}: scale the images, as {expected.scaling}" in problem
+        )
+        assert problem.endswith(
+            "Only if the model was trained on pixels, change the policy, to input_range=(0, 255)"
+        )
     else:
         assert problem.endswith(
             f"expected input_range={expected}; what fits is input_range={range_of(fed)}"
@@ -258,14 +266,16 @@ def test_a_wrong_range_is_told_once_in_training_and_once_after_it():
         sat_tf.calibrate(model, fed)
 
 
-def test_a_rescaling_inside_and_pixels_in_front_are_told_the_range_of_the_pixels():
+def test_a_rescaling_inside_is_told_of_pixels_under_another_range_and_takes_them_as_uint8():
     image = keras.Input(SHAPE, name="image")
     tensor = L.Conv2D(4, 3, name="conv")(L.Rescaling(1 / 255)(image))
     tensor = L.GlobalAveragePooling2D(name="pool")(L.ReLU()(tensor))
     model = pretend_trained(keras.Model(image, L.Dense(3, name="classifier")(tensor)))
     quantized = sat_tf.quantize_model(model, BitPolicy(input_max=1.0))
-    with pytest.raises(ValueError, match=r"what fits is input_range=\(0, 255\)"):
-        sat_tf.calibrate(quantized, PICTURES)
+    with pytest.raises(ValueError, match=r"scale the images, as images / 255, or give them as"):
+        sat_tf.calibrate(quantized, PICTURES.astype(np.float32))
+    with pytest.warns(UserWarning, match="own layer rescaling makes values"):
+        sat_tf.calibrate(quantized, PICTURES.astype(np.uint8))
 
 
 @pytest.mark.thorough

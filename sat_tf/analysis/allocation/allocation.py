@@ -110,7 +110,7 @@ def allocate(
         found = sat_tf.allocate(model, (images, labels), budget={"bytes": 500_000})
         quantized = sat_tf.quantize_model(model, found.policy)
     """
-    policy = expect_policy(BitPolicy() if policy is None else policy).of_one_kind()
+    policy = expect_policy(BitPolicy.mobile() if policy is None else policy).of_one_kind()
     known = {"milliseconds": latency is not None or npu is not None, "compiled_bytes": npu}
     limits = read_budget(budget, [name for name, table in known.items() if table])
     if npu is not None:

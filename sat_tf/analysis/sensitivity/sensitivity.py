@@ -22,7 +22,7 @@ from sat_tf.messages import did_you_mean
 from sat_tf.presentation.progress_bar import image_bar
 from sat_tf.qat.layout import is_quantized
 from sat_tf.qat.policy import BitPolicy, expect_policy
-from sat_tf.quantizers.input_range import PIXELS
+from sat_tf.quantizers.input_range import INPUT_TYPES, PIXELS
 from sat_tf.top_k import top_hits
 
 USUAL_IMAGES = 256
@@ -47,7 +47,8 @@ def sensitivity(
     Args:
         model: a Functional or Sequential float model with one input and one output.
         dataset: images, with labels or without: a pair of arrays, a `tf.data.Dataset`, or a set of
-            `sat_tf.data`; labels are class numbers or one-hot.
+            `sat_tf.data`; labels are class numbers or one-hot. uint8 pixels are scaled to the
+            `input_range` of the policy; other numbers are what the model is fed.
         policy: the bits of each layer; see `BitPolicy`. Whatever its latent_start, the model keeps
             its function; where it names no weights, they are DoReFa's at all bits.
         metric: "top1" (the drop, a share of the images), "distance" (relative error of the
@@ -70,7 +71,7 @@ def sensitivity(
         found = sat_tf.sensitivity(model, (images, labels), BitPolicy.mobile(3))
         better = BitPolicy.mobile(3, overrides=found.suggest(average_bits=4))
     """
-    policy = expect_policy(BitPolicy() if policy is None else policy).of_one_kind()
+    policy = expect_policy(BitPolicy.mobile() if policy is None else policy).of_one_kind()
     if metric is not None and (not isinstance(metric, str) or metric not in METRICS):
         raise ValueError(
             f"metric={metric!r}: expected one of {', '.join(METRICS)}. "
@@ -78,7 +79,7 @@ def sensitivity(
         )
     refuse_all_but_float(model)
     model = with_layers_for_operations(model, processor=policy.processor)
-    sample = _sample(model, dataset, num_images)
+    sample = _fed(_sample(model, dataset, num_images), policy, model.input_names[0])
     classes = _classes(model, sample)
     if not (policy.states_input_range and policy.range_of(model.input_names[0]) == PIXELS):
         _refuse_other_range(model, sample.images, classes)
@@ -175,6 +176,14 @@ def _sample(model: keras.Model, dataset: Any, num_images: int) -> LabelledImages
             "give 64 or more."
         )
     return sample
+
+
+def _fed(sample: LabelledImages, policy: BitPolicy, name: str) -> LabelledImages:
+    """The images as the model is fed them, where they are pixels as uint8."""
+    found = policy.range_of(name)
+    if sample.images.dtype != np.uint8 or policy.type_of(name) != INPUT_TYPES[0] or found == PIXELS:
+        return sample
+    return LabelledImages(found.fed(sample.images), sample.labels)
 
 
 def _classes(model: keras.Model, sample: LabelledImages) -> np.ndarray | None:

@@ -15,15 +15,13 @@ from rich.console import Console
 from sat_tf.commands.options import add_target, integer
 from sat_tf.commands.parser import RANGE, Parser
 from sat_tf.messages import RunError, list_problems, listed_problems, say
-from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.policy import USUAL_BITS, BitPolicy
 from sat_tf.qat.policy_fields import OLD_INPUT_RANGE
-from sat_tf.quantizers.input_range import INPUT_TYPES, PIXELS, range_problem
+from sat_tf.quantizers.input_range import INPUT_TYPES, PIXELS, InputRange, range_problem
 from sat_tf.training.config.config import load_yaml, read_yaml_text
 
 if TYPE_CHECKING:
     import tf_keras as keras
-
-_USUAL_BITS = 8
 
 bits = integer(1, 9)
 
@@ -41,7 +39,7 @@ def add_quantization(parser: Parser, *, target: str = "litert", chosen: bool = F
             "--bits",
             metavar="N",
             type=bits,
-            help=f"of weights and activations, 1 to 8; default: {_USUAL_BITS}",
+            help=f"of weights and activations, 1 to 8; default: {USUAL_BITS}",
         )
     add_input_range(parser)
     add_target(parser, default=target)
@@ -58,7 +56,7 @@ def add_quantization(parser: Parser, *, target: str = "litert", chosen: bool = F
         default=[],
         metavar="FILE|KEY=VALUE",
         help="other fields of sat_tf.BitPolicy as KEY=VALUE, or a YAML file of them, in which "
-        "those left out are those of BitPolicy()",
+        "those left out are those of BitPolicy.mobile()",
     )
 
 
@@ -121,11 +119,12 @@ def asked_policy(
         return None
     fields: dict[str, Any] = {}
     if files:
-        fields = _fields_in(pathlib.Path(files[0]))
+        usual = {"weight_bits": USUAL_BITS, "activation_bits": USUAL_BITS}
+        fields = usual | _fields_in(pathlib.Path(files[0]))
     elif of_run and config is not None:
         fields = _fields_in(config)
     else:
-        asked_bits = asked_bits or _USUAL_BITS
+        asked_bits = asked_bits or USUAL_BITS
     if asked_bits is not None:
         fields |= {"weight_bits": asked_bits, "activation_bits": asked_bits}
     problems = []
@@ -155,7 +154,7 @@ def usual_policy(arguments: argparse.Namespace) -> BitPolicy:
     Raises:
         RunError: see `asked_policy`.
     """
-    return asked_policy(arguments) or BitPolicy.mobile(_USUAL_BITS)
+    return asked_policy(arguments) or BitPolicy.mobile()
 
 
 def _fields_in(path: pathlib.Path) -> dict[str, Any]:
@@ -195,8 +194,8 @@ def with_input_range(
     """The policy with the range of a float model's input.
 
     It is the one that is given; else pixels where the model's own layers convert them; else the
-    usual range in which the model is clearly most accurate. Prints which it is, and a note where
-    a given one may be wrong.
+    usual range in which the model is clearly most accurate, or the only one that its statistics of
+    BatchNormalization fit. Prints which it is, and a note where a given one may be wrong.
 
     Args:
         policy: that was asked for.
@@ -209,7 +208,7 @@ def with_input_range(
         doubts: gets the note on a given range, to be said again.
 
     Raises:
-        ValueError: the range cannot be found.
+        ValueError: the range cannot be found, or is certainly not the one that is given.
     """
     from sat_tf.analysis.range_accuracy import (
         USUAL_IMAGES,
@@ -217,6 +216,7 @@ def with_input_range(
         guessing_problem,
         range_note,
     )
+    from sat_tf.qat.range_statistics import float_statistics
 
     if policy.type_of(model.input_names[0]) != INPUT_TYPES[0]:
         return policy  # real values
@@ -226,6 +226,13 @@ def with_input_range(
     pixels, labels = sample(USUAL_IMAGES)
     if policy.states_input_range:
         given = policy.range_of(model.input_names[0])
+        statistics = float_statistics(model, [given.fed(pixels)], 0, given)
+        if statistics is not None and statistics.fitting is not None:
+            raise ValueError(
+                f"{subject}: received a model that is fed input_range={given}, expected the range "
+                f"that it was trained with, which is {statistics.likely} by {statistics}; give "
+                f"{RANGE}={_option(statistics.fitting)}."
+            )
         note = range_note(subject, model, pixels, labels, given)
         if note is None and is_trained:
             note = guessing_problem(model, pixels, labels, given)
@@ -238,6 +245,11 @@ def with_input_range(
     try:
         found = found_range(subject, model, pixels, labels)
     except ValueError:
+        statistics = float_statistics(model, [PIXELS.fed(pixels)], 0, PIXELS)
+        best = None if statistics is None else statistics.best
+        if best is not None:
+            say(console, f"Input range: {best.given}, found by {best}; {RANGE} gives another.")
+            return dataclasses.replace(policy, input_range=best.given.spelling)
         if is_trained or range_note(subject, model, pixels, labels, PIXELS) is not None:
             raise
         say(console, f"Input range: {PIXELS}, as no other is clearly right; {RANGE} gives it.")
@@ -248,6 +260,11 @@ def with_input_range(
         f"elsewhere, it is fed another range; give {RANGE}.",
     )
     return dataclasses.replace(policy, input_range=found.given.spelling)
+
+
+def _option(found: InputRange) -> str:
+    """A range on the command line."""
+    return str(found).strip('()"').replace(" ", "")
 
 
 def feed_of(policy: BitPolicy, model: "keras.Model") -> Callable[[np.ndarray], np.ndarray]:

@@ -13,9 +13,11 @@ import pydantic
 from sat_tf.atomic_file import write_text
 from sat_tf.bounded_file import read_text
 from sat_tf.export.certificate.holds import Hold, are_portable, verdict_of
+from sat_tf.export.certificate.input_ranges import CheckedRange, kind_of_ranges
 from sat_tf.export.certificate.outputs import FEWEST_VALUES, MOST_ERROR, OutputCount
 from sat_tf.export.certificate.runtimes import (
     FEW_CODES,
+    MOST_UNEXPLAINED,
     RUNTIMES,
     RuntimeCount,
     TensorCount,
@@ -229,17 +231,20 @@ class ImagesFrom:
             SHA-256 of each.
         asked: how many were asked for; there are fewer where some cannot be read. None in
             certificates of earlier versions, and where it does not decide which are taken.
+        decoder: what made pixels of pictures, in words; "" of other images, and in certificates of
+            earlier versions.
     """
 
     description: str
     seed: int | None = None
     files: dict[str, str] = dataclasses.field(default_factory=dict)
     asked: int | None = None
+    decoder: str = ""
 
     @classmethod
-    def held_out(cls, data: str, asked: int) -> "ImagesFrom":
+    def held_out(cls, data: str, asked: int, decoder: str = "") -> "ImagesFrom":
         """The held-out images of a data set, spread evenly over it."""
-        return cls(f"held-out images of {data}", asked=asked)
+        return cls(f"held-out images of {data}", asked=asked, decoder=decoder)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -289,6 +294,11 @@ class Certificate(Displayed):
         target: the processor that the file is for; that of LiteRT's kernels where it says nothing.
         elsewhere: the operators that an NPU leaves to the CPU, each with why and what to change, by
             the targets for which `sat-tf verify` has looked.
+        input_ranges: the range of each image input, and what tells that the float model was trained
+            with it; empty of a file alone, which knows nothing of that model, and in certificates
+            of earlier versions.
+        has_biases_of_file: whether the Keras model has taken the biases of the file, as with
+            `snap_biases=True`; False where nothing differs, and in those of earlier versions.
     """
 
     model: str
@@ -318,6 +328,8 @@ class Certificate(Displayed):
     holds: list[Hold] = dataclasses.field(default_factory=list)
     target: str = DEFAULT_TARGET
     elsewhere: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    input_ranges: list[CheckedRange] = dataclasses.field(default_factory=list)
+    has_biases_of_file: bool = False
 
     @property
     def codes_compared(self) -> int:
@@ -397,6 +409,7 @@ class Certificate(Displayed):
         return [
             *self.trained_notes,
             *self.float_notes,
+            *(one.statement for one in self.input_ranges),
             *(
                 Marked(f"{RUNTIMES[name].title} does not run the file: {why}", "plain")
                 for name, why in self.refused.items()
@@ -441,14 +454,14 @@ class Certificate(Displayed):
         In red where its answers part, except on random images, which may be near to many ties.
         """
         kind = "watch" if self.images_from.seed is not None else "bad"
-        rounds = any(t.explained_share and t.alone_share > _SNAPPED for t in self.trained)
+        rounds = not self.has_biases_of_file and any(
+            t.explained_share and t.alone_share > _SNAPPED for t in self.trained
+        )
         why = (
             "; the file has rounded biases and the model has not: export with snap_biases=True, or "
             "call sat_tf.export.snap_biases(model), and the model has those of its file"
-        )
-        notes = [
-            Marked(f"The file's answers part: {text}{why * rounds}", kind) for text in self.parting
-        ]
+        ) * rounds
+        notes = [Marked(f"The file's answers part: {text}{why}", kind) for text in self.parting]
         if self.reference == "keras":
             outputs = self.runtimes["xnnpack"].outputs
             notes += [_ties(count) for count in outputs if count.ties and not count.is_values]
@@ -457,11 +470,23 @@ class Certificate(Displayed):
             words = (
                 f"{self.saturated:,} values of Keras are beyond the range that was observed, where "
                 f"the file saturates: {100 * most.saturated_share:.2g} % of those of {most.name}, "
-                f"and {100 * most.worst_share:.2g} % of those of its channel {most.worst_channel}"
+                f"and {100 * most.worst_share:.2g} % of those of its channel {most.worst_channel}; "
+                "call sat_tf.calibrate(model, images, clipping_levels=False) with more images, "
+                "which widens the range to what they reach, and export it again"
             )
             notes.append(Marked(words, "watch" if self._saturates else "plain"))
-        if unexplained := [tensor for tensor in self.trained if tensor.is_unexplained]:
-            operators = {tensor.name: tensor.operator for tensor in self.codes}
+        operators = {tensor.name: tensor.operator for tensor in self.codes}
+        unexplained = [tensor for tensor in self.trained if tensor.is_unexplained]
+        first = next((tensor for tensor in self.trained if tensor.alone_differing), None)
+        if first and not unexplained and self.trained_differing > MOST_UNEXPLAINED:
+            begin = why or (
+                f": {first.alone_differing:,} of {first.alone_compared:,} codes of {first.name} "
+                f"({operators[first.name]}) do by themselves, at ties or by a rounded constant, "
+                "and what reads them follows"
+            )
+            words = f"{100 * self.trained_differing:.3g} % of the codes of Keras differ{begin}"
+            notes.append(Marked(words, "plain" if why else "watch"))
+        if unexplained:
             named = [
                 f"{tensor.name} ({operators[tensor.name]}) {100 * tensor.alone_share:.3g} %"
                 for tensor in unexplained[:_MOST_NAMED]
@@ -478,7 +503,8 @@ class Certificate(Displayed):
     @property
     def is_exact(self) -> bool:
         """Whether nothing is wrong: no code differs, and no note on the Keras model is red."""
-        return not self.codes_differing and all(note.kind != "bad" for note in self.trained_notes)
+        notes = (*self.trained_notes, *(one.statement for one in self.input_ranges))
+        return not self.codes_differing and all(note.kind != "bad" for note in notes)
 
     @property
     def verdict(self) -> Marked:
@@ -505,6 +531,9 @@ class Certificate(Displayed):
             words, kind = f"{words}, but {what} the trained model", "watch"
         if self.few_images and not self.parting:
             words, kind = f"{words}; {self.few_images}", "watch"
+        if (of_ranges := kind_of_ranges(self.input_ranges)) != "good":
+            how = "wrong" if of_ranges == "bad" else "checked by nothing"
+            words, kind = f"{words}; the input range is {how}", "watch"
         return Marked(words, kind if self.is_exact else "bad")
 
     @property

@@ -153,6 +153,7 @@ def _facts(certificate: Certificate) -> dict[str, str]:
         "Float operators": ", ".join(certificate.float_operators) or "none",
         "Layers left float": ", ".join(certificate.islands),
         "SHA-256 of the images": certificate.images_sha256,
+        "Pictures": certificate.images_from.decoder,
         "Top-1": ", ".join(
             f"{MODEL_TITLES.get(name, name)} {100 * share:.2f} %"
             for name, share in certificate.top1.items()

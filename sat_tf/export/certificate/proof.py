@@ -6,7 +6,7 @@ import hashlib
 import os
 import pathlib
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from sat_tf.export.certificate.comparison import (
     TrainedCounter,
 )
 from sat_tf.export.certificate.holds import holds_of
+from sat_tf.export.certificate.input_ranges import CheckedRange, checked_by_accuracy
 from sat_tf.export.certificate.inputs import checked_images, images_hash
 from sat_tf.export.certificate.outputs import (
     Output,
@@ -38,8 +39,8 @@ from sat_tf.export.litert.micro import MICRO, PACKAGE
 from sat_tf.export.litert.processes import refusals, this_machine
 from sat_tf.export.operations.graph import Graph, batches, outputs_of, simulate
 from sat_tf.export.operations.graph_file import read_graph
+from sat_tf.export.operations.releases import wrong_before
 from sat_tf.export.operations.softmax import softmax
-from sat_tf.export.releases import wrong_before
 from sat_tf.export.tflite.contents import Contents, gzip_size, read_contents
 from sat_tf.export.tflite.images import Pixels, arrays_of, joined, number_of
 from sat_tf.export.tflite.metadata import read_metadata
@@ -189,8 +190,10 @@ def prove(
     images_from: ImagesFrom,
     runtimes: Iterable[str] = USUAL_RUNTIMES,
     trained: Trained | None = None,
+    has_biases_of_file: Callable[[], bool] = lambda: False,
     float_model: Any = None,
     certificate_path: str | os.PathLike[str] | None = None,
+    input_ranges: Sequence[CheckedRange] = (),
     progress: bool = False,
 ) -> Certificate:
     """Runs a file on images and counts every difference; writes the certificate, and its page.
@@ -202,8 +205,10 @@ def prove(
         images_from: where the images come from.
         runtimes: names of `runtimes.RUNTIMES`; "xnnpack" always takes part.
         trained: the Keras model, whose outputs are then the reference.
+        has_biases_of_file: whether it has taken the biases of the file; asked where codes differ.
         float_model: the float tf_keras model, which the file's outputs are compared with too.
         certificate_path: where the certificate goes, if anywhere; the page goes beside it.
+        input_ranges: of image inputs, and what has checked them so far.
         progress: show a bar.
 
     Raises:
@@ -315,7 +320,10 @@ def prove(
         machine=machine,
         holds=holds_of(graph),
         target=subject.target,
+        input_ranges=checked_by_accuracy(input_ranges, labels, [*right["tflite"].values()]),
     )
+    if certificate.trained_differing and has_biases_of_file():
+        certificate = dataclasses.replace(certificate, has_biases_of_file=True)
     if certificate_path is not None:
         write_both(certificate, certificate_path)
     return certificate
@@ -365,11 +373,16 @@ class FloatReference:
     """
 
     def __init__(self, model: Any, graph: Graph) -> None:
-        problem = _problem(model, graph)
+        problem = self.problem(model, graph)
         if problem:
             raise ValueError(f"float_model: {problem}.")
         self._model, self._graph = model, graph
         self.name = str(model.name)
+
+    @staticmethod
+    def problem(model: Any, graph: Graph) -> str | None:
+        """Why a model is not one to compare the file of a graph with; None where it is."""
+        return _problem(model, graph)
 
     @property
     def loss(self) -> str:

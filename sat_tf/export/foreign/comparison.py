@@ -110,6 +110,7 @@ class OperatorComparison(RowTable):
         refused: why others do not run the file, by their names.
         outputs: of the whole file from those of XNNPACK, by the names of the runtimes that run.
         more_graphs: the graphs of the file behind the first, which alone is compared.
+        warnings: what to know about the file.
     """
 
     file: str
@@ -120,6 +121,7 @@ class OperatorComparison(RowTable):
     refused: Mapping[str, str]
     outputs: Mapping[str, Differences]
     more_graphs: tuple[MoreGraph, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     COLUMNS: ClassVar[tuple[str, ...]] = (
         *("operator", "kind", "tensor", "multiply_adds", "reason", "runtime"),
@@ -218,6 +220,7 @@ class OperatorComparison(RowTable):
                 f"Not compared: {graph.name} with {graph.operators} operators, {by}; "
                 "only the first graph of a file is: convert it as a model of its own."
             )
+        lines += [Marked(f"Note: {warning}", "watch") for warning in self.warnings]
         lines.append(
             "Each operator is compared on the inputs that it has in this file. Nothing is said of "
             "inputs that these images do not reach, nor of an NPU, which has not run here."

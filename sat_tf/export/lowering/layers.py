@@ -115,8 +115,8 @@ def codes_of(
     """
     found = quantizer.code_range(variables)
     scale, (lowest, highest) = np.float32(found.scale), found.ends
-    if lowest != -highest:
-        return Codes(scale, found.zero_point, lowest=LARGEST_INT8 - found.intervals)
+    if not quantizer.is_symmetric or lowest != -highest:
+        return Codes(scale, found.zero_point, lowest=LARGEST_INT8 - (highest - lowest))
     if quantizer.is_unit:
         return Codes(scale, 0, lowest, highest)
     if unit_free:

@@ -196,10 +196,41 @@ def _upscaled(graph: Graph, linear: Linear, *, one_factor: bool) -> Linear:
     reach = np.maximum(largest_sums(graph, linear), 1)
     room = np.maximum(linear.storage.highest // largest, 1)  # INT4 holds -8, but not 8
     factors = np.minimum(room, np.maximum(_half_range(linear) // reach, 1))
-    if linear.shares_scale or one_factor:
+    if linear.is_pointwise and np.any(linear.bias):
+        factors = _exact_factors(graph, linear, factors)
+    elif linear.shares_scale or one_factor:
         factors = np.full_like(factors, np.min(factors))
     kernel = linear.kernel * linear.along_channels(factors).astype(linear.kernel.dtype)
     return dataclasses.replace(linear, kernel=kernel, scales=linear.scales / factors)
+
+
+def _exact_factors(graph: Graph, linear: Linear, most: np.ndarray) -> np.ndarray:
+    """The factors of one code a channel with which a rounded bias changes the fewest results.
+
+    A preprocessing layer reads all pixels: with -1 off by half a unit, x / 127.5 - 1 has another
+    code at 128. Its factor is free, so that all are tried at which the grid is fine.
+
+    Args:
+        graph: with the grids.
+        linear: one factor and one constant a channel.
+        most: the largest factor of each channel.
+    """
+    source, output = graph.codes(linear.inputs[0]), graph.codes(linear.output)
+    codes = linear.kernel.reshape(-1)
+    inputs = np.arange(source.lowest, source.highest + 1)[:, np.newaxis] - source.zero_point
+    unit = float(source.scale) * linear.scales / float(output.scale)
+    bias = linear.bias / float(output.scale)
+    low, high = (end - output.zero_point for end in (output.lowest, output.highest))
+    trained = np.clip(np.floor(inputs * codes * unit + bias + 0.5), low, high)
+    found, best = most.copy(), np.full((2, most.size), np.inf)
+    for less in range(int(np.max(most)) // 2 + 1):
+        factors = np.maximum(most - less, 1)
+        rounded = np.rint(bias * factors / unit) * unit / factors
+        made = np.clip(np.rint(inputs * codes * unit + rounded), low, high)
+        score = np.array([np.sum(made != trained, axis=0), np.abs(rounded - bias)])
+        is_better = (score[0] < best[0]) | ((score[0] == best[0]) & (score[1] < best[1]))
+        found, best = np.where(is_better, factors, found), np.where(is_better, score, best)
+    return found
 
 
 def floor_scales(graph: Graph) -> Graph:

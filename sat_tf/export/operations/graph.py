@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from sat_tf.export.kernels.kernel_sets import X86, KernelSet
@@ -14,6 +13,7 @@ from sat_tf.export.operations.operation import Basis, Operation
 from sat_tf.export.tflite.images import Pixels, arrays_of, joined, number_of, some_of
 from sat_tf.export.tflite.tensors import Codes, Image, Tensor, dequantized
 from sat_tf.presentation.console import make_console
+from sat_tf.presentation.fitting_table import FittingTable
 
 _LISTING_WIDTH = 160
 
@@ -166,12 +166,12 @@ def graph_table(graph: Graph) -> Group:
     """
     shapes = " and ".join(" x ".join(map(str, image.shape)) for image in graph.images)
     types = " and ".join(dict.fromkeys(image.type for image in graph.images))
-    table = Table(title=f"{graph.name}: {shapes}, {types}")
+    table = FittingTable(title=f"{graph.name}: {shapes}, {types}")
     for name, right in (
         *(("", True), ("operation", False), ("makes", False), ("shape", True), ("reads", False)),
         *(("codes", True), ("scale", True), ("weights", True), ("multiply-adds", True)),
     ):
-        table.add_column(name, justify="right" if right else "left", overflow="fold")
+        table.add_column(name, justify="right" if right else "left")
     numbers = {image.name: 0 for image in graph.images}
     for number, operation in enumerate(graph.operations, start=1):
         numbers[operation.output] = number

@@ -254,8 +254,9 @@ def _image(builder: Any, image: Image, preprocessing: Preprocessing | None) -> i
         own = "Values as the model was trained on"
         about = builder.CreateString(own if image.is_kept else f"{own}; codes of them if int8.")
         return _table(builder, {0: name, 1: about})
+    kind = "The image, pixels" if can_be_pictures(image.shape) else "Integers"
     words = (
-        "The image, pixels from 0 to 255 as they are."
+        f"{kind} from 0 to 255 as they are."
         if preprocessing is None
         else preprocessing.describe((image.shape[0], image.shape[1]))
     )

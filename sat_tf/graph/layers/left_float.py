@@ -7,10 +7,10 @@ from sat_tf.graph.layers.kind import SAME, Keras3, Kinds, LayerKind
 L = keras.layers
 
 
-class LeftFloat(L.Layer):
+class LeftFloat(keras.layers.Layer):
     """A layer that stands for one that tf_keras does not have; abstract, and never quantized."""
 
-    fix = ""  # what to do about it
+    fix = ""  # what to use in its place
 
 
 _OPEN_SIZE = "the size of images is unknown behind it; use RandomZoom, or resize in the data"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sat_tf.keras3.conversion.translator import Translated
 
 # Layers of Keras 3 that hold programs: of PyTorch, JAX and TensorFlow.
-_PROGRAMS = ("TorchModuleWrapper", "TFSMLayer", "JaxLayer", "FlaxLayer", "__lambda__")
+PROGRAMS = ("TorchModuleWrapper", "TFSMLayer", "JaxLayer", "FlaxLayer")
 # Modules of Keras 3 in which files find its activations.
 _FUNCTION_MODULES = ("builtins", "keras.activations", "keras.ops", "keras.ops.nn")
 _OURS = "sat_tf>"
@@ -44,8 +44,10 @@ def from_keras3(
 
     The result is proved first: on random input, with values in [-1, 1] and in [0, 255], every
     layer of the tf_keras model, given what the Keras 3 layer reads, gives what that gives, and so
-    do the model's outputs; in inference, to 1e-5 of the largest absolute value of each tensor.
-    Random numbers, dropout and gradients are not compared.
+    do the model's outputs; in inference, to 1e-5 of the largest absolute value of each tensor, or
+    to what float32 loses where a layer or the model magnifies rounding. Random numbers, dropout
+    and gradients are not compared. Layers that act in training only, and that tf_keras does not
+    have, pass their input through, with a warning.
 
     Args:
         model: a built Functional or Sequential Keras 3 model, whatever its backend; or the path of
@@ -247,7 +249,7 @@ def _check_file(file: ModelFile, safe_mode: bool) -> None:
         raise ValueError(f"{file.path}: {error}") from error
     problems, programs = [], []
     for part in found:
-        if part.class_name in _PROGRAMS:
+        if part.class_name in (*PROGRAMS, "__lambda__"):
             programs.append(f"{part.name}: {part.class_name}, which holds a program")
             continue
         problem = _part_problem(part)

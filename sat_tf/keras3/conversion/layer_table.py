@@ -157,8 +157,6 @@ _WITHOUT_EFFECT = frozenset(
 ) | {"value_range"}
 
 
-# Layers of Keras 3 that hold programs: of PyTorch, JAX and TensorFlow.
-PROGRAMS = ("TorchModuleWrapper", "TFSMLayer", "JaxLayer", "FlaxLayer")
 # The modules of both Kerases with layers of the same names and settings.
 _WITH_LAYERS = ("convnext", "inception_resnet_v2")
 
@@ -256,6 +254,9 @@ def _translated_activation(layer: Any, activation: Any, inner: Callable[[Any], A
     """
     if isinstance(activation, keras3.layers.Layer):
         return inner(activation)
+    if str(getattr(activation, "__module__", "")).startswith("keras."):
+        # Some of Keras' own take no symbolic tensors; the functions of these names do.
+        activation = getattr(keras3.ops, activation.__name__, activation)
     # Keras has no public name for the calls of a layer.
     nodes = [node for node in layer._inbound_nodes if len(node.outputs) == 1]
     try:

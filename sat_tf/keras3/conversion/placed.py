@@ -177,8 +177,7 @@ def _plain(layer: Any, name: str, originals: Mapping[str, Original]) -> Any:
     """The user's layer again, or a layer of Keras 3 with the settings of one of tf_keras."""
     original = _original(layer, originals)
     if original is not None:
-        config = {**original.get_config(), "name": name}
-        made = type(original).from_config(config)
+        made = _again(original, name)
     elif isinstance(layer, operation_layers.OfTensorFlow):
         if not operations.is_known(layer.function):
             hint = did_you_mean(layer.function, operations.known_operations())
@@ -210,6 +209,18 @@ def _plain(layer: Any, name: str, originals: Mapping[str, Original]) -> Any:
         made.activity_regularizer = keras3.regularizers.get(settings)
     made.trainable = layer.trainable
     return made
+
+
+def _again(original: Any, name: str) -> Any:
+    """The user's layer of Keras 3, made again from its configuration."""
+    try:
+        return type(original).from_config({**original.get_config(), "name": name})
+    except Exception as error:  # code of users may raise anything
+        raise ValueError(
+            f"received {type(original).__name__}, which Keras 3 does not make again from its "
+            f"configuration ({reason_of(error)}), expected from_config(get_config()) to give the "
+            "same layer; give it other settings, or leave it out"
+        ) from error
 
 
 def _original(layer: Any, originals: Mapping[str, Original]) -> Any:

@@ -5,11 +5,11 @@ outputs? A classifier of random weights ends in nearly equal probabilities, and 
 layer. Differences are absolute, as fractions of the largest absolute value in Keras 3. Tensors of a
 lower precision (`mixed_bfloat16`) are compared to two units in their last place.
 
-Two ways to compute the same in float32 part where a layer, or a graph, magnifies how it is rounded.
-What is lost to rounding is measured: it is how far Keras 3 itself moves where the tensors on the way
-move by a unit in the last place of their largest value. The whole model is compared in two steps:
-with the layers of tf_keras, called along the graph of Keras 3, from which nothing parts it; and with
-Keras 3, from which rounding does.
+Two ways to compute the same in float32 part where a layer, or a graph, magnifies rounding. What is
+lost to it is measured: it is how far Keras 3 itself moves where the tensors on the way move by a
+unit in the last place of their largest value. The whole model is compared in two steps: with the
+layers of tf_keras, called along the graph of Keras 3, from which nothing parts it; and with Keras
+3, from which rounding does.
 
 Of a quantized layer, what is quantized is compared as closely as any tensor. Backends round sums
 and tanh in different last bits, and a value that is nearly halfway between two codes then becomes
@@ -36,7 +36,7 @@ from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.protocol import ActivationQuantizer
 
 TOLERANCE = 1e-5
-# Differences are rounding up to so many times what float32 loses, and no layer's is above the limit.
+# Differences are rounding up to so many times what float32 loses; no layer's is above the limit.
 _TIMES_LOST = 8.0
 _LARGEST_OF_ROUNDING = 1e-3
 _LAST_PLACE = 2.0**-23

@@ -17,7 +17,8 @@ from sat_tf.graph.network import NOT_BUILT, subclassed_problem
 from sat_tf.keras3 import operations
 from sat_tf.keras3.conversion import layer_table
 from sat_tf.keras3.conversion.graph import Call, Keras3Graph, functional_of
-from sat_tf.keras3.conversion.own_layers import CarriedOperation, layer_of_keras3
+from sat_tf.keras3.conversion.incoming import PROGRAMS
+from sat_tf.keras3.conversion.own_layers import CarriedOperation, OfKeras3, layer_of_keras3
 from sat_tf.keras3.conversion.values import (
     copy_to_twin,
     copy_trainable,
@@ -182,7 +183,7 @@ class Translator:
             )
         if isinstance(layer, QuantizedLayer3 | operations.OfSeveralTensors):
             return self._inner_problem(layer)
-        if layer_table.is_built_in(layer) and kind in layer_table.PROGRAMS:
+        if layer_table.is_built_in(layer) and kind in PROGRAMS:
             return f"received {kind}, which holds a program, expected layers of Keras; use these"
         if not (
             self._calls_others
@@ -192,7 +193,8 @@ class Translator:
             or layer_table.acts_in_training_only(layer)
         ):
             if layer_table.is_built_in(layer):
-                return f"received {kind}, which tf_keras does not have; {_without(layer)}"
+                fix = _without(layer) or "build the model without it"
+                return f"received {kind}, which tf_keras does not have; {fix}, or {_LEFT_FLOAT}"
             return (
                 f"received {kind}, a layer of your own; write it with tf_keras too, and pass "
                 f"custom_layers={{{kind!r}: ...}} to sat_tf.from_keras3; or {_LEFT_FLOAT}"
@@ -340,9 +342,12 @@ class Translator:
                     "take, expected letters, digits and ._/>-, with a letter, a digit or a dot "
                     "first; rename it before it is built: layer.name = ..."
                 ) from error
+            does_not = "tf_keras cannot call this way"
+            if isinstance(function, CarriedOperation | OfKeras3):
+                does_not = "Keras 3 itself does not run on batches of any size"
             raise ValueError(
-                f"{call.operation.name}: received {kind_of(call.operation)} that tf_keras "
-                f"cannot call this way ({reason}); use a Keras layer for it."
+                f"{call.operation.name}: received {kind_of(call.operation)} that {does_not} "
+                f"({reason}); use a Keras layer for it."
             ) from error
         for symbol, tensor in zip(call.outputs, tf.nest.flatten(outputs), strict=True):
             tensors[id(symbol)] = tensor
@@ -375,11 +380,9 @@ def to_tf_keras(value: Any) -> Any:
 
 
 def _without(layer: Any) -> str:
-    """What to do about a layer of Keras 3 that tf_keras does not have."""
-    if not layer_table.is_built_in(layer):
-        return ""
-    fix = OF_KERAS3_ALONE.get(type(layer).__name__)
-    return f"{fix}; or {_LEFT_FLOAT}" if fix else f"build the model without it, or {_LEFT_FLOAT}"
+    """What else to use than a layer of Keras 3 that tf_keras does not have; "" where unknown."""
+    is_of_keras = layer_table.is_built_in(layer)
+    return OF_KERAS3_ALONE.get(type(layer).__name__, "") if is_of_keras else ""
 
 
 def _input_layer(layer: Any) -> keras.layers.InputLayer:

@@ -192,7 +192,7 @@ def quantized(model: keras3.Model, policy: BitPolicy | int | None = None) -> ker
             f"backend {backend!r}, which the model is of and will be trained on; set KERAS_BACKEND "
             "before the first import of keras."
         )
-    policy = BitPolicy() if policy is None else expect_policy(policy)
+    policy = BitPolicy.mobile() if policy is None else expect_policy(policy)
     with _without_collections():
         made = translated(model, is_twin=True)
         originals = _originals(made)

@@ -48,9 +48,9 @@ class FitState(NamedTuple):
     done: int
     order: np.ndarray
     best: np.ndarray
-    values: Sequence[np.ndarray]
-    current: Sequence[np.ndarray]
-    moments: Sequence[np.ndarray]
+    values: list[np.ndarray]
+    current: list[np.ndarray]
+    moments: list[np.ndarray]
 
 
 @dataclasses.dataclass
@@ -146,10 +146,10 @@ class Checkpoint:
         arrays = {"values": np.array(json.dumps(values)), **_numbered("weights", self._weights)}
         if self.under_way is not None:
             for name, value in self.under_way._asdict().items():
-                arrays |= _numbered(name, value if isinstance(value, Sequence) else [value])
+                arrays |= _numbered(name, value if isinstance(value, list) else [value])
         try:
             with renamed_when_done(self.path) as temporary, temporary.open("wb") as file:
-                np.savez(file, **arrays)
+                np.savez(file, allow_pickle=False, **arrays)
             self.saved = self._words()
         except OSError as error:
             warn(

@@ -1,6 +1,7 @@
 """Reconstruction: latent weights and clipping levels fitted to the float model, without labels."""
 
 import dataclasses
+import functools
 import os
 import time
 from collections.abc import Sequence
@@ -19,10 +20,12 @@ from sat_tf.qat.calibrate import call_node, measure_statistics, observe_ranges
 from sat_tf.qat.images import Batches, Images, gather, images_at_once, observe_pixels
 from sat_tf.qat.layout import quantized_network
 from sat_tf.qat.model_class import processor_of
+from sat_tf.qat.range_statistics import RangeStatistics, in_inference, range_statistics
 from sat_tf.qat.reconstruction.blocks import Block, Front, find_blocks, find_reference
 from sat_tf.qat.reconstruction.checkpoint import Checkpoint, as_checkpoint, key_of
 from sat_tf.qat.reconstruction.fit import Aim, Part, Plan, trained
 from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.quantizers.input_range import InputRange
 from sat_tf.quantizers.settings import COUNT
 
 # A block is fitted in so many steps.
@@ -180,8 +183,8 @@ def reconstruct(
     Args:
         model: a model quantized by sat-tf and calibrated, or trained; it is changed in place.
         float_model: the model that it was made from.
-        dataset: images, as `calibrate` takes them; labels are not used. 200 are enough to gain
-            from, and more are better.
+        dataset: images, as `calibrate` takes them, uint8 pixels too; labels are not used. 200 are
+            enough to gain from, and more are better.
         num_images: how many to use at most. In memory are the tensors of all of them that one block
             reads and makes, each above 64 MiB in a temporary file.
         steps: of Adam for a block, with 32 images each; the whole network gets eight times as many.
@@ -199,8 +202,8 @@ def reconstruct(
         ValueError: the model is not quantized by sat-tf, not calibrated, or not made from the float
             model, as shapes and weights tell; all of its layers are frozen; the images are fewer
             than 32, are non-finite, do not fit its input, or are of another range than its
-            `input_range`; the checkpoint cannot be written. Lists every problem. The model has not
-            changed.
+            `input_range`, or the float model's statistics tell of another one; the checkpoint
+            cannot be written. Lists every problem. The model has not changed.
     """
     network, record = quantized_network(model, when="first"), as_checkpoint(checkpoint)
     reference, problems = find_reference(network, float_model, processor_of(model))
@@ -224,12 +227,21 @@ def reconstruct(
         raise ValueError(list_problems("reconstruct", problems))
     start = model.get_weights()
     try:
-        observe_pixels(images, network, len(Batches(images)), by="reconstruct")
+        compared = functools.partial(_compared, network, reference, images)
+        observe_pixels(images, network, len(Batches(images)), compared, by="reconstruct")
         reconstructor = _Reconstructor(network, reference, images, steps=steps, seed=seed)
         return reconstructor.run(model, record, shown=progress)
     except BaseException:  # also an interruption
         model.set_weights(start)
         raise
+
+
+def _compared(
+    network: Network, reference: Network, images: Images, name: str, found: InputRange
+) -> RangeStatistics | None:
+    """The statistics of the float network beside those of images."""
+    known_as = reference.inputs[network.inputs.index(name)]
+    return range_statistics(reference, known_as, images, found, in_inference)
 
 
 def _not_ready(network: Network) -> list[str]:

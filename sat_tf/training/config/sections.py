@@ -425,12 +425,10 @@ class TrainingConfig(Section):
         description="the file of a trained float model of Keras 2 or 3, or a SavedModel, which "
         "takes the place of `model` and of the float stage, or null (train one)",
     )
-    keep: Literal["best", "last"] | None = Field(
-        default=None,
-        validate_default=True,
+    keep: Literal["best", "last"] = Field(
+        default="best",
         description="best (a stage behind a trained model ends with its best epoch on the held-out "
-        "images, its start included), last (with its last epoch, as in the paper), or null (best "
-        "where float_model is given)",
+        "images, its start included) or last (with its last epoch, as in the paper)",
     )
     trust_model: bool = Field(
         default=False,
@@ -465,8 +463,3 @@ class TrainingConfig(Section):
     keep_checkpoints: int = Field(
         default=2, ge=1, description="a positive integer: how many checkpoints to keep"
     )
-
-    @field_validator("keep")
-    @classmethod
-    def _best_of_a_given_model(cls, keep: str | None, info: ValidationInfo) -> str:
-        return keep or ("last" if info.data.get("float_model") is None else "best")

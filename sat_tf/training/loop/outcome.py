@@ -87,6 +87,7 @@ def conclude(run: Run, state: RunState, model: keras.Model, *, parameters: int) 
         write_layers(folder, layer_rows(model, sample))
     write_report(folder)
     shutil.rmtree(folder.file(run_folder.CHECKPOINTS), ignore_errors=True)
+    folder.file(run_folder.UNFINISHED).unlink(missing_ok=True)
     return results
 
 
@@ -129,7 +130,7 @@ def _of_file(run: Run, quantized: keras.Model, num_held_out: int) -> dict[str, A
             folder,
             as_measured(run.config, quantized),
             (pixels if is_of_pixels else pixels.astype(np.float32), labels),
-            images_from=ImagesFrom.held_out(source.name, config.verify_images),
+            images_from=ImagesFrom.held_out(source.name, config.verify_images, source.decoder),
             float_model=float_model,
             feed=lambda images: fed(source, images),
             class_names=source.class_names,
@@ -144,7 +145,8 @@ def _of_file(run: Run, quantized: keras.Model, num_held_out: int) -> dict[str, A
     except ValueError as error:
         raise RunError(f"{error}\nThe trained models are in {folder.path}.") from error
     for note in certificate.trained_notes + certificate.float_notes:
-        say(run.console, marked_text(note))
+        if run.is_verbose or note.kind == "bad":
+            say(run.console, marked_text(note))
     for warning in report.warnings:
         run.say(f"Note: {warning}")
     for statement in report.on_target:

@@ -28,6 +28,7 @@ from sat_tf.messages import RunError, say, value_errors_as_run_errors
 from sat_tf.qat.calibrate import StaleStatisticsWarning, calibrate, estimate_statistics
 from sat_tf.qat.images import fed_batches
 from sat_tf.qat.layout import inner_layer
+from sat_tf.qat.reconstruction.checkpoint import Checkpoint
 from sat_tf.training.config.config import Config, config_text
 from sat_tf.training.interruption import Interruption, ending_at_once
 from sat_tf.training.loop.outcome import conclude
@@ -80,6 +81,7 @@ def train(
     *,
     resume: bool | None = None,
     wait: bool = False,
+    is_verbose: bool = True,
 ) -> Results | None:
     """Runs everything, or what is left of it, and fills the run folder as it goes.
 
@@ -90,6 +92,7 @@ def train(
         resume: resume the run in the folder (True), start over and move the old files aside
             (False), or resume if there is one (None).
         wait: for another process that trains in this folder, and take over what it leaves.
+        is_verbose: print all that is to be known of the file.
 
     Returns:
         The results, or None where another worker has them.
@@ -137,6 +140,7 @@ def train(
             # All workers record, because what one reads of a model, all do; one record is kept.
             records=folder if writes else RunFolder(pathlib.Path(elsewhere)),
             interruption=interruption,
+            is_verbose=is_verbose,
         )
         for line in about_data(pixels):
             run.say(line)
@@ -169,6 +173,8 @@ def _prepare_folder(run: Run, *, start_over: bool) -> None:
         run.say(f"Resuming the run in {run.folder.path}.")
         return
     run.folder.start()
+    if start_over:
+        run.folder.file(run_folder.UNFINISHED).unlink(missing_ok=True)
     environment = describe_environment(run.config.seed)
     environment["float_model"] = float_model_hash(run.config)
     run.folder.write_json(run_folder.ENVIRONMENT, environment)
@@ -453,6 +459,9 @@ def _reconstruct(run: Run, model: keras.Model, float_model: keras.Model) -> None
             measure=measure if run.source.num_classes else dict,
             keep_better=run.keeps_best("quantized"),
             progress=run.writes,
+            checkpoint=Checkpoint(run.folder.file(run_folder.UNFINISHED), say=run.say)
+            if run.writes
+            else None,
         )
     except (RunError, ReadingError):  # of what it is measured on
         raise

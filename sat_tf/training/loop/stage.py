@@ -68,6 +68,7 @@ class Run:
         records: where this process writes metrics and curves; None is the folder.
         interruption: whether the run has been asked to stop.
         rows: the metrics so far; every epoch appends one.
+        is_verbose: whether all is printed that is to be known of the file.
     """
 
     config: Config
@@ -79,6 +80,7 @@ class Run:
     records: RunFolder | None = None
     interruption: Interruption = dataclasses.field(default_factory=Interruption)
     rows: list[EpochMetrics] = dataclasses.field(default_factory=list)
+    is_verbose: bool = True
 
     def keeps_best(self, name: str) -> bool:
         """Whether a stage ends with its best epoch; only one behind a trained model does."""

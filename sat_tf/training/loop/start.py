@@ -161,7 +161,7 @@ class FedSource(ImageSource):
         self.num_classes = pixels.num_classes
         self.num_train, self.num_test = pixels.num_train, pixels.num_test
         self.class_names, self.preprocessing = pixels.class_names, pixels.preprocessing
-        self.notes = pixels.notes
+        self.decoder, self.notes = pixels.decoder, pixels.notes
         # The real value of each pixel in each channel, the channels of a pixel side by side.
         every = np.repeat(np.arange(256, dtype=np.uint8)[:, None], _CHANNELS, axis=1)
         self._values = found.fed(every).reshape(-1)

@@ -132,7 +132,7 @@ def write_report(folder: RunFolder) -> None:
         training={name: words for name, words in training.items() if words},
         answers=_answers(folder),
         layers=Table(columns=_LAYER, rows=layers).to_html("Layers") if layers else "",
-        images=_images(folder),
+        images=_images(folder, certificate),
         sizes=_sizes(results) if results else {},
         certificate=certificate,
         certificate_facts=_certificate(certificate) if certificate else {},
@@ -243,13 +243,15 @@ def _unlabelled(certificate: Certificate) -> Marked:
     return kept._replace(kind=worst([kept.kind, differing.kind]))
 
 
-def _images(folder: RunFolder) -> dict[str, str]:
+def _images(folder: RunFolder, certificate: Certificate | None) -> dict[str, str]:
     """Facts that the run has written down: its classes, and how pictures become its input."""
     names = lines_of(folder.read_text(run_folder.LABELS))
     preprocessing = folder.preprocessing
     facts = {"Classes": f"{len(names):,}: {first_ones(names, _NAMED_CLASSES)}"} if names else {}
     if preprocessing is not None:
         facts["Preprocessing"] = preprocessing.describe()
+    if certificate and certificate.images_from.decoder:
+        facts["Held-out pictures"] = f"{certificate.images_from.decoder}, as by every other command"
     return facts
 
 

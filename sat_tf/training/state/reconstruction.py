@@ -14,6 +14,8 @@ from sat_tf.training.state.run_folder import RunFolder
 if TYPE_CHECKING:
     import tf_keras as keras
 
+    from sat_tf.qat.reconstruction.checkpoint import Checkpoint
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fitted:
@@ -119,6 +121,7 @@ def fit(
     measure: Callable[[], dict[str, float]] = dict,
     keep_better: bool = False,
     progress: bool = True,
+    checkpoint: "Checkpoint | None" = None,
 ) -> Fitted:
     """Fits a calibrated model in place, also the layers that were frozen when it was trained.
 
@@ -136,6 +139,7 @@ def fit(
         keep_better: keep the calibrated model where its top1 is larger: labels then decide between
             the two.
         progress: show a bar.
+        checkpoint: keeps what is finished; see `sat_tf.reconstruct`.
 
     Raises:
         ValueError: the model cannot be fitted.
@@ -155,6 +159,7 @@ def fit(
                 steps=steps,
                 seed=seed,
                 progress=progress,
+                checkpoint=checkpoint,
             )
         fitted = model.get_weights()
         after = measure()

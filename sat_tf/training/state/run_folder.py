@@ -37,6 +37,9 @@ PREPROCESSING = "preprocessing.json"
 METRICS = "metrics.csv"
 RATES = "rates.json"  # learning rates that were tried, and which of them was chosen
 RECONSTRUCTION = "reconstruction.json"  # what fitting the calibrated model has gained
+# A reconstruction that was interrupted. It belongs to a model and images, whose hash it holds, and
+# not to a run: no start moves it aside.
+UNFINISHED = "reconstruction.npz"
 OSCILLATIONS = "oscillations.csv"
 STEPS = "steps.csv"
 TENSORBOARD = "tensorboard"  # a folder

@@ -487,7 +487,7 @@ def test_a_quantized_model_is_refused(model):
 
 def test_a_model_without_layers_to_quantize_is_refused():
     model = keras.Sequential([keras.Input((8, 8, 3)), L.Flatten()])
-    with pytest.raises(ValueError, match="received no annotated linear layer"):
+    with pytest.raises(ValueError, match="there is nothing to quantize"):
         sat_tf.allocate(model, cost={}, budget={"bytes": 1e6})
 
 

@@ -147,5 +147,5 @@ def test_a_model_whose_bits_are_all_settled_is_refused():
 
 def test_a_model_without_layers_to_quantize_is_refused():
     model = keras.Sequential([keras.Input((8, 8, 3)), L.Flatten()])
-    with pytest.raises(ValueError, match="received no annotated linear layer"):
+    with pytest.raises(ValueError, match="there is nothing to quantize"):
         choices(model)

@@ -246,3 +246,113 @@ def test_numbers_behind_sigmoids_part_where_values_and_classes_do(tmp_path):
         parts[is_off] = dataclasses.replace(found, runtimes={"xnnpack": runtime}).parting
     assert not parts[False]
     assert "another class for 20 of 200 images" in parts[True][0]
+
+
+def of_streams() -> keras.Model:
+    """Functions, sums, means of windows and a product, of what no rectifier has made."""
+    keras.utils.set_random_seed(0)
+    image = keras.Input((12, 12, 3), name="image")
+    hidden = L.BatchNormalization(name="normed")(L.Conv2D(8, 3)(image))
+    hidden = L.Activation("tanh")(hidden)
+    gate = L.Activation("sigmoid")(L.Conv2D(8, 1, name="gate")(hidden))
+    hidden = L.Multiply()([L.Conv2D(8, 1, name="gated")(hidden), gate])
+    hidden = L.Add(name="sum")([hidden, L.Conv2D(8, 3, padding="same", name="added")(hidden)])
+    windows = L.AveragePooling2D(2, name="windows")(hidden)
+    hidden = L.Activation("swish")(L.BatchNormalization()(windows))
+    hidden = L.Activation("softsign")(L.Dense(6, name="pooled")(L.Flatten()(hidden)))
+    return keras.Model(image, L.Dense(3, name="numbers")(hidden))
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        BitPolicy.mobile(8, stream_bits=None),
+        pytest.param(BitPolicy.paper(4), marks=pytest.mark.thorough),
+        pytest.param(BitPolicy.paper(8), marks=pytest.mark.thorough),
+    ],
+    ids=["mobile8", "paper4", "paper8"],
+)
+def test_float_streams_are_in_keras_what_the_file_makes_of_them(policy, tmp_path):
+    quantized = calibrated(of_streams(), policy)
+    observers = {
+        layer.layer.name: layer.quantize_config.output
+        for layer in quantized.layers
+        if getattr(getattr(layer, "quantize_config", None), "output", None) is not None
+    }
+    streams = {name for name, observer in observers.items() if observer.trains_float}
+    assert {"normed", "gate", "gated", "added", "pooled"} <= streams
+    assert not {"numbers", "windows"} & streams  # an output, and float in the file
+    sat_tf.export_tflite(quantized, tmp_path / "model.tflite", snap_biases=True)
+    images = images_for(quantized, 16)
+    found = sat_tf.verify_tflite(
+        quantized, tmp_path / "model.tflite", images, runtimes=["xnnpack"], progress=False
+    )
+    assert found.codes_differing == 0
+    assert not any(count.is_unexplained for count in found.trained)
+    assert found.trained_differing < 0.001
+
+
+def behind_float_layers(first) -> keras.Model:
+    """Preprocessing, and layers left float behind a convolution of what it makes."""
+    keras.utils.set_random_seed(0)
+    image = keras.Input((12, 12, 1), name="image")
+    hidden = L.Reshape((9, 16))(L.Conv2D(16, 4, 4, name="patches")(first(image)))
+    hidden = L.LayerNormalization(name="between")(L.Dense(16, name="mixed")(hidden))
+    hidden = L.LayerNormalization(name="behind")(L.Dense(16, name="again")(hidden))
+    return keras.Model(image, L.Dense(5, name="numbers")(L.Flatten()(hidden)))
+
+
+PREPROCESSING = {
+    "tf": lambda: L.Rescaling(1 / 127.5, -1.0, name="first"),
+    "ties": lambda: L.Rescaling(1 / 255, 1.0, name="first"),
+    "channels": lambda: L.Normalization(mean=[117.3], variance=[57.1**2], name="first"),
+}
+
+
+def certified_snapped(quantized, images, tmp_path):
+    path = tmp_path / "model.tflite"
+    sat_tf.export_tflite(quantized, path, snap_biases=True)
+    return sat_tf.verify_tflite(quantized, path, images, runtimes=["xnnpack"], progress=False)
+
+
+@pytest.mark.parametrize("first", PREPROCESSING)
+def test_constants_of_preprocessing_give_keras_the_codes_of_its_file(first, tmp_path):
+    model = behind_float_layers(PREPROCESSING[first]())
+    quantized = calibrated(model, BitPolicy.mobile(8, unsupported="float"))
+    found = certified_snapped(quantized, images_for(model, 8), tmp_path)
+    assert (found.codes_differing, found.trained[1].name) == (0, "first")
+    assert found.trained[1].codes_differing == 0
+    assert not any(count.is_unexplained for count in found.trained)
+
+
+def test_tensors_behind_float_layers_are_not_accused_of_what_these_read(tmp_path):
+    model = behind_float_layers(PREPROCESSING["ties"]())
+    quantized = calibrated(model, BitPolicy.mobile(8, unsupported="float"))
+    layer = quantized.get_layer("quant_first")
+    layer.output_variables["clipping_level"].assign(2.0)  # half of all pixels are ties
+    found = certified_snapped(quantized, images_for(model, 8), tmp_path)
+    by_itself = {count.name: count.alone_share for count in found.trained}
+    behind = {name: share for name, share in by_itself.items() if name != "first"}
+    assert by_itself["first"] > 0.05
+    assert max(behind.values()) < 0.01
+    assert max(count.codes_differing for count in found.trained[-4:]) > 20
+    (note,) = (note.words for note in found.trained_notes if "More codes differ" in note.words)
+    assert note.endswith("explains: first (DEPTHWISE_CONV_2D) " + note.rsplit(" ", 2)[-2] + " %")
+
+
+def test_a_model_with_the_biases_of_its_file_is_not_told_to_take_them(tmp_path):
+    quantized = regression()
+    found, told = certified(quantized, VALUES, tmp_path), {}
+    for has_biases in (False, True):
+        tensor = dataclasses.replace(
+            found.trained[0],
+            explained_share=0.3,
+            alone_compared=1000,
+            alone_differing=50,
+            codes_differing=found.trained[0].codes_compared,
+        )
+        parts = dataclasses.replace(found, trained=[tensor], has_biases_of_file=has_biases)
+        (told[has_biases],) = (note.words for note in parts.trained_notes)
+    assert "export with snap_biases=True" in told[False]
+    name = found.trained[0].name
+    assert told[True].startswith(f"100 % of the codes of Keras differ: 50 of 1,000 codes of {name}")

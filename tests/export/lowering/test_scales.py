@@ -197,3 +197,15 @@ def test_a_channel_without_weights_gives_its_constant_however_coarse_its_scale()
     settled = _only(graph)
     codes = np.rint(requantization_multipliers(graph, settled) * settled.bias)
     np.testing.assert_array_equal(codes, [3, -20, 120])
+
+
+def test_the_factor_of_preprocessing_makes_its_constant_an_integer():
+    # x / 127.5 - 1 on codes of 1/127: with the factor 127, -1 is half an integer.
+    kernel, scale = np.ones((1, 1, 1, 1), np.int32), np.array([1 / 127.5])
+    graph = _graph(kernel, scale, np.array([-1.0]), source=1.0, output=1 / 127)
+    operation = dataclasses.replace(_only(graph), kind=LinearKind.DEPTHWISE)
+    changed = scales.upscale(dataclasses.replace(graph, operations=(operation,)))
+    factor = int(_only(changed).kernel.item())
+    bias = -127.5 * factor
+    assert factor >= 64
+    assert bias == round(bias)

@@ -273,7 +273,7 @@ def test_settings_that_tf_keras_does_not_have_are_refused():
     x = L.Dense(4, activation="sparsemax", name="dense")(x)
     message = _error(keras3.Model(image, x))
     assert "resizing: received antialias=True, which the tf_keras Resizing does not take" in message
-    assert "dense: received activation='sparsemax', which tf_keras does not have" in message
+    assert "dense_activation/sparsemax: received the operation Sparsemax, which" in message
 
 
 @pytest.mark.thorough

@@ -84,12 +84,13 @@ def test_other_backends_compute_the_operations_of_a_layer_with_the_twins_variabl
     layer.build((None, 8))
     layer.built = True
     variables = {id(own): tf.Variable(ops.convert_to_numpy(own)) for own in layer.weights}
-    run = own_layers._Operations(layer, [((None, 8), "float32")], variables)
+    given = ((keras.Input((8,)),), {})
+    run = own_layers._Operations(layer, given, variables)
     np.testing.assert_allclose(run(_given()), layer(_given()), rtol=0, atol=1e-6)
     variables[id(layer.offset)].assign_add(tf.ones(8))
     np.testing.assert_allclose(run(_given()), layer(_given()) + 1.0, rtol=0, atol=1e-6)
     with pytest.raises(ValueError, match=r"received Shape .* functions of keras.ops"):
-        own_layers._Operations(Shape(), [((None, 8), "float32")], {})
+        own_layers._Operations(Shape(), given, {})
 
 
 @keras.saving.register_keras_serializable("tests_own_layers")

@@ -114,7 +114,9 @@ def test_all_that_changes_the_result_changes_the_key_and_names_do_not():
     def key(bits=3, images=images, nudged=0.0, **settings):
         model = float_models.build("mobile_block")
         network = Network(sat_tf.quantize_model(model, sat_tf.BitPolicy.mobile(bits)))
-        kernel = next(one for node in network for one in node.layer.variables if len(one.shape) == 4)
+        kernel = next(
+            one for node in network for one in node.layer.variables if len(one.shape) == 4
+        )
         kernel.assign_add(np.full(kernel.shape, nudged, np.float32))
         return key_of(network, Network(model), [np.asarray(images)], **settings)
 

@@ -92,7 +92,7 @@ def test_behind_a_given_model_the_rate_is_tried_unless_it_is_stated():
 
     given = "training.float_model=float.h5"
     assert parse_config(SMALLEST, [given]).stages.quantized.base_learning_rate == "auto"
-    assert rates() == ([0.05, 0.05, 0.05], "last")
+    assert rates() == ([0.05, 0.05, 0.05], "best")
     assert rates(given) == ([0.05, "auto", "auto"], "best")
     assert rates(given, "training.keep=last") == ([0.05, "auto", "auto"], "last")
     assert rates(given, "stages.float.base_learning_rate=0.1")[0] == [0.1, 0.1, 0.1]

@@ -1,0 +1,117 @@
+"""The last lines of `sat-tf quantize`: accuracy, size, verdict, what to do next, and the files."""
+
+from rich.console import Console
+from rich.text import Text
+
+from sat_tf.export.certificate.certificate import Certificate, read_certificate
+from sat_tf.messages import say
+from sat_tf.presentation.tables import Marked, marked_text, points
+from sat_tf.training.report.results import Results
+from sat_tf.training.state import run_folder
+from sat_tf.training.state.run_folder import RunFolder
+
+# A network that is not trained loses accuracy with fewer bits.
+_FEWEST_WITHOUT_TRAINING = 7
+# A smaller loss of top-1 is no reason to train.
+_SMALL_LOSS = 0.005
+_LABEL_WIDTH = 10
+
+
+def print_ending(bits: int, folder: RunFolder, why_not: str, console: Console) -> None:
+    """Prints the lines; nothing where the folder has no file yet.
+
+    Args:
+        bits: of weights and activations.
+        folder: with the files.
+        why_not: why the pictures cannot be trained on; empty where they can.
+        console: where they are printed.
+    """
+    from sat_tf.training.report.report import headline_of
+
+    if not folder.file(run_folder.CERTIFICATE).exists():
+        return
+    certificate = read_certificate(folder.file(run_folder.CERTIFICATE))
+    has_results = folder.file(run_folder.RESULTS).exists()
+    results = Results.read(folder) if has_results else None
+    model, *others = (
+        folder.file(name)
+        for name in (
+            run_folder.TFLITE_MODEL,
+            run_folder.CERTIFICATE_PAGE,
+            run_folder.REPORT,
+            run_folder.QUANTIZED_MODEL,
+        )
+        if folder.file(name).exists()
+    )
+    headline = headline_of(folder) or certificate.verdict
+    files = f"{model} for the device; beside it {', '.join(one.name for one in others)}"
+    lines: dict[str, str | Marked] = {
+        "Accuracy": accuracy(certificate, results),
+        "Size": f"{certificate.bytes:,} bytes, {certificate.gzip_bytes:,} after gzip",
+        "Proof": headline,
+        "Next": next_step(bits, headline, results, why_not),
+        "Files": files,
+    }
+    for label, words in lines.items():
+        say(console, Text.assemble(f"{label + ':':{_LABEL_WIDTH}}", marked_text(words)))
+
+
+def accuracy(certificate: Certificate, results: Results | None) -> str:
+    """The accuracy of the file beside that of the float model, or how near their outputs are."""
+    if results is not None and (top1 := _top1(results)) is not None:
+        float_top1 = results.float_top1 or 0.0
+        return (
+            f"{100 * top1:.2f} % of {results.held_out_images:,} held-out pictures right, the "
+            f"float model {100 * float_top1:.2f} % ({points(top1 - float_top1)} points)"
+        )
+    notes = [
+        note.words.removeprefix("Beside the float model: ") for note in certificate.float_notes
+    ]
+    return "; ".join(notes) or "not measured"
+
+
+def next_step(bits: int, headline: Marked, results: Results | None, why_not: str) -> str:
+    """What to do with the file, or to get a better one.
+
+    Args:
+        bits: of weights and activations.
+        headline: the verdict on the file.
+        results: what was measured; None where nothing was.
+        why_not: why the pictures cannot be trained on; empty where they can.
+    """
+    if headline.kind == "bad":
+        return f"do not ship it; {run_folder.CERTIFICATE_PAGE} says where it goes wrong"
+    top1 = None if results is None else _top1(results)
+    is_trained = results is not None and results.learning_rate is not None
+    if results is None or top1 is None or results.float_top1 is None:
+        if is_trained or bits >= _FEWEST_WITHOUT_TRAINING:
+            return f"build {run_folder.TFLITE_MODEL} into the app"
+        trains = "" if why_not else "; --epochs 5 trains, also without labels"
+        return (
+            f"{bits} bits without training can cost accuracy; with pictures in folders of the "
+            f"model's classes, or --labels of an .npy file, it is measured{trains}"
+        )
+    gained = top1 - results.float_top1
+    if gained >= -_SMALL_LOSS:
+        return f"build {run_folder.TFLITE_MODEL} into the app"
+    if is_trained:
+        how = "after training"
+        fix = (
+            "more epochs and more bits cost less, and sat-tf sensitivity names the layers to blame"
+        )
+    elif why_not:
+        how = "without training"
+        fix = f"--epochs refuses {why_not}, " + (
+            "more bits cost less" if bits < 8 else "sat-tf sensitivity names the layers to blame"
+        )
+    else:
+        how, fix = "without training", "--epochs 5 trains"
+    return f"{bits} bits {how} cost {-100 * gained:.2f} points of top-1; {fix}"
+
+
+def _top1(results: Results) -> float | None:
+    """The top-1 of the file, or of its model where the file was measured on fewer pictures."""
+    if results.float_top1 is None:
+        return None
+    on_all = results.images_of_file == results.held_out_images
+    return results.tflite_top1 if on_all else results.quantized_top1

@@ -1,0 +1,108 @@
+"""Tables of a terminal that fit its width, with every head and every number whole."""
+
+import copy
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import rich.table
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+
+# A name may be broken into lines of so many letters, and of no fewer.
+_LEAST_NAME = 24
+_ANY_WIDTH = 100_000
+
+
+class FittingTable(rich.table.Table):
+    """A table that is never cut: heads wrap between words, names fold, numbers stay whole.
+
+    Where even so not all columns have room beside each other, those that are left follow in a
+    table below, behind the first column again.
+    """
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Renders the table, or the tables that it is divided into."""
+        for part in self._parts(console, options):
+            yield from rich.table.Table.__rich_console__(part, console, options)
+
+    def _parts(self, console: Console, options: ConsoleOptions) -> Iterator[rich.table.Table]:
+        """The tables, each with columns of widths that fit together."""
+        whole = options.update(width=_ANY_WIDTH)
+        sizes = [_Sizes.of(column, console, whole) for column in self.columns]
+        following = list(range(1, len(self.columns)))
+        for number in range(len(self.columns)):
+            for count in range(len(following), -1, -1):
+                chosen = [0, *following[:count]]
+                part = self._with([self.columns[place] for place in chosen])
+                own = [sizes[place] for place in chosen]
+                room = options.max_width - _beside_columns(part, console, whole)
+                if count <= 1 or sum(size.least for size in own) <= room:
+                    break
+            for column, width in zip(part.columns, _divided(room, own), strict=True):
+                column.width = width
+            following = following[count:]
+            part.title = None if number else self.title
+            part.caption = None if following else self.caption
+            yield part
+            if not following:
+                break
+
+    def _with(self, columns: Sequence[rich.table.Column]) -> rich.table.Table:
+        """The same table, of some columns, whose cells wrap where their widths ask for it."""
+        part = copy.copy(self)
+        part.columns = [
+            dataclasses.replace(column, _index=place, width=1, no_wrap=False, overflow="fold")
+            for place, column in enumerate(columns)
+        ]
+        return part
+
+
+class _Sizes(NamedTuple):
+    """How wide a column can be.
+
+    Attributes:
+        least: without a word or a number that is cut.
+        whole: without a line that is wrapped.
+    """
+
+    least: int
+    whole: int
+
+    @classmethod
+    def of(cls, column: rich.table.Column, console: Console, options: ConsoleOptions) -> "_Sizes":
+        """The sizes of a column of texts."""
+        head = Measurement.get(console, options, column.header)
+        cells = [Measurement.get(console, options, cell) for cell in column.cells]
+        longest = max((cell.maximum for cell in cells), default=0)
+        word = max((cell.minimum for cell in cells), default=0)
+        if column.justify == "right":
+            least = longest
+        else:
+            least = min(longest if column.no_wrap else word, _LEAST_NAME)
+        return cls(max(head.minimum, least), max(head.maximum, longest))
+
+
+def _beside_columns(part: rich.table.Table, console: Console, options: ConsoleOptions) -> int:
+    """The width of the frame and of the padding of a table whose columns have the width 1."""
+    measured = rich.table.Table.__rich_measure__(part, console, options)
+    return measured.maximum - len(part.columns)
+
+
+def _divided(room: int, sizes: Sequence[_Sizes]) -> list[int]:
+    """The widths of columns: as they are whole, the least wanting first, as far as there is room.
+
+    >>> _divided(40, [_Sizes(10, 40), _Sizes(5, 8)]), _divided(10, [_Sizes(10, 40), _Sizes(5, 8)])
+    ([32, 8], [5, 5])
+    """
+    widths = [size.least for size in sizes]
+    spare = room - sum(widths)
+    wanting = sorted(range(len(sizes)), key=lambda place: sizes[place].whole - widths[place])
+    for left, place in enumerate(wanting):
+        more = min(sizes[place].whole - widths[place], spare // (len(wanting) - left))
+        widths[place] += max(more, 0)
+        spare -= max(more, 0)
+    # A terminal that is too narrow for words breaks them.
+    while sum(widths) > max(room, len(widths)):
+        widths[widths.index(max(widths))] -= 1
+    return widths

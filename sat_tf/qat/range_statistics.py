@@ -1,0 +1,310 @@
+"""Whether statistics of BatchNormalization are those of images in the range that a model is fed.
+
+The first normalizations of a network remember what the model was trained on: their means and
+variances are those of the pixels behind a convolution or two. Images in the range of the training
+have them again, and those of another usual range are several standard deviations off. So they are
+the first witness of the range of a model, before anything replaces them.
+
+They witness nothing where they are as they were initialized, and little where a model was trained
+for a few steps only: after n steps a moving average of momentum μ still has the share μ^n of its
+first value. Statistics that some n explains are not off. Images of another domain move means and
+variances as well, but not so that another usual range fits all channels.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tf_keras as keras
+
+from sat_tf.data.source import spread_evenly
+from sat_tf.graph import layer_kinds
+from sat_tf.graph.layers.normalization import Statistics
+from sat_tf.graph.network import Network, Node, call_in_inference
+from sat_tf.graph.rewrite import with_layers_for_operations
+from sat_tf.messages import first_ones
+from sat_tf.qat.inputs import kept_inputs
+from sat_tf.qat.layout import inner_layer, is_quantized
+from sat_tf.quantizers.input_range import InputRange
+from sat_tf.quantizers.seen_values import STATISTICS, USUAL, has_channels
+
+# So many images are looked at, or fewer where their tensors have more bytes.
+_MOST_IMAGES, _FEWEST_IMAGES, _MOST_BYTES = 64, 16, 2**27
+# How far off statistics are is the mean over channels of `Statistics.deviation`, each up to 3, so
+# that no single one decides. By it, a range is far off above the first; at twice the scale of the
+# right one every channel is off by 0.69. Another one fits clearly up to the second, and if it is so
+# many times nearer.
+_MOST_OFF = 3.0
+_FAR, _FITS, _TIMES_NEARER = 0.6, 0.6, 3.0
+# A range is the only one that fits where all others are so far off, and so many times farther.
+_UNLIKE, _TIMES_FARTHER = 0.3, 2.0
+# Between this and far off, a range is doubtful where another one fits.
+_DOUBTFUL = 0.25
+# Scales that differ by less are the same, and ranges alike whose ends differ by so little of them.
+_SAME_SCALE, _ALIKE = 1.5, 0.1
+# Ranges that are so much farther off than the nearest, or so many times, fit as well.
+_BY_CHANCE, _AS_WELL = 0.03, 1.5
+# Channels that are off by the same in all ranges, as dead ones are, say nothing.
+_SAME = 0.1
+# After so many steps, nothing is left of where averages began.
+_MOST_STEPS, _TRIED_STEPS = 2**14, 40
+
+# Computes a node in inference, without rounding anything.
+Call = Callable[[Node, Any], tf.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class RangeStatistics:
+    """How far statistics of BatchNormalization are from those of images in some ranges.
+
+    Attributes:
+        given: the range that the model is fed.
+        layers: the normalizations, the first ones of the network.
+        off: for each usual range and the given one, how far they are, in standard deviations: the
+            mean over channels, of which each counts up to 3.
+        off_start: how far they are from those of a layer that was never trained.
+    """
+
+    given: InputRange
+    layers: tuple[str, ...]
+    off: dict[InputRange, float]
+    off_start: float
+
+    @property
+    def fitting(self) -> InputRange | None:
+        """The range that fits where the given one certainly does not.
+
+        It is one of another scale: brighter pictures are like pictures in a range that is moved.
+        """
+        return self._clear(lambda found: not self._has_same_scale(found), _FAR)
+
+    @property
+    def doubt(self) -> str | None:
+        """What may be wrong with the range that is given; None where nothing is."""
+        found = self._clear(lambda found: True, _DOUBTFUL)
+        if found is None or self.fitting is not None:
+            return None
+        return (
+            f"of the usual ranges, {found} fits the model better than input_range={self.given}, by "
+            f"{self}; or these images are brighter or darker than those of the training"
+        )
+
+    @property
+    def likely(self) -> str:
+        """The range that fits, and those that fit nearly as well, in words."""
+        near = sorted(self.off.items(), key=lambda one: one[1])
+        near = [one for one in near if not self._has_same_scale(one[0])]
+        most = max(_AS_WELL * near[0][1], near[0][1] + _BY_CHANCE)
+        return " or ".join(str(found) for found, off in near if off <= most)
+
+    def _has_same_scale(self, found: InputRange) -> bool:
+        ratio = np.mean(found.scales) / np.mean(self.given.scales)
+        return bool(1.0 / _SAME_SCALE < ratio < _SAME_SCALE)
+
+    def _clear(self, is_meant: Callable[[InputRange], bool], far: float) -> InputRange | None:
+        """The nearest of some ranges, where it clearly fits and the given one is so far off."""
+        own = self.off[self.given]
+        others = [found for found in self.off if is_meant(found) and not _alike(found, self.given)]
+        best = min(others, key=self.off.__getitem__, default=None)
+        most = min(_FITS, own / _TIMES_NEARER, self.off_start / _TIMES_NEARER)
+        return best if best is not None and own >= far and self.off[best] <= most else None
+
+    @property
+    def best(self) -> "RangeStatistics | None":
+        """The same with the only range that fits as the given one; None where there is none."""
+        nearest = min(self.off, key=self.off.__getitem__)
+        found = dataclasses.replace(self, given=nearest)
+        return found if found.decides else None
+
+    @property
+    def decides(self) -> bool:
+        """Whether the given range fits, and no other one does."""
+        own = self.off[self.given]
+        others = [off for found, off in self.off.items() if not _alike(found, self.given)]
+        others.append(self.off_start)
+        return own < _FAR and all(off >= max(_UNLIKE, _TIMES_FARTHER * own) for off in others)
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with the range that is given, where another one fits."""
+        fitting = self.fitting or self.given
+        return (
+            f"received a model that is fed input_range={self.given}, expected the range that it "
+            f"was trained with, which is {self.likely} by {self}. Quantize the float model with "
+            f"BitPolicy(input_range={fitting}), and give uint8 pixels, which are scaled for you, "
+            f"or {fitting.scaling}"
+        )
+
+    def __str__(self) -> str:
+        near = sorted(self.off.items(), key=lambda one: (one[0] != self.given, one[1]))[:2]
+        parts = [f"{_in_words(off)} off with {found}" for found, off in near]
+        return f"{STATISTICS} ({first_ones(self.layers, 3)}), which are {', '.join(parts)}"
+
+
+def _alike(one: InputRange, other: InputRange) -> bool:
+    """Whether two ranges are one to pictures, in which the order of channels hardly shows."""
+    size = max(len(one.low), len(other.low))
+    ends = [np.sort(np.broadcast_to(v, size)) for r in (one, other) for v in (r.low, r.high)]
+    width = np.max(ends[1] - ends[0])
+    return bool(np.max(np.abs(np.subtract(ends[:2], ends[2:]))) <= _ALIKE * width)
+
+
+def _in_words(off: float) -> str:
+    more = "3 standard deviations or more" if off >= 0.95 * _MOST_OFF else ""
+    return more or f"{off:.2g} standard deviations"
+
+
+def first_norms(network: Network, name: str) -> list[Node]:
+    """The normalizations behind an input that have no other one in front, and moving statistics."""
+    found: list[Node] = []
+    for node in network:
+        layer = inner_layer(node.layer)
+        if not layer_kinds.is_batch_normalization(layer) or node.arguments.get("training"):
+            continue
+        before = network.before(node.name)
+        is_first = not any(
+            layer_kinds.is_batch_normalization(inner_layer(network[one].layer)) for one in before
+        )
+        mean, variance = (v.numpy() for v in (layer.moving_mean, layer.moving_variance))
+        is_trained = np.any(mean != 0.0) or np.any(variance != 1.0)
+        if name in before and is_first and is_trained and np.all(np.isfinite([mean, variance])):
+            found.append(node)
+    return found
+
+
+def range_statistics(
+    network: Network, name: str, images: Sequence[Any], given: InputRange, call: Call
+) -> RangeStatistics | None:
+    """Compares statistics of BatchNormalization with those of images in the usual ranges.
+
+    Args:
+        network: a float model, or a quantized one whose statistics are as they were trained.
+        name: of an image input.
+        images: an array for each input, what the model is fed.
+        given: the range of that input.
+        call: computes a node.
+
+    Returns:
+        None where no statistics tell anything.
+    """
+    norms = first_norms(network, name)
+    if not norms:
+        return None
+    needed = {name for norm in norms for name in (norm.name, *network.before(norm.name))}
+    of_image = 4 * max(int(np.prod([s or 1 for s in network[one].shape])) for one in needed)
+    most = int(np.clip(_MOST_BYTES // of_image, _FEWEST_IMAGES, _MOST_IMAGES))
+    chosen = spread_evenly(len(images[0]), most)
+    fed = dict(zip(network.inputs, (array[chosen] for array in images), strict=True))
+    pixels = given.pixels(fed[name].astype(np.float32))
+
+    is_folded = is_quantized(network)
+
+    def measured(found: InputRange) -> list[Statistics]:
+        if found == given:
+            return _measured(network, norms, needed, fed, call)
+        # Where a layer reads x less a shift, what it is padded with is the shift: nothing beside
+        # the values of the given range, and many times as much as those of another one may be.
+        is_off = is_folded and np.max(np.abs(given.change.shift)) > np.max(given.scales)
+        return _measured(network, norms, needed, {**fed, name: found.fed(pixels)}, call, is_off)
+
+    usual = [one for one in USUAL if has_channels(one, pixels.shape[-1])]
+    off = {found: _off(norms, measured(found)) for found in dict.fromkeys((given, *usual))}
+    telling = np.ptp(list(off.values()), axis=0) > _SAME
+    if not np.any(telling):
+        return None
+    means = {found: float(np.mean(values[telling])) for found, values in off.items()}
+    layers = [inner_layer(one.layer) for one in norms]
+    off_start = np.concatenate([np.ravel(_of_start(one)) for one in map(Statistics.of, layers)])
+    return RangeStatistics(
+        given, tuple(one.name for one in layers), means, float(np.mean(off_start[telling]))
+    )
+
+
+def float_statistics(
+    model: keras.Model, images: Sequence[Any], place: int, given: InputRange
+) -> RangeStatistics | None:
+    """The same of a float model, which may nest others; None where nothing tells.
+
+    Args:
+        model: it.
+        images: an array for each input, what the model is fed.
+        place: of the image input.
+        given: its range.
+    """
+    try:
+        network = Network(with_layers_for_operations(model))
+    except ValueError:  # it has no graph, which quantizing it tells better
+        return None
+    return range_statistics(network, network.inputs[place], images, given, in_inference)
+
+
+def in_inference(node: Node, inputs: Any) -> tf.Tensor:
+    """Computes a node of a float network."""
+    return call_in_inference(node, node.layer, inputs if node.takes_list else [inputs])
+
+
+def _measured(
+    network: Network,
+    norms: list[Node],
+    needed: set[str],
+    fed: dict[str, Any],
+    call: Call,
+    is_cut: bool = False,
+) -> list[Statistics]:
+    """The statistics of what normalizations read, where asked for without what is at borders."""
+    kept = kept_inputs(network)
+    read = {norm.inputs[0]: float(inner_layer(norm.layer).epsilon) for norm in norms}
+    tensors = {
+        name: tf.cast(array, network[name].type if name in kept else tf.float32)
+        for name, array in fed.items()
+    }
+    found = {}
+    waiting = [node for node in network if node.name in needed]
+    for place, node in enumerate(waiting):
+        if node.name not in tensors:
+            given = [tensors[name] for name in node.inputs]
+            tensors[node.name] = call(node, given if node.takes_list else given[0])
+        if node.name in read:
+            values = tf.cast(tensors[node.name], tf.float32)
+            if is_cut and values.shape.rank == 4:
+                rows, columns = (max(size // 8, 1) for size in values.shape[1:3])
+                inner = values[:, rows:-rows, columns:-columns]
+                values = inner if 0 not in inner.shape else values
+            mean, variance = tf.nn.moments(values, list(range(values.shape.rank - 1)))
+            found[node.name] = Statistics(
+                mean.numpy().astype(np.float64), variance.numpy().astype(np.float64), 0.0
+            )
+        still_read = {name for later in waiting[place + 1 :] for name in later.inputs}
+        tensors = {name: value for name, value in tensors.items() if name in still_read | {*fed}}
+    return [
+        dataclasses.replace(found[norm.inputs[0]], epsilon=read[norm.inputs[0]]) for norm in norms
+    ]
+
+
+def _of_start(own: Statistics) -> np.ndarray:
+    """How far statistics are from those that layers begin with, for each channel."""
+    start = Statistics(np.zeros_like(own.mean), np.ones_like(own.variance), own.epsilon)
+    return np.minimum(own.deviation(start), _MOST_OFF)
+
+
+def _off(norms: list[Node], measured: list[Statistics]) -> np.ndarray:
+    """How far the own statistics of normalizations are from measured ones, for each channel.
+
+    It is the least over the steps that the moving averages may have been moved by.
+    """
+    layers = [inner_layer(norm.layer) for norm in norms]
+    own = [Statistics.of(layer) for layer in layers]
+    steps = [*np.unique(np.geomspace(1, _MOST_STEPS, _TRIED_STEPS).round()), np.inf]
+
+    def after(count: float) -> np.ndarray:
+        shares = [1.0 - layer.momentum**count if count < np.inf else 1.0 for layer in layers]
+        lagging = [
+            Statistics(share * m.mean, share * m.variance + 1.0 - share, m.epsilon)
+            for share, m in zip(shares, measured, strict=True)
+        ]
+        return np.concatenate([np.ravel(o.deviation(m)) for o, m in zip(own, lagging, strict=True)])
+
+    every = [np.minimum(np.nan_to_num(after(count), nan=_MOST_OFF), _MOST_OFF) for count in steps]
+    return min(every, key=np.mean)

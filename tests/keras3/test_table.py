@@ -1,0 +1,146 @@
+"""What becomes of each layer of Keras 3, and of each function of `keras.ops`: see `table`."""
+
+import keras
+import numpy as np
+import pytest
+
+import sat_tf
+from sat_tf.graph import layer_kinds
+from sat_tf.keras3.conversion.graph import Keras3Graph
+from sat_tf.keras3.conversion.incoming import translated
+from sat_tf.qat.placement import PlacementError
+from tests.keras3 import table
+
+L, ops = keras.layers, keras.ops
+CALLS = {**table.LAYERS, **table.OPERATIONS}
+INTEGER = table.INTEGER_LAYERS | table.INTEGER_OPERATIONS
+PLACED = [name for name in CALLS if name not in {*table.REFUSED, *table.NOT_BUILT}]
+# One of each kind, for every day.
+SOME = [
+    "AdaptiveAveragePooling2D",
+    "Conv2D",
+    "GroupQueryAttention",
+    "MixUp",
+    "RMSNormalization",
+    "RandomCrop",
+    "einsum",
+    "top_k",
+    "relu",
+    "stop_gradient",
+    "flip",
+]
+FLOAT = sat_tf.BitPolicy.mobile(8, input_type="float32", unsupported="float")
+
+
+def _model(names):
+    """A model of calls side by side, and the names of the operations of each."""
+    inputs, outputs, operations = {}, [], {}
+    for name in names:
+        given, call = CALLS[name]
+        kinds = [(kind, "float32") if kind[1:] not in _TYPES else kind for kind in given]
+        tensors = []
+        for place, (shape, dtype) in enumerate(kinds):
+            key = (shape, dtype, place)
+            tensors.append(inputs.setdefault(key, keras.Input(shape, dtype=dtype)))
+        made = [one for one in keras.tree.flatten(call(*tensors)) if hasattr(one, "shape")]
+        calls = Keras3Graph(keras.Model(tensors, made)).calls
+        operations[name] = [one.operation.name for one in calls]
+        outputs += made
+    numbers = keras.Input((8,))
+    outputs.append(L.Dense(2, name="linear")(numbers))
+    return keras.Model([*inputs.values(), numbers], outputs), operations
+
+
+_TYPES = [("int32",), ("bool",), ("string",)]
+
+
+def _left_float(names):
+    """The names of calls that are no integers, from the error that tells all of them."""
+    model, operations = _model(names)
+    try:
+        sat_tf.quantize_model(model, sat_tf.BitPolicy.mobile(8, input_type="float32"))
+        return set()
+    except PlacementError as error:
+        problems = error.problems
+    assert all("which sat-tf does not quantize" in problem for problem in problems)
+    named = {problem.split(":")[0].rsplit("/", 1)[-1] for problem in problems}
+
+    def is_named(operation):
+        parts = {f"{operation}_{number}" for number in range(8)}
+        return bool(named & {operation, *parts})
+
+    return {name for name, calls in operations.items() if any(map(is_named, calls))}
+
+
+def _is_gone(name):
+    model, operations = _model([name])
+    layers = {
+        call.operation.name: layer for call, layer, _ in translated(model, is_twin=True).calls
+    }
+    made = [layers[operation] for operation in operations[name]]
+    return all(layer_kinds.is_identity(layer, {}) for layer in made if hasattr(layer, "trainable"))
+
+
+def test_each_function_and_layer_of_this_keras_is_in_the_table():
+    layers = [
+        name
+        for name, kind in vars(L).items()
+        if isinstance(kind, type) and issubclass(kind, L.Layer)
+    ]
+    functions = [name for name, function in vars(ops).items() if callable(function)]
+    functions += [name for name, function in vars(ops.image).items() if callable(function)]
+    known = {name.removeprefix("image.") for name in CALLS} | table.NOT_CALLED
+    assert sorted({*layers, *functions} - known - table.WITHOUT_TENSORS) == []
+
+
+def test_each_activation_is_a_function_of_keras_ops():
+    names = {name for name, function in vars(keras.activations).items() if callable(function)}
+    others = names - {"deserialize", "get", "serialize", "linear", "exponential", "mish"}
+    assert others - set(table.OPERATIONS) == set()
+
+
+def test_some_are_integer_some_float_on_request():
+    expected = {name for name in SOME if name not in INTEGER | table.GONE}
+    assert _left_float(SOME) == expected
+    assert {name for name in ("MixUp", "RandomCrop", "Conv2D") if _is_gone(name)} == {
+        "MixUp",
+        "RandomCrop",
+    }
+
+
+@pytest.mark.thorough
+def test_all_are_integer_or_float_on_request_or_gone():
+    assert _left_float(PLACED) == {name for name in PLACED if name not in INTEGER | table.GONE}
+    assert not [name for name in table.AUGMENTATION if not _is_gone(name)]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("part", range(8))
+def test_what_is_no_integer_stays_float(part):
+    sat_tf.quantize_model(_model(sorted(PLACED)[part::8])[0], FLOAT)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        if name in ("map", "JaxLayer", "unfold")
+        else pytest.param(name, marks=pytest.mark.thorough)
+        for name in table.REFUSED
+    ],
+)
+def test_what_is_refused_has_a_reason_of_its_own(name):
+    with pytest.raises(ValueError, match=table.REFUSED[name]):
+        sat_tf.quantize_model(_model([name])[0], FLOAT)
+
+
+@pytest.mark.parametrize("name", ["glu", "sparsemax", "sparse_plus"])
+def test_activations_of_keras_3_alone_stay_float(name):
+    image = keras.Input((8, 8, 4))
+    tensor = L.Conv2D(4, 3)(image)
+    model = keras.Model(image, L.Activation(name)(tensor))
+    with pytest.raises(PlacementError, match="which sat-tf does not quantize"):
+        sat_tf.quantize_model(model, 8)
+    quantized = sat_tf.quantize_model(model, sat_tf.BitPolicy.mobile(8, unsupported="float"))
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 4)).astype(np.float32)
+    assert quantized(pixels).shape == model(pixels).shape

@@ -1,0 +1,392 @@
+"""Statistics of BatchNormalization tell what a model was trained on, before they are replaced."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+import sat_tf
+from sat_tf.data.digits import load_digits
+from sat_tf.export.certificate.input_ranges import CheckedRange, checked_by_accuracy
+from sat_tf.graph.layers.normalization import Statistics
+from sat_tf.graph.network import Network
+from sat_tf.qat.calibrate import StaleStatisticsWarning, estimate_statistics
+from sat_tf.qat.inputs import input_nodes
+from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.range_statistics import _off, float_statistics
+from sat_tf.qat.wrapper import output_quantizer
+from sat_tf.quantizers.input_range import InputRange, range_of
+
+L = keras.layers
+RANGES = [(0, 255), (0, 1), (-1, 1), (-0.5, 0.5), "torch", "caffe"]
+DRAW = np.random.default_rng(0)
+# Digits in colours of their own, on grounds of their own.
+PICTURES = load_digits(16).train_images[:96].astype(np.float32)
+PICTURES = np.uint8(np.clip(PICTURES * DRAW.uniform(0.3, 1, (96, 1, 1, 3)) + 20.0, 0, 255))
+
+
+def _model(order="conv, norm, relu", end="logits"):
+    keras.utils.set_random_seed(1)
+    image = keras.Input((16, 16, 3), name="image")
+    x = image
+    for place, channels in enumerate((12, 8)):
+        for kind in order.split(", "):
+            layer = {
+                "conv": L.Conv2D(channels, 3, padding="same", use_bias=False, name=f"conv{place}"),
+                "norm": L.BatchNormalization(name=f"norm{place}"),
+                "relu": L.ReLU(name=f"relu{place}"),
+                "depthwise": L.DepthwiseConv2D(3, use_bias=False, name=f"depthwise{place}"),
+                "flat": L.Flatten(name=f"flat{place}"),
+                "dense": L.Dense(channels, name=f"dense{place}"),
+            }[kind]
+            x = layer(x)
+        if "flat" in order:
+            break
+    x = L.GlobalAveragePooling2D()(x) if len(x.shape) == 4 else x
+    return keras.Model(image, L.Dense(3, name="head")(x), name="trained")
+
+
+def _trained(value, share=1.0, **options):
+    """A model with the statistics of pictures in a range, of which training has moved a share."""
+    model = estimate_statistics(_model(**options), range_of(value).fed(PICTURES))
+    for layer in model.layers:
+        if isinstance(layer, L.BatchNormalization):
+            layer.moving_mean.assign(share * layer.moving_mean)
+            layer.moving_variance.assign(share * layer.moving_variance + 1.0 - share)
+    return model
+
+
+def _scale(value):
+    found = value if isinstance(value, InputRange) else range_of(value)
+    return round(float(np.mean(found.scales)), 6)
+
+
+def _checked_by(quantized):
+    (node,) = input_nodes(Network(quantized)).values()
+    return output_quantizer(node.layer).checked_by(node.layer.output_variables)
+
+
+def _statistics(model, value, pictures=PICTURES):
+    given = range_of(value)
+    return float_statistics(model, [given.fed(pictures)], 0, given)
+
+
+ORDERS = [
+    "conv, norm, relu",
+    "conv, relu, norm",
+    "norm, conv, relu",
+    "depthwise, norm",
+    "flat, dense, norm",
+]
+
+
+# The others take seconds.
+_THOROUGH = [pytest.param(order, marks=pytest.mark.thorough) for order in ORDERS[1:]]
+
+
+@pytest.mark.parametrize("order", [ORDERS[0], *_THOROUGH])
+@pytest.mark.parametrize("trained", RANGES, ids=str)
+def test_the_range_of_the_training_fits_alone_and_no_other_does(trained, order):
+    model = _trained(trained, order=order)
+    for given in RANGES:
+        found = _statistics(model, given)
+        if given == trained:
+            assert found.off[found.given] < 0.25
+            assert found.fitting is None
+            assert found.decides
+            continue
+        assert not found.decides
+        if _scale(given) == _scale(trained):
+            # Nothing but brightness tells them apart, which pictures of other domains have too.
+            assert found.fitting is None
+        elif found.off[found.given] >= 0.6:
+            assert _scale(found.fitting) == _scale(trained), (given, str(found))
+            assert str(range_of(trained)) in found.likely or trained == "caffe"
+        else:  # as after a short training
+            assert found.doubt is not None, (given, str(found))
+        assert found.off[range_of(trained)] < 0.25
+
+
+@pytest.mark.parametrize("steps", [1, 5, 70, 500])
+@pytest.mark.parametrize("trained", [(0, 255), (-1, 1)], ids=str)
+def test_averages_that_lag_behind_a_short_training_are_no_contradiction(trained, steps):
+    found = _statistics(_trained(trained, 1.0 - 0.99**steps), trained)
+    assert found.fitting is None
+    assert found.off[found.given] < 0.2
+
+
+def test_a_model_of_a_few_steps_on_small_values_is_not_one_of_pixels():
+    for steps in (1, 20, 200):
+        found = _statistics(_trained((-1, 1), 1.0 - 0.99**steps), (0, 255))
+        assert found.fitting is not None
+        assert "(-1, 1)" in found.likely
+    # Of small values, others may have left the same.
+    assert not _statistics(_trained((-1, 1), 1.0 - 0.99**5), (-1, 1)).decides
+
+
+def test_what_was_never_trained_witnesses_nothing():
+    assert _statistics(_model(), (0, 255)) is None
+    frozen = _trained((0, 1))
+    image = keras.Input((16, 16, 3), name="image")
+    x = frozen.get_layer("norm0")(frozen.get_layer("conv0")(image), training=True)
+    by_batch = keras.Model(image, L.Flatten()(x))
+    assert _statistics(by_batch, (0, 255)) is None
+    without = keras.Sequential([keras.Input((16, 16, 3)), L.Conv2D(4, 3), L.Flatten(), L.Dense(3)])
+    assert _statistics(without, (0, 255)) is None
+
+
+def test_statistics_drawn_at_random_witness_nothing():
+    wrong = 0
+    for seed in range(6):
+        model, draw = _model(), np.random.default_rng(seed)
+        for layer in (model.get_layer("norm0"), model.get_layer("norm1")):
+            layer.moving_mean.assign(draw.normal(0.0, 0.3, layer.moving_mean.shape))
+            layer.moving_variance.assign(draw.uniform(0.3, 2.0, layer.moving_mean.shape))
+        wrong += _statistics(model, (0, 255)).fitting is not None
+    assert wrong == 0
+
+
+DOMAINS = {
+    "dark": lambda x: x * 0.2,
+    "bright": lambda x: 200 + x * 0.2,
+    "negative": lambda x: 255 - x,
+    "noise": lambda x: DRAW.integers(0, 256, x.shape),
+    "flat": lambda x: x * 0.3 + 90,
+    "grey": lambda x: np.repeat(np.mean(x, axis=-1, keepdims=True), 3, axis=-1),
+    "smooth": lambda x: (x + np.roll(x, 1, 1) + np.roll(x, 1, 2) + np.roll(x, 2, 2)) / 4,
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", DOMAINS)
+def test_pictures_of_another_domain_are_no_contradiction(kind):
+    others = np.uint8(np.clip(DOMAINS[kind](PICTURES.astype(np.float32)), 0, 255))
+    for trained, share in (((0, 255), 0.6), ((0, 1), 1.0), ((0, 1), 0.6), ((-1, 1), 1.0)):
+        found = _statistics(_trained(trained, share), trained, others)
+        assert found.fitting is None, (trained, share, str(found))
+
+
+def test_dead_channels_hide_nothing():
+    model = _trained((-1, 1))
+    kernel = model.get_layer("conv0").kernel
+    kernel.assign(kernel * np.float32(np.arange(12) < 3))
+    estimate_statistics(model, range_of((-1, 1)).fed(PICTURES))
+    assert _statistics(model, (0, 255)).fitting == range_of((-1, 1))
+    assert _statistics(model, (-1, 1)).decides
+
+
+def test_how_far_statistics_are_off_is_a_mean_of_shift_and_spread():
+    model = _trained((0, 1), order="norm, conv")
+    norm = Network(model)["norm0"]
+    own = Statistics.of(norm.layer)
+    other = Statistics(own.mean + 0.1, own.variance * 4.0, own.epsilon)
+    shift = 0.1 / np.sqrt(own.variance * 4.0 + own.epsilon)
+    spread = 0.5 * np.log((own.variance * 4.0 + own.epsilon) / (own.variance + own.epsilon))
+    norm.layer.momentum = 0.0  # no step leaves anything of the start
+    np.testing.assert_allclose(_off([norm], [other]), shift + spread, rtol=1e-6)
+    far = Statistics(own.mean + 1e6, own.variance, own.epsilon)
+    np.testing.assert_array_equal(_off([norm], [far]), 3.0)
+
+
+def test_scalings_in_words_are_those_that_the_model_is_fed():
+    images = np.arange(256.0)
+    for value in ((0, 255), (0, 1), (-1, 1), (-0.5, 0.5), (-128, 127), (3, 7)):
+        found = range_of(value)
+        fed = eval(found.scaling, {"images": images})
+        np.testing.assert_allclose(fed, found.fed(images), atol=1e-5 * max(map(abs, value)))
+    assert 'mode="torch"' in range_of("torch").scaling.replace("'", '"')
+
+
+def test_pixels_are_what_a_model_was_fed_for():
+    pixels = np.arange(24.0).reshape(2, 4, 3)
+    for value in RANGES:
+        found = range_of(value)
+        np.testing.assert_allclose(found.pixels(found.fed(pixels)), pixels, atol=2e-5)
+
+
+# -- what calibration, reconstruction and certificates make of it ----------------------------------
+
+
+def _error(function, *arguments):
+    with pytest.raises(ValueError, match="the range that it was trained with") as caught:
+        function(*arguments)
+    return str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def of_tf():
+    """A model of -1 to 1."""
+    return _trained((-1, 1))
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_pixels_for_a_model_of_small_values_are_an_error_that_says_how_to_scale(of_tf, bits):
+    quantized = sat_tf.quantize_model(of_tf, bits)
+    before = quantized.get_weights()
+    for pixels in (PICTURES, PICTURES.astype(np.float32)):
+        text = _error(sat_tf.calibrate, quantized, pixels)
+        assert "image: received a model that is fed input_range=(0, 255)" in text
+        assert "BitPolicy(input_range=(-1, 1))" in text
+        assert "uint8 pixels, which are scaled for you, or images / 127.5 - 1." in text
+        assert "norm0" in text
+    for one, other in zip(before, quantized.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("value", [(0, 1), "torch", "caffe"], ids=str)
+def test_every_other_range_of_the_policy_is_an_error_too(of_tf, value):
+    quantized = sat_tf.quantize_model(of_tf, BitPolicy.mobile(8, input_range=value))
+    assert "which is (-1, 1) by the statistics" in _error(sat_tf.calibrate, quantized, PICTURES)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("value", RANGES, ids=str)
+def test_a_quantized_model_of_the_right_range_is_checked_by_its_statistics(value):
+    quantized = sat_tf.quantize_model(_trained(value), BitPolicy.mobile(8, input_range=value))
+    sat_tf.calibrate(quantized, PICTURES)
+    assert _checked_by(quantized) == "the statistics of BatchNormalization"
+
+
+def test_reconstruction_reads_the_statistics_of_the_float_model(of_tf):
+    quantized = sat_tf.quantize_model(of_tf, 4)
+    pixels = PICTURES.astype(np.float32)
+    for layer in quantized.layers:  # as if it had been calibrated without a word
+        if "norm" in layer.name:
+            layer.layer.moving_variance.assign(layer.layer.moving_variance * 127.5**2)
+            layer.layer.moving_mean.assign(layer.layer.moving_mean * 0.0)
+    sat_tf.calibrate(quantized, pixels)
+    text = _error(sat_tf.reconstruct, quantized, of_tf, pixels)
+    assert "input_range=(0, 255)" in text
+    assert "BitPolicy(input_range=(-1, 1))" in text
+
+
+@pytest.mark.thorough
+def test_uint8_pixels_are_scaled_and_other_numbers_are_not(of_tf):
+    policy = BitPolicy.mobile(4, input_range=(-1, 1))
+    found = []
+    batches = tf.data.Dataset.from_tensor_slices((PICTURES, np.zeros(96))).batch(40)
+    start = sat_tf.quantize_model(of_tf, policy).get_weights()
+    quantized = sat_tf.quantize_model(of_tf, policy)
+    for images in (range_of((-1, 1)).fed(PICTURES), PICTURES, batches):
+        quantized.set_weights(start)
+        sat_tf.calibrate(quantized, images)
+        if images is not batches:
+            sat_tf.reconstruct(quantized, of_tf, images, steps=1, progress=False)
+        found.append(quantized.get_weights())
+    quantized.set_weights(start)
+    found.append(sat_tf.calibrate(quantized, PICTURES).get_weights())
+    for pair in (found[:2], found[2:]):
+        for one, other in zip(*pair, strict=True):
+            np.testing.assert_array_equal(one, other)
+    with pytest.raises(ValueError, match="which are pixels, expected input_range=") as caught:
+        sat_tf.calibrate(sat_tf.quantize_model(of_tf, policy), PICTURES.astype(np.int32))
+    assert "scale the images, as images / 127.5 - 1" in str(caught.value)
+
+
+def test_uint8_values_of_an_input_that_is_no_image_stay_what_they_are():
+    model = keras.Sequential([keras.Input((6,), name="x"), L.Dense(3, name="head")])
+    values = DRAW.integers(0, 256, (64, 6))
+    found = []
+    for kind in (np.uint8, np.float32):
+        quantized = sat_tf.quantize_model(model, BitPolicy(input_type="int8"))
+        found.append(sat_tf.calibrate(quantized, values.astype(kind)).get_weights())
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_one_accuracy_tells_whether_a_range_can_be_right():
+    ranges = [CheckedRange("image", "(0, 255)")]
+    labels = np.arange(200) % 10
+    assert checked_by_accuracy(ranges, [labels], [0.115]) == ranges
+    assert checked_by_accuracy(ranges, [labels[:4]], [1.0]) == ranges
+    assert checked_by_accuracy(ranges, [None], []) == ranges
+    assert checked_by_accuracy(ranges, [labels * 0 - 1], [float("nan")]) == ranges
+    (found,) = checked_by_accuracy(ranges, [labels], [0.635])
+    assert found.checked_by == "accuracy, 63.5 % where one class for all has 10.0 %"
+    both = [*ranges, CheckedRange("other", "(0, 1)")]
+    assert checked_by_accuracy(both, [labels], [0.635]) == both
+
+
+def _certificate(quantized, tmp_path, **options):
+    path = tmp_path / "model.tflite"
+    sat_tf.export_tflite(quantized, path, snap_biases=True)
+    return sat_tf.verify_tflite(quantized, path, PICTURES[:40], progress=False, **options)
+
+
+def test_a_certificate_says_what_the_range_was_checked_by_and_is_amber_where_nothing_could(
+    of_tf, tmp_path
+):
+    policy = BitPolicy.mobile(8, input_range=(-1, 1))
+    quantized = sat_tf.calibrate(sat_tf.quantize_model(of_tf, policy), PICTURES)
+    found = _certificate(quantized, tmp_path)
+    said = "stand for (-1, 1), as checked by the statistics of BatchNormalization."
+    assert [said in note.words for note in found.statements].count(True) == 1
+    assert found.verdict.kind == "good"
+
+    without = keras.Sequential(
+        [
+            keras.Input((16, 16, 3), name="image"),
+            L.Conv2D(4, 3, name="conv"),
+            L.Flatten(),
+            L.Dense(3, name="head"),
+        ]
+    )
+    quantized = sat_tf.calibrate(sat_tf.quantize_model(without, 8), PICTURES)
+    found = _certificate(quantized, tmp_path)
+    assert found.verdict.kind == "watch"
+    assert found.verdict.words.endswith("; the input range is checked by nothing")
+    assert found.is_exact
+    # Its own answers as labels are accuracy.
+    labels = np.argmax(without(PICTURES[:40].astype(np.float32)), axis=1)
+    if len(np.unique(labels)) > 1:
+        found = _certificate(quantized, tmp_path, labels=labels)
+        assert "as checked by accuracy" in found.input_ranges[0].statement.words
+    # Trained in it, it is that of the training.
+    quantized.compile("sgd", "mse")
+    quantized.fit(PICTURES[:32].astype(np.float32), np.zeros((32, 3)), verbose=0)
+    found = _certificate(quantized, tmp_path)
+    assert found.input_ranges == [CheckedRange("image", "(0, 255)", "training in it")]
+    assert "checked by nothing" not in found.verdict.words
+
+
+@pytest.mark.thorough
+def test_a_float_model_beside_a_file_checks_its_range(of_tf, tmp_path):
+    for value, kind in (((-1, 1), "good"), ((0, 255), "bad")):
+        quantized = sat_tf.quantize_model(of_tf, BitPolicy.mobile(8, input_range=value))
+        for layer in quantized.layers:  # as never trained, so that they say nothing
+            if "norm" in layer.name:
+                layer.layer.moving_mean.assign(layer.layer.moving_mean * 0.0)
+                layer.layer.moving_variance.assign(layer.layer.moving_variance * 0.0 + 1.0)
+        sat_tf.calibrate(quantized, PICTURES)
+        found = _certificate(quantized, tmp_path, float_model=of_tf)
+        assert found.input_ranges[0].statement.kind == {"good": "plain"}.get(kind, kind)
+        assert found.is_exact is (kind == "good")
+
+
+def test_layers_of_the_model_that_convert_pixels_check_them(tmp_path):
+    image = keras.Input((16, 16, 3), name="image")
+    x = L.Conv2D(4, 3, name="conv")(L.Rescaling(1 / 127.5, -1.0, name="scaled")(image))
+    model = keras.Model(image, L.Dense(3, name="head")(L.Flatten()(x)))
+    quantized = sat_tf.calibrate(sat_tf.quantize_model(model, 8), PICTURES)
+    (found,) = _certificate(quantized, tmp_path).input_ranges
+    assert found.checked_by == "the model's own layer scaled, which converts pixels"
+
+
+def test_another_range_by_requantize_is_checked_by_nothing_that_was_before(of_tf):
+    policy = BitPolicy.mobile(8, input_range=(-1, 1))
+    quantized = sat_tf.calibrate(sat_tf.quantize_model(of_tf, policy), PICTURES)
+    for value, checked in (((-1, 1), True), ((0, 1), False)):
+        other = sat_tf.requantize(quantized, BitPolicy.mobile(4, input_range=value))
+        assert bool(_checked_by(other)) is checked
+
+
+@pytest.mark.thorough
+def test_a_second_calibration_knows_no_more_than_the_first(tmp_path):
+    # Of a range that is none of the usual ones, statistics are replaced, with a warning.
+    model = estimate_statistics(_model(), InputRange((5.0,), (40.0,)).fed(PICTURES))
+    quantized = sat_tf.quantize_model(model, 8)
+    with pytest.warns(StaleStatisticsWarning):
+        sat_tf.calibrate(quantized, PICTURES)
+    sat_tf.calibrate(quantized, PICTURES)
+    assert _certificate(quantized, tmp_path).input_ranges[0].checked_by == ""
