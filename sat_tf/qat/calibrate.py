@@ -206,10 +206,10 @@ def calibrate(
             _set_clipping_levels(network, batches)
         elif norms:
             measure_statistics(network, batches, call_node)
-        give_inputs_their_grids(network)
         grids = SharedGrids(network)
         observe_ranges(network, batches, of_inputs=False, grids=grids)
     grids.warn()
+    give_inputs_their_grids(network)
     return model
 
 
