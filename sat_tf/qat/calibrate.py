@@ -506,7 +506,7 @@ def _normalized(
 def observe_ranges(
     network: Network, batches: Batches, *, of_inputs: bool, grids: SharedGrids | None = None
 ) -> None:
-    """Gives the observers of inputs the range of all images, and all others the one they let expect.
+    """Gives observers of inputs the range of all images, and all others the one they let expect.
 
     Inputs are read by all of the network, to which a margin would cost resolution: what lies beyond
     the images is clipped.
