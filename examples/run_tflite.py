@@ -31,6 +31,8 @@ def prepare(picture: str, shape: tuple[int, ...], preprocessing: dict[str, Any])
     with Image.open(picture) as opened:
         turns = preprocessing.get("exif_orientation", True)
         upright = ImageOps.exif_transpose(opened) if turns else opened
+        if upright.mode.startswith("I;16"):  # which Pillow would clip at 255, to white
+            upright = Image.fromarray((np.asarray(upright) >> 8).astype(np.uint8))
         image = upright.convert("RGB" if channels == 3 else "L")
     # Resized until it covers so many pixels, and cropped to the centre.
     ratio = preprocessing.get("resize_ratio", 1)

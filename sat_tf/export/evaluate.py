@@ -65,7 +65,7 @@ def evaluate_tflite(
         labels: class numbers (n,).
         top: which k; equal outputs are in the order of their classes.
         processes: how many; by default one for each core.
-        progress: show a bar if it takes more than two seconds, on a terminal or in a notebook.
+        progress: show a bar on a terminal or in a notebook, and elsewhere a line a minute.
 
     Returns:
         An `Accuracy`.

@@ -223,7 +223,7 @@ def verify_tflite(
             installed (`pip install 'sat-tf[micro]'`); and, simulated, "arm_xnnpack",
             "arm_xnnpack_unfused" and "arm_builtin".
         images_from: where the images come from, for the certificate.
-        progress: show a bar if it takes more than two seconds, on a terminal or in a notebook.
+        progress: show a bar on a terminal or in a notebook, and elsewhere a line a minute.
 
     Returns:
         A `Certificate`. A difference is counted in it, not raised.

@@ -164,7 +164,7 @@ def calibrate(
         clipping_levels: set the clipping levels.
         batch_normalization: fit the statistics of BatchNormalization.
         keep_function: leave stale statistics as they are.
-        progress: show a bar if it takes more than two seconds, on a terminal or in a notebook.
+        progress: show a bar on a terminal or in a notebook, and elsewhere a line a minute.
 
     Returns:
         The model itself.

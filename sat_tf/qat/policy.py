@@ -114,7 +114,9 @@ USUAL_BITS = 8
 class BitPolicy(Displayed):
     """Says what is quantized, and how.
 
-    Five fields are what most models need. It is frozen; change it with `dataclasses.replace`.
+    Five fields are what most models need. It is frozen; change it with `dataclasses.replace`. What
+    quantizes without a policy, here as on the command line, has `BitPolicy.mobile()`, with 8 bits;
+    fields that one of your own does not name are those of `BitPolicy()`, which has 4.
 
     >>> policy = BitPolicy(
     ...     weight_bits=4,

@@ -149,42 +149,44 @@ def give_inputs_their_grids(network: Network) -> None:
     """
     for node in network:
         quantizer = _quantizer(node)
-        if quantizer is None or quantizer.input_type is None or not quantizer.observes_range:
+        if quantizer is None or quantizer.input_type is None:
             continue
-        holders = set(_readers_grids(network, node.name))
-        if len(holders) != 1 or None in holders:
-            continue
-        (holder,) = holders
-        layer, level = network[holder].layer, None
-        grid = layer.quantize_config.output
-        if CLIPPING_LEVEL in layer.output_variables:
-            level = layer.output_variables[CLIPPING_LEVEL]
-        for _ in range(_MOST_UNITS):
-            found = grid.code_range(layer.output_variables)
-            ends = observed_ends(np.float32(found.scale), found.zero_point)
-            if ends is not None or level is None:
-                break
-            level.assign(np.nextafter(level.numpy(), np.float32(np.inf)))
+        holder, *others = set(_readers_grids(network, node.name)) or {""}
+        ends = None if others or not holder else _ends_of_grid(network[holder].layer)
         if ends is not None:
-            batches = node.layer.output_variables[COUNT].numpy()
-            quantizer.remember(*ends, node.layer.output_variables, batches)
+            variables = node.layer.output_variables
+            batches = float(variables[COUNT].numpy())
+            node.layer.quantize_config.output.remember(*ends, variables, batches)
 
 
-def _readers_grids(network: Network, name: str) -> Iterator[str | None]:
-    """The layers with the grids of the concatenations that read a tensor; None of other readers."""
+def _ends_of_grid(layer: QuantizedLayer) -> tuple[np.float32, np.float32] | None:
+    """The ends of an observed range with the grid of a layer; None without any."""
+    quantizer: Any = layer.quantize_config.output
+    level = layer.output_variables.get(CLIPPING_LEVEL)
+    for _ in range(_MOST_UNITS):
+        grid = quantizer.code_range(layer.output_variables)
+        ends = observed_ends(np.float32(grid.scale), grid.zero_point)
+        if ends is not None or level is None:
+            return ends
+        level.assign(np.nextafter(level.numpy(), np.float32(np.inf)))
+    return None
+
+
+def _readers_grids(network: Network, name: str) -> Iterator[str]:
+    """The layers with the grids of the concatenations that read a tensor; "" for other readers."""
     if name in network.outputs:
-        yield None
+        yield ""
     for reader in network.consumers(name):
         layer = inner_layer(reader.layer)
         is_moved = layer_kinds.role_of(layer).keeps_codes and _quantizer(reader) is None
         if layer_kinds.combination_of(layer) is Combination.JOINED:
             holders = list(_holders(network, reader))
             clips = [isinstance(_quantizer(network[one]), ActivationQuantizer) for one in holders]
-            yield holders[0] if clips == [True] else None
+            yield holders[0] if clips == [True] else ""
         elif is_moved:
             yield from _readers_grids(network, reader.name)
         else:
-            yield None
+            yield ""
 
 
 def _ends(values: np.ndarray) -> np.ndarray:

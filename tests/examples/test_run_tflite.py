@@ -65,6 +65,13 @@ def test_its_pixels_are_those_of_the_package(example, pictures, known, shape):
     np.testing.assert_array_equal(np.stack([found[index] for index in order]), expected)
 
 
+def test_its_pixels_of_16_bits_are_those_of_the_package(example, tmp_path):
+    shades = np.linspace(0, 65535, 50 * 70).reshape(50, 70).astype(np.uint16)
+    Image.fromarray(shades).save(tmp_path / "shades.png")
+    found = example.prepare(tmp_path / "shades.png", (32, 32, 3), {})
+    np.testing.assert_array_equal(found, load_folder(tmp_path, (32, 32, 3)).images[0])
+
+
 def test_its_pixels_are_those_that_a_run_is_calibrated_on_and_measured_with(pictures):
     source = load_folder_tree(pictures, image_size=32)
     found, labels = source.held_out_sample(100)

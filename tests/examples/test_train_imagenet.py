@@ -59,6 +59,9 @@ def test_the_demo_keeps_its_promises(tmp_path, seed):
     results = json.loads((folder / "results.json").read_text())
     assert results["float_top1"] >= 0.97
     assert results["quantized_top1"] >= results["float_top1"] - 0.01
+    # A run ends with its best epoch, the start included.
+    assert results["quantized_top1"] >= results["start_top1"]
+    assert results["kept_epoch"] is not None
     assert abs(results["tflite_top1"] - results["quantized_top1"]) <= 0.005
     assert results["codes_compared"] > 0
     assert results["codes_differing"] == 0

@@ -94,7 +94,7 @@ def allocate(
             layers and 1x1 convolutions have 4 bits where their codes fit, all others 8.
         num_images: how many images to take at most.
         seconds: the most time to take for the proof; by default as much as it needs.
-        progress: show a bar if it takes more than two seconds, on a terminal or in a notebook.
+        progress: show a bar on a terminal or in a notebook, and elsewhere a line a minute.
 
     Returns:
         An `Allocation`: the `policy`, and a table of layers, totals and the proof.

@@ -56,7 +56,7 @@ def sensitivity(
             by. All possible ones are measured: the divergence where a softmax, labels or this
             metric say that the outputs are classes. By default top1 with labels, distance without.
         num_images: how many images to take at most. A drop of top-1 is a multiple of one image.
-        progress: show a bar if it takes more than two seconds, on a terminal or in a notebook.
+        progress: show a bar on a terminal or in a notebook, and elsewhere a line a minute.
 
     Returns:
         What each layer loses, to be printed (`table`), exported (`to_rows`, `to_frame`,

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from sat_tf.keras3.conversion.proof import Proof
     from sat_tf.keras3.conversion.translator import Translated
 
-# Layers of Keras 3 that hold programs: of PyTorch, JAX and TensorFlow.
-PROGRAMS = ("TorchModuleWrapper", "TFSMLayer", "JaxLayer", "FlaxLayer")
 # Modules of Keras 3 in which files find its activations.
 _FUNCTION_MODULES = ("builtins", "keras.activations", "keras.ops", "keras.ops.nn")
 _OURS = "sat_tf>"
@@ -247,6 +245,8 @@ def _check_file(file: ModelFile, safe_mode: bool) -> None:
         found = list(parts({**file.config, "compile_config": None}))
     except ValueError as error:
         raise ValueError(f"{file.path}: {error}") from error
+    from sat_tf.keras3.conversion.layer_table import PROGRAMS
+
     problems, programs = [], []
     for part in found:
         if part.class_name in (*PROGRAMS, "__lambda__"):

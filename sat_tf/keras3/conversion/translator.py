@@ -10,14 +10,13 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.graph import operation_layers
+from sat_tf.graph import layer_kinds, operation_layers
 from sat_tf.graph.layers.left_float import OF_KERAS3_ALONE
 from sat_tf.graph.layers.preprocessing import adapted_copy, is_adapted
 from sat_tf.graph.network import NOT_BUILT, subclassed_problem
 from sat_tf.keras3 import operations
 from sat_tf.keras3.conversion import layer_table
 from sat_tf.keras3.conversion.graph import Call, Keras3Graph, functional_of
-from sat_tf.keras3.conversion.incoming import PROGRAMS
 from sat_tf.keras3.conversion.own_layers import CarriedOperation, OfKeras3, layer_of_keras3
 from sat_tf.keras3.conversion.values import (
     copy_to_twin,
@@ -183,7 +182,7 @@ class Translator:
             )
         if isinstance(layer, QuantizedLayer3 | operations.OfSeveralTensors):
             return self._inner_problem(layer)
-        if layer_table.is_built_in(layer) and kind in PROGRAMS:
+        if layer_table.is_built_in(layer) and kind in layer_table.PROGRAMS:
             return f"received {kind}, which holds a program, expected layers of Keras; use these"
         if not (
             self._calls_others
@@ -239,8 +238,8 @@ class Translator:
                 self._made[id(layer)] = self._counterpart(layer)
             elif layer_table.acts_in_training_only(layer):
                 self.without.append(layer.name)
-                identity = keras.layers.Identity(name=layer.name, dtype=layer.dtype_policy.name)
-                self._made[id(layer)] = identity
+                options = {"name": layer.name, "dtype": layer.dtype_policy.name}
+                self._made[id(layer)] = layer_kinds.identity_layer(**options)
             else:
                 self._made[id(layer)] = layer_of_keras3(layer, _without(layer))
         made = self._made[id(layer)]

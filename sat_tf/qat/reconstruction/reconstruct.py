@@ -189,7 +189,7 @@ def reconstruct(
             reads and makes, each above 64 MiB in a temporary file.
         steps: of Adam for a block, with 32 images each; the whole network gets eight times as many.
         seed: of the choice of the held-out images and the order of the others.
-        progress: show a bar if it takes more than two seconds, on a terminal or in a notebook.
+        progress: show a bar on a terminal or in a notebook, and elsewhere a line a minute.
         checkpoint: the path of a file that keeps the finished blocks, and now and then the fit
             that is under way: the same call goes on from there after an interruption, and gives
             the same model. One of another model, other images or settings is passed over.

@@ -134,6 +134,7 @@ def _of_file(run: Run, quantized: keras.Model, num_held_out: int) -> dict[str, A
             float_model=float_model,
             feed=lambda images: fed(source, images),
             class_names=source.class_names,
+            progress=True,
             float_head=config.float_head,
             pack=config.pack,
             target=run.config.policy.processor.name,

@@ -1,5 +1,6 @@
 """`sat-tf explain` plans what `sat-tf quantize` does with the same words."""
 
+import argparse
 import dataclasses
 import json
 
@@ -8,9 +9,11 @@ import tf_keras as keras
 import yaml
 from PIL import Image
 
+import sat_tf
 import sat_tf.planning.explain
 from sat_tf.commands import main
-from sat_tf.qat.policy import BitPolicy
+from sat_tf.commands.quantization.policy import usual_policy
+from sat_tf.qat.policy import USUAL_BITS, BitPolicy
 from sat_tf.quantizers.input_range import NAMED
 from tests.commands.light import told_without_tensorflow
 from tests.planning.models import sin
@@ -151,3 +154,15 @@ def test_a_quantized_model_has_a_range_and_needs_no_pictures(files, monkeypatch,
     assert main.main(["explain", "quantized.keras", "--bits", "4", "--images", "plain"]) == 2
     assert "for a quantized model, which has its own input range" in said()
     assert main.main(["explain", "quantized.keras", "--bits", "4"]) == 0
+
+
+def test_without_a_number_the_command_and_python_have_8_bits():
+    arguments = argparse.Namespace(
+        policy=[], bits=None, input_range=None, target=None, unsupported=None
+    )
+    usual = usual_policy(arguments)
+    assert (usual.weight_bits, usual.activation_bits, USUAL_BITS) == (8, 8, 8)
+    assert BitPolicy.mobile() == sat_tf.SatQuantizeScheme().policy == usual
+    layers = [keras.layers.Conv2D(2, 1, name=f"conv_{place}") for place in range(3)]
+    model = keras.Sequential([keras.Input((4, 4, 3)), *layers])
+    assert sat_tf.explain(model)["conv_1"].weights.bits == 8

@@ -160,6 +160,7 @@ def test_what_is_lost_of_the_float_model_is_said_before_the_codes(
         reference="simulation",
         trained=[],
         machine=None,
+        input_ranges=[],
     )
     codes = f"0 of {found.codes_compared:,} codes differ"
     assert lost.verdict.kind == kind

@@ -22,7 +22,7 @@ def test_xnnpack_computes_the_simulated_integers_of_every_family(name, images, p
     model = build_small(name)
     make_realistic(model)
     report, found = proved(calibrated(model, images=images), path, images[:4])
-    assert report.float_operators == ["DEQUANTIZE classifier_float"]
+    assert report.float_operators == ["DEQUANTIZE classifier"]
     assert found.runtimes["xnnpack"].codes_compared > 0
     assert found.runtimes["xnnpack"].codes_differing == 0
     assert found.runtimes["xnnpack"].delegation.partitions == 1
@@ -63,7 +63,7 @@ def images():
 def test_the_file_computes_the_integers_that_were_trained(name, bits, method, images, path):
     quantized = _trained(build_small(name), method, bits, images.astype(np.float32))
     report, found = proved(quantized, path, images[:4])
-    assert report.float_operators == ["DEQUANTIZE classifier_float"]
+    assert report.float_operators == ["DEQUANTIZE classifier"]
     assert found.codes_compared > 100_000
 
 

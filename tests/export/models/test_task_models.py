@@ -8,8 +8,8 @@ from sat_tf.qat.calibrate import estimate_statistics
 from tests.export.task_models import detector, unet
 
 FLOAT_ENDS = {
-    unet: ["DEQUANTIZE mask_float", "SOFTMAX mask_probabilities"],
-    detector: ["DEQUANTIZE boxes_float", "DEQUANTIZE classes_float", "LOGISTIC probabilities"],
+    unet: ["DEQUANTIZE mask_float", "SOFTMAX mask"],
+    detector: ["DEQUANTIZE boxes", "DEQUANTIZE classes_float", "LOGISTIC classes"],
 }
 
 
