@@ -134,7 +134,9 @@ def calibrate(
     `sat_tf.quantizers.best_levels`). Here x is the tensor in inference, with quantized weights and
     moving statistics of BatchNormalization that fit them. The second pass quantizes activations and
     measures the statistics as the mean over batches. The last sets the ranges of outputs, and of
-    what float layers read, to what their extremes let expect (`observers.expected_largest`).
+    what float layers read, to what their extremes let expect (`observers.expected_largest`); those
+    of logits in front of a softmax, and before all those of inputs that are not pictures, are the
+    range of the images.
     BatchNormalization that is frozen (trainable=False) or called with training=False keeps its
     moving statistics, and so does all of it with batch_normalization=False.
 
@@ -505,7 +507,10 @@ def _normalized(
 def observe_ranges(
     network: Network, batches: Batches, *, of_inputs: bool, grids: SharedGrids | None = None
 ) -> None:
-    """Gives the observers of inputs, or all others, the range that all images let expect.
+    """Gives observers the range of all images, or, of outputs but softmax, the one they let expect.
+
+    Inputs are read by all of the network, to which a margin would cost resolution. So it would to
+    logits in front of a softmax, and what is beyond the largest of them is as certain as they are.
 
     Args:
         network: the quantized model.
@@ -535,7 +540,11 @@ def observe_ranges(
         walk(network, images, each_part(call), whole=() if grids is None else grids.holders)
     for name, found in extremes.items():
         layer = network[name].layer
-        below, highest = map(expected_largest, np.concatenate(found, axis=1))
+        readers = [network[name], *network.consumers(name)]
+        has_softmax = any(layer_kinds.is_softmax(inner_layer(reader.layer)) for reader in readers)
+        has_no_margin = of_inputs or has_softmax
+        end = np.max if has_no_margin else expected_largest
+        below, highest = (max(float(end(each)), 0.0) for each in np.concatenate(found, axis=1))
         ceiling = layer_kinds.rectifier_ceiling(inner_layer(layer))
         if ceiling is not None:
             highest = min(highest, ceiling)

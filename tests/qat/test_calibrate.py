@@ -288,6 +288,21 @@ def test_the_range_of_the_logits_is_what_their_extremes_let_expect(quantized):
     assert above >= logits.max()
 
 
+def test_ranges_of_inputs_that_are_no_pictures_and_of_logits_in_front_of_softmax_have_no_margin():
+    features = np.random.default_rng(0).standard_t(3, (64, 5)).astype(np.float32)
+    inputs = keras.Input((5,), name="features")
+    logits = keras.layers.Dense(3, name="logits")(inputs)
+    model = keras.Model(inputs, keras.layers.Softmax(name="probabilities")(logits))
+    quantized = sat_tf.quantize_model(model, BitPolicy.mobile(8, input_type="int8"))
+    sat_tf.calibrate(quantized, features)
+    # A margin would cost resolution in all of the network, and make ties of answers.
+    assert _observed(quantized, "quant_features_codes")[:2] == [features.min(), features.max()]
+    values = keras.Model(quantized.input, quantized.get_layer("quant_logits").output)(features)
+    assert _observed(quantized, "quant_logits")[:2] == pytest.approx(
+        [np.min(values), np.max(values)]
+    )
+
+
 @pytest.mark.thorough
 def test_no_batch_size_shrinks_a_calibrated_range(quantized):
     images = float_models.images(64)
