@@ -632,7 +632,7 @@ class _Placer:
             num_bits=bits,
             signed=negative,
             reach=reach if reaches else None,
-            skews=bits == 8 and policy.stream_bits is not None and not around,
+            skews=policy.stream_bits is not None and not around,
             ceiling=self.ranges.ceiling(name),
             gradient=policy.clipping_gradient,
             rate=policy.clipping_level_rate,

@@ -193,8 +193,8 @@ class LsqActivationQuantizer(UpToItsLevel):
         The papers know no streams of 8 bits. These have the default quantizer, whose range need not
         be symmetric.
         """
-        reach = request.reach
-        is_stream = request.skews and request.signed and (reach is None or reach.lowest is None)
+        reach, has_two_ends = request.reach, request.skews and request.num_bits == 8
+        is_stream = has_two_ends and request.signed and (reach is None or reach.lowest is None)
         has_range = reach is not None and reach.highest is not None
         return not (is_stream or has_range or _is_asymmetric(request))
 

@@ -107,21 +107,35 @@ def codes_of(
     int8 saturates exactly where the quantizer clips at the top, and a fused activation, a table or
     a QUANTIZE where it clips at the bottom.
 
+    With fewer bits, a range with two ends is stored so that its larger end is at 1 or -1, where a
+    fused activation clips, and the smaller one at the end of int8, which saturates there.
+
     Args:
         quantizer: that of a tensor.
         variables: its variables.
-        unit_free: store a range that is symmetric as [-1, 1], for tensors that only linear layers
-            read; a fused activation clips it there, at any bits.
+        unit_free: store a range with two ends within [-1, 1], for tensors that only linear layers
+            read.
     """
     found = quantizer.code_range(variables)
     scale, (lowest, highest) = np.float32(found.scale), found.ends
-    if not quantizer.is_symmetric or lowest != -highest:
+    fills_int8 = highest - lowest == 2 * LARGEST_INT8 + 1
+    has_two_ends = quantizer.is_symmetric and lowest < 0
+    if not has_two_ends or fills_int8:
         return Codes(scale, found.zero_point, lowest=LARGEST_INT8 - (highest - lowest))
     if quantizer.is_unit:
         return Codes(scale, 0, lowest, highest)
     if unit_free:
-        unit = quantizer.highest_value(variables)
-        return Codes(np.float32(1.0 / highest), 0, lowest, highest, unit=unit)
+        larger = max(-lowest, highest)
+        # The zero point by which the smaller end is at that of int8.
+        at_end = {0: 0, 1: -LARGEST_INT8 - 1 - lowest, -1: LARGEST_INT8 - highest}
+        zero_point = at_end[int(np.sign(highest + lowest))]
+        return Codes(
+            np.float32(1.0 / larger),
+            zero_point,
+            zero_point + lowest,
+            zero_point + highest,
+            unit=larger * float(scale),
+        )
     return Codes(scale, 0)
 
 

@@ -82,3 +82,25 @@ def test_codes_of_skewed_streams_are_those_of_keras_and_of_the_file(tmp_path):
     assert {t.name: t.codes_differing for t in found.tensors if t.codes_differing} == {}
     assert found.outputs_differing == 0
     assert certificate.trained_differing < 0.01
+
+
+@pytest.mark.parametrize(("bits", "skew"), [(2, 0.7), (3, -0.4), (4, 1.0), (5, -1.0), (7, 0.02)])
+def test_int8_and_an_activation_clip_the_two_ends_of_a_stream_of_few_bits(bits, skew, tmp_path):
+    image = layers.Input((6, 6, 3))
+    stream = layers.BatchNormalization()(layers.Conv2D(8, 3, padding="same", name="stream")(image))
+    read = layers.Conv2D(8, 3, padding="same", activation="relu")(layers.ZeroPadding2D(1)(stream))
+    model = keras.Model(image, layers.Dense(3)(layers.GlobalAveragePooling2D()(read)))
+    policy = BitPolicy(weight_bits=8, activation_bits=4, stream_bits=bits, requantize_streams=False)
+    q = sat_tf.quantize_model(model, policy)
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 6, 6, 3), dtype=np.uint8)
+    sat_tf.calibrate(q, pixels)
+    (holder,) = [one for one in q.layers if "skew" in getattr(one, "output_variables", {})]
+    holder.output_variables["skew"].assign(skew)
+    level = holder.output_variables["clipping_level"]
+    level.assign(0.5 * level)  # so that many values are clipped, on both sides
+    path = tmp_path / "few_bits.tflite"
+    sat_tf.export_tflite(q, path, snap_biases=True)
+    certificate = sat_tf.verify_tflite(q, path, pixels[:30], progress=False)
+    compared = certificate.runtimes["xnnpack"]
+    assert compared.codes_compared > 0 and compared.codes_differing == 0
+    assert certificate.trained_differing < 1e-4
