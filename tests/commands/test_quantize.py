@@ -28,6 +28,10 @@ from tests.training.small import model_of_one_range, model_of_small_range, small
 pytestmark = pytest.mark.filterwarnings("ignore:.*images give unreliable statistics")
 
 
+# Few bits may cost these small models so much that the headline is red.
+DONE = (0, 1)
+
+
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     """Models that are right in one range, in two, and for pixels as they are; and pictures."""
@@ -61,7 +65,9 @@ def told(files, tmp_path, capsys):
         )
         captured = capsys.readouterr()
         # Cells of tables that are wrapped have borders between their lines.
-        return status, " ".join((captured.out + captured.err).replace("│", " ").split())
+        said = " ".join((captured.out + captured.err).replace("│", " ").split())
+        assert (status == 1) == (": red: " in said), said
+        return status, said
 
     return run
 
@@ -229,7 +235,7 @@ def test_a_model_that_converts_pixels_itself_is_fed_pixels(told):
 def test_few_bits_are_reconstructed_where_no_epochs_are_given(told, tmp_path):
     words = ("--set", "calibration.reconstruction_steps=20", "--set", "calibration.num_images=64")
     status, said = told("rescaled.keras", "photos", "--bits", "2", *words)
-    assert status == 0, said
+    assert status in DONE, said
     assert "reconstructed block by block, 20 steps each, on 64 images, 12 of them held out" in said
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     found = results["reconstruction"]
@@ -247,7 +253,7 @@ def test_few_bits_are_reconstructed_where_no_epochs_are_given(told, tmp_path):
 @pytest.mark.thorough
 def test_no_epochs_only_calibrate(told, tmp_path):
     status, said = told("rescaled.keras", "photos", "--bits", "2", "--epochs", "0")
-    assert status == 0, said
+    assert status in DONE, said
     size = (tmp_path / "out" / "model.tflite").stat().st_size
     assert f"Size: {size:,} bytes, " in said
     assert "steps a block" not in said
@@ -260,7 +266,7 @@ def test_no_epochs_only_calibrate(told, tmp_path):
 def test_training_with_few_bits_starts_from_the_reconstructed_model(told, tmp_path):
     words = ("--bits", "2", "--epochs", "1", "--learning_rate", "0.001")
     status, said = told("rescaled.keras", "photos", *words)
-    assert status == 0, said
+    assert status in DONE, said
     assert "reconstructing, 100 steps a block" in said
     assert said.index("reconstructed block by block") < said.index("before training: held-out")
     results = json.loads((tmp_path / "out" / "results.json").read_text())
@@ -294,7 +300,7 @@ def test_a_run_that_is_stopped_behind_its_reconstruction_does_not_begin_it_again
     assert "but for the finished blocks of the reconstruction" in said
     assert not (tmp_path / "out" / "quantized.keras").exists()
     status, said = told("rescaled.keras", "photos", "--bits", "3", *steps)
-    assert status == 0, said
+    assert status in DONE, said
     assert "Resuming the run" in said
     assert "Going on with all of the reconstruction" in said
     assert not (tmp_path / "out" / "reconstruction.npz").exists()
@@ -316,7 +322,7 @@ def test_pictures_without_labels_reconstruct_a_model_of_keras_3(told, files, tmp
     model.trainable = False  # as a backbone is that was not fine-tuned
     model.save(files / "keras3.keras")
     status, said = told("keras3.keras", "plain", "--bits", "2")
-    assert status == 0, said
+    assert status in DONE, said
     assert "Reconstructed block by block, 100 steps each, on 64 images, 12 of them held out" in said
     assert "class of the float model: " in said
     assert "2 bits without training can cost accuracy; with pictures in folders" in said
@@ -339,7 +345,7 @@ def test_a_model_of_several_outputs_is_reconstructed_and_measured_by_its_labels(
     of_two_outputs, told, tmp_path
 ):
     status, said = told("two.keras", "photos", "--bits", "2")
-    assert status == 0, said
+    assert status in DONE, said
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     found = results["reconstruction"]
     kept = found["fitted_top1"] if found["kept"] else found["calibrated_top1"]
@@ -371,7 +377,7 @@ def test_a_reconstruction_without_a_run_goes_on_from_its_finished_blocks(
 ):
     monkeypatch.setattr("sat_tf.qat.reconstruction.reconstruct.STEPS", 10)
     status, said = told("rescaled.keras", "plain", "--bits", "3")
-    assert status == 0, said
+    assert status in DONE, said
     expected = (tmp_path / "out" / "model.tflite").read_bytes()
     shutil.rmtree(tmp_path / "out")
     finish = sat_tf.qat.reconstruction.checkpoint.Checkpoint.finish
@@ -391,7 +397,7 @@ def test_a_reconstruction_without_a_run_goes_on_from_its_finished_blocks(
     assert re.search(saved, said)
     assert os.listdir(tmp_path / "out") == ["reconstruction.npz"]
     status, said = told("rescaled.keras", "plain", "--bits", "3", "--resume")
-    assert status == 0, said
+    assert status in DONE, said
     assert "Going on with 1 of" in said
     assert (tmp_path / "out" / "model.tflite").read_bytes() == expected
     assert not (tmp_path / "out" / "reconstruction.npz").exists()
@@ -404,7 +410,7 @@ def test_too_few_pictures_are_calibrated_only_which_is_said(told, files, tmp_pat
     for path in sorted((files / "plain").iterdir())[:31]:
         shutil.copy(path, few)
     status, said = told("rescaled.keras", "few", "--bits", "4")
-    assert status == 0, said
+    assert status in DONE, said
     assert "Note: calibrated only. reconstruct: 1 problem" in said
     assert "received 31 images, expected 32 or more" in said
     assert "Calibrated model" in (tmp_path / "out" / "report.html").read_text()
@@ -417,7 +423,7 @@ def test_training_resumes_and_keeps_the_softmax_of_the_model(told, files, tmp_pa
     keras.Model(model.input, probabilities).save(files / "softmax.keras")
     words = ("--bits", "4", "--epochs", "1", "--input_range", "0,1", "--set", "seed=3")
     status, said = told("softmax.keras", "photos", *words)
-    assert status == 0, said
+    assert status in DONE, said
     assert "epoch 1/1" in said
     assert "trying learning rates from 0.0001 to 0.03" in said
     assert "before training: held-out top-1" in said
@@ -439,11 +445,11 @@ def test_training_resumes_and_keeps_the_softmax_of_the_model(told, files, tmp_pa
 @pytest.mark.thorough
 def test_training_that_destroys_the_model_gives_it_back_as_it_was(told, tmp_path):
     given = ("lenient.keras", "photos", "--input_range", "0,1", "--bits", "4")
-    assert told(*given)[0] == 0
+    assert told(*given)[0] in DONE
     calibrated = json.loads((tmp_path / "out" / "results.json").read_text())
     words = ("--epochs", "2", "--learning_rate", "1", "--no-resume")
     status, said = told(*given, *words)
-    assert status == 0, said
+    assert status in DONE, said
     assert "trying" not in said
     assert "the model before training, because no epoch was better" in said
     results = json.loads((tmp_path / "out" / "results.json").read_text())
@@ -497,7 +503,7 @@ def test_pictures_without_labels_are_trained_on_with_the_float_model_alone(told,
     out = tmp_path / "out"
     words = ("rescaled.keras", "plain", "--bits", "2", "--epochs", "2")
     status, said = told(*words)
-    assert status == 0, said
+    assert status in DONE, said
     assert "plain: no labels, 51 pictures to train on, 13 held out" in said
     assert "taken for logits of classes, which nothing in the model tells" in said
     assert "before training: held-out agreement" in said
@@ -522,14 +528,14 @@ def test_training_without_labels_resumes_with_the_same_model(told, tmp_path, mon
             os.kill(os.getpid(), signal.SIGINT)
 
     words = ("rescaled.keras", "plain", "--bits", "4", "--epochs", "4", "--learning_rate", "0.01")
-    assert told(*words)[0] == 0
+    assert told(*words)[0] in DONE
     path = tmp_path / "out" / "quantized.keras"
     expected = keras.models.load_model(path).get_weights()
     with monkeypatch.context() as stopping:
         stopping.setattr("sat_tf.training.loop.callbacks.ProgressBar.on_step", interrupt)
         assert told(*words, "--no-resume")[0] == 130
     status, said = told(*words)
-    assert status == 0, said
+    assert status in DONE, said
     assert "Resuming the quantized stage from epoch" in said
     for one, other in zip(expected, keras.models.load_model(path).get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
@@ -547,7 +553,7 @@ def test_folders_of_other_classes_train_a_classifier_of_keras_3_without_labels(
     keras3.Model(image, x).save(files / "five.keras")
     words = ("--bits", "4", "--epochs", "1", "--learning_rate", "0.001")
     status, said = told("five.keras", "photos", *words)
-    assert status == 0, said
+    assert status in DONE, said
     assert "accuracy is not measured; the folders are passed over" in said
     assert "96 pictures to train on, 64 held out" in said
     assert "taken for logits" not in said
