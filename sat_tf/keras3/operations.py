@@ -203,7 +203,7 @@ class KerasOperation(keras3.layers.Layer):
 
     def call(self, inputs: Any) -> Any:
         """The operation on the tensors."""
-        return self._of(self.operation.call, inputs)
+        return self._of(self.operation, inputs)
 
     def compute_output_spec(self, inputs: Any, **others: Any) -> Any:
         """Shape and type of what the operation makes."""
