@@ -296,8 +296,10 @@ def _leave_ties(layer: QuantizedLayer, values: np.ndarray) -> None:
     Preprocessed pixels are few values, often on a grid of their own, such as x / 255 + 1: half of
     them may be ties, which float32 in Keras and integers in the file round each in its own way.
     """
-    level = layer.output_variables[CLIPPING_LEVEL]
-    quantizer, start = layer.quantize_config.output, float(level.numpy())
+    level, quantizer = layer.output_variables[CLIPPING_LEVEL], clipping_quantizer(layer)
+    if quantizer is None:
+        return
+    start = float(level.numpy())
     best = start, -1.0
     for step in range(_LEVELS_TRIED):
         level.assign(start * (1.0 + step * _LEVEL_STEP))

@@ -7,6 +7,7 @@ import sat_tf
 from sat_tf.analysis import code_use
 from sat_tf.analysis.code_use import ActivationProbe, as_graph, clipping_levels, layer_rows
 from sat_tf.qat.policy import BitPolicy
+from tests import reference
 from tests.training.small import small_float_model, small_images, small_quantized_model
 
 layers = keras.layers
@@ -35,10 +36,13 @@ def test_shares_and_codes_are_those_counted_by_hand(monkeypatch, at_once):
     for name, (layer, before) in expected.items():
         quantizer = layer.quantize_config.output
         level = float(layer.output_variables["clipping_level"].numpy())
-        steps = 2**quantizer.num_bits - (2 if quantizer.signed else 1)
-        low = -level if quantizer.signed else 0.0
-        clipped = (np.abs(before) if quantizer.signed else before) >= np.float32(level)
-        codes = np.floor((np.clip(before, low, level) - low) / ((level - low) / steps) + 0.5)
+        skew = float(layer.output_variables["skew"]) if quantizer.signed else 1.0
+        step, lowest, highest = reference.skewed_grid(level, quantizer.num_bits, skew)
+        clipped = before >= np.float32(highest * step)
+        if quantizer.signed:
+            clipped |= before <= np.float32(lowest * step)
+        codes = np.clip(np.floor(before / step + 0.5), lowest, highest) - lowest
+        steps = highest - lowest
         counts = np.bincount(codes.astype(int).reshape(-1), minlength=steps + 1)
         assert uses[name].clipped == pytest.approx(clipped.mean(), abs=1e-12)
         assert len(uses[name].code_counts) == steps + 1

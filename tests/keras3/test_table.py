@@ -64,9 +64,11 @@ def _left_float(names):
         problems = error.problems
     assert all("which sat-tf does not quantize" in problem for problem in problems)
     named = {problem.split(":")[0].rsplit("/", 1)[-1] for problem in problems}
+    whole = {operation for calls in operations.values() for operation in calls}
 
     def is_named(operation):
-        parts = {f"{operation}_{number}" for number in range(8)}
+        # Each of several outputs has a layer of its own.
+        parts = {f"{operation}_{number}" for number in range(8)} - whole
         return bool(named & {operation, *parts})
 
     return {name for name, calls in operations.items() if any(map(is_named, calls))}

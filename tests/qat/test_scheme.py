@@ -84,7 +84,7 @@ def test_attention_without_an_annotation_stays_as_it_is(batch):
 
 
 def test_the_policy_may_be_left_out():
-    assert sat_tf.SatQuantizeScheme().policy == BitPolicy()
+    assert sat_tf.SatQuantizeScheme().policy == BitPolicy.mobile()
     model = sat_tf.quantize_model(float_models.dense_only())
     assert _bits(model, "hidden") == 8
 
@@ -143,7 +143,7 @@ def test_layers_without_an_annotation_stay_as_they_are():
     assert kinds["a"] is L.Conv2D
     assert kinds["leaky"] is L.LeakyReLU
     assert kinds["quant_b"] is QuantizedLayer
-    inserted = quantized.get_layer("quant_leaky_to_4_bits").quantize_config
+    inserted = quantized.get_layer("quant_leaky_to_8_bits").quantize_config
     assert inserted.inserted
     assert inserted.output.signed
 

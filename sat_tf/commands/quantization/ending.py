@@ -49,7 +49,7 @@ def print_ending(bits: int, folder: RunFolder, why_not: str, console: Console) -
         "Accuracy": accuracy(certificate, results),
         "Size": f"{certificate.bytes:,} bytes, {certificate.gzip_bytes:,} after gzip",
         "Proof": headline,
-        "Next": next_step(bits, headline, results, why_not),
+        "Next": next_step(bits, headline, results, why_not, is_exact=certificate.is_exact),
         "Files": files,
     }
     for label, words in lines.items():
@@ -70,7 +70,9 @@ def accuracy(certificate: Certificate, results: Results | None) -> str:
     return "; ".join(notes) or "not measured"
 
 
-def next_step(bits: int, headline: Marked, results: Results | None, why_not: str) -> str:
+def next_step(
+    bits: int, headline: Marked, results: Results | None, why_not: str, *, is_exact: bool = True
+) -> str:
     """What to do with the file, or to get a better one.
 
     Args:
@@ -78,14 +80,18 @@ def next_step(bits: int, headline: Marked, results: Results | None, why_not: str
         headline: the verdict on the file.
         results: what was measured; None where nothing was.
         why_not: why the pictures cannot be trained on; empty where they can.
+        is_exact: the file computes what the quantized model does.
     """
+    ready = f"build {run_folder.TFLITE_MODEL} into the app"
     if headline.kind == "bad":
-        return f"do not ship it; {run_folder.CERTIFICATE_PAGE} says where it goes wrong"
+        ready = f"do not ship it; {run_folder.CERTIFICATE_PAGE} says where it goes wrong"
+        if not is_exact:
+            return ready
     top1 = None if results is None else _top1(results)
     is_trained = results is not None and results.learning_rate is not None
     if results is None or top1 is None or results.float_top1 is None:
         if is_trained or bits >= _FEWEST_WITHOUT_TRAINING:
-            return f"build {run_folder.TFLITE_MODEL} into the app"
+            return ready
         trains = "" if why_not else "; --epochs 5 trains, also without labels"
         return (
             f"{bits} bits without training can cost accuracy; with pictures in folders of the "
@@ -93,7 +99,7 @@ def next_step(bits: int, headline: Marked, results: Results | None, why_not: str
         )
     gained = top1 - results.float_top1
     if gained >= -_SMALL_LOSS:
-        return f"build {run_folder.TFLITE_MODEL} into the app"
+        return ready
     if is_trained:
         how = "after training"
         fix = (

@@ -61,9 +61,12 @@ def test_what_to_do_next_fits_what_was_measured(bits, results, why_not, expected
     assert next_step(bits, Marked("0 codes differ", "good"), results, why_not) == expected
 
 
-def test_a_red_file_is_not_to_be_shipped():
-    said = next_step(8, Marked("9 codes differ", "bad"), _results(float_top1=0.875), "")
-    assert said == "do not ship it; certificate.html says where it goes wrong"
+def test_a_red_file_is_not_to_be_shipped_and_what_it_loses_has_a_fix():
+    red, kept, lost = Marked("9 codes differ", "bad"), _results(float_top1=0.875), _results()
+    ship = "do not ship it; certificate.html says where it goes wrong"
+    assert next_step(8, red, kept, "") == next_step(8, red, None, "") == ship
+    assert next_step(4, red, lost, "", is_exact=False) == ship
+    assert next_step(4, red, lost, "").endswith("points of top-1; --epochs 5 trains")
 
 
 def test_accuracy_stands_beside_that_of_the_float_model():

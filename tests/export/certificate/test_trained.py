@@ -73,7 +73,7 @@ def test_a_file_that_saturates_is_not_headed_in_green(tmp_path):
     assert (found.verdict.kind, found.is_exact) == ("bad", False)
     assert found.verdict.words.startswith(f"0 of {found.codes_compared:,} codes differ, but its")
     parting, saturated = (note.words for note in found.trained_notes)
-    assert parting.startswith("The file's answers part: numbers_float: values differ by 0.")
+    assert parting.startswith("The file's answers part: numbers: values differ by 0.")
     share = 100 * found.trained[-1].saturated_share
     assert f"the file saturates: {share:.2g} % of those of numbers" in saturated
     assert f"channel {found.trained[-1].worst_channel}" in saturated
