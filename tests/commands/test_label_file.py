@@ -111,6 +111,6 @@ def test_all_commands_measure_by_the_labels_of_arrays(tmp_path, capsys):
     certificate = json.loads((tmp_path / "proof" / "certificate.json").read_text("utf-8"))
     assert certificate["top1"]["tflite"] > 0.9
     assert "ranked by top-1 lost" in told("sensitivity", model)
-    told("allocate", model, "--budget", "average_bits=6")
+    told("allocate", model, "--budget", "average_bits=8")
     told("audit", model)
     told("explain", model)

@@ -352,7 +352,8 @@ def test_a_model_without_classes_has_its_distance_measured():
 
 
 def test_a_model_of_any_size_has_no_mean_of_activations():
-    found = sat_tf.sensitivity(float_models.any_image_size(), float_models.images(32, size=16))
+    model, images = float_models.any_image_size(), float_models.images(32, size=16)
+    found = sat_tf.sensitivity(model, images, 4)
     with pytest.raises(ValueError, match="of any image size, expected one of a fixed size"):
         found.suggest(average_bits=6)
     assert isinstance(found.suggest(max_drop=found.together.distance / 2), dict)
