@@ -50,7 +50,7 @@ def test_every_command_finds_the_same_range_or_says_why_not(command, files, monk
     words = ["--images", "photos", *QUANTIZING[command]]
     more = ["--no-resume"] if command == "quantize" else []
     assert main.main([command, "one.keras", *words]) == 0
-    assert 'Input range: (-1, 1), found: top-1 on' in said()
+    assert "Input range: (-1, 1), found: top-1 on" in said()
     words += more
     assert main.main([command, "rescaled.keras", *words]) == 0
     assert "Input range: pixels, which its own layers convert." in said()

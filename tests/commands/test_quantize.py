@@ -196,7 +196,7 @@ def test_a_calibrated_run_finds_its_range_and_is_whole(told, tmp_path):
     status, said = told("float.keras", "photos")
     assert status == 0, said
     assert said.count("96 pictures to train on, 64 held out") == said.count("3 classes") == 1
-    assert 'Input range: (-1, 1), found: top-1 on 64 labelled images is' in said
+    assert "Input range: (-1, 1), found: top-1 on 64 labelled images is" in said
     out = tmp_path / "out"
     policy = yaml.safe_load((out / "config.yaml").read_text())["policy"]
     assert policy["input_range"] == "tf"

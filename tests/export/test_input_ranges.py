@@ -85,7 +85,7 @@ def test_a_model_that_was_fed_another_range_is_refused_and_no_file_written(path)
     model.optimizer.learning_rate = 0.0
     with pytest.warns(UserWarning, match="the model is trained on"):
         model.fit(range_of("tf").fed(PICTURES), np.zeros(64), verbose=0)
-    with pytest.raises(ValueError, match=r'image: .* was fed, .*fits is input_range=\(-1, 1\)'):
+    with pytest.raises(ValueError, match=r"image: .* was fed, .*fits is input_range=\(-1, 1\)"):
         sat_tf.export_tflite(model, path)
     assert not path.exists()
     fitting = sat_tf.requantize(model, BitPolicy(input_range="tf"))
