@@ -421,7 +421,7 @@ def test_training_resumes_and_keeps_the_softmax_of_the_model(told, files, tmp_pa
     model = model_of_small_range()
     probabilities = keras.layers.Softmax(name="softmax")(model.output)
     keras.Model(model.input, probabilities).save(files / "softmax.keras")
-    words = ("--bits", "4", "--epochs", "1", "--input_range", "0,1", "--set", "seed=3")
+    words = ("--bits", "4", "--epochs", "1", "--input_range", "0,1", "--set", "seed=3", "--verbose")
     status, said = told("softmax.keras", "photos", *words)
     assert status in DONE, said
     assert "epoch 1/1" in said

@@ -45,8 +45,10 @@ def print_ending(bits: int, folder: RunFolder, why_not: str, console: Console) -
     )
     headline = headline_of(folder) or certificate.verdict
     files = f"{model} for the device; beside it {', '.join(one.name for one in others)}"
+    # Without labels nothing tells which answers are right.
+    is_measured = results is not None and _top1(results) is not None
     lines: dict[str, str | Marked] = {
-        "Accuracy": accuracy(certificate, results),
+        "Accuracy" if is_measured else "Answers": accuracy(certificate, results),
         "Size": f"{certificate.bytes:,} bytes, {certificate.gzip_bytes:,} after gzip",
         "Proof": headline,
         "Next": next_step(bits, headline, results, why_not, is_exact=certificate.is_exact),
