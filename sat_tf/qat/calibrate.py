@@ -135,8 +135,8 @@ def calibrate(
     moving statistics of BatchNormalization that fit them. The second pass quantizes activations and
     measures the statistics as the mean over batches. The last sets the ranges of outputs, and of
     what float layers read, to what their extremes let expect (`observers.expected_largest`); those
-    of logits in front of a softmax, and before all those of inputs that are not pictures, are the
-    range of the images.
+    of logits in front of a softmax are the range of the images. Before all, inputs that are not
+    pictures get the range with the smallest squared error.
     BatchNormalization that is frozen (trainable=False) or called with training=False keeps its
     moving statistics, and so does all of it with batch_normalization=False.
 
@@ -200,7 +200,7 @@ def calibrate(
                 kernels.enter_context(node.layer.one_kernel())
         batches = Batches(images, size=images_at_once(network), advance=advance)
         # First of all, because what the first layers read depends on it.
-        observe_ranges(network, batches, of_inputs=True)
+        _observe_inputs(network, batches)
         if clipping_levels and norms:
             _fit_both(network, batches, norms, keep_function=keep_function)
         elif clipping_levels:
@@ -208,7 +208,7 @@ def calibrate(
         elif norms:
             measure_statistics(network, batches, call_node)
         grids = SharedGrids(network)
-        observe_ranges(network, batches, of_inputs=False, grids=grids)
+        observe_ranges(network, batches, grids=grids)
     grids.warn()
     give_inputs_their_grids(network)
     return model
@@ -506,21 +506,41 @@ def _normalized(
     return map(normalize, one_by_one(given))
 
 
-def observe_ranges(
-    network: Network, batches: Batches, *, of_inputs: bool, grids: SharedGrids | None = None
-) -> None:
-    """Gives observers the range of all images, or, of outputs but softmax, the one they let expect.
+def _observe_inputs(network: Network, batches: Batches) -> None:
+    """Gives inputs that are no pictures their range: see `best_levels.best_range_of_inputs`.
 
-    Inputs are read by all of the network, to which a margin would cost resolution. So it would to
-    logits in front of a softmax, and what is beyond the largest of them is as certain as they are.
+    All of the network reads them, to which a margin would cost resolution.
+    """
+    observing = _observing(network, of_inputs=True)
+    if not observing:
+        return
+    with tempfile.SpooledTemporaryFile(_MOST_BYTES_OF_SAMPLES) as file:
+        samples = {name: Sample(name, file) for name in observing}
+
+        def call(node: Node, inputs: Any) -> tf.Tensor:
+            if node.name in samples:
+                samples[node.name].take([node.layer.before_quantization(inputs)])
+            return call_node(node, inputs, on_batch_statistics=False)
+
+        for images in batches:
+            walk(network, images, each_part(call))
+        for name, sample in samples.items():
+            layer, ends = network[name].layer, sample.best_range_of_inputs()
+            layer.quantize_config.output.remember(*ends, layer.output_variables, len(batches))
+
+
+def observe_ranges(network: Network, batches: Batches, *, grids: SharedGrids | None = None) -> None:
+    """Gives the observers behind inputs the range that all images let expect.
+
+    Logits in front of a softmax have the range of the images: a margin would cost resolution, and
+    what is beyond the largest of them is as certain as they are.
 
     Args:
         network: the quantized model.
         batches: the images.
-        of_inputs: observe inputs.
         grids: look at the first batch, too.
     """
-    observing = _observing(network, of_inputs=of_inputs)
+    observing = _observing(network, of_inputs=False)
     if not observing and (grids is None or not grids.holders):
         return
     # Each has the negative of the smallest value of every image, and the largest.
@@ -544,8 +564,7 @@ def observe_ranges(
         layer = network[name].layer
         readers = [network[name], *network.consumers(name)]
         has_softmax = any(layer_kinds.is_softmax(inner_layer(reader.layer)) for reader in readers)
-        has_no_margin = of_inputs or has_softmax
-        end = np.max if has_no_margin else expected_largest
+        end = np.max if has_softmax else expected_largest
         below, highest = (max(float(end(each)), 0.0) for each in np.concatenate(found, axis=1))
         ceiling = layer_kinds.rectifier_ceiling(inner_layer(layer))
         if ceiling is not None:

@@ -288,19 +288,48 @@ def test_the_range_of_the_logits_is_what_their_extremes_let_expect(quantized):
     assert above >= logits.max()
 
 
-def test_ranges_of_inputs_that_are_no_pictures_and_of_logits_in_front_of_softmax_have_no_margin():
-    features = np.random.default_rng(0).standard_t(3, (64, 5)).astype(np.float32)
-    inputs = keras.Input((5,), name="features")
+def _calibrated_on_features(features):
+    inputs = keras.Input(features.shape[1:], name="features")
     logits = keras.layers.Dense(3, name="logits")(inputs)
     model = keras.Model(inputs, keras.layers.Softmax(name="probabilities")(logits))
     quantized = sat_tf.quantize_model(model, BitPolicy.mobile(8, input_type="int8"))
-    sat_tf.calibrate(quantized, features)
+    return sat_tf.calibrate(quantized, np.float32(features))
+
+
+def test_ranges_of_inputs_that_are_no_pictures_and_of_logits_in_front_of_softmax_have_no_margin():
+    features = np.random.default_rng(0).uniform(-3, 2, (64, 5)).astype(np.float32)
+    quantized = _calibrated_on_features(features)
     # A margin would cost resolution in all of the network, and make ties of answers.
     assert _observed(quantized, "quant_features_codes")[:2] == [features.min(), features.max()]
     values = keras.Model(quantized.input, quantized.get_layer("quant_logits").output)(features)
     assert _observed(quantized, "quant_logits")[:2] == pytest.approx(
         [np.min(values), np.max(values)]
     )
+
+
+@pytest.mark.parametrize(("far_out", "is_clipped"), [(1, True), (64, False)])
+def test_inputs_are_clipped_where_that_makes_the_squared_error_smaller(far_out, is_clipped):
+    features = np.random.default_rng(0).normal(size=(32, 4096)).astype(np.float32)
+    features[3, :far_out] = 12.0
+    quantized = _calibrated_on_features(features)
+    lowest, highest, _ = _observed(quantized, "quant_features_codes")
+    assert lowest <= features.min() / 2
+    assert (highest < 12.0) == is_clipped
+
+    def error(lowest, highest):
+        scale = (highest - lowest) / 255
+        codes = np.round(features.astype(np.float64) / scale)
+        below = np.round(lowest / scale)
+        return np.mean((np.clip(codes, below, below + 255) * scale - features) ** 2)
+
+    assert error(lowest, highest) < (0.81 if is_clipped else 1.01) * error(features.min(), 12.0)
+
+
+def test_inputs_that_are_integers_keep_all_of_their_values():
+    codes = np.random.default_rng(0).normal(0, 8, (512, 5)).round().clip(-128, 127)
+    codes[0, :2] = -128, 127
+    observed = _observed(_calibrated_on_features(codes), "quant_features_codes")
+    assert observed[:2] == [-128.0, 127.0]
 
 
 @pytest.mark.thorough
@@ -397,7 +426,7 @@ def test_only_ranges_to_be_observed_need_all_images(policy, walks, monkeypatch):
     found = []
     monkeypatch.setattr(calibrate, "walk", lambda *args, **options: found.append(args))
     batches = Batches((float_models.images(128),))
-    calibrate.observe_ranges(network, batches, of_inputs=False, grids=SharedGrids(network))
+    calibrate.observe_ranges(network, batches, grids=SharedGrids(network))
     assert len(found) == walks
 
 
