@@ -138,7 +138,8 @@ def _faces(draw: np.random.Generator, count: int, fitted: bool) -> np.ndarray:
             (64, 64), Image.Resampling.BILINEAR, (left, top, left + side, top + side)
         )
         found.append(np.asarray(crop) * draw.uniform(0.5, 1.0) + draw.uniform(-0.25, 0.25))
-    return np.clip(np.stack(found)[..., None], -1, 1).astype(np.float32)
+    pixels = np.rint(127.5 * (np.clip(np.stack(found)[..., None], -1, 1) + 1))
+    return pixels.astype(np.float32) / 127.5 - 1.0
 
 
 def _scaled_pictures(side: int, channels: int, low: float, high: float) -> Inputs:
@@ -393,7 +394,7 @@ _SPEECH = _front_end(
     1.0, 40, 7500.0, min_signal_remaining=0.05,
     enable_pcan=True, pcan_strength=0.95, pcan_offset=80.0, gain_bits=21,
 )  # fmt: skip
-_by_tempo = functools.partial(Network, data=_RHYTHMS, policy=_CODES)
+_by_tempo = functools.partial(Network, data=_RHYTHMS, policy=_CODES, held_out=500)
 
 NETWORKS = {
     "tempo FCN": _by_tempo(load=_of_tempo("fcn"), inputs=_tempo(_largest_is_one)),

@@ -61,6 +61,8 @@ _FEW_IMAGES = 32
 STALE = 0.25
 # Statistics that fit one network by this factor better than another are its own.
 _CLEARLY_BETTER = 0.5
+# Statistics whose squared error of the outputs is smaller by this factor are taken.
+_NEARER = 0.9
 # A normalization measures as many channels of a batch at once as take so many bytes, or 8.
 _BYTES_AT_ONCE = 2**25
 _FEWEST_CHANNELS = 8
@@ -100,14 +102,21 @@ def best_statistics(
         unrounded: measured with neither weights nor activations rounded.
         quantized: measured with both.
     """
-    from_unrounded, from_quantized = (
-        mean_deviation(own, measured) for measured in (unrounded, quantized)
-    )
-    if from_unrounded > STALE or from_quantized < _CLEARLY_BETTER * from_unrounded:
+    if not _are_of_unrounded(own, unrounded, quantized):
         return list(quantized)
     return [
         one.moved(start, end) for one, start, end in zip(own, unrounded, quantized, strict=True)
     ]
+
+
+def _are_of_unrounded(
+    own: Sequence[Statistics], unrounded: Sequence[Statistics], quantized: Sequence[Statistics]
+) -> bool:
+    """Whether statistics are those of the network before rounding: see `best_statistics`."""
+    from_unrounded, from_quantized = (
+        mean_deviation(own, measured) for measured in (unrounded, quantized)
+    )
+    return from_unrounded <= STALE and from_quantized >= _CLEARLY_BETTER * from_unrounded
 
 
 def mean_deviation(own: Sequence[Statistics], measured: Sequence[Statistics]) -> float:
@@ -143,9 +152,10 @@ def calibrate(
     Without training, a few batches estimate the statistics worse than the float model has them: a
     hundred images leave every channel some percent off, and at 8 bits that costs more than the
     rounding. Statistics that fit the network before rounding are therefore not replaced, but moved
-    by the effect of rounding on these images. Stale ones are replaced, with a warning, because the
-    function of the model changes; or left as they are, with a warning, by keep_function=True, for
-    images that need not be those that the model is for. With clipping_levels=False, as after
+    by the effect of rounding on these images, unless the outputs for the first batch are clearly
+    nearer to those without rounding if they stay. Stale ones are replaced, with a warning, because
+    the function of the model changes; or left as they are, with a warning, by keep_function=True,
+    for images that need not be those that the model is for. With clipping_levels=False, as after
     training, all are replaced.
 
     Args:
@@ -343,6 +353,22 @@ def _call_unrounded(node: Node, inputs: Any, on_batch_statistics: bool) -> tf.Te
     return before if quantizer is None else quantizer.float_twin(before)
 
 
+def _outputs(
+    network: Network, images: Batch, call: Callable[[Node, Any, bool], tf.Tensor]
+) -> dict[str, np.ndarray]:
+    """What a network makes of one batch in inference, by the names of its outputs."""
+    outputs: dict[str, list[np.ndarray]] = {name: [] for name in network.outputs}
+
+    def compute(node: Node, inputs: Any) -> tf.Tensor:
+        tensor = call(node, inputs, False)
+        if node.name in outputs:
+            outputs[node.name].append(tensor.numpy())
+        return tensor
+
+    walk(network, images, each_part(compute))
+    return {name: np.concatenate(parts) for name, parts in outputs.items()}
+
+
 def _warn_of_certainty(model: keras.Model, network: Network, images: Batch) -> None:
     """Says where a classifier is too certain for the range that it is fed: see `range_doubts`."""
     ranges = input_ranges(network)
@@ -350,17 +376,8 @@ def _warn_of_certainty(model: keras.Model, network: Network, images: Batch) -> N
         return
 
     def run(images: np.ndarray) -> dict[str, np.ndarray]:
-        outputs: dict[str, list[np.ndarray]] = {name: [] for name in network.outputs}
-
-        def call(node: Node, inputs: Any) -> tf.Tensor:
-            tensor = _call_unrounded(node, inputs, on_batch_statistics=False)
-            if node.name in outputs:
-                outputs[node.name].append(tensor.numpy())
-            return tensor
-
         with float_weights(node.layer for node in network):
-            walk(network, (images,), each_part(call))
-        return {name: np.concatenate(parts) for name, parts in outputs.items()}
+            return _outputs(network, (images,), _call_unrounded)
 
     (name,), policy = network.inputs, policy_of(model)
     is_stated = policy is not None and policy.states_range_of(name)
@@ -411,7 +428,11 @@ def _fit_both(
         f"{off:.1g} standard deviations in the mean), and were"
     )
     if off <= STALE:
-        assign_statistics(norms, best_statistics(own, unrounded, quantized))
+        best = best_statistics(own, unrounded, quantized)
+        assign_statistics(norms, best)
+        is_moved = _are_of_unrounded(own, unrounded, quantized)
+        if is_moved and _are_clearly_nearer(network, batches[0], norms, own, best):
+            assign_statistics(norms, own)
     elif keep_function:
         advice = "Give images like those that the model is for, and check how they are scaled."
         warn(f"{received} left as they are. {advice}", StaleStatisticsWarning)
@@ -422,6 +443,33 @@ def _fit_both(
             "images are scaled; to keep the function, pass keep_function=True.",
             StaleStatisticsWarning,
         )
+
+
+def _are_clearly_nearer(
+    network: Network,
+    images: Batch,
+    norms: list[keras.layers.Layer],
+    own: list[Statistics],
+    moved: list[Statistics],
+) -> bool:
+    """Whether outputs err clearly less by own statistics than by moved ones, which are left there.
+
+    Rounding moves statistics of a batch that is normalized by itself. Where those of the images are
+    not quite the own ones, in inference it may move less.
+    """
+    assign_statistics(norms, own)
+    with float_weights(node.layer for node in network):
+        wanted = _outputs(network, images, _call_unrounded)
+
+    def error() -> float:
+        """The squared error of all outputs, each as a share of what it is."""
+        made = _outputs(network, images, call_node)
+        noise = {name: np.sum(np.square(made[name] - of)) for name, of in wanted.items()}
+        return sum(float(noise[name] / max(np.sum(of**2), 1e-30)) for name, of in wanted.items())
+
+    of_own = error()
+    assign_statistics(norms, moved)
+    return of_own < _NEARER * error()
 
 
 def measure_statistics(

@@ -1,5 +1,6 @@
 import contextlib
 import dataclasses
+import functools
 import warnings
 
 import numpy as np
@@ -10,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sat_tf
+from sat_tf.graph.layers.normalization import Statistics
 from sat_tf.graph.network import Network
 from sat_tf.qat import calibrate
 from sat_tf.qat.calibrate import StaleStatisticsWarning, estimate_statistics
 from sat_tf.qat.images import Batches
-from sat_tf.qat.layout import inner_layer
+from sat_tf.qat.layout import inner_layer, quantized_network
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.shared_grids import SharedGrids
 from sat_tf.quantizers.best_levels import best_clipping_level, best_skewed_range
@@ -305,6 +307,25 @@ def test_ranges_of_inputs_that_are_no_pictures_and_of_logits_in_front_of_softmax
     assert _observed(quantized, "quant_logits")[:2] == pytest.approx(
         [np.min(values), np.max(values)]
     )
+
+
+def test_statistics_stay_where_moved_ones_are_clearly_worse_for_the_outputs():
+    quantized = sat_tf.quantize_model(float_models.build("mobile_block"), BitPolicy.mobile(8))
+    sat_tf.calibrate(quantized, float_models.images(32))
+    network = quantized_network(quantized, when="first")
+    norms = [inner_layer(node.layer) for node in network if _is_norm(node)]
+    images = (float_models.images(32),)
+    own = [Statistics.of(norm) for norm in norms]
+    off = [dataclasses.replace(one, mean=one.mean + 0.5 * np.sqrt(one.square)) for one in own]
+    clearly_nearer = functools.partial(calibrate._are_clearly_nearer, network, images, norms)
+    assert clearly_nearer(own, off)
+    # The moved ones are left there.
+    np.testing.assert_allclose(norms[0].moving_mean.numpy(), off[0].mean, rtol=1e-6)
+    assert not clearly_nearer(own, own)
+
+
+def _is_norm(node):
+    return isinstance(inner_layer(node.layer), keras.layers.BatchNormalization)
 
 
 @pytest.mark.parametrize(("far_out", "is_clipped"), [(1, True), (64, False)])
