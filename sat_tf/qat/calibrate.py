@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -31,7 +32,7 @@ from sat_tf.qat.wrapper import (
     output_quantizer,
     rounds_to_input,
 )
-from sat_tf.quantizers.best_levels import Sample
+from sat_tf.quantizers.best_levels import Sample, best_range_of_logits
 from sat_tf.quantizers.input_range import InputRange
 from sat_tf.quantizers.observers import expected_largest
 from sat_tf.quantizers.protocol import CLIPPING_LEVEL, PixelQuantizer
@@ -68,6 +69,8 @@ _BYTES_AT_ONCE = 2**25
 _FEWEST_CHANNELS = 8
 # So many values of a preprocessed tensor are looked at: pixels of three channels give 768.
 _MOST_VALUES = 4096
+# So many logits of a batch are looked at, in whole rows.
+_MOST_LOGITS = 2**15
 # Levels are tried in these steps, up to half a code at 8 bits, until no value is so near to a tie,
 # in codes, that rounding of float32 or of a constant could decide.
 _LEVELS_TRIED, _LEVEL_STEP, _FAR_FROM_TIES = 64, 2.0**-14, 2.0**-8
@@ -144,8 +147,8 @@ def calibrate(
     moving statistics of BatchNormalization that fit them. The second pass quantizes activations and
     measures the statistics as the mean over batches. The last sets the ranges of outputs, and of
     what float layers read, to what their extremes let expect (`observers.expected_largest`); those
-    of logits in front of a softmax are the range of the images. Before all, inputs that are not
-    pictures get the range with the smallest squared error.
+    of logits are such that what softmax makes of them has the smallest error. Before all, inputs
+    that are not pictures get the range with the smallest squared error.
     BatchNormalization that is frozen (trainable=False) or called with training=False keeps its
     moving statistics, and so does all of it with batch_normalization=False.
 
@@ -555,7 +558,7 @@ def _normalized(
 
 
 def _observe_inputs(network: Network, batches: Batches) -> None:
-    """Gives inputs that are no pictures their range: see `best_levels.best_range_of_inputs`.
+    """Gives inputs that are no pictures their range: see `best_levels.best_observed_range`.
 
     All of the network reads them, to which a margin would cost resolution.
     """
@@ -573,15 +576,15 @@ def _observe_inputs(network: Network, batches: Batches) -> None:
         for images in batches:
             walk(network, images, each_part(call))
         for name, sample in samples.items():
-            layer, ends = network[name].layer, sample.best_range_of_inputs()
+            layer, ends = network[name].layer, sample.best_observed_range()
             layer.quantize_config.output.remember(*ends, layer.output_variables, len(batches))
 
 
 def observe_ranges(network: Network, batches: Batches, *, grids: SharedGrids | None = None) -> None:
     """Gives the observers behind inputs the range that all images let expect.
 
-    Logits in front of a softmax have the range of the images: a margin would cost resolution, and
-    what is beyond the largest of them is as certain as they are.
+    A margin would cost the resolution of logits in front of a softmax, and what is beyond the
+    largest of them is as certain as they are: see `best_levels.best_range_of_logits`.
 
     Args:
         network: the quantized model.
@@ -593,10 +596,18 @@ def observe_ranges(network: Network, batches: Batches, *, grids: SharedGrids | N
         return
     # Each has the negative of the smallest value of every image, and the largest.
     extremes: dict[str, list[np.ndarray]] = {}
+    logits: dict[str, list[np.ndarray]] = {
+        name: [] for name in observing if _is_logits(network, network[name])
+    }
 
     def call(node: Node, inputs: Any) -> tf.Tensor:
         layer = node.layer
-        if node.name in observing:
+        if node.name in logits:
+            rows = np.array(tf.cast(layer.before_quantization(inputs), tf.float32))
+            rows = rows.reshape(-1, rows.shape[-1])
+            step = math.ceil(rows.size / _MOST_LOGITS)
+            logits[node.name].append(rows[::step])
+        elif node.name in observing:
             before = tf.cast(layer.before_quantization(inputs), tf.float32)
             axes = list(range(1, before.shape.rank))
             ends = [tf.reduce_max(-before, axes), tf.reduce_max(before, axes)]
@@ -608,6 +619,9 @@ def observe_ranges(network: Network, batches: Batches, *, grids: SharedGrids | N
 
     for images in batches if observing else [batches[0]]:
         walk(network, images, each_part(call), whole=() if grids is None else grids.holders)
+    for name, rows in logits.items():
+        layer, ends = network[name].layer, best_range_of_logits(np.concatenate(rows))
+        layer.quantize_config.output.remember(*ends, layer.output_variables, len(batches))
     for name, found in extremes.items():
         layer = network[name].layer
         readers = [network[name], *network.consumers(name)]
@@ -653,6 +667,18 @@ def _observing(network: Network, *, of_inputs: bool) -> set[str]:
         and quantizer.observes_range
         and (quantizer.input_type is not None) is of_inputs
     }
+
+
+def _is_logits(network: Network, node: Node) -> bool:
+    """Whether what is observed of a layer is read by a softmax over the last axis alone."""
+    layer = inner_layer(node.layer)
+    if layer_kinds.is_softmax(layer):
+        return layer_kinds.role_of(layer) is Role.LINEAR  # Its own softmax is behind the observer.
+    readers = [inner_layer(reader.layer) for reader in network.consumers(node.name)]
+    are_softmax = all(
+        layer_kinds.is_softmax(reader) and getattr(reader, "axis", -1) == -1 for reader in readers
+    )
+    return bool(readers) and node.name not in network.outputs and are_softmax
 
 
 def _is_norm(node: Node) -> bool:

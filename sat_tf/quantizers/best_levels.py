@@ -28,8 +28,8 @@ _POWERS = {8: 4}
 _USUAL_POWER = 2
 # A range is not symmetric where that makes the error, in codes, smaller by this factor or more.
 _WORTH_A_SKEW = 0.95
-# What users feed is clipped where that makes the error smaller by this factor or more.
-_BITS_OF_INPUTS, _WORTH_CLIPPING = 8, 0.9
+# What is observed is clipped where that makes the error smaller by this factor or more.
+_OBSERVED_BITS, _WORTH_CLIPPING = 8, 0.9
 # The ends of such a range are searched for in turn, among so many of their size, and then among
 # these around the best one, as shares of it.
 _COARSE_STEPS = 10
@@ -159,9 +159,9 @@ class Sample:
         """The variables of a range with the smallest error; the tensor must not be all 0."""
         return quantizer.best_range(self._sampled)
 
-    def best_range_of_inputs(self) -> tuple[float, float]:
-        """The ends of the range of an input with the smallest error."""
-        return best_range_of_inputs(self._sampled) if self.largest > 0.0 else (0.0, 0.0)
+    def best_observed_range(self) -> tuple[float, float]:
+        """The ends of an observer's range with the smallest error."""
+        return best_observed_range(self._sampled) if self.largest > 0.0 else (0.0, 0.0)
 
     @property
     def _sampled(self) -> SampledValues:
@@ -264,21 +264,46 @@ def best_skewed_range(sample: SampledValues, num_bits: int) -> tuple[float, floa
     return larger, (above - below) / larger
 
 
-def best_range_of_inputs(sample: SampledValues) -> tuple[float, float]:
-    """The ends of the 8-bit range of an input with the smallest squared error.
+def best_observed_range(sample: SampledValues) -> tuple[float, float]:
+    """The ends of an observer's 8-bit range with the smallest squared error.
 
     It is the whole range where clipping gains little: all of the network reads an input.
 
-    >>> best_range_of_inputs(SampledValues(np.arange(-128.0, 128.0), largest=128.0))
+    >>> best_observed_range(SampledValues(np.arange(-128.0, 128.0), largest=128.0))
     (-128.0, 127.0)
     """
     errors = _Errors(sample, _USUAL_POWER)
     full = _full_range(sample, errors)
-    ends, smallest = _best_ends(errors, _BITS_OF_INPUTS, full, full)
-    of_full = _error_of_ends(errors, _BITS_OF_INPUTS, full)
+    ends, smallest = _best_ends(errors, _OBSERVED_BITS, full, full)
+    of_full = _error_of_ends(errors, _OBSERVED_BITS, full)
     if smallest >= _WORTH_CLIPPING**errors.power * of_full:
         ends = full
     return float(ends[0]), float(ends[1])
+
+
+def best_range_of_logits(logits: np.ndarray) -> tuple[float, float]:
+    """The ends of the range with the smallest squared error of what softmax makes of logits.
+
+    Where some are certain and others nearly ties, a grid of all of them is too coarse for the ties:
+    what is far below the largest one of its row, and how far, is of no account.
+
+    Args:
+        logits: rows of them, (n, classes).
+
+    >>> best_range_of_logits(np.array([[0.0, 1.0], [1.0, 0.5], [-200.0, 1.0]]))[0] > -200.0
+    True
+    """
+    largest = float(np.max(np.abs(logits), initial=0.0))
+    if largest < SMALLEST_CLIPPING_LEVEL:
+        return min(float(np.min(logits)), 0.0), max(float(np.max(logits)), 0.0)
+
+    def softmax(values: np.ndarray) -> np.ndarray:
+        rows = values.reshape(logits.shape)
+        powers = np.exp(rows - np.max(rows, axis=1, keepdims=True))
+        powers /= np.sum(powers, axis=1, keepdims=True)
+        return powers.reshape(-1)
+
+    return best_observed_range(SampledValues(logits, largest, function=softmax))
 
 
 def _full_range(sample: SampledValues, errors: _Errors) -> np.ndarray:

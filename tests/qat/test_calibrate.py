@@ -298,15 +298,42 @@ def _calibrated_on_features(features):
     return sat_tf.calibrate(quantized, np.float32(features))
 
 
-def test_ranges_of_inputs_that_are_no_pictures_and_of_logits_in_front_of_softmax_have_no_margin():
+def test_ranges_of_inputs_that_are_no_pictures_have_no_margin():
     features = np.random.default_rng(0).uniform(-3, 2, (64, 5)).astype(np.float32)
     quantized = _calibrated_on_features(features)
-    # A margin would cost resolution in all of the network, and make ties of answers.
+    # A margin would cost resolution in all of the network.
     assert _observed(quantized, "quant_features_codes")[:2] == [features.min(), features.max()]
-    values = keras.Model(quantized.input, quantized.get_layer("quant_logits").output)(features)
-    assert _observed(quantized, "quant_logits")[:2] == pytest.approx(
-        [np.min(values), np.max(values)]
-    )
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_certain_logits_do_not_cost_the_others_their_resolution_behind_a_softmax(is_own):
+    features = np.random.default_rng(0).normal(size=(256, 2)).astype(np.float32)
+    features[:8] *= 20
+    inputs = keras.Input((2,), name="features")
+    outputs = keras.layers.Dense(3, "softmax" if is_own else None, name="logits")(inputs)
+    if not is_own:
+        outputs = keras.layers.Softmax(name="probabilities")(outputs)
+    model = keras.Model(inputs, outputs)
+    kernel = np.array([[3.0, -2.0, -1.0], [-1.0, 3.0, -2.0]])
+    model.get_layer("logits").set_weights([kernel, np.zeros(3)])
+    quantized = sat_tf.quantize_model(model, BitPolicy.mobile(8, input_type="int8"))
+    sat_tf.calibrate(quantized, features)
+    lowest, highest, _ = _observed(quantized, "quant_logits")
+    logits = features.astype(np.float64) @ kernel
+
+    def error(lowest, highest):
+        scale = (highest - lowest) / 255
+        below = np.round(lowest / scale)
+        codes = np.clip(np.round(logits / scale), below, below + 255)
+        return np.mean((_softmax(codes * scale) - _softmax(logits)) ** 2)
+
+    assert logits.min() <= lowest < 0 < highest <= logits.max()
+    assert error(lowest, highest) < 0.5 * error(logits.min(), logits.max())
+
+
+def _softmax(logits):
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
 
 
 def test_statistics_stay_where_moved_ones_are_clearly_worse_for_the_outputs():
