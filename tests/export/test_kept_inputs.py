@@ -82,7 +82,7 @@ def test_a_proof_kit_of_ids_compares_what_is_behind_the_embedding(tmp_path):
     path, ids = tmp_path / "net.tflite", IDS.astype(np.int32)
     _written(_of_ids("int32"), ids, path)
     kit = write_kit(path, ids[:3], tmp_path / "kit.zip")
-    assert "classifier" in kit.compared
+    assert "classifier_codes" in kit.compared
     assert not kit.not_compared
     assert checked_here(kit.path, tmp_path).returncode == 0
 

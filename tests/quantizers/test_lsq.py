@@ -243,8 +243,13 @@ def test_the_level_starts_as_in_the_paper_or_where_the_error_is_smallest():
         ({"signed": True}, LsqActivationQuantizer, LsqActivationQuantizer),
         ({"reach": POSITIVE}, LsqActivationQuantizer, LsqActivationQuantizer),
         ({"reach": UNKNOWN, "signed": True}, LsqActivationQuantizer, LsqActivationQuantizer),
-        ({"signed": True, "skews": True}, StreamQuantizer, StreamQuantizer),
-        ({"reach": UNKNOWN, "signed": True, "skews": True}, StreamQuantizer, StreamQuantizer),
+        ({"signed": True, "skews": True}, LsqActivationQuantizer, LsqActivationQuantizer),
+        ({"signed": True, "skews": True, "num_bits": 8}, StreamQuantizer, StreamQuantizer),
+        (
+            {"reach": UNKNOWN, "signed": True, "skews": True, "num_bits": 8},
+            StreamQuantizer,
+            StreamQuantizer,
+        ),
         ({"skews": True}, LsqActivationQuantizer, LsqActivationQuantizer),
         ({"reach": Reach(-0.28), "signed": True}, OffsetQuantizer, LsqPlusQuantizer),
         ({"reach": Reach(0.0, share=0.1), "signed": True}, OffsetQuantizer, LsqPlusQuantizer),
@@ -254,7 +259,7 @@ def test_the_level_starts_as_in_the_paper_or_where_the_error_is_smallest():
 )
 def test_each_tensor_gets_the_quantizer_for_its_values(name, request_, of_lsq, of_lsq_plus):
     options = {"surrogate": "ewgs", "counts_batch": True}
-    request = ActivationRequest(num_bits=4, options=options, **request_)
+    request = ActivationRequest(**{"num_bits": 4, "options": options, **request_})
     found = make_activation_quantizer(name, request)
     assert type(found) is (of_lsq if name == "lsq" else of_lsq_plus)
     assert found.surrogate == "ewgs"

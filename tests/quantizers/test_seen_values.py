@@ -274,7 +274,7 @@ def test_a_rescaling_inside_is_told_of_pixels_under_another_range_and_takes_them
     quantized = sat_tf.quantize_model(model, BitPolicy(input_max=1.0))
     with pytest.raises(ValueError, match=r"scale the images, as images / 255, or give them as"):
         sat_tf.calibrate(quantized, PICTURES.astype(np.float32))
-    with pytest.warns(UserWarning, match="own layer rescaling makes values"):
+    with pytest.warns(UserWarning, match=r"own layer rescaling\w* makes values"):
         sat_tf.calibrate(quantized, PICTURES.astype(np.uint8))
 
 

@@ -47,7 +47,7 @@ def test_rows_that_are_not_in_the_paper_have_no_column_for_it():
 
 
 def test_the_terminal_shows_a_table_for_each_of_the_paper_and_whole_names():
-    console = Console(file=io.StringIO(), width=80)
+    console = Console(file=io.StringIO(), width=120)
     tables = list(show(_rows("table_s*"), [outcome(row="table_s1/resnet18/clamp", top1=12.0)]))
     for table in tables:
         console.print(table)

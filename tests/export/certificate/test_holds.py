@@ -74,11 +74,11 @@ def test_the_page_has_the_section_and_what_it_says_nothing_of(certificate):
 
 
 def test_the_verdict_of_a_file_that_is_not_portable_names_the_machine(certificate):
-    # So many images that they tell whether answers are kept.
-    certificate = dataclasses.replace(certificate, num_images=FEWEST_IMAGES)
+    # So many images that they tell whether answers are kept, of no range that could be wrong.
+    certificate = dataclasses.replace(certificate, num_images=FEWEST_IMAGES, input_ranges=[])
     holds = [*certificate.holds, *holds_of(_tied_product())]
     page = certificate_page(dataclasses.replace(certificate, holds=holds))
-    assert re.search(r'"verdict watch">0 of [\d,]+ codes differ on \w+; the input range', page)
+    assert re.search(r'"verdict watch">0 of [\d,]+ codes differ on \w+<', page)
     assert re.search(r'"verdict good">0 of [\d,]+ codes differ<', certificate_page(certificate))
 
 

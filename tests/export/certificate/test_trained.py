@@ -55,7 +55,7 @@ def test_values_beyond_an_observed_range_are_counted_and_differ(tmp_path):
     low, high = codes.real_range
     half = 0.5 * codes.real_scale
     beyond = (outputs < low - half) | (outputs >= high + half)
-    (count,) = (tensor for tensor in found.trained if tensor.name == "numbers")
+    (count,) = (tensor for tensor in found.trained if tensor.name == "numbers_codes")
     assert count.saturated == np.count_nonzero(beyond) > 20
     assert count.worst_channel == np.argmax(np.sum(beyond, axis=0))
     assert count.worst_share == pytest.approx(np.max(np.mean(beyond, axis=0)))

@@ -355,7 +355,8 @@ def test_an_operation_that_the_export_adds_stays_int8():
     assert added
     for operation in added:
         assert operation.kernel.shape[:2] == (1, 1)
-        assert np.max(np.abs(operation.kernel)) == 127
+        # Its factor is that of the most exact codes, of those at which int8 is fine.
+        assert np.max(np.abs(operation.kernel)) > 63
 
 
 def test_a_model_with_nothing_to_pack_is_refused_with_the_fix(tmp_path):
