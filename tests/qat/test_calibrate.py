@@ -1,5 +1,6 @@
 import contextlib
 import dataclasses
+import functools
 import warnings
 
 import numpy as np
@@ -10,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sat_tf
+from sat_tf.graph.layers.normalization import Statistics
 from sat_tf.graph.network import Network
 from sat_tf.qat import calibrate
 from sat_tf.qat.calibrate import StaleStatisticsWarning, estimate_statistics
 from sat_tf.qat.images import Batches
-from sat_tf.qat.layout import inner_layer
+from sat_tf.qat.layout import inner_layer, quantized_network
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.shared_grids import SharedGrids
 from sat_tf.quantizers.best_levels import best_clipping_level, best_skewed_range
@@ -288,19 +290,94 @@ def test_the_range_of_the_logits_is_what_their_extremes_let_expect(quantized):
     assert above >= logits.max()
 
 
-def test_ranges_of_inputs_that_are_no_pictures_and_of_logits_in_front_of_softmax_have_no_margin():
-    features = np.random.default_rng(0).standard_t(3, (64, 5)).astype(np.float32)
-    inputs = keras.Input((5,), name="features")
+def _calibrated_on_features(features):
+    inputs = keras.Input(features.shape[1:], name="features")
     logits = keras.layers.Dense(3, name="logits")(inputs)
     model = keras.Model(inputs, keras.layers.Softmax(name="probabilities")(logits))
     quantized = sat_tf.quantize_model(model, BitPolicy.mobile(8, input_type="int8"))
-    sat_tf.calibrate(quantized, features)
-    # A margin would cost resolution in all of the network, and make ties of answers.
+    return sat_tf.calibrate(quantized, np.float32(features))
+
+
+def test_ranges_of_inputs_that_are_no_pictures_have_no_margin():
+    features = np.random.default_rng(0).uniform(-3, 2, (64, 5)).astype(np.float32)
+    quantized = _calibrated_on_features(features)
+    # A margin would cost resolution in all of the network.
     assert _observed(quantized, "quant_features_codes")[:2] == [features.min(), features.max()]
-    values = keras.Model(quantized.input, quantized.get_layer("quant_logits").output)(features)
-    assert _observed(quantized, "quant_logits")[:2] == pytest.approx(
-        [np.min(values), np.max(values)]
-    )
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_certain_logits_do_not_cost_the_others_their_resolution_behind_a_softmax(is_own):
+    features = np.random.default_rng(0).normal(size=(256, 2)).astype(np.float32)
+    features[:8] *= 20
+    inputs = keras.Input((2,), name="features")
+    outputs = keras.layers.Dense(3, "softmax" if is_own else None, name="logits")(inputs)
+    if not is_own:
+        outputs = keras.layers.Softmax(name="probabilities")(outputs)
+    model = keras.Model(inputs, outputs)
+    kernel = np.array([[3.0, -2.0, -1.0], [-1.0, 3.0, -2.0]])
+    model.get_layer("logits").set_weights([kernel, np.zeros(3)])
+    quantized = sat_tf.quantize_model(model, BitPolicy.mobile(8, input_type="int8"))
+    sat_tf.calibrate(quantized, features)
+    lowest, highest, _ = _observed(quantized, "quant_logits")
+    logits = features.astype(np.float64) @ kernel
+
+    def error(lowest, highest):
+        scale = (highest - lowest) / 255
+        below = np.round(lowest / scale)
+        codes = np.clip(np.round(logits / scale), below, below + 255)
+        return np.mean((_softmax(codes * scale) - _softmax(logits)) ** 2)
+
+    assert logits.min() <= lowest < 0 < highest <= logits.max()
+    assert error(lowest, highest) < 0.5 * error(logits.min(), logits.max())
+
+
+def _softmax(logits):
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+def test_statistics_stay_where_moved_ones_are_clearly_worse_for_the_outputs():
+    quantized = sat_tf.quantize_model(float_models.build("mobile_block"), BitPolicy.mobile(8))
+    sat_tf.calibrate(quantized, float_models.images(32))
+    network = quantized_network(quantized, when="first")
+    norms = [inner_layer(node.layer) for node in network if _is_norm(node)]
+    images = (float_models.images(32),)
+    own = [Statistics.of(norm) for norm in norms]
+    off = [dataclasses.replace(one, mean=one.mean + 0.5 * np.sqrt(one.square)) for one in own]
+    clearly_nearer = functools.partial(calibrate._are_clearly_nearer, network, images, norms)
+    assert clearly_nearer(own, off)
+    # The moved ones are left there.
+    np.testing.assert_allclose(norms[0].moving_mean.numpy(), off[0].mean, rtol=1e-6)
+    assert not clearly_nearer(own, own)
+
+
+def _is_norm(node):
+    return isinstance(inner_layer(node.layer), keras.layers.BatchNormalization)
+
+
+@pytest.mark.parametrize(("far_out", "is_clipped"), [(1, True), (64, False)])
+def test_inputs_are_clipped_where_that_makes_the_squared_error_smaller(far_out, is_clipped):
+    features = np.random.default_rng(0).normal(size=(32, 4096)).astype(np.float32)
+    features[3, :far_out] = 12.0
+    quantized = _calibrated_on_features(features)
+    lowest, highest, _ = _observed(quantized, "quant_features_codes")
+    assert lowest <= features.min() / 2
+    assert (highest < 12.0) == is_clipped
+
+    def error(lowest, highest):
+        scale = (highest - lowest) / 255
+        codes = np.round(features.astype(np.float64) / scale)
+        below = np.round(lowest / scale)
+        return np.mean((np.clip(codes, below, below + 255) * scale - features) ** 2)
+
+    assert error(lowest, highest) < (0.81 if is_clipped else 1.01) * error(features.min(), 12.0)
+
+
+def test_inputs_that_are_integers_keep_all_of_their_values():
+    codes = np.random.default_rng(0).normal(0, 8, (512, 5)).round().clip(-128, 127)
+    codes[0, :2] = -128, 127
+    observed = _observed(_calibrated_on_features(codes), "quant_features_codes")
+    assert observed[:2] == [-128.0, 127.0]
 
 
 @pytest.mark.thorough
@@ -397,7 +474,7 @@ def test_only_ranges_to_be_observed_need_all_images(policy, walks, monkeypatch):
     found = []
     monkeypatch.setattr(calibrate, "walk", lambda *args, **options: found.append(args))
     batches = Batches((float_models.images(128),))
-    calibrate.observe_ranges(network, batches, of_inputs=False, grids=SharedGrids(network))
+    calibrate.observe_ranges(network, batches, grids=SharedGrids(network))
     assert len(found) == walks
 
 

@@ -274,6 +274,17 @@ class TrainedCounter:
             moves_fixed = op.keeps_grid and not self._fixed.isdisjoint(op.inputs)
             if moves_fixed or not FIXED_GRIDS.keys().isdisjoint(op.operators):
                 self._fixed.add(op.output)
+        # Clipping logits changes what softmax makes of them, which is compared, or nothing.
+        self._logits = set[str]()
+        for op in reversed(graph.operations):
+            readers = [other for other in graph.operations if op.output in other.inputs]
+            into_softmax = (
+                "SOFTMAX" in reader.operators
+                or ("DEQUANTIZE" in reader.operators and reader.output in self._logits)
+                for reader in readers
+            )
+            if readers and op.output not in graph.outputs and all(into_softmax):
+                self._logits.add(op.output)
         # How many values of each channel are beyond all codes.
         self._saturated: dict[str, np.ndarray] = {}
         self._outputs: list[np.ndarray] = []
@@ -306,8 +317,8 @@ class TrainedCounter:
             beyond = stored[name] != found
             axes = tuple(range(beyond.ndim - 1))
             self._saturated[name] = self._saturated.get(name, 0) + np.sum(beyond, axis=axes)
-            is_input = name in self._trained.raw_inputs
-            counted.add(simulated[name], stored[name] if is_input else found)
+            is_clipped = name in self._trained.raw_inputs or name in self._logits
+            counted.add(simulated[name], stored[name] if is_clipped else found)
         count = min(_MOST_ALONE - self._alone_images, number_of(images))
         if count > 0:
             self._alone_images += count
@@ -354,7 +365,7 @@ class TrainedCounter:
     def result(self) -> list[TrainedCount]:
         """All counts."""
         for name, counted in self._tensors.items():
-            saturated = self._saturated[name] * (name not in self._fixed)
+            saturated = self._saturated[name] * (name not in self._fixed | self._logits)
             counted.saturated = int(np.sum(saturated))
             if counted.saturated:
                 counted.worst_channel = int(np.argmax(saturated))

@@ -320,7 +320,7 @@ class _Reconstructor:
                 settings = {"limit": before, "measure_statistics": self._measure_statistics}
                 self._fit(whole, "", _WHOLE, progress, checkpoint, **settings)
         found = [BlockFit(**one) for one in checkpoint.fits]
-        observe_ranges(self._network, Batches(self._images), of_inputs=False)
+        observe_ranges(self._network, Batches(self._images))
         after = whole.errors(self._held_out)
         if not (np.all(after <= before) and np.any(after < before)):
             model.set_weights(start)

@@ -65,6 +65,21 @@ def test_values_beyond_an_observed_range_are_counted_and_differ(tmp_path):
     assert not count.is_unexplained
 
 
+def test_logits_that_are_clipped_in_front_of_a_softmax_are_compared_behind_it(tmp_path):
+    images = np.random.default_rng(0).normal(size=(64, 2)).astype(np.float32)
+    images[:8] *= 20
+    inputs = keras.Input((2,), name="features")
+    logits = keras.layers.Dense(3, name="logits")(inputs)
+    model = keras.Model(inputs, keras.layers.Softmax(name="probabilities")(logits))
+    kernel = np.array([[3.0, -2.0, -1.0], [-1.0, 3.0, -2.0]])
+    model.get_layer("logits").set_weights([kernel, np.zeros(3)])
+    quantized = sat_tf.quantize_model(model, sat_tf.BitPolicy.mobile(8, input_type="int8"))
+    sat_tf.calibrate(quantized, images)
+    found = certified(quantized, images, tmp_path)
+    assert np.min(images @ kernel) < quantized.get_layer("quant_logits").get_weights()[-3] < -1
+    assert (found.saturated, found.verdict.kind) == (0, "good")
+
+
 def test_a_file_that_saturates_is_not_headed_in_green(tmp_path):
     quantized = regression(1)
     assert certified(quantized, VALUES, tmp_path).verdict.kind == "good"

@@ -12,8 +12,8 @@ import sat_tf
 from sat_tf.export.deployed import deployed_model
 from sat_tf.export.export import ExportReport, file_content
 from sat_tf.export.litert.runtime import Runtime
-from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.lowering.outputs import with_own_names
+from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.operations.graph import Graph, simulate
 from sat_tf.export.operations.graph_file import read_graph
