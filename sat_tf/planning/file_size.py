@@ -94,8 +94,11 @@ class FileSizes:
             raise refused[0]
 
     def tensors(self, layer: str) -> list[str]:
-        """The tensors of the file that a layer's linear operations make."""
-        return [one.output for one in self._operations(layer, None)]
+        """Returns the tensors of the file that a layer's linear operations make."""
+        graph = self._settings.ended(next(iter(self._graphs.values())))
+        in_file = {former: name for name, former in graph.former_names.items()}
+        outputs = [operation.output for operation in self._operations(layer, None)]
+        return [in_file.get(output, output) for output in outputs]
 
     def stored_bits(self, layer: str, bits: int | None) -> int:
         """How many bits of the file each weight of a layer takes.

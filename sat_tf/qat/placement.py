@@ -628,11 +628,13 @@ class _Placer:
             reach = native.ends
         # Around a layer, it clips first the tensor that the layer reads.
         around = behind_layer and self._rounds_to_input(self.network[name])
+        # Codes of a skewed stream would often be ties of a coarser skewed grid: 255 is 15 times 17.
+        is_requantized = not behind_layer and bits < 8
         request = ActivationRequest(
             num_bits=bits,
             signed=negative,
             reach=reach if reaches else None,
-            skews=policy.stream_bits is not None and not around,
+            skews=policy.stream_bits is not None and not around and not is_requantized,
             ceiling=self.ranges.ceiling(name),
             gradient=policy.clipping_gradient,
             rate=policy.clipping_level_rate,

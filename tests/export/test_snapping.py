@@ -103,7 +103,7 @@ def test_with_weights_of_4_bits_in_the_file_next_to_nothing_differs_by_itself(de
     # two, and other tensors differ because of it.
     first = next((share for share in shares.values() if share), 0.0)
     assert first < 1e-4
-    assert max(shares.values()) < 0.1
+    assert max(shares.values()) < 0.2
 
 
 def _shares_that_differ(model, images, pack):

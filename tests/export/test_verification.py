@@ -9,6 +9,7 @@ import sat_tf
 from sat_tf.export.certificate import proof
 from sat_tf.export.certificate.runtimes import USUAL_RUNTIMES
 from sat_tf.export.litert.runtime import Runtime
+from sat_tf.export.lowering.outputs import with_own_names
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.operations.graph import simulate
 from tests.export.local import keras_tensors, stored
@@ -120,13 +121,14 @@ def test_images_of_many_sizes_are_refused(small, small_file):
 @pytest.mark.thorough
 def test_the_codes_of_the_trained_model_are_counted(model, certificate, pixels):
     found, _ = certificate
-    graph = deployed_graph(model)
+    graph = with_own_names(deployed_graph(model))
     simulated = simulate(graph, pixels)
     trained = keras_tensors(model, pixels.astype(np.float32))
     counted = {tensor.name: tensor for tensor in found.trained}
-    assert set(counted) == {n for n, t in graph.tensors.items() if t.codes and n in trained}
+    names = {name for name, tensor in graph.tensors.items() if tensor.codes}
+    assert set(counted) == {name for name in names if graph.former_name(name) in trained}
     for name, tensor in counted.items():
-        codes = stored(trained[name], graph.codes(name))
+        codes = stored(trained[graph.former_name(name)], graph.codes(name))
         assert tensor.codes_compared == codes.size
         assert tensor.codes_differing == np.count_nonzero(codes != simulated[name])
     # Biases that are rounded anew change codes, and these change others behind them.

@@ -14,6 +14,7 @@ from sat_tf.export.export import ExportReport
 from sat_tf.export.file_verification import verify_file
 from sat_tf.export.litert.converter import first_line
 from sat_tf.export.litert.runtime import Runtime
+from sat_tf.export.lowering.outputs import with_own_names
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.operations.graph import simulate
 from sat_tf.export.tflite.contents import read_contents
@@ -203,7 +204,7 @@ def test_every_integer_around_a_float_layer_is_certified_with_and_without_its_mo
 
 @pytest.mark.thorough
 def test_a_float_layer_computes_what_keras_computes(half):
-    graph = deployed_graph(half.model)
+    graph = with_own_names(deployed_graph(half.model))
     runtime = Runtime(half.path.read_bytes(), keep_tensors=True)
     runtime.run(half.images)
     given = runtime.tensors(

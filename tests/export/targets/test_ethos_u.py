@@ -66,6 +66,7 @@ def test_the_estimates_of_tensors_add_up_to_that_of_the_file(configuration, tmp_
     assert sum(compiled.encoded_weight_bytes_of.values()) == compiled.encoded_weight_bytes
     rows = sat_tf.explain(model, BitPolicy.mobile(4)).layers
     kernels = {(row.fused_into or (row.name,))[-1] for row in rows if row.weights}
+    kernels = kernels - {rows[-1].name} | {f"{rows[-1].name}_codes"}  # the output has the name
     assert kernels <= compiled.milliseconds_of.keys()
     assert all(compiled.encoded_weight_bytes_of[name] for name in kernels)
 
