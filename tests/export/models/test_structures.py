@@ -7,6 +7,7 @@ from ai_edge_litert.interpreter import Interpreter
 
 import sat_tf
 from sat_tf.export.litert.runtime import Runtime
+from sat_tf.export.lowering.outputs import with_own_names
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.operations.graph import simulate
 from sat_tf.export.operations.graph_file import read_graph, serialize
@@ -82,7 +83,7 @@ def test_xnnpack_computes_the_simulated_integers(name, path):
     assert [operator.split()[0] for operator in report.float_operators] == ["DEQUANTIZE"]
     # The file is read back as it was written.
     graph = read_graph(path.read_bytes(), "file")
-    expected = simulate(deployed_graph(model), IMAGES)
+    expected = simulate(with_own_names(deployed_graph(model)), IMAGES)
     for tensor, codes in simulate(graph, IMAGES).items():
         np.testing.assert_array_equal(codes, expected[tensor])
 
