@@ -590,6 +590,8 @@ REFUSED = {
     ),
     **dict.fromkeys(["GRUCell", "LSTMCell", "SimpleRNNCell", "StackedRNNCells"], _OUTPUTS),
     **dict.fromkeys(("StringLookup", "TextVectorization"), _STRINGS),
+    # TensorFlow's kernels refuse lengths beyond the rows, and the indices that Keras makes.
+    **dict.fromkeys(["argpartition", "ctc_decode"], "Keras 3 itself does not run on random input"),
     "JaxLayer": "which holds a program",
     "Lambda": "whose Python code cannot be shown to do the same",
     "Masking": "whose mask tells the layers after it",
