@@ -95,10 +95,14 @@ class FileSizes:
 
     def tensors(self, layer: str) -> list[str]:
         """Returns the tensors of the file that a layer's linear operations make."""
-        graph = self._settings.ended(next(iter(self._graphs.values())))
-        in_file = {former: name for name, former in graph.former_names.items()}
         outputs = [operation.output for operation in self._operations(layer, None)]
-        return [in_file.get(output, output) for output in outputs]
+        return [self._names_in_file.get(output, output) for output in outputs]
+
+    @functools.cached_property
+    def _names_in_file(self) -> dict[str, str]:
+        """The names in the file of tensors that have others in the graphs."""
+        graph = self._settings.ended(next(iter(self._graphs.values())))
+        return {former: name for name, former in graph.former_names.items()}
 
     def stored_bits(self, layer: str, bits: int | None) -> int:
         """How many bits of the file each weight of a layer takes.
