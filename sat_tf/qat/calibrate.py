@@ -62,8 +62,9 @@ _FEW_IMAGES = 32
 STALE = 0.25
 # Statistics that fit one network by this factor better than another are its own.
 _CLEARLY_BETTER = 0.5
-# Statistics whose squared error of the outputs is smaller by this factor are taken.
-_NEARER = 0.9
+# Mean deviation up to which rounding leaves statistics where they are. 8 bits move them by 0.005 to
+# 0.015, which is less than what some images err by; 4 bits by 0.03 and more, which outputs need.
+_UNMOVED = 0.02
 # A normalization measures as many channels of a batch at once as take so many bytes, or 8.
 _BYTES_AT_ONCE = 2**25
 _FEWEST_CHANNELS = 8
@@ -97,8 +98,9 @@ def best_statistics(
     """Statistics for a quantized network, from its own and two measured on the same images.
 
     If its own are those of the network before rounding, as after `quantize_model`, they cover more
-    images than were measured now: they are moved by the effect of rounding on the measured ones.
-    Otherwise, if it has been trained quantized or they are stale, the measured ones are taken.
+    images than were measured now: they are moved by the effect of rounding on the measured ones, if
+    that is more than what a few images err by. Otherwise, if it has been trained quantized or they
+    are stale, the measured ones are taken.
 
     Args:
         own: of the layers.
@@ -107,6 +109,8 @@ def best_statistics(
     """
     if not _are_of_unrounded(own, unrounded, quantized):
         return list(quantized)
+    if mean_deviation(unrounded, quantized) <= _UNMOVED:
+        return list(own)
     return [
         one.moved(start, end) for one, start, end in zip(own, unrounded, quantized, strict=True)
     ]
@@ -155,10 +159,10 @@ def calibrate(
     Without training, a few batches estimate the statistics worse than the float model has them: a
     hundred images leave every channel some percent off, and at 8 bits that costs more than the
     rounding. Statistics that fit the network before rounding are therefore not replaced, but moved
-    by the effect of rounding on these images, unless the outputs for the first batch are clearly
-    nearer to those without rounding if they stay. Stale ones are replaced, with a warning, because
-    the function of the model changes; or left as they are, with a warning, by keep_function=True,
-    for images that need not be those that the model is for. With clipping_levels=False, as after
+    by the effect of rounding on these images; or kept, where that is less than 0.02 standard
+    deviations, as at 8 bits. Stale ones are replaced, with a warning, because the function of the
+    model changes; or left as they are, with a warning, by keep_function=True, for images that need
+    not be those that the model is for. With clipping_levels=False, as after
     training, all are replaced.
 
     Args:
@@ -431,11 +435,7 @@ def _fit_both(
         f"{off:.1g} standard deviations in the mean), and were"
     )
     if off <= STALE:
-        best = best_statistics(own, unrounded, quantized)
-        assign_statistics(norms, best)
-        is_moved = _are_of_unrounded(own, unrounded, quantized)
-        if is_moved and _are_clearly_nearer(network, batches[0], norms, own, best):
-            assign_statistics(norms, own)
+        assign_statistics(norms, best_statistics(own, unrounded, quantized))
     elif keep_function:
         advice = "Give images like those that the model is for, and check how they are scaled."
         warn(f"{received} left as they are. {advice}", StaleStatisticsWarning)
@@ -446,33 +446,6 @@ def _fit_both(
             "images are scaled; to keep the function, pass keep_function=True.",
             StaleStatisticsWarning,
         )
-
-
-def _are_clearly_nearer(
-    network: Network,
-    images: Batch,
-    norms: list[keras.layers.Layer],
-    own: list[Statistics],
-    moved: list[Statistics],
-) -> bool:
-    """Whether outputs err clearly less by own statistics than by moved ones, which are left there.
-
-    Rounding moves statistics of a batch that is normalized by itself. Where those of the images are
-    not quite the own ones, in inference it may move less.
-    """
-    assign_statistics(norms, own)
-    with float_weights(node.layer for node in network):
-        wanted = _outputs(network, images, _call_unrounded)
-
-    def error() -> float:
-        """The squared error of all outputs, each as a share of what it is."""
-        made = _outputs(network, images, call_node)
-        noise = {name: np.sum(np.square(made[name] - of)) for name, of in wanted.items()}
-        return sum(float(noise[name] / max(np.sum(of**2), 1e-30)) for name, of in wanted.items())
-
-    of_own = error()
-    assign_statistics(norms, moved)
-    return of_own < _NEARER * error()
 
 
 def measure_statistics(

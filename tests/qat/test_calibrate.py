@@ -1,6 +1,5 @@
 import contextlib
 import dataclasses
-import functools
 import warnings
 
 import numpy as np
@@ -16,7 +15,7 @@ from sat_tf.graph.network import Network
 from sat_tf.qat import calibrate
 from sat_tf.qat.calibrate import StaleStatisticsWarning, estimate_statistics
 from sat_tf.qat.images import Batches
-from sat_tf.qat.layout import inner_layer, quantized_network
+from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.shared_grids import SharedGrids
 from sat_tf.quantizers.best_levels import best_clipping_level, best_skewed_range
@@ -336,23 +335,17 @@ def _softmax(logits):
     return powers / powers.sum(axis=1, keepdims=True)
 
 
-def test_statistics_stay_where_moved_ones_are_clearly_worse_for_the_outputs():
-    quantized = sat_tf.quantize_model(float_models.build("mobile_block"), BitPolicy.mobile(8))
-    sat_tf.calibrate(quantized, float_models.images(32))
-    network = quantized_network(quantized, when="first")
-    norms = [inner_layer(node.layer) for node in network if _is_norm(node)]
-    images = (float_models.images(32),)
-    own = [Statistics.of(norm) for norm in norms]
-    off = [dataclasses.replace(one, mean=one.mean + 0.5 * np.sqrt(one.square)) for one in own]
-    clearly_nearer = functools.partial(calibrate._are_clearly_nearer, network, images, norms)
-    assert clearly_nearer(own, off)
-    # The moved ones are left there.
-    np.testing.assert_allclose(norms[0].moving_mean.numpy(), off[0].mean, rtol=1e-6)
-    assert not clearly_nearer(own, own)
+@pytest.mark.parametrize(
+    ("effect", "of_images", "expected"),
+    [(0.01, 0.1, 0.0), (0.05, 0.1, 0.05), (0.01, 1.0, 1.01), (0.1, 0.1, 0.1)],
+    ids=["as at 8 bits", "as at 4 bits", "stale", "well-matched images"],
+)
+def test_statistics_are_moved_by_rounding_where_that_moves_them(effect, of_images, expected):
+    def shifted(mean):
+        return [Statistics(np.full(3, mean), np.ones(3), 1e-3)]
 
-
-def _is_norm(node):
-    return isinstance(inner_layer(node.layer), keras.layers.BatchNormalization)
+    best = calibrate.best_statistics(shifted(0.0), shifted(of_images), shifted(of_images + effect))
+    np.testing.assert_allclose(best[0].mean, expected, atol=1e-12)
 
 
 @pytest.mark.parametrize(("far_out", "is_clipped"), [(1, True), (64, False)])
