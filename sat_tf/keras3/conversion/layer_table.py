@@ -148,7 +148,6 @@ _NEUTRAL = {
     "sliding_window": None,
     "use_gate": False,
     "vocabulary_size": None,
-    "zero_output_for_mask": False,
 }
 # Settings that tf_keras does not have, and that do not matter in inference: of randomness, of what
 # the settings above turn off, and of speed.
@@ -227,7 +226,8 @@ def make_layer(
         settings["activation"] = _translated_activation(layer, activation, inner)
     try:
         return made(**settings)
-    except (TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
+        # An inner layer that only Keras 3 has lacks attributes that wrappers read.
         raise ValueError(
             f"received settings of {name} that tf_keras does not take ({reason_of(error)})"
         ) from error
@@ -319,7 +319,11 @@ def _counterpart(name: str) -> Keras3:
 
 @functools.cache
 def accepted_names(made: type) -> set[str]:
-    """Names of the arguments that a class takes itself, and passes on to its bases."""
+    """Names of the arguments that a class takes itself, and passes on to its bases.
+
+    Two are taken from keywords without a name; only configurations of recurrent layers have the
+    second, which `Bidirectional` sets where it returns sequences.
+    """
     names: set[str] = set()
     for base in made.__mro__:
         if "__init__" not in vars(base):
@@ -328,7 +332,7 @@ def accepted_names(made: type) -> set[str]:
         names.update(parameters)
         if not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
             break
-    return names | {"activity_regularizer"}
+    return names | {"activity_regularizer", "zero_output_for_mask"}
 
 
 def _own_class(layer: Any) -> type | None:

@@ -120,3 +120,27 @@ def test_activations_of_ones_own_become_layers(name):
     expected = ops.convert_to_numpy(model(_given()))
     found = ops.convert_to_numpy(quantized(_given()))
     assert np.max(np.abs(found - expected)) < 0.05 * np.max(np.abs(expected))
+
+
+def _bidirectional(cell):
+    return L.Bidirectional(L.RNN(cell, return_sequences=True))
+
+
+# Layers around recurrent ones, and the layers of tf_keras that they become. The second has an
+# activation that Keras 3 alone has: the whole stays a layer of Keras 3.
+AROUND = {
+    "sequences": (lambda: L.Bidirectional(L.LSTM(3, return_sequences=True)), "keras"),
+    "outputs": (lambda: _bidirectional(L.GRUCell(3, activation="sparse_sigmoid")), "keras3"),
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_layers_around_recurrent_ones_stay_float(name):
+    layer, expected = AROUND[name]
+    given = keras.Input((6, 4))
+    tensor = L.Conv1D(4, 2)(layer()(given))
+    model = keras.Model(given, L.Dense(2)(L.GlobalAveragePooling1D()(tensor)))
+    quantized = sat_tf.quantize_model(model, FLOAT)  # which proves that each layer is the same
+    layers = [getattr(layer, "layer", layer) for layer in twin.twin_of(quantized).layers]
+    (left,) = [layer for layer in layers if type(layer).__name__ == "Bidirectional"]
+    assert isinstance(left, own_layers.OfKeras3) == (expected == "keras3")
