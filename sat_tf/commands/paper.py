@@ -97,7 +97,8 @@ def _run(arguments: argparse.Namespace, console: Console) -> bool:
         return run_jobs(jobs, folder, results, console)
 
     finished = unless_stopped(work, folder, console) or []
-    return all([conclude_folder(one, console) for one in finished])  # each red one has its line
+    kept = [conclude_folder(one, console) for one in finished]  # each red one has its line
+    return all(kept)
 
 
 def _show(arguments: argparse.Namespace, console: Console) -> bool:

@@ -202,7 +202,8 @@ def test_a_channel_without_weights_gives_its_constant_however_coarse_its_scale()
 @pytest.mark.parametrize("seed", range(4))
 def test_no_factor_of_single_codes_makes_more_of_them_others_than_the_largest_one(seed):
     draw, size = np.random.default_rng(seed), 16
-    weights, constants = draw.uniform(0.1, 2, size) / 127, draw.uniform(-100, 100, size)
+    # Many results are half way between two codes.
+    weights, constants = draw.integers(1, 5, size) / 2, draw.integers(-200, 200, size) / 4
     graph = _graph(np.ones((size, 1)), weights, constants, source=1.0, output=1.0)
     kernel, image = np.ones((1, 1, size), np.int32), Tensor("x", (2, 2, size), graph.codes("x"))
     changes = {"kind": LinearKind.DEPTHWISE, "kernel": kernel}
@@ -221,7 +222,6 @@ def test_no_factor_of_single_codes_makes_more_of_them_others_than_the_largest_on
 
     assert np.min(factors) >= 64
     assert np.all(others(factors) <= others(127))
-    assert np.sum(others(factors)) < np.sum(others(127))
 
 
 def test_the_factor_of_preprocessing_makes_its_constant_an_integer():
