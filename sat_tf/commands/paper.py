@@ -10,12 +10,14 @@ from rich.console import Console
 from sat_tf.commands.models import quiet_tensorflow
 from sat_tf.commands.options import add_overrides, nonempty, seed, several, unless_stopped
 from sat_tf.commands.parser import Parser
+from sat_tf.commands.train import conclude_folder
 from sat_tf.messages import RunError, list_problems, say
 from sat_tf.reproduction.library import Entry, data_sets, find
 from sat_tf.reproduction.record import markdown, read_outcomes, show
 from sat_tf.reproduction.run import Job, plan
 from sat_tf.reproduction.run import run as run_jobs
 from sat_tf.training.config.config import config_text
+from sat_tf.training.state.run_folder import RunFolder
 
 DESCRIPTION = (
     "Lists the rows of the paper's tables and figures with the printed values, and runs them, on "
@@ -90,11 +92,13 @@ def _run(arguments: argparse.Namespace, console: Console) -> bool:
     jobs = _jobs(arguments)
     folder, results = pathlib.Path(arguments.out), pathlib.Path(arguments.results)
 
-    def work() -> bool:
+    def work() -> list[RunFolder]:
         quiet_tensorflow()
         return run_jobs(jobs, folder, results, console)
 
-    return unless_stopped(work, folder, console) is not False
+    finished = unless_stopped(work, folder, console) or []
+    kept = [conclude_folder(one, console) for one in finished]  # each red one has its line
+    return all(kept)
 
 
 def _show(arguments: argparse.Namespace, console: Console) -> bool:

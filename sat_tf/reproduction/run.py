@@ -86,7 +86,7 @@ def run(
     folder: pathlib.Path,
     results: pathlib.Path,
     console: Console,
-) -> bool:
+) -> list[RunFolder]:
     """Runs jobs one after the other, and records each outcome.
 
     A finished run in this folder is not repeated, and an interrupted one resumes; a float model is
@@ -99,14 +99,14 @@ def run(
         console: where to show progress.
 
     Returns:
-        Whether LiteRT computes the integers that were trained, in all of them.
+        The folders of those that are finished; another worker may have the files of the rest.
 
     Raises:
         RunError: a run failed, or a file cannot be read or written.
     """
     RunFolder(folder).check_writable()
     read_outcomes(results)
-    same = True
+    folders: list[RunFolder] = []
     done: set[str] = set()
     for number, job in enumerate(jobs, start=1):
         what = escape(f"{job.row} on {job.data}, seed {job.config.seed}")
@@ -137,9 +137,9 @@ def run(
                 "remove the folder, and run it again."
             ) from error
         add_outcomes(results, [outcome])
-        same = same and not outcome.codes_differing
+        folders.append(finished)
         console.print(f"{job.row}: top-1 {outcome.top1:.2f} %", highlight=False)
-    return same
+    return folders
 
 
 def _job(

@@ -50,9 +50,12 @@ def test_rows_are_run_and_recorded_in_the_working_directory(tmp_path, monkeypatc
     assert "| `glyphs/float/clamp` | clamp | 51.5 ± 2.1 (2) |" in capsys.readouterr().out
 
 
-def test_codes_that_differ_are_exit_status_1(monkeypatch):
-    monkeypatch.setattr(runner, "train", FakeRunner(codes_differing=1).train)
-    assert main.main(["paper", "run", "glyphs/4bits/pact"]) == 1
+def test_a_red_headline_of_a_row_is_exit_status_1_though_all_codes_are_equal(monkeypatch, capsys):
+    rows = ["glyphs/4bits/pact", "glyphs/4bits/pact_sat_cg"]
+    monkeypatch.setattr(runner, "train", FakeRunner(lost=0.1).train)
+    assert main.main(["paper", "run", *rows]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.count("model.tflite: red: -10.00 points of top-1 beside the float model") == 2
 
 
 def test_what_is_shown_is_a_whole_configuration(capsys):

@@ -4,6 +4,7 @@ import tf_keras as keras
 from ai_edge_litert.interpreter import Interpreter
 
 import sat_tf
+from sat_tf.export.certificate.comparison import TrainedCounter
 from sat_tf.export.deployed import deployed_model
 from sat_tf.export.lowering.pipeline import deployed_graph, trained_graph
 from sat_tf.export.operations.graph import simulate
@@ -98,12 +99,15 @@ def test_a_deep_network_computes_the_codes_of_its_file_once_it_is_snapped(deep, 
 
 @pytest.mark.thorough
 def test_with_weights_of_4_bits_in_the_file_next_to_nothing_differs_by_itself(deep, images):
-    shares = _shares_that_differ(_snapped(deep[0], "auto"), images, "auto")
-    # On coarser grids of biases more values lie between two codes: what differs first is a tie or
-    # two, and other tensors differ because of it.
-    first = next((share for share in shares.values() if share), 0.0)
-    assert first < 1e-4
-    assert max(shares.values()) < 0.2
+    model = _snapped(deep[0], "auto")
+    graph = deployed_graph(model, pack="auto")
+    counter = TrainedCounter(TrainedModel(model, graph), graph)
+    counter.add(images, simulate(graph, images), {})
+    # On coarser grids of biases more values lie between two codes. A tie or two of an early layer
+    # is 14 % of the codes 40 layers later: each is held against what Keras' own inputs make.
+    found = counter.result()
+    assert max(tensor.alone_share for tensor in found) < 2e-4
+    assert sum(tensor.alone_differing for tensor in found) < 20  # of 900,000
 
 
 def _shares_that_differ(model, images, pack):

@@ -31,13 +31,17 @@ def outcome(**fields):
 class FakeRunner:
     """Stands for `sat_tf.training.loop.runner.train`: writes the files of a finished run.
 
+    Args:
+        codes_differing: of each file, as the results have it.
+        lost: what the file has of the float model's top-1 no more, as a share.
+
     Attributes:
         configs: of the runs it was asked for, in order.
     """
 
-    def __init__(self, codes_differing=0):
+    def __init__(self, codes_differing=0, lost=0.0):
         self.configs = []
-        self._codes_differing = codes_differing
+        self._codes_differing, self._lost = codes_differing, lost
 
     def train(self, config, folder, console, *, resume=None, wait=False):
         """Gives every run a top-1 of its own: 50 % and as many points as runs before it."""
@@ -61,7 +65,9 @@ class FakeRunner:
             parameters=1,
             seconds=1.0,
             **(
-                {"tflite_top1": top1, "codes_differing": self._codes_differing} if quantized else {}
+                {"tflite_top1": top1 - self._lost, "codes_differing": self._codes_differing}
+                if quantized
+                else {}
             ),
         )
         folder.write_json(run_folder.RESULTS, results.to_dict())

@@ -355,7 +355,7 @@ def test_an_operation_that_the_export_adds_stays_int8():
     assert added
     for operation in added:
         assert operation.kernel.shape[:2] == (1, 1)
-        # Its factor is that of the most exact codes, of those at which int8 is fine.
+        # Of the factors from 64 to 127 it has the one at which the fewest codes are others.
         assert np.max(np.abs(operation.kernel)) > 63
 
 

@@ -199,6 +199,31 @@ def test_a_channel_without_weights_gives_its_constant_however_coarse_its_scale()
     np.testing.assert_array_equal(codes, [3, -20, 120])
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_no_factor_of_single_codes_makes_more_of_them_others_than_the_largest_one(seed):
+    draw, size = np.random.default_rng(seed), 16
+    # Many results are half way between two codes.
+    weights, constants = draw.integers(1, 5, size) / 2, draw.integers(-200, 200, size) / 4
+    graph = _graph(np.ones((size, 1)), weights, constants, source=1.0, output=1.0)
+    kernel, image = np.ones((1, 1, size), np.int32), Tensor("x", (2, 2, size), graph.codes("x"))
+    changes = {"kind": LinearKind.DEPTHWISE, "kernel": kernel}
+    operation = dataclasses.replace(_only(graph), **changes)
+    graph = dataclasses.replace(
+        graph, tensors={**graph.tensors, "x": image}, operations=(operation,)
+    )
+    factors = _only(scales.upscale(graph)).kernel.reshape(-1)
+    codes = np.arange(-128, 128)[:, np.newaxis]
+    exact = np.clip(np.floor(codes * weights + constants + 0.5), -128, 127)
+
+    def others(factors):
+        steps = np.rint(constants * factors / weights)
+        made = np.clip(np.rint((codes * factors + steps) * (weights / factors)), -128, 127)
+        return np.count_nonzero(made != exact, axis=0)
+
+    assert np.min(factors) >= 64
+    assert np.all(others(factors) <= others(127))
+
+
 def test_the_factor_of_preprocessing_makes_its_constant_an_integer():
     # x / 127.5 - 1 on codes of 1/127: with the factor 127, -1 is half an integer.
     kernel, scale = np.ones((1, 1, 1, 1), np.int32), np.array([1 / 127.5])
