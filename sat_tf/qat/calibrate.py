@@ -23,7 +23,8 @@ from sat_tf.qat.inputs import input_ranges
 from sat_tf.qat.layout import in_inference, inner_layer, quantized_network
 from sat_tf.qat.model_class import policy_of
 from sat_tf.qat.range_doubts import certainty_doubt
-from sat_tf.qat.range_statistics import RangeStatistics, range_statistics
+from sat_tf.qat.range_statistics import RangeStatistics, float_statistics, range_statistics
+from sat_tf.qat.requantize import as_fed
 from sat_tf.qat.shared_grids import SharedGrids, give_inputs_their_grids
 from sat_tf.qat.walk import Parts, each_part, one_by_one, walk
 from sat_tf.qat.wrapper import (
@@ -36,6 +37,7 @@ from sat_tf.quantizers.best_levels import Sample, best_range_of_logits
 from sat_tf.quantizers.input_range import InputRange
 from sat_tf.quantizers.observers import expected_largest
 from sat_tf.quantizers.protocol import CLIPPING_LEVEL, PixelQuantizer
+from sat_tf.quantizers.seen_values import USUAL
 from sat_tf.quantizers.values import Function, itself
 
 
@@ -399,6 +401,12 @@ def _compared(
     """The statistics of a quantized network beside those of images, as nothing is rounded."""
     call = functools.partial(_call_unrounded, on_batch_statistics=False)
     with float_weights(node.layer for node in network):
+        # Folded, a shift is what the first layers pad with, instead of 0. Up to two pixels of the
+        # narrowest range that is compared, it is next to nothing.
+        narrowest = min(np.min(one.scales) for one in USUAL)
+        if np.max(np.abs(found.change.shift)) > 2.0 * narrowest:
+            place = network.inputs.index(name)
+            return float_statistics(as_fed(network), images, place, found)
         return range_statistics(network, name, images, found, call)
 
 

@@ -385,7 +385,13 @@ def observe_pixels(
         wrong: dict[str, str] = {}  # images like those of the training before are one problem
         for when, one in (("", seen), (f"the training before, {ON_AVERAGE}, on ", trained_on)):
             if one and (problem := misfit(one, quantizer.range)):
-                wrong.setdefault(fitting(one), f"{name}: received {when}{problem}; {RANGE_FIX}")
+                fits, fix = fitting(one), RANGE_FIX
+                if one is seen and not fits.startswith(f"input_range={PIXELS}"):
+                    fix += (
+                        f"; if the model was trained on input_range={quantizer.range}, give uint8 "
+                        "pixels instead, which are scaled for you"
+                    )
+                wrong.setdefault(fits, f"{name}: received {when}{problem}; {fix}")
         statistics = None if wrong else compared(name, quantizer.range)
         if statistics is not None and statistics.fitting is not None:
             wrong[""] = f"{name}: {statistics.problem}"

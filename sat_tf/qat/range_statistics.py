@@ -26,7 +26,7 @@ from sat_tf.graph.network import Network, Node, call_in_inference
 from sat_tf.graph.rewrite import with_layers_for_operations
 from sat_tf.messages import first_ones
 from sat_tf.qat.inputs import kept_inputs
-from sat_tf.qat.layout import inner_layer, is_quantized
+from sat_tf.qat.layout import inner_layer
 from sat_tf.quantizers.input_range import InputRange
 from sat_tf.quantizers.seen_values import STATISTICS, USUAL, has_channels
 
@@ -180,7 +180,8 @@ def range_statistics(
     """Compares statistics of BatchNormalization with those of images in the usual ranges.
 
     Args:
-        network: a float model, or a quantized one whose statistics are as they were trained.
+        network: a float model, or a quantized one whose statistics are as they were trained. Its
+            first layers fold no large shift: they pad with that instead of 0.
         name: of an image input.
         images: an array for each input, what the model is fed.
         given: the range of that input.
@@ -199,15 +200,9 @@ def range_statistics(
     fed = dict(zip(network.inputs, (array[chosen] for array in images), strict=True))
     pixels = given.pixels(fed[name].astype(np.float32))
 
-    is_folded = is_quantized(network)
-
     def measured(found: InputRange) -> list[Statistics]:
-        if found == given:
-            return _measured(network, norms, needed, fed, call)
-        # Where a layer reads x less a shift, what it is padded with is the shift: nothing beside
-        # the values of the given range, and many times as much as those of another one may be.
-        is_off = is_folded and np.max(np.abs(given.change.shift)) > np.max(given.scales)
-        return _measured(network, norms, needed, {**fed, name: found.fed(pixels)}, call, is_off)
+        own = fed if found == given else {**fed, name: found.fed(pixels)}
+        return _measured(network, norms, needed, own, call)
 
     usual = [one for one in USUAL if has_channels(one, pixels.shape[-1])]
     off = {found: _off(norms, measured(found)) for found in dict.fromkeys((given, *usual))}
@@ -251,9 +246,8 @@ def _measured(
     needed: set[str],
     fed: dict[str, Any],
     call: Call,
-    is_cut: bool = False,
 ) -> list[Statistics]:
-    """The statistics of what normalizations read, where asked for without what is at borders."""
+    """The statistics of what normalizations read."""
     kept = kept_inputs(network)
     read = {norm.inputs[0]: float(inner_layer(norm.layer).epsilon) for norm in norms}
     tensors = {
@@ -268,10 +262,6 @@ def _measured(
             tensors[node.name] = call(node, given if node.takes_list else given[0])
         if node.name in read:
             values = tf.cast(tensors[node.name], tf.float32)
-            if is_cut and values.shape.rank == 4:
-                rows, columns = (max(size // 8, 1) for size in values.shape[1:3])
-                inner = values[:, rows:-rows, columns:-columns]
-                values = inner if 0 not in inner.shape else values
             mean, variance = tf.nn.moments(values, list(range(values.shape.rank - 1)))
             found[node.name] = Statistics(
                 mean.numpy().astype(np.float64), variance.numpy().astype(np.float64), 0.0

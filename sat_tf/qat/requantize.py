@@ -177,6 +177,17 @@ def without_quantizers(network: Network) -> tuple[keras.Model, dict[str, Any]]:
     return made, annotations
 
 
+def as_fed(network: Network) -> keras.Model:
+    """The float model that a quantized one computes with: it reads what that is fed, unfolded."""
+    model, _ = without_quantizers(network)
+    for name, kernel in effective_kernels(network).items():
+        layer_kinds.kernel_of(model.get_layer(name)).assign(kernel)
+    changes = {name: NO_CHANGE.after(own.change) for name, own in input_ranges(network).items()}
+    for fold in find_folds(Network(model), changes)[0]:
+        apply_fold(fold, model.get_layer(fold.layer), list(map(model.get_layer, fold.norms)))
+    return model
+
+
 def _by_place(network: Network) -> dict[tuple[str, ...], QuantizedLayer]:
     """The quantized layers by name; inserted ones, named by their bits, by what they connect."""
     places = {}

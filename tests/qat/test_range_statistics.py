@@ -107,6 +107,20 @@ def test_the_range_of_the_training_fits_alone_and_no_other_does(trained, order):
         assert found.off[range_of(trained)] < 0.25
 
 
+@pytest.mark.parametrize("stated", ["torch", "caffe"])
+def test_what_folded_layers_pad_with_hides_no_contradiction(stated):
+    keras.utils.set_random_seed(1)
+    image = keras.Input((16, 16, 3), name="image")
+    x = L.Conv2D(12, 3, padding="same", strides=2, activation="relu")(image)
+    x = L.Conv2D(8, 3, padding="same", activation="relu", name="second")(x)
+    x = L.BatchNormalization(name="norm")(L.Conv2D(8, 3, padding="same")(x))
+    model = keras.Model(image, L.Dense(3)(L.GlobalAveragePooling2D()(L.ReLU()(x))))
+    estimate_statistics(model, range_of((0, 1)).fed(PICTURES))
+    quantized = sat_tf.quantize_model(model, BitPolicy.mobile(8, input_range=stated))
+    with pytest.raises(ValueError, match=r"which is \(0, 1\) by the statistics"):
+        sat_tf.calibrate(quantized, PICTURES)
+
+
 @pytest.mark.parametrize("steps", [1, 5, 70, 500])
 @pytest.mark.parametrize("trained", [(0, 255), (-1, 1)], ids=str)
 def test_averages_that_lag_behind_a_short_training_are_no_contradiction(trained, steps):

@@ -278,6 +278,15 @@ def test_a_rescaling_inside_is_told_of_pixels_under_another_range_and_takes_them
         sat_tf.calibrate(quantized, PICTURES.astype(np.uint8))
 
 
+def test_images_of_another_range_are_told_both_ways_out():
+    ways = (
+        r"what fits is input_range=\(0, 1\); for that, .* if the model was trained on "
+        r"input_range=\(-1, 1\), give uint8 pixels instead, which are scaled for you\.$"
+    )
+    with pytest.raises(ValueError, match=ways):
+        sat_tf.calibrate(_quantized(input_range=(-1, 1)), range_of((0, 1)).fed(PICTURES))
+
+
 @pytest.mark.thorough
 def test_the_quantized_model_gets_the_range_that_fits_by_requantize():
     model = _quantized()

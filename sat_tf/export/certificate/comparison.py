@@ -35,6 +35,7 @@ from sat_tf.export.operations.linear import (
     weight_counts,
 )
 from sat_tf.export.operations.native import FIXED_GRIDS
+from sat_tf.export.operations.operation import Operation
 from sat_tf.export.tflite.images import Pixels, number_of, some_of
 
 
@@ -274,17 +275,15 @@ class TrainedCounter:
             moves_fixed = op.keeps_grid and not self._fixed.isdisjoint(op.inputs)
             if moves_fixed or not FIXED_GRIDS.keys().isdisjoint(op.operators):
                 self._fixed.add(op.output)
-        # Clipping logits changes what softmax makes of them, which is compared, or nothing.
-        self._logits = set[str]()
+        # The integers that what reads a tensor tells apart; it clips the others itself, or in a
+        # softmax, which is compared behind it.
+        self._told_apart = dict[str, tuple[int, int]]()
         for op in reversed(graph.operations):
             readers = [other for other in graph.operations if op.output in other.inputs]
-            into_softmax = (
-                "SOFTMAX" in reader.operators
-                or ("DEQUANTIZE" in reader.operators and reader.output in self._logits)
-                for reader in readers
-            )
-            if readers and op.output not in graph.outputs and all(into_softmax):
-                self._logits.add(op.output)
+            ends = [self._told_apart_by(reader, op.output) for reader in readers]
+            if readers and op.output not in graph.outputs and None not in ends:
+                lowest, highest = zip(*filter(None, ends), strict=True)
+                self._told_apart[op.output] = min(lowest), max(highest)
         # How many values of each channel are beyond all codes.
         self._saturated: dict[str, np.ndarray] = {}
         self._outputs: list[np.ndarray] = []
@@ -294,6 +293,23 @@ class TrainedCounter:
     def outputs(self) -> np.ndarray:
         """The model's outputs for all images so far."""
         return np.concatenate(self._outputs)
+
+    def _told_apart_by(self, reader: Operation, name: str) -> tuple[int, int] | None:
+        """The integers of a tensor beyond which an operation makes the same of all, or None.
+
+        What selects values, or joins them, makes of clipped ones what it would make of others and
+        clip: its own tensor shows what that changes.
+        """
+        dequantizes = "DEQUANTIZE" in reader.operators and reader.output in self._told_apart
+        if dequantizes or "SOFTMAX" in reader.operators:
+            codes = self._graph.tensors[name].codes
+            return (codes.lowest, codes.highest) if codes else (0, 0)  # no integers are float
+        if not (reader.selects or "CONCATENATION" in reader.operators):
+            return None
+        if reader.output in self._tensors:
+            made = self._graph.codes(reader.output)
+            return made.lowest, made.highest
+        return self._told_apart.get(reader.output)
 
     def add(
         self,
@@ -313,11 +329,13 @@ class TrainedCounter:
         stored: dict[str, np.ndarray] = {}
         for name, counted in self._tensors.items():
             found = codes.pop(name)  # which is large, and not looked at again
+            if name in self._told_apart:
+                found = np.clip(found, *self._told_apart[name])
             stored[name] = self._stored(name, found)
             beyond = stored[name] != found
             axes = tuple(range(beyond.ndim - 1))
             self._saturated[name] = self._saturated.get(name, 0) + np.sum(beyond, axis=axes)
-            is_clipped = name in self._trained.raw_inputs or name in self._logits
+            is_clipped = name in self._trained.raw_inputs
             counted.add(simulated[name], stored[name] if is_clipped else found)
         count = min(_MOST_ALONE - self._alone_images, number_of(images))
         if count > 0:
@@ -365,7 +383,7 @@ class TrainedCounter:
     def result(self) -> list[TrainedCount]:
         """All counts."""
         for name, counted in self._tensors.items():
-            saturated = self._saturated[name] * (name not in self._fixed | self._logits)
+            saturated = self._saturated[name] * (name not in self._fixed)
             counted.saturated = int(np.sum(saturated))
             if counted.saturated:
                 counted.worst_channel = int(np.argmax(saturated))

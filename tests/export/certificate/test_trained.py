@@ -128,6 +128,22 @@ def test_what_a_clipping_level_clips_in_keras_too_does_not_saturate(tmp_path):
     assert (found.saturated, found.verdict.kind) == (0, "good")
 
 
+@pytest.mark.parametrize("join", [L.Minimum, L.Maximum, L.Concatenate])
+def test_what_keras_clips_behind_a_join_does_not_saturate_in_front_of_it(join, tmp_path):
+    keras.utils.set_random_seed(0)
+    features = keras.Input((8,), name="features")
+    large = keras.initializers.RandomNormal(stddev=3.0)
+    parts = [L.Dense(16, kernel_initializer=large)(features), L.Dense(16)(features)]
+    model = keras.Model(features, L.Dense(3)(join(name="join")(parts)))
+    quantized = calibrated(model, BitPolicy.mobile(8, input_type="float32"), VALUES)
+    (level,) = (one for one in quantized.weights if one.name.endswith("join/clipping_level:0"))
+    level.assign(0.3 * level)
+    sat_tf.calibrate(quantized, VALUES, clipping_levels=False)
+    found = certified(quantized, VALUES, tmp_path)
+    assert (found.saturated, found.verdict.kind) == (0, "good")
+    assert found.trained_differing < 0.001
+
+
 def test_a_sigmoid_of_nearly_1_does_not_saturate(tmp_path):
     features = keras.Input((8,), name="features")
     hidden = L.Dense(16, activation="relu")(features)
