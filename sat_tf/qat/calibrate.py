@@ -1,6 +1,7 @@
 """Calibration: clipping levels, normalization statistics and output ranges taken from data."""
 
 import contextlib
+import dataclasses
 import functools
 import math
 import tempfile
@@ -64,9 +65,10 @@ _FEW_IMAGES = 32
 STALE = 0.25
 # Statistics that fit one network by this factor better than another are its own.
 _CLEARLY_BETTER = 0.5
-# Mean deviation up to which rounding leaves statistics where they are. 8 bits move them by 0.005 to
-# 0.015, which is less than what some images err by; 4 bits by 0.03 and more, which outputs need.
-_UNMOVED = 0.02
+# Mean deviation up to which the effect of rounding on variances is noise, by which dividing the
+# signal again and again loses more than it gains. 8 bits move statistics by 0.005 to 0.015 and 4
+# bits by 0.03 and more, as they change what weights amplify.
+_NOISE_ALONE = 0.02
 # A normalization measures as many channels of a batch at once as take so many bytes, or 8.
 _BYTES_AT_ONCE = 2**25
 _FEWEST_CHANNELS = 8
@@ -100,9 +102,9 @@ def best_statistics(
     """Statistics for a quantized network, from its own and two measured on the same images.
 
     If its own are those of the network before rounding, as after `quantize_model`, they cover more
-    images than were measured now: they are moved by the effect of rounding on the measured ones, if
-    that is more than what a few images err by. Otherwise, if it has been trained quantized or they
-    are stale, the measured ones are taken.
+    images than were measured now: they are moved by the effect of rounding on the measured ones,
+    variances only by one that is more than noise. Otherwise, if it has been trained quantized or
+    they are stale, the measured ones are taken.
 
     Args:
         own: of the layers.
@@ -111,8 +113,11 @@ def best_statistics(
     """
     if not _are_of_unrounded(own, unrounded, quantized):
         return list(quantized)
-    if mean_deviation(unrounded, quantized) <= _UNMOVED:
-        return list(own)
+    if mean_deviation(unrounded, quantized) <= _NOISE_ALONE:
+        quantized = [
+            dataclasses.replace(end, variance=start.variance)
+            for start, end in zip(unrounded, quantized, strict=True)
+        ]
     return [
         one.moved(start, end) for one, start, end in zip(own, unrounded, quantized, strict=True)
     ]
@@ -161,11 +166,11 @@ def calibrate(
     Without training, a few batches estimate the statistics worse than the float model has them: a
     hundred images leave every channel some percent off, and at 8 bits that costs more than the
     rounding. Statistics that fit the network before rounding are therefore not replaced, but moved
-    by the effect of rounding on these images; or kept, where that is less than 0.02 standard
-    deviations, as at 8 bits. Stale ones are replaced, with a warning, because the function of the
-    model changes; or left as they are, with a warning, by keep_function=True, for images that need
-    not be those that the model is for. With clipping_levels=False, as after
-    training, all are replaced.
+    by the effect of rounding on these images: means, and variances where that is more than 0.02
+    standard deviations, as at 4 bits. Stale ones are replaced, with a warning, because the function
+    of the model changes; or left as they are, with a warning, by keep_function=True, for images
+    that need not be those that the model is for. With clipping_levels=False, as after training, all
+    are replaced.
 
     Args:
         model: a model quantized by sat-tf; it is changed in place.

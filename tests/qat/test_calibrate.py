@@ -336,16 +336,22 @@ def _softmax(logits):
 
 
 @pytest.mark.parametrize(
-    ("effect", "of_images", "expected"),
-    [(0.01, 0.1, 0.0), (0.05, 0.1, 0.05), (0.01, 1.0, 1.01), (0.1, 0.1, 0.1)],
-    ids=["as at 8 bits", "as at 4 bits", "stale", "well-matched images"],
+    ("unrounded", "quantized", "expected"),
+    [
+        ((0.1, 1.0), (0.11, 1.01), (0.01, 1.0)),
+        ((0.1, 1.0), (0.15, 1.05), (0.05, 1.05)),
+        ((0.0, 1.0), (0.05, 1.05), (0.05, 1.05)),
+        ((1.0, 2.0), (1.01, 2.02), (1.01, 2.02)),
+    ],
+    ids=["as at 8 bits", "as at 4 bits", "images of the training", "stale"],
 )
-def test_statistics_are_moved_by_rounding_where_that_moves_them(effect, of_images, expected):
-    def shifted(mean):
-        return [Statistics(np.full(3, mean), np.ones(3), 1e-3)]
-
-    best = calibrate.best_statistics(shifted(0.0), shifted(of_images), shifted(of_images + effect))
-    np.testing.assert_allclose(best[0].mean, expected, atol=1e-12)
+def test_rounding_moves_means_and_variances_by_more_than_noise(unrounded, quantized, expected):
+    statistics = [
+        [Statistics(np.full(3, mean), np.full(3, variance), 0.0)]
+        for mean, variance in ((0.0, 1.0), unrounded, quantized)
+    ]
+    (best,) = calibrate.best_statistics(*statistics)
+    np.testing.assert_allclose([best.mean[0], best.variance[0]], expected, atol=1e-12)
 
 
 @pytest.mark.parametrize(("far_out", "is_clipped"), [(1, True), (64, False)])
