@@ -211,6 +211,9 @@ class _Placer:
         if not all(are_numbers(kind) for kind in node.types):
             self.without_codes.add(node.name)
             return Role.OPAQUE
+        rank = len(self.whole[node.inputs[0]].shape) if node.inputs else 0
+        if not problem and (unwritable := layer_kinds.problem_at(node.layer, rank)):
+            self._refuse(f"{node.layer.name}: {unwritable}.")  # before it is trained
         if node.name not in self.annotations:
             left_float = (Role.LINEAR, Role.FUNCTION)
             return Role.OPAQUE if problem or role in left_float else role

@@ -51,6 +51,27 @@ def test_one_error_names_every_layer_that_cannot_be_quantized():
     assert "unsupported='float'" in last
 
 
+@pytest.mark.parametrize("unsupported", ["error", "float"])
+def test_what_no_file_can_have_is_refused_before_it_is_trained(unsupported):
+    network = _model(
+        L.Conv2D(4, 3, name="a"),
+        L.Softmax(axis=1, name="rows"),
+        L.Softmax(axis=[1, 2], name="images"),
+        L.Softmax(axis=3, name="fine"),
+        L.Resizing(12, 12, "bicubic", name="resized"),
+        L.UpSampling2D(2, interpolation="lanczos3", name="larger"),
+        L.Resizing(12, 12, name="bilinear"),
+        L.Flatten("channels_first", name="flat"),
+        L.Dense(3, name="classifier"),
+    )
+    lines = _error(network, BitPolicy(unsupported=unsupported)).splitlines()
+    assert lines[0] == "model 'custom': 5 problems"
+    named = [line.removeprefix("  - ").split(":")[0] for line in lines[1:]]
+    assert named == ["rows", "images", "resized", "larger", "flat"]
+    assert "received axis=[1, 2], expected the last one; use axis=-1" in lines[2]
+    assert "'bicubic', which no operator of TFLite computes, expected 'nearest'" in lines[3]
+
+
 def test_an_annotation_of_another_kind_is_refused():
     assert "b: received a dict annotation, expected sat_tf.configs.LayerConfig" in _error(
         Network(float_models.build("plain")), annotations={"b": {"weight_bits": 8}}

@@ -313,8 +313,9 @@ def _refuse_softmax(layer: Any) -> str | None:
 
 
 def _refuse_softmax_at(layer: Any, rank: int) -> str | None:
-    if layer.axis not in (-1, rank):
-        return f"received axis={layer.axis!r}, expected the last one; use axis=-1"
+    if layer.axis not in (-1, rank, [-1], [rank]):
+        axis = layer.axis if isinstance(layer.axis, int) else list(layer.axis)
+        return f"received axis={axis}, expected the last one; use axis=-1"
     return None
 
 

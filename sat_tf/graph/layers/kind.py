@@ -277,8 +277,8 @@ class LayerKind:
         refuse: returns what is wrong with this layer's settings, with the fix, or None.
         quantized: sat-tf quantizes it; else it is left float, or first rewritten as other layers.
         fix: what to do about one that is not quantized.
-        refuse_at: the same as `refuse` for a tensor of so many axes behind the batch, when the
-            model is lowered.
+        refuse_at: returns why no file can have it, quantized or float, behind a tensor of so many
+            axes without the batch, or None.
         kernels: those it multiplies by, in order.
         pieces: the layers that it becomes, one for each kernel, before it is quantized.
         weights_by_channel: its weights, of whatever shape, are factors of single channels or

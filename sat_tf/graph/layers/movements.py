@@ -74,6 +74,15 @@ def _refuse_flatten_at(layer: Any, rank: int) -> str | None:
     return None
 
 
+def _refuse_interpolation(layer: Any, rank: int) -> str | None:
+    if layer.interpolation not in ("nearest", "bilinear"):
+        return (
+            f"received interpolation={layer.interpolation!r}, which no operator of TFLite "
+            "computes, expected 'nearest' or 'bilinear'; train the model with one of them"
+        )
+    return None
+
+
 def _upsampling_role(layer: Any) -> Role:
     return Role.MOVEMENT if layer.interpolation == "nearest" else Role.FUNCTION
 
@@ -143,6 +152,7 @@ KINDS: Kinds = {
     keras.layers.UpSampling2D: LayerKind(
         _upsampling_role,
         refuse_channels_first,
+        refuse_at=_refuse_interpolation,
         function=_INTERPOLATION,
         moves=_upsample_image,
         keeps_channels=True,
@@ -151,6 +161,7 @@ KINDS: Kinds = {
     keras.layers.UpSampling3D: _OF_VOLUMES,
     keras.layers.Resizing: LayerKind(
         _resizing_role,
+        refuse_at=_refuse_interpolation,
         function=_INTERPOLATION,
         moves=one_move(
             "RESIZE_NEAREST_NEIGHBOR", lambda layer: ((int(layer.height), int(layer.width)),)
