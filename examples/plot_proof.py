@@ -113,6 +113,8 @@ def _codes_of_file(
     interpreter.allocate_tensors()
     (image,) = interpreter.get_input_details()
     indices = {tensor["name"]: tensor["index"] for tensor in interpreter.get_tensor_details()}
+    # An output has the name of its layer; its codes are in front of it.
+    indices |= {name: indices.get(f"{name}_codes", indices[name]) for name in names}
     codes: dict[str, list[np.ndarray]] = {name: [] for name in names}
     for pixels in images:
         interpreter.set_tensor(image["index"], pixels[np.newaxis])

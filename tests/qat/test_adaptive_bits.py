@@ -124,15 +124,14 @@ def test_weight_decay_counts_once(data):
 @pytest.mark.thorough
 def test_all_widths_learn_and_are_measured(data):
     model = _adaptive(data[0])
-    before = [variable.numpy() for variable in model.trainable_variables]
+    # The skew of a symmetric range has no gradient.
+    trainable = [v for v in model.trainable_variables if v.name.split("/")[-1] != "skew:0" or v]
+    before = [variable.numpy() for variable in trainable]
     history = _fit(model, data, epochs=4)
     assert set(history) == {"loss", *(f"{m}_at_{w}" for m in ("loss", "accuracy") for w in WIDTHS)}
     assert all(np.isfinite(values).all() for values in history.values())
     assert history["loss"][-1] < history["loss"][0]
-    moved = sum(
-        not np.array_equal(old, new)
-        for old, new in zip(before, model.trainable_variables, strict=True)
-    )
+    moved = sum(not np.array_equal(old, new) for old, new in zip(before, trainable, strict=True))
     assert moved >= len(before) - 1  # a level behind which nothing is clipped may stay
     measured = model.evaluate(*data, verbose=0, return_dict=True)
     for width in WIDTHS:

@@ -32,7 +32,7 @@ data: {name: digits}
 model: {name: mobilenet_v1}
 stages:
   float: {epochs: 8, batch_size: 32, base_learning_rate: 0.4, warmup_epochs: 1}
-training: {checkpoint_steps: 3}
+training: {checkpoint_steps: 3, keep: last}
 """
 
 

@@ -74,7 +74,9 @@ def test_two_steps_are_those_of_the_formula_for_every_variable(nesterov):
             np.testing.assert_allclose(
                 received, expected, rtol=2e-5, atol=2e-6, err_msg=variable.name
             )
-            assert np.any(received != weights), variable.name
+            # The skew of a symmetric range has no gradient.
+            is_symmetric = variable.name.endswith("/skew:0") and not weights
+            assert is_symmetric or np.any(received != weights), variable.name
             variable.assign(received)
 
 
