@@ -24,6 +24,7 @@ from matplotlib.figure import Figure as Picture
 from benchmarks.paper.claims import CHAPTERS, CLAIMS, OF_PAPER, Claim, Top1, Verdict, by_row, judge
 from sat_tf.atomic_file import written_whole
 from sat_tf.commands.options import unless_stopped
+from sat_tf.commands.train import conclude_folder
 from sat_tf.messages import RunError, list_problems
 from sat_tf.presentation import palette
 from sat_tf.reproduction import run as paper_run
@@ -180,7 +181,8 @@ def run(planned: Sequence[Job], folder: pathlib.Path, console: rich.console.Cons
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="weight_grid=")
-                same &= paper_run.run([job], folder, results, console)
+                finished = paper_run.run([job], folder, results, console)
+                same &= all([conclude_folder(run, console) for run in finished])
         except RunError as error:
             broken.append(f"{title}: {error}")
         write_page(folder, read_outcomes(results), "; ".join(job.changes))
