@@ -181,8 +181,8 @@ def run(planned: Sequence[Job], folder: pathlib.Path, console: rich.console.Cons
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="weight_grid=")
-                finished = paper_run.run([job], folder, results, console)
-                same &= all([conclude_folder(run, console) for run in finished])
+                for run in paper_run.run([job], folder, results, console):
+                    same &= conclude_folder(run, console)
         except RunError as error:
             broken.append(f"{title}: {error}")
         write_page(folder, read_outcomes(results), "; ".join(job.changes))

@@ -147,8 +147,8 @@ def test_a_training_that_breaks_does_not_stop_the_others(monkeypatch, tmp_path):
     assert len(read_outcomes(tmp_path / "results.csv")) == 4
 
 
-def test_integers_that_differ_are_reported(monkeypatch, tmp_path):
-    monkeypatch.setattr(runner, "train", FakeRunner(codes_differing=1).train)
+def test_a_red_headline_is_reported(monkeypatch, tmp_path):
+    monkeypatch.setattr(runner, "train", FakeRunner(lost=0.1).train)
     assert not _run(tmp_path)[0]
 
 
