@@ -1,5 +1,6 @@
 """The comparison: LiteRT and Keras against the integer simulation, batch by batch."""
 
+import collections
 import dataclasses
 import hashlib
 import math
@@ -278,12 +279,14 @@ class TrainedCounter:
         # The integers that what reads a tensor tells apart; it clips the others itself, or in a
         # softmax, which is compared behind it.
         self._told_apart = dict[str, tuple[int, int]]()
+        readers = collections.defaultdict[str, list[Operation]](list)
         for op in reversed(graph.operations):
-            readers = [other for other in graph.operations if op.output in other.inputs]
-            ends = [self._told_apart_by(reader, op.output) for reader in readers]
-            if readers and op.output not in graph.outputs and None not in ends:
+            ends = [self._told_apart_by(reader, op.output) for reader in readers[op.output]]
+            if ends and op.output not in graph.outputs and None not in ends:
                 lowest, highest = zip(*filter(None, ends), strict=True)
                 self._told_apart[op.output] = min(lowest), max(highest)
+            for name in op.inputs:
+                readers[name].append(op)
         # How many values of each channel are beyond all codes.
         self._saturated: dict[str, np.ndarray] = {}
         self._outputs: list[np.ndarray] = []

@@ -16,6 +16,7 @@ from sat_tf.graph.layers.kind import (
     LayerKind,
     NativeFunction,
     Role,
+    axes_of,
 )
 from sat_tf.graph.operation_layers import Clip
 
@@ -306,15 +307,16 @@ def _sloped(layer: Any, values: np.ndarray) -> np.ndarray:
 
 
 def _refuse_softmax(layer: Any) -> str | None:
-    axes = [layer.axis] if isinstance(layer.axis, int) else list(layer.axis)
+    axes = axes_of(layer)
     if 0 in axes:
         return f"received axis={layer.axis!r}, the batch, expected another one; use axis=-1"
     return None
 
 
 def _refuse_softmax_at(layer: Any, rank: int) -> str | None:
-    if layer.axis not in (-1, rank, [-1], [rank]):
-        axis = layer.axis if isinstance(layer.axis, int) else list(layer.axis)
+    axes = axes_of(layer)
+    if axes not in ([-1], [rank]):
+        axis = axes if len(axes) > 1 else axes[0]
         return f"received axis={axis}, expected the last one; use axis=-1"
     return None
 

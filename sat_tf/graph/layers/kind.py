@@ -336,6 +336,11 @@ class LayerKind:
 Kinds = dict[type[keras.layers.Layer], LayerKind]
 
 
+def axes_of(layer: Any) -> list[int]:
+    """Returns the axes of a layer whose setting is one of them, or several."""
+    return [layer.axis] if isinstance(layer.axis, int) else list(layer.axis)
+
+
 def refuse_channels_first(layer: Any) -> str | None:
     """Why a layer is refused whose images have their channels first; None where it is not."""
     if layer.data_format != "channels_last":

@@ -7,7 +7,16 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.graph.layers.kind import SAME, Function, Keras3, Kinds, LayerKind, Moments, Role
+from sat_tf.graph.layers.kind import (
+    SAME,
+    Function,
+    Keras3,
+    Kinds,
+    LayerKind,
+    Moments,
+    Role,
+    axes_of,
+)
 
 
 @keras.utils.register_keras_serializable(package="sat_tf")
@@ -103,7 +112,7 @@ class Statistics:
 
 
 def _refuse_batch_normalization(layer: Any) -> str | None:
-    axes = [layer.axis] if isinstance(layer.axis, int) else list(layer.axis)
+    axes = axes_of(layer)
     rank = layer.input_spec.ndim if layer.input_spec else None
     if axes not in ([-1], [rank - 1] if rank else [-1]):
         return f"received axis={axes}, expected the channel axis, -1"
@@ -113,7 +122,7 @@ def _refuse_batch_normalization(layer: Any) -> str | None:
 
 
 def _refuse_normalization_of_layers(layer: Any) -> str | None:
-    axes = [layer.axis] if isinstance(layer.axis, int) else list(layer.axis)
+    axes = axes_of(layer)
     if 0 in axes:
         return f"received axis={axes}, with the batch, expected others; use axis=-1"
     return None
