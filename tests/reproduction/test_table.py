@@ -57,6 +57,9 @@ def test_the_terminal_shows_a_table_for_each_of_the_paper_and_whole_names():
     assert "κ₀ 0.5" in text
     assert "12.0" in text
     assert "table_s2/mobilenet_v1/6bits/first_last_8bits" in text
+    narrow = Console(file=io.StringIO(), width=80)
+    narrow.print(*tables)
+    assert "…" not in narrow.file.getvalue()
 
 
 RESULTS = pathlib.Path(__file__).parents[2] / "benchmarks" / "results" / "paper.csv"
