@@ -16,12 +16,14 @@ What LiteRT answers by their files on other inputs is compared with the float mo
     python benchmarks/eight_bits.py --packages=packages --tiny=tiny --cache=inputs
     python benchmarks/eight_bits.py --networks="tempo FCN" --bits=w8a8 --output=fcn.csv
 
-Rows that the CSV file has are not made again.
+A row is of one choice of inputs (`--seeds`), those to calibrate on and those to answer: with one
+alone, a network keeps a point more or less by chance. Rows that the CSV has are not made again.
 """
 
 import contextlib
 import dataclasses
 import functools
+import itertools
 import math
 import pathlib
 import tempfile
@@ -45,7 +47,6 @@ _NETWORKS = flags.DEFINE_list(
 )
 _BITS = flags.DEFINE_list("bits", ["w8a8", "w4a8"], "of weights and activations")
 _TOOLS = flags.DEFINE_list("tools", ["sat-tf", "converter", "litert-quantizer"], f"of {TOOLS}")
-_SEED = flags.DEFINE_integer("seed", 0, "of the inputs")
 _CACHE = flags.DEFINE_string(
     "cache", "", "folder that keeps the inputs, as espeak-ng's words differ from run to run"
 )
@@ -161,15 +162,15 @@ class Case:
     file: bytes
 
 
-def drawn(name: str) -> tuple[np.ndarray, np.ndarray]:
+def drawn(name: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Inputs to calibrate on and others for the answers; those of an earlier run, if kept."""
     network, counts = NETWORKS[name], (_CALIBRATION.value, NETWORKS[name].held_out)
-    of_run = "-".join(map(str, (name.replace(" ", "_"), _SEED.value, *counts)))
+    of_run = "-".join(map(str, (name.replace(" ", "_"), seed, *counts)))
     file = pathlib.Path(_CACHE.value, f"{of_run}.npz")
     if _CACHE.value and file.is_file():
         with np.load(file) as kept_inputs:
             return kept_inputs["fitted"], kept_inputs["held_out"]
-    draw = np.random.default_rng(_SEED.value)
+    draw = np.random.default_rng(seed)
     fitted, held_out = (
         network.inputs(draw, count, is_fitted)
         for count, is_fitted in zip(counts, (True, False), strict=True)
@@ -181,19 +182,19 @@ def drawn(name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 @functools.lru_cache(maxsize=1)
-def prepared(name: str) -> Case:
+def prepared(name: str, seed: int) -> Case:
     """What is the same for all tools and bits."""
     network = NETWORKS[name]
     keras.backend.clear_session()
     model = network.load()
-    inputs, held_out = drawn(name)
+    inputs, held_out = drawn(name, seed)
     of_float = model.predict(held_out, batch_size=32, verbose=0)
     return Case(network, model, inputs, held_out, of_float, by_converter(model, None))
 
 
-def measured(name: str, bits: str) -> dict[str, Any]:
-    """A row: all tools on one network."""
-    case = prepared(name)
+def measured(name: str, bits: str, seed: int) -> dict[str, Any]:
+    """A row: all tools on one network, with one choice of inputs."""
+    case = prepared(name, seed)
     of_values = case.network.of_values
     row = {
         "network": name,
@@ -203,6 +204,7 @@ def measured(name: str, bits: str) -> dict[str, Any]:
         "answered": len(case.held_out),
         "measure": "variance" if of_values else "answers",
         "bits": bits,
+        "seed": seed,
     }
     ways = {
         "sat-tf": lambda: by_sat(case, bits),
@@ -218,8 +220,23 @@ def measured(name: str, bits: str) -> dict[str, Any]:
         quantized = answers(ways[tool](), case.held_out)
         row[tool] = f"{kept(quantized, case.of_float, of_values=of_values):.2f}"
         row[f"{tool}, dB"] = f"{decibels(quantized, case.of_float):.1f}"
-        print(name, bits, tool, row[tool], row[f"{tool}, dB"], flush=True)
+        print(name, bits, seed, tool, row[tool], row[f"{tool}, dB"], flush=True)
     return row
+
+
+def means(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row for each network and number of bits: the means over the choices of inputs."""
+    by_case: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        by_case.setdefault((row["network"], row["bits"]), []).append(row)
+    table = []
+    for (name, bits), choices in by_case.items():
+        row = {"network": name, "bits": bits}
+        for tool in TOOLS:
+            percents = [float(choice[tool]) for choice in choices if choice[tool]]
+            row[tool] = f"{np.mean(percents):.2f}" if percents else ""
+        table.append(row)
+    return table
 
 
 def main(argv: list[str]) -> None:
@@ -229,15 +246,19 @@ def main(argv: list[str]) -> None:
     refuse_missing()
     output = flags.FLAGS.output
     rows = read_csv(output)
-    for name in names_at_hand():
-        for bits in _BITS.value:
-            wanted = not _NETWORKS.value or any(part in name for part in _NETWORKS.value)
-            is_there = any((row["network"], row["bits"]) == (name, bits) for row in rows)
-            if wanted and not is_there:
-                rows.append(measured(name, bits))
-                write_csv(rows, output)
+    are_there = {(row["network"], row["bits"], int(row["seed"])) for row in rows}
+    names = [
+        name
+        for name in names_at_hand()
+        if not _NETWORKS.value or any(part in name for part in _NETWORKS.value)
+    ]
+    for name, seed, bits in itertools.product(names, map(int, flags.FLAGS.seeds), _BITS.value):
+        if (name, bits, seed) not in are_there:
+            rows.append(measured(name, bits, seed))
+            write_csv(rows, output)
     columns = ("network", "bits", *TOOLS)
-    rich.console.Console().print(as_table(rows, "Answers of the float model, in percent", columns))
+    title = "Answers of the float model, in percent, means over the choices of inputs"
+    rich.console.Console().print(as_table(means(rows), title, columns))
 
 
 if __name__ == "__main__":

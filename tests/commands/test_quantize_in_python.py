@@ -73,7 +73,9 @@ def test_python_and_the_command_make_the_same_file_and_model(keras, bits, photos
     for file in (path, tmp_path / "out" / "model.tflite"):  # operators, settings and constants
         certificate = sat_tf.verify_tflite(quantized, file, images, progress=False)
         assert certificate.codes_differing == 0
-        assert certificate.trained_differing < 1e-4  # ties
+        # A tie of the first layer moves a dozen codes of those that read it: nothing differs alone.
+        assert certificate.trained_differing < 1e-3
+        assert not any(tensor.alone_differing for tensor in certificate.trained)
 
     saved = tf_keras.models.load_model(tmp_path / "out" / "quantized.keras")
     given = images.astype(np.float32)
