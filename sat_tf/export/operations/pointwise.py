@@ -39,15 +39,15 @@ class Pointwise(enum.Enum):
 
     def on_arrays(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
         """Its result for arrays, whose axes of size 1 are broadcast."""
-        return np.asarray(getattr(np, _FUNCTIONS[self])(first, second))
+        return np.asarray(_FUNCTIONS[self](first, second))
 
 
 _FUNCTIONS = {
-    Pointwise.MAXIMUM: "maximum",
-    Pointwise.MINIMUM: "minimum",
-    Pointwise.PRODUCT: "multiply",
-    Pointwise.SUM: "add",
-    Pointwise.DIFFERENCE: "subtract",
+    Pointwise.MAXIMUM: np.maximum,
+    Pointwise.MINIMUM: np.minimum,
+    Pointwise.PRODUCT: np.multiply,
+    Pointwise.SUM: np.add,
+    Pointwise.DIFFERENCE: np.subtract,
 }
 _FLOAT_BYTES = 4
 
