@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ from sat_tf.export.operations import (
     add,
     concatenate,
     float_layer,
-    linear,
     lookup,
     mean,
     movements,
@@ -29,7 +28,7 @@ from sat_tf.export.operations import (
     softmax,
 )
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.linear import Linear
+from sat_tf.export.operations.linear import Linear, map_linear
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.pointwise import Pointwise
 from sat_tf.export.operations.windows import LinearKind, transposed_size
@@ -94,11 +93,7 @@ def keras_of_graph(graph: Graph) -> keras.Model:
     tensors: dict[str, Any] = {
         image.name: made for image, made in zip(graph.images, images, strict=True)
     }
-    requantized: collections.Counter[str] = collections.Counter()
-    for operation in graph.operations:
-        if isinstance(operation, Linear) and _is_requantization(operation):
-            operation = _unlike(operation, requantized[operation.inputs[0]])
-            requantized[operation.inputs[0]] += 1
+    for operation in _told_apart(graph.operations):
         inputs = [tensors[name] for name in operation.inputs]
         tensors[operation.output] = _FakeQuantized(operation, graph)(inputs)
     outputs = [tensors[name] for name in graph.outputs]
@@ -119,22 +114,35 @@ def _float_streams(graph: Graph) -> Iterator[str]:
             yield operation.output
 
 
-def _is_requantization(operation: Linear) -> bool:
-    codes, scales = operation.kernel, operation.scales
-    is_one_factor = codes.size and np.ptp(codes) == np.ptp(scales) == 0 and codes.flat[0] > 1
-    return operation.is_pointwise and bool(is_one_factor) and not np.any(operation.bias)
+def _told_apart(operations: Iterable[Operation]) -> tuple[Operation, ...]:
+    """The operations, with no two equal requantizations of one tensor.
 
-
-def _unlike(requantization: Linear, earlier: int) -> Linear:
-    """The same requantization written unlike so many earlier ones of its tensor.
-
-    The converter would merge equal ones into one, which then has no codes and stays float. The same
+    The converter would merge these into one, which then has no codes and stays float. The same
     slope is written as 127 / 127, 126 / 126, and so on; it is exact in each, as they have no bias.
     """
-    code = int(requantization.kernel.flat[0])
-    scales = (requantization.scales * (code / (code - earlier))).astype(np.float32)
-    kernel = np.full_like(requantization.kernel, code - earlier)
-    return dataclasses.replace(requantization, kernel=kernel, scales=scales)
+    seen: collections.Counter[tuple[str, int]] = collections.Counter()
+
+    def told_apart(linear: Linear) -> Linear:
+        if not _is_identity(linear):
+            return linear
+        key = linear.inputs[0], linear.kernel.size
+        code = int(linear.kernel.flat[0]) - seen[key]
+        seen[key] += 1
+        scales = (linear.scales * (linear.kernel.flat[0] / code)).astype(np.float32)
+        return dataclasses.replace(linear, kernel=np.full_like(linear.kernel, code), scales=scales)
+
+    return map_linear(operations, told_apart)
+
+
+def _is_identity(linear: Linear) -> bool:
+    return (
+        linear.is_pointwise
+        and not np.any(linear.bias)
+        and linear.kernel.size > 0
+        and linear.kernel.flat[0] > 1
+        and bool(np.all(linear.kernel == linear.kernel.flat[0]))
+        and bool(np.all(linear.scales == linear.scales[0]))
+    )
 
 
 class _FakeQuantized(keras.layers.Layer):
@@ -262,7 +270,7 @@ ON_REALS: dict[type[Operation], Callable[..., tf.Tensor]] = {
     quantize.ShiftImage: lambda op, graph, x: x,
     quantize.Quantize: lambda op, graph, x: x,
     quantize.Dequantize: lambda op, graph, x: tf.identity(x),
-    linear.Linear: _linear,
+    Linear: _linear,
     add.AddConstant: lambda op, graph, x: x + _on_one_scale(op.values, 127.0 * float(op.scale)),
     pairs.Pair: lambda op, graph, one, two: _PAIRS[op.kind](one, two),
     pointwise.WithConstant: lambda op, graph, x: _PAIRS[op.kind](x, op.constant),
