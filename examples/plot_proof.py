@@ -1,8 +1,8 @@
 """Draws the proof: the codes that Keras computes in training beside those that LiteRT computes.
 
-A small network learns scikit-learn's digits in 4 bits, is exported and verified; then the same
-images go through Keras and through the file, and every code of every activation is compared. Half
-a minute on two cores, nothing to download.
+A small network learns scikit-learn's digits in 4 bits, and is exported, with the biases of its
+file, and verified; then the same images go through Keras and through the file, and every code of
+every activation is compared. Half a minute on two cores, nothing to download.
 
 python examples/plot_proof.py --output=docs/images/proof.png
 """
@@ -21,8 +21,8 @@ import sat_tf
 from sat_tf import data
 from sat_tf.atomic_file import written_whole
 from sat_tf.export.certificate.certificate import Certificate
-from sat_tf.export.deployed import DeployedModel
-from sat_tf.training.loop.deploy_tail import deploy_tail
+from sat_tf.export.lowering.pipeline import deployed_graph
+from sat_tf.export.verify import TrainedModel
 
 matplotlib.use("Agg")
 
@@ -82,7 +82,7 @@ def _model() -> keras.Model:
 
 def _train(
     digits: data.ImageSet, path: pathlib.Path, images: np.ndarray
-) -> tuple[DeployedModel, Certificate]:
+) -> tuple[TrainedModel, Certificate]:
     batches = tf.data.Dataset.from_tensor_slices((digits.train_images, digits.train_labels))
     batches = batches.shuffle(2000, seed=_SEED).batch(32, drop_remainder=True)
     batches = batches.map(lambda pixels, label: (tf.cast(pixels, tf.float32), label))
@@ -95,10 +95,9 @@ def _train(
     sat_tf.calibrate(quantized, digits.train_images[:512])
     quantized.compile(keras.optimizers.Adam(0.003), loss, metrics=["accuracy"])
     quantized.fit(batches, epochs=4, verbose=2)
-    trained = deploy_tail(quantized, batches, epochs=2, learning_rate=0.001)
-    sat_tf.export_tflite(quantized, path)
-    certificate = sat_tf.verify_tflite(trained, path, images, digits.test_labels[:_NUM_IMAGES])
-    return trained, certificate
+    sat_tf.export_tflite(quantized, path, snap_biases=True)
+    certificate = sat_tf.verify_tflite(quantized, path, images, digits.test_labels[:_NUM_IMAGES])
+    return TrainedModel(quantized, deployed_graph(quantized)), certificate
 
 
 def _codes_of_file(

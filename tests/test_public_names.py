@@ -50,6 +50,12 @@ def test_there_are_at_most_18_public_names():
     assert len(sat_tf.__all__) == len(set(sat_tf.__all__)) <= 18
 
 
+def test_a_name_that_is_gone_says_what_to_use_instead():
+    with pytest.raises(ImportError, match=r"deployed_model is gone: sat_tf\.export\.snap_biases"):
+        from sat_tf.export import deployed_model  # noqa: F401
+    assert not set(sat_tf.export._REMOVED) & set(dir(sat_tf.export))
+
+
 @pytest.mark.parametrize("name", sat_tf.__all__)
 def test_every_public_name_is_there_and_explained(name):
     found = getattr(sat_tf, name)

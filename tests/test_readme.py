@@ -3,7 +3,6 @@ import re
 
 import numpy as np
 import pytest
-import tensorflow as tf
 import tensorflow_model_optimization as tfmot
 import tf_keras as keras
 
@@ -48,15 +47,9 @@ def test_the_code_in_the_readme_and_its_guides_runs_and_no_code_differs(tmp_path
     }
     (whole,) = _python_blocks("README.md")
     (in_tfmots_words,) = _python_blocks("docs/guides/tfmot.md")
-    (tail,) = _python_blocks("docs/guides/deploy_tail.md")
     _, in_litert, real_of_codes = _python_blocks("docs/guides/export.md")
     exec(whole.replace("q.compile(...)", _COMPILE).replace("q.fit(...)", _FIT), names)
     assert names["certificate"].codes_differing == 0
-    batches = tf.data.Dataset.from_tensor_slices((names["pixels"], names["labels"])).batch(32)
-    names["batches"] = batches.map(lambda image, label: (tf.cast(image, tf.float32), label))
-    names["held_out"] = names["batches"]
-    exec(tail.replace("sat_tf.verify_tflite", "certificate = sat_tf.verify_tflite"), names)
-    assert names["certificate"] == 0.0  # the share that differs
     exec(in_litert, names)
     assert "scores" in names
     assert pathlib.Path("model.tflite").is_file()

@@ -75,7 +75,6 @@ def evaluate(folder: RunFolder, console: Console, *, trust: bool = False) -> Non
     folder.require(CONFIG, QUANTIZED_MODEL)
     config = read_config(folder.file(CONFIG))
     quiet_tensorflow()
-    from sat_tf.training.loop.outcome import as_measured
     from sat_tf.training.loop.runner import reading_errors_explained
     from sat_tf.training.loop.stage import held_out_metrics
     from sat_tf.training.loop.start import fed_range, fed_source, load_source
@@ -93,7 +92,7 @@ def evaluate(folder: RunFolder, console: Console, *, trust: bool = False) -> Non
         value_errors_as_run_errors(folder.file(QUANTIZED_MODEL)),
         reading_errors_explained(source),
     ):
-        found = held_out_metrics(as_measured(config, model), source, agreement)
+        found = held_out_metrics(model, source, agreement)
     name, title = source.score
     console.print(
         f"{config.name}: held-out {title} {100 * found[name]:.2f} % ({found['images']} images)",

@@ -345,11 +345,11 @@ def _prove(
     from sat_tf.qat.inputs import takes_pixels
 
     with value_errors_as_run_errors(target.model):
-        model: keras.Model = _as_measured(load_model(target.model, trust=trust), target)
+        model: keras.Model = load_model(target.model, trust=trust)
         check_one_of_each(model)
         shape = tuple(model.input_shape[1:])
         pixels = _pixels(target, wanted, shape, int(model.output_shape[-1]), console)
-        if not takes_pixels(Network(getattr(model, "quantized", model))):
+        if not takes_pixels(Network(model)):
             pixels = pixels.of_input(read_subject(target.tflite).graph.images[0])
         return verify_tflite(
             model,
@@ -369,23 +369,6 @@ def _float_model(target: Target, given: str | None) -> pathlib.Path | None:
         return pathlib.Path(given)
     own = target.folder.file(FLOAT_MODEL) if target.folder else None
     return own if own is not None and own.is_file() else None
-
-
-def _as_measured(model: "keras.Model", target: Target) -> "keras.Model":
-    """The model that the results of a run are about: the deployed one after a deploy tail."""
-    if target.folder is None or not target.folder.file(CONFIG).is_file():
-        return model
-    config = read_config(target.folder.file(CONFIG))
-    if config.stages.deploy_tail is None:
-        return model
-    from sat_tf.export.lowering.packing import ALL_PACKINGS, FileSettings
-    from sat_tf.training.loop.outcome import as_measured
-
-    found = read_contents(target.tflite.read_bytes(), str(target.tflite)).settings
-    pack = FileSettings.of_file(found, str(target.tflite)).pack
-    if ALL_PACKINGS[pack].windows:  # a file of its own, that no deploy tail computes
-        return model
-    return as_measured(config, model, pack=pack)
 
 
 def _pixels(

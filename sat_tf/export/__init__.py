@@ -3,8 +3,7 @@
 The stages, in order: trace (with the folding of BatchNormalization), pack, upscale, make_portable,
 settle_constants, floor_scales, round_biases; then simulate, write and verify. `to_keras` gives the
 same graph to TensorFlow's own converter; `snap_biases` moves a trained model's biases to those of
-its file; `deployed_model` is that file in Keras, to be evaluated and trained; `with_image_size`
-fixes the size of a model of images of any size.
+its file; `with_image_size` fixes the size of a model of images of any size.
 
 A file needs no model: `read_graph` reads it back, `simulate` runs it in NumPy, `verify_file`
 compares LiteRT with that, and `evaluate_tflite` measures accuracy on all cores.
@@ -19,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sat_tf.export.converter_route import to_keras as to_keras
-    from sat_tf.export.deployed import deployed_model as deployed_model
     from sat_tf.export.device.kit import write_kit as write_kit
     from sat_tf.export.device.report import read_device_check as read_device_check
     from sat_tf.export.evaluate import evaluate_simulator as evaluate_simulator
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "compare_operators": "sat_tf.export.operator_comparison",
-    "deployed_model": "sat_tf.export.deployed",
     "evaluate_simulator": "sat_tf.export.evaluate",
     "evaluate_tflite": "sat_tf.export.evaluate",
     "read_device_check": "sat_tf.export.device.report",
@@ -48,8 +45,17 @@ _HOMES = {
 
 __all__ = [*_HOMES]
 
+# Names of earlier versions, with what to use instead.
+_REMOVED = {
+    "deployed_model": "sat_tf.export.snap_biases gives a model the biases of its file, so that it "
+    "computes its codes; sat_tf.export.simulate computes every code of a file."
+}
+
 
 def __getattr__(name: str) -> Any:
+    if name in _REMOVED:
+        # Of an AttributeError, `from sat_tf.export import name` would not show the words.
+        raise ImportError(f"{__name__}.{name} is gone: {_REMOVED[name]}", name=name)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

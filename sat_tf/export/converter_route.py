@@ -1,9 +1,8 @@
-"""The ordinary route: a deployed graph as Keras operations that TensorFlow's converter reads."""
+"""TensorFlow's converter, given a deployed graph as real values and FakeQuant operations."""
 
 import collections
 import dataclasses
-import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,26 @@ from sat_tf.export.litert.converter import run_converter
 from sat_tf.export.lowering.outputs import FLOAT, with_own_names
 from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.lowering.pipeline import deployed_graph
+from sat_tf.export.operations import (
+    add,
+    concatenate,
+    float_layer,
+    lookup,
+    mean,
+    movements,
+    native,
+    pairs,
+    pointwise,
+    pools,
+    quantize,
+    softmax,
+)
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import Linear, map_linear
 from sat_tf.export.operations.operation import Operation
+from sat_tf.export.operations.pointwise import Pointwise
+from sat_tf.export.operations.windows import LinearKind, transposed_size
+from sat_tf.export.tflite.tensors import Activation, Window
 from sat_tf.messages import did_you_mean, list_problems
 
 _ROUTES = ("direct", "converter")
@@ -79,8 +95,7 @@ def keras_of_graph(graph: Graph) -> keras.Model:
     }
     for operation in _told_apart(graph.operations):
         inputs = [tensors[name] for name in operation.inputs]
-        made = _Converted(functools.partial(operation.converted, graph), name=operation.output)
-        tensors[operation.output] = made(inputs)
+        tensors[operation.output] = _FakeQuantized(operation, graph)(inputs)
     outputs = [tensors[name] for name in graph.outputs]
     if len(images) == len(outputs) == 1:
         return keras.Model(images[0], outputs[0], name=graph.name)
@@ -130,15 +145,164 @@ def _is_identity(linear: Linear) -> bool:
     )
 
 
-class _Converted(keras.layers.Layer):
-    """One operation of the graph."""
+class _FakeQuantized(keras.layers.Layer):
+    """One operation, with the FakeQuant that makes TensorFlow's converter store its codes.
 
-    def __init__(self, function: Callable[..., tf.Tensor], name: str) -> None:
-        super().__init__(name=name, trainable=False)
-        self._function = function
+    The converter fuses the activation in front of a FakeQuant into the operator.
+    """
+
+    def __init__(self, operation: Operation, graph: Graph) -> None:
+        super().__init__(name=operation.output, trainable=False)
+        self._operation, self._graph = operation, graph
 
     def call(self, inputs: list[tf.Tensor]) -> tf.Tensor:
-        return self._function(*inputs)
+        operation, codes = self._operation, self._graph.tensors[self._operation.output].codes
+        made = ON_REALS[type(operation)](operation, self._graph, *inputs)
+        if codes is None or operation.selects:
+            return made
+        if operation.fuses and codes.activation is Activation.RELU:
+            made = tf.nn.relu(made)
+        elif operation.fuses and codes.activation is Activation.UNIT:
+            made = tf.clip_by_value(made, -1.0, 1.0)
+        low, high = ((end - codes.zero_point) * float(codes.scale) for end in (-128, 127))
+        return tf.quantization.fake_quant_with_min_max_args(made, low, high, num_bits=8)
+
+
+# -- operations on real values ------------------------------------------------------------------
+
+
+def _linear(op: Linear, graph: Graph, x: tf.Tensor) -> tf.Tensor:
+    """A linear layer, whose kernel is stored with the codes of a FakeQuant."""
+    scales, bias = op.scales.astype(np.float32), op.bias
+    if not op.real:
+        bias = bias * (float(graph.codes(op.inputs[0]).scale) * scales.astype(np.float64))
+    made = _PRODUCTS[op.kind](x, op.real_kernel, 127.0 * scales, op.window)
+    return made + bias.astype(np.float32)
+
+
+def _convolution(x: tf.Tensor, kernel: np.ndarray, ends: np.ndarray, window: Window) -> tf.Tensor:
+    weights = _on_channels(np.moveaxis(kernel, 0, -1), ends)
+    return tf.nn.conv2d(x, weights, window.strides, window.padding, dilations=window.dilation)
+
+
+def _depthwise(x: tf.Tensor, kernel: np.ndarray, ends: np.ndarray, window: Window) -> tf.Tensor:
+    # The converter takes the channels of a depthwise FakeQuant from this shape only; with another
+    # one it writes wrong codes, or leaves the layer float.
+    weights = _on_channels(kernel[:, :, np.newaxis, :], ends)
+    channels = x.shape[-1]
+    # tf.nn.depthwise_conv2d dilates by moving pixels around, which the converter leaves float.
+    return tf.raw_ops.DepthwiseConv2dNative(
+        input=x,
+        filter=tf.reshape(weights, [*kernel.shape[:2], channels, kernel.shape[-1] // channels]),
+        strides=[1, *window.strides, 1],
+        padding=window.padding,
+        dilations=[1, *window.dilation, 1],
+    )
+
+
+def _transposed(x: tf.Tensor, kernel: np.ndarray, ends: np.ndarray, window: Window) -> tf.Tensor:
+    # The FakeQuant has its channels last, the operation has them third.
+    weights = tf.transpose(_on_channels(np.moveaxis(kernel, 0, -1), ends), (0, 1, 3, 2))
+    size = transposed_size(x.shape[1:3], kernel.shape[1:3], window)
+    shape = tf.stack([tf.shape(x)[0], *size, len(kernel)])
+    return tf.nn.conv2d_transpose(x, weights, shape, window.strides, window.padding)
+
+
+def _matrix(x: tf.Tensor, kernel: np.ndarray, ends: np.ndarray, window: Window) -> tf.Tensor:
+    if np.any(ends != ends[0]):
+        # The converter takes one scale only for a matrix, so that it is a convolution of one pixel.
+        pixels = tf.reshape(x, [-1, 1, 1, kernel.shape[1]])
+        made = _convolution(pixels, kernel[:, np.newaxis, np.newaxis, :], ends, window)
+        return tf.reshape(made, [-1, kernel.shape[0]])
+    return tf.matmul(x, _on_one_scale(kernel.T, float(ends[0])))
+
+
+def _on_channels(kernel: np.ndarray, ends: np.ndarray) -> tf.Tensor:
+    return tf.quantization.fake_quant_with_min_max_vars_per_channel(
+        tf.constant(kernel), -ends, ends, num_bits=8, narrow_range=True
+    )
+
+
+def _on_one_scale(values: np.ndarray, end: float) -> tf.Tensor:
+    return tf.quantization.fake_quant_with_min_max_args(
+        tf.constant(values), -end, end, num_bits=8, narrow_range=True
+    )
+
+
+# The products of a tensor and a kernel of real values, whose codes end at `ends`, one a channel.
+_PRODUCTS: Mapping[LinearKind, Callable[..., tf.Tensor]] = {
+    LinearKind.CONVOLUTION: _convolution,
+    LinearKind.TRANSPOSED: _transposed,
+    LinearKind.DEPTHWISE: _depthwise,
+    LinearKind.FULLY_CONNECTED: _matrix,
+}
+
+
+def _looked_up(op: lookup.Lookup, graph: Graph, x: tf.Tensor) -> tf.Tensor:
+    source, output = graph.codes(op.inputs[0]), graph.codes(op.output)
+    values = (op.table.astype(np.float32) - output.zero_point) * output.scale
+    places = tf.cast(tf.round(x / source.scale), tf.int32)
+    return tf.gather(tf.constant(values), places + (source.zero_point + len(values) // 2))
+
+
+def _sloped(op: native.Sloped, graph: Graph, x: tf.Tensor) -> tf.Tensor:
+    return tf.where(x < 0.0, tf.constant(op.slopes.astype(np.float32) * op.slope_scale) * x, x)
+
+
+_PAIRS: Mapping[Pointwise, Callable[..., tf.Tensor]] = {
+    Pointwise.MAXIMUM: tf.maximum,
+    Pointwise.MINIMUM: tf.minimum,
+    Pointwise.PRODUCT: tf.multiply,
+    Pointwise.SUM: tf.add,
+    Pointwise.DIFFERENCE: tf.subtract,
+}
+_NATIVE: Mapping[str, Callable[..., tf.Tensor]] = {
+    "ABS": tf.abs,
+    "LOGISTIC": tf.math.sigmoid,
+    "TANH": tf.math.tanh,
+    "ELU": tf.nn.elu,
+    "GELU": tf.nn.gelu,
+    "HARD_SWISH": lambda x: x * tf.nn.relu6(x + 3.0) / 6.0,
+    "LEAKY_RELU": tf.nn.leaky_relu,
+}
+# What each operation that layers become computes: of itself, its graph, and what it reads.
+ON_REALS: dict[type[Operation], Callable[..., tf.Tensor]] = {
+    quantize.ShiftImage: lambda op, graph, x: x,
+    quantize.Quantize: lambda op, graph, x: x,
+    quantize.Dequantize: lambda op, graph, x: tf.identity(x),
+    Linear: _linear,
+    add.AddConstant: lambda op, graph, x: x + _on_one_scale(op.values, 127.0 * float(op.scale)),
+    pairs.Pair: lambda op, graph, one, two: _PAIRS[op.kind](one, two),
+    pointwise.WithConstant: lambda op, graph, x: _PAIRS[op.kind](x, op.constant),
+    mean.Mean: lambda op, graph, x: tf.reduce_mean(x, [1, 2], keepdims=op.keep_dims),
+    pools.MaxPool: lambda op, graph, x: tf.nn.max_pool2d(
+        x, op.size, op.window.strides, op.window.padding
+    ),
+    pools.AveragePool: lambda op, graph, x: tf.nn.avg_pool2d(
+        x, op.size, op.window.strides, op.window.padding
+    ),
+    pools.ResizeBilinear: lambda op, graph, x: tf.compat.v1.image.resize_bilinear(
+        x, op.size, op.align_corners, half_pixel_centers=op.half_pixel_centers
+    ),
+    concatenate.Concatenate: lambda op, graph, *parts: tf.concat(parts, op.axis + 1),
+    softmax.Softmax: lambda op, graph, x: tf.nn.softmax(x),
+    lookup.Lookup: _looked_up,
+    native.Native: lambda op, graph, x: _NATIVE[op.name](x, **op.settings),
+    native.Sloped: _sloped,
+    float_layer.FloatLayer: lambda op, graph, *read: op.function()(*read),
+    movements.StridedSlice: lambda op, graph, x: x[op.index],
+    movements.Transpose: lambda op, graph, x: tf.transpose(x, (0, *op.order)),
+    movements.Resize: lambda op, graph, x: tf.image.resize(x, op.size, "nearest"),
+    movements.DepthToSpaceOp: lambda op, graph, x: tf.nn.depth_to_space(x, op.block_size),
+    movements.SpaceToDepthOp: lambda op, graph, x: tf.nn.space_to_depth(x, op.block_size),
+    movements.GatherOp: lambda op, graph, x: tf.gather(x, op.indices, axis=op.axis + 1),
+    movements.ReduceMax: lambda op, graph, x: tf.reduce_max(x, axis=-1, keepdims=True),
+    movements.Pad: lambda op, graph, x: tf.pad(x, [(0, 0), *op.margins]),
+    movements.Reshape: lambda op, graph, x: tf.reshape(x, [-1, *graph.tensors[op.output].shape]),
+}
+
+
+# -- the file ------------------------------------------------------------------------------------
 
 
 def route_problems(route: object, settings: FileSettings, *, has_metadata: bool) -> list[str]:

@@ -14,7 +14,6 @@ import tf_keras as keras
 from sat_tf.atomic_file import check_writable, written_whole
 from sat_tf.export.certificate.holds import Hold, are_portable, holds_of, verdict_of
 from sat_tf.export.converter_route import CONVERTED, converted, route_problems
-from sat_tf.export.deployed import DeployedModel
 from sat_tf.export.litert.runtime import Runtime, check_loading
 from sat_tf.export.lowering.outputs import FLOAT
 from sat_tf.export.lowering.packing import (
@@ -299,8 +298,7 @@ def export_tflite(
     that LiteRT computes exactly these integers, and counts those of Keras that differ.
 
     Args:
-        model: a model quantized by sat-tf, with weight and activation bits; or the
-            `DeployedModel` of one, which has the biases of its file already.
+        model: a model quantized by sat-tf, with weight and activation bits.
         path: of the file; it appears whole, or not at all.
         float_head: keep the last Dense layer float, from dequantized activations and int8-stored
             weights. Logits are then not rounded, so that there are no ties.
@@ -309,8 +307,7 @@ def export_tflite(
             all with "none", take 8; the report lists each with the reason.
 
             - "auto": dense layers and 1x1 convolutions take 4 bits, at about the speed of 8; for
-              all targets but "litert", which know int8 only, it is "none". A `DeployedModel` has
-              its own choice.
+              all targets but "litert", which know int8 only, it is "none".
             - "int4": the other convolutions too, which XNNPACK then does not run: the file is
               slower, several times, and processors differ in its codes.
             - "int2": as "auto", and 2 bits where the codes fit (the narrow and the rounded grid at
@@ -358,9 +355,6 @@ def export_tflite(
     """
     start = time.perf_counter()
     path = check_writable(path)
-    if isinstance(model, DeployedModel):
-        float_head, pack = model.float_head or float_head, model.pack if pack == "auto" else pack
-        model, snap_biases = model.quantized, False
     if target is None:
         target = processor_of(model).name
     if route == "converter" and output_type is None:

@@ -16,17 +16,15 @@ from sat_tf.export.certificate.inputs import GIVEN, checked_images, taken_by
 from sat_tf.export.certificate.outputs import Output, labels_of
 from sat_tf.export.certificate.proof import FloatReference, Subject, file_problems, prove
 from sat_tf.export.certificate.runtimes import USUAL_RUNTIMES
-from sat_tf.export.deployed import DeployedModel
 from sat_tf.export.export import file_content, file_graph
 from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.lowering.pipeline import is_sized, with_image_size
 from sat_tf.export.lowering.quantized_network import is_input, role_of
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.linear import linear_operations
 from sat_tf.export.snapping import has_biases_of_file, snapped
 from sat_tf.export.tflite.contents import differences, read_contents
 from sat_tf.export.tflite.images import Pixels, arrays_of, joined, number_of
-from sat_tf.export.tflite.tensors import Codes, Storage
+from sat_tf.export.tflite.tensors import Codes
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, check_model, distinct
@@ -107,65 +105,6 @@ class TrainedModel:
         return codes, joined([outputs[name] for name in self._network.outputs])
 
 
-class _InNamesOfFile:
-    """A deployed model whose tensors are called as in a file, where outputs have taken their names.
-
-    Args:
-        model: the model.
-        graph: of the file.
-    """
-
-    def __init__(self, model: DeployedModel, graph: Graph) -> None:
-        self._model = model
-        self._names = {graph.former_name(name): name for name in graph.tensors}
-
-    @property
-    def names(self) -> list[str]:
-        """See `Trained`."""
-        return [self._names.get(name, name) for name in self._model.names]
-
-    @property
-    def raw_inputs(self) -> frozenset[str]:
-        """See `Trained`."""
-        return frozenset(self._names.get(name, name) for name in self._model.raw_inputs)
-
-    def run(self, images: Pixels) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """See `Trained`."""
-        codes, outputs = self._model.run(images)
-        return {self._names.get(name, name): made for name, made in codes.items()}, outputs
-
-
-def _refreshed(model: DeployedModel, subject: Subject) -> _InNamesOfFile:
-    """A deployed model with the codes of its quantized one as they are now.
-
-    Raises:
-        ValueError: its head is float where that of the graph is not, or the other way round, or its
-            kernels are stored in other bits.
-    """
-    model.refresh()
-    graph = subject.graph
-    settings = FileSettings.of_file(subject.parsed.settings, str(subject.path))
-    if model.float_head != settings.float_head:
-        raise ValueError(
-            f"model {model.name!r}: received a deployed model with float_head={model.float_head}, "
-            "expected one like the file; call deployed_model with the other float_head."
-        )
-    if _storage(model.graph) != _storage(graph):
-        raise ValueError(
-            f"model {model.name!r}: received a deployed model with pack={model.pack!r}, expected "
-            "one like the file; call deployed_model with the `pack` that it was exported with."
-        )
-    return _InNamesOfFile(model, graph)
-
-
-def _storage(graph: Graph) -> dict[str, Storage]:
-    """How the kernels of a graph are stored, by the names of their layers."""
-    return {
-        graph.former_name(linear.output): linear.storage
-        for linear in linear_operations(graph.operations)
-    }
-
-
 # Codes are compared up to here: the real values of Keras may be any, and not be numbers.
 _FAR = 2**30
 
@@ -201,8 +140,7 @@ def verify_tflite(
     codes that the Keras model itself computes differently are counted too.
 
     Args:
-        model: the quantized Keras model that was exported, or its `DeployedModel`, whose codes are
-            then counted as those of Keras.
+        model: the quantized Keras model that was exported.
         path: the TFLite file.
         images: uint8 (n, rows, columns, channels): the pixels as they are. For an input of another
             `input_type`, the real values that Keras takes, (n, ...), in float32; for "int8" also
@@ -233,15 +171,13 @@ def verify_tflite(
             problem with its fix.
     """
     path = expect_path(path)
-    deployed = model if isinstance(model, DeployedModel) else None
-    quantized = deployed.quantized if deployed else model
-    check_model(quantized)
-    quantized = _of_size(quantized, images)
-    network = Network(quantized)
-    images = _checked(quantized, network, path, images, labels)
+    check_model(model)
+    model = _of_size(model, images)
+    network = Network(model)
+    images = _checked(model, network, path, images, labels)
     subject = _subject(network, path)
     settings = FileSettings.of_file(subject.parsed.settings, str(subject.path))
-    names = _names_of_outputs(quantized, network)
+    names = _names_of_outputs(model, network)
     found, problems = labels_of(labels, subject.outputs, number_of(images), names)
     if problems:
         raise ValueError(list_problems("verify_tflite", problems))
@@ -255,8 +191,8 @@ def verify_tflite(
         certificate_path=certificate_path,
         images_from=images_from,
         runtimes=runtimes,
-        trained=_refreshed(deployed, subject) if deployed else TrainedModel(network, subject.graph),
-        has_biases_of_file=lambda: deployed is not None or has_biases_of_file(network, settings),
+        trained=TrainedModel(network, subject.graph),
+        has_biases_of_file=lambda: has_biases_of_file(network, settings),
         progress=progress,
     )
 

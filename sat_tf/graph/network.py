@@ -551,11 +551,6 @@ def check_model(model: Any) -> None:
     """Raises ValueError, with the fix, unless `model` is a built Functional or Sequential model."""
     if not isinstance(model, keras.Model):
         raise ValueError(_not_a_model(model))
-    if isinstance(getattr(model, "quantized", None), keras.Model):
-        raise ValueError(
-            f"model {model.name!r}: received a deployed view of a quantized model "
-            f"({type(model).__name__}), expected the model itself; pass its attribute `quantized`."
-        )
     sequential = isinstance(model, keras.Sequential)
     if sequential and not getattr(model, "_graph_initialized", False):
         raise ValueError(f"model {model.name!r}: {NOT_BUILT}.")

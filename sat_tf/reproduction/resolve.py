@@ -140,7 +140,7 @@ def float_part(config: Config) -> Config:
         calibration = CalibrationConfig(num_images=0)
     elif not calibration.clipping_levels:
         calibration = calibration.model_copy(update={"clipping_levels": True})
-    stages = config.stages.model_copy(update={"quantized": None, "deploy_tail": None})
+    stages = config.stages.model_copy(update={"quantized": None})
     return _named(
         config.model_copy(
             update={

@@ -47,18 +47,6 @@ def test_a_file_takes_pixels_and_computes_what_keras_does_of_its_range(value, pa
     assert (found.scale, found.zero_point) == (np.float32(grid.scale), grid.zero_point)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("value", [(-1, 1), "caffe"], ids=str)
-def test_a_deployed_model_computes_the_codes_of_the_file(value, path):
-    model = _quantized(value)
-    sat_tf.export_tflite(model, path)
-    tail = sat_tf.export.deployed_model(model)
-    assert sat_tf.verify_tflite(tail, path, PICTURES).trained_differing == 0.0
-    fed = range_of(value).fed(PICTURES)
-    given = Runtime(path.read_bytes(), keep_tensors=False).run(PICTURES)
-    np.testing.assert_allclose(tail.predict(fed, verbose=0), given, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("value", [(-1, 1), "torch"], ids=str)
 def test_a_file_of_quantized_weights_alone_has_the_range_too(value, path):
     report, certificate = proved(_quantized(value, activation_bits=None), path, PICTURES)

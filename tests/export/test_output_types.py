@@ -9,7 +9,6 @@ import pytest
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.export.deployed import deployed_model
 from sat_tf.export.device.kit import write_kit
 from sat_tf.export.device.report import read_device_check
 from sat_tf.export.evaluate import evaluate_simulator, evaluate_tflite, run_tflite
@@ -238,17 +237,6 @@ def test_a_file_of_uint8_that_shifts_by_another_number_is_not_understood(tmp_pat
     )
     with pytest.raises(ValueError, match="other integers than 128 more than the codes"):
         read_graph(serialize(graph, {}), "file")
-
-
-def test_a_deployed_model_gives_real_values_and_is_verified_against_such_a_file(tmp_path):
-    deployed, path = deployed_model(_quantized("classifier")), tmp_path / "model.tflite"
-    sat_tf.export_tflite(deployed, path, output_type="uint8")
-    found = sat_tf.verify_tflite(deployed, path, PIXELS, progress=False)
-    assert found.codes_differing == found.trained_differing == 0
-    assert found.codes_compared > 0
-    np.testing.assert_array_equal(
-        deployed.run(PIXELS)[1], Runtime(path.read_bytes(), keep_tensors=False).run(PIXELS)
-    )
 
 
 @pytest.mark.parametrize("kind", INTEGERS)

@@ -5,7 +5,6 @@ from ai_edge_litert.interpreter import Interpreter
 
 import sat_tf
 from sat_tf.export.certificate.comparison import TrainedCounter
-from sat_tf.export.deployed import deployed_model
 from sat_tf.export.lowering.pipeline import deployed_graph, trained_graph
 from sat_tf.export.operations.graph import simulate
 from sat_tf.export.operations.linear import Linear
@@ -193,7 +192,6 @@ def test_an_export_gives_the_model_the_biases_of_its_file_and_says_so(path):
 def test_an_export_leaves_the_model_alone_where_that_is_asked_for_or_there_is_no_file(path):
     model = trained_model()
     assert sat_tf.export_tflite(model, path).moved_biases == 0
-    sat_tf.export_tflite(deployed_model(model), path, snap_biases=True)
     with pytest.raises(ValueError, match="labels: received 2"):
         sat_tf.export_tflite(model, path, labels=["one", "two"], snap_biases=True)
     assert_same(model, trained_model())

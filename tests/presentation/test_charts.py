@@ -112,10 +112,10 @@ def test_one_step_of_many_that_stands_out_is_drawn():
 
 
 def test_names_of_stages_stand_inside_the_drawing_and_not_on_each_other():
-    stages = [(0.0, "float"), (900.0, "quantized"), (980.0, "deploy tail")]
+    stages = [(0.0, "float"), (900.0, "quantized"), (980.0, "the rest")]
     svg = chart((1.0, 1.0), (1000.0, 2.0), stages=stages).to_svg()
     names = [text for text in texts(svg) if text.text in {name for _, name in stages}]
-    assert [name.text for name in names] == ["float", "quantized", "deploy tail"]
+    assert [name.text for name in names] == ["float", "quantized", "the rest"]
     assert "text-anchor: end" in names[1].get("style")
     assert "text-anchor: end" in names[2].get("style")
     assert all(0 <= float(name.get("x")) <= 480 for name in names)

@@ -18,7 +18,7 @@ from sat_tf.training.state.history import EpochMetrics, StepMetrics
 from sat_tf.training.state.run_folder import RunFolder
 
 HOSTILE = "<script>document.title='hostile'</script>"
-STAGES = {"float": 60, "quantized": 60, "deploy_tail": 20}
+STAGES = {"float": 60, "quantized": 80}
 _STEPS_PER_EPOCH = 20
 
 
@@ -76,7 +76,6 @@ def fill(folder: RunFolder, *, layer: str = "block_{}_relu", codes_differing: in
         float_top5=1.0,
         quantized_top1=0.968,
         quantized_top5=0.999,
-        deployed_top1=0.9703,
         tflite_top1=0.9703,
         held_out_images=539,
         verified_images=539,

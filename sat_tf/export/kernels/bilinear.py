@@ -1,4 +1,4 @@
-"""The rounding of bilinear resizing on int8: weights of neighbours in integers, and one division.
+"""Bilinear resizing, on int8 with its rounding: integer weights of neighbours, and one division.
 
 A pixel of the result lies between two rows and two columns. Its value is the sum of four products
 of stored integers and weights, of which all that belong to one pixel add up to 2^(2 · bits).
@@ -138,3 +138,28 @@ def resized(
     across = columns.weights[:, np.newaxis]
     wide = wide[:, :, columns.low] * (one - across) + wide[:, :, columns.high] * across
     return interpolation.rounded(wide, 2 * interpolation.bits).astype(np.int32)
+
+
+def interpolated(values: np.ndarray, rows: Grid, columns: Grid) -> np.ndarray:
+    """The float32 values of resized images, with the batch first: columns, then rows.
+
+    >>> interpolated(np.float32([[[[0.0], [4.0]]]]), Grid(1, 1), Grid(2, 4))[0, 0, :, 0].tolist()
+    [0.0, 1.0, 3.0, 4.0]
+    """
+    left, right, part = _neighbours(columns)
+    across = values[:, :, left]
+    across = across + (values[:, :, right] - across) * part[:, np.newaxis]
+    top, bottom, part = _neighbours(rows)
+    down = across[:, top]
+    return np.asarray(down + (across[:, bottom] - down) * part[:, np.newaxis, np.newaxis])
+
+
+def _neighbours(grid: Grid) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The places before and behind each pixel that is made, and how far it lies between them."""
+    less = int(grid.align_corners and grid.after > 1)
+    scale = np.float32(grid.before - less) / np.float32(grid.after - less)
+    half = np.float32(0.5 if grid.half_pixel_centers else 0.0)
+    places = (np.arange(grid.after, dtype=np.float32) + half) * scale - half
+    low = np.floor(places)
+    behind = np.minimum(np.ceil(places), grid.before - 1)
+    return np.maximum(low, 0.0).astype(int), behind.astype(int), places - low

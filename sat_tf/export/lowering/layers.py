@@ -32,42 +32,13 @@ class KernelOutline(NamedTuple):
     scales: np.ndarray
 
 
-class KernelTensors(NamedTuple):
-    """A layer's weights as TensorFlow computes them.
-
-    Attributes:
-        codes: int32, shaped like the Keras kernel.
-        scales: float64, of the same rank; see `IntegerWeights`.
-        effective: the weights the layer computes with.
-    """
-
-    codes: tf.Tensor
-    scales: tf.Tensor
-    effective: tf.Tensor
-
-
-def kernel_tensors(wrapper: QuantizedLayer) -> KernelTensors:
-    """The part of `integer_kernel` that a `tf.function` can do for many layers in one call."""
-    quantizer, layer = wrapper.quantize_config.weights, wrapper.layer
-    if quantizer is None or quantizer.num_bits is None:
-        raise TypeError(f"{layer.name}: received weights without codes, expected quantized ones.")
-    latent = tf.convert_to_tensor(layer_kinds.kernel_of(layer), tf.float32)
-    found = quantizer.integer_weights(latent, wrapper.kernel_variables)
-    scales = tf.cast(found.scales, tf.float64)
-    return KernelTensors(found.codes, scales, wrapper.effective_kernel())
-
-
-def integer_kernel(
-    wrapper: QuantizedLayer, tensors: KernelTensors | KernelOutline | None = None
-) -> tuple[np.ndarray, np.ndarray]:
+def integer_kernel(wrapper: QuantizedLayer) -> tuple[np.ndarray, np.ndarray]:
     """Codes and scales of a layer's effective weights: Ξ = code · scale.
 
     They come from its quantizer, and are checked here, in the one place that files get them from.
 
     Args:
         wrapper: a built linear layer, whose weights have codes.
-        tensors: its `kernel_tensors`, where they have been computed already, or placeholders for
-            codes and scales.
 
     Returns:
         int32 codes shaped like the Keras kernel, and float64 scales, one an output channel.
@@ -76,17 +47,19 @@ def integer_kernel(
         ArithmeticError: codes and scales do not give the weights the layer computes with, or int8
             does not hold the codes, which is a defect of the quantizer.
     """
-    if isinstance(tensors, KernelOutline):
-        return tensors.codes, tensors.scales
-    tensors = kernel_tensors(wrapper) if tensors is None else tensors
-    layer = wrapper.layer
-    codes, scales = tensors.codes.numpy(), tensors.scales.numpy()
+    quantizer, layer = wrapper.quantize_config.weights, wrapper.layer
+    if quantizer is None or quantizer.num_bits is None:
+        raise TypeError(f"{layer.name}: received weights without codes, expected quantized ones.")
+    latent = tf.convert_to_tensor(layer_kinds.kernel_of(layer), tf.float32)
+    weights = quantizer.integer_weights(latent, wrapper.kernel_variables)
+    effective = wrapper.effective_kernel()
+    codes, scales = weights.codes.numpy(), tf.cast(weights.scales, tf.float64).numpy()
     # TensorFlow takes a large layer to all cores. Both sides are a few float32 roundings away from
     # the exact product, and the smallest scale is a 127th of the largest weight or more.
-    products = tf.cast(tensors.codes, tf.float32) * tf.constant(scales, tf.float32)
-    size = tf.abs(tensors.effective)
+    products = tf.cast(weights.codes, tf.float32) * tf.constant(scales, tf.float32)
+    size = tf.abs(effective)
     limit = 1e-5 * size + 1e-6 * tf.reduce_max(size)
-    if not tf.reduce_all(tf.abs(products - tensors.effective) <= limit):
+    if not tf.reduce_all(tf.abs(products - effective) <= limit):
         raise ArithmeticError(f"{layer.name}: codes and scales do not give the effective weights.")
     largest = int(np.max(np.abs(codes), initial=0))
     if largest > LARGEST_INT8:

@@ -1,13 +1,12 @@
 """The stages of the export, in order."""
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tf_keras as keras
 
 from sat_tf.export.lowering import scales
-from sat_tf.export.lowering.layers import KernelTensors
 from sat_tf.export.lowering.outputs import with_softmax
 from sat_tf.export.lowering.packing import pack_graph
 from sat_tf.export.lowering.portable_scales import make_portable
@@ -107,7 +106,6 @@ def deployed_graph(
     float_head: bool = False,
     pack: str = "auto",
     softmax: bool = False,
-    kernels: Mapping[str, KernelTensors] | None = None,
 ) -> Graph:
     """The graph of the deployed model, whose biases are integers of input scale · weight scale.
 
@@ -116,13 +114,12 @@ def deployed_graph(
         float_head: compute the last Dense layer in float32, from dequantized codes.
         pack: how kernels are stored, a name of `packing.PACKINGS`.
         softmax: end in probabilities.
-        kernels: see `trained_graph`.
 
     Raises:
         ValueError: the model has no integer form, or nothing to pack; lists every problem with its
             fix.
     """
-    graph = rounded(trained_graph(model, float_head=float_head, pack=pack, kernels=kernels))
+    graph = rounded(trained_graph(model, float_head=float_head, pack=pack))
     return with_softmax(graph) if softmax else graph
 
 
@@ -138,11 +135,7 @@ def rounded(graph: Graph) -> Graph:
 
 
 def trained_graph(
-    model: keras.Model | Network,
-    *,
-    float_head: bool = False,
-    pack: str = "auto",
-    kernels: Mapping[str, KernelTensors] | None = None,
+    model: keras.Model | Network, *, float_head: bool = False, pack: str = "auto"
 ) -> Graph:
     """The same graph before anything of the model is rounded: trace, fold, pack and upscale.
 
@@ -150,16 +143,13 @@ def trained_graph(
         model: a model quantized by sat-tf, or its graph where that has been read already.
         float_head: compute the last Dense layer in float32, from dequantized codes.
         pack: how kernels are stored, a name of `packing.PACKINGS`.
-        kernels: what TensorFlow computes of the linear layers, by their names, where it has done
-            so already; for a model that has been traced before, and is not checked again.
 
     Raises:
         ValueError: the model has no integer form, or nothing to pack; lists every problem with its
             fix.
     """
     network = in_inference(model if isinstance(model, Network) else Network(model))
-    problems = find_problems(network, float_head=float_head) if kernels is None else []
-    if problems:
+    if problems := find_problems(network, float_head=float_head):
         raise ValueError(list_problems(f"model {network.name!r}", problems))
-    graph = trace(network, float_head=float_head, kernels=kernels or {})
+    graph = trace(network, float_head=float_head, kernels={})
     return scales.upscale(pack_graph(graph, pack))

@@ -9,7 +9,6 @@ import tensorflow as tf
 from sat_tf.export.lowering import quantized_network
 from sat_tf.export.lowering.layers import (
     KernelOutline,
-    KernelTensors,
     affine,
     codes_of,
     integer_kernel,
@@ -89,15 +88,15 @@ def trace(
     network: Network,
     *,
     float_head: bool = False,
-    kernels: Mapping[str, KernelTensors | KernelOutline],
+    kernels: Mapping[str, KernelOutline],
 ) -> Graph:
     """Reads a quantized model as a graph of integer operations.
 
     Args:
         network: the model as it is in inference, without what `find_problems` finds.
         float_head: compute the last layer in float32, from dequantized activations and weights.
-        kernels: what TensorFlow computes of the linear layers, by their names, where it has done
-            so already.
+        kernels: placeholders for the codes and scales of linear layers, by their names; those of
+            the others are computed.
     """
     head = quantized_network.find_head(network) if float_head else None
     return untie_means(_Tracer(network, head, kernels).trace())
@@ -119,7 +118,7 @@ class _Tracer:
         self,
         network: Network,
         float_head: str | None,
-        kernels: Mapping[str, KernelTensors | KernelOutline],
+        kernels: Mapping[str, KernelOutline],
     ) -> None:
         self.network = network
         self.float_head = float_head
@@ -290,7 +289,7 @@ class _Tracer:
     def _linear(self, node: Node) -> Draft:
         layer = inner_layer(node.layer)
         source = self._tensor(node.inputs[0])
-        codes, scales = integer_kernel(node.layer, self.kernels.get(node.name))
+        codes, scales = self.kernels.get(node.name) or integer_kernel(node.layer)
         bias = np.zeros(scales.size) if layer.bias is None else layer.bias.numpy()
         shape = self.builder.tensors[source].shape
         kind, codes, window = linear_operation(layer, codes, shape)

@@ -8,13 +8,9 @@ import numpy as np
 from sat_tf.export.operations.builder import Draft, GraphBuilder, Range, Shape
 from sat_tf.export.operations.linear import identity
 from sat_tf.export.operations.operation import (
-    Constants,
     FileParts,
     Made,
-    Numbers,
     Operation,
-    TfTensor,
-    tf,
 )
 from sat_tf.export.operations.pairs import (
     COARSE_SUMMAND,
@@ -122,24 +118,6 @@ class AddConstant(Operation, Draft):
     def file_parts(self, graph: Tensors, *, shares_kernel: bool = False) -> FileParts:
         """A byte for each code of the map."""
         return FileParts(constants=1, data_bytes=int(self.constant.size))
-
-    def numbers(self, graph: Tensors) -> Numbers:
-        """The map, multipliers, and the ends of the codes."""
-        numbers = _SUM.numbers(*self._grids(graph))
-        return {"constant": self.constant.astype(np.float32), **numbers}
-
-    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
-        """See `Operation`."""
-        (source,) = inputs
-        return _SUM.computed(constants, (source, constants["constant"][np.newaxis]))
-
-    def on_reals(self, graph: Tensors, *inputs: TfTensor) -> TfTensor:
-        """See `Operation`: the converter stores the map with the codes of a FakeQuant."""
-        (source,), end = inputs, 127.0 * float(self.scale)
-        values = tf.constant(self.constant.astype(np.float32) * self.scale)
-        return source + tf.quantization.fake_quant_with_min_max_args(
-            values, -end, end, num_bits=8, narrow_range=True
-        )
 
 
 @dataclasses.dataclass(frozen=True)

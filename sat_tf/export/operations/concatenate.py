@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 from sat_tf.export.operations.builder import Draft, GraphBuilder, OperationDraft, Range, Shape
-from sat_tf.export.operations.operation import SELECTED, Constants, Made, TfTensor, tf
+from sat_tf.export.operations.operation import SELECTED, Made
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
 from sat_tf.export.tflite.tensors import Codes, Tensors
@@ -51,10 +51,6 @@ class Concatenate(OperationDraft):
         if axis == 0:
             raise NotUnderstoodError("it joins images, not their parts")
         return cls(tuple(names), operator.output.name, axis - 1), codes
-
-    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
-        """See `Operation`."""
-        return tf.concat(inputs, self.axis + 1)
 
 
 @dataclasses.dataclass(frozen=True)

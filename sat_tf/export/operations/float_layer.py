@@ -12,13 +12,10 @@ from sat_tf.export.operations.native import FIXED_GRIDS, Native
 from sat_tf.export.operations.operation import (
     SELECTED,
     Basis,
-    Constants,
     FileParts,
     Made,
     Operation,
     Portability,
-    TfTensor,
-    tf,
 )
 from sat_tf.export.tflite.contents import NotUnderstoodError, StoredOperator
 from sat_tf.export.tflite.operator_view import OperatorView, Progress
@@ -143,15 +140,13 @@ class FloatLayer(OperationDraft):
         """Raises NotUnderstoodError: no layer can be created again from operators."""
         raise NotUnderstoodError(f"{operator.name}: it belongs to no layer that is left float")
 
-    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
-        """The layers themselves, which the converter may quantize too."""
-        return self.function()(*inputs)
+    def function(self) -> Callable[..., Any]:
+        """The function of tensors that the layers compute, in inference and to float32."""
+        import tensorflow as tf
 
-    def function(self) -> Callable[..., TfTensor]:
-        """The function that the layers compute, in inference and to float32."""
         from sat_tf.graph.network import call_in_inference
 
-        def function(*sources: TfTensor) -> TfTensor:
+        def function(*sources: Any) -> Any:
             made = dict(zip(self.inputs, sources, strict=True))
             for call in self.calls:
                 read = [made[name] for name in call.reads]
@@ -203,10 +198,6 @@ class NotSimulated(Operation):
         self._refuse()
 
     def write(self, writer: Writer) -> None:
-        """Raises ValueError: its arithmetic is unknown."""
-        self._refuse()
-
-    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
         """Raises ValueError: its arithmetic is unknown."""
         self._refuse()
 

@@ -1,7 +1,6 @@
 """Linear operations: convolutions of all kinds, and matrix products, with all that is folded in."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -17,28 +16,17 @@ from sat_tf.export.kernels.kernel_sets import (
 from sat_tf.export.operations.builder import Affine, Draft, GraphBuilder, Range, Shape
 from sat_tf.export.operations.movements import Reshape
 from sat_tf.export.operations.operation import (
-    IN_THE_FILE_ONLY,
     Basis,
-    Constants,
     FileParts,
     Made,
-    Numbers,
     Operation,
     Portability,
-    TfTensor,
-    clipped,
-    code_ends,
     stored_codes,
-    tf,
 )
 from sat_tf.export.operations.pointwise import Pointwise
 from sat_tf.export.operations.windows import (
-    EXACT_FLOAT32,
-    FAKE_QUANTIZED_SUMS,
-    SUMS,
     LinearKind,
     is_small_depthwise,
-    kernel_for_tensorflow,
     products,
     sums,
     transposed_size,
@@ -55,9 +43,6 @@ from sat_tf.export.tflite.writer import (
 )
 
 _INT32 = 2**31 - 1
-# The types of the numbers that a linear layer sums up in TensorFlow, and of those that the bias is
-# added to. The narrowest pair that is exact for the codes is chosen.
-WIDTHS = (("float32", "float32"), ("float32", "float64"), ("float64", "float64"))
 
 _DEQUANTIZE = Operator("DEQUANTIZE", 2, "DequantizeOptions")
 _OPERATORS = {
@@ -111,8 +96,8 @@ class Linear(Operation, Draft):
     spread: np.ndarray
     window: Window = WHOLE
     real: bool = False
-    storage: Storage = dataclasses.field(default=Storage.INT8, metadata=IN_THE_FILE_ONLY)
-    pixelwise: bool = dataclasses.field(default=False, metadata=IN_THE_FILE_ONLY)
+    storage: Storage = Storage.INT8
+    pixelwise: bool = False
 
     same_because = "one float32 product, rounded half to even, in all of XNNPACK's kernels"
     rounds = True
@@ -358,7 +343,7 @@ class Linear(Operation, Draft):
         """Exact sums, requantized as its kernels do it."""
         (source,) = inputs
         if self.real:
-            made = products(source, self._real_kernel(), self.kind, self.window)
+            made = products(source, self.real_kernel, self.kind, self.window)
             return np.asarray(made + self.bias.astype(np.float32), np.float32)
         zero_point = graph.codes(self.inputs[0]).zero_point
         found = sums(source, zero_point, self.kernel, self.kind, self.window)
@@ -384,7 +369,9 @@ class Linear(Operation, Draft):
             and is_small_depthwise(self.kernel.shape[:2], *shapes, self.window),
         )
 
-    def _real_kernel(self) -> np.ndarray:
+    @property
+    def real_kernel(self) -> np.ndarray:
+        """The kernel in real values, float32."""
         scales = self.along_channels(self.scales.astype(np.float32))
         return np.asarray(self.kernel.astype(np.float32) * scales)
 
@@ -506,55 +493,6 @@ class Linear(Operation, Draft):
         data += _DEQUANTIZE_BYTES if self.real else _SCALE_BYTES * count
         return FileParts(constants=2, data_bytes=int(data))
 
-    # -- in TensorFlow ---------------------------------------------------------------------------
-
-    def numbers(self, graph: Tensors) -> Numbers:
-        """Kernel, bias, multipliers, and how wide the sums have to be."""
-        channels = graph.tensors[self.inputs[0]].shape[-1]
-        if self.real:
-            kernel = kernel_for_tensorflow(self._real_kernel(), self.kind, channels)
-            return {"kernel": kernel, "bias": self.bias.astype(np.float32)}
-        # Codes as they were before upscaling: float32 holds their smaller sums exactly for longer.
-        factors = np.maximum(np.gcd.reduce(self.kernel, axis=self.inner_axes), 1)
-        kernel = self.kernel // self.along_channels(factors)
-        return {
-            "kernel": kernel_for_tensorflow(kernel, self.kind, channels).astype(np.float32),
-            "factors": factors.astype(np.float64),
-            "bias": self.bias.astype(np.float64),
-            "multipliers": requantization_multipliers(graph, self),
-            "width": np.int32(_width(graph, self, factors)),
-            **code_ends(graph.codes(self.output)),
-        }
-
-    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
-        """See `Operation`."""
-        (source,) = inputs
-        multiply = SUMS[self.kind]
-        if self.real:
-            return multiply(source, constants["kernel"], self.window) + constants["bias"]
-
-        def accumulators(sum_type: str, bias_type: str) -> TfTensor:
-            """Σ code · input code + bias as the nearest float32."""
-            kernel = tf.cast(constants["kernel"], sum_type)
-            found = multiply(tf.cast(source, sum_type), kernel, self.window)
-            factors = tf.cast(constants["factors"], bias_type)
-            bias = tf.cast(constants["bias"], bias_type)
-            return tf.cast(tf.cast(found, bias_type) * factors + bias, tf.float32)
-
-        widths = [functools.partial(accumulators, *types) for types in WIDTHS]
-        product = tf.switch_case(constants["width"], widths) * constants["multipliers"]
-        return clipped(tf.round(product), constants)
-
-    def on_reals(self, graph: Tensors, *inputs: TfTensor) -> TfTensor:
-        """See `Operation`: the converter stores the kernel with the codes of a FakeQuant."""
-        (source,), scales, bias = inputs, self.scales.astype(np.float32), self.bias
-        if not self.real:
-            unit = float(graph.codes(self.inputs[0]).scale)
-            bias = self.bias * (unit * scales.astype(np.float64))
-        multiply = FAKE_QUANTIZED_SUMS[self.kind]
-        made = multiply(source, self._real_kernel(), 127.0 * scales, self.window)
-        return made + bias.astype(np.float32)
-
 
 # -- drafts of other layers as linear ones ------------------------------------------------------
 
@@ -649,15 +587,6 @@ def weight_counts(linear: Linear) -> dict[int, int]:
     codes = linear.kernel // linear.along_channels(weight_factors(linear))
     values, counts = np.unique(codes, return_counts=True)
     return dict(zip(values.tolist(), counts.tolist(), strict=True))
-
-
-def _width(graph: Tensors, linear: Linear, factors: np.ndarray) -> int:
-    """The index of the narrowest of `WIDTHS` that is exact for every input."""
-    largest = largest_sums(graph, linear)
-    # The float32 sum of two exact summands is rounded once, as the kernel does it.
-    if np.max(largest) < EXACT_FLOAT32 and np.all(np.float32(linear.bias) == linear.bias):
-        return 0
-    return 1 if np.max(largest // factors) < EXACT_FLOAT32 else 2
 
 
 # -- what a file holds --------------------------------------------------------------------------

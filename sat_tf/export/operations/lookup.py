@@ -10,13 +10,9 @@ from ai_edge_litert import schema_py_generated as tfl
 from sat_tf.export.operations.builder import Draft, GraphBuilder, Shape
 from sat_tf.export.operations.float_layer import FloatCall, FloatLayer
 from sat_tf.export.operations.operation import (
-    Constants,
     FileParts,
     Made,
-    Numbers,
     Operation,
-    TfTensor,
-    tf,
 )
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
@@ -106,24 +102,6 @@ class Lookup(Operation):
     def file_parts(self, graph: Tensors, *, shares_kernel: bool = False) -> FileParts:
         """The table and a number."""
         return FileParts(operators=3, constants=2, data_bytes=int(self.table.nbytes))
-
-    def numbers(self, graph: Tensors) -> Numbers:
-        """The table as codes, and the place of code 0."""
-        source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
-        codes = self.table.astype(np.float32) - np.float32(output.zero_point)
-        return {"codes": codes, "first": np.int32(_FIRST + source.zero_point)}
-
-    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
-        """See `Operation`."""
-        (source,) = inputs
-        return tf.gather(constants["codes"], tf.cast(source, tf.int32) + constants["first"])
-
-    def on_reals(self, graph: Tensors, *inputs: TfTensor) -> TfTensor:
-        """See `Operation`."""
-        source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
-        values = (self.table.astype(np.float32) - output.zero_point) * output.scale
-        places = tf.cast(tf.round(inputs[0] / source.scale), tf.int32)
-        return tf.gather(tf.constant(values), places + (source.zero_point + _FIRST))
 
 
 def table_of(

@@ -6,21 +6,15 @@ from collections.abc import Mapping
 import numpy as np
 
 from sat_tf.export.kernels.kernel_sets import KernelSet
-from sat_tf.export.kernels.xnnpack import mean_multiplier, mean_offset, sums_near_halves
+from sat_tf.export.kernels.xnnpack import mean_multiplier, sums_near_halves
 from sat_tf.export.operations.builder import GraphBuilder, OperationDraft, Shape
 from sat_tf.export.operations.linear import Linear, window_mean
 from sat_tf.export.operations.movements import Reshape
 from sat_tf.export.operations.operation import (
-    Constants,
     Made,
-    Numbers,
     Operation,
     Portability,
-    TfTensor,
-    clipped,
-    code_ends,
     enumerated,
-    tf,
 )
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
@@ -115,39 +109,6 @@ class Mean(OperationDraft):
             codes = dataclasses.replace(codes, lowest=codes.zero_point)
         keep = bool(operator.option("keepDims"))
         return cls((operator.source(),), operator.output.name, keep_dims=keep), codes
-
-    def numbers(self, graph: Tensors) -> Numbers:
-        """The multiplier and the offset, and the ends of the codes."""
-        if self.is_float(graph):
-            return {}
-        source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
-        rows, columns, _ = graph.tensors[self.inputs[0]].shape
-        count = rows * columns
-        multiplier = mean_multiplier(source.scale, output.scale, count)
-        return {
-            "stored_zeros": np.float64(count * source.zero_point),
-            "multiplier": multiplier,
-            "offset": mean_offset(multiplier, count, source.zero_point, output.zero_point),
-            "zero_point": np.float32(output.zero_point),
-            **code_ends(output),
-        }
-
-    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
-        """See `Operation`."""
-        (source,) = inputs
-        if self.is_float(graph):
-            return self.on_reals(graph, source)
-        sums = tf.reduce_sum(tf.cast(source, tf.float64), [1, 2], keepdims=self.keep_dims)
-        stored_sums = tf.cast(sums + constants["stored_zeros"], tf.float32)
-        # Each result is rounded to float32 by itself, even where a compiler would fuse the two.
-        wide = tf.cast(stored_sums, tf.float64) * tf.cast(constants["multiplier"], tf.float64)
-        product = tf.cast(tf.cast(wide, tf.float32), tf.float64)
-        stored = tf.cast(product + tf.cast(constants["offset"], tf.float64), tf.float32)
-        return clipped(tf.round(stored) - constants["zero_point"], constants)
-
-    def on_reals(self, graph: Tensors, *inputs: TfTensor) -> TfTensor:
-        """See `Operation`."""
-        return tf.reduce_mean(*inputs, [1, 2], keepdims=self.keep_dims)
 
 
 def rounded_mean(

@@ -9,12 +9,9 @@ import numpy as np
 
 from sat_tf.export.operations.operation import (
     SELECTED,
-    Constants,
     FileParts,
     Made,
     Operation,
-    TfTensor,
-    tf,
 )
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
@@ -34,10 +31,6 @@ class Movement(Operation, abc.ABC):
     @abc.abstractmethod
     def on_array(self, values: np.ndarray) -> np.ndarray:
         """Its result for values with the batch dimension first."""
-
-    @abc.abstractmethod
-    def on_tensor(self, values: TfTensor) -> TfTensor:
-        """The same for a TensorFlow tensor."""
 
     def file_constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
         """The constants that the operator reads, in order, by names.
@@ -84,10 +77,6 @@ class Movement(Operation, abc.ABC):
         constants = self.file_constants(graph.tensors[self.inputs[0]].shape).values()
         return FileParts(constants=len(constants), data_bytes=sum(one.nbytes for one in constants))
 
-    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
-        """See `on_tensor`."""
-        return self.on_tensor(*inputs)
-
 
 @dataclasses.dataclass(frozen=True)
 class StridedSlice(Movement):
@@ -104,14 +93,11 @@ class StridedSlice(Movement):
 
     def on_array(self, values: np.ndarray) -> np.ndarray:
         """See `Movement`."""
-        return np.asarray(values[self._index])
-
-    def on_tensor(self, values: TfTensor) -> TfTensor:
-        """See `Movement`."""
-        return values[self._index]
+        return np.asarray(values[self.index])
 
     @property
-    def _index(self) -> tuple[slice, ...]:
+    def index(self) -> tuple[slice, ...]:
+        """The same as NumPy takes it, with the batch."""
         return (slice(None), *(slice(*bounds) for bounds in self.slices))
 
     def file_constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
@@ -155,10 +141,6 @@ class Transpose(Movement):
         """See `Movement`."""
         return np.transpose(values, (0, *self.order))
 
-    def on_tensor(self, values: TfTensor) -> TfTensor:
-        """See `Movement`."""
-        return tf.transpose(values, (0, *self.order))
-
     def file_constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
         """See `Movement`."""
         return {"order": np.array((0, *self.order), np.int32)}
@@ -190,10 +172,6 @@ class Resize(Movement):
         """See `Movement`."""
         rows, columns = self._nearest(values)
         return values[:, rows][:, :, columns]
-
-    def on_tensor(self, values: TfTensor) -> TfTensor:
-        """See `Movement`."""
-        return tf.image.resize(values, self.size, "nearest")
 
     def _nearest(self, values: np.ndarray) -> Iterator[np.ndarray]:
         for before, after in zip(values.shape[1:3], self.size, strict=True):
@@ -257,10 +235,6 @@ class DepthToSpaceOp(_Blocks):
         moved = blocks.transpose(0, 1, 3, 2, 4, 5)
         return moved.reshape(images, rows * size, columns * size, channels // size**2)
 
-    def on_tensor(self, values: TfTensor) -> TfTensor:
-        """See `Movement`."""
-        return tf.nn.depth_to_space(values, self.block_size)
-
 
 @dataclasses.dataclass(frozen=True)
 class SpaceToDepthOp(_Blocks):
@@ -279,10 +253,6 @@ class SpaceToDepthOp(_Blocks):
         blocks = values.reshape(images, rows // size, size, columns // size, size, channels)
         moved = blocks.transpose(0, 1, 3, 2, 4, 5)
         return moved.reshape(images, rows // size, columns // size, channels * size**2)
-
-    def on_tensor(self, values: TfTensor) -> TfTensor:
-        """See `Movement`."""
-        return tf.nn.space_to_depth(values, self.block_size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -303,10 +273,6 @@ class GatherOp(Movement):
     def on_array(self, values: np.ndarray) -> np.ndarray:
         """See `Movement`."""
         return np.take(values, self.indices, axis=self.axis + 1)
-
-    def on_tensor(self, values: TfTensor) -> TfTensor:
-        """See `Movement`."""
-        return tf.gather(values, self.indices, axis=self.axis + 1)
 
     def file_constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
         """See `Movement`."""
@@ -343,10 +309,6 @@ class ReduceMax(Movement):
     def on_array(self, values: np.ndarray) -> np.ndarray:
         """See `Movement`."""
         return np.asarray(np.max(values, axis=-1, keepdims=True))
-
-    def on_tensor(self, values: TfTensor) -> TfTensor:
-        """See `Movement`."""
-        return tf.reduce_max(values, axis=-1, keepdims=True)
 
     def file_constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
         """See `Movement`."""
@@ -403,10 +365,6 @@ class Pad(Operation):
         inner = tuple((before, behind) for before, behind in margins[1:].tolist())
         return cls((operator.source(),), operator.output.name, inner), operator.moved_codes()
 
-    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
-        """See `Operation`."""
-        return tf.pad(*inputs, [(0, 0), *self.margins])
-
 
 @dataclasses.dataclass(frozen=True)
 class Reshape(Operation):
@@ -437,10 +395,6 @@ class Reshape(Operation):
             raise NotUnderstoodError(f"it makes {operator.output.shape} of {source.shape}")
         operator.expect_shape(1, "newShape")
         return cls((operator.source(),), operator.output.name), operator.moved_codes()
-
-    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
-        """See `Operation`."""
-        return tf.reshape(*inputs, [-1, *graph.tensors[self.output].shape])
 
 
 def write_reshape(writer: Writer, source: int | str, output: str) -> None:

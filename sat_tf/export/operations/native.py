@@ -14,16 +14,12 @@ from sat_tf.export.kernels.functions import Curve, FunctionRule
 from sat_tf.export.kernels.kernel_sets import KERNEL_SETS, KernelSet
 from sat_tf.export.operations.builder import Draft, GraphBuilder, Shape
 from sat_tf.export.operations.operation import (
-    Constants,
     FileParts,
     Made,
-    Numbers,
     Operation,
     Portability,
-    TfTensor,
     enumerated,
     stored_codes,
-    tf,
 )
 from sat_tf.export.operations.softmax import PROBABILITIES, Softmax
 from sat_tf.export.tflite.contents import NotUnderstoodError
@@ -73,14 +69,12 @@ class NativeRow:
     Attributes:
         operator: as a file has it.
         rule: its codes, by the kernels that compute it.
-        on_reals: the function of real values in TensorFlow; it takes the settings by their names.
         settings: the names of its options in a file.
         problem: why its kernels do not take the grids of its input and output, with the fix.
     """
 
     operator: Operator
     rule: Callable[[KernelSet], FunctionRule]
-    on_reals: Callable[..., TfTensor]
     settings: tuple[str, ...] = ()
     problem: Callable[[Codes, Codes, Mapping[str, Any]], str | None] = _any_scales
 
@@ -97,32 +91,19 @@ def _left_to_others(curve: Curve) -> Callable[[KernelSet], FunctionRule]:
 
 _ROWS = (
     NativeRow(
-        Operator("ABS", 2, "AbsOptions"),
-        lambda kernels: functions.magnitude(kernels.slopes),
-        lambda x: tf.abs(x),
+        Operator("ABS", 2, "AbsOptions"), lambda kernels: functions.magnitude(kernels.slopes)
     ),
-    NativeRow(
-        Operator("LOGISTIC", 2, ""), lambda kernels: kernels.logistic, lambda x: tf.math.sigmoid(x)
-    ),
-    NativeRow(Operator("TANH", 2, ""), lambda kernels: kernels.tanh, lambda x: tf.math.tanh(x)),
-    NativeRow(Operator("ELU", 1, ""), _tabulated(_elu), lambda x: tf.nn.elu(x)),
-    NativeRow(
-        Operator("GELU", 2, "GeluOptions"),
-        _left_to_others(_gelu),
-        lambda x, approximate: tf.nn.gelu(x, approximate),
-        ("approximate",),
-    ),
+    NativeRow(Operator("LOGISTIC", 2, ""), lambda kernels: kernels.logistic),
+    NativeRow(Operator("TANH", 2, ""), lambda kernels: kernels.tanh),
+    NativeRow(Operator("ELU", 1, ""), _tabulated(_elu)),
+    NativeRow(Operator("GELU", 2, "GeluOptions"), _left_to_others(_gelu), ("approximate",)),
     NativeRow(
         Operator("HARD_SWISH", 1, "HardSwishOptions"),
         lambda kernels: kernels.hard_swish,
-        lambda x: x * tf.nn.relu6(x + 3.0) / 6.0,
         problem=_hard_swish_problem,
     ),
     NativeRow(
-        Operator("LEAKY_RELU", 2, "LeakyReluOptions"),
-        lambda kernels: kernels.leaky,
-        lambda x, alpha: tf.nn.leaky_relu(x, alpha),
-        ("alpha",),
+        Operator("LEAKY_RELU", 2, "LeakyReluOptions"), lambda kernels: kernels.leaky, ("alpha",)
     ),
 )
 NATIVE: Mapping[str, NativeRow] = {row.operator.name: row for row in _ROWS}
@@ -206,21 +187,6 @@ class Native(Operation):
         made = cls((operator.source(),), operator.output.name, operator.name, settings)
         return made, codes
 
-    def numbers(self, graph: Tensors) -> Numbers:
-        """The table as codes, and the place of code 0."""
-        source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
-        codes = self._table(graph, graph.kernels) - output.zero_point
-        return {"codes": codes.astype(np.float32), "first": np.int32(_FIRST + source.zero_point)}
-
-    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
-        """See `Operation`."""
-        (source,) = inputs
-        return tf.gather(constants["codes"], tf.cast(source, tf.int32) + constants["first"])
-
-    def on_reals(self, graph: Tensors, *inputs: TfTensor) -> TfTensor:
-        """See `Operation`."""
-        return self.row.on_reals(*inputs, **self.settings)
-
 
 def table_of(
     name: str, settings: Mapping[str, Any], source: Codes, output: Codes, kernels: KernelSet
@@ -296,26 +262,6 @@ class Sloped(Operation):
     def file_parts(self, graph: Tensors, *, shares_kernel: bool = False) -> FileParts:
         """The slopes."""
         return FileParts(constants=1, data_bytes=int(self.slopes.nbytes))
-
-    def numbers(self, graph: Tensors) -> Numbers:
-        """For each slope, the table as codes; its place; and that of code 0."""
-        source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
-        found, places = np.unique(self.slopes, return_inverse=True)
-        table = self._made(graph, _STORED, found[:, np.newaxis])
-        starts = _STORED.size * places.reshape(self.slopes.shape) + _FIRST + source.zero_point
-        codes = (table - output.zero_point).astype(np.float32)
-        return {"codes": codes.reshape(-1), "starts": starts.astype(np.int32)}
-
-    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
-        """See `Operation`."""
-        (source,) = inputs
-        return tf.gather(constants["codes"], tf.cast(source, tf.int32) + constants["starts"])
-
-    def on_reals(self, graph: Tensors, *inputs: TfTensor) -> TfTensor:
-        """See `Operation`."""
-        (source,) = inputs
-        slopes = tf.constant(self.slopes.astype(np.float32) * self.slope_scale)
-        return tf.where(source < 0.0, slopes * source, source)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,21 +10,8 @@ import numpy as np
 
 from sat_tf.export.kernels.kernel_sets import X86, XNNPACK_SETS, Engine, KernelSet
 from sat_tf.export.tflite.operator_view import OperatorView
-from sat_tf.export.tflite.tensors import Activation, Codes, Tensor, Tensors
+from sat_tf.export.tflite.tensors import Codes, Tensor, Tensors
 from sat_tf.export.tflite.writer import Operator, Writer
-from sat_tf.first_use import OnFirstUse
-
-# Processes that only run files do not load TensorFlow, which takes them seconds.
-tf: Any = OnFirstUse("tensorflow")
-TfTensor = Any  # a tf.Tensor
-
-# Arrays of float32, float64 or int32 by name, as NumPy has them, and as TensorFlow does.
-Numbers = dict[str, np.ndarray | np.generic]
-Constants = Mapping[str, Any]
-
-# Marks a field of an operation that says how a file has it, and not what it computes: training may
-# change its value, as weights move in and out of what 4 bits hold.
-IN_THE_FILE_ONLY = {"in the file only": True}
 
 # Why kernels agree.
 SELECTED = "it moves or selects values, and computes none"
@@ -338,60 +325,8 @@ class Operation(abc.ABC):
         """
         return FileParts(constants=self.num_constants)
 
-    # -- in TensorFlow ---------------------------------------------------------------------------
-
-    def numbers(self, graph: Tensors) -> Numbers:
-        """The numbers that `compute` takes: what training changes."""
-        return {}
-
-    @abc.abstractmethod
-    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
-        """The output of `simulate`, bit for bit, on any device; it has no gradient.
-
-        Tensors hold codes, stored - zero_point, as float32, or real values where the graph keeps
-        them float.
-
-        Args:
-            graph: it is part of, of which only shapes are used.
-            constants: tensors, named and shaped like the arrays of `numbers`. Of the operation
-                itself only settings are used.
-            *inputs: with the batch dimension first.
-        """
-
-    def on_reals(self, graph: Tensors, *inputs: TfTensor) -> TfTensor:
-        """The same on real values, not rounded; `compute` itself where that rounds nothing."""
-        return self.compute(graph, self.numbers(graph), *inputs)
-
-    def converted(self, graph: Tensors, *inputs: TfTensor) -> TfTensor:
-        """`on_reals`, with the FakeQuant that makes TensorFlow's converter store its codes.
-
-        The converter fuses the activation in front of a FakeQuant into the operator.
-        """
-        made, codes = self.on_reals(graph, *inputs), graph.tensors[self.output].codes
-        if codes is None or self.selects:
-            return made
-        if self.fuses and codes.activation is Activation.RELU:
-            made = tf.nn.relu(made)
-        elif self.fuses and codes.activation is Activation.UNIT:
-            made = tf.clip_by_value(made, -1.0, 1.0)
-        low, high = ((end - codes.zero_point) * float(codes.scale) for end in (-128, 127))
-        return tf.quantization.fake_quant_with_min_max_args(made, low, high, num_bits=8)
-
 
 def stored_codes(rounded: np.ndarray, codes: Codes) -> np.ndarray:
     """Rounded codes as stored integers, clipped."""
     low, high = codes.lowest - codes.zero_point, codes.highest - codes.zero_point
     return np.clip(rounded, low, high).astype(np.int32) + codes.zero_point
-
-
-def code_ends(codes: Codes) -> Numbers:
-    """The smallest and the largest code, for `clipped`."""
-    return {
-        "lowest": np.float32(codes.lowest - codes.zero_point),
-        "highest": np.float32(codes.highest - codes.zero_point),
-    }
-
-
-def clipped(values: TfTensor, constants: Constants) -> TfTensor:
-    """Codes from the smallest to the largest."""
-    return tf.clip_by_value(values, constants["lowest"], constants["highest"])

@@ -7,23 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from sat_tf.export.kernels.kernel_sets import KernelSet
-from sat_tf.export.kernels.xnnpack import product_multiplier, summand_multipliers
+from sat_tf.export.kernels.xnnpack import product_multiplier
 from sat_tf.export.operations.builder import GraphBuilder, OperationDraft, Range, Shape
 from sat_tf.export.operations.linear import identity
 from sat_tf.export.operations.operation import (
     ROUNDED_ONCE,
     SELECTED,
     Basis,
-    Constants,
     Made,
-    Numbers,
     Portability,
-    TfTensor,
-    clipped,
-    code_ends,
     enumerated,
     stored_codes,
-    tf,
 )
 from sat_tf.export.operations.pointwise import Pointwise
 from sat_tf.export.tflite.contents import NotUnderstoodError
@@ -158,20 +152,6 @@ class Pair(OperationDraft):
             codes = operator.selected_codes()
         return cls(names, operator.output.name, kind), codes
 
-    def numbers(self, graph: Tensors) -> Numbers:
-        """Multipliers, and the ends of the codes."""
-        return {} if self.is_float(graph) else ON_CODES[self.kind].numbers(*self._grids(graph))
-
-    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
-        """See `Operation`."""
-        if self.is_float(graph):
-            return self.on_reals(graph, *inputs)
-        return ON_CODES[self.kind].computed(constants, inputs)
-
-    def on_reals(self, graph: Tensors, *inputs: TfTensor) -> TfTensor:
-        """See `Operation`."""
-        return self.kind.on_tensors(*inputs)
-
 
 def _range(kind: Pointwise, first: Range, second: Range) -> Range:
     """The range of what two ranges make: each kind is monotonic in either, so that ends make it."""
@@ -186,8 +166,6 @@ class OnCodes:
     Attributes:
         problem: why its kernel does not take the grids of its inputs and its output, with the fix.
         stored: stored integers made of those of the inputs, on these grids, by these kernels.
-        numbers: those that `computed` takes, by the grids.
-        computed: the same as `stored` in TensorFlow, from codes.
         portability: the processors that give it its codes of x86, by the grids.
         takes_summands: its kernel adds, and takes what it reads as `summand` makes it.
         title: its name in the listing of a graph; "" for that of its operator.
@@ -195,8 +173,6 @@ class OnCodes:
 
     problem: Callable[[Sequence[Codes], Codes], str | None]
     stored: Callable[[Sequence[np.ndarray], Sequence[Codes], Codes, KernelSet], np.ndarray]
-    numbers: Callable[[Sequence[Codes], Codes], Numbers]
-    computed: Callable[[Constants, Sequence[TfTensor]], TfTensor]
     portability: Callable[[Sequence[Codes], Codes], Portability]
     takes_summands: bool = False
     title: str = ""
@@ -226,37 +202,19 @@ def _sum_problem(summands: Sequence[Codes], output: Codes) -> str | None:
     )
 
 
-def _computed_sum(constants: Constants, summands: Sequence[TfTensor]) -> TfTensor:
-    """Σ multiplier · code in TensorFlow, rounded half up and clipped."""
-    multipliers = tf.unstack(constants["multipliers"], len(summands))
-    total = tf.constant(0.5, tf.float64)
-    for codes, multiplier in zip(summands, multipliers, strict=True):
-        total += tf.cast(codes, tf.float64) * multiplier
-    return clipped(tf.cast(tf.floor(total), tf.float32), constants)
-
-
-def _summing(*signs: float, title: str = "") -> OnCodes:
-    """The row of a sum whose tensors have these signs."""
+def _summing(*, difference: bool, title: str = "") -> OnCodes:
+    """The row of a sum, or of a difference."""
 
     def stored(
         summands: Sequence[np.ndarray], inputs: Sequence[Codes], output: Codes, kernels: KernelSet
     ) -> np.ndarray:
         codes, scales = _from_zero(summands, inputs), [grid.scale for grid in inputs]
-        is_difference = signs[-1] < 0.0
-        made = kernels.summed(codes, scales, output.scale, difference=is_difference)
+        made = kernels.summed(codes, scales, output.scale, difference=difference)
         return stored_codes(made, output)
-
-    def numbers(inputs: Sequence[Codes], output: Codes) -> Numbers:
-        multipliers, shift = summand_multipliers([grid.scale for grid in inputs], output.scale)
-        # Powers of two only move the binary point of a float64.
-        scaled = np.ldexp(multipliers.astype(np.float64), -shift)
-        return {"multipliers": scaled * signs, **code_ends(output)}
 
     return OnCodes(
         problem=_sum_problem,
         stored=stored,
-        numbers=numbers,
-        computed=_computed_sum,
         portability=lambda inputs, output: Portability(Basis.RULE, SUMS_ALIKE),
         takes_summands=True,
         title=title,
@@ -285,16 +243,6 @@ def _rounded_product(
     return stored_codes(kernels.product(one * other, scales, output.scale), output)
 
 
-def _product_numbers(inputs: Sequence[Codes], output: Codes) -> Numbers:
-    multiplier = product_multiplier(inputs[0].scale, inputs[1].scale, output.scale)
-    return {"multiplier": multiplier, **code_ends(output)}
-
-
-def _computed_product(constants: Constants, factors: Sequence[TfTensor]) -> TfTensor:
-    product = factors[0] * factors[1] * constants["multiplier"]
-    return clipped(tf.round(product), constants)
-
-
 def _product_portability(inputs: Sequence[Codes], output: Codes) -> Portability:
     """Every product of two codes is known."""
     scales = inputs[0].scale, inputs[1].scale
@@ -320,8 +268,6 @@ def _selecting(kind: Pointwise) -> OnCodes:
     return OnCodes(
         problem=lambda inputs, output: None,
         stored=lambda tensors, inputs, output, kernels: kind.on_arrays(*tensors),
-        numbers=lambda inputs, output: {},
-        computed=lambda constants, tensors: kind.on_tensors(*tensors),
         portability=lambda inputs, output: Portability(Basis.RULE, SELECTED),
     )
 
@@ -336,13 +282,11 @@ def _from_zero(tensors: Sequence[np.ndarray], grids: Sequence[Codes]) -> list[np
 
 # Every kind of pair has a row: one that is forgotten is a KeyError.
 ON_CODES: Mapping[Pointwise, OnCodes] = {
-    Pointwise.SUM: _summing(1.0, 1.0, title="Add"),
-    Pointwise.DIFFERENCE: _summing(1.0, -1.0),
+    Pointwise.SUM: _summing(difference=False, title="Add"),
+    Pointwise.DIFFERENCE: _summing(difference=True),
     Pointwise.PRODUCT: OnCodes(
         _product_problem,
         _rounded_product,
-        _product_numbers,
-        _computed_product,
         _product_portability,
     ),
     Pointwise.MAXIMUM: _selecting(Pointwise.MAXIMUM),

@@ -7,13 +7,9 @@ import numpy as np
 
 from sat_tf.export.operations.operation import (
     ROUNDED_ONCE,
-    Constants,
     FileParts,
     Made,
-    Numbers,
     Operation,
-    TfTensor,
-    tf,
 )
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
@@ -43,20 +39,15 @@ class Pointwise(enum.Enum):
 
     def on_arrays(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
         """Its result for arrays, whose axes of size 1 are broadcast."""
-        return np.asarray(getattr(np, _FUNCTIONS[self])(first, second))
-
-    def on_tensors(self, first: TfTensor, second: TfTensor) -> TfTensor:
-        """The same for TensorFlow's tensors."""
-        return getattr(tf, _FUNCTIONS[self])(first, second)
+        return np.asarray(_FUNCTIONS[self](first, second))
 
 
-# The names that NumPy and TensorFlow have in common.
 _FUNCTIONS = {
-    Pointwise.MAXIMUM: "maximum",
-    Pointwise.MINIMUM: "minimum",
-    Pointwise.PRODUCT: "multiply",
-    Pointwise.SUM: "add",
-    Pointwise.DIFFERENCE: "subtract",
+    Pointwise.MAXIMUM: np.maximum,
+    Pointwise.MINIMUM: np.minimum,
+    Pointwise.PRODUCT: np.multiply,
+    Pointwise.SUM: np.add,
+    Pointwise.DIFFERENCE: np.subtract,
 }
 _FLOAT_BYTES = 4
 
@@ -127,12 +118,3 @@ class WithConstant(Operation):
     def file_parts(self, graph: Tensors, *, shares_kernel: bool = False) -> FileParts:
         """The constant."""
         return FileParts(constants=1, data_bytes=_FLOAT_BYTES * int(np.size(self.constant)))
-
-    def numbers(self, graph: Tensors) -> Numbers:
-        """The constant."""
-        return {"constant": self.constant}
-
-    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
-        """See `Operation`."""
-        (source,) = inputs
-        return self.kind.on_tensors(source, constants["constant"])

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sat_tf.export.kernels.bilinear import Grid, Places, resized
+from sat_tf.export.kernels.bilinear import Grid, Places, interpolated, resized
 from sat_tf.export.kernels.kernel_sets import KernelSet
 from sat_tf.export.operations.builder import GraphBuilder, OperationDraft, Shape
 from sat_tf.export.operations.concatenate import Concatenate
@@ -14,15 +14,11 @@ from sat_tf.export.operations.linear import identity, window_mean
 from sat_tf.export.operations.movements import StridedSlice
 from sat_tf.export.operations.operation import (
     SELECTED,
-    Constants,
     FileParts,
     Made,
-    Numbers,
     Operation,
     Portability,
-    TfTensor,
     enumerated,
-    tf,
 )
 from sat_tf.export.operations.windows import taps
 from sat_tf.export.tflite.contents import NotUnderstoodError
@@ -90,10 +86,6 @@ class MaxPool(_Pool):
         for view in views:
             np.maximum(result, view, out=result)
         return result
-
-    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
-        """See `Operation`."""
-        return tf.nn.max_pool2d(*inputs, self.size, self.window.strides, self.window.padding)
 
 
 class Strip(NamedTuple):
@@ -228,32 +220,6 @@ class AveragePool(_Pool, OperationDraft):
         )
         return totals, counts
 
-    def numbers(self, graph: Tensors) -> Numbers:
-        """The zero point."""
-        if self.is_float(graph):
-            return {}
-        return {"zero_point": np.float32(graph.codes(self.output).zero_point)}
-
-    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
-        """See `Operation`."""
-        (source,), window = inputs, self.window
-        if self.is_float(graph):
-            return self.on_reals(graph, source)
-        # Means of small integers: their product with the count is nearly the sum, an integer.
-        inside = tf.ones_like(source[:1, :, :, :1])
-        ones = tf.ones([*self.size, 1, 1])
-        counts = tf.nn.conv2d(inside, ones, window.strides, window.padding)
-        stored = source + constants["zero_point"]
-        means = self.on_reals(graph, stored)
-        totals = tf.round(means * counts)
-        halves = tf.floor(counts / 2.0)
-        rounded = tf.sign(totals) * tf.floor((tf.abs(totals) + halves + 0.25) / counts)
-        return rounded - constants["zero_point"]
-
-    def on_reals(self, graph: Tensors, *inputs: TfTensor) -> TfTensor:
-        """See `Operation`."""
-        return tf.nn.avg_pool2d(*inputs, self.size, self.window.strides, self.window.padding)
-
 
 def rounded_means(totals: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Integer means of stored integers, halves away from zero."""
@@ -333,10 +299,10 @@ class ResizeBilinear(OperationDraft):
         )
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        """See `bilinear.resized`."""
+        """See `bilinear.resized` and, of float values, `bilinear.interpolated`."""
         (source,) = inputs
         if self.is_float(graph):
-            return np.asarray(self.on_reals(graph, tf.constant(source)), np.float32)
+            return interpolated(source, *self.grids(graph))
         return resized(source, *self._places(graph, graph.kernels), graph.kernels.interpolation)
 
     def write(self, writer: Writer) -> None:
@@ -368,41 +334,3 @@ class ResizeBilinear(OperationDraft):
     def file_parts(self, graph: Tensors, *, shares_kernel: bool = False) -> FileParts:
         """The size."""
         return FileParts(constants=1, data_bytes=8)
-
-    def numbers(self, graph: Tensors) -> Numbers:
-        """The neighbours of rows and columns, and their weights."""
-        if self.is_float(graph):
-            return {}
-        rows, columns = self._places(graph, graph.kernels)
-        one = 1 << graph.kernels.interpolation.bits
-        return {
-            **{f"row_{name}": value for name, value in rows._asdict().items()},
-            **{f"column_{name}": value for name, value in columns._asdict().items()},
-            "one": np.float64(one),
-        }
-
-    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
-        """See `Operation`: codes, as a shift by the zero point changes no halves."""
-        (source,) = inputs
-        if self.is_float(graph):
-            return self.on_reals(graph, source)
-        one = constants["one"]
-        wide = tf.cast(source, tf.float64)  # which holds every sum
-        for axis, name in ((1, "row"), (2, "column")):
-            weights = tf.cast(constants[f"{name}_weights"], tf.float64)
-            weights = tf.reshape(weights, [-1] + [1] * (3 - axis))
-            low, high = (tf.gather(wide, constants[f"{name}_{end}"], axis=axis) for end in _ENDS)
-            wide = low * (one - weights) + high * weights
-        return tf.cast(tf.floor(wide / one**2 + 0.5), tf.float32)
-
-    def on_reals(self, graph: Tensors, *inputs: TfTensor) -> TfTensor:
-        """See `Operation`."""
-        return tf.compat.v1.image.resize_bilinear(
-            *inputs,
-            self.size,
-            align_corners=self.align_corners,
-            half_pixel_centers=self.half_pixel_centers,
-        )
-
-
-_ENDS = ("low", "high")

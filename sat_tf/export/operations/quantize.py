@@ -7,25 +7,16 @@ import numpy as np
 
 from sat_tf.export.operations.operation import (
     ROUNDED_ONCE,
-    Constants,
     Made,
-    Numbers,
     Operation,
-    TfTensor,
-    clipped,
-    code_ends,
     stored_codes,
-    tf,
 )
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
 from sat_tf.export.tflite.tensors import UNSIGNED_SHIFT, Codes, Tensors, dequantized
 from sat_tf.export.tflite.writer import Operator, Writer
-from sat_tf.quantizers.input_range import PIXELS, InputRange
 
 _IMAGE_ZERO_POINT = -128
-# XNNPACK takes the ratio of two scales in these units.
-_RATIO = 256.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,10 +29,6 @@ class _ToCodes(Operation):
     def write(self, writer: Writer) -> None:
         """See `Operation`."""
         writer.operator(self.operator, self.inputs, self.output)
-
-    def on_reals(self, graph: Tensors, *inputs: TfTensor) -> TfTensor:
-        """See `Operation`."""
-        return inputs[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,28 +62,6 @@ class ShiftImage(_ToCodes):
         if (codes.scale, codes.zero_point) != (image.scales[0], int(image.zero_points[0]) + shift):
             raise NotUnderstoodError("it does not store its input as it is, or pixels minus 128")
         return cls((source,), operator.output.name), codes
-
-    def numbers(self, graph: Tensors) -> Numbers:
-        """The factor and the shift from the values that Keras is fed to codes."""
-        change = self._range(graph).change
-        unit = np.float32(graph.image(self.inputs[0]).scale) * change.ratio
-        return {
-            # A single product, so that codes of real values have the ties of QUANTIZE.
-            "per_unit": np.asarray(np.float32(1.0) / unit.astype(np.float32), np.float32),
-            "shift": np.asarray(change.shift, np.float32),
-            **code_ends(graph.codes(self.output)),
-        }
-
-    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
-        """The codes of what Keras is fed."""
-        (image,) = inputs
-        codes = tf.round((image - constants["shift"]) * constants["per_unit"])
-        if self._range(graph).reversed_channels:
-            codes = tf.reverse(codes, axis=[-1])
-        return clipped(codes, constants)
-
-    def _range(self, graph: Tensors) -> InputRange:
-        return graph.image(self.inputs[0]).range or PIXELS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,17 +101,6 @@ class Quantize(_ToCodes):
             raise NotUnderstoodError("its tensor is float")
         codes = _bounded(codes, source, operator.progress.operations)
         return cls((source,), operator.output.name), codes
-
-    def numbers(self, graph: Tensors) -> Numbers:
-        """The inverse scale, and the ends of int8."""
-        codes = graph.codes(self.output)
-        low, high = np.float32(-128 - codes.zero_point), np.float32(127 - codes.zero_point)
-        return {"inverse_scale": np.float32(1.0) / codes.scale, "lowest": low, "highest": high}
-
-    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
-        """See `Operation`."""
-        (source,) = inputs
-        return clipped(tf.round(source * constants["inverse_scale"]), constants)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,10 +143,6 @@ class ShiftOutput(Operation):
             raise NotUnderstoodError("it makes other integers than 128 more than the codes")
         return cls((operator.source(),), made.name), codes
 
-    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
-        """See `Operation`: the code is the same, and the integer that stores it another."""
-        return tf.identity(*inputs)
-
 
 @dataclasses.dataclass(frozen=True)
 class Requantize(_ToCodes):
@@ -221,16 +171,6 @@ class Requantize(_ToCodes):
     def read(cls, operator: OperatorView) -> Made:
         """See `Operation`."""
         return cls((operator.source(),), operator.output.name), operator.codes()
-
-    def numbers(self, graph: Tensors) -> Numbers:
-        """The ratio of the scales, and the ends of the codes."""
-        source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
-        ratio = np.rint(np.float32(_RATIO) * np.float32(source.scale / output.scale)) / _RATIO
-        return {"ratio": np.float32(ratio), **code_ends(output)}
-
-    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
-        """See `Operation`; products of two small integers are exact in float32."""
-        return clipped(tf.floor(inputs[0] * constants["ratio"] + 0.5), constants)
 
 
 def _bounded(codes: Codes, source: str, operations: Iterable[Operation]) -> Codes:
@@ -274,16 +214,3 @@ class Dequantize(Operation):
         if operator.source_codes() is None or operator.codes() is not None:
             raise NotUnderstoodError("it does not make float values of codes")
         return cls((operator.source(),), operator.output.name), None
-
-    def numbers(self, graph: Tensors) -> Numbers:
-        """The scale."""
-        return {"scale": np.float32(graph.codes(self.inputs[0]).scale)}
-
-    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
-        """See `Operation`."""
-        (source,) = inputs
-        return source * constants["scale"]
-
-    def on_reals(self, graph: Tensors, *inputs: TfTensor) -> TfTensor:
-        """See `Operation`."""
-        return tf.identity(*inputs)

@@ -6,16 +6,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from sat_tf.export.kernels.kernel_sets import KernelSet
-from sat_tf.export.kernels.softmax import MOST_CLASSES, SCALE, ZERO_POINT, in_fixed_point, powers
+from sat_tf.export.kernels.softmax import MOST_CLASSES, SCALE, ZERO_POINT, in_fixed_point
 from sat_tf.export.operations.operation import (
     Basis,
-    Constants,
     Made,
-    Numbers,
     Operation,
     Portability,
-    TfTensor,
-    tf,
 )
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView, grid_of
@@ -98,31 +94,3 @@ class Softmax(Operation):
                 "1/256 and -128"
             )
         return cls((operator.source(),), operator.output.name), codes
-
-    def numbers(self, graph: Tensors) -> Numbers:
-        """The powers of the differences between codes."""
-        if self.is_float(graph):
-            return {}
-        return {"powers": powers(graph.codes(self.inputs[0]).scale)}
-
-    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
-        """See `Operation`."""
-        (source,) = inputs
-        if self.is_float(graph):
-            return self.on_reals(graph, source)
-        below = tf.cast(tf.reduce_max(source, axis=-1, keepdims=True) - source, tf.int32)
-        found = tf.gather(constants["powers"], below)
-        # One after another: the order of additions counts, and devices choose their own.
-        classes = tf.range(tf.rank(found) - 1)
-        by_class = tf.transpose(found, tf.concat([[tf.rank(found) - 1], classes], 0))
-        sums = tf.foldl(tf.add, by_class)[..., tf.newaxis]
-        # In float64, which is rounded to float32 as the quotient and the product of float32 are.
-        inverse = tf.cast(256.0 / tf.cast(sums, tf.float64), tf.float32)
-        product = tf.cast(tf.cast(found, tf.float64) * tf.cast(inverse, tf.float64), tf.float32)
-        # Halves up; exact, where a float32 sum with a half might not be.
-        rounded = tf.floor(tf.cast(product, tf.float64) + 0.5)
-        return tf.cast(tf.minimum(rounded, 255.0), tf.float32)
-
-    def on_reals(self, graph: Tensors, *inputs: TfTensor) -> TfTensor:
-        """See `Operation`."""
-        return tf.nn.softmax(*inputs)

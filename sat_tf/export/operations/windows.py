@@ -1,11 +1,10 @@
-"""Kernels moved over images: where they lie, and sums of products, in NumPy and in TensorFlow."""
+"""Kernels moved over images: where they lie, and sums of products."""
 
 import enum
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from sat_tf.export.operations.operation import TfTensor, tf
 from sat_tf.export.tflite.tensors import Window
 
 # Below this every integer is a float32, and sums of such products are exact in any order.
@@ -208,113 +207,3 @@ def products(
         rows = values.reshape(-1, values.shape[-1]) @ kernel.T
         return np.asarray(rows.reshape(*values.shape[:-1], len(kernel)))
     return np.asarray(values @ kernel.T)
-
-
-def convolved(values: TfTensor, kernel: TfTensor, window: Window) -> TfTensor:
-    """In TensorFlow, with a kernel (rows, columns, inputs, outputs)."""
-    return tf.nn.conv2d(values, kernel, window.strides, window.padding, dilations=window.dilation)
-
-
-def depthwise_convolved(values: TfTensor, kernel: TfTensor, window: Window) -> TfTensor:
-    """In TensorFlow, with a kernel (rows, columns, inputs, multiplier)."""
-    rows, columns = window.strides
-    if rows == columns:
-        return tf.nn.depthwise_conv2d(
-            values, kernel, [1, rows, columns, 1], window.padding, dilations=window.dilation
-        )
-    # No kernel takes such strides: compute all windows, and keep some.
-    margins = [
-        placement(*axis, window.padding)[0]
-        for axis in zip(
-            values.shape[1:3], kernel.shape[:2], window.strides, window.dilation, strict=True
-        )
-    ]
-    padded = tf.pad(values, [(0, 0), *margins, (0, 0)])
-    every = tf.nn.depthwise_conv2d(padded, kernel, [1, 1, 1, 1], "VALID", dilations=window.dilation)
-    return every[:, ::rows, ::columns]
-
-
-def transposed_convolved(values: TfTensor, kernel: TfTensor, window: Window) -> TfTensor:
-    """In TensorFlow, with a kernel (rows, columns, outputs, inputs)."""
-    size = transposed_size(values.shape[1:3], kernel.shape[:2], window)
-    shape = tf.stack([tf.shape(values)[0], *size, kernel.shape[2]])
-    return tf.nn.conv2d_transpose(values, kernel, shape, window.strides, window.padding)
-
-
-def kernel_for_tensorflow(kernel: np.ndarray, kind: LinearKind, channels: int) -> np.ndarray:
-    """A kernel as `SUMS` takes it, for inputs of so many channels."""
-    if kind is LinearKind.DEPTHWISE:
-        return kernel.reshape(*kernel.shape[:2], channels, -1)
-    if kind is LinearKind.TRANSPOSED:
-        return np.moveaxis(kernel, 0, 2)
-    return np.moveaxis(kernel, 0, -1)
-
-
-def _matrix(codes: TfTensor, kernel: TfTensor, window: Window) -> TfTensor:
-    return tf.matmul(codes, kernel)
-
-
-# In TensorFlow: the sums of a tensor and a kernel from `kernel_for_tensorflow`.
-SUMS: dict[LinearKind, Callable[..., TfTensor]] = {
-    LinearKind.CONVOLUTION: convolved,
-    LinearKind.TRANSPOSED: transposed_convolved,
-    LinearKind.DEPTHWISE: depthwise_convolved,
-    LinearKind.FULLY_CONNECTED: _matrix,
-}
-
-
-def _fake_convolution(
-    x: TfTensor, kernel: np.ndarray, ends: np.ndarray, window: Window
-) -> TfTensor:
-    return convolved(x, _on_channels(np.moveaxis(kernel, 0, -1), ends), window)
-
-
-def _fake_depthwise(x: TfTensor, kernel: np.ndarray, ends: np.ndarray, window: Window) -> TfTensor:
-    # The converter takes the channels of a depthwise FakeQuant from this shape only; with another
-    # one it writes wrong codes, or leaves the layer float.
-    weights = _on_channels(kernel[:, :, np.newaxis, :], ends)
-    channels = x.shape[-1]
-    weights = tf.reshape(weights, [*kernel.shape[:2], channels, kernel.shape[-1] // channels])
-    # tf.nn.depthwise_conv2d dilates by moving pixels around, which the converter leaves float.
-    return tf.raw_ops.DepthwiseConv2dNative(
-        input=x,
-        filter=weights,
-        strides=[1, *window.strides, 1],
-        padding=window.padding,
-        dilations=[1, *window.dilation, 1],
-    )
-
-
-def _fake_transposed(x: TfTensor, kernel: np.ndarray, ends: np.ndarray, window: Window) -> TfTensor:
-    # The FakeQuant has its channels last, the operation has them third.
-    weights = tf.transpose(_on_channels(np.moveaxis(kernel, 0, -1), ends), (0, 1, 3, 2))
-    return transposed_convolved(x, weights, window)
-
-
-def _fake_matrix(x: TfTensor, kernel: np.ndarray, ends: np.ndarray, window: Window) -> TfTensor:
-    if np.any(ends != ends[0]):
-        # The converter takes one scale only for a matrix, so that it is a convolution of one pixel.
-        pixels = tf.reshape(x, [-1, 1, 1, kernel.shape[1]])
-        made = _fake_convolution(pixels, kernel[:, np.newaxis, np.newaxis, :], ends, window)
-        return tf.reshape(made, [-1, kernel.shape[0]])
-    end = float(ends[0])
-    weights = tf.quantization.fake_quant_with_min_max_args(
-        tf.constant(kernel.T), -end, end, num_bits=8, narrow_range=True
-    )
-    return tf.matmul(x, weights)
-
-
-def _on_channels(kernel: np.ndarray, ends: np.ndarray) -> TfTensor:
-    return tf.quantization.fake_quant_with_min_max_vars_per_channel(
-        tf.constant(kernel), -ends, ends, num_bits=8, narrow_range=True
-    )
-
-
-# For TensorFlow's converter: the same with a FakeQuant of a kernel of real values, laid out as
-# `LinearKind` says, whose codes end at `ends`, one a channel.
-FAKE_QUANTIZED_SUMS: dict[LinearKind, Callable[..., TfTensor]] = {
-    LinearKind.CONVOLUTION: _fake_convolution,
-    LinearKind.TRANSPOSED: _fake_transposed,
-    LinearKind.DEPTHWISE: _fake_depthwise,
-    LinearKind.FULLY_CONNECTED: _fake_matrix,
-}

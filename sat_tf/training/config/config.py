@@ -146,7 +146,7 @@ class Config(Section):
     stages: StagesConfig = Field(
         default=StagesConfig(),
         validate_default=True,
-        description="a mapping with the keys float, quantized and deploy_tail",
+        description="a mapping with the keys float and quantized",
     )
     calibration: CalibrationConfig = Field(default=CalibrationConfig(), description="a mapping")
     export: ExportConfig = Field(default=ExportConfig(), description="a mapping")
@@ -178,16 +178,6 @@ class Config(Section):
     def packing(self) -> str:
         """How the file stores kernels: `export.pack`, of which auto is what the target takes."""
         return self.policy.processor.packing(self.export.pack)
-
-    @model_validator(mode="after")
-    def _deploy_tail_has_its_kernels(self) -> "Config":
-        if self.stages.deploy_tail is not None and self.export.pack == "int4":
-            raise ValueError(
-                "export.pack='int4': received a file that LiteRT's builtin kernels run, expected "
-                "one of XNNPACK's, which a deploy_tail stage computes; use auto, or leave out "
-                "stages.deploy_tail."
-            )
-        return self
 
     @model_validator(mode="after")
     def _reconstruction_has_its_models(self) -> "Config":

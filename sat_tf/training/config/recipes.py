@@ -9,8 +9,8 @@ from sat_tf.training.config.sections import ModelConfig, Section
 
 FLOAT_STAGE = "float_stage"
 
-StageName = Literal["float", "quantized", "deploy_tail"]
-_STAGES = "a list of stages, out of float, quantized and deploy_tail"
+StageName = Literal["float", "quantized"]
+_STAGES = "a list of stages, out of float and quantized"
 
 
 class DistillationConfig(Section):

@@ -14,6 +14,7 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 from pydantic.fields import FieldInfo
 
@@ -33,6 +34,13 @@ def describe(error: ValidationError, config: type[BaseModel]) -> list[str]:
     return [line for problem in error.errors() for line in _lines(problem, config)]
 
 
+# Keys of earlier versions, with what to do instead.
+_REMOVED = {
+    "stages.deploy_tail": "There is no such stage any more: the quantized one ends with the biases "
+    "of its file; leave it out, and give its epochs to stages.quantized."
+}
+
+
 def _lines(problem: Any, config: type[BaseModel]) -> Iterator[str]:
     location = [str(part) for part in problem["loc"]]
     where = name_of(".".join(location))
@@ -40,7 +48,8 @@ def _lines(problem: Any, config: type[BaseModel]) -> Iterator[str]:
     if kind == "extra_forbidden":
         field = _field(config, location[:-1])
         section = (_model_of(field) if field else None) or config
-        yield f"{where} is not a key. {did_you_mean(location[-1], section.model_fields)}"
+        instead = _REMOVED.get(where) or did_you_mean(location[-1], section.model_fields)
+        yield f"{where} is not a key. {instead}"
     elif kind == "missing":
         yield f"{where} is missing: expected {_expected(config, location)}; add it."
     elif kind == "value_error":
@@ -341,11 +350,7 @@ _BASE_BATCH_SIZE = 256
 
 
 class StagesConfig(Section):
-    """The float stage with clamped weights, the quantized one that starts from it, and the tail.
-
-    The tail, which is optional, trains the quantized model on the integers of its file; see
-    `sat_tf.training.loop.deploy_tail`.
-    """
+    """The float stage with clamped weights, and the quantized one that starts from it."""
 
     float: StageConfig = Field(default=StageConfig(), description="a mapping")
     quantized: StageConfig | None = Field(
@@ -353,17 +358,21 @@ class StagesConfig(Section):
         description="a mapping, in which what it leaves out is as in the float stage, or null (the "
         "run ends with the float model)",
     )
-    deploy_tail: StageConfig | None = Field(
-        default=None,
-        description="a mapping, in which what it leaves out is as in the quantized stage, or null "
-        "(no such stage)",
-    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _have_no_deploy_tail(cls, stages: Any) -> Any:
+        if isinstance(stages, Mapping) and stages.get("deploy_tail") is None:
+            # Folders of earlier runs say that they had none.
+            return {name: stage for name, stage in stages.items() if name != "deploy_tail"}
+        return stages
 
     def by_name(self) -> dict[str, StageConfig]:
         """The stages there are, in order."""
-        stages = {"quantized": self.quantized, "deploy_tail": self.deploy_tail}
-        asked_for = {name: stage for name, stage in stages.items() if stage is not None}
-        return {"float": self.float, **asked_for}
+        return {
+            "float": self.float,
+            **({} if self.quantized is None else {"quantized": self.quantized}),
+        }
 
     def inherited(self, *, from_file: bool = False) -> "StagesConfig":
         """The same, with every setting that a stage leaves out taken from the stage before.
@@ -391,21 +400,15 @@ class StagesConfig(Section):
             # Inherited ones are reported once.
             problems += [f"{name}.{problem}" for problem in found if problem not in inherited]
             inherited = found
-        for name in ("float", "deploy_tail"):
-            if name in resolved and not resolved[name].trains:
-                problems.append(
-                    f"{name}.epochs=0: expected a positive integer; only the quantized stage can "
-                    "do without training."
-                )
+        if not self.float.trains:
+            problems.append(
+                "float.epochs=0: expected a positive integer; only the quantized stage can do "
+                "without training."
+            )
         if self.float.base_learning_rate == AUTO and not from_file:
             problems.append(
                 f"float.{rate}='auto': expected a positive number, because rates are tried on a "
                 "trained model; give one."
-            )
-        if self.quantized is None and self.deploy_tail is not None:
-            problems.append(
-                "deploy_tail is given and quantized=null: expected a quantized stage for it to "
-                "start from; set deploy_tail to null."
             )
         if problems:
             raise ValueError("\n".join(problems))

@@ -27,7 +27,6 @@ from rich.progress import BarColumn, Progress, TextColumn
 from sat_tf.analysis.code_use import ActivationProbe, clipping_levels, scalar_events
 from sat_tf.analysis.kappa import kappa_0
 from sat_tf.data.source import ImageSource
-from sat_tf.export.deployed import DeployedModel
 from sat_tf.messages import RunError, say
 from sat_tf.qat.wrapper import ConstantWeights, has_quantized_layers
 from sat_tf.training.config.sections import TrainingConfig
@@ -168,7 +167,7 @@ class Recorder(StepCallback):
 
     Args:
         plan: the steps of the stage, from where it starts or resumes.
-        model: the Functional model that is trained, quantized or not; not a view of it.
+        model: the Functional model that is trained, quantized or not.
         folder: of the run.
         rows: the rows of metrics.csv so far; the new ones are appended.
         sample: a few training images (n, rows, columns, channels), always the same ones, on which
@@ -668,26 +667,15 @@ def settling(
 
 
 def kept_current(model: keras.Model) -> list[keras.callbacks.Callback]:
-    """The callback with which a model is trained and measured with its quantized weights of now.
+    """Returns the callback with which a model is measured with its quantized weights of now.
 
-    A deployed model takes the integers of its file: those that a step changes before every step,
-    and all of them, exactly as the export computes them, before every measurement. Of another
-    quantized model, the effective weights are copied when measuring begins, for all of its steps;
-    what Keras traces reads the copies, so that it is measured with this callback or not at all.
-    It comes after callbacks that change weights when measuring begins.
+    The effective weights are copied when measuring begins, for all of its steps; what Keras traces
+    reads the copies, so that it is measured with this callback or not at all. It comes after
+    callbacks that change weights when measuring begins.
 
     Returns:
         The callback; none for a float model.
     """
-    if isinstance(model, DeployedModel):
-        return [
-            keras.callbacks.LambdaCallback(
-                on_train_begin=lambda logs: model.refresh(),  # weights may be a checkpoint's
-                on_train_batch_begin=lambda batch, logs: model.refresh_quickly(),
-                on_test_begin=lambda logs: model.refresh(),
-                _supports_tf_logs=True,  # see `StepCallback`
-            )
-        ]
     if not has_quantized_layers(model):
         return []
     weights = ConstantWeights(model)

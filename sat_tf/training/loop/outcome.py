@@ -12,7 +12,6 @@ from sat_tf.analysis.code_use import layer_rows
 from sat_tf.data.source import NO_LABEL
 from sat_tf.export.certificate.certificate import Certificate, ImagesFrom
 from sat_tf.export.certificate.proof import read_subject
-from sat_tf.export.deployed import deployed_model
 from sat_tf.export.evaluate import evaluate_tflite, run_tflite
 from sat_tf.export.export import ExportReport, export_tflite
 from sat_tf.export.verify import verify_tflite
@@ -22,7 +21,6 @@ from sat_tf.messages import RunError, say
 from sat_tf.presentation.tables import marked_text
 from sat_tf.qat.inputs import takes_pixels
 from sat_tf.top_k import classes_of
-from sat_tf.training.config.config import Config
 from sat_tf.training.loop.stage import SAMPLE, Run
 from sat_tf.training.loop.start import fed, pixels_of
 from sat_tf.training.report.report import write_answers, write_curves, write_layers, write_report
@@ -57,18 +55,13 @@ def conclude(run: Run, state: RunState, model: keras.Model, *, parameters: int) 
         RunError: the model has no integer form.
     """
     folder, stages = run.folder, run.config.stages
-    tuned = folder.file(run_folder.TUNED_MODEL)
-    if tuned.is_file():
-        tuned.replace(folder.file(run_folder.QUANTIZED_MODEL))
     write_curves(folder)  # also of a run whose model has no file
-    names = {"float": "float", "quantized": "quantized", "deploy_tail": "deployed"}
     accuracies: dict[str, Any] = {
-        f"{name}_{metric}": state.stages[stage].get(metric)
-        for stage, name in names.items()
-        if stage in state.stages
+        f"{stage}_{metric}": metrics.get(metric)
+        for stage, metrics in state.stages.items()
         for metric in ("top1", "top5", "agreement")
         # The float model agrees with itself.
-        if (name, metric) != ("float", "agreement")
+        if (stage, metric) != ("float", "agreement")
     }
     num_held_out = int(state.stages["float"].get("images", run.source.num_test))
     results = Results(
@@ -128,7 +121,7 @@ def _of_file(run: Run, quantized: keras.Model, num_held_out: int) -> dict[str, A
     try:
         report, certificate = write_file(
             folder,
-            as_measured(run.config, quantized),
+            quantized,
             (pixels if is_of_pixels else pixels.astype(np.float32), labels),
             images_from=ImagesFrom.held_out(source.name, config.verify_images, source.decoder),
             float_model=float_model,
@@ -172,20 +165,6 @@ def _of_file(run: Run, quantized: keras.Model, num_held_out: int) -> dict[str, A
     if not source.num_classes:
         shares = {"tflite_agreement": found.top[1]}
     return {**entries, **shares, "tflite_images": found.num_images}
-
-
-def as_measured(config: Config, quantized: keras.Model, *, pack: str | None = None) -> keras.Model:
-    """The model that the results of a run are about: the deployed one after a deploy tail.
-
-    Args:
-        config: of the run.
-        quantized: the model that it has saved.
-        pack: of a file with another `pack` than the run's.
-    """
-    if config.stages.deploy_tail is None:
-        return quantized
-    float_head = config.export.float_head
-    return deployed_model(quantized, float_head=float_head, pack=pack or config.packing)
 
 
 def of_certificate(certificate: Certificate) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from rich.console import Console
 
 from sat_tf.atomic_file import temporary_folder
 from sat_tf.data.source import ImageSource, ReadingError
-from sat_tf.export.deployed import DeployedModel, deployed_model
 from sat_tf.export.snapping import snap_biases
 from sat_tf.export.tflite.metadata import label_text
 from sat_tf.loading.load import load_model
@@ -222,11 +221,10 @@ class Stage:
             candidates = self.candidates(run, start)
             if not run.writes:
                 _, model = next(candidates)
-                return model.quantized if isinstance(model, DeployedModel) else model
+                return model
             model, metrics = best_of(run, self.name, candidates)
-            saved = model.quantized if isinstance(model, DeployedModel) else model
             with run.folder.written(MODELS[self.name]) as temporary:
-                saved.save(temporary)
+                model.save(temporary)
             state.finish(self.name, metrics)
             shutil.rmtree(run.folder.file(run_folder.CHECKPOINTS) / self.name, ignore_errors=True)
             epoch, remark = metrics.get("kept_epoch"), ""
@@ -240,14 +238,11 @@ class Stage:
             if self.name == "float" and not run.source.num_classes:
                 done = "its answers are what the others are compared with"
             run.say(f"{self.name:9}  done: {done}")
-        return saved
+        return model
 
     @value_errors_as_run_errors()
     def _saved(self, run: Run) -> keras.Model:
         path = run.folder.file(MODELS[self.name])
-        if self.name == "deploy_tail" and not path.is_file():
-            # The end of a run has given it the name of the quantized one.
-            path = run.folder.file(run_folder.QUANTIZED_MODEL)
         if not path.is_file():
             raise RunError(
                 f"{path}: received no file, expected the model of the {self.name} stage, which is "
@@ -365,30 +360,11 @@ def _settle(run: Run) -> Callable[[keras.Model], object] | None:
     return settle
 
 
-def _deploy_tail(run: Run, quantized: keras.Model) -> Iterator[Candidate]:
-    config = run.config
-
-    def view(model: keras.Model) -> DeployedModel:
-        return deployed_model(model, float_head=config.export.float_head, pack=config.packing)
-
-    try:
-        epoch, tuned = train_stage(run, "deploy_tail", quantized, view)
-        tuned = view(tuned)
-    except RunError:
-        raise
-    except ValueError as error:
-        raise RunError(
-            f"{error}\nThe model of the quantized stage is in {run.folder.path}."
-        ) from error
-    yield epoch, tuned
-
-
 STAGES = {
     stage.name: stage
     for stage in (
         Stage(name="float", candidates=_float),
         Stage(name="quantized", start=calibrated_start, candidates=train_quantized),
-        Stage(name="deploy_tail", candidates=_deploy_tail),
     )
 }
 

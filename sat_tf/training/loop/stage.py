@@ -108,7 +108,6 @@ def train_stage(
     run: Run,
     name: str,
     model: keras.Model,
-    view: Callable[[keras.Model], keras.Model] = lambda model: model,
     settle: Callable[[keras.Model], object] | None = None,
 ) -> Candidate:
     """Trains a model through one stage, or through what is left of it after an interruption.
@@ -117,7 +116,6 @@ def train_stage(
         run: what it is a stage of.
         name: of the stage in the configuration.
         model: the one to start from; it is not changed.
-        view: gives the model to fit, which shares the variables of its argument.
         settle: what the end of the stage does to a model, in place: where the best epoch is kept,
             each is measured, and kept, as it is then. By default nothing.
 
@@ -142,8 +140,6 @@ def train_stage(
         total_steps=stage.total_steps(per_epoch[name]),
         steps_before=sum(stages[key].total_steps(per_epoch[key]) for key in before),
     )
-    # The tail trains on integers, which half precision does not hold.
-    precision = "float32" if name == "deploy_tail" else config.precision
     # Every worker has prepared its start by itself; they must be equal to the last bit.
     weights = from_first_worker(run.strategy, model.get_weights())
     # Layers without a seed of their own take one here, independent of what ran before.
@@ -152,7 +148,7 @@ def train_stage(
         trained = training_copy(
             model,
             weight_decay=stage.weight_decay,
-            precision=precision,
+            precision=config.precision,
             synchronized=config.synchronized_batch_normalization
             and run.strategy.num_replicas_in_sync > 1,
         )
@@ -166,12 +162,11 @@ def train_stage(
             folder=run.folder,
             writes=run.writes,
         )
-        student = view(trained)
     if stage.base_learning_rate == AUTO:
-        stage = _with_chosen_rate(run, name, trained, student, recipes, precision)
+        stage = _with_chosen_rate(run, name, trained, recipes)
     with run.strategy.scope():
         learner = Learner(
-            student,
+            trained,
             batch_size=stage.batch_size,
             image_loss=recipes.image_loss,
             agreement=recipes.agreement,
@@ -179,9 +174,9 @@ def train_stage(
         )
         # The learner's checkpoints include it.
         learner.best = BestWeights(trained) if run.keeps_best(name) else None
-        optimizer = make_optimizer(stage, plan.steps_per_epoch, precision=precision)
+        optimizer = make_optimizer(stage, plan.steps_per_epoch, precision=config.precision)
         learner.compile(optimizer=optimizer, jit_compile=config.jit_compile)
-        learner.optimizer.build(student.trainable_variables)
+        learner.optimizer.build(trained.trainable_variables)
         checkpoints = Checkpoints(
             run.folder.path / CHECKPOINTS / name,
             learner,
@@ -301,12 +296,7 @@ def _training_batches(run: Run, batch_size: int, start: Position) -> tf.data.Dat
 
 
 def _with_chosen_rate(
-    run: Run,
-    name: str,
-    trained: keras.Model,
-    student: keras.Model,
-    recipes: StageRecipes,
-    precision: str,
+    run: Run, name: str, trained: keras.Model, recipes: StageRecipes
 ) -> StageConfig:
     """The settings of a stage with the learning rate that a trial finds best.
 
@@ -320,28 +310,26 @@ def _with_chosen_rate(
         run: what it is a stage of.
         name: of the stage.
         trained: the model that is trained; it has its weights again afterwards.
-        student: what is fitted, a view of it.
         recipes: of the stage, of which the losses are taken.
-        precision: see `make_optimizer`.
     """
-    stage = run.config.stages.by_name()[name]
+    config, stage = run.config.training, run.config.stages.by_name()[name]
     run.say(
         f"{name:9}  trying learning rates from {TRIED_RATES[0]:g} to {TRIED_RATES[-1]:g}, for "
         f"{_TRIED_STEPS} steps each"
     )
     with run.strategy.scope():
         learner = Learner(
-            student,
+            trained,
             batch_size=stage.batch_size,
             image_loss=recipes.image_loss,
             agreement=recipes.agreement,
         )
-        optimizer = make_optimizer(stage, 1, precision=precision, learning_rate=TRIED_RATES[0])
-        learner.compile(optimizer=optimizer, jit_compile=run.config.training.jit_compile)
-        learner.optimizer.build(student.trainable_variables)
-    float_model = load_model(
-        run.folder.file(FLOAT_MODEL), safe_mode=not run.config.training.trust_model
-    )
+        optimizer = make_optimizer(
+            stage, 1, precision=config.precision, learning_rate=TRIED_RATES[0]
+        )
+        learner.compile(optimizer=optimizer, jit_compile=config.jit_compile)
+        learner.optimizer.build(trained.trainable_variables)
+    float_model = load_model(run.folder.file(FLOAT_MODEL), safe_mode=not config.trust_model)
     count = min(_TRIED_IMAGES, run.source.num_train)
     images = run.source.training_sample(count, seed=run.config.seed)
     distance = Distance(float_model, training_copy(trained), images)
@@ -360,7 +348,7 @@ def _with_chosen_rate(
         learner.fit(
             _training_batches(run, stage.batch_size, Position()),
             steps_per_epoch=_TRIED_STEPS,
-            callbacks=[*kept_current(student), cooling],
+            callbacks=[*kept_current(trained), cooling],
             verbose=0,
         )
         distances[rate] = distance(trained.get_weights())

@@ -28,9 +28,11 @@ _MODELS = {
     "calibrated": "calibrated model",
     "start": "quantized model before training",
     "quantized": "quantized model",
-    "deployed": "deployed model",
     "tflite": "TFLite in LiteRT",
 }
+
+# Entries that earlier versions wrote, of a stage that no run has any more.
+_OF_EARLIER_VERSIONS = ("deployed_top1", "deployed_top5", "deployed_agreement")
 
 
 class ModelAccuracy(NamedTuple):
@@ -60,9 +62,8 @@ class Results(Displayed):
 
     Attributes:
         float_top1: held-out top-1 of the float model, in [0, 1]; None without labels.
-        quantized_top1: the same of the quantized model, before any deploy tail. This and everything
-            about the TFLite file is None if the run ends with the float model.
-        deployed_top1: the same of the deployed model after a deploy tail; None without one.
+        quantized_top1: the same of the quantized model. This and everything about the TFLite file
+            is None if the run ends with the float model.
         tflite_top1: the same of the TFLite file in LiteRT, on `tflite_images`.
         held_out_images: how many images the Keras models were measured on.
         tflite_images: how many of them the TFLite file was measured on: all, where that takes
@@ -74,19 +75,17 @@ class Results(Displayed):
         codes_compared: integers compared between LiteRT and the integer simulation of the model.
         codes_differing: how many of them differ.
         trained_differing: share of the Keras model's own codes that differ from the simulation,
-            in [0, 1]; after a deploy tail, of the deployed model's.
+            in [0, 1].
         seconds: of the whole run.
         float_top5: top-5 on the images of float_top1; None if it was not measured.
         quantized_top5: the same for quantized_top1.
-        deployed_top5: the same for deployed_top1.
         tflite_top5: the same for tflite_top1.
         start_top1: that of the quantized model before training, calibrated if it is; None if it is
             not trained.
         start_top5: the same for top-5.
         start_agreement: without labels, the share of held-out images with the class of the float
-            model, in place of start_top1; None with labels. Likewise the next three.
+            model, in place of start_top1; None with labels. Likewise the next two.
         quantized_agreement: in place of quantized_top1.
-        deployed_agreement: in place of deployed_top1.
         tflite_agreement: in place of tflite_top1.
         given_float_model: whether the float model comes from a file; it may have been trained on
             the held-out images.
@@ -105,10 +104,8 @@ class Results(Displayed):
     seconds: float
     float_top1: float | None = None
     quantized_top1: float | None = None
-    deployed_top1: float | None = None
     float_top5: float | None = None
     quantized_top5: float | None = None
-    deployed_top5: float | None = None
     tflite_top5: float | None = None
     tflite_top1: float | None = None
     tflite_images: int | None = None
@@ -122,7 +119,6 @@ class Results(Displayed):
     start_top5: float | None = None
     start_agreement: float | None = None
     quantized_agreement: float | None = None
-    deployed_agreement: float | None = None
     tflite_agreement: float | None = None
     given_float_model: bool = False
     learning_rate: float | None = None
@@ -146,7 +142,7 @@ class Results(Displayed):
             RunError: the file is missing, or holds something else.
         """
         folder.require(run_folder.RESULTS)
-        return folder.read_values(run_folder.RESULTS, cls, "results")
+        return folder.read_values(run_folder.RESULTS, cls, "results", left_out=_OF_EARLIER_VERSIONS)
 
     @property
     def calibrated_top1(self) -> float | None:
@@ -196,15 +192,15 @@ class Results(Displayed):
         """The share that the file is judged by; None without a file.
 
         That of the file itself, where it was measured on as many images as the float model, else of
-        the model that was trained last: shares of different images cannot be compared.
+        the quantized model: shares of different images cannot be compared.
         """
-        of_file, *others = (
+        of_file, quantized = (
             next((one for one in self.accuracies() if one.title == _MODELS[name]), None)
-            for name in ("tflite", "deployed", "quantized")
+            for name in ("tflite", "quantized")
         )
         if of_file is None or of_file.images == self.held_out_images:
             return of_file
-        return next((one for one in others if one is not None), of_file)
+        return quantized or of_file
 
     @property
     def loss(self) -> Marked | None:

@@ -240,7 +240,7 @@ class EpochMetrics(Row):
     """One row of the metrics file.
 
     Attributes:
-        stage: "float", "quantized" or "deploy_tail".
+        stage: "float" or "quantized".
         epoch: counted from 1 in each stage; 0 is the model that the stage starts from, of which
             only the held-out images are measured.
         step: steps of the stage at the end of the epoch.

@@ -13,7 +13,7 @@ import re
 import tempfile
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from filelock import FileLock, Timeout
@@ -46,7 +46,6 @@ TENSORBOARD = "tensorboard"  # a folder
 CURVES = "curves.png"
 FLOAT_MODEL = "float.keras"
 QUANTIZED_MODEL = "quantized.keras"
-TUNED_MODEL = "tuned.keras"  # of the deploy tail; at the end of a run it becomes the quantized one
 TFLITE_MODEL = "model.tflite"
 CERTIFICATE = "certificate.json"
 CERTIFICATE_PAGE = "certificate.html"
@@ -59,7 +58,7 @@ ANSWERS = "answers.json"  # of the float model and of the file, to held-out imag
 REPORT = "report.html"
 
 # The model that each stage saves.
-MODELS = {"float": FLOAT_MODEL, "quantized": QUANTIZED_MODEL, "deploy_tail": TUNED_MODEL}
+MODELS = {"float": FLOAT_MODEL, "quantized": QUANTIZED_MODEL}
 
 FILES = (
     CONFIG,
@@ -75,7 +74,6 @@ FILES = (
     CURVES,
     FLOAT_MODEL,
     QUANTIZED_MODEL,
-    TUNED_MODEL,
     TFLITE_MODEL,
     CERTIFICATE,
     CERTIFICATE_PAGE,
@@ -157,19 +155,23 @@ class RunFolder:
             raise self.damaged(name, f"a {type(values).__name__}", "a JSON object")
         return values
 
-    def read_values(self, name: str, kind: type[_Kind], expected: str) -> _Kind:
+    def read_values(
+        self, name: str, kind: type[_Kind], expected: str, left_out: Collection[str] = ()
+    ) -> _Kind:
         """Reads one of `FILES` that is JSON, as a value of a type; a missing file holds {}.
 
         Args:
             name: of the file.
             kind: what it holds, as pydantic knows types.
             expected: the same in words, for errors.
+            left_out: keys that are not read.
 
         Raises:
             RunError: it holds something else; lists every problem.
         """
+        values = {key: value for key, value in self.read_json(name).items() if key not in left_out}
         try:
-            return TypeAdapter(kind).validate_python(self.read_json(name))
+            return TypeAdapter(kind).validate_python(values)
         except ValidationError as error:
             problems = first_ones(validation_problems(error), between="; ")
             raise self.damaged(name, problems, expected) from error

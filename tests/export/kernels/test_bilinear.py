@@ -4,8 +4,15 @@ import itertools
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from sat_tf.export.kernels.bilinear import OF_BUILTIN, OF_XNNPACK, OF_XNNPACK_FUSED, Grid
+from sat_tf.export.kernels.bilinear import (
+    OF_BUILTIN,
+    OF_XNNPACK,
+    OF_XNNPACK_FUSED,
+    Grid,
+    interpolated,
+)
 from sat_tf.export.kernels.kernel_sets import BUILTIN_X86, MICRO, REFERENCE, X86
 from sat_tf.export.operations.graph import simulate
 from sat_tf.export.operations.graph_file import read_graph
@@ -13,7 +20,6 @@ from sat_tf.export.operations.pools import AveragePool, ResizeBilinear
 from sat_tf.export.tflite.tensors import Codes, Window
 from tests.export.kernels.test_kernel_sets import of_codes
 from tests.export.local import assert_simulated
-from tests.export.operations.test_compute import both
 
 CODES = Codes(np.float32(0.1), 9)
 RUNTIMES = ("xnnpack", "builtin", "reference")
@@ -73,12 +79,13 @@ def test_means_of_all_pairs_of_codes_are_those_of_the_kernels(runtime):
 
 
 @pytest.mark.parametrize("places", PLACES)
-@pytest.mark.parametrize("size", [(10, 12), (7, 13)])
-def test_tensorflow_resizes_to_the_same_codes(size, places):
-    content, operation = resizing(size, **places)
-    graph = read_graph(content, "file")
-    expected, computed = both(operation, graph, images(SHAPE).astype(np.int32))
-    np.testing.assert_array_equal(computed, expected)
+@pytest.mark.parametrize("size", [(10, 12), (7, 13), (3, 2), (1, 1)])
+def test_float_values_between_pixels_are_those_of_tensorflow_to_the_last_bit(size, places):
+    values = np.random.default_rng(3).normal(size=(8, *SHAPE)).astype(np.float32)
+    grids = (Grid(*lengths, **places) for lengths in zip(SHAPE, size, strict=False))
+    settings = {"half_pixel_centers": True, **places}
+    expected = tf.compat.v1.image.resize_bilinear(values, size, **settings).numpy()
+    np.testing.assert_array_equal(interpolated(values, *grids), expected)
 
 
 def test_neighbours_have_weights_of_11_bits_in_xnnpack_and_of_10_elsewhere():

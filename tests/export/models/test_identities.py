@@ -5,7 +5,6 @@ import pytest
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.export.lowering.pipeline import deployed_graph
 from tests.export.proofs import calibrated, proved
 from tests.qat.models.test_identities import OF_IMAGES, OF_TENSORS, PLACES, at, images, model, plain
 
@@ -48,18 +47,6 @@ def test_the_plan_says_so_and_plans_all_else_as_without_it():
     row = plan["at_conv"]
     assert (row.operators, row.fused_into) == ((), ("relu",))
     assert "acts in training alone" in row.activation_reason
-
-
-@pytest.mark.thorough
-def test_layers_of_the_deployed_model_take_no_part_in_it():
-    quantized = _quantized(at(OF_IMAGES["brightness"], "image", "rescaled"))
-    deployed = sat_tf.export.deployed_model(quantized)
-    graph = deployed_graph(quantized)
-    codes, _ = deployed.run(images(4).astype(np.uint8))
-    assert set(codes) == set(graph.integer_tensors)
-    deployed.compile("sgd", "mse")
-    deployed.fit(images(), np.zeros((16, 3)), verbose=0)
-    np.testing.assert_array_equal(deployed(images(4), training=True), deployed(images(4)))
 
 
 def test_two_outputs_may_be_one_tensor(path):

@@ -71,7 +71,7 @@ def test_the_file_computes_the_integers_that_were_trained(name, bits, method, im
 @pytest.mark.parametrize(
     "method", ["lsq", "lsq_plus", "l1", "kmeans", "lq_nets", "channel_bits", "qil"]
 )
-def test_biases_are_snapped_and_the_deployed_model_trains(method, images, path):
+def test_biases_are_snapped(method, images, path):
     quantized = _trained(_inverted_residual(), method, 4, images.astype(np.float32))
     differing = []
     for snap in (False, True):
@@ -80,11 +80,6 @@ def test_biases_are_snapped_and_the_deployed_model_trains(method, images, path):
         _, found = proved(quantized, path, images[:4])
         differing.append(found.trained_differing)
     assert differing[1] < differing[0]
-    deployed = sat_tf.export.deployed_model(quantized)
-    deployed.compile(keras.optimizers.SGD(1e-4), quantized.loss)
-    labels = np.arange(len(images)) % 10
-    deployed.fit(images.astype(np.float32), labels, batch_size=16, verbose=0)
-    proved(quantized, path, images[:4])
 
 
 # LSQ's codes need as many bits as they have, but where a negative γ turns -8 into 8, or -2 into 2.

@@ -120,16 +120,6 @@ def test_each_use_of_a_shared_layer_has_the_same_codes():
     assert content.count(stored) == 1
 
 
-@pytest.mark.slow
-def test_the_deployed_model_of_a_shared_one_computes_its_file(path):
-    model = _quantized("shared")
-    sat_tf.export.snap_biases(model)
-    sat_tf.export_tflite(model, path)
-    deployed = sat_tf.export.deployed_model(model)
-    found = sat_tf.verify_tflite(deployed, path, IMAGES)
-    assert found.codes_differing == sum(tensor.codes_differing for tensor in found.trained) == 0
-
-
 # -- several inputs and outputs ----------------------------------------------------------------
 
 
@@ -211,9 +201,6 @@ def test_a_file_has_the_inputs_and_outputs_in_the_order_of_the_model(detector, p
     joined = [simulated[name].reshape(32, -1) for name in graph.outputs]
     outputs = Runtime(path.read_bytes(), keep_tensors=False).run(tuple(_pixels()))
     np.testing.assert_array_equal(outputs, np.concatenate(joined, axis=1))
-    deployed = sat_tf.export.deployed_model(detector)(_given())
-    for name, tensor in zip(("box", "class"), graph.outputs, strict=True):
-        np.testing.assert_array_equal(deployed[name], simulated[tensor])
 
 
 def test_a_saved_model_of_several_outputs_has_the_same_file(detector, tmp_path):

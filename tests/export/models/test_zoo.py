@@ -9,7 +9,6 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.export.deployed import deployed_model
 from sat_tf.export.export import ExportReport, file_content
 from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.lowering.outputs import with_own_names
@@ -108,28 +107,6 @@ def test_other_runtimes_compute_the_codes_of_their_own_kernels(runtime, exported
         pytest.skip("the file no longer knows the layers that made its float operators")
     images = exported.images[:4]
     assert own_count(exported.path.read_bytes(), images, runtime)[1] == 0
-
-
-@pytest.mark.thorough
-def test_the_deployed_model_computes_every_integer_of_the_simulation_and_of_litert(exported):
-    specimen, images = exported.specimen, exported.images
-    codes, output = deployed_model(exported.model, float_head=specimen.float_head).run(images)
-    simulated = simulate(exported.graph, images)
-    assert set(codes) == {n for n, tensor in exported.graph.tensors.items() if tensor.codes}
-    for tensor, computed in codes.items():
-        assert computed.size
-        np.testing.assert_array_equal(computed, simulated[tensor], tensor)
-    if isinstance(exported.specimen, LayerModel):
-        return
-    runtime = Runtime(exported.path.read_bytes(), keep_tensors=True)
-    written = runtime.run(images)
-    named = with_own_names(exported.graph)
-    in_file = {name: tensor for name, tensor in named.tensors.items() if tensor.codes}
-    for name, stored in runtime.tensors(in_file).items():
-        np.testing.assert_array_equal(codes[named.former_name(name)], stored, name)
-    # Softmax and float heads sum up in another order.
-    exact = not specimen.float_head and "SOFTMAX" not in specimen.operators
-    np.testing.assert_allclose(output, written, rtol=0, atol=0 if exact else 1e-4)
 
 
 def test_the_file_has_the_expected_operators(exported):

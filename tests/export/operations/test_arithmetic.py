@@ -2,19 +2,21 @@ import itertools
 
 import numpy as np
 import pytest
+import tf_keras as keras
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sat_tf.export.kernels.kernel_sets import X86
 from sat_tf.export.operations import windows
+from sat_tf.export.operations.add import AddConstant
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import Linear, weight_counts
 from sat_tf.export.operations.mean import rounded_mean
-from sat_tf.export.operations.pairs import ON_CODES
+from sat_tf.export.operations.pairs import ON_CODES, Pair
 from sat_tf.export.operations.pointwise import Pointwise
 from sat_tf.export.operations.pools import MaxPool
 from sat_tf.export.operations.windows import LinearKind
-from sat_tf.export.tflite.tensors import Codes, Window
+from sat_tf.export.tflite.tensors import Codes, Tensor, Window
 from tests.export import reference
 
 _SCALE = np.float32(1.0)
@@ -52,6 +54,35 @@ def test_depthwise_sums_are_those_of_the_definition(multiplier, padding, stride)
     np.testing.assert_array_equal(sums, expected)
 
 
+@settings(deadline=None, derandomize=True)
+@given(
+    strides=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    padding=st.sampled_from(["SAME", "VALID"]),
+    size=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    more=st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    zero_point=st.sampled_from([-128, 0, 112]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_transposed_sums_of_any_output_are_those_of_the_definition(
+    strides, padding, size, more, zero_point, seed
+):
+    rng = np.random.default_rng(seed)
+    more = tuple(min(one, stride - 1) for one, stride in zip(more, strides, strict=True))
+    layer = keras.layers.Conv2DTranspose(2, size, strides, padding.lower(), output_padding=more)
+    made = layer.compute_output_shape((None, 3, 4, 2))[1:3]
+    read = [-(-one // stride) for one, stride in zip(made, strides, strict=True)]
+    if padding == "SAME" and read != [3, 4]:  # no convolution is the transpose of it
+        return
+    usual = windows.transposed_size((3, 4), size, Window(strides, padding))
+    rows, columns = (one - other for one, other in zip(made, usual, strict=True))
+    window = Window(strides, padding, more=(rows, columns))
+    kernel = rng.integers(-127, 128, (2, *size, 2)).astype(np.int32)
+    stored = rng.integers(-128, 128, (2, 3, 4, 2)).astype(np.int32)
+    found = windows.sums(stored, zero_point, kernel, LinearKind.TRANSPOSED, window)
+    expected = reference.transposed(stored, zero_point, kernel, strides, padding, made)
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_sums_beyond_float32_are_exact():
     stored = np.full((1, 4096), 127, np.int32)
     kernel = np.full((1, 4096), 127, np.int32)
@@ -66,6 +97,28 @@ def test_sums_of_two_tensors_round_ties_up():
         (np.array([-3, -1, 1, 3]), np.array([0, 0, 0, 0])), (half, half), Codes(_SCALE, 0), X86
     )
     np.testing.assert_array_equal(found, [-1, 0, 1, 2])
+
+
+@settings(deadline=None, derandomize=True)
+@given(
+    scales=st.tuples(*[st.floats(1e-3, 1.0)] * 3),
+    shape=st.sampled_from([(3, 4, 5), (1, 4, 5), (3, 1, 1), (1, 1, 5)]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_sums_with_a_map_round_like_those_of_two_tensors(scales, shape, seed):
+    rng = np.random.default_rng(seed)
+    source, known, output = (Codes(np.float32(scale), 0) for scale in scales)
+    tensors = {
+        name: Tensor(name, (3, 4, 5), codes)
+        for name, codes in (("x", source), ("c", known), ("y", output))
+    }
+    constant = rng.integers(-127, 128, shape).astype(np.int32)
+    stored = rng.integers(-128, 128, (8, 3, 4, 5)).astype(np.int32)
+    graph = Graph("", tensors, (), (), "y")
+    found = AddConstant(("x",), "y", constant, np.asarray(known.scale)).simulate(graph, stored)
+    full = np.broadcast_to(constant, stored.shape)
+    expected = Pair(("x", "c"), "y", Pointwise.SUM).simulate(graph, stored, full)
+    np.testing.assert_array_equal(found, expected)
 
 
 @settings(deadline=None, derandomize=True)

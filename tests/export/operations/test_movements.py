@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from sat_tf.export.converter_route import ON_REALS
 from sat_tf.export.operations import movements
 from sat_tf.export.operations.movements import Movement
 
@@ -21,7 +22,7 @@ MOVEMENTS: list[Movement] = [
 
 @pytest.mark.parametrize("movement", MOVEMENTS, ids=lambda movement: movement.operator.name)
 def test_arrays_and_tensors_are_moved_alike(movement):
-    expected = movement.on_tensor(tf.constant(STORED, tf.float32)).numpy()
+    expected = ON_REALS[type(movement)](movement, None, tf.constant(STORED, tf.float32)).numpy()
     np.testing.assert_array_equal(movement.on_array(STORED), expected)
     assert movement.on_array(STORED[:0]).shape == (0, *expected.shape[1:])
 

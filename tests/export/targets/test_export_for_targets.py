@@ -6,7 +6,6 @@ import pytest
 
 import sat_tf
 from sat_tf.export.certificate.certificate import read_certificate
-from sat_tf.export.deployed import deployed_model
 from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.tflite.contents import read_contents
 from sat_tf.qat.policy import BitPolicy
@@ -59,12 +58,6 @@ def test_a_packing_that_the_target_does_not_take_is_written_and_said_aloud(for_n
     (warning,) = (text for text in report.warnings if "Arm Ethos-U55 takes 8 alone" in text)
     assert "pack='int4' stores kernels in 4 bits" in warning
     assert any("its weights are INT4" in one.reason for one in report.elsewhere)
-
-
-def test_biases_and_the_deployed_model_are_those_of_that_file(for_npu, path):
-    assert deployed_model(for_npu).pack == "none"
-    report = sat_tf.export_tflite(deployed_model(for_npu), path)
-    assert {kernel.bits for kernel in report.kernels} == {8}
 
 
 def test_a_certificate_names_the_target_and_what_it_does_not_prove(for_npu, tmp_path):

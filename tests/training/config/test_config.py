@@ -85,19 +85,19 @@ def test_a_warm_up_never_starts_above_its_peak(overrides, expected):
 
 def test_behind_a_given_model_the_rate_is_tried_unless_it_is_stated():
     def rates(*overrides):
-        config = parse_config(SMALLEST, ["stages.deploy_tail={epochs: 8}", *overrides])
+        config = parse_config(SMALLEST, overrides)
         found = [stage.base_learning_rate for stage in config.stages.by_name().values()]
         assert parse_config(config_text(config)) == config
         return found, config.training.keep
 
     given = "training.float_model=float.h5"
     assert parse_config(SMALLEST, [given]).stages.quantized.base_learning_rate == "auto"
-    assert rates() == ([0.05, 0.05, 0.05], "best")
-    assert rates(given) == ([0.05, "auto", "auto"], "best")
-    assert rates(given, "training.keep=last") == ([0.05, "auto", "auto"], "last")
-    assert rates(given, "stages.float.base_learning_rate=0.1")[0] == [0.1, 0.1, 0.1]
-    assert rates(given, "stages.quantized.base_learning_rate=0.1")[0] == [0.05, 0.1, 0.1]
-    assert rates("stages.quantized.base_learning_rate=auto")[0] == [0.05, "auto", "auto"]
+    assert rates() == ([0.05, 0.05], "best")
+    assert rates(given) == ([0.05, "auto"], "best")
+    assert rates(given, "training.keep=last") == ([0.05, "auto"], "last")
+    assert rates(given, "stages.float.base_learning_rate=0.1")[0] == [0.1, 0.1]
+    assert rates(given, "stages.quantized.base_learning_rate=0.1")[0] == [0.05, 0.1]
+    assert rates("stages.quantized.base_learning_rate=auto")[0] == [0.05, "auto"]
 
 
 def test_an_error_of_python_in_one_line_is_a_problem_of_the_policy():
@@ -230,8 +230,6 @@ def test_a_run_may_end_with_the_float_model():
     config = parse_config(SMALLEST, ["stages.quantized=null"])
     assert list(config.stages.by_name()) == ["float"]
     assert parse_config(config_text(config)) == config
-    (problem,) = problems("stages={quantized: null, deploy_tail: {epochs: 2, warmup_epochs: 0}}")
-    assert "stages.deploy_tail is given and quantized=null" in problem
 
 
 @pytest.mark.parametrize("pack", PACKINGS)
@@ -246,11 +244,13 @@ def test_an_unknown_packing_gets_a_proposal():
     assert "Did you mean int" in problem
 
 
-def test_a_deploy_tail_has_no_convolutions_in_4_bits():
-    tail = "stages.deploy_tail={epochs: 2, warmup_epochs: 0}"
-    with pytest.raises(RunError, match=r"export.pack='int4': received a file(.|\n)*use auto"):
-        parse_config(SMALLEST, [tail, "export.pack=int4"])
-    assert parse_config(SMALLEST, [tail, "export.pack=int2"]).export.pack == "int2"
+@pytest.mark.parametrize("tail", ["deploy_tail={epochs: 2}", "deploy_tail.epochs=2"])
+def test_the_deploy_tail_of_earlier_versions_is_told_what_to_do_instead(tail):
+    (problem,) = problems(f"stages.{tail}")
+    assert problem.startswith("stages.deploy_tail is not a key. There is no such stage any more: ")
+    assert problem.endswith("leave it out, and give its epochs to stages.quantized.")
+    # Configurations of earlier runs name it.
+    assert parse_config(SMALLEST, ["stages.deploy_tail=null"]) == parse_config(SMALLEST)
 
 
 def test_activations_may_stay_float():
@@ -364,10 +364,10 @@ def test_oscillations_are_followed_when_bits_have_come_down():
 
 
 def test_a_recipe_of_a_stage_that_does_not_exist_is_a_problem():
-    smoothing = "recipes.label_smoothing.stages=[quantized, deploy_tail]"
-    (found,) = problems(smoothing)
-    assert "the run has no stage deploy_tail" in found
-    parse_config(SMALLEST, [smoothing, "stages.deploy_tail={epochs: 6}"])
+    smoothing = "recipes.label_smoothing.stages=[float, quantized]"
+    (found,) = problems(smoothing, "stages.quantized=null")
+    assert "the run has no stage quantized" in found
+    parse_config(SMALLEST, [smoothing])
 
 
 def test_recipes_can_be_cut_down_to_those_of_some_stages():

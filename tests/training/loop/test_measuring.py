@@ -1,12 +1,10 @@
 import functools
-from unittest import mock
 
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.export.deployed import deployed_model
 from sat_tf.training.loop.callbacks import BestWeights, kept_current, settling
 from sat_tf.training.recipes.recipes import WeightAverage
 from sat_tf.training.step.learner import Learner, training_copy
@@ -54,14 +52,6 @@ def test_behind_an_average_it_is_the_average_that_is_copied():
 
 def test_a_float_model_is_measured_as_it_is():
     assert kept_current(small_float_model()) == []
-
-
-def test_a_deployed_model_has_the_integers_of_its_weights_when_it_is_measured():
-    deployed = deployed_model(small_quantized_model())
-    (callback,) = kept_current(deployed)
-    deployed.refresh = mock.Mock()
-    callback.on_test_begin({})
-    deployed.refresh.assert_called_once_with()
 
 
 def test_the_weights_of_the_best_measurement_come_back():

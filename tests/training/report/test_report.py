@@ -8,6 +8,7 @@ from sat_tf.commands.verification_table import conclude
 from sat_tf.messages import RunError
 from sat_tf.preprocessing import RESIZED_AND_CROPPED
 from sat_tf.training.report.report import _weights, headline_of, write_layers, write_report
+from sat_tf.training.report.results import Results
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.run_folder import RunFolder
 from tests.export.certificate.test_certificate_page import outline
@@ -27,7 +28,6 @@ def test_the_report_holds_all_there_is_to_know(tmp_path):
         "0 of 54,379,166 codes differ",
         "float model",
         "99.90 %",
-        "deployed model",
         "Learning curves",
         "block_2_relu",
         "15 of 16",
@@ -42,6 +42,14 @@ def test_the_report_holds_all_there_is_to_know(tmp_path):
         "seed",
     ):
         assert words in found.text, words
+
+
+def test_results_of_earlier_versions_are_read_without_their_deployed_model(tmp_path):
+    folder = fill(RunFolder(tmp_path))
+    results = Results.read(folder)
+    written = folder.read_json(run_folder.RESULTS)
+    folder.write_json(run_folder.RESULTS, {**written, "deployed_top1": 0.5, "deployed_top5": None})
+    assert Results.read(folder) == results
 
 
 def test_a_file_that_parts_from_the_float_model_is_said_in_red(tmp_path):

@@ -73,7 +73,7 @@ def test_a_damaged_state_is_an_error_that_says_what_to_do(tmp_path, text):
         RunState.read(RunFolder(tmp_path))
 
 
-STAGES = ("float", "quantized", "deploy_tail")
+STAGES = ("float", "quantized")
 METRICS = {"loss": 1.0, "top1": 0.5, "top5": 0.9}
 
 
@@ -88,11 +88,7 @@ def left(folder, name):
     ("done", "name", "missing"),
     [
         ((), "checkpoints/quantized/ckpt-2.index", "float"),
-        ((), "checkpoints/deploy_tail/ckpt-2.index", "float"),
         ((), "quantized.keras", "float"),
-        ((), "tuned.keras", "float"),
-        (("float",), "checkpoints/deploy_tail/ckpt-1.data-00000-of-00001", "quantized"),
-        (("float",), "tuned.keras", "quantized"),
     ],
 )
 def test_what_a_later_stage_has_left_needs_the_stages_before_it(tmp_path, done, name, missing):
@@ -127,7 +123,7 @@ def test_a_saved_model_of_a_stage_that_is_not_done_is_told(tmp_path):
         ((), ("checkpoints/float/ckpt-1.index",)),  # killed in the first stage
         (("float",), ("float.keras", "checkpoints/quantized/ckpt-1.index")),
         (("float",), ("float.keras", "checkpoints/float/ckpt-1.index")),
-        (STAGES, ("float.keras", "quantized.keras", "tuned.keras")),
+        (STAGES, ("float.keras", "quantized.keras")),
     ],
 )
 def test_what_runs_leave_when_they_are_killed_is_whole(tmp_path, done, names):
@@ -142,22 +138,17 @@ def test_what_runs_leave_when_they_are_killed_is_whole(tmp_path, done, names):
 
 
 @pytest.mark.parametrize(
-    ("stage", "named"),
-    [
-        ("float", "float.keras"),
-        ("quantized", "quantized.keras"),
-        ("deploy_tail", "quantized.keras"),  # what it ends as
-    ],
+    ("stage", "other"), [("float", "quantized.keras"), ("quantized", "float.keras")]
 )
-def test_the_model_of_a_stage_that_is_gone_is_named(tmp_path, stage, named):
+def test_the_model_of_a_stage_that_is_gone_is_named(tmp_path, stage, other):
     folder = RunFolder(tmp_path)
     state = RunState(folder, {stage: METRICS})
     run = types.SimpleNamespace(folder=folder)
-    if stage != "deploy_tail":
-        left(folder, {"float": "quantized.keras", "quantized": "float.keras"}[stage])
+    left(folder, other)
     with pytest.raises(
         RunError,
-        match=rf"{named}: received no file, expected the model of the {stage} stage.*--no-resume",
+        match=rf"{stage}.keras: received no file, expected the model of the {stage} stage"
+        ".*--no-resume",
     ):
         runner.STAGES[stage].carry_out(run, state, None)
 
