@@ -69,12 +69,16 @@ def _answer_of_command(words: list[str]) -> str:
             status: Any = main.main(words)
         except SystemExit as ended:
             status = ended.code
-    return f"{written.getvalue().rstrip()}\nexit status {status}"
+    # The options, which --help lists, are left out.
+    text = re.sub(
+        r"^usage: (.*?) \[.*?(?=^sat-tf)", r"usage: \1 ...\n", written.getvalue(), flags=re.M | re.S
+    )
+    return f"{text.rstrip()}\nexit status {status}"
 
 
 def _answer(call: str, names: dict[str, Any]) -> str:
     """The message of a call; "" of one that nothing is wrong with."""
-    if call.startswith("$ sat-tf "):
+    if call.startswith("$ "):
         return _answer_of_command(shlex.split(call)[2:])
     code = "\n".join(line[len(_CONTINUED) :] for line in call.splitlines())
     try:

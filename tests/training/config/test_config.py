@@ -257,13 +257,6 @@ def test_activations_may_stay_float():
     assert parse_config(SMALLEST, ["policy.activation_bits=null"]).policy.activation_bits is None
 
 
-def test_missing_sections_are_named():
-    with pytest.raises(RunError) as error:
-        parse_config("{name: small, data: {}}")
-    assert "data.name is missing: expected the name of a data set; add it." in str(error.value)
-    assert "training.float_model=None without `model`: expected one of them" in str(error.value)
-
-
 def test_a_config_cannot_be_changed():
     config = parse_config(SMALLEST)
     with pytest.raises(ValidationError):
