@@ -1,9 +1,15 @@
 """Freezes what the package computes, and proves later that none of it has changed, bit for bit.
 
 For every model of the zoo, every family under several policies, and the layer, block and task
-models of the tests: the SHA-256 of the `.tflite` file, and of the codes of every tensor that its
-certificate names. For four models: the losses of twenty training steps, on one thread and from a
-fixed seed.
+models of the tests:
+
+- the SHA-256 of the `.tflite` file, and of the codes of every tensor that its certificate names,
+- the certificate, field by field, and the configuration in the `.keras` file, layer by layer,
+- the table of `explain`, row by row ("plan" in the name).
+
+For models of Keras 3: the configuration in the `.keras` file. For four models: the losses of
+twenty training steps. For a classifier of digits: every file that `sat-tf quantize --epochs 1`
+writes at 8 and at 4 bits. All on one thread and from fixed seeds.
 
     python -m tests.frozen --write before.json     # at the commit to compare with
     python -m tests.frozen --against before.json   # later; exit status 1 where anything differs
@@ -15,30 +21,37 @@ made on one machine; the file says on which, and another one is refused.
 """
 
 import argparse
+import csv
 import hashlib
+import importlib.metadata
 import json
+import os
 import pathlib
 import platform
+import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
+import keras as keras3  # noqa: TID251 -- its models are frozen too
 import numpy as np
+import sklearn.datasets
 import tensorflow as tf
 import tf_keras as keras
 import tqdm
+from PIL import Image
 
 import sat_tf
-from sat_tf import models
-from sat_tf.qat.policy import BitPolicy
-from sat_tf.version import installed_versions
+from sat_tf import BitPolicy
 from tests.export import zoo
 from tests.export.layer_models import MODELS as LAYER_MODELS
 from tests.export.models import test_blocks
 from tests.export.task_models import detector, unet
-from tests.models.small import build_small
+from tests.keras3 import models as keras3_models
+from tests.models.small import OPTIONS, build_small
 
 _VERIFIED = 4  # images
 _STEPS = 20
@@ -57,6 +70,29 @@ _TRAINED = {
     "preresnet50": BitPolicy.mobile(2),
     "vgg16": BitPolicy.mobile(4, weight_grid="narrow", rescale="constant"),
 }
+_KERAS3 = ("classifier", "operations", "structures", "normalized", "mobile", "functions")
+_LIBRARIES = (
+    *("numpy", "tensorflow", "tf_keras", "tensorflow-model-optimization", "keras"),
+    *("ai-edge-litert", "pillow"),
+)
+_DIGITS = 300
+_LONGEST = 300  # characters of a value that is kept as it is; a longer one is hashed
+
+# A certificate's fields that are those of the surroundings.
+_OF_SURROUNDINGS = {
+    "versions",  # sat-tf's own, and packages whose versions the file of results has anyway
+    "machine",  # likewise
+}
+# Files of a run that are never twice the same.
+_VARYING = {
+    "environment.json",  # when it began
+    "metrics.csv",  # seconds of each epoch
+    "report.html",  # seconds
+    "results.json",  # seconds
+    "reconstruction.json",  # seconds
+    "state.json",  # seconds
+    "float.keras",  # an archive has the times of its files; it is the model that was given
+}
 
 
 def _machine() -> dict[str, str]:
@@ -66,7 +102,8 @@ def _machine() -> dict[str, str]:
     processor = {
         "processor": facts.get("model name\t", facts.get("model name", platform.machine()))
     }
-    return {**processor, **installed_versions()}
+    versions = {name: importlib.metadata.version(name) for name in _LIBRARIES}
+    return {**processor, "python": platform.python_version(), **versions}
 
 
 def _calibrated(build: Callable[[], keras.Model], policy: BitPolicy) -> keras.Model:
@@ -82,20 +119,46 @@ def _block(function: Callable[[Any], Any]) -> keras.Model:
     return keras.Model(image, function(image))
 
 
-def _exported() -> Iterator[tuple[str, Callable[[], keras.Model], dict[str, Any]]]:
-    """Names, makers of quantized models, and settings of their files."""
+class _Exported(NamedTuple):
+    """A model whose plan, configuration, file and certificate are frozen.
+
+    Attributes:
+        build: makes the float model.
+        policy: by which it is quantized.
+        quantized: makes the quantized model.
+        settings: of its file.
+    """
+
+    build: Callable[[], keras.Model]
+    policy: BitPolicy
+    quantized: Callable[[], keras.Model]
+    settings: Mapping[str, Any] = {}
+
+    @classmethod
+    def calibrated(
+        cls, build: Callable[[], keras.Model], policy: BitPolicy, **settings: Any
+    ) -> "_Exported":
+        return cls(build, policy, lambda: _calibrated(build, policy), settings)
+
+
+def _exported() -> Iterator[tuple[str, _Exported]]:
     for name, specimen in zoo.ZOO.items():
-        yield f"zoo {name}", specimen.quantized, {"float_head": specimen.float_head}
-    for name in models.MODELS:
+        settings = {"float_head": specimen.float_head}
+        yield (
+            f"zoo {name}",
+            _Exported(specimen.build, specimen.policy, specimen.quantized, settings),
+        )
+    for name in OPTIONS:
         for label, policy in _POLICIES.items():
 
-            def family(name: str = name, policy: BitPolicy = policy) -> keras.Model:
-                return _calibrated(lambda: build_small(name), policy)
+            def build(name: str = name) -> keras.Model:
+                return build_small(name)
 
-            yield f"family {name}, {label}", family, {}
+            yield f"family {name}, {label}", _Exported.calibrated(build, policy)
             if label == "mobile 2":
-                yield f"family {name}, {label}, int4", family, {"pack": "int4"}
-                yield f"family {name}, {label}, none", family, {"pack": "none"}
+                for pack in ("int4", "none"):
+                    model = _Exported.calibrated(build, policy, pack=pack)
+                    yield f"family {name}, {label}, {pack}", model
     policy = BitPolicy.mobile(4)
     others = {f"layers {name}": kind.build for name, kind in LAYER_MODELS.items()}
     others |= {
@@ -103,19 +166,168 @@ def _exported() -> Iterator[tuple[str, Callable[[], keras.Model], dict[str, Any]
     }
     others |= {"task unet": unet, "task detector": detector}
     for name, build in others.items():
-        yield name, lambda build=build: _calibrated(build, policy), {}
+        yield name, _Exported.calibrated(build, policy)
 
 
-def _hashes(model: keras.Model, settings: dict[str, Any]) -> dict[str, Any]:
-    """Hashes of the file, and of the codes of its tensors."""
+def _sha256(data: bytes | str) -> str:
+    return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()
+
+
+def _short(value: Any) -> str:
+    """A value as JSON, or its hash where that is long."""
+    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    return text if len(text) <= _LONGEST else _sha256(text)
+
+
+def _certificate(path: pathlib.Path) -> dict[str, str]:
+    """The fields of a certificate, and those of each field that has names."""
+    fields = {}
+    for name, value in json.loads(path.read_text("utf-8")).items():
+        if name in _OF_SURROUNDINGS:
+            continue
+        parts = value if isinstance(value, dict) else {"": value}
+        fields |= {f"{name}.{part}".rstrip("."): _short(each) for part, each in parts.items()}
+    return fields
+
+
+def _without_homes(value: Any) -> Any:
+    """A configuration without what moves with the code.
+
+    Left out are the modules of sat-tf's classes, which Keras finds by their registered names, and
+    the version of sat-tf that wrote the file.
+    """
+    if isinstance(value, list):
+        return [_without_homes(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: _without_homes(each)
+        for name, each in value.items()
+        if name != "sat_tf" and not (name == "module" and str(each).startswith("sat_tf"))
+    }
+
+
+def _configuration(path: pathlib.Path) -> dict[str, str]:
+    """The configuration in a `.keras` file, by layer."""
+    with zipfile.ZipFile(path) as archive:
+        model = _without_homes(json.loads(archive.read("config.json")))
+    layers = model["config"].pop("layers", [])
+    parts = {layer["name"]: _short(layer) for layer in layers if "name" in layer}
+    unnamed = [layer for layer in layers if "name" not in layer]  # of a Sequential model
+    parts |= {layer["config"]["name"]: _short(layer) for layer in unnamed}
+    return {**parts, "model": _short(model)}
+
+
+def _saved(model: Any) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "model.keras"
+        model.save(path)
+        return _configuration(path)
+
+
+def _hashes(model: keras.Model, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of a quantized model, its file, its codes and its certificate."""
+    with tempfile.TemporaryDirectory() as folder:
+        configuration = _saved(model)  # as it is before its biases are those of the file
         path = pathlib.Path(folder) / "model.tflite"
         sat_tf.export_tflite(model, path, **settings)
-        found = sat_tf.verify_tflite(model, path, zoo.images_for(model, _VERIFIED))
+        certificate = sat_tf.verify_tflite(model, path, zoo.images_for(model, _VERIFIED))
+        certificate.write(path.with_suffix(".json"))
         return {
-            "file": hashlib.sha256(path.read_bytes()).hexdigest(),
-            "codes differing": found.codes_differing,
-            "tensors": {codes.name: codes.sha256 for codes in found.codes},
+            "file": _sha256(path.read_bytes()),
+            "codes differing": certificate.codes_differing,
+            "tensors": {codes.name: codes.sha256 for codes in certificate.codes},
+            "certificate": _certificate(path.with_suffix(".json")),
+            "configuration": configuration,
+        }
+
+
+def _plan(build: Callable[[], keras.Model], policy: BitPolicy) -> dict[str, Any]:
+    """The table of `explain`, row by row."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "plan.csv"
+        sat_tf.explain(build(), policy).write_csv(path)
+        with path.open(encoding="utf-8", newline="") as file:
+            header, *rows = csv.reader(file)
+    return {
+        "columns": " ".join(header),
+        **{
+            f"{number} {' '.join(row[:2])}": _short(",".join(row))
+            for number, row in enumerate(rows)
+        },
+    }
+
+
+def _keras3_configuration(name: str, policy: BitPolicy) -> dict[str, str]:
+    keras3.backend.clear_session()
+    keras3.utils.set_random_seed(1)
+    return _saved(sat_tf.quantize_model(getattr(keras3_models, name)(), policy))
+
+
+def _write_digits(folder: pathlib.Path) -> None:
+    """Writes pictures of digits in folders of classes, and a small classifier of them."""
+    digits = sklearn.datasets.load_digits()
+    pixels = np.round(digits.images[:_DIGITS] * (255 / 16)).astype(np.uint8)
+    pixels = np.repeat(pixels[..., np.newaxis], 3, axis=-1)
+    classes = digits.target[:_DIGITS]
+    for number, (image, label) in enumerate(zip(pixels, classes, strict=True)):
+        path = folder / "images" / str(label) / f"{number:03}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(path)
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 3), name="image"),
+            layers.Rescaling(1 / 255, name="rescaling"),
+            layers.Conv2D(16, 3, use_bias=False, name="conv"),
+            layers.BatchNormalization(momentum=0.9, name="bn"),
+            layers.ReLU(name="relu"),
+            layers.DepthwiseConv2D(3, padding="same", name="depthwise"),
+            layers.ReLU(6.0, name="relu6"),
+            layers.Flatten(name="flatten"),
+            layers.Dense(10, name="classifier"),
+        ]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.01), loss)
+    model.fit(pixels.astype(np.float32), classes, batch_size=50, epochs=10, verbose=0)
+    model.save(folder / "digits.keras")
+
+
+def _command(bits: int) -> dict[str, Any]:
+    """What `sat-tf quantize --epochs 1` writes for digits."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name).resolve()
+        _write_digits(folder)
+        words = f"quantize digits.keras --images images --bits {bits} --epochs 1 --seed 0 --out run"
+        done = subprocess.run(
+            [sys.executable, "-m", "sat_tf", *words.split()],
+            cwd=folder,
+            env={
+                **os.environ,
+                "TF_NUM_INTRAOP_THREADS": "1",
+                "TF_NUM_INTEROP_THREADS": "1",
+                "PYTHONPATH": os.pathsep.join(map(os.path.abspath, filter(None, sys.path))),
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode not in (0, 1):  # 1: few bits cost a small model much
+            raise RuntimeError(done.stderr)
+        run = folder / "run"
+        names = {path.name for path in run.iterdir() if path.is_file()} - _VARYING
+        written = names - {"certificate.json", "certificate.html", "quantized.keras"}
+        results: dict[str, Any] = {
+            name: _sha256((run / name).read_bytes().replace(bytes(folder), b""))
+            for name in sorted(written)
+        }
+        return {
+            "exit status": done.returncode,
+            "files": results,
+            "certificate": _certificate(run / "certificate.json"),
+            "configuration": _configuration(run / "quantized.keras"),
         }
 
 
@@ -134,10 +346,18 @@ def _losses(name: str, policy: BitPolicy) -> list[str]:
 
 
 def _tasks(only: str) -> dict[str, Callable[[], Any]]:
-    tasks: dict[str, Callable[[], Any]] = {
-        name: lambda make=make, settings=settings: _hashes(make(), settings)
-        for name, make, settings in _exported()
-    }
+    tasks: dict[str, Callable[[], Any]] = {}
+    for name, model in _exported():
+        tasks[name] = lambda model=model: _hashes(model.quantized(), model.settings)
+        if "pack" not in model.settings:  # the plan is of the usual file
+            tasks[f"plan {name}"] = lambda model=model: _plan(model.build, model.policy)
+    for name in _KERAS3:
+        for label, policy in _POLICIES.items():
+            tasks[f"keras3 {name}, {label}"] = lambda name=name, policy=policy: (
+                _keras3_configuration(name, policy)
+            )
+    for bits in (8, 4):
+        tasks[f"command quantize, {bits} bits"] = lambda bits=bits: _command(bits)
     for name, policy in _TRAINED.items():
         tasks[f"training {name}"] = lambda name=name, policy=policy: _losses(name, policy)
     return {name: task for name, task in tasks.items() if only in name}
@@ -154,14 +374,14 @@ def _computed(only: str) -> dict[str, Any]:
     return results
 
 
-def _difference(before: Any, after: Any) -> str:
-    """In words."""
-    if not (isinstance(before, dict) and isinstance(after, dict)):
-        return f"was {before}, is {after}"
-    tensors = before["tensors"].keys() | after["tensors"].keys()
-    others = [t for t in sorted(tensors) if before["tensors"].get(t) != after["tensors"].get(t)]
-    file = "the same file" if before["file"] == after["file"] else "another file"
-    return f"{file}; other codes in {', '.join(others) or 'no tensor'}"
+def _differences(before: Any, after: Any, where: str = "") -> Iterator[str]:
+    """What differs, a line each."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for name in sorted(before.keys() | after.keys()):
+            inside = f"{where} / {name}".removeprefix(" / ")
+            yield from _differences(before.get(name), after.get(name), inside)
+    elif before != after:
+        yield f"{where}: was {before}, is {after}".removeprefix(": ")
 
 
 def main() -> int:
@@ -190,7 +410,9 @@ def main() -> int:
         return 0
     off = [name for name in before.keys() | results.keys() if before.get(name) != results.get(name)]
     for name in sorted(off):
-        print(f"{name}: {_difference(before.get(name), results.get(name))}")
+        print(name)
+        for line in _differences(before.get(name), results.get(name)):
+            print(f"    {line}")
     print(f"{len(before)} results compared, {len(off)} differ")
     return 1 if off else 0
 

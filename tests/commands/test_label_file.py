@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from sat_tf.commands import main
-from sat_tf.commands.label_file import expect_labels, read_labels
-from sat_tf.messages import RunError
+from sat_tf.commands.label_file import read_labels
 from tests.commands.light import told_without_tensorflow
 from tests.training.small import model_of_small_range, small_images
 
@@ -36,32 +35,6 @@ def test_arrays_hold_class_numbers(values, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "expected"),
-    [
-        ("a.txt", "0\n1\n", "received 2 labels for 3 images, expected one for each"),
-        ("a.txt", "0\n1\n3\n", "received 3 of image 2, expected class numbers from 0 to 2, as the"),
-        ("a.txt", "1\n2\n3\n", "they are counted from 0"),
-        ("a.txt", "-1\n1\n9\n1\n", "4 labels for 3 images, .*; received -1 of image 0, 9 of image"),
-        ("a.txt", "0\ncat\n1\n", "received 'cat' in line 2, expected a class number"),
-        ("a.txt", "0\n\n1\n", "received '' in line 2"),
-        ("a.csv", "file,label\na,0\nb\n", "received '' in line 3"),
-        ("a.txt", "", "received 0 labels for 3 images"),
-        ("a.npy", np.zeros((3, 4)), r"received float64 \(3, 4\), .* save np.argmax"),
-        ("a.npy", np.zeros(3), r"received float64 \(3,\), expected integers"),
-        ("a.npy", "no array", "that np.save has not written"),
-    ],
-)
-def test_what_are_no_labels_of_these_images_is_refused(name, content, expected, tmp_path):
-    path = tmp_path / name
-    if isinstance(content, str):
-        path.write_text(content)
-    else:
-        np.save(path, content)
-    with pytest.raises(RunError, match=expected):
-        read_labels(str(path), 3, 3)
-
-
-@pytest.mark.parametrize(
     ("words", "expected"),
     [
         (["--images", "."], "received --images ., a folder, expected them for images in an .npy"),
@@ -78,11 +51,6 @@ def test_labels_without_their_images_are_refused_before_tensorflow_is_loaded(
     for command in ("quantize", "sensitivity", "explain"):
         said = told_without_tensorflow(command, "m.keras", *words, status=2, cwd=tmp_path)
         assert expected in " ".join(said.split())
-
-
-def test_labels_without_images_are_refused():
-    with pytest.raises(RunError, match="received no --images, expected them for images in an"):
-        expect_labels("labels.txt", None)
 
 
 @pytest.mark.thorough

@@ -56,22 +56,6 @@ def test_of_an_array_all_images_are_taken_or_so_many(tmp_path):
     ]
 
 
-@pytest.mark.parametrize(
-    ("wanted", "expected"),
-    [
-        (
-            ImageOptions(images=".", dataset="digits"),
-            "received --images and --dataset, expected one",
-        ),
-        (ImageOptions(images="nowhere"), "nowhere: not found; expected a folder of pictures"),
-        (ImageOptions(dataset="glyph"), "received 'glyph', .* Did you mean glyphs"),
-    ],
-)
-def test_what_is_wrong_with_names_is_said_before_anything_is_read(wanted, expected):
-    with pytest.raises(RunError, match=expected):
-        wanted.check()
-
-
 def test_numbers_of_images_are_above_0(capsys):
     parser = Parser()
     add_image_arguments(parser, default="none", usual="all")

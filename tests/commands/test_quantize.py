@@ -144,20 +144,6 @@ def test_what_is_neither_a_folder_of_pictures_nor_fitting_arrays_is_refused(
     assert expected in " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["--bits", "9"], "'9': expected an integer from 1 to 8"),
-        (["--epochs", "-1"], "'-1': expected an integer, 0 or more"),
-        (["--learning_rate", "0"], "'0': expected a positive number"),
-    ],
-)
-def test_numbers_out_of_their_range_are_refused(words, expected, capsys):
-    with pytest.raises(SystemExit):
-        main.main(["quantize", "float.keras", "--images", ".", *words])
-    assert expected in " ".join(capsys.readouterr().err.split())
-
-
 @pytest.mark.thorough
 def test_arrays_take_the_place_of_pictures(told, files, tmp_path):
     np.save(files / "pixels.npy", small_images(train=48).train_images)

@@ -3,7 +3,6 @@ import pathlib
 import pytest
 
 from sat_tf.commands.verify import Target, choose_target
-from sat_tf.messages import RunError
 
 
 @pytest.fixture
@@ -30,22 +29,6 @@ def test_arguments_name_a_file_and_its_model(words, tflite, model):
     assert found.tflite == pathlib.Path(tflite)
     assert found.model == (pathlib.Path(model) if model else None)
     assert (found.folder is not None) == (words[0] == "run")
-
-
-@pytest.mark.usefixtures("files")
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["none.tflite"], "none.tflite: not found; expected the folder of a run, a TFLite file"),
-        (["model.keras"], "received a model without a TFLite file"),
-        (["model.keras", "none.tflite"], "none.tflite: not found"),
-        ([None], "received no file to verify, expected the folder of a run, a TFLite file"),
-        (["."], "has no quantized.keras, config.yaml"),
-    ],
-)
-def test_what_is_missing_or_too_much_is_named(words, expected):
-    with pytest.raises(RunError, match=expected):
-        choose_target(*words)
 
 
 def test_a_target_without_a_model_is_a_file_alone():

@@ -214,8 +214,3 @@ def test_a_range_that_does_not_hold_zero_is_made_to():
     x = tensor(np.float32([0.0, 2.0, 255.0]))
     found = asymmetric.quantize_observed(x, np.float32(1.0), np.float32(255.0))
     assert array(found).tolist() == [0.0, 2.0, 255.0]
-
-
-def test_an_unknown_gradient_is_answered_with_the_nearest():
-    with pytest.raises(ValueError, match=r"Did you mean calibrated\?"):
-        asymmetric.quantize_offset(np.ones([1], np.float32), 2.0, 4, "calibratd")

@@ -320,16 +320,6 @@ def test_kernels_have_any_shape(shape):
     np.testing.assert_array_equal(value, np.full(shape, -1.0))
 
 
-def test_bits_and_grids_are_checked_before_anything_is_computed():
-    for function in (dorefa.quantize_weights, dorefa.weight_codes):
-        with pytest.raises(ValueError, match="num_bits=9: expected an integer from 1 to 8"):
-            function([0.5], 9)
-        with pytest.raises(ValueError, match=r"Did you mean narrow\?"):
-            function([0.5], 8, "narow")
-        with pytest.raises(ValueError, match="at least 2 bits"):
-            function([0.5], 1, "narrow")
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ["auto", *GRIDS])

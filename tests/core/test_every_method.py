@@ -51,25 +51,6 @@ def test_it_returns_the_type_it_got(name, dtype):
     assert FUNCTIONS[name](given).dtype == given.dtype
 
 
-@pytest.mark.parametrize(
-    ("name", "bits", "text"),
-    [
-        ("lsq", 1, "'dorefa' or 'l1'"),
-        ("qil", 1, "'dorefa' or 'l1'"),
-        ("kmeans", 2.0, "1 to 8"),
-        ("levels", 9, "1 to 8"),
-        *(
-            (name, bits, "1 to 8")
-            for name in ("lsq", "qil", "kmeans", "first_basis")
-            for bits in (0, 9)
-        ),
-    ],
-)
-def test_bits_that_there_are_not_are_refused(name, bits, text):
-    with pytest.raises(ValueError, match=text):
-        FUNCTIONS[name](np.ones([3], np.float32), bits)
-
-
 @pytest.mark.parametrize("bits", range(1, 9))
 @pytest.mark.parametrize("name", LEARNING)
 def test_bits_may_be_a_tensor(name, bits):

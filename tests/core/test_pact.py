@@ -281,20 +281,6 @@ def test_a_large_tensor_does_not_lose_the_gradient_of_the_level():
     assert level_gradient == pytest.approx(expected, abs=0.03)
 
 
-@pytest.mark.parametrize("kind", QUANTIZERS)
-def test_bad_settings_are_refused(kind):
-    for bits in (0, 9, 2.0, None):
-        with pytest.raises(ValueError, match="expected an integer from 1 to 8"):
-            QUANTIZERS[kind]([0.5], 1.0, bits)
-    with pytest.raises(ValueError, match=r"gradient='calibrate'.*Did you mean calibrated\?"):
-        QUANTIZERS[kind]([0.5], 1.0, 4, "calibrate")
-
-
-def test_a_stream_needs_two_bits():
-    with pytest.raises(ValueError, match="at least 2 bits"):
-        pact.quantize_stream([0.5], 1.0, 1)
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("gradient", CLIPPING_GRADIENTS)
 @pytest.mark.parametrize("kind", QUANTIZERS)

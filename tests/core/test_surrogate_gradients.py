@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sat_tf.core import asymmetric, dorefa, l1, lsq, pact
-from sat_tf.core.gradients import SURROGATES, passed_back, strength_of
+from sat_tf.core.gradients import SURROGATES, passed_back
 from tests import reference
 from tests.core.execution import LONG_MODES, array, value_and_gradients
 
@@ -66,24 +66,6 @@ def test_a_dsq_of_many_steps_is_nearly_straight_through():
     errors = np.linspace(-0.5, 0.5, 11, dtype=np.float32)
     found = array(passed_back(np.ones_like(errors), errors, 15, "dsq", 0.5))
     assert 0.8 < found.min() < found.max() < 1.2
-
-
-@pytest.mark.parametrize(
-    ("name", "strength", "text"),
-    [
-        ("egws", None, r"surrogate='egws' is not a surrogate gradient. Did you mean ewgs\?"),
-        ("ste", 0.1, "that gradient has no strength; leave surrogate_strength out"),
-        ("dsq", 0.0, "expected a number from 0.01 to 0.5, usually 0.2"),
-        ("dsq", 0.6, "expected a number from 0.01 to 0.5"),
-        ("ewgs", -1.0, "expected a number from 0 to 2, usually 0.001"),
-        ("ewgs", "much", "expected a number"),
-        ("ewgs", math.nan, "expected a number"),
-        ("ewgs", True, "expected a number"),
-    ],
-)
-def test_what_there_is_not_is_refused(name, strength, text):
-    with pytest.raises(ValueError, match=text):
-        strength_of(name, strength)
 
 
 def _values(shape, seed, size=1.0):

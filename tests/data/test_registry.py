@@ -3,7 +3,6 @@ import subprocess
 import sys
 
 import numpy as np
-import pytest
 
 from sat_tf import data
 from sat_tf.data import class_folders, digits, glyphs, record_folders, tfds_builder
@@ -29,19 +28,6 @@ def test_a_set_in_memory_is_a_source_with_shifts():
     )
 
 
-@pytest.mark.parametrize("name", ["folder", "tfds", "tfrecords"])
-def test_sets_that_are_not_in_memory_are_neither_loaded_nor_shifted(name):
-    with pytest.raises(ValueError, match=f"'{name}', which is not held in memory; expected one of"):
-        data.load(name)
-    with pytest.raises(ValueError, match=f"shift_pixels: received 2 for {name}; expected 0"):
-        data.source(name, shift_pixels=2)
-
-
-def test_an_option_that_is_missing_is_named():
-    with pytest.raises(ValueError, match="folder needs data_dir"):
-        data.source("folder")
-
-
 def test_the_function_source_is_not_hidden_by_the_module_of_that_name():
     import sat_tf.data.source
 
@@ -54,25 +40,6 @@ def test_a_data_set_is_loaded_with_the_options_given():
     np.testing.assert_array_equal(
         digits.test_images, load_digits(16, test_fraction=0.5).test_images
     )
-
-
-def test_a_misspelt_data_set_is_answered_with_its_nearest_name():
-    with pytest.raises(ValueError, match=r"'glyph'; did you mean 'glyphs'\?"):
-        data.load("glyph")
-
-
-def test_a_data_set_like_no_other_is_answered_with_all_names():
-    with pytest.raises(ValueError, match="Expected one of: digits, glyphs, folder") as error:
-        data.load("cifar10")
-    assert "did you mean" not in str(error.value)
-
-
-def test_all_unknown_options_are_named_at_once():
-    with pytest.raises(ValueError, match="digits: 2 problems") as error:
-        data.load("digits", image_sise=32, test_fracton=0.2, seed=0)
-    assert "'image_sise'; did you mean 'image_size'?" in str(error.value)
-    assert "'test_fracton'; did you mean 'test_fraction'?" in str(error.value)
-    assert "'seed';" not in str(error.value)
 
 
 def test_naming_the_data_sets_loads_no_library_but_numpy():

@@ -116,13 +116,6 @@ def test_inputs_that_differ_are_told_how_each_gets_a_range_or_a_type_of_its_own(
         sat_tf.quantize_model(model, BitPolicy(input_type="int8", input_range="tf"))
 
 
-def test_a_range_and_a_type_of_one_input_are_refused():
-    with pytest.raises(ValueError, match="received input_type='int8' and input_range="):
-        sat_tf.quantize_model(_dense(), BitPolicy(input_type="int8", input_range=(0, 1)))
-    with pytest.raises(ValueError, match=r"for 'feature', expected names.*Did you mean features"):
-        sat_tf.quantize_model(_dense(), BitPolicy(input_type={"feature": "int8"}))
-
-
 def test_features_for_a_file_of_pixels_are_refused_with_the_type_that_fits():
     quantized = sat_tf.quantize_model(_dense(), BitPolicy.mobile(8))
     with pytest.raises(ValueError, match="input_type='int8'"):

@@ -148,29 +148,6 @@ def test_real_numbers_for_layers_left_float_stay_as_they_are(first, tmp_path):
     assert "int8 codes" in sat_tf.explain(model, stated).inputs[0]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int32"])
-def test_ids_that_a_quantized_layer_reads_too_are_refused(dtype):
-    ids = keras.Input((6,), dtype=dtype, name="ids")
-    found = L.Flatten()(L.Embedding(VOCABULARY, 8, name="table")(ids))
-    model = keras.Model(ids, L.Dense(3)(L.Concatenate()([found, L.Dense(8, name="dense")(ids)])))
-    with pytest.raises(PlacementError, match=r"ids: .* that table, .* of which dense would need"):
-        sat_tf.quantize_model(model, FLOAT)
-
-
-@pytest.mark.parametrize("stated", [{"input_type": "int8"}, {"input_range": {"ids": (0, 1)}}])
-def test_a_policy_that_makes_codes_of_ids_is_refused(stated):
-    policy = sat_tf.BitPolicy.mobile(8, unsupported="float", **stated)
-    with pytest.raises(PlacementError, match=r"ids: .* it stays int32, as it is; leave them out"):
-        sat_tf.quantize_model(_of_ids("int32"), policy)
-
-
-def test_an_input_of_strings_is_refused():
-    words = keras.Input((6,), dtype="string", name="words")
-    lengths = tf.cast(tf.strings.length(words), tf.float32)
-    with pytest.raises(PlacementError, match="words: received an input of string"):
-        sat_tf.quantize_model(keras.Model(words, L.Dense(3)(lengths)), FLOAT)
-
-
 def test_values_that_the_type_of_an_input_does_not_hold_are_refused(tmp_path):
     path = tmp_path / "net.tflite"
     quantized, _ = _written(_of_ids("int32"), IDS.astype(np.int32), path)

@@ -14,7 +14,7 @@ from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.pact import StreamQuantizer
 from sat_tf.training.step.learner import training_copy
 from tests.export.proofs import calibrated, proved
-from tests.training.small import small_float_model, small_images, small_quantized_model
+from tests.training.small import small_images, small_quantized_model
 
 L = keras.layers
 
@@ -247,11 +247,6 @@ def test_a_snapped_model_computes_the_logits_of_its_file(path):
     # Not all: a signed stream that is averaged saturates one code lower in the file.
     assert shares["snapped"] > 0.95
     assert 1 - shares["snapped"] < (1 - shares["as trained"]) / 2
-
-
-def test_a_float_model_has_no_grid():
-    with pytest.raises(ValueError, match="expected one quantized by sat-tf"):
-        snap_biases(small_float_model())
 
 
 FUNCTIONS = ("sigmoid", "swish", "gelu", "tanh", "softplus", "elu", "hard_sigmoid")

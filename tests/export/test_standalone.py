@@ -114,29 +114,6 @@ def test_tensors_that_are_not_in_both_are_named(certificate, small_file, small_i
     ]
 
 
-@pytest.mark.parametrize(
-    ("labels", "expected"),
-    [
-        ([0] * 31 + [4], "labels: received 0 to 4, expected 0 to 3"),
-        ([0.5] * 32, "labels: received float64"),
-        ([0] * 31, r"labels: received shape \(31,\)"),
-    ],
-)
-def test_labels_that_do_not_fit_are_named(labels, expected, small_file, small_images):
-    with pytest.raises(ValueError, match=expected):
-        verify_file(small_file, small_images, labels)
-
-
-def test_images_that_do_not_fit_are_named(small_file, small_images):
-    with pytest.raises(ValueError, match=r"verify_file: 1 problem(.|\n)*expected uint8"):
-        verify_file(small_file, small_images / 255.0)
-
-
-def test_unknown_runtimes_are_named(small_file, small_images):
-    with pytest.raises(ValueError, match=r"received biultin, .* Did you mean builtin\?"):
-        verify_file(small_file, small_images, runtimes=["biultin"])
-
-
 def test_a_runtime_that_refuses_the_file_is_told_and_xnnpack_alone_is_an_error(
     small_file, small_images, monkeypatch
 ):

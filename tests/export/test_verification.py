@@ -97,27 +97,6 @@ def test_top1_counts_right_classes(model, exported, pixels):
     assert found.top1["tflite"] == found.agreement
 
 
-@pytest.mark.parametrize(
-    ("labels", "expected"),
-    [
-        ([0.0, 1.0], "labels: received float64, expected integers"),
-        (["a", "b"], "expected integers, the class numbers"),
-        ([0, 4], "labels: received 0 to 4, expected 0 to 3; count classes from 0"),
-        ([-1, 3], "labels: received -1 to 3"),
-        ([1, 2, 3], r"labels: received shape \(3,\), expected \(2,\)"),
-        ([[1], [2, 3]], "labels: received a ragged list"),
-    ],
-)
-def test_labels_are_class_numbers(small, small_file, small_images, labels, expected):
-    with pytest.raises(ValueError, match=expected):
-        sat_tf.verify_tflite(small, small_file, small_images[:2], labels)
-
-
-def test_images_of_many_sizes_are_refused(small, small_file):
-    with pytest.raises(ValueError, match="images: received a ragged list, expected an array"):
-        sat_tf.verify_tflite(small, small_file, [[[1, 2]], [[1]]])
-
-
 @pytest.mark.thorough
 def test_the_codes_of_the_trained_model_are_counted(model, certificate, pixels):
     found, _ = certificate

@@ -294,13 +294,6 @@ def test_every_subclassed_model_is_named_by_its_path():
     assert "keras.Model(inputs, outputs)" in message
 
 
-def test_a_nested_model_that_casts_its_input_is_refused():
-    image = keras.Input((8, 8, 3), dtype="uint8", name="image")
-    model = keras.Model(image, nested_models.backbone()(image))
-    with pytest.raises(ValueError, match="backbone: received uint8 for an input of float32"):
-        flatten(model)
-
-
 # -- quantized ---------------------------------------------------------------------------------
 
 
@@ -354,13 +347,6 @@ def test_a_frozen_model_thaws_with_its_clipping_levels():
     assert not relu.trainable_weights
     quantized.trainable = True
     assert [v.name for v in relu.trainable_weights] == ["quant_backbone/conv_relu/clipping_level:0"]
-
-
-def test_nested_quantized_models_are_refused_as_quantized():
-    image = keras.Input((8, 8, 3), name="image")
-    inner = sat_tf.quantize_model(float_models.build("plain"))
-    with pytest.raises(ValueError, match="received a model that is quantized already"):
-        sat_tf.quantize_model(keras.Model(image, inner(image)))
 
 
 def test_inner_layers_are_those_of_the_flat_model():

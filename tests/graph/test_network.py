@@ -224,13 +224,6 @@ def test_the_origin_of_a_tensor_is_in_front_of_what_passes_it_on(image):
     assert network.origin("end", lambda node: node.name in moves).name == "end"
 
 
-def test_an_input_that_nothing_reads_is_refused(image):
-    other = keras.Input((4,), name="other")
-    model = keras.Model([image, other], L.Flatten()(image), name="custom")
-    with pytest.raises(ValueError, match="received the inputs other, which no output depends on"):
-        Network(model)
-
-
 def test_models_inside_are_read_through(image):
     inner = keras.Sequential([keras.Input((8, 8, 3)), L.ReLU(name="relu")], name="inner")
     network = Network(keras.Model(image, inner(inner(image))), through=True)

@@ -228,33 +228,6 @@ def test_an_operation_without_a_layer_is_refused_by_its_name_or_left_float():
     assert np.all(np.isfinite(quantized(_images())))
 
 
-@pytest.mark.parametrize(
-    ("operation", "fix"),
-    [
-        (lambda x, y: x[:, ::-1], "slices of positive strides behind the batch"),
-        (lambda x, y: tf.reshape(x, [-1, 4, 8, 4]), "leave each image its values"),
-        (
-            lambda x, y: tf.nn.max_pool2d(x, 2, 2, [[0, 0], [1, 1], [1, 1], [0, 0]]),
-            r"received tf\.nn\.max_pool2d.*ZeroPadding2D",
-        ),
-        (lambda x, y: tf.nn.pool(x, (2, 2), "MAX", dilations=(2, 2)), "without dilation"),
-        (lambda x, y: tf.reduce_max(x, 1), r"channels, -1"),
-        (lambda x, y: tf.reduce_sum(x, -1), r"tf.reduce_mean\(x, axes\) \* n .* channels, -1"),
-        (lambda x, y: tf.pad(x, [[0, 0], [1, 1], [0, 0], [0, 0]], "REFLECT"), "takes zeros"),
-        (lambda x, y: tf.gather(x, [[0, 1]], axis=-1), "a list of numbers"),
-        (lambda x, y: tf.minimum(x, MAP), "a tensor and one number"),
-        (lambda x, y: tf.clip_by_value(x, MAP, 9.0), "one number for each end"),
-        (lambda x, y: x * MAP, "one a channel"),
-        (lambda x, y: x[:, :1] + MAP, "as large as an image"),
-        (lambda x, y: tf.split(x, 1, 0)[0], "behind the batch"),
-        (lambda x, y: x**3, r"a square is x \* x"),
-    ],
-)
-def test_an_operation_in_another_form_is_refused_with_the_form_that_is_taken(operation, fix):
-    with pytest.raises(ValueError, match=fix):
-        sat_tf.quantize_model(_model(operation))
-
-
 def test_what_no_file_could_hold_stays_what_it_is():
     model = _model(lambda x, y: tf.math.top_k(x, 2)[0])
     assert with_layers_for_operations(model) is model

@@ -190,22 +190,3 @@ def test_a_model_is_built_with_the_arguments_given():
     assert model.input_shape == (None, 16, 16, 3)
     assert model.get_layer("stem_conv").output_shape == (None, 16, 16, 8)
     assert model.output_shape == (None, 3)
-
-
-def test_a_misspelt_model_is_answered_with_its_nearest_name():
-    with pytest.raises(ValueError, match=r"'mobilnet_v2'; did you mean 'mobilenet_v2'\?"):
-        models.build("mobilnet_v2")
-
-
-def test_a_model_like_no_other_is_answered_with_all_names():
-    with pytest.raises(ValueError, match="Expected one of: mobilenet_v1, mobilenet_v2") as error:
-        models.build("zzz")
-    assert "did you mean" not in str(error.value)
-
-
-def test_all_unknown_arguments_are_named_at_once():
-    with pytest.raises(ValueError, match="mobilenet_v1: 2 problems") as error:
-        models.build("mobilenet_v1", width_multiplyer=0.5, image_sise=32, num_classes=10)
-    assert "'width_multiplyer'; did you mean 'width_multiplier'?" in str(error.value)
-    assert "'image_sise'; did you mean 'image_size'?" in str(error.value)
-    assert "'num_classes';" not in str(error.value)

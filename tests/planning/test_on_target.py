@@ -98,8 +98,3 @@ def test_a_model_of_open_sizes_is_refused_for_an_npu_before_it_is_quantized():
     assert "b: received an input of shape (None, 8, 3)" in said
     plan = sat_tf.explain(model, policy)
     assert sum("constant shapes" in problem for problem in plan.problems) == 2
-
-
-def test_an_unknown_target_of_a_plan_is_answered_with_the_list():
-    with pytest.raises(ValueError, match=r"expected one of litert, micro.*Did you mean edgetpu\?"):
-        sat_tf.explain(zoo.bottleneck(), target="edgetpuu")

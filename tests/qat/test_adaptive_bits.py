@@ -246,30 +246,9 @@ def test_float_activations_stay_float():
         assert width in policies
 
 
-@pytest.mark.parametrize(
-    ("bits", "expected"),
-    [
-        ((), r"received \[\], expected two different numbers"),
-        ((4,), r"received \[4\], expected two different numbers"),
-        ((4, 4), r"received \[4, 4\], expected two different numbers"),
-        (np.int64(4), r"received \[.*4.*\], expected two different numbers"),
-        ({7: 1, 4: 2}, r"received \{7: 1, 4: 2\}, expected an integer"),
-        ((4, 9, "2", True), r"received 9, (.|\n)*received '2', (.|\n)*received True"),
-    ],
-)
-def test_bits_that_are_none_are_an_error(bits, expected):
-    with pytest.raises(ValueError, match=expected):
-        sat_tf.quantize_for_bits(_float_model(), NESTED, bits=bits)
-
-
 def test_a_width_that_is_not_there_is_an_error(three_widths):
     with pytest.raises(ValueError, match=r"received 3, expected one of 7, 4, 2"):
         three_widths.at_bits(3)
-
-
-def test_a_grid_that_does_not_fit_at_a_width_is_the_error_of_its_policy():
-    with pytest.raises(ValueError, match="8-bit codes of the nested grid"):
-        sat_tf.quantize_for_bits(_float_model(), NESTED, bits=(8, 4))
 
 
 def test_models_of_other_networks_are_not_shared():

@@ -623,31 +623,6 @@ def test_no_more_images_are_used_than_asked_for(quantized):
     sat_tf.calibrate(quantized, batches(), num_images=64)
 
 
-@pytest.mark.parametrize("value", [0, -1, 2.5, "64", True, None])
-def test_the_number_of_images_is_checked(quantized, value):
-    with pytest.raises(ValueError, match=f"num_images={value!r}: expected an integer"):
-        sat_tf.calibrate(quantized, float_models.images(64), num_images=value)
-
-
-@pytest.mark.parametrize(
-    ("dataset", "message"),
-    [
-        (np.zeros((64, 6, 8, 3)), r"received a batch of shape \(64, 6, 8, 3\), expected \(n, 8, 8"),
-        (np.zeros((8, 8, 3)), r"received a batch of shape \(8, 8, 3\)"),
-        (np.zeros((64, 8, 8, 1)), r"shape \(64, 8, 8, 1\)"),
-        ([{"image": 1}], r"received a batch of shape \(\)"),
-        (np.zeros((0, 8, 8, 3)), "received no images"),
-        ([], "received no images"),
-        (7, "received int, expected images"),
-        (None, "received NoneType, expected images"),
-    ],
-)
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_what_is_not_images_is_refused(quantized, dataset, message):
-    with pytest.raises(ValueError, match=message):
-        sat_tf.calibrate(quantized, dataset)
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("clipping_levels", [True, False])
 def test_images_that_are_not_finite_change_nothing(quantized, bad, clipping_levels):
@@ -668,23 +643,6 @@ def test_activations_that_are_not_finite_are_named(quantized):
     with pytest.raises(ValueError, match="quant_a_relu: received NaN or infinite activations"):
         sat_tf.calibrate(quantized, float_models.images(64))
     assert _equal(statistics, _statistics(quantized))  # put back on the way out
-
-
-def test_a_float_model_is_refused():
-    with pytest.raises(ValueError, match=r"call sat_tf\.quantize_model\(model, policy\) first"):
-        sat_tf.calibrate(float_models.build("plain"), float_models.images(64))
-
-
-def test_a_quantized_model_inside_another_is_refused():
-    inner = sat_tf.quantize_model(float_models.build("dropout"))
-    image = keras.Input((8, 8, 3))
-    outer = keras.Model(image, inner(image))
-    for function in (
-        lambda: sat_tf.calibrate(outer, float_models.images(64)),
-        lambda: sat_tf.requantize(outer, BitPolicy()),
-    ):
-        with pytest.raises(ValueError, match="dropout: received a model inside the model"):
-            function()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 import numpy as np
 import pytest
-import tf_keras as keras
 from PIL import Image
 
 import sat_tf
@@ -58,25 +57,3 @@ def test_pictures_to_train_on_are_taken_where_there_are_others(pictures, tmp_pat
     (data / "val" / "cat").mkdir(parents=True)
     Image.new("RGB", (8, 8), "white").save(data / "val" / "cat" / "white.png")
     assert _same(sat_tf.calibrate(_quantized(), data), sat_tf.calibrate(_quantized(), expected))
-
-
-def test_a_folder_that_does_not_exist_is_named(tmp_path):
-    with pytest.raises(ValueError, match="nowhere: not a folder, expected one of pictures"):
-        sat_tf.calibrate(_quantized(), tmp_path / "nowhere")
-
-
-def test_a_model_with_two_inputs_needs_images_for_each(pictures):
-    images = [keras.Input((8, 8, 3), name=name) for name in ("left", "right")]
-    convolved = [
-        keras.layers.Conv2D(2, 3, name=f"conv_{index}")(image) for index, image in enumerate(images)
-    ]
-    model = keras.Model(images, keras.layers.Add(name="sum")(convolved))
-    with pytest.raises(ValueError, match="for a model with 2 inputs, expected images for each"):
-        sat_tf.calibrate(sat_tf.quantize_model(model, 8), pictures)
-
-
-def test_a_model_of_open_sizes_does_not_say_how_to_scale_pictures(pictures):
-    image = keras.Input((None, None, 3), name="image")
-    model = keras.Model(image, keras.layers.Conv2D(2, 3, name="conv")(image))
-    with pytest.raises(ValueError, match="images of any size, expected one of a fixed size"):
-        sat_tf.calibrate(sat_tf.quantize_model(model, 8), pictures)

@@ -1,7 +1,6 @@
 import json
 
 import pytest
-import tensorflow_model_optimization as tfmot
 import tf_keras as keras
 
 import sat_tf
@@ -57,21 +56,6 @@ def test_a_layer_config_can_be_made_of_a_policy():
     assert config.fields["weight_bits"] == 2
     assert config.fields["stream_bits"] is None
     assert set(config.fields) == set(PER_LAYER_FIELDS)
-
-
-def test_a_layer_config_is_refused_by_name_with_tfmots_own_scheme():
-    annotate = tfmot.quantization.keras.quantize_annotate_layer
-    model = keras.Sequential(
-        [
-            L.InputLayer((8, 8, 3)),
-            annotate(L.Conv2D(4, 3, name="a"), LayerConfig(weight_bits=2)),
-            L.Flatten(),
-            annotate(L.Dense(3)),
-        ]
-    )
-    with pytest.raises(ValueError, match="'a': received LayerConfig with another scheme") as error:
-        tfmot.quantization.keras.quantize_apply(model)
-    assert "scheme=sat_tf.SatQuantizeScheme(policy)" in str(error.value)
 
 
 PLACED = PlacedConfig(

@@ -88,38 +88,12 @@ def test_one_error_names_every_bad_field():
     assert by_name["target"].endswith("Did you mean ethos-u55?")
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        BitPolicy,
-        lambda **fields: BitPolicy.paper(4, **fields),
-        lambda **fields: BitPolicy.mobile(4, **fields),
-        lambda **fields: dataclasses.replace(BitPolicy(), **fields),
-    ],
-    ids=["BitPolicy", "paper", "mobile", "replace"],
-)
-def test_misspelt_fields_are_named_with_the_nearest_one_and_with_all_else_that_is_wrong(make):
-    with pytest.raises(ValueError, match="BitPolicy: 4 problems") as error:
-        make(weigth_bits=4, rescale="std", overide={}, overrides={"a": {"weight_bit": 8}})
-    assert str(error.value).splitlines()[1:] == [
-        "  - weigth_bits is not a field. Did you mean weight_bits?",
-        "  - rescale='std': expected one of constant, stddev, none. Did you mean stddev?",
-        "  - overide is not a field. Did you mean overrides?",
-        "  - overrides['a']: weight_bit cannot be set for one layer. Did you mean weight_bits?",
-    ]
-
-
 def test_a_policy_without_a_target_is_for_litert():
     assert BitPolicy().processor.name == "litert"
     policy = BitPolicy.mobile(4, target="ethos-u85")
     assert policy.processor.native
     assert BitPolicy(**policy.to_dict()) == policy
     assert policy.changes()["target"] == "ethos-u85"
-
-
-def test_values_without_names_are_refused_with_the_fix():
-    with pytest.raises(ValueError, match=r"4: received a value without a name.*mobile\(bits\)"):
-        BitPolicy(4)
 
 
 def test_the_signature_names_the_fields():
@@ -266,51 +240,6 @@ def test_bad_overrides_are_all_named():
         "overrides[3]={'weight_bits': 4}: expected a pattern and a mapping of fields.",
         "overrides['dense']=8: expected a pattern and a mapping of fields.",
     ]
-
-
-@pytest.mark.parametrize("name", ["lsq", "lsq_plus"])
-def test_a_gradient_is_refused_where_the_quantizer_has_its_own(name):
-    problem = f"clipping_gradient='pact' with activation_quantizer='{name}': .* leave clipping"
-    with pytest.raises(ValueError, match=problem):
-        BitPolicy(activation_quantizer=name, clipping_gradient="pact")
-    with pytest.raises(ValueError, match=rf"overrides\['a'\]: {problem}"):
-        BitPolicy(activation_quantizer=name, overrides={"a": {"clipping_gradient": "pact"}})
-    overrides = {"a": {"activation_quantizer": name}}
-    with pytest.raises(ValueError, match=rf"overrides\['a'\]: {problem}"):
-        BitPolicy(clipping_gradient="pact", overrides=overrides)
-    BitPolicy(activation_quantizer=name, clipping_gradient="calibrated")
-
-
-def test_bits_of_one_layer_are_held_against_the_quantizer_of_all():
-    with pytest.raises(ValueError, match=r"overrides\['pw'\]: weight_bits=1 with .*'lsq'"):
-        BitPolicy(weight_quantizer="lsq", overrides={"pw": {"weight_bits": 1}})
-    BitPolicy(weight_quantizer="l1", overrides={"pw": {"weight_bits": 1}})
-
-
-def test_options_are_numbers_of_any_kind_and_nothing_else():
-    options = {"surrogate": "ewgs", "surrogate_strength": np.float32(0.25)}
-    BitPolicy(weight_quantizer="lsq", weight_options=options)
-    with pytest.raises(ValueError, match=r"surrogate=\['ste'\] is not a surrogate gradient"):
-        BitPolicy(weight_quantizer="lsq", weight_options={"surrogate": ["ste"]})
-
-
-@pytest.mark.parametrize("bits", [9, 0, -1])
-def test_bits_that_there_are_not_are_refused_as_such(bits):
-    with pytest.raises(ValueError, match=f"policy={bits}: expected .*bits from 1 to 8; models of"):
-        sat_tf.SatQuantizeScheme(bits)
-
-
-@pytest.mark.parametrize(
-    ("received", "fix"),
-    [
-        (True, r"BitPolicy\(\.\.\.\)"),
-        ({"weight_bits": 4}, r"BitPolicy\(\*\*policy\)"),
-        ("w4", ""),
-    ],
-)
-def test_something_else_than_a_policy_is_refused_with_the_fix(received, fix):
-    with pytest.raises(ValueError, match=f"integer from 1 to 8; write {fix}"):
-        sat_tf.SatQuantizeScheme(received)
 
 
 @pytest.mark.parametrize("bits", [1, 4, 8])

@@ -204,12 +204,3 @@ def test_overrides_may_move_a_quantizer():
     assert split.get_layer("quant_a_relu_to_4_bits").quantize_config.output.num_bits == 4
     images = float_models.images()
     assert np.isfinite(split(images)).all()
-
-
-def test_bad_policies_and_float_models_are_refused(learnt):
-    with pytest.raises(ValueError, match=r"expected a sat_tf\.BitPolicy"):
-        sat_tf.requantize(learnt, 0)
-    with pytest.raises(ValueError, match=r"call sat_tf\.quantize_model\(model, policy\) instead"):
-        sat_tf.requantize(float_models.build("plain"), BitPolicy())
-    with pytest.raises(ValueError, match=r"expnd.*matches no layer"):
-        sat_tf.requantize(learnt, BitPolicy(overrides={"expnd": {"weight_bits": 8}}))

@@ -126,13 +126,6 @@ def test_annotations_by_hand_and_for_the_whole_model_go_together():
         assert quantized.get_layer("quant_b").quantize_config.weights.rescale == "none"
 
 
-@pytest.mark.parametrize("of", [BitPolicy, BitPolicy.mobile(4), sat_tf.SatQuantizeScheme])
-def test_what_is_no_scheme_is_refused_with_how_to_write_one(of):
-    annotated = annotate_model(float_models.build("plain"))
-    with pytest.raises(TypeError, match=r"write scheme=sat_tf.SatQuantizeScheme\(policy\)"):
-        quantize_apply(annotated, scheme=of)
-
-
 def test_layers_without_an_annotation_stay_as_they_are():
     image = keras.Input((8, 8, 3), name="image")
     tensor = L.LeakyReLU(name="leaky")(L.Conv2D(4, 3, name="a")(image))
@@ -266,18 +259,6 @@ def test_tfmots_scope_knows_every_class():
 # -- errors ------------------------------------------------------------------------------------
 
 
-def test_a_model_that_is_quantized_already_is_refused():
-    quantized = sat_tf.quantize_model(float_models.dense_only())
-    with pytest.raises(ValueError, match=r"quantized already.*sat_tf\.requantize"):
-        sat_tf.quantize_model(quantized)
-
-
-@pytest.mark.parametrize("policy", [9, {"weight_bits": 4}, "mobile"])
-def test_a_policy_is_asked_for(policy):
-    with pytest.raises(ValueError, match=r"expected a sat_tf\.BitPolicy"):
-        sat_tf.quantize_model(float_models.dense_only(), policy)
-
-
 def test_every_problem_of_a_model_is_told_in_one_error():
     image = keras.Input((8, 8, 3), name="image")
     tensor = L.UnitNormalization(name="odd")(image)
@@ -288,18 +269,6 @@ def test_every_problem_of_a_model_is_told_in_one_error():
     message = str(error.value)
     assert "inner/bent: received ThresholdedReLU" in message
     assert "odd: received UnitNormalization" in message
-
-
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        (keras.Sequential([L.Dense(2)]), r"is not built.*model\.build"),
-        (None, "expected a tf_keras model"),
-    ],
-)
-def test_what_has_no_graph_is_refused(model, message):
-    with pytest.raises(ValueError, match=message):
-        sat_tf.quantize_model(model)
 
 
 def test_the_registry_of_the_scheme_answers_tfmot():

@@ -150,29 +150,6 @@ def test_a_floor_above_the_mean_holds_for_channels_below_it():
 # -- policies --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("bits", "options", "text"),
-    [
-        (1, {}, r"weight_bits=1: .*2 to 8 bits have; give weight_options \{'lowest': 1\}"),
-        (5, {"highest": 4}, r"weight_bits=5: .*2 to 4 bits have; .*\{'highest': 5\}"),
-        (4, {"lowes": 1}, "Did you mean lowest"),
-        (4, {"lowest": 0}, "lowest=0: expected an integer from 1 to 8"),
-        (4, {"highest": 9}, "highest=9: expected an integer from 1 to 8"),
-        (4, {"highest": True}, "highest=True: expected an integer"),
-        (4, {"lowest": "2", "highest": 8.0}, "lowest='2': .* highest=8.0: expected"),
-        (4, {"lowest": 5, "highest": 3}, "lowest=5, highest=3: expected lowest to be no more"),
-        (4, {"over_size": 1}, "expected True or False"),
-        (4, {"surrogate": "ewsg"}, "Did you mean ewgs"),
-    ],
-)
-def test_bits_and_options_that_there_are_not_are_refused(bits, options, text):
-    with pytest.raises(ValueError, match=text):
-        BitPolicy(weight_bits=bits, weight_quantizer="channel_bits", weight_options=options)
-    fields = {"weight_bits": bits, "weight_quantizer": "channel_bits"}
-    with pytest.raises(ValueError, match=text):
-        BitPolicy(overrides={"conv": {**fields, "weight_options": options}})
-
-
 def test_first_and_last_layers_have_8_bits_whatever_the_limits_and_no_others_beyond_them():
     assert _policy(weight_options={"highest": 4}).first_last_weight_bits == 8
     with pytest.raises(ValueError, match=r"first_last_weight_bits=6: .*\{'highest': 6\}"):
@@ -372,9 +349,3 @@ def test_weights_that_are_not_finite_have_no_part():
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     kernel[2] = np.inf
     assert np.isfinite(l1.squared_errors(kernel, 2, 8, channel_axes=(3,))).all()
-
-
-@pytest.mark.parametrize("mean", [1, 5])
-def test_a_mean_that_no_bits_have_is_refused(mean):
-    with pytest.raises(ValueError, match=f"mean={mean}: received errors at 2 to 4 bits"):
-        least_error_bits(np.ones((2, 3)), lowest=2, mean=mean)

@@ -65,12 +65,6 @@ def test_every_quantizer_of_the_package_has_its_rows():
         assert deserialize_quantizer(serialize_quantizer(quantizer)) == quantizer
 
 
-def test_a_kernel_of_unknown_size_is_refused():
-    quantizer = deserialize_quantizer({"quantizer": "LsqQuantizer", "num_bits": 4})
-    with pytest.raises(ValueError, match=r"kernel of shape \(3, None\), expected known sizes"):
-        quantizer.variables((3, None))
-
-
 def test_tensors_of_tensorflow_have_its_functions_in_both_kerases():
     ours = namespace(tf.constant(1.0))
     assert namespace(keras3.Variable(1.0)) is namespace(tf.Variable(1.0)) is ours

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import tf_keras as keras
 
-import sat_tf
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.input_range import NAMED, PIXELS, InputRange, range_of, range_problem
 
@@ -91,25 +90,3 @@ def test_the_older_spelling_stands_for_the_range_from_0():
     assert policy.input_range == (0.0, 2.0)
     assert dataclasses.replace(policy, weight_bits=8).input_range == (0.0, 2.0)
     assert BitPolicy(input_max=1.0, input_range=(0, 1)).input_range == (0.0, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("fields", "problem"),
-    [
-        ({"input_max": 1.0, "input_range": (0, 255)}, "expected one of them; leave input_max out"),
-        ({"input_max": 1.0, "input_range": "tf"}, "received input_range='tf' as well"),
-        ({"input_max": -1.0, "weight_bits": 9}, "BitPolicy: 2 problems\n  - input_max=-1.0"),
-    ],
-)
-def test_two_spellings_that_disagree_are_refused(fields, problem):
-    with pytest.raises(ValueError, match=problem):
-        BitPolicy(**fields)
-
-
-def test_a_range_for_an_input_that_there_is_not_is_refused():
-    image = keras.Input((4, 4, 3), name="image")
-    model = keras.Model(image, keras.layers.Conv2D(2, 3, name="conv")(image))
-    with pytest.raises(ValueError, match=r"for 'imag', expected names.*Did you mean image"):
-        sat_tf.quantize_model(model, BitPolicy(input_range={"imag": "tf"}))
-    with pytest.raises(ValueError, match=r"of 2 channels for the input shape \(4, 4, 3\)"):
-        sat_tf.quantize_model(model, BitPolicy(input_range=((0, 0), (1, 2))))

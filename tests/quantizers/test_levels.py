@@ -231,12 +231,6 @@ def test_a_floor_above_the_bits_makes_a_finer_grid():
         np.testing.assert_array_equal(made, own)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_grid_is_refused_because_they_have_codes_of_their_own(name):
-    with pytest.raises(ValueError, match="codes of its own"):
-        BitPolicy.mobile(4, weight_quantizer=name, weight_grid="narrow")
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("name", [*NAMES, "channel_bits"])
 def test_a_kernel_that_is_not_finite_is_refused_before_levels_are_made_of_it(name, bad):
@@ -310,11 +304,3 @@ def test_an_outlier_and_equal_weights_leave_no_cluster_empty():
     for initialization in INITIALIZATIONS:
         ids = cluster_ids(weights, 4, initialization=initialization)
         assert len(np.unique(ids)) == 16
-
-
-def test_bits_and_initializations_that_there_are_not_are_refused():
-    for bits in (0, 9, 2.0):
-        with pytest.raises(ValueError, match="1 to 8"):
-            cluster_ids(np.ones(3), bits)
-    with pytest.raises(ValueError, match="Did you mean linear"):
-        cluster_ids(np.ones(3), 2, initialization="liner")

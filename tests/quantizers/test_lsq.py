@@ -5,14 +5,10 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_model_optimization as tfmot
-import tf_keras as keras
 
-import sat_tf
 from sat_tf.core import lsq, pact, rescale
 from sat_tf.core.asymmetric import POSITIVE, SIGNED_UNIT, UNIT, UNKNOWN, Reach
 from sat_tf.core.lsq import lsq_code_ends
-from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.lsq import (
     SMALLEST_MAGNITUDE,
     LsqActivationQuantizer,
@@ -26,9 +22,6 @@ from sat_tf.quantizers.table import make_activation_quantizer, make_weight_quant
 from sat_tf.quantizers.values import SampledValues
 from tests import reference
 from tests.quantizers.held import SHAPE, built, drawn, started
-
-L = keras.layers
-
 
 # -- weights -----------------------------------------------------------------------------------
 
@@ -293,19 +286,6 @@ def test_lsq_plus_starts_as_the_offset_quantizer_and_then_learns_both_ends(bits,
 
 
 # -- what is refused -----------------------------------------------------------------------------
-
-
-def test_bits_of_one_layer_that_the_quantizer_does_not_have_are_refused_before_training():
-    with pytest.raises(ValueError, match=r"stem'\]: weight_bits=1 with weight_quantizer='lsq'"):
-        BitPolicy(weight_quantizer="lsq", overrides={"stem": {"weight_bits": 1}})
-    # An annotation is seen with its layer.
-    stem = L.Conv2D(3, 3, input_shape=(8, 8, 3), name="stem")
-    annotated = tfmot.quantization.keras.quantize_annotate_layer(
-        stem, quantize_config=sat_tf.configs.LayerConfig(weight_bits=1)
-    )
-    model = keras.Sequential([annotated, L.Flatten()])
-    with pytest.raises(ValueError, match="stem: weight_bits=1 with weight_quantizer='lsq'"):
-        sat_tf.quantize_model(model, BitPolicy(weight_quantizer="lsq"))
 
 
 def test_magnitudes_are_not_scales_at_other_bits_by_chance():

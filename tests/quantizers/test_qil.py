@@ -5,7 +5,6 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.protocol import Predecessor, WeightRequest
 from sat_tf.quantizers.qil import SMALLEST_DISTANCE, QilQuantizer
 from sat_tf.quantizers.table import make_weight_quantizer
@@ -83,11 +82,3 @@ def test_what_is_learnt_moves_by_the_factor():
     for one, two in zip(found[0.01], found[0.02], strict=True):
         assert float(two) == pytest.approx(2.0 * float(one), rel=1e-5)
         assert float(one) != 0.0
-
-
-@pytest.mark.parametrize("field", ["weight_bits", "first_last_weight_bits"])
-def test_1_bit_is_refused_by_the_policy(field):
-    with pytest.raises(ValueError, match=f"{field}=1 with weight_quantizer='qil'.*give it 2"):
-        BitPolicy(**{"weight_bits": 4, "weight_quantizer": "qil", field: 1})
-    with pytest.raises(ValueError, match="'dorefa' or 'l1'"):
-        QilQuantizer(num_bits=1)

@@ -12,7 +12,6 @@ from hypothesis.extra import numpy as hnp
 import sat_tf
 from sat_tf.core import dorefa, pact
 from sat_tf.core.gradients import CLIPPING_GRADIENTS
-from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.tfmot_adapter import AtLeast, make_variables
 from sat_tf.quantizers.channel_bits import ChannelBitsQuantizer
 from sat_tf.quantizers.dorefa import DorefaQuantizer, latent_kernel
@@ -296,69 +295,6 @@ def test_an_image_passes_as_it_is_and_has_variables_that_are_not_trained():
 )
 def test_lines_for_people_say_what_was_chosen(quantizer, line):
     assert quantizer.describe() == line
-
-
-@pytest.mark.parametrize(
-    ("fields", "text"),
-    [
-        (
-            {"weight_quantizer": "lsq", "weight_bits": 1},
-            "weight_bits=1 with weight_quantizer='lsq': that quantizer does not exist at so few "
-            "bits; give it 2 or more",
-        ),
-        (
-            {"weight_quantizer": "lsq", "first_last_weight_bits": 1},
-            "first_last_weight_bits=1 with weight_quantizer='lsq'",
-        ),
-        (
-            {"overrides": {"stem": {"weight_quantizer": "lsq", "weight_bits": 1}}},
-            "overrides['stem']: weight_bits=1 with weight_quantizer='lsq'",
-        ),
-        ({"weight_quantizer": "lsk"}, "Did you mean lsq?"),
-        ({"activation_quantizer": "lsq_puls"}, "Did you mean lsq_plus?"),
-        ({"weight_quantizer": "lsq", "weight_grid": "rounded"}, "leave weight_grid out"),
-        ({"weight_options": {"surogate": "dsq"}}, "Did you mean surrogate?"),
-        ({"weight_options": {"surrogate": "dsk"}}, "Did you mean dsq?"),
-        (
-            {"activation_options": {"surrogate": "dsq", "surrogate_strength": 3}},
-            "surrogate_strength=3 with surrogate='dsq': expected a number from 0.01 to 0.5",
-        ),
-        ({"activation_options": {"surrogate_strength": 0.1}}, "leave surrogate_strength out"),
-        ({"weight_quantizer": "lsq", "weight_options": {"start": "eror"}}, "Did you mean error?"),
-        (
-            {"activation_quantizer": "lsq", "activation_options": {"counts_batch": 1}},
-            "counts_batch=1: expected True or False",
-        ),
-        (
-            {"weight_quantizer": "l1", "weight_options": {"over_size": "no"}},
-            "over_size='no': expected True or False",
-        ),
-        *(
-            ({"weight_quantizer": name, "weight_options": options}, text)
-            for name, options, text in (
-                ("qil", {"gradient_facto": 0.1}, "Did you mean gradient_factor"),
-                ("qil", {"gradient_factor": -1.0}, "expected a number of 0 or more"),
-                ("qil", {"gradient_factor": True}, "expected a number of 0 or more"),
-                ("qil", {"gradient_factor": float("nan")}, "expected a number of 0 or more"),
-                ("qil", {"surrogate": "ewg"}, "Did you mean ewgs"),
-                ("kmeans", {"initialisation": "linear"}, "Did you mean initialization"),
-                ("kmeans", {"initialization": "densty"}, "Did you mean density"),
-                ("kmeans", {"reassign": 1}, "expected True or False"),
-                ("kmeans", {"keep_zeros": "yes"}, "expected True or False"),
-                ("kmeans", {"surrogate": "ewgs"}, "surrogate is not one of its options"),
-                ("lq_nets", {"momentun": 0.9}, "Did you mean momentum"),
-                ("lq_nets", {"momentum": 1.5}, "expected a number from 0 to 1"),
-                ("lq_nets", {"momentum": True}, "expected a number from 0 to 1"),
-                ("lq_nets", {"surrogate": "ewgs"}, "surrogate is not one of its options"),
-                ("lq_net", {}, "Did you mean lq_nets"),
-            )
-        ),
-    ],
-)
-def test_a_policy_names_what_there_is_not(fields, text):
-    with pytest.raises(ValueError, match="BitPolicy: 1 problem") as error:
-        BitPolicy(**fields)
-    assert text in str(error.value)
 
 
 # -- the observer ------------------------------------------------------------------------------

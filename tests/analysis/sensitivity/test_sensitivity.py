@@ -3,7 +3,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
@@ -300,47 +299,6 @@ def test_pictures_are_drawn_for_every_metric(found, suffix, tmp_path):
 # -- bad input ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("dataset", "options", "message"),
-    [
-        (lambda x, y: x, {"metric": "top1"}, "metric='top1': received images without labels"),
-        (lambda x, y: x, {"metric": "topp1"}, "Did you mean top1?"),
-        (lambda x, y: x, {"metric": 1}, "metric=1: expected one of top1"),
-        (lambda x, y: x[:1], {}, "received 1 image, expected 2 or more"),
-        (lambda x, y: (x, y), {"num_images": 1}, "num_images=1: expected an integer of at least 2"),
-        (lambda x, y: (x, y), {"num_images": True}, "num_images=True"),
-        (lambda x, y: (x, y + 99), {}, "received the label 10"),
-        (lambda x, y: (x, y[:-1]), {}, "received 32 images and 31 labels"),
-        (lambda x, y: x[:, :4], {}, r"received images of shape \(4, 8, 3\), expected \(8, 8, 3\)"),
-        (lambda x, y: x.astype(float) * np.nan, {}, "NaN or infinite"),
-        (lambda x, y: None, {}, "received NoneType"),
-        (lambda x, y: (x, y, y), {}, r"received a tuple of 3, expected a pair \(images, labels\)"),
-    ],
-)
-def test_what_cannot_be_measured_is_said(dataset, options, message, model, digits):
-    images, labels = digits.train_images[:32], digits.train_labels[:32]
-    with pytest.raises(ValueError, match=message):
-        sat_tf.sensitivity(model, dataset(images, labels), **options)
-
-
-def test_the_float_model_is_asked_for(model, digits):
-    quantized = sat_tf.quantize_model(model)
-    with pytest.raises(ValueError, match="received a quantized model, expected the float model"):
-        sat_tf.sensitivity(quantized, digits.train_images)
-    with pytest.raises(ValueError, match="expected a tf_keras model"):
-        sat_tf.sensitivity(7, digits.train_images)
-    with pytest.raises(ValueError, match=r"expected a sat_tf\.BitPolicy"):
-        sat_tf.sensitivity(model, digits.train_images, "4")
-
-
-def test_a_model_with_two_inputs_is_refused_before_its_data_are_read():
-    first, second = keras.Input((4,)), keras.Input((4,))
-    model = keras.Model([first, second], L.Dense(3)(L.Add()([first, second])))
-    images = np.ones((8, 4), np.float32)
-    with pytest.raises(ValueError, match="received 2 inputs, expected one"):
-        sat_tf.sensitivity(model, [images, images])
-
-
 def test_a_model_without_classes_has_its_distance_measured():
     model = float_models.build("one_convolution")
     images = float_models.images(32)
@@ -357,14 +315,6 @@ def test_a_model_of_any_size_has_no_mean_of_activations():
     with pytest.raises(ValueError, match="of any image size, expected one of a fixed size"):
         found.suggest(average_bits=6)
     assert isinstance(found.suggest(max_drop=found.together.distance / 2), dict)
-
-
-def test_weights_that_are_broken_are_named():
-    model = float_models.build("plain")
-    norm = model.get_layer("a_bn")
-    norm.moving_variance.assign(tf.fill(norm.moving_variance.shape, -5.0))
-    with pytest.raises(ValueError, match="NaN or infinite"):
-        sat_tf.sensitivity(model, float_models.images(32))
 
 
 def test_pixels_for_a_model_of_another_range_are_refused_with_the_range_that_fits():

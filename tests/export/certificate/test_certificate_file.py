@@ -24,39 +24,6 @@ def test_counts_take_one_line_a_tensor(written):
     assert all(line.rstrip(",").endswith("]") for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("", "is not JSON"),
-        ("not JSON", "is not JSON"),
-        ("[" * 100_000, "is not JSON"),
-        ("[]", "received JSON that is no certificate"),
-        ("{}", "received JSON that is no certificate"),
-        ('{"model": "toy"}', r"(?s)file: Field required.*sha256: Field required"),
-    ],
-)
-def test_what_is_no_certificate_is_named(text, expected, tmp_path):
-    path = tmp_path / "certificate.json"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=expected) as caught:
-        read_certificate(path)
-    assert str(path) in str(caught.value)
-
-
-def test_a_certificate_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"none.json: No such file .*; expected the certificate"):
-        read_certificate(tmp_path / "none.json")
-    with pytest.raises(ValueError, match=r"Is a directory; expected the certificate"):
-        read_certificate(tmp_path)
-
-
-def test_bytes_that_are_no_text_are_named(tmp_path):
-    path = tmp_path / "certificate.json"
-    path.write_bytes(b"\xff\xfe\x00\x80")
-    with pytest.raises(ValueError, match="is not JSON"):
-        read_certificate(path)
-
-
 @pytest.mark.parametrize("key", ["sha256", "codes", "images_from", "runtimes"])
 def test_a_key_that_lacks_is_named(key, written, tmp_path):
     values = json.loads(written[1].read_text())

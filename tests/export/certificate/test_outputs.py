@@ -165,15 +165,6 @@ def test_a_float_model_that_parts_is_said_in_red(segmented, tmp_path):
     assert '<span class="bad">Beside the float model' in written.with_suffix(".html").read_text()
 
 
-def test_a_float_model_of_other_shapes_is_refused(segmented):
-    _, quantized, path, images, _ = segmented
-    other = keras.Sequential([keras.Input((16, 16, 3)), L.Conv2D(3, 1)])
-    with pytest.raises(ValueError, match=r"float_model: .*outputs have the shapes \[\(16, 16, 3\)"):
-        sat_tf.verify_tflite(quantized, path, images, float_model=other)
-    with pytest.raises(ValueError, match="float_model: received a str, expected a tf_keras model"):
-        sat_tf.verify_tflite(quantized, path, images, float_model="float.keras")
-
-
 @pytest.mark.thorough
 def test_several_outputs_are_told_one_by_one(tmp_path):
     keras.utils.set_random_seed(3)

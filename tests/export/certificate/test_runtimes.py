@@ -111,17 +111,6 @@ def test_a_certificate_is_read_as_it_was_written(certificates, tmp_path):
     assert dataclasses.asdict(found) == dataclasses.asdict(certificates["int4"])
 
 
-def test_an_unknown_runtime_is_an_error(files, images):
-    with pytest.raises(ValueError, match="Did you mean arm_builtin"):
-        prove(files["none"], images, None, images_from=GIVEN, runtimes=["arm_bultin"])
-
-
-@pytest.mark.parametrize("names", ["builtin", None, 3])
-def test_what_is_no_list_of_names_is_an_error(names):
-    with pytest.raises(ValueError, match=rf"received {names!r}, expected a list .* \['builtin'\]"):
-        runtimes.chosen(names)
-
-
 def test_the_usual_runtimes_are_some_of_the_table():
     assert set(runtimes.USUAL_RUNTIMES) < set(runtimes.RUNTIMES)
     assert [kind.name for kind in runtimes.chosen(["arm_builtin"])] == ["xnnpack", "arm_builtin"]

@@ -383,11 +383,6 @@ def test_kernels_of_float_activations_are_refused_for_what_they_are(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_misspelt_packing_gets_a_proposal(model):
-    with pytest.raises(ValueError, match=r"Did you mean int4\?"):
-        pack_graph(trace(Network(model), kernels={}), "int44")
-
-
 def test_a_packed_file_has_codes_of_its_own_and_says_so(model, tmp_path):
     images = images_for(model)
     for pack in ("none", "int4"):
@@ -450,14 +445,3 @@ def test_an_earlier_file_has_its_1x1_convolutions_as_convolutions_and_says_the_s
     found = FileSettings.of_file(entry, "model.tflite")
     assert found.pack != "int4"
     assert json.loads(found.to_json({})) == entry
-
-
-@pytest.mark.parametrize("found", [None, {}, {"float_head": True, "pack": "int3"}])
-def test_a_file_with_other_settings_is_not_ours(found):
-    with pytest.raises(ValueError, match=r"model.tflite: .* did not write, expected one"):
-        FileSettings.of_file(found, "model.tflite")
-
-
-def test_all_that_is_no_setting_is_named_at_once():
-    with pytest.raises(ValueError, match=r"2 problems(.|\n)*softmax: received 'yes'(.|\n)*int4"):
-        FileSettings(softmax="yes", pack="in4")

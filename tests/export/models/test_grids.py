@@ -87,13 +87,6 @@ def test_a_grid_that_does_not_fit_where_a_layer_was_given_it_is_refused_before_t
     assert sat_tf.quantize_model(_of_three(), inner)
 
 
-def test_patterns_that_meet_in_a_grid_that_does_not_fit_are_refused_before_the_training():
-    overrides = {"*": {"weight_grid": "rounded"}, "inner": {"weight_bits": 8}}
-    policy = BitPolicy.mobile(4, first_last_weight_bits=None, overrides=overrides)
-    with pytest.raises(ValueError, match="inner: weight_bits=8 with weight_grid='rounded'"):
-        sat_tf.quantize_model(_of_three(), policy)
-
-
 def test_an_annotation_that_does_not_fit_is_refused_before_the_training():
     import tensorflow_model_optimization as tfmot
 

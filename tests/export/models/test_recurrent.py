@@ -128,15 +128,6 @@ def test_output_of_native_code_is_kept_for_the_error_and_that_of_python_is_not_l
     assert capfd.readouterr().err == "progress\nafter\nlogged\n"
 
 
-@pytest.mark.parametrize("around", [lambda layer: layer, L.Bidirectional])
-def test_a_layer_that_keeps_its_state_is_refused_before_training(around):
-    steps = keras.Input((4, 6), batch_size=2)
-    left = around(L.SimpleRNN(3, stateful=True))
-    model = keras.Model(steps, L.Dense(2)(left(L.Dense(4, activation="relu")(steps))))
-    with pytest.raises(ValueError, match=r"with stateful=True, .* create it with stateful=False"):
-        sat_tf.quantize_model(model, POLICY)
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("layer", [L.LSTM(3, name="left"), L.Bidirectional(L.GRU(2), name="left")])
 def test_sequences_of_any_length_get_one_in_the_file(layer, tmp_path):

@@ -88,23 +88,6 @@ def test_it_is_refused_by_its_name():
     assert plan["mha"].kind == "MultiHeadAttention"
 
 
-def test_a_layer_that_is_called_in_two_ways_is_refused_with_the_fix():
-    def crossed(x):
-        layer = L.MultiHeadAttention(2, 3, name="mha")
-        return layer(layer(x, x), x)
-
-    with pytest.raises(
-        ValueError, match=r"mha: .*; call it in the same way each time, or create a"
-    ):
-        sat_tf.quantize_model(_model(crossed), FLOAT)
-
-
-def test_a_layer_that_returns_its_state_is_refused_with_the_fix():
-    model = _model(lambda x: L.LSTM(3, return_state=True, name="left")(x)[0])
-    with pytest.raises(ValueError, match=r"left: received a LSTM .*as without return_state"):
-        sat_tf.quantize_model(model, FLOAT)
-
-
 def test_values_without_a_number_between_layers_are_named(tmp_path):
     model = _model(lambda x: x / tf.reduce_sum(x, -1, keepdims=True))
     model.get_layer("conv").set_weights(

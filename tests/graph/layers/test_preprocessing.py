@@ -121,9 +121,3 @@ def test_an_adapted_normalization_is_loaded_with_its_mean(tmp_path):
     again = sat_tf.requantize(quantized, BitPolicy.mobile(4))
     np.testing.assert_array_equal(again(images), quantized(images))
     assert inner_layer(again.get_layer("quant_norm")).weights
-
-
-def test_a_mean_for_each_pixel_is_refused():
-    model = _model(L.Normalization(axis=(1, 2), mean=np.zeros((8, 8)), variance=np.ones((8, 8))))
-    with pytest.raises(ValueError, match="expected one number, or one for each channel"):
-        sat_tf.quantize_model(model)

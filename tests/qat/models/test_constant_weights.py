@@ -186,16 +186,6 @@ def test_what_it_cannot_be_used_for_is_said():
         assert ConstantWeights(model).are_read
 
 
-def test_what_is_no_model_of_tf_keras_is_refused():
-    with (
-        pytest.raises(
-            ValueError, match=r"expected a tf_keras model; .* leave constant_weights out"
-        ),
-        sat_tf.callbacks.constant_weights(object()),
-    ):
-        pass
-
-
 def test_float_weights_are_float_inside_too():
     model = _quantized(compiled=False)
     with float_weights(model.layers):

@@ -270,13 +270,3 @@ def test_layers_of_users_may_branch_on_training():
     quantized = sat_tf.quantize_model(float_model, BitPolicy(unsupported="float"))
     one, other = quantized(images()), quantized(images(), training=True)
     assert np.any(one.numpy() != other.numpy())
-
-
-@pytest.mark.parametrize(
-    "layer",
-    [L.RandomCrop(5, 5), L.RandomHeight(0.2), L.RandomWidth(0.2)],
-    ids=lambda layer: layer.name,
-)
-def test_what_changes_the_size_in_inference_is_refused(layer):
-    with pytest.raises(ValueError, match=f"received {type(layer).__name__}, which.*; "):
-        sat_tf.quantize_model(model(lambda t, place: layer(t) if place == "image" else t))

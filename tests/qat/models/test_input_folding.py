@@ -79,22 +79,6 @@ def test_beside_zero_padding_a_pixel_stands_for_real_0():
     assert 0 < np.abs(made - expected).max() <= 1 / 255 * np.abs(kernel).sum(axis=(0, 1, 2)).max()
 
 
-@pytest.mark.parametrize(
-    ("front", "value", "problem"),
-    [
-        ([L.DepthwiseConv2D(3, name="first")], "caffe", "first: .*have the order of its inputs"),
-        ([L.AveragePooling2D(2, name="first")], "torch", "first: .*it has no kernel"),
-        ([L.Conv2D(4, 3, use_bias=False, name="first"), L.ReLU()], "caffe", "first: .*no bias"),
-        ([L.Conv2DTranspose(4, 3, strides=2, name="first")], "torch", "numbers of products"),
-        ([L.Permute((3, 1, 2)), L.Conv2D(4, 3, name="first")], "torch", "in another order"),
-    ],
-)
-def test_what_a_layer_cannot_take_in_is_refused_with_the_fix(front, value, problem):
-    with pytest.raises(ValueError, match=problem) as caught:
-        sat_tf.quantize_model(_model(*front), BitPolicy(input_range=value))
-    assert "put a Rescaling or a Normalization layer" in str(caught.value)
-
-
 def test_a_layer_without_a_place_for_half_a_pixel_is_fed_that_much_more():
     model = _model(L.Conv2D(4, 3, use_bias=False, name="conv"), L.ReLU())
     policy = BitPolicy(weight_bits=None, activation_bits=None, input_range=(-1, 1))

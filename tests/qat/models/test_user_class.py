@@ -159,18 +159,3 @@ def test_classes_of_keras_are_no_reason_to_warn(build):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sat_tf.quantize_model(build(), _POLICY)
-
-
-class _Doubled(keras.Model):
-    def call(self, inputs, training=None, mask=None):
-        return super().call(inputs, training, mask) * 2.0
-
-
-@pytest.mark.parametrize("inside", [False, True])
-def test_a_class_whose_call_is_not_its_graph_is_refused(inside):
-    image = keras.Input((8, 8, 3), name="image")
-    model = _Doubled(image, keras.layers.Conv2D(4, 3, name="conv")(image), name="doubled")
-    if inside:
-        model = keras.Model(image, keras.layers.Flatten()(model(image)))
-    with pytest.raises(ValueError, match=r"class _Doubled has a call\(\) of its own"):
-        sat_tf.quantize_model(model, BitPolicy())

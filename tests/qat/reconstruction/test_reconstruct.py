@@ -188,20 +188,6 @@ def test_all_problems_are_told_at_once(float_model):
         np.testing.assert_array_equal(one, now)
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda q, f: (q, q), "received a quantized model, expected the one that it was made from"),
-        (lambda q, f: (f, f), "received a model without quantized layers"),
-        (lambda q, f: (q, "float.keras"), "expected a tf_keras model"),
-    ],
-)
-def test_models_in_the_wrong_places_are_refused(fitted, float_model, images, change, words):
-    quantized, *_ = fitted
-    with pytest.raises(ValueError, match=words):
-        sat_tf.reconstruct(*change(quantized, float_model), images, progress=False)
-
-
 def test_a_model_that_is_frozen_is_refused(float_model, images):
     quantized = _calibrated(float_model, images)
     quantized.trainable = False
