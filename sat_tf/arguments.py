@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from sat_tf.messages import list_problems
+from sat_tf.messages import ProblemsError
 
 _Made = TypeVar("_Made")
 
@@ -73,7 +73,7 @@ def call_by_name(
     unknown = [word for word in arguments if word not in known]
     if unknown:
         problems = [f"received the argument {_with_nearest(word, known)}" for word in unknown]
-        raise ValueError(list_problems(name, problems))
+        raise ProblemsError(name, problems)
     missing = [word for word in required_arguments(table[name]) if word not in arguments]
     if missing:
         raise ValueError(f"{name} needs {', '.join(missing)}; received no value; pass one.")
@@ -123,7 +123,7 @@ def check(owner: str, rules: Iterable[Rule]) -> None:
         if not rule.is_valid
     ]
     if problems:
-        raise ValueError(list_problems(owner, problems))
+        raise ProblemsError(owner, problems)
 
 
 class Values(NamedTuple):

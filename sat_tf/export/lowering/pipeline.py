@@ -17,7 +17,7 @@ from sat_tf.export.lowering.trace import trace
 from sat_tf.export.operations.graph import Graph
 from sat_tf.graph.flatten import copied_weights, layer_copy
 from sat_tf.graph.network import Network, Node
-from sat_tf.messages import list_problems
+from sat_tf.messages import ProblemsError
 from sat_tf.qat.layout import in_inference
 from sat_tf.qat.model_class import policy_of, remember
 
@@ -160,6 +160,6 @@ def trained_graph(
     network = in_inference(model if isinstance(model, Network) else Network(model))
     problems = find_problems(network, float_head=float_head) if kernels is None else []
     if problems:
-        raise ValueError(list_problems(f"model {network.name!r}", problems))
+        raise ProblemsError(f"model {network.name!r}", problems)
     graph = trace(network, float_head=float_head, kernels=kernels or {})
     return scales.upscale(pack_graph(graph, pack))
