@@ -114,7 +114,7 @@ def check(owner: str, rules: Iterable[Rule]) -> None:
     Example:
         >>> check("load_cats", [Rule("seed", -1, False, "0 or more", "pass 0")])
         Traceback (most recent call last):
-        ValueError: load_cats: 1 problem
+        sat_tf.messages.ProblemsError: load_cats: 1 problem
           - seed: received -1; expected 0 or more; pass 0.
     """
     problems = [
@@ -176,7 +176,7 @@ def check_options(
     Example:
         >>> check_options("load_cats", {"seed": positive(9, "pass 1")}, {"seed": 0})
         Traceback (most recent call last):
-        ValueError: load_cats: 1 problem
+        sat_tf.messages.ProblemsError: load_cats: 1 problem
           - seed: received 0; expected a positive integer up to 9; pass 1.
     """
     check(owner, [*(table[name].rule(name, value) for name, value in received.items()), *rules])

@@ -301,7 +301,8 @@ class ProblemsError(ValueError):
         more = [f"  ... and {len(lines) - listed:,} more"] if listed < len(lines) else []
         count = f"{len(lines)} problem{'s' if len(lines) != 1 else ''}"
         kept = (f"  - {line}" for line in lines[:listed])
-        return shown("\n".join([f"{subject}: {count}", *kept, *more, *filter(None, [fix])]))
+        text = shown("\n".join([f"{subject}: {count}", *kept, *more]))
+        return f"{text}\n{printable(fix)}" if fix else text
 
 
 def _known_once(problems: Iterable[str]) -> Iterator[str]:
