@@ -130,7 +130,7 @@ class BitPolicy(Displayed):
     >>> BitPolicy(weight_bits=9, rescale="std")
     Traceback (most recent call last):
       ...
-    ValueError: BitPolicy: 2 problems
+    sat_tf.messages.ProblemsError: BitPolicy: 2 problems
       - weight_bits=9: expected an integer from 1 to 8, or None (not rounded).
       - rescale='std': expected one of constant, stddev, none. Did you mean stddev?
 

@@ -103,7 +103,7 @@ def read_budget(budget: Any, known: Collection[str] = ()) -> dict[str, float | S
     >>> read_budget({"byte": 4, "bit_operations": -1})
     Traceback (most recent call last):
       ...
-    ValueError: budget: 2 problems
+    sat_tf.messages.ProblemsError: budget: 2 problems
       - 'byte' is not a limit. Did you mean bytes?
       - bit_operations=-1: expected a number above 0, or a share such as '60%'.
     """
