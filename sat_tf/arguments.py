@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from sat_tf.messages import list_problems
+from sat_tf.messages import ProblemsError
 
 _Made = TypeVar("_Made")
 
@@ -73,7 +73,7 @@ def call_by_name(
     unknown = [word for word in arguments if word not in known]
     if unknown:
         problems = [f"received the argument {_with_nearest(word, known)}" for word in unknown]
-        raise ValueError(list_problems(name, problems))
+        raise ProblemsError(name, problems)
     missing = [word for word in required_arguments(table[name]) if word not in arguments]
     if missing:
         raise ValueError(f"{name} needs {', '.join(missing)}; received no value; pass one.")
@@ -114,7 +114,7 @@ def check(owner: str, rules: Iterable[Rule]) -> None:
     Example:
         >>> check("load_cats", [Rule("seed", -1, False, "0 or more", "pass 0")])
         Traceback (most recent call last):
-        ValueError: load_cats: 1 problem
+        sat_tf.messages.ProblemsError: load_cats: 1 problem
           - seed: received -1; expected 0 or more; pass 0.
     """
     problems = [
@@ -123,7 +123,7 @@ def check(owner: str, rules: Iterable[Rule]) -> None:
         if not rule.is_valid
     ]
     if problems:
-        raise ValueError(list_problems(owner, problems))
+        raise ProblemsError(owner, problems)
 
 
 class Values(NamedTuple):
@@ -176,7 +176,7 @@ def check_options(
     Example:
         >>> check_options("load_cats", {"seed": positive(9, "pass 1")}, {"seed": 0})
         Traceback (most recent call last):
-        ValueError: load_cats: 1 problem
+        sat_tf.messages.ProblemsError: load_cats: 1 problem
           - seed: received 0; expected a positive integer up to 9; pass 1.
     """
     check(owner, [*(table[name].rule(name, value) for name, value in received.items()), *rules])

@@ -94,10 +94,18 @@ def say(console: "Console", text: Any, *, style: str | None = None) -> None:
 
 
 class RunError(ValueError):
-    """A run cannot start or resume; the message says what was received, expected, and the fix."""
+    """A run cannot start or resume; the message says what was received, expected, and the fix.
+
+    Args:
+        message: text, or the error that says it.
+
+    Attributes:
+        problems: those that a `ProblemsError` lists, or the message alone.
+    """
 
     def __init__(self, message: object = "") -> None:
         super().__init__(shown(message))
+        self.problems = list(getattr(message, "problems", [str(self)]))
 
 
 @contextlib.contextmanager
@@ -255,10 +263,8 @@ def _package(level: int) -> str:
         return ""
 
 
-def list_problems(
-    subject: str, problems: Iterable[str], fix: str = "", *, most: int | None = None
-) -> str:
-    """Returns one message that names `subject` and lists every problem on a line of its own.
+class ProblemsError(ValueError):
+    """Something has problems, all of which are said at once, each on a line of its own.
 
     Args:
         subject: what has the problems.
@@ -266,22 +272,37 @@ def list_problems(
         fix: of them all, in the last line.
         most: the first problems with so many characters are listed, and all are counted.
 
-    >>> print(list_problems("BitPolicy", ["weight_bits=9: give 1 to 8."]))
+    Attributes:
+        problems: all of them, for an error about what `subject` is a part of.
+
+    >>> print(ProblemsError("BitPolicy", ["weight_bits=9: give 1 to 8."]))
     BitPolicy: 1 problem
       - weight_bits=9: give 1 to 8.
-    >>> print(list_problems("file", ["it is old.", "it is torn."], "Write it again.", most=10))
+    >>> print(ProblemsError("file", ["it is old.", "it is torn."], "Write it again.", most=10))
     file: 2 problems
       - it is old.
       ... and 1 more
     Write it again.
     """
-    lines = list(_known_once(problems))
-    lengths = itertools.accumulate(map(len, lines))
-    listed = len(lines) if most is None else max(1, sum(length <= most for length in lengths))
-    more = [f"  ... and {len(lines) - listed:,} more"] if listed < len(lines) else []
-    count = f"{len(lines)} problem{'s' if len(lines) != 1 else ''}"
-    kept = (f"  - {line}" for line in lines[:listed])
-    return shown("\n".join([f"{subject}: {count}", *kept, *more, *filter(None, [fix])]))
+
+    def __init__(
+        self, subject: str, problems: Iterable[str], fix: str = "", *, most: int | None = None
+    ) -> None:
+        self.problems = list(problems)
+        super().__init__(subject, self.problems, fix)
+        self._most = most
+
+    def __str__(self) -> str:
+        subject, _, fix = self.args
+        lines = list(_known_once(self.problems))
+        lengths = itertools.accumulate(map(len, lines))
+        fitting = sum(self._most is None or length <= self._most for length in lengths)
+        listed = max(1, fitting)
+        more = [f"  ... and {len(lines) - listed:,} more"] if listed < len(lines) else []
+        count = f"{len(lines)} problem{'s' if len(lines) != 1 else ''}"
+        kept = (f"  - {line}" for line in lines[:listed])
+        text = shown("\n".join([f"{subject}: {count}", *kept, *more]))
+        return f"{text}\n{printable(fix)}" if fix else text
 
 
 def _known_once(problems: Iterable[str]) -> Iterator[str]:
@@ -301,13 +322,12 @@ def validation_problems(error: "pydantic.ValidationError") -> list[str]:
     ]
 
 
-def listed_problems(error: Exception) -> list[str]:
-    """Returns the problems that an error made with `list_problems` lists, or its only line.
+def problems_of(error: Exception) -> list[str]:
+    """Returns what an error lists, or the whole of one that lists nothing.
 
-    >>> listed_problems(ValueError(list_problems("BitPolicy", ["weight_bits=9: give 1 to 8."])))
+    >>> problems_of(ProblemsError("BitPolicy", ["weight_bits=9: give 1 to 8."]))
     ['weight_bits=9: give 1 to 8.']
-    >>> listed_problems(ValueError("too long"))  # of Python, which lists nothing
+    >>> problems_of(ValueError("too long"))
     ['too long']
     """
-    lines = str(error).splitlines()[1:]
-    return [line.removeprefix("  - ") for line in lines] or [str(error)]
+    return list(getattr(error, "problems", [str(error)]))

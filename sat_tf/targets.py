@@ -107,7 +107,7 @@ def target_problem(name: object) -> str | None:
     if isinstance(name, str) and name in PROCESSORS:
         return None
     listed = ", ".join(map(repr, PROCESSORS))
-    return f"target: received {name!r}, expected one of {listed}.{_nearest(name, PROCESSORS)}"
+    return f"received {name!r}, expected one of {listed}.{_nearest(name, PROCESSORS)}"
 
 
 def _nearest(received: object, known: Iterable[str]) -> str:
@@ -125,6 +125,6 @@ def output_type_problem(output_type: object) -> str | None:
     if isinstance(output_type, str) and output_type in OUTPUT_TYPES:
         return None
     return (
-        f"output_type: received {output_type!r}, expected 'float32', 'int8' or 'uint8'."
+        f"received {output_type!r}, expected 'float32', 'int8' or 'uint8'."
         f"{_nearest(output_type, OUTPUT_TYPES)}"
     )

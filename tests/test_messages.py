@@ -1,11 +1,12 @@
 import dataclasses
 import pathlib
+import pickle
 
 import pydantic.dataclasses
 import pytest
 
 from sat_tf import messages
-from sat_tf.messages import did_you_mean, list_problems
+from sat_tf.messages import ProblemsError, did_you_mean
 from sat_tf.qat.policy import BitPolicy
 
 
@@ -32,7 +33,7 @@ ATTACK = "conv\x1b]0;owned\x07\r\x9b2J\u202e"
 def test_control_characters_and_giants_are_not_in_messages():
     for text in (
         str(messages.RunError(f"{ATTACK}: {'x' * 131_000}")),
-        list_problems(ATTACK, [ATTACK] * 10_000),
+        str(ProblemsError(ATTACK, [ATTACK] * 10_000)),
         messages.first_ones([ATTACK] * 9000),
         messages.reason_of(ValueError(f"{ATTACK}{'x' * 131_000}")),
         did_you_mean("x", [f"{ATTACK}{number}" for number in range(9000)]),
@@ -47,7 +48,7 @@ def test_control_characters_and_giants_are_not_in_messages():
 
 
 def test_several_giants_are_shown_in_part_and_their_fix_is_not_lost():
-    text = list_problems("run.yaml", ["x" * 5000 + " is no key", "y" * 5000, "set epochs"])
+    text = str(ProblemsError("run.yaml", ["x" * 5000 + " is no key", "y" * 5000, "set epochs"]))
     assert len(text) < 2000
     assert text.endswith("  - set epochs")
 
@@ -58,17 +59,26 @@ def test_what_is_short_and_printable_stays_as_it_is():
     many = [
         f"layer {number}: received what is not known, expected a layer" for number in range(200)
     ]
-    assert list_problems("model", many).endswith(f"  - {many[-1]}")
+    assert str(ProblemsError("model", many)).endswith(f"  - {many[-1]}")
 
 
 def test_every_problem_has_a_line_of_its_own():
     problems = (text for text in ["first.", "second."])
-    assert list_problems("thing", problems) == "thing: 2 problems\n  - first.\n  - second."
+    assert str(ProblemsError("thing", problems)) == "thing: 2 problems\n  - first.\n  - second."
+
+
+def test_an_error_has_its_problems_as_a_list_whatever_they_say():
+    problems = ["first.\n  - of two lines.", "second."]
+    error = ProblemsError("thing", problems, "Mend it.")
+    assert error.problems == messages.problems_of(messages.RunError(error)) == problems
+    assert str(messages.RunError(error)) == str(error)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    assert messages.problems_of(OSError("disk full")) == ["disk full"]
 
 
 def test_names_that_are_known_are_listed_once():
     problems = [f"{name} is not a key. {did_you_mean(name, ['epochs', 'steps'])}" for name in "xyz"]
-    assert list_problems("stages", problems).splitlines()[1:] == [
+    assert str(ProblemsError("stages", problems)).splitlines()[1:] == [
         "  - x is not a key. Known: epochs, steps.",
         "  - y is not a key.",
         "  - z is not a key.",
@@ -85,14 +95,14 @@ def test_problems_of_a_file_are_counted_where_there_are_many():
     found = messages.validation_problems(caught.value)
     assert found[0].startswith("0.0: Input should be a valid integer")
     fix, most = "Make it again.", messages.MOST_OF_A_FILE
-    title, *shown, more, last = list_problems("file", found, fix, most=most).splitlines()
+    title, *shown, more, last = str(ProblemsError("file", found, fix, most=most)).splitlines()
     assert (title, last) == ("file: 50 problems", fix)
     assert more == f"  ... and {50 - len(shown)} more"
     assert most - 200 < sum(map(len, shown)) - len(shown) * len("  - ") <= most
 
 
 def test_one_problem_is_not_plural():
-    assert list_problems("thing", ["only."]) == "thing: 1 problem\n  - only."
+    assert str(ProblemsError("thing", ["only."])) == "thing: 1 problem\n  - only."
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from benchmarks.paper.claims import CHAPTERS, CLAIMS, OF_PAPER, Claim, Top1, Ver
 from sat_tf.atomic_file import written_whole
 from sat_tf.commands.options import unless_stopped
 from sat_tf.commands.train import conclude_folder
-from sat_tf.messages import RunError, list_problems
+from sat_tf.messages import ProblemsError, RunError
 from sat_tf.presentation import palette
 from sat_tf.reproduction import run as paper_run
 from sat_tf.reproduction.record import Outcome, read_outcomes
@@ -187,7 +187,7 @@ def run(planned: Sequence[Job], folder: pathlib.Path, console: rich.console.Cons
             broken.append(f"{title}: {error}")
         write_page(folder, read_outcomes(results), "; ".join(job.changes))
     if broken:
-        raise RunError(list_problems("miniature", broken))
+        raise RunError(ProblemsError("miniature", broken))
     return same
 
 

@@ -18,13 +18,7 @@ from sat_tf.commands.pixels import add_image_arguments, image_options
 from sat_tf.commands.quantization.pictures import images_as_fed
 from sat_tf.commands.quantization.policy import add_quantization, bits, usual_policy
 from sat_tf.export.targets.ethos_u import compiler_options
-from sat_tf.messages import (
-    RunError,
-    list_problems,
-    listed_problems,
-    say,
-    value_errors_as_run_errors,
-)
+from sat_tf.messages import ProblemsError, RunError, problems_of, say, value_errors_as_run_errors
 
 DESCRIPTION = """\
 Chooses weight and activation bits for each layer of a float model, so that the estimated loss is
@@ -131,7 +125,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         try:
             read_budget(budget, [name for name, source in known.items() if source is not None])
         except ValueError as error:
-            raise RunError(list_problems("--budget", listed_problems(error))) from error
+            raise RunError(ProblemsError("--budget", problems_of(error))) from error
         is_measured = arguments.cost == _SENSITIVITY
         cost = _SENSITIVITY if is_measured else _cost_table(arguments.cost)
         latency = arguments.latency and read_csv(arguments.latency, "milliseconds")
@@ -192,7 +186,7 @@ def _budget(words: list[str]) -> dict[str, Any]:
             except ValueError:
                 budget[name] = text
     if problems:
-        raise RunError(list_problems("--budget", problems))
+        raise RunError(ProblemsError("--budget", problems))
     return budget
 
 

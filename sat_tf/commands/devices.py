@@ -17,7 +17,7 @@ from sat_tf.export.device.report import (
     read_device_certificate,
     read_device_check,
 )
-from sat_tf.messages import RunError, in_one_line, say
+from sat_tf.messages import RunError, in_one_line, say, value_errors_as_run_errors
 from sat_tf.presentation.tables import Column, Marked, Table, digits
 
 # A slow machine runs so many in a moment, and noise of so many reaches nearly all codes.
@@ -38,10 +38,8 @@ def check_kit_options(arguments: argparse.Namespace) -> None:
         if arguments.kit_codes:
             raise RunError("received --kit_codes without --kit, expected both; name the kit.")
         return
-    try:
-        check_kit_path(arguments.kit)
-    except ValueError as error:
-        raise RunError(f"--kit: {str(error).removeprefix('kit: ')}") from error
+    with value_errors_as_run_errors():
+        check_kit_path(arguments.kit, "--kit")
     if arguments.certificate is not None:
         raise RunError(
             "received --certificate and --kit, expected one of them; --certificate checks "

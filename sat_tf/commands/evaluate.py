@@ -12,7 +12,7 @@ from sat_tf.commands.parser import Parser
 from sat_tf.commands.pixels import ImageOptions, add_image_arguments, image_options, say_notes
 from sat_tf.export.evaluate import evaluate_tflite, file_interface
 from sat_tf.export.tflite.metadata import read_metadata
-from sat_tf.messages import RunError, list_problems, say, value_errors_as_run_errors
+from sat_tf.messages import ProblemsError, RunError, say, value_errors_as_run_errors
 from sat_tf.training.config.config import read_config
 from sat_tf.training.state.run_folder import CONFIG, QUANTIZED_MODEL, RunFolder
 
@@ -86,7 +86,7 @@ def evaluate(folder: RunFolder, console: Console, *, trust: bool = False) -> Non
     agreement = agreement_of(config, source, folder)
     problems = data_problems(model, source.image_size, source.num_classes or model.output_shape[-1])
     if problems:
-        raise RunError(list_problems(str(folder.file(QUANTIZED_MODEL)), problems))
+        raise RunError(ProblemsError(str(folder.file(QUANTIZED_MODEL)), problems))
     source = fed_source(source, fed_range(model))
     with (
         value_errors_as_run_errors(folder.file(QUANTIZED_MODEL)),

@@ -20,13 +20,7 @@ from sat_tf.commands.options import (
 )
 from sat_tf.commands.parser import Parser
 from sat_tf.export.tflite.metadata import checked_metadata, lines_of
-from sat_tf.messages import (
-    MOST_OF_A_FILE,
-    RunError,
-    list_problems,
-    say,
-    value_errors_as_run_errors,
-)
+from sat_tf.messages import MOST_OF_A_FILE, ProblemsError, RunError, say, value_errors_as_run_errors
 from sat_tf.presentation.tables import marked_text
 from sat_tf.training.config.config import read_config
 from sat_tf.training.state.run_folder import (
@@ -141,7 +135,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
                 "a UTF-8 text file with the name of a class on each line."
             ) from error
         if problems := checked_metadata(None, labels)[1]:
-            raise RunError(list_problems(arguments.labels, problems, most=MOST_OF_A_FILE))
+            raise RunError(ProblemsError(arguments.labels, problems, most=MOST_OF_A_FILE))
     export(
         arguments.source,
         console,

@@ -13,7 +13,7 @@ from rich.console import Console
 from sat_tf.arguments import SEED_LIMIT
 from sat_tf.atomic_file import check_writable
 from sat_tf.commands.parser import Parser, name_values
-from sat_tf.messages import RunError, list_problems, say
+from sat_tf.messages import ProblemsError, RunError, say
 from sat_tf.targets import OUTPUT_TYPES, PROCESSORS, output_type_problem, target_problem
 from sat_tf.training.interruption import Interruption, Stopped
 from sat_tf.training.state.run_folder import CONFIG, UNFINISHED
@@ -110,7 +110,7 @@ def check_outputs(arguments: argparse.Namespace) -> None:
         except ValueError as error:
             problems.append(str(error))
     if problems:
-        raise ValueError(list_problems("--out", problems))
+        raise ProblemsError("--out", problems)
 
 
 def write_outputs(arguments: argparse.Namespace, **writers: Callable[[str], None]) -> None:
@@ -153,7 +153,7 @@ def add_output_type(parser: Parser, *, default: str) -> None:
     parser.advanced.add_argument(
         "--output_type",
         metavar="|".join(OUTPUT_TYPES),
-        type=_known("output_type", output_type_problem),
+        type=_known(output_type_problem),
         help="int8 and uint8 end the file in its last codes, for processors without floating "
         f"point; default: {default}",
     )
@@ -169,18 +169,18 @@ def add_target(parser: argparse.ArgumentParser, *, default: str) -> None:
     option = parser.add_argument(
         "--target",
         metavar="NAME",
-        type=_known("target", target_problem),
+        type=_known(target_problem),
         help=f"the processor of the file: {', '.join(PROCESSORS)}; default: {default}",
     )
     name_values(option, PROCESSORS)
 
 
-def _known(name: str, problem_of: Callable[[str], str | None]) -> Callable[[str], str]:
-    """The type of an option whose value the library checks, and whose name it says in front."""
+def _known(problem_of: Callable[[str], str | None]) -> Callable[[str], str]:
+    """The type of an option whose value the library checks."""
 
     def known(text: str) -> str:
         if problem := problem_of(text):
-            raise argparse.ArgumentTypeError(problem.removeprefix(f"{name}: "))
+            raise argparse.ArgumentTypeError(problem)
         return text
 
     return known

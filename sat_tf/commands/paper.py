@@ -11,7 +11,7 @@ from sat_tf.commands.models import quiet_tensorflow
 from sat_tf.commands.options import add_overrides, nonempty, seed, several, unless_stopped
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.train import conclude_folder
-from sat_tf.messages import RunError, list_problems, say
+from sat_tf.messages import ProblemsError, RunError, say
 from sat_tf.reproduction.library import Entry, data_sets, find
 from sat_tf.reproduction.record import markdown, read_outcomes, show
 from sat_tf.reproduction.run import Job, plan
@@ -134,7 +134,7 @@ def _table(arguments: argparse.Namespace, console: Console) -> bool:
 def _found(patterns: list[str]) -> list[Entry]:
     rows, problems = find(patterns or ["*"])
     if problems:
-        raise RunError(list_problems("sat-tf paper", problems))
+        raise RunError(ProblemsError("sat-tf paper", problems))
     return rows
 
 

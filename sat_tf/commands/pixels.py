@@ -24,10 +24,10 @@ from sat_tf.export.certificate.inputs import image_problems, random_images
 from sat_tf.export.tflite.metadata import Metadata
 from sat_tf.export.tflite.tensors import Image
 from sat_tf.messages import (
+    ProblemsError,
     RunError,
     did_you_mean,
     first_ones,
-    list_problems,
     say,
     value_errors_as_run_errors,
 )
@@ -353,7 +353,7 @@ def expect_fitting(
                 "If they are no pixels, give --policy input_type=int8, which keeps the file of "
                 "integers, or input_type=float32."
             )
-        raise ValueError(list_problems(subject, problems))
+        raise ProblemsError(subject, problems)
 
 
 def say_notes(notes: Iterable[str], console: Console) -> None:

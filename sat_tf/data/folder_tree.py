@@ -10,7 +10,7 @@ import pathlib
 from typing import NamedTuple
 
 from sat_tf import messages
-from sat_tf.messages import first_ones, list_problems
+from sat_tf.messages import ProblemsError, first_ones
 
 TRAIN = "train"
 # In this order, because a folder "test" often has no labels.
@@ -77,7 +77,7 @@ def read_tree(data_dir: str | os.PathLike[str]) -> FolderTree:
     names = set(_classes(root, unreadable))
     held_out = next((name for name in HELD_OUT if name in names), None)
     if unreadable:
-        raise ValueError(list_problems(str(root), _refused(unreadable)))
+        raise ProblemsError(str(root), _refused(unreadable))
     if TRAIN not in names and held_out is not None:
         found = ", ".join(sorted(names)[:_MOST_NAMED])
         raise ValueError(
@@ -89,7 +89,7 @@ def read_tree(data_dir: str | os.PathLike[str]) -> FolderTree:
     classes, others = (_classes(root / name, unreadable) for name in (TRAIN, held_out))
     splits = {name: _split(root / name, classes, unreadable) for name in (TRAIN, held_out)}
     if unreadable:  # they may hold what is missing
-        raise ValueError(list_problems(str(root), _refused(unreadable)))
+        raise ProblemsError(str(root), _refused(unreadable))
     problems = _endless([path for split in splits.values() for path in split.endless])
     problems += _differences(held_out, classes, others)
     if not classes:
@@ -104,7 +104,7 @@ def read_tree(data_dir: str | os.PathLike[str]) -> FolderTree:
         both = [name for name in classes if name in set(others)]
         problems += _empty(held_out, classes, splits[held_out], among=both)
     if problems:
-        raise ValueError(list_problems(str(root), problems))
+        raise ProblemsError(str(root), problems)
     return FolderTree(classes, splits[TRAIN], splits[held_out])
 
 
@@ -139,7 +139,7 @@ def read_pictures(data_dir: str | os.PathLike[str]) -> FolderTree:
         if len(split.paths) < fewest
     ]
     if problems:
-        raise ValueError(list_problems(str(root), problems))
+        raise ProblemsError(str(root), problems)
     if held_out is not None:
         return FolderTree([], splits[0], splits[1])
     (every,) = splits
@@ -167,7 +167,7 @@ def _divided(root: pathlib.Path, names: set[str]) -> FolderTree:
     every = _split(place, classes, unreadable)
     beside = _beside(place, unreadable)
     if unreadable:
-        raise ValueError(list_problems(str(root), _refused(unreadable)))
+        raise ProblemsError(str(root), _refused(unreadable))
     if not classes:
         raise ValueError(f"{place}: {_without_classes(beside)}")
     problems = _endless(every.endless)
@@ -191,7 +191,7 @@ def _divided(root: pathlib.Path, names: set[str]) -> FolderTree:
             "received one picture of each class; expected two or more of at least one, of which "
             "one is held out; add pictures."
         )
-    raise ValueError(list_problems(str(root), problems))
+    raise ProblemsError(str(root), problems)
 
 
 def _part(split: Split, chosen: list[bool], part: bool) -> Split:

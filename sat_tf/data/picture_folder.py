@@ -12,7 +12,7 @@ from PIL import Image
 from sat_tf.data.folder_tree import HELD_OUT, TRAIN, is_picture, printable
 from sat_tf.data.pictures import MODES, pixels_of, prepared
 from sat_tf.data.source import spread_evenly
-from sat_tf.messages import first_ones, list_problems
+from sat_tf.messages import ProblemsError, first_ones
 from sat_tf.preprocessing import COVERING, Preprocessing
 
 
@@ -147,7 +147,7 @@ def load_files(
         problems.append(f"{len(broken):,} pictures can no longer be read: {first_ones(broken)}")
     if problems:
         fix = "Expected the files that were taken; put them back, or name their folder."
-        raise ValueError(list_problems(str(path), problems, fix))
+        raise ProblemsError(str(path), problems, fix)
     return np.stack([image for image in pixels if image is not None])
 
 

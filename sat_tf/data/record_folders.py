@@ -12,7 +12,7 @@ import numpy as np
 from sat_tf.arguments import Rule, check_options
 from sat_tf.data.cache import cache_folder, load_or_make
 from sat_tf.data.source import OPTIONS, ImageSource
-from sat_tf.messages import list_problems
+from sat_tf.messages import ProblemsError
 
 if TYPE_CHECKING:
     from sat_tf.data.records import RecordFiles
@@ -113,7 +113,7 @@ def _expect_records(
                 "same; write missing files again, or leave it out."
             )
     if problems:
-        raise ValueError(list_problems(subject, problems))
+        raise ProblemsError(subject, problems)
 
 
 def find_files(
@@ -140,7 +140,7 @@ def find_files(
         if not files
     ]
     if problems:
-        raise ValueError(list_problems(str(root), problems))
+        raise ProblemsError(str(root), problems)
     return found[TRAIN], held_out
 
 

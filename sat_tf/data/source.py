@@ -22,7 +22,7 @@ from sat_tf.arguments import (
     positive,
     switch,
 )
-from sat_tf.messages import list_problems
+from sat_tf.messages import ProblemsError
 from sat_tf.preprocessing import COVERING, Preprocessing
 
 _MOST_CLASSES = 1_000_000  # The models of `sat_tf.models` have no more.
@@ -366,7 +366,7 @@ class ImageSet:
                 f"{self.train_images.shape[1:]} as in train_images; resize one of them"
             )
         if problems:
-            raise ValueError(list_problems("ImageSet", (f"{problem}." for problem in problems)))
+            raise ProblemsError("ImageSet", (f"{problem}." for problem in problems))
 
     @property
     def image_size(self) -> int:

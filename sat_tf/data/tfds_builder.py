@@ -9,7 +9,7 @@ from sat_tf.arguments import check_options
 from sat_tf.data.cache import cache_folder
 from sat_tf.data.record_folders import RECORD_FRAME, count_records
 from sat_tf.data.source import OPTIONS, ImageSource
-from sat_tf.messages import list_problems
+from sat_tf.messages import ProblemsError
 
 if TYPE_CHECKING:
     from sat_tf.data.records import RecordFiles
@@ -195,7 +195,7 @@ def _expect_whole(builder: Any, counts: dict[str, int]) -> None:
         ][:_MOST_NAMED]
     if problems:
         problems.append(f"Copy these files again, or delete {builder.data_dir} and build it again.")
-        raise ValueError(list_problems(builder.name, problems))
+        raise ProblemsError(builder.name, problems)
 
 
 def _has_all_bytes(builder: Any, paths: set[str]) -> bool:

@@ -33,7 +33,7 @@ from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.pointwise import Pointwise
 from sat_tf.export.operations.windows import LinearKind, transposed_size
 from sat_tf.export.tflite.tensors import Activation, Window
-from sat_tf.messages import did_you_mean, list_problems
+from sat_tf.messages import ProblemsError, did_you_mean
 
 _ROUTES = ("direct", "converter")
 # The report of an export says this of the file of the second route.
@@ -85,7 +85,7 @@ def keras_of_graph(graph: Graph) -> keras.Model:
             "requantize the model with stream_bits=8, or use sat_tf.export_tflite."
             for name in streams
         ]
-        raise ValueError(list_problems(f"model {graph.name!r}", problems))
+        raise ProblemsError(f"model {graph.name!r}", problems)
     images = [
         keras.Input(image.shape, name=called, dtype=image.type if image.is_kept else "float32")
         for image, called in zip(graph.images, graph.input_keys, strict=True)

@@ -19,7 +19,7 @@ from sat_tf.export.litert.runtime import Interface
 from sat_tf.export.litert.workers import Task, TfliteTask, Worker
 from sat_tf.export.operations.graph import Graph, batches, outputs_of, simulate
 from sat_tf.export.operations.graph_file import read_graph
-from sat_tf.messages import list_problems
+from sat_tf.messages import ProblemsError
 from sat_tf.presentation.progress_bar import image_bar
 from sat_tf.top_k import top_hits
 
@@ -144,7 +144,7 @@ def run_tflite(
 
     def pieces(interface: Interface) -> Iterator[Batch]:
         if problems := _image_problems(images, interface):
-            raise ValueError(list_problems("outputs", problems))
+            raise ProblemsError("outputs", problems)
         yield from _pieces(images, np.arange(len(images)), count)
 
     task = TfliteTask(path.read_bytes(), "xnnpack")
@@ -270,7 +270,7 @@ def _evaluate(
             problems = label_problems(labels, images.shape[:1], interface.num_outputs)
             problems += _image_problems(images, interface)
             if problems:
-                raise ValueError(list_problems("evaluation", problems))
+                raise ProblemsError("evaluation", problems)
             yield images, labels
 
     for outputs, numbers in _outputs(name, task, pieces, count, total, progress):

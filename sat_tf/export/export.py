@@ -44,7 +44,7 @@ from sat_tf.export.tflite.metadata import (
 )
 from sat_tf.graph.flatten import copied_weights
 from sat_tf.graph.network import Network
-from sat_tf.messages import list_problems
+from sat_tf.messages import ProblemsError
 from sat_tf.preprocessing import Preprocessing
 from sat_tf.presentation.tables import Displayed, Marked, Table
 from sat_tf.qat.model_class import processor_of
@@ -373,7 +373,7 @@ def export_tflite(
     metadata, problems = checked_metadata(description, labels, preprocessing)
     problems += route_problems(route, settings, has_metadata=bool(metadata))
     if problems:
-        raise ValueError(list_problems("export_tflite", problems))
+        raise ProblemsError("export_tflite", problems)
     if route == "converter":  # which stores all kernels in 8 bits
         settings = settings.with_pack("none")
     network, direct = Network(model), route == "direct"
@@ -386,7 +386,7 @@ def export_tflite(
         if metadata:
             graph.expect_one_of_each("export_tflite with labels, a description or preprocessing")
         if problems := misfits(metadata, graph.images[0], graph.tensors[graph.output].shape):
-            raise ValueError(list_problems("export_tflite", problems))
+            raise ProblemsError("export_tflite", problems)
         settings = settings.of_graph(graph)
         content = file_content(graph, settings, metadata) if direct else converted(graph)
         parsed = read_contents(content, str(path))

@@ -13,7 +13,7 @@ from sat_tf.export.certificate.inputs import GIVEN, random_images
 from sat_tf.export.certificate.proof import Subject, checked_inputs, prove, read_subject, strangers
 from sat_tf.export.certificate.runtimes import USUAL_RUNTIMES
 from sat_tf.export.operations.graph import Graph
-from sat_tf.messages import list_problems
+from sat_tf.messages import ProblemsError
 
 
 def verify_file(
@@ -108,7 +108,7 @@ def recheck(
     advice = "certify this one with sat-tf verify"
     problems = strangers(subject, images, recorded, "certificate", advice)
     if problems:
-        raise ValueError(list_problems(f"{subject.path} and its certificate", problems))
+        raise ProblemsError(f"{subject.path} and its certificate", problems)
     fresh = prove(
         subject,
         images,

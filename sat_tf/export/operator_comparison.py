@@ -31,7 +31,7 @@ from sat_tf.export.operations.releases import wrong_before
 from sat_tf.export.tflite.contents import StoredOperator, read_contents
 from sat_tf.export.tflite.images import Pixels, arrays_of, number_of, some_of
 from sat_tf.export.tflite.tensors import Image
-from sat_tf.messages import first_ones, list_problems
+from sat_tf.messages import ProblemsError, first_ones
 from sat_tf.presentation.progress_bar import image_bar
 
 # The types that tell an operator on codes from others.
@@ -106,7 +106,7 @@ def read_any_file(path: str | os.PathLike[str]) -> AnyFile:
     content = path.read_bytes()
     found = read_foreign(content, str(path))
     if problems := _problems(found):
-        raise ValueError(list_problems(str(path), problems))
+        raise ProblemsError(str(path), problems)
     return AnyFile(path, content, found)
 
 
@@ -190,7 +190,7 @@ def compare_operators(
         [image.is_kept for image in inputs],
     )
     if problems:
-        raise ValueError(list_problems(f"compare_operators: {file.path}", problems))
+        raise ProblemsError(f"compare_operators: {file.path}", problems)
     pixels = taken_by(file.read.graph, taken)
     kinds = chosen(runtimes)
     running, refused = _running(file, [kind for kind in kinds if not kind.is_simulated])

@@ -28,7 +28,7 @@ from sat_tf.export.tflite.tensors import Codes
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, check_model, distinct
-from sat_tf.messages import MOST_OF_A_FILE, list_problems
+from sat_tf.messages import MOST_OF_A_FILE, ProblemsError
 from sat_tf.qat.inputs import input_nodes, input_types, kept_inputs
 from sat_tf.qat.layout import call_name, inner_layer
 from sat_tf.qat.range_doubts import converting_layer
@@ -180,7 +180,7 @@ def verify_tflite(
     names = _names_of_outputs(model, network)
     found, problems = labels_of(labels, subject.outputs, number_of(images), names)
     if problems:
-        raise ValueError(list_problems("verify_tflite", problems))
+        raise ProblemsError("verify_tflite", problems)
     taken = taken_by(subject.graph, images)
     return prove(
         subject,
@@ -275,7 +275,7 @@ def _checked(
                 for name, tensor in zip(model.output_names, model.outputs, strict=True)
             ]
             problems += labels_of(labels, outputs, count, _names_of_outputs(model, network))[1]
-        raise ValueError(list_problems("verify_tflite", problems))
+        raise ProblemsError("verify_tflite", problems)
     return images
 
 
@@ -293,7 +293,7 @@ def _subject(network: Network, path: pathlib.Path) -> Subject:
         problems = problems or other
     header = f"{path}: received the file of another model, or of another state of this one"
     fix = "Expected what the model exports to; export it again."
-    raise ValueError(list_problems(header, problems, fix, most=MOST_OF_A_FILE))
+    raise ProblemsError(header, problems, fix, most=MOST_OF_A_FILE)
 
 
 def _exportable(network: Network, settings: FileSettings) -> Iterator[Graph]:

@@ -21,7 +21,7 @@ import tf_keras as keras
 
 from sat_tf.arguments import training_argument
 from sat_tf.graph.operation_kinds import fix_of
-from sat_tf.messages import first_ones, kind_of, list_problems, name_problem
+from sat_tf.messages import ProblemsError, first_ones, kind_of, name_problem
 
 # How calls of a layer from the second on are named.
 _ANOTHER_CALL = re.compile(r"@\d+$")
@@ -195,7 +195,7 @@ class Network:
         """Raises ValueError, with all `problems`, where there are any."""
         if self.problems:
             problems = [f"{name}: {text}." for name, text in self.problems.items()]
-            raise ValueError(list_problems(f"model {self.name!r}", problems))
+            raise ProblemsError(f"model {self.name!r}", problems)
 
     @property
     def input(self) -> str:
@@ -645,7 +645,7 @@ def refuse_wrapped(model: keras.Model, *, but: Collection[str] = ()) -> None:
             f"the layers themselves; {fix}."
         )
     if problems:
-        raise ValueError(list_problems(f"model {model.name!r}", problems))
+        raise ProblemsError(f"model {model.name!r}", problems)
 
 
 def is_annotated(model: keras.Model) -> bool:

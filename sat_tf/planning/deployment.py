@@ -19,7 +19,7 @@ from sat_tf.export.tflite.writer import spliced_bytes
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import LayerKind, Role
 from sat_tf.graph.network import Network, Node, layer_of_call
-from sat_tf.messages import listed_problems
+from sat_tf.messages import problems_of
 from sat_tf.planning.layer_plan import Export
 from sat_tf.planning.preview import Shape, by_layer, kernel_outlines
 from sat_tf.qat.layout import in_inference, user_name
@@ -149,7 +149,7 @@ def deployment(preview: Network, settings: FileSettings, *, tolerant: bool = Fal
     except Exception as error:
         if not (tolerant or isinstance(error, ValueError) or problems):
             raise
-        problems = problems or listed_problems(error)
+        problems = problems or problems_of(error)
         graph = None
     if problems and any(None in node.shape for node in preview):
         graph = None

@@ -11,7 +11,7 @@ from tf_keras.src.engine import compile_utils  # what `compile` makes; Keras has
 from sat_tf.arguments import is_integer
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
-from sat_tf.messages import list_problems
+from sat_tf.messages import ProblemsError
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.policy import BitPolicy, expect_policy
 from sat_tf.qat.scheme import quantize_model
@@ -100,7 +100,7 @@ def _checked(bits: Any) -> list[int]:
             "quantize_model for one alone"
         )
     if problems:
-        raise ValueError(list_problems("quantize_for_bits, bits", problems))
+        raise ProblemsError("quantize_for_bits, bits", problems)
     return sorted(map(int, given), reverse=True)
 
 
@@ -359,7 +359,7 @@ def _share(first: keras.Model, other: keras.Model) -> None:
         problems.append(
             "expected one network at several bit widths; build them with quantize_for_bits"
         )
-        raise ValueError(list_problems(f"model {other.name!r}", problems))
+        raise ProblemsError(f"model {other.name!r}", problems)
 
 
 def _layers_in(layer: keras.layers.Layer) -> list[keras.layers.Layer]:

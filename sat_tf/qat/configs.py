@@ -9,7 +9,7 @@ import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import NativeFunction
-from sat_tf.messages import did_you_mean, list_problems, name_of
+from sat_tf.messages import ProblemsError, did_you_mean, name_of
 from sat_tf.qat.policy import PER_LAYER_FIELDS, BitPolicy, check_fields
 from sat_tf.qat.policy_fields import plain_numbers, warn_of
 from sat_tf.qat.tfmot_adapter import TfmotQuantizer
@@ -50,7 +50,7 @@ class LayerConfig(tfmot.quantization.keras.QuantizeConfig):
         known = plain_numbers({name: fields[name] for name in fields if name in PER_LAYER_FIELDS})
         problems += check_fields(known)
         if problems:
-            raise ValueError(list_problems("LayerConfig", problems))
+            raise ProblemsError("LayerConfig", problems)
         self.fields = known
         warn_of(known)
 
@@ -121,7 +121,7 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
         output_name: str | None = None,
     ) -> None:
         if target is not None and (problem := target_problem(target)):
-            raise ValueError(problem)
+            raise ValueError(f"target: {problem}")
         self.weights = weights
         self.output = output
         self.annotation = annotation

@@ -13,7 +13,7 @@ import tensorflow as tf
 from sat_tf.data.folder_tree import TRAIN
 from sat_tf.data.picture_folder import load_folder
 from sat_tf.graph.network import Network
-from sat_tf.messages import first_ones, list_problems, reason_of, warn
+from sat_tf.messages import ProblemsError, first_ones, reason_of, warn
 from sat_tf.presentation.progress_bar import Advance
 from sat_tf.qat.inputs import input_ranges
 from sat_tf.qat.range_doubts import conversion_doubt
@@ -401,7 +401,7 @@ def observe_pixels(
         doubt = None if statistics is None else statistics.doubt
         found.append((name, node, seen, checked_by, doubt))
     if problems:
-        raise ValueError(list_problems(by, problems))
+        raise ProblemsError(by, problems)
     for name, node, seen, checked_by, doubt_of_statistics in found:
         quantizer = node.layer.quantize_config.output
         doubts = (

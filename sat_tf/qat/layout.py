@@ -14,7 +14,7 @@ from sat_tf.graph.layers.preprocessing import adapted_copy, is_adapted
 from sat_tf.graph.losses import refuse_losses
 from sat_tf.graph.network import Network, Node, as_layer_name, output_names
 from sat_tf.graph.rewrite import rewritten
-from sat_tf.messages import first_ones, list_problems, warn
+from sat_tf.messages import ProblemsError, first_ones, warn
 from sat_tf.qat.borders import AnotherBorderWarning, borders
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.inputs import apply_fold, find_folds, reads_floats
@@ -248,7 +248,7 @@ def quantized_model(
     placement = place(network, annotations, policy, kernels)
     problems = non_finite_weights(network)
     if problems:
-        raise ValueError(list_problems(f"model {model.name!r}", problems))
+        raise ProblemsError(f"model {model.name!r}", problems)
     _warn_of_codes_beyond_int8(model.name, placement)
     if kernels is None:
         _warn_of_float_layers(network, annotations, placement, policy)
@@ -271,7 +271,7 @@ def quantized_model(
         changes = {name: change.after(reads[name]) for name, change in changes.items()}
     folds, problems = find_folds(network, changes)
     if problems:
-        raise ValueError(list_problems(f"model {model.name!r}", problems))
+        raise ProblemsError(f"model {model.name!r}", problems)
     if reads is None:
         _warn_of_borders(network, {name: policy.range_of(name) for name in images})
     for fold in folds:

@@ -8,7 +8,7 @@ import tensorflow as tf
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import NativeFunction, Role
 from sat_tf.graph.network import Network, Node, are_numbers, as_layer_name
-from sat_tf.messages import kind_of, listed_problems
+from sat_tf.messages import kind_of, problems_of
 from sat_tf.qat import inputs, placed
 from sat_tf.qat.configs import LayerConfig, PlacedConfig
 from sat_tf.qat.placed import Demand, Insertion, Placement, PlacementError, Reasons
@@ -191,7 +191,7 @@ class _Placer:
         try:
             return self.policy.at(name, self.annotations.get(node.name), end=end)
         except ValueError as error:  # fields that are valid alone but not together
-            for problem in listed_problems(error):
+            for problem in problems_of(error):
                 self._refuse(f"{name}: {problem}")
             return self.policy
 

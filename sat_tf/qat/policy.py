@@ -10,7 +10,7 @@ from typing import Any, NoReturn, TypeVar
 from sat_tf.core.gradients import CLIPPING_GRADIENTS
 from sat_tf.core.grid import is_bits
 from sat_tf.core.rescale import METHODS
-from sat_tf.messages import did_you_mean, list_problems, name_of
+from sat_tf.messages import ProblemsError, did_you_mean, name_of
 from sat_tf.presentation.tables import Column, Displayed, Marked, Table
 from sat_tf.qat.policy_fields import (
     DEFAULT_QUANTIZERS,
@@ -98,7 +98,7 @@ def _naming_all_problems(policy: type[_Policy]) -> type[_Policy]:
                 f"{policy.__name__}.mobile(bits)."
                 for value in unnamed
             ]
-            raise ValueError(list_problems(policy.__name__, problems + _problems_of(fields)))
+            raise ProblemsError(policy.__name__, problems + _problems_of(fields))
         make(self, **fields)
 
     changed.__init__ = checked
@@ -130,7 +130,7 @@ class BitPolicy(Displayed):
     >>> BitPolicy(weight_bits=9, rescale="std")
     Traceback (most recent call last):
       ...
-    ValueError: BitPolicy: 2 problems
+    sat_tf.messages.ProblemsError: BitPolicy: 2 problems
       - weight_bits=9: expected an integer from 1 to 8, or None (not rounded).
       - rescale='std': expected one of constant, stddev, none. Did you mean stddev?
 
@@ -256,7 +256,7 @@ class BitPolicy(Displayed):
             object.__setattr__(self, name, value)
         problems = _problems_of({**self._plain_fields(), "overrides": self.overrides})
         if problems:
-            raise ValueError(list_problems("BitPolicy", problems))
+            raise ProblemsError("BitPolicy", problems)
         if self.states_input_range:
             plain = plain_range(self.input_range)
             plain = _Frozen(plain) if isinstance(plain, dict) else plain
@@ -549,7 +549,7 @@ def _in_one_spelling(fields: Mapping[str, Any]) -> dict[str, Any]:
         )
     if problem:
         problems = [problem, *_problems_of(fields)]
-        raise ValueError(list_problems("BitPolicy", problems))
+        raise ProblemsError("BitPolicy", problems)
     return {**fields, "input_range": (0.0, highest)}
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
-from sat_tf.messages import RunError, did_you_mean, list_problems
+from sat_tf.messages import ProblemsError, RunError, did_you_mean
 from sat_tf.training.config.config import SHIPPED, load_yaml
 from sat_tf.training.config.sections import Section, describe
 
@@ -180,7 +180,7 @@ def read(path: pathlib.Path, kind: type[_Read]) -> _Read:
         values: Any = load_yaml(path.read_text(encoding="utf-8"))
         return kind.model_validate(values)
     except ValidationError as error:
-        raise RunError(list_problems(str(path), describe(error, kind))) from error
+        raise RunError(ProblemsError(str(path), describe(error, kind))) from error
     except (OSError, ValueError) as error:
         raise RunError(f"{path}: {error}") from error
 

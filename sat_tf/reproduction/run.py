@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 from rich.markup import escape
 
-from sat_tf.messages import RunError, did_you_mean, list_problems, listed_problems
+from sat_tf.messages import ProblemsError, RunError, did_you_mean, problems_of
 from sat_tf.reproduction.library import Entry, data_sets, find
 from sat_tf.reproduction.record import add_outcomes, outcome_of, read_outcomes
 from sat_tf.reproduction.resolve import float_part, other_start, resolve
@@ -74,10 +74,10 @@ def plan(
                 try:
                     jobs.append(_job(row, data, data_dir, tuple(changes), seed))
                 except RunError as error:
-                    problems += listed_problems(error)
+                    problems += problems_of(error)
     if problems:
         # Most problems of changes are the same for every row.
-        raise RunError(list_problems("sat-tf paper", dict.fromkeys(problems)))
+        raise RunError(ProblemsError("sat-tf paper", dict.fromkeys(problems)))
     return jobs
 
 

@@ -4,7 +4,7 @@ import sklearn.datasets
 from PIL import Image
 
 from sat_tf.data.digits import load_digits
-from sat_tf.messages import listed_problems
+from sat_tf.messages import problems_of
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def _flat(*parts):
 def test_one_error_names_every_bad_argument():
     with pytest.raises(ValueError, match="load_digits: 3 problems") as error:
         load_digits(20, test_fraction=1, seed=-1)
-    named = [problem.split(":")[0] for problem in listed_problems(error.value)]
+    named = [problem.split(":")[0] for problem in problems_of(error.value)]
     assert named == ["image_size", "test_fraction", "seed"]
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sat_tf.data.source import ImageSet
-from sat_tf.messages import listed_problems
+from sat_tf.messages import problems_of
 
 
 def _arrays(**changes):
@@ -67,7 +67,7 @@ def test_one_error_lists_everything_that_is_wrong():
             test_labels=np.zeros(2),
             num_classes=-1,
         )
-    named = [line.split(":")[0] for line in listed_problems(error.value)]
+    named = [line.split(":")[0] for line in problems_of(error.value)]
     assert named == [
         "name",
         "num_classes",

@@ -125,7 +125,7 @@ def allocate(
     }
     _check_cost(cost, dataset)
     if problem_of_pack := packing_problem(pack):
-        raise ValueError(problem_of_pack)
+        raise ValueError(f"pack: {problem_of_pack}")
     check(
         "allocate",
         [

@@ -11,7 +11,7 @@ from typing import Any
 
 from sat_tf.arguments import is_integer, is_number
 from sat_tf.bounded_file import read_text
-from sat_tf.messages import MOST_OF_A_FILE, did_you_mean, first_ones, list_problems
+from sat_tf.messages import MOST_OF_A_FILE, ProblemsError, did_you_mean, first_ones
 
 Choice = tuple[int | None, int | None]  # weight bits and activation bits; None is float
 
@@ -103,7 +103,7 @@ def read_budget(budget: Any, known: Collection[str] = ()) -> dict[str, float | S
     >>> read_budget({"byte": 4, "bit_operations": -1})
     Traceback (most recent call last):
       ...
-    ValueError: budget: 2 problems
+    sat_tf.messages.ProblemsError: budget: 2 problems
       - 'byte' is not a limit. Did you mean bytes?
       - bit_operations=-1: expected a number above 0, or a share such as '60%'.
     """
@@ -135,7 +135,7 @@ def read_budget(budget: Any, known: Collection[str] = ()) -> dict[str, float | S
                 )
             limits[each] = limit
     if problems:
-        raise ValueError(list_problems("budget", problems))
+        raise ProblemsError("budget", problems)
     return limits
 
 
@@ -210,7 +210,7 @@ def read_values(
         values.append(found)
         problems += [] if layer in optional and layer not in table else wrong
     if problems:
-        raise ValueError(list_problems(name, problems))
+        raise ProblemsError(name, problems)
     return values
 
 
@@ -329,5 +329,5 @@ def _table(
             problems.append(f"{where}: {layer} is said twice for the same bits; leave one out.")
         rows[key] = value
     if problems:
-        raise ValueError(list_problems(str(path), problems, most=MOST_OF_A_FILE))
+        raise ProblemsError(str(path), problems, most=MOST_OF_A_FILE)
     return {layer: rows.get(None, rows) for layer, rows in table.items()}

@@ -20,7 +20,7 @@ import tf_keras as keras
 from sat_tf.analysis.allocation.budget import Choice
 from sat_tf.export.lowering.packing import PACKINGS, NothingPackedError
 from sat_tf.graph import layer_kinds
-from sat_tf.messages import list_problems
+from sat_tf.messages import ProblemsError
 from sat_tf.planning.deployment import FLOAT_BITS
 from sat_tf.planning.explain import Source, plan_of, read_source
 from sat_tf.planning.file_size import FileSizes
@@ -276,7 +276,7 @@ class _Reading:
 def _plan(source: Source, policy: BitPolicy) -> Plan:
     plan = plan_of(source, policy)
     if plan.problems:
-        raise ValueError(list_problems(f"model {plan.model!r}", plan.problems))
+        raise ProblemsError(f"model {plan.model!r}", plan.problems)
     return plan
 
 

@@ -13,7 +13,7 @@ from sat_tf.analysis.allocation.choices import LayerChoices, ModelChoices
 from sat_tf.analysis.allocation.knapsack import Knapsack, fewest
 from sat_tf.analysis.sensitivity.measured_model import Sensitivity
 from sat_tf.graph.network import layer_of_call
-from sat_tf.messages import list_problems
+from sat_tf.messages import ProblemsError
 
 # The cost of each choice of each layer.
 Costs = list[list[float]]
@@ -106,7 +106,7 @@ def make_problem(
     unknown = [name for name in LIMITS if not _is_known(rows[name], base[name])]
     problems = [f"{name}: {_reason(name, choices)}" for name in limits if name in unknown]
     if problems:
-        raise ValueError(list_problems("budget", problems))
+        raise ProblemsError("budget", problems)
     names = tuple(name for name in LIMITS if name not in unknown)
     items = np.array([index for index, _ in options])
     usage = np.array([rows[name] for name in names])
@@ -215,11 +215,12 @@ def unreachable(problem: BitProblem) -> ValueError:
         if kept is not None:
             line += f", and within the other limits {shown(name, kept)}"
         problems.append(f"{line}.")
-    message = list_problems("budget: received limits that no choice of bits keeps", problems)
-    return ValueError(
-        f"{message}\nExpected at least these; raise them, allow fewer weight_bits (or "
+    return ProblemsError(
+        "budget: received limits that no choice of bits keeps",
+        problems,
+        "Expected at least these; raise them, allow fewer weight_bits (or "
         "activation_bits, which hardly change the bytes of a file), or let the ends be chosen for "
-        "too, by first_last_weight_bits=None."
+        "too, by first_last_weight_bits=None.",
     )
 
 
@@ -279,5 +280,5 @@ def combined(layers: Sequence[LayerChoices], weights: BitCosts, activations: Bit
             found.append({one: known.get(one, 0.0) for one in bits})
         costs.append([found[0][own] + found[1][read] for own, read in layer.choices])
     if problems:
-        raise ValueError(list_problems("cost", problems))
+        raise ProblemsError("cost", problems)
     return costs

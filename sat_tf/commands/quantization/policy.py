@@ -14,7 +14,7 @@ from rich.console import Console
 
 from sat_tf.commands.options import add_target, integer
 from sat_tf.commands.parser import RANGE, Parser
-from sat_tf.messages import RunError, list_problems, listed_problems, say
+from sat_tf.messages import ProblemsError, RunError, problems_of, say
 from sat_tf.qat.policy import USUAL_BITS, BitPolicy
 from sat_tf.qat.policy_fields import OLD_INPUT_RANGE
 from sat_tf.quantizers.input_range import INPUT_TYPES, PIXELS, InputRange, range_problem
@@ -142,9 +142,9 @@ def asked_policy(
     try:
         policy = BitPolicy(**fields)
     except ValueError as error:
-        problems += listed_problems(error)
+        problems += problems_of(error)
     if problems:
-        raise RunError(list_problems("--policy", problems))
+        raise RunError(ProblemsError("--policy", problems))
     return policy
 
 

@@ -25,7 +25,7 @@ from sat_tf.export.certificate.runtimes import (
     runtime_table,
 )
 from sat_tf.export.litert.processes import Machine
-from sat_tf.messages import MOST_OF_A_FILE, list_problems, validation_problems
+from sat_tf.messages import MOST_OF_A_FILE, ProblemsError, validation_problems
 from sat_tf.presentation.tables import Cell, Displayed, Marked, Table, points
 from sat_tf.targets import DEFAULT_TARGET, PROCESSORS
 
@@ -663,7 +663,7 @@ def read_certificate(path: str | os.PathLike[str]) -> Certificate:
     except pydantic.ValidationError as error:
         fix = "Expected a certificate of this version; create it again with sat-tf verify."
         problems = validation_problems(error)
-        raise ValueError(list_problems(str(path), problems, fix, most=MOST_OF_A_FILE)) from error
+        raise ProblemsError(str(path), problems, fix, most=MOST_OF_A_FILE) from error
     if "xnnpack" not in certificate.runtimes:
         raise ValueError(
             f"{path}: received a certificate without XNNPACK, expected one that sat-tf verify has "

@@ -44,25 +44,31 @@ def random_images(shape: tuple[int, ...], count: int, seed: int) -> np.ndarray:
     return images
 
 
-def _as_array(values: Any) -> tuple[np.ndarray, list[str]]:
+def _as_array(values: Any, name: str) -> tuple[np.ndarray, list[str]]:
     """An array of the images, and what is wrong with them."""
     try:
         return np.asarray(values), []
     except ValueError:
-        problem = "images: received a ragged list, expected an array; give all the same size."
-        return np.empty(0), [problem]
+        problem = "received a ragged list, expected an array; give all the same size."
+        return np.empty(0), [f"{name}: {problem}"]
 
 
 def image_problems(
-    images: np.ndarray, shape: tuple[int, ...] | None, kind: str = "uint8", *, kept: bool = False
+    images: np.ndarray,
+    shape: tuple[int, ...] | None,
+    kind: str = "uint8",
+    *,
+    kept: bool = False,
+    name: str = "images",
 ) -> list[str]:
     """Why these do not fit an input.
 
     Args:
-        images: they.
+        images: values of the input.
         shape: of the input, without the batch; None for any.
         kind: its type.
         kept: it is kept as it is, for layers left float.
+        name: what the problems call the images.
     """
     problems = []
     if kept:
@@ -71,18 +77,18 @@ def image_problems(
         problems += _value_problems(images, kind)
     elif images.dtype != np.uint8:
         problems.append(
-            f"images: received {images.dtype}, expected uint8 pixels from 0 to 255; pass the "
-            "images as they were before any scaling."
+            f"received {images.dtype}, expected uint8 pixels from 0 to 255; pass the images "
+            "as they were before any scaling."
         )
     if shape is not None and (images.ndim != len(shape) + 1 or images.shape[1:] != shape):
         sizes = ", ".join(str(size) for size in shape)
         problems.append(
-            f"images: received shape {images.shape}, expected (n, {sizes}); resize them, and add "
+            f"received shape {images.shape}, expected (n, {sizes}); resize them, and add "
             "the batch dimension to a single one."
         )
     elif not images.size:
-        problems.append("images: received none, expected at least one.")
-    return problems
+        problems.append("received none, expected at least one.")
+    return [f"{name}: {problem}" for problem in problems]
 
 
 def _value_problems(values: np.ndarray, kind: str) -> list[str]:
@@ -91,25 +97,25 @@ def _value_problems(values: np.ndarray, kind: str) -> list[str]:
     real = np.issubdtype(values.dtype, np.floating)
     if not real and not (kind == "int8" and values.dtype == np.int8):
         return [
-            f"images: received {values.dtype}, expected real values{codes}; pass the arrays that "
+            f"received {values.dtype}, expected real values{codes}; pass the arrays that "
             "the Keras model takes, as float32."
         ]
     if real and not np.all(np.isfinite(values)):
-        return ["images: received values that are NaN or infinite, expected finite ones."]
+        return ["received values that are NaN or infinite, expected finite ones."]
     return []
 
 
 def _kept_problems(values: np.ndarray, kind: str) -> list[str]:
     """Problems of the values of an input that is kept as it is."""
     if values.dtype.kind not in "biuf" or not np.all(np.isfinite(values)):
-        return [f"images: received {values.dtype} values, expected finite ones of {kind}."]
+        return [f"received {values.dtype} values, expected finite ones of {kind}."]
     wanted = np.dtype(kind)
     with np.errstate(invalid="ignore"):
         same = wanted.kind == "f" or np.array_equal(values.astype(wanted), values)
     if same:
         return []
     return [
-        f"images: received {values.dtype} values that {kind} does not hold, expected the ones that "
+        f"received {values.dtype} values that {kind} does not hold, expected the ones that "
         f"the Keras model takes, such as ids; pass them as {kind}."
     ]
 
@@ -134,8 +140,8 @@ def checked_images(
         kept: whether each is kept as it is, for layers left float.
     """
     if len(shapes) == 1:
-        array, found = _as_array(images)
-        return array, found or image_problems(array, shapes[0], kinds[0], kept=kept[0])
+        array, problems = _as_array(images, "images")
+        return array, problems or image_problems(array, shapes[0], kinds[0], kept=kept[0])
     if not isinstance(images, list | tuple) or len(images) != len(shapes):
         count = len(images) if isinstance(images, list | tuple) else 1
         return np.empty(0), [
@@ -145,9 +151,9 @@ def checked_images(
     arrays, problems = [], []
     expected = zip(images, shapes, kinds, kept, strict=True)
     for index, (given, shape, kind, is_kept) in enumerate(expected):
-        array, found = _as_array(given)
-        found = found or image_problems(array, shape, kind, kept=is_kept)
-        problems += [problem.replace("images", f"images[{index}]", 1) for problem in found]
+        name = f"images[{index}]"
+        array, of_input = _as_array(given, name)
+        problems += of_input or image_problems(array, shape, kind, kept=is_kept, name=name)
         arrays.append(array)
     if not problems and len({len(array) for array in arrays}) > 1:
         counts = ", ".join(str(len(array)) for array in arrays)

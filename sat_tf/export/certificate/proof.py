@@ -45,7 +45,7 @@ from sat_tf.export.tflite.contents import Contents, gzip_size, read_contents
 from sat_tf.export.tflite.images import Pixels, arrays_of, joined, number_of
 from sat_tf.export.tflite.metadata import read_metadata
 from sat_tf.export.tflite.tensors import Image
-from sat_tf.messages import kind_of, list_problems
+from sat_tf.messages import ProblemsError, kind_of
 from sat_tf.presentation.progress_bar import image_bar
 from sat_tf.targets import DEFAULT_TARGET
 from sat_tf.version import COMPUTING, __version__, installed_versions
@@ -150,7 +150,7 @@ def checked_inputs(
     arrays, found = labels_of(labels, subject.outputs, len(images) if images.ndim else 0)
     problems += found
     if problems:
-        raise ValueError(list_problems(caller, problems))
+        raise ProblemsError(caller, problems)
     return image.taken(images), arrays
 
 

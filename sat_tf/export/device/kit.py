@@ -93,11 +93,11 @@ class Kit:
     seal: str
 
 
-def check_kit_path(path: str | os.PathLike[str]) -> pathlib.Path:
+def check_kit_path(path: str | os.PathLike[str], name: str = "kit") -> pathlib.Path:
     """The path of a kit; raises ValueError where it is not that of a zip, or not writable."""
     if pathlib.Path(path).suffix != ".zip":
         raise ValueError(
-            f"kit: received {str(path)!r}, expected the name of a zip; end it with .zip."
+            f"{name}: received {str(path)!r}, expected the name of a zip; end it with .zip."
         )
     return check_writable(path)
 

@@ -15,7 +15,7 @@ from sat_tf.export.certificate.inputs import random_images
 from sat_tf.export.certificate.proof import checked_inputs, read_subject, strangers
 from sat_tf.export.device import check
 from sat_tf.export.device.kit import FORMAT, Expected, KitRecord, simulated, tensors_of
-from sat_tf.messages import MOST_OF_A_FILE, first_ones, list_problems, validation_problems
+from sat_tf.messages import MOST_OF_A_FILE, ProblemsError, first_ones, validation_problems
 
 # The features of a processor that kernels for codes are chosen by, the fastest first.
 _KERNELS = {
@@ -183,7 +183,7 @@ def read_device_certificate(path: str | os.PathLike[str]) -> DeviceCertificate:
     except pydantic.ValidationError as error:
         fix = f"Expected the certificate of a device; {again}."
         problems = validation_problems(error)
-        raise ValueError(list_problems(str(path), problems, fix, most=MOST_OF_A_FILE)) from error
+        raise ProblemsError(str(path), problems, fix, most=MOST_OF_A_FILE) from error
     except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{path}: received a file that is not JSON ({error}), expected the certificate that "
@@ -207,7 +207,7 @@ def read_device_certificate(path: str | os.PathLike[str]) -> DeviceCertificate:
         )
     problems += _contradictions(found)
     if problems:
-        raise ValueError(list_problems(str(path), problems))
+        raise ProblemsError(str(path), problems)
     return found
 
 
@@ -279,7 +279,7 @@ def read_device_check(
             "it again with sat-tf verify --kit."
         )
     if problems:
-        raise ValueError(list_problems(f"{subject.path} and the certificate of a device", problems))
+        raise ProblemsError(f"{subject.path} and the certificate of a device", problems)
     return found.check, images is not None
 
 

@@ -20,7 +20,7 @@ from sat_tf.export.operations.linear import Linear, linear_operations, map_linea
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.windows import LinearKind
 from sat_tf.export.tflite.tensors import Storage
-from sat_tf.messages import did_you_mean, first_ones, list_problems
+from sat_tf.messages import ProblemsError, did_you_mean, first_ones
 from sat_tf.presentation.tables import Column, Table, digits
 from sat_tf.targets import (
     DEFAULT_TARGET,
@@ -32,7 +32,7 @@ from sat_tf.targets import (
 from sat_tf.version import __version__
 
 
-class NothingPackedError(ValueError):
+class NothingPackedError(ProblemsError):
     """A packing that is asked for packs no kernel of a model; the message says why, and the fix."""
 
 
@@ -91,7 +91,7 @@ def packing_problem(pack: object) -> str | None:
         return None
     *names, last = map(repr, PACKINGS)
     return (
-        f"pack: received {pack!r}, expected {', '.join(names)} or {last}. "
+        f"received {pack!r}, expected {', '.join(names)} or {last}. "
         f"{did_you_mean(str(pack), PACKINGS)}"
     )
 
@@ -112,9 +112,8 @@ def pack_graph(graph: Graph, pack: str) -> Graph:
             with the fix.
         ValueError: no such packing.
     """
-    problem = packing_problem(pack)
-    if problem:
-        raise ValueError(problem)
+    if problem := packing_problem(pack):
+        raise ValueError(f"pack: {problem}")
     packing = ALL_PACKINGS[pack]
     if not packing.products:
         return graph
@@ -130,7 +129,7 @@ def pack_graph(graph: Graph, pack: str) -> Graph:
     operations = map_linear(graph.operations, stored)
     packed = _packed(operations)
     if packing.asked_for and not packed:
-        raise NothingPackedError(_nothing_fits(graph, pack, notes))
+        raise _nothing_fits(graph, pack, notes)
     return dataclasses.replace(
         graph,
         operations=operations,
@@ -149,14 +148,14 @@ def _trained(operations: Iterable[Operation]) -> list[Linear]:
     return list(filter(is_trained, linear_operations(operations)))
 
 
-def _nothing_fits(graph: Graph, pack: str, notes: Mapping[str, str]) -> str:
+def _nothing_fits(graph: Graph, pack: str, notes: Mapping[str, str]) -> NothingPackedError:
     problems = [f"{kernel} ({note}): stays int8" for kernel, note in notes.items()]
     remedies = list(_remedies(graph, pack))
     problems.append(
         "received no kernel that fits into 4 bits, expected at least one; use pack='auto' or "
         f"pack='none'{', or ' if remedies else ''}{'; or '.join(remedies)}."
     )
-    return list_problems(f"model {graph.name!r}, pack={pack!r}", problems)
+    return NothingPackedError(f"model {graph.name!r}, pack={pack!r}", problems)
 
 
 def _remedies(graph: Graph, pack: str) -> Iterator[str]:
@@ -379,8 +378,8 @@ class FileSettings:
         ]
         of_type = None if self.output_type is None else output_type_problem(self.output_type)
         of_target = target_problem(self.target)
-        found = packing_problem(self.pack), of_type, of_target
-        problems += [problem for problem in found if problem]
+        by_name = {"pack": packing_problem(self.pack), "output_type": of_type, "target": of_target}
+        problems += [f"{name}: {problem}" for name, problem in by_name.items() if problem]
         if self.float_head is True and self.output_type not in (None, FLOAT):
             problems.append(
                 f"output_type={self.output_type!r} with float_head=True: received a float head for "
@@ -392,7 +391,7 @@ class FileSettings:
                 "shapes, expected False; leave it out."
             )
         if problems:
-            raise ValueError(list_problems("export_tflite", problems))
+            raise ProblemsError("export_tflite", problems)
 
     @property
     def processor(self) -> Processor:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from sat_tf.atomic_file import expect_path
 from sat_tf.export.targets.table import TARGETS
 from sat_tf.export.tflite.contents import read_contents
-from sat_tf.messages import did_you_mean, list_problems, printable
+from sat_tf.messages import ProblemsError, did_you_mean, printable
 
 # The configurations of the processors, by their target.
 CONFIGURATIONS = {
@@ -240,7 +240,7 @@ def _system_options(file: pathlib.Path, **system: str | None) -> list[str]:
                 f"{file.name}; name a system by both. {did_you_mean(str(value), known)}"
             )
     if problems:
-        raise ValueError(list_problems("compile_file", problems))
+        raise ProblemsError("compile_file", problems)
     return options
 
 

@@ -9,7 +9,7 @@ from sat_tf.atomic_file import expect_path
 from sat_tf.loading.load import bounded_weights, load_model, named_by_content
 from sat_tf.loading.model_file import ModelFile, Part, open_model_file, parts, read_model_file
 from sat_tf.loading.trust import UntrustedModelError, untrusted
-from sat_tf.messages import list_problems, reason_of, warn
+from sat_tf.messages import ProblemsError, reason_of, warn
 
 if TYPE_CHECKING:
     import tf_keras as keras
@@ -189,7 +189,7 @@ def _expect_layers(given: Mapping[str, type] | None) -> Mapping[str, type]:
                 "write the layer with `import tf_keras as keras`."
             )
     if problems:
-        raise ValueError(list_problems("custom_layers", problems))
+        raise ProblemsError("custom_layers", problems)
     return given
 
 
@@ -256,7 +256,7 @@ def _check_file(file: ModelFile, safe_mode: bool) -> None:
         if problem is not None:
             problems.append(f"{part.name}: received {problem}")
     if problems:
-        raise ValueError(list_problems(str(file.path), dict.fromkeys(problems)))
+        raise ProblemsError(str(file.path), dict.fromkeys(problems))
     if programs and safe_mode:
         raise UntrustedModelError(f"{file.path}: {untrusted(programs)}")
 

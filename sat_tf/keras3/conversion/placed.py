@@ -29,7 +29,7 @@ from sat_tf.keras3.quantized_layer import (
     INSTEAD,
 )
 from sat_tf.keras3.quantized_layer import QuantizedLayer as QuantizedLayer3
-from sat_tf.messages import did_you_mean, list_problems, reason_of
+from sat_tf.messages import ProblemsError, did_you_mean, reason_of
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.wrapper import QuantizedLayer
@@ -104,7 +104,7 @@ def placed(plan: keras.Model, originals: Mapping[str, Original]) -> Placed:
         except ValueError as error:
             problems.append(f"{name}: {str(error).rstrip('.')}.")
     if problems:
-        raise ValueError(list_problems(f"model {plan.name!r}", problems))
+        raise ProblemsError(f"model {plan.name!r}", problems)
     for node in network:
         if node.name in tensors:
             continue

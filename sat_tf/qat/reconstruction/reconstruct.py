@@ -13,7 +13,7 @@ from rich.console import Console
 
 from sat_tf.arguments import is_integer
 from sat_tf.graph.network import Network
-from sat_tf.messages import list_problems, say
+from sat_tf.messages import ProblemsError, say
 from sat_tf.presentation.progress_bar import Progress, image_bar
 from sat_tf.presentation.tables import Column, RowTable, Table, digits, percent
 from sat_tf.qat.calibrate import call_node, measure_statistics, observe_ranges
@@ -224,7 +224,7 @@ def reconstruct(
             "which one in five is held out; give 200 or more."
         )
     if problems or reference is None:
-        raise ValueError(list_problems("reconstruct", problems))
+        raise ProblemsError("reconstruct", problems)
     start = model.get_weights()
     try:
         compared = functools.partial(_compared, network, reference, images)

@@ -21,7 +21,7 @@ from pydantic import (
 
 from sat_tf.arguments import SEED_LIMIT
 from sat_tf.bounded_file import open_regular
-from sat_tf.messages import RunError, did_you_mean, list_problems, listed_problems, name_of
+from sat_tf.messages import ProblemsError, RunError, did_you_mean, name_of, problems_of
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.policy_fields import OLD_INPUT_RANGE
 from sat_tf.training.config.recipes import RecipesConfig
@@ -111,7 +111,7 @@ def _read_policy(fields: Any) -> BitPolicy:
     try:
         policy = BitPolicy(**{name: fields[name] for name in fields if name not in unknown})
     except ValueError as error:
-        problems += listed_problems(error)
+        problems += problems_of(error)
     if fields.get("weight_bits", 0) is None:
         problems.append(
             "weight_bits=None: expected an integer from 1 to 8; the float stage ignores bits "
@@ -294,7 +294,7 @@ def parse_config(
     except ValidationError as error:
         problems += describe(error, Config)
     if config is None or problems:
-        raise RunError(list_problems(subject, problems))
+        raise RunError(ProblemsError(subject, problems))
     return config
 
 

@@ -21,7 +21,7 @@ from sat_tf.data.source import ImageSource, ReadingError
 from sat_tf.export.tflite.metadata import checked_metadata
 from sat_tf.graph.network import Network
 from sat_tf.loading.load import bounded_variables
-from sat_tf.messages import RunError, first_ones, list_problems, say, value_errors_as_run_errors
+from sat_tf.messages import ProblemsError, RunError, first_ones, say, value_errors_as_run_errors
 from sat_tf.qat.inputs import input_ranges
 from sat_tf.qat.layout import GuessedClippingLevelsWarning
 from sat_tf.qat.policy import BitPolicy
@@ -77,7 +77,7 @@ def load_source(config: Config, *, replicas: int = 1) -> ImageSource:
             "tell apart; add a folder of other pictures."
         )
     if problems:
-        raise RunError(list_problems("config", problems))
+        raise RunError(ProblemsError("config", problems))
     return source
 
 
@@ -250,8 +250,11 @@ def expect_same_on_all_workers(
     ]
     if problems:
         raise RunError(
-            list_problems("workers of one run that are not to do the same", problems)
-            + "\nStart the same command with the same settings on all of them."
+            ProblemsError(
+                "workers of one run that are not to do the same",
+                problems,
+                "Start the same command with the same settings on all of them.",
+            )
         )
 
 

@@ -16,7 +16,7 @@ from sat_tf.keras3.conversion.incoming import read_model
 from sat_tf.loading.model_file import OtherFileError, check_arrays, is_keras3_file
 from sat_tf.loading.saved_model import is_saved_model
 from sat_tf.loading.trust import UntrustedModelError
-from sat_tf.messages import RunError, list_problems, reason_of
+from sat_tf.messages import ProblemsError, RunError, reason_of
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.reconstruction.fit import rows_of_classes
 
@@ -65,7 +65,7 @@ def read_classifier(
     model = _of_layers(model)
     problems = data_problems(model, image_size, num_classes)
     if problems:
-        raise RunError(list_problems(f"{key}={str(path)!r}", problems))
+        raise RunError(ProblemsError(f"{key}={str(path)!r}", problems))
     return _with_logits(model)
 
 

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from sat_tf import bounded_file
 from sat_tf.atomic_file import renamed_when_done
-from sat_tf.messages import RunError, first_ones, list_problems, validation_problems
+from sat_tf.messages import ProblemsError, RunError, first_ones, validation_problems
 from sat_tf.preprocessing import Preprocessing
 from sat_tf.training.config.config import Config, read_config
 from sat_tf.training.config.sections import AUTO
@@ -522,10 +522,11 @@ def expect_same_run(folder: RunFolder, config: Config) -> None:
     ]
     if problems:
         raise RunError(
-            list_problems(
-                f"run folder {folder.path}, which holds a run of another config", problems
+            ProblemsError(
+                f"run folder {folder.path}, which holds a run of another config",
+                problems,
+                "Use the same settings, start over with --no-resume, or choose another folder.",
             )
-            + "\nUse the same settings, start over with --no-resume, or choose another folder."
         )
     known = folder.read_json(ENVIRONMENT).get("float_model")
     if known is not None and float_model_hash(config) not in (None, known):

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from sat_tf.data.source import Shard
-from sat_tf.messages import RunError, first_ones, list_problems, reason_of
+from sat_tf.messages import ProblemsError, RunError, first_ones, reason_of
 
 _LAST_PORT = 65_535
 
@@ -211,7 +211,7 @@ def _cluster() -> dict[str, Any]:
             '"index": 0}}; set it, or choose another distribution.'
         ) from error
     if problems:
-        raise RunError(list_problems("TF_CONFIG", problems))
+        raise RunError(ProblemsError("TF_CONFIG", problems))
     return found
 
 

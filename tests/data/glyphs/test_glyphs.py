@@ -4,7 +4,7 @@ import pytest
 
 from sat_tf.data import glyphs
 from sat_tf.data.glyphs import load_glyphs
-from sat_tf.messages import listed_problems
+from sat_tf.messages import problems_of
 
 SMALL = {"num_classes": 12, "train_per_class": 10, "test_per_class": 5}
 
@@ -149,7 +149,7 @@ def test_one_error_names_every_bad_argument(tmp_path):
         load_glyphs(
             num_classes=0, train_per_class=-1, test_per_class=1.5, seed="0", cache_dir=tmp_path
         )
-    named = [problem.split(":")[0] for problem in listed_problems(error.value)]
+    named = [problem.split(":")[0] for problem in problems_of(error.value)]
     assert named == ["num_classes", "train_per_class", "test_per_class", "seed"]
     assert list(tmp_path.iterdir()) == []
 
