@@ -81,9 +81,7 @@ def several(one: Callable[[str], int]) -> Callable[[str], tuple[int, ...]]:
     return lambda text: tuple(dict.fromkeys(one(word.strip()) for word in text.split(",")))
 
 
-def add_outputs(
-    parser: Parser, *, instead: Mapping[str, str] | None = None, **kinds: str
-) -> None:
+def add_outputs(parser: Parser, *, instead: Mapping[str, str] | None = None, **kinds: str) -> None:
     """Adds --out, for files that a command writes if asked to.
 
     Args:

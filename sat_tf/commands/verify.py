@@ -168,8 +168,8 @@ def add_arguments(parser: Parser) -> None:
         metavar="DIR",
         type=nonempty,
         help="where the certificate goes, and overlay.json, which shows it in Model Explorer; "
-        "default: the certificate alone, beside the TFLite file, nowhere with --certificate; of another tool's file, where operators.csv and operators.html go; "
-        "default: nowhere",
+        "default: the certificate alone, beside the TFLite file, nowhere with --certificate; of "
+        "another tool's file, where operators.csv and operators.html go; default: nowhere",
     )
     add_target(parser, default="none; with it, the operators that it leaves to the CPU are named")
     parser.add_argument(
