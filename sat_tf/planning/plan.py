@@ -261,7 +261,7 @@ def _mark(rows: Iterable[LayerPlan]) -> Mark:
     bytes_in_file = sum(row.bytes or 0 for row in rows)
     if bytes_in_file:
         words.append(f"{bytes_in_file:,} bytes")
-    return Mark("; ".join(dict.fromkeys(words)) or "moves codes", BIT_COLORS.get(bits, "#dddddd"))
+    return Mark("; ".join(dict.fromkeys(words)) or "moves codes", BIT_COLORS.get(bits or 0, "#dddddd"))
 
 
 def _total(numbers: Iterable[int | None]) -> int | None:

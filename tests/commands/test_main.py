@@ -138,8 +138,6 @@ BAD_WORDS = [
         )
     ),
     ("explain resnet18 --out plan.pdf", "received .pdf, expected one of .html, .csv, .json"),
-    ("explain resnet18 --out plan.svg", "open the .tflite file in Netron, or in Model Explorer"),
-    ("explain resnet18 --out plan.PNG", "with the overlay that --out FILE.json"),
     ("explain resnet18 --out nowhere/plan.html", "which does not exist"),
     ("sensitivity resnet18", "received no images, expected --images or --dataset"),
     ("sensitivity resnet19 --dataset digits", "Did you mean resnet18?"),
