@@ -120,7 +120,7 @@ PYTHON = {
 # The most lines that each room may have, so that one head can hold the house. Nobody raises one of
 # these numbers without lowering others by as much; whoever makes a room smaller lowers its number.
 MOST_LINES = {
-    "analysis": 6400,
+    "analysis": 6000,
     "callbacks": 300,
     "commands": 5200,
     "core": 4000,
@@ -130,12 +130,12 @@ MOST_LINES = {
     "keras3": 3400,
     "loading": 1300,
     "models": 1100,
-    "planning": 2900,
+    "planning": 2300,
     "presentation": 1500,
     "qat": 8500,
     "quantizers": 4600,
     "reproduction": 900,
-    "training": 7900,
+    "training": 7700,
     ".": 1800,  # the modules beside the rooms, together
 }
 

@@ -28,6 +28,7 @@ from sat_tf.commands.quantization.policy import (
 )
 from sat_tf.commands.quantize import expect_float
 from sat_tf.messages import RunError, say, value_errors_as_run_errors
+from sat_tf.presentation.overlay import IN_A_VIEWER
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.input_range import INPUT_TYPES, can_be_pictures
 from sat_tf.training.state.run_folder import CONFIG
@@ -49,9 +50,9 @@ examples:
   sat-tf explain model.keras --input_range 0,1
   sat-tf explain model.h5 --policy policy.yaml --unsupported float --out plan.html
   sat-tf explain model.keras --target ethos-u55
-  sat-tf explain runs/digits_mobilenet_v2_w4a4 --out plan.svg
+  sat-tf explain runs/digits_mobilenet_v2_w4a4 --out plan.json
   sat-tf explain mobilenet_v2 --image_size 96 --out plan.csv
-  sat-tf explain keras.applications:MobileNetV3Small --unsupported float --out plan.png
+  sat-tf explain keras.applications:MobileNetV3Small --unsupported float
 
 The plan is that of `sat-tf quantize` with the same words. policy.yaml holds fields of
 sat_tf.BitPolicy, such as `weight_bits: 4`, or is the configuration of a run, which has them under
@@ -69,10 +70,10 @@ def add_arguments(parser: Parser) -> None:
     add_image_size(parser, "of a model given by its name (default: 224), or of open image sizes")
     add_outputs(
         parser,
-        html="a page with the diagram",
-        svg="the graph",
-        png="the graph",
+        instead=dict.fromkeys((".svg", ".png"), IN_A_VIEWER),
+        html="a page",
         csv="the full table",
+        json="an overlay of the file for Model Explorer",
     )
 
 
@@ -127,9 +128,8 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         write_outputs(
             arguments,
             html=plan.write_page,
-            svg=plan.write_diagram,
-            png=plan.write_diagram,
             csv=plan.write_csv,
+            json=plan.write_overlay,
         )
     return not plan.problems
 

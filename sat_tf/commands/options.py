@@ -5,7 +5,7 @@ import contextlib
 import math
 import os
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
 from rich.console import Console
@@ -81,8 +81,14 @@ def several(one: Callable[[str], int]) -> Callable[[str], tuple[int, ...]]:
     return lambda text: tuple(dict.fromkeys(one(word.strip()) for word in text.split(",")))
 
 
-def add_outputs(parser: Parser, **kinds: str) -> None:
-    """Adds --out, for files that a command writes if asked to; by its ending, what each is."""
+def add_outputs(parser: Parser, *, instead: Mapping[str, str] | None = None, **kinds: str) -> None:
+    """Adds --out, for files that a command writes if asked to.
+
+    Args:
+        parser: of the command.
+        instead: what to do in place of a file of an ending that is refused, by that ending.
+        **kinds: what each file is, by its ending.
+    """
     listed = "; ".join(f".{ending}: {what}" for ending, what in kinds.items())
     parser.add_argument(
         "--out",
@@ -92,7 +98,7 @@ def add_outputs(parser: Parser, **kinds: str) -> None:
         default=[],
         help=f"a file to write, which its ending chooses: {listed}; can be given several times",
     )
-    parser.set_defaults(endings=tuple(f".{ending}" for ending in kinds))
+    parser.set_defaults(endings=tuple(f".{ending}" for ending in kinds), instead=instead or {})
 
 
 def check_outputs(arguments: argparse.Namespace) -> None:
@@ -100,9 +106,10 @@ def check_outputs(arguments: argparse.Namespace) -> None:
     problems = []
     for path in map(pathlib.Path, arguments.out):
         if path.suffix.lower() not in arguments.endings:
+            fix = arguments.instead.get(path.suffix.lower(), "give it such a name")
             problems.append(
                 f"{path}: received {path.suffix or 'no ending'}, expected one of "
-                f"{', '.join(arguments.endings)}; give it such a name."
+                f"{', '.join(arguments.endings)}; {fix}."
             )
             continue
         try:

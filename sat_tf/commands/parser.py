@@ -25,7 +25,7 @@ _SAID_BY: Mapping[str, Sequence[str]] = {
     "csv": ("--out FILE.csv",),
     "data": ("--images", "--dataset"),
     "description": ("sat_tf.export_tflite(model, path, description=...) in Python",),
-    "diagram": ("--out FILE.svg",),
+    "diagram": ("--out FILE.json",),
     "epochs": ("--set stages.quantized.epochs=N",),
     "image_size": ("--set data.options.image_size=N",),
     "images": ("--data",),

@@ -56,7 +56,13 @@ def add_arguments(parser: Parser) -> None:
         type=number("a number of 0 or more", lambda drop: 0 <= drop < math.inf),
         help="suggest layers for 8 bits so that at most X is lost; top-1 is a share: 0.01 is 1 %%",
     )
-    add_outputs(parser, csv="the full table", svg="a chart", png="a chart")
+    add_outputs(
+        parser,
+        csv="the full table",
+        svg="a chart",
+        png="a chart",
+        json="an overlay of the file for Model Explorer",
+    )
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
@@ -74,6 +80,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         check_outputs(arguments)
     quiet_tensorflow()
     from sat_tf.analysis.sensitivity.sensitivity import sensitivity
+    from sat_tf.planning.explain import explain
 
     with value_errors_as_run_errors(arguments.model):
         model = make()
@@ -87,7 +94,11 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         )
         found.print_to(console)
         write_outputs(
-            arguments, csv=found.write_csv, svg=found.write_picture, png=found.write_picture
+            arguments,
+            csv=found.write_csv,
+            svg=found.write_picture,
+            png=found.write_picture,
+            json=lambda path: found.write_overlay(path, explain(model, fed.policy)),
         )
         if arguments.average_bits is not None or arguments.max_drop is not None:
             overrides = found.suggest(

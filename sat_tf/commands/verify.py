@@ -123,6 +123,7 @@ def _found(target: Target) -> Target:
     return target
 
 
+OVERLAY = "overlay.json"
 _RUNTIMES = (*USUAL_RUNTIMES, "reference")
 
 DESCRIPTION = (
@@ -166,9 +167,9 @@ def add_arguments(parser: Parser) -> None:
         "--out",
         metavar="DIR",
         type=nonempty,
-        help="where the certificate goes; default: beside the TFLite file, nowhere with "
-        "--certificate; of another tool's file, where operators.csv and operators.html go; "
-        "default: nowhere",
+        help="where the certificate goes, and overlay.json, which shows it in Model Explorer; "
+        "default: the certificate alone, beside the TFLite file, nowhere with --certificate; of "
+        "another tool's file, where operators.csv and operators.html go; default: nowhere",
     )
     add_target(parser, default="none; with it, the operators that it leaves to the CPU are named")
     parser.add_argument(
@@ -247,6 +248,8 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         print_certificate(found, str(target.tflite), console)
         page = (folder / CERTIFICATE).with_suffix(".html")
         say(console, f"Certificate: {page}")
+        if arguments.out is not None:
+            found.write_overlay(folder / OVERLAY)
         if arguments.kit is not None:
             write_device_kit(arguments, target.tflite, wanted, load, console)
         return conclude(target.tflite, found.verdict, console)
@@ -427,6 +430,7 @@ def _check(
     if out is not None:
         with _folder_for(out, target.tflite) as folder:
             write_both(found.certificate, folder / CERTIFICATE)
+            found.certificate.write_overlay(folder / OVERLAY)
     if found.differences:
         return conclude(certificate, Marked("it does not hold", "bad"), console)
     say(

@@ -2,5 +2,5 @@
 
 `explain` puts it together: `decisions` gives bits and reasons, `preview` the quantized network
 without its model, `deployment` its operators in the file with their bytes, and multiply-adds. The
-result is a `plan` of `layer_plan`s, which shows itself as tables and as a `diagram`.
+result is a `plan` of `layer_plan`s, which shows itself as tables.
 """

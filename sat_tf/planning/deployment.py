@@ -21,6 +21,7 @@ from sat_tf.graph.layers.kind import LayerKind, Role
 from sat_tf.graph.network import Network, Node, layer_of_call
 from sat_tf.messages import problems_of
 from sat_tf.planning.layer_plan import Export
+from sat_tf.planning.planned_file import names_in_file
 from sat_tf.planning.preview import Shape, by_layer, kernel_outlines
 from sat_tf.qat.layout import in_inference, user_name
 
@@ -87,12 +88,14 @@ class Deployed:
         export: in which form.
         fused_into: the layers into whose operators it is fused, if it has none of its own.
         operations: its own operations.
+        tensor: of the file, which they make of its output.
         reason: why it is not integer.
     """
 
     export: Export
     fused_into: tuple[str, ...] = ()
     operations: tuple[Operation, ...] = ()
+    tensor: str = ""
     reason: str = ""
 
     @property
@@ -106,6 +109,7 @@ class Deployed:
             "export": self.export,
             "fused_into": self.fused_into,
             "operators": self.operators,
+            "tensor": self.tensor,
             "export_reason": self.reason,
         }
 
@@ -156,7 +160,8 @@ def deployment(preview: Network, settings: FileSettings, *, tolerant: bool = Fal
     layers: dict[str, Deployed] = {}
     float_layer_bytes: Mapping[str, int] = {}
     if graph is not None:
-        layers = _Reading(graph, view, names).layers()
+        in_file = names_in_file(graph, settings)
+        layers = _Reading(graph, view, names, in_file).layers()
         for node in preview:
             if node.name not in view:
                 read = layers[names[node.inputs[0]]]
@@ -180,8 +185,14 @@ def deployment(preview: Network, settings: FileSettings, *, tolerant: bool = Fal
 class _Reading:
     """Finds the operations of each layer in a graph."""
 
-    def __init__(self, graph: Graph, network: Network, names: Mapping[str, str]) -> None:
-        self.graph, self.network, self.names = graph, network, names
+    def __init__(
+        self,
+        graph: Graph,
+        network: Network,
+        names: Mapping[str, str],
+        in_file: Mapping[str, str],
+    ) -> None:
+        self.graph, self.network, self.names, self.in_file = graph, network, names, in_file
         self.tensors = {names[name]: tensor for name, tensor in graph.layer_outputs.items()}
         self.operations = self._by_maker()
 
@@ -215,7 +226,11 @@ class _Reading:
         if operations:
             left_float = "left float; it needs builtin TFLite operators"
             reason = left_float if float_layers(operations) else ""
-            return Deployed(self._way(operations, name), (), operations, reason)
+            outputs = [operation.output for operation in operations]
+            own = self.tensors.get(name)
+            tensor = own if own in outputs else outputs[-1]
+            tensor = self.in_file.get(tensor, tensor)
+            return Deployed(self._way(operations, name), (), operations, tensor, reason)
         if node.name in self.graph.layer_outputs:
             return Deployed(Export.NOTHING, reason="it does not change the codes")
         into = self._fused_into(node)

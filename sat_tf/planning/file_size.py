@@ -21,7 +21,7 @@ from sat_tf.export.operations.linear import Linear, linear_operations
 from sat_tf.graph.network import Network, layer_of_call
 from sat_tf.messages import ProblemsError
 from sat_tf.planning.explain import Source, read_source
-from sat_tf.planning.planned_file import planned_content
+from sat_tf.planning.planned_file import names_in_file, planned_content
 from sat_tf.planning.preview import kernel_outlines, preview
 from sat_tf.qat.layout import in_inference, user_name
 from sat_tf.qat.placement import place
@@ -101,8 +101,7 @@ class FileSizes:
     @functools.cached_property
     def _names_in_file(self) -> dict[str, str]:
         """The names in the file of tensors that have others in the graphs."""
-        graph = self._settings.ended(next(iter(self._graphs.values())))
-        return {former: name for name, former in graph.former_names.items()}
+        return names_in_file(next(iter(self._graphs.values())), self._settings)
 
     def stored_bits(self, layer: str, bits: int | None) -> int:
         """How many bits of the file each weight of a layer takes.

@@ -99,7 +99,7 @@ class LayerPlan:
     Attributes:
         name: of the layer, as the user knows it.
         kind: its class.
-        short_kind: what pictures and narrow tables call its class.
+        short_kind: what narrow tables call its class.
         detail: its size, such as that of its kernel or window, and its strides.
         reads: names of the layers whose outputs it reads, inserted quantizers included.
         shape: of its output without the batch; None if a size is open.
@@ -113,6 +113,7 @@ class LayerPlan:
         export: how it gets into the file.
         fused_into: the layers into whose operators it is fused, if it has none of its own.
         operators: its operators in the file.
+        tensor: of the file, which its operators make of its output; "" where it has none.
         export_reason: why it is not in the file as integers.
         reading_bits: of the codes that a linear layer reads; None if they are float.
         reading_reason: why these are not its activation bits.
@@ -142,6 +143,7 @@ class LayerPlan:
     export: Export = Export.UNKNOWN
     fused_into: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
+    tensor: str = ""
     export_reason: str = ""
     reading_bits: int | None = None
     reading_reason: str = ""

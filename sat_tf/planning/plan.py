@@ -15,8 +15,8 @@ from sat_tf.atomic_file import write_text
 from sat_tf.export.targets.table import TARGETS
 from sat_tf.export.targets.target import Elsewhere, Target, elsewhere_table
 from sat_tf.messages import did_you_mean, first_ones, say
-from sat_tf.planning.diagram import diagram_element, write_diagram
 from sat_tf.planning.layer_plan import Export, Fate, LayerPlan, shape_text
+from sat_tf.presentation.overlay import BIT_COLORS, IN_A_VIEWER, Mark, write_overlay
 from sat_tf.presentation.page import render_page
 from sat_tf.presentation.tables import Cell, Column, Marked, RowTable, Table, digits, marked_text
 from sat_tf.qat.policy import BitPolicy
@@ -208,27 +208,60 @@ class Plan(RowTable):
         ]
 
     def write_page(self, path: str | os.PathLike[str]) -> None:
-        """Writes a page with the diagram and the table: one file of HTML, with nothing to load.
+        """Writes a page with the table: one file of HTML, with nothing to load.
 
         Raises:
             ValueError: the path cannot be written.
         """
         write_text(path, plan_page(self))
 
-    def write_diagram(self, path: str | os.PathLike[str]) -> None:
-        """Draws the graph, top to bottom, coloured by bits.
+    def write_overlay(self, path: str | os.PathLike[str]) -> None:
+        """Writes what the plan says of each tensor of the file, for Model Explorer to show on it.
+
+        Nodes have the bits of their weights and of their output, its range and their bytes, and the
+        colour of the bits. The tensors are those of the file that `export_tflite` writes.
 
         Args:
-            path: of a .svg or a .png file; it appears whole, or not at all.
+            path: of a .json file.
 
         Raises:
-            ValueError: the path has another suffix, or cannot be written.
+            ValueError: the path cannot be written, or the plan has no file.
         """
-        lines = _summary(self)[1:]
-        if self.problems:
-            problems = f"{len(self.problems)} problems, outlined red"
-            lines.append(f"cannot be quantized as asked: {problems}")
-        write_diagram(self.rows, self.model, lines, path)
+        rows_of: dict[str, list[LayerPlan]] = {}
+        for row in self.rows:
+            for tensor in self.tensors(row.name):
+                rows_of.setdefault(tensor, []).append(row)
+        marks = {tensor: _mark(rows) for tensor, rows in rows_of.items()}
+        write_overlay(path, "plan: bits and bytes", marks)
+
+    def tensors(self, name: str) -> tuple[str, ...]:
+        """Returns the tensors of the file that hold a layer: its own, or what it is fused into."""
+        row = self[name]
+        names = [row.tensor] if row.tensor else [self[layer].tensor for layer in row.fused_into]
+        return tuple(dict.fromkeys(filter(None, names)))
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "write_diagram":
+            raise AttributeError(f"Plan.write_diagram: plans draw no graph; {IN_A_VIEWER}.")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+def _mark(rows: Iterable[LayerPlan]) -> Mark:
+    """What an overlay says of the tensor that these layers share, and its colour."""
+    words, bits = [], None
+    for row in rows:
+        if row.weights is not None:
+            bits = row.weights.bits
+            words.append(f"weights {bits} bits {row.weights.grid}" if bits else "weights clamped")
+        if row.activation is not None:
+            words.append(f"output {_output(row)}")
+            bits = bits or row.activation.bits
+        if row.fate is Fate.FLOAT:
+            words.append("float")
+    bytes_in_file = sum(row.bytes or 0 for row in rows)
+    if bytes_in_file:
+        words.append(f"{bytes_in_file:,} bytes")
+    return Mark("; ".join(dict.fromkeys(words)) or "moves codes", BIT_COLORS.get(bits or 0, "#dddddd"))
 
 
 def _total(numbers: Iterable[int | None]) -> int | None:
@@ -457,8 +490,6 @@ def _count(number: int, noun: str) -> str:
 
 # -- on a page ------------------------------------------------------------------------------------
 
-# The diagram is as wide, in pixels, as a window of 1280 has room for.
-_WIDTH = 1230.0
 _KINDS = {Fate.PROBLEM: "problem", Fate.INSERTED: "inserted"}
 
 
@@ -475,7 +506,6 @@ def plan_page(plan: Plan) -> str:
         plan=plan,
         verdict=_verdict(plan),
         summary=_summary(plan),
-        diagram=diagram_element(plan.rows, plan.model, _WIDTH),
         layers=table.to_html("layers"),
         on_target=_on_target(plan),
         elsewhere=elsewhere_table(plan.elsewhere).to_html("operators elsewhere"),

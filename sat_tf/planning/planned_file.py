@@ -34,6 +34,11 @@ def planned_content(
     return file_content(graph, settings.of_graph(graph))
 
 
+def names_in_file(graph: Graph, settings: FileSettings) -> dict[str, str]:
+    """Returns the names in the file of tensors that have others in the graph."""
+    return {former: name for name, former in settings.ended(graph).former_names.items()}
+
+
 def planned_elsewhere(graph: Graph, settings: FileSettings) -> tuple[list[Elsewhere], int]:
     """The operators of the planned file that its target leaves to the CPU, and how many it has.
 

@@ -1,7 +1,7 @@
 """Charts of a page: matplotlib's drawings as SVG elements, in the page's colours.
 
-Lines over the steps of a run, a number for each layer, matrices of shares; and the histograms of
-codes inside tables. The style sheet is "presentation/charts.css".
+Lines over the steps of a run, a number for each layer, and the histograms of codes inside tables.
+The style sheet is "presentation/charts.css".
 """
 
 import contextlib
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # A page has its own colours, which depend on whether it is dark. matplotlib knows no variables of
 # CSS, and draws with stand-ins for them.
 _VARIABLES = (
-    *("ink", "paper", "soft", "line", "good", "float", "plain"),
+    *("ink", "paper", "soft", "line", "good"),
     *("curve", "other", "third", "kind0", "kind1", "kind2", "kind3"),
 )
 STAND_INS = {f"var(--{name})": f"#fe01{index:02x}" for index, name in enumerate(_VARIABLES)}
@@ -490,86 +490,6 @@ class DotChart:
         axes.yaxis.get_major_locator().set_params(subs=(1.0,))
         drawn = [*filter(self._is_drawn, values), *(self.wanted or ())]
         axes.set_ylim(_held(axes.yaxis, min(drawn), max(drawn)))
-
-
-_PIXELS_PER_REM = 16.0
-# The matrix is this wide, in pixels; one of few rows fits a telephone.
-_WIDEST_MATRIX, _WIDTH_OF_FEW, _WIDTH_OF_ROW = 480.0, 110.0, 46.0
-_LONGEST_NAME = 14
-_MOST_WITH_NUMBERS = 16
-# Labels of more rows than this are left out in between.
-_MOST_LABELS = 25
-
-
-def heat_map(
-    counts: np.ndarray,
-    names: Sequence[str],
-    *,
-    title: str,
-    summary: str,
-    tip_of: Callable[[int, int], str],
-) -> Markup:
-    """A square matrix, each cell as strong as its share of its row, the diagonal in another colour.
-
-    Strengths are square roots of shares, so that rare cells are visible.
-
-    Args:
-        counts: (n, n), 0 or more; cells of 0 are not drawn.
-        names: of the rows, which are also those of the columns, in plain text.
-        title: for screen readers, in plain text.
-        summary: what it shows, likewise.
-        tip_of: what the tooltip of a row and a column says, in plain text.
-    """
-    size = len(counts)
-    side = min(_WIDEST_MATRIX, _WIDTH_OF_FEW + _WIDTH_OF_ROW * size)
-    shown = [printable(_shortened(name)) for name in names]
-    labelled = range(0, size, max(1, -(-size // _MOST_LABELS)))
-    # A letter is less wide than its size; names above the columns are tilted by 60 degrees.
-    longest = 0.62 * _FONT * max(len(shown[index]) for index in labelled)
-    left, top, right = 8.0 + longest, 14.0 + 0.87 * longest, 6.0 + 0.5 * longest
-    strengths = np.sqrt(counts / np.maximum(counts.sum(axis=1, keepdims=True), 1))
-    with drawn_for_a_page():
-        from matplotlib.patches import Rectangle
-
-        width = left + side + right
-        picture, axes = _with_axes((width, top + side + 2.0), (left, 2.0, side, side))
-        axes.set(xlim=(0, size), ylim=(size, 0))
-        axes.grid(visible=False)
-        middles, words = [i + 0.5 for i in labelled], [shown[i] for i in labelled]
-        axes.set_yticks(middles, words)
-        axes.xaxis.tick_top()
-        turned: dict[str, Any] = {"rotation": 60.0, "rotation_mode": "anchor"}
-        axes.set_xticks(middles, words, **turned, horizontalalignment="left")
-        axes.add_patch(Rectangle((0, 0), size, size, fill=False, edgecolor=_LINE))
-        for row, column in np.argwhere(counts > 0).tolist():
-            strength = max(0.12, float(strengths[row, column]))
-            colour = STAND_INS["var(--curve)" if row == column else "var(--other)"]
-            cell = Rectangle((column, row), 1, 1, alpha=strength, linewidth=0.0, color=colour)
-            cell.set_gid(tip(tip_of(row, column)))
-            axes.add_patch(cell)
-            if size <= _MOST_WITH_NUMBERS:
-                axes.text(
-                    column + 0.5,
-                    row + 0.5,
-                    str(int(counts[row, column])),
-                    color=STAND_INS["var(--paper)"] if strength > 0.75 else _INK,
-                    horizontalalignment="center",
-                    verticalalignment="center_baseline",
-                )
-        style = f"--widest:{width / _PIXELS_PER_REM:.1f}rem"
-        return svg_element(picture, kind="heat", title=title, summary=summary, style=style)
-
-
-def _shortened(name: str) -> str:
-    """The name, without its middle if it is long: names differ at both ends.
-
-    >>> _shortened("golden retriever, male")
-    'golden r… male'
-    """
-    if len(name) <= _LONGEST_NAME:
-        return name
-    end = (_LONGEST_NAME - 1) // 3 + 1
-    return f"{name[: _LONGEST_NAME - 1 - end]}…{name[-end:]}"
 
 
 _BARS_HEIGHT, _BARS_WIDTH = 24, 128

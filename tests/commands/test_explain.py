@@ -24,13 +24,13 @@ def files(files, tmp_path_factory):
 
 
 def test_a_saved_model_is_explained_and_the_files_are_written(files, tmp_path, said):
-    page, drawing, table = (tmp_path / name for name in ("plan.html", "plan.svg", "plan.csv"))
+    page, overlay, table = (tmp_path / name for name in ("plan.html", "plan.json", "plan.csv"))
     words = ["explain", str(files / "float.h5"), "--policy", str(files / "policy.yaml")]
-    words += ["activation_bits=5", "--out", str(page), "--out", str(drawing)]
+    words += ["activation_bits=5", "--out", str(page), "--out", str(overlay)]
     assert main.main([*words, "--out", str(table)]) == 0
     assert "can be quantized and exported" in said()
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
-    assert drawing.read_text(encoding="utf-8").startswith("<?xml")
+    assert "weights 2 bits dorefa" in overlay.read_text(encoding="utf-8")
     with table.open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert {row["weight_bits"] for row in rows} >= {"2", "8"}

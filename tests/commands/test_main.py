@@ -137,7 +137,7 @@ BAD_WORDS = [
             *("explain resnet18", "verify model.tflite"),
         )
     ),
-    ("explain resnet18 --out plan.pdf", "received .pdf, expected one of .html, .svg, .png, .csv"),
+    ("explain resnet18 --out plan.pdf", "received .pdf, expected one of .html, .csv, .json"),
     ("explain resnet18 --out nowhere/plan.html", "which does not exist"),
     ("sensitivity resnet18", "received no images, expected --images or --dataset"),
     ("sensitivity resnet19 --dataset digits", "Did you mean resnet18?"),
@@ -158,7 +158,7 @@ BAD_WORDS = [
     ),
     (f"sensitivity resnet18 --images {__file__}", "a file that np.save has not written"),
     ("explain resnet18 --image_size 0", "--image_size: '0': expected an integer from 1 to 4096"),
-    ("explain resnet18 --out a.pdf --out nowhere/plan.svg", "--out: 2 problems"),
+    ("explain resnet18 --out a.pdf --out nowhere/plan.csv", "--out: 2 problems"),
     ("explain resnet18 --trust_model=yes", "--trust_model: received 'yes', expected no value"),
     (f"export {__file__} --out nowhere/m.tflite", "which does not exist"),
     (f"export {__file__} --out ''", "--out: received an empty name, expected that of a file"),

@@ -1,5 +1,6 @@
 """`sat-tf verify FILE` where nothing but what the documentation says is installed."""
 
+import json
 import pathlib
 import re
 import subprocess
@@ -90,6 +91,9 @@ def test_a_file_is_verified_with_what_the_documentation_installs(
     assert certificate.is_exact
     assert certificate.codes_compared > 0
     assert (tmp_path / "proof" / "certificate.html").is_file()
+    marks = json.loads((tmp_path / "proof" / "overlay.json").read_text(encoding="utf-8"))["results"]
+    assert marks.keys() == {tensor.name for tensor in certificate.runtimes["xnnpack"].tensors}
+    assert all(" codes differ; " in mark["value"] for mark in marks.values())
     again = (*words[:-4], "--certificate", "proof/certificate.json", "--images", "photos")
     done = _run(python, tmp_path, *again)
     assert done.returncode == 0, done.stderr

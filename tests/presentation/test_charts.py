@@ -2,11 +2,10 @@ import math
 import re
 import xml.etree.ElementTree as ET
 
-import numpy as np
 import pytest
 
 from sat_tf.presentation import palette
-from sat_tf.presentation.charts import DotChart, Dots, Line, LineChart, heat_map, histogram, legend
+from sat_tf.presentation.charts import DotChart, Dots, Line, LineChart, histogram, legend
 
 # The area between the axes of a chart of lines.
 LEFT, RIGHT, TOP, BOTTOM = 52.0, 460.0, 34.0, 248.0
@@ -165,23 +164,6 @@ def test_a_chart_of_dots_names_every_layer_and_leaves_out_what_was_not_measured(
     assert "legend" not in drawn
     empty = DotChart(title="", x_label="", y_label="", names=["a"], dots=[Dots("", [None])])
     assert empty.to_figure() == ""
-
-
-def matrix(size):
-    names = [f"class {number}" for number in range(size)]
-    return heat_map(np.eye(size), names, title="t", summary="s", tip_of=lambda *cell: f"{cell}")
-
-
-def test_few_classes_are_shown_smaller_with_letters_as_large():
-    widths = [float(re.search(r"--widest:([\d.]+)rem", matrix(size))[1]) for size in (3, 5, 9, 40)]
-    assert widths == sorted(widths)
-    assert widths[0] < 22 < widths[-1] <= 40
-    for size in (3, 40):
-        assert set(re.findall(r"font-size: ([\d.]+)px", matrix(size))) == {"11.5"}
-
-
-def test_cells_without_images_are_not_drawn():
-    assert tips(matrix(4)) == [f"({index}, {index})" for index in range(4)]
 
 
 @pytest.mark.parametrize("count", [1, 2, 16, 32, 33, 256])

@@ -3,15 +3,12 @@
 import dataclasses
 import math
 
-import numpy as np
-
-from sat_tf.analysis.answers import Answers
 from sat_tf.analysis.code_use import LayerRow
 from sat_tf.export.certificate.certificate import Certificate, ImagesFrom
 from sat_tf.export.certificate.outputs import OutputCount
 from sat_tf.export.certificate.runtimes import RuntimeCount, TensorCount
 from sat_tf.training.config.config import config_text, parse_config
-from sat_tf.training.report.report import write_answers, write_layers
+from sat_tf.training.report.report import write_layers
 from sat_tf.training.report.results import Results
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.history import EpochMetrics, StepMetrics
@@ -90,17 +87,7 @@ def fill(folder: RunFolder, *, layer: str = "block_{}_relu", codes_differing: in
     folder.write_json(run_folder.RESULTS, results.to_dict())
     folder.write_json(run_folder.CERTIFICATE, _certificate(layer, codes_differing).to_dict())
     write_layers(folder, list(_layers(names)))
-    write_answers(folder, _answers(layer))
     return folder
-
-
-def _answers(name):
-    random = np.random.default_rng(0)
-    labels, wrong = random.integers(0, 10, (2, 60))
-    answers = [np.where(random.random(60) < 0.8, labels, wrong) for _ in range(2)]
-    images = random.integers(0, 256, (60, 8, 8, 3), np.uint8)
-    names = [f"{name} {index}" for index in range(10)]
-    return Answers.of(images, labels, *answers, num_classes=10, class_names=names)
 
 
 def _certificate(layer, codes_differing):

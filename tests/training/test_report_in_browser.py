@@ -114,7 +114,7 @@ def test_nothing_is_loaded_and_nothing_runs(measured):
     for found in measured.values():
         assert (found["loaded"], found["scripts"]) == (0, 0)
         assert found["title"] == "Run demo"
-        assert found["headings"][:3] == ["Run demo", "Accuracy", "Answers"]
+        assert found["headings"][:2] == ["Run demo", "Accuracy"]
 
 
 @pytest.mark.thorough

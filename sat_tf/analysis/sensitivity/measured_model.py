@@ -20,7 +20,9 @@ from sat_tf.analysis.sensitivity.damage import (
     within_drop,
 )
 from sat_tf.messages import say
+from sat_tf.planning.plan import Plan
 from sat_tf.presentation import palette
+from sat_tf.presentation.overlay import Mark, write_overlay
 from sat_tf.presentation.tables import Column, RowTable, Table
 from sat_tf.qat.policy import BitPolicy
 
@@ -207,6 +209,27 @@ class Sensitivity(RowTable):
             ValueError: the path cannot be written, or has another suffix.
         """
         palette.write(lambda: _draw(self), path)
+
+    def write_overlay(self, path: str | os.PathLike[str], plan: Plan) -> None:
+        """Writes what each layer loses, for Model Explorer to show on the file.
+
+        Nodes are as red as their layer loses much, by the metric that layers are ranked by.
+
+        Args:
+            path: of a .json file.
+            plan: of the model, `sat_tf.explain(model, policy)`, which knows the tensors of layers.
+
+        Raises:
+            ValueError: the path cannot be written, or the model cannot be exported.
+        """
+        factor, unit = METRICS[self.metric].unit
+        lost: dict[str, float] = {}
+        for layer in self.layers:
+            value = factor * (self.value(layer.damage) or 0.0)
+            for tensor in plan.tensors(layer.name):  # which a kernel and a stream may share
+                lost[tensor] = max(value, lost.get(tensor, value))
+        marks = {tensor: Mark(value) for tensor, value in lost.items()}
+        write_overlay(path, f"{_TITLES[self.metric]} {unit}".strip(), marks)
 
 
 def _check(name: str, value: object, most: float, expected: str) -> None:

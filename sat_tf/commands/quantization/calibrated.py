@@ -125,8 +125,6 @@ def write_calibrated(
             (pictures.held_out, labels),
             images_from=pictures.images_from,
             float_model=model,
-            feed=feed,
-            class_names=pictures.class_names,
             progress=True,
             **options,
         )

@@ -26,6 +26,7 @@ from sat_tf.export.certificate.runtimes import (
 )
 from sat_tf.export.litert.processes import Machine
 from sat_tf.messages import MOST_OF_A_FILE, ProblemsError, validation_problems
+from sat_tf.presentation.overlay import BAD, GOOD, Mark, write_overlay
 from sat_tf.presentation.tables import Cell, Displayed, Marked, Table, points
 from sat_tf.targets import DEFAULT_TARGET, PROCESSORS
 
@@ -622,6 +623,30 @@ class Certificate(Displayed):
         # A line for each of 256 counts would hide the rest.
         text = _LISTS_OF_NUMBERS.sub(lambda found: " ".join(found[0].split()), text)
         write_text(path, text + "\n")
+
+    def write_overlay(self, path: str | os.PathLike[str]) -> None:
+        """Writes what was measured of each tensor, for Model Explorer to show on the file.
+
+        Nodes have the codes that differ with XNNPACK, the bits of their codes, how many occur and
+        their range; red ones differ.
+
+        Args:
+            path: of a .json file.
+
+        Raises:
+            ValueError: the path cannot be written.
+        """
+        codes = {tensor.name: tensor for tensor in self.codes}
+        marks = {}
+        for count in self.runtimes["xnnpack"].tensors:
+            words = f"{count.codes_differing:,} of {count.codes_compared:,} codes differ"
+            if tensor := codes.get(count.name):
+                first = tensor.lowest - tensor.zero_point
+                low, high = (tensor.step * n for n in (first, first + len(tensor.counts) - 1))
+                words += f"; {tensor.bits} bits, {tensor.codes_used} codes occur, "
+                words += f"{low:.4g} to {high:.4g}"
+            marks[count.name] = Mark(words, BAD if count.codes_differing else GOOD)
+        write_overlay(path, "codes with XNNPACK", marks)
 
     def _headline(self) -> Marked:
         images = f"{self.num_images:,} image{'' if self.num_images == 1 else 's'}"

@@ -1,18 +1,17 @@
 """The end of a run: export, verification, results, curves and report."""
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import tf_keras as keras
 
-from sat_tf.analysis.answers import Answers
 from sat_tf.analysis.code_use import layer_rows
 from sat_tf.data.source import NO_LABEL
 from sat_tf.export.certificate.certificate import Certificate, ImagesFrom
 from sat_tf.export.certificate.proof import read_subject
-from sat_tf.export.evaluate import evaluate_tflite, run_tflite
+from sat_tf.export.evaluate import evaluate_tflite
 from sat_tf.export.export import ExportReport, export_tflite
 from sat_tf.export.verify import verify_tflite
 from sat_tf.graph.network import Network
@@ -23,7 +22,7 @@ from sat_tf.qat.inputs import takes_pixels
 from sat_tf.top_k import classes_of
 from sat_tf.training.loop.stage import SAMPLE, Run
 from sat_tf.training.loop.start import fed, pixels_of
-from sat_tf.training.report.report import write_answers, write_curves, write_layers, write_report
+from sat_tf.training.report.report import write_curves, write_layers, write_report
 from sat_tf.training.report.results import Results
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.history import EpochMetrics
@@ -125,8 +124,6 @@ def _of_file(run: Run, quantized: keras.Model, num_held_out: int) -> dict[str, A
             (pixels if is_of_pixels else pixels.astype(np.float32), labels),
             images_from=ImagesFrom.held_out(source.name, config.verify_images, source.decoder),
             float_model=float_model,
-            feed=lambda images: fed(source, images),
-            class_names=source.class_names,
             progress=True,
             float_head=config.float_head,
             pack=config.pack,
@@ -193,24 +190,17 @@ def write_file(
     *,
     images_from: ImagesFrom,
     float_model: keras.Model | None,
-    feed: Callable[[np.ndarray], np.ndarray],
-    class_names: Sequence[str] | None,
     progress: bool = False,
     **options: Any,
 ) -> tuple[ExportReport, Certificate]:
-    """Exports a model into a folder, verifies the file, and compares its answers to images.
-
-    The folder gets the file, its certificate, and what the float model and the file answer.
+    """Exports a model into a folder and verifies the file, whose certificate is beside it.
 
     Args:
         folder: where the files go.
         model: see `export_tflite`.
-        sample: pixels, as the file takes them, and their labels as `verify_tflite` does; answers
-            are written where these are one array.
+        sample: pixels, as the file takes them, and their labels as `verify_tflite` does.
         images_from: where the images come from.
-        float_model: from images to logits or probabilities (n, classes); None compares no answers.
-        feed: makes of pixels what the float model takes.
-        class_names: one for each class, if they have names.
+        float_model: see `verify_tflite`.
         progress: show how far it is.
         **options: of `export_tflite`.
 
@@ -229,20 +219,4 @@ def write_file(
         images_from=images_from,
         progress=progress,
     )
-    if float_model is not None and isinstance(labels, np.ndarray):
-        pixels = images.astype(np.uint8)
-        logits = [
-            float_model(feed(pixels[start : start + _BATCH_SIZE]), training=False).numpy()
-            for start in range(0, len(pixels), _BATCH_SIZE)
-        ]
-        outputs = run_tflite(path, pixels, progress=False)
-        answers = Answers.of(
-            pixels,
-            labels,
-            classes_of(np.concatenate(logits)),
-            classes_of(outputs),
-            num_classes=outputs.shape[-1],
-            class_names=class_names,
-        )
-        write_answers(folder, answers)
     return report, certificate

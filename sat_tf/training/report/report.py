@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import pydantic
 
-from sat_tf.analysis.answers import Answers, answers_section
 from sat_tf.analysis.code_use import LayerRow
 from sat_tf.data.source import AGREEMENT, TOP1
 from sat_tf.export.certificate.certificate import (
@@ -130,7 +129,6 @@ def write_report(folder: RunFolder) -> None:
         curves=[chart.to_figure() for chart in curves],
         caveat=results.caveat() if results else "",
         training={name: words for name, words in training.items() if words},
-        answers=_answers(folder),
         layers=Table(columns=_LAYER, rows=layers).to_html("Layers") if layers else "",
         images=_images(folder, certificate),
         sizes=_sizes(results) if results else {},
@@ -154,11 +152,6 @@ def write_layers(folder: RunFolder, layers: Sequence[LayerRow]) -> None:
     folder.write_json(run_folder.LAYERS, {"layers": rows})
 
 
-def write_answers(folder: RunFolder, answers: Answers) -> None:
-    """Writes the answers to held-out images, which `write_report` shows."""
-    folder.write_json(run_folder.ANSWERS, answers.to_dict())
-
-
 def _of_file(folder: RunFolder, name: str, kind: type[_Kind], expected: str) -> _Kind | None:
     """The contents of a file that only a finished run has; None without it."""
     return folder.read_values(name, kind, expected) if folder.file(name).exists() else None
@@ -168,14 +161,6 @@ class _Layers(pydantic.BaseModel):
     """The file of layers."""
 
     layers: list[LayerRow] = []
-
-
-def _answers(folder: RunFolder) -> str:
-    values = folder.read_json(run_folder.ANSWERS)
-    try:
-        return answers_section(Answers.from_dict(values)) if values else ""
-    except ValueError as error:
-        raise folder.damaged(run_folder.ANSWERS, error, "answers") from error
 
 
 def _verdict(results: Results, differing: Marked | None) -> dict[str, Any]:

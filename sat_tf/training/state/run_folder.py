@@ -54,7 +54,6 @@ RESULTS = "results.json"
 STATE = "state.json"
 CHECKPOINTS = "checkpoints"
 LAYERS = "layers.json"
-ANSWERS = "answers.json"  # of the float model and of the file, to held-out images
 REPORT = "report.html"
 
 # The model that each stage saves.
@@ -81,7 +80,6 @@ FILES = (
     STATE,
     CHECKPOINTS,
     LAYERS,
-    ANSWERS,
     REPORT,
 )
 

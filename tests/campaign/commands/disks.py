@@ -162,8 +162,7 @@ def _plan(scratch: pathlib.Path) -> Callable[[pathlib.Path], Any]:
     def write(folder: pathlib.Path) -> None:
         plan.write_csv(folder / "plan.csv")
         plan.write_page(folder / "plan.html")
-        plan.write_diagram(folder / "plan.png")
-        plan.write_diagram(folder / "plan.svg")
+        plan.write_overlay(folder / "plan.json")
 
     return write
 

@@ -152,8 +152,7 @@ def _wrong_page(text: str) -> str | None:
     page = _Page()
     page.feed(text)
     page.close()
-    own = [script for script in page.scripts if 'getElementById("graph")' in script]
-    if len(page.scripts) > len(own) or len(own) > 1:
+    if page.scripts:
         page.problems.append("a script that is not ours")
     return "; ".join(page.problems[:3]) or None
 
@@ -188,7 +187,7 @@ _CHECKS: dict[str, Callable[[str], str | None]] = {
 # -- where a name is put ---------------------------------------------------------------------------
 
 Words = Sequence[str]
-_OUTS = ("--out", "plan.html", "--out", "plan.csv", "--out", "plan.svg", "--out", "plan.png")
+_OUTS = ("--out", "plan.html", "--out", "plan.csv", "--out", "plan.json")
 _RANGE = ("--input_range", "0,255")
 
 

@@ -162,13 +162,13 @@ def test_it_loads_nothing_and_links_only_to_the_certificate(tmp_path):
     page = shown(fill(RunFolder(tmp_path)))
     for word in ("<script", "url(", "@import", "http:", "https:", "<link"):
         assert word not in page
-    assert page.count("<img") == page.count('<img src="data:image/jpeg;base64,') > 0
+    assert "<img" not in page
     assert set(outline(page).links) == {"certificate.html", "certificate.json"}
 
 
 def test_every_drawing_has_a_name_and_a_description(tmp_path):
     page = shown(fill(RunFolder(tmp_path)))
-    assert page.count('role="img"') == page.count("<desc>") == 6
+    assert page.count('role="img"') == page.count("<desc>") == 4
     assert "training from 1.5 to" in page
     assert "training, with weight decay from 2.5 to" in page
     assert page.index("<h1>") < page.index("<h2>")
@@ -186,7 +186,6 @@ def test_hostile_names_are_text(tmp_path):
         (run_folder.RESULTS, run_folder.LAYERS, run_folder.CERTIFICATE),
         (run_folder.STEPS,),
         (run_folder.METRICS,),
-        (run_folder.ANSWERS,),
         run_folder.FILES,
     ],
 )
@@ -216,7 +215,6 @@ def test_codes_that_differ_stand_out(tmp_path):
         ),
         (run_folder.CERTIFICATE, '{"model": "demo"}', r"certificate.json: received .*sha256"),
         (run_folder.LAYERS, '{"layers": [{"name": 1}]}', r"layers.json: received .*layers.0.name"),
-        (run_folder.ANSWERS, '{"labels": [0]}', "answers.json: received a damaged file"),
         (run_folder.METRICS, "stage,epoch\nfloat,1\n", "metrics.csv: received a damaged file"),
         (run_folder.STEPS, "stage,step\nfloat,1\n", "steps.csv: received a damaged file"),
     ],

@@ -1,0 +1,69 @@
+"""Overlays for Model Explorer, LiteRT's viewer: what is known of a file's tensors, on its graph.
+
+An overlay is the JSON that Model Explorer calls node data. Its keys are names of tensors: the
+viewer finds the node that makes each of them, whichever of its adapters has read the file.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from sat_tf.atomic_file import write_text
+
+# What shows the graph of a file.
+IN_A_VIEWER = (
+    "open the .tflite file in Netron, or in Model Explorer with the overlay that --out FILE.json, "
+    "in Python write_overlay(path), writes"
+)
+GOOD, BAD = "#b7e1cd", "#f4a79d"
+# viridis, whose order survives colour blindness and greyscale prints: 1 bit is the lightest.
+BIT_COLORS = {
+    1: "#fde725",
+    2: "#a0da39",
+    3: "#5ec962",
+    4: "#1fa187",
+    5: "#277f8e",
+    6: "#365c8d",
+    7: "#46327e",
+    8: "#440154",
+}
+
+
+class Mark(NamedTuple):
+    """What an overlay says of a tensor.
+
+    Attributes:
+        value: words, or a number.
+        color: of its node, in CSS; "" where numbers are coloured by their size.
+    """
+
+    value: str | float
+    color: str = ""
+
+
+def write_overlay(path: str | os.PathLike[str], title: str, marks: Mapping[str, Mark]) -> None:
+    """Writes an overlay; the file appears whole, or not at all.
+
+    Args:
+        path: of a JSON file.
+        title: what its values are.
+        marks: by the names of tensors in the file that the overlay is for.
+
+    Raises:
+        ValueError: there are no tensors, or the path cannot be written.
+    """
+    if not marks:
+        raise ValueError(
+            f"{os.fspath(path)}: received an overlay for a model that has no file, expected one "
+            "that can be exported; solve the problems that sat_tf.explain(model, policy) lists."
+        )
+    results = {
+        name: {"value": mark.value, **({"bgColor": mark.color} if mark.color else {})}
+        for name, mark in marks.items()
+    }
+    overlay: dict[str, Any] = {"name": title, "results": results}
+    if any(not mark.color for mark in marks.values()):
+        ends = ((0, "#ffffff"), (1, "#d0021b"))
+        overlay["gradient"] = [{"stop": stop, "bgColor": color} for stop, color in ends]
+    write_text(path, json.dumps(overlay, indent=1, ensure_ascii=False) + "\n")
