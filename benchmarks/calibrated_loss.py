@@ -7,8 +7,7 @@ import numpy as np
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.analysis.allocation.budget import Choice
-from sat_tf.analysis.allocation.choices import ModelChoices
+from sat_tf.analysis.allocation.choices import Choice, ModelChoices
 from sat_tf.qat.layout import GuessedClippingLevelsWarning
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.observers import RangeObserver

@@ -106,7 +106,7 @@ def random_search(
     Args:
         problem: with the limits.
         bits: (n, 2) of its options.
-        evaluate: what a choice costs, such as `problem.costs` or a measured loss of accuracy.
+        evaluate: what a choice costs, such as a measured loss of accuracy.
         evaluations: how often to call it.
         seed: of the proposals.
 

@@ -21,9 +21,8 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.analysis.allocation.budget import Choice
-from sat_tf.analysis.allocation.choices import ModelChoices
-from sat_tf.analysis.allocation.problem import BitCosts, combined
+from sat_tf.analysis.allocation.choices import Choice, ModelChoices
+from sat_tf.analysis.allocation.costs import BitCosts, combined
 from sat_tf.analysis.labelled_images import LabelledImages, class_shares, labelled_images
 from sat_tf.analysis.sensitivity.one_at_a_time import one_at_a_time
 from sat_tf.graph import layer_kinds

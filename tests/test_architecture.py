@@ -120,7 +120,7 @@ PYTHON = {
 # The most lines that each room may have, so that one head can hold the house. Nobody raises one of
 # these numbers without lowering others by as much; whoever makes a room smaller lowers its number.
 MOST_LINES = {
-    "analysis": 6000,
+    "analysis": 5600,
     "callbacks": 300,
     "commands": 5200,
     "core": 4000,

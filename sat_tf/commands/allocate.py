@@ -1,12 +1,11 @@
 """`sat-tf allocate`."""
 
 import argparse
-import pathlib
 from typing import Any
 
 from rich.console import Console
 
-from sat_tf.analysis.allocation.budget import LIMITS, NAMES, read_budget, read_csv
+from sat_tf.analysis.allocation.budget import LIMITS, NAMES, REMOVED, read_budget
 from sat_tf.commands.models import (
     add_model_argument,
     model_maker,
@@ -33,16 +32,12 @@ EXAMPLES = f"""\
 examples:
   sat-tf allocate model.keras --images photos/ --budget bytes=500000 --out policy.yaml
   sat-tf allocate model.keras --dataset digits --budget average_bits=4
-  sat-tf allocate model.keras --images photos/ --budget bytes=60% bit_operations=30% \\
-      --bits 2,4,8 --out layers.csv --out curve.svg
+  sat-tf allocate model.keras --images photos/ --budget bytes=60% average_activation_bits=5 \\
+      --bits 2,4,8 --out layers.csv
   sat-tf allocate model.keras --images photos/ --npu ethos-u55-128 --budget milliseconds=60%
-  sat-tf allocate model.keras --budget milliseconds=12 --cost costs.csv --latency phone.csv
 
 limits, each a number, or a share such as 60% of what the most bits need:
 {_LIMIT_LINES}
-
-costs.csv has the columns layer, weight_bits, activation_bits, cost, and phone.csv milliseconds in
-place of cost; bits that are left empty stand for all of them.
 
 policy.yaml holds fields of sat_tf.BitPolicy: BitPolicy(**yaml.safe_load(file)) in Python,
   sat-tf quantize model.keras --images photos/ --policy policy.yaml
@@ -52,7 +47,6 @@ exit status: 0; 2 if something cannot be read or measured, or no choice keeps th
 """
 
 _USUAL_IMAGES = 256
-_SENSITIVITY = "sensitivity"
 
 
 def add_arguments(parser: Parser) -> None:
@@ -65,21 +59,14 @@ def add_arguments(parser: Parser) -> None:
         required=True,
         help=f"what the model may use at most: {', '.join(NAMES)}; see below",
     )
-    parser.add_argument(
-        "--cost",
-        metavar="NAME|FILE",
-        default=_SENSITIVITY,
-        help="what is minimized: sensitivity (the loss with one layer quantized), or a CSV file; "
-        "default: sensitivity",
-    )
-    parser.advanced.add_argument(
-        "--latency", metavar="FILE", help="milliseconds of all linear layers, as a CSV file"
-    )
+    parser.refused = {
+        f"--{name}": f"use {REMOVED[name]}" for name in ("cost", "latency", "seconds")
+    }
     parser.add_argument(
         "--npu",
         metavar="NAME[,SYSTEM,MODE]",
-        help="an Ethos-U, such as ethos-u55-128, whose compiler estimates milliseconds and counts "
-        "compiled_bytes; SYSTEM and MODE are its system configuration and memory mode",
+        help="an Ethos-U, such as ethos-u55-128, whose compiler estimates milliseconds; SYSTEM and "
+        "MODE are its system configuration and memory mode",
     )
     parser.add_argument(
         "--bits",
@@ -104,14 +91,8 @@ def add_arguments(parser: Parser) -> None:
         "default: auto",
     )
     add_quantization(parser, chosen=True)
-    add_image_arguments(parser, default="none; measured costs need them", usual=str(_USUAL_IMAGES))
-    add_outputs(
-        parser,
-        yaml="the policy",
-        csv="the layers",
-        svg="the least cost over the tightest limit",
-        png="the same",
-    )
+    add_image_arguments(parser, default="none; they are required", usual=str(_USUAL_IMAGES))
+    add_outputs(parser, yaml="the policy", csv="the layers")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
@@ -121,19 +102,14 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     budget = _budget(arguments.budget)
     with value_errors_as_run_errors():
         npu = arguments.npu and _npu(arguments.npu)
-        known = {"milliseconds": arguments.latency or npu, "compiled_bytes": npu}
         try:
-            read_budget(budget, [name for name, source in known.items() if source is not None])
+            read_budget(budget, npu=npu is not None)
         except ValueError as error:
             raise RunError(ProblemsError("--budget", problems_of(error))) from error
-        is_measured = arguments.cost == _SENSITIVITY
-        cost = _SENSITIVITY if is_measured else _cost_table(arguments.cost)
-        latency = arguments.latency and read_csv(arguments.latency, "milliseconds")
         check_outputs(arguments)
-    if is_measured and not wanted.is_given:
+    if not wanted.is_given:
         raise RunError(
-            f"--cost {cost}: received no images, expected --images or --dataset, on which it is "
-            "measured; or a CSV file of costs."
+            "received no images, expected --images or --dataset: losses are measured on images."
         )
     make = model_maker(arguments, "allocate")
     quiet_tensorflow()
@@ -141,17 +117,12 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
 
     with value_errors_as_run_errors(arguments.model):
         model = make()
-        images = None
-        if is_measured:
-            fed = images_as_fed(model, arguments.model, wanted, policy, console)
-            images, policy = (fed.images, fed.labels), fed.policy
+        fed = images_as_fed(model, arguments.model, wanted, policy, console)
         found = allocate(
             model,
-            images,
-            policy,
+            (fed.images, fed.labels),
+            fed.policy,
             budget=budget,
-            cost=cost,
-            latency=latency,
             npu=npu,
             weight_bits=arguments.choices,
             activation_bits=arguments.activation_bits or arguments.choices,
@@ -159,13 +130,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
             num_images=wanted.most or _USUAL_IMAGES,
         )
         found.print_to(console)
-        write_outputs(
-            arguments,
-            yaml=found.write_policy,
-            csv=found.write_csv,
-            svg=found.write_picture,
-            png=found.write_picture,
-        )
+        write_outputs(arguments, yaml=found.write_policy, csv=found.write_csv)
     for path in arguments.out:
         say(console, f"Written: {path}")
 
@@ -206,12 +171,3 @@ def _npu(text: str) -> dict[str, str]:
     except ImportError as error:  # the compiler is an extra
         raise RunError(str(error)) from error
     return npu
-
-
-def _cost_table(text: str) -> dict[str, Any]:
-    if not pathlib.Path(text).exists():
-        raise ValueError(
-            f"--cost: received {text!r}, expected {_SENSITIVITY} or a CSV file that is there; name "
-            "one of them."
-        )
-    return read_csv(text, "cost")

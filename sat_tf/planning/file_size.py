@@ -29,7 +29,7 @@ from sat_tf.qat.policy import BitPolicy
 
 
 def file_bytes(model: keras.Model, policy: BitPolicy, *, pack: str = "auto") -> int:
-    """The length of the file that `export_tflite` will write of a model, in bytes.
+    """Returns the length of the file that `export_tflite` will write of a model, in bytes.
 
     It is exact for integer files of default settings. Clipping levels are assumed to be all
     different, as after training; between two tensors with equal levels the file needs no operator.
@@ -50,14 +50,19 @@ def file_bytes(model: keras.Model, policy: BitPolicy, *, pack: str = "auto") -> 
 
 
 class FileSizes:
-    """The bytes of a model's file for every choice of weight bits, layer by layer.
+    """The bytes of a model's file for every choice of bits, as a sum over its layers.
 
-    The graph is lowered once for each number of bits, in all layers; the file of a mixture takes
-    each linear operation from the graph of its own bits.
+    The graph is lowered once for each number of weight bits, in all layers; the file of a mixture
+    takes each linear operation from the graph of its own bits. What a layer adds is measured by
+    changing its bits alone. The sum is the file's length but for alignment, and for entries that a
+    file has once for all layers.
+
+    Attributes:
+        base: the bytes that the layers add theirs to.
 
     Args:
         source: a float model that has been read.
-        policy_at: gives the policy with some bits in all layers that are chosen for.
+        policy_at: gives the policy with weight bits in all layers that are chosen for.
         weight_bits: the numbers of bits to choose from.
         pack: as for `export_tflite`.
 
@@ -77,8 +82,6 @@ class FileSizes:
         target = policy_at(weight_bits[0]).processor.name
         self._settings = FileSettings(pack=pack, output_type=None, target=target)
         self._graphs: dict[int, Graph] = {}
-        # The operations of each layer, by their places in the graph.
-        self._places: dict[str, list[int]] = {}
         refused: list[NothingPackedError] = []
         for bits in weight_bits:
             network = _previewed(source, policy_at(bits))
@@ -88,10 +91,20 @@ class FileSizes:
             except NothingPackedError as error:
                 refused.append(error)  # at these bits; of a mixture, something may fit
             self._graphs[bits] = graph
-            if not self._places:
-                self._places = _linear_places(network, graph)
         if len(refused) == len(self._graphs):
             raise refused[0]
+        # The operations of each layer, by their places in the graph.
+        self._places = _linear_places(network, graph)
+        # Every second layer is stored in as few bits as it can be, so that what a file has once
+        # for a storage is in the base, and not counted for each layer.
+        self._mixed = {
+            layer: (min, max)[index % 2](
+                weight_bits, key=functools.partial(self.stored_bits, layer)
+            )
+            for index, layer in enumerate(self._places)
+        }
+        self.base = self._length(self._mixed)
+        self._added: dict[tuple[str, int], int] = {}
 
     def tensors(self, layer: str) -> list[str]:
         """Returns the tensors of the file that a layer's linear operations make."""
@@ -104,62 +117,42 @@ class FileSizes:
         return names_in_file(next(iter(self._graphs.values())), self._settings)
 
     def stored_bits(self, layer: str, bits: int | None) -> int:
-        """How many bits of the file each weight of a layer takes.
+        """Returns how many bits of the file each weight of a layer takes.
 
         Args:
             layer: its name.
             bits: of the choices; of a layer that is not chosen for, any.
         """
-        (operation, *_) = self._operations(layer, bits)
-        return int(operation.storage.value)
+        return int(self._operations(layer, bits)[0].storage.value)
 
     def kernel_bytes(self, layer: str, bits: int | None) -> int:
-        """The bytes of a layer's codes in the file, likewise; calls of one layer share them."""
-        (operation, *_) = self._operations(layer, bits)
+        """Returns the bytes of a layer's codes in the file; calls of one layer share them."""
+        operation = self._operations(layer, bits)[0]
         return -(-operation.kernel.size * operation.storage.value // 8)
 
-    def total(self, bits: Mapping[str, int]) -> int:
-        """The bytes of the file with these weight bits.
+    def added(self, layer: str, bits: int | None) -> int:
+        """Returns the bytes that a layer adds to the base, negative ones too."""
+        if bits not in self._graphs:
+            return 0
+        stored = layer, self.stored_bits(layer, bits)
+        if stored not in self._added:  # bits that are stored alike give the same file
+            self._added[stored] = self._length({**self._mixed, layer: bits}) - self.base
+        return self._added[stored]
 
-        Args:
-            bits: of each layer that is chosen for; all others are as their policy has them.
+    def _length(self, bits: Mapping[str, int]) -> int:
+        """Returns the bytes of the file with these weight bits of layers.
+
+        What stands before the root table, whose place the first four bytes say, has the same
+        length but for its alignment, which would not add up: it counts as the most that it is.
         """
-        base = next(iter(self._graphs.values()))
-        operations = list(base.operations)
+        graph = next(iter(self._graphs.values()))
+        operations = list(graph.operations)
         for layer, own in bits.items():
-            for place_in_graph in self._places[layer]:
-                operations[place_in_graph] = self._graphs[own].operations[place_in_graph]
-        graph = dataclasses.replace(base, operations=tuple(operations))
-        return len(planned_content(graph, self._places, self._settings))
-
-    def marginal(self, layers: Sequence[str]) -> tuple[int, dict[tuple[str, int], int]]:
-        """The bytes of a file as a sum over its layers.
-
-        Each layer's share is measured by changing its bits alone in the smallest file. The sum is
-        exact up to the entries that a file has once for all layers, some tens of bytes.
-
-        Args:
-            layers: that are chosen for.
-
-        Returns:
-            What is in the file whatever is chosen, and beside it the bytes of each layer at each
-            number of bits.
-        """
-        smallest = {
-            layer: min(self._graphs, key=functools.partial(self.stored_bits, layer))
-            for layer in layers
-        }
-        base = self.total(smallest)
-        added: dict[tuple[str, int], int] = {}
-        for layer in layers:
-            # Bits that are stored alike give the same file.
-            of_storage = {self.stored_bits(layer, smallest[layer]): 0}
-            for bits in self._graphs:
-                stored = self.stored_bits(layer, bits)
-                if stored not in of_storage:
-                    of_storage[stored] = self.total({**smallest, layer: bits}) - base
-                added[layer, bits] = of_storage[stored]
-        return base, added
+            for index in self._places[layer]:
+                operations[index] = self._graphs[own].operations[index]
+        graph = dataclasses.replace(graph, operations=tuple(operations))
+        content = planned_content(graph, self._places, self._settings)
+        return len(content) - int.from_bytes(content[:4], "little") + _LONGEST_HEAD
 
     def _operations(self, layer: str, bits: int | None) -> list[Linear]:
         some = next(iter(self._graphs.values()))
@@ -186,6 +179,8 @@ def _lowered(network: Network, kernels: Mapping[str, KernelOutline]) -> Graph:
 
 # Above all codes of kernels, and of what the export adds for itself.
 _FIRST_MARK = 1000
+# The root table begins here, with its offset, identifier, layout and alignment before it.
+_LONGEST_HEAD = 32
 
 
 def _linear_places(network: Network, graph: Graph) -> dict[str, list[int]]:

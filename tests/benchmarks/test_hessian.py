@@ -210,7 +210,7 @@ def test_costs_fall_with_bits_follow_the_seed_and_are_a_table_of_allocate():
         assert costs[bits[0]] >= costs[bits[-1]] >= 0.0
     assert table["two"][2, 2] > 100 * table["two"][8, 8] > 0.0
     bits = {"weight_bits": (2, 4, 8), "activation_bits": (2, 4, 8)}
-    found = sat_tf.allocate(model, cost=table, budget={"bit_operations": "40%"}, **bits)
+    found = sat_tf.allocate(model, cost=table, budget={"average_bits": "60%"}, **bits)
     assert found.proof.gap == 0.0
 
 

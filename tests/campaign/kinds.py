@@ -52,7 +52,7 @@ KINDS = {
     **_of_files("classes", "folders of classes", 300, 10, _HEAVY, "pictures:make_classes"),
     **_of_files("records", "record sets", 500, 10, _HEAVY),
     **_of_files("clusters", "values of `TF_CONFIG`", 200, 4, _HEAVY),
-    **_of_files("tables", "tables, names of classes and policies", 500, 5, _HEAVY),
+    **_of_files("tables", "names of classes and policies", 500, 5, _HEAVY),
     "kills": Kind("kills of chains of commands, three or four each", 30, 1, kills.play, _HEAVY),
     "signals": Kind("SIGINT and SIGTERM in commands", 200, 1, signals.play, _HEAVY),
     "disks": Kind("disks full or read-only, shared folders", 232, 2, disks.play, _HEAVY),

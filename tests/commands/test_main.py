@@ -89,7 +89,10 @@ for picture, why, count in (("a.jpg", "cut", 1), ("b.jpg", "cut", 2), ("a.jpg", 
         (["verify", "--help"], "Exit status 1 if the headline is red"),
         (["audit", "--help"], "sat-tf audit model.keras"),
         (["explain", "--help"], "sat-tf explain model.keras --images photos/ --bits 4"),
-        *((["allocate", "--help"], word) for word in ("average_weight_bits", "phone.csv", "--set")),
+        *(
+            (["allocate", "--help"], word)
+            for word in ("average_weight_bits", "policy.yaml", "--set")
+        ),
         (["--version"], "sat-tf 0."),
     ],
 )
@@ -180,8 +183,8 @@ BAD_WORDS = [
             ("bytes", "'bytes': expected LIMIT=VALUE"),
             ("bytes=3 bytes=4", "bytes: received twice"),
             ("bytes=-1 average_bits=x", "--budget: 2 problems"),
-            ("milliseconds=3", "received no `latency`"),
-            ("compiled_bytes=3", "received no `npu`"),
+            ("milliseconds=3", "received no `npu`"),
+            ("compiled_bytes=3", "Use milliseconds of the npu"),
             ("bytes=3 --npu ethos-u55-128,Shared_Sram", "alone or with those of a system"),
             (
                 "bytes=3 --npu ethos-u55-12",

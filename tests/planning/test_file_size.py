@@ -1,6 +1,7 @@
 """Bytes that are said before there is a model, and those of the file of that model."""
 
 import glob
+import itertools
 import warnings
 
 import numpy as np
@@ -68,16 +69,12 @@ def sizes(model, pack="auto"):
 def test_mixtures_are_as_long_as_their_files(name, pack):
     model = MODELS[name]()
     found, names, mixed = sizes(model, pack)
-    base, added = found.marginal(names)
     draw = np.random.default_rng(0)
     for _ in range(3):
         bits = {layer: int(draw.choice((2, 4, 8))) for layer in names}
         whole = file_bytes(model, mixed(bits), pack=pack)
-        assert found.total(bits) == whole
-        # Alignment, and entries that a file has once: a few bytes a layer at most.
-        assert base + sum(added[one] for one in bits.items()) == pytest.approx(
-            whole, abs=8 * len(names)
-        )
+        # Entries that a file has once for all layers, and its alignment.
+        assert -8 <= found.base + sum(itertools.starmap(found.added, bits.items())) - whole <= 64
 
 
 def test_each_kernel_is_stored_as_its_packing_says():

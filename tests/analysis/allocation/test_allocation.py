@@ -1,5 +1,6 @@
 import csv
 import itertools
+import re
 import warnings
 
 import numpy as np
@@ -9,6 +10,11 @@ import yaml
 
 import sat_tf
 from sat_tf.analysis.allocation import allocation
+from sat_tf.analysis.allocation.budget import read_budget
+from sat_tf.analysis.allocation.choices import ModelChoices
+from sat_tf.analysis.allocation.costs import of_sensitivity, of_table
+from sat_tf.analysis.allocation.knapsack import solve
+from sat_tf.analysis.allocation.problem import make_problem
 from sat_tf.planning.file_size import file_bytes
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.config.config import DEMO, read_config
@@ -17,6 +23,7 @@ from tests.analysis.allocation.small_models import family, images_for, joined, r
 L = keras.layers
 BITS = {"weight_bits": (2, 4, 8), "activation_bits": (2, 4, 8)}
 EVERYWHERE = {"first_last_weight_bits": None}
+SMALL = {"average_weight_bits": "60%", "average_activation_bits": "60%"}
 
 
 def costs_of(model, policy=None):
@@ -44,7 +51,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def found(model):
-    return by_table(model, budget={"bit_operations": "35%", "bytes": 9_600})
+    return by_table(model, budget={**SMALL, "bytes": 9_600})
 
 
 # -- the bytes of real files ---------------------------------------------------------------------
@@ -61,7 +68,7 @@ def _pointwise():
 
 
 @pytest.mark.thorough
-def test_no_other_choice_whose_file_keeps_a_limit_costs_less():
+def test_no_choice_whose_file_keeps_a_limit_costs_less_than_the_bound():
     model, bits = _pointwise(), (2, 4, 8)
     costs = np.random.default_rng(2).uniform(size=(2, 3, 3))
     cost = {
@@ -80,14 +87,16 @@ def test_no_other_choice_whose_file_keeps_a_limit_costs_less():
     lengths = sorted({length for _, length in every})
     assert len(lengths) > 5
     options = {"cost": cost, "weight_bits": bits, "activation_bits": bits}
-    for limit in [*lengths, *(length + 1 for length in lengths)]:
+    for limit in [length for length in lengths if length >= lengths[0] + 64]:
         found = sat_tf.allocate(model, None, 4, budget={"bytes": limit}, **options)
         best = min(costs for costs, length in every if length <= limit)
-        assert found.proof.cost == pytest.approx(best, abs=1e-9)
-        assert (found.proof.gap, found.proof.margin) == (0.0, 0)
+        assert found.proof.bound - 1e-9 <= best <= found.proof.cost + 1e-9
         assert found.totals["bytes"].value <= limit
+        # What is within the bytes that the sum may be off by is not worth more than they are.
+        lower = min(costs for costs, length in every if length <= limit - 64)
+        assert found.proof.cost <= lower + 1e-9
     with pytest.raises(ValueError, match="received limits that no choice of bits keeps"):
-        sat_tf.allocate(model, None, 4, budget={"bytes": lengths[0] - 1}, **options)
+        sat_tf.allocate(model, None, 4, budget={"bytes": lengths[0] - 65}, **options)
 
 
 def test_only_the_limit_that_no_choice_keeps_is_at_fault(model):
@@ -101,15 +110,16 @@ def test_only_the_limit_that_no_choice_keeps_is_at_fault(model):
 
 
 def test_no_other_choice_within_the_budget_costs_less(model, found):
-    problem = found.problem.knapsack
+    choices = ModelChoices(model, BitPolicy.mobile(), *BITS.values())
+    costs = of_table(costs_of(model), choices.layers)
+    problem = make_problem(choices, costs, read_budget(SMALL)).knapsack
     best = np.inf
     free = [problem.options(item) for item in range(problem.num_items)]
     for chosen in map(np.array, itertools.product(*free)):
-        used = problem.base + problem.usage[:, chosen].sum(axis=1)
+        used = problem.usage[:, chosen].sum(axis=1)
         if np.all(used <= problem.limits) and _is_tied(problem, chosen):
             best = min(best, problem.cost[chosen].sum())
-    # The file of a choice may be shorter than the sum over its layers, which counts here.
-    assert found.proof.cost <= best * (1.0 + 1e-12)
+    assert found.proof.cost == pytest.approx(best, rel=1e-9)
     assert found.totals["bytes"].value <= found.totals["bytes"].limit
     assert (found.proof.status, found.proof.gap) == ("optimal", 0.0)
 
@@ -124,13 +134,16 @@ def _is_tied(problem, chosen):
 
 def test_the_totals_are_those_of_the_plan_and_of_the_file(model, found):
     plan = sat_tf.explain(model, found.policy)
-    assert found.totals["bit_operations"].value == plan.bit_operations
     assert found.totals["bytes"].value == file_bytes(model, found.policy)
     for total in found.totals.values():
         assert total.fewest <= total.value <= total.most
         assert total.limit is None or total.value <= total.limit
-    ideal = sum(row.num_weights * row.weight_bits / 8 for row in found.layers)
-    assert found.totals["ideal_bytes"].value == pytest.approx(ideal)
+    weights = [plan[row.name].parameters - row.num_weights for row in found.layers]  # biases
+    assert all(0 < biases <= 16 for biases in weights)
+    mean = np.average(
+        [row.weight_bits for row in found.layers], weights=[row.num_weights for row in found.layers]
+    )
+    assert found.totals["average_weight_bits"].value == pytest.approx(mean)
 
 
 def test_the_rows_are_the_bits_of_the_policy(model, found):
@@ -141,7 +154,6 @@ def test_the_rows_are_the_bits_of_the_policy(model, found):
             planned.weights.bits,
             planned.reading_bits,
         )
-        assert row.bit_operations == planned.bit_operations
     assert sum(row.cost for row in found.layers) == pytest.approx(found.proof.cost)
 
 
@@ -153,7 +165,7 @@ def test_readers_of_one_grid_have_equal_bits(make):
     for name in ("shortcut", "down", "right"):
         if name in table:
             table[name] = {bits: 1000 * cost for bits, cost in table[name].items()}
-    found = sat_tf.allocate(model, cost=table, budget={"bit_operations": "35%"}, **BITS)
+    found = sat_tf.allocate(model, cost=table, budget={"average_activation_bits": "60%"}, **BITS)
     tied = [row for row in found.layers if row.tied]
     assert tied
     for row in tied:
@@ -175,21 +187,10 @@ def test_a_budget_of_uniform_bits_is_reached(bits, model):
 @pytest.mark.thorough
 def test_a_larger_budget_never_costs_more(model):
     costs = [
-        by_table(model, budget={"bit_operations": f"{share}%"}).proof.cost
-        for share in (25, 40, 60, 100)
+        by_table(model, budget={"average_bits": f"{share}%"}).proof.cost
+        for share in (40, 60, 80, 100)
     ]
     assert costs == sorted(costs, reverse=True)
-
-
-def test_milliseconds_are_limited_by_the_users_table(model):
-    names = [row.name for row in sat_tf.explain(model).layers if row.weights]
-    latency = dict.fromkeys(names, 1.0)
-    latency["four"] = {w: 0.1 * w for w in (2, 4, 8)}
-    found = by_table(model, latency=latency, budget={"milliseconds": len(names) - 1 + 0.4})
-    assert found["four"].weight_bits == 4
-    assert found["four"].milliseconds == pytest.approx(0.4)
-    with pytest.raises(ValueError, match=r"milliseconds=6: the smallest possible is 6\.2"):
-        by_table(model, latency=latency, budget={"milliseconds": 6})
 
 
 @pytest.mark.thorough
@@ -197,38 +198,27 @@ def test_sensitivity_of_a_measured_model_is_taken_as_it_is(model):
     images = images_for(model)
     policy = BitPolicy.mobile(2)
     measured = sat_tf.sensitivity(model, images, policy)
-    one = sat_tf.allocate(model, policy=policy, cost=measured, budget={"bit_operations": "40%"})
-    other = sat_tf.allocate(model, images, policy, budget={"bit_operations": "40%"})
+    one = sat_tf.allocate(model, policy=policy, cost=measured, budget={"average_bits": "50%"})
+    other = sat_tf.allocate(model, images, policy, budget={"average_bits": "50%"})
     assert one.layers == other.layers
     assert one.proof == other.proof
     at_four = sat_tf.sensitivity(model, images, BitPolicy.mobile(4))
     with pytest.raises(ValueError, match="received no weight_bits=2 among what was measured"):
-        sat_tf.allocate(model, cost=at_four, budget={"bit_operations": "40%"})
+        sat_tf.allocate(model, cost=at_four, budget={"average_bits": "50%"})
 
 
 @pytest.mark.thorough
 def test_measured_costs_fall_with_bits(model):
-    found = sat_tf.allocate(
-        model, images_for(model), budget={"bit_operations": "40%"}, num_images=64
-    )
-    problem, bits = found.problem.knapsack, found.problem.bits
-    for item in range(problem.num_items):
-        options = problem.options(item)
-        low, high = options[0], options[-1]
-        assert tuple(bits[low]) <= tuple(bits[high])
-        assert problem.cost[low] >= problem.cost[high] >= 0.0
-    # Two bits cost a hundred times what eight do, at the least.
-    low, high = (problem.costs(found.problem.uniform(number)) for number in (2, 8))
-    assert low > 100 * high > 0.0
+    found = sat_tf.allocate(model, images_for(model), budget={"average_bits": "50%"}, num_images=64)
     assert found.cost_kind == "sensitivity"
-
-
-def test_the_same_bits_everywhere_leave_what_is_settled(found):
-    # The first and the last layer have 8 bits; some layers read an image or a stream.
-    chosen = found.problem.chosen(found.problem.uniform(4))
-    assert chosen.pop("stem")[0] == chosen.pop("classifier")[0] == 8
-    assert set(chosen.values()) == {(4, 4), (4, 8)}
-    assert found.problem.uniform(3) is None
+    measured = sat_tf.sensitivity(model, images_for(model), BitPolicy.mobile(2), num_images=64)
+    layers = ModelChoices(model, BitPolicy.mobile(), range(2, 9), range(2, 9)).layers
+    for costs, layer in zip(of_sensitivity(measured, layers), layers, strict=True):
+        table = np.reshape(costs, (len(layer.weight_bits), len(layer.activation_bits)))
+        assert np.all(np.diff(table, axis=0) <= 0.0)
+        assert np.all(np.diff(table, axis=1) <= 0.0)
+        # Two bits cost a hundred times what eight do, at the least.
+        assert table.size == 1 or table[0, 0] > 100 * table[-1, -1] > 0.0
 
 
 # -- what the policy is good for ---------------------------------------------------------------
@@ -262,13 +252,13 @@ def _trains_and_exports(model, found, path):
 def test_the_model_trains_and_its_file_has_the_bytes_and_the_codes(make, pack, tmp_path):
     model = make()
     policy = BitPolicy.mobile(4, **EVERYWHERE)
-    loose = by_table(model, policy=policy, pack=pack, budget={"bit_operations": "40%"})
+    loose = by_table(model, policy=policy, pack=pack, budget={"average_bits": "50%"})
     room = loose.totals["bytes"]
     found = by_table(
         model,
         policy=policy,
         pack=pack,
-        budget={"bit_operations": "40%", "bytes": (room.fewest + room.most) / 2},
+        budget={"average_bits": "50%", "bytes": (room.fewest + room.most) / 2},
     )
     report, certificate = _trains_and_exports(model, found, tmp_path / "model.tflite")
     assert report.bytes == found.totals["bytes"].value <= found.totals["bytes"].limit
@@ -278,7 +268,7 @@ def test_the_model_trains_and_its_file_has_the_bytes_and_the_codes(make, pack, t
 @pytest.mark.parametrize("pack", ["int2", pytest.param("int4", marks=pytest.mark.thorough)])
 def test_a_budget_within_which_nothing_is_packed_is_refused_as_the_export_does(pack, model):
     with pytest.raises(ValueError, match=rf"pack='{pack}': .* lower a limit, .* pack='auto'"):
-        by_table(model, pack=pack, budget={"bit_operations": "100%"})
+        by_table(model, pack=pack, budget={"average_bits": "100%"})
     found = by_table(model, pack=pack, budget={"average_weight_bits": 4})
     assert found.totals["bytes"].value == file_bytes(model, found.policy, pack=pack)
 
@@ -287,9 +277,9 @@ def test_a_budget_within_which_nothing_is_packed_is_refused_as_the_export_does(p
 def test_bits_of_which_none_are_packed_are_refused_before_anything_is_measured(
     pack, model, monkeypatch
 ):
-    monkeypatch.setattr(allocation, "_costs", None)
+    monkeypatch.setattr(allocation, "of_table", None)
     with pytest.raises(ValueError, match="received no kernel that fits into 4 bits"):
-        by_table(model, pack=pack, weight_bits=(6, 7, 8), budget={"bit_operations": "50%"})
+        by_table(model, pack=pack, weight_bits=(6, 7, 8), budget={"average_bits": "50%"})
 
 
 @pytest.mark.parametrize("pack", ["int2", "int4"])
@@ -312,7 +302,7 @@ def test_the_policy_is_read_back_from_its_file(model, found, tmp_path):
 
 def test_what_a_policy_states_beside_its_bits_is_written(model, tmp_path):
     policy = BitPolicy.mobile(4, input_range=(0, 255), weight_range="layer")
-    found = by_table(model, policy=policy, budget={"bit_operations": "50%"})
+    found = by_table(model, policy=policy, budget={"average_bits": "50%"})
     read = BitPolicy(**yaml.safe_load(found.policy_yaml()))
     assert read == found.policy
     assert read.states_input_range
@@ -320,7 +310,7 @@ def test_what_a_policy_states_beside_its_bits_is_written(model, tmp_path):
 
 def test_the_users_own_overrides_stay(model):
     policy = BitPolicy.mobile(4, overrides={"fo*": {"weight_bits": 3}})
-    found = by_table(model, policy=policy, budget={"bit_operations": "50%"})
+    found = by_table(model, policy=policy, budget={"average_activation_bits": "50%"})
     assert found["four"].weight_bits == 3
     assert next(iter(found.policy.overrides)) == "fo*"
     assert found["four"].chosen == "activations"
@@ -336,7 +326,6 @@ def test_bits_of_layers_are_means_where_channels_have_their_own(model, tmp_path)
     for layer in found.layers:
         bits = quantized.get_layer(f"quant_{layer.name}").kernel_variables["channel_bits"].numpy()
         assert bits.mean() == layer.weight_bits
-        assert layer.ideal_bytes == bits.sum() * layer.num_weights / bits.size / 8
     report, certificate = _trains_and_exports(model, found, tmp_path / "model.tflite")
     assert report.bytes == found.totals["bytes"].value
     assert certificate.codes_differing == 0
@@ -378,36 +367,16 @@ def test_rows_and_csv_say_the_same(found, tmp_path):
     assert [int(line["weight_bits"]) for line in lines] == [r.weight_bits for r in found.layers]
 
 
-def test_the_curve_falls_and_meets_the_choice(found):
-    curve = found.curve("bit_operations", points=12)
-    used, cost = [one["bit_operations"] for one in curve], [one["cost"] for one in curve]
-    assert used == sorted(used)
-    assert cost == sorted(cost, reverse=True)
-    # At the same operations, no point of it is below the choice.
-    value = found.totals["bit_operations"].value
-    assert all(
-        one["cost"] >= found.proof.cost - 1e-12
-        for one in curve
-        if one["cost"] and one["bit_operations"] <= value
-    )
-
-
-@pytest.mark.parametrize("name", ["curve.svg", "curve.png"])
-def test_the_curve_is_drawn(name, found, tmp_path):
-    found.write_picture(tmp_path / name, points=4)
-    assert (tmp_path / name).stat().st_size > 1000
-    assert [path.name for path in tmp_path.iterdir()] == [name]
-
-
-def test_pictures_of_no_format_and_curves_of_no_limit_are_refused(found, tmp_path):
-    with pytest.raises(ValueError, match=r"ends in .jpg, expected .png or .svg"):
-        found.write_picture(tmp_path / "curve.jpg")
-    with pytest.raises(ValueError, match="Did you mean bytes"):
-        found.curve("bites")
-    with pytest.raises(ValueError, match="points: received 1; expected 2 or more"):
-        found.curve(points=1)
+def test_names_of_earlier_versions_say_what_to_use(model, found):
+    with pytest.raises(AttributeError, match=r"no 'curve'; use sat_tf.allocate once for each"):
+        found.curve("bytes")
     with pytest.raises(KeyError, match="Did you mean four"):
         found["for"]
+    given = {"cost": costs_of(model), "budget": {"average_bits": 4}}
+    with pytest.raises(TypeError, match="allocate: 3 problems") as caught:
+        sat_tf.allocate(model, latency={}, seconds=1, wieght_bits=(2, 4), **given)
+    for words in ("latency: .* use npu=", "seconds: .* use fewer", "Did you mean weight_bits"):
+        assert re.search(words, str(caught.value))
 
 
 # -- what is refused ---------------------------------------------------------------------------
@@ -415,18 +384,25 @@ def test_pictures_of_no_format_and_curves_of_no_limit_are_refused(found, tmp_pat
 
 def test_a_budget_that_cannot_be_kept_says_the_least_of_each_limit(model):
     with pytest.raises(ValueError, match="no choice of bits keeps: 2 problems") as caught:
-        by_table(model, budget={"bytes": 10, "bit_operations": 100})
+        by_table(model, budget={"bytes": 10, "average_weight_bits": 1})
     least = by_table(model, budget={"average_bits": 8}).totals
     assert f"bytes=10: the smallest possible is {least['bytes'].fewest:,.0f}" in str(caught.value)
-    assert f"the smallest possible is {least['bit_operations'].fewest:,.0f}" in str(caught.value)
+    assert f"possible is {least['average_weight_bits'].fewest:.3f}" in str(caught.value)
 
 
-def test_limits_that_exclude_each_other_say_what_is_possible_within_the_others(model):
-    latency = {row.name: 1.0 for row in sat_tf.explain(model).layers if row.weights}
-    latency["four"] = {2: 9.0, 4: 1.0, 8: 1.0}  # few bits are slow
-    budget = {"milliseconds": len(latency), "average_weight_bits": 2.5}
-    with pytest.raises(ValueError, match="and within the other limits"):
-        by_table(model, latency=latency, budget=budget)
+def test_limits_that_exclude_each_other_are_all_listed(model):
+    choices = ModelChoices(model, BitPolicy.mobile(), *BITS.values())
+    options = [(layer, own) for layer in choices.layers for own, _ in layer.choices]
+    # Few bits are slow.
+    milliseconds = [9.0 if (layer.name, own) == ("four", 2) else 1.0 for layer, own in options]
+    budget = {"milliseconds": len(choices.layers), "average_weight_bits": 2.5}
+    limits = read_budget(budget, npu=True)
+    costs = of_table(costs_of(model), choices.layers)
+    problem = make_problem(choices, costs, limits, milliseconds)
+    assert solve(problem.knapsack) is None
+    message = str(problem.unreachable())
+    assert "milliseconds=7: the smallest possible is 7, without the others." in message
+    assert "average_weight_bits=2.500: the smallest possible is 2" in message
 
 
 @pytest.mark.parametrize(
@@ -436,14 +412,12 @@ def test_limits_that_exclude_each_other_say_what_is_possible_within_the_others(m
         ({"budget": {"bytes": 0}}, "expected a number above 0"),
         ({"cost": "hessian"}, "cost='hessian': expected 'sensitivity'"),
         ({"cost": "sensitivity"}, "received no dataset"),
-        ({"cost": 3}, "cost: received int"),
+        ({"cost": 3}, "cost=3: expected 'sensitivity'"),
         ({"weight_bits": ()}, r"weight_bits=\(\): expected integers from 1 to 8"),
         ({"weight_bits": (4, 9)}, "expected integers from 1 to 8"),
         ({"activation_bits": "48"}, "expected integers from 1 to 8"),
         ({"num_images": 1}, "num_images: received 1"),
-        ({"seconds": 0}, "seconds: received 0"),
         ({"policy": 9}, r"policy=9: expected .* bits from 1 to 8"),
-        ({"latency": {"two": 1}}, "latency: 6 problems"),
     ],
 )
 def test_wrong_arguments_are_named(options, expected, model):
@@ -467,13 +441,13 @@ def test_one_image_is_too_few(model):
         sat_tf.allocate(model, images_for(model, 1), budget={"bytes": 1e6})
 
 
-def test_models_of_open_sizes_have_no_bit_operations():
+def test_models_of_open_sizes_have_no_mean_of_activations():
     image = keras.Input((None, None, 3))
     tensor = L.Conv2D(4, 3, activation="relu", name="stem")(image)
     tensor = L.Conv2D(4, 1, activation="relu", name="conv")(tensor)
     model = keras.Model(image, L.Dense(3)(L.GlobalAveragePooling2D()(tensor)))
-    with pytest.raises(ValueError, match="bit_operations: received a model of open image sizes"):
-        by_table(model, budget={"bit_operations": 1e6})
+    with pytest.raises(ValueError, match="average_activation_bits: received a model of open"):
+        by_table(model, budget={"average_bits": 4})
     assert by_table(model, budget={"average_weight_bits": 8}).proof.gap == 0.0
 
 

@@ -1,0 +1,196 @@
+"""The bits of each layer, chosen within a budget: the result, as tables."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import yaml
+from rich.console import Console
+
+from sat_tf.analysis.allocation.budget import LIMITS, REMOVED, shown
+from sat_tf.atomic_file import write_text
+from sat_tf.messages import did_you_mean, say
+from sat_tf.presentation.tables import Column, RowTable, Table, digits
+from sat_tf.qat.policy import BitPolicy
+
+_NONE = "-"
+# Narrower terminals have no columns for the kind and the ties; the CSV has them.
+_WIDE = 100
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AllocatedLayer:
+    """The bits of one linear layer, and what they use.
+
+    Attributes:
+        name: of the layer.
+        kind: its class.
+        weight_bits: of its kernel; None if that is not rounded.
+        activation_bits: of what it reads; None if that is float.
+        chosen: which of them were chosen: "both", "weights", "activations" or "neither".
+        tied: the other layers that read the same grid, with commas between them.
+        num_weights: of its kernel.
+        bytes: of its codes in the file; None without a file.
+        milliseconds: on the NPU; None without one.
+        cost: estimated loss of this choice.
+    """
+
+    name: str
+    kind: str
+    weight_bits: int | None
+    activation_bits: int | None
+    chosen: str
+    tied: str
+    num_weights: int
+    bytes: int | None
+    milliseconds: float | None
+    cost: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Total:
+    """The sum of one quantity over the whole model.
+
+    Attributes:
+        name: as in a budget.
+        value: of the chosen policy; file bytes are those of the real file.
+        limit: what was allowed; None without a limit.
+        fewest: with the fewest bits everywhere.
+        most: with the most bits everywhere.
+    """
+
+    name: str
+    value: float
+    limit: float | None
+    fewest: float
+    most: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Proof:
+    """Why no other choice is better.
+
+    Attributes:
+        cost: of the choice.
+        bound: no choice within the limits costs less.
+    """
+
+    cost: float
+    bound: float
+
+    @property
+    def gap(self) -> float:
+        """(cost - bound) / cost: 0 is a proven optimum."""
+        return (self.cost - self.bound) / self.cost if self.cost > self.bound else 0.0
+
+    @property
+    def status(self) -> str:
+        """Returns "optimal", or "within the gap" where a file is too long for what costs less."""
+        return "within the gap" if self.gap else "optimal"
+
+
+_bits = digits("", "float")
+_LAYER: list[Column[AllocatedLayer]] = [
+    Column("layer", lambda layer: layer.name, wrap="never"),
+    Column("kind", lambda layer: layer.kind, wrap="never", least_width=_WIDE),
+    Column("weights", lambda layer: layer.weight_bits, _bits, number=True),
+    Column("activations", lambda layer: layer.activation_bits, _bits, number=True),
+    Column("chosen", lambda layer: layer.chosen, wrap="never", least_width=_WIDE),
+    Column("kernel bytes", lambda layer: layer.bytes, digits(",", _NONE), number=True),
+    Column("ms", lambda layer: layer.milliseconds, digits(".3g", _NONE), number=True),
+    Column("cost", lambda layer: layer.cost, digits(".3g"), number=True),
+    Column("same grid as", lambda layer: layer.tied or _NONE, least_width=_WIDE),
+]
+_TOTAL: list[Column[Total]] = [
+    Column("", lambda total: LIMITS[total.name].title, wrap="never"),
+    Column("used", lambda total: shown(total.name, total.value), number=True),
+    Column("limit", lambda total: shown(total.name, total.limit), number=True),
+    Column("fewest bits", lambda total: shown(total.name, total.fewest), number=True),
+    Column("most bits", lambda total: shown(total.name, total.most), number=True),
+]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Allocation(RowTable):
+    """The bits of each layer of a model, chosen within a budget.
+
+    Attributes:
+        model: its name.
+        policy: to quantize the model by; its overrides are the choice.
+        layers: the quantized linear layers, in graph order.
+        totals: what the model uses, by the names of limits.
+        proof: why no other choice is better.
+        cost_kind: what was minimized: "sensitivity" or "table".
+        pack: how the file stores kernels.
+    """
+
+    COLUMNS = tuple(field.name for field in dataclasses.fields(AllocatedLayer))
+
+    model: str
+    policy: BitPolicy
+    layers: tuple[AllocatedLayer, ...]
+    totals: Mapping[str, Total]
+    proof: Proof
+    cost_kind: str
+    pack: str
+
+    def __getitem__(self, name: str) -> AllocatedLayer:
+        for layer in self.layers:
+            if layer.name == name:
+                return layer
+        hint = did_you_mean(name, [layer.name for layer in self.layers])
+        raise KeyError(f"{name!r} is not a quantized linear layer. {hint}")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        fix = f"; use {REMOVED[name]}" if name in REMOVED else ""
+        raise AttributeError(f"an Allocation has no {name!r}{fix}.")
+
+    def policy_yaml(self) -> str:
+        """Returns the policy as YAML; `BitPolicy(**yaml.safe_load(text))` is the policy."""
+        named = {"weight_bits", "activation_bits", "overrides", *self.policy.changes()}
+        fields = {name: value for name, value in self.policy.to_dict().items() if name in named}
+        return yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)
+
+    def write_policy(self, path: str | os.PathLike[str]) -> None:
+        """Writes the policy as YAML; the file appears whole, or not at all.
+
+        Raises:
+            ValueError: the path cannot be written.
+        """
+        write_text(path, self.policy_yaml())
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Returns a row for each layer, all with the same keys, in graph order."""
+        return [dataclasses.asdict(layer) for layer in self.layers]
+
+    def print_to(self, console: Console) -> None:
+        """Prints the layers, the totals against their limits, and the proof."""
+        for title, table in self._tables().items():
+            fitting = table.for_width(console.width)
+            console.print(fitting.to_rich(title=title, title_justify="left"))
+        for line in self._notes():
+            say(console, line)
+
+    def _headline(self) -> str:
+        limits = ", ".join(
+            f"{LIMITS[name].title} {shown(name, total.value)} of {shown(name, total.limit)}"
+            for name, total in self.totals.items()
+            if total.limit is not None
+        )
+        return f"{self.model}: {limits}; cost {self.proof.cost:.4g}, {self.proof.status}"
+
+    def _tables(self) -> dict[str, Table[Any]]:
+        layers = Table(columns=_LAYER, rows=self.layers)
+        return {
+            f"{self.model}: bits by {self.cost_kind}": layers.without_empty(_NONE),
+            "the whole model": Table(columns=_TOTAL, rows=list(self.totals.values())),
+        }
+
+    def _notes(self) -> list[str]:
+        proof = self.proof
+        proven = "not proven optimal" if proof.gap else "proven optimal"
+        return [
+            f"cost {proof.cost:.6g}; no choice within the limits costs less than {proof.bound:.6g}"
+            f": {proven} (gap {proof.gap:.2g})."
+        ]
