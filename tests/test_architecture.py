@@ -125,7 +125,7 @@ MOST_LINES = {
     "commands": 5200,
     "core": 4000,
     "data": 4500,
-    "export": 21400,
+    "export": 20300,
     "graph": 6000,
     "keras3": 3400,
     "loading": 1300,
