@@ -378,8 +378,12 @@ class FileSettings:
         ]
         of_type = None if self.output_type is None else output_type_problem(self.output_type)
         of_target = target_problem(self.target)
-        by_name = {"pack": packing_problem(self.pack), "output_type": of_type, "target": of_target}
-        problems += [f"{name}: {problem}" for name, problem in by_name.items() if problem]
+        named = (
+            ("pack", packing_problem(self.pack)),
+            ("output_type", of_type),
+            ("target", of_target),
+        )
+        problems += [f"{name}: {problem}" for name, problem in named if problem]
         if self.float_head is True and self.output_type not in (None, FLOAT):
             problems.append(
                 f"output_type={self.output_type!r} with float_head=True: received a float head for "
