@@ -246,6 +246,9 @@ class Plan(RowTable):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
+_NO_BITS = "#dddddd"  # the colour of a node without codes of its own
+
+
 def _mark(rows: Iterable[LayerPlan]) -> Mark:
     """What an overlay says of the tensor that these layers share, and its colour."""
     words, bits = [], None
@@ -261,7 +264,8 @@ def _mark(rows: Iterable[LayerPlan]) -> Mark:
     bytes_in_file = sum(row.bytes or 0 for row in rows)
     if bytes_in_file:
         words.append(f"{bytes_in_file:,} bytes")
-    return Mark("; ".join(dict.fromkeys(words)) or "moves codes", BIT_COLORS.get(bits or 0, "#dddddd"))
+    value = "; ".join(dict.fromkeys(words)) or "moves codes"
+    return Mark(value, BIT_COLORS.get(bits or 0, _NO_BITS))
 
 
 def _total(numbers: Iterable[int | None]) -> int | None:
