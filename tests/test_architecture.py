@@ -120,12 +120,12 @@ PYTHON = {
 # The most lines that each room may have, so that one head can hold the house. Nobody raises one of
 # these numbers without lowering others by as much; whoever makes a room smaller lowers its number.
 MOST_LINES = {
-    "analysis": 5600,
+    "analysis": 5200,
     "callbacks": 300,
     "commands": 5200,
     "core": 4000,
     "data": 4500,
-    "export": 20300,
+    "export": 20400,
     "graph": 6000,
     "keras3": 3400,
     "loading": 1300,
