@@ -11,6 +11,7 @@ from sat_tf.data.arrays import ArraySource
 from sat_tf.messages import RunError
 from sat_tf.training.config.config import config_text, parse_config, read_config
 from sat_tf.training.config.sections import TRIED_RATES
+from sat_tf.training.loop import stage
 from sat_tf.training.loop.stage import Run, held_out_metrics, train_stage
 from sat_tf.training.loop.start import batch_size_problems
 from sat_tf.training.state.run_folder import CONFIG as CONFIG_FILE
@@ -174,16 +175,19 @@ def test_batches_larger_than_the_data_and_warm_ups_longer_than_the_stage_are_pro
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("precision", ["mixed_float16", "mixed_bfloat16"])
-def test_mixed_precision_trains_float32_variables_and_exports_exactly(tmp_path, precision):
+def test_mixed_precision_trains_float32_variables_and_exports_exactly(
+    tmp_path, precision, monkeypatch
+):
     run = make_run(tmp_path, f"training.precision={precision}", "stages.quantized.epochs=4")
     seen = {}
 
-    def view(trained):
+    def learner_of(trained, **settings):
         seen["dtypes"] = {variable.dtype for variable in trained.variables}
         seen["computes"] = trained.get_layer("quant_stem").layer.compute_dtype
-        return trained
+        return Learner(trained, **settings)
 
-    _, model = train_stage(run, "quantized", small_quantized_model(), view)
+    monkeypatch.setattr(stage, "Learner", learner_of)
+    _, model = train_stage(run, "quantized", small_quantized_model())
     assert seen == {"dtypes": {tf.float32}, "computes": precision.removeprefix("mixed_")}
     assert run.rows[-1].loss < run.rows[1].loss
     # The model handed back computes in float32, and its file the same in integers.
