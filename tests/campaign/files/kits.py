@@ -149,5 +149,6 @@ def _target(rng: random.Random) -> Case:
     name = "none/kit.zip" if kind == "no folder" else "kit.zip"
     words = ["verify", _GIVEN[0], "--images", _GIVEN[1], *_RUNTIME, "--kit", name]
     words += ["--out", "proof"]
-    outputs = ["kit.zip", "none/kit.zip", "proof/certificate.json", "proof/certificate.html"]
+    written = ("certificate.json", "certificate.html", "overlay.json")
+    outputs = ["kit.zip", "none/kit.zip", *(f"proof/{name}" for name in written)]
     return Case(words, ["kit.zip", "none"], outputs)

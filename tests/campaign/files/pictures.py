@@ -48,7 +48,7 @@ def make(rng: random.Random) -> Case:
         "--out",
         "proof",
     ]
-    outputs = ["proof/certificate.json", "proof/certificate.html"]
+    outputs = ["proof/certificate.json", "proof/certificate.html", "proof/overlay.json"]
     return Case(words, ["photos", "model.tflite"], outputs, _differ)
 
 

@@ -79,7 +79,10 @@ def _command(rng: random.Random) -> Case:
     return Case(words, [_NAME, "images.npy"], outputs, _wrong)
 
 
-_WRITTEN = ("certificate.json", "certificate.html", "operators.csv", "operators.html")
+_WRITTEN = (
+    *("certificate.json", "certificate.html", "overlay.json"),
+    *("operators.csv", "operators.html"),
+)
 
 
 def _wrong(status: int) -> str | None:
