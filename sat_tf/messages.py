@@ -120,12 +120,11 @@ def value_errors_as_run_errors(read_from: str | os.PathLike[str] | None = None) 
     try:
         yield
     except ValueError as error:
-        message = str(error)
-        if read_from is not None and message.startswith("model "):
-            message = f"{read_from}: {message}"
-        elif isinstance(error, RunError):
+        if read_from is not None and str(error).startswith("model "):
+            raise RunError(f"{read_from}: {error}") from error
+        if isinstance(error, RunError):
             raise
-        raise RunError(message) from error
+        raise RunError(error) from error
 
 
 _BETWEEN = ("sat_tf", "dataclasses", "tensorflow_model_optimization", "tf_keras", "keras")

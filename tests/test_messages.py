@@ -74,6 +74,9 @@ def test_an_error_has_its_problems_as_a_list_whatever_they_say():
     assert str(messages.RunError(error)) == str(error)
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
     assert messages.problems_of(OSError("disk full")) == ["disk full"]
+    with pytest.raises(messages.RunError) as caught, messages.value_errors_as_run_errors():
+        raise error
+    assert caught.value.problems == problems
 
 
 def test_names_that_are_known_are_listed_once():

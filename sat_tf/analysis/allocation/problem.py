@@ -1,6 +1,7 @@
 """The choices of bits with their costs and limits as a knapsack, and its solution as bits."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -39,7 +40,7 @@ class BitProblem:
     names: tuple[str, ...]
     units: tuple[float, ...]
 
-    @property
+    @functools.cached_property
     def options(self) -> list[Choice]:
         """The weight bits and activation bits of the knapsack's options."""
         return [choice for layer in self.choices.layers for choice in layer.choices]
@@ -63,13 +64,11 @@ class BitProblem:
     def rows(self, options: np.ndarray) -> Iterator[AllocatedLayer]:
         """Yields the layers with the options that are chosen."""
         layers, sizes = self.choices.layers, self.choices.sizes
+        usage = dict(zip(self.names, self.knapsack.usage, strict=True))
+        milliseconds = usage.get("milliseconds")
         for layer, option in zip(layers, options, strict=True):
             own, read = self.options[option]
             tied = [other.name for other in layers if other.tie == layer.tie >= 0]
-            milliseconds = None
-            if "milliseconds" in self.names:
-                usage = self.knapsack.usage[self.names.index("milliseconds")]
-                milliseconds = float(usage[option])
             yield AllocatedLayer(
                 name=layer.name,
                 kind=layer.kind,
@@ -79,7 +78,7 @@ class BitProblem:
                 tied=", ".join(name for name in tied if name != layer.name),
                 num_weights=layer.num_weights,
                 bytes=None if sizes is None else sizes.kernel_bytes(layer.name, own),
-                milliseconds=milliseconds,
+                milliseconds=None if milliseconds is None else float(milliseconds[option]),
                 cost=float(self.knapsack.cost[option]),
             )
 
