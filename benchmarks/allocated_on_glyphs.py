@@ -32,12 +32,12 @@ from hessian import hessian_costs
 from rows import as_table, read_csv, write_csv
 
 import sat_tf
-from sat_tf import data
 from sat_tf.analysis.allocation.budget import read_budget
 from sat_tf.analysis.allocation.choices import ModelChoices
 from sat_tf.analysis.allocation.problem import make_problem
 from sat_tf.planning.file_size import file_bytes
 from sat_tf.qat.policy import BitPolicy
+from sat_tf.training import data
 from sat_tf.training.config.config import Config
 from sat_tf.training.loop import runner
 from sat_tf.training.report.results import Results

@@ -25,11 +25,11 @@ from rows import as_table, write_csv
 from small_networks import NETWORKS
 
 import sat_tf
-from sat_tf import models
 from sat_tf.export.certificate.proof import read_subject
 from sat_tf.export.certificate.runtimes import installed
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.qat.policy import BitPolicy
+from sat_tf.training import models
 from tests.arm.processors import check_on_arm
 from tests.arm.system import find_system
 

@@ -21,8 +21,8 @@ from full_size import smooth_images
 from rows import as_table, write_csv
 
 import sat_tf
-from sat_tf import models
-from sat_tf.data.digits import load_digits
+from sat_tf.training import models
+from sat_tf.training.data.digits import load_digits
 
 _SMALL = "mobilenet_v1,mobilenet_v2,resnet18,preresnet50,vgg16_bn"
 _LARGE = "MobileNetV2,EfficientNetB0,InceptionV3,ResNet50,DenseNet121"

@@ -23,7 +23,7 @@ from rows import as_table, write_csv
 
 from sat_tf.export.tflite.contents import gzip_size
 
-_MODEL = flags.DEFINE_string("model", "mobilenet_v2", "name of `sat_tf.models`")
+_MODEL = flags.DEFINE_string("model", "mobilenet_v2", "name of `sat_tf.training.models`")
 _BITS = flags.DEFINE_list("bits", [2, 3, 4], "of the clusters")
 _OUTPUT = flags.DEFINE_string("output", "benchmarks/results/clustered_files.csv", "where to write")
 

@@ -24,7 +24,7 @@ from sat_tf.qat.policy import BitPolicy
 _QUANTIZERS = ("dorefa", "lsq", "kmeans", "lq_nets")
 _PACKS = {2: "int2", 3: "auto", 4: "auto"}
 
-_MODELS = flags.DEFINE_list("models", ["mobilenet_v2"], "names of `sat_tf.models`")
+_MODELS = flags.DEFINE_list("models", ["mobilenet_v2"], "names of `sat_tf.training.models`")
 _BITS = flags.DEFINE_list("bits", [2, 3, 4], "of the weights")
 _OUTPUT = flags.DEFINE_string("output", "benchmarks/results/compressed_files.csv", "where to write")
 _FOLDER = flags.DEFINE_string("folder", "runs/compressed_files", "where to write files")

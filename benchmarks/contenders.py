@@ -73,7 +73,7 @@ class Steps:
         import tensorflow as tf
         import tf_keras as keras
 
-        from sat_tf.models import build
+        from sat_tf.training.models import build
 
         keras.utils.set_random_seed(0)
         rng = np.random.default_rng(0)

@@ -32,7 +32,7 @@ from rates import at_best_rate
 from rows import as_table, read_csv, with_spread, write_csv
 
 import sat_tf
-from sat_tf.data.glyphs import load_glyphs
+from sat_tf.training.data.glyphs import load_glyphs
 
 _STEPS = 400
 _TEMPERATURE = 4.0

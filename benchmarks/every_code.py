@@ -12,8 +12,8 @@ from ai_edge_litert import schema_py_generated as tfl
 from full_size import make_realistic, smooth_images
 
 import sat_tf
-from sat_tf import models
 from sat_tf.qat.policy import BitPolicy
+from sat_tf.training import models
 
 _SIZE, _CLASSES, _CALIBRATION_IMAGES = 32, 10, 32
 

@@ -21,8 +21,8 @@ from full_size import MODELS, realistic_model, smooth_images
 from rows import as_table, write_csv
 
 import sat_tf
-from sat_tf import models
 from sat_tf.qat.policy import BitPolicy
+from sat_tf.training import models
 
 POLICIES = {
     "w4a4": BitPolicy.mobile(4),

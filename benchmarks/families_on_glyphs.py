@@ -19,12 +19,12 @@ import tf_keras as keras
 from absl import app, flags
 from rows import as_table, write_csv
 
-from sat_tf import data
-from sat_tf.data.source import ImageSet
 from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.operations.graph import simulate
+from sat_tf.training import data
 from sat_tf.training.config.config import Config
+from sat_tf.training.data.source import ImageSet
 from sat_tf.training.loop import runner
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.run_folder import RunFolder

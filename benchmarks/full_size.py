@@ -4,10 +4,10 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.models import build
+from sat_tf.training.models import build
 
 IMAGE_SIZE = 224
-# Those of the published results; `sat_tf.models.MODELS` knows more.
+# Those of the published results; `sat_tf.training.models.MODELS` knows more.
 MODELS = ("mobilenet_v1", "mobilenet_v2", "resnet18", "resnet50", "preresnet50", "vgg16_bn")
 
 # What a normalization's γ can be besides ordinary: of the other sign, zero, next to zero.

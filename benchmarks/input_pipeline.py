@@ -26,7 +26,7 @@ import tensorflow as tf
 from absl import app, flags
 from PIL import Image
 
-from sat_tf import data
+from sat_tf.training import data
 
 _PICTURES = flags.DEFINE_integer("pictures", 256, "pictures in the folder")
 _HEIGHT = flags.DEFINE_integer("height", 375, "their rows")

@@ -64,7 +64,7 @@ def _float_path(seed: str) -> pathlib.Path:
 def _one(backend: str, bits: str, seed: str) -> None:
     import keras
 
-    from sat_tf import data
+    from sat_tf.training import data
 
     keras.utils.set_random_seed(int(seed))
     glyphs = data.load_glyphs(num_classes=_CLASSES.value)

@@ -1,11 +1,12 @@
 """Peak memory and seconds of each step from a float model to a verified file, by images.
 
-Models at 224x224 with 1000 classes and random weights, at 4 bits: those of `sat_tf.models`, and
-with `--keras3` those of `keras.applications` in Keras 3. Each number of images has a process of its
-own, in which Linux tells the largest resident set of each step, and starts anew: what a step leaves
-behind counts for the next ones. Calibration gets batches of 32 images as float32, as a data set
-gives them; verification gets a few images, one after the other as ever. A float prediction of 64
-images, the second one, is what the seconds of calibration are to be compared with.
+Models at 224x224 with 1000 classes and random weights, at 4 bits: those of
+`sat_tf.training.models`, and with `--keras3` those of `keras.applications` in Keras 3. Each number
+of images has a process of its own, in which Linux tells the largest resident set of each step, and
+starts anew: what a step leaves behind counts for the next ones. Calibration gets batches of 32
+images as float32, as a data set gives them; verification gets a few images, one after the other as
+ever. A float prediction of 64 images, the second one, is what the seconds of calibration are to be
+compared with.
 
 With `--command`, what is measured is `sat-tf quantize MODEL --images FOLDER --bits 4 --epochs 0` on
 as many pictures, in which calibration takes 512 at most.

@@ -14,7 +14,7 @@ from full_size import make_realistic, smooth_images
 from small_networks import NETWORKS as SMALL
 from small_networks import Arrays
 
-from sat_tf.models import build
+from sat_tf.training.models import build
 
 L = keras.layers
 

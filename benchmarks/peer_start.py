@@ -10,9 +10,9 @@ import peer_task
 import rich.console
 import tf_keras as keras
 
-from sat_tf import models
 from sat_tf.atomic_file import written_whole
-from sat_tf.data import glyphs
+from sat_tf.training import models
+from sat_tf.training.data import glyphs
 
 FLOAT_STEPS = 1000
 

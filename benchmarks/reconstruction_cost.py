@@ -46,7 +46,7 @@ def _measured(name: str, count: int, several_steps: list[int]) -> list[dict[str,
     import sat_tf
 
     peer_task.one_thread()
-    model = sat_tf.models.build(name, image_size=_IMAGE_SIZE, num_classes=1000, seed=0)
+    model = sat_tf.training.models.build(name, image_size=_IMAGE_SIZE, num_classes=1000, seed=0)
     make_realistic(model, dead_channels=False)
     images = smooth_images(count, _IMAGE_SIZE)
     row: dict[str, Any] = {"model": name, "images": count, "mebibytes before": _peak()}

@@ -20,9 +20,9 @@ import tf_keras
 from pretrained_tasks import Arrays, Task
 
 import sat_tf
-from sat_tf import models
-from sat_tf.data.glyphs import load_glyphs
 from sat_tf.qat.policy import BitPolicy
+from sat_tf.training import models
+from sat_tf.training.data.glyphs import load_glyphs
 
 FOLDER = "runs/reconstruction"
 _VERIFIED_IMAGES = 64

@@ -80,7 +80,7 @@ def _compiled(contender: str, strategy: Any, model_name: str, image_size: int) -
     import tf_keras as keras
 
     import sat_tf
-    from sat_tf.models import build
+    from sat_tf.training.models import build
 
     keras.utils.set_random_seed(0)
     with strategy.scope():

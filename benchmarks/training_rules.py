@@ -21,8 +21,8 @@ import tf_keras as keras
 from rows import as_table, write_csv
 
 import sat_tf
-from sat_tf import models
-from sat_tf.callbacks.training_rules import TrainingRules
+from sat_tf.training import models
+from sat_tf.training.audit.training_rules import TrainingRules
 
 _RESULTS = pathlib.Path(__file__).parent / "results" / "training_rules.csv"
 _EVERY = 100

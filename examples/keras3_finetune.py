@@ -38,7 +38,7 @@ def main(argv: list[str]) -> None:
     import keras
 
     import sat_tf
-    from sat_tf import data
+    from sat_tf.training import data
 
     folder = pathlib.Path(_OUTPUT.value)
     folder.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from sat_tf import configs as configs
     from sat_tf import export as export
     from sat_tf.analysis.allocation.allocation import allocate as allocate
-    from sat_tf.analysis.audit.audit import audit as audit
     from sat_tf.analysis.sensitivity.sensitivity import sensitivity as sensitivity
     from sat_tf.export.export import export_tflite as export_tflite
     from sat_tf.export.verify import verify_tflite as verify_tflite
@@ -33,12 +32,13 @@ if TYPE_CHECKING:
     from sat_tf.qat.scheme import SatQuantizeScheme as SatQuantizeScheme
     from sat_tf.qat.scheme import quantize_model as quantize_model
     from sat_tf.qat.scheme import quantize_scope as quantize_scope
+    from sat_tf.training.audit.audit import audit as audit
 
 _HOMES = {
     "BitPolicy": "sat_tf.qat.policy",
     "SatQuantizeScheme": "sat_tf.qat.scheme",
     "allocate": "sat_tf.analysis.allocation.allocation",
-    "audit": "sat_tf.analysis.audit.audit",
+    "audit": "sat_tf.training.audit.audit",
     "calibrate": "sat_tf.qat.calibrate",
     "callbacks": "sat_tf",
     "configs": "sat_tf",

@@ -13,11 +13,10 @@ import pytest
 
 import sat_tf
 import sat_tf.callbacks
-import sat_tf.data
 import sat_tf.export
-import sat_tf.models
 from docs import command_help
 from sat_tf.commands.main import COMMANDS, command_parser
+from sat_tf.training import data, models
 from sat_tf.training.config.config import Config, parse_config
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -28,8 +27,8 @@ NAMES = [
     *(f"sat_tf.export.{name}" for name in sat_tf.export.__all__),
     *(f"sat_tf.callbacks.{name}" for name in sat_tf.callbacks.__all__),
     "sat_tf.configs.LayerConfig",
-    *(f"sat_tf.data.{name}" for name in sat_tf.data.__all__ if name.startswith("load")),
-    *(f"sat_tf.models.{name}" for name in sat_tf.models.__all__ if name.islower()),
+    *(f"sat_tf.training.data.{name}" for name in data.__all__ if name.startswith("load")),
+    *(f"sat_tf.training.models.{name}" for name in models.__all__ if name.islower()),
 ]
 MODULES = {"sat_tf.callbacks", "sat_tf.configs", "sat_tf.export"}
 

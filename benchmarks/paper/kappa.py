@@ -11,12 +11,12 @@ from matplotlib.figure import Figure as Picture
 
 from benchmarks.paper.figure import Comparison, Figure, depths, plain_ticks
 from benchmarks.paper.variances import SAMPLES, clamping_ratio, gaussian
-from sat_tf import data, models
-from sat_tf.analysis.kappa import GradientProbe, kappa_0
 from sat_tf.analysis.labelled_images import LabelledImages
 from sat_tf.core import dorefa
-from sat_tf.data.source import ImageSet
 from sat_tf.presentation import palette
+from sat_tf.training import data, models
+from sat_tf.training.data.source import ImageSet
+from sat_tf.training.kappa import GradientProbe, kappa_0
 
 # The layer whose ratio of variances gives the printed clamped values; see `Printed`.
 _ONE_RATIO_WEIGHTS = (100, 1000)

@@ -27,9 +27,9 @@ from sat_tf.commands.options import unless_stopped
 from sat_tf.commands.train import conclude_folder
 from sat_tf.messages import ProblemsError, RunError
 from sat_tf.presentation import palette
-from sat_tf.reproduction import run as paper_run
-from sat_tf.reproduction.record import Outcome, read_outcomes
-from sat_tf.reproduction.run import Job, plan
+from sat_tf.training.reproduction import run as paper_run
+from sat_tf.training.reproduction.record import Outcome, read_outcomes
+from sat_tf.training.reproduction.run import Job, plan
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.history import StepMetrics
 from sat_tf.training.state.run_folder import RunFolder

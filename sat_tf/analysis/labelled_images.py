@@ -33,9 +33,9 @@ def labelled_images(dataset: Any, *, most: int = USUAL_IMAGES) -> LabelledImages
 
     Args:
         dataset: a pair (images, labels) of arrays; a `tf.data.Dataset`, or another iterable, of
-            batches or single images with their labels; images alone; a data set of `sat_tf.data`,
-            whose held-out images are taken. Labels are class numbers, negative ones for images
-            without a label, or one number for each class.
+            batches or single images with their labels; images alone; a data set of
+            `sat_tf.training.data`, whose held-out images are taken. Labels are class numbers,
+            negative ones for images without a label, or one number for each class.
         most: how many images at most.
 
     Raises:

@@ -83,9 +83,9 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     with value_errors_as_run_errors():
         check_outputs(arguments)
     quiet_tensorflow()
-    from sat_tf.analysis.audit.audit import audit
-    from sat_tf.analysis.audit.rules import Verdict
     from sat_tf.graph.network import check_model
+    from sat_tf.training.audit.audit import audit
+    from sat_tf.training.audit.rules import Verdict
 
     with value_errors_as_run_errors(arguments.model):
         model = make()

@@ -10,11 +10,11 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sat_tf import models
 from sat_tf.commands.noise import hide_noise
 from sat_tf.commands.options import add_trust, integer
 from sat_tf.commands.parser import Parser
 from sat_tf.messages import RunError, did_you_mean
+from sat_tf.training import models
 from sat_tf.training.state.run_folder import CONFIG, QUANTIZED_MODEL, RunFolder
 
 if TYPE_CHECKING:

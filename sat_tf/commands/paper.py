@@ -12,11 +12,11 @@ from sat_tf.commands.options import add_overrides, nonempty, seed, several, unle
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.train import conclude_folder
 from sat_tf.messages import ProblemsError, RunError, say
-from sat_tf.reproduction.library import Entry, data_sets, find
-from sat_tf.reproduction.record import markdown, read_outcomes, show
-from sat_tf.reproduction.run import Job, plan
-from sat_tf.reproduction.run import run as run_jobs
 from sat_tf.training.config.config import config_text
+from sat_tf.training.reproduction.library import Entry, data_sets, find
+from sat_tf.training.reproduction.record import markdown, read_outcomes, show
+from sat_tf.training.reproduction.run import Job, plan
+from sat_tf.training.reproduction.run import run as run_jobs
 from sat_tf.training.state.run_folder import RunFolder
 
 DESCRIPTION = (

@@ -15,10 +15,6 @@ from sat_tf.arguments import required_arguments
 from sat_tf.commands.label_file import add_labels, expect_labels, read_labels
 from sat_tf.commands.options import integer, nonempty
 from sat_tf.commands.parser import Parser, name_values
-from sat_tf.data import DATA_SETS, source
-from sat_tf.data.picture_folder import load_files, load_folder, resized
-from sat_tf.data.pictures import DECODER
-from sat_tf.data.source import spread_evenly
 from sat_tf.export.certificate.certificate import ImagesFrom
 from sat_tf.export.certificate.inputs import image_problems, random_images
 from sat_tf.export.tflite.metadata import Metadata
@@ -31,8 +27,12 @@ from sat_tf.messages import (
     say,
     value_errors_as_run_errors,
 )
+from sat_tf.pictures.picture_folder import load_files, load_folder, resized
+from sat_tf.pictures.pictures import DECODER
+from sat_tf.pictures.sampling import spread_evenly
 from sat_tf.preprocessing import COVERING
 from sat_tf.quantizers.input_range import INPUT_TYPES
+from sat_tf.training.data import DATA_SETS, source
 
 _RANDOM_IMAGES = 64
 _RANDOM_SEED = 0

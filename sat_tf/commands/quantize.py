@@ -33,12 +33,12 @@ from sat_tf.commands.quantization.pictures import (
 )
 from sat_tf.commands.quantization.policy import add_quantization, usual_policy, with_input_range
 from sat_tf.commands.train import carry_out, conclude_folder
-from sat_tf.data.source import ImageSource
 from sat_tf.messages import RunError, say, value_errors_as_run_errors
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.config.config import Config, parse_config
 from sat_tf.training.config.folder import run_name
 from sat_tf.training.config.sections import AUTO, TRIED_RATES, StageConfig
+from sat_tf.training.data.source import ImageSource
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.run_folder import RunFolder
 

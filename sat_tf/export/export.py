@@ -330,8 +330,8 @@ def export_tflite(
             Android's and MediaPipe's libraries find them, and into its `labels.txt`, which `unzip`
             shows.
         description: what the model does, for its TFLite Metadata.
-        preprocessing: how a picture becomes the input, a `sat_tf.data.Preprocessing`: in words for
-            the TFLite Metadata, and as `preprocessing.json` beside the labels.
+        preprocessing: how a picture becomes the input, a `sat_tf.preprocessing.Preprocessing`: in
+            words for the TFLite Metadata, and as `preprocessing.json` beside the labels.
         route: "direct" writes the graph as it is, and only asks TensorFlow's converter for the
             layers that are left float. "converter" leaves the whole file to it, from FakeQuant
             operations (`sat_tf.export.to_keras`): a second opinion, which is not certified.

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sat_tf.data.folder_tree import TRAIN
-from sat_tf.data.picture_folder import load_folder
 from sat_tf.graph.network import Network
 from sat_tf.messages import ProblemsError, first_ones, reason_of, warn
+from sat_tf.pictures.folder_tree import TRAIN
+from sat_tf.pictures.picture_folder import load_folder
 from sat_tf.presentation.progress_bar import Advance
 from sat_tf.qat.inputs import input_ranges
 from sat_tf.qat.range_doubts import conversion_doubt

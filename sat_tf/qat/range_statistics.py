@@ -19,12 +19,12 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.data.source import spread_evenly
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.normalization import Statistics
 from sat_tf.graph.network import Network, Node, call_in_inference
 from sat_tf.graph.rewrite import with_layers_for_operations
 from sat_tf.messages import first_ones
+from sat_tf.pictures.sampling import spread_evenly
 from sat_tf.qat.inputs import kept_inputs
 from sat_tf.qat.layout import inner_layer
 from sat_tf.quantizers.input_range import InputRange

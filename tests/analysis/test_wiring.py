@@ -2,9 +2,9 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf import models
 from sat_tf.analysis.wiring import Wiring, groups, holds_matrices, kernel_of, unwrapped
 from sat_tf.graph.layer_kinds import kernels_of
+from sat_tf.training import models
 
 L = keras.layers
 

@@ -148,7 +148,7 @@ def _warm(name: str) -> None:
     if name == "tensorflow":
         for module in (
             *("tensorflow", "tf_keras", "keras", "h5py", "tensorflow_model_optimization"),
-            *("sat_tf.loading.load", "sat_tf.planning.explain", "sat_tf.analysis.audit.audit"),
+            *("sat_tf.loading.load", "sat_tf.planning.explain", "sat_tf.training.audit.audit"),
             *("sat_tf.training.loop.runner", "sat_tf.training.loop.start"),
         ):
             importlib.import_module(module)

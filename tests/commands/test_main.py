@@ -19,11 +19,11 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf.__main__
-from sat_tf import models
 from sat_tf.commands import main
 from sat_tf.export.tflite.contents import read_contents
 from sat_tf.export.verify import verify_tflite
 from sat_tf.qat.policy import BitPolicy
+from sat_tf.training import models
 from sat_tf.training.config.config import read_config
 from sat_tf.training.interruption import end_on_signals
 from sat_tf.training.state import run_folder
@@ -68,7 +68,7 @@ except SystemExit:
     pass
 for picture, why, count in (("a.jpg", "cut", 1), ("b.jpg", "cut", 2), ("a.jpg", "cut", 1)):
     said = "%s: corrupt picture %s: %s; skipped (%d so far)"
-    logging.getLogger("sat_tf.data.decoding").warning(said, "photos", picture, why, count)
+    logging.getLogger("sat_tf.training.data.decoding").warning(said, "photos", picture, why, count)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert [line.split(":")[2].split()[-1] for line in done.stderr.splitlines()[2:]] == [

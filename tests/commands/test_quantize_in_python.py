@@ -7,9 +7,9 @@ from PIL import Image
 
 import sat_tf
 from sat_tf.commands import main
-from sat_tf.data.digits import load_digits
 from sat_tf.export.certificate.certificate import read_certificate
 from sat_tf.preprocessing import COVERING
+from sat_tf.training.data.digits import load_digits
 
 _IMAGES = 64
 

@@ -8,7 +8,7 @@ import tf_keras as keras
 import sat_tf
 from sat_tf.core import on_tensorflow
 from sat_tf.core.on_tensorflow import sum_by_normalization, sum_by_readers
-from sat_tf.models import build
+from sat_tf.training.models import build
 
 layers = keras.layers
 

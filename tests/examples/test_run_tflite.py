@@ -20,11 +20,11 @@ import sat_tf
 from sat_tf.commands.evaluate import evaluate_file
 from sat_tf.commands.main import main
 from sat_tf.commands.pixels import ImageOptions
-from sat_tf.data.class_folders import load_folder_tree
-from sat_tf.data.picture_folder import load_folder
+from sat_tf.pictures.picture_folder import load_folder
 from sat_tf.preprocessing import AS_IN_IMAGENET, COVERING, RESIZED_AND_CROPPED
-from tests.data.photographs import encoded, photograph
+from sat_tf.training.data.class_folders import load_folder_tree
 from tests.export.zoo import quantized
+from tests.training.data.photographs import encoded, photograph
 
 SCRIPT = pathlib.Path(__file__).parents[2] / "examples" / "run_tflite.py"
 LABELS = ["ant", "bee", "cat", "dog"]

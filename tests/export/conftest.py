@@ -7,7 +7,7 @@ import pytest
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.models import build
+from sat_tf.training.models import build
 from tests.export import zoo
 
 

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 
-from sat_tf import data
+from sat_tf.training import data
 
 
 def digits_network(size=8, name="digits"):

@@ -4,11 +4,11 @@ import tensorflow_model_optimization as tfmot
 import tf_keras as keras
 
 import sat_tf
-from sat_tf import models
 from sat_tf.export.targets.target import ACTIVATIONS
 from sat_tf.planning.layer_plan import Export, Fate
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.policy import BitPolicy
+from sat_tf.training import models
 from tests.planning.following import assert_followed, problem_lines
 from tests.planning.models import convolutions, residual, with_odd_activation
 from tests.qat import float_models

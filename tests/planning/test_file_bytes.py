@@ -5,8 +5,8 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf import models
 from sat_tf.qat.policy import BitPolicy
+from sat_tf.training import models
 from tests.export import zoo
 from tests.export.proofs import calibrated
 from tests.planning.models import convolutions

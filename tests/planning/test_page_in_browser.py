@@ -7,8 +7,8 @@ import pytest
 
 import sat_tf
 from sat_tf import BitPolicy
-from sat_tf.models.mobilenet import mobilenet_v2
 from sat_tf.planning.plan import plan_page
+from sat_tf.training.models.mobilenet import mobilenet_v2
 from tests.training.test_report_in_browser import BROWSER, browse
 
 WIDTHS = (1280, 1100, 390)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tf_keras as keras
 
-from sat_tf.data.digits import load_digits
+from sat_tf.training.data.digits import load_digits
 
 L = keras.layers
 

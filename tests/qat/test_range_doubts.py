@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import sat_tf
-from sat_tf.data.digits import load_digits
 from sat_tf.graph.network import Network
 from sat_tf.qat.range_doubts import _leads, certainty_doubt
 from sat_tf.quantizers.input_range import PIXELS, InputRange
+from sat_tf.training.data.digits import load_digits
 
 _UNIT = (0.0, 1.0)
 _IMAGES = 64

@@ -6,7 +6,6 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.data.digits import load_digits
 from sat_tf.export.certificate.input_ranges import CheckedRange, checked_by_accuracy
 from sat_tf.graph.layers.normalization import Statistics
 from sat_tf.graph.network import Network
@@ -16,6 +15,7 @@ from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.range_statistics import _off, float_statistics
 from sat_tf.qat.wrapper import output_quantizer
 from sat_tf.quantizers.input_range import InputRange, range_of
+from sat_tf.training.data.digits import load_digits
 
 L = keras.layers
 RANGES = [(0, 255), (0, 1), (-1, 1), (-0.5, 0.5), "torch", "caffe"]

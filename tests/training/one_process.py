@@ -15,9 +15,9 @@ import numpy as np
 import tf_keras as keras
 from rich.console import Console
 
-from sat_tf.data.arrays import ArraySource
 from sat_tf.messages import RunError
 from sat_tf.training.config.config import parse_config
+from sat_tf.training.data.arrays import ArraySource
 from sat_tf.training.interruption import Interruption, Stopped
 from sat_tf.training.loop.runner import outside_failures_explained
 from sat_tf.training.loop.stage import Run, train_stage

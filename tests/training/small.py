@@ -6,9 +6,9 @@ import numpy as np
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.data.source import ImageSet
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.input_range import InputRange
+from sat_tf.training.data.source import ImageSet
 from tests.methods import METHODS
 
 IMAGE_SIZE = 8

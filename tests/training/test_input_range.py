@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from sat_tf.data.arrays import ArraySource
 from sat_tf.messages import RunError
 from sat_tf.quantizers.input_range import PIXELS, range_of
 from sat_tf.training.config.config import parse_config
+from sat_tf.training.data.arrays import ArraySource
 from sat_tf.training.loop import runner
 from sat_tf.training.loop.start import FedSource, check_range, fed_source, float_model, pixels_of
 from sat_tf.training.state.run_folder import RunFolder

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 from rich.console import Console
 
-from sat_tf.data.arrays import ArraySource
 from sat_tf.messages import RunError
+from sat_tf.training.data.arrays import ArraySource
 from sat_tf.training.loop.callbacks import StopWhenNotFinite
 from sat_tf.training.loop.start import describe_environment
 from sat_tf.training.report.report import write_curves

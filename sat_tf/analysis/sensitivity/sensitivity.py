@@ -47,8 +47,8 @@ def sensitivity(
     Args:
         model: a Functional or Sequential float model with one input and one output.
         dataset: images, with labels or without: a pair of arrays, a `tf.data.Dataset`, or a set of
-            `sat_tf.data`; labels are class numbers or one-hot. uint8 pixels are scaled to the
-            `input_range` of the policy; other numbers are what the model is fed.
+            `sat_tf.training.data`; labels are class numbers or one-hot. uint8 pixels are scaled to
+            the `input_range` of the policy; other numbers are what the model is fed.
         policy: the bits of each layer; see `BitPolicy`. Whatever its latent_start, the model keeps
             its function; where it names no weights, they are DoReFa's at all bits.
         metric: "top1" (the drop, a share of the images), "distance" (relative error of the

@@ -21,21 +21,22 @@ from sat_tf.commands.pixels import (
     say_notes,
 )
 from sat_tf.commands.quantization.policy import Sample, feed_of, with_input_range
-from sat_tf.data import source as data_source
-from sat_tf.data.folder_tree import HELD_OUT_SHARE, TRAIN
-from sat_tf.data.picture_folder import FolderImages, load_folder
-from sat_tf.data.pictures import DECODER
-from sat_tf.data.source import ImageSource, spread_evenly
 from sat_tf.export.certificate.certificate import ImagesFrom
 from sat_tf.messages import RunError, say
+from sat_tf.pictures.folder_tree import HELD_OUT_SHARE, TRAIN
+from sat_tf.pictures.picture_folder import FolderImages, load_folder
+from sat_tf.pictures.pictures import DECODER
+from sat_tf.pictures.sampling import spread_evenly
 from sat_tf.preprocessing import COVERING, Preprocessing
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.input_range import INPUT_TYPES
+from sat_tf.training.data import source as data_source
+from sat_tf.training.data.source import ImageSource
 
 if TYPE_CHECKING:
     import tf_keras as keras
 
-    from sat_tf.data.folder_source import FolderSource
+    from sat_tf.training.data.folder_source import FolderSource
 
 CALIBRATION_IMAGES = 512
 # One of so many is held out, where folders of classes are not divided.

@@ -89,8 +89,8 @@ def checked_metadata(
     problems = []
     if preprocessing is not None and not isinstance(preprocessing, Preprocessing):
         problems.append(
-            f"preprocessing: received {preprocessing!r}, expected a sat_tf.data.Preprocessing; "
-            "leave it out if it is unknown."
+            f"preprocessing: received {preprocessing!r}, expected a "
+            "sat_tf.preprocessing.Preprocessing; leave it out if it is unknown."
         )
         preprocessing = None
     is_text = isinstance(description, str) and description.strip() and _is_utf8(description)

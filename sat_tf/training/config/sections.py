@@ -19,9 +19,9 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from sat_tf.arguments import is_between, is_number, required_arguments
-from sat_tf.data import DATA_SETS, is_in_memory
 from sat_tf.messages import did_you_mean, name_of
-from sat_tf.models import MODELS
+from sat_tf.training.data import DATA_SETS, is_in_memory
+from sat_tf.training.models import MODELS
 
 
 def describe(error: ValidationError, config: type[BaseModel]) -> list[str]:

@@ -25,12 +25,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from sat_tf.analysis.code_use import ActivationProbe, clipping_levels, scalar_events
-from sat_tf.analysis.kappa import kappa_0
-from sat_tf.data.source import ImageSource
 from sat_tf.messages import RunError, say
 from sat_tf.qat.wrapper import ConstantWeights, has_quantized_layers
 from sat_tf.training.config.sections import TrainingConfig
+from sat_tf.training.data.source import ImageSource
 from sat_tf.training.interruption import Interruption
+from sat_tf.training.kappa import kappa_0
 from sat_tf.training.state.checkpoints import Checkpoints, describe_break
 from sat_tf.training.state.history import (
     EPOCHS,

@@ -8,7 +8,6 @@ import numpy as np
 import tf_keras as keras
 
 from sat_tf.analysis.code_use import layer_rows
-from sat_tf.data.source import NO_LABEL
 from sat_tf.export.certificate.certificate import Certificate, ImagesFrom
 from sat_tf.export.certificate.proof import read_subject
 from sat_tf.export.evaluate import evaluate_tflite
@@ -20,6 +19,7 @@ from sat_tf.messages import RunError, say
 from sat_tf.presentation.tables import marked_text
 from sat_tf.qat.inputs import takes_pixels
 from sat_tf.top_k import classes_of
+from sat_tf.training.data.source import NO_LABEL
 from sat_tf.training.loop.stage import SAMPLE, Run
 from sat_tf.training.loop.start import fed, pixels_of
 from sat_tf.training.report.report import write_curves, write_layers, write_report

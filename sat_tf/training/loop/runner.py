@@ -18,7 +18,6 @@ import tf_keras as keras
 from rich.console import Console
 
 from sat_tf.atomic_file import temporary_folder
-from sat_tf.data.source import ImageSource, ReadingError
 from sat_tf.export.snapping import snap_biases
 from sat_tf.export.tflite.metadata import label_text
 from sat_tf.loading.load import load_model
@@ -29,6 +28,7 @@ from sat_tf.qat.images import fed_batches
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.reconstruction.checkpoint import Checkpoint
 from sat_tf.training.config.config import Config, config_text
+from sat_tf.training.data.source import ImageSource, ReadingError
 from sat_tf.training.interruption import Interruption, ending_at_once
 from sat_tf.training.loop.outcome import conclude
 from sat_tf.training.loop.stage import Candidate, Run, held_out_metrics, train_stage

@@ -11,12 +11,12 @@ import tensorflow as tf
 import tf_keras as keras
 from rich.console import Console
 
-from sat_tf.data.source import ImageSource
 from sat_tf.loading.load import load_model
 from sat_tf.messages import RunError, say
 from sat_tf.qat.calibrate import estimate_statistics
 from sat_tf.training.config.config import Config, config_text
 from sat_tf.training.config.sections import AUTO, TRIED_RATES, StageConfig
+from sat_tf.training.data.source import ImageSource
 from sat_tf.training.interruption import Interruption
 from sat_tf.training.loop.callbacks import (
     BestWeights,

@@ -15,9 +15,7 @@ import tensorflow as tf
 import tf_keras as keras
 from rich.console import Console
 
-from sat_tf import data, models
 from sat_tf.analysis.range_accuracy import USUAL_IMAGES, range_accuracies
-from sat_tf.data.source import ImageSource, ReadingError
 from sat_tf.export.tflite.metadata import checked_metadata
 from sat_tf.graph.network import Network
 from sat_tf.loading.load import bounded_variables
@@ -30,8 +28,10 @@ from sat_tf.qat.scheme import quantize_model
 from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer, weight_quantizer
 from sat_tf.quantizers.input_range import PIXELS, InputRange
 from sat_tf.quantizers.protocol import ActivationQuantizer
+from sat_tf.training import data, models
 from sat_tf.training.config.config import Config
 from sat_tf.training.config.recipes import FLOAT_STAGE
+from sat_tf.training.data.source import ImageSource, ReadingError
 from sat_tf.training.recipes.recipes import read_teacher
 from sat_tf.training.state.classifier_file import read_classifier
 from sat_tf.training.state.run_folder import differences, float_model_hash

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import pydantic
 
 from sat_tf.analysis.code_use import LayerRow
-from sat_tf.data.source import AGREEMENT, TOP1
 from sat_tf.export.certificate.certificate import (
     FLOAT_RULE,
     LOSS_RULE,
@@ -25,6 +24,7 @@ from sat_tf.presentation.page import render_page
 from sat_tf.presentation.tables import Column, Marked, Table, digits, percent, plain
 from sat_tf.qat.policy_fields import known_weights
 from sat_tf.training.config.config import load_yaml
+from sat_tf.training.data.source import AGREEMENT, TOP1
 from sat_tf.training.report.results import ModelAccuracy, Results
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.history import (

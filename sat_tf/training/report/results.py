@@ -6,7 +6,6 @@ from typing import Any, ClassVar, NamedTuple
 import rich.table
 from pydantic import ConfigDict
 
-from sat_tf.data.source import AGREEMENT, TOP1, Score
 from sat_tf.export.certificate.certificate import FEWEST_IMAGES, kind_of_loss
 from sat_tf.presentation.tables import (
     Cell,
@@ -18,6 +17,7 @@ from sat_tf.presentation.tables import (
     percent,
     points,
 )
+from sat_tf.training.data.source import AGREEMENT, TOP1, Score
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.reconstruction import Fitted
 from sat_tf.training.state.run_folder import RunFolder

@@ -7,7 +7,6 @@ from typing import Any
 
 import tf_keras as keras
 
-from sat_tf import models
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import layer_copy
 from sat_tf.graph.network import Network, check_one_of_each
@@ -19,6 +18,7 @@ from sat_tf.loading.trust import UntrustedModelError
 from sat_tf.messages import ProblemsError, RunError, reason_of
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.reconstruction.fit import rows_of_classes
+from sat_tf.training import models
 
 
 def read_classifier(
@@ -78,7 +78,7 @@ def read_weights(
     num_classes: int,
     key: str,
 ) -> keras.Model:
-    """Builds a model of `sat_tf.models` and gives it the weights of a file.
+    """Builds a model of `sat_tf.training.models` and gives it the weights of a file.
 
     Args:
         path: a file written by `save_weights`, or a whole model of the same layers.

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sat_tf.data.source import Shard
 from sat_tf.messages import ProblemsError, RunError, first_ones, reason_of
+from sat_tf.training.data.source import Shard
 
 _LAST_PORT = 65_535
 

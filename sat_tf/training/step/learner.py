@@ -7,13 +7,13 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.data.source import AGREEMENT, NO_LABEL, TOP1, Score
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.layers.normalization import synchronized_class
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.wrapper import QuantizedLayer, graphs_go_with
 from sat_tf.top_k import comes_before
+from sat_tf.training.data.source import AGREEMENT, NO_LABEL, TOP1, Score
 
 
 @keras.utils.register_keras_serializable(package="sat_tf")
@@ -25,7 +25,7 @@ class TopK(keras.metrics.Metric):
     or fewer therefore has 1.0. NaN is reported because no logit is larger than NaN: a count of
     larger logits would give 100 %, and an argmax the share of class 0.
 
-    Images whose label is `sat_tf.data.source.NO_LABEL` pad a batch: neither they nor their logits
+    Images whose label is `data.source.NO_LABEL` pad a batch: neither they nor their logits
     count. Without any other image the share is 0.
 
     Args:

@@ -3,7 +3,7 @@
 import numpy as np
 import tf_keras as keras
 
-from sat_tf import models
+from sat_tf.training import models
 from tests.qat.float_models import pretend_trained
 
 L = keras.layers

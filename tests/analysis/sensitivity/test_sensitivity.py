@@ -14,8 +14,8 @@ from sat_tf.analysis.sensitivity.damage import (
     within_average,
     within_drop,
 )
-from sat_tf.data.digits import load_digits
 from sat_tf.qat.policy import BitPolicy
+from sat_tf.training.data.digits import load_digits
 from tests.qat import float_models
 from tests.training.small import model_of_small_range, small_images
 

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.paper.claims import CHAPTERS, CLAIMS, Claim, Verdict, by_row, judge
 from benchmarks.paper.miniature import GROUPS, SHORT
-from tests.reproduction.fake import outcome
+from tests.training.reproduction.fake import outcome
 
 BETTER = Claim("a is better", "", "", plus="a", minus="b", low=2.0)
 ALIKE = dataclasses.replace(BETTER, low=-2.0, high=2.0)

@@ -4,8 +4,8 @@ import pytest
 from benchmarks.paper import gradients, kappa, variances
 from benchmarks.paper.figure import as_table, depths
 from benchmarks.paper.figures import FIGURES
-from sat_tf import models
 from sat_tf.presentation import palette
+from sat_tf.training import models
 from tests.benchmarks.paper.test_kappa import classifier_alone, training_table
 
 

@@ -6,11 +6,11 @@ import tf_keras as keras
 from benchmarks.paper import kappa
 from benchmarks.paper.kappa import PRINTED
 from benchmarks.paper.variances import gaussian
-from sat_tf import models
-from sat_tf.analysis.kappa import GradientProbe, kappa_0
 from sat_tf.analysis.labelled_images import LabelledImages
-from sat_tf.data.source import ImageSet
-from sat_tf.models.resnet import resnet18
+from sat_tf.training import models
+from sat_tf.training.data.source import ImageSet
+from sat_tf.training.kappa import GradientProbe, kappa_0
+from sat_tf.training.models.resnet import resnet18
 from tests import reference
 
 layers = keras.layers
@@ -199,7 +199,7 @@ def test_verdicts_are_about_all_layers_but_the_first():
 
 @pytest.mark.slow
 def test_the_first_steps_of_the_figure_are_of_order_one():
-    from sat_tf import data
+    from sat_tf.training import data
 
     images = data.load_glyphs(num_classes=200, train_per_class=4, test_per_class=1)
     small = {"stem_kernel_size": 3, "stem_stride": 1, "stem_pool": False}

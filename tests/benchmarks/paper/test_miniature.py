@@ -7,12 +7,12 @@ from rich.console import Console
 
 from benchmarks.paper.miniature import GROUPS, SHORT, curves, draw, jobs, page, run
 from sat_tf.messages import RunError
-from sat_tf.reproduction.library import entries
-from sat_tf.reproduction.record import read_outcomes
 from sat_tf.training.loop import runner
+from sat_tf.training.reproduction.library import entries
+from sat_tf.training.reproduction.record import read_outcomes
 from sat_tf.training.state.history import StepMetrics
-from tests.reproduction.fake import FakeRunner, outcome
-from tests.reproduction.test_run import TWO_STEPS
+from tests.training.reproduction.fake import FakeRunner, outcome
+from tests.training.reproduction.test_run import TWO_STEPS
 
 # Full: three seeds of 4 float models, of 8 quantized ones and of 4 from the other start; once 6
 # grids, 2 with streams, 9 with the other head and 4 with gradients through the maximum.

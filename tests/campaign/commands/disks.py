@@ -179,7 +179,7 @@ def _kit(scratch: pathlib.Path) -> Callable[[pathlib.Path], Any]:
 
 
 def _rules(scratch: pathlib.Path) -> Callable[[pathlib.Path], Any]:
-    from sat_tf.callbacks.training_rules import RuleLog
+    from sat_tf.training.audit.training_rules import RuleLog
 
     rows = [{"row": "layer", "verdict": "good", "name": f"layer {index}"} for index in range(40)]
 

@@ -13,7 +13,14 @@ from PIL import Image
 from tests.campaign.cases import Case
 from tests.campaign.mutation import damaged
 from tests.campaign.originals import original
-from tests.data.photographs import chunk, encoded, jpeg_of, photograph, png_of, tiff_of_12_bits
+from tests.training.data.photographs import (
+    chunk,
+    encoded,
+    jpeg_of,
+    photograph,
+    png_of,
+    tiff_of_12_bits,
+)
 
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "ICO", "TGA")
 _MODES = ("RGB", "L", "P", "RGBA", "1", "CMYK", "LA", "I;16", "I", "F", "YCbCr", "LAB", "HSV")
@@ -65,7 +72,7 @@ from sat_tf.messages import value_errors_as_run_errors
 
 @value_errors_as_run_errors()
 def read():
-    from sat_tf import data
+    from sat_tf.training import data
 
     source = data.source("folder", data_dir="photos", image_size=16)
     for images in (source.held_out_sample(8)[0], source.training_sample(8, seed=0)):

@@ -6,7 +6,7 @@ import struct
 
 from tests.campaign.cases import Case
 from tests.campaign.mutation import damaged
-from tests.data.photographs import encoded, photograph
+from tests.training.data.photographs import encoded, photograph
 
 _READ = """\
 import sys
@@ -16,7 +16,7 @@ from sat_tf.messages import value_errors_as_run_errors
 
 @value_errors_as_run_errors()
 def read():
-    from sat_tf import data
+    from sat_tf.training import data
 
     source = data.source(
         "tfrecords", data_dir="set", cache_dir="cache", image_size=16, num_classes=9

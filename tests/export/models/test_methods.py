@@ -5,14 +5,14 @@ import pytest
 import tf_keras as keras
 
 import sat_tf
-from sat_tf import models
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.operations.linear import Linear
 from sat_tf.export.tflite.tensors import Storage
+from sat_tf.training import models
 from tests.export.proofs import calibrated, proved
 from tests.export.zoo import block, convolution, depthwise, make_realistic, normalization
 from tests.methods import METHODS
-from tests.models.small import build_small
+from tests.training.models.small import build_small
 
 
 @pytest.mark.thorough

@@ -10,11 +10,11 @@ import sat_tf
 from sat_tf.export.targets.ethos_u import TARGET_OF, compile_file
 from sat_tf.export.targets.table import TARGETS
 from sat_tf.export.tflite.contents import read_contents
-from sat_tf.models import MODELS
 from sat_tf.qat.policy import BitPolicy
+from sat_tf.training.models import MODELS
 from tests.export import zoo
 from tests.export.layer_models import MODELS as LAYER_MODELS
-from tests.models.small import build_small
+from tests.training.models.small import build_small
 
 L = keras.layers
 _COMPILED_FOR = ("ethos-u55-128", "ethos-u65-256", "ethos-u85-256")

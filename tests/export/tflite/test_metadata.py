@@ -182,7 +182,9 @@ def test_preprocessing_stands_in_words_and_in_a_file_beside_the_labels(model, pa
 
 
 def test_preprocessing_is_that_of_pictures(model, tmp_path):
-    with pytest.raises(ValueError, match=r"preprocessing: received 'crop', expected a sat_tf.data"):
+    with pytest.raises(
+        ValueError, match=r"preprocessing: received 'crop', expected a sat_tf.preprocessing"
+    ):
         sat_tf.export_tflite(model, tmp_path / "model.tflite", preprocessing="crop")
     (image,) = deployed_graph(model).images
     said = Metadata(preprocessing=RESIZED_AND_CROPPED)

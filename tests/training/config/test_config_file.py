@@ -2,7 +2,6 @@ import pathlib
 
 import pytest
 
-from sat_tf.data import DATA_SETS
 from sat_tf.messages import RunError
 from sat_tf.training.config.config import (
     DEMO,
@@ -12,6 +11,7 @@ from sat_tf.training.config.config import (
     parse_config,
     read_config,
 )
+from sat_tf.training.data import DATA_SETS
 
 SMALLEST = "{name: small, data: {name: digits}, model: {name: mobilenet_v2}}"
 

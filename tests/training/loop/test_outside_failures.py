@@ -6,8 +6,8 @@ import signal
 import pytest
 import tensorflow as tf
 
-from sat_tf.data.source import Shard
 from sat_tf.messages import RunError
+from sat_tf.training.data.source import Shard
 from sat_tf.training.loop import runner
 from sat_tf.training.loop.runner import outside_failures_explained
 from sat_tf.training.state.run_folder import RunFolder

@@ -7,10 +7,10 @@ import tf_keras as keras
 from rich.console import Console
 
 import sat_tf
-from sat_tf.data.arrays import ArraySource
 from sat_tf.messages import RunError
 from sat_tf.training.config.config import config_text, parse_config, read_config
 from sat_tf.training.config.sections import TRIED_RATES
+from sat_tf.training.data.arrays import ArraySource
 from sat_tf.training.loop import stage
 from sat_tf.training.loop.stage import Run, held_out_metrics, train_stage
 from sat_tf.training.loop.start import batch_size_problems

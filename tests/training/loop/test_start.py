@@ -5,10 +5,10 @@ import tf_keras as keras
 from PIL import Image
 
 import sat_tf
-from sat_tf.data.arrays import ArraySource
 from sat_tf.messages import RunError
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.training.config.config import parse_config
+from sat_tf.training.data.arrays import ArraySource
 from sat_tf.training.loop import start as module
 from sat_tf.training.loop.start import (
     about_data,

@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 from rich.console import Console
 
-from sat_tf.data.arrays import ArraySource
 from sat_tf.messages import RunError
 from sat_tf.training.config.config import parse_config
+from sat_tf.training.data.arrays import ArraySource
 from sat_tf.training.interruption import Interruption, Stopped
 from sat_tf.training.loop.stage import Run, held_out_metrics, train_stage
 from sat_tf.training.recipes.recipes import read_teacher

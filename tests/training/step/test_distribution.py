@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sat_tf.data.arrays import ArraySource
-from sat_tf.data.source import Shard
 from sat_tf.messages import RunError
+from sat_tf.training.data.arrays import ArraySource
+from sat_tf.training.data.source import Shard
 from sat_tf.training.loop.stage import train_stage
 from sat_tf.training.step.distribution import make_strategy, shard_of, waiting_note, writes_files
 from tests.conftest import mirrored

@@ -1,0 +1,1 @@
+"""Pictures in folders: listed, sampled and decoded."""

@@ -1,0 +1,262 @@
+"""The rules of efficient training as an instrument: an audit of any Keras image model."""
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import tf_keras as keras
+
+from sat_tf.analysis.code_use import (
+    ActivationProbe,
+    ActivationUse,
+    WeightProbe,
+    WeightUse,
+    clipping_layers,
+)
+from sat_tf.analysis.labelled_images import (
+    USUAL_IMAGES,
+    LabelledImages,
+    expect_fitting,
+    labelled_images,
+)
+from sat_tf.analysis.wiring import Wiring, holds_matrices, linear_calls
+from sat_tf.graph import layer_kinds
+from sat_tf.presentation.progress_bar import Advance, image_bar, no_bar
+from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer
+from sat_tf.quantizers.protocol import CLIPPING_LEVEL
+from sat_tf.training.audit.audited_model import Audit
+from sat_tf.training.audit.rules import (
+    FEW_IMAGES,
+    ActivationAudit,
+    LayerAudit,
+    judge_activation,
+    judge_layer,
+)
+from sat_tf.training.kappa import GradientFlow, GradientProbe
+
+
+def audit(
+    model: keras.Model,
+    dataset: Any = None,
+    *,
+    num_images: int = USUAL_IMAGES,
+    progress: bool = True,
+) -> Audit:
+    """Says whether a model can be trained well, by the paper's two rules of efficient training.
+
+    Rule I: kappa_0 = n VAR[Ξ] / k²_pool of the classifier is far below 1. Rule II: the variance of
+    the gradient keeps its size from layer to layer: each linear layer has normalization right
+    behind it, or weights whose variance is about one over its number of neurons; measured, the
+    constants kappa_1 (with normalization) and kappa_2 (without) of the gradient-flowing law are of
+    order 1. Layers that follow one another are found on the graph, through branches and sums.
+
+    The model is not changed. Without a data set only its weights are audited. With one, gradients
+    are measured on its first images as one batch, with the statistics of that batch; quantized
+    activations, in inference.
+
+    Args:
+        model: a Functional or Sequential model with one input and one output, quantized or not,
+            with logits or their softmax.
+        dataset: images with labels: a pair of arrays, a `tf.data.Dataset`, or a set of
+            `sat_tf.training.data`; class numbers or one-hot. Without labels there are no gradients.
+        num_images: how many of them to take at most.
+        progress: show a bar of its four steps if it takes more than two seconds, on a terminal or
+            in a notebook.
+
+    Returns:
+        The audit, to be printed (`table`), exported (`to_rows`, `to_frame`, `write_csv`) or shown
+        (`write_page`).
+
+    Raises:
+        ValueError: the model is not such a graph, has no linear layer, or does not fit the data.
+
+    Example:
+        >>> from sat_tf.training import models
+        >>> found = audit(models.build("resnet18", image_size=32, num_classes=10, seed=0))
+        >>> found.layers[-1].fan_in, found.layers[-1].pooled_area, found.verdict.value
+        (512, 1, 'broken')
+    """
+    sample = None if dataset is None else labelled_images(dataset, most=num_images)
+    with image_bar("auditing", 4, shown=progress) as advance:
+        auditor = Auditor(model, sample)
+        advance(1)
+        return auditor(advance)
+
+
+class Auditor:
+    """Audits one model, on the same images each time it is called.
+
+    Args:
+        model: see `audit`. Its variables are read when the auditor is called.
+        sample: images, with labels or without; None audits weights alone.
+        compiled: trace the measurements, which pays off after a few calls.
+
+    Raises:
+        ValueError: see `audit`.
+    """
+
+    def __init__(
+        self, model: keras.Model, sample: LabelledImages | None = None, *, compiled: bool = False
+    ) -> None:
+        self._wiring = Wiring(model)
+        self.linear_calls = list(linear_calls(self._wiring).values())
+        if not self.linear_calls:
+            raise ValueError(
+                f"model {model.name!r}: received a model without linear layers, expected at least "
+                "one convolution or Dense layer."
+            )
+        self._model = model
+        self._sample = sample
+        self.weights = WeightProbe(self.linear_calls, compiled=compiled)
+        self._gradients: GradientProbe | None = None
+        self._activations: ActivationProbe | None = None
+        self._quantizers = (
+            clipping_layers(model)
+            if any(isinstance(layer, QuantizedLayer) for layer in model.layers)
+            else {}
+        )
+        self._notes = _notes(self._wiring, sample, clips=bool(self._quantizers))
+        if sample is None:
+            return
+        expect_fitting(sample, model)
+        if self._quantizers:
+            self._activations = ActivationProbe(model, sample.images)
+        if sample.labels is not None:
+            self._gradients = GradientProbe(model, sample, wiring=self._wiring, compiled=compiled)
+
+    def __call__(self, advance: Advance = no_bar) -> Audit:
+        """Audits the model as it is now.
+
+        Args:
+            advance: of a bar; called for gradients, weights and activations.
+        """
+        flow = self._gradients() if self._gradients else None
+        advance(1)
+        notes = self._notes
+        if flow is not None and not math.isfinite(flow.loss):
+            notes += ("The loss of these images is NaN or infinite: no gradient can be measured.",)
+            flow = None
+        layers = self._layers(self.weights(), flow)
+        advance(1)
+        activations = self._activation_rows(flow)
+        advance(1)
+        kappas = [layer.kappa_0 for layer in layers if layer.kappa_0 is not None]
+        return Audit(
+            model=self._wiring.name,
+            layers=layers,
+            activations=activations,
+            kappa_0=kappas[0] if kappas else None,
+            num_images=len(self._sample) if self._sample else 0,
+            loss=flow.loss if flow else None,
+            logit_variance=flow.logit_variance if flow else None,
+            notes=notes,
+        )
+
+    def _layers(
+        self, weights: dict[str, WeightUse], flow: GradientFlow | None
+    ) -> tuple[LayerAudit, ...]:
+        classifier = self._wiring.classifier()
+        rows = []
+        flows = {layer.call.name: layer for layer in flow.layers} if flow else {}
+        for call in self.linear_calls:
+            row = LayerAudit(
+                name=call.name,
+                kind=call.kind,
+                fan_in=call.fan_in,
+                fan_out=call.fan_out,
+                normalization=call.normalization,
+                reads_image=call.reads_image,
+                following=tuple(name for name, _ in call.following),
+                unknown=call.unknown,
+                **vars(weights[call.name]),
+            )
+            if call.name in flows:
+                found = flows[call.name]
+                row = dataclasses.replace(
+                    row,
+                    effective_variance=found.weight_variance,
+                    gradient_variance=found.gradient_variance,
+                    kappa_1=found.kappa_1,
+                    kappa_2=found.kappa_2,
+                    unknown=found.unknown,
+                )
+            if classifier is not None and classifier.layer is call.layer and call.is_last_kernel:
+                row = self._with_kappa_0(row)
+            findings = judge_layer(row, measured=call.name in flows)
+            rows.append(dataclasses.replace(row, findings=findings))
+        return tuple(rows)
+
+    def _with_kappa_0(self, row: LayerAudit) -> LayerAudit:
+        row = dataclasses.replace(row, is_classifier=True)
+        classifier = self._wiring.classifier()
+        area = self._wiring.pooled_area_before(classifier) if classifier else None
+        if area is None or row.effective_variance is None:
+            return row
+        kappa = row.fan_in * row.effective_variance / area
+        return dataclasses.replace(row, pooled_area=area, kappa_0=kappa)
+
+    def _activation_rows(self, flow: GradientFlow | None) -> tuple[ActivationAudit, ...]:
+        uses: dict[str, ActivationUse] = self._activations() if self._activations else {}
+        rows = []
+        for name, layer in self._quantizers.items():
+            quantizer: Any = clipping_quantizer(layer)
+            row = ActivationAudit(
+                name=name,
+                bits=quantizer.num_bits,
+                clipping_level=float(layer.output_variables[CLIPPING_LEVEL].numpy()),
+                ceiling=quantizer.ceiling,
+                level_gradient=flow.level_gradients.get(name) if flow else None,
+            )
+            if name in uses:
+                use = uses[name]
+                row = dataclasses.replace(
+                    row,
+                    clipped=use.clipped,
+                    codes=len(use.code_counts),
+                    codes_used=use.codes_used,
+                )
+            rows.append(dataclasses.replace(row, findings=tuple(judge_activation(row))))
+        return tuple(rows)
+
+
+def _notes(wiring: Wiring, sample: LabelledImages | None, *, clips: bool) -> tuple[str, ...]:
+    """Notes on what cannot be measured with these images."""
+    notes = []
+    classifier = wiring.classifier()
+    if classifier is None:
+        notes.append(
+            "No classifier was found: the output is not that of one linear layer, so there is no "
+            "kappa_0."
+        )
+    elif wiring.pooled_area_before(classifier) is None:
+        notes.append(
+            f"The area that is average-pooled in front of {classifier.name} is not known, so there "
+            "is no kappa_0; build the model for a fixed image size."
+        )
+    strange = [
+        f"{call.name} ({type(call.layer).__name__})"
+        for call in wiring
+        if call.mixes and not call.is_linear and holds_matrices(call.layer)
+    ]
+    if strange:
+        notes.append(f"These layers hold matrices and are not known: {', '.join(strange)}.")
+    untrained = [
+        call
+        for call in wiring
+        if layer_kinds.is_batch_normalization(call.layer)
+        and not np.any(call.layer.moving_mean.numpy())
+    ]
+    if sample is not None and untrained and clips:
+        notes.append(
+            f"The statistics of {len(untrained)} normalizations, such as {untrained[0].name}, are "
+            "the initial ones: clipping and code use mean nothing before some training."
+        )
+    if sample is not None and sample.labels is None:
+        notes.append("The data have no labels, so there are no gradients, kappa_1 and kappa_2.")
+    elif sample is not None and len(sample) < FEW_IMAGES.value:
+        notes.append(
+            f"Measured on {len(sample)} image{'s' if len(sample) > 1 else ''}: gradients of so few "
+            f"are unreliable; give {FEW_IMAGES.value:g} or more."
+        )
+    return tuple(notes)

@@ -1,0 +1,273 @@
+"""The rules of efficient training, watched while a model trains."""
+
+import csv
+import logging
+import os
+import pathlib
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import tensorflow as tf
+import tf_keras as keras
+
+from sat_tf.analysis.code_use import CodeFlips, scalar_events
+from sat_tf.analysis.labelled_images import USUAL_IMAGES, labelled_images
+from sat_tf.atomic_file import check_writable, refusals_explained, written_whole
+from sat_tf.messages import kind_of
+from sat_tf.presentation.tables import write_table
+from sat_tf.training.audit.audit import Auditor
+from sat_tf.training.audit.audited_model import Audit
+from sat_tf.training.audit.rules import Verdict
+
+_LEFT_OUT = ("remedies",)
+RULE_COLUMNS = (
+    "step",
+    "row",
+    "verdict",
+    "name",
+    *(name for name in Audit.COLUMNS if name not in ("row", "verdict", "name", *_LEFT_OUT)),
+    "flipped",
+    "moved",
+)
+
+
+class RuleLog:
+    """Adds rows to a CSV file, all rows of a measurement at once.
+
+    An existing file is continued: its rows up to the step that training starts from are kept.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        ValueError: it cannot be written, or holds another table.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = check_writable(path)
+        if self._path.exists():
+            self._read()
+        self._started = False
+
+    def write(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Adds the rows of a step.
+
+        Raises:
+            ValueError: the file cannot be written.
+        """
+        if not self._started:
+            kept = [row.values() for row in self._read() if int(row["step"]) < step]
+            with written_whole(self._path) as name:
+                name.write_text(write_table(RULE_COLUMNS, kept), encoding="utf-8", newline="")
+            self._started = True
+        values = [[{"step": step, **row}.get(name) for name in RULE_COLUMNS] for row in rows]
+        _, _, lines = write_table(RULE_COLUMNS, values).partition("\n")
+        with (
+            refusals_explained(self._path),
+            self._path.open("a", newline="", encoding="utf-8") as file,
+        ):
+            file.write(lines)
+
+    def _read(self) -> list[dict[str, str]]:
+        if not pathlib.Path(self._path).exists():
+            return []
+        with self._path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            rows = list(reader)
+        if rows and tuple(reader.fieldnames or ()) != RULE_COLUMNS:
+            raise ValueError(
+                f"{self._path}: received another table, expected one that TrainingRules has "
+                "written; choose another name."
+            )
+        # The last line is truncated where the process was killed while it wrote.
+        return [row for row in rows if (row["step"] or "").isdecimal() and None not in row.values()]
+
+
+_log = logging.getLogger(__name__)
+
+
+class TrainingRules(keras.callbacks.Callback):
+    """Measures what `sat_tf.audit` does at intervals, and warns when a rule is broken.
+
+        model.fit(batches, callbacks=[sat_tf.callbacks.TrainingRules((images, labels))])
+
+    Measured at the start and then after every `every` steps, always on the same images: κ₀, the
+    variances of weights and gradients, κ₁ and κ₂, clipped activations, codes used, the gradients of
+    the clipping levels; and for each layer with codes two shares of its weights: `flipped`, of
+    those whose code differs from the one a step before, and `moved`, of those whose code differs
+    from the one at the last measurement. Where `flipped` times the steps in between is far above
+    `moved`, weights oscillate.
+
+    The first time that a layer breaks a rule, the logger of this module warns
+    and names both. The model and its training do not change. Under `tf.distribute` the first
+    replica's copies are measured; every worker has to have the callback.
+
+    Args:
+        dataset: images and labels to measure on; see `sat_tf.audit`. Without labels there are no
+            gradients.
+        every: how many steps lie between measurements.
+        log_dir: folder for TensorBoard's events; None writes none.
+        csv: file for a table with a row for each step, layer and activation; an existing table is
+            continued. None writes none.
+        num_images: how many images to take at most; the cost of a measurement grows with it.
+        model: what to measure, if the model that is fitted only calls it.
+
+    Attributes:
+        latest: the last audit; None before the first one.
+        flipped: share of weights whose code the last measured step changed, by layer.
+        moved: share of weights whose code changed between the last two measurements, by layer.
+        cost: the time that measurements have taken since training began, in percent of the time of
+            its steps, without the first one, which traces the graphs. Logged when training ends.
+
+    Raises:
+        ValueError: a number is too small, the data hold no images, or a file cannot be written;
+            when training begins, the model cannot be audited.
+    """
+
+    # Keras would otherwise fetch every logged value after every step, and wait for the device.
+    _supports_tf_logs = True
+
+    def __init__(
+        self,
+        dataset: Any,
+        every: int = 100,
+        log_dir: str | os.PathLike[str] | None = None,
+        csv: str | os.PathLike[str] | None = None,
+        *,
+        num_images: int = USUAL_IMAGES,
+        model: keras.Model | None = None,
+    ) -> None:
+        super().__init__()
+        if every < 1:
+            raise ValueError(f"every: received {every}, expected 1 step or more.")
+        self.every = every
+        self.latest: Audit | None = None
+        self.flipped: dict[str, float] = {}
+        self.moved: dict[str, float] = {}
+        self.cost = 0.0
+        self._sample = labelled_images(dataset, most=num_images)
+        self._measured_model = model
+        self._audited: keras.Model | None = None
+        self._rule_log = None if csv is None else RuleLog(os.fspath(csv))
+        self._log_dir = None if log_dir is None else os.fspath(log_dir)
+        self._writer: Any = None
+        self._warned: set[tuple[str, str]] = set()
+        self._step = self._first_batch = self._stride = 0
+        self._began = self._spent = 0.0
+
+    def set_model(self, model: Any) -> None:
+        """Takes the model that is going to be trained.
+
+        Raises:
+            ValueError: it is one of Keras 3.
+        """
+        if not isinstance(model, keras.Model):
+            raise ValueError(
+                f"TrainingRules: received {kind_of(model)}, expected a model of tf_keras, whose "
+                "steps it measures; train sat_tf.from_keras3(model) with it, or measure between "
+                "epochs with sat_tf.audit(model, (images, labels))."
+            )
+        super().set_model(model)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Measures the model that training starts from."""
+        model = self._measured_model or self.model
+        if self._audited is not model:
+            self._auditor = Auditor(model, self._sample, compiled=True)
+            self._flips = CodeFlips(self._auditor.weights)
+            self._audited = model
+        if self._log_dir is not None and self._writer is None:
+            self._writer = tf.summary.create_file_writer(self._log_dir)
+        self._step = int(self.model.optimizer.iterations.numpy())
+        self._stride = 1
+        self._measure()
+        self._began, self._spent, self.cost = time.perf_counter(), 0.0, 0.0
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Remembers where the step starts: Keras may take several batches at once."""
+        self._first_batch = batch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Measures, after every `every` steps."""
+        start, before = time.perf_counter(), self._step
+        self._stride = batch - self._first_batch + 1
+        self._step += self._stride
+        if self._step // self.every > before // self.every:
+            self._measure()
+        if (self._step + self._stride) // self.every > self._step // self.every:
+            self._flips.remember()
+        now = time.perf_counter()
+        self._spent += now - start
+        self.cost = 100.0 * self._spent / max(now - self._began - self._spent, 1e-9)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Writes out what is still in memory, and logs what measuring has cost."""
+        _log.info("measuring took %.1f %% of the time of the steps", self.cost)
+        if self._writer is not None:
+            self._writer.flush()
+
+    def _measure(self) -> None:
+        self.latest = self._auditor()
+        self.flipped, self.moved = self._flips.measure()
+        self._warn(self.latest)
+        if self._rule_log is not None:
+            self._rule_log.write(self._step, self._rows(self.latest))
+        if self._writer is not None:
+            with self._writer.as_default():
+                events = scalar_events(self._scalars(self.latest))
+                tf.summary.experimental.write_raw_pb(events, step=self._step)
+
+    def _warn(self, audit: Audit) -> None:
+        for name, finding in audit.findings():
+            if finding.verdict is Verdict.BROKEN and (name, finding.rule) not in self._warned:
+                self._warned.add((name, finding.rule))
+                _log.warning(
+                    "step %d: %s breaks %s: %s. Remedy: %s.",
+                    self._step,
+                    name,
+                    finding.rule,
+                    finding.reason,
+                    finding.remedy,
+                )
+        for note in audit.notes:
+            if ("", note) not in self._warned:
+                self._warned.add(("", note))
+                _log.warning("step %d: %s", self._step, note)
+
+    def _rows(self, audit: Audit) -> list[dict[str, Any]]:
+        return [
+            {**row, "flipped": self.flipped.get(row["name"]), "moved": self.moved.get(row["name"])}
+            if row["row"] == "layer"
+            else row
+            for row in audit.to_rows()
+        ]
+
+    def _scalars(self, audit: Audit) -> dict[str, float]:
+        values: dict[str, float | None] = {
+            "rules/kappa_0": audit.kappa_0,
+            "rules/loss": audit.loss,
+            "rules/cost_percent": self.cost or None,
+            "rules/logit_variance": audit.logit_variance,
+        }
+        for layer in audit.layers:
+            values[f"kappa/{layer.name}"] = layer.kappa
+            values[f"gradient_variance/{layer.name}"] = layer.gradient_variance
+            values[f"weight_variance/{layer.name}"] = layer.effective_variance
+            values[f"weight_codes_used/{layer.name}"] = _share(
+                layer.weight_codes_used, layer.weight_codes
+            )
+        for activation in audit.activations:
+            values[f"clipped/{activation.name}"] = activation.clipped
+            values[f"clipping_level/{activation.name}"] = activation.clipping_level
+            values[f"clipping_level_gradient/{activation.name}"] = activation.level_gradient
+            values[f"codes_used/{activation.name}"] = _share(
+                activation.codes_used, activation.codes
+            )
+        values.update({f"flipped/{name}": share for name, share in self.flipped.items()})
+        values.update({f"moved/{name}": share for name, share in self.moved.items()})
+        return {tag: value for tag, value in values.items() if value is not None}
+
+
+def _share(part: int | None, whole: int | None) -> float | None:
+    return None if part is None or whole is None else part / whole

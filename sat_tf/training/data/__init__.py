@@ -1,0 +1,110 @@
+"""Image data sets, and a table to get them by name: in memory, or as sources of batches."""
+
+import inspect
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from sat_tf.arguments import call_by_name
+from sat_tf.preprocessing import Preprocessing
+from sat_tf.training.data.class_folders import load_folder_tree
+from sat_tf.training.data.digits import load_digits
+from sat_tf.training.data.glyphs import load_glyphs
+from sat_tf.training.data.record_folders import load_tfrecords
+from sat_tf.training.data.source import ImageSet, ImageSource
+from sat_tf.training.data.tfds_builder import load_tfds
+
+__all__ = [
+    "DATA_SETS",
+    "ImageSet",
+    "ImageSource",
+    "Preprocessing",
+    "is_in_memory",
+    "load",
+    "load_digits",
+    "load_folder_tree",
+    "load_glyphs",
+    "load_tfds",
+    "load_tfrecords",
+    "source",
+]
+
+# Sets that fit into memory are an `ImageSet`, others a source of batches; the return type of each
+# function says which.
+DATA_SETS: Mapping[str, Callable[..., ImageSet | ImageSource]] = types.MappingProxyType(
+    {
+        "digits": load_digits,
+        "glyphs": load_glyphs,
+        "folder": load_folder_tree,
+        "tfds": load_tfds,
+        "tfrecords": load_tfrecords,
+    }
+)
+
+
+def is_in_memory(name: str) -> bool:
+    """Whether a set of `DATA_SETS` is held in memory, so that `load` gives it."""
+    return inspect.signature(DATA_SETS[name]).return_annotation is ImageSet
+
+
+def source(name: str, *, shift_pixels: int = 0, **options: Any) -> ImageSource:
+    """The batches of a data set, by its name.
+
+    Args:
+        name: a key of `DATA_SETS`.
+        shift_pixels: for sets held in memory, by how many pixels training shifts an image at most;
+            the others take random crops.
+        **options: what the set's function takes; its defaults hold for the rest.
+
+    Raises:
+        ValueError: the set or some option is unknown, an option is out of its range, or the images
+            cannot be found.
+
+    Example:
+        >>> source("digits", image_size=8).num_test
+        359
+    """
+    # `call_by_name` reports an unknown set.
+    if shift_pixels and name in DATA_SETS and not is_in_memory(name):
+        raise ValueError(
+            f"shift_pixels: received {shift_pixels} for {name}; expected 0: it takes random crops, "
+            "and only sets held in memory are shifted; leave it out."
+        )
+    made = call_by_name("data set", DATA_SETS, name, options)
+    if isinstance(made, ImageSource):
+        return made
+    # Imported here: naming a data set needs no TensorFlow.
+    from sat_tf.training.data.arrays import ArraySource
+
+    return ArraySource(made, shift_pixels=shift_pixels)
+
+
+def load(name: str, **options: Any) -> ImageSet:
+    """Loads a data set that is held in memory, by its name.
+
+    Args:
+        name: a key of `DATA_SETS`.
+        **options: what the set's function takes; its defaults hold for the rest.
+
+    Returns:
+        The images and labels to train on, and those held out.
+
+    Raises:
+        ValueError: the set or some option is unknown, an option is out of its range, or the set is
+            not held in memory.
+
+    Example:
+        >>> load("digits", image_size=8).test_images.shape
+        (359, 8, 8, 3)
+        >>> load("digit")
+        Traceback (most recent call last):
+        ValueError: unknown data set 'digit'; did you mean 'digits'? \
+Expected one of: digits, glyphs, folder, tfds, tfrecords.
+    """
+    if name in DATA_SETS and not is_in_memory(name):
+        held = ", ".join(known for known in DATA_SETS if is_in_memory(known))
+        raise ValueError(
+            f"data set: received {name!r}, which is not held in memory; expected one of {held}; "
+            "use sat_tf.training.data.source."
+        )
+    return cast(ImageSet, call_by_name("data set", DATA_SETS, name, options))

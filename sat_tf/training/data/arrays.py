@@ -1,0 +1,151 @@
+"""A data set held in memory, as a source of batches."""
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from sat_tf.arguments import Rule, check, is_integer
+from sat_tf.pictures.sampling import spread_evenly
+from sat_tf.training.data.batch_order import (
+    RANDOM,
+    as_given,
+    checked_order,
+    held_out_spans,
+    shuffled_spans,
+)
+from sat_tf.training.data.source import NO_LABEL, ImageSet, ImageSource, Shard
+
+# Makes the draws of the shifts independent of those of the order, which have the same seed.
+_SHIFTS = 1
+
+
+class ArraySource(ImageSource):
+    """Batches of an `ImageSet`.
+
+    Args:
+        images: the data set.
+        shift_pixels: the largest shift of training images in either direction, different in each
+            epoch; the border is filled with black.
+
+    Raises:
+        ValueError: `shift_pixels` is not an integer of at least 0.
+    """
+
+    def __init__(self, images: ImageSet, *, shift_pixels: int = 0) -> None:
+        check(
+            images.name,
+            [
+                Rule(
+                    "shift_pixels",
+                    shift_pixels,
+                    is_integer(shift_pixels, lowest=0, limit=images.image_size),
+                    f"an integer from 0 (none) to below {images.image_size}, the image's size",
+                    "pass 0",
+                )
+            ],
+        )
+        self.images = images
+        self.shift_pixels = shift_pixels
+        self.name = images.name
+        self.image_size = images.image_size
+        self.num_classes = images.num_classes
+        self.class_names = images.class_names
+        self.num_train = len(images.train_labels)
+        self.num_test = len(images.test_labels)
+
+    def training_batches(
+        self,
+        *,
+        batch_size: int,
+        seed: int,
+        first_epoch: int = 0,
+        first_step: int = 0,
+        shard: Shard | None = None,
+    ) -> tf.data.Dataset:
+        """The endless training batches from a given step on; see `ImageSource`."""
+        order = checked_order(
+            self.name,
+            self.num_train,
+            batch_size=batch_size,
+            seed=seed,
+            first_epoch=first_epoch,
+            first_step=first_step,
+            shard=shard,
+        )
+        with tf.device("CPU"):
+            pixels = tf.constant(self.images.train_images)
+            labels = tf.constant(self.images.train_labels)
+
+        def batch(epoch: tf.Tensor, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            chosen = tf.gather(pixels, indices)
+            if self.shift_pixels:
+                corners = self._corners(tf.stack([seed, epoch]))
+                chosen = shifted(chosen, self.shift_pixels, tf.gather(corners, indices))
+            return chosen, tf.gather(labels, indices)
+
+        spans = shuffled_spans(self.num_train, order)
+        batches = spans.map(batch, num_parallel_calls=2)
+        return as_given(order.in_pieces(batches))
+
+    def _corners(self, seed: tf.Tensor) -> tf.Tensor:
+        """A corner for every image of the set, so that its shift does not depend on its batch."""
+        # Drawing all of them is faster than drawing each of a batch by itself.
+        return tf.random.stateless_uniform(
+            (self.num_train, 2),
+            tf.random.experimental.stateless_fold_in(seed, _SHIFTS, alg=RANDOM),
+            0,
+            2 * self.shift_pixels + 1,
+            tf.int32,
+            alg=RANDOM,
+        )
+
+    def held_out_batches(
+        self, *, batch_size: int = 256, shard: Shard | None = None
+    ) -> tf.data.Dataset:
+        """Every held-out image once, in order; see `ImageSource`."""
+        order = checked_order(self.name, None, batch_size=batch_size, shard=shard)
+        with tf.device("CPU"):
+            pixels = tf.constant(self.images.test_images)
+            labels = tf.constant(self.images.test_labels)
+
+        def batch(indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            is_image = indices < self.num_test
+            found = tf.where(is_image, indices, 0)
+            black = tf.zeros((), pixels.dtype)
+            return (
+                tf.where(is_image[:, None, None, None], tf.gather(pixels, found), black),
+                tf.where(is_image, tf.gather(labels, found), NO_LABEL),
+            )
+
+        spans = held_out_spans(self.num_test, order)
+        batches = spans.map(batch, num_parallel_calls=2)
+        return as_given(order.in_pieces(batches))
+
+    def training_sample(self, count: int, *, seed: int) -> npt.NDArray[np.uint8]:
+        """`count` training images, or all there are, drawn at random; see `ImageSource`."""
+        # RandomState, because NumPy guarantees that its streams never change.
+        chosen = np.random.RandomState(seed).permutation(self.num_train)[:count]
+        return self.images.train_images[chosen]
+
+    def held_out_sample(self, most: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+        """At most `most` held-out images, spread evenly over the set, and their labels."""
+        chosen = spread_evenly(self.num_test, most)
+        return self.images.test_images[chosen], self.images.test_labels[chosen]
+
+
+def shifted(images: tf.Tensor, most: int, corners: tf.Tensor) -> tf.Tensor:
+    """Shifts every image by a whole number of pixels; the border is filled with black.
+
+    Args:
+        images: (batch, height, width, channels), any type.
+        most: the largest shift in either direction, 0 or more.
+        corners: (batch, 2), integers in [0, 2 * most]: where in the image with its border the
+            moved one begins; `most` leaves it where it is.
+    """
+    size = tf.shape(images)
+    margins = [[0, 0], [most, most], [most, most], [0, 0]]
+    padded = tf.pad(images, margins)
+    rows = corners[:, :1] + tf.range(size[1])[None]
+    columns = corners[:, 1:] + tf.range(size[2])[None]
+    moved = tf.gather(padded, rows, axis=1, batch_dims=1)
+    return tf.ensure_shape(tf.gather(moved, columns, axis=2, batch_dims=1), images.shape)

@@ -1,0 +1,112 @@
+"""Folders of classes as a data set: <class>/<picture>, or the same under train and val."""
+
+import dataclasses
+import os
+import pathlib
+import statistics
+import warnings
+from collections.abc import Sequence
+
+from sat_tf.arguments import check_options
+from sat_tf.pictures.folder_tree import read_pictures, read_tree
+from sat_tf.pictures.sampling import spread_evenly
+from sat_tf.preprocessing import RESIZED_AND_CROPPED, Preprocessing
+from sat_tf.training.data.source import FOLDER, OPTIONS, ImageSource
+
+# The number of pictures that are opened to learn how large those of a set are.
+_OPENED = 32
+# Pictures that are enlarged by more than this are remarked upon.
+_MOST_ENLARGED = 2
+
+
+def load_folder_tree(
+    data_dir: str | os.PathLike[str],
+    *,
+    image_size: int = 224,
+    max_corrupt: float = 0.001,
+    deterministic: bool = True,
+    resize_ratio: float = RESIZED_AND_CROPPED.resize_ratio,
+    smallest_area: float = 0.08,
+    mirrored: bool = True,
+    labelled: bool = True,
+) -> ImageSource:
+    """A folder of pictures: train/<class>/<picture>, and the same under val, validation or test.
+
+    Of a folder with train alone, or with the classes alone, a fifth of each class is held out; see
+    `sat_tf.pictures.folder_tree.read_tree`.
+
+    Training takes random crops of `smallest_area` to all of a picture's area with aspects from 3/4
+    to 4/3, and mirrors every other one. Held-out pictures are resized so that their shorter side is
+    `resize_ratio` times `image_size`, and cropped to their centre. All are turned by their EXIF
+    orientation. The defaults are ImageNet's.
+
+    JPEG, PNG, GIF, BMP, WebP and TIFF are read, whatever their suffix. A picture that cannot be
+    decoded is corrupt, and so is one with missing data or more than 178,956,970 pixels. Training
+    takes the next good one in its place; a held-out one is left out.
+
+    Args:
+        data_dir: the folder.
+        image_size: height and width of what training and measuring see, in pixels.
+        max_corrupt: more corrupt pictures than this share of all (but 5 at least, unless it is 0)
+            are an error.
+        deterministic: whether batches hold the same pictures in the same order every time;
+            otherwise the fastest come first.
+        resize_ratio: see above, 1 or more; 1 keeps all of a square picture.
+        smallest_area: see above, above 0, to 1.
+        mirrored: whether training mirrors; not for letters, and what has a left and a right.
+        labelled: whether folders are classes. Otherwise the pictures of the folder and of all of
+            its folders have no labels; see `sat_tf.pictures.folder_tree.read_pictures`.
+
+    Raises:
+        ValueError: an argument is out of its range, or the folder is not laid out like this; lists
+            everything.
+    """
+    received = {name: value for name, value in locals().items() if name != "resize_ratio"}
+    check_options("folder", {**OPTIONS, "data_dir": FOLDER}, received)
+    preprocessing = Preprocessing(resize_ratio=resize_ratio)
+    tree = read_tree(data_dir) if labelled else read_pictures(data_dir)
+    side = median_side(tree.train.paths)
+    if side is not None and side * _MOST_ENLARGED < image_size:
+        enlarged = (
+            f"half of the pictures have a shorter side of at most {side} pixels, and are enlarged "
+            f"to {image_size}: a smaller image_size shows a model as much, in less time"
+        )
+        tree = dataclasses.replace(tree, notes=(*tree.notes, enlarged))
+    # Imported here: naming a data set needs no TensorFlow.
+    from sat_tf.training.data.crops import TrainingCrops
+    from sat_tf.training.data.folder_source import FolderSource
+
+    return FolderSource(
+        tree,
+        name=pathlib.Path(data_dir).resolve().name,
+        image_size=image_size,
+        max_corrupt=max_corrupt,
+        deterministic=deterministic,
+        preprocessing=preprocessing,
+        crops=TrainingCrops(smallest_area, mirrored),
+    )
+
+
+def median_side(paths: Sequence[str]) -> int | None:
+    """The median of the shorter sides of pictures, of some spread evenly, in pixels.
+
+    Only their headers are read.
+
+    Returns:
+        None if none of them can be read.
+    """
+    from PIL import Image
+
+    sides = []
+    for index in spread_evenly(len(paths), _OPENED):
+        path = paths[index]
+        if not os.path.isfile(path):  # opening a pipe waits for its writer
+            continue
+        try:
+            with warnings.catch_warnings(), Image.open(path) as opened:
+                # Warnings about very large pictures and odd metadata.
+                warnings.simplefilter("ignore")
+                sides.append(min(opened.size))
+        except Exception:  # Pillow's readers raise many types on damaged files.
+            continue
+    return int(statistics.median_low(sides)) if sides else None

@@ -1,0 +1,114 @@
+"""Handwritten digits that ship with scikit-learn: ten classes, nothing to download."""
+
+import numpy as np
+import numpy.typing as npt
+
+from sat_tf.arguments import SEED, Values, check_options, is_between, is_integer
+from sat_tf.training.data.source import ImageSet
+
+NUM_CLASSES = 10
+_SCANNED_SIZE = 8
+_LARGEST_SIZE = 512
+_SCANNED_MAX = 16
+_OPTIONS = {
+    "image_size": Values(
+        lambda value: (
+            is_integer(value, lowest=1, limit=_LARGEST_SIZE + 1) and value % _SCANNED_SIZE == 0
+        ),
+        f"a positive multiple of 8 up to {_LARGEST_SIZE}",
+        "pass for example 32",
+    ),
+    "test_fraction": Values(
+        lambda value: is_between(value, 0, 1),
+        "a number between 0 and 1, both excluded",
+        "pass for example 0.2",
+    ),
+    "seed": SEED,
+}
+
+
+def load_digits(image_size: int = 32, *, test_fraction: float = 0.2, seed: int = 0) -> ImageSet:
+    """Loads the 1797 scanned digits, enlarged to colour images.
+
+    The scans hold 8x8 values of 0 to 16; they are enlarged bilinearly, scaled to 0..255 and
+    repeated in three equal channels. Both splits keep the order of the scans, in which the classes
+    alternate.
+
+    Args:
+        image_size: height and width in pixels, a positive multiple of 8. 8 keeps the scans' pixels.
+        test_fraction: share of each class that is held out, above 0 and below 1; at least one image
+            of each class goes to either split.
+        seed: chooses the held-out images, in [0, 2**32).
+
+    Returns:
+        An `ImageSet` of ten classes.
+
+    Raises:
+        ValueError: an argument is out of its range; lists all such arguments.
+
+    Example:
+        >>> digits = load_digits(16)
+        >>> digits.train_images.shape, digits.test_images.shape
+        ((1438, 16, 16, 3), (359, 16, 16, 3))
+    """
+    check_options("load_digits", _OPTIONS, locals())
+    # Imported here because scikit-learn takes seconds to load.
+    import sklearn.datasets
+
+    scans = sklearn.datasets.load_digits()
+    images = _enlarge(scans.images.astype(np.int64), image_size)
+    labels = scans.target.astype(np.int32)
+    is_test = _stratified(labels, test_fraction, seed)
+    return ImageSet(
+        name="digits",
+        train_images=images[~is_test],
+        train_labels=labels[~is_test],
+        test_images=images[is_test],
+        test_labels=labels[is_test],
+        num_classes=NUM_CLASSES,
+        class_names=tuple(map(str, range(NUM_CLASSES))),
+    )
+
+
+def _enlarge(scans: npt.NDArray[np.int64], image_size: int) -> npt.NDArray[np.uint8]:
+    """(images, 8, 8) values of 0..16 to (images, image_size, image_size, 3) values of 0..255."""
+    # Integers throughout, and all images in one matrix product: the pixels are the same on every
+    # machine and with every version of every library, which Pillow's or a floating-point resize
+    # would not guarantee.
+    weights, unit = _bilinear(image_size)
+    sums = np.einsum("yr,nrc,xc->nyx", weights, scans, weights, optimize=True)
+    full = _SCANNED_MAX * unit * unit
+    # The nearest integer, ties up.
+    values = (2 * 255 * sums + full) // (2 * full)
+    return np.repeat(values.astype(np.uint8)[..., None], 3, axis=-1)
+
+
+def _bilinear(image_size: int) -> tuple[npt.NDArray[np.int64], int]:
+    """Integer weights (image_size, 8), and the sum of each row.
+
+    Pixel centres lie at half-integers, and the outermost pixels continue beyond the border.
+    """
+    factor = image_size // _SCANNED_SIZE
+    unit = 2 * factor
+    # Twice `factor` times the position of an enlarged pixel's centre among the scanned centres.
+    position = 2 * np.arange(image_size) + 1 - factor
+    left, rest = np.divmod(position, unit)
+    weights = np.zeros((image_size, _SCANNED_SIZE), np.int64)
+    rows = np.arange(image_size)
+    np.add.at(weights, (rows, left.clip(0, _SCANNED_SIZE - 1)), unit - rest)
+    np.add.at(weights, (rows, (left + 1).clip(0, _SCANNED_SIZE - 1)), rest)
+    return weights, unit
+
+
+def _stratified(
+    labels: npt.NDArray[np.int32], test_fraction: float, seed: int
+) -> npt.NDArray[np.bool_]:
+    """A mask (images,) of the held-out images: the same share of every class."""
+    is_test = np.zeros(labels.shape, np.bool_)
+    for label in range(NUM_CLASSES):
+        members = np.flatnonzero(labels == label)
+        count = min(max(1, round(test_fraction * len(members))), len(members) - 1)
+        # RandomState, because NumPy guarantees that its streams never change.
+        order = np.random.RandomState([seed, label]).permutation(len(members))
+        is_test[members[order[:count]]] = True
+    return is_test

@@ -1,0 +1,222 @@
+"""Folders of TFRecord files of the usual ImageNet form."""
+
+import hashlib
+import json
+import os
+import pathlib
+import struct
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sat_tf.arguments import Rule, check_options
+from sat_tf.messages import ProblemsError
+from sat_tf.training.data.cache import cache_folder, load_or_make
+from sat_tf.training.data.source import OPTIONS, ImageSource
+
+if TYPE_CHECKING:
+    from sat_tf.training.data.records import RecordFiles
+
+TRAIN = "train"
+HELD_OUT = ("validation", "val", "test")
+# The length and its checksum; behind the data another checksum.
+_HEADER, _FOOTER = 12, 4
+# Bytes of a record besides its content.
+RECORD_FRAME = _HEADER + _FOOTER
+
+
+def load_tfrecords(
+    data_dir: str | os.PathLike[str],
+    *,
+    image_size: int = 224,
+    num_classes: int = 1000,
+    first_label: int = 1,
+    image_key: str = "image/encoded",
+    label_key: str = "image/class/label",
+    num_train: int | None = None,
+    num_test: int | None = None,
+    shuffle_buffer: int = 10_000,
+    max_corrupt: float = 0.001,
+    deterministic: bool = True,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> ImageSource:
+    """Pictures in TFRecord files `train-*` and `validation-*` (or `val-*`, `test-*`) of a folder.
+
+    Pictures are prepared as in `load_folder_tree`, but EXIF orientation is ignored, as in the usual
+    ImageNet pipelines. Each worker reads its own files. Class names are unknown.
+
+    Args:
+        data_dir: the folder.
+        image_size: height and width of what training and measuring see, in pixels.
+        num_classes: number of classes.
+        first_label: the label of the first class in the files: 1 in the usual conversion of
+            ImageNet, which keeps 0 for a background.
+        image_key: feature that holds the bytes of the picture.
+        label_key: feature that holds the class, an integer.
+        num_train: expected number of training images: the records are counted, once, and another
+            number is an error.
+        num_test: number of held-out images, likewise.
+        shuffle_buffer: size of the shuffle buffer, in encoded pictures; 10,000 of ImageNet take
+            1.1 GB.
+        max_corrupt: more corrupt pictures than this share of all (but 5 at least, unless it is 0)
+            are an error.
+        deterministic: whether batches hold the same pictures in the same order every time;
+            otherwise the fastest files and pictures come first.
+        cache_dir: where counts are kept; by default the environment variable SAT_TF_CACHE, or
+            ~/.cache/sat_tf.
+
+    Raises:
+        ValueError: an argument is out of its range, or there are no such files; lists everything.
+    """
+    received = dict(locals())
+    expected, fix = "another feature than image_key", "name the feature that holds the class"
+    keys_differ = Rule("label_key", label_key, label_key != image_key, expected, fix)
+    check_options("tfrecords", OPTIONS, received, [keys_differ])
+    train, held_out = find_files(data_dir)
+    # Imported here: naming a data set needs no TensorFlow.
+    from sat_tf.training.data.records import RecordSource
+
+    cache = cache_folder(cache_dir)
+    counts = count_records(train, cache), count_records(held_out, cache)
+    _expect_records(str(data_dir), counts, (num_train, num_test))
+    features: dict[str, Any] = {
+        "image_key": image_key,
+        "label_key": label_key,
+        "first_label": first_label,
+        "num_classes": num_classes,
+    }
+    return RecordSource(
+        name=pathlib.Path(data_dir).resolve().name,
+        train=_part(train, counts[0], **features),
+        held_out=_part(held_out, counts[1], **features),
+        image_size=image_size,
+        shuffle_buffer=shuffle_buffer,
+        max_corrupt=max_corrupt,
+        deterministic=deterministic,
+    )
+
+
+def _expect_records(
+    subject: str,
+    counts: tuple[list[int], list[int]],
+    expected: tuple[int | None, int | None],
+) -> None:
+    """Raises an error if there are no records, or another number than expected."""
+    problems = []
+    for name, found, number in zip(("train", "test"), map(sum, counts), expected, strict=True):
+        files = f"{TRAIN}-*" if name == "train" else "-*, ".join(HELD_OUT) + "-*"
+        if not found:
+            problems.append(f"received no records in {files}; expected pictures; write them again.")
+        elif number not in (None, found):
+            problems.append(
+                f"num_{name}: received {number}, and {files} hold {found} records; expected the "
+                "same; write missing files again, or leave it out."
+            )
+    if problems:
+        raise ProblemsError(subject, problems)
+
+
+def find_files(
+    data_dir: str | os.PathLike[str],
+) -> tuple[list[pathlib.Path], list[pathlib.Path]]:
+    """The files of both splits, sorted by name.
+
+    Raises:
+        ValueError: there is no such folder, or no such files in it.
+    """
+    if not isinstance(data_dir, str | os.PathLike):
+        raise ValueError(f"data_dir: received {data_dir!r}; expected the path of a folder.")
+    root = pathlib.Path(data_dir).expanduser()
+    if not root.is_dir():
+        raise ValueError(
+            f"data_dir: received {root}, which is not a folder; expected one that holds "
+            f"{TRAIN}-* and {HELD_OUT[0]}-*."
+        )
+    found = {name: _files(root, name) for name in (TRAIN, *HELD_OUT)}
+    held_out = next((found[name] for name in HELD_OUT if found[name]), [])
+    problems = [
+        f"received no files {expected}-* in it or in its folders; expected TFRecord files."
+        for expected, files in ((TRAIN, found[TRAIN]), ("-*, ".join(HELD_OUT), held_out))
+        if not files
+    ]
+    if problems:
+        raise ProblemsError(str(root), problems)
+    return found[TRAIN], held_out
+
+
+def _files(root: pathlib.Path, name: str) -> list[pathlib.Path]:
+    """Files such as train-00000-of-01024, in the folder or in its subfolder `name`."""
+    places = (root, root / name)
+    return sorted(path for place in places for path in place.glob(f"{name}-*") if path.is_file())
+
+
+def _part(
+    files: list[pathlib.Path],
+    counts: list[int],
+    *,
+    image_key: str,
+    label_key: str,
+    first_label: int,
+    num_classes: int,
+) -> "RecordFiles":
+    import tensorflow as tf
+
+    from sat_tf.training.data.records import tfrecord_files
+
+    keys = {
+        image_key: tf.io.FixedLenFeature((), tf.string),
+        label_key: tf.io.FixedLenFeature((), tf.int64),
+    }
+
+    def parse(serialized: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        found = tf.io.parse_single_example(serialized, keys)
+        return found[image_key], found[label_key] - first_label
+
+    return tfrecord_files(
+        [str(path) for path in files],
+        counts,
+        parse,
+        num_classes=num_classes,
+        fix_of_features="correct image_key or label_key",
+        fix_of_labels="correct first_label or num_classes",
+    )
+
+
+def count_records(files: list[pathlib.Path], cache: pathlib.Path) -> list[int]:
+    """The number of records in each file; counted again only when a file has changed.
+
+    Args:
+        files: TFRecord files, not compressed.
+        cache: folder where counts are kept.
+
+    Raises:
+        ValueError: a file does not hold records, or is truncated.
+    """
+    facts = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+    arrays = load_or_make(
+        cache / f"records-{key}.npz",
+        lambda: {"counts": np.array([_count(path) for path in files])},
+        names=("counts",),
+    )
+    return [int(count) for count in arrays["counts"]]
+
+
+def _count(path: pathlib.Path) -> int:
+    """The number of records in a file, by skipping from length to length."""
+    size = path.stat().st_size
+    count = place = 0
+    with path.open("rb") as file:
+        while place < size:
+            file.seek(place)
+            header = file.read(_HEADER)
+            if len(header) < _HEADER:
+                break
+            place += _HEADER + struct.unpack("<Q", header[:8])[0] + _FOOTER
+            count += 1
+    if place != size:
+        raise ValueError(
+            f"{path}: received a file that is truncated in record {max(count - 1, 0)} or holds no "
+            "TFRecords; expected a whole, uncompressed TFRecord file; write it again."
+        )
+    return count

@@ -1,0 +1,415 @@
+"""A data set as training needs it: a source of batches, or all of its images in memory."""
+
+import abc
+import contextlib
+import dataclasses
+import os
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sat_tf.arguments import (
+    SEED,
+    Rule,
+    Values,
+    check,
+    is_between,
+    is_integer,
+    is_number,
+    positive,
+    switch,
+)
+from sat_tf.messages import ProblemsError
+from sat_tf.preprocessing import COVERING, Preprocessing
+
+_MOST_CLASSES = 1_000_000  # The models of `sat_tf.training.models` have no more.
+_COUNT = Values(
+    lambda value: value is None or is_integer(value, lowest=1),
+    "a positive integer or None",
+    "pass None",
+)
+_FEATURE = Values(lambda value: isinstance(value, str), "the name of a feature", "pass a word")
+_NAME = Values(lambda value: isinstance(value, str), "a name", "pass a word")
+FOLDER = Values(
+    lambda value: isinstance(value, str | os.PathLike), "the path of a folder", "pass a path"
+)
+_PATH = Values(
+    lambda value: value is None or isinstance(value, str | os.PathLike),
+    "the path of a folder, or None",
+    "pass a path",
+)
+# The values that data sets take, by the names of their arguments.
+OPTIONS: Mapping[str, Values] = types.MappingProxyType(
+    {
+        # Beyond every published model.
+        "image_size": positive(4096, "pass 224"),
+        "max_corrupt": Values(
+            lambda value: (not isinstance(value, bool) and value == 0) or is_between(value, 0, 1),
+            "a share from 0 to below 1",
+            "pass 0.001",
+        ),
+        "deterministic": switch("pass True"),
+        "mirrored": switch("pass True"),
+        "labelled": switch("pass True"),
+        "smallest_area": Values(
+            lambda value: is_number(value) and 0 < value <= 1, "a number above 0, to 1", "pass 0.08"
+        ),
+        # TensorFlow reserves the places of a shuffle buffer at once.
+        "shuffle_buffer": positive(10_000_000, "pass 10000"),
+        "num_classes": positive(_MOST_CLASSES, "count the classes"),
+        "first_label": Values(
+            lambda value: is_integer(value, lowest=-_MOST_CLASSES, limit=_MOST_CLASSES + 1),
+            f"an integer from {-_MOST_CLASSES:,} to {_MOST_CLASSES:,}",
+            "pass 0 or 1",
+        ),
+        "num_train": _COUNT,
+        "num_test": _COUNT,
+        "image_key": _FEATURE,
+        "label_key": _FEATURE,
+        "builder": _NAME,
+        "train_split": _NAME,
+        "held_out_split": _NAME._replace(
+            accept=lambda value: value is None or isinstance(value, str)
+        ),
+        "seed": SEED,
+        "data_dir": _PATH,
+        "cache_dir": _PATH,
+    }
+)
+
+
+class ReadingError(ValueError):
+    """A data set cannot be read; the message says what was received, expected, and the fix."""
+
+
+class FirstError:
+    """Keeps the first error of reading that was raised in Python.
+
+    Inside tf.data TensorFlow turns it into its own error, with the message between two tracebacks.
+    """
+
+    def __init__(self) -> None:
+        self._error: ReadingError | None = None
+
+    @property
+    def error(self) -> ReadingError | None:
+        """The first error, or None."""
+        return self._error
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keeps a `ReadingError` that leaves the block; any other error is a bug."""
+        try:
+            yield
+        except ReadingError as error:
+            self._error = self._error or error
+            raise
+
+    @contextlib.contextmanager
+    def raised(self) -> Iterator[None]:
+        """Raises the kept error instead of TensorFlow's error that leaves the block.
+
+        Raises:
+            ReadingError: see above.
+        """
+        import tensorflow as tf
+
+        try:
+            yield
+        except tf.errors.OpError:
+            if self._error is None:
+                raise
+            raise ReadingError(str(self._error)) from None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shard:
+    """The place of one process among those that train together.
+
+    Every global batch is cut into one piece for each replica of each process, in order; if it
+    cannot be cut evenly, the first pieces are one image longer.
+
+    Attributes:
+        worker: number of this process, from 0.
+        workers: how many processes there are.
+        replicas: how many devices each of them has.
+    """
+
+    worker: int = 0
+    workers: int = 1
+    replicas: int = 1
+
+    def pieces(self, batch_size: int) -> list[tuple[int, int]]:
+        """First image and number of images of each piece of this process, replica by replica.
+
+        >>> Shard(worker=0, workers=2, replicas=1).pieces(33)
+        [(0, 17)]
+        >>> Shard(worker=1, workers=2, replicas=2).pieces(10)
+        [(6, 2), (8, 2)]
+        """
+        count = self.workers * self.replicas
+        size, longer = divmod(batch_size, count)
+        numbers = range(self.worker * self.replicas, (self.worker + 1) * self.replicas)
+        return [
+            (number * size + min(number, longer), size + (number < longer)) for number in numbers
+        ]
+
+    def span(self, batch_size: int) -> tuple[int, int]:
+        """First image and number of images of this process in a global batch.
+
+        >>> Shard(worker=1, workers=2, replicas=2).span(10)
+        (6, 4)
+        """
+        pieces = self.pieces(batch_size)
+        return pieces[0][0], sum(size for _, size in pieces)
+
+
+# The label of images that only pad the last held-out batch; losses and metrics ignore them.
+NO_LABEL = -1
+
+
+class Score(NamedTuple):
+    """A share of held-out images by which models are compared.
+
+    Attributes:
+        name: in logs, tables and files.
+        title: in words.
+    """
+
+    name: str
+    title: str
+
+
+TOP1 = Score("top1", "top-1")
+AGREEMENT = Score("agreement", "agreement")
+
+
+class ImageSource(abc.ABC):
+    """An image data set that gives batches for training, and held-out ones to measure with.
+
+    Images are square colour images, uint8 from the file to the device; labels are int32. Those of
+    images without labels are 0, which says that there is an image, and nothing of it.
+
+    Attributes:
+        name: of the set.
+        image_size: height and width of the images that a model sees, in pixels.
+        num_classes: number of classes; 0 for images without labels.
+        num_train: number of training images.
+        num_test: number of held-out images.
+        class_names: names of the classes, by label; None where they are unknown.
+        preprocessing: how a picture becomes an image like the held-out ones.
+        decoder: what makes those of files, in words; "" of a set that is none of files.
+        notes: what to tell those who train on it.
+    """
+
+    name: str
+    image_size: int
+    num_classes: int
+    num_train: int
+    num_test: int
+    class_names: tuple[str, ...] | None = None
+    preprocessing: Preprocessing = COVERING
+    decoder: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def reading_error(self) -> ReadingError | None:
+        """The first error of reading, for which TensorFlow has raised its own."""
+        return None
+
+    @property
+    def score(self) -> Score:
+        """The share that compares models: top-1, or agreement with the float model."""
+        return TOP1 if self.num_classes else AGREEMENT
+
+    @abc.abstractmethod
+    def training_batches(
+        self,
+        *,
+        batch_size: int,
+        seed: int,
+        first_epoch: int = 0,
+        first_step: int = 0,
+        shard: Shard | None = None,
+    ) -> Any:
+        """The endless training batches from a given step on.
+
+        A batch depends on the seed, its epoch and its step alone: a source that starts at step 7 of
+        epoch 3 continues exactly like one that has reached it. Every epoch has another order and
+        other distortions, and num_train // batch_size steps; the remainder is dropped.
+
+        Args:
+            batch_size: images of a global batch, over all replicas of all processes.
+            seed: of the order and the distortions.
+            first_epoch: where to start, from 0.
+            first_step: step in that epoch, from 0.
+            shard: of this process; by default everything, in one piece.
+
+        Returns:
+            A `tf.data.Dataset` of images (piece, image_size, image_size, 3), uint8, and labels
+            (piece,), int32: one element for each replica of this process, in turns, cut by
+            `Shard.pieces`. Shapes are static.
+        """
+
+    @abc.abstractmethod
+    def held_out_batches(self, *, batch_size: int = 256, shard: Shard | None = None) -> Any:
+        """Every held-out image once, in order, as uint8 images and labels like the training's.
+
+        Args:
+            batch_size: images of a global batch. The last batch is padded with black images whose
+                label is `NO_LABEL`, so that all batches and all pieces have static shapes.
+            shard: as for training.
+
+        Returns:
+            A `tf.data.Dataset` with the same number of elements for every process.
+        """
+
+    @abc.abstractmethod
+    def training_sample(self, count: int, *, seed: int) -> npt.NDArray[np.uint8]:
+        """`count` training images, drawn at random, prepared like the held-out ones.
+
+        Raises:
+            ReadingError: the images cannot be read, or all are corrupt.
+        """
+
+    @abc.abstractmethod
+    def held_out_sample(
+        self, most: int
+    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32] | None]:
+        """At most `most` held-out images, spread evenly over the set, and their labels if any.
+
+        Raises:
+            ReadingError: the images cannot be read, or all are corrupt.
+        """
+
+
+def expect_images(owner: str, count: int) -> None:
+    """Checks the size of a sample.
+
+    Args:
+        owner: name of the data set, for the message.
+        count: the number of images.
+
+    Raises:
+        ValueError: it is not a positive integer.
+    """
+    is_valid = is_integer(count, lowest=1)
+    check(owner, [Rule("count", count, is_valid, "a positive integer", "pass 1 or more")])
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class ImageSet:
+    """Square colour images with class labels, split into training and held-out images.
+
+    Attributes:
+        name: of the set, in tables and file names.
+        train_images: (train, image_size, image_size, 3), uint8.
+        train_labels: (train,), int32, in [0, num_classes).
+        test_images: (test, image_size, image_size, 3), uint8.
+        test_labels: (test,), int32, in [0, num_classes).
+        num_classes: number of classes, at least 1. A class may lack images in either split.
+        class_names: names of the classes, by label; None where they have none.
+
+    Raises:
+        ValueError: the arrays do not fit this description or each other; lists everything.
+
+    Example:
+        >>> images, labels = np.zeros((4, 8, 8, 3), np.uint8), np.arange(4, dtype=np.int32)
+        >>> ImageSet(
+        ...     name="black", train_images=images[:3], train_labels=labels[:3],
+        ...     test_images=images[3:], test_labels=labels[3:], num_classes=4,
+        ... ).image_size
+        8
+    """
+
+    name: str
+    train_images: npt.NDArray[np.uint8]
+    train_labels: npt.NDArray[np.int32]
+    test_images: npt.NDArray[np.uint8]
+    test_labels: npt.NDArray[np.int32]
+    num_classes: int
+    class_names: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        problems = []
+        if not (isinstance(self.name, str) and self.name):
+            problems.append(f"name: received {self.name!r}; expected a word; name the set")
+        if not is_integer(self.num_classes, lowest=1):
+            problems.append(
+                f"num_classes: received {self.num_classes!r}; expected a positive integer; "
+                "count the classes"
+            )
+        elif self.class_names is not None and len(self.class_names) != self.num_classes:
+            problems.append(
+                f"class_names: received {len(self.class_names)}; expected {self.num_classes}, one "
+                "for each class; leave them out where they are unknown"
+            )
+        for part in ("train", "test"):
+            problems += self._image_problems(part)
+            problems += self._label_problems(part)
+        if not problems and self.train_images.shape[1:] != self.test_images.shape[1:]:
+            problems.append(
+                f"test_images: received images {self.test_images.shape[1:]}; expected "
+                f"{self.train_images.shape[1:]} as in train_images; resize one of them"
+            )
+        if problems:
+            raise ProblemsError("ImageSet", (f"{problem}." for problem in problems))
+
+    @property
+    def image_size(self) -> int:
+        """Height and width of every image in pixels."""
+        return int(self.train_images.shape[1])
+
+    def _image_problems(self, part: str) -> list[str]:
+        images = getattr(self, f"{part}_images")
+        shape, dtype = _shape(images), _dtype(images)
+        problems = []
+        if dtype != "uint8":
+            problems.append(
+                f"{part}_images: received {dtype}; expected a uint8 array; "
+                "scale the values to 0..255, round and cast them"
+            )
+        if shape is not None and not (
+            len(shape) == 4 and min(shape) > 0 and shape[1] == shape[2] and shape[3] == 3
+        ):
+            problems.append(
+                f"{part}_images: received shape {shape}; expected (images, size, size, 3), all of "
+                "them above 0; crop to squares and repeat a single channel three times"
+            )
+        return problems
+
+    def _label_problems(self, part: str) -> list[str]:
+        images, labels = getattr(self, f"{part}_images"), getattr(self, f"{part}_labels")
+        shape, dtype, image_shape = _shape(labels), _dtype(labels), _shape(images)
+        problems = []
+        if dtype != "int32":
+            problems.append(
+                f"{part}_labels: received {dtype}; expected an int32 array; "
+                "cast class numbers with .astype('int32')"
+            )
+        if shape is not None and (len(shape) != 1 or (image_shape and shape != image_shape[:1])):
+            count = image_shape[0] if image_shape else "images"
+            problems.append(
+                f"{part}_labels: received shape {shape}; expected ({count},); "
+                "give one class number for each image"
+            )
+        # Labels of another type have been reported above, and may not be comparable with a number.
+        if dtype == "int32" and labels.size and is_integer(self.num_classes, lowest=1):
+            smallest, largest = int(labels.min()), int(labels.max())
+            if smallest < 0 or largest >= self.num_classes:
+                problems.append(
+                    f"{part}_labels: received labels {smallest} to {largest}; expected 0 to "
+                    f"{int(self.num_classes) - 1}; number the classes from 0 or raise num_classes"
+                )
+        return problems
+
+
+def _shape(array: Any) -> tuple[int, ...] | None:
+    return array.shape if isinstance(array, np.ndarray) else None
+
+
+def _dtype(array: Any) -> str:
+    return str(array.dtype) if isinstance(array, np.ndarray) else type(array).__name__

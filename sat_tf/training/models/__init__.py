@@ -1,0 +1,61 @@
+"""Float Keras image models, one family per module, and a table to build them by name."""
+
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sat_tf.arguments import call_by_name
+from sat_tf.training.models.mobilenet import mobilenet_v1, mobilenet_v2, mobilenet_v2_small
+from sat_tf.training.models.resnet import preresnet50, resnet18, resnet50
+from sat_tf.training.models.vgg import vgg16, vgg16_bn
+
+__all__ = [
+    "MODELS",
+    "build",
+    "mobilenet_v1",
+    "mobilenet_v2",
+    "mobilenet_v2_small",
+    "preresnet50",
+    "resnet18",
+    "resnet50",
+    "vgg16",
+    "vgg16_bn",
+]
+
+MODELS: Mapping[str, Callable[..., Any]] = types.MappingProxyType(
+    {
+        "mobilenet_v1": mobilenet_v1,
+        "mobilenet_v2": mobilenet_v2,
+        "mobilenet_v2_small": mobilenet_v2_small,
+        "resnet18": resnet18,
+        "resnet50": resnet50,
+        "preresnet50": preresnet50,
+        "vgg16": vgg16,
+        "vgg16_bn": vgg16_bn,
+    }
+)
+
+
+def build(name: str, **arguments: Any) -> Any:
+    """Builds a model by the name of its family.
+
+    Args:
+        name: a key of `MODELS`.
+        **arguments: what the family's function takes; its defaults hold for the rest.
+
+    Returns:
+        A float `tf_keras.Model` from images with values in [0, 255] to logits.
+
+    Raises:
+        ValueError: the family or some argument is unknown, or an argument is out of its range.
+
+    Example:
+        >>> build("mobilenet_v2", image_size=32, num_classes=10, seed=0).output_shape
+        (None, 10)
+        >>> build("mobilenet_v3")
+        Traceback (most recent call last):
+        ValueError: unknown model 'mobilenet_v3'; did you mean 'mobilenet_v2'? \
+Expected one of: mobilenet_v1, mobilenet_v2, mobilenet_v2_small, resnet18, resnet50, preresnet50, \
+vgg16, vgg16_bn.
+    """
+    return call_by_name("model", MODELS, name, arguments)

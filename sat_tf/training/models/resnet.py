@@ -1,0 +1,298 @@
+"""ResNets: residual blocks with the rectifier behind sums, or (Pre) in front of convolutions."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sat_tf.arguments import check_options
+from sat_tf.first_use import OnFirstUse
+from sat_tf.training.models.blocks import LayerBuilder, make_divisible
+from sat_tf.training.models.options import OPTIONS
+
+if TYPE_CHECKING:
+    import tf_keras as keras
+else:
+    keras = OnFirstUse("tf_keras")
+
+STEM_CHANNELS = 64
+# Outputs of a bottleneck for one channel of its 3x3 convolution.
+EXPANSION = 4
+# Table 1 of He et al., "Deep Residual Learning for Image Recognition", arXiv:1512.03385.
+RESNET18_BLOCKS = (2, 2, 2, 2)
+RESNET50_BLOCKS = (3, 4, 6, 3)
+
+
+def resnet18(
+    image_size: int = 224,
+    num_classes: int = 1000,
+    *,
+    width_multiplier: float = 1.0,
+    stage_blocks: Sequence[int] = RESNET18_BLOCKS,
+    stem_kernel_size: int = 7,
+    stem_stride: int = 2,
+    stem_pool: bool = True,
+    rectifier_max: float | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+) -> "keras.Model":
+    """Builds ResNet-18 as a functional Keras model: two 3x3 convolutions a block.
+
+    Shortcuts are identities where shapes allow, and 1x1 convolutions with batch normalization
+    elsewhere. Padding is TensorFlow's "same".
+
+    Args:
+        image_size: height and width of the images in pixels, at least 1. Published: 224.
+        num_classes: number of logits, at least 1.
+        width_multiplier: factor on all channel counts, above 0; each is rounded to a multiple of 8.
+        stage_blocks: blocks of each stage. The first stage has 64 channels, every other one twice
+            as many as the one before; (3, 3, 3) at width 0.25 is ResNet-20 for small images.
+        stem_kernel_size: rows and columns of the first kernel: 7 as published, 3 for small images.
+        stem_stride: stride of the first convolution: 2 as published, 1 for small images.
+        stem_pool: a 3x3 max-pool of stride 2 behind it: True as published, False for small images.
+        rectifier_max: upper end of the rectifiers, above 0; None, as published, for none.
+        dropout: share of the pooled features that training drops, in [0, 1).
+        seed: makes the initial weights and the dropout repeatable; None draws fresh ones.
+
+    Returns:
+        A `tf_keras.Model` from images (batch, image_size, image_size, 3) with values in [0, 255],
+        not standardized, to logits (batch, num_classes).
+
+    Raises:
+        ValueError: an argument is out of its range; lists all such arguments.
+
+    Example:
+        >>> small = {"stem_kernel_size": 3, "stem_stride": 1, "stem_pool": False}
+        >>> resnet18(32, 10, width_multiplier=0.25, seed=0, **small).output_shape
+        (None, 10)
+    """
+    return _residual("resnet18", _basic_block, locals())
+
+
+def resnet50(
+    image_size: int = 224,
+    num_classes: int = 1000,
+    *,
+    width_multiplier: float = 1.0,
+    stage_blocks: Sequence[int] = RESNET50_BLOCKS,
+    stem_kernel_size: int = 7,
+    stem_stride: int = 2,
+    stem_pool: bool = True,
+    rectifier_max: float | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+) -> "keras.Model":
+    """Builds ResNet-50 as a functional Keras model: bottlenecks of 1x1, 3x3 and 1x1 convolutions.
+
+    The 3x3 convolution is the one that strides (version 1.5, as most libraries have it; the paper
+    strides in the first 1x1). Shortcuts are identities where shapes allow, and 1x1 convolutions
+    with batch normalization elsewhere. Padding is TensorFlow's "same".
+
+    Args:
+        image_size: height and width of the images in pixels, at least 1. Published: 224.
+        num_classes: number of logits, at least 1.
+        width_multiplier: factor on all channel counts, above 0; each is rounded to a multiple of 8.
+        stage_blocks: blocks of each stage. The bottlenecks of the first stage have 64 channels
+            inside and 256 outside, those of every other one twice as many as the one before.
+        stem_kernel_size: rows and columns of the first kernel: 7 as published, 3 for small images.
+        stem_stride: stride of the first convolution: 2 as published, 1 for small images.
+        stem_pool: a 3x3 max-pool of stride 2 behind it: True as published, False for small images.
+        rectifier_max: upper end of the rectifiers, above 0; None, as published, for none.
+        dropout: share of the pooled features that training drops, in [0, 1).
+        seed: makes the initial weights and the dropout repeatable; None draws fresh ones.
+
+    Returns:
+        A `tf_keras.Model` from images (batch, image_size, image_size, 3) with values in [0, 255],
+        not standardized, to logits (batch, num_classes).
+
+    Raises:
+        ValueError: an argument is out of its range; lists all such arguments.
+
+    Example:
+        >>> resnet50(32, 10, width_multiplier=0.25, stage_blocks=(1, 1), seed=0).output_shape
+        (None, 10)
+    """
+    return _residual("resnet50", _bottleneck, locals())
+
+
+def preresnet50(
+    image_size: int = 224,
+    num_classes: int = 1000,
+    *,
+    width_multiplier: float = 1.0,
+    stage_blocks: Sequence[int] = RESNET50_BLOCKS,
+    stem_kernel_size: int = 7,
+    stem_stride: int = 2,
+    stem_pool: bool = True,
+    rectifier_max: float | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+) -> "keras.Model":
+    """Builds the full pre-activation ResNet-50 as a functional Keras model.
+
+    Batch normalization and a rectifier precede every convolution except the first, and the
+    pooling. Where a block changes the shape, its 1x1 shortcut convolution reads the
+    rectified normalization too, and has no normalization of its own; the 3x3 convolution is the one
+    that strides. The stem is a convolution and a max-pool. Padding is TensorFlow's "same". The
+    blocks are those of He et al., "Identity Mappings in Deep Residual Networks", arXiv:1603.05027,
+    figure 4 (e).
+
+    Args:
+        image_size: height and width of the images in pixels, at least 1. Published: 224.
+        num_classes: number of logits, at least 1.
+        width_multiplier: factor on all channel counts, above 0; each is rounded to a multiple of 8.
+        stage_blocks: blocks of each stage. The bottlenecks of the first stage have 64 channels
+            inside and 256 outside, those of every other one twice as many as the one before.
+        stem_kernel_size: rows and columns of the first kernel: 7 as published, 3 for small images.
+        stem_stride: stride of the first convolution: 2 as published, 1 for small images.
+        stem_pool: a 3x3 max-pool of stride 2 behind it: True as published, False for small images.
+        rectifier_max: upper end of the rectifiers, above 0; None, as published, for none.
+        dropout: share of the pooled features that training drops, in [0, 1).
+        seed: makes the initial weights and the dropout repeatable; None draws fresh ones.
+
+    Returns:
+        A `tf_keras.Model` from images (batch, image_size, image_size, 3) with values in [0, 255],
+        not standardized, to logits (batch, num_classes).
+
+    Raises:
+        ValueError: an argument is out of its range; lists all such arguments.
+
+    Example:
+        >>> preresnet50(32, 10, width_multiplier=0.25, stage_blocks=(1, 1), seed=0).output_shape
+        (None, 10)
+    """
+    return _residual("preresnet50", _preactivated_bottleneck, locals())
+
+
+class ResidualBlock(NamedTuple):
+    """One residual block.
+
+    Attributes:
+        name: prefix of its layers' names.
+        channels: outputs of its 3x3 convolutions.
+        stride: of the 3x3 convolution that strides, and of the shortcut.
+    """
+
+    name: str
+    channels: int
+    stride: int
+
+
+def plan_blocks(stage_blocks: Sequence[int], width_multiplier: float) -> Iterator[ResidualBlock]:
+    """The blocks of a residual network, from the image on.
+
+    The first stage has 64 channels; every other one doubles the channels of the one before, and
+    halves rows and columns in its first block (table 1 of He et al., arXiv:1512.03385).
+
+    Args:
+        stage_blocks: number of blocks of each stage.
+        width_multiplier: factor on the channels; each count is rounded to a multiple of 8.
+
+    Example:
+        >>> for block in plan_blocks((1, 2), 0.5):
+        ...     print(*block)
+        block_1 32 1
+        block_2 64 2
+        block_3 64 1
+    """
+    number = 0
+    for stage, blocks in enumerate(stage_blocks):
+        channels = make_divisible(STEM_CHANNELS * 2**stage * width_multiplier)
+        for repeat in range(blocks):
+            number += 1
+            yield ResidualBlock(f"block_{number}", channels, 2 if stage > 0 and repeat == 0 else 1)
+
+
+AddBlock = Callable[[LayerBuilder, Any, ResidualBlock], Any]
+
+
+def _residual(name: str, add_block: AddBlock, options: dict[str, Any]) -> "keras.Model":
+    check_options(name, OPTIONS, options)
+    image_size, width_multiplier = options["image_size"], options["width_multiplier"]
+    layers = LayerBuilder(rectifier_max=options["rectifier_max"], seed=options["seed"])
+    # A preactivated block starts with a normalization and a rectifier: the stem needs none of its
+    # own, and the last block is followed by them.
+    is_preactivated = add_block is _preactivated_bottleneck
+    images = keras.Input((image_size, image_size, 3), name="image")
+    features = layers.convolution(
+        images,
+        "stem",
+        channels=make_divisible(STEM_CHANNELS * width_multiplier),
+        kernel_size=options["stem_kernel_size"],
+        stride=options["stem_stride"],
+        normalize=not is_preactivated,
+        rectify=not is_preactivated,
+    )
+    if options["stem_pool"]:
+        pool = keras.layers.MaxPooling2D(3, strides=2, padding="same", name="stem_pool")
+        features = pool(features)
+    for block in plan_blocks(options["stage_blocks"], width_multiplier):
+        features = add_block(layers, features, block)
+    if is_preactivated:
+        features = layers.rectify(layers.normalize(features, "head"), "head")
+    logits = layers.classifier(
+        features, num_classes=options["num_classes"], dropout=options["dropout"]
+    )
+    return keras.Model(images, logits, name=name)
+
+
+def _basic_block(layers: LayerBuilder, inputs: Any, block: ResidualBlock) -> Any:
+    name, channels, stride = block
+    outputs = layers.convolution(
+        inputs, f"{name}_first", channels=channels, kernel_size=3, stride=stride
+    )
+    outputs = layers.convolution(
+        outputs, f"{name}_second", channels=channels, kernel_size=3, rectify=False
+    )
+    return layers.rectify(_plus_shortcut(layers, inputs, inputs, outputs, block), name)
+
+
+def _bottleneck(layers: LayerBuilder, inputs: Any, block: ResidualBlock) -> Any:
+    outputs = _squeezed(layers, inputs, block)
+    return layers.rectify(_plus_shortcut(layers, inputs, inputs, outputs, block), block.name)
+
+
+def _preactivated_bottleneck(layers: LayerBuilder, inputs: Any, block: ResidualBlock) -> Any:
+    name = f"{block.name}_pre"
+    activated = layers.rectify(layers.normalize(inputs, name), name)
+    outputs = _squeezed(layers, activated, block, normalize=False)
+    return _plus_shortcut(layers, inputs, activated, outputs, block, normalize=False)
+
+
+def _squeezed(
+    layers: LayerBuilder, inputs: Any, block: ResidualBlock, *, normalize: bool = True
+) -> Any:
+    """The 1x1, 3x3 and 1x1 convolutions of a bottleneck; the last one has no rectifier."""
+    name, channels, stride = block
+    outputs = layers.convolution(inputs, f"{name}_reduce", channels=channels)
+    outputs = layers.convolution(
+        outputs, f"{name}_spatial", channels=channels, kernel_size=3, stride=stride
+    )
+    return layers.convolution(
+        outputs,
+        f"{name}_expand",
+        channels=EXPANSION * channels,
+        normalize=normalize,
+        rectify=False,
+    )
+
+
+def _plus_shortcut(
+    layers: LayerBuilder,
+    inputs: Any,
+    projected: Any,
+    outputs: Any,
+    block: ResidualBlock,
+    *,
+    normalize: bool = True,
+) -> Any:
+    """The sum of a block: of `inputs` where they have its shape, else of a 1x1 of `projected`."""
+    channels, shortcut = outputs.shape[-1], inputs
+    if block.stride != 1 or inputs.shape[-1] != channels:
+        shortcut = layers.convolution(
+            projected,
+            f"{block.name}_shortcut",
+            channels=channels,
+            stride=block.stride,
+            normalize=normalize,
+            rectify=False,
+        )
+    return keras.layers.Add(name=f"{block.name}_add")([shortcut, outputs])

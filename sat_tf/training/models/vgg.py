@@ -1,0 +1,135 @@
+"""VGG: plain 3x3 convolutions, max-pools, and three dense layers."""
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sat_tf.arguments import check_options
+from sat_tf.first_use import OnFirstUse
+from sat_tf.training.models.blocks import LayerBuilder, make_divisible
+from sat_tf.training.models.options import OPTIONS
+
+if TYPE_CHECKING:
+    import tf_keras as keras
+else:
+    keras = OnFirstUse("tf_keras")
+
+
+class VggStage(NamedTuple):
+    """One row of the architecture: convolutions of one width, and a max-pool behind them."""
+
+    channels: int
+    convolutions: int
+
+
+# Column D of table 1 of Simonyan and Zisserman, "Very Deep Convolutional Networks for Large-Scale
+# Image Recognition", arXiv:1409.1556.
+VGG16_STAGES = (
+    VggStage(channels=64, convolutions=2),
+    VggStage(channels=128, convolutions=2),
+    VggStage(channels=256, convolutions=3),
+    VggStage(channels=512, convolutions=3),
+    VggStage(channels=512, convolutions=3),
+)
+
+
+def vgg16(
+    image_size: int = 224,
+    num_classes: int = 1000,
+    *,
+    width_multiplier: float = 1.0,
+    hidden_units: int = 4096,
+    rectifier_max: float | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+) -> "keras.Model":
+    """Builds VGG-16 as a functional Keras model, as published: without batch normalization.
+
+    Args:
+        image_size: height and width of the images in pixels, at least 1. Published: 224. The five
+            max-pools halve it, rounded up, so that 32 leaves one pixel.
+        num_classes: number of logits, at least 1.
+        width_multiplier: factor on the convolutions' channel counts, above 0; each is rounded to a
+            multiple of 8.
+        hidden_units: outputs of each of the two hidden dense layers, at least 1. Published: 4096.
+        rectifier_max: upper end of the rectifiers, above 0; None, as published, for none.
+        dropout: share of each hidden dense layer that training drops, in [0, 1). Published: 0.5.
+        seed: makes the initial weights and the dropout repeatable; None draws fresh ones.
+
+    Returns:
+        A `tf_keras.Model` from images (batch, image_size, image_size, 3) with values in [0, 255],
+        not standardized, to logits (batch, num_classes).
+
+    Raises:
+        ValueError: an argument is out of its range; lists all such arguments.
+
+    Example:
+        >>> vgg16(32, 10, width_multiplier=0.25, hidden_units=64, seed=0).output_shape
+        (None, 10)
+    """
+    return _vgg16("vgg16", locals())
+
+
+def vgg16_bn(
+    image_size: int = 224,
+    num_classes: int = 1000,
+    *,
+    width_multiplier: float = 1.0,
+    hidden_units: int = 4096,
+    rectifier_max: float | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+) -> "keras.Model":
+    """Builds VGG-16 with batch normalization behind every convolution, whose biases stay.
+
+    Args:
+        image_size: height and width of the images in pixels, at least 1. Published: 224. The five
+            max-pools halve it, rounded up, so that 32 leaves one pixel.
+        num_classes: number of logits, at least 1.
+        width_multiplier: factor on the convolutions' channel counts, above 0; each is rounded to a
+            multiple of 8.
+        hidden_units: outputs of each of the two hidden dense layers, at least 1. Published: 4096.
+        rectifier_max: upper end of the rectifiers, above 0; None, as published, for none.
+        dropout: share of each hidden dense layer that training drops, in [0, 1). Published: 0.5.
+        seed: makes the initial weights and the dropout repeatable; None draws fresh ones.
+
+    Returns:
+        A `tf_keras.Model` from images (batch, image_size, image_size, 3) with values in [0, 255],
+        not standardized, to logits (batch, num_classes).
+
+    Raises:
+        ValueError: an argument is out of its range; lists all such arguments.
+
+    Example:
+        >>> vgg16_bn(32, 10, width_multiplier=0.25, hidden_units=64, seed=0).output_shape
+        (None, 10)
+    """
+    return _vgg16("vgg16_bn", locals())
+
+
+def _vgg16(name: str, options: dict[str, Any]) -> "keras.Model":
+    check_options(name, OPTIONS, options)
+    layers = LayerBuilder(rectifier_max=options["rectifier_max"], seed=options["seed"])
+    images = keras.Input((options["image_size"], options["image_size"], 3), name="image")
+    features = images
+    for number, stage in enumerate(VGG16_STAGES, start=1):
+        for repeat in range(1, stage.convolutions + 1):
+            features = layers.convolution(
+                features,
+                f"stage_{number}_{repeat}",
+                channels=make_divisible(stage.channels * options["width_multiplier"]),
+                kernel_size=3,
+                use_bias=True,
+                normalize=name == "vgg16_bn",
+            )
+        # "same" keeps the last row and column of odd sizes, which the published 224 never meets.
+        pool = keras.layers.MaxPooling2D(2, padding="same", name=f"stage_{number}_pool")
+        features = pool(features)
+    features = keras.layers.Flatten(name="flatten")(features)
+    for number in (1, 2):
+        features = layers.hidden(
+            features,
+            f"hidden_{number}",
+            units=options["hidden_units"],
+            dropout=options["dropout"],
+        )
+    logits = layers.logits(features, num_classes=options["num_classes"])
+    return keras.Model(images, logits, name=name)

@@ -1,0 +1,270 @@
+import csv
+import logging
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_model_optimization as tfmot
+import tf_keras as keras
+
+import sat_tf
+from sat_tf.qat.policy import BitPolicy
+from sat_tf.training.audit.training_rules import TrainingRules
+from tests.training.small import small_float_model, small_images
+
+DATA = small_images()
+SAMPLE = (DATA.train_images[:16], DATA.train_labels[:16])
+LOGGER = "sat_tf.training.audit.training_rules"
+
+
+def compiled(policy=None, **options):
+    model = keras.models.clone_model(small_float_model())
+    model.set_weights(small_float_model().get_weights())
+    if policy is not None:
+        model = sat_tf.quantize_model(model, policy)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.05), loss, **options)
+    return model
+
+
+def fit(model, *callbacks, epochs=1):
+    """Six steps an epoch."""
+    images = DATA.train_images.astype(np.float32)
+    model.fit(
+        images,
+        DATA.train_labels,
+        batch_size=16,
+        epochs=epochs,
+        shuffle=False,
+        callbacks=list(callbacks),
+        verbose=0,
+    )
+
+
+def read(path):
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rules")
+    rules = TrainingRules(SAMPLE, every=3, log_dir=folder / "events", csv=folder / "rules.csv")
+    model = compiled(BitPolicy.mobile(2))
+    fit(model, rules, epochs=2)
+    return model, rules, folder
+
+
+@pytest.mark.thorough
+def test_the_table_has_a_row_for_each_measured_step_layer_and_activation(trained):
+    _, rules, folder = trained
+    rows = read(folder / "rules.csv")
+    count = len(rules.latest.to_rows())
+    assert [int(row["step"]) for row in rows] == [
+        step for step in (0, 3, 6, 9, 12) for _ in range(count)
+    ]
+    last = {row["name"]: row for row in rows[-count:]}
+    for layer in rules.latest.layers:
+        assert float(last[layer.name]["gradient_variance"]) == pytest.approx(
+            layer.gradient_variance, rel=1e-5
+        )
+    assert {row["row"] for row in rows} == {"layer", "activation"}
+
+
+def test_the_numbers_are_those_of_an_audit(trained):
+    model, rules, _ = trained
+    expected = sat_tf.audit(model, SAMPLE)
+    assert rules.latest.kappa_0 == pytest.approx(expected.kappa_0, rel=1e-4)
+    for found, layer in zip(rules.latest.layers, expected.layers, strict=True):
+        # A graph sums in another order.
+        assert found.gradient_variance == pytest.approx(layer.gradient_variance, rel=1e-2)
+        assert found.effective_variance == pytest.approx(layer.effective_variance, rel=1e-4)
+    assert [row.codes_used for row in rules.latest.activations] == [
+        row.codes_used for row in expected.activations
+    ]
+
+
+def test_tensorboard_gets_the_same_numbers(trained):
+    _, rules, folder = trained
+    (path,) = (folder / "events").glob("*tfevents*")
+    values = {}
+    for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
+        event = tf.compat.v1.Event.FromString(record)
+        for value in event.summary.value:
+            values.setdefault(value.tag, {})[event.step] = float(tf.make_ndarray(value.tensor))
+    assert set(values["rules/kappa_0"]) == {0, 3, 6, 9, 12}
+    assert values["rules/kappa_0"][12] == pytest.approx(rules.latest.kappa_0)
+    assert set(values["flipped/pointwise"]) == {3, 6, 9, 12}
+    for tag in ("kappa/stem", "gradient_variance/stem", "clipped/stem_relu", "moved/stem"):
+        assert tag in values
+
+
+@pytest.mark.thorough
+def test_flipped_is_over_one_step_and_moved_over_those_between_measurements():
+    model = compiled(BitPolicy.paper(2))
+    codes = []
+
+    class Codes(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            self.on_train_batch_end(0)
+
+        def on_train_batch_end(self, batch, logs=None):
+            codes.append(model.get_layer("quant_pointwise").effective_kernel().numpy())
+
+    rules = TrainingRules(SAMPLE, every=3)
+    fit(model, Codes(), rules)
+    assert rules.flipped["pointwise"] == pytest.approx(np.mean(codes[6] != codes[5]))
+    assert rules.moved["pointwise"] == pytest.approx(np.mean(codes[6] != codes[3]))
+    assert rules.moved["pointwise"] > 0
+
+
+@pytest.mark.thorough
+def test_training_goes_as_without_the_callback():
+    with_rules, without = compiled(BitPolicy.mobile(4)), compiled(BitPolicy.mobile(4))
+    fit(with_rules, TrainingRules(SAMPLE, every=2))
+    fit(without)
+    assert all(map(np.array_equal, with_rules.get_weights(), without.get_weights()))
+
+
+@pytest.mark.thorough
+def test_a_broken_rule_is_warned_of_once_with_layer_rule_and_remedy(caplog):
+    model = compiled(BitPolicy.paper(2, rescale="none"))
+    with caplog.at_level(logging.WARNING, logger=LOGGER):
+        fit(model, TrainingRules(SAMPLE, every=1))
+    messages = [r.getMessage() for r in caplog.records if r.name == LOGGER]
+    broken = [words.split(": ")[1] for words in messages if " breaks " in words]
+    assert broken
+    assert len(broken) == len(set(broken))
+
+
+def test_a_rule_that_breaks_later_is_warned_of_then(caplog):
+    model = compiled()
+    kernel = model.get_layer("classifier").kernel
+    rules = TrainingRules(SAMPLE, every=1)
+
+    class Breaks(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 3:
+                kernel.assign(kernel * 100.0)
+
+    with caplog.at_level(logging.WARNING, logger=LOGGER):
+        fit(model, Breaks(), rules)
+    (words,) = [r.getMessage() for r in caplog.records if "rule I:" in r.getMessage()]
+    assert words.startswith("step 4: classifier breaks rule I: kappa_0 = ")
+    assert "Remedy: " in words
+
+
+@pytest.mark.thorough
+def test_several_batches_at_once_are_counted():
+    model = compiled(steps_per_execution=2)
+    measured = []
+
+    class Rules(TrainingRules):
+        def _measure(self):
+            measured.append(self._step)
+            super()._measure()
+
+    fit(model, Rules(SAMPLE, every=3))
+    assert measured == [0, 4, 6]
+
+
+@pytest.mark.thorough
+def test_a_table_goes_on_where_training_does(tmp_path):
+    path = tmp_path / "rules.csv"
+    model = compiled()
+    fit(model, TrainingRules(SAMPLE, every=3, csv=path))
+    fit(model, TrainingRules(SAMPLE, every=3, csv=path))
+    steps = list(dict.fromkeys(int(row["step"]) for row in read(path)))
+    assert steps == [0, 3, 6, 9, 12]
+
+
+def test_another_table_is_not_overwritten(tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match="received another table"):
+        TrainingRules(SAMPLE, csv=path)
+    assert path.read_text() == "a,b\n1,2\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"every": 0}, "every: received 0"),
+        ({"num_images": 0}, "num_images: received 0"),
+        ({"csv": "/nowhere/rules.csv"}, "which does not exist"),
+    ],
+)
+def test_bad_arguments_are_refused_at_once(arguments, problem):
+    with pytest.raises(ValueError, match=problem):
+        TrainingRules(SAMPLE, **arguments)
+
+
+@pytest.mark.thorough
+def test_without_labels_there_are_weights_and_activations(caplog):
+    rules = TrainingRules(SAMPLE[0], every=3)
+    with caplog.at_level(logging.WARNING, logger=LOGGER):
+        fit(compiled(BitPolicy.mobile(4)), rules)
+    assert rules.latest.layers[0].gradient_variance is None
+    assert rules.latest.activations[0].clipped is not None
+    assert "no labels" in caplog.text
+
+
+def test_a_model_behind_the_fitted_one_can_be_named():
+    model = compiled()
+
+    class Learner(keras.Model):
+        def call(self, inputs, training=None):
+            return model(inputs, training=training)
+
+    learner = Learner()
+    learner.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    rules = TrainingRules(SAMPLE, every=3, model=model)
+    fit(learner, rules)
+    assert rules.latest.model == "small"
+    with pytest.raises(ValueError, match="subclassed"):
+        fit(learner, TrainingRules(SAMPLE))
+
+
+@pytest.mark.thorough
+def test_models_wrapped_by_tfmot_are_measured_under_a_strategy(replicas):
+    quantize = tfmot.quantization.keras
+    with replicas.scope():
+        model = quantize.quantize_apply(
+            quantize.quantize_annotate_model(keras.models.clone_model(small_float_model())),
+            scheme=sat_tf.SatQuantizeScheme(BitPolicy.mobile(4)),
+        )
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.05), loss)
+    rules = TrainingRules(SAMPLE, every=3)
+    fit(model, rules)
+    expected = sat_tf.audit(model, SAMPLE)
+    for found, layer in zip(rules.latest.layers, expected.layers, strict=True):
+        # A graph sums in another order.
+        assert found.gradient_variance == pytest.approx(layer.gradient_variance, rel=1e-2)
+    assert [row.codes_used for row in rules.latest.activations] == [
+        row.codes_used for row in expected.activations
+    ]
+    assert set(rules.moved) == {layer.name for layer in rules.latest.layers}
+
+
+@pytest.mark.thorough
+def test_the_cost_is_that_of_measuring_without_the_first_time(monkeypatch, caplog):
+    clock = [0.0]
+    monkeypatch.setattr("sat_tf.training.audit.training_rules.time.perf_counter", lambda: clock[0])
+    rules = TrainingRules(SAMPLE, every=3)
+    measure = rules._measure
+
+    def slow_measure():
+        clock[0] += 7.0 if rules.latest else 1000.0
+        measure()
+
+    class SlowSteps(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            clock[0] += 100.0
+
+    monkeypatch.setattr(rules, "_measure", slow_measure)
+    with caplog.at_level(logging.INFO, LOGGER):
+        fit(compiled(BitPolicy.mobile(4)), SlowSteps(), rules)
+    # Six steps of 100 seconds, two measurements of 7.
+    assert rules.cost == pytest.approx(100 * 14 / 600)
+    assert "measuring took 2.3 % of the time of the steps" in caplog.text

@@ -1,0 +1,281 @@
+import logging
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from sat_tf.training import data
+from sat_tf.training.data.source import ReadingError, Shard
+from tests.training.data import contract
+from tests.training.data.contract import pieces
+from tests.training.data.photographs import corrupt_files, encoded, odd_files, photograph
+
+CLASSES = ("ant", "bee", "cat")
+
+
+def make_tree(root, train=7, held_out=5):
+    """Photographs of different sizes, each like no other."""
+    number = 0
+    for split, count in (("train", train), ("val", held_out)):
+        for name in CLASSES:
+            (root / split / name).mkdir(parents=True)
+            for index in range(count):
+                pixels = photograph(48 + number % 5, 64 - number % 7, seed=number)
+                (root / split / name / f"{index:03}.JPEG").write_bytes(encoded(pixels))
+                number += 1
+    return root
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    return make_tree(tmp_path_factory.mktemp("photographs"))
+
+
+@pytest.fixture(scope="module")
+def source(tree):
+    return data.source("folder", data_dir=tree, image_size=32)
+
+
+@pytest.fixture
+def own_tree(tmp_path):
+    """One that a test may damage."""
+    return make_tree(tmp_path / "photographs")
+
+
+def labels_of(source, count, **options):
+    batches = source.training_batches(**{"batch_size": 7, "seed": 0, **options})
+    return np.concatenate([labels for _, labels in pieces(batches, count)])
+
+
+def test_it_tells_what_it_holds(source):
+    assert (source.image_size, source.num_classes) == (32, 3)
+    assert (source.num_train, source.num_test) == (21, 15)
+    assert source.class_names == CLASSES
+
+
+@pytest.mark.slow
+def test_the_same_seed_gives_the_same_batches(source):
+    one, other = (source.training_batches(batch_size=8, seed=4) for _ in range(2))
+    contract.assert_same(pieces(one, 6), pieces(other, 6))
+    different = pieces(source.training_batches(batch_size=8, seed=5), 1)
+    assert not np.array_equal(different[0][0], pieces(one, 1)[0][0])
+
+
+@pytest.mark.slow
+def test_a_run_resumes_exactly_at_any_step(source):
+    contract.assert_resumes_exactly(source, batch_size=5, starts=[2, 4, 5])
+
+
+@pytest.mark.slow
+def test_workers_and_replicas_together_get_the_batches_of_one_process(source):
+    # Pieces of 3 and 2, and 2 and 2.
+    contract.assert_workers_share_batches(source, batch_size=9, steps=4)
+    contract.assert_workers_share_held_out(source, batch_size=9)
+
+
+@pytest.mark.thorough
+def test_an_epoch_sees_every_picture_once_in_another_order_each_time(source):
+    epochs = labels_of(source, 6).reshape(2, 21)
+    for labels in epochs:
+        assert np.bincount(labels).tolist() == [7, 7, 7]
+    assert not np.array_equal(*epochs)
+
+
+def test_every_epoch_has_other_crops(source):
+    batches = pieces(source.training_batches(batch_size=21, seed=0), 2)
+    found = {image.tobytes() for images, _ in batches for image in images}
+    assert len(found) == 42
+
+
+def test_shapes_are_static(source):
+    contract.assert_shapes_are_static(source, batch_size=7)
+
+
+@pytest.mark.thorough
+def test_held_out_images_come_in_order_and_the_last_batch_is_filled_up(source, tree):
+    images, labels = contract.assert_held_out_is_padded(source, batch_size=4)
+    assert labels.tolist() == [0] * 5 + [1] * 5 + [2] * 5
+    again, same = source.held_out_sample(100)
+    np.testing.assert_array_equal(images, again)
+    np.testing.assert_array_equal(labels, same)
+    assert source.held_out_sample(3)[1].tolist() == [0, 1, 2]
+
+
+@pytest.mark.thorough
+def test_a_sample_of_training_images_is_drawn_by_its_seed(source):
+    one, again, other = (source.training_sample(5, seed=seed) for seed in (1, 1, 2))
+    assert one.shape == (5, 32, 32, 3)
+    np.testing.assert_array_equal(one, again)
+    assert not np.array_equal(one, other)
+    assert len(source.training_sample(100, seed=0)) == 21
+
+
+@pytest.mark.thorough
+def test_odd_pictures_are_trained_and_measured_with(own_tree, caplog):
+    files = odd_files()
+    for number, content in enumerate(files.values()):
+        (own_tree / "train" / "bee" / f"odd{number}.JPEG").write_bytes(content)
+        (own_tree / "val" / "bee" / f"odd{number}.JPEG").write_bytes(content)
+    source = data.source("folder", data_dir=own_tree, image_size=32)
+    labels = labels_of(source, 1, batch_size=21 + len(files))
+    assert np.bincount(labels).tolist() == [7, 7 + len(files), 7]
+    held_out = source.held_out_sample(1000)[1]
+    assert np.bincount(held_out).tolist() == [5, 5 + len(files), 5]
+    assert source.corrupt.names == ()
+    assert not caplog.records
+
+
+@pytest.mark.thorough
+def test_the_next_good_picture_takes_the_place_of_a_corrupt_one(own_tree, caplog):
+    source = data.source("folder", data_dir=own_tree, image_size=32, max_corrupt=0.5)
+    batches = source.training_batches(batch_size=7, seed=3)
+    expected = pieces(batches, 6)
+    ants = own_tree / "train" / "ant"
+    for name, content in zip(("002", "005", "006"), corrupt_files().values(), strict=False):
+        (ants / f"{name}.JPEG").write_bytes(content)
+    with caplog.at_level(logging.WARNING):
+        found = pieces(batches, 6)
+    labels, whole = (np.concatenate([pair[1] for pair in batches]) for batches in (found, expected))
+    # After the ants 005 and 006 comes the first bee.
+    assert np.bincount(labels).tolist() == [2 * 5, 2 * 9, 2 * 7]
+    assert (labels != whole).sum() == 4
+    same = [
+        np.array_equal(one, other)
+        for (ones, _), (others, _) in zip(found, expected, strict=True)
+        for one, other in zip(ones, others, strict=True)
+    ]
+    # All others are at their places, with their crops.
+    assert same.count(False) == 2 * 3
+    assert sorted(name[-8:] for name in source.corrupt.names) == [
+        "002.JPEG",
+        "005.JPEG",
+        "006.JPEG",
+    ]
+    assert len(caplog.records) == 3
+
+
+@pytest.mark.thorough
+def test_resuming_and_sharing_stay_exact_with_corrupt_pictures(own_tree):
+    for number, content in enumerate(corrupt_files().values()):
+        (own_tree / "train" / "bee" / f"bad{number}.jpg").write_bytes(content)
+        (own_tree / "val" / "bee" / f"bad{number}.jpg").write_bytes(content)
+    source = data.source("folder", data_dir=own_tree, image_size=32, max_corrupt=0.9)
+    contract.assert_resumes_exactly(source, batch_size=10, starts=[3])
+    contract.assert_workers_share_batches(source, batch_size=10, steps=3)
+
+
+@pytest.mark.thorough
+def test_corrupt_held_out_pictures_are_left_out(own_tree):
+    (own_tree / "val" / "bee" / "001.JPEG").write_bytes(b"")
+    source = data.source("folder", data_dir=own_tree, image_size=32)
+    ((images, labels),) = pieces(source.held_out_batches(batch_size=15))
+    assert labels.tolist() == [0] * 5 + [1, -1, 1, 1, 1] + [2] * 5
+    assert not images[6].any()
+    images, labels = source.held_out_sample(15)
+    assert labels.tolist() == [0] * 5 + [1] * 4 + [2] * 5
+
+
+@pytest.mark.thorough
+def test_too_many_corrupt_pictures_end_the_run(own_tree):
+    for path in (own_tree / "train" / "cat").iterdir():
+        path.write_bytes(b"")
+    source = data.source("folder", data_dir=own_tree, image_size=32)
+    with pytest.raises(tf.errors.OpError, match="received 6 corrupt pictures, expected at most 5"):
+        labels_of(source, 6)
+    strict = data.source("folder", data_dir=own_tree, image_size=32, max_corrupt=0)
+    with pytest.raises(tf.errors.OpError, match="received 1 corrupt pictures, expected at most 0"):
+        labels_of(strict, 6)
+
+
+def test_the_order_is_open_only_where_that_is_asked_for(tree, source):
+    free = data.source("folder", data_dir=tree, image_size=32, deterministic=False)
+    batches = free.training_batches(batch_size=7, seed=0)
+    assert batches.options().deterministic is False
+    assert [len(labels) for _, labels in pieces(batches, 3)] == [7] * 3
+    assert source.training_batches(batch_size=7, seed=0).options().deterministic is True
+
+
+def test_a_sample_without_a_good_picture_is_named(own_tree):
+    for path in (own_tree / "val").rglob("*.JPEG"):
+        if path.name != "000.JPEG":
+            path.unlink()
+        else:
+            path.write_bytes(b"")
+    source = data.source("folder", data_dir=own_tree, image_size=32)
+    with pytest.raises(ReadingError, match=r"received 3 corrupt pictures and no good one.*repair"):
+        source.held_out_sample(5)
+    for sample in (lambda: source.training_sample(0, seed=0), lambda: source.held_out_sample(0)):
+        with pytest.raises(ValueError, match="count: received 0; expected a positive integer"):
+            sample()
+
+
+def test_names_that_are_not_in_utf_8_are_read(own_tree):
+    folder = os.fsencode(own_tree / "val" / "ant")
+    os.rename(os.path.join(folder, b"000.JPEG"), os.path.join(folder, b"caf\xe9.JPEG"))
+    with open(os.path.join(folder, b"bad\xe9.JPEG"), "wb"):
+        pass
+    source = data.source("folder", data_dir=own_tree, image_size=32)
+    assert source.held_out_sample(16)[1].tolist() == [0] * 5 + [1] * 5 + [2] * 5
+    assert [name[-12:] for name in source.corrupt.names] == [r"bad\xe9.JPEG"]
+
+
+@pytest.mark.thorough
+def test_pieces_of_different_sizes_keep_their_places(own_tree):
+    # A picture that takes long to decode would otherwise let the next piece pass.
+    (own_tree / "val" / "ant" / "000.JPEG").write_bytes(encoded(photograph(2000, 2000), "PNG"))
+    source = data.source("folder", data_dir=own_tree, image_size=32, deterministic=False)
+    batches = source.held_out_batches(batch_size=5, shard=Shard(replicas=2))
+    assert [len(labels) for _, labels in pieces(batches)] == [3, 2] * 3
+
+
+def test_a_picture_of_the_size_of_the_input_can_be_kept_whole(tmp_path):
+    pixels = {}
+    for split in ("train", "val"):
+        for number, name in enumerate(CLASSES):
+            picture = photograph(32, 32, seed=number)
+            (tmp_path / split / name).mkdir(parents=True)
+            tf.io.write_file(str(tmp_path / split / name / "0.png"), tf.io.encode_png(picture))
+            pixels[number] = picture
+    whole = data.source("folder", data_dir=tmp_path, image_size=32, resize_ratio=1)
+    images, labels = whole.held_out_sample(3)
+    for image, label in zip(images, labels, strict=True):
+        np.testing.assert_array_equal(image, pixels[label])
+    assert whole.preprocessing.resize_ratio == 1
+    cropped, _ = data.source("folder", data_dir=tmp_path, image_size=32).held_out_sample(3)
+    assert not np.array_equal(cropped, images)
+
+
+@pytest.mark.thorough
+def test_training_can_take_whole_pictures_and_mirror_none(tmp_path):
+    left = np.zeros((24, 32, 3), np.uint8)
+    left[:, :16] = 255  # mirrored, it would be bright on the right
+    for split in ("train", "val"):
+        for name in ("a", "b"):
+            (tmp_path / split / name).mkdir(parents=True)
+            tf.io.write_file(str(tmp_path / split / name / "0.png"), tf.io.encode_png(left))
+    options = {"data_dir": tmp_path, "image_size": 16}
+    kept = data.source("folder", **options, smallest_area=1, mirrored=False)
+    usual = data.source("folder", **options, smallest_area=1)
+
+    def bright_on_the_left(source):
+        batches = source.training_batches(batch_size=2, seed=0).take(16)
+        images = np.concatenate([images for images, _ in batches.as_numpy_iterator()])
+        return float(np.mean(images[:, :, 0, 0] > images[:, :, -1, 0]))
+
+    assert bright_on_the_left(kept) == 1.0
+    assert 0.2 < bright_on_the_left(usual) < 0.8
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        ({"smallest_area": 0}, "smallest_area: received 0; expected a number above 0, to 1"),
+        ({"smallest_area": True}, "smallest_area: received True"),
+        ({"mirrored": "no"}, "mirrored: received 'no'; expected True or False"),
+        ({"resize_ratio": 0.5}, "resize_ratio: received 0.5; expected a number from 1"),
+    ],
+)
+def test_wrong_options_of_crops_are_named(option, expected, tree):
+    with pytest.raises(ValueError, match=expected):
+        data.source("folder", data_dir=tree, **option)

@@ -1,0 +1,346 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from sat_tf.training import data
+from sat_tf.training.data.record_folders import count_records, find_files
+from sat_tf.training.data.source import ReadingError, Shard
+from tests.training.data import contract
+from tests.training.data.contract import pieces
+from tests.training.data.photographs import encoded, odd_files, photograph
+
+COUNTS = {"train": (5, 7, 4, 6), "validation": (4, 3)}
+JPEGS = [encoded(photograph(40, 50, seed=seed)) for seed in range(29)]
+
+
+def example(content, label):
+    feature = {
+        "image/encoded": tf.train.Feature(bytes_list=tf.train.BytesList(value=[content])),
+        "image/class/label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
+    }
+    return tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString()
+
+
+def make_records(root, first_label=1, replaced=None):
+    """Every picture has a class of its own, counted through all files."""
+    root.mkdir()
+    number = 0
+    for part, counts in COUNTS.items():
+        for file, count in enumerate(counts):
+            path = root / f"{part}-{file:05}-of-{len(counts):05}"
+            with tf.io.TFRecordWriter(str(path)) as writer:
+                for _ in range(count):
+                    content = (replaced or {}).get(number, JPEGS[number])
+                    writer.write(example(content, number + first_label))
+                    number += 1
+    return root
+
+
+def open_records(root, **options):
+    settings = {"image_size": 16, "num_classes": 29, "shuffle_buffer": 8, **options}
+    return data.source("tfrecords", data_dir=root, cache_dir=root / "cache", **settings)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return make_records(tmp_path_factory.mktemp("records") / "set")
+
+
+@pytest.fixture(scope="module")
+def source(root):
+    return open_records(root)
+
+
+def labels_of(source, count, **options):
+    batches = source.training_batches(**{"batch_size": 11, "seed": 0, **options})
+    return np.concatenate([labels for _, labels in pieces(batches, count)])
+
+
+def test_records_are_counted_once(root, source, monkeypatch):
+    assert (source.num_train, source.num_test, source.num_classes) == (22, 7, 29)
+    assert len(list((root / "cache").glob("records-*.npz"))) == 2
+    monkeypatch.setattr("sat_tf.training.data.record_folders._count", None)
+    assert open_records(root).num_train == 22
+
+
+def test_other_numbers_than_those_expected_are_named(root):
+    assert open_records(root, num_train=22, num_test=7).num_train == 22
+    with pytest.raises(ValueError, match="2 problems") as error:
+        open_records(root, num_train=100, num_test=5)
+    assert "num_train: received 100, and train-* hold 22 records" in str(error.value)
+    assert "num_test: received 5, and validation-*, val-*, test-* hold 7" in str(error.value)
+
+
+@pytest.mark.thorough
+def test_an_epoch_sees_every_picture_once_in_another_order_each_time(source):
+    epochs = labels_of(source, 4).reshape(2, 22)
+    for labels in epochs:
+        assert sorted(labels) == list(range(22))
+    assert not np.array_equal(*epochs)
+    assert not np.array_equal(epochs[0], labels_of(source, 2, seed=1))
+
+
+@pytest.mark.thorough
+def test_the_global_seed_changes_nothing(source):
+    tf.random.set_seed(0)
+    one = labels_of(source, 2)
+    tf.random.set_seed(7)
+    assert labels_of(source, 2).tolist() == one.tolist()
+
+
+@pytest.mark.thorough
+def test_a_run_resumes_exactly_at_any_step(source):
+    contract.assert_resumes_exactly(source, batch_size=5, starts=[2, 6])
+
+
+def test_shapes_are_static(source):
+    contract.assert_shapes_are_static(source, batch_size=5)
+
+
+@pytest.mark.thorough
+def test_each_worker_reads_files_of_its_own(source):
+    shards = [Shard(worker=worker, workers=2) for worker in range(2)]
+    # A step is 8 images of each worker, and files hold 4 to 7.
+    seen = [set(labels_of(source, 1, batch_size=16, shard=shard)) for shard in shards]
+    assert not seen[0] & seen[1]
+    assert all(len(labels) == 8 for labels in seen)
+    parts = [
+        np.concatenate([labels for _, labels in pieces(held_out)])
+        for held_out in (source.held_out_batches(batch_size=4, shard=shard) for shard in shards)
+    ]
+    assert len(parts[0]) == len(parts[1])
+    assert sorted(label for part in parts for label in part if label >= 0) == list(range(22, 29))
+
+
+@pytest.mark.slow
+def test_workers_share_records_where_files_are_fewer(source):
+    shards = [Shard(worker=worker, workers=3) for worker in range(3)]
+    parts = [
+        np.concatenate([labels for _, labels in pieces(source.held_out_batches(shard=s))])
+        for s in shards
+    ]
+    assert sorted(label for part in parts for label in part if label >= 0) == list(range(22, 29))
+
+
+@pytest.mark.thorough
+def test_held_out_images_come_in_the_order_of_the_files(source):
+    images, labels = contract.assert_held_out_is_padded(source, batch_size=4)
+    assert labels.tolist() == list(range(22, 29))
+    np.testing.assert_array_equal(images, source.held_out_sample(100)[0])
+    assert source.held_out_sample(3)[1].tolist() == [22, 25, 28]
+
+
+@pytest.mark.thorough
+def test_a_sample_of_training_images_is_drawn_by_its_seed(source):
+    one, again, other = (source.training_sample(5, seed=seed) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(one, again)
+    assert not np.array_equal(one, other)
+
+
+@pytest.mark.thorough
+def test_the_next_good_record_of_the_file_takes_the_place_of_a_corrupt_one(tmp_path):
+    # The last record of the first file, whose first one follows, and two in the third file.
+    bad = {4: b"", 12: b"no picture", 13: JPEGS[13][:400], 23: b"", 7: odd_files()["tiff"]}
+    source = open_records(make_records(tmp_path / "set", replaced=bad))
+    whole = open_records(make_records(tmp_path / "whole"))
+    expected = labels_of(whole, 2)
+    found = labels_of(source, 2)
+    replacement = {4: 0, 12: 14, 13: 14}
+    assert found.tolist() == [replacement.get(label, label) for label in expected]
+    assert sorted(source.corrupt.names) == [
+        "train-00000-of-00004, record 4",
+        "train-00002-of-00004, record 0",
+        "train-00002-of-00004, record 1",
+    ]
+    assert source.held_out_sample(100)[1].tolist() == [22, 24, 25, 26, 27, 28]
+    with pytest.raises(tf.errors.OpError, match="received 1 corrupt pictures, expected at most 0"):
+        labels_of(open_records(tmp_path / "set", max_corrupt=0), 2)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("options", [{"first_label": 2}, {"num_classes": 20}])
+def test_labels_out_of_range_are_named_with_the_fix(root, options):
+    with pytest.raises(tf.errors.OpError, match="correct first_label or num_classes"):
+        labels_of(open_records(root, **options), 2)
+
+
+@pytest.mark.thorough
+def test_records_without_the_picture_are_named_with_the_fix(root):
+    source = open_records(root, image_key="image")
+    with pytest.raises(tf.errors.OpError, match="correct image_key or label_key"):
+        labels_of(source, 1)
+    assert "Feature: image (data type: string) is required" in str(source.reading_error)
+    assert "{{" not in str(source.reading_error)
+    with pytest.raises(ValueError, match="label_key: received 'image'; expected another feature"):
+        open_records(root, image_key="image", label_key="image")
+
+
+def test_files_that_are_missing_or_broken_are_named(tmp_path):
+    with pytest.raises(ValueError, match="nowhere, which is not a folder; expected one that holds"):
+        find_files(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="2 problems") as error:
+        find_files(tmp_path)
+    assert "received no files train-*" in str(error.value)
+    assert "received no files validation-*, val-*, test-*" in str(error.value)
+    broken = tmp_path / "train-00000-of-00001"
+    with tf.io.TFRecordWriter(str(broken)) as writer:
+        writer.write(bytes(100))
+        writer.write(bytes(100))
+    assert count_records([broken], tmp_path / "cache") == [2]
+    broken.write_bytes(broken.read_bytes()[:-50])
+    with pytest.raises(ValueError, match="received a file that is truncated in record 1"):
+        count_records([broken], tmp_path / "cache")
+
+
+def test_files_may_lie_in_a_folder_for_each_part(tmp_path):
+    for name in ("train/train-00000-of-00001", "validation/validation-00000-of-00001"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+    assert [len(files) for files in find_files(tmp_path)] == [1, 1]
+
+
+def test_all_wrong_options_are_named_at_once(root):
+    with pytest.raises(ValueError, match="tfrecords: 4 problems") as error:
+        open_records(root, image_size=0, num_classes=0, shuffle_buffer=0, num_train=0)
+    for name in ("image_size", "num_classes", "shuffle_buffer", "num_train"):
+        assert f"{name}: received 0" in str(error.value)
+
+
+def write_file(path, labels, replaced=None):
+    """A file of records; the classes begin with 0."""
+    path.parent.mkdir(exist_ok=True)
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for label in labels:
+            writer.write(example((replaced or {}).get(label, JPEGS[label % 29]), label + 1))
+
+
+def write_set(root, train, held_out, **options):
+    """Files with so many records, whose classes are counted through all of them."""
+    ends = np.cumsum([0, *train, *held_out])
+    for number in range(len(train) + len(held_out)):
+        part = "train" if number < len(train) else "validation"
+        labels = range(ends[number], ends[number + 1])
+        write_file(root / f"{part}-{number:05}", labels, **options)
+    return root
+
+
+def flip_bit(path, share):
+    content = bytearray(path.read_bytes())
+    content[int(share * len(content))] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.thorough
+def test_the_next_file_stands_in_for_one_without_a_good_record(tmp_path):
+    root = write_set(tmp_path / "set", (1, 2), (1,), replaced={0: b""})
+    source = open_records(root, num_classes=4)
+    assert set(labels_of(source, 1, batch_size=3).tolist()) == {1, 2}
+
+
+@pytest.mark.thorough
+def test_a_set_without_a_good_picture_is_named(tmp_path):
+    root = write_set(tmp_path / "set", (2,), (1,), replaced=dict.fromkeys(range(3), b""))
+    source = open_records(root, num_classes=3)
+    with pytest.raises(tf.errors.OpError):
+        labels_of(source, 1, batch_size=2)
+    assert "2 corrupt pictures and no good one" in str(source.reading_error)
+    assert "train-00000, record 1: it is empty" in str(source.reading_error)
+    with pytest.raises(ReadingError, match=r"no good one.*repair or replace them"):
+        source.held_out_sample(5)
+
+
+def test_samples_of_no_images_are_refused(source):
+    for sample in (lambda: source.training_sample(0, seed=0), lambda: source.held_out_sample(0)):
+        with pytest.raises(ValueError, match="count: received 0; expected a positive integer"):
+            sample()
+
+
+@pytest.mark.thorough
+def test_records_from_a_damaged_one_on_are_corrupt(tmp_path):
+    root = write_set(tmp_path / "set", (2, 5), (1,))
+    flip_bit(root / "train-00001", 0.5)
+    source = open_records(root, num_classes=8, deterministic=False)
+    labels = labels_of(source, 1, batch_size=7)
+    assert set(labels.tolist()) == {0, 1, 2, 3}
+    assert sorted(source.corrupt.names) == [f"train-00001, record {n}" for n in (2, 3, 4)]
+
+
+def test_a_file_that_disappears_is_named(tmp_path):
+    root = write_set(tmp_path / "set", (2, 2), (1,))
+    source = open_records(root, num_classes=5)
+    (root / "train-00001").unlink()
+    with pytest.raises(ReadingError, match=r"train-00001: received a file that cannot be opened"):
+        source.training_sample(4, seed=0)
+
+
+def test_workers_get_uneven_held_out_files_whole(tmp_path):
+    source = open_records(write_set(tmp_path / "set", (1,), (7, 3)), num_test=10)
+    found = []
+    for worker in range(2):
+        shard = Shard(worker=worker, workers=2)
+        found += [
+            labels for _, labels in pieces(source.held_out_batches(batch_size=4, shard=shard))
+        ]
+    labels = np.concatenate(found)
+    assert sorted(labels[labels >= 0]) == list(range(1, 11))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("counts", "workers", "batch_size"),
+    [((7, 7, 7), 2, 4), ((2, 9, 3, 6), 2, 4), ((9, 9), 3, 3), ((8, 8), 2, 5)],
+)
+def test_an_epoch_of_several_workers_has_no_picture_twice(counts, workers, batch_size, tmp_path):
+    source = open_records(write_set(tmp_path / "set", counts, (1,)), num_classes=29)
+    steps = sum(counts) // batch_size
+    shards = [Shard(worker=worker, workers=workers) for worker in range(workers)]
+    seen = [labels_of(source, 2 * steps, batch_size=batch_size, shard=one) for one in shards]
+    for epoch in range(2):
+        labels = np.concatenate([np.split(one, 2)[epoch] for one in seen])
+        assert len(np.unique(labels)) == len(labels) == steps * batch_size
+
+
+@pytest.mark.thorough
+def test_files_without_records_are_dealt_to_nobody(tmp_path):
+    root = write_set(tmp_path / "set", (2, 0, 2), (1,))
+    shards = [Shard(worker=worker, workers=2) for worker in range(2)]
+    source = open_records(root)
+    seen = [set(labels_of(source, 1, batch_size=4, shard=shard).tolist()) for shard in shards]
+    assert sorted(map(sorted, seen)) == [[0, 1], [2, 3]]
+
+
+def test_a_part_without_records_is_named(tmp_path):
+    root = write_set(tmp_path / "set", (1,), (0,))
+    with pytest.raises(ValueError, match=r"received no records in validation-\*"):
+        open_records(root)
+
+
+@pytest.mark.thorough
+def test_workers_that_share_files_share_pictures_in_any_order(tmp_path):
+    root = write_set(tmp_path / "set", (40, 20), (1,))
+    source = open_records(root, deterministic=False, num_classes=60)
+    shards = [Shard(worker=worker, workers=3) for worker in range(3)]
+    # Not to the end of the epoch, where what comes next may overtake what is left.
+    labels = np.concatenate([labels_of(source, 10, batch_size=3, shard=shard) for shard in shards])
+    assert len(np.unique(labels)) == len(labels) == 30
+
+
+def test_a_sample_does_not_depend_on_the_global_seed(source):
+    found = []
+    for seed in (0, 7):
+        tf.random.set_seed(seed)
+        found.append(source.training_sample(3, seed=1))
+    np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.thorough
+def test_records_of_other_pictures_are_read_without_the_slow_path(tmp_path, monkeypatch):
+    pngs = {label: encoded(photograph(20, 20, seed=label), "PNG") for label in range(3)}
+    source = open_records(write_set(tmp_path / "set", (2,), (1,), replaced=pngs), num_classes=3)
+    monkeypatch.setattr("sat_tf.training.data.decoding.first_good", None)
+    assert sorted(labels_of(source, 1, batch_size=2)) == [0, 1]
+
+
+def test_the_folder_of_counts_is_a_path(root):
+    with pytest.raises(ValueError, match="cache_dir: received 5; expected the path of a folder"):
+        data.source("tfrecords", data_dir=root, cache_dir=5)

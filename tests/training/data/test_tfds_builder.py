@@ -1,0 +1,210 @@
+import io
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from sat_tf.training import data
+from sat_tf.training.data.source import ReadingError
+from tests.training.data import contract
+from tests.training.data.contract import pieces
+from tests.training.data.photographs import encoded, photograph
+
+tfds = pytest.importorskip("tensorflow_datasets")
+
+
+class Snapshots(tfds.core.GeneratorBasedBuilder):
+    """Twelve and five pictures, as JPEG or as PNG; every one has a class of its own."""
+
+    # By itself it is found with importlib_resources, which need not be installed.
+    code_path = tfds.core.Path(__file__)
+    VERSION = tfds.core.Version("1.0.0")
+    BUILDER_CONFIGS = [  # noqa: RUF012 - as TensorFlow Datasets wants it
+        tfds.core.BuilderConfig(name="jpeg"),
+        tfds.core.BuilderConfig(name="png"),
+        # One of the pictures is a PNG after all, and the first held-out one has no label.
+        tfds.core.BuilderConfig(name="odd"),
+    ]
+
+    def _info(self):
+        kind = "png" if self.builder_config.name == "png" else "jpeg"
+        image = tfds.features.Image(shape=(None, None, 3), encoding_format=kind)
+        features = {"image": image, "label": tfds.features.ClassLabel(num_classes=17)}
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+    def _split_generators(self, dl_manager):
+        del dl_manager
+        return {"train": self._generate_examples(0, 12), "test": self._generate_examples(12, 17)}
+
+    def _generate_examples(self, first, end):
+        for number in range(first, end):
+            image, label = photograph(40, 50, seed=number), number
+            if self.builder_config.name == "odd":
+                image = io.BytesIO(encoded(image, "PNG" if number == 3 else "JPEG"))
+                label = -1 if number == 12 else number
+            yield number, {"image": image, "label": label}
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tfds")
+    for config in ("jpeg", "png", "odd"):
+        Snapshots(config=config, data_dir=folder).download_and_prepare()
+    return folder
+
+
+def open_snapshots(data_dir, config="jpeg", **options):
+    return data.source(
+        "tfds", builder=f"snapshots/{config}", data_dir=data_dir, image_size=16, **options
+    )
+
+
+def labels_of(source, count, **options):
+    batches = source.training_batches(**{"batch_size": 4, "seed": 0, **options})
+    return np.concatenate([labels for _, labels in pieces(batches, count)])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("config", [pytest.param("jpeg", marks=pytest.mark.slow), "png"])
+def test_a_prepared_set_is_read_without_its_decoder(data_dir, config):
+    source = open_snapshots(data_dir, config)
+    assert (source.name, source.num_classes) == ("snapshots", 17)
+    assert (source.num_train, source.num_test) == (12, 5)
+    epochs = labels_of(source, 6).reshape(2, 12)
+    assert [sorted(labels) for labels in epochs] == [list(range(12))] * 2
+    assert not np.array_equal(*epochs)
+    _, labels = contract.assert_held_out_is_padded(source, batch_size=4)
+    assert sorted(labels) == list(range(12, 17))
+
+
+@pytest.mark.slow
+def test_a_run_resumes_exactly_at_any_step(data_dir):
+    contract.assert_resumes_exactly(open_snapshots(data_dir), batch_size=5, starts=[1, 3])
+
+
+@pytest.mark.thorough
+def test_parts_of_splits_can_be_named(data_dir):
+    source = open_snapshots(data_dir, train_split="train[:8]", held_out_split="train[8:]")
+    assert (source.num_train, source.num_test) == (8, 4)
+    train, held_out = set(labels_of(source, 2)), set(source.held_out_sample(10)[1])
+    assert train | held_out == set(range(12))
+    with pytest.raises(ValueError, match=r"split: received 'trian'; expected one of train, test"):
+        open_snapshots(data_dir, train_split="trian")
+
+
+# The pictures of the first are JPEGs, those of the second PNGs of one channel.
+@pytest.mark.thorough
+@pytest.mark.parametrize("builder", ["imagenet2012", pytest.param("mnist", marks=pytest.mark.slow)])
+def test_mocked_builders_are_read_like_real_ones(builder):
+    with tfds.testing.mock_data(num_examples=9, policy=tfds.testing.MockPolicy.USE_CODE):
+        source = data.source("tfds", builder=builder, image_size=16)
+        assert (source.num_train, source.num_test) == (9, 9)
+        assert source.num_classes == {"imagenet2012": 1000, "mnist": 10}[builder]
+        assert labels_of(source, 2).max() < source.num_classes
+        images, labels = source.held_out_sample(9)
+    assert images.shape == (9, 16, 16, 3)
+    assert labels.max() < source.num_classes
+
+
+def test_an_unknown_builder_is_answered_with_its_nearest_name():
+    with pytest.raises(ValueError, match=r"received 'imagnet2012'.*did you mean 'imagenet2012'\?"):
+        data.source("tfds", builder="imagnet2012")
+
+
+def test_a_builder_of_another_kind_is_named_with_what_it_holds(tmp_path):
+    with pytest.raises(ValueError, match=r"text \(Text\), label \(ClassLabel\); expected an image"):
+        data.source("tfds", builder="imdb_reviews", data_dir=tmp_path)
+
+
+def test_missing_imagenet_is_answered_with_the_way_to_get_it(tmp_path):
+    with pytest.raises(ValueError, match="ImageNet has to be downloaded by hand") as error:
+        data.source("tfds", data_dir=tmp_path)
+    for text in (
+        "ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar",
+        str(tmp_path / "downloads" / "manual"),
+        f"tfds build imagenet2012 --data_dir={tmp_path}",
+    ):
+        assert text in str(error.value)
+
+
+def test_other_sets_that_are_missing_are_answered_with_the_command(tmp_path):
+    with pytest.raises(ValueError, match=f"run `tfds build mnist --data_dir={tmp_path}`"):
+        data.source("tfds", builder="mnist", data_dir=tmp_path)
+
+
+def test_all_wrong_options_are_named_at_once():
+    with pytest.raises(ValueError, match="tfds: 3 problems") as error:
+        data.source("tfds", builder=3, image_size=0, shuffle_buffer=0)
+    for name in ("builder: received 3", "image_size: received 0", "shuffle_buffer: received 0"):
+        assert name in str(error.value)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("split", ["train[:12]", "train[:5]+train[5:]"])
+def test_odd_pictures_in_parts_of_splits_are_read(data_dir, split):
+    source = open_snapshots(data_dir, "odd", train_split=split)
+    assert sorted(labels_of(source, 1, batch_size=12)) == list(range(12))
+    assert source.corrupt.names == ()
+
+
+@pytest.mark.thorough
+def test_odd_pictures_are_read_through_other_readers_too(data_dir, monkeypatch):
+    monkeypatch.setattr("sat_tf.training.data.tfds_builder._of_files", lambda *_: None)
+    source = open_snapshots(data_dir, "odd", train_split="train[:12]")
+    assert sorted(labels_of(source, 1, batch_size=12)) == list(range(12))
+
+
+def test_labels_out_of_range_are_answered_with_another_split(data_dir):
+    source = open_snapshots(data_dir, "odd")
+    with pytest.raises(ReadingError, match="received the label -1, expected 0 to 16; choose anoth"):
+        source.held_out_sample(5)
+
+
+@pytest.fixture
+def own_files(data_dir, tmp_path):
+    """Of the training and the test split, which a test may damage."""
+    shutil.copytree(data_dir / "snapshots" / "jpeg", tmp_path / "snapshots" / "jpeg")
+    folder = tmp_path / "snapshots" / "jpeg" / "1.0.0"
+    return [next(folder.glob(f"*-{part}.*")) for part in ("train", "test")]
+
+
+def test_files_that_are_missing_or_break_off_are_named(own_files, tmp_path, monkeypatch):
+    monkeypatch.setenv("SAT_TF_CACHE", str(tmp_path / "cache"))
+    train, test = own_files
+    monkeypatch.setattr("sat_tf.training.data.tfds_builder.count_records", None)
+    assert open_snapshots(tmp_path).num_train == 12
+    monkeypatch.undo()
+    content = test.read_bytes()
+    test.unlink()
+    with pytest.raises(ValueError, match=f"{test.name}: received no such file"):
+        open_snapshots(tmp_path)
+    test.write_bytes(content)
+    train.write_bytes(train.read_bytes()[:-300])
+    with pytest.raises(ValueError, match=f"{train.name}: received a file that is truncated in rec"):
+        open_snapshots(tmp_path)
+    with tf.io.TFRecordWriter(str(train)) as writer:
+        writer.write(b"")
+    with pytest.raises(ValueError, match=f"{train.name}: received 1 records, expected 12"):
+        open_snapshots(tmp_path)
+
+
+@pytest.mark.thorough
+def test_a_damaged_record_and_those_behind_it_are_corrupt(own_files, tmp_path, monkeypatch):
+    monkeypatch.setenv("SAT_TF_CACHE", str(tmp_path / "cache"))
+    content = bytearray(own_files[0].read_bytes())
+    content[int(0.9 * len(content))] ^= 1
+    own_files[0].write_bytes(content)
+    source = open_snapshots(tmp_path)
+    assert len(labels_of(source, 1, batch_size=12)) == 12
+    assert source.corrupt.names
+
+
+def test_the_home_folder_may_be_written_as_usual(data_dir, monkeypatch):
+    monkeypatch.setenv("HOME", str(data_dir))
+    assert open_snapshots("~").num_train == 12
+
+
+def test_the_folder_is_a_path():
+    with pytest.raises(ValueError, match="data_dir: received 5; expected the path of a folder"):
+        data.source("tfds", builder="mnist", data_dir=5)
