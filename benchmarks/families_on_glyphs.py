@@ -19,6 +19,7 @@ import tf_keras as keras
 from absl import app, flags
 from rows import as_table, write_csv
 
+from sat_tf import output_folder
 from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.operations.graph import simulate
@@ -26,7 +27,6 @@ from sat_tf.training import data
 from sat_tf.training.config.config import Config
 from sat_tf.training.data.source import ImageSet
 from sat_tf.training.loop import runner
-from sat_tf.training.state import run_folder
 from sat_tf.training.state.run_folder import RunFolder
 
 _SMALL_STEM = types.MappingProxyType({"stem_kernel_size": 3, "stem_stride": 1, "stem_pool": False})
@@ -109,9 +109,9 @@ def _config(name: str) -> Config:
 
 def _compare(folder: RunFolder, images: ImageSet) -> dict[str, Any]:
     """Counts right images and differing codes of the model and the file that a run has left."""
-    model = keras.models.load_model(folder.file(run_folder.QUANTIZED_MODEL), compile=False)
+    model = keras.models.load_model(folder.file(output_folder.QUANTIZED_MODEL), compile=False)
     graph = deployed_graph(model)
-    runtime = Runtime(folder.file(run_folder.TFLITE_MODEL).read_bytes(), keep_tensors=True)
+    runtime = Runtime(folder.file(output_folder.TFLITE_MODEL).read_bytes(), keep_tensors=True)
     # Images are in the order of their classes: those compared are drawn from all of them.
     count = min(_IMAGES.value, len(images.test_labels))
     chosen = np.sort(np.random.RandomState(0).permutation(len(images.test_labels))[:count])

@@ -9,9 +9,9 @@ import peer_task
 import rich.console
 import tf_keras as keras
 
+from sat_tf import output_folder
 from sat_tf.training.config.config import read_config
 from sat_tf.training.loop import runner
-from sat_tf.training.state import run_folder
 from sat_tf.training.state.run_folder import RunFolder
 
 CONFIG = "configs/glyphs/mobilenet_v2_small_w4a4.yaml"
@@ -47,5 +47,5 @@ def run(
     began = time.perf_counter()
     runner.train(config, RunFolder(folder), rich.console.Console(quiet=True))
     seconds = time.perf_counter() - began  # with the export and its verification
-    model = keras.models.load_model(folder / run_folder.QUANTIZED_MODEL, compile=False)
+    model = keras.models.load_model(folder / output_folder.QUANTIZED_MODEL, compile=False)
     return {**peer_task.measure(model, test), "seconds": seconds}

@@ -2,7 +2,7 @@
 
 import sys
 
-from sat_tf.training.interruption import Terminated, end_on_signals, ignore_signals
+from sat_tf.interruption import Terminated, end_on_signals, ignore_signals
 
 
 def main() -> int:

@@ -28,9 +28,9 @@ from sat_tf.commands.quantization.pictures import range_sample
 from sat_tf.commands.quantization.policy import add_input_range, with_input_range
 from sat_tf.export.certificate.certificate import ImagesFrom
 from sat_tf.messages import value_errors_as_run_errors
+from sat_tf.output_folder import CONFIG
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.input_range import PIXELS, InputRange
-from sat_tf.training.state.run_folder import CONFIG
 
 if TYPE_CHECKING:
     import tf_keras as keras

@@ -13,8 +13,9 @@ from sat_tf.commands.pixels import ImageOptions, add_image_arguments, image_opti
 from sat_tf.export.evaluate import evaluate_tflite, file_interface
 from sat_tf.export.tflite.metadata import read_metadata
 from sat_tf.messages import ProblemsError, RunError, say, value_errors_as_run_errors
+from sat_tf.output_folder import CONFIG, QUANTIZED_MODEL
 from sat_tf.training.config.config import read_config
-from sat_tf.training.state.run_folder import CONFIG, QUANTIZED_MODEL, RunFolder
+from sat_tf.training.state.run_folder import RunFolder
 
 DESCRIPTION = (
     "Prints the held-out top-1 of a run's quantized model; or top-1 and top-5 of a TFLite file in "

@@ -21,16 +21,10 @@ from sat_tf.commands.options import (
 from sat_tf.commands.parser import Parser
 from sat_tf.export.tflite.metadata import checked_metadata, lines_of
 from sat_tf.messages import MOST_OF_A_FILE, ProblemsError, RunError, say, value_errors_as_run_errors
+from sat_tf.output_folder import CERTIFICATE, CONFIG, LABELS, QUANTIZED_MODEL, TFLITE_MODEL
 from sat_tf.presentation.tables import marked_text
 from sat_tf.training.config.config import read_config
-from sat_tf.training.state.run_folder import (
-    CERTIFICATE,
-    CONFIG,
-    LABELS,
-    QUANTIZED_MODEL,
-    TFLITE_MODEL,
-    RunFolder,
-)
+from sat_tf.training.state.run_folder import RunFolder
 
 if TYPE_CHECKING:
     import tf_keras as keras

@@ -14,8 +14,9 @@ from sat_tf.commands.noise import hide_noise
 from sat_tf.commands.options import add_trust, integer
 from sat_tf.commands.parser import Parser
 from sat_tf.messages import RunError, did_you_mean
+from sat_tf.output_folder import CONFIG, QUANTIZED_MODEL
 from sat_tf.training import models
-from sat_tf.training.state.run_folder import CONFIG, QUANTIZED_MODEL, RunFolder
+from sat_tf.training.state.run_folder import RunFolder
 
 if TYPE_CHECKING:
     import tf_keras as keras

@@ -6,17 +6,12 @@ import math
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import TypeVar
-
-from rich.console import Console
 
 from sat_tf.arguments import SEED_LIMIT
 from sat_tf.atomic_file import check_writable
 from sat_tf.commands.parser import Parser, name_values
-from sat_tf.messages import ProblemsError, RunError, say
+from sat_tf.messages import ProblemsError, RunError
 from sat_tf.targets import OUTPUT_TYPES, PROCESSORS, output_type_problem, target_problem
-from sat_tf.training.interruption import Interruption, Stopped
-from sat_tf.training.state.run_folder import CONFIG, UNFINISHED
 
 
 def add_resume(parser: Parser) -> None:
@@ -222,43 +217,3 @@ def open_folder(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
         with contextlib.suppress(OSError):  # the first one that is not empty
             for one in new:
                 one.rmdir()
-
-
-_Result = TypeVar("_Result")
-
-
-def unless_stopped(
-    work: Callable[[], _Result], folder: pathlib.Path, console: Console
-) -> _Result | None:
-    """The result of `work`; None, with a message, if SIGTERM has stopped it.
-
-    Ctrl-C saves as SIGTERM does, but the command fails, so that no other one follows.
-
-    Args:
-        work: may be stopped at any moment, also while it is starting.
-        folder: of the run.
-        console: where to say it.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C has stopped it; says whether there is a run to be resumed.
-    """
-    try:
-        with Interruption().catching_signals():
-            return work()
-    except Stopped as stopped:
-        if not any(folder.rglob(CONFIG)):
-            saved = "no run had begun."
-        elif stopped.is_saved:
-            saved = f"everything is saved in {folder}: the same command resumes."
-        else:
-            blocks = any(folder.rglob(UNFINISHED))
-            saved = (
-                f"what was finished is saved in {folder}, and the same command resumes: what was "
-                "under way begins again"
-                f"{', but for the finished blocks of the reconstruction' * blocks}."
-            )
-        said = f"Stopped as asked; {saved}"
-        if stopped.by_keyboard:
-            raise KeyboardInterrupt(said) from None
-        say(console, said)
-        return None

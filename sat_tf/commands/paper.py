@@ -8,9 +8,9 @@ from typing import Any
 from rich.console import Console
 
 from sat_tf.commands.models import quiet_tensorflow
-from sat_tf.commands.options import add_overrides, nonempty, seed, several, unless_stopped
+from sat_tf.commands.options import add_overrides, nonempty, seed, several
 from sat_tf.commands.parser import Parser
-from sat_tf.commands.train import conclude_folder
+from sat_tf.commands.train import conclude_folder, unless_stopped
 from sat_tf.messages import ProblemsError, RunError, say
 from sat_tf.training.config.config import config_text
 from sat_tf.training.reproduction.library import Entry, data_sets, find

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from sat_tf import output_folder
 from sat_tf.commands.models import quiet_tensorflow, read_keras_model
 from sat_tf.commands.options import (
     OWN_TYPE,
@@ -39,7 +40,6 @@ from sat_tf.training.config.config import Config, parse_config
 from sat_tf.training.config.folder import run_name
 from sat_tf.training.config.sections import AUTO, TRIED_RATES, StageConfig
 from sat_tf.training.data.source import ImageSource
-from sat_tf.training.state import run_folder
 from sat_tf.training.state.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
                 resume=arguments.resume,
                 is_verbose=arguments.verbose,
             )
-    is_done = isinstance(found, Pictures) or folder.file(run_folder.RESULTS).exists()
+    is_done = isinstance(found, Pictures) or folder.file(output_folder.RESULTS).exists()
     if is_done:
         why_not = found.why_not if isinstance(found, Pictures) else ""
         print_ending(arguments.bits, folder, why_not, console)

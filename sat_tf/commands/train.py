@@ -2,7 +2,8 @@
 
 import argparse
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from rich.console import Console
 
@@ -13,11 +14,11 @@ from sat_tf.commands.options import (
     add_target,
     add_trust,
     nonempty,
-    unless_stopped,
 )
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.verification_table import conclude
 from sat_tf.messages import say
+from sat_tf.output_folder import CONFIG, TFLITE_MODEL, UNFINISHED
 from sat_tf.training.config.config import (
     DEMO,
     FOLDER,
@@ -27,8 +28,9 @@ from sat_tf.training.config.config import (
     read_yaml_text,
 )
 from sat_tf.training.config.folder import choose
+from sat_tf.training.interruption import Interruption, Stopped
 from sat_tf.training.report.results import Results
-from sat_tf.training.state.run_folder import TFLITE_MODEL, RunFolder, expect_same_run
+from sat_tf.training.state.run_folder import RunFolder, expect_same_run
 
 DESCRIPTION = (
     "Trains a float model with clamped weights, fine-tunes it quantized, writes an integer TFLite "
@@ -191,3 +193,43 @@ def conclude_folder(folder: RunFolder, console: Console) -> bool:
     from sat_tf.training.report.report import headline_of
 
     return conclude(folder.file(TFLITE_MODEL), headline_of(folder), console)
+
+
+_Result = TypeVar("_Result")
+
+
+def unless_stopped(
+    work: Callable[[], _Result], folder: pathlib.Path, console: Console
+) -> _Result | None:
+    """The result of `work`; None, with a message, if SIGTERM has stopped it.
+
+    Ctrl-C saves as SIGTERM does, but the command fails, so that no other one follows.
+
+    Args:
+        work: may be stopped at any moment, also while it is starting.
+        folder: of the run.
+        console: where to say it.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C has stopped it; says whether there is a run to be resumed.
+    """
+    try:
+        with Interruption().catching_signals():
+            return work()
+    except Stopped as stopped:
+        if not any(folder.rglob(CONFIG)):
+            saved = "no run had begun."
+        elif stopped.is_saved:
+            saved = f"everything is saved in {folder}: the same command resumes."
+        else:
+            blocks = any(folder.rglob(UNFINISHED))
+            saved = (
+                f"what was finished is saved in {folder}, and the same command resumes: what was "
+                "under way begins again"
+                f"{', but for the finished blocks of the reconstruction' * blocks}."
+            )
+        said = f"Stopped as asked; {saved}"
+        if stopped.by_keyboard:
+            raise KeyboardInterrupt(said) from None
+        say(console, said)
+        return None

@@ -43,16 +43,10 @@ from sat_tf.export.targets.table import TARGETS
 from sat_tf.export.tflite.contents import read_contents
 from sat_tf.export.tflite.metadata import read_metadata
 from sat_tf.messages import RunError, in_one_line, say, value_errors_as_run_errors
+from sat_tf.output_folder import CERTIFICATE, CONFIG, QUANTIZED_MODEL, TFLITE_MODEL
 from sat_tf.presentation.tables import Marked, marked_text
 from sat_tf.training.config.config import read_config
-from sat_tf.training.state.run_folder import (
-    CERTIFICATE,
-    CONFIG,
-    FLOAT_MODEL,
-    QUANTIZED_MODEL,
-    TFLITE_MODEL,
-    RunFolder,
-)
+from sat_tf.training.state.run_folder import FLOAT_MODEL, RunFolder
 
 if TYPE_CHECKING:
     import tf_keras as keras

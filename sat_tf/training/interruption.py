@@ -1,4 +1,4 @@
-"""Stopping a run on request: Ctrl-C, SIGTERM, and the exception that ends it, everything saved."""
+"""Stopping a run on request: what a signal asks for, and the exception that ends the run."""
 
 import contextlib
 import signal
@@ -6,68 +6,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM has ended a command that has nothing to save, as Ctrl-C would have."""
-
-
-_A_MOMENT_SECONDS = 0.01
-
-
-def end_on_signals() -> None:
-    """Makes SIGTERM end this process as Ctrl-C does: what is open is closed, or removed.
-
-    Python drops what is raised in a finalizer, and goes on: there it is raised again.
-    """
-    before = sys.unraisablehook
-
-    def receive(number: int, frame: FrameType | None) -> None:
-        raise Terminated
-
-    def again(dropped: "sys.UnraisableHookArgs") -> None:
-        if not issubclass(dropped.exc_type, KeyboardInterrupt | Stopped):
-            before(dropped)
-            return
-        # A run that was asked to stop takes a second Ctrl-C for one that does not wait.
-        is_terminated = issubclass(dropped.exc_type, Terminated | Stopped)
-        number = signal.SIGTERM if is_terminated else signal.SIGINT
-        threading.Timer(_A_MOMENT_SECONDS, _send_to_main_thread, [number]).start()
-
-    signal.signal(signal.SIGTERM, receive)
-    sys.unraisablehook = again
-
-
-def _send_to_main_thread(number: int) -> None:
-    main = threading.main_thread().ident
-    if hasattr(signal, "pthread_kill") and main is not None:
-        signal.pthread_kill(main, number)  # which ends its waiting, too
-    else:
-        signal.raise_signal(number)
-
-
-@contextlib.contextmanager
-def ending_at_once() -> Iterator[None]:
-    """Lets SIGTERM and Ctrl-C end the process in the block, which has nothing to save.
-
-    Where it waits in C++, Python would hear of neither.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def ignore_signals() -> None:
-    """Lets nothing come between the last word of a command and its exit status."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
 
 
 class Stopped(BaseException):

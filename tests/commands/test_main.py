@@ -19,13 +19,14 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf.__main__
+from sat_tf import output_folder
 from sat_tf.commands import main
 from sat_tf.export.tflite.contents import read_contents
 from sat_tf.export.verify import verify_tflite
+from sat_tf.interruption import end_on_signals
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training import models
 from sat_tf.training.config.config import read_config
-from sat_tf.training.interruption import end_on_signals
 from sat_tf.training.state import run_folder
 from tests.commands.light import run_alone
 from tests.export import zoo
@@ -241,7 +242,7 @@ def read_json(path):
 def test_a_run_leaves_every_file_and_no_other(tiny_run):
     # Some are there while it trains only; others are of what this run does not do.
     passing = {run_folder.CHECKPOINTS, run_folder.OSCILLATIONS}
-    passing |= {run_folder.RATES, run_folder.RECONSTRUCTION}
+    passing |= {run_folder.RATES, output_folder.RECONSTRUCTION}
     expected = set(run_folder.FILES) - passing
     assert {path.name for path in tiny_run.iterdir()} == {*expected, ".lock"}
 
@@ -348,7 +349,7 @@ def test_export_takes_all_that_a_file_can_say_and_prints_what_storage_costs(
     assert main.main(asked) == 0
     assert "pack=none: " in capsys.readouterr().out
     assert zipfile.ZipFile(path).read("labels.txt") == labels.read_bytes()
-    model = keras.models.load_model(tiny_run / run_folder.QUANTIZED_MODEL)
+    model = keras.models.load_model(tiny_run / output_folder.QUANTIZED_MODEL)
     images = np.zeros((2, *model.input_shape[1:]), np.uint8)
     assert verify_tflite(model, path, images).codes_differing == 0
     settings = read_contents(path.read_bytes(), "model").settings

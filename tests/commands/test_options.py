@@ -7,7 +7,8 @@ from rich.table import Table
 
 from sat_tf.commands import main, options
 from sat_tf.commands import main as module
-from sat_tf.commands.options import open_folder, unless_stopped
+from sat_tf.commands.options import open_folder
+from sat_tf.commands.train import unless_stopped
 from sat_tf.export.lowering import packing
 from sat_tf.messages import RunError
 from sat_tf.training.interruption import Stopped

@@ -6,8 +6,8 @@ import pytest
 import tf_keras as keras
 
 from sat_tf.commands import main
+from sat_tf.output_folder import CONFIG, QUANTIZED_MODEL
 from sat_tf.training.config.config import config_text, parse_config
-from sat_tf.training.state.run_folder import CONFIG, QUANTIZED_MODEL
 from tests.loading.hostile import marking, saved, small
 
 _CONFIG = """

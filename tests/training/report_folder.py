@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+from sat_tf import output_folder
 from sat_tf.analysis.code_use import LayerRow
 from sat_tf.export.certificate.certificate import Certificate, ImagesFrom
 from sat_tf.export.certificate.outputs import OutputCount
@@ -63,7 +64,7 @@ def fill(folder: RunFolder, *, layer: str = "block_{}_relu", codes_differing: in
     folder.write_text(run_folder.METRICS, EpochMetrics.to_csv(epochs))
     folder.write_text(run_folder.STEPS, StepMetrics.to_csv(steps))
     config = parse_config("name: demo", ["data.name=digits", "model.name=mobilenet_v2"])
-    folder.write_text(run_folder.CONFIG, config_text(config))
+    folder.write_text(output_folder.CONFIG, config_text(config))
     folder.write_json(
         run_folder.ENVIRONMENT,
         {"seed": 3, "tensorflow": "2.21.0", "commit": None, "devices": ["CPU: one", "CPU: two"]},
@@ -84,8 +85,8 @@ def fill(folder: RunFolder, *, layer: str = "block_{}_relu", codes_differing: in
         trained_differing=0.0,
         seconds=119.7,
     )
-    folder.write_json(run_folder.RESULTS, results.to_dict())
-    folder.write_json(run_folder.CERTIFICATE, _certificate(layer, codes_differing).to_dict())
+    folder.write_json(output_folder.RESULTS, results.to_dict())
+    folder.write_json(output_folder.CERTIFICATE, _certificate(layer, codes_differing).to_dict())
     write_layers(folder, list(_layers(names)))
     return folder
 

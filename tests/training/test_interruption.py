@@ -6,14 +6,8 @@ import time
 
 import pytest
 
-from sat_tf.training.interruption import (
-    Interruption,
-    Stopped,
-    Terminated,
-    end_on_signals,
-    ending_at_once,
-    ignore_signals,
-)
+from sat_tf.interruption import Terminated, end_on_signals, ending_at_once, ignore_signals
+from sat_tf.training.interruption import Interruption, Stopped
 
 BOTH = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 

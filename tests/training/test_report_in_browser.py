@@ -9,8 +9,8 @@ import matplotlib.image
 import numpy as np
 import pytest
 
+from sat_tf import output_folder
 from sat_tf.training.report.report import write_report
-from sat_tf.training.state import run_folder
 from sat_tf.training.state.run_folder import RunFolder
 from tests.training.report_folder import HOSTILE, fill
 
@@ -79,7 +79,7 @@ def layer(request):
 def measured(layer, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     write_report(fill(RunFolder(folder), layer=layer))
-    text = (folder / run_folder.REPORT).read_text(encoding="utf-8")
+    text = (folder / output_folder.REPORT).read_text(encoding="utf-8")
     frames = "".join(
         f'<iframe width="{width}" height="900" srcdoc="{html.escape(text)}"></iframe>'
         for width in WIDTHS
@@ -124,7 +124,7 @@ def test_it_follows_the_light_and_the_dark(tmp_path, options, dark):
     write_report(folder)
     picture = tmp_path / "page.png"
     options = (*options, "--window-size=900,1200", f"--screenshot={picture}")
-    browse(tmp_path, folder.file(run_folder.REPORT), *options)
+    browse(tmp_path, folder.file(output_folder.REPORT), *options)
     pixels = matplotlib.image.imread(picture)[..., :3]
     assert pixels.shape[:2] == (1200, 900)
     # The paper covers most of it, and words and curves stand out from it.
@@ -137,5 +137,5 @@ def test_it_can_be_printed(tmp_path):
     folder = fill(RunFolder(tmp_path))
     write_report(folder)
     printed = tmp_path / "page.pdf"
-    browse(tmp_path, folder.file(run_folder.REPORT), f"--print-to-pdf={printed}")
+    browse(tmp_path, folder.file(output_folder.REPORT), f"--print-to-pdf={printed}")
     assert printed.read_bytes().startswith(b"%PDF")

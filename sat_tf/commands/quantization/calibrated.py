@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.console import Console
 
+from sat_tf import output_folder
 from sat_tf.commands.options import open_folder
 from sat_tf.commands.quantization.pictures import Pictures
 from sat_tf.commands.quantization.policy import feed_of
 from sat_tf.commands.verification_table import print_certificate
 from sat_tf.export.tflite.metadata import label_text
+from sat_tf.interruption import Terminated
 from sat_tf.messages import RunError, say
 from sat_tf.presentation.tables import Marked, marked_text
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.training.interruption import Terminated
-from sat_tf.training.state import run_folder
 from sat_tf.training.state.reconstruction import Fitted, fit
 from sat_tf.training.state.run_folder import RunFolder
 
@@ -69,7 +69,7 @@ def write_calibrated(
             f"{folder.path}: received the folder of a run, expected one for other files; name one "
             "with --out."
         )
-    unfinished = folder.file(run_folder.UNFINISHED)
+    unfinished = folder.file(output_folder.UNFINISHED)
     if resume and not (steps and unfinished.is_file()):
         raise RunError(
             f"--resume: {folder.path}: received no unfinished reconstruction, expected one; leave "
@@ -128,7 +128,7 @@ def write_calibrated(
             progress=True,
             **options,
         )
-        with folder.written(run_folder.QUANTIZED_MODEL) as temporary:
+        with folder.written(output_folder.QUANTIZED_MODEL) as temporary:
             quantized.save(temporary)
         # Warnings of the certificate are printed with it.
         for warning in (text for text in report.warnings if text not in certificate.warnings):
@@ -136,7 +136,7 @@ def write_calibrated(
         for statement in report.on_target:
             say(console, marked_text(statement))
         if is_verbose:
-            print_certificate(certificate, str(folder.file(run_folder.TFLITE_MODEL)), console)
+            print_certificate(certificate, str(folder.file(output_folder.TFLITE_MODEL)), console)
         else:
             must_be_seen = [Marked(f"Note: {text}", "watch") for text in certificate.warnings]
             notes = certificate.trained_notes + certificate.float_notes
@@ -150,11 +150,11 @@ def write_calibrated(
                 style="yellow",
             )
         if pictures.preprocessing is not None:
-            folder.write_text(run_folder.PREPROCESSING, pictures.preprocessing.to_json())
+            folder.write_text(output_folder.PREPROCESSING, pictures.preprocessing.to_json())
         write_layers(folder, layer_rows(quantized, feed(pictures.images[:SAMPLE])))
         if pictures.labels is not None:
             if pictures.class_names is not None:
-                folder.write_text(run_folder.LABELS, label_text(pictures.class_names))
+                folder.write_text(output_folder.LABELS, label_text(pictures.class_names))
             results = Results(
                 float_top1=certificate.top1["float"],
                 quantized_top1=certificate.top1["quantized"],
@@ -164,7 +164,7 @@ def write_calibrated(
                 reconstruction=fitted,
                 **of_certificate(certificate),
             )
-            folder.write_json(run_folder.RESULTS, results.to_dict())
+            folder.write_json(output_folder.RESULTS, results.to_dict())
         write_report(folder)
     unfinished.unlink(missing_ok=True)
 

@@ -3,11 +3,11 @@
 from rich.console import Console
 from rich.text import Text
 
+from sat_tf import output_folder
 from sat_tf.export.certificate.certificate import Certificate, read_certificate
 from sat_tf.messages import say
 from sat_tf.presentation.tables import Marked, marked_text, points
 from sat_tf.training.report.results import Results
-from sat_tf.training.state import run_folder
 from sat_tf.training.state.run_folder import RunFolder
 
 # A network that is not trained loses accuracy with fewer bits.
@@ -28,18 +28,18 @@ def print_ending(bits: int, folder: RunFolder, why_not: str, console: Console) -
     """
     from sat_tf.training.report.report import headline_of
 
-    if not folder.file(run_folder.CERTIFICATE).exists():
+    if not folder.file(output_folder.CERTIFICATE).exists():
         return
-    certificate = read_certificate(folder.file(run_folder.CERTIFICATE))
-    has_results = folder.file(run_folder.RESULTS).exists()
+    certificate = read_certificate(folder.file(output_folder.CERTIFICATE))
+    has_results = folder.file(output_folder.RESULTS).exists()
     results = Results.read(folder) if has_results else None
     model, *others = (
         folder.file(name)
         for name in (
-            run_folder.TFLITE_MODEL,
-            run_folder.CERTIFICATE_PAGE,
-            run_folder.REPORT,
-            run_folder.QUANTIZED_MODEL,
+            output_folder.TFLITE_MODEL,
+            output_folder.CERTIFICATE_PAGE,
+            output_folder.REPORT,
+            output_folder.QUANTIZED_MODEL,
         )
         if folder.file(name).exists()
     )
@@ -84,9 +84,9 @@ def next_step(
         why_not: why the pictures cannot be trained on; empty where they can.
         is_exact: the file computes what the quantized model does.
     """
-    ready = f"build {run_folder.TFLITE_MODEL} into the app"
+    ready = f"build {output_folder.TFLITE_MODEL} into the app"
     if headline.kind == "bad":
-        ready = f"do not ship it; {run_folder.CERTIFICATE_PAGE} says where it goes wrong"
+        ready = f"do not ship it; {output_folder.CERTIFICATE_PAGE} says where it goes wrong"
         if not is_exact:
             return ready
     top1 = None if results is None else _top1(results)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tf_keras as keras
 
+from sat_tf import output_folder
 from sat_tf.analysis.code_use import layer_rows
 from sat_tf.export.certificate.certificate import Certificate, ImagesFrom
 from sat_tf.export.certificate.proof import read_subject
@@ -16,6 +17,7 @@ from sat_tf.export.verify import verify_tflite
 from sat_tf.graph.network import Network
 from sat_tf.loading.load import load_model
 from sat_tf.messages import RunError, say
+from sat_tf.output_folder import CERTIFICATE, TFLITE_MODEL
 from sat_tf.presentation.tables import marked_text
 from sat_tf.qat.inputs import takes_pixels
 from sat_tf.top_k import classes_of
@@ -27,14 +29,7 @@ from sat_tf.training.report.results import Results
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.history import EpochMetrics
 from sat_tf.training.state.reconstruction import Fitted
-from sat_tf.training.state.run_folder import (
-    CERTIFICATE,
-    TFLITE_MODEL,
-    RunFolder,
-    RunState,
-    read_trials,
-    settled,
-)
+from sat_tf.training.state.run_folder import RunFolder, RunState, read_trials, settled
 
 _BATCH_SIZE = 64
 # The file of a run is measured on all held-out images if they are no more, which takes a minute.
@@ -72,14 +67,14 @@ def conclude(run: Run, state: RunState, model: keras.Model, *, parameters: int) 
         **({} if stages.quantized is None else _of_file(run, model, num_held_out)),
         seconds=state.seconds_so_far(),
     )
-    folder.write_json(run_folder.RESULTS, results.to_dict())
+    folder.write_json(output_folder.RESULTS, results.to_dict())
     if stages.quantized is not None:
         run.say("report     measuring each layer")
         sample = run.source.training_sample(SAMPLE, seed=run.config.seed)
         write_layers(folder, layer_rows(model, sample))
     write_report(folder)
     shutil.rmtree(folder.file(run_folder.CHECKPOINTS), ignore_errors=True)
-    folder.file(run_folder.UNFINISHED).unlink(missing_ok=True)
+    folder.file(output_folder.UNFINISHED).unlink(missing_ok=True)
     return results
 
 

@@ -17,9 +17,11 @@ import tensorflow as tf
 import tf_keras as keras
 from rich.console import Console
 
+from sat_tf import output_folder
 from sat_tf.atomic_file import temporary_folder
 from sat_tf.export.snapping import snap_biases
 from sat_tf.export.tflite.metadata import label_text
+from sat_tf.interruption import ending_at_once
 from sat_tf.loading.load import load_model
 from sat_tf.loading.trust import UntrustedModelError
 from sat_tf.messages import RunError, say, value_errors_as_run_errors
@@ -29,7 +31,7 @@ from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.reconstruction.checkpoint import Checkpoint
 from sat_tf.training.config.config import Config, config_text
 from sat_tf.training.data.source import ImageSource, ReadingError
-from sat_tf.training.interruption import Interruption, ending_at_once
+from sat_tf.training.interruption import Interruption
 from sat_tf.training.loop.outcome import conclude
 from sat_tf.training.loop.stage import Candidate, Run, held_out_metrics, train_stage
 from sat_tf.training.loop.start import (
@@ -105,7 +107,7 @@ def train(
     if resume is not False:
         expect_same_run(folder, config)
         if resume and not folder.holds_run:
-            folder.require(run_folder.CONFIG)
+            folder.require(output_folder.CONFIG)
         if folder.is_finished:
             console.print("This run is finished; these are its results.", highlight=False)
             return Results.read(folder)
@@ -173,15 +175,15 @@ def _prepare_folder(run: Run, *, start_over: bool) -> None:
         return
     run.folder.start()
     if start_over:
-        run.folder.file(run_folder.UNFINISHED).unlink(missing_ok=True)
+        run.folder.file(output_folder.UNFINISHED).unlink(missing_ok=True)
     environment = describe_environment(run.config.seed)
     environment["float_model"] = float_model_hash(run.config)
     run.folder.write_json(run_folder.ENVIRONMENT, environment)
     if run.source.class_names is not None:
-        run.folder.write_text(run_folder.LABELS, label_text(run.source.class_names))
-    run.folder.write_text(run_folder.PREPROCESSING, run.source.preprocessing.to_json())
+        run.folder.write_text(output_folder.LABELS, label_text(run.source.class_names))
+    run.folder.write_text(output_folder.PREPROCESSING, run.source.preprocessing.to_json())
     # Last: a folder with a configuration is one that holds a run.
-    run.folder.write_text(run_folder.CONFIG, config_text(run.config))
+    run.folder.write_text(output_folder.CONFIG, config_text(run.config))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -435,7 +437,7 @@ def _reconstruct(run: Run, model: keras.Model, float_model: keras.Model) -> None
             measure=measure if run.source.num_classes else dict,
             keep_better=run.keeps_best("quantized"),
             progress=run.writes,
-            checkpoint=Checkpoint(run.folder.file(run_folder.UNFINISHED), say=run.say)
+            checkpoint=Checkpoint(run.folder.file(output_folder.UNFINISHED), say=run.say)
             if run.writes
             else None,
         )

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from sat_tf.loading.load import load_model
 from sat_tf.messages import RunError, say
+from sat_tf.output_folder import CONFIG
 from sat_tf.qat.calibrate import estimate_statistics
 from sat_tf.training.config.config import Config, config_text
 from sat_tf.training.config.sections import AUTO, TRIED_RATES, StageConfig
@@ -32,7 +33,6 @@ from sat_tf.training.state.checkpoints import Checkpoints
 from sat_tf.training.state.history import EPOCHS, EpochMetrics, logged
 from sat_tf.training.state.run_folder import (
     CHECKPOINTS,
-    CONFIG,
     FLOAT_MODEL,
     RateTrial,
     RunFolder,

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import pydantic
 
+from sat_tf import output_folder
 from sat_tf.analysis.code_use import LayerRow
 from sat_tf.export.certificate.certificate import (
     FLOAT_RULE,
@@ -65,7 +66,7 @@ def write_curves(folder: RunFolder) -> None:
 def _settings(folder: RunFolder) -> dict[str, Any]:
     """The configuration of a run; empty where it cannot be read, and is shown as it is written."""
     try:
-        settings = load_yaml(folder.read_text(run_folder.CONFIG))
+        settings = load_yaml(folder.read_text(output_folder.CONFIG))
     except ValueError:
         settings = None
     return settings if isinstance(settings, dict) else {}
@@ -93,11 +94,11 @@ def write_report(folder: RunFolder) -> None:
     Raises:
         RunError: a file of the folder cannot be read, or the page cannot be written.
     """
-    config = folder.read_text(run_folder.CONFIG)
+    config = folder.read_text(output_folder.CONFIG)
     settings = _settings(folder)
-    results = _of_file(folder, run_folder.RESULTS, Results, "results")
-    layers = folder.read_values(run_folder.LAYERS, _Layers, "a row for each layer").layers
-    certificate = _of_file(folder, run_folder.CERTIFICATE, Certificate, "a certificate")
+    results = _of_file(folder, output_folder.RESULTS, Results, "results")
+    layers = folder.read_values(output_folder.LAYERS, _Layers, "a row for each layer").layers
+    certificate = _of_file(folder, output_folder.CERTIFICATE, Certificate, "a certificate")
     epochs = EpochMetrics.read(folder)
     steps = StepMetrics.read(folder)
     curves = learning_curves(epochs, steps, targets=_targets(settings)) if epochs or steps else []
@@ -143,13 +144,13 @@ def write_report(folder: RunFolder) -> None:
         config=config,
     )
     # The page comes last: a folder with it is one whose run is finished.
-    folder.write_text(run_folder.REPORT, page)
+    folder.write_text(output_folder.REPORT, page)
 
 
 def write_layers(folder: RunFolder, layers: Sequence[LayerRow]) -> None:
     """Writes the table of layers, from which `write_report` draws its own."""
     rows = [dataclasses.asdict(layer) for layer in layers]
-    folder.write_json(run_folder.LAYERS, {"layers": rows})
+    folder.write_json(output_folder.LAYERS, {"layers": rows})
 
 
 def _of_file(folder: RunFolder, name: str, kind: type[_Kind], expected: str) -> _Kind | None:
@@ -197,8 +198,8 @@ def headline_of(folder: RunFolder) -> Marked | None:
     Raises:
         RunError: a file of the folder cannot be read.
     """
-    certificate = _of_file(folder, run_folder.CERTIFICATE, Certificate, "a certificate")
-    results = _of_file(folder, run_folder.RESULTS, Results, "results")
+    certificate = _of_file(folder, output_folder.CERTIFICATE, Certificate, "a certificate")
+    results = _of_file(folder, output_folder.RESULTS, Results, "results")
     found = [certificate.verdict] if certificate else []
     if results and (loss := results.loss):
         of = f"{results.score.title} beside the float model"
@@ -230,7 +231,7 @@ def _unlabelled(certificate: Certificate) -> Marked:
 
 def _images(folder: RunFolder, certificate: Certificate | None) -> dict[str, str]:
     """Facts that the run has written down: its classes, and how pictures become its input."""
-    names = lines_of(folder.read_text(run_folder.LABELS))
+    names = lines_of(folder.read_text(output_folder.LABELS))
     preprocessing = folder.preprocessing
     facts = {"Classes": f"{len(names):,}: {first_ones(names, _NAMED_CLASSES)}"} if names else {}
     if preprocessing is not None:

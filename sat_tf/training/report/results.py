@@ -6,6 +6,7 @@ from typing import Any, ClassVar, NamedTuple
 import rich.table
 from pydantic import ConfigDict
 
+from sat_tf import output_folder
 from sat_tf.export.certificate.certificate import FEWEST_IMAGES, kind_of_loss
 from sat_tf.presentation.tables import (
     Cell,
@@ -18,7 +19,6 @@ from sat_tf.presentation.tables import (
     points,
 )
 from sat_tf.training.data.source import AGREEMENT, TOP1, Score
-from sat_tf.training.state import run_folder
 from sat_tf.training.state.reconstruction import Fitted
 from sat_tf.training.state.run_folder import RunFolder
 
@@ -141,8 +141,10 @@ class Results(Displayed):
         Raises:
             RunError: the file is missing, or holds something else.
         """
-        folder.require(run_folder.RESULTS)
-        return folder.read_values(run_folder.RESULTS, cls, "results", left_out=_OF_EARLIER_VERSIONS)
+        folder.require(output_folder.RESULTS)
+        return folder.read_values(
+            output_folder.RESULTS, cls, "results", left_out=_OF_EARLIER_VERSIONS
+        )
 
     @property
     def calibrated_top1(self) -> float | None:

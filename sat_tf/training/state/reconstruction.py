@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import ConfigDict
 
+from sat_tf import output_folder
 from sat_tf.presentation.tables import digits, percent
-from sat_tf.training.state import run_folder
 from sat_tf.training.state.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Fitted:
         Raises:
             RunError: the file holds something else.
         """
-        name = run_folder.RECONSTRUCTION
+        name = output_folder.RECONSTRUCTION
         if not folder.file(name).exists():
             return None
         return folder.read_values(name, cls, "what a reconstruction has gained")
@@ -73,7 +73,7 @@ class Fitted:
 
     def write(self, folder: RunFolder) -> None:
         """Records it."""
-        folder.write_json(run_folder.RECONSTRUCTION, self.to_dict())
+        folder.write_json(output_folder.RECONSTRUCTION, self.to_dict())
 
     @property
     def how(self) -> str:

@@ -141,7 +141,8 @@ def _checkpoint(scratch: pathlib.Path) -> Callable[[pathlib.Path], Any]:
 
 
 def _saved_model(scratch: pathlib.Path) -> Callable[[pathlib.Path], Any]:
-    from sat_tf.training.state.run_folder import QUANTIZED_MODEL, RunFolder
+    from sat_tf.output_folder import QUANTIZED_MODEL
+    from sat_tf.training.state.run_folder import RunFolder
     from tests.training.small import small_quantized_model
 
     model = small_quantized_model()

@@ -13,7 +13,7 @@ import threading
 import time
 from typing import Any
 
-from sat_tf.training.state import run_folder
+from sat_tf import output_folder
 from tests.campaign.commands.chains import begin, problems_of_files
 from tests.campaign.processes import Ended, Server
 from tests.campaign.verdicts import CLEAR, SOUND, Verdict, judge_process
@@ -155,7 +155,7 @@ def _killed(folder: pathlib.Path) -> Verdict:
         if second.status != -signal.SIGKILL:
             return Verdict(SOUND, f"it was over before: {first.status}, {second.status}")
         waits = first.is_late and "it waits for" in first.out
-        if waits and not (workers.place / "done" / run_folder.CONFIG).exists():
+        if waits and not (workers.place / "done" / output_folder.CONFIG).exists():
             # On a busy machine the other one was killed before it came.
             return Verdict(SOUND, "it waits for one that never came, and says so")
         if found := judge_process(first, most_seconds=_SECONDS):

@@ -3,6 +3,7 @@
 import pytest
 from rich.console import Console
 
+from sat_tf import output_folder
 from sat_tf.analysis.code_use import LayerRow
 from sat_tf.commands.verification_table import conclude
 from sat_tf.messages import RunError
@@ -17,7 +18,7 @@ from tests.training.report_folder import HOSTILE, fill
 
 def shown(folder):
     write_report(folder)
-    return folder.file(run_folder.REPORT).read_text(encoding="utf-8")
+    return folder.file(output_folder.REPORT).read_text(encoding="utf-8")
 
 
 def test_the_report_holds_all_there_is_to_know(tmp_path):
@@ -47,8 +48,10 @@ def test_the_report_holds_all_there_is_to_know(tmp_path):
 def test_results_of_earlier_versions_are_read_without_their_deployed_model(tmp_path):
     folder = fill(RunFolder(tmp_path))
     results = Results.read(folder)
-    written = folder.read_json(run_folder.RESULTS)
-    folder.write_json(run_folder.RESULTS, {**written, "deployed_top1": 0.5, "deployed_top5": None})
+    written = folder.read_json(output_folder.RESULTS)
+    folder.write_json(
+        output_folder.RESULTS, {**written, "deployed_top1": 0.5, "deployed_top5": None}
+    )
     assert Results.read(folder) == results
 
 
@@ -72,8 +75,10 @@ def test_the_headline_is_amber_behind_a_point_lost_and_red_behind_three(
     tmp_path, lost, kind, words
 ):
     folder = fill(RunFolder(tmp_path))
-    results = folder.read_json(run_folder.RESULTS)
-    folder.write_json(run_folder.RESULTS, {**results, "float_top1": results["tflite_top1"] + lost})
+    results = folder.read_json(output_folder.RESULTS)
+    folder.write_json(
+        output_folder.RESULTS, {**results, "float_top1": results["tflite_top1"] + lost}
+    )
     page = shown(folder)
     assert f'<p class="verdict {kind}">{words}</p>' in page
     assert f'<span class="{kind}">{-100 * lost:+.2f} points</span>' in page
@@ -83,12 +88,12 @@ def test_the_headline_is_amber_behind_a_point_lost_and_red_behind_three(
 @pytest.mark.parametrize(("lost", "images", "kind"), [(0.031, 539, "bad"), (0.031, 29, "watch")])
 def test_what_is_lost_is_in_the_headline_that_ends_a_command(tmp_path, lost, images, kind):
     folder = fill(RunFolder(tmp_path))
-    results = folder.read_json(run_folder.RESULTS)
+    results = folder.read_json(output_folder.RESULTS)
     results |= {"held_out_images": images, "tflite_images": images}
     results |= {"float_top1": results["tflite_top1"] + lost}
-    folder.write_json(run_folder.RESULTS, results)
-    certificate = folder.read_json(run_folder.CERTIFICATE)
-    folder.write_json(run_folder.CERTIFICATE, {**certificate, "float_outputs": []})
+    folder.write_json(output_folder.RESULTS, results)
+    certificate = folder.read_json(output_folder.CERTIFICATE)
+    folder.write_json(output_folder.CERTIFICATE, {**certificate, "float_outputs": []})
     headline = headline_of(folder)
     assert headline.kind == kind
     on = f"-3.10 points of top-1 beside the float model, on {images} held-out images"
@@ -107,12 +112,12 @@ def _without_labels(tmp_path, *agreements):
     Its outputs agree so far with those of the float model; without any there is no float model.
     """
     folder = fill(RunFolder(tmp_path))
-    for name in (run_folder.CONFIG, run_folder.METRICS, run_folder.STEPS, run_folder.RESULTS):
+    for name in (output_folder.CONFIG, run_folder.METRICS, run_folder.STEPS, output_folder.RESULTS):
         folder.file(name).unlink()
-    certificate = folder.read_json(run_folder.CERTIFICATE)
+    certificate = folder.read_json(output_folder.CERTIFICATE)
     outputs = zip(certificate["float_outputs"], agreements, strict=False)
     certificate["float_outputs"] = [{**one, "agreement": share} for one, share in outputs]
-    folder.write_json(run_folder.CERTIFICATE, certificate)
+    folder.write_json(output_folder.CERTIFICATE, certificate)
     return shown(folder)
 
 
@@ -143,7 +148,7 @@ def test_how_a_given_model_was_trained_is_said(tmp_path):
         "tried_learning_rates": distances,
         "kept_epoch": 2,
     }
-    folder.write_json(run_folder.RESULTS, {**folder.read_json(run_folder.RESULTS), **found})
+    folder.write_json(output_folder.RESULTS, {**folder.read_json(output_folder.RESULTS), **found})
     folder.write_json(
         run_folder.RATES, {"quantized": {"learning_rate": 0.001, "distances": distances}}
     )
@@ -183,7 +188,7 @@ def test_hostile_names_are_text(tmp_path):
 @pytest.mark.parametrize(
     "missing",
     [
-        (run_folder.RESULTS, run_folder.LAYERS, run_folder.CERTIFICATE),
+        (output_folder.RESULTS, output_folder.LAYERS, output_folder.CERTIFICATE),
         (run_folder.STEPS,),
         (run_folder.METRICS,),
         run_folder.FILES,
@@ -194,7 +199,7 @@ def test_what_is_not_there_is_left_out(tmp_path, missing):
     for name in missing:
         folder.file(name).unlink(missing_ok=True)
     page = shown(folder)
-    assert ("Not finished" in page) == (run_folder.RESULTS in missing)
+    assert ("Not finished" in page) == (output_folder.RESULTS in missing)
     assert ("Learning curves" in page) == (missing != run_folder.FILES)
     outline(page)
 
@@ -207,14 +212,18 @@ def test_codes_that_differ_stand_out(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        (run_folder.RESULTS, "{", "results.json: received a damaged file"),
+        (output_folder.RESULTS, "{", "results.json: received a damaged file"),
         (
-            run_folder.RESULTS,
+            output_folder.RESULTS,
             '{"float_top1": 1.0}',
             "results.json: received .*held_out_images: Field",
         ),
-        (run_folder.CERTIFICATE, '{"model": "demo"}', r"certificate.json: received .*sha256"),
-        (run_folder.LAYERS, '{"layers": [{"name": 1}]}', r"layers.json: received .*layers.0.name"),
+        (output_folder.CERTIFICATE, '{"model": "demo"}', r"certificate.json: received .*sha256"),
+        (
+            output_folder.LAYERS,
+            '{"layers": [{"name": 1}]}',
+            r"layers.json: received .*layers.0.name",
+        ),
         (run_folder.METRICS, "stage,epoch\nfloat,1\n", "metrics.csv: received a damaged file"),
         (run_folder.STEPS, "stage,step\nfloat,1\n", "steps.csv: received a damaged file"),
     ],
@@ -224,7 +233,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, name, text, message):
     folder.write_text(name, text)
     with pytest.raises(RunError, match=message):
         write_report(folder)
-    assert not folder.file(run_folder.REPORT).exists()
+    assert not folder.file(output_folder.REPORT).exists()
 
 
 def test_layers_read_back_as_they_were(tmp_path):
@@ -235,12 +244,12 @@ def test_layers_read_back_as_they_were(tmp_path):
 
 def test_classes_and_preprocessing_are_those_of_the_run(tmp_path):
     folder = fill(RunFolder(tmp_path))
-    folder.write_text(run_folder.LABELS, "cat\n<b>dog</b>\n")
-    folder.write_text(run_folder.PREPROCESSING, RESIZED_AND_CROPPED.to_json())
+    folder.write_text(output_folder.LABELS, "cat\n<b>dog</b>\n")
+    folder.write_text(output_folder.PREPROCESSING, RESIZED_AND_CROPPED.to_json())
     page = shown(folder)
     assert "2: cat, &lt;b&gt;dog&lt;/b&gt;" in page
     assert RESIZED_AND_CROPPED.describe() in page
-    folder.write_text(run_folder.PREPROCESSING, "{}")
+    folder.write_text(output_folder.PREPROCESSING, "{}")
     with pytest.raises(RunError, match=r"preprocessing.json: received a damaged file"):
         shown(folder)
 
@@ -249,7 +258,7 @@ def test_losses_that_are_not_of_the_same_thing_are_said_to_be_so(tmp_path):
     folder = fill(RunFolder(tmp_path))
     assert "The two losses" not in shown(folder)
     recipes = "recipes:\n  distillation: {weight: 0.5}\n  label_smoothing: {amount: 0.1}\n"
-    folder.write_text(run_folder.CONFIG, recipes)
+    folder.write_text(output_folder.CONFIG, recipes)
     assert "that of training has the teacher and smoothed labels." in shown(folder)
 
 

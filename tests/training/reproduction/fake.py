@@ -1,5 +1,6 @@
 """Outcomes, and runs that take no time."""
 
+from sat_tf import output_folder
 from sat_tf.training.config.config import config_text
 from sat_tf.training.report.results import Results
 from sat_tf.training.reproduction.record import Outcome
@@ -49,7 +50,7 @@ class FakeRunner:
         top1 = 0.5 + 0.01 * len(self.configs)
         self.configs.append(config)
         folder.start()
-        folder.write_text(run_folder.CONFIG, config_text(config))
+        folder.write_text(output_folder.CONFIG, config_text(config))
         folder.write_json(
             run_folder.ENVIRONMENT,
             {"seed": config.seed, "commit": None, "started": "2026-01-31T12:00:00+00:00"},
@@ -70,6 +71,6 @@ class FakeRunner:
                 else {}
             ),
         )
-        folder.write_json(run_folder.RESULTS, results.to_dict())
-        folder.file(run_folder.REPORT).touch()
+        folder.write_json(output_folder.RESULTS, results.to_dict())
+        folder.file(output_folder.REPORT).touch()
         return results

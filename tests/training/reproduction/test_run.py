@@ -1,6 +1,7 @@
 import pytest
 from rich.console import Console
 
+from sat_tf import output_folder
 from sat_tf.messages import RunError
 from sat_tf.training.loop import runner
 from sat_tf.training.reproduction.library import entries
@@ -170,7 +171,7 @@ def _train(row, folder):
     stages = finished.read_json(run_folder.STATE)["stages"]
     quantized = entries()[row].row.measures == "quantized"
     assert ("quantized" in stages) == quantized
-    assert finished.file(run_folder.TFLITE_MODEL).is_file() == quantized
+    assert finished.file(output_folder.TFLITE_MODEL).is_file() == quantized
     found = {outcome.row: outcome for outcome in read_outcomes(folder / "results.csv")}
     assert 0 <= found[row].top1 <= 100
     assert found[row].codes_differing == (0 if quantized else None)

@@ -6,6 +6,7 @@ import pathlib
 
 import pytest
 
+from sat_tf import output_folder
 from sat_tf.messages import RunError
 from sat_tf.training.recipes.recipes import OscillationCount
 from sat_tf.training.report.results import Results
@@ -32,7 +33,7 @@ def test_a_file_in_the_way_is_named(tmp_path, below):
 def test_a_place_that_cannot_be_written_to_is_named(place):
     if not pathlib.Path(place).parts[1:] or not pathlib.Path(place).parent.exists():
         pytest.skip("this system has no such place")
-    with pytest.raises(RunError, match=f"run folder {place}: "):
+    with pytest.raises(RunError, match=f"folder {place}: "):
         RunFolder(pathlib.Path(place)).check_writable()
 
 
@@ -40,14 +41,14 @@ def test_a_second_run_keeps_the_files_of_the_first(tmp_path):
     folder = RunFolder(tmp_path / "run")
     for text in ("first", "second", "third"):
         folder.start()
-        folder.write_text(run_folder.CONFIG, text)
+        folder.write_text(output_folder.CONFIG, text)
         if text == "first":
             folder.write_text(run_folder.METRICS, text)
     (folder.path / "notes.txt").write_text("mine")
-    assert folder.file(run_folder.CONFIG).read_text() == "third"
-    assert (folder.path / "earlier-1" / run_folder.CONFIG).read_text() == "first"
+    assert folder.file(output_folder.CONFIG).read_text() == "third"
+    assert (folder.path / "earlier-1" / output_folder.CONFIG).read_text() == "first"
     assert (folder.path / "earlier-1" / run_folder.METRICS).read_text() == "first"
-    assert (folder.path / "earlier-2" / run_folder.CONFIG).read_text() == "second"
+    assert (folder.path / "earlier-2" / output_folder.CONFIG).read_text() == "second"
     assert not folder.file(run_folder.METRICS).exists()
 
 
@@ -59,24 +60,26 @@ def test_files_of_others_stay_where_they_are(tmp_path):
 
 def test_a_text_that_cannot_be_written_leaves_the_old_one_and_nothing_else(tmp_path):
     folder = RunFolder(tmp_path)
-    folder.write_text(run_folder.CONFIG, "old")
+    folder.write_text(output_folder.CONFIG, "old")
     with pytest.raises(UnicodeEncodeError):
-        folder.write_text(run_folder.CONFIG, "new \ud800")
-    assert folder.file(run_folder.CONFIG).read_text() == "old"
+        folder.write_text(output_folder.CONFIG, "new \ud800")
+    assert folder.file(output_folder.CONFIG).read_text() == "old"
     assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_json_reads_back(tmp_path):
     folder = RunFolder(tmp_path)
-    folder.write_json(run_folder.RESULTS, {"top1": 0.5, "name": "ü"})
-    assert json.loads(folder.file(run_folder.RESULTS).read_text()) == {"top1": 0.5, "name": "ü"}
+    folder.write_json(output_folder.RESULTS, {"top1": 0.5, "name": "ü"})
+    assert json.loads(folder.file(output_folder.RESULTS).read_text()) == {"top1": 0.5, "name": "ü"}
 
 
 def test_all_missing_files_are_named_at_once(tmp_path):
     folder = RunFolder(tmp_path)
-    folder.write_text(run_folder.CONFIG, "")
+    folder.write_text(output_folder.CONFIG, "")
     with pytest.raises(RunError, match=r"has no quantized\.keras, model\.tflite; expected"):
-        folder.require(run_folder.CONFIG, run_folder.QUANTIZED_MODEL, run_folder.TFLITE_MODEL)
+        folder.require(
+            output_folder.CONFIG, output_folder.QUANTIZED_MODEL, output_folder.TFLITE_MODEL
+        )
 
 
 def test_a_full_disk_is_an_error_that_says_how_to_go_on(tmp_path):
@@ -112,7 +115,7 @@ def test_a_folder_is_held_by_one_process_at_a_time(tmp_path):
 
 def test_a_run_is_finished_when_its_last_file_is_there(tmp_path):
     folder = RunFolder(tmp_path)
-    for name in (run_folder.CONFIG, run_folder.RESULTS, run_folder.REPORT):
+    for name in (output_folder.CONFIG, output_folder.RESULTS, output_folder.REPORT):
         assert not folder.is_finished
         folder.write_text(name, "")
     assert folder.is_finished
@@ -144,7 +147,7 @@ def _damage(folder, name, kind):
 @pytest.mark.parametrize("read", [RunState.read, Results.read])
 def test_a_damaged_file_of_values_is_named_with_what_to_do(tmp_path, read, kind):
     folder = RunFolder(tmp_path)
-    name = run_folder.STATE if read == RunState.read else run_folder.RESULTS
+    name = run_folder.STATE if read == RunState.read else output_folder.RESULTS
     _damage(folder, name, kind)
     with pytest.raises(RunError, match=f"{name}.*(--no-resume|expected)"):
         read(folder)

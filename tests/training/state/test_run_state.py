@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 
+from sat_tf import output_folder
 from sat_tf.messages import RunError
 from sat_tf.training.config.config import config_text, parse_config
 from sat_tf.training.loop import runner
@@ -15,7 +16,7 @@ SMALLEST = "{name: small, data: {name: digits}, model: {name: mobilenet_v2}}"
 
 def started(path, *overrides):
     folder = RunFolder(path)
-    folder.write_text(run_folder.CONFIG, config_text(parse_config(SMALLEST, overrides)))
+    folder.write_text(output_folder.CONFIG, config_text(parse_config(SMALLEST, overrides)))
     return folder
 
 
@@ -46,7 +47,7 @@ def test_another_configuration_is_refused_with_every_difference(tmp_path):
 
 
 def test_a_configuration_that_cannot_be_read_is_no_run_to_go_on_with(tmp_path):
-    (tmp_path / run_folder.CONFIG).write_text("stages: {float: {epoch: 3}}")
+    (tmp_path / output_folder.CONFIG).write_text("stages: {float: {epoch: 3}}")
     with pytest.raises(RunError, match=r"Did you mean epochs\?[\s\S]*start over with --no-resume"):
         expect_same_run(RunFolder(tmp_path), parse_config(SMALLEST))
 
@@ -166,7 +167,7 @@ def test_the_model_of_a_stage_that_is_damaged_is_named_with_the_fix(tmp_path):
 
 def test_a_run_may_save_more_or_less_often_when_it_goes_on(tmp_path):
     folder = RunFolder(tmp_path)
-    folder.write_text(run_folder.CONFIG, config_text(parse_config(SMALLEST)))
+    folder.write_text(output_folder.CONFIG, config_text(parse_config(SMALLEST)))
     expect_same_run(folder, parse_config(SMALLEST, ["training.checkpoint_minutes=1"]))
 
 

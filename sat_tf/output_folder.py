@@ -1,0 +1,238 @@
+"""The folder of a command's files: their names, and writing each whole or not at all."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import tempfile
+from collections.abc import Collection, Iterator
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from sat_tf import bounded_file
+from sat_tf.atomic_file import renamed_when_done
+from sat_tf.messages import RunError, first_ones, validation_problems
+from sat_tf.preprocessing import Preprocessing
+
+_Kind = TypeVar("_Kind")
+# The longest are logs of all steps of a run.
+_MOST_BYTES = 2**28
+
+CONFIG = "config.yaml"  # a folder with it is that of a run of `sat-tf train`
+LABELS = "labels.txt"  # the name of a class on each line
+PREPROCESSING = "preprocessing.json"
+RECONSTRUCTION = "reconstruction.json"  # what fitting the calibrated model has gained
+# A reconstruction that was interrupted. It belongs to a model and images, whose hash it holds, and
+# not to a run: no start moves it aside.
+UNFINISHED = "reconstruction.npz"
+QUANTIZED_MODEL = "quantized.keras"
+TFLITE_MODEL = "model.tflite"
+CERTIFICATE = "certificate.json"
+CERTIFICATE_PAGE = "certificate.html"
+RESULTS = "results.json"
+LAYERS = "layers.json"
+REPORT = "report.html"
+
+FILES = (
+    LABELS,
+    PREPROCESSING,
+    RECONSTRUCTION,
+    QUANTIZED_MODEL,
+    TFLITE_MODEL,
+    CERTIFICATE,
+    CERTIFICATE_PAGE,
+    RESULTS,
+    LAYERS,
+    REPORT,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputFolder:
+    """The folder that a command puts its files into.
+
+    Attributes:
+        path: the folder; it need not exist.
+        files: the names of all that a command may write into it.
+    """
+
+    path: pathlib.Path
+    files: ClassVar[tuple[str, ...]] = FILES
+
+    def file(self, name: str) -> pathlib.Path:
+        """The path of one of `FILES`."""
+        return self.path / name
+
+    @contextlib.contextmanager
+    def written(self, name: str) -> Iterator[pathlib.Path]:
+        """A temporary name that becomes one of `FILES`, whole or not at all.
+
+        Raises:
+            RunError: the file cannot be written.
+        """
+        try:
+            with renamed_when_done(self.file(name)) as temporary:
+                yield temporary
+        except OSError as error:
+            raise RunError(
+                f"{self.file(name)}: cannot be written ({error.strerror or error}), expected a "
+                "writable file; free some space, or fix the permissions of its folder.\n"
+                "Earlier files are intact: the same command resumes from them."
+            ) from error
+
+    def write_text(self, name: str, text: str) -> None:
+        """Writes one of `FILES`, whole or not at all; see `written`."""
+        with self.written(name) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+
+    def read_text(self, name: str) -> str:
+        """Reads one of `FILES`; nothing if it does not exist.
+
+        Raises:
+            RunError: it is not text, or cannot be read.
+        """
+        file = self.file(name)
+        try:
+            return bounded_file.read_text(file, _MOST_BYTES)
+        except FileNotFoundError:
+            return ""
+        except (OSError, UnicodeDecodeError) as error:
+            raise self.damaged(name, error, "text") from error
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """Reads one of `FILES` that is JSON; nothing if it does not exist.
+
+        Raises:
+            RunError: it is not a JSON object.
+        """
+        if not self.file(name).exists():
+            return {}
+        text = self.read_text(name)
+        try:
+            values = json.loads(text)
+            # JSON can escape a lone surrogate, which UTF-8 cannot encode.
+            json.dumps(values, ensure_ascii=False).encode("utf-8")
+        except (ValueError, RecursionError) as error:
+            raise self.damaged(name, error, "JSON") from error
+        if not isinstance(values, dict):
+            raise self.damaged(name, f"a {type(values).__name__}", "a JSON object")
+        return values
+
+    def read_values(
+        self, name: str, kind: type[_Kind], expected: str, left_out: Collection[str] = ()
+    ) -> _Kind:
+        """Reads one of `FILES` that is JSON, as a value of a type; a missing file holds {}.
+
+        Args:
+            name: of the file.
+            kind: what it holds, as pydantic knows types.
+            expected: the same in words, for errors.
+            left_out: keys that are not read.
+
+        Raises:
+            RunError: it holds something else; lists every problem.
+        """
+        values = {key: value for key, value in self.read_json(name).items() if key not in left_out}
+        try:
+            return TypeAdapter(kind).validate_python(values)
+        except ValidationError as error:
+            problems = first_ones(validation_problems(error), between="; ")
+            raise self.damaged(name, problems, expected) from error
+
+    @property
+    def preprocessing(self) -> Preprocessing | None:
+        """How pictures become the input of the folder's models; None where nothing says so.
+
+        Raises:
+            RunError: the file is damaged.
+        """
+        text = self.read_text(PREPROCESSING)
+        try:
+            return Preprocessing.from_json(text) if text else None
+        except ValueError as error:
+            raise self.damaged(PREPROCESSING, error, "what it says") from error
+
+    def damaged(self, name: str, what: object, expected: str) -> RunError:
+        """The error for one of `FILES` with contents that no command has written."""
+        return RunError(
+            f"{self.file(name)}: received a damaged file ({what}), expected {expected} that "
+            "sat-tf wrote; start over with --no-resume, or remove the folder."
+        )
+
+    def write_json(self, name: str, values: dict[str, Any]) -> None:
+        """Writes one of `FILES` as JSON, whole or not at all."""
+        self.write_text(name, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+
+    def check_writable(self) -> None:
+        """Raises an error if the folder could not be created or written to; leaves no trace.
+
+        Raises:
+            RunError: with the reason.
+        """
+        existing = self.path
+        try:
+            while not existing.exists() and existing != existing.parent:
+                existing = existing.parent
+            if not existing.is_dir():
+                raise NotADirectoryError(0, f"{existing} is a file")
+            # Tried on the file system itself: permission bits do not show read-only mounts.
+            with tempfile.TemporaryFile(dir=existing):
+                pass
+        except OSError as error:
+            raise self._refused(error) from error
+
+    def make(self) -> None:
+        """Creates the folder if it does not exist.
+
+        Raises:
+            RunError: the file system refuses.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._refused(error) from error
+
+    def start(self) -> None:
+        """Creates the folder; the files of a command that it already holds move to `earlier-1`, ...
+
+        Raises:
+            RunError: the file system refuses.
+        """
+        self.make()
+        try:
+            former = [self.file(name) for name in self.files if self.file(name).exists()]
+            if former:
+                number = 1
+                while (aside := self.path / f"earlier-{number}").exists():
+                    number += 1
+                aside.mkdir()
+                for file in former:
+                    os.replace(file, aside / file.name)
+        except OSError as error:
+            raise self._refused(error) from error
+
+    @property
+    def holds_run(self) -> bool:
+        """Whether a run has been started here."""
+        return self.file(CONFIG).is_file()
+
+    def require(self, *names: str) -> None:
+        """Raises an error unless a command left these files here.
+
+        Raises:
+            RunError: naming all that are missing.
+        """
+        missing = [name for name in names if not self.file(name).is_file()]
+        if missing:
+            raise RunError(
+                f"folder {self.path}: has no {', '.join(missing)}; expected that of "
+                "sat-tf quantize, or of a finished sat-tf train; make one."
+            )
+
+    def _refused(self, error: OSError) -> RunError:
+        return RunError(
+            f"folder {self.path}: {error.strerror}; expected a folder that can be created and "
+            "written to; choose another one with --out."
+        )
