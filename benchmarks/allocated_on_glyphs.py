@@ -37,10 +37,10 @@ from sat_tf.analysis.allocation.choices import ModelChoices
 from sat_tf.analysis.allocation.problem import make_problem
 from sat_tf.planning.file_size import file_bytes
 from sat_tf.qat.policy import BitPolicy
+from sat_tf.report.results import Results
 from sat_tf.training import data
 from sat_tf.training.config.config import Config
 from sat_tf.training.loop import runner
-from sat_tf.training.report.results import Results
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.run_folder import RunFolder
 

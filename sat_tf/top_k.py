@@ -4,12 +4,28 @@ A row with an output that is NaN or infinite has no class and is never right: no
 than NaN, so that a count of larger ones would call it right for any label.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 # The class of a row with an output that is NaN or infinite.
 NO_CLASS = -1
+
+
+class Score(NamedTuple):
+    """A share of held-out images by which models are compared.
+
+    Attributes:
+        name: in logs, tables and files.
+        title: in words.
+    """
+
+    name: str
+    title: str
+
+
+TOP1 = Score("top1", "top-1")
+AGREEMENT = Score("agreement", "agreement")
 
 
 def classes_of(values: np.ndarray) -> np.ndarray:

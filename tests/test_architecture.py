@@ -41,10 +41,12 @@ MAY_IMPORT = _words(
         "keras3": "core quantizers graph qat loading",
         "presentation": "",
         "analysis": "core quantizers graph qat export presentation planning",
+        "report": "quantizers graph qat export presentation",
         "planning": "core quantizers graph qat export presentation",
-        "training": "pictures quantizers graph qat export loading keras3 presentation analysis",
+        "training": "pictures quantizers graph qat export loading keras3 presentation analysis "
+        "report",
         "commands": "pictures quantizers graph qat export loading keras3 presentation analysis "
-        "planning training",
+        "planning report training",
     }
 )
 # The same inside a room whose folders stand one above the other; "." are the modules beside them.
@@ -121,7 +123,7 @@ PYTHON = {
 # The most lines that each room may have, so that one head can hold the house. Nobody raises one of
 # these numbers without lowering others by as much; whoever makes a room smaller lowers its number.
 MOST_LINES = {
-    "analysis": 3800,
+    "analysis": 3600,
     "commands": 5200,
     "core": 4000,
     "export": 20400,
@@ -131,9 +133,10 @@ MOST_LINES = {
     "planning": 2300,
     "pictures": 900,
     "presentation": 1500,
-    "qat": 8500,
+    "qat": 8700,
     "quantizers": 4600,
-    "training": 14700,
+    "report": 900,
+    "training": 13800,
     ".": 2100,  # the modules beside the rooms, together
 }
 

@@ -19,6 +19,7 @@ from sat_tf.commands.parser import Parser
 from sat_tf.commands.verification_table import conclude
 from sat_tf.messages import say
 from sat_tf.output_folder import CONFIG, TFLITE_MODEL, UNFINISHED
+from sat_tf.report.results import Results
 from sat_tf.training.config.config import (
     DEMO,
     FOLDER,
@@ -29,7 +30,6 @@ from sat_tf.training.config.config import (
 )
 from sat_tf.training.config.folder import choose
 from sat_tf.training.interruption import Interruption, Stopped
-from sat_tf.training.report.results import Results
 from sat_tf.training.state.run_folder import RunFolder, expect_same_run
 
 DESCRIPTION = (
@@ -190,7 +190,7 @@ def carry_out(
 
 def conclude_folder(folder: RunFolder, console: Console) -> bool:
     """Ends a command that has filled a folder: `conclude` with the headline of what is in it."""
-    from sat_tf.training.report.report import headline_of
+    from sat_tf.report.report import headline_of
 
     return conclude(folder.file(TFLITE_MODEL), headline_of(folder), console)
 

@@ -4,13 +4,13 @@ import dataclasses
 import math
 
 from sat_tf import output_folder
-from sat_tf.analysis.code_use import LayerRow
 from sat_tf.export.certificate.certificate import Certificate, ImagesFrom
 from sat_tf.export.certificate.outputs import OutputCount
 from sat_tf.export.certificate.runtimes import RuntimeCount, TensorCount
+from sat_tf.report.layers import LayerRow
+from sat_tf.report.report import write_layers
+from sat_tf.report.results import Results
 from sat_tf.training.config.config import config_text, parse_config
-from sat_tf.training.report.report import write_layers
-from sat_tf.training.report.results import Results
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.history import EpochMetrics, StepMetrics
 from sat_tf.training.state.run_folder import RunFolder

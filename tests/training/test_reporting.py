@@ -10,11 +10,11 @@ import tensorflow as tf
 from rich.console import Console
 
 from sat_tf.messages import RunError
+from sat_tf.report.results import Results
 from sat_tf.training.data.arrays import ArraySource
 from sat_tf.training.loop.callbacks import StopWhenNotFinite
 from sat_tf.training.loop.start import describe_environment
-from sat_tf.training.report.report import write_curves
-from sat_tf.training.report.results import Results
+from sat_tf.training.report.run_report import write_curves
 from sat_tf.training.state.history import EpochMetrics
 from sat_tf.training.state.run_folder import METRICS, RunFolder
 from tests.training.small import small_images, small_quantized_model

@@ -17,10 +17,10 @@ from sat_tf.commands.verification_table import print_certificate
 from sat_tf.export.tflite.metadata import label_text
 from sat_tf.interruption import Terminated
 from sat_tf.messages import RunError, say
+from sat_tf.output_folder import OutputFolder
 from sat_tf.presentation.tables import Marked, marked_text
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.training.state.reconstruction import Fitted, fit
-from sat_tf.training.state.run_folder import RunFolder
+from sat_tf.qat.reconstruction.fitted import Fitted, fit
 
 if TYPE_CHECKING:
     import tf_keras as keras
@@ -34,7 +34,7 @@ def write_calibrated(
     model: "keras.Model",
     policy: BitPolicy,
     pictures: Pictures,
-    folder: RunFolder,
+    folder: OutputFolder,
     console: Console,
     *,
     steps: int,
@@ -77,17 +77,16 @@ def write_calibrated(
         )
     if resume is False:
         unfinished.unlink(missing_ok=True)
-    from sat_tf.analysis.code_use import layer_rows
     from sat_tf.export.snapping import snap_biases
     from sat_tf.qat.calibrate import calibrate
     from sat_tf.qat.images import fed_batches
     from sat_tf.qat.layout import GuessedClippingLevelsWarning
     from sat_tf.qat.reconstruction.checkpoint import Checkpoint
     from sat_tf.qat.scheme import quantize_model
-    from sat_tf.training.loop.outcome import of_certificate, write_file
-    from sat_tf.training.loop.stage import SAMPLE
-    from sat_tf.training.report.report import write_layers, write_report
-    from sat_tf.training.report.results import Results
+    from sat_tf.report.certified_file import write_file
+    from sat_tf.report.layers import SAMPLE, layer_rows
+    from sat_tf.report.report import write_layers, write_report
+    from sat_tf.report.results import Results, of_certificate
 
     begun = time.monotonic()
     say(console, f"Calibrating on {len(pictures.images):,} images")
@@ -170,7 +169,7 @@ def write_calibrated(
 
 
 @contextlib.contextmanager
-def _told_what_is_saved(checkpoint: "Checkpoint", folder: RunFolder) -> Iterator[None]:
+def _told_what_is_saved(checkpoint: "Checkpoint", folder: OutputFolder) -> Iterator[None]:
     """Lets an interruption say what the same command goes on with, and what is lost."""
     try:
         yield

@@ -6,9 +6,9 @@ from rich.text import Text
 from sat_tf import output_folder
 from sat_tf.export.certificate.certificate import Certificate, read_certificate
 from sat_tf.messages import say
+from sat_tf.output_folder import OutputFolder
 from sat_tf.presentation.tables import Marked, marked_text, points
-from sat_tf.training.report.results import Results
-from sat_tf.training.state.run_folder import RunFolder
+from sat_tf.report.results import Results
 
 # A network that is not trained loses accuracy with fewer bits.
 _FEWEST_WITHOUT_TRAINING = 7
@@ -17,7 +17,7 @@ _SMALL_LOSS = 0.005
 _LABEL_WIDTH = 10
 
 
-def print_ending(bits: int, folder: RunFolder, why_not: str, console: Console) -> None:
+def print_ending(bits: int, folder: OutputFolder, why_not: str, console: Console) -> None:
     """Prints the lines; nothing where the folder has no file yet.
 
     Args:
@@ -26,7 +26,7 @@ def print_ending(bits: int, folder: RunFolder, why_not: str, console: Console) -
         why_not: why the pictures cannot be trained on; empty where they can.
         console: where they are printed.
     """
-    from sat_tf.training.report.report import headline_of
+    from sat_tf.report.report import headline_of
 
     if not folder.file(output_folder.CERTIFICATE).exists():
         return

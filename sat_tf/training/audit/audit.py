@@ -7,13 +7,7 @@ from typing import Any
 import numpy as np
 import tf_keras as keras
 
-from sat_tf.analysis.code_use import (
-    ActivationProbe,
-    ActivationUse,
-    WeightProbe,
-    WeightUse,
-    clipping_layers,
-)
+from sat_tf.analysis.code_use import WeightProbe, WeightUse
 from sat_tf.analysis.labelled_images import (
     USUAL_IMAGES,
     LabelledImages,
@@ -25,6 +19,7 @@ from sat_tf.graph import layer_kinds
 from sat_tf.presentation.progress_bar import Advance, image_bar, no_bar
 from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer
 from sat_tf.quantizers.protocol import CLIPPING_LEVEL
+from sat_tf.report.layers import ActivationProbe, ActivationUse, clipping_layers
 from sat_tf.training.audit.audited_model import Audit
 from sat_tf.training.audit.rules import (
     FEW_IMAGES,

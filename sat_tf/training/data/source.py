@@ -6,7 +6,7 @@ import dataclasses
 import os
 import types
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from sat_tf.arguments import (
 )
 from sat_tf.messages import ProblemsError
 from sat_tf.preprocessing import COVERING, Preprocessing
+from sat_tf.top_k import AGREEMENT, TOP1, Score
 
 _MOST_CLASSES = 1_000_000  # The models of `sat_tf.training.models` have no more.
 _COUNT = Values(
@@ -169,22 +170,6 @@ class Shard:
 
 # The label of images that only pad the last held-out batch; losses and metrics ignore them.
 NO_LABEL = -1
-
-
-class Score(NamedTuple):
-    """A share of held-out images by which models are compared.
-
-    Attributes:
-        name: in logs, tables and files.
-        title: in words.
-    """
-
-    name: str
-    title: str
-
-
-TOP1 = Score("top1", "top-1")
-AGREEMENT = Score("agreement", "agreement")
 
 
 class ImageSource(abc.ABC):

@@ -24,9 +24,10 @@ import tf_keras as keras
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from sat_tf.analysis.code_use import ActivationProbe, clipping_levels, scalar_events
+from sat_tf.analysis.code_use import scalar_events
 from sat_tf.messages import RunError, say
 from sat_tf.qat.wrapper import ConstantWeights, has_quantized_layers
+from sat_tf.report.layers import ActivationProbe, clipping_levels
 from sat_tf.training.config.sections import TrainingConfig
 from sat_tf.training.data.source import ImageSource
 from sat_tf.training.interruption import Interruption

@@ -8,28 +8,28 @@ import numpy as np
 import tf_keras as keras
 
 from sat_tf import output_folder
-from sat_tf.analysis.code_use import layer_rows
-from sat_tf.export.certificate.certificate import Certificate, ImagesFrom
+from sat_tf.export.certificate.certificate import ImagesFrom
 from sat_tf.export.certificate.proof import read_subject
 from sat_tf.export.evaluate import evaluate_tflite
-from sat_tf.export.export import ExportReport, export_tflite
-from sat_tf.export.verify import verify_tflite
 from sat_tf.graph.network import Network
 from sat_tf.loading.load import load_model
 from sat_tf.messages import RunError, say
-from sat_tf.output_folder import CERTIFICATE, TFLITE_MODEL
+from sat_tf.output_folder import TFLITE_MODEL
 from sat_tf.presentation.tables import marked_text
 from sat_tf.qat.inputs import takes_pixels
+from sat_tf.qat.reconstruction.fitted import Fitted
+from sat_tf.report.certified_file import write_file
+from sat_tf.report.layers import SAMPLE, layer_rows
+from sat_tf.report.report import write_layers
+from sat_tf.report.results import Results, of_certificate
 from sat_tf.top_k import classes_of
 from sat_tf.training.data.source import NO_LABEL
-from sat_tf.training.loop.stage import SAMPLE, Run
+from sat_tf.training.loop.stage import Run
 from sat_tf.training.loop.start import fed, pixels_of
-from sat_tf.training.report.report import write_curves, write_layers, write_report
-from sat_tf.training.report.results import Results
+from sat_tf.training.report.run_report import write_curves, write_report
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.history import EpochMetrics
-from sat_tf.training.state.reconstruction import Fitted
-from sat_tf.training.state.run_folder import RunFolder, RunState, read_trials, settled
+from sat_tf.training.state.run_folder import RunState, read_trials, settled
 
 _BATCH_SIZE = 64
 # The file of a run is measured on all held-out images if they are no more, which takes a minute.
@@ -157,61 +157,3 @@ def _of_file(run: Run, quantized: keras.Model, num_held_out: int) -> dict[str, A
     if not source.num_classes:
         shares = {"tflite_agreement": found.top[1]}
     return {**entries, **shares, "tflite_images": found.num_images}
-
-
-def of_certificate(certificate: Certificate) -> dict[str, Any]:
-    """The entries of the results that the certificate of a file gives."""
-    share = (
-        {"tflite_top1": certificate.top1["tflite"]}
-        if certificate.top1
-        else {"tflite_agreement": certificate.float_outputs[0].agreement}
-    )
-    return {
-        **share,
-        "tflite_images": certificate.num_images,
-        "verified_images": certificate.num_images,
-        "file_bytes": certificate.bytes,
-        "gzip_bytes": certificate.gzip_bytes,
-        "codes_compared": certificate.codes_compared,
-        "codes_differing": certificate.codes_differing,
-        "trained_differing": certificate.trained_differing,
-    }
-
-
-def write_file(
-    folder: RunFolder,
-    model: keras.Model,
-    sample: tuple[np.ndarray, Any],
-    *,
-    images_from: ImagesFrom,
-    float_model: keras.Model | None,
-    progress: bool = False,
-    **options: Any,
-) -> tuple[ExportReport, Certificate]:
-    """Exports a model into a folder and verifies the file, whose certificate is beside it.
-
-    Args:
-        folder: where the files go.
-        model: see `export_tflite`.
-        sample: pixels, as the file takes them, and their labels as `verify_tflite` does.
-        images_from: where the images come from.
-        float_model: see `verify_tflite`.
-        progress: show how far it is.
-        **options: of `export_tflite`.
-
-    Raises:
-        ValueError: the model has no integer form.
-    """
-    path, (images, labels) = folder.file(TFLITE_MODEL), sample
-    report = export_tflite(model, path, **options)
-    certificate = verify_tflite(
-        model,
-        path,
-        images,
-        labels,
-        float_model=float_model,
-        certificate_path=folder.file(CERTIFICATE),
-        images_from=images_from,
-        progress=progress,
-    )
-    return report, certificate

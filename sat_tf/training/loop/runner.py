@@ -29,6 +29,8 @@ from sat_tf.qat.calibrate import StaleStatisticsWarning, calibrate, estimate_sta
 from sat_tf.qat.images import fed_batches
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.reconstruction.checkpoint import Checkpoint
+from sat_tf.qat.reconstruction.fitted import fit
+from sat_tf.report.results import Results
 from sat_tf.training.config.config import Config, config_text
 from sat_tf.training.data.source import ImageSource, ReadingError
 from sat_tf.training.interruption import Interruption
@@ -47,8 +49,7 @@ from sat_tf.training.loop.start import (
     pixels_of,
     quantized_start,
 )
-from sat_tf.training.report.results import Results
-from sat_tf.training.state import reconstruction, run_folder
+from sat_tf.training.state import run_folder
 from sat_tf.training.state.history import EpochMetrics
 from sat_tf.training.state.run_folder import (
     MODELS,
@@ -427,7 +428,7 @@ def _reconstruct(run: Run, model: keras.Model, float_model: keras.Model) -> None
         return held_out_metrics(_snapped(run, model), run.source)
 
     try:
-        fitted = reconstruction.fit(
+        fitted = fit(
             model,
             float_model,
             pixels,

@@ -15,6 +15,7 @@ from sat_tf.loading.load import load_model
 from sat_tf.messages import RunError, say
 from sat_tf.output_folder import CONFIG
 from sat_tf.qat.calibrate import estimate_statistics
+from sat_tf.report.layers import SAMPLE
 from sat_tf.training.config.config import Config, config_text
 from sat_tf.training.config.sections import AUTO, TRIED_RATES, StageConfig
 from sat_tf.training.data.source import ImageSource
@@ -44,8 +45,6 @@ from sat_tf.training.step.learner import Agreement, Learner, training_copy
 from sat_tf.training.step.schedule import Position, StagePlan, make_optimizer
 
 _HELD_OUT_BATCH_SIZE = 256
-# How many training images activations are measured on.
-SAMPLE = 32
 # A trial of learning rates takes so many steps, and is judged by so many images.
 _TRIED_STEPS, _TRIED_IMAGES, _MEASURED_BATCH_SIZE = 16, 256, 64
 

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from sat_tf.messages import ProblemsError, RunError, did_you_mean, problems_of
+from sat_tf.report.results import Results
 from sat_tf.training.config.config import Config
-from sat_tf.training.report.results import Results
 from sat_tf.training.reproduction.library import Entry, data_sets, find
 from sat_tf.training.reproduction.record import add_outcomes, outcome_of, read_outcomes
 from sat_tf.training.reproduction.resolve import float_part, other_start, resolve

@@ -12,8 +12,8 @@ from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.layers.normalization import synchronized_class
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.wrapper import QuantizedLayer, graphs_go_with
-from sat_tf.top_k import comes_before
-from sat_tf.training.data.source import AGREEMENT, NO_LABEL, TOP1, Score
+from sat_tf.top_k import AGREEMENT, TOP1, Score, comes_before
+from sat_tf.training.data.source import NO_LABEL
 
 
 @keras.utils.register_keras_serializable(package="sat_tf")

@@ -110,7 +110,7 @@ def _certificate(scratch: pathlib.Path) -> Callable[[pathlib.Path], Any]:
 
 
 def _report(scratch: pathlib.Path) -> Callable[[pathlib.Path], Any]:
-    from sat_tf.training.report.report import write_curves, write_report
+    from sat_tf.training.report.run_report import write_curves, write_report
     from sat_tf.training.state.run_folder import RunFolder
     from tests.training.report_folder import fill
 

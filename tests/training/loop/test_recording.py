@@ -9,7 +9,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.analysis.code_use import ActivationProbe, clipping_levels
+from sat_tf.report.layers import ActivationProbe, clipping_levels
 from sat_tf.training.kappa import kappa_0
 from sat_tf.training.loop.callbacks import Recorder, RunningMeans
 from sat_tf.training.state.history import EpochMetrics, StepMetrics, drop_events_after

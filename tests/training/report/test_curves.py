@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from sat_tf.training.report.report import clipping_lines, learning_curves
+from sat_tf.training.report.run_report import clipping_lines, learning_curves
 from sat_tf.training.state.history import EpochMetrics, StepMetrics
 
 

@@ -4,12 +4,13 @@ import pytest
 from rich.console import Console
 
 from sat_tf import output_folder
-from sat_tf.analysis.code_use import LayerRow
 from sat_tf.commands.verification_table import conclude
 from sat_tf.messages import RunError
 from sat_tf.preprocessing import RESIZED_AND_CROPPED
-from sat_tf.training.report.report import _weights, headline_of, write_layers, write_report
-from sat_tf.training.report.results import Results
+from sat_tf.report.layers import LayerRow
+from sat_tf.report.report import headline_of, write_layers
+from sat_tf.report.results import Results
+from sat_tf.training.report.run_report import _weights, write_report
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.run_folder import RunFolder
 from tests.export.certificate.test_certificate_page import outline

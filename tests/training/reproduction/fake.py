@@ -1,8 +1,8 @@
 """Outcomes, and runs that take no time."""
 
 from sat_tf import output_folder
+from sat_tf.report.results import Results
 from sat_tf.training.config.config import config_text
-from sat_tf.training.report.results import Results
 from sat_tf.training.reproduction.record import Outcome
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.run_folder import RunState

@@ -8,8 +8,8 @@ import pytest
 
 from sat_tf import output_folder
 from sat_tf.messages import RunError
+from sat_tf.report.results import Results
 from sat_tf.training.recipes.recipes import OscillationCount
-from sat_tf.training.report.results import Results
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.history import EpochMetrics, StepMetrics
 from sat_tf.training.state.run_folder import RunFolder, RunState

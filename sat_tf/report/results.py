@@ -7,7 +7,8 @@ import rich.table
 from pydantic import ConfigDict
 
 from sat_tf import output_folder
-from sat_tf.export.certificate.certificate import FEWEST_IMAGES, kind_of_loss
+from sat_tf.export.certificate.certificate import FEWEST_IMAGES, Certificate, kind_of_loss
+from sat_tf.output_folder import OutputFolder
 from sat_tf.presentation.tables import (
     Cell,
     Column,
@@ -18,9 +19,8 @@ from sat_tf.presentation.tables import (
     percent,
     points,
 )
-from sat_tf.training.data.source import AGREEMENT, TOP1, Score
-from sat_tf.training.state.reconstruction import Fitted
-from sat_tf.training.state.run_folder import RunFolder
+from sat_tf.qat.reconstruction.fitted import Fitted
+from sat_tf.top_k import AGREEMENT, TOP1, Score
 
 # The models that a run measures, by the prefix of their results.
 _MODELS = {
@@ -135,7 +135,7 @@ class Results(Displayed):
         return {name: value for name, value in values.items() if not name.endswith(left_out)}
 
     @classmethod
-    def read(cls, folder: RunFolder) -> "Results":
+    def read(cls, folder: OutputFolder) -> "Results":
         """The results of the finished run in a folder.
 
         Raises:
@@ -281,3 +281,22 @@ class Results(Displayed):
             Column("", lambda row: row[1], number=True),
         ]
         return Table(columns=columns, rows=[row for row in rows if row[1]])
+
+
+def of_certificate(certificate: Certificate) -> dict[str, Any]:
+    """The entries of the results that the certificate of a file gives."""
+    share = (
+        {"tflite_top1": certificate.top1["tflite"]}
+        if certificate.top1
+        else {"tflite_agreement": certificate.float_outputs[0].agreement}
+    )
+    return {
+        **share,
+        "tflite_images": certificate.num_images,
+        "verified_images": certificate.num_images,
+        "file_bytes": certificate.bytes,
+        "gzip_bytes": certificate.gzip_bytes,
+        "codes_compared": certificate.codes_compared,
+        "codes_differing": certificate.codes_differing,
+        "trained_differing": certificate.trained_differing,
+    }

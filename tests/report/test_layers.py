@@ -4,9 +4,10 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.analysis import code_use
-from sat_tf.analysis.code_use import ActivationProbe, as_graph, clipping_levels, layer_rows
+from sat_tf.analysis.code_use import as_graph
 from sat_tf.qat.policy import BitPolicy
+from sat_tf.report import layers as report_layers
+from sat_tf.report.layers import ActivationProbe, clipping_levels, layer_rows
 from tests import reference
 from tests.training.small import small_float_model, small_images, small_quantized_model
 
@@ -28,7 +29,7 @@ def rows_of(model):
 
 @pytest.mark.parametrize("at_once", [2**23, 5000, 1])
 def test_shares_and_codes_are_those_counted_by_hand(monkeypatch, at_once):
-    monkeypatch.setattr(code_use, "_VALUES_AT_ONCE", at_once)
+    monkeypatch.setattr(report_layers, "_VALUES_AT_ONCE", at_once)
     model = small_quantized_model()
     uses = ActivationProbe(model, IMAGES)()
     expected = rows_of(model)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import ConfigDict
 
 from sat_tf import output_folder
+from sat_tf.output_folder import OutputFolder
 from sat_tf.presentation.tables import digits, percent
-from sat_tf.training.state.run_folder import RunFolder
 
 if TYPE_CHECKING:
     import tf_keras as keras
@@ -55,7 +55,7 @@ class Fitted:
     kept: bool
 
     @classmethod
-    def read(cls, folder: RunFolder) -> "Fitted | None":
+    def read(cls, folder: OutputFolder) -> "Fitted | None":
         """The record in a folder; None where nothing was fitted.
 
         Raises:
@@ -71,7 +71,7 @@ class Fitted:
         values = dataclasses.asdict(self)
         return {name: value for name, value in values.items() if value is not None}
 
-    def write(self, folder: RunFolder) -> None:
+    def write(self, folder: OutputFolder) -> None:
         """Records it."""
         folder.write_json(output_folder.RECONSTRUCTION, self.to_dict())
 

@@ -1,32 +1,19 @@
-"""The report of a run: one HTML page with everything about it."""
+"""What the report of a run has beside that of its model: curves, epochs and settings."""
 
 import dataclasses
 import math
 import operator
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, TypeVar
-
-import pydantic
+from typing import Any
 
 from sat_tf import output_folder
-from sat_tf.analysis.code_use import LayerRow
-from sat_tf.export.certificate.certificate import (
-    FLOAT_RULE,
-    LOSS_RULE,
-    Certificate,
-    severest,
-    worst,
-)
-from sat_tf.export.tflite.metadata import lines_of
-from sat_tf.messages import first_ones
 from sat_tf.presentation.charts import Line, LineChart, Point, save_charts
-from sat_tf.presentation.page import render_page
-from sat_tf.presentation.tables import Column, Marked, Table, digits, percent, plain
+from sat_tf.presentation.tables import Column, Table
 from sat_tf.qat.policy_fields import known_weights
+from sat_tf.report import report
+from sat_tf.report.results import Results
 from sat_tf.training.config.config import load_yaml
-from sat_tf.training.data.source import AGREEMENT, TOP1
-from sat_tf.training.report.results import ModelAccuracy, Results
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.history import (
     ACCURACY,
@@ -38,12 +25,7 @@ from sat_tf.training.state.history import (
     EpochMetrics,
     StepMetrics,
 )
-from sat_tf.training.state.reconstruction import Fitted
 from sat_tf.training.state.run_folder import RunFolder, read_trials
-
-_Kind = TypeVar("_Kind")
-_FLOAT_BYTES = 4
-_NAMED_CLASSES = 20
 
 
 def write_curves(folder: RunFolder) -> None:
@@ -86,26 +68,17 @@ def _weights(settings: Mapping[str, Any]) -> str:
 
 
 def write_report(folder: RunFolder) -> None:
-    """Writes report.html from the other files of a run folder.
-
-    An unfinished run has a report too, without what is missing, and so have files of a model that
-    was calibrated without a run.
+    """Writes report.html from the files of a run, also of one that is not finished.
 
     Raises:
         RunError: a file of the folder cannot be read, or the page cannot be written.
     """
-    config = folder.read_text(output_folder.CONFIG)
     settings = _settings(folder)
-    results = _of_file(folder, output_folder.RESULTS, Results, "results")
-    layers = folder.read_values(output_folder.LAYERS, _Layers, "a row for each layer").layers
-    certificate = _of_file(folder, output_folder.CERTIFICATE, Certificate, "a certificate")
-    epochs = EpochMetrics.read(folder)
-    steps = StepMetrics.read(folder)
+    epochs, steps = EpochMetrics.read(folder), StepMetrics.read(folder)
     curves = learning_curves(epochs, steps, targets=_targets(settings)) if epochs or steps else []
-    name = str(settings.get("name", ""))
     training: dict[str, str] = {}
-    if results:
-        trial = read_trials(folder).get("quantized")
+    if folder.file(output_folder.RESULTS).exists():
+        results, trial = Results.read(folder), read_trials(folder).get("quantized")
         training = {
             "Learning rate": results.rate(),
             "Trial": trial.in_words() if trial else "",
@@ -113,190 +86,23 @@ def write_report(folder: RunFolder) -> None:
         }
     if any(training.values()):
         training["Weights by"] = _weights(settings)
-    fitted = Fitted.read(folder)
-    differing = results.differing if results else None
-    if certificate:
-        differing = certificate.differing
-    page = render_page(
-        "training/report/report.html",
-        name=name,
-        verdict=_verdict(results, differing) if results else {},
-        unlabelled=_unlabelled(certificate) if certificate else None,
-        is_run=bool(config),
-        made="Trained" if epochs else "Reconstructed" if fitted and fitted.kept else "Calibrated",
-        reconstruction={"Method": fitted.how, "Before and after": fitted.gained} if fitted else {},
-        accuracy=_accuracy(results) if results else "",
-        of_models=_OF_MODELS[results.score] if results else "",
-        curves=[chart.to_figure() for chart in curves],
-        caveat=results.caveat() if results else "",
-        training={name: words for name, words in training.items() if words},
-        layers=Table(columns=_LAYER, rows=layers).to_html("Layers") if layers else "",
-        images=_images(folder, certificate),
-        sizes=_sizes(results) if results else {},
-        certificate=certificate,
-        certificate_facts=_certificate(certificate) if certificate else {},
-        differing=differing,
-        float_rule=FLOAT_RULE,
-        loss_rule=LOSS_RULE,
-        num_epochs=len(epochs),
-        epochs=Table(columns=_EPOCH, rows=epochs).without_empty("").to_html("Epochs"),
-        environment=_flat(folder.read_json(run_folder.ENVIRONMENT) or {}),
-        config=config,
-    )
-    # The page comes last: a folder with it is one whose run is finished.
-    folder.write_text(output_folder.REPORT, page)
-
-
-def write_layers(folder: RunFolder, layers: Sequence[LayerRow]) -> None:
-    """Writes the table of layers, from which `write_report` draws its own."""
-    rows = [dataclasses.asdict(layer) for layer in layers]
-    folder.write_json(output_folder.LAYERS, {"layers": rows})
-
-
-def _of_file(folder: RunFolder, name: str, kind: type[_Kind], expected: str) -> _Kind | None:
-    """The contents of a file that only a finished run has; None without it."""
-    return folder.read_values(name, kind, expected) if folder.file(name).exists() else None
-
-
-class _Layers(pydantic.BaseModel):
-    """The file of layers."""
-
-    layers: list[LayerRow] = []
-
-
-def _verdict(results: Results, differing: Marked | None) -> dict[str, Any]:
-    """The first lines of the report."""
-    shipped, loss = results.shipped, results.loss
-    found: dict[str, Any] = {
-        "images": f"{results.held_out_images:,}",
-        "float": _percent(results.float_top1),
-        "duration": _duration(results.seconds),
-        "file": None,
+    of_run: dict[str, Any] = {
+        "name": str(settings.get("name", "")),
+        "is_run": folder.holds_run,
+        "curves": [chart.to_figure() for chart in curves],
+        "training": {name: words for name, words in training.items() if words},
+        "num_epochs": len(epochs),
+        "epochs": Table(columns=_EPOCH, rows=epochs).without_empty("").to_html("Epochs"),
+        "environment": _flat(folder.read_json(run_folder.ENVIRONMENT) or {}),
+        "config": folder.read_text(output_folder.CONFIG),
     }
-    if shipped is None or loss is None:
-        return found
-    found |= {
-        "file": f"{results.file_bytes:,}",
-        "share": _percent(shipped.share),
-        "score": results.score.title,
-        "what": "TFLite file" if shipped.title.startswith("TFLite") else "trained model",
-        "kind": worst([loss.kind, *([differing.kind] if differing else [])]),
-        "lost": "",
-    }
-    if results.float_top1 is not None:
-        found["gained"] = loss
-        found["lost"] = "" if loss.kind == "good" else f"{loss.words.lstrip('-+')} lost"
-    return found
+    report.write_report(folder, **of_run, **({"verb": "Trained"} if epochs else {}))
 
 
-def headline_of(folder: RunFolder) -> Marked | None:
-    """The verdict on the file in a folder, whose kind is that of the worst headline in it.
-
-    The certificate's is about the images that it was verified on, the report's about all held-out
-    ones. None without a file.
-
-    Raises:
-        RunError: a file of the folder cannot be read.
-    """
-    certificate = _of_file(folder, output_folder.CERTIFICATE, Certificate, "a certificate")
-    results = _of_file(folder, output_folder.RESULTS, Results, "results")
-    found = [certificate.verdict] if certificate else []
-    if results and (loss := results.loss):
-        of = f"{results.score.title} beside the float model"
-        on = f"on {results.held_out_images:,} held-out images"
-        found.append(Marked(f"{loss.words} of {of}, {on}", loss.kind))
-    return severest(found)
-
-
-def _accuracy(results: Results) -> str:
-    """The table of the models that were measured."""
-    columns: list[Column[ModelAccuracy]] = [
-        Column("model", lambda row: row.title),
-        Column(results.score.title, lambda row: row.share, _percent, number=True),
-        Column("top-5", lambda row: row.top5, _percent, number=True),
-        Column("held-out images", lambda row: row.images, digits(","), number=True),
-    ]
-    table = Table(columns=columns, rows=results.accuracies()).without_empty("")
-    return table.to_html(_OF_MODELS[results.score])
-
-
-def _unlabelled(certificate: Certificate) -> Marked:
-    """The headline where no accuracy was measured: what the file keeps of the float model."""
-    kept, differing = certificate.of_float, certificate.differing
-    if kept is None:
-        kind = "plain" if differing.kind == "good" else differing.kind
-        return Marked("Accuracy is not measured", kind)
-    return kept._replace(kind=worst([kept.kind, differing.kind]))
-
-
-def _images(folder: RunFolder, certificate: Certificate | None) -> dict[str, str]:
-    """Facts that the run has written down: its classes, and how pictures become its input."""
-    names = lines_of(folder.read_text(output_folder.LABELS))
-    preprocessing = folder.preprocessing
-    facts = {"Classes": f"{len(names):,}: {first_ones(names, _NAMED_CLASSES)}"} if names else {}
-    if preprocessing is not None:
-        facts["Preprocessing"] = preprocessing.describe()
-    if certificate and certificate.images_from.decoder:
-        facts["Held-out pictures"] = f"{certificate.images_from.decoder}, as by every other command"
-    return facts
-
-
-def _sizes(results: Results) -> dict[str, str]:
-    as_floats = _FLOAT_BYTES * results.parameters
-    sizes = {"Parameters": f"{results.parameters:,}", "As float32": f"{as_floats:,} bytes"}
-    if results.file_bytes is not None:
-        share = as_floats / results.file_bytes
-        smaller = f", {share:.1f} times smaller" if share >= 1 else ""
-        sizes["TFLite file"] = f"{results.file_bytes:,} bytes{smaller}"
-        sizes["After gzip"] = f"{results.gzip_bytes:,} bytes"
-    return sizes
-
-
-def _used(used: int | None, of: int | None) -> str:
-    return "" if used is None else f"{used} of {of}"
-
-
-_percent, _number = percent(), digits(".4g")
-# The title of what the models of a run are compared by.
-_OF_MODELS = {TOP1: "Accuracy", AGREEMENT: "Agreement with the float model"}
-_LAYER: list[Column[LayerRow]] = [
-    Column("layer", lambda layer: Marked(layer.name, "name")),
-    Column("kind", lambda layer: layer.kind),
-    Column("grid", lambda layer: layer.weight_grid),
-    *(
-        Column(title, value, show, number=True)
-        for title, value, show in (
-            ("weight bits", lambda layer: layer.weight_bits, _number),
-            ("codes used", lambda lay: _used(lay.weight_codes_used, lay.weight_codes), plain),
-            ("rescale", lambda lay: f"{lay.rescale or ''} {_number(lay.rescale_constant)}", plain),
-            ("activation bits", lambda layer: layer.activation_bits, _number),
-            ("clipping level", lambda layer: layer.clipping_level, _number),
-            ("codes used", lambda la: _used(la.activation_codes_used, la.activation_codes), plain),
-            ("clipped", lambda layer: layer.clipped, _percent),
-            ("parameters", lambda layer: layer.parameters or None, digits(",")),
-        )
-    ),
-]
 _EPOCH: list[Column[EpochMetrics]] = [
     Column(metric.title, operator.attrgetter(name), metric.show, number=name != "stage")
     for name, metric in EPOCHS.items()
 ]
-
-
-def _certificate(certificate: Certificate) -> dict[str, str]:
-    return {
-        "SHA-256 of the file": certificate.sha256,
-        "Target": certificate.target_title,
-        "Images": f"{certificate.num_images:,}",
-        "Other runtimes": ", ".join(
-            f"{name}: {count.differing} codes differ"
-            for name, count in certificate.runtimes.items()
-            if name != "xnnpack"
-        ),
-        "Float operators": ", ".join(certificate.float_operators),
-        "Layers left float": ", ".join(certificate.islands),
-        "Notes": "; ".join(certificate.warnings),
-    }
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, str]:
@@ -307,20 +113,6 @@ def _flat(values: Mapping[str, Any]) -> dict[str, str]:
         for name, value in values.items()
         if value is not None
     }
-
-
-def _duration(seconds: float) -> str:
-    """In words.
-
-    >>> _duration(1.2), _duration(59.6), _duration(119.7), _duration(7260)
-    ('1 second', '60 seconds', '2 minutes', '2 h 1 min')
-    """
-    if seconds < 60:
-        return f"{seconds:.0f} second{'' if round(seconds) == 1 else 's'}"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} minute{'s' if minutes > 1 else ''}"
-    return f"{minutes // 60} h {minutes % 60} min"
 
 
 def _targets(settings: Mapping[str, Any]) -> str:
