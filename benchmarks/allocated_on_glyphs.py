@@ -32,6 +32,7 @@ from hessian import hessian_costs
 from rows import as_table, read_csv, write_csv
 
 import sat_tf
+from sat_tf import output_folder
 from sat_tf.analysis.allocation.budget import read_budget
 from sat_tf.analysis.allocation.choices import ModelChoices
 from sat_tf.analysis.allocation.problem import make_problem
@@ -41,7 +42,6 @@ from sat_tf.report.results import Results
 from sat_tf.training import data
 from sat_tf.training.config.config import Config
 from sat_tf.training.loop import runner
-from sat_tf.training.state import run_folder
 from sat_tf.training.state.run_folder import RunFolder
 
 _SEARCHES = ("haq_random", "haq_greedy")
@@ -208,7 +208,7 @@ def _float_model(
     else:
         config = _config("allocated_float", seed, BitPolicy.mobile(4), None)
         results = _trained(config, folder, console)
-    return folder / run_folder.FLOAT_MODEL, results
+    return folder / output_folder.FLOAT_MODEL, results
 
 
 def main(argv: list[str]) -> None:

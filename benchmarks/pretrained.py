@@ -27,13 +27,13 @@ from pretrained_tasks import SIDE, TASKS, prepare
 from rows import as_table, read_csv, write_csv
 
 import sat_tf
+from sat_tf import output_folder
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.input_range import PIXELS
 from sat_tf.training.config.config import parse_config
 from sat_tf.training.loop import runner
 from sat_tf.training.loop.stage import Run, held_out_metrics
 from sat_tf.training.loop.start import fed_source, float_model, load_source
-from sat_tf.training.state import run_folder
 from sat_tf.training.state.run_folder import RunFolder, read_trials, settled
 
 _TASKS = flags.DEFINE_list("tasks", list(TASKS), "which ones")
@@ -97,7 +97,7 @@ class _Pictures:
     def __call__(self, epochs: str) -> dict[str, Any]:
         """Trains for some epochs; a row."""
         run = self._run(epochs)
-        self._model.save(run.folder.file(run_folder.FLOAT_MODEL))  # the teacher
+        self._model.save(run.folder.file(output_folder.FLOAT_MODEL))  # the teacher
         candidates = runner.train_quantized(run, self._start)
         _, found = runner.best_of(run, "quantized", candidates)
         # The trial does not depend on the number of epochs: what it chose is taken again.

@@ -16,7 +16,7 @@ import sys
 from absl import app, flags
 from rich.console import Console
 
-from sat_tf.commands import evaluate, export, train
+from sat_tf.commands import export, train
 from sat_tf.commands.main import report_errors
 from sat_tf.messages import RunError
 
@@ -44,7 +44,7 @@ def _run() -> bool:
         return train.train(config, folder, Console(), resume=_RESUME.value)
     _refuse_settings()
     if _MODE.value == "evaluate":
-        evaluate.evaluate(folder, Console())
+        train.evaluate(folder, Console())
     else:
         export.export(str(folder.path), Console())
     return True

@@ -93,6 +93,10 @@ def say(console: "Console", text: Any, *, style: str | None = None) -> None:
     console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
 
+class ReadingError(ValueError):
+    """A data set cannot be read; the message says what was received, expected, and the fix."""
+
+
 class RunError(ValueError):
     """A run cannot start or resume; the message says what was received, expected, and the fix.
 

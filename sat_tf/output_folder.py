@@ -27,6 +27,7 @@ RECONSTRUCTION = "reconstruction.json"  # what fitting the calibrated model has 
 # A reconstruction that was interrupted. It belongs to a model and images, whose hash it holds, and
 # not to a run: no start moves it aside.
 UNFINISHED = "reconstruction.npz"
+FLOAT_MODEL = "float.keras"  # of a run
 QUANTIZED_MODEL = "quantized.keras"
 TFLITE_MODEL = "model.tflite"
 CERTIFICATE = "certificate.json"

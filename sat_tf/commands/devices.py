@@ -83,8 +83,6 @@ def check_device_certificate(
     wanted: ImageOptions,
     load: LoadPixels,
     console: Console,
-    *,
-    of_run: bool,
 ) -> bool | None:
     """Holds the certificate of a device against a file; None where it is one of `sat-tf verify`.
 
@@ -94,7 +92,6 @@ def check_device_certificate(
         wanted: which images.
         load: loads them.
         console: where to print the outcome.
-        of_run: whether there is a run, whose images are those of the kit where none are named.
 
     Returns:
         Whether nothing differs on the device.
@@ -114,9 +111,7 @@ def check_device_certificate(
     kit = read_device_certificate(certificate).kit
     images = None
     # A file of another shape cannot take the kit's images: that is said first.
-    if (wanted.is_given or (of_run and kit.images_from.seed is None)) and read_subject(
-        tflite
-    ).sha256 == kit.sha256:
+    if wanted.is_given and read_subject(tflite).sha256 == kit.sha256:
         images = load(wanted.again(kit.images_from, kit.num_images)).images
     found, is_simulated = read_device_check(tflite, certificate, images)
     _print_device(found, console)

@@ -21,10 +21,16 @@ from sat_tf.commands.options import (
 from sat_tf.commands.parser import Parser
 from sat_tf.export.tflite.metadata import checked_metadata, lines_of
 from sat_tf.messages import MOST_OF_A_FILE, ProblemsError, RunError, say, value_errors_as_run_errors
-from sat_tf.output_folder import CERTIFICATE, CONFIG, LABELS, QUANTIZED_MODEL, TFLITE_MODEL
+from sat_tf.output_folder import (
+    CERTIFICATE,
+    CONFIG,
+    LABELS,
+    QUANTIZED_MODEL,
+    TFLITE_MODEL,
+    OutputFolder,
+)
 from sat_tf.presentation.tables import marked_text
-from sat_tf.training.config.config import read_config
-from sat_tf.training.state.run_folder import RunFolder
+from sat_tf.yaml_text import load_yaml
 
 if TYPE_CHECKING:
     import tf_keras as keras
@@ -35,8 +41,8 @@ _OTHER_FILES = (".keras", ".h5", ".hdf5", ".yaml", ".yml", ".json", ".txt", ".cs
 _OF_RUN = ("float_head", "pack", "softmax", "output_type")
 
 DESCRIPTION = (
-    "Writes the quantized model of a finished run, or a saved one, as an integer TFLite file, or "
-    "shows every operation it would contain."
+    "Writes the quantized model in a folder, or a saved one, as an integer TFLite file, or shows "
+    "every operation it would contain."
 )
 EXAMPLES = """\
 examples:
@@ -52,13 +58,15 @@ examples:
 def add_arguments(parser: Parser) -> None:
     """Adds the command's arguments."""
     parser.add_argument(
-        "source", metavar="RUN_DIR|MODEL", help="folder of a run, or a quantized .keras model"
+        "source",
+        metavar="DIR|MODEL",
+        help="folder of sat-tf quantize or train, or a quantized .keras model",
     )
     parser.add_argument(
         "--out",
         metavar="FILE",
         type=nonempty,
-        help="default: RUN_DIR/model.tflite, or MODEL with this ending",
+        help="default: DIR/model.tflite, or MODEL with this ending",
     )
     parser.refused = {
         **dict.fromkeys(
@@ -72,7 +80,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--labels",
         metavar="FILE",
-        help="text file with the name of a class on each line; default: the run's labels.txt",
+        help="text file with the name of a class on each line; default: labels.txt in DIR",
     )
     parser.add_argument(
         "--dry_run", action="store_true", help="print every operation of the file, and write none"
@@ -184,17 +192,21 @@ def _find_model(source: str, settings: Mapping[str, Any]) -> tuple[pathlib.Path,
         return path, settled
     if not path.exists():
         raise RunError(
-            f"{path}: not found; expected the folder of a run, or a quantized model (.keras)."
+            f"{path}: not found; expected a folder of sat-tf quantize, or a quantized model "
+            "(.keras)."
         )
-    folder = RunFolder(path)
-    needs_config = any(name not in settled for name in (*_OF_RUN, "target"))
-    folder.require(QUANTIZED_MODEL, *([CONFIG] if needs_config else []))
-    if needs_config:
-        config = read_config(folder.file(CONFIG))
-        of_run = {name: getattr(config.export, name) for name in _OF_RUN}
-        of_run["target"] = config.policy.processor.name
-        settled = {**{name: it for name, it in of_run.items() if it is not None}, **settled}
-    return folder.file(QUANTIZED_MODEL), settled
+    folder = OutputFolder(path)
+    folder.require(QUANTIZED_MODEL)
+    try:
+        config = load_yaml(folder.read_text(CONFIG)) or {}
+        of_run = {name: (config.get("export") or {}).get(name) for name in _OF_RUN}
+        of_run["target"] = (config.get("policy") or {}).get("target")
+    except (ValueError, AttributeError) as error:
+        raise folder.damaged(CONFIG, error, "the configuration") from error
+    return folder.file(QUANTIZED_MODEL), {
+        **{name: value for name, value in of_run.items() if value is not None},
+        **settled,
+    }
 
 
 def export(
@@ -236,7 +248,7 @@ def export(
 
     model = load_model(model_path, trust=trust)
     if in_folder and settings.get("route", "direct") == "direct":
-        settings = {**_of_run(RunFolder(pathlib.Path(source)), model), **settings}
+        settings = {**_of_run(OutputFolder(pathlib.Path(source)), model), **settings}
     with value_errors_as_run_errors(model_path):
         report = export_tflite(model, path, compare_storage=compare_storage, **settings)
     say(console, report.summary)
@@ -252,7 +264,7 @@ def export(
         say(console, f"  {cost}")
 
 
-def _of_run(folder: RunFolder, model: "keras.Model") -> dict[str, Any]:
+def _of_run(folder: OutputFolder, model: "keras.Model") -> dict[str, Any]:
     """Reads what a run has written down of its classes and its preprocessing, for its file.
 
     Raises:

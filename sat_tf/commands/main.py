@@ -20,9 +20,16 @@ from sat_tf.atomic_file import temporary_folder
 from sat_tf.commands.completion import SHELLS, completion
 from sat_tf.commands.parser import Parser
 from sat_tf.interruption import Terminated
-from sat_tf.messages import RunError, in_one_line, missing_package, nearest, say, shown
+from sat_tf.messages import (
+    ReadingError,
+    RunError,
+    in_one_line,
+    missing_package,
+    nearest,
+    say,
+    shown,
+)
 from sat_tf.presentation.console import make_console
-from sat_tf.training.data.source import ReadingError
 from sat_tf.version import __version__
 
 _FAILED = 1

@@ -14,9 +14,7 @@ from sat_tf.commands.noise import hide_noise
 from sat_tf.commands.options import add_trust, integer
 from sat_tf.commands.parser import Parser
 from sat_tf.messages import RunError, did_you_mean
-from sat_tf.output_folder import CONFIG, QUANTIZED_MODEL
-from sat_tf.training import models
-from sat_tf.training.state.run_folder import RunFolder
+from sat_tf.output_folder import QUANTIZED_MODEL, OutputFolder
 
 if TYPE_CHECKING:
     import tf_keras as keras
@@ -110,8 +108,8 @@ def load_tensorflow() -> None:
 
 _APPLICATIONS = "keras.applications:"
 _FILES = (".keras", ".h5", ".hdf5")
-# Models that are built by their names have these.
-_USUAL_SIZE, _NUM_CLASSES = 224, 1000
+# Models that are built by their names have so many.
+_NUM_CLASSES = 1000
 
 
 def add_model_argument(parser: Parser) -> None:
@@ -119,8 +117,8 @@ def add_model_argument(parser: Parser) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="a Keras file (.keras, .h5) or SavedModel; the folder of a finished run; the name of "
-        f"a model, with random weights: {', '.join(models.MODELS)}, or {_APPLICATIONS}NAME",
+        help="a Keras file (.keras, .h5) or SavedModel; a folder of sat-tf quantize or "
+        f"train; {_APPLICATIONS}NAME, a model of Keras with random weights",
     )
     add_trust(parser)
 
@@ -136,9 +134,7 @@ def add_image_size(
 
 def is_built_by_name(name: str) -> bool:
     """Whether a name is that of a model to build, and not a file."""
-    return name.startswith(_APPLICATIONS) or (
-        name in models.MODELS and not pathlib.Path(name).exists()
-    )
+    return name.startswith(_APPLICATIONS)
 
 
 def model_maker(arguments: argparse.Namespace, verb: str) -> Callable[[], "keras.Model"]:
@@ -155,24 +151,24 @@ def model_maker(arguments: argparse.Namespace, verb: str) -> Callable[[], "keras
     size = getattr(arguments, "image_size", None)
     if name.startswith(_APPLICATIONS):
         return lambda: _application(name.removeprefix(_APPLICATIONS), size)
-    if name in models.MODELS and not path.exists():
-        return lambda: models.build(name, image_size=size or _USUAL_SIZE, num_classes=_NUM_CLASSES)
     if size is not None:
         raise RunError(
             f"{name}: received --image_size for a saved model, expected it for the name of one; "
             "leave it out."
         )
     if path.is_dir() and not (path / "saved_model.pb").exists():
-        folder = RunFolder(path)
-        folder.require(QUANTIZED_MODEL, CONFIG)
+        folder = OutputFolder(path)
+        folder.require(QUANTIZED_MODEL)
         return lambda: _loaded(folder.file(QUANTIZED_MODEL), verb, trust)
     if path.exists():
         return lambda: _loaded(path, verb, trust)
     if path.suffix in _FILES or path.parent != pathlib.Path():
-        raise RunError(f"{name}: not found; expected a Keras model, or the folder of a run.")
+        raise RunError(
+            f"{name}: not found; expected a Keras model, or a folder of sat-tf quantize."
+        )
     raise RunError(
-        f"{name}: received neither a file nor the name of a model, expected one of them. "
-        f"{did_you_mean(name, models.MODELS)}"
+        f"{name}: received no file, expected a Keras model, a folder of sat-tf quantize, or "
+        f"{_APPLICATIONS}NAME, such as {_APPLICATIONS}MobileNetV2."
     )
 
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from rich.console import Console
 
-from sat_tf.commands.models import load_tensorflow, quiet_tensorflow
+from sat_tf.commands.models import load_model, load_tensorflow, quiet_tensorflow
 from sat_tf.commands.options import (
     add_overrides,
     add_resume,
@@ -17,8 +17,8 @@ from sat_tf.commands.options import (
 )
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.verification_table import conclude
-from sat_tf.messages import say
-from sat_tf.output_folder import CONFIG, TFLITE_MODEL, UNFINISHED
+from sat_tf.messages import ProblemsError, RunError, say, value_errors_as_run_errors
+from sat_tf.output_folder import CONFIG, QUANTIZED_MODEL, TFLITE_MODEL, UNFINISHED
 from sat_tf.report.results import Results
 from sat_tf.training.config.config import (
     DEMO,
@@ -26,11 +26,11 @@ from sat_tf.training.config.config import (
     Config,
     parse_config,
     read_config,
-    read_yaml_text,
 )
 from sat_tf.training.config.folder import choose
 from sat_tf.training.interruption import Interruption, Stopped
 from sat_tf.training.state.run_folder import RunFolder, expect_same_run
+from sat_tf.yaml_text import read_yaml_text
 
 DESCRIPTION = (
     "Trains a float model with clamped weights, fine-tunes it quantized, writes an integer TFLite "
@@ -193,6 +193,45 @@ def conclude_folder(folder: RunFolder, console: Console) -> bool:
     from sat_tf.report.report import headline_of
 
     return conclude(folder.file(TFLITE_MODEL), headline_of(folder), console)
+
+
+def evaluate(folder: RunFolder, console: Console, *, trust: bool = False) -> None:
+    """Prints the held-out top-1 of a finished run's quantized model; its agreement without labels.
+
+    Args:
+        folder: of the run.
+        console: where to print it.
+        trust: see `load_model`.
+
+    Raises:
+        RunError: the folder does not hold such a run.
+    """
+    folder.require(CONFIG, QUANTIZED_MODEL)
+    config = read_config(folder.file(CONFIG))
+    quiet_tensorflow()
+    from sat_tf.training.loop.runner import reading_errors_explained
+    from sat_tf.training.loop.stage import held_out_metrics
+    from sat_tf.training.loop.start import fed_range, fed_source, load_source
+    from sat_tf.training.recipes.recipes import agreement_of
+    from sat_tf.training.state.classifier_file import data_problems
+
+    model = load_model(folder.file(QUANTIZED_MODEL), trust=trust)
+    source = load_source(config)
+    agreement = agreement_of(config, source, folder)
+    problems = data_problems(model, source.image_size, source.num_classes or model.output_shape[-1])
+    if problems:
+        raise RunError(ProblemsError(str(folder.file(QUANTIZED_MODEL)), problems))
+    source = fed_source(source, fed_range(model))
+    with (
+        value_errors_as_run_errors(folder.file(QUANTIZED_MODEL)),
+        reading_errors_explained(source),
+    ):
+        found = held_out_metrics(model, source, agreement)
+    name, title = source.score
+    console.print(
+        f"{config.name}: held-out {title} {100 * found[name]:.2f} % ({found['images']} images)",
+        highlight=False,
+    )
 
 
 _Result = TypeVar("_Result")

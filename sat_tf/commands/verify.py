@@ -28,7 +28,6 @@ from sat_tf.commands.pixels import (
 from sat_tf.commands.verification_table import conclude, print_certificate
 from sat_tf.export.certificate.certificate import (
     Certificate,
-    ImagesFrom,
     read_certificate,
     severest,
 )
@@ -43,10 +42,14 @@ from sat_tf.export.targets.table import TARGETS
 from sat_tf.export.tflite.contents import read_contents
 from sat_tf.export.tflite.metadata import read_metadata
 from sat_tf.messages import RunError, in_one_line, say, value_errors_as_run_errors
-from sat_tf.output_folder import CERTIFICATE, CONFIG, QUANTIZED_MODEL, TFLITE_MODEL
+from sat_tf.output_folder import (
+    CERTIFICATE,
+    FLOAT_MODEL,
+    QUANTIZED_MODEL,
+    TFLITE_MODEL,
+    OutputFolder,
+)
 from sat_tf.presentation.tables import Marked, marked_text
-from sat_tf.training.config.config import read_config
-from sat_tf.training.state.run_folder import FLOAT_MODEL, RunFolder
 
 if TYPE_CHECKING:
     import tf_keras as keras
@@ -59,53 +62,46 @@ class Target:
     Attributes:
         tflite: the file.
         model: its Keras model, if there is one.
-        folder: of the run that made both, if one did.
+        folder: of the command that made both, if one did.
     """
 
     tflite: pathlib.Path
     model: pathlib.Path | None = None
-    folder: RunFolder | None = None
+    folder: OutputFolder | None = None
 
 
-def choose_target(
-    source: str | None, tflite: str | None = None, *, needs_config: bool = True
-) -> Target:
+def choose_target(source: str | None, tflite: str | None = None) -> Target:
     """The target that the positional arguments name.
 
     Args:
-        source: folder of a run, TFLite file, or model followed by its file.
-        tflite: the file; by default that of the run.
-        needs_config: whether the images come from the run.
+        source: folder of `sat-tf quantize` or a run, TFLite file, or model followed by its file.
+        tflite: the file; by default that in the folder.
 
     Raises:
         RunError: something is missing or does not fit.
     """
     if source is None:
         raise RunError(
-            "received no file to verify, expected the folder of a run, a TFLite file, or a "
-            "quantized model and its file: sat-tf verify quantized.keras model.tflite"
+            "received no file to verify, expected a folder of sat-tf quantize, a TFLite file, or "
+            "a quantized model and its file: sat-tf verify quantized.keras model.tflite"
         )
     path = pathlib.Path(source)
     if path.is_dir():
-        folder = RunFolder(path)
-        folder.require(
-            QUANTIZED_MODEL,
-            *([] if tflite else [TFLITE_MODEL]),
-            *([CONFIG] if needs_config else []),
-        )
+        folder = OutputFolder(path)
+        folder.require(QUANTIZED_MODEL, *([] if tflite else [TFLITE_MODEL]))
         file = pathlib.Path(tflite) if tflite else folder.file(TFLITE_MODEL)
         return _found(Target(file, folder.file(QUANTIZED_MODEL), folder))
     if not path.is_file():
         raise RunError(
-            f"{path}: not found; expected the folder of a run, a TFLite file, or a quantized model "
-            "(.keras)."
+            f"{path}: not found; expected a folder of sat-tf quantize, a TFLite file, or a "
+            "quantized model (.keras)."
         )
     if tflite is not None:
         return _found(Target(pathlib.Path(tflite), path))
     if path.suffix in (".keras", ".h5"):
         raise RunError(
             f"{path}: received a model without a TFLite file; expected "
-            "`sat-tf verify model.keras model.tflite`, or the folder of a run."
+            "`sat-tf verify model.keras model.tflite`, or the folder of both."
         )
     return _found(Target(path))
 
@@ -129,7 +125,7 @@ DESCRIPTION = (
 )
 EXAMPLES = """\
 examples:
-  sat-tf verify runs/digits_mobilenet_v2_w4a4
+  sat-tf verify runs/model_w8a8 --images photos/
   sat-tf verify model.keras model.tflite --images pixels.npy
   sat-tf verify model.tflite --images photos/ --out proof/
   sat-tf verify model.keras model.tflite --float_model float.keras --images photos/
@@ -145,17 +141,18 @@ def add_arguments(parser: Parser) -> None:
     """Adds the command's arguments."""
     parser.add_argument(
         "source",
-        metavar="RUN_DIR|TFLITE|MODEL",
+        metavar="DIR|TFLITE|MODEL",
         nargs="?",
-        help="folder of a run, a TFLite file, or a quantized .keras model before its TFLite file",
+        help="folder of sat-tf quantize or train, a TFLite file, or a quantized .keras model "
+        "before its TFLite file",
     )
     parser.add_argument(
-        "tflite", metavar="TFLITE", nargs="?", help="the file; default: RUN_DIR/model.tflite"
+        "tflite", metavar="TFLITE", nargs="?", help="the file; default: DIR/model.tflite"
     )
     add_image_arguments(
         parser,
-        default="the held-out images of the run, or random ones",
-        usual=f"{USUAL_IMAGES} of a folder or a data set, all of an .npy file",
+        default="random ones",
+        usual=f"{USUAL_IMAGES} of a folder, all of an .npy file",
     )
     parser.add_argument(
         "--out",
@@ -195,7 +192,7 @@ def add_arguments(parser: Parser) -> None:
         "--float_model",
         metavar="FILE",
         help="the float .keras model, to compare the file with on the same images; default: that "
-        "of the run",
+        "in DIR, of a run",
     )
     add_trust(parser)
 
@@ -208,7 +205,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         Whether the headline is not red.
     """
     wanted = image_options(arguments)
-    target = choose_target(arguments.source, arguments.tflite, needs_config=not wanted.is_given)
+    target = choose_target(arguments.source, arguments.tflite)
     check_kit_options(arguments)
     if arguments.certificate is not None and not pathlib.Path(arguments.certificate).exists():
         read_certificate(arguments.certificate)  # which says so, before the file is read
@@ -225,10 +222,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         return _file_pixels(target, graph, options, Console(quiet=True))
 
     if arguments.certificate is not None:
-        of_run = target.folder is not None
-        exact = check_device_certificate(
-            arguments, target.tflite, wanted, load, console, of_run=of_run
-        )
+        exact = check_device_certificate(arguments, target.tflite, wanted, load, console)
         if exact is not None:
             return exact
         return _check(target, console, wanted, arguments.certificate, runtimes, arguments.out)
@@ -375,20 +369,11 @@ def _pixels(
     num_classes: int,
     console: Console,
 ) -> Pixels:
-    """The images that were chosen, or those of the run."""
-    if target.folder is None or wanted.is_given:
-        said = read_metadata(target.tflite.read_bytes(), str(target.tflite))
-        pixels = wanted.load(shape, num_classes, said)
-        say_notes(pixels.notes, console)
-        return pixels
-    config = read_config(target.folder.file(CONFIG))
-    quiet_tensorflow()
-    from sat_tf.training.loop.start import load_source
-
-    most = wanted.num_images or config.export.verify_images
-    held_out = load_source(config)
-    images, labels = held_out.held_out_sample(most)
-    return Pixels(images, labels, ImagesFrom.held_out(held_out.name, most, held_out.decoder))
+    """The images that were chosen, or random ones."""
+    said = read_metadata(target.tflite.read_bytes(), str(target.tflite))
+    pixels = wanted.load(shape, num_classes, said)
+    say_notes(pixels.notes, console)
+    return pixels
 
 
 def _file_pixels(target: Target, graph: Graph, wanted: ImageOptions, console: Console) -> Pixels:
@@ -412,7 +397,7 @@ def _check(
     """Checks a file against its certificate."""
     recorded = read_certificate(certificate)
     images = None
-    if wanted.is_given or (target.folder and recorded.images_from.seed is None):
+    if wanted.is_given:
         # Their hash shows whether they are the same.
         wanted = wanted.again(recorded.images_from, recorded.num_images)
         graph = read_subject(target.tflite).graph

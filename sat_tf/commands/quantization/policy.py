@@ -18,7 +18,7 @@ from sat_tf.messages import ProblemsError, RunError, problems_of, say
 from sat_tf.qat.policy import USUAL_BITS, BitPolicy
 from sat_tf.qat.policy_fields import OLD_INPUT_RANGE
 from sat_tf.quantizers.input_range import INPUT_TYPES, PIXELS, InputRange, range_problem
-from sat_tf.training.config.config import load_yaml, read_yaml_text
+from sat_tf.yaml_text import load_yaml, read_yaml_text
 
 if TYPE_CHECKING:
     import tf_keras as keras

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from sat_tf.messages import ReadingError
 from sat_tf.pictures.pictures import (
     DECODER,
     JPEG,
@@ -32,7 +33,7 @@ from sat_tf.training.data.crops import (
     training_crop_of_pixels,
     turned,
 )
-from sat_tf.training.data.source import NO_LABEL, FirstError, ImageSource, ReadingError
+from sat_tf.training.data.source import NO_LABEL, FirstError, ImageSource
 
 # Both make an image and a label from one row. The slow one takes arrays instead of tensors.
 Fast = Callable[..., tuple[tf.Tensor, tf.Tensor]]

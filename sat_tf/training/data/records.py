@@ -11,12 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from sat_tf.messages import ReadingError
 from sat_tf.pictures.folder_tree import printable
 from sat_tf.pictures.pictures import JPEG
 from sat_tf.preprocessing import AS_IN_IMAGENET
 from sat_tf.training.data.batch_order import RANDOM, checked_order
 from sat_tf.training.data.decoding import Encoded, Pictures, PictureSource
-from sat_tf.training.data.source import NO_LABEL, ReadingError, Shard, expect_images
+from sat_tf.training.data.source import NO_LABEL, Shard, expect_images
 
 # Text that TensorFlow adds around its messages.
 _AROUND = re.compile(r"\{\{.*?\}\} ?| ?\[Op:.*", re.DOTALL)

@@ -22,7 +22,7 @@ from sat_tf.arguments import (
     positive,
     switch,
 )
-from sat_tf.messages import ProblemsError
+from sat_tf.messages import ProblemsError, ReadingError
 from sat_tf.preprocessing import COVERING, Preprocessing
 from sat_tf.top_k import AGREEMENT, TOP1, Score
 
@@ -80,10 +80,6 @@ OPTIONS: Mapping[str, Values] = types.MappingProxyType(
         "cache_dir": _PATH,
     }
 )
-
-
-class ReadingError(ValueError):
-    """A data set cannot be read; the message says what was received, expected, and the fix."""
 
 
 class FirstError:

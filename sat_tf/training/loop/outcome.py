@@ -102,7 +102,7 @@ def _of_file(run: Run, quantized: keras.Model, num_held_out: int) -> dict[str, A
     """Writes the file and its certificate; returns their entries in the results."""
     folder, source, config = run.folder, run.source, run.config.export
     path = folder.file(TFLITE_MODEL)
-    floats = folder.file(run_folder.FLOAT_MODEL)
+    floats = folder.file(output_folder.FLOAT_MODEL)
     is_safe = not run.config.training.trust_model
     float_model = load_model(floats, safe_mode=is_safe) if floats.is_file() else None
     if not source.num_classes and float_model is not None:

@@ -24,7 +24,7 @@ from sat_tf.export.tflite.metadata import label_text
 from sat_tf.interruption import ending_at_once
 from sat_tf.loading.load import load_model
 from sat_tf.loading.trust import UntrustedModelError
-from sat_tf.messages import RunError, say, value_errors_as_run_errors
+from sat_tf.messages import ReadingError, RunError, say, value_errors_as_run_errors
 from sat_tf.qat.calibrate import StaleStatisticsWarning, calibrate, estimate_statistics
 from sat_tf.qat.images import fed_batches
 from sat_tf.qat.layout import inner_layer
@@ -32,7 +32,7 @@ from sat_tf.qat.reconstruction.checkpoint import Checkpoint
 from sat_tf.qat.reconstruction.fitted import fit
 from sat_tf.report.results import Results
 from sat_tf.training.config.config import Config, config_text
-from sat_tf.training.data.source import ImageSource, ReadingError
+from sat_tf.training.data.source import ImageSource
 from sat_tf.training.interruption import Interruption
 from sat_tf.training.loop.outcome import conclude
 from sat_tf.training.loop.stage import Candidate, Run, held_out_metrics, train_stage

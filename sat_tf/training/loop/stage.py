@@ -13,7 +13,7 @@ from rich.console import Console
 
 from sat_tf.loading.load import load_model
 from sat_tf.messages import RunError, say
-from sat_tf.output_folder import CONFIG
+from sat_tf.output_folder import CONFIG, FLOAT_MODEL
 from sat_tf.qat.calibrate import estimate_statistics
 from sat_tf.report.layers import SAMPLE
 from sat_tf.training.config.config import Config, config_text
@@ -32,14 +32,7 @@ from sat_tf.training.loop.callbacks import (
 from sat_tf.training.recipes.recipes import StageRecipes, agreement_of, stage_recipes
 from sat_tf.training.state.checkpoints import Checkpoints
 from sat_tf.training.state.history import EPOCHS, EpochMetrics, logged
-from sat_tf.training.state.run_folder import (
-    CHECKPOINTS,
-    FLOAT_MODEL,
-    RateTrial,
-    RunFolder,
-    settled,
-    write_trial,
-)
+from sat_tf.training.state.run_folder import CHECKPOINTS, RateTrial, RunFolder, settled, write_trial
 from sat_tf.training.step.distribution import distributed, from_first_worker
 from sat_tf.training.step.learner import Agreement, Learner, training_copy
 from sat_tf.training.step.schedule import Position, StagePlan, make_optimizer

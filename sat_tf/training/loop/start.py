@@ -19,7 +19,14 @@ from sat_tf.analysis.range_accuracy import USUAL_IMAGES, range_accuracies
 from sat_tf.export.tflite.metadata import checked_metadata
 from sat_tf.graph.network import Network
 from sat_tf.loading.load import bounded_variables
-from sat_tf.messages import ProblemsError, RunError, first_ones, say, value_errors_as_run_errors
+from sat_tf.messages import (
+    ProblemsError,
+    ReadingError,
+    RunError,
+    first_ones,
+    say,
+    value_errors_as_run_errors,
+)
 from sat_tf.qat.inputs import input_ranges
 from sat_tf.qat.layout import GuessedClippingLevelsWarning
 from sat_tf.qat.policy import BitPolicy
@@ -31,7 +38,7 @@ from sat_tf.quantizers.protocol import ActivationQuantizer
 from sat_tf.training import data, models
 from sat_tf.training.config.config import Config
 from sat_tf.training.config.recipes import FLOAT_STAGE
-from sat_tf.training.data.source import ImageSource, ReadingError
+from sat_tf.training.data.source import ImageSource
 from sat_tf.training.recipes.recipes import read_teacher
 from sat_tf.training.state.classifier_file import read_classifier
 from sat_tf.training.state.run_folder import differences, float_model_hash

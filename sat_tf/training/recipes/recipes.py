@@ -14,6 +14,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
+from sat_tf.output_folder import FLOAT_MODEL
 from sat_tf.qat.wrapper import QuantizedLayer, weight_quantizer
 from sat_tf.quantizers.protocol import WeightQuantizer
 from sat_tf.training.config.config import Config
@@ -21,7 +22,7 @@ from sat_tf.training.config.recipes import FLOAT_STAGE, DistillationConfig
 from sat_tf.training.data.source import ImageSource
 from sat_tf.training.state.classifier_file import read_classifier, read_weights
 from sat_tf.training.state.history import Row
-from sat_tf.training.state.run_folder import FLOAT_MODEL, OSCILLATIONS, RunFolder
+from sat_tf.training.state.run_folder import OSCILLATIONS, RunFolder
 from sat_tf.training.step.distribution import assign_alike, replica_variable
 from sat_tf.training.step.learner import Agreement, ImageLoss, cross_entropy, training_copy
 

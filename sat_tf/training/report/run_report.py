@@ -13,7 +13,6 @@ from sat_tf.presentation.tables import Column, Table
 from sat_tf.qat.policy_fields import known_weights
 from sat_tf.report import report
 from sat_tf.report.results import Results
-from sat_tf.training.config.config import load_yaml
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.history import (
     ACCURACY,
@@ -26,6 +25,7 @@ from sat_tf.training.state.history import (
     StepMetrics,
 )
 from sat_tf.training.state.run_folder import RunFolder, read_trials
+from sat_tf.yaml_text import load_yaml
 
 
 def write_curves(folder: RunFolder) -> None:

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from sat_tf.output_folder import FLOAT_MODEL
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.policy_fields import DEFAULT_QUANTIZERS
 from sat_tf.training.config.config import CalibrationConfig, Config, ExportConfig, parse_config
 from sat_tf.training.reproduction.library import Entry, base_text, data_sets
-from sat_tf.training.state.run_folder import FLOAT_MODEL
 
 # The fields of a policy that matter if nothing is rounded or clipped.
 _FLOAT_FIELDS = ("rescale", "weight_range", "detach_max", "input_range", "unsupported")

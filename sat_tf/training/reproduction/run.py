@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 from rich.markup import escape
 
+from sat_tf import output_folder
 from sat_tf.messages import ProblemsError, RunError, did_you_mean, problems_of
 from sat_tf.report.results import Results
 from sat_tf.training.config.config import Config
@@ -114,7 +115,7 @@ def run(
         config = job.config
         if job.float_config is not None:
             start = _finish(job.float_config, folder, console, done)
-            file = str(start.file(run_folder.FLOAT_MODEL).absolute())
+            file = str(start.file(output_folder.FLOAT_MODEL).absolute())
             training = config.training.model_copy(update={"float_model": file})
             config = config.model_copy(update={"training": training})
         finished = _finish(config, folder, console, done)

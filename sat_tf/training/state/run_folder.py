@@ -18,7 +18,14 @@ from pydantic import BaseModel, ConfigDict
 
 from sat_tf import output_folder
 from sat_tf.messages import ProblemsError, RunError
-from sat_tf.output_folder import CONFIG, QUANTIZED_MODEL, REPORT, RESULTS, OutputFolder
+from sat_tf.output_folder import (
+    CONFIG,
+    FLOAT_MODEL,
+    QUANTIZED_MODEL,
+    REPORT,
+    RESULTS,
+    OutputFolder,
+)
 from sat_tf.training.config.config import Config, read_config
 from sat_tf.training.config.sections import AUTO
 
@@ -29,7 +36,6 @@ OSCILLATIONS = "oscillations.csv"
 STEPS = "steps.csv"
 TENSORBOARD = "tensorboard"  # a folder
 CURVES = "curves.png"
-FLOAT_MODEL = "float.keras"
 # How far the run has come, and what it takes to resume within a stage.
 STATE = "state.json"
 CHECKPOINTS = "checkpoints"

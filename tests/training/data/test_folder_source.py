@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from sat_tf.messages import ReadingError
 from sat_tf.training import data
-from sat_tf.training.data.source import ReadingError, Shard
+from sat_tf.training.data.source import Shard
 from tests.training.data import contract
 from tests.training.data.contract import pieces
 from tests.training.data.photographs import corrupt_files, encoded, odd_files, photograph

@@ -1,7 +1,8 @@
 import pytest
 import tensorflow as tf
 
-from sat_tf.training.data.source import FirstError, ReadingError
+from sat_tf.messages import ReadingError
+from sat_tf.training.data.source import FirstError
 
 
 def fail(first, error):

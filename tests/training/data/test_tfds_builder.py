@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from sat_tf.messages import ReadingError
 from sat_tf.training import data
-from sat_tf.training.data.source import ReadingError
 from tests.training.data import contract
 from tests.training.data.contract import pieces
 from tests.training.data.photographs import encoded, photograph

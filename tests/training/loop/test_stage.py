@@ -9,6 +9,7 @@ from rich.console import Console
 import sat_tf
 from sat_tf.messages import RunError
 from sat_tf.output_folder import CONFIG as CONFIG_FILE
+from sat_tf.output_folder import FLOAT_MODEL
 from sat_tf.training.config.config import config_text, parse_config, read_config
 from sat_tf.training.config.sections import TRIED_RATES
 from sat_tf.training.data.arrays import ArraySource
@@ -16,7 +17,6 @@ from sat_tf.training.loop import stage
 from sat_tf.training.loop.stage import Run, held_out_metrics, train_stage
 from sat_tf.training.loop.start import batch_size_problems
 from sat_tf.training.state.run_folder import (
-    FLOAT_MODEL,
     METRICS,
     RunFolder,
     expect_same_run,

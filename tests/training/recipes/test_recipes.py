@@ -7,12 +7,13 @@ import tensorflow as tf
 from rich.console import Console
 
 from sat_tf.messages import RunError
+from sat_tf.output_folder import FLOAT_MODEL
 from sat_tf.training.config.config import parse_config
 from sat_tf.training.data.arrays import ArraySource
 from sat_tf.training.interruption import Interruption, Stopped
 from sat_tf.training.loop.stage import Run, held_out_metrics, train_stage
 from sat_tf.training.recipes.recipes import read_teacher
-from sat_tf.training.state.run_folder import FLOAT_MODEL, OSCILLATIONS, RunFolder
+from sat_tf.training.state.run_folder import OSCILLATIONS, RunFolder
 from tests.training.small import small_float_model, small_images, small_quantized_model
 
 CONFIG = """

@@ -59,7 +59,7 @@ class FakeRunner:
         quantized = config.stages.quantized is not None
         stage = "quantized" if quantized else "float"
         state.finish(stage, {"loss": 1.0, "top1": top1, "top5": 1.0})
-        folder.file(run_folder.FLOAT_MODEL).touch()
+        folder.file(output_folder.FLOAT_MODEL).touch()
         results = Results(
             float_top1=top1,
             held_out_images=8000,

@@ -120,7 +120,7 @@ def test_each_float_model_is_trained_once_and_handed_on(fake, tmp_path):
     assert len(others) == 4
     for config in others:
         (start,) = (one for one in starts if one.policy.rescale == config.policy.rescale)
-        assert config.training.float_model == str(tmp_path / start.name / run_folder.FLOAT_MODEL)
+        assert config.training.float_model == str(tmp_path / start.name / output_folder.FLOAT_MODEL)
     assert {config.name for config in fake.configs} == {
         path.name for path in tmp_path.iterdir() if path.is_dir()
     }
