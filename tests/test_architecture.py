@@ -87,7 +87,8 @@ MAY_IMPORT_WITHIN = {
 # Modules that all rooms share, and those at the top that may use everything.
 SHARED = {
     *("arguments", "atomic_file", "bounded_file", "first_use", "messages", "preprocessing"),
-    *("interruption", "output_folder", "saved_by", "targets", "top_k", "version", "zip_archive"),
+    *("interruption", "output_folder", "saved_by", "targets", "top_k", "version"),
+    *("yaml_text", "zip_archive"),
 }
 TOP = {"__init__", "__main__", "callbacks", "configs", "either_keras"}
 
@@ -136,8 +137,8 @@ MOST_LINES = {
     "qat": 8700,
     "quantizers": 4600,
     "report": 900,
-    "training": 13800,
-    ".": 2100,  # the modules beside the rooms, together
+    "training": 13700,
+    ".": 2300,  # the modules beside the rooms, together
 }
 
 # Packages whose names are loaded when they are first used: that is for those who use the package.

@@ -22,7 +22,8 @@ def test_images_give_gradients_and_the_files_that_are_asked_for(files, tmp_path,
     assert main.main([*words, "--out", str(page)]) == 2
     assert "expected 0 to 2" in said()
     assert not page.exists()
-    words = ["audit", "mobilenet_v2_small", "--image_size", "16"]
+    small_float_model().save(files / "float.keras")
+    words = ["audit", str(files / "float.keras")]
     words += ["--dataset", "digits", "--num_images", "8", "--out", str(table), "--out", str(page)]
     assert main.main(words) == 0
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
@@ -47,14 +48,14 @@ def test_strict_fails_where_a_rule_is_broken(tmp_path, said):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["resnet19"], "Did you mean resnet18?"),
+        (["resnet18"], "such as keras.applications:MobileNetV2"),
         (["nowhere.keras"], "nowhere.keras: not found"),
         (["keras.applications:resnet50"], "Did you mean ResNet50?"),
-        (["resnet18", "--out", "nowhere/audit.html"], "which does not exist"),
-        (["resnet18", "--dataset", "digit"], "Did you mean digits?"),
+        (["keras.applications:ResNet50", "--out", "nowhere/audit.html"], "which does not exist"),
+        (["keras.applications:ResNet50", "--dataset", "digit"], "Did you mean digits?"),
         ([__file__], "expected a model that Keras 2 or 3 has saved"),
         ([__file__, "--image_size", "8"], "received --image_size for a saved model"),
-        (["."], "has no quantized.keras, config.yaml"),
+        (["."], "has no quantized.keras; expected"),
     ],
 )
 def test_what_cannot_be_audited_is_said_plainly(words, expected, tmp_path, monkeypatch, said):

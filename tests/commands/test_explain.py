@@ -66,7 +66,7 @@ def test_the_folder_of_a_run_is_explained_by_its_policy(files, said):
 
 
 def test_a_model_is_built_by_its_name(said):
-    words = ["explain", "mobilenet_v2_small", "--image_size", "16"]
+    words = ["explain", "keras.applications:MobileNetV2", "--image_size", "32"]
     assert main.main(words) == 0
     assert "block_1_depthwise" in said()
 
