@@ -10,7 +10,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
-from sat_tf.graph.network import Network, call_in_inference
+from sat_tf.graph.network import Network
 from sat_tf.qat.layout import call_name, inner_layer
 from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer
 from sat_tf.quantizers.protocol import CLIPPING_LEVEL
@@ -84,45 +84,33 @@ class ActivationProbe:
         at_once = max(_VALUES_AT_ONCE // largest, 1)
         starts = range(0, len(images), at_once)
         self._parts = [tf.cast(images[start : start + at_once], tf.float32) for start in starts]
-        self._needed = {
-            name
-            for node in self._network
-            if clipping_quantizer(node.layer) is not None
-            for name in (node.name, *self._network.before(node.name))
-        }
+        self._clipping = [
+            node for node in self._network if clipping_quantizer(node.layer) is not None
+        ]
         # A partial function has no code object, by which TensorFlow would warn of retracing where
         # several models are measured in one process.
         self._measure = tf.function(functools.partial(self._run), autograph=False)
 
     def __call__(self) -> dict[str, ActivationUse]:
         """The current use of each quantizer, by the name of the user's layer, in graph order."""
-        if not self._needed:
+        if not self._clipping:
             return {}
-        totals: dict[str, list[np.ndarray]] = {}
-        for images in self._parts:
-            for name, counts in self._measure(images).items():
-                totals.setdefault(name, []).append(counts.numpy())
+        parts = [self._measure(images) for images in self._parts]
         uses = {}
-        for name, found in totals.items():
-            clipped, *counts = np.sum(found, axis=0).tolist()
+        for name in map(call_name, self._clipping):
+            clipped, *counts = np.sum([part[name].numpy() for part in parts], axis=0).tolist()
             uses[name] = ActivationUse(clipped / sum(counts), tuple(counts))
         return uses
 
     def _run(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
-        tensors: dict[str, Any] = {self._network.input: images}
-        found = {}
-        for node in self._network:
-            if node.name in tensors or node.name not in self._needed:
-                continue
+        tensors = dict(self._network.computed({self._network.input: images}))
+        counts = {}
+        for node in self._clipping:
             inputs = [tensors[name] for name in node.inputs]
-            tensors[node.name] = call_in_inference(node, node.layer, inputs)
-            if clipping_quantizer(node.layer) is not None:
-                # Not computed twice: TensorFlow merges equal operations.
-                before = node.layer.before_quantization(inputs if node.takes_list else inputs[0])
-                found[call_name(node)] = _measured_activation(
-                    node.layer, before, tensors[node.name]
-                )
-        return found
+            # Not computed twice: TensorFlow merges equal operations.
+            before = node.layer.before_quantization(inputs if node.takes_list else inputs[0])
+            counts[call_name(node)] = _measured_activation(node.layer, before, tensors[node.name])
+        return counts
 
 
 def _measured_activation(layer: QuantizedLayer, before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:

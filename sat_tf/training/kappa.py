@@ -10,12 +10,23 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.analysis.code_use import as_graph, variance
 from sat_tf.analysis.labelled_images import LabelledImages, class_shares
-from sat_tf.analysis.wiring import LinearCall, Wiring, activation_name, kernel_of, linear_calls
 from sat_tf.graph import layer_kinds
+from sat_tf.graph.network import Network
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.protocol import CLIPPING_LEVEL
+from sat_tf.training.linear_layers import (
+    LinearCall,
+    activation_name,
+    is_linear,
+    is_softmax,
+    linear_calls,
+    pooled_area_before,
+    read_through,
+    tail,
+    unwrapped,
+)
+from sat_tf.training.measurements import as_graph, variance
 
 
 def kappa_0(model: keras.Model) -> float | None:
@@ -37,13 +48,14 @@ def kappa_0(model: keras.Model) -> float | None:
     Raises:
         ValueError: the model is not such a graph.
     """
-    wiring = Wiring(model)
-    classifier = wiring.tail()[-1]
-    area = wiring.pooled_area_before(classifier) if classifier.is_linear else None
+    network = read_through(model)
+    classifier = tail(network)[-1]
+    area = pooled_area_before(network, classifier) if is_linear(classifier) else None
     if area is None:
         return None
-    kernel = layer_kinds.kernels_of(classifier.layer)[-1]
-    own, outer = kernel_of(classifier.layer, kernel), classifier.outer
+    outer, layer = classifier.layer, unwrapped(classifier.layer)
+    kernel = layer_kinds.kernels_of(layer)[-1]
+    own = getattr(layer, kernel.attribute)
     effective = outer.effective_kernel() if isinstance(outer, QuantizedLayer) else None
     weights = tf.cast(own if effective is None else effective, tf.float64)
     inputs = kernel.fan_in(tuple(own.shape))
@@ -280,7 +292,7 @@ class GradientProbe:
         model: a Functional or Sequential model with one input and one output: logits, or their
             softmax. Its variables are read when the probe is called.
         sample: images, which are one batch, with labels: class numbers or shares of classes.
-        wiring: of the model, where it has been read already.
+        network: of the model, where it has been read already, by `read_through`.
         compiled: trace the measurement, which pays off after a few calls.
 
     Raises:
@@ -292,19 +304,21 @@ class GradientProbe:
         model: keras.Model,
         sample: LabelledImages,
         *,
-        wiring: Wiring | None = None,
+        network: Network | None = None,
         compiled: bool = False,
     ) -> None:
-        wiring = Wiring(model) if wiring is None else wiring
-        self._tail = wiring.tail()
-        _expect_logits(wiring)
+        network = read_through(model) if network is None else network
+        self._tail = tail(network)
+        _expect_logits(network)
         if sample.labels is None:
             raise ValueError("dataset: received no labels, expected them: gradients need a loss.")
         self._model = model
         self._images = tf.cast(sample.images, model.inputs[0].dtype)
         self._shares = tf.constant(class_shares(sample.labels, model.output_shape[-1]))
-        self._linear_calls = linear_calls(wiring)
-        self._in_inference = [call.layer for call in wiring if call.in_inference]
+        self._linear_calls = linear_calls(network)
+        self._in_inference = [
+            unwrapped(node.layer) for node in network if node.arguments.get("training") is False
+        ]
         self._measure = as_graph(self._run) if compiled else self._run
 
     def __call__(self) -> GradientFlow:
@@ -326,7 +340,8 @@ class GradientProbe:
         )
 
     def _run(self, images: tf.Tensor, shares: tf.Tensor) -> Any:
-        softmaxes = [call.layer for call in self._tail if _is_softmax(call.layer)]
+        last_layers = [unwrapped(node.layer) for node in self._tail]
+        softmaxes = [layer for layer in last_layers if is_softmax(layer)]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             with tapped(
                 self._model, tape, in_inference=self._in_inference, without_softmax=softmaxes
@@ -373,36 +388,31 @@ def _law(call: LinearCall, flows: dict[str, Flow]) -> LayerFlow:
     return dataclasses.replace(result, kappa_1=constants[0], kappa_2=constants[1])
 
 
-def _expect_logits(wiring: Wiring) -> None:
+def _expect_logits(network: Network) -> None:
     """Raises ValueError unless the output is logits of a classifier, or their softmax."""
-    shape = wiring.output.shape
+    shape = network[network.output].shape
     if len(shape) != 1 or shape[0] is None or shape[0] < 2:
         raise ValueError(
-            f"model {wiring.name!r}: received an output of shape {shape} for an image, expected "
+            f"model {network.name!r}: received an output of shape {shape} for an image, expected "
             "logits (classes,) of two classes or more; measure without labels, or add a classifier."
         )
+    last_calls = tail(network)
     odd = {
-        activation_name(call.layer)
-        for call in wiring.tail()
-        if call.is_linear or layer_kinds.is_activation(call.layer)
+        activation_name(layer)
+        for node in last_calls
+        if layer_kinds.is_activation(layer := unwrapped(node.layer)) or is_linear(node)
     } - {"linear", "softmax"}
     if odd:
         raise ValueError(
-            f"model {wiring.name!r}: received the activation {', '.join(sorted(odd))} at the end, "
+            f"model {network.name!r}: received the activation {', '.join(sorted(odd))} at the end, "
             "expected logits or their softmax, for the cross entropy."
         )
-    for call in wiring.tail():
+    for node in last_calls:
+        outer, layer = node.layer, unwrapped(node.layer)
         # The wrapper of another scheme restores its softmax at every call.
-        foreign = call.outer is not call.layer and not isinstance(call.outer, QuantizedLayer)
-        if foreign and _is_softmax(call.layer):
+        foreign = outer is not layer and not isinstance(outer, QuantizedLayer)
+        if foreign and is_softmax(layer):
             raise ValueError(
-                f"model {wiring.name!r}: received a softmax inside {call.outer.name} "
-                f"({type(call.outer).__name__}), which cannot be removed; expected logits as its "
-                "output."
+                f"model {network.name!r}: received a softmax inside {outer.name} "
+                f"({type(outer).__name__}), which cannot be removed; expected logits as its output."
             )
-
-
-def _is_softmax(layer: keras.layers.Layer) -> bool:
-    if layer_kinds.is_softmax(layer) or activation_name(layer) == "softmax":
-        return True
-    return "softmax" in str(getattr(layer, "symbol", ""))

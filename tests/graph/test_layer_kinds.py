@@ -11,7 +11,6 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.analysis.wiring import Wiring, linear_calls
 from sat_tf.graph import layer_kinds, layers
 from sat_tf.graph import operation_layers as own
 from sat_tf.graph.layer_kinds import KINDS
@@ -20,6 +19,7 @@ from sat_tf.graph.layers.movements import one_move
 from sat_tf.graph.network import Network
 from sat_tf.planning.deployment import multiply_adds
 from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.training.linear_layers import linear_calls, read_through
 from tests.export.zoo import images_for, make_realistic
 
 L = keras.layers
@@ -106,7 +106,7 @@ def test_each_kernel_is_audited_with_its_neurons(kind):
     layer = made(kind, name="layer")
     outputs = layer(image)
     outputs = outputs if not rank else L.Flatten()(outputs)
-    calls = linear_calls(Wiring(keras.Model(image, L.Dense(3, name="head")(outputs))))
+    calls = linear_calls(read_through(keras.Model(image, L.Dense(3, name="head")(outputs))))
     for kernel in KINDS[kind].kernels:
         call, shape = calls[kernel.name("layer")], getattr(layer, kernel.attribute).shape
         # Each weight joins one input of every output channel to it, and is one of fan_in.

@@ -7,15 +7,14 @@ from typing import Any
 import numpy as np
 import tf_keras as keras
 
-from sat_tf.analysis.code_use import WeightProbe, WeightUse
 from sat_tf.analysis.labelled_images import (
     USUAL_IMAGES,
     LabelledImages,
     expect_fitting,
     labelled_images,
 )
-from sat_tf.analysis.wiring import Wiring, holds_matrices, linear_calls
 from sat_tf.graph import layer_kinds
+from sat_tf.graph.network import Network
 from sat_tf.presentation.progress_bar import Advance, image_bar, no_bar
 from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer
 from sat_tf.quantizers.protocol import CLIPPING_LEVEL
@@ -28,7 +27,18 @@ from sat_tf.training.audit.rules import (
     judge_activation,
     judge_layer,
 )
+from sat_tf.training.audit.weight_use import WeightProbe, WeightUse
 from sat_tf.training.kappa import GradientFlow, GradientProbe
+from sat_tf.training.linear_layers import (
+    find_classifier,
+    is_linear,
+    linear_calls,
+    mixes,
+    pooled_area_before,
+    read_through,
+    unwrapped,
+    users_name,
+)
 
 
 def audit(
@@ -94,8 +104,8 @@ class Auditor:
     def __init__(
         self, model: keras.Model, sample: LabelledImages | None = None, *, compiled: bool = False
     ) -> None:
-        self._wiring = Wiring(model)
-        self.linear_calls = list(linear_calls(self._wiring).values())
+        network = read_through(model)
+        self.linear_calls = list(linear_calls(network).values())
         if not self.linear_calls:
             raise ValueError(
                 f"model {model.name!r}: received a model without linear layers, expected at least "
@@ -111,14 +121,17 @@ class Auditor:
             if any(isinstance(layer, QuantizedLayer) for layer in model.layers)
             else {}
         )
-        self._notes = _notes(self._wiring, sample, clips=bool(self._quantizers))
+        classifier = find_classifier(network)
+        self._classifier = None if classifier is None else unwrapped(classifier.layer)
+        self._area = None if classifier is None else pooled_area_before(network, classifier)
+        self._notes = _notes(network, sample, clips=bool(self._quantizers))
         if sample is None:
             return
         expect_fitting(sample, model)
         if self._quantizers:
             self._activations = ActivationProbe(model, sample.images)
         if sample.labels is not None:
-            self._gradients = GradientProbe(model, sample, wiring=self._wiring, compiled=compiled)
+            self._gradients = GradientProbe(model, sample, network=network, compiled=compiled)
 
     def __call__(self, advance: Advance = no_bar) -> Audit:
         """Audits the model as it is now.
@@ -138,7 +151,7 @@ class Auditor:
         advance(1)
         kappas = [layer.kappa_0 for layer in layers if layer.kappa_0 is not None]
         return Audit(
-            model=self._wiring.name,
+            model=self._model.name,
             layers=layers,
             activations=activations,
             kappa_0=kappas[0] if kappas else None,
@@ -151,13 +164,12 @@ class Auditor:
     def _layers(
         self, weights: dict[str, WeightUse], flow: GradientFlow | None
     ) -> tuple[LayerAudit, ...]:
-        classifier = self._wiring.classifier()
         rows = []
         flows = {layer.call.name: layer for layer in flow.layers} if flow else {}
         for call in self.linear_calls:
             row = LayerAudit(
                 name=call.name,
-                kind=call.kind,
+                kind=type(call.layer).__name__,
                 fan_in=call.fan_in,
                 fan_out=call.fan_out,
                 normalization=call.normalization,
@@ -176,7 +188,10 @@ class Auditor:
                     kappa_2=found.kappa_2,
                     unknown=found.unknown,
                 )
-            if classifier is not None and classifier.layer is call.layer and call.is_last_kernel:
+            if (
+                call.layer is self._classifier
+                and call.kernel is layer_kinds.kernels_of(call.layer)[-1]
+            ):
                 row = self._with_kappa_0(row)
             findings = judge_layer(row, measured=call.name in flows)
             rows.append(dataclasses.replace(row, findings=findings))
@@ -184,12 +199,10 @@ class Auditor:
 
     def _with_kappa_0(self, row: LayerAudit) -> LayerAudit:
         row = dataclasses.replace(row, is_classifier=True)
-        classifier = self._wiring.classifier()
-        area = self._wiring.pooled_area_before(classifier) if classifier else None
-        if area is None or row.effective_variance is None:
+        if self._area is None or row.effective_variance is None:
             return row
-        kappa = row.fan_in * row.effective_variance / area
-        return dataclasses.replace(row, pooled_area=area, kappa_0=kappa)
+        kappa = row.fan_in * row.effective_variance / self._area
+        return dataclasses.replace(row, pooled_area=self._area, kappa_0=kappa)
 
     def _activation_rows(self, flow: GradientFlow | None) -> tuple[ActivationAudit, ...]:
         uses: dict[str, ActivationUse] = self._activations() if self._activations else {}
@@ -215,36 +228,36 @@ class Auditor:
         return tuple(rows)
 
 
-def _notes(wiring: Wiring, sample: LabelledImages | None, *, clips: bool) -> tuple[str, ...]:
+def _notes(network: Network, sample: LabelledImages | None, *, clips: bool) -> tuple[str, ...]:
     """Notes on what cannot be measured with these images."""
     notes = []
-    classifier = wiring.classifier()
+    classifier = find_classifier(network)
     if classifier is None:
         notes.append(
             "No classifier was found: the output is not that of one linear layer, so there is no "
             "kappa_0."
         )
-    elif wiring.pooled_area_before(classifier) is None:
+    elif pooled_area_before(network, classifier) is None:
         notes.append(
-            f"The area that is average-pooled in front of {classifier.name} is not known, so there "
-            "is no kappa_0; build the model for a fixed image size."
+            f"The area that is average-pooled in front of {users_name(classifier)} is not known, "
+            "so there is no kappa_0; build the model for a fixed image size."
         )
-    strange = [
-        f"{call.name} ({type(call.layer).__name__})"
-        for call in wiring
-        if call.mixes and not call.is_linear and holds_matrices(call.layer)
+    opaque = [
+        f"{users_name(node)} ({type(unwrapped(node.layer)).__name__})"
+        for node in network
+        if mixes(node) and not is_linear(node)
     ]
-    if strange:
-        notes.append(f"These layers hold matrices and are not known: {', '.join(strange)}.")
+    if opaque:
+        notes.append(f"These layers hold matrices and are not known: {', '.join(opaque)}.")
     untrained = [
-        call
-        for call in wiring
-        if layer_kinds.is_batch_normalization(call.layer)
-        and not np.any(call.layer.moving_mean.numpy())
+        users_name(node)
+        for node in network
+        if layer_kinds.is_batch_normalization(layer := unwrapped(node.layer))
+        and not np.any(layer.moving_mean.numpy())
     ]
     if sample is not None and untrained and clips:
         notes.append(
-            f"The statistics of {len(untrained)} normalizations, such as {untrained[0].name}, are "
+            f"The statistics of {len(untrained)} normalizations, such as {untrained[0]}, are "
             "the initial ones: clipping and code use mean nothing before some training."
         )
     if sample is not None and sample.labels is None:

@@ -8,7 +8,6 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from sat_tf.analysis.code_use import WeightUse
 from sat_tf.atomic_file import write_text
 from sat_tf.messages import first_ones, say
 from sat_tf.presentation.charts import DotChart, Dots
@@ -27,6 +26,7 @@ from sat_tf.training.audit.rules import (
     Verdict,
     worst,
 )
+from sat_tf.training.audit.weight_use import WeightUse
 
 _KINDS = {Verdict.OK: "good", Verdict.WATCH: "watch", Verdict.BROKEN: "bad"}
 _NONE = "-"
@@ -188,7 +188,7 @@ class Audit(RowTable):
         wrong = {rule: (RULES[rule], lines) for rule, lines in self._by_rule().items()}
         activations = [_ACTIVATION_NAME, _VERDICT, *_ACTIVATION_NUMBERS]
         page = render_page(
-            "analysis/audit/page.html",
+            "training/audit/page.html",
             audit=self,
             kind=_KINDS[self.verdict],
             summary=self._summary(),

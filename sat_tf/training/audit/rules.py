@@ -5,7 +5,7 @@ import enum
 import math
 from collections.abc import Iterable, Iterator
 
-from sat_tf.analysis.code_use import WeightUse
+from sat_tf.training.audit.weight_use import WeightUse
 
 
 class Verdict(enum.Enum):

@@ -11,7 +11,6 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.analysis.code_use import CodeFlips, scalar_events
 from sat_tf.analysis.labelled_images import USUAL_IMAGES, labelled_images
 from sat_tf.atomic_file import check_writable, refusals_explained, written_whole
 from sat_tf.messages import kind_of
@@ -19,6 +18,8 @@ from sat_tf.presentation.tables import write_table
 from sat_tf.training.audit.audit import Auditor
 from sat_tf.training.audit.audited_model import Audit
 from sat_tf.training.audit.rules import Verdict
+from sat_tf.training.audit.weight_use import CodeFlips
+from sat_tf.training.measurements import scalar_events
 
 _LEFT_OUT = ("remedies",)
 RULE_COLUMNS = (

@@ -24,7 +24,6 @@ import tf_keras as keras
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from sat_tf.analysis.code_use import scalar_events
 from sat_tf.messages import RunError, say
 from sat_tf.qat.wrapper import ConstantWeights, has_quantized_layers
 from sat_tf.report.layers import ActivationProbe, clipping_levels
@@ -32,6 +31,7 @@ from sat_tf.training.config.sections import TrainingConfig
 from sat_tf.training.data.source import ImageSource
 from sat_tf.training.interruption import Interruption
 from sat_tf.training.kappa import kappa_0
+from sat_tf.training.measurements import scalar_events
 from sat_tf.training.state.checkpoints import Checkpoints, describe_break
 from sat_tf.training.state.history import (
     EPOCHS,

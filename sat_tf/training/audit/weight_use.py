@@ -1,57 +1,17 @@
-"""The codes that the kernels of a quantized model use, and their flips."""
+"""The codes that kernels use, their variances, and how many weights change their codes."""
 
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.analysis.wiring import LinearCall, kernel_of
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.protocol import WeightQuantizer
-
-
-def as_graph(measure: Callable[..., Any]) -> Callable[..., Any]:
-    """`measure` as a graph, traced once for all calls with arguments of the same shapes.
-
-    TensorFlow warns of retracing when functions with the same code are traced often, even if each
-    belongs to another model, as in several trainings in one process. It identifies them by their
-    code object, which a partial function does not have.
-    """
-    return tf.function(functools.partial(measure), autograph=False)
-
-
-_SCALAR = 1  # TensorBoard's DATA_CLASS_SCALAR, which TensorFlow does not define
-
-
-def scalar_events(values: Mapping[str, float]) -> bytes:
-    """All values in one event for `tf.summary.experimental.write_raw_pb`.
-
-    `tf.summary.scalar` would write one event each and take half a millisecond for each of dozens of
-    clipping levels.
-    """
-    summary = tf.compat.v1.Summary()
-    for tag, value in values.items():
-        entry = summary.value.add(tag=tag, tensor=tf.make_tensor_proto(value, tf.float32))
-        entry.metadata.plugin_data.plugin_name = "scalars"
-        entry.metadata.data_class = _SCALAR
-    return bytes(summary.SerializeToString())
-
-
-def variance(tensor: tf.Tensor) -> tf.Tensor:
-    """The centred variance over all elements, a float64 scalar.
-
-    Gradients of 1e-25 are common, and their squares underflow in float32. They are divided by the
-    largest first, which for a kernel of 10^8 weights takes less memory than float64.
-    """
-    values = tf.cast(tensor, tf.float32)
-    centred = values - tf.reduce_mean(values)
-    largest = tf.reduce_max(tf.abs(centred))
-    squares = tf.reduce_mean(tf.square(tf.math.divide_no_nan(centred, largest)))
-    # Non-finite values must not look like zero.
-    return tf.cast(squares, tf.float64) * tf.square(tf.cast(largest, tf.float64))
+from sat_tf.training.linear_layers import LinearCall
+from sat_tf.training.measurements import as_graph, variance
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -146,7 +106,7 @@ def _measured_kernel(call: LinearCall) -> dict[str, tf.Tensor]:
 
 def _latent(call: LinearCall) -> tf.Tensor | None:
     """The variable that is trained; None if a wrapper hides it."""
-    kernel: Any = kernel_of(call.layer, call.kernel)
+    kernel: Any = getattr(call.layer, call.kernel.attribute)
     if not hasattr(kernel, "assign"):
         same = [
             weight
@@ -167,7 +127,7 @@ def _use(call: LinearCall, measured: dict[str, tf.Tensor]) -> WeightUse:
         if name in measured
     }
     use = WeightUse(
-        weights=kernel_of(call.layer, call.kernel).shape.num_elements(),
+        weights=math.prod(call.shape),
         rescale=None if quantizer is None else quantizer.rescale,
         **variances,
     )

@@ -1,0 +1,295 @@
+"""The linear layers of a model and which of them follow one another, also in models inside it."""
+
+import collections
+import dataclasses
+import math
+import re
+
+import tf_keras as keras
+
+from sat_tf.graph import layer_kinds
+from sat_tf.graph.layers.kind import Kernel, Role
+from sat_tf.graph.network import Network, Node, check_model, check_one_of_each, layer_of_call
+
+# The number of a call of a model on the path to a layer in it.
+_ANOTHER_CALL = re.compile(r"@\d+/")
+
+
+def read_through(model: keras.Model) -> Network:
+    """Reads the graph of a model with one input and one output, through the models inside it.
+
+    Raises:
+        ValueError: the model has no graph, or several inputs or outputs; with the fix.
+    """
+    check_model(model)
+    check_one_of_each(model)
+    return Network(model, through=True)
+
+
+def unwrapped(layer: keras.layers.Layer) -> keras.layers.Layer:
+    """Returns the layer that computes: inside its quantizing or distributing wrappers."""
+    # A bidirectional wrapper has two layers, and computes itself.
+    while isinstance(layer, keras.layers.Wrapper) and not hasattr(layer, "backward_layer"):
+        layer = layer.layer
+    return layer
+
+
+def users_name(node: Node) -> str:
+    """Returns the name of the user's layer, with the path of models that it is nested in."""
+    path = layer_of_call(node.name).removesuffix(node.layer.name)
+    return _ANOTHER_CALL.sub("/", path) + str(unwrapped(node.layer).name)
+
+
+def activation_name(layer: keras.layers.Layer) -> str:
+    """Returns the name of the layer's activation function, also inside TFMOT's own wrapper."""
+    activation = getattr(layer, "activation", None)
+    inner = getattr(activation, "activation", activation)
+    # TFMOT puts an identity activation in front of BatchNormalization.
+    if inner is None or type(inner).__name__ == "NoOpActivation":
+        return "linear"
+    return getattr(inner, "__name__", type(inner).__name__)
+
+
+def is_softmax(layer: keras.layers.Layer) -> bool:
+    """Whether the layer is a softmax or ends in one, also as a function of TensorFlow."""
+    if layer_kinds.is_softmax(layer) or activation_name(layer) == "softmax":
+        return True
+    return "softmax" in _symbol(layer)
+
+
+def is_linear(node: Node) -> bool:
+    """Whether a call multiplies by a kernel that can be measured."""
+    return bool(layer_kinds.kernels_of(unwrapped(node.layer)))
+
+
+def mixes(node: Node) -> bool:
+    """Whether a call is linear, or may be because sat-tf does not know its layer."""
+    layer = unwrapped(node.layer)
+    if layer_kinds.find_support(layer).quantized:
+        return is_linear(node)
+    # The slopes of a PReLU have the shape of a matrix, but are applied elementwise.
+    elementwise = layer_kinds.find_kind(layer).weights_by_channel
+    holds_matrices = any(len(weight.shape) > 1 for weight in layer.weights)
+    return is_linear(node) or (holds_matrices and not elementwise)
+
+
+def tail(network: Network) -> list[Node]:
+    """Returns the calls from the output back to the first that mixes or reads several tensors."""
+    nodes = [network[network.output]]
+    while not mixes(nodes[-1]) and len(nodes[-1].inputs) == 1:
+        nodes.append(network[nodes[-1].inputs[0]])
+    return nodes
+
+
+def find_classifier(network: Network) -> Node | None:
+    """Returns the linear layer that makes the output, ignoring softmax, reshaping and dropout."""
+    *behind, last = tail(network)
+    layers = [unwrapped(node.layer) for node in behind]
+    passes = all(
+        layer_kinds.role_of(layer) is Role.IDENTITY
+        or layer_kinds.is_softmax(layer)
+        or layer_kinds.reshapes(layer)
+        or "softmax" in _symbol(layer)
+        for layer in layers
+    )
+    return last if is_linear(last) and passes else None
+
+
+def normalization_behind(network: Network, node: Node) -> str | None:
+    """Returns the class of the normalization right behind a linear layer, if only that reads it."""
+    readers = [unwrapped(reader.layer) for reader in network.consumers(node.name)]
+    if node.name == network.output or activation_name(unwrapped(node.layer)) != "linear":
+        return None
+    if not readers or not all(layer_kinds.find_kind(layer).normalizes for layer in readers):
+        return None
+    return type(readers[0]).__name__
+
+
+def neighbours(network: Network, node: Node) -> list[tuple[Node, int | None]]:
+    """Returns the linear layers that follow another one, nearest along the graph.
+
+    A layer follows if a path without other linear layers leads to it. A path ends at a sum or a
+    concatenation that also reads a layer found before: it has bypassed that layer, which precedes
+    the layers behind the sum. It continues through products, because every input of a product
+    affects the others; what is behind the product is on the path, also in a sum.
+
+    Args:
+        network: that of the whole model.
+        node: a call of a linear layer.
+
+    Returns:
+        Each call, and k²_pool, the area that is average-pooled between the two; None if that is not
+        known.
+    """
+    areas: dict[str, int | None] = {node.name: 1}
+    behind_followers: set[str] = set()
+    followers = []
+    nodes = list(network)
+    for reader in nodes[nodes.index(node) + 1 :]:
+        reached = [areas[name] for name in reader.inputs if name in areas]
+        behind = [name for name in reader.inputs if name in behind_followers]
+        if behind:
+            behind_followers.add(reader.name)
+        if not reached:
+            continue
+        area = None if None in reached else min(filter(None, reached))
+        if mixes(reader):
+            followers.append((reader, area))
+            behind_followers.add(reader.name)
+        elif _gates(reader) or all(name in areas for name in behind):
+            pooled = _pooled_area(network, reader)
+            areas[reader.name] = None if area is None or pooled is None else area * pooled
+    return followers
+
+
+def pooled_area_before(network: Network, node: Node) -> int | None:
+    """Returns k²_pool: the area that is average-pooled between the linear layers before and a call.
+
+    Where paths meet, the smallest area counts, because its values are the largest. None if it is
+    not known.
+    """
+    areas: dict[str, int | None] = {}
+    for producer in network:
+        if producer is node:
+            break
+        if mixes(producer) or not producer.inputs:
+            areas[producer.name] = 1
+            continue
+        before = [areas[name] for name in producer.inputs]
+        pooled = _pooled_area(network, producer)
+        areas[producer.name] = None
+        if pooled and None not in before:
+            areas[producer.name] = min(filter(None, before)) * pooled
+    return areas[node.inputs[0]]
+
+
+def _symbol(layer: keras.layers.Layer) -> str:
+    """Returns the name of the TensorFlow function that a layer calls; "" for other layers."""
+    return str(getattr(layer, "symbol", ""))
+
+
+def _gates(node: Node) -> bool:
+    """Whether a call multiplies tensors, so that every input affects the others."""
+    layer = unwrapped(node.layer)
+    is_product = layer_kinds.find_kind(layer).role is Role.PRODUCT
+    return is_product or "mul" in _symbol(layer).lower()
+
+
+def _pooled_area(network: Network, node: Node) -> int | None:
+    """Returns the area that a call average-pools, 1 if it does not; None if that is not known."""
+    layer = unwrapped(node.layer)
+    kind = layer_kinds.find_kind(layer)
+    averages = kind.pooling is not None and kind.pooling.mean
+    if averages and not kind.pooling.whole:
+        return math.prod(layer.pool_size)
+    before, after = (
+        None if None in shape else math.prod(size or 1 for size in shape)
+        for shape in (network[node.inputs[0]].shape, node.shape)
+    )
+    if averages or "mean" in _symbol(layer):
+        return before // after if before and after else None
+    if before == after or len(node.inputs) > 1:
+        return 1
+    # No other known layer averages; max-pools do not count, as in the paper.
+    return 1 if kind.role is not Role.OPAQUE else None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LinearCall:
+    """One multiplication by a kernel, and those that follow it.
+
+    Attributes:
+        name: of the user's layer, with the path of models that it is nested in.
+        layer: that multiplies.
+        outer: the layer of the graph it belongs to: itself, its wrapper, or the layer it is inside.
+        kernel: which of the layer's kernels it is.
+        normalization: class of the normalization right behind it, if any. That behind a separable
+            convolution counts for both its multiplications.
+        reads_image: no linear layer comes before it.
+        following: names of the calls of layer l + 1, and the area of the pooling in between.
+        unknown: why the layers behind it cannot be compared with it, if so.
+    """
+
+    name: str
+    layer: keras.layers.Layer
+    outer: keras.layers.Layer
+    kernel: Kernel
+    normalization: str | None = None
+    reads_image: bool = False
+    following: tuple[tuple[str, int | None], ...] = ()
+    unknown: str = ""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the kernel."""
+        return tuple(getattr(self.layer, self.kernel.attribute).shape)
+
+    @property
+    def fan_in(self) -> int:
+        """Inputs of one output, n."""
+        return self.kernel.fan_in(self.shape)
+
+    @property
+    def fan_out(self) -> int:
+        """Outputs of one input, n̂."""
+        return self.kernel.fan_out(self.shape, int(getattr(self.layer, "groups", 1) or 1))
+
+
+def linear_calls(network: Network) -> dict[str, LinearCall]:
+    """Returns the calls of linear layers, kernel by kernel, by name, in graph order."""
+    times = collections.Counter(id(unwrapped(node.layer)) for node in network)
+    calls: dict[str, LinearCall] = {}
+    for node in network:
+        layer, name = unwrapped(node.layer), users_name(node)
+        kernels = layer_kinds.kernels_of(layer)
+        if not kernels:
+            # These are multiplications inside a layer whose calls cannot be followed.
+            for inner in layer._flatten_layers(include_self=False, recursive=True):
+                for kernel in layer_kinds.kernels_of(inner):
+                    inner_name = kernel.name(f"{name}/{inner.name}")
+                    unknown = f"it is inside {name}, whose calls cannot be followed"
+                    calls[inner_name] = LinearCall(
+                        inner_name, inner, node.layer, kernel, unknown=unknown
+                    )
+            continue
+        # The two multiplications of a separable convolution are linear together: the normalization
+        # behind removes the scale of both kernels.
+        normalization = normalization_behind(network, node)
+        reads_image = not any(mixes(network[before]) for before in network.before(node.name))
+        for kernel, next_kernel in zip(kernels, (*kernels[1:], None), strict=True):
+            if next_kernel is None:
+                following, unknown = _following(network, node)
+            else:
+                following, unknown = ((next_kernel.name(name), 1),), ""
+            if times[id(layer)] > 1:
+                unknown = "the layer is called more than once"
+            call = LinearCall(
+                kernel.name(name),
+                layer,
+                node.layer,
+                kernel,
+                normalization,
+                reads_image and kernel is kernels[0],
+                following,
+                unknown,
+            )
+            calls.setdefault(call.name, call)
+    return calls
+
+
+def _following(network: Network, node: Node) -> tuple[tuple[tuple[str, int | None], ...], str]:
+    """Returns the names and areas of the layers behind a call, and why they are not comparable."""
+    followers = neighbours(network, node)
+    following = tuple(
+        (layer_kinds.kernels_of(unwrapped(follower.layer))[0].name(users_name(follower)), area)
+        for follower, area in followers
+        if is_linear(follower)
+    )
+    opaque = [users_name(follower) for follower, _ in followers if not is_linear(follower)]
+    if opaque:
+        return following, f"it is followed by layers that are not known: {', '.join(opaque)}"
+    if not following:
+        return following, "no linear layer follows"
+    if any(area is None for _, area in following):
+        return following, "how much is averaged behind it is not known"
+    return following, ""
