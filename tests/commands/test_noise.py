@@ -139,6 +139,6 @@ def test_importing_sat_tf_silences_nothing():
 
 @pytest.mark.thorough
 def test_a_command_that_loads_tensorflow_writes_nothing_beside_its_own():
-    words = ["explain", "mobilenet_v2", "--image_size=32"]
+    words = ["explain", "keras.applications:MobileNetV2", "--image_size=32"]
     done = _run(f"from sat_tf.commands.main import main; sys.exit(main({words}))")
     assert (done.returncode, done.stderr) == (0, "")

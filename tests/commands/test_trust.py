@@ -68,7 +68,6 @@ _COMMANDS = {
         *("train", "--config", "config.yaml", "--out", "trained"),
         *("--set", "recipes.distillation={{teacher: {model}, stages: [float]}}"),
     ],
-    "evaluate": ["evaluate", "run"],
 }
 _FOLDERS = ("explain", "audit", "sensitivity")
 
@@ -107,7 +106,7 @@ def test_the_configuration_of_a_run_trusts_nobody_for_other_commands(hostile, ma
     monkeypatch.chdir(hostile)
     config = parse_config(_CONFIG, ["training.trust_model=true"])
     (hostile / "run" / CONFIG).write_text(config_text(config))
-    for words in (["evaluate", "run"], ["export", "run"], ["explain", "run"], ["audit", "run"]):
+    for words in (["verify", "run"], ["export", "run"], ["explain", "run"], ["audit", "run"]):
         assert main.main(words) == 2
     assert not marker.exists()
 

@@ -35,7 +35,7 @@ def test_help_explains_every_flag(tmp_path):
         (["--config=none.yaml"], "none.yaml: No such file or directory"),
         (["--set=policy.weight_bits=9", "--set=sede=1"], "2 problems"),
         (["--mode=evaluate"], "has no config.yaml, quantized.keras"),
-        (["--mode=export", "--run_dir=here"], "here: not found; expected the folder of a run"),
+        (["--mode=export", "--run_dir=here"], "here: not found; expected a folder of sat-tf"),
         (["--mode=evaluate", "--seed=3"], "received --seed 3 with --mode=evaluate, expected none"),
         (["--mode=fly"], "flag --mode=fly"),
         (["digits"], "expected flags such as --config=FILE"),
