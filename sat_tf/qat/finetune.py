@@ -78,12 +78,14 @@ class FineTuned:
         learning_rate: the highest.
         tried: how far the model was from the float one after a few steps at each rate of the trial,
             or None where it diverged; empty where the rate was given.
+        passed_over: the places of images that could not be read.
     """
 
     epochs: tuple[Epoch, ...]
     kept_epoch: int
     learning_rate: float
     tried: dict[float, float | None]
+    passed_over: tuple[int, ...] = ()
 
 
 def refusal(float_model: keras.Model) -> str:
@@ -156,7 +158,11 @@ def finetune(
         reference = Network(with_layers_for_operations(float_model))
         key = key_of(network, reference, (sample, held_out[0], classes), title=title, **settings)
         place = _place(folder, key, is_expected=is_expected)
-        is_resumed = tf.train.latest_checkpoint(place / "chief") is not None
+        saved = tf.train.latest_checkpoint(place / "chief")
+        is_resumed = saved is not None
+        if is_resumed:
+            done = tf.train.load_variable(saved, "ckpt_saved_epoch/.ATTRIBUTES/VARIABLE_VALUE") + 1
+            say(f"going on behind epoch {done} of {epochs}, which {place} holds")
         backup = [keras.callbacks.BackupAndRestore(str(place), delete_checkpoint=False)]
     keras.utils.set_random_seed(seed)
     batches = _Batches(images, classes, held_out[0].shape[1:], feed, batch_size, seed)
@@ -206,8 +212,9 @@ def finetune(
     return FineTuned(
         epochs=state.epochs,
         kept_epoch=int(state.epoch),
-        learning_rate=float(np.format_float_positional(state.rate, trim="0")),
+        learning_rate=float(str(state.rate.numpy())),  # of float32, the shortest that is the same
         tried=state.tried,
+        passed_over=tuple(sorted(batches.passed_over)),
     )
 
 
@@ -359,6 +366,7 @@ class _Batches:
         self._images, self._labels, self._shape, self._feed = images, labels, shape, feed
         self._batch_size, self._seed = batch_size, seed
         self.steps = len(images) // batch_size
+        self.passed_over: set[int] = set()
         self.begin(0)
         self.dataset = _dataset(self._batch, self.steps, shape)
 
@@ -380,6 +388,7 @@ class _Batches:
                 image = np.asarray(self._images[number])
             except (OSError, ValueError) as error:
                 failure = failure or error
+                self.passed_over.add(number)
                 continue
             draw = np.random.default_rng((self._seed, self._epoch, int(place)))
             return _cut(image, self._shape, draw), self._labels[number]
