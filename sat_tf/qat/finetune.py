@@ -404,7 +404,7 @@ def _cut(image: np.ndarray, shape: tuple[int, ...], draw: np.random.Generator) -
     aspect = shape[1] / shape[0] * _WIDEST_ASPECT ** draw.uniform(-1.0, 1.0)
     rows, columns = math.sqrt(area / aspect), math.sqrt(area * aspect)
     share = min(1.0, height / rows, width / columns)  # of a long picture there is less
-    rows, columns = share * rows, share * columns
+    rows, columns = min(share * rows, height), min(share * columns, width)  # of rounding
     top, left = draw.uniform(0.0, height - rows), draw.uniform(0.0, width - columns)
     picture = Image.fromarray(image[..., 0] if shape[2] == 1 else image)
     box = (left, top, min(left + columns, width), min(top + rows, height))
