@@ -88,13 +88,19 @@ class FineTuned:
     passed_over: tuple[int, ...] = ()
 
 
+def row_of(float_model: keras.Model) -> str:
+    """What the only output of a model is a row of: "logits", "probabilities", or "" of neither."""
+    network = Network(with_layers_for_operations(float_model))
+    shape = network[network.output].shape
+    return rows_of_classes(network, network.output, shape) if len(shape) == 1 else ""
+
+
 def refusal(float_model: keras.Model) -> str:
     """Why the quantized form of a model cannot be fine-tuned, in words; empty where it can."""
     if len(float_model.outputs) > 1:
         return f"a model of {len(float_model.outputs)} outputs"
-    network = Network(with_layers_for_operations(float_model))
-    shape = network[network.output].shape
-    is_row = len(shape) == 1 and rows_of_classes(network, network.output, shape)
+    shape = tuple(float_model.output_shape[1:])
+    is_row = row_of(float_model)
     return "" if is_row else f"a model with outputs of shape {shape} that are no row of classes"
 
 
@@ -303,9 +309,7 @@ class _Trainer(keras.Model):
 
     def __init__(self, student: keras.Model, teacher: keras.Model, share: float) -> None:
         super().__init__(name=f"trainer_of_{student.name}")
-        network = Network(with_layers_for_operations(teacher))
-        shape = network[network.output].shape
-        self._are_logits = rows_of_classes(network, network.output, shape) == "logits"
+        self._are_logits = row_of(teacher) == "logits"
         self.student, self._share = student, share
         # A function hides it from Keras, so that it is in no backup.
         self.teacher = lambda images: self._logits(teacher(images, training=False))

@@ -312,7 +312,7 @@ def _trained(
     import tf_keras as keras
 
     from sat_tf.export.snapping import snap_biases
-    from sat_tf.qat.finetune import finetune
+    from sat_tf.qat.finetune import finetune, row_of
 
     if pictures.training_labels is None:
         say(
@@ -320,6 +320,13 @@ def _trained(
             "No labels: the float model is the only teacher, and agreement is the share of its "
             "answers.",
         )
+        if row_of(model) == "logits":
+            say(
+                console,
+                "Note: the outputs are taken for logits of classes, which nothing in the model "
+                "tells from coordinates and other values; leave out --epochs where they are such.",
+                style="yellow",
+            )
     batch_size = min(_BATCH_SIZE, len(pictures.training))
     total = plan.epochs * (len(pictures.training) // batch_size) * batch_size
 
