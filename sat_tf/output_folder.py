@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import tempfile
 from collections.abc import Collection, Iterator
 from typing import Any, ClassVar, TypeVar
@@ -27,6 +28,7 @@ RECONSTRUCTION = "reconstruction.json"  # what fitting the calibrated model has 
 # A reconstruction that was interrupted. It belongs to a model and images, whose hash it holds, and
 # not to a run: no start moves it aside.
 UNFINISHED = "reconstruction.npz"
+BACKUPS = "training"  # a folder: likewise a training
 FLOAT_MODEL = "float.keras"  # of a run
 QUANTIZED_MODEL = "quantized.keras"
 TFLITE_MODEL = "model.tflite"
@@ -237,3 +239,12 @@ class OutputFolder:
             f"folder {self.path}: {error.strerror}; expected a folder that can be created and "
             "written to; choose another one with --out."
         )
+
+
+def run_name(text: str, otherwise: str) -> str:
+    """A text in the letters that a folder's name may have, or another where none is left.
+
+    >>> run_name("my photos!", "folder"), run_name("...", "folder")
+    ('my_photos_', 'folder')
+    """
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", text).lstrip(".-") or otherwise

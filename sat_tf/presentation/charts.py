@@ -202,6 +202,7 @@ class LineChart:
         caption: what to look at, in plain text; "" for nothing.
         least: y cannot be lower.
         most: y cannot be higher.
+        across: what x is.
     """
 
     title: str
@@ -213,6 +214,7 @@ class LineChart:
     caption: str = ""
     least: float = -math.inf
     most: float = math.inf
+    across: str = "step of the run"
 
     def to_figure(self) -> Markup:
         """The chart between its title and its legend."""
@@ -245,7 +247,7 @@ class LineChart:
         low = min([*xs, *(start for start, _ in self.stages)])
         # One step alone is in the middle.
         axes.set_xlim((low, max(xs)) if low < max(xs) else (low - 0.5, low + 0.5))
-        axes.set_xlabel("step of the run", labelpad=3.0)
+        axes.set_xlabel(self.across, labelpad=3.0)
         _show_marks(axes.xaxis, logarithmic=False, count=5)
         if self.logarithmic:
             axes.set_yscale("log")

@@ -1,6 +1,8 @@
-"""`sat-tf quantize` without a run: a model that is calibrated, and reconstructed, into a file."""
+"""The road of `sat-tf quantize`: calibrate, reconstruct, fine-tune, export, verify, report."""
 
 import contextlib
+import dataclasses
+import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -16,8 +18,9 @@ from sat_tf.commands.quantization.policy import feed_of
 from sat_tf.commands.verification_table import print_certificate
 from sat_tf.export.tflite.metadata import label_text
 from sat_tf.interruption import Terminated
-from sat_tf.messages import RunError, say
+from sat_tf.messages import RunError, first_ones, reason_of, say
 from sat_tf.output_folder import OutputFolder
+from sat_tf.presentation.progress_bar import image_bar
 from sat_tf.presentation.tables import Marked, marked_text
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.reconstruction.fitted import Fitted, fit
@@ -25,40 +28,55 @@ from sat_tf.qat.reconstruction.fitted import Fitted, fit
 if TYPE_CHECKING:
     import tf_keras as keras
 
+    from sat_tf.qat.finetune import FineTuned
     from sat_tf.qat.reconstruction.checkpoint import Checkpoint
 
 _BATCH_SIZE = 32
 
 
-def write_calibrated(
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is done to a calibrated model before it is exported, and how it is told.
+
+    Attributes:
+        steps: of reconstruction for each block; 0 for none.
+        epochs: of training; 0 for none.
+        learning_rate: the highest of the training; None has a trial choose it.
+        seed: of all that is drawn.
+        output_type: see `sat_tf.export_tflite`.
+        resume: go on with what the folder holds unfinished (True), begin anew (False), or go on if
+            there is something (None).
+        is_verbose: print all that is to be known of the file.
+    """
+
+    steps: int
+    epochs: int
+    learning_rate: float | None
+    seed: int
+    output_type: str | None
+    resume: bool | None
+    is_verbose: bool
+
+
+def write_quantized(
     model: "keras.Model",
     policy: BitPolicy,
     pictures: Pictures,
     folder: OutputFolder,
     console: Console,
-    *,
-    steps: int,
-    seed: int,
-    output_type: str | None,
-    resume: bool | None,
-    is_verbose: bool,
+    plan: Plan,
 ) -> None:
-    """Calibrates, exports and verifies, without a run.
+    """Quantizes a model, exports it, verifies the file, and writes a report.
 
-    The folder gets a report too: with labels, the results and the answers are in it.
+    With labels, and behind a training, the results are in the folder and in the report.
 
     Args:
         model: the float model.
         policy: states its input range.
-        pictures: to calibrate and to measure on.
+        pictures: to calibrate, to train and to measure on.
         folder: where the files go.
         console: where to show progress.
-        steps: of reconstruction for each block; 0 for none.
-        seed: of all that is drawn.
-        output_type: see `sat_tf.export_tflite`.
-        resume: go on with the reconstruction that the folder holds (True), begin a new one (False),
-            or go on if there is one (None).
-        is_verbose: print all that is to be known of the file.
+        plan: what is done to the calibrated model.
 
     Raises:
         RunError: the folder holds a run, or nothing to resume.
@@ -69,14 +87,18 @@ def write_calibrated(
             f"{folder.path}: received the folder of a run, expected one for other files; name one "
             "with --out."
         )
-    unfinished = folder.file(output_folder.UNFINISHED)
-    if resume and not (steps and unfinished.is_file()):
+    unfinished, backups = folder.file(output_folder.UNFINISHED), folder.file(output_folder.BACKUPS)
+    if plan.resume and not (
+        (plan.steps and unfinished.is_file()) or (plan.epochs and backups.is_dir())
+    ):
+        what = " or training" if plan.epochs else ""
         raise RunError(
-            f"--resume: {folder.path}: received no unfinished reconstruction, expected one; leave "
-            "out --resume to begin a new one."
+            f"--resume: {folder.path}: received no unfinished reconstruction{what}, expected one; "
+            "leave out --resume to begin a new one."
         )
-    if resume is False:
+    if plan.resume is False:
         unfinished.unlink(missing_ok=True)
+        shutil.rmtree(backups, ignore_errors=True)
     from sat_tf.export.snapping import snap_biases
     from sat_tf.qat.calibrate import calibrate
     from sat_tf.qat.images import fed_batches
@@ -87,6 +109,7 @@ def write_calibrated(
     from sat_tf.report.layers import SAMPLE, layer_rows
     from sat_tf.report.report import write_layers, write_report
     from sat_tf.report.results import Results, of_certificate
+    from sat_tf.report.training import of_training
 
     begun = time.monotonic()
     say(console, f"Calibrating on {len(pictures.images):,} images")
@@ -97,26 +120,38 @@ def write_calibrated(
     batches = fed_batches(pictures.images, feed)
     calibrate(quantized, batches, num_images=len(pictures.images), keep_function=True)
     checkpoint = Checkpoint(
-        unfinished, say=lambda words: say(console, words), is_expected=bool(resume)
+        unfinished, say=lambda words: say(console, words), is_expected=bool(plan.resume)
     )
-    with _told_what_is_saved(checkpoint, folder) if steps else contextlib.nullcontext():
-        fitted = None
-        if steps:
-            with open_folder(folder.path):  # before it is done, only its state is there
-                fitted = _reconstructed(
-                    quantized, model, pictures, feed, console, checkpoint, steps=steps, seed=seed
-                )
+    fitted, tuned = None, None
+    with _saying_what_is_saved(checkpoint, folder), open_folder(folder.path):
+        # Before all is done, only what an interrupted command goes on with is there.
+        if plan.steps:
+            fitted = _reconstructed(
+                quantized,
+                model,
+                pictures,
+                feed,
+                console,
+                checkpoint,
+                steps=plan.steps,
+                seed=plan.seed,
+            )
+        if plan.epochs:
+            tuned = _trained(quantized, model, pictures, folder, console, checkpoint, plan)
         snap_biases(quantized)
         folder.start()  # what is there belongs to other pictures
         if fitted is not None:
             fitted.write(folder)
-        options: dict[str, Any] = {"output_type": output_type}
+        options: dict[str, Any] = {"output_type": plan.output_type}
         labels: Any = pictures.labels
         if len(model.outputs) == 1:  # as TFLite Metadata are
             options |= {"labels": pictures.class_names, "preprocessing": pictures.preprocessing}
         elif labels is not None:
             size = (pictures.num_classes,)
             labels = [labels if tuple(one.shape[1:]) == size else None for one in model.outputs]
+        if tuned is not None and labels is None:
+            # It tells the certificate that its outputs are classes: they were learned as such.
+            model.compile(loss="sparse_categorical_crossentropy")
         say(console, f"Exporting, and verifying on {len(pictures.held_out):,} images")
         report, certificate = write_file(
             folder,
@@ -134,7 +169,7 @@ def write_calibrated(
             say(console, f"Note: {warning}")
         for statement in report.on_target:
             say(console, marked_text(statement))
-        if is_verbose:
+        if plan.is_verbose:
             print_certificate(certificate, str(folder.file(output_folder.TFLITE_MODEL)), console)
         else:
             must_be_seen = [Marked(f"Note: {text}", "watch") for text in certificate.warnings]
@@ -151,25 +186,42 @@ def write_calibrated(
         if pictures.preprocessing is not None:
             folder.write_text(output_folder.PREPROCESSING, pictures.preprocessing.to_json())
         write_layers(folder, layer_rows(quantized, feed(pictures.images[:SAMPLE])))
-        if pictures.labels is not None:
-            if pictures.class_names is not None:
-                folder.write_text(output_folder.LABELS, label_text(pictures.class_names))
+        if pictures.labels is not None and pictures.class_names is not None:
+            folder.write_text(output_folder.LABELS, label_text(pictures.class_names))
+        if pictures.labels is not None or tuned is not None:
+            score = "agreement" if pictures.labels is None else "top1"
+            of_models = {}
+            if pictures.labels is not None:
+                of_models = {
+                    "float_top1": certificate.top1["float"],
+                    "quantized_top1": certificate.top1["quantized"],
+                }
+            if tuned is not None:
+                kept = tuned.epochs[tuned.kept_epoch]
+                of_models = {f"quantized_{score}": kept.score} | of_models
+                of_models |= {
+                    f"start_{score}": tuned.epochs[0].score,
+                    "learning_rate": tuned.learning_rate,
+                    "tried_learning_rates": tuned.tried or None,
+                    "kept_epoch": tuned.kept_epoch,
+                }
             results = Results(
-                float_top1=certificate.top1["float"],
-                quantized_top1=certificate.top1["quantized"],
                 held_out_images=len(pictures.held_out),
                 parameters=model.count_params(),
                 seconds=time.monotonic() - begun,
+                given_float_model=True,
                 reconstruction=fitted,
+                **of_models,
                 **of_certificate(certificate),
             )
             folder.write_json(output_folder.RESULTS, results.to_dict())
-        write_report(folder)
+        write_report(folder, **({} if tuned is None else of_training(tuned, results)))
     unfinished.unlink(missing_ok=True)
+    shutil.rmtree(backups, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def _told_what_is_saved(checkpoint: "Checkpoint", folder: OutputFolder) -> Iterator[None]:
+def _saying_what_is_saved(checkpoint: "Checkpoint", folder: OutputFolder) -> Iterator[None]:
     """Lets an interruption say what the same command goes on with, and what is lost."""
     try:
         yield
@@ -234,3 +286,91 @@ def _reconstructed(
         return None
     say(console, f"Reconstructed {fitted.how}: {fitted.gained}")
     return fitted
+
+
+def _trained(
+    quantized: "keras.Model",
+    model: "keras.Model",
+    pictures: Pictures,
+    folder: OutputFolder,
+    console: Console,
+    checkpoint: "Checkpoint",
+    plan: Plan,
+) -> "FineTuned":
+    """Trains a calibrated model in place, and says what that gains.
+
+    Args:
+        quantized: the model.
+        model: the float one.
+        pictures: to train and to measure on.
+        folder: of the backup.
+        console: where to show progress.
+        checkpoint: learns what is saved.
+        plan: how to train.
+    """
+    import tensorflow as tf
+    import tf_keras as keras
+
+    from sat_tf.export.snapping import snap_biases
+    from sat_tf.qat.finetune import finetune, row_of
+
+    if pictures.training_labels is None:
+        say(
+            console,
+            "No labels: the float model is the only teacher, and agreement is the share of its "
+            "answers.",
+        )
+        if row_of(model) == "logits":
+            say(
+                console,
+                "Note: the outputs are taken for logits of classes, which nothing in the model "
+                "tells from coordinates and other values; leave out --epochs where they are such.",
+                style="yellow",
+            )
+    batch_size = min(_BATCH_SIZE, len(pictures.training))
+    total = plan.epochs * (len(pictures.training) // batch_size) * batch_size
+
+    def note(epochs: int) -> None:
+        checkpoint.saved = f"{epochs} of {plan.epochs} epochs of the training"
+
+    with image_bar("training", total) as advance:
+        told = keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda epoch, logs: note(epoch) if epoch else None,
+            on_train_batch_end=lambda batch, logs: advance(batch_size),
+            on_epoch_end=lambda epoch, logs: note(epoch + 1),
+        )
+        try:
+            tuned = finetune(
+                quantized,
+                model,
+                pictures.training,
+                pictures.training_labels,
+                held_out=(pictures.held_out, pictures.labels),
+                sample=pictures.images,
+                epochs=plan.epochs,
+                learning_rate=plan.learning_rate,
+                batch_size=batch_size,
+                seed=plan.seed,
+                folder=folder.file(output_folder.BACKUPS),
+                is_expected=bool(plan.resume) and not plan.steps,
+                finish=snap_biases,
+                say=lambda words: say(console, words),
+                callbacks=[told],
+            )
+        except tf.errors.OpError as error:
+            if str(folder.path) not in error.message:
+                raise
+            raise RunError(
+                f"{folder.path}: can no longer be written to ({reason_of(error)}), expected a "
+                "writable folder until the end; free some space, or fix its permissions.\nThen "
+                "the same command goes on from the last epoch."
+            ) from error
+    epoch = tuned.kept_epoch
+    which = f"that of epoch {epoch}" if epoch else "the one before training: no epoch was better"
+    say(console, f"Kept is the best model on the held-out pictures, {which}.")
+    if tuned.passed_over:
+        paths = getattr(pictures.training, "paths", tuned.passed_over)
+        names = first_ones([str(paths[place]) for place in tuned.passed_over])
+        count = f"{len(tuned.passed_over):,} pictures to train on"
+        say(console, f"Note: {count} could not be read: {names}", style="yellow")
+    return tuned

@@ -3,11 +3,11 @@
 import math
 import os
 import pathlib
-import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from sat_tf.messages import RunError
+from sat_tf.output_folder import run_name
 from sat_tf.pictures.folder_tree import read_tree
 from sat_tf.training.data.class_folders import median_side
 
@@ -140,12 +140,3 @@ def choose(data_dir: str | os.PathLike[str]) -> FolderChoice:
     size = next(size for size in SIZES if count < size.below)
     name = run_name(path.name, "folder")
     return FolderChoice(name, str(path), count, median_side(train.paths), size)
-
-
-def run_name(text: str, otherwise: str) -> str:
-    """A text in the letters that a run's name may have, or another where none is left.
-
-    >>> run_name("my photos!", "folder"), run_name("...", "folder")
-    ('my_photos_', 'folder')
-    """
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", text).lstrip(".-") or otherwise

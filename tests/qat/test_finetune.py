@@ -1,0 +1,192 @@
+"""A quantized model is fine-tuned at a rate that a trial finds, and never ends below its start."""
+
+import numpy as np
+import pytest
+import tf_keras as keras
+
+import sat_tf
+from sat_tf.qat.finetune import TRIED_RATES, _cut, _Schedule, finetune, refusal
+from tests.training.small import small_float_model, small_images
+
+IMAGES = small_images(train=64, test=33)
+TRAIN = IMAGES.train_images, IMAGES.train_labels
+HELD_OUT = IMAGES.test_images, IMAGES.test_labels
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*images give unreliable statistics"),
+    pytest.mark.filterwarnings("ignore::sat_tf.qat.calibrate.StaleStatisticsWarning"),
+]
+
+
+class Interrupted(keras.callbacks.Callback):
+    """Ctrl-C in the step behind the first epoch."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if self.epoch == 1:
+            raise KeyboardInterrupt
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+
+def _calibrated(float_model=None, bits=4):
+    model = sat_tf.quantize_model(float_model or small_float_model(), bits)
+    return sat_tf.calibrate(model, TRAIN[0], keep_function=True, progress=False)
+
+
+def _tuned(model, *, labels=TRAIN[1], held_out=HELD_OUT, float_model=None, **options):
+    settings = {"epochs": 1, "batch_size": 16, "learning_rate": 0.01, **options}
+    return finetune(
+        model,
+        float_model or small_float_model(),
+        options.pop("images", TRAIN[0]),
+        labels,
+        held_out=held_out,
+        sample=TRAIN[0],
+        **{name: value for name, value in settings.items() if name != "images"},
+    )
+
+
+def _answers(model, images=HELD_OUT[0]):
+    return np.argmax(model.predict(images.astype(np.float32), verbose=0), axis=-1)
+
+
+def test_the_trial_takes_the_rate_that_leaves_the_model_nearest_to_the_float_one():
+    said = []
+    tuned = _tuned(_calibrated(), learning_rate=None, say=said.append)
+    assert tuple(tuned.tried) == TRIED_RATES
+    assert all(distance is None or distance >= 0 for distance in tuned.tried.values())
+    assert tuned.tried[tuned.learning_rate] == min(filter(None, tuned.tried.values()))
+    assert said[1] == "trying learning rates from 0.0001 to 0.03, for 16 steps each"
+    assert said[2].startswith(f"learning rate {tuned.learning_rate:g}: distance from the float")
+
+
+def test_a_training_that_destroys_the_model_gives_back_its_start():
+    model = _calibrated()
+    start = model.get_weights()
+    tuned = _tuned(model, epochs=2, learning_rate=1e6)
+    assert tuned.kept_epoch == 0
+    assert tuned.tried == {}
+    for expected, weight in zip(start, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(weight, expected)
+
+
+def test_the_model_is_that_of_the_epoch_with_the_highest_score():
+    model = _calibrated()
+    tuned = _tuned(model, epochs=3)
+    scores = [epoch.score for epoch in tuned.epochs]
+    assert [epoch.epoch for epoch in tuned.epochs] == [0, 1, 2, 3]
+    assert tuned.epochs[tuned.kept_epoch].score == max(scores)
+    expected = np.mean(_answers(model) == HELD_OUT[1])
+    assert tuned.epochs[tuned.kept_epoch].score == pytest.approx(expected)
+
+
+@pytest.mark.thorough
+def test_a_training_that_is_stopped_ends_with_the_model_of_one_that_is_not(tmp_path):
+    whole, parted, again = _calibrated(), _calibrated(), _calibrated()
+    expected = _tuned(whole, epochs=3, learning_rate=None)
+    options = {"epochs": 3, "learning_rate": None, "folder": tmp_path}
+    with pytest.raises(KeyboardInterrupt):
+        _tuned(parted, callbacks=[Interrupted()], **options)
+    said = []
+    resumed = _tuned(again, is_expected=True, say=said.append, **options)
+    assert said[0].startswith("going on behind epoch 1 of 3")
+    assert sum(words.startswith("epoch ") for words in said) == 2
+    np.testing.assert_array_equal(np.array(resumed.epochs), np.array(expected.epochs))
+    assert resumed.kept_epoch == expected.kept_epoch
+    assert resumed.tried == expected.tried
+    for one, other in zip(whole.get_weights(), again.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    # That of other settings is not gone on with.
+    with pytest.raises(sat_tf.messages.RunError, match="received no unfinished training"):
+        _tuned(_calibrated(), is_expected=True, **{**options, "epochs": 2})
+
+
+@pytest.mark.thorough
+def test_without_labels_the_float_model_says_what_is_right():
+    model = _calibrated()
+    expected = np.mean(_answers(model) == _answers(small_float_model()))
+    said = []
+    tuned = _tuned(model, labels=None, held_out=(HELD_OUT[0], None), say=said.append)
+    assert tuned.epochs[0].score == pytest.approx(expected)
+    assert said[0].startswith("before training: held-out agreement ")
+    # At the start, the loss is the divergence from the float model alone.
+    assert 0 <= tuned.epochs[1].loss < _tuned(_calibrated()).epochs[1].loss
+
+
+@pytest.mark.thorough
+def test_probabilities_train_as_their_logits_do():
+    logits = small_float_model()
+    softmax = keras.Model(logits.input, keras.layers.Softmax()(logits.output))
+    of_logits, of_softmax = _calibrated(), _calibrated(softmax)
+    one = _tuned(of_logits)
+    other = _tuned(of_softmax, float_model=softmax)
+    assert other.epochs[1].loss == pytest.approx(one.epochs[1].loss, rel=1e-4)
+    assert other.epochs[1].held_out_loss == pytest.approx(one.epochs[1].held_out_loss, rel=1e-3)
+
+
+def test_pictures_that_cannot_be_read_are_passed_over():
+    class Broken(list):
+        def __getitem__(self, place):
+            if place in (3, 63):
+                raise OSError("not there")
+            return super().__getitem__(place)
+
+    tuned = _tuned(_calibrated(), images=Broken(TRAIN[0]))
+    assert tuned.passed_over == (3, 63)
+
+
+@pytest.mark.parametrize("size", [(40, 40), (30, 200), (7, 5)])
+@pytest.mark.parametrize("shape", [(8, 8, 3), (6, 12, 1)])
+def test_a_cut_is_a_part_of_the_picture_with_nearly_the_aspect_of_the_input(size, shape):
+    _, columns = np.mgrid[: size[0], : size[1]]
+    # The brightness tells the place.
+    place = np.round(255 * columns / max(size[1] - 1, 1)).astype(np.uint8)
+    picture = np.repeat(place[..., None], shape[2], axis=-1)
+    for seed in range(20):
+        cut = _cut(picture, shape, np.random.default_rng(seed))
+        assert cut.shape == shape
+        assert cut.dtype == np.uint8
+        width = (cut.max().astype(int) - cut.min()) / 255 * size[1]
+        widest = size[0] * shape[1] / shape[0] * 4 / 3
+        assert width <= min(widest, size[1]) + 2
+        if size[0] == size[1] and shape[0] == shape[1]:
+            assert width >= size[1] * (0.6 * 3 / 4) ** 0.5 - size[1] / shape[1] - 1
+
+
+def test_what_is_no_picture_is_not_cut():
+    values = np.zeros((8, 8, 3), np.float32)
+    assert _cut(values, (8, 8, 3), np.random.default_rng(0)) is values
+    codes = np.zeros((8, 2), np.uint8)
+    assert _cut(codes, (8, 2), np.random.default_rng(0)) is codes
+
+
+def test_the_rate_rises_and_falls_to_nothing_on_half_a_cosine():
+    class Batches:
+        steps = 3
+
+        def begin(self, epoch):
+            self.epoch = epoch
+
+    schedule = _Schedule(Batches(), lambda: 0.5, total=6, warmup=2)
+    schedule.model = keras.Sequential()
+    schedule.model.compile(keras.optimizers.SGD(0.0))
+    rates = []
+    for epoch in range(2):
+        schedule.on_epoch_begin(epoch)
+        for batch in range(3):
+            schedule.on_train_batch_begin(batch)
+            rates.append(float(schedule.model.optimizer.learning_rate))
+    np.testing.assert_allclose(rates, [0.0, 0.25, 0.5, 0.426777, 0.25, 0.073223], rtol=1e-5)
+
+
+def test_what_cannot_be_trained_is_refused_with_all_problems():
+    model = _calibrated()
+    model.trainable = False
+    with pytest.raises(ValueError, match="frozen") as raised:
+        _tuned(model, labels=TRAIN[1][:3], batch_size=100)
+    assert "received 64 images, expected 100 or more" in str(raised.value)
+    assert "received 3 labels, expected 64" in str(raised.value)
+    values = keras.Sequential([keras.layers.Dense(1, input_shape=(4,))])
+    assert refusal(values) == "a model with outputs of shape (1,) that are no row of classes"
+    assert refusal(small_float_model()) == ""
