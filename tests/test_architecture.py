@@ -134,7 +134,7 @@ MOST_LINES = {
     "planning": 2300,
     "pictures": 900,
     "presentation": 1500,
-    "qat": 8700,
+    "qat": 9300,
     "quantizers": 4600,
     "report": 900,
     "training": 14200,
