@@ -24,6 +24,7 @@ from sat_tf.export.tflite.contents import read_contents
 from sat_tf.quantizers.input_range import NAMED
 from tests.commands.light import told_without_tensorflow
 from tests.training.small import model_of_one_range, model_of_small_range, small_images
+from tests.training.stopped import stop_behind
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*images give unreliable statistics")
 
@@ -509,20 +510,16 @@ def test_pictures_without_labels_are_trained_on_with_the_float_model_alone(told,
 
 @pytest.mark.thorough
 def test_training_without_labels_resumes_with_the_same_model(told, tmp_path, monkeypatch):
-    def interrupt(bar, logs):
-        if bar.step == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-
     words = ("rescaled.keras", "plain", "--bits", "4", "--epochs", "4", "--learning_rate", "0.01")
     assert told(*words)[0] in DONE
     path = tmp_path / "out" / "quantized.keras"
     expected = keras.models.load_model(path).get_weights()
     with monkeypatch.context() as stopping:
-        stopping.setattr("sat_tf.training.loop.callbacks.ProgressBar.on_step", interrupt)
+        stop_behind(stopping, 4)
         assert told(*words, "--no-resume")[0] == 130
     status, said = told(*words)
     assert status in DONE, said
-    assert "Resuming the quantized stage from epoch" in said
+    assert "Resuming the quantized stage from the end of epoch" in said
     for one, other in zip(expected, keras.models.load_model(path).get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
 
