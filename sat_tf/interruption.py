@@ -29,9 +29,8 @@ def end_on_signals() -> None:
         if issubclass(dropped.exc_type, Exception | SystemExit | GeneratorExit):
             before(dropped)
             return
-        # A run that was asked to stop takes a second Ctrl-C for one that does not wait.
-        is_interrupted = dropped.exc_type is KeyboardInterrupt
-        number = signal.SIGINT if is_interrupted else signal.SIGTERM
+        is_terminated = issubclass(dropped.exc_type, Terminated)
+        number = signal.SIGTERM if is_terminated else signal.SIGINT
         threading.Timer(_A_MOMENT_SECONDS, _send_to_main_thread, [number]).start()
 
     signal.signal(signal.SIGTERM, receive)

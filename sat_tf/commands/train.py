@@ -17,6 +17,7 @@ from sat_tf.commands.options import (
 )
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.verification_table import conclude
+from sat_tf.interruption import Terminated
 from sat_tf.messages import ProblemsError, RunError, say, value_errors_as_run_errors
 from sat_tf.output_folder import CONFIG, QUANTIZED_MODEL, TFLITE_MODEL, UNFINISHED
 from sat_tf.report.results import Results
@@ -28,7 +29,6 @@ from sat_tf.training.config.config import (
     read_config,
 )
 from sat_tf.training.config.folder import choose
-from sat_tf.training.interruption import Interruption, Stopped
 from sat_tf.training.state.run_folder import RunFolder, expect_same_run
 from sat_tf.yaml_text import read_yaml_text
 
@@ -159,8 +159,6 @@ def carry_out(
 ) -> None:
     """Does what `train` does, but for its verdict.
 
-    A run that is asked to stop by SIGTERM saves a checkpoint first.
-
     Args:
         config: what to do.
         folder: where the files go.
@@ -209,7 +207,7 @@ def evaluate(folder: RunFolder, console: Console, *, trust: bool = False) -> Non
     folder.require(CONFIG, QUANTIZED_MODEL)
     config = read_config(folder.file(CONFIG))
     quiet_tensorflow()
-    from sat_tf.training.loop.runner import reading_errors_explained
+    from sat_tf.training.loop.failures import reading_errors_explained
     from sat_tf.training.loop.stage import held_out_metrics
     from sat_tf.training.loop.start import fed_range, fed_source, load_source
     from sat_tf.training.recipes.recipes import agreement_of
@@ -242,7 +240,7 @@ def unless_stopped(
 ) -> _Result | None:
     """The result of `work`; None, with a message, if SIGTERM has stopped it.
 
-    Ctrl-C saves as SIGTERM does, but the command fails, so that no other one follows.
+    Ctrl-C says the same, but the command fails, so that no other one follows.
 
     Args:
         work: may be stopped at any moment, also while it is starting.
@@ -250,25 +248,23 @@ def unless_stopped(
         console: where to say it.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C has stopped it; says whether there is a run to be resumed.
+        KeyboardInterrupt: Ctrl-C has stopped it; says what there is to be resumed.
     """
     try:
-        with Interruption().catching_signals():
-            return work()
-    except Stopped as stopped:
+        return work()
+    except KeyboardInterrupt as interrupt:
+        blocks = ", but for the finished blocks of the reconstruction"
         if not any(folder.rglob(CONFIG)):
             saved = "no run had begun."
-        elif stopped.is_saved:
-            saved = f"everything is saved in {folder}: the same command resumes."
+        elif words := str(interrupt):  # of a stage
+            saved = f"{folder}: {words}."
         else:
-            blocks = any(folder.rglob(UNFINISHED))
             saved = (
                 f"what was finished is saved in {folder}, and the same command resumes: what was "
-                "under way begins again"
-                f"{', but for the finished blocks of the reconstruction' * blocks}."
+                f"under way begins again{blocks if any(folder.rglob(UNFINISHED)) else ''}."
             )
         said = f"Stopped as asked; {saved}"
-        if stopped.by_keyboard:
+        if not isinstance(interrupt, Terminated):
             raise KeyboardInterrupt(said) from None
         say(console, said)
         return None

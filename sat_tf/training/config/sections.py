@@ -37,7 +37,11 @@ def describe(error: ValidationError, config: type[BaseModel]) -> list[str]:
 # Keys of earlier versions, with what to do instead.
 _REMOVED = {
     "stages.deploy_tail": "There is no such stage any more: the quantized one ends with the biases "
-    "of its file; leave it out, and give its epochs to stages.quantized."
+    "of its file; leave it out, and give its epochs to stages.quantized.",
+    **dict.fromkeys(
+        ("training.checkpoint_minutes", "training.checkpoint_steps", "training.keep_checkpoints"),
+        "Every epoch is saved as it ends, and replaces the one before; leave it out.",
+    ),
 }
 
 
@@ -455,14 +459,16 @@ class TrainingConfig(Section):
         description="true (several devices share the statistics of their batches, so that results "
         "do not depend on their number) or false (each has its own)",
     )
-    checkpoint_minutes: float = Field(
-        default=10, gt=0, description="a positive number: minutes between checkpoints, at most"
-    )
-    checkpoint_steps: int | None = Field(
-        default=None,
-        ge=1,
-        description="a positive integer: steps between checkpoints, or null (time alone counts)",
-    )
-    keep_checkpoints: int = Field(
-        default=2, ge=1, description="a positive integer: how many checkpoints to keep"
-    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_checkpoints(cls, training: Any) -> Any:
+        if not isinstance(training, Mapping):
+            return training
+        # Folders of earlier runs say what was the default.
+        former = {"checkpoint_minutes": 10, "checkpoint_steps": None, "keep_checkpoints": 2}
+        return {
+            key: value
+            for key, value in training.items()
+            if key not in former or value != former[key]
+        }

@@ -1,13 +1,7 @@
-"""A whole run, in order: configuration, data, the stages, the file with its certificate.
-
-Failures outside the program, such as a full disk, end it as errors that say how to resume.
-"""
+"""A whole run, in order: configuration, data, the stages, the file with its certificate."""
 
 import contextlib
-import dataclasses
-import errno
 import functools
-import pathlib
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
@@ -18,7 +12,6 @@ import tf_keras as keras
 from rich.console import Console
 
 from sat_tf import output_folder
-from sat_tf.atomic_file import temporary_folder
 from sat_tf.export.snapping import snap_biases
 from sat_tf.export.tflite.metadata import label_text
 from sat_tf.interruption import ending_at_once
@@ -32,8 +25,7 @@ from sat_tf.qat.reconstruction.checkpoint import Checkpoint
 from sat_tf.qat.reconstruction.fitted import fit
 from sat_tf.report.results import Results
 from sat_tf.training.config.config import Config, config_text
-from sat_tf.training.data.source import ImageSource
-from sat_tf.training.interruption import Interruption
+from sat_tf.training.loop.failures import outside_failures_explained, reading_errors_explained
 from sat_tf.training.loop.outcome import conclude
 from sat_tf.training.loop.stage import Candidate, Run, held_out_metrics, train_stage
 from sat_tf.training.loop.start import (
@@ -57,13 +49,11 @@ from sat_tf.training.state.run_folder import (
     RunState,
     expect_same_run,
     float_model_hash,
-    is_about_a_file,
     settled,
 )
 from sat_tf.training.step.distribution import (
     from_first_worker,
     make_strategy,
-    shard_of,
     strategy_note,
     waiting_note,
     writes_files,
@@ -103,7 +93,7 @@ def train(
         RunError: the configuration does not fit the data or the model, the folder cannot be
             written or holds a run of another configuration, the data cannot be read, or training
             diverged.
-        Stopped: the run has been asked to stop, and can be resumed.
+        KeyboardInterrupt: the run has been asked to stop, and can be resumed.
     """
     if resume is not False:
         expect_same_run(folder, config)
@@ -113,61 +103,57 @@ def train(
             console.print("This run is finished; these are its results.", highlight=False)
             return Results.read(folder)
         config = settled(folder, config)
-    interruption = Interruption()
-    with interruption.catching_signals(), temporary_folder() as elsewhere:
-        if config.training.deterministic_ops:
-            tf.config.experimental.enable_op_determinism()
-        # Dropout then draws from generators that every step can set.
-        keras.backend.experimental.enable_tf_random_generator()
-        if note := waiting_note(config.distribution):
-            say(console, note)
-        with ending_at_once() if note else contextlib.nullcontext():
-            strategy = make_strategy(config.distribution)
-        if note := strategy_note(config.distribution, strategy):
-            say(console, note, style="yellow")
-        keras.utils.set_random_seed(config.seed)
-        writes = writes_files(strategy)
-        pixels = load_source(config, replicas=strategy.num_replicas_in_sync)
-        with outside_failures_explained(folder, strategy):
-            expect_same_on_all_workers(strategy, config, pixels)
-        model, fed = float_model(config, pixels)
-        parameters = sum(inner_layer(layer).count_params() for layer in model.layers)
-        run = Run(
-            config=config,
-            source=fed_source(pixels, fed),
-            folder=folder,
-            strategy=strategy,
-            console=console if writes else Console(quiet=True),
-            writes=writes,
-            # All workers record, because what one reads of a model, all do; one record is kept.
-            records=folder if writes else RunFolder(pathlib.Path(elsewhere)),
-            interruption=interruption,
-            is_verbose=is_verbose,
-        )
-        for line in about_data(pixels):
-            run.say(line)
-        if resume is False or not folder.holds_run:
-            with reading_errors_explained(pixels):
-                check_range(config, model, pixels, fed, run.console)
-        with (
-            outside_failures_explained(folder, strategy),
-            folder.held(wait=wait) if writes else contextlib.nullcontext(),
-            reading_errors_explained(run.source, advice=_RESUME),
-        ):
-            if writes:
-                _prepare_folder(run, start_over=resume is False)
-            # The others read what the first worker has prepared.
+    if config.training.deterministic_ops:
+        tf.config.experimental.enable_op_determinism()
+    # Dropout then draws from generators that every step can set.
+    keras.backend.experimental.enable_tf_random_generator()
+    if note := waiting_note(config.distribution):
+        say(console, note)
+    with ending_at_once() if note else contextlib.nullcontext():
+        strategy = make_strategy(config.distribution)
+    if note := strategy_note(config.distribution, strategy):
+        say(console, note, style="yellow")
+    keras.utils.set_random_seed(config.seed)
+    writes = writes_files(strategy)
+    pixels = load_source(config, replicas=strategy.num_replicas_in_sync)
+    with outside_failures_explained(folder, strategy):
+        expect_same_on_all_workers(strategy, config, pixels)
+    model, fed = float_model(config, pixels)
+    parameters = sum(inner_layer(layer).count_params() for layer in model.layers)
+    run = Run(
+        config=config,
+        source=fed_source(pixels, fed),
+        folder=folder,
+        strategy=strategy,
+        console=console if writes else Console(quiet=True),
+        writes=writes,
+        is_verbose=is_verbose,
+    )
+    for line in about_data(pixels):
+        run.say(line)
+    if resume is False or not folder.holds_run:
+        with reading_errors_explained(pixels):
+            check_range(config, model, pixels, fed, run.console)
+    with (
+        outside_failures_explained(folder, strategy),
+        folder.held(wait=wait) if writes else contextlib.nullcontext(),
+        reading_errors_explained(run.source, advice=_RESUME),
+    ):
+        if writes:
+            _prepare_folder(run, start_over=resume is False)
+        # The others read what the first worker has prepared.
+        from_first_worker(strategy, [0])
+        state = RunState.read(folder)
+        state.expect_whole(config.stages.by_name())
+        run.rows[:] = EpochMetrics.read(folder)
+        with state.timed() if writes else contextlib.nullcontext():
+            model = float_stage(run, state, model)
+            if config.stages.quantized is not None:
+                model = quantized_stage(run, state, model)
+            results = conclude(run, state, model, parameters=parameters) if writes else None
+            # A worker that ended before the first would count as crashed.
             from_first_worker(strategy, [0])
-            state = RunState.read(folder)
-            state.expect_whole(config.stages.by_name())
-            run.rows[:] = EpochMetrics.read(folder)
-            with state.timed() if writes else contextlib.nullcontext():
-                for name in config.stages.by_name():
-                    model = STAGES[name].carry_out(run, state, model)
-                results = conclude(run, state, model, parameters=parameters) if writes else None
-                # A worker that ended before the first would count as crashed.
-                from_first_worker(strategy, [0])
-                return results
+            return results
 
 
 def _prepare_folder(run: Run, *, start_over: bool) -> None:
@@ -187,78 +173,78 @@ def _prepare_folder(run: Run, *, start_over: bool) -> None:
     run.folder.write_text(output_folder.CONFIG, config_text(run.config))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Stage:
-    """A stage of a run, which makes a model of that of the stage before, and saves it.
+def float_stage(run: Run, state: RunState, start: keras.Model) -> keras.Model:
+    """The float model: read where the stage is done, otherwise trained, or given, and saved.
 
-    Attributes:
-        name: in the configuration, in the state of a run, in its metrics, and of its file in
-            `MODELS`.
-        candidates: trains the model, and gives it as the stage ends; behind it, where the stage
-            ends with its best epoch, what else is to be measured, the start last.
-        start: makes the model to start from of that of the stage before, which it does not change.
+    Args:
+        run: what it is a stage of.
+        state: how far the run has come.
+        start: the model to train; that of `training.float_model` is trained already.
+
+    Raises:
+        RunError: the saved model is gone, or cannot be read.
     """
+    if "float" in state.stages:
+        return _saved(run, "float")
+    if run.config.training.float_model is None:
+        _, trained = train_stage(run, "float", start)
+        start = _finished(run, "float", trained)
+    return _ended(run, state, "float", iter([(None, start)]))
 
-    name: str
-    candidates: Callable[[Run, keras.Model], Iterator[Candidate]]
-    start: Callable[[Run, keras.Model], keras.Model] = lambda run, before: before
 
-    def carry_out(self, run: Run, state: RunState, before: keras.Model) -> keras.Model:
-        """The model of the stage: read where the stage is done, otherwise trained and saved.
+def quantized_stage(run: Run, state: RunState, trained: keras.Model) -> keras.Model:
+    """The quantized model: read where the stage is done, otherwise trained and saved.
 
-        Args:
-            run: what it is a stage of.
-            state: how far the run has come.
-            before: the model of the stage before; it is not changed.
+    Args:
+        run: what it is a stage of.
+        state: how far the run has come.
+        trained: the float model; it is not changed.
 
-        Raises:
-            RunError: the saved model is gone, or cannot be read.
-        """
-        if self.name in state.stages:
-            return self._saved(run)
-        # Nothing is lost with the start, which the same seed gives again.
-        start = self.start(run, before)
-        # A request to stop waits: within the stage until its next step, after it until the model
-        # is saved.
-        with run.interruption.deferred():
-            candidates = self.candidates(run, start)
-            if not run.writes:
-                _, model = next(candidates)
-                return model
-            model, metrics = best_of(run, self.name, candidates)
-            with run.folder.written(MODELS[self.name]) as temporary:
-                model.save(temporary)
-            state.finish(self.name, metrics)
-            shutil.rmtree(run.folder.file(run_folder.CHECKPOINTS) / self.name, ignore_errors=True)
-            epoch, remark = metrics.get("kept_epoch"), ""
-            if self.name == "float" and run.config.training.float_model is not None:
-                remark = "; the float model may have been trained on these very pictures"
-            elif epoch == 0:
-                remark = ": the model before training, because no epoch was better"
-            elif epoch is not None:
-                remark = f": the weights of epoch {epoch}, the best on these pictures"
-            done = f"{run.held_out(metrics)}{remark}"
-            if self.name == "float" and not run.source.num_classes:
-                done = "its answers are what the others are compared with"
-            run.say(f"{self.name:9}  done: {done}")
+    Raises:
+        RunError: the saved model is gone, or cannot be read; or see `calibrated_start`.
+    """
+    if "quantized" in state.stages:
+        return _saved(run, "quantized")
+    start = calibrated_start(run, trained)
+    return _ended(run, state, "quantized", train_quantized(run, start))
+
+
+def _ended(run: Run, state: RunState, name: str, candidates: Iterator[Candidate]) -> keras.Model:
+    """The candidate that a stage ends with, which is saved, and with that the stage is done."""
+    if not run.writes:
+        _, model = next(candidates)
         return model
+    model, metrics = best_of(run, name, candidates)
+    with run.folder.written(MODELS[name]) as temporary:
+        model.save(temporary)
+    state.finish(name, metrics)
+    shutil.rmtree(run.folder.file(run_folder.CHECKPOINTS) / name, ignore_errors=True)
+    epoch, remark = metrics.get("kept_epoch"), ""
+    if name == "float" and run.config.training.float_model is not None:
+        remark = "; the float model may have been trained on these very pictures"
+    elif epoch == 0:
+        remark = ": the model before training, because no epoch was better"
+    elif epoch is not None:
+        remark = f": the weights of epoch {epoch}, the best on these pictures"
+    done = f"{run.held_out(metrics)}{remark}"
+    if name == "float" and not run.source.num_classes:
+        done = "its answers are what the others are compared with"
+    run.say(f"{name:9}  done: {done}")
+    return model
 
-    @value_errors_as_run_errors()
-    def _saved(self, run: Run) -> keras.Model:
-        path = run.folder.file(MODELS[self.name])
-        if not path.is_file():
-            raise RunError(
-                f"{path}: received no file, expected the model of the {self.name} stage, which is "
-                f"done; {_RESTORE}"
-            )
-        try:
-            return load_model(path, safe_mode=not run.config.training.trust_model)
-        except UntrustedModelError:
-            raise
-        except ValueError as error:
-            raise RunError(
-                f"{error}; expected the model of the {self.name} stage, which is done; {_RESTORE}"
-            ) from error
+
+@value_errors_as_run_errors()
+def _saved(run: Run, name: str) -> keras.Model:
+    path = run.folder.file(MODELS[name])
+    expected = f"expected the model of the {name} stage, which is done; {_RESTORE}"
+    if not path.is_file():
+        raise RunError(f"{path}: received no file, {expected}")
+    try:
+        return load_model(path, safe_mode=not run.config.training.trust_model)
+    except UntrustedModelError:
+        raise
+    except ValueError as error:
+        raise RunError(f"{error}; {expected}") from error
 
 
 def best_of(
@@ -288,13 +274,6 @@ def best_of(
         if epoch is None or metrics[score] >= best - _ROUNDING:
             break
     return max(measured, key=lambda pair: pair[1][score])  # the first of equal ones
-
-
-def _float(run: Run, start: keras.Model) -> Iterator[Candidate]:
-    if run.config.training.float_model is None:
-        _, trained = train_stage(run, "float", start)
-        start = _finished(run, "float", trained)
-    yield None, start
 
 
 def calibrated_start(run: Run, trained: keras.Model) -> keras.Model:
@@ -361,15 +340,6 @@ def _settle(run: Run) -> Callable[[keras.Model], object] | None:
             estimate_statistics(model, _fed(run, sample), num_images=len(sample))
 
     return settle
-
-
-STAGES = {
-    stage.name: stage
-    for stage in (
-        Stage(name="float", candidates=_float),
-        Stage(name="quantized", start=calibrated_start, candidates=train_quantized),
-    )
-}
 
 
 def _finished(run: Run, name: str, model: keras.Model) -> keras.Model:
@@ -466,92 +436,3 @@ def _calibration_sample(run: Run) -> np.ndarray:
 
 def _fed(run: Run, sample: np.ndarray) -> Iterator[np.ndarray]:
     return fed_batches(sample, functools.partial(fed, run.source))
-
-
-@contextlib.contextmanager
-def reading_errors_explained(source: ImageSource, *, advice: str = "") -> Iterator[None]:
-    """Raises reading errors as a `RunError`, without TensorFlow's tracebacks around them.
-
-    Args:
-        source: what is read in the block.
-        advice: what to do once the data can be read.
-
-    Raises:
-        RunError: see above.
-    """
-    try:
-        yield
-    except ReadingError as error:
-        raise RunError(f"{error}{advice}") from None
-    except tf.errors.OpError:
-        if source.reading_error is None:
-            raise
-        raise RunError(f"{source.reading_error}{advice}") from None
-
-
-# The errors of TensorFlow in a worker when another one has stopped answering.
-_OF_WORKERS = (
-    tf.errors.UnavailableError,
-    tf.errors.AbortedError,
-    tf.errors.CancelledError,
-    tf.errors.DeadlineExceededError,
-)
-_REFUSED = {
-    errno.EACCES,
-    errno.EDQUOT,
-    errno.EFBIG,
-    errno.EIO,
-    errno.ENOENT,
-    errno.ENOSPC,
-    errno.ENOTDIR,
-    errno.EPERM,
-    errno.EROFS,
-    errno.ESTALE,
-}
-
-
-@contextlib.contextmanager
-def outside_failures_explained(
-    folder: RunFolder, strategy: tf.distribute.Strategy
-) -> Iterator[None]:
-    """Raises failures outside the program as a `RunError`, without tracebacks around them.
-
-    Args:
-        folder: of the run.
-        strategy: that it trains under.
-
-    Raises:
-        RunError: another worker no longer answers, or the file system refuses to write.
-    """
-    try:
-        yield
-    except tf.errors.OpError as error:
-        if is_about_a_file(error, folder.path):
-            raise _refused(folder, _last_line(error.message)) from error
-        is_of_workers = isinstance(error, _OF_WORKERS) or "Collective" in error.message
-        if shard_of(strategy).workers > 1 and is_of_workers:
-            raise RunError(
-                "distribution: another worker no longer answers "
-                f"({_last_line(error.message)}), expected all of them until the run ends; start "
-                "the same command on all of them again: the run resumes from its last checkpoint."
-            ) from error
-        raise
-    except OSError as error:
-        if error.errno not in _REFUSED:
-            raise
-        raise _refused(folder, error.strerror or str(error)) from error
-
-
-def _refused(folder: RunFolder, reason: str) -> RunError:
-    return RunError(
-        f"run folder {folder.path}: can no longer be written to ({reason}), expected a writable "
-        "one until the run ends; free some space, or fix its permissions.\n"
-        "Then the same command resumes from the last checkpoint."
-    )
-
-
-def _last_line(message: str) -> str:
-    """The message of an error, without the place in the graph."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    told = [line for line in lines if line.startswith("Collective ops is aborted")] or lines[:1]
-    return told[0] if told else "no reason given"

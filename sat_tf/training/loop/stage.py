@@ -1,5 +1,6 @@
 """One stage of training: compile, fit, and hand back a plain model."""
 
+import contextlib
 import dataclasses
 import math
 import zlib
@@ -15,27 +16,31 @@ from sat_tf.loading.load import load_model
 from sat_tf.messages import RunError, say
 from sat_tf.output_folder import CONFIG, FLOAT_MODEL
 from sat_tf.qat.calibrate import estimate_statistics
-from sat_tf.report.layers import SAMPLE
 from sat_tf.training.config.config import Config, config_text
 from sat_tf.training.config.sections import AUTO, TRIED_RATES, StageConfig
 from sat_tf.training.data.source import ImageSource
-from sat_tf.training.interruption import Interruption
 from sat_tf.training.loop.callbacks import (
-    BestWeights,
-    CheckpointSaver,
-    ProgressBar,
-    Recorder,
-    StopWhenNotFinite,
+    Backup,
+    BestEpoch,
+    EpochFacts,
+    EpochLog,
     kept_current,
     settling,
 )
+from sat_tf.training.loop.divergence import StopWhenNotFinite
 from sat_tf.training.recipes.recipes import StageRecipes, agreement_of, stage_recipes
-from sat_tf.training.state.checkpoints import Checkpoints
 from sat_tf.training.state.history import EPOCHS, EpochMetrics, logged
-from sat_tf.training.state.run_folder import CHECKPOINTS, RateTrial, RunFolder, settled, write_trial
+from sat_tf.training.state.run_folder import (
+    CHECKPOINTS,
+    TENSORBOARD,
+    RateTrial,
+    RunFolder,
+    settled,
+    write_trial,
+)
 from sat_tf.training.step.distribution import distributed, from_first_worker
 from sat_tf.training.step.learner import Agreement, Learner, training_copy
-from sat_tf.training.step.schedule import Position, StagePlan, make_optimizer
+from sat_tf.training.step.schedule import make_optimizer
 
 _HELD_OUT_BATCH_SIZE = 256
 # A trial of learning rates takes so many steps, and is judged by so many images.
@@ -57,8 +62,6 @@ class Run:
         strategy: under which strategy to train.
         console: where to show progress.
         writes: whether this process writes the folder.
-        records: where this process writes metrics and curves; None is the folder.
-        interruption: whether the run has been asked to stop.
         rows: the metrics so far; every epoch appends one.
         is_verbose: whether all is printed that is to be known of the file.
     """
@@ -69,8 +72,6 @@ class Run:
     strategy: tf.distribute.Strategy
     console: Console
     writes: bool = True
-    records: RunFolder | None = None
-    interruption: Interruption = dataclasses.field(default_factory=Interruption)
     rows: list[EpochMetrics] = dataclasses.field(default_factory=list)
     is_verbose: bool = True
 
@@ -102,7 +103,7 @@ def train_stage(
     model: keras.Model,
     settle: Callable[[keras.Model], object] | None = None,
 ) -> Candidate:
-    """Trains a model through one stage, or through what is left of it after an interruption.
+    """Trains a model through one stage, or from the end of the last epoch that is saved.
 
     Args:
         run: what it is a stage of.
@@ -116,22 +117,12 @@ def train_stage(
         step, or the best epoch, which is then given too; see `Run.keeps_best`.
 
     Raises:
-        RunError: the loss or a logit is non-finite, or a checkpoint cannot be written or read.
-        Stopped: the run has been asked to stop, and a checkpoint is written.
+        RunError: the loss or a logit is non-finite, or a checkpoint cannot be read.
+        KeyboardInterrupt: says which epoch is saved.
     """
-    config, stages = run.config.training, run.config.stages.by_name()
-    stage = stages[name]
-    per_epoch = {key: one.steps_per_epoch(run.source.num_train) for key, one in stages.items()}
-    before = list(stages)[: list(stages).index(name)]
-    if config.float_model is not None and "float" in before:
-        before.remove("float")  # it is not trained
-    plan = StagePlan(
-        stage=name,
-        batch_size=stage.batch_size,
-        steps_per_epoch=per_epoch[name],
-        total_steps=stage.total_steps(per_epoch[name]),
-        steps_before=sum(stages[key].total_steps(per_epoch[key]) for key in before),
-    )
+    config, stage = run.config.training, run.config.stages.by_name()[name]
+    steps_per_epoch = stage.steps_per_epoch(run.source.num_train)
+    total_steps = stage.total_steps(steps_per_epoch)
     # Every worker has prepared its start by itself; they must be equal to the last bit.
     weights = from_first_worker(run.strategy, model.get_weights())
     # Layers without a seed of their own take one here, independent of what ran before.
@@ -149,7 +140,7 @@ def train_stage(
             run.config,
             name,
             trained,
-            total_steps=plan.total_steps,
+            total_steps=total_steps,
             source=run.source,
             folder=run.folder,
             writes=run.writes,
@@ -164,125 +155,122 @@ def train_stage(
             agreement=recipes.agreement,
             after_step=recipes.after_step,
         )
-        # The learner's checkpoints include it.
-        learner.best = BestWeights(trained) if run.keeps_best(name) else None
-        optimizer = make_optimizer(stage, plan.steps_per_epoch, precision=config.precision)
+        optimizer = make_optimizer(stage, steps_per_epoch, precision=config.precision)
         learner.compile(optimizer=optimizer, jit_compile=config.jit_compile)
         learner.optimizer.build(trained.trainable_variables)
-        checkpoints = Checkpoints(
-            run.folder.path / CHECKPOINTS / name,
-            learner,
-            keep=config.keep_checkpoints,
-            writes=run.writes,
+
+    backup = Backup(run.folder.file(CHECKPOINTS) / name)
+    done = _saved_epochs(run, backup)
+    log = EpochLog(run.folder, name, run.rows, epochs=done, writes=run.writes)
+    around_measuring = [*recipes.callbacks]
+    if run.keeps_best(name) and settle is not None:
+        around_measuring.append(settling(trained, settle))
+    around_measuring += kept_current(trained)
+    held_out = {
+        "x": distributed(
+            run.strategy,
+            lambda shard: run.source.held_out_batches(batch_size=_HELD_OUT_BATCH_SIZE, shard=shard),
+        ),
+        "steps": -(-run.source.num_test // _HELD_OUT_BATCH_SIZE),
+    }
+    if done:
+        run.say(f"Resuming the {name} stage from the end of epoch {done}.")
+        backup.set_model(learner)
+        backup.on_train_begin()
+    elif name != "float":
+        # The start of a stage is measured as its epochs are; it is epoch 0.
+        measured = learner.evaluate(
+            **held_out, callbacks=around_measuring, verbose=0, return_dict=True
         )
-    start = checkpoints.restore() or Position()
-    own = [start.epoch, start.step]
-    first = [int(number) for number in from_first_worker(run.strategy, own)]
-    if first != own:
-        raise RunError(
-            f"{checkpoints.folder}: would resume here at epoch {own[0] + 1}, step {own[1]}, "
-            f"and on the first machine at epoch {first[0] + 1}, step {first[1]}; expected one run "
-            "folder for all; put it on a file system that they share."
-        )
-    plan = dataclasses.replace(plan, start=start)
-    of_stage = [*recipes.callbacks]
-    if learner.best is not None:
-        of_stage = [learner.best.measured(), *of_stage]
-        of_stage += [] if settle is None else [settling(trained, settle)]
-    _fit(run, plan, trained, learner, checkpoints, of_stage)
+        values = logged(EPOCHS, {f"val_{key}": value for key, value in measured.items()})
+        log.on_train_begin()
+        log.add(EpochMetrics(stage=name, epoch=0, step=0, **values))
+        log.on_train_end()
+        run.say(f"{name:9}  before training: {run.held_out(measured)}")
+
+    best = None
+    if run.keeps_best(name):
+        best = BestEpoch(backup.folder, [row for row in run.rows if row.stage == name])
+        best.set_model(learner)
+    callbacks = [
+        *([] if best is None else [best]),
+        *around_measuring,
+        StopWhenNotFinite(name, run.source, backup),
+        keras.callbacks.ProgbarLogger(count_mode="steps"),
+        EpochFacts(trained, steps_per_epoch=steps_per_epoch, total_steps=total_steps),
+        keras.callbacks.TensorBoard(str(run.folder.file(TENSORBOARD) / name), write_graph=False),
+        log,
+        backup,  # last: what comes before is of the same epoch, and is done again if it is lost
+    ]
+    whole, rest = divmod(total_steps, steps_per_epoch)
+    run.say(f"{name:9}  training, {total_steps:,} steps of {stage.batch_size:,} images")
+    try:
+        for epochs, steps in ((whole, steps_per_epoch), (whole + 1, rest)):
+            if steps and done < epochs:
+                _fit(run, learner, stage.batch_size, held_out, callbacks, (done, epochs, steps))
+                done = epochs
+    except KeyboardInterrupt as interrupt:
+        raise type(interrupt)(_saved(name, backup.epochs)) from None
+
     if recipes.finish is not None:
         recipes.finish()
-    if learner.best is not None:
-        learner.best.restore()
-    return None if learner.best is None else learner.best.epoch, training_copy(trained)
+    if best is None:
+        return None, training_copy(trained)
+    if best.epoch:
+        best.restore()
+    else:
+        trained.set_weights(weights)
+    return best.epoch, training_copy(trained)
+
+
+def _saved_epochs(run: Run, backup: Backup) -> int:
+    """How many epochs of a stage are saved: the same on all workers."""
+    own = backup.epochs
+    first = int(from_first_worker(run.strategy, [own])[0])
+    if first != own:
+        raise RunError(
+            f"{backup.folder}: would resume here behind epoch {own}, and on the first machine "
+            f"behind epoch {first}; expected one run folder for all; put it on a file system that "
+            "they share."
+        )
+    return own
+
+
+def _saved(name: str, epochs: int) -> str:
+    if not epochs:
+        return f"no epoch of the {name} stage was finished: the same command begins it again"
+    return f"epoch {epochs} of the {name} stage is saved: the same command resumes behind it"
 
 
 def _fit(
     run: Run,
-    plan: StagePlan,
-    trained: keras.Model,
     learner: Learner,
-    checkpoints: Checkpoints,
-    of_stage: Sequence[keras.callbacks.Callback],
+    batch_size: int,
+    held_out: Mapping[str, Any],
+    callbacks: Sequence[keras.callbacks.Callback],
+    place: tuple[int, int, int],
 ) -> None:
-    """Trains through the steps that a stage has left, and measures and records as it goes."""
-    name, is_resumed = plan.stage, plan.start > Position()
-    if is_resumed:
-        run.say(
-            f"Resuming the {name} stage from epoch {plan.start.epoch + 1}, step "
-            f"{plan.start.step + 1}."
+    """Trains from the end of one epoch to that of another, each of so many steps."""
+    done, epochs, steps = place
+    verbose = 0 if run.console.quiet else 1 if run.console.is_terminal else 2
+    with contextlib.redirect_stdout(run.console.file):
+        learner.fit(
+            _training_batches(run, batch_size, first_epoch=done),
+            initial_epoch=done,
+            epochs=epochs,
+            steps_per_epoch=steps,
+            validation_data=held_out["x"],
+            validation_steps=held_out["steps"],
+            callbacks=[*callbacks],
+            verbose=verbose,
         )
-    run.rows[:] = [
-        row
-        for row in run.rows
-        if row.stage != name or (is_resumed and row.epoch <= plan.start.epoch)
-    ]
-    around_measuring = [*of_stage, *kept_current(learner.student)]
-    held_out = distributed(
-        run.strategy,
-        lambda shard: run.source.held_out_batches(batch_size=_HELD_OUT_BATCH_SIZE, shard=shard),
-    )
-    held_out_steps = -(-run.source.num_test // _HELD_OUT_BATCH_SIZE)
-    recorder = Recorder(
-        plan,
-        trained,
-        run.records or run.folder,
-        rows=run.rows,
-        sample=run.source.training_sample(SAMPLE, seed=run.config.seed),
-    )
-    if name != "float" and not is_resumed:
-        # The start of a stage is measured as its epochs are; it is epoch 0.
-        found = learner.evaluate(
-            held_out,
-            steps=held_out_steps,
-            callbacks=around_measuring,
-            verbose=0,
-            return_dict=True,
-        )
-        recorder.add_epoch(
-            EpochMetrics(
-                stage=name,
-                epoch=0,
-                step=0,
-                **logged(EPOCHS, {f"val_{name}": value for name, value in found.items()}),
-            )
-        )
-        run.say(f"{name:9}  before training: {run.held_out(found)}")
-    saver = CheckpointSaver(
-        checkpoints, run.interruption, run.config.training, flush=recorder.flush
-    )
-    progress = ProgressBar(plan, console=run.console)
-    with recorder, progress:
-        for position, epochs, steps in plan.parts():
-            saver.set_model(learner)
-            saver.start_at(position, steps)
-            learner.fit(
-                _training_batches(run, plan.batch_size, position),
-                initial_epoch=position.epoch,
-                epochs=position.epoch + epochs,
-                steps_per_epoch=steps,
-                validation_data=held_out,
-                validation_steps=held_out_steps,
-                callbacks=[
-                    *around_measuring,
-                    StopWhenNotFinite(name, run.source, checkpoints),
-                    recorder,
-                    progress,
-                    saver,  # last, because it may stop the run
-                ],
-                verbose=0,
-            )
 
 
-def _training_batches(run: Run, batch_size: int, start: Position) -> tf.data.Dataset:
+def _training_batches(run: Run, batch_size: int, *, first_epoch: int = 0) -> tf.data.Dataset:
     return distributed(
         run.strategy,
         lambda shard: run.source.training_batches(
-            batch_size=batch_size,
-            seed=run.config.seed,
-            first_epoch=start.epoch,
-            first_step=start.step,
-            shard=shard,
+            batch_size=batch_size, seed=run.config.seed, first_epoch=first_epoch, shard=shard
         ),
     )
 
@@ -338,7 +326,7 @@ def _with_chosen_rate(
 
         cooling = keras.callbacks.LambdaCallback(on_train_batch_begin=cool)
         learner.fit(
-            _training_batches(run, stage.batch_size, Position()),
+            _training_batches(run, stage.batch_size),
             steps_per_epoch=_TRIED_STEPS,
             callbacks=[*kept_current(trained), cooling],
             verbose=0,

@@ -15,6 +15,7 @@ import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
 from sat_tf.output_folder import FLOAT_MODEL
+from sat_tf.presentation.tables import write_table
 from sat_tf.qat.wrapper import QuantizedLayer, weight_quantizer
 from sat_tf.quantizers.protocol import WeightQuantizer
 from sat_tf.training.config.config import Config
@@ -477,9 +478,9 @@ class OscillationLog(keras.callbacks.Callback):
             logs["frozen"] = sum(count.frozen for count in counts) / weights
         if self.folder is not None:
             # A resumed run writes the rows of later epochs again.
-            before = [row for row in OscillationCount.read(self.folder) if row.epoch <= epoch]
-            table = OscillationCount.to_csv([*before, *counts])
-            self.folder.write_text(OSCILLATIONS, table)
+            rows = [row for row in OscillationCount.read(self.folder) if row.epoch <= epoch]
+            cells = map(dataclasses.astuple, [*rows, *counts])
+            self.folder.write_text(OSCILLATIONS, write_table(OscillationCount.columns(), cells))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -3,8 +3,7 @@
 import dataclasses
 import math
 import operator
-import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sat_tf import output_folder
@@ -17,12 +16,11 @@ from sat_tf.training.state import run_folder
 from sat_tf.training.state.history import (
     ACCURACY,
     EPOCHS,
+    LEVEL,
     LOSS,
     RATE,
     SAME_ANSWERS,
-    STEPS,
     EpochMetrics,
-    StepMetrics,
 )
 from sat_tf.training.state.run_folder import RunFolder, read_trials
 from sat_tf.yaml_text import load_yaml
@@ -38,7 +36,7 @@ def write_curves(folder: RunFolder) -> None:
     if not epochs:
         return
     settings = _settings(folder)
-    curves = learning_curves(epochs, StepMetrics.read(folder), targets=_targets(settings))
+    curves = learning_curves(epochs, targets=_targets(settings))
     shown = (ACCURACY, SAME_ANSWERS, LOSS)
     drawn = [one for title in shown for one in curves if one.title == title]
     with folder.written(run_folder.CURVES) as temporary:
@@ -74,8 +72,8 @@ def write_report(folder: RunFolder) -> None:
         RunError: a file of the folder cannot be read, or the page cannot be written.
     """
     settings = _settings(folder)
-    epochs, steps = EpochMetrics.read(folder), StepMetrics.read(folder)
-    curves = learning_curves(epochs, steps, targets=_targets(settings)) if epochs or steps else []
+    epochs = EpochMetrics.read(folder)
+    curves = learning_curves(epochs, targets=_targets(settings)) if epochs else []
     training: dict[str, str] = {}
     if folder.file(output_folder.RESULTS).exists():
         results, trial = Results.read(folder), read_trials(folder).get("quantized")
@@ -138,6 +136,7 @@ _CHARTS: dict[str, tuple[str, float, dict[str, Any]]] = {
     ACCURACY: ("accuracy in percent", 100.0, {"least": 0.0, "most": 100.0}),
     SAME_ANSWERS: ("agreement in percent", 100.0, {"least": 0.0, "most": 100.0}),
     RATE: ("learning rate", 1.0, {"from_zero": True}),
+    LEVEL: ("clipping level", 1.0, {"from_zero": True}),
 }
 # This stands below the chart of a run whose training asks for more than the labels, or for less.
 _OTHER_LOSS = (
@@ -146,115 +145,37 @@ _OTHER_LOSS = (
 )
 
 
-def learning_curves(
-    epochs: Sequence[EpochMetrics], steps: Sequence[StepMetrics], *, targets: str = ""
-) -> list[LineChart]:
-    """Loss, accuracy, learning rate and clipping levels over all stages, with a gap between stages.
+def learning_curves(epochs: Sequence[EpochMetrics], *, targets: str = "") -> list[LineChart]:
+    """The charts of metrics that have points, over all stages, with a gap between stages.
 
     Args:
-        epochs: the rows of the metrics file; they give the held-out images.
-        steps: the rows of the steps file; without any, the epochs' means are drawn.
+        epochs: the rows of the metrics file.
         targets: what is asked of the model in training beside the labels, in words; "" for nothing.
     """
-    starts = _starts(epochs, steps)
+    starts = _starts(epochs)
     stages = [(float(start), name.replace("_", " ")) for name, start in starts.items()]
-
     lines: dict[str, list[Line]] = {title: [] for title in _CHARTS}
     for name, metric in EPOCHS.items():
         if not metric.chart:
             continue
-        by_step = [step for step, other in STEPS.items() if other == metric]
-        found = [
-            (row.stage, row.step_of_run, getattr(row, step)) for step in by_step for row in steps
-        ]
-        by_epoch = [(row.stage, starts[row.stage] + row.step, getattr(row, name)) for row in epochs]
-        unit = _CHARTS[metric.chart][1]
-        if points := _points(found, unit) or _points(by_epoch, unit):
+        values = [(row.stage, starts[row.stage] + row.step, getattr(row, name)) for row in epochs]
+        if points := _points(values, _CHARTS[metric.chart][1]):
             lines[metric.chart].append(dataclasses.replace(metric.line, points=points))
-    levels = clipping_lines(steps)
-    num_levels = len({name for row in steps for name in row.clipping_levels})
-    some = f" Of {num_levels} tensors, those that move most are named." if levels else ""
     return [
-        *(
-            LineChart(
-                title=title,
-                lines=lines[title],
-                stages=stages,
-                summary=_ends(what, lines[title]),
-                caption=_OTHER_LOSS.format(targets) if targets and title == LOSS else "",
-                **options,
-            )
-            for title, (what, _, options) in _CHARTS.items()
-            if lines[title] or title not in (ACCURACY, SAME_ANSWERS)
-        ),
         LineChart(
-            title="Clipping levels",
-            lines=levels,
+            title=title,
+            lines=lines[title],
             stages=stages,
-            logarithmic=True,
-            summary=_ends("clipping levels", [line for line in levels if not line.dashed]) + some,
-            caption=some.strip() if num_levels > _MOST_MOVING else "",
-        ),
-    ]
-
-
-_MOVING = ("var(--kind0)", "var(--kind1)", "var(--kind2)", "var(--kind3)")
-_MOST_MOVING = len(_MOVING)
-
-
-def clipping_lines(steps: Sequence[StepMetrics]) -> list[Line]:
-    """The clipping levels that move most; of many, also their largest, median and smallest.
-
-    How far a level moves is the ratio of its largest and its smallest value in the run.
-    """
-    names = list(dict.fromkeys(name for row in steps for name in row.clipping_levels))
-    of_name = {
-        name: _points(
-            [(row.stage, row.step_of_run, row.clipping_levels.get(name)) for row in steps]
+            summary=_ends(what, lines[title]),
+            caption=_OTHER_LOSS.format(targets) if targets and title == LOSS else "",
+            **options,
         )
-        for name in names
-    }
-    moved = sorted(names, key=lambda name: -_span(of_name[name]))[:_MOST_MOVING]
-    lines = [
-        Line(label=name, points=of_name[name], colour=colour)
-        for name, colour in zip(sorted(moved, key=names.index), _MOVING, strict=False)
-    ]
-    if len(names) <= _MOST_MOVING:
-        return lines
-
-    def over_layers(value: Callable[[Collection[float]], float]) -> list[Point]:
-        return _points(
-            [
-                (row.stage, row.step_of_run, value(row.clipping_levels.values()))
-                for row in steps
-                if row.clipping_levels
-            ]
-        )
-
-    smallest, largest = over_layers(min), over_layers(max)
-    between = (largest[-1][0], math.nan)
-    return [
-        Line(
-            label=f"median of {len(names)}",
-            points=over_layers(statistics.median),
-            colour="var(--soft)",
-        ),
-        Line(
-            label="smallest and largest",
-            points=[*largest, between, *smallest],
-            colour="var(--soft)",
-            dashed=True,
-        ),
-        *lines,
+        for title, (what, _, options) in _CHARTS.items()
+        if lines[title]
     ]
 
 
-def _span(points: Sequence[Point]) -> float:
-    levels = [level for _, level in points if level > 0]  # also leaves NaN out
-    return math.log(max(levels) / min(levels)) if levels else 0.0
-
-
-def _points(values: Sequence[tuple[str, int, float | None]], unit: float = 1.0) -> list[Point]:
+def _points(values: Sequence[tuple[str, int, float | None]], unit: float) -> list[Point]:
     """Points from stage, step and value, times `unit`, with a gap where another stage begins."""
     points: list[Point] = []
     last = None
@@ -276,12 +197,11 @@ def _ends(what: str, lines: Sequence[Line]) -> str:
     return f"The {what} over the steps of the run: {'; '.join(ends)}." if ends else ""
 
 
-def _starts(epochs: Sequence[EpochMetrics], steps: Sequence[StepMetrics]) -> dict[str, int]:
+def _starts(epochs: Sequence[EpochMetrics]) -> dict[str, int]:
     """The step of the run after which each stage starts, in order."""
     lengths: dict[str, int] = {}
-    places = [(row.stage, row.step) for row in epochs] + [(row.stage, row.step) for row in steps]
-    for stage, step in places:
-        lengths[stage] = max(lengths.get(stage, 0), step)
+    for row in epochs:
+        lengths[row.stage] = max(lengths.get(row.stage, 0), row.step)
     starts, before = {}, 0
     for stage, length in lengths.items():
         starts[stage] = before

@@ -24,7 +24,6 @@ _OF_PAPER = {
 _WITHOUT_EFFECT: dict[str, Any] = {
     "name": True,
     "distribution": True,
-    "training": {"checkpoint_minutes", "checkpoint_steps", "keep_checkpoints"},
 }
 
 

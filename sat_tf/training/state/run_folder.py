@@ -33,7 +33,6 @@ ENVIRONMENT = "environment.json"
 METRICS = "metrics.csv"
 RATES = "rates.json"  # learning rates that were tried, and which of them was chosen
 OSCILLATIONS = "oscillations.csv"
-STEPS = "steps.csv"
 TENSORBOARD = "tensorboard"  # a folder
 CURVES = "curves.png"
 # How far the run has come, and what it takes to resume within a stage.
@@ -49,7 +48,6 @@ FILES = (
     METRICS,
     RATES,
     OSCILLATIONS,
-    STEPS,
     TENSORBOARD,
     CURVES,
     FLOAT_MODEL,
@@ -102,10 +100,7 @@ def is_about_a_file(error: Exception, folder: pathlib.Path) -> bool:
 
 
 # Settings that do not change what a run computes, and may differ when it resumes.
-_MAY_DIFFER = {
-    f"training.{name}"
-    for name in ("checkpoint_minutes", "checkpoint_steps", "keep_checkpoints", "trust_model")
-}
+_MAY_DIFFER = {"training.trust_model"}
 
 
 class _Metrics(BaseModel):
@@ -175,7 +170,7 @@ class RunState:
             name
             for stage in later
             for name, pattern in (
-                (f"{CHECKPOINTS}/{stage}", f"{CHECKPOINTS}/{stage}/ckpt-*"),
+                (f"{CHECKPOINTS}/{stage}", f"{CHECKPOINTS}/{stage}/*"),
                 (MODELS[stage], MODELS[stage]),
             )
             if any(self.folder.path.glob(pattern))
@@ -190,7 +185,7 @@ class RunState:
         if model.exists():
             warnings.warn(
                 f"{file}: received {received} beside {model.name}: the {missing} stage is trained "
-                "again, from its last checkpoint if there is one",
+                "again, from the last epoch that is saved, if any",
                 stacklevel=2,
             )
 

@@ -188,8 +188,6 @@ ImageLoss = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
 # the classes that the images are to have (batch,), int32, and the loss of each, as ImageLoss does.
 Agreement = Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 
-_SIGNALS = ("stop", "save")
-
 
 def score_of(logs: Mapping[str, Any]) -> Score:
     """The share that the learner of some logs compares models by.
@@ -215,8 +213,7 @@ class Learner(keras.Model):
 
     Its logs are `loss` (mean over the images of the epoch so far, regularization included) and
     those of `accuracy_metrics`, or for images without labels `agreement`; in training also
-    `data_loss` (the mean without regularization), `batch_loss` (of the last batch alone), and how
-    many processes have raised the signals `stop` and `save`, the same on all of them.
+    `data_loss` (the mean without regularization), and `batch_loss` (of the last batch alone).
 
     Args:
         student: the model that is trained.
@@ -244,8 +241,6 @@ class Learner(keras.Model):
         self.image_loss = image_loss
         self.agreement = agreement
         self.after_step = list(after_step)
-        # Its checkpoints hold the best weights so far, where a stage keeps them.
-        self.best: Any = None
         # Every replica returns the same from a step.
         self.distribute_reduction_method = "first"
         self._loss = keras.metrics.Mean("loss")
@@ -254,13 +249,7 @@ class Learner(keras.Model):
             accuracy_metrics(student) if agreement is None else [Top1(name=AGREEMENT.name)]
         )
         self._random_generators = RandomGenerators(student)
-        self._signals = tf.Variable(
-            tf.zeros(len(_SIGNALS)),
-            trainable=False,
-            synchronization=tf.VariableSynchronization.ON_READ,
-            aggregation=tf.VariableAggregation.SUM,
-            name="signals",
-        )
+        self.built = True  # Keras' backup warns of a model that is not
 
     def call(self, inputs: tf.Tensor, training: Any = None) -> tf.Tensor:
         """Logits in float32 for images of any type."""
@@ -281,11 +270,12 @@ class Learner(keras.Model):
             of_batch = tf.reduce_sum(losses) / self.batch_size
             penalty = tf.add_n([tf.constant(0.0), *self.student.losses])
             objective = of_batch + penalty / context.num_replicas_in_sync
-        shared = tf.concat([of_batch[None], tf.convert_to_tensor(self._signals)], axis=0)
+        batch_loss = of_batch
         if context.num_replicas_in_sync > 1:
-            shared = context.all_reduce(tf.distribute.ReduceOp.SUM, shared)
+            batch_loss = context.all_reduce(tf.distribute.ReduceOp.SUM, of_batch)
+        batch_loss += penalty
         # A non-finite loss must not spread over all variables, which would hide where it came from.
-        sound = tf.math.is_finite(shared[0] + penalty)
+        sound = tf.math.is_finite(batch_loss)
         variables = self.student.trainable_variables
         gradients = self.optimizer.compute_gradients(objective, variables, tape)
         self.optimizer.apply_gradients(
@@ -298,8 +288,7 @@ class Learner(keras.Model):
         return {
             **self._measure(labels, logits, losses + penalty),
             "data_loss": self._data_loss.result(),
-            "batch_loss": shared[0] + penalty,
-            **{name: shared[1 + index] for index, name in enumerate(_SIGNALS)},
+            "batch_loss": batch_loss,
         }
 
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
@@ -317,19 +306,6 @@ class Learner(keras.Model):
             return labels, image_loss(images, labels, logits)
         classes, losses = self.agreement(images, logits)
         return tf.where(labels >= 0, classes, labels), losses
-
-    def signal(self, name: str) -> None:
-        """Raises a signal, which all processes see in the logs of their next step.
-
-        Args:
-            name: "stop" or "save".
-        """
-        raised = [float(known == name) for known in _SIGNALS]
-        self._signals.assign(tf.maximum(self._signals.read_value(), tf.constant(raised)))
-
-    def clear_signals(self) -> None:
-        """Takes this process's signals back."""
-        self._signals.assign(tf.zeros(len(_SIGNALS)))
 
     @property
     def measured_images(self) -> int:
