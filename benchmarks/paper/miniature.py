@@ -30,7 +30,7 @@ from sat_tf.training.reproduction import run as paper_run
 from sat_tf.training.reproduction.record import Outcome, read_outcomes
 from sat_tf.training.reproduction.run import Job, plan
 from sat_tf.training.state import run_folder
-from sat_tf.training.state.history import StepMetrics
+from sat_tf.training.state.history import EpochMetrics
 from sat_tf.training.state.run_folder import RunFolder
 
 _FULL = flags.DEFINE_bool("full", False, "all groups of trainings, with seeds 0, 1 and 2")
@@ -299,13 +299,13 @@ def curves(outcomes: Iterable[Outcome], folder: pathlib.Path) -> list[Curve]:
     """The curves of those runs whose files the folder has."""
 
     def read(outcome: Outcome) -> Curve:
-        steps = StepMetrics.read(RunFolder(folder / outcome.run))
-        levels = [list(step.clipping_levels.values()) for step in steps]
+        rows = [row for row in EpochMetrics.read(RunFolder(folder / outcome.run)) if row.epoch]
+        before = max((row.step for row in rows if row.stage == "float"), default=0)
         return Curve(
             outcome.row,
-            [step.step_of_run for step in steps],
-            [100.0 * step.top1 for step in steps],
-            [statistics.fmean(found) for found in levels if found],
+            [row.step + (0 if row.stage == "float" else before) for row in rows],
+            [100.0 * row.train_top1 for row in rows],
+            [row.clipping_level for row in rows if row.clipping_level is not None],
         )
 
     return [curve for curve in map(read, outcomes) if curve.steps]

@@ -531,7 +531,7 @@ def test_training_that_breaks_is_an_error_and_leaves_whole_files_only(
     assert main.main([*arguments, "--set", "stages.float.base_learning_rate=4e9"]) == 2
     assert "float stage, epoch" in capsys.readouterr().err
     left = {path.name for path in (tmp_path / "run").iterdir()}
-    text = {"config.yaml", "environment.json", "state.json", "metrics.csv", "steps.csv"}
+    text = {"config.yaml", "environment.json", "state.json", "metrics.csv"}
     text |= {"labels.txt", "preprocessing.json"}
     assert left <= {*text, "tensorboard", ".lock"}
 

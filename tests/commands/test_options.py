@@ -11,7 +11,6 @@ from sat_tf.commands.options import open_folder
 from sat_tf.commands.train import unless_stopped
 from sat_tf.export.lowering import packing
 from sat_tf.messages import RunError
-from sat_tf.training.interruption import Stopped
 
 
 def test_a_folder_is_created_with_its_parents(tmp_path):
@@ -43,23 +42,27 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("files", "is_saved", "said"),
+    ("files", "words", "said"),
     [
-        ([], False, "Stopped as asked; no run had begun."),
-        (["config.yaml"], True, "everything is saved in {}: the same command resumes."),
-        (["config.yaml"], False, "and the same command resumes: what was under way begins again."),
+        ([], "", "Stopped as asked; no run had begun."),
+        (
+            ["config.yaml"],
+            "epoch 3 of the float stage is saved",
+            "{}: epoch 3 of the float stage is saved.",
+        ),
+        (["config.yaml"], "", "and the same command resumes: what was under way begins again."),
         (
             ["config.yaml", "reconstruction.npz"],
-            False,
+            "",
             "begins again, but for the finished blocks of the reconstruction.",
         ),
     ],
 )
 def test_ctrl_c_fails_and_says_what_is_saved_and_what_begins_again(
-    files, is_saved, said, tmp_path, capsys
+    files, words, said, tmp_path, capsys
 ):
     def stopped():
-        raise Stopped(by_keyboard=True, is_saved=is_saved)
+        raise KeyboardInterrupt(*[words] if words else [])
 
     folder = tmp_path / "run"
     folder.mkdir()

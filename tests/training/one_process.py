@@ -15,12 +15,13 @@ import numpy as np
 import tf_keras as keras
 from rich.console import Console
 
+from sat_tf.interruption import end_on_signals
 from sat_tf.messages import RunError
 from sat_tf.training.config.config import parse_config
 from sat_tf.training.data.arrays import ArraySource
-from sat_tf.training.interruption import Interruption, Stopped
-from sat_tf.training.loop.runner import outside_failures_explained
+from sat_tf.training.loop.failures import outside_failures_explained
 from sat_tf.training.loop.stage import Run, train_stage
+from sat_tf.training.state.history import EpochMetrics
 from sat_tf.training.state.run_folder import RunFolder
 from sat_tf.training.step.distribution import make_strategy, shard_of, writes_files
 from sat_tf.training.step.learner import Learner
@@ -32,7 +33,7 @@ data: {name: digits}
 model: {name: mobilenet_v1}
 stages:
   float: {epochs: 8, batch_size: 32, base_learning_rate: 0.4, warmup_epochs: 1}
-training: {checkpoint_steps: 3, keep: last}
+training: {keep: last}
 """
 
 
@@ -50,7 +51,7 @@ def main(folder, method, overrides):
     strategy = make_strategy(config.distribution)
     keras.utils.set_random_seed(0)
     keras.backend.experimental.enable_tf_random_generator()
-    interruption = Interruption()
+    end_on_signals()
     run = Run(
         config=config,
         source=ArraySource(small_images(), shift_pixels=1),
@@ -58,7 +59,7 @@ def main(folder, method, overrides):
         strategy=strategy,
         console=Console(file=io.StringIO()),
         writes=writes_files(strategy),
-        interruption=interruption,
+        rows=EpochMetrics.read(RunFolder(folder)),
     )
     fit = Learner.fit
 
@@ -67,11 +68,10 @@ def main(folder, method, overrides):
 
     Learner.fit = reporting
     try:
-        failures = outside_failures_explained(run.folder, strategy)
-        with failures, interruption.catching_signals(), interruption.deferred():
+        with outside_failures_explained(run.folder, strategy):
             _, model = train_stage(run, "float", small_quantized_model(method))
-    except Stopped:
-        print("stopped", flush=True)
+    except KeyboardInterrupt as interrupt:
+        print(interrupt, flush=True)
         return 0
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -7,12 +7,13 @@ from sat_tf import output_folder
 from sat_tf.export.certificate.certificate import Certificate, ImagesFrom
 from sat_tf.export.certificate.outputs import OutputCount
 from sat_tf.export.certificate.runtimes import RuntimeCount, TensorCount
+from sat_tf.presentation.tables import write_table
 from sat_tf.report.layers import LayerRow
 from sat_tf.report.report import write_layers
 from sat_tf.report.results import Results
 from sat_tf.training.config.config import config_text, parse_config
 from sat_tf.training.state import run_folder
-from sat_tf.training.state.history import EpochMetrics, StepMetrics
+from sat_tf.training.state.history import EpochMetrics
 from sat_tf.training.state.run_folder import RunFolder
 
 HOSTILE = "<script>document.title='hostile'</script>"
@@ -20,27 +21,17 @@ STAGES = {"float": 60, "quantized": 80}
 _STEPS_PER_EPOCH = 20
 
 
+def write_rows(folder: RunFolder, rows: list[EpochMetrics]) -> None:
+    """Writes the metrics of a run."""
+    table = write_table(EpochMetrics.columns(), map(dataclasses.astuple, rows))
+    folder.write_text(run_folder.METRICS, table)
+
+
 def fill(folder: RunFolder, *, layer: str = "block_{}_relu", codes_differing: int = 0) -> RunFolder:
     """Writes the files that a report is made of."""
     names = [layer.format(index) for index in range(12)]
-    epochs, steps, before = [], [], 0
+    epochs, before = [], 0
     for stage, total in STAGES.items():
-        for step in range(5, total + 1, 5):
-            steps.append(
-                StepMetrics(
-                    stage=stage,
-                    step=step,
-                    step_of_run=before + step,
-                    learning_rate=0.1 * (1 + math.cos(math.pi * step / total)) / 2,
-                    loss=2.5 * math.exp(-(before + step - 5) / 40),
-                    data_loss=1.5 * math.exp(-(before + step - 5) / 40),
-                    top1=1 - math.exp(-(before + step) / 30),
-                    top5=1 - math.exp(-(before + step) / 10),
-                    clipping_levels={}
-                    if stage == "float"
-                    else {name: 2 + i + step / 50 for i, name in enumerate(names)},
-                )
-            )
         if stage != "float":
             epochs.append(EpochMetrics(stage=stage, epoch=0, step=0, held_out_top1=0.9))
         for step in range(_STEPS_PER_EPOCH, total + 1, _STEPS_PER_EPOCH):
@@ -57,12 +48,12 @@ def fill(folder: RunFolder, *, layer: str = "block_{}_relu", codes_differing: in
                     held_out_loss=2.2 * math.exp(-(before + step) / 45),
                     held_out_top1=1 - math.exp(-(before + step) / 35),
                     held_out_top5=0.999,
+                    clipping_level=None if stage == "float" else 2 + step / 50,
                     seconds=1.5,
                 )
             )
         before += total
-    folder.write_text(run_folder.METRICS, EpochMetrics.to_csv(epochs))
-    folder.write_text(run_folder.STEPS, StepMetrics.to_csv(steps))
+    write_rows(folder, epochs)
     config = parse_config("name: demo", ["data.name=digits", "model.name=mobilenet_v2"])
     folder.write_text(output_folder.CONFIG, config_text(config))
     folder.write_json(

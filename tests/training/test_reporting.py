@@ -1,6 +1,5 @@
 """A run shows its metrics file, curves, table and environment."""
 
-import csv
 import io
 import types
 
@@ -12,11 +11,12 @@ from rich.console import Console
 from sat_tf.messages import RunError
 from sat_tf.report.results import Results
 from sat_tf.training.data.arrays import ArraySource
-from sat_tf.training.loop.callbacks import StopWhenNotFinite
+from sat_tf.training.loop.divergence import StopWhenNotFinite
 from sat_tf.training.loop.start import describe_environment
 from sat_tf.training.report.run_report import write_curves
 from sat_tf.training.state.history import EpochMetrics
 from sat_tf.training.state.run_folder import METRICS, RunFolder
+from tests.training.report_folder import write_rows
 from tests.training.small import small_images, small_quantized_model
 
 LOGS = {"loss": 0.5, "top1": 0.9, "val_loss": 0.6, "val_top1": 0.8, "top5": 0.99, "val_top5": 0.95}
@@ -54,44 +54,23 @@ def rows():
     ]
 
 
-def test_the_metrics_file_has_a_header_and_a_row_an_epoch():
-    read = list(csv.DictReader(io.StringIO(EpochMetrics.to_csv(rows()))))
-    with_labels = [name for name in EpochMetrics.columns() if not name.endswith("agreement")]
-    assert list(read[0]) == with_labels
-    assert len(with_labels) == len(EpochMetrics.columns()) - 2
-    assert [(row["stage"], row["epoch"]) for row in read[2:4]] == [
-        ("float", "3"),
-        ("quantized", "1"),
-    ]
-    assert float(read[2]["loss"]) == pytest.approx(2 / 3, rel=1e-5)
+@pytest.mark.parametrize("text", ["stage,epoch\nfloat,1\n", "stage,epoch,step\nfloat,one,1\n"])
+def test_a_metrics_file_of_another_version_is_named(tmp_path, text):
+    folder = RunFolder(tmp_path)
+    folder.write_text(METRICS, text)
+    with pytest.raises(RunError, match=r"metrics\.csv: received a damaged file .* expected"):
+        EpochMetrics.read(folder)
 
 
-def test_the_metrics_file_reads_back():
-    assert EpochMetrics.from_csv(EpochMetrics.to_csv(rows()))[0] == rows()[0]
-    assert EpochMetrics.to_csv(
-        EpochMetrics.from_csv(EpochMetrics.to_csv(rows()))
-    ) == EpochMetrics.to_csv(rows())
-    assert EpochMetrics.from_csv("") == []
+def test_without_labels_agreement_compares_models():
     row = EpochMetrics(stage="quantized", epoch=0, step=0, held_out_agreement=0.5)
-    assert EpochMetrics.to_csv([row]).splitlines() == [
-        "stage,epoch,step,learning_rate,loss,data_loss,held_out_loss,train_agreement,"
-        "held_out_agreement,seconds",
-        "quantized,0,0,,,,,,0.5,",
-    ]
-    assert EpochMetrics.from_csv(EpochMetrics.to_csv([row])) == [row]
     assert row.held_out_score == 0.5
-
-
-@pytest.mark.parametrize("text", ["stage,epoch\nfloat,1\n", "stage,epoch\nfloat,one\n"])
-def test_a_metrics_file_of_another_version_is_named(text):
-    with pytest.raises(RunError, match=r"received a table that cannot be read .* expected"):
-        EpochMetrics.from_csv(text)
 
 
 @pytest.mark.parametrize("count", [1, 6])
 def test_the_curves_are_a_picture(tmp_path, count):
     folder = RunFolder(tmp_path)
-    folder.write_text(METRICS, EpochMetrics.to_csv(rows()[:count]))
+    write_rows(folder, rows()[:count])
     write_curves(folder)
     picture = matplotlib.image.imread(tmp_path / "curves.png")
     assert picture.shape[:2] == (736, 1664)
@@ -106,16 +85,16 @@ def test_the_curves_are_a_picture(tmp_path, count):
         ({"loss": 0.5, "batch_loss": 0.5, "top1": float("nan")}, "a logit"),
     ],
 )
-def test_a_loss_or_logit_that_is_not_finite_stops_the_stage_and_names_the_checkpoint(logs, what):
-    checkpoints = types.SimpleNamespace(latest="run/checkpoints/quantized/ckpt-3")
-    stop = StopWhenNotFinite("quantized", ArraySource(small_images()), checkpoints)
+def test_a_loss_or_logit_that_is_not_finite_stops_the_stage_and_says_what_is_saved(logs, what):
+    backup = types.SimpleNamespace(epochs=3)
+    stop = StopWhenNotFinite("quantized", ArraySource(small_images()), backup)
     optimizer = types.SimpleNamespace(iterations=tf.Variable(8))
     stop.set_model(types.SimpleNamespace(student=small_quantized_model(), optimizer=optimizer))
     stop.on_epoch_begin(2)
     stop.on_train_batch_end(6, {**LOGS, "batch_loss": 0.5})
     with pytest.raises(RunError, match=f"quantized stage, epoch 3, step 8: {what} is NaN or inf"):
         stop.on_train_batch_end(7, logs)
-    with pytest.raises(RunError, match=r"held-out images.*step 8.*\.base_learning_rate.*/ckpt-3"):
+    with pytest.raises(RunError, match=r"held-out images.*step 8.*base_learning_rate.*saved: 3\."):
         stop.on_test_batch_end(0, logs)
 
 

@@ -1,16 +1,17 @@
 """Runs that are killed, stopped, or spread over processes end like one that is left alone."""
 
+import re
 import signal
 
 import numpy as np
 import pytest
 
-from sat_tf.training.state.history import StepMetrics
+from sat_tf.training.state.history import EpochMetrics
 from sat_tf.training.state.run_folder import RunFolder
 from tests.methods import METHODS
 from tests.training import processes
 
-# 33 images do not divide evenly between two; 96 give two steps an epoch.
+# 33 images do not divide evenly between two; 96 give two steps an epoch, of which there are ten.
 UNEVEN = (
     "stages.float.batch_size=33",
     "stages.float.steps=20",
@@ -18,6 +19,8 @@ UNEVEN = (
 )
 WORKERS = ("distribution=multi_worker", *UNEVEN)
 KILLED_AT = int(np.random.RandomState(0).randint(5, 17))
+# The first step of the epoch that it was in, or of the one behind it.
+RESUMED_AT = {KILLED_AT // 2 * 2 + 1, (KILLED_AT + 1) // 2 * 2 + 1}
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +60,9 @@ def test_a_killed_run_goes_on_bit_for_bit(alone, tmp_path):
     processes.finish(running, status=-signal.SIGKILL)
     (rest,) = processes.finish(processes.start(tmp_path, *UNEVEN))
     losses, weights = alone
-    rows = StepMetrics.read(RunFolder(tmp_path))
-    assert [row.step for row in rows] == list(range(1, 21))  # neither a gap nor a step twice
-    assert 1 < min(rest) <= KILLED_AT + 2
+    rows = EpochMetrics.read(RunFolder(tmp_path))
+    assert [row.step for row in rows] == list(range(2, 21, 2))  # neither a gap nor an epoch twice
+    assert min(rest) in RESUMED_AT
     assert rest == {step: loss for step, loss in losses.items() if step in rest}
     expect_equal(processes.weights(tmp_path), weights)
 
@@ -81,17 +84,18 @@ def test_a_killed_run_of_every_method_goes_on_bit_for_bit(method, tmp_path):
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
 )
-def test_a_run_that_is_asked_to_stop_saves_after_that_very_step_and_goes_on(
+def test_a_run_that_is_asked_to_stop_says_which_epoch_is_saved_and_goes_on_behind_it(
     number, alone, tmp_path
 ):
-    running = processes.start(tmp_path, *UNEVEN, "training.checkpoint_steps=null")
-    kill(running, number)
-    (first,) = processes.finish(running)
+    (running,) = processes.start(tmp_path, *UNEVEN)
+    kill([running], number)
+    said, errors = running.communicate(timeout=600)
+    assert running.returncode == 0, errors[-4000:]
     assert not (tmp_path / "worker0.npz").exists()
-    (rest,) = processes.finish(processes.start(tmp_path, *UNEVEN, "training.checkpoint_steps=null"))
+    epoch = int(re.search(r"epoch (\d+) of the float stage is saved", said)[1])
+    (rest,) = processes.finish(processes.start(tmp_path, *UNEVEN))
     losses, weights = alone
-    assert min(rest) >= KILLED_AT + 1
-    assert {**first, **rest}.keys() <= losses.keys()
+    assert min(rest) == 2 * epoch + 1
     assert rest == {step: losses[step] for step in range(min(rest), 21)}
     expect_equal(processes.weights(tmp_path), weights)
 
@@ -117,6 +121,6 @@ def test_two_killed_processes_go_on_bit_for_bit(together, tmp_path):
     processes.finish(running, status=-signal.SIGKILL)
     rests = processes.finish(processes.start(tmp_path, *WORKERS, workers=2))
     losses, weights = together
-    assert 1 < min(rests[0]) <= KILLED_AT + 2
+    assert min(rests[0]) in RESUMED_AT
     assert rests[0] == rests[1] == {step: losses[step] for step in rests[0]}
     expect_equal(processes.weights(tmp_path), weights)

@@ -1,6 +1,6 @@
-"""The files of a run: folder, checkpoints, histories, classifiers.
+"""The files of a run: folder, metrics, classifiers.
 
 Resuming reads, in this order: `run_folder` (is it the same run, and which stage is next),
-`classifier_file` (the models of finished stages), `checkpoints` (weights, optimizer, metrics and
-position of the stage in training), `history` (curves, cut back to that position).
+`classifier_file` (the models of finished stages), `loop.callbacks.Backup` (the last epoch of the
+stage in training), `history` (the metrics, cut back to that epoch).
 """

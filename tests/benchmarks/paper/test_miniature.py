@@ -10,7 +10,9 @@ from sat_tf.messages import RunError
 from sat_tf.training.loop import runner
 from sat_tf.training.reproduction.library import entries
 from sat_tf.training.reproduction.record import read_outcomes
-from sat_tf.training.state.history import StepMetrics
+from sat_tf.training.state.history import EpochMetrics
+from sat_tf.training.state.run_folder import RunFolder
+from tests.training.report_folder import write_rows
 from tests.training.reproduction.fake import FakeRunner, outcome
 from tests.training.reproduction.test_run import TWO_STEPS
 
@@ -195,15 +197,18 @@ def test_each_run_has_a_curve_of_its_mean_level_and_each_method_a_name(tmp_path)
         ("two", "glyphs/2bits/pact", 5.0),
         ("three", "glyphs/2bits/pact_cg", 3.0),
     ):
-        common = {"stage": "quantized", "learning_rate": 0.1, "loss": 1.0, "top1": 0.5}
-        steps = [
-            StepMetrics(
-                **common, step=step, step_of_run=step, clipping_levels={"a": m - 0.5, "b": m + 0.5}
+        epochs = [
+            EpochMetrics(
+                stage="quantized",
+                epoch=epoch,
+                step=10 * epoch,
+                train_top1=0.5,
+                clipping_level=level,
             )
-            for step, m in ((10, 2.5), (20, last))
+            for epoch, level in ((1, 2.5), (2, last))
         ]
         (tmp_path / name).mkdir()
-        (tmp_path / name / "steps.csv").write_text(StepMetrics.to_csv(steps))
+        write_rows(RunFolder(tmp_path / name), epochs)
         rows.append(outcome(row=row, run=name))
     found = curves([*rows, outcome(row="glyphs/4bits/pact", run="none")], tmp_path)
     assert [curve.level for curve in found] == [[2.5, 6.0], [2.5, 5.0], [2.5, 3.0]]

@@ -36,7 +36,6 @@ stages:
   quantized: {epochs: 2, warmup_epochs: 0}
 calibration: {num_images: 64}
 export: {verify_images: 4}
-training: {checkpoint_steps: 2}
 """
 _QUANTIZE = ("quantize", "float.keras", "--input_range", "0,255", "--out", "done", "--images")
 _VERIFY = ("verify", "own.tflite", "--images", "pictures", "--out", "proof", "--runtime", "xnnpack")

@@ -126,20 +126,6 @@ def _report(scratch: pathlib.Path) -> Callable[[pathlib.Path], Any]:
     return filled
 
 
-def _checkpoint(scratch: pathlib.Path) -> Callable[[pathlib.Path], Any]:
-    import tf_keras as keras
-
-    from sat_tf.training.state.checkpoints import Checkpoints
-    from sat_tf.training.step.learner import Learner, training_copy
-    from sat_tf.training.step.schedule import Position
-    from tests.training.small import small_quantized_model
-
-    learner = Learner(training_copy(small_quantized_model()), batch_size=8)
-    learner.compile(optimizer=keras.optimizers.SGD(0.05, momentum=0.9))
-    learner.optimizer.build(learner.student.trainable_variables)
-    return lambda folder: Checkpoints(folder / "checkpoints", learner).save(Position(0, 1))
-
-
 def _saved_model(scratch: pathlib.Path) -> Callable[[pathlib.Path], Any]:
     from sat_tf.output_folder import QUANTIZED_MODEL
     from sat_tf.training.state.run_folder import RunFolder
@@ -196,7 +182,6 @@ WRITERS = {
     "export": Writer(_export),
     "certificate": Writer(_certificate),
     "report": Writer(_report),
-    "checkpoint": Writer(_checkpoint),
     "saved model": Writer(_saved_model),
     "plan": Writer(_plan),
     "kit": Writer(_kit),

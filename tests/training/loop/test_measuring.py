@@ -1,12 +1,15 @@
 import functools
+import types
 
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.training.loop.callbacks import BestWeights, kept_current, settling
+from sat_tf.messages import RunError
+from sat_tf.training.loop.callbacks import BestEpoch, kept_current, settling
 from sat_tf.training.recipes.recipes import WeightAverage
+from sat_tf.training.state.history import EpochMetrics
 from sat_tf.training.step.learner import Learner, training_copy
 from tests.training.recipes.trained import fitted, on_each_number_of_replicas
 from tests.training.small import small_float_model, small_images, small_quantized_model
@@ -54,23 +57,54 @@ def test_a_float_model_is_measured_as_it_is():
     assert kept_current(small_float_model()) == []
 
 
-def test_the_weights_of_the_best_measurement_come_back():
+MEASURED = [  # top-1, loss
+    (0.5, 1.0),
+    (0.75, 0.9),
+    (0.75, 0.8),  # the better of two with the same top-1
+    (0.75, 0.8),
+    (float("nan"), 0.1),
+    (0.7, 0.1),
+]
+
+
+def _best(folder, rows):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    best = BestWeights(model)
-    measured = [  # top-1, loss
-        (0.5, 1.0),
-        (0.75, 0.9),
-        (0.75, 0.8),  # the better of two with the same top-1
-        (0.75, 0.8),
-        (float("nan"), 0.1),
-        (0.7, 0.1),
-    ]
-    for epoch, (top1, loss) in enumerate(measured):
+    best = BestEpoch(folder, rows)
+    best.set_model(types.SimpleNamespace(student=model))
+    return model, best
+
+
+@pytest.mark.parametrize("resumed", [None, 1, 2, 4])
+def test_the_weights_of_the_best_epoch_come_back(tmp_path, resumed):
+    rows = [EpochMetrics(stage="quantized", epoch=0, step=0, held_out_loss=2.0, held_out_top1=0.4)]
+    model, best = _best(tmp_path, rows)
+    for epoch, (top1, loss) in enumerate(MEASURED, start=1):
+        best.on_epoch_begin(epoch - 1)
         model.set_weights([np.full((2, 1), epoch), np.full(1, epoch)])
-        best.take_if_better(epoch, {"top1": top1, "loss": loss})
+        logs = {"top1": np.float32(top1), "loss": np.float32(loss)}
+        best.on_test_end(logs)
+        model.set_weights([np.zeros((2, 1)), np.zeros(1)])
+        best.on_epoch_end(epoch - 1, {f"val_{name}": value for name, value in logs.items()})
+        values = {f"held_out_{name}": float(value) for name, value in logs.items()}
+        rows.append(EpochMetrics(stage="quantized", epoch=epoch, step=epoch, **values))
+        if epoch == resumed:
+            model, best = _best(tmp_path, rows)
+    assert best.epoch == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["best-3.npz"]
     best.restore()
-    assert (best.epoch, best.score) == (2, 0.75)
-    assert all((weight == 2).all() for weight in model.get_weights())
+    assert all((weight == 3).all() for weight in model.get_weights())
+    (tmp_path / "best-3.npz").write_bytes(b"damaged")
+    with pytest.raises(RunError, match=r"best-3\.npz: cannot be read .*--no-resume"):
+        best.restore()
+
+
+def test_a_start_that_no_epoch_beats_is_the_best_and_needs_no_file(tmp_path):
+    rows = [EpochMetrics(stage="quantized", epoch=0, step=0, held_out_loss=1.0, held_out_top1=0.5)]
+    _, best = _best(tmp_path, rows)
+    best.on_epoch_begin(0)
+    best.on_test_end({"top1": 0.5, "loss": 1.0})
+    assert best.epoch == 0
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.thorough

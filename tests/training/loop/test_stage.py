@@ -134,7 +134,7 @@ def test_a_learning_rate_that_blows_up_is_an_error_that_names_stage_step_layer_a
     assert text.startswith("quantized stage, epoch 2, step 5: the loss is NaN or infinite (")
     assert "quant_" in text
     assert "stages.quantized.base_learning_rate" in text
-    assert "No checkpoint yet" in text
+    assert "Epochs of the stage that are saved: 1." in text
 
 
 def test_the_top1_of_a_model_with_nan_logits_is_an_error():

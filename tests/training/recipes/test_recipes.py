@@ -1,4 +1,5 @@
 import csv
+import dataclasses
 import io
 
 import numpy as np
@@ -10,11 +11,12 @@ from sat_tf.messages import RunError
 from sat_tf.output_folder import FLOAT_MODEL
 from sat_tf.training.config.config import parse_config
 from sat_tf.training.data.arrays import ArraySource
-from sat_tf.training.interruption import Interruption, Stopped
 from sat_tf.training.loop.stage import Run, held_out_metrics, train_stage
 from sat_tf.training.recipes.recipes import read_teacher
+from sat_tf.training.state.history import EpochMetrics
 from sat_tf.training.state.run_folder import OSCILLATIONS, RunFolder
 from tests.training.small import small_float_model, small_images, small_quantized_model
+from tests.training.stopped import stop_behind
 
 CONFIG = """
 name: small
@@ -33,7 +35,7 @@ RECIPES = {
 ALL = [f"recipes.{name}={value}" for name, value in RECIPES.items()]
 
 
-def make_run(folder, *overrides, strategy=None, interruption=None):
+def make_run(folder, *overrides, strategy=None):
     folder.mkdir(exist_ok=True)
     small_float_model().save(folder / FLOAT_MODEL)
     return Run(
@@ -42,7 +44,6 @@ def make_run(folder, *overrides, strategy=None, interruption=None):
         folder=RunFolder(folder),
         strategy=strategy or tf.distribute.get_strategy(),
         console=Console(file=io.StringIO()),
-        interruption=interruption or Interruption(),
     )
 
 
@@ -89,15 +90,28 @@ def test_oscillating_and_frozen_weights_are_listed_by_epoch_and_layer(tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_stage_with_every_recipe_goes_on_bit_for_bit_where_it_was_stopped(tmp_path):
-    whole = trained(make_run(tmp_path / "whole", *ALL)).get_weights()
-    interruption = Interruption()
-    run = make_run(tmp_path / "parts", *ALL, interruption=interruption)
-    interruption.requested = True  # seen after the first step, done after the second
-    with pytest.raises(Stopped):
-        trained(run)
-    again = trained(make_run(tmp_path / "parts", *ALL)).get_weights()
-    assert all(np.array_equal(*pair) for pair in zip(whole, again, strict=True))
+def test_a_stage_with_every_recipe_goes_on_bit_for_bit_behind_its_last_epoch(tmp_path, monkeypatch):
+    whole = make_run(tmp_path / "whole", *ALL)
+    weights = trained(whole).get_weights()
+    with monkeypatch.context() as patch:
+        stop_behind(patch, 11)  # in the fourth epoch
+        stopped = make_run(tmp_path / "parts", *ALL)
+        with pytest.raises(KeyboardInterrupt, match="epoch 3 of the quantized stage is saved"):
+            trained(stopped)
+    run = make_run(tmp_path / "parts", *ALL)
+    run.rows[:] = EpochMetrics.read(run.folder)
+    again = trained(run).get_weights()
+    assert all(np.array_equal(*pair) for pair in zip(weights, again, strict=True))
+    assert [dataclasses.replace(row, seconds=None) for row in EpochMetrics.read(run.folder)] == [
+        dataclasses.replace(row, seconds=None) for row in whole.rows
+    ]
+
+
+@pytest.mark.thorough
+def test_a_stage_that_is_stopped_in_its_first_epoch_begins_again(tmp_path, monkeypatch):
+    stop_behind(monkeypatch, 1)
+    with pytest.raises(KeyboardInterrupt, match="no epoch of the quantized stage was finished"):
+        trained(make_run(tmp_path))
 
 
 @pytest.mark.thorough

@@ -113,7 +113,7 @@ def _without_labels(tmp_path, *agreements):
     Its outputs agree so far with those of the float model; without any there is no float model.
     """
     folder = fill(RunFolder(tmp_path))
-    for name in (output_folder.CONFIG, run_folder.METRICS, run_folder.STEPS, output_folder.RESULTS):
+    for name in (output_folder.CONFIG, run_folder.METRICS, output_folder.RESULTS):
         folder.file(name).unlink()
     certificate = folder.read_json(output_folder.CERTIFICATE)
     outputs = zip(certificate["float_outputs"], agreements, strict=False)
@@ -175,8 +175,9 @@ def test_it_loads_nothing_and_links_only_to_the_certificate(tmp_path):
 def test_every_drawing_has_a_name_and_a_description(tmp_path):
     page = shown(fill(RunFolder(tmp_path)))
     assert page.count('role="img"') == page.count("<desc>") == 4
-    assert "training from 1.5 to" in page
-    assert "training, with weight decay from 2.5 to" in page
+    assert "training from 0.6065 to" in page
+    assert "training, with weight decay from 1.213 to" in page
+    assert "mean of all layers from 2.4 to 3.6" in page
     assert page.index("<h1>") < page.index("<h2>")
 
 
@@ -190,7 +191,6 @@ def test_hostile_names_are_text(tmp_path):
     "missing",
     [
         (output_folder.RESULTS, output_folder.LAYERS, output_folder.CERTIFICATE),
-        (run_folder.STEPS,),
         (run_folder.METRICS,),
         run_folder.FILES,
     ],
@@ -201,7 +201,7 @@ def test_what_is_not_there_is_left_out(tmp_path, missing):
         folder.file(name).unlink(missing_ok=True)
     page = shown(folder)
     assert ("Not finished" in page) == (output_folder.RESULTS in missing)
-    assert ("Learning curves" in page) == (missing != run_folder.FILES)
+    assert ("Learning curves" in page) == (run_folder.METRICS not in missing)
     outline(page)
 
 
@@ -226,7 +226,6 @@ def test_codes_that_differ_stand_out(tmp_path):
             r"layers.json: received .*layers.0.name",
         ),
         (run_folder.METRICS, "stage,epoch\nfloat,1\n", "metrics.csv: received a damaged file"),
-        (run_folder.STEPS, "stage,step\nfloat,1\n", "steps.csv: received a damaged file"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(tmp_path, name, text, message):

@@ -11,7 +11,7 @@ from sat_tf.messages import RunError
 from sat_tf.report.results import Results
 from sat_tf.training.recipes.recipes import OscillationCount
 from sat_tf.training.state import run_folder
-from sat_tf.training.state.history import EpochMetrics, StepMetrics
+from sat_tf.training.state.history import EpochMetrics
 from sat_tf.training.state.run_folder import RunFolder, RunState
 
 
@@ -161,7 +161,7 @@ def test_half_a_character_is_named_with_what_to_do(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "bytes", "another encoding"])
-@pytest.mark.parametrize("name", [run_folder.METRICS, run_folder.STEPS, run_folder.OSCILLATIONS])
+@pytest.mark.parametrize("name", [run_folder.METRICS, run_folder.OSCILLATIONS])
 def test_a_table_that_is_no_text_is_named_with_what_to_do(tmp_path, name, kind):
     folder = RunFolder(tmp_path)
     _damage(folder, name, kind)
@@ -169,32 +169,27 @@ def test_a_table_that_is_no_text_is_named_with_what_to_do(tmp_path, name, kind):
         folder.read_text(name)
 
 
-TABLES = (EpochMetrics, StepMetrics, OscillationCount)
+TABLES = (EpochMetrics, OscillationCount)
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"),
+    "content",
     [
-        (b"", "it is empty"),
-        (bytes(500), r"its first line has the column '\\x00"),  # which a power cut leaves
-        (b"\n" * 500, "its first line has no column"),
-        (b"9" * 6000, "its first line has the column '999"),
-        (b"a,b\n1,2\n", "its first line has the column 'a'"),
-        (b"COLUMNS,more\n", "its first line has the column 'more'"),
-        (b"COLUMNS", "its last line is truncated"),
-        (b"COLUMNS\n1,2\n", "a line with less"),
-        (b"COLUMNS\n" + b"1," * 40 + b"\n", "a line with more"),
+        b"a,b\n1,2\n",
+        b"COLUMNS,more\n" + b"1," * 30 + b"1\n",
+        b"COLUMNS\n1,2\n",
+        b"COLUMNS\n" + b"1," * 40 + b"\n",
     ],
-    ids=["empty", "zeros", "lines", "number", "other", "more", "cut", "short", "long"],
+    ids=["other", "more", "short", "long"],
 )
 @pytest.mark.parametrize("kind", TABLES)
-def test_what_is_another_table_is_named_with_what_to_do(tmp_path, kind, content, reason):
+def test_what_is_another_table_is_named_with_what_to_do(tmp_path, kind, content):
     folder = RunFolder(tmp_path)
     name, read, columns = kind.file, kind.read, kind.columns()
     assert read(folder) == []
     folder.file(name).write_bytes(content.replace(b"COLUMNS", ",".join(columns).encode()))
     with pytest.raises(
-        RunError, match=rf"{name}: received a damaged file \(.*{reason}.*--no-resume"
+        RunError, match=rf"{name}: received a damaged file \(0\..*{columns[0]}.*--no-resume"
     ) as caught:
         read(folder)
     assert str(caught.value).count("damaged") == 1
@@ -210,6 +205,6 @@ def test_a_table_of_an_earlier_version_lacks_fields_that_have_a_default(tmp_path
     folder.write_text(kind.file, f"{','.join(needed)}\n{','.join('1' * len(needed))}\n")
     (row,) = kind.read(folder)
     assert {getattr(row, name) for name in kind.columns() if name not in needed} <= {None}
-    folder.write_text(kind.file, f"{','.join(needed[1:])}\n")
-    with pytest.raises(RunError, match=f"its first line has no column {needed[0]}"):
+    folder.write_text(kind.file, f"{','.join(needed[1:])}\n{','.join('1' * (len(needed) - 1))}\n")
+    with pytest.raises(RunError, match=f"{needed[0]}: Field required"):
         kind.read(folder)

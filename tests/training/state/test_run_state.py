@@ -74,7 +74,7 @@ def test_a_damaged_state_is_an_error_that_says_what_to_do(tmp_path, text):
         RunState.read(RunFolder(tmp_path))
 
 
-STAGES = ("float", "quantized")
+STAGES = {"float": runner.float_stage, "quantized": runner.quantized_stage}
 METRICS = {"loss": 1.0, "top1": 0.5, "top5": 0.9}
 
 
@@ -88,7 +88,7 @@ def left(folder, name):
 @pytest.mark.parametrize(
     ("done", "name", "missing"),
     [
-        ((), "checkpoints/quantized/ckpt-2.index", "float"),
+        ((), "checkpoints/quantized/chief", "float"),
         ((), "quantized.keras", "float"),
     ],
 )
@@ -101,7 +101,7 @@ def test_what_a_later_stage_has_left_needs_the_stages_before_it(tmp_path, done, 
     received = "a file without the" if done else "no file"
     with pytest.raises(
         RunError,
-        match=rf"state\.json: received {received}.*{name.split('/ckpt')[0]}.*the "
+        match=rf"state\.json: received {received}.*{name.split('/chief')[0]}.*the "
         rf"{missing} stage.*--no-resume",
     ):
         state.expect_whole(STAGES)
@@ -121,9 +121,9 @@ def test_a_saved_model_of_a_stage_that_is_not_done_is_told(tmp_path):
     ("done", "names"),
     [
         ((), ()),
-        ((), ("checkpoints/float/ckpt-1.index",)),  # killed in the first stage
-        (("float",), ("float.keras", "checkpoints/quantized/ckpt-1.index")),
-        (("float",), ("float.keras", "checkpoints/float/ckpt-1.index")),
+        ((), ("checkpoints/float/chief",)),  # killed in the first stage
+        (("float",), ("float.keras", "checkpoints/quantized/chief")),
+        (("float",), ("float.keras", "checkpoints/float/chief")),
         (STAGES, ("float.keras", "quantized.keras")),
     ],
 )
@@ -151,7 +151,7 @@ def test_the_model_of_a_stage_that_is_gone_is_named(tmp_path, stage, other):
         match=rf"{stage}.keras: received no file, expected the model of the {stage} stage"
         ".*--no-resume",
     ):
-        runner.STAGES[stage].carry_out(run, state, None)
+        STAGES[stage](run, state, None)
 
 
 def test_the_model_of_a_stage_that_is_damaged_is_named_with_the_fix(tmp_path):
@@ -162,13 +162,20 @@ def test_the_model_of_a_stage_that_is_damaged_is_named_with_the_fix(tmp_path):
     with pytest.raises(
         RunError, match=r"float.keras: .*damaged one; expected the model of .*--no-resume"
     ):
-        runner.STAGES["float"].carry_out(run, RunState(folder, {"float": METRICS}), None)
+        runner.float_stage(run, RunState(folder, {"float": METRICS}), None)
 
 
-def test_a_run_may_save_more_or_less_often_when_it_goes_on(tmp_path):
-    folder = RunFolder(tmp_path)
-    folder.write_text(output_folder.CONFIG, config_text(parse_config(SMALLEST)))
-    expect_same_run(folder, parse_config(SMALLEST, ["training.checkpoint_minutes=1"]))
+def test_a_run_may_trust_its_model_when_it_goes_on(tmp_path):
+    expect_same_run(started(tmp_path), parse_config(SMALLEST, ["training.trust_model=true"]))
+
+
+def test_the_folder_of_an_earlier_version_goes_on(tmp_path):
+    folder = started(tmp_path)
+    text = folder.read_text(output_folder.CONFIG)
+    former = "  checkpoint_minutes: 10\n  checkpoint_steps: null\n  keep_checkpoints: 2\n"
+    assert "\ntraining:\n" in text
+    folder.write_text(output_folder.CONFIG, text.replace("\ntraining:\n", f"\ntraining:\n{former}"))
+    expect_same_run(folder, parse_config(SMALLEST))
 
 
 def test_the_seconds_of_all_processes_of_a_run_count(tmp_path):

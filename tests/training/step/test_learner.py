@@ -87,25 +87,6 @@ def test_a_loss_that_is_no_number_leaves_the_variables_as_they_were():
 
 
 @pytest.mark.thorough
-def test_signals_are_counted_in_the_logs_until_they_are_taken_back():
-    learner = learner_of(training_copy(small_quantized_model()), 8)
-
-    def logs():
-        found = learner.train_on_batch(
-            IMAGES.train_images[:8], IMAGES.train_labels[:8], return_dict=True
-        )
-        return found["stop"], found["save"]
-
-    assert logs() == (0.0, 0.0)
-    learner.signal("save")
-    learner.signal("stop")
-    learner.signal("stop")
-    assert logs() == (1.0, 1.0)
-    learner.clear_signals()
-    assert logs() == (0.0, 0.0)
-
-
-@pytest.mark.thorough
 def test_a_compiled_step_does_what_an_ordinary_one_does():
     def losses(jit_compile):
         learner = Learner(training_copy(small_quantized_model(), weight_decay=0.1), batch_size=8)

@@ -1,0 +1,59 @@
+import os
+import signal
+import sys
+import time
+
+import pytest
+
+from sat_tf.interruption import Terminated, end_on_signals, ending_at_once, ignore_signals
+
+BOTH = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+
+
+def ask_to_stop(number=signal.SIGTERM):
+    os.kill(os.getpid(), number)
+
+
+@pytest.fixture
+def kept_handlers(monkeypatch):
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+ENDS = pytest.mark.parametrize(
+    ("number", "kind"), [(signal.SIGTERM, Terminated), (signal.SIGINT, KeyboardInterrupt)]
+)
+
+
+@ENDS
+def test_a_signal_in_a_finalizer_is_raised_behind_it(number, kind, kept_handlers, capsys):
+    class Finalized:
+        def __del__(self):
+            ask_to_stop(number)
+
+    def work():
+        Finalized()
+        time.sleep(10)
+
+    end_on_signals()
+    with pytest.raises(kind):
+        work()
+    assert capsys.readouterr().err == ""
+
+
+@ENDS
+def test_nothing_comes_between_the_last_word_and_the_status(number, kind, kept_handlers):
+    end_on_signals()
+    ignore_signals()
+    ask_to_stop(number)
+
+
+@BOTH
+def test_a_signal_ends_what_waits_for_others_at_once_and_is_caught_behind_it(number):
+    before = signal.getsignal(number)
+    with ending_at_once():
+        assert signal.getsignal(number) is signal.SIG_DFL
+    assert signal.getsignal(number) is before
