@@ -163,6 +163,17 @@ def test_the_deploy_tail_of_earlier_versions_is_told_what_to_do_instead(tail):
     assert parse_config(SMALLEST, ["stages.deploy_tail=null"]) == parse_config(SMALLEST)
 
 
+@pytest.mark.parametrize(
+    ("key", "former", "other"),
+    [("checkpoint_minutes", 10, 2.5), ("checkpoint_steps", "null", 3), ("keep_checkpoints", 2, 1)],
+)
+def test_checkpoints_of_earlier_versions_are_told_what_to_do_instead(key, former, other):
+    (problem,) = problems(f"training.{key}={other}")
+    assert problem.startswith(f"training.{key} is not a key. Every epoch is saved as it ends")
+    # Configurations of earlier runs name them.
+    assert parse_config(SMALLEST, [f"training.{key}={former}"]) == parse_config(SMALLEST)
+
+
 def test_activations_may_stay_float():
     assert parse_config(SMALLEST, ["policy.activation_bits=null"]).policy.activation_bits is None
 
