@@ -18,9 +18,8 @@ import tf_keras as keras
 from absl import app, flags
 from rows import as_table, write_csv
 
-from sat_tf.core import l1
 from sat_tf.graph import layer_kinds
-from sat_tf.quantizers.channel_bits import least_error_bits
+from sat_tf.quantizers.methods.channel_bits import least_error_bits, squared_errors
 
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "of the float models")
 _WORK = flags.DEFINE_string("work", "runs/peers", "folder for data and float models")
@@ -37,7 +36,7 @@ def _shares(layer: keras.layers.Layer) -> dict[int, tuple[float, float, float]]:
     """At each mean the error of the same bits, that of bits of channels, and their most bits."""
     support = layer_kinds.find_support(layer)
     kernel = tf.convert_to_tensor(getattr(layer, layer_kinds.kernel_name(layer)))
-    errors = l1.squared_errors(kernel, _LOWEST, _HIGHEST, channel_axes=support.channel_axes).numpy()
+    errors = squared_errors(kernel, _LOWEST, _HIGHEST, channel_axes=support.channel_axes).numpy()
     power = float(tf.reduce_sum(tf.square(kernel)))
     found = {}
     for mean in _MEANS:

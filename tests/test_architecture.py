@@ -51,6 +51,8 @@ MAY_IMPORT = _words(
 )
 # The same inside a room whose folders stand one above the other; "." are the modules beside them.
 MAY_IMPORT_WITHIN = {
+    # A method of published tables is a file that nothing imports: the table has its name.
+    "quantizers": _words({".": "", "methods": "."}),
     "analysis": _words({".": "", "sensitivity": ".", "allocation": ". sensitivity"}),
     "training": _words(
         {
@@ -116,7 +118,7 @@ NAMED_BESIDE = {
 CORE_LIBRARIES = {"numpy", "sat_tf"}
 LIBRARY_OF = {"core/on_tensorflow.py": "tensorflow", "core/on_keras.py": "keras"}
 PYTHON = {
-    *("abc", "collections", "dataclasses", "functools", "inspect", "itertools"),
+    *("abc", "collections", "dataclasses", "functools", "importlib", "inspect", "itertools"),
     *("math", "numbers", "sys", "threading", "types", "typing"),
 }
 
@@ -125,19 +127,19 @@ PYTHON = {
 # these numbers without lowering others by as much; whoever makes a room smaller lowers its number.
 MOST_LINES = {
     "analysis": 3200,
-    "commands": 5200,
-    "core": 4000,
+    "commands": 5100,
+    "core": 3300,
     "export": 20400,
     "graph": 6000,
     "keras3": 3400,
     "loading": 1300,
-    "planning": 2300,
     "pictures": 900,
+    "planning": 2300,
     "presentation": 1500,
     "qat": 9300,
-    "quantizers": 4600,
+    "quantizers": 5400,
     "report": 900,
-    "training": 14200,
+    "training": 13200,
     ".": 2300,  # the modules beside the rooms, together
 }
 
@@ -358,7 +360,8 @@ def test_a_quantizer_is_named_in_its_own_file_and_in_one_table():
 
 
 def test_every_quantizer_is_in_the_table():
-    assert set(_concrete_quantizers()) <= set(_words(TREES[TABLE_OF_QUANTIZERS]))
+    rows = {word.rpartition(".")[2] for word in _words(TREES[TABLE_OF_QUANTIZERS])}
+    assert set(_concrete_quantizers()) <= rows
 
 
 # All operations are listed here, beside the file of each.

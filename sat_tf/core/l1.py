@@ -114,48 +114,6 @@ def weight_codes(
     return n.cast(codes, "int32"), n.in_widest(size) * (2.0 / span)
 
 
-def squared_errors(
-    kernel: Tensor,
-    lowest: int,
-    highest: int,
-    grid: str = "auto",
-    *,
-    channel_axes: tuple[int, ...],
-) -> Tensor:
-    """Σ (q - w)² of each channel at each number of bits, with q of `quantize_weights`.
-
-    NaN and infinite weights are left out.
-
-    Args:
-        kernel: latent weights w, float32.
-        lowest: the fewest bits, at least 1.
-        highest: the most bits, at most 8.
-        grid: a name of `grid.GRIDS` or of `AUTOMATIC`.
-        channel_axes: the kernel's axes of output channels.
-
-    Returns:
-        float64, (channels, highest - lowest + 1); channels in the order of the kernel's memory.
-
-    Raises:
-        ValueError: bits out of range, unknown grid, or a grid without a step at the lowest bits.
-
-    >>> import numpy as np
-    >>> kernel = np.float32([[1.0, 2.0], [1.0, -6.0]])
-    >>> squared_errors(kernel, 1, 2, channel_axes=(1,)).numpy().tolist()
-    [[0.0, 0.5], [8.0, 0.0]]
-    """
-    n = namespace(kernel)
-    latent = in_float32(n, kernel)
-    inner = tuple(axes_within(len(latent.shape), channel_axes))
-    finite = n.isfinite(latent)
-    columns = []
-    for bits in range(lowest, highest + 1):
-        made = quantize_weights(latent, bits, grid, range_axes=channel_axes)
-        error = n.in_widest(n.where(finite, made - latent, 0.0))
-        columns.append(n.reshape(n.sum(n.square(error), axis=inner), [-1]))
-    return n.stack(columns, axis=1)
-
-
 def _forward(
     n: Namespace,
     latent: Tensor,

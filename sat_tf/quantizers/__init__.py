@@ -1,1 +1,1 @@
-"""Quantizers, one file a method, and their table."""
+"""Quantizers, their protocol and their table."""

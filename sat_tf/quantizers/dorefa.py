@@ -41,6 +41,7 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
         surrogate_strength: see there; None is the usual one.
     """
 
+    policy_name: ClassVar[str] = "dorefa"
     int8_remedy: ClassVar[str] = "weight_grid='auto' or 'narrow', or with 7 bits"
 
     detach_max: bool = False

@@ -25,6 +25,7 @@ class L1Quantizer(WeightsOnGrid, ScaledWithSurrogate):
         **settings: those of `ScaledWithSurrogate`.
     """
 
+    policy_name: ClassVar[str] = "l1"
     method: ClassVar[str] = "L1"
 
     over_size: bool = False

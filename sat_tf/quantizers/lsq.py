@@ -60,6 +60,7 @@ class LsqQuantizer(ScaledWithSurrogate):
         **settings: those of `ScaledWithSurrogate`.
     """
 
+    policy_name: ClassVar[str] = "lsq"
     method: ClassVar[str] = "LSQ"
     fewest_bits: ClassVar[int] = FEWEST_SIGNED_BITS
 
@@ -175,6 +176,7 @@ class LsqActivationQuantizer(UpToItsLevel):
         **settings: those of the other quantizers with a clipping level.
     """
 
+    policy_name: ClassVar[str] = "lsq"
     has_own_gradient: ClassVar[bool] = True
 
     signed: bool = False
@@ -252,6 +254,7 @@ class LsqPlusQuantizer(BelowZero):
         **settings: those of the other quantizers with a clipping level.
     """
 
+    policy_name: ClassVar[str] = "lsq_plus"
     has_own_gradient: ClassVar[bool] = True
 
     counts_batch: bool = False

@@ -126,6 +126,7 @@ class UpToItsLevel(WithSurrogate, ClippingQuantizer):
 class PactQuantizer(UpToItsLevel):
     """Rectifies, clips and quantizes to 0..2^b - 1: `pact.quantize_activation` (Eq. 11 to 13)."""
 
+    policy_name: ClassVar[str] = "pact"
     signed = False
 
     @classmethod

@@ -76,7 +76,7 @@ class Quantizer(abc.ABC):
     Attributes:
         input_type: what the file takes for the input that it quantizes; None for a quantizer of any
             other tensor.
-        policy_name: what policies call its class, set by the table; "" for one that none names.
+        policy_name: what policies call its class; "" for one that none names.
         observes_range: whether it remembers the range of its tensor in its variables `lowest`,
             `highest` and `observations`.
         rounds: whether what it makes is on a grid, of which `code_range` tells.

@@ -1,24 +1,21 @@
 """The tables of quantizers: those a policy can name, and all of them as plain values in files.
 
-The only module that knows their classes. A quantizer of the user's own joins by a decorator:
+The only module that knows their classes; those that a policy has to name are loaded when one does.
+A quantizer of the user's own joins by a decorator:
 
     @sat_tf.configs.weight_quantizer("power_of_two")
     class PowerOfTwo(sat_tf.configs.WeightQuantizer): ...
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import importlib
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any, TypeVar
 
 from sat_tf.messages import did_you_mean
-from sat_tf.quantizers.channel_bits import ChannelBitsQuantizer
 from sat_tf.quantizers.dorefa import DorefaQuantizer
 from sat_tf.quantizers.image import ImageQuantizer
 from sat_tf.quantizers.input_range import InputRange
-from sat_tf.quantizers.kmeans import KMeansQuantizer
-from sat_tf.quantizers.l1 import L1Quantizer
-from sat_tf.quantizers.lq_nets import LqNetsQuantizer
-from sat_tf.quantizers.lsq import LsqActivationQuantizer, LsqPlusQuantizer, LsqQuantizer
 from sat_tf.quantizers.observers import InputQuantizer, RangeObserver
 from sat_tf.quantizers.pact import (
     FixedGridQuantizer,
@@ -35,23 +32,58 @@ from sat_tf.quantizers.protocol import (
     WeightQuantizer,
     WeightRequest,
 )
-from sat_tf.quantizers.qil import QilQuantizer
 
-# Policies use these names. A quantizer of the package is one row here.
-WEIGHT_QUANTIZERS: dict[str, type[WeightQuantizer]] = {
+
+class Classes(MutableMapping[str, Any]):
+    """Classes by name; that of a dotted path is imported when it is first asked for.
+
+    Args:
+        rows: a class, or its path, by name.
+    """
+
+    def __init__(self, rows: Mapping[str, type | str]) -> None:
+        self._rows: dict[str, Any] = dict(rows)
+
+    def __getitem__(self, name: str) -> Any:
+        row = self._rows[name]
+        if isinstance(row, str):
+            module, _, class_name = row.rpartition(".")
+            row = self._rows[name] = getattr(importlib.import_module(module), class_name)
+        return row
+
+    def __setitem__(self, name: str, cls: type) -> None:
+        self._rows[name] = cls
+
+    def __delitem__(self, name: str) -> None:
+        del self._rows[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._rows
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
+# Policies use these names. A quantizer of the package is one row here; whatever no policy names is
+# never loaded.
+_WEIGHTS: dict[str, type | str] = {
     "dorefa": DorefaQuantizer,
-    "lsq": LsqQuantizer,
-    "l1": L1Quantizer,
-    "kmeans": KMeansQuantizer,
-    "lq_nets": LqNetsQuantizer,
-    "channel_bits": ChannelBitsQuantizer,
-    "qil": QilQuantizer,
+    "lsq": "sat_tf.quantizers.lsq.LsqQuantizer",
+    "l1": "sat_tf.quantizers.l1.L1Quantizer",
+    "kmeans": "sat_tf.quantizers.methods.kmeans.KMeansQuantizer",
+    "lq_nets": "sat_tf.quantizers.methods.lq_nets.LqNetsQuantizer",
+    "channel_bits": "sat_tf.quantizers.methods.channel_bits.ChannelBitsQuantizer",
+    "qil": "sat_tf.quantizers.methods.qil.QilQuantizer",
 }
-ACTIVATION_QUANTIZERS: dict[str, type[ActivationQuantizer]] = {
+_ACTIVATIONS: dict[str, type | str] = {
     "pact": PactQuantizer,
-    "lsq": LsqActivationQuantizer,
-    "lsq_plus": LsqPlusQuantizer,
+    "lsq": "sat_tf.quantizers.lsq.LsqActivationQuantizer",
+    "lsq_plus": "sat_tf.quantizers.lsq.LsqPlusQuantizer",
 }
+WEIGHT_QUANTIZERS, ACTIVATION_QUANTIZERS = Classes(_WEIGHTS), Classes(_ACTIVATIONS)
 
 # The scheme places these itself; no policy names them.
 _PLACED: tuple[type[Quantizer], ...] = (
@@ -64,19 +96,15 @@ _PLACED: tuple[type[Quantizer], ...] = (
     OffsetQuantizer,
 )
 
-_TABLES: dict[str, dict[str, Any]] = {
-    "weight": WEIGHT_QUANTIZERS,
-    "activation": ACTIVATION_QUANTIZERS,
-}
-
-for _name, _named in (*WEIGHT_QUANTIZERS.items(), *ACTIVATION_QUANTIZERS.items()):
-    _named.policy_name = _name
+_TABLES = {"weight": WEIGHT_QUANTIZERS, "activation": ACTIVATION_QUANTIZERS}
 
 # Saved models use these names.
-QUANTIZERS: dict[str, type[Quantizer]] = {
-    cls.__name__: cls
-    for cls in (*WEIGHT_QUANTIZERS.values(), *ACTIVATION_QUANTIZERS.values(), *_PLACED)
-}
+QUANTIZERS = Classes(
+    {
+        row.rpartition(".")[2] if isinstance(row, str) else row.__name__: row
+        for row in (*_WEIGHTS.values(), *_ACTIVATIONS.values(), *_PLACED)
+    }
+)
 
 # A policy that names none has these.
 _DEFAULTS = (DorefaQuantizer, PactQuantizer, *_PLACED)
@@ -108,7 +136,7 @@ def activation_quantizer(name: str) -> Callable[[_Class], _Class]:
     return _registering(name, ACTIVATION_QUANTIZERS, ActivationQuantizer)
 
 
-def _registering(name: str, table: dict[str, Any], kind: type) -> Callable[[_Class], _Class]:
+def _registering(name: str, table: Classes, kind: type) -> Callable[[_Class], _Class]:
     def register(cls: _Class) -> _Class:
         problem = _registering_problem(name, cls, table, kind)
         if problem:
@@ -120,7 +148,7 @@ def _registering(name: str, table: dict[str, Any], kind: type) -> Callable[[_Cla
     return register
 
 
-def _registering_problem(name: Any, cls: Any, table: dict[str, Any], kind: type) -> str | None:
+def _registering_problem(name: Any, cls: Any, table: Classes, kind: type) -> str | None:
     if not isinstance(name, str) or not name.isidentifier():
         return "received an invalid name, expected an identifier such as power_of_two."
     if not (isinstance(cls, type) and issubclass(cls, kind)):
@@ -218,8 +246,8 @@ def serialize_quantizer(quantizer: Quantizer | None) -> dict[str, Any] | None:
     if quantizer is None:
         return None
     cls = type(quantizer)
-    name = next((name for name, known in QUANTIZERS.items() if known is cls), cls.__name__)
-    return {"quantizer": name, **quantizer.get_config()}
+    registered = QUANTIZERS.get(cls.policy_name) is cls
+    return {"quantizer": cls.policy_name if registered else cls.__name__, **quantizer.get_config()}
 
 
 def deserialize_quantizer(values: dict[str, Any] | None) -> Any:

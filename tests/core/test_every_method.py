@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from sat_tf.core import asymmetric, dorefa, kmeans, l1, lq_nets, lsq, qil
+from sat_tf.core import asymmetric, dorefa, l1, lsq
+from sat_tf.quantizers.methods import kmeans, lq_nets, qil
 from tests.core.execution import NO_CODE, array, draw, tensor, value_and_gradients
 
 BASIS = np.float32([[0.2, 0.4]])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sat_tf.core.grid import AUTOMATIC, GRIDS
-from sat_tf.quantizers.kmeans import cluster_ids
+from sat_tf.quantizers.methods.kmeans import cluster_ids
 
 SHAPE = (3, 3, 4, 6)
 AXES = (-1,)

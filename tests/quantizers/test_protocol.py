@@ -2,13 +2,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sat_tf.quantizers.channel_bits import ChannelBitsQuantizer
 from sat_tf.quantizers.image import ImageQuantizer
-from sat_tf.quantizers.lq_nets import LqNetsQuantizer
+from sat_tf.quantizers.methods.channel_bits import ChannelBitsQuantizer
+from sat_tf.quantizers.methods.levels import LevelsOfWeights
+from sat_tf.quantizers.methods.lq_nets import LqNetsQuantizer
 from sat_tf.quantizers.observers import InputQuantizer, RangeObserver
 from sat_tf.quantizers.pact import OffsetQuantizer
 from sat_tf.quantizers.protocol import ActivationQuantizer, PixelQuantizer, WeightQuantizer
-from sat_tf.quantizers.scaled import LevelsOfWeights
 from sat_tf.quantizers.table import deserialize_quantizer
 from tests.quantizers.rows import rows
 

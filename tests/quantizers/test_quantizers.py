@@ -13,14 +13,15 @@ import sat_tf
 from sat_tf.core import dorefa, pact
 from sat_tf.core.gradients import CLIPPING_GRADIENTS
 from sat_tf.qat.tfmot_adapter import AtLeast, make_variables
-from sat_tf.quantizers.channel_bits import ChannelBitsQuantizer
 from sat_tf.quantizers.dorefa import DorefaQuantizer, latent_kernel
 from sat_tf.quantizers.image import ImageQuantizer
 from sat_tf.quantizers.input_range import range_of
-from sat_tf.quantizers.kmeans import KMeansQuantizer
 from sat_tf.quantizers.l1 import L1Quantizer
-from sat_tf.quantizers.lq_nets import LqNetsQuantizer
 from sat_tf.quantizers.lsq import LsqActivationQuantizer, LsqPlusQuantizer, LsqQuantizer
+from sat_tf.quantizers.methods.channel_bits import ChannelBitsQuantizer
+from sat_tf.quantizers.methods.kmeans import KMeansQuantizer
+from sat_tf.quantizers.methods.lq_nets import LqNetsQuantizer
+from sat_tf.quantizers.methods.qil import QilQuantizer
 from sat_tf.quantizers.observers import InputQuantizer, RangeObserver, expected_largest
 from sat_tf.quantizers.pact import (
     FixedGridQuantizer,
@@ -29,7 +30,6 @@ from sat_tf.quantizers.pact import (
     StreamQuantizer,
     UnitQuantizer,
 )
-from sat_tf.quantizers.qil import QilQuantizer
 from sat_tf.quantizers.settings import SMALLEST_CLIPPING_LEVEL
 from sat_tf.quantizers.table import QUANTIZERS, deserialize_quantizer, serialize_quantizer
 from tests import reference

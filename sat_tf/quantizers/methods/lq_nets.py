@@ -8,14 +8,19 @@ In a file the levels are integers times a scale, and so they are here, always: t
 the file have the basis that `snapped_basis` gives, of which every level is an int8 code.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Sequence
+from typing import ClassVar
 
+from sat_tf.arguments import is_number
 from sat_tf.core.gradients import straight_through
 from sat_tf.core.grid import LARGEST_INT8, check_bits, round_half_up
 from sat_tf.core.ranges import SMALLEST_SIZE, axes_within, range_shape
 from sat_tf.core.tensors import Namespace, Tensor, in_float32, namespace
+from sat_tf.quantizers.methods.levels import LevelsOfWeights
+from sat_tf.quantizers.values import Variables
 
 # A basis vector that no weight tells from another one moves by so little towards the solution.
 _RIDGE = 1e-4
@@ -286,3 +291,83 @@ def _unrows(
     order = _kept_first(len(shape), range_axes)
     made = n.reshape(rows, [shape[axis] for axis in order])
     return n.transpose(made, [order.index(axis) for axis in range(len(order))])
+
+
+# -- the quantizer -------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
+class LqNetsQuantizer(LevelsOfWeights):
+    """Weights at levels of a basis that is learnt: `quantize_weights` (Zhang et al. 2018).
+
+    The variable `basis` has one row of `num_bits` numbers for the layer or for each channel. It
+    starts at what fits the latent weights, and follows them in training.
+
+    Args:
+        momentum: of the basis in a training step; at 0 it is what fits best, at 1 it stays.
+        **settings: those of `ScaledQuantizer`.
+    """
+
+    policy_name: ClassVar[str] = "lq_nets"
+    method: ClassVar[str] = "LQ-Nets"
+    levels_name: ClassVar[str] = "basis"
+    levels_settings: ClassVar[tuple[str, ...]] = ("num_bits", "range_axes")
+
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not is_number(self.momentum) or not 0 <= self.momentum <= 1:
+            raise ValueError(
+                f"momentum={self.momentum!r}: expected a number from 0 to 1; the paper has 0.9."
+            )
+        self.momentum = float(self.momentum)
+
+    def levels_shape(self, kernel_shape: Sequence[int]) -> Sequence[int]:
+        """One row for each range."""
+        axes = {axis % len(kernel_shape) for axis in self.range_axes}
+        return (math.prod(kernel_shape[axis] for axis in axes), self.bits)
+
+    def first_levels(self, kernel: Tensor) -> Tensor:
+        """`first_basis`."""
+        return first_basis(kernel, self.bits, range_axes=self.range_axes)
+
+    def values(self, latent: Tensor, levels: Tensor) -> Tensor:
+        """`quantize_weights`."""
+        return quantize_weights(latent, levels, range_axes=self.range_axes)
+
+    @property
+    def follows(self) -> bool:
+        """Always."""
+        return True
+
+    def next_levels(self, latent: Tensor, levels: Tensor) -> Tensor:
+        """`next_basis`."""
+        return next_basis(latent, levels, range_axes=self.range_axes, momentum=self.momentum)
+
+    def codes_and_scales(self, latent: Tensor, variables: Variables) -> tuple[Tensor, Tensor]:
+        """`weight_codes`."""
+        return weight_codes(latent, self._basis(variables), range_axes=self.range_axes)
+
+    @property
+    def holds_zero(self) -> bool:
+        """Whether a weight of 0 stays 0: where all weights of its range are 0, and by chance."""
+        return self.num_bits is None
+
+    def units(self, latent: Tensor, variables: Variables) -> Tensor:
+        """The levels, from the lowest, of which equal ones are one."""
+        return weight_units(latent, self._basis(variables), range_axes=self.range_axes)
+
+    def can_be_held(self, latent: Tensor, variables: Variables) -> Tensor:
+        """All of them."""
+        return namespace(latent).ones_like(latent, dtype="bool")
+
+    def hold(self, latent: Tensor, variables: Variables, units: Tensor, held: Tensor) -> Tensor:
+        """Latent weights of which those that are held are where their level is now."""
+        basis = self._basis(variables)
+        values = level_values(units, basis, range_axes=self.range_axes)
+        return namespace(latent).where(held, values, latent)
+
+    def _basis(self, variables: Variables) -> Tensor:
+        basis = variables[self.levels_name]
+        return namespace(basis).tensor(basis)

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import sat_tf
-from sat_tf.core import kmeans, lq_nets
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.quantizers.channel_bits import ChannelBitsQuantizer
-from sat_tf.quantizers.kmeans import INITIALIZATIONS, KMeansQuantizer, cluster_ids
-from sat_tf.quantizers.lq_nets import LqNetsQuantizer
 from sat_tf.quantizers.lsq import LsqQuantizer
+from sat_tf.quantizers.methods import kmeans, lq_nets
+from sat_tf.quantizers.methods.channel_bits import ChannelBitsQuantizer
+from sat_tf.quantizers.methods.kmeans import INITIALIZATIONS, KMeansQuantizer, cluster_ids
+from sat_tf.quantizers.methods.lq_nets import LqNetsQuantizer
 from sat_tf.quantizers.protocol import Predecessor, WeightRequest
 from sat_tf.quantizers.table import make_weight_quantizer
 from tests import reference

@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.quantizers.methods.qil import SMALLEST_DISTANCE, QilQuantizer
 from sat_tf.quantizers.protocol import Predecessor, WeightRequest
-from sat_tf.quantizers.qil import SMALLEST_DISTANCE, QilQuantizer
 from sat_tf.quantizers.table import make_weight_quantizer
 from tests.quantizers.held import SHAPE, built, drawn, started
 

@@ -13,7 +13,7 @@ import sat_tf
 from sat_tf.core import l1
 from sat_tf.planning.file_size import file_bytes
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.quantizers.channel_bits import least_error_bits
+from sat_tf.quantizers.methods.channel_bits import least_error_bits, squared_errors
 from sat_tf.quantizers.protocol import WeightRequest
 from sat_tf.quantizers.table import make_weight_quantizer
 from tests import reference
@@ -52,7 +52,7 @@ def test_the_mean_of_the_variable_is_the_bits_of_the_layer(bits, shape, axes, ke
     assert not layer.trainable_weights
     assert (own.dtype, tuple(own.shape)) == (tf.uint8, kept)
     assert own.numpy().mean() == bits
-    errors = l1.squared_errors(kernel, 2, 8, channel_axes=axes).numpy()
+    errors = squared_errors(kernel, 2, 8, channel_axes=axes).numpy()
     np.testing.assert_array_equal(own.numpy().ravel(), least_error_bits(errors, 2, bits))
     found = quantizer.integer_weights(kernel, variables)
     assert found.scales.shape == kept
@@ -318,7 +318,7 @@ def test_no_other_bits_with_that_mean_have_a_smaller_error(rows, kind, lowest):
 )
 def test_the_error_is_that_of_the_reference(shape, axes, mean):
     kernel = _uneven(shape)
-    errors = l1.squared_errors(kernel, 1, 8, channel_axes=axes).numpy()
+    errors = squared_errors(kernel, 1, 8, channel_axes=axes).numpy()
     expected, least = reference.channel_bits(kernel, 1, 8, mean, "auto", axes)
     np.testing.assert_allclose(errors, expected, rtol=1e-3, atol=1e-6)
     bits = least_error_bits(errors, 1, mean)
@@ -335,7 +335,7 @@ def test_equal_channels_have_equal_bits():
 
 def test_larger_channels_have_no_fewer_bits():
     kernel = _uneven((3, 3, 16, 1)) * np.geomspace(0.01, 1.0, 8, dtype=np.float32)
-    errors = l1.squared_errors(kernel, 2, 8, channel_axes=(3,)).numpy()
+    errors = squared_errors(kernel, 2, 8, channel_axes=(3,)).numpy()
     bits = least_error_bits(errors, 2, 4)
     assert bits.tolist() == sorted(bits)
     assert bits[0] < bits[-1]
@@ -343,9 +343,9 @@ def test_larger_channels_have_no_fewer_bits():
 
 def test_weights_that_are_not_finite_have_no_part():
     kernel = _uneven()
-    expected = l1.squared_errors(kernel[:2], 2, 8, channel_axes=(3,)).numpy()
+    expected = squared_errors(kernel[:2], 2, 8, channel_axes=(3,)).numpy()
     kernel[2] = np.nan
-    found = l1.squared_errors(kernel, 2, 8, channel_axes=(3,)).numpy()
+    found = squared_errors(kernel, 2, 8, channel_axes=(3,)).numpy()
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     kernel[2] = np.inf
-    assert np.isfinite(l1.squared_errors(kernel, 2, 8, channel_axes=(3,))).all()
+    assert np.isfinite(squared_errors(kernel, 2, 8, channel_axes=(3,))).all()

@@ -13,10 +13,11 @@ import numpy as np
 
 from sat_tf.core import l1
 from sat_tf.core.grid import Bits, Grid, find_grid, is_bits
-from sat_tf.core.ranges import range_shape
+from sat_tf.core.ranges import axes_within, range_shape
 from sat_tf.core.tensors import Tensor, in_float32, is_tensor, namespace
+from sat_tf.quantizers.methods.levels import LevelsOfWeights
 from sat_tf.quantizers.protocol import WeightRequest
-from sat_tf.quantizers.scaled import LevelsOfWeights, ScaledWithSurrogate
+from sat_tf.quantizers.scaled import ScaledWithSurrogate
 from sat_tf.quantizers.settings import true_or_false
 from sat_tf.quantizers.values import Variables
 
@@ -51,6 +52,7 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
             value at the lowest bits.
     """
 
+    policy_name: ClassVar[str] = "channel_bits"
     method: ClassVar[str] = "L1"
     follows_grid: ClassVar[bool] = True
     zeros_stay_with: ClassVar[str] = "weight_grid='narrow'"
@@ -126,7 +128,7 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
         shape, possible = self.levels_shape(kernel.shape), self._possible
         if len(possible) == 1:
             return np.full(shape, self.bits, np.uint8)
-        errors = l1.squared_errors(
+        errors = squared_errors(
             kernel, possible[0], possible[-1], self.grid, channel_axes=self.range_axes
         )
         bits = least_error_bits(np.asarray(errors), possible[0], self.bits)
@@ -218,6 +220,48 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
 
 
 # -- which channels have which bits ----------------------------------------------------------------
+
+
+def squared_errors(
+    kernel: Tensor,
+    lowest: int,
+    highest: int,
+    grid: str = "auto",
+    *,
+    channel_axes: tuple[int, ...],
+) -> Tensor:
+    """Σ (q - w)² of each channel at each number of bits, with q of `l1.quantize_weights`.
+
+    NaN and infinite weights are left out.
+
+    Args:
+        kernel: latent weights w, float32.
+        lowest: the fewest bits, at least 1.
+        highest: the most bits, at most 8.
+        grid: a name of `grid.GRIDS` or of `AUTOMATIC`.
+        channel_axes: the kernel's axes of output channels.
+
+    Returns:
+        float64, (channels, highest - lowest + 1); channels in the order of the kernel's memory.
+
+    Raises:
+        ValueError: bits out of range, unknown grid, or a grid without a step at the lowest bits.
+
+    >>> import numpy as np
+    >>> kernel = np.float32([[1.0, 2.0], [1.0, -6.0]])
+    >>> squared_errors(kernel, 1, 2, channel_axes=(1,)).numpy().tolist()
+    [[0.0, 0.5], [8.0, 0.0]]
+    """
+    n = namespace(kernel)
+    latent = in_float32(n, kernel)
+    inner = tuple(axes_within(len(latent.shape), channel_axes))
+    finite = n.isfinite(latent)
+    columns = []
+    for bits in range(lowest, highest + 1):
+        made = l1.quantize_weights(latent, bits, grid, range_axes=channel_axes)
+        error = n.in_widest(n.where(finite, made - latent, 0.0))
+        columns.append(n.reshape(n.sum(n.square(error), axis=inner), [-1]))
+    return n.stack(columns, axis=1)
 
 
 def least_error_bits(errors: np.ndarray, lowest: int, mean: int) -> np.ndarray:

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from sat_tf.core import kmeans
 from sat_tf.core.tensors import namespace
-from sat_tf.quantizers.kmeans import cluster_ids
+from sat_tf.quantizers.methods import kmeans
+from sat_tf.quantizers.methods.kmeans import cluster_ids
 from tests import reference
 from tests.core.execution import LONG_MODES, MODES, array, draw, tensor, value_and_gradients
 

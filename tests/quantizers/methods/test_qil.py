@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from sat_tf.core import qil
-from sat_tf.core.qil import qil_largest_code
+from sat_tf.quantizers.methods import qil
+from sat_tf.quantizers.methods.qil import qil_largest_code
 from tests import reference
 from tests.core.execution import LONG_MODES, MODES, array, draw, value_and_gradients
 

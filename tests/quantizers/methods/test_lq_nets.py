@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from sat_tf.core import lq_nets
+from sat_tf.quantizers.methods import lq_nets
 from tests import reference
 from tests.core.execution import BACKEND, LONG_MODES, MODES, array, draw, value_and_gradients
 

@@ -1,0 +1,1 @@
+"""Methods of published tables, one file each: a policy that names one loads it."""
