@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import pydantic
     from rich.console import Console
 
 # A message is read by people: what a file or a caller has put into it is shown in part.
@@ -131,7 +130,14 @@ def value_errors_as_run_errors(read_from: str | os.PathLike[str] | None = None) 
         raise RunError(error) from error
 
 
-_BETWEEN = ("sat_tf", "dataclasses", "tensorflow_model_optimization", "tf_keras", "keras")
+_BETWEEN = (
+    "sat_tf",
+    "dataclasses",
+    "pydantic",
+    "tensorflow_model_optimization",
+    "tf_keras",
+    "keras",
+)
 
 
 def did_you_mean(received: str, known: Iterable[str]) -> str:
@@ -159,6 +165,22 @@ def nearest(received: str, known: Iterable[str]) -> str | None:
     by_letters = {name.lower(): name for name in known}
     found = difflib.get_close_matches(received.lower(), by_letters, n=1, cutoff=0.6)
     return by_letters[found[0]] if found else None
+
+
+# What users of earlier versions write, with what to do in its place.
+REMOVED = {
+    "stages.deploy_tail": "There is no such stage any more: the quantized one ends with the biases "
+    "of its file; leave it out, and give its epochs to stages.quantized.",
+    **dict.fromkeys(
+        ("training.checkpoint_minutes", "training.checkpoint_steps", "training.keep_checkpoints"),
+        "Every epoch is saved as it ends, and replaces the one before; leave it out.",
+    ),
+}
+
+
+def instead_of(name: str) -> str | None:
+    """Returns what to do in place of a name of earlier versions; None for a name that never was."""
+    return REMOVED.get(name)
 
 
 # Packages whose modules have another name.
@@ -315,14 +337,6 @@ def _known_once(problems: Iterable[str]) -> Iterator[str]:
         said, _, known = line.partition(" Known: ")
         yield said if known in seen else line
         seen.add(known or line)
-
-
-def validation_problems(error: "pydantic.ValidationError") -> list[str]:
-    """Returns the problems of values that are not of their type, each with its place."""
-    return [
-        f"{name_of('.'.join(map(str, found['loc'])) or 'all of it')}: {found['msg']}"
-        for found in error.errors()
-    ]
 
 
 def problems_of(error: Exception) -> list[str]:

@@ -14,8 +14,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from sat_tf import bounded_file
 from sat_tf.atomic_file import renamed_when_done
-from sat_tf.messages import RunError, first_ones, validation_problems
+from sat_tf.messages import RunError, first_ones
 from sat_tf.preprocessing import Preprocessing
+from sat_tf.validation import describe
 
 _Kind = TypeVar("_Kind")
 # The longest are logs of all steps of a run.
@@ -141,8 +142,8 @@ class OutputFolder:
         try:
             return TypeAdapter(kind).validate_python(values)
         except ValidationError as error:
-            problems = first_ones(validation_problems(error), between="; ")
-            raise self.damaged(name, problems, expected) from error
+            lines = (line.rstrip(".") for line in describe(error, kind))
+            raise self.damaged(name, first_ones(lines, between="; "), expected) from error
 
     @property
     def preprocessing(self) -> Preprocessing | None:

@@ -4,9 +4,12 @@ import dataclasses
 import json
 import types
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from sat_tf.arguments import Rule, check
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from sat_tf.validation import STRICT, worded
 
 # The preprocessing of every model here has this in common.
 _SHARED: Mapping[str, Any] = types.MappingProxyType(
@@ -14,7 +17,17 @@ _SHARED: Mapping[str, Any] = types.MappingProxyType(
 )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+_LARGEST_RATIO = 4
+Ratio = Annotated[
+    int | float,
+    Field(
+        ge=1, le=_LARGEST_RATIO, description=f"a number from 1 to {_LARGEST_RATIO}; pass 256 / 224"
+    ),
+]
+
+
+@worded
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Preprocessing:
     """How a picture becomes the pixels that a model is measured on.
 
@@ -34,31 +47,8 @@ class Preprocessing:
         ((256, 341), (16, 58))
     """
 
-    resize_ratio: float = 1.0
+    resize_ratio: Ratio = 1.0
     exif_orientation: bool = True
-
-    def __post_init__(self) -> None:
-        ratio = self.resize_ratio
-        is_ratio = isinstance(ratio, int | float) and not isinstance(ratio, bool)
-        check(
-            "Preprocessing",
-            [
-                Rule(
-                    "resize_ratio",
-                    ratio,
-                    is_ratio and 1 <= ratio <= _LARGEST_RATIO,
-                    f"a number from 1 to {_LARGEST_RATIO}",
-                    "pass 256 / 224",
-                ),
-                Rule(
-                    "exif_orientation",
-                    self.exif_orientation,
-                    isinstance(self.exif_orientation, bool),
-                    "a bool",
-                    "pass True",
-                ),
-            ],
-        )
 
     def covered(self, shape: tuple[int, int]) -> tuple[int, int]:
         """Rows and columns that the resized picture covers, for an input of a shape."""
@@ -124,7 +114,6 @@ class Preprocessing:
         return cls(**own)
 
 
-_LARGEST_RATIO = 4
 _EXPECTED = (
     "expected what this version of sat-tf writes: resize_ratio, exif_orientation, and "
     f"{', '.join(f'{name}={value}' for name, value in _SHARED.items())}"

@@ -8,13 +8,16 @@ import os
 import pathlib
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
 
 from sat_tf.commands.noise import hide_noise
-from sat_tf.commands.options import add_trust, integer
+from sat_tf.commands.options import add_trust
 from sat_tf.commands.parser import Parser
 from sat_tf.messages import RunError, did_you_mean
 from sat_tf.output_folder import QUANTIZED_MODEL, OutputFolder
+from sat_tf.validation import option
 
 if TYPE_CHECKING:
     import tf_keras as keras
@@ -123,13 +126,14 @@ def add_model_argument(parser: Parser) -> None:
     add_trust(parser)
 
 
+_Side = Annotated[int, Field(ge=1, le=4096, description="an integer from 1 to 4096")]
+
+
 def add_image_size(
     parser: Parser, image_size: str = "of a model given by its name; default: 224"
 ) -> None:
     """Adds --image_size, with this help."""
-    parser.advanced.add_argument(
-        "--image_size", metavar="N", type=integer(1, 4097), help=image_size
-    )
+    parser.advanced.add_argument("--image_size", metavar="N", type=option(_Side), help=image_size)
 
 
 def is_built_by_name(name: str) -> bool:

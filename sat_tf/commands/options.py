@@ -2,16 +2,18 @@
 
 import argparse
 import contextlib
-import math
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated
 
-from sat_tf.arguments import SEED_LIMIT
+from pydantic import Field
+
 from sat_tf.atomic_file import check_writable
 from sat_tf.commands.parser import Parser, name_values
 from sat_tf.messages import ProblemsError, RunError
 from sat_tf.targets import OUTPUT_TYPES, PROCESSORS, output_type_problem, target_problem
+from sat_tf.validation import Seed, option
 
 
 def add_resume(parser: Parser) -> None:
@@ -24,51 +26,16 @@ def add_resume(parser: Parser) -> None:
     )
 
 
-_MOST_DIGITS = 100  # Python itself reads 4300
-
-
-def integer(
-    lowest: int, limit: float = math.inf, expected: str | None = None
-) -> Callable[[str], int]:
-    """The type of an option: an integer from `lowest` to below `limit`.
-
-    Args:
-        lowest: the lowest one.
-        limit: above the highest one.
-        expected: which these are, in words; by default their ends.
-    """
-    words = expected or f"an integer from {lowest} to {limit - 1}"
-
-    def read(text: str) -> int:
-        if text.isdecimal() and len(text) < _MOST_DIGITS and lowest <= int(text) < limit:
-            return int(text)
-        raise argparse.ArgumentTypeError(f"{text!r}: expected {words}")
-
-    return read
-
-
-def number(expected: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
-    """The type of an option: a number that fits, which `expected` says in words."""
-
-    def read(text: str) -> float:
-        with contextlib.suppress(ValueError):
-            if fits(found := float(text)):
-                return found
-        raise argparse.ArgumentTypeError(f"{text!r}: expected {expected}")
-
-    return read
-
-
-def nonempty(text: str) -> str:
-    """The type of an option that names a file or a folder: an empty word is the wrong variable."""
-    if text.strip():
-        return text
-    raise argparse.ArgumentTypeError(
-        "received an empty name, expected that of a file or a folder; write one, or leave it out"
-    )
-
-
-seed = integer(0, SEED_LIMIT, f"an integer in [0, {SEED_LIMIT})")
+# The types of options: a name of a file that is empty is mostly that of a wrong variable.
+nonempty = option(
+    Annotated[
+        str,
+        Field(
+            pattern=r"\S", description="the name of a file or a folder; write one, or leave it out"
+        ),
+    ]
+)
+seed = option(Seed)
 
 
 def several(one: Callable[[str], int]) -> Callable[[str], tuple[int, ...]]:

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from sat_tf.arguments import required_arguments
 from sat_tf.commands.label_file import add_labels, expect_labels, read_labels
-from sat_tf.commands.options import integer, nonempty
+from sat_tf.commands.options import nonempty
 from sat_tf.commands.parser import Parser, name_values
 from sat_tf.export.certificate.certificate import ImagesFrom
 from sat_tf.export.certificate.inputs import image_problems, random_images
@@ -33,6 +32,7 @@ from sat_tf.pictures.sampling import spread_evenly
 from sat_tf.preprocessing import COVERING
 from sat_tf.quantizers.input_range import INPUT_TYPES
 from sat_tf.training.data import DATA_SETS, source
+from sat_tf.validation import Positive, arguments_of, option
 
 _RANDOM_IMAGES = 64
 _RANDOM_SEED = 0
@@ -130,13 +130,14 @@ class ImageOptions:
                 f"{did_you_mean(self.dataset, DATA_SETS)}"
             )
         made = DATA_SETS.get(self.dataset or "")
-        if self.data_dir is None and made and "data_dir" in required_arguments(made):
+        takes = arguments_of(made).model_fields if made else {}
+        is_read = "data_dir" in takes
+        if self.data_dir is None and is_read and takes["data_dir"].is_required():
             raise RunError(
                 f"--dataset {self.dataset}: received no --data_dir, expected the folder of its "
                 "images; add it."
             )
-        takes = inspect.signature(made).parameters if made else ()
-        if self.data_dir is not None and "data_dir" not in takes:
+        if self.data_dir is not None and not is_read:
             raise RunError(
                 f"--data_dir: received {self.data_dir!r} for {self.dataset or 'no data set'}, "
                 "expected it with a --dataset that is read from disk; leave it out."
@@ -297,7 +298,7 @@ def add_image_arguments(parser: Parser, *, default: str, usual: str) -> None:
     parser.advanced.add_argument(
         "--num_images",
         metavar="N",
-        type=integer(1, expected="an integer above 0"),
+        type=option(Positive),
         help=f"at most N images, spread evenly; default: {usual}",
     )
 

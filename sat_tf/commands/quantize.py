@@ -1,7 +1,6 @@
 """`sat-tf quantize`."""
 
 import argparse
-import math
 import pathlib
 from typing import TYPE_CHECKING
 
@@ -13,9 +12,7 @@ from sat_tf.commands.options import (
     add_output_type,
     add_resume,
     add_trust,
-    integer,
     nonempty,
-    number,
     seed,
 )
 from sat_tf.commands.parser import Parser
@@ -27,6 +24,7 @@ from sat_tf.commands.quantization.policy import add_quantization, usual_policy, 
 from sat_tf.commands.verification_table import conclude
 from sat_tf.messages import RunError, say, value_errors_as_run_errors
 from sat_tf.output_folder import TFLITE_MODEL, OutputFolder, run_name
+from sat_tf.validation import Count, PositiveNumber, option
 
 if TYPE_CHECKING:
     import tf_keras as keras
@@ -66,7 +64,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--epochs",
         metavar="N",
-        type=integer(0, expected="an integer, 0 or more"),
+        type=option(Count),
         help="of training, on the labels of folders of classes and the answers of the float model, "
         "without labels on its answers alone; default: no training. Models of "
         f"{_MOST_RECONSTRUCTED} bits and fewer are first reconstructed, without labels, unless N "
@@ -81,7 +79,7 @@ def add_arguments(parser: Parser) -> None:
     parser.advanced.add_argument(
         "--learning_rate",
         metavar="N",
-        type=number("a positive number", lambda rate: 0 < rate < math.inf),
+        type=option(PositiveNumber),
         help="where the learning rate of the training starts to fall; default: one of 0.0001 to "
         "0.03, chosen by a short trial",
     )

@@ -1,8 +1,9 @@
 """`sat-tf sensitivity`."""
 
 import argparse
-import math
+from typing import Annotated
 
+from pydantic import Field
 from rich.console import Console
 
 from sat_tf.commands.models import (
@@ -10,12 +11,13 @@ from sat_tf.commands.models import (
     model_maker,
     quiet_tensorflow,
 )
-from sat_tf.commands.options import add_outputs, check_outputs, number, write_outputs
+from sat_tf.commands.options import add_outputs, check_outputs, write_outputs
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.pixels import add_image_arguments, image_options
 from sat_tf.commands.quantization.pictures import images_as_fed
 from sat_tf.commands.quantization.policy import add_quantization, usual_policy
 from sat_tf.messages import RunError, value_errors_as_run_errors
+from sat_tf.validation import option
 
 DESCRIPTION = """\
 Quantizes one layer of a float model at a time, its kernel and what it reads, keeps others float,
@@ -34,6 +36,10 @@ _USUAL_IMAGES = 256
 _METRICS = ("top1", "distance", "divergence")
 
 
+_MeanBits = Annotated[float, Field(ge=1, le=8, description="a number from 1 to 8")]
+_Drop = Annotated[float, Field(ge=0, allow_inf_nan=False, description="a number of 0 or more")]
+
+
 def add_arguments(parser: Parser) -> None:
     """Adds the command's arguments."""
     add_model_argument(parser)
@@ -47,13 +53,13 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--average_bits",
         metavar="X",
-        type=number("a number from 1 to 8", lambda bits: 1 <= bits <= 8),
+        type=option(_MeanBits),
         help="suggest overrides of the policy that keep the mean number of bits within X",
     )
     parser.add_argument(
         "--max_drop",
         metavar="X",
-        type=number("a number of 0 or more", lambda drop: 0 <= drop < math.inf),
+        type=option(_Drop),
         help="suggest layers for 8 bits so that at most X is lost; top-1 is a share: 0.01 is 1 %%",
     )
     add_outputs(

@@ -7,12 +7,12 @@ import dataclasses
 import os
 import queue
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
-from sat_tf.arguments import Rule, check, is_integer
 from sat_tf.export.certificate.outputs import label_problems
 from sat_tf.export.certificate.proof import existing_file
 from sat_tf.export.litert.runtime import Interface
@@ -22,8 +22,17 @@ from sat_tf.export.operations.graph_file import read_graph
 from sat_tf.messages import ProblemsError
 from sat_tf.presentation.progress_bar import image_bar
 from sat_tf.top_k import top_hits
+from sat_tf.validation import Positive, check
 
 _MOST_AT_ONCE = 16
+
+_Processes = Annotated[
+    int | None, Field(ge=1, description="a positive integer, or None for one a core")
+]
+_Top = Annotated[
+    Sequence[Positive],
+    Field(min_length=1, description="one or more integers above 0; pass for example (1, 5)"),
+]
 
 Batch = tuple[np.ndarray, np.ndarray]
 
@@ -139,7 +148,7 @@ def run_tflite(
     images = np.asarray(images)
     if not len(images):
         raise ValueError("images: received none, expected at least one.")
-    _check_settings((1,), processes)
+    check("evaluation", processes=(processes, _Processes))
     count = min(processes or _cores(), len(images))
 
     def pieces(interface: Interface) -> Iterator[Batch]:
@@ -253,7 +262,7 @@ def _evaluate(
 ) -> Accuracy:
     start = time.perf_counter()
     wanted = tuple(top)
-    _check_settings(wanted, processes)
+    check("evaluation", top=(wanted, _Top), processes=(processes, _Processes))
     count = processes or _cores()
     source, total = _labelled_batches(images, labels, workers=count)
     if total is not None:
@@ -283,28 +292,6 @@ def _evaluate(
         not_finite=tally.not_finite,
         seconds=time.perf_counter() - start,
         processes=count,
-    )
-
-
-def _check_settings(top: tuple[int, ...], processes: int | None) -> None:
-    check(
-        "evaluation",
-        (
-            Rule(
-                "top",
-                top,
-                bool(top) and all(is_integer(k, lowest=1) for k in top),
-                "one or more integers above 0",
-                "pass for example (1, 5)",
-            ),
-            Rule(
-                "processes",
-                processes,
-                processes is None or is_integer(processes, lowest=1),
-                "an integer above 0, or None for one a core",
-                "leave it out",
-            ),
-        ),
     )
 
 

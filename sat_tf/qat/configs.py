@@ -9,9 +9,9 @@ import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import NativeFunction
-from sat_tf.messages import ProblemsError, did_you_mean, name_of
-from sat_tf.qat.policy import PER_LAYER_FIELDS, BitPolicy, check_fields
-from sat_tf.qat.policy_fields import plain_numbers, warn_of
+from sat_tf.messages import ProblemsError
+from sat_tf.qat.policy import PER_LAYER_FIELDS, BitPolicy, combination_problems, layer_fields
+from sat_tf.qat.policy_fields import warn_of
 from sat_tf.qat.tfmot_adapter import TfmotQuantizer
 from sat_tf.quantizers.protocol import ActivationQuantizer, Quantizer, WeightQuantizer
 from sat_tf.quantizers.table import deserialize_quantizer, serialize_quantizer
@@ -42,17 +42,11 @@ class LayerConfig(tfmot.quantization.keras.QuantizeConfig):
     """
 
     def __init__(self, **fields: Any) -> None:
-        problems = [
-            f"{name_of(name)} is not a field. {did_you_mean(name, PER_LAYER_FIELDS)}"
-            for name in fields
-            if name not in PER_LAYER_FIELDS
-        ]
-        known = plain_numbers({name: fields[name] for name in fields if name in PER_LAYER_FIELDS})
-        problems += check_fields(known)
+        self.fields, problems = layer_fields(fields)
+        problems += combination_problems(self.fields)
         if problems:
             raise ProblemsError("LayerConfig", problems)
-        self.fields = known
-        warn_of(known)
+        warn_of(self.fields)
 
     @classmethod
     def from_policy(cls, policy: BitPolicy) -> "LayerConfig":

@@ -2,36 +2,38 @@
 
 import dataclasses
 import fnmatch
-import functools
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, get_type_hints
+
+from pydantic import BaseModel, Field, ValidationError, create_model, model_validator
+from pydantic.dataclasses import dataclass
+from pydantic_core import ArgsKwargs
 
 from sat_tf.core.gradients import CLIPPING_GRADIENTS
 from sat_tf.core.grid import is_bits
 from sat_tf.core.rescale import METHODS
-from sat_tf.messages import ProblemsError, did_you_mean, name_of
 from sat_tf.presentation.tables import Column, Displayed, Marked, Table
 from sat_tf.qat.policy_fields import (
     DEFAULT_QUANTIZERS,
     GRID_NAMES,
-    LARGEST,
     OLD_INPUT_RANGE,
     UNSTATED_RANGE,
-    Accepted,
+    Frozen,
+    InputType,
     KernelFields,
-    bits_field,
-    field,
-    is_name,
-    is_options,
-    is_positive,
+    Level,
+    Name,
+    Number,
+    Options,
+    Overrides,
+    Range,
+    Rate,
+    bits,
     kernel_fields,
-    level_field,
-    name_field,
     pair_problems,
     plain_numbers,
     quantizer_problems,
-    truth_field,
     warn_of,
 )
 from sat_tf.quantizers.input_range import (
@@ -42,75 +44,16 @@ from sat_tf.quantizers.input_range import (
     plain_range,
     range_of,
     range_problem,
-    type_problem,
 )
 from sat_tf.targets import DEFAULT_TARGET, PROCESSORS, Processor
-
-
-def _frozen(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return _Frozen(value)
-    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
-
-
-class _Frozen(Mapping[str, Any]):
-    """A mapping that cannot be changed, and has a hash."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = {name: _frozen(value) for name, value in values.items()}
-
-    def __getitem__(self, key: str) -> Any:
-        return self._values[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __hash__(self) -> int:
-        return hash(frozenset(self._values.items()))
-
-    def __repr__(self) -> str:
-        return repr(self._values)
-
-
-_OPTIONS = "a mapping of the quantizer's options by name"
-
-# Inputs have values that are wrong in ways of their own.
-_RANGE, _TYPE = ({"accepted": Accepted(problem_of)} for problem_of in (range_problem, type_problem))
-
-_Policy = TypeVar("_Policy")
-
-
-def _naming_all_problems(policy: type[_Policy]) -> type[_Policy]:
-    """A dataclass that says what is wrong with the arguments it does not know, and all others."""
-    changed: Any = policy
-    make = changed.__init__
-
-    @functools.wraps(make)
-    def checked(self: Any, *unnamed: Any, **fields: Any) -> None:
-        fields = _in_one_spelling(fields)
-        if unnamed or not fields.keys() <= {*FIELDS, "overrides"}:
-            problems = [
-                f"{value!r}: received a value without a name, expected fields by their names; "
-                f"write {policy.__name__}(weight_bits=..., activation_bits=...), or "
-                f"{policy.__name__}.mobile(bits)."
-                for value in unnamed
-            ]
-            raise ProblemsError(policy.__name__, problems + _problems_of(fields))
-        make(self, **fields)
-
-    changed.__init__ = checked
-    return policy
-
+from sat_tf.validation import STRICT, describe, find_problems, one_of, refuse, worded
 
 # The command and every function of Python quantize by so many bits where none are given.
 USUAL_BITS = 8
 
 
-@_naming_all_problems
-@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+@worded
+@dataclass(frozen=True, kw_only=True, repr=False, config=STRICT)
 class BitPolicy(Displayed):
     """Says what is quantized, and how.
 
@@ -209,70 +152,67 @@ class BitPolicy(Displayed):
             such layers float.
     """
 
-    weight_bits: int | None = bits_field(4, "not rounded")
-    activation_bits: int | None = bits_field(4, "activations stay float")
-    first_last_weight_bits: int | None = bits_field(8, "same as weight_bits", per_layer=False)
-    stream_bits: int | None = bits_field(8, "streams stay float", fewest=2)
-    requantize_streams: bool = truth_field(False)
-    weight_grid: str = name_field("packed", *GRID_NAMES)
-    first_last_weight_grid: str | None = field(
-        None,
-        lambda value: value is None or value in GRID_NAMES,
-        f"one of {', '.join(GRID_NAMES)}, or None (weight_grid, where int8 holds its codes)",
-    )
-    weight_range: str = name_field("channel", "layer", "channel")
-    detach_max: bool = truth_field(True)
-    rescale: str = name_field("stddev", *METHODS)
-    clipping_gradient: str = name_field("calibrated", *CLIPPING_GRADIENTS)
-    clipping_level_rate: float = field(
-        1.0,
-        is_positive,
-        f"a positive number up to {LARGEST:g}: 1 is the learning rate of the weights",
-    )
-    initial_clipping_level: float | None = level_field(per_layer=True)
-    initial_classifier_clipping_level: float | None = level_field(per_layer=False)
-    weight_quantizer: str | None = field(
-        None,
-        lambda value: value is None or is_name(value),
-        "the name of a quantizer, or None (the best known at the layer's bits)",
-        per_layer=True,
-    )
-    weight_options: Mapping[str, Any] = field(_Frozen({}), is_options, _OPTIONS, per_layer=True)
-    activation_quantizer: str = field("pact", is_name, "the name of a quantizer", per_layer=True)
-    activation_options: Mapping[str, Any] = field(_Frozen({}), is_options, _OPTIONS, per_layer=True)
-    input_range: Any = dataclasses.field(default=UNSTATED_RANGE, metadata=_RANGE)
-    input_type: Any = dataclasses.field(default=None, metadata=_TYPE)
-    target: str | None = field(
-        None,
-        lambda value: value is None or (isinstance(value, str) and value in PROCESSORS),
-        f"one of {', '.join(PROCESSORS)}, or None ({DEFAULT_TARGET}, or what the model has)",
-    )
-    latent_start: str = name_field("keep_function", "keep_function", "as_is", per_layer=False)
-    unsupported: str = name_field("error", "error", "float", per_layer=False)
-    overrides: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    weight_bits: Annotated[int | None, bits("not rounded")] = 4
+    activation_bits: Annotated[int | None, bits("activations stay float")] = 4
+    first_last_weight_bits: Annotated[int | None, bits("same as weight_bits")] = 8
+    stream_bits: Annotated[int | None, bits("streams stay float", fewest=2)] = 8
+    requantize_streams: bool = False
+    weight_grid: Annotated[str, one_of(GRID_NAMES)] = "packed"
+    first_last_weight_grid: Annotated[
+        str | None, one_of(GRID_NAMES, none="weight_grid, where int8 holds its codes")
+    ] = None
+    weight_range: Literal["layer", "channel"] = "channel"
+    detach_max: bool = True
+    rescale: Annotated[str, one_of(METHODS)] = "stddev"
+    clipping_gradient: Annotated[str, one_of(CLIPPING_GRADIENTS)] = "calibrated"
+    clipping_level_rate: Rate = 1.0
+    initial_clipping_level: Level = None
+    initial_classifier_clipping_level: Level = None
+    weight_quantizer: Annotated[
+        Name | None,
+        Field(description="the name of a quantizer, or None (the best known at the layer's bits)"),
+    ] = None
+    weight_options: Options = Frozen({})
+    activation_quantizer: Name = "pact"
+    activation_options: Options = Frozen({})
+    input_range: Range = UNSTATED_RANGE
+    input_type: InputType = None
+    target: Annotated[
+        str | None, one_of(PROCESSORS, none=f"{DEFAULT_TARGET}, or what the model has")
+    ] = None
+    latent_start: Literal["keep_function", "as_is"] = "keep_function"
+    unsupported: Literal["error", "float"] = "error"
+    overrides: Overrides = Frozen({})
 
-    def __post_init__(self) -> None:
-        for name, value in plain_numbers(self._plain_fields()).items():
-            object.__setattr__(self, name, value)
-        problems = _problems_of({**self._plain_fields(), "overrides": self.overrides})
-        if problems:
-            raise ProblemsError("BitPolicy", problems)
-        if self.states_input_range:
-            plain = plain_range(self.input_range)
-            plain = _Frozen(plain) if isinstance(plain, dict) else plain
-            object.__setattr__(self, "input_range", plain)
-        if isinstance(self.input_type, Mapping):
-            object.__setattr__(self, "input_type", _Frozen(self.input_type))
-        for kind in DEFAULT_QUANTIZERS:
-            name = f"{kind}_options"
-            object.__setattr__(self, name, _Frozen(getattr(self, name)))
-        frozen = _Frozen(
-            {pattern: _Frozen(plain_numbers(fields)) for pattern, fields in self.overrides.items()}
+    @model_validator(mode="wrap")
+    @classmethod
+    def _fit_together(cls, received: ArgsKwargs, make: Callable[[Any], Any]) -> Any:
+        """Makes a policy, unless fields are wrong, by themselves or with others: says all of it."""
+        listed = [
+            f"{value!r}: received a value without a name, expected fields by their names; write "
+            f"{cls.__name__}(weight_bits=..., activation_bits=...), or {cls.__name__}.mobile(bits)."
+            for value in received.args
+        ]
+        fields, old = _in_one_spelling(received.kwargs or {})
+        listed += old
+        policy, wrong = None, set[Any]()
+        try:
+            policy = make(ArgsKwargs((), fields))
+        except ValidationError as error:
+            listed += describe(error, cls)
+            wrong = {problem["loc"][0] for problem in error.errors()}
+        values = {name: getattr(cls, name) for name in FIELDS}
+        values |= {name: fields[name] for name in FIELDS if name in fields and name not in wrong}
+        refuse(
+            *listed,
+            *combination_problems(values),
+            *_override_problems(fields.get("overrides", {}), values),
         )
-        object.__setattr__(self, "overrides", frozen)
-        settings = [self._plain_fields()]
-        settings += [_overridden(self._plain_fields(), f) for f in self.overrides.values()]
-        warn_of(*settings)
+        settings = [
+            _overridden(values, changed) for changed in fields.get("overrides", {}).values()
+        ]
+        warn_of(values, *settings)
+        return policy
 
     @classmethod
     def paper(cls, bits: int, **fields: Any) -> "BitPolicy":
@@ -481,28 +421,47 @@ class BitPolicy(Displayed):
         return {name: getattr(self, name) for name in FIELDS}
 
 
-# The values that each field accepts, and the fields that one layer can have.
-FIELDS: dict[str, Accepted] = {
-    one.name: one.metadata["accepted"] for one in dataclasses.fields(BitPolicy) if one.metadata
+FIELDS = tuple(field.name for field in dataclasses.fields(BitPolicy) if field.name != "overrides")
+# These speak of a model as a whole, or of its ends; all others can be those of one layer.
+_OF_MODELS = {
+    *("first_last_weight_bits", "first_last_weight_grid", "initial_classifier_clipping_level"),
+    *("clipping_level_rate", "input_range", "input_type", "target", "latent_start", "unsupported"),
 }
-PER_LAYER_FIELDS = tuple(name for name, accepted in FIELDS.items() if accepted.per_layer)
+PER_LAYER_FIELDS = tuple(name for name in FIELDS if name not in _OF_MODELS)
 
 
-def check_fields(values: Mapping[str, Any]) -> list[str]:
-    """Returns what is wrong with these policy fields, one line a problem."""
-    return field_problems(values) + pair_problems(values) + quantizer_problems(values)
+class _LayerFields(BaseModel):
+    model_config = STRICT
+    noun: ClassVar = "a field of one layer"
 
 
-def field_problems(values: Mapping[str, Any]) -> list[str]:
-    """Returns what is wrong with single fields, one line a problem."""
-    problems = []
-    for name, value in values.items():
-        if name not in FIELDS:
-            known = (*FIELDS, "overrides")
-            problems.append(f"{name_of(name)} is not a field. {did_you_mean(name, known)}")
-        elif problem := FIELDS[name].find_problem(value):
-            problems.append(f"{name}={value!r}: {problem}")
-    return problems
+_TYPES = get_type_hints(BitPolicy, include_extras=True)
+_LAYER_FIELDS: Any = create_model(
+    "LayerFields",
+    __base__=_LayerFields,
+    **{name: (_TYPES[name], None) for name in PER_LAYER_FIELDS},
+)
+
+
+def layer_fields(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Returns the fields for one layer that are right by themselves, and what is wrong with others.
+
+    Args:
+        fields: the fields, in which NumPy's numbers become Python's.
+    """
+    fields = plain_numbers(fields)
+    try:
+        _LAYER_FIELDS.model_validate(fields)
+    except ValidationError as error:
+        wrong = {problem["loc"][0] for problem in error.errors()}
+        right = {name: value for name, value in fields.items() if name not in wrong}
+        return right, describe(error, _LAYER_FIELDS)
+    return fields, []
+
+
+def combination_problems(values: Mapping[str, Any]) -> list[str]:
+    """Returns what is wrong with fields together that are right by themselves."""
+    return pair_problems(values) + quantizer_problems(values)
 
 
 def expect_policy(policy: Any) -> BitPolicy:
@@ -530,27 +489,24 @@ def expect_policy(policy: Any) -> BitPolicy:
     )
 
 
-def _in_one_spelling(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The same fields with `input_range` for `input_max`."""
+def _in_one_spelling(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The same fields with `input_range` for `input_max`, and what is wrong with that."""
     fields = dict(fields)
     if OLD_INPUT_RANGE not in fields:
-        return fields
+        return fields, []
     highest = fields.pop(OLD_INPUT_RANGE)
     given = fields.get("input_range", UNSTATED_RANGE)
-    problem = None
-    if not is_positive(plain_numbers({"": highest})[""]):
-        problem = f"input_max={highest!r}: expected a positive number, that of a pixel of 255."
-    elif given is not UNSTATED_RANGE and (
-        range_problem(given) or plain_range(given) != plain_range((0.0, highest))
-    ):
-        problem = (
+    if find_problems(input_max=(highest, Number)):
+        return fields, [
+            f"input_max={highest!r}: expected a positive number, that of a pixel of 255."
+        ]
+    is_other = range_problem(given) or plain_range(given) != plain_range((0.0, highest))
+    if given is not UNSTATED_RANGE and is_other:
+        return fields, [
             f"input_max={highest!r}: received input_range={given!r} as well, expected one of them; "
             "leave input_max out."
-        )
-    if problem:
-        problems = [problem, *_problems_of(fields)]
-        raise ProblemsError("BitPolicy", problems)
-    return {**fields, "input_range": (0.0, highest)}
+        ]
+    return {**fields, "input_range": (0.0, highest)}, []
 
 
 def _listed(value: Any) -> Any:
@@ -558,13 +514,6 @@ def _listed(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _listed(one) for name, one in value.items()}
     return [_listed(one) for one in value] if isinstance(value, tuple) else value
-
-
-def _problems_of(fields: Mapping[str, Any]) -> list[str]:
-    plain = plain_numbers({name: value for name, value in fields.items() if name != "overrides"})
-    defaults = {name: getattr(BitPolicy, name, {}) for name in FIELDS}
-    overrides = _check_overrides(fields.get("overrides", {}), {**defaults, **plain})
-    return check_fields(plain) + overrides
 
 
 def _overridden(values: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -586,32 +535,27 @@ def _with_own_options(fields: Mapping[str, Any]) -> dict[str, Any]:
 _OF_QUANTIZERS = {"weight": {"weight_bits"}, "activation": {"clipping_gradient"}}
 
 
-def _check_overrides(overrides: Any, values: Mapping[str, Any]) -> list[str]:
+def _override_problems(overrides: Any, values: Mapping[str, Any]) -> list[str]:
+    """What is wrong with overrides of a policy with these values."""
     if not isinstance(overrides, Mapping):
         return [
             f"overrides={overrides!r}: expected a mapping from layer-name patterns to fields, "
             'like {"conv_*": {"weight_bits": 8}}.'
         ]
-    problems = []
+    listed = []
     for pattern, fields in overrides.items():
         where = f"overrides[{pattern!r}]"
         if not isinstance(pattern, str) or not isinstance(fields, Mapping):
-            problems.append(f"{where}={fields!r}: expected a pattern and a mapping of fields.")
+            listed.append(f"{where}={fields!r}: expected a pattern and a mapping of fields.")
             continue
-        for name in fields:
-            if name not in PER_LAYER_FIELDS:
-                hint = did_you_mean(str(name), PER_LAYER_FIELDS)
-                problems.append(f"{where}: {name} cannot be set for one layer. {hint}")
-        known = plain_numbers({name: fields[name] for name in fields if name in PER_LAYER_FIELDS})
-        problems += [f"{where}: {problem}" for problem in field_problems(known)]
-        merged, found = _overridden(values, known), []
+        known, of_layer = layer_fields(fields)
+        merged = _overridden(values, known)
         if "weight_bits" in known:  # else they depend on whether the layer is first or last
-            found += pair_problems(merged)
+            of_layer += pair_problems(merged)
         for kind in DEFAULT_QUANTIZERS:
-            names = {f"{kind}_quantizer", f"{kind}_options"}
-            if known.keys() & (names | _OF_QUANTIZERS[kind]):
-                of_layer = {name: merged.get(name) for name in names | _OF_QUANTIZERS[kind]}
-                of_layer["weight_grid"] = known.get("weight_grid")
-                found += quantizer_problems(of_layer)
-        problems += [f"{where}: {problem}" for problem in found]
-    return problems
+            names = {f"{kind}_quantizer", f"{kind}_options"} | _OF_QUANTIZERS[kind]
+            if known.keys() & names:
+                own = {name: merged.get(name) for name in names}
+                of_layer += quantizer_problems({**own, "weight_grid": known.get("weight_grid")})
+        listed += [f"{where}: {problem}" for problem in of_layer]
+    return listed

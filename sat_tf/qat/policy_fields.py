@@ -1,16 +1,17 @@
 """Fields of a policy: how one says what it accepts, and which combinations are wrong."""
 
-import dataclasses
-import difflib
-import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field, PlainValidator
 
 from sat_tf.core.grid import AUTOMATIC, GRIDS, Grid, is_bits
 from sat_tf.messages import warn
 from sat_tf.quantizers import table
+from sat_tf.quantizers.input_range import plain_range, range_problem, type_problem
 from sat_tf.quantizers.protocol import BITS_FIELDS, GRID_FIELDS, WeightRequest
+from sat_tf.validation import plain
 
 # The range of an input where nobody gives one. It is known by its identity, so that `requantize`
 # can tell a policy that leaves a model its range from one that gives it another.
@@ -102,101 +103,86 @@ _OTHER_GRIDS = "use 'auto' (narrow at 8 bits, DoReFa below), or 7 bits"
 # -- what a field accepts ----------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Accepted:
-    """The values that a field of the policy accepts.
+class Frozen(Mapping[str, Any]):
+    """A mapping that cannot be changed, and has a hash."""
 
-    Attributes:
-        problem_of: says what is wrong with a value; None where it is accepted.
-        expected: the same in words, of a field that takes one of several names with these.
-        per_layer: whether one layer can have a value of its own.
-    """
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = {name: _frozen(value) for name, value in values.items()}
 
-    problem_of: Callable[[Any], str | None]
-    expected: str = ""
-    per_layer: bool = False
+    def __getitem__(self, key: str) -> Any:
+        return self._values[key]
 
-    def find_problem(self, value: Any) -> str | None:
-        """Says what is wrong with a value, and what may be meant; None where it is accepted."""
-        problem = self.problem_of(value)
-        if not problem:
-            return None
-        names = self.expected.removeprefix("one of ").split(", ")
-        near = difflib.get_close_matches(value, names) if isinstance(value, str) else []
-        return f"{problem}.{f' Did you mean {near[0]}?' if near else ''}"
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._values.items()))
+
+    def __repr__(self) -> str:
+        return repr(self._values)
 
 
-def field(
-    default: Any, accepts: Callable[[Any], bool], expected: str, *, per_layer: bool = False
-) -> Any:
-    """A field of a policy, with all that is known of it; a mapping is its default as a copy."""
-
-    def problem_of(value: Any) -> str | None:
-        return None if accepts(value) else f"expected {expected}"
-
-    metadata = {"accepted": Accepted(problem_of, expected, per_layer)}
-    if isinstance(default, Mapping):
-        return dataclasses.field(default_factory=lambda: default, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+def _frozen(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return Frozen(value)
+    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
 
 
-def bits_field(
-    default: int | None, meaning: str, *, fewest: int = 1, per_layer: bool = True
-) -> Any:
-    """A field of bits, of which None has a meaning."""
-    expected = f"an integer from {fewest} to 8, or None ({meaning})"
-    return field(
-        default,
-        lambda value: value is None or is_bits(value, fewest),
-        expected,
-        per_layer=per_layer,
-    )
+def bits(none: str, *, fewest: int = 1) -> Any:
+    """Returns the mark of bits that can be None, and what that means."""
+    expected = f"an integer from {fewest} to 8, or None ({none})"
+    return Field(ge=fewest, le=8, description=expected)
 
 
-def name_field(default: str, *names: str, per_layer: bool = True) -> Any:
-    """A field that takes one of several names."""
-    expected = f"one of {', '.join(names)}"
-    return field(default, lambda value: value in names, expected, per_layer=per_layer)
+def _options(value: Any) -> Frozen:
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise ValueError("expected a mapping of the quantizer's options by name")
+    return Frozen(value)
 
 
-def truth_field(default: bool) -> Any:
-    """A field of one layer that is True or False."""
-    return field(default, lambda value: isinstance(value, bool), "True or False", per_layer=True)
+def _range(value: Any) -> Any:
+    if value is UNSTATED_RANGE:
+        return value
+    if problem := range_problem(value):
+        raise ValueError(problem)
+    return _frozen(plain_range(value))
 
 
-def level_field(*, per_layer: bool) -> Any:
-    """A field of a clipping level, of which None leaves it to the model."""
-    expected = f"a positive number up to {LARGEST:g}, or None (what the model's weights tell)"
-    return field(
-        None, lambda value: value is None or is_positive(value), expected, per_layer=per_layer
-    )
+def _type(value: Any) -> Any:
+    if problem := type_problem(value):
+        raise ValueError(problem)
+    return _frozen(value)
 
 
-def is_name(value: Any) -> bool:
-    """Whether a value can be the name of a quantizer."""
-    return isinstance(value, str)
-
-
-def is_options(value: Any) -> bool:
-    """Whether a value can be the options of a quantizer."""
-    return isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
+def _overrides(value: Any) -> Any:
+    """Overrides, frozen; what is wrong with them the policy says, which they go with."""
+    if not isinstance(value, Mapping) or not all(
+        isinstance(each, Mapping) for each in value.values()
+    ):
+        return value
+    return Frozen({pattern: plain_numbers(fields) for pattern, fields in value.items()})
 
 
 def plain_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The same values with NumPy's numbers as Python's, which any file format can hold."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, bool) or not isinstance(value, numbers.Real):
-            return value
-        return int(value) if isinstance(value, numbers.Integral) else float(value)
-
+    """The same values with NumPy's numbers as Python's."""
     return {name: plain(value) for name, value in values.items()}
 
 
-def is_positive(value: Any) -> bool:
-    """Whether a value is a number above 0 and within `LARGEST`."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and 0 < value <= LARGEST
+Number = Annotated[int | float, Field(gt=0, le=LARGEST)]
+_POSITIVE = f"a positive number up to {LARGEST:g}"
+Rate = Annotated[Number, Field(description=f"{_POSITIVE}: 1 is the learning rate of the weights")]
+Level = Annotated[
+    Number | None,
+    Field(description=f"{_POSITIVE}, or None (what the model's weights tell)"),
+]
+Name = Annotated[str, Field(description="the name of a quantizer")]
+Options = Annotated[Mapping[str, Any], PlainValidator(_options)]
+Range = Annotated[Any, PlainValidator(_range)]
+InputType = Annotated[Any, PlainValidator(_type)]
+Overrides = Annotated[Mapping[str, Mapping[str, Any]], PlainValidator(_overrides)]
 
 
 # -- combinations ------------------------------------------------------------------------------
@@ -240,12 +226,11 @@ def _is_for_files(values: Mapping[str, Any]) -> bool:
 def _codes_problem(values: Mapping[str, Any], bits: int, grid: Any) -> str | None:
     """Why int8 does not hold the codes of the quantizer that is named; None where it does."""
     name, options = values.get("weight_quantizer"), values.get("weight_options", {})
-    is_known = is_name(name) and is_options(options)
-    if not is_known or table.quantizer_problems("weight", str(name), values):
+    if name is None or table.quantizer_problems("weight", name, values):
         return None
     request = WeightRequest(num_bits=bits, grid=grid, options=options)
     try:
-        quantizer = table.make_weight_quantizer(str(name), request)
+        quantizer = table.make_weight_quantizer(name, request)
     except ValueError as error:
         return str(error)
     if quantizer.fits_int8:
@@ -297,24 +282,14 @@ def quantizer_problems(values: Mapping[str, Any]) -> list[str]:
     for kind, default in DEFAULT_QUANTIZERS.items():
         name, options = values.get(f"{kind}_quantizer"), values.get(f"{kind}_options", {})
         name = default if name is None else name
-        if not is_name(name) or not is_options(options) or (name == default and not options):
-            continue
-        problems += table.quantizer_problems(kind, name, values)
+        if name != default or options:
+            problems += table.quantizer_problems(kind, name, values)
     return problems
 
 
 def _kernels(values: Mapping[str, Any]) -> dict[KernelFields, None]:
-    """Collects what these fields say of weights inside a model and at its ends, each once.
-
-    Values that are wrong count as left out: their own fields say what is wrong with them.
-    """
-    known = {
-        name: value
-        for names, is_right in ((BITS_FIELDS, is_bits), (GRID_FIELDS, GRID_NAMES.__contains__))
-        for name in names
-        if name in values and ((value := values[name]) is None or is_right(value))
-    }
-    return dict.fromkeys(kernel_fields(known, end=end) for end in (False, True))
+    """Collects what these fields say of weights inside a model and at its ends, each once."""
+    return dict.fromkeys(kernel_fields(values, end=end) for end in (False, True))
 
 
 def warn_of(*settings: Mapping[str, Any]) -> None:

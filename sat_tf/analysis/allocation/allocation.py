@@ -3,9 +3,10 @@
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import tf_keras as keras
+from pydantic import Field
 
 from sat_tf.analysis.allocation.budget import REMOVED, read_budget
 from sat_tf.analysis.allocation.choices import ModelChoices
@@ -16,11 +17,12 @@ from sat_tf.analysis.allocation.problem import BitProblem, make_problem
 from sat_tf.analysis.allocation.result import Allocation, Proof
 from sat_tf.analysis.sensitivity.measured_model import Sensitivity
 from sat_tf.analysis.sensitivity.sensitivity import refuse_all_but_float, sensitivity
-from sat_tf.arguments import Rule, check, is_integer
+from sat_tf.arguments import is_integer
 from sat_tf.export.lowering.packing import NothingPackedError, packing_problem
 from sat_tf.messages import ProblemsError, did_you_mean, shortened
 from sat_tf.planning.file_size import file_bytes
 from sat_tf.qat.policy import BitPolicy, expect_policy
+from sat_tf.validation import check
 
 ALL_BITS = tuple(range(2, 9))
 USUAL_IMAGES = 256
@@ -28,6 +30,9 @@ USUAL_IMAGES = 256
 # limit on the sum is first raised by so many, so that nothing that fits is left out; if the file of
 # the choice is too long, it is lowered.
 _BYTES_ASIDE = (64, 0, -16, -64, -512)
+
+
+_Enough = Annotated[int, Field(ge=2, description="2 or more; pass 64")]
 
 
 def allocate(
@@ -111,8 +116,7 @@ def allocate(
     _check_cost(cost, dataset)
     if problem_of_pack := packing_problem(pack):
         raise ValueError(f"pack: {problem_of_pack}")
-    is_enough = is_integer(num_images, lowest=2)
-    check("allocate", [Rule("num_images", num_images, is_enough, "2 or more", "pass 64")])
+    check("allocate", num_images=(num_images, _Enough))
     refuse_all_but_float(model)
     choices = ModelChoices(model, policy, weight_bits, activation_bits, pack=pack)
     milliseconds = None if npu is None else milliseconds_of(model, choices, weight_bits, npu)

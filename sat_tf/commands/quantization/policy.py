@@ -12,18 +12,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.console import Console
 
-from sat_tf.commands.options import add_target, integer
+from sat_tf.commands.options import add_target
 from sat_tf.commands.parser import RANGE, Parser
 from sat_tf.messages import ProblemsError, RunError, problems_of, say
 from sat_tf.qat.policy import USUAL_BITS, BitPolicy
 from sat_tf.qat.policy_fields import OLD_INPUT_RANGE
 from sat_tf.quantizers.input_range import INPUT_TYPES, PIXELS, InputRange, range_problem
+from sat_tf.validation import Bits, option
 from sat_tf.yaml_text import load_yaml, read_yaml_text
 
 if TYPE_CHECKING:
     import tf_keras as keras
 
-bits = integer(1, 9)
+bits = option(Bits)
 
 
 def add_quantization(parser: Parser, *, target: str = "litert", chosen: bool = False) -> None:

@@ -25,10 +25,11 @@ from sat_tf.export.certificate.runtimes import (
     runtime_table,
 )
 from sat_tf.export.litert.processes import Machine
-from sat_tf.messages import MOST_OF_A_FILE, ProblemsError, validation_problems
+from sat_tf.messages import MOST_OF_A_FILE, ProblemsError
 from sat_tf.presentation.overlay import BAD, GOOD, Mark, write_overlay
 from sat_tf.presentation.tables import Cell, Displayed, Marked, Table, points
 from sat_tf.targets import DEFAULT_TARGET, PROCESSORS
+from sat_tf.validation import describe
 
 # How far the file and a Keras model, float or quantized, may differ in accuracy, or in classes,
 # before it is shown in amber and in red. What values may differ by stands in `outputs`.
@@ -687,7 +688,7 @@ def read_certificate(path: str | os.PathLike[str]) -> Certificate:
         certificate = _CERTIFICATE.validate_python(values)
     except pydantic.ValidationError as error:
         fix = "Expected a certificate of this version; create it again with sat-tf verify."
-        problems = validation_problems(error)
+        problems = describe(error, Certificate)
         raise ProblemsError(str(path), problems, fix, most=MOST_OF_A_FILE) from error
     if "xnnpack" not in certificate.runtimes:
         raise ValueError(

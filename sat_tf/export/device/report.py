@@ -15,7 +15,8 @@ from sat_tf.export.certificate.inputs import random_images
 from sat_tf.export.certificate.proof import checked_inputs, read_subject, strangers
 from sat_tf.export.device import check
 from sat_tf.export.device.kit import FORMAT, Expected, KitRecord, simulated, tensors_of
-from sat_tf.messages import MOST_OF_A_FILE, ProblemsError, first_ones, validation_problems
+from sat_tf.messages import MOST_OF_A_FILE, ProblemsError, first_ones
+from sat_tf.validation import describe
 
 # The features of a processor that kernels for codes are chosen by, the fastest first.
 _KERNELS = {
@@ -182,7 +183,7 @@ def read_device_certificate(path: str | os.PathLike[str]) -> DeviceCertificate:
         ) from error
     except pydantic.ValidationError as error:
         fix = f"Expected the certificate of a device; {again}."
-        problems = validation_problems(error)
+        problems = describe(error, DeviceCertificate)
         raise ProblemsError(str(path), problems, fix, most=MOST_OF_A_FILE) from error
     except (ValueError, RecursionError) as error:
         raise ValueError(

@@ -11,7 +11,6 @@ import numpy as np
 import tf_keras as keras
 from rich.console import Console
 
-from sat_tf.arguments import is_integer
 from sat_tf.graph.network import Network
 from sat_tf.messages import ProblemsError, say
 from sat_tf.presentation.progress_bar import Progress, image_bar
@@ -27,6 +26,7 @@ from sat_tf.qat.reconstruction.fit import Aim, Part, Plan, trained
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.input_range import InputRange
 from sat_tf.quantizers.settings import COUNT
+from sat_tf.validation import Count, Positive, find_problems
 
 # A block is fitted in so many steps.
 STEPS = 100
@@ -208,11 +208,7 @@ def reconstruct(
     network, record = quantized_network(model, when="first"), as_checkpoint(checkpoint)
     reference, problems = find_reference(network, float_model, processor_of(model))
     problems += _not_ready(network)
-    problems += [
-        f"{name}: received {value!r}, expected an integer of {lowest} or more; leave it out."
-        for name, value, lowest in (("steps", steps, 1), ("seed", seed, 0))
-        if not is_integer(value, lowest=lowest)
-    ]
+    problems += find_problems(steps=(steps, Positive), seed=(seed, Count))
     images: Images = ()
     try:
         images = gather(dataset, num_images, network)

@@ -16,10 +16,8 @@ from pydantic import (
     model_validator,
 )
 
-from sat_tf.arguments import SEED_LIMIT
-from sat_tf.messages import ProblemsError, RunError, did_you_mean, name_of, problems_of
+from sat_tf.messages import ProblemsError, RunError, did_you_mean, problems_of
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.qat.policy_fields import OLD_INPUT_RANGE
 from sat_tf.training.config.recipes import RecipesConfig
 from sat_tf.training.config.sections import (
     DataConfig,
@@ -27,8 +25,8 @@ from sat_tf.training.config.sections import (
     Section,
     StagesConfig,
     TrainingConfig,
-    describe,
 )
+from sat_tf.validation import Seed, describe, refuse
 from sat_tf.yaml_text import Dumper, load_yaml, read_yaml_text
 
 _FEWEST_CALIBRATION_IMAGES = 64
@@ -64,8 +62,8 @@ class CalibrationConfig(Section):
     def _are_enough(cls, num_images: int) -> int:
         if 0 < num_images < _FEWEST_CALIBRATION_IMAGES:
             raise ValueError(
-                f"={num_images}: expected 0 or at least {_FEWEST_CALIBRATION_IMAGES}; fewer "
-                "images give unreliable statistics."
+                f"expected 0 or at least {_FEWEST_CALIBRATION_IMAGES}; fewer images give "
+                "unreliable statistics"
             )
         return num_images
 
@@ -100,22 +98,18 @@ def _read_policy(fields: Any) -> BitPolicy:
     if isinstance(fields, BitPolicy):
         return fields
     if not isinstance(fields, Mapping) or not all(isinstance(name, str) for name in fields):
-        raise ValueError(f"={fields!r}: expected a mapping of BitPolicy's fields to their values.")
-    known = (*BitPolicy.__dataclass_fields__, OLD_INPUT_RANGE)
-    unknown = [name for name in fields if name not in known]
-    own = BitPolicy.__dataclass_fields__
-    problems = [f"{name_of(name)} is not a key. {did_you_mean(name, own)}" for name in unknown]
+        raise ValueError("expected a mapping of BitPolicy's fields to their values")
+    policy, listed = BitPolicy(), list[str]()
     try:
-        policy = BitPolicy(**{name: fields[name] for name in fields if name not in unknown})
+        policy = BitPolicy(**fields)
     except ValueError as error:
-        problems += problems_of(error)
+        listed = problems_of(error)
     if fields.get("weight_bits", 0) is None:
-        problems.append(
+        listed.append(
             "weight_bits=None: expected an integer from 1 to 8; the float stage ignores bits "
             "anyway. For a run without a quantized stage, set stages.quantized to null."
         )
-    if problems:
-        raise ValueError("\n".join(problems))
+    refuse(*listed)
     return policy
 
 
@@ -126,9 +120,7 @@ class Config(Section):
         pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$",
         description="a word of letters, digits, '.', '_' and '-', for the run folder",
     )
-    seed: int = Field(
-        default=0, ge=0, lt=SEED_LIMIT, description=f"an integer in [0, {SEED_LIMIT})"
-    )
+    seed: Seed = 0
     data: DataConfig = Field(description="a mapping")
     model: ModelConfig | None = Field(
         default=None,
@@ -157,9 +149,9 @@ class Config(Section):
     def _has_a_model(cls, training: TrainingConfig, info: ValidationInfo) -> TrainingConfig:
         # A model that is wrong is not there, and reported already.
         if training.float_model is None and info.data.get("model", training) is None:
-            raise ValueError(
-                "float_model=None without `model`: expected one of them; add model, or name the "
-                "file of a trained one here."
+            refuse(
+                "float_model=None without `model`: expected one of them; add model, or name "
+                "the file of a trained one here."
             )
         return training
 
@@ -178,26 +170,24 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _reconstruction_has_its_models(self) -> "Config":
-        steps, problems = self.calibration.reconstruction_steps, []
+        steps, listed = self.calibration.reconstruction_steps, []
         if steps and not self.calibration.num_images:
-            problems.append(
+            listed.append(
                 f"calibration.reconstruction_steps={steps} with calibration.num_images=0: expected "
                 "a calibrated model to fit; raise num_images, or set reconstruction_steps to 0."
             )
         if steps and self.training.float_model is None and self.training.start == "clamped":
-            problems.append(
+            listed.append(
                 f"calibration.reconstruction_steps={steps} with training.start='clamped': expected "
                 "an ordinary float model to fit to; set training.start to vanilla, or "
                 "reconstruction_steps to 0."
             )
-        if problems:
-            raise ValueError("\n".join(problems))
+        refuse(*listed)
         return self
 
     @model_validator(mode="after")
     def _recipes_have_their_stages(self) -> "Config":
-        if problems := self.recipes.problems(self.stages.by_name()):
-            raise ValueError("\n".join(problems))
+        refuse(*self.recipes.problems(self.stages.by_name()))
         return self
 
 
@@ -271,18 +261,16 @@ def parse_config(
             f"{subject}: received {type(values).__name__}, expected a mapping with keys such as "
             "data, model and stages."
         )
-    problems = []
-    for override in overrides:
-        problems += _apply(values, override)
+    listed = [problem for override in overrides for problem in _apply(values, override)]
     if seed is not None:
         values["seed"] = seed
     config = None
     try:
         config = Config.model_validate(values)
     except ValidationError as error:
-        problems += describe(error, Config)
-    if config is None or problems:
-        raise RunError(ProblemsError(subject, problems))
+        listed += describe(error, Config)
+    if config is None or listed:
+        raise RunError(ProblemsError(subject, listed))
     return config
 
 

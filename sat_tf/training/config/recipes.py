@@ -6,6 +6,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from sat_tf.training.config.sections import ModelConfig, Section
+from sat_tf.validation import refuse
 
 FLOAT_STAGE = "float_stage"
 
@@ -46,7 +47,7 @@ class DistillationConfig(Section):
                 f"model={self.model.name!r} with teacher={FLOAT_STAGE!r}: the model of the float "
                 "stage is known; leave model out, or give teacher the file of its weights."
             )
-        _refuse(problems)
+        refuse(*problems)
         return self
 
 
@@ -82,7 +83,7 @@ class ProgressiveBitsConfig(Section):
                 f"shares={self.shares}: expected positive numbers with a sum below 1; the rest of "
                 "the stage has the bits of the policy."
             )
-        _refuse(problems)
+        refuse(*problems)
         return self
 
 
@@ -128,7 +129,7 @@ class OscillationConfig(Section):
     @model_validator(mode="after")
     def _tightens(self) -> "OscillationConfig":
         if self.last_threshold > self.first_threshold:
-            raise ValueError(
+            refuse(
                 f"last_threshold={self.last_threshold:g}: expected at most first_threshold, "
                 f"{self.first_threshold:g}."
             )
@@ -216,14 +217,10 @@ class RecipesConfig(Section):
         if self.progressive_bits and self.oscillation:
             come_down = sum(self.progressive_bits.shares)
             if self.oscillation.start < come_down - 1e-9:  # sums of shares are rounded
-                raise ValueError(
-                    f"oscillation.start={self.oscillation.start:g} with progressive_bits: codes "
-                    f"are those of the policy from {come_down:g} of the stage on, expected a start "
-                    "there or later; raise it, or lower progressive_bits.shares."
+                refuse(
+                    f"oscillation.start={self.oscillation.start:g} with progressive_bits: "
+                    f"codes are those of the policy from {come_down:g} of the stage on, "
+                    "expected a start there or later; raise it, or lower "
+                    "progressive_bits.shares."
                 )
         return self
-
-
-def _refuse(problems: list[str]) -> None:
-    if problems:
-        raise ValueError("\n".join(problems))

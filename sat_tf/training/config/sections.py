@@ -1,102 +1,21 @@
-"""The sections of a configuration, and the messages about what is wrong in one."""
+"""The sections of a configuration."""
 
-import inspect
-import math
-import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    PlainValidator,
-    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
-from pydantic.fields import FieldInfo
 
-from sat_tf.arguments import is_between, is_number, required_arguments
-from sat_tf.messages import did_you_mean, name_of
+from sat_tf.arguments import is_number
 from sat_tf.training.data import DATA_SETS, is_in_memory
 from sat_tf.training.models import MODELS
-
-
-def describe(error: ValidationError, config: type[BaseModel]) -> list[str]:
-    """Returns every problem of a configuration that did not validate, one line each.
-
-    Args:
-        error: what pydantic raised.
-        config: the class that was validated; its fields' descriptions say what is expected.
-    """
-    return [line for problem in error.errors() for line in _lines(problem, config)]
-
-
-# Keys of earlier versions, with what to do instead.
-_REMOVED = {
-    "stages.deploy_tail": "There is no such stage any more: the quantized one ends with the biases "
-    "of its file; leave it out, and give its epochs to stages.quantized.",
-    **dict.fromkeys(
-        ("training.checkpoint_minutes", "training.checkpoint_steps", "training.keep_checkpoints"),
-        "Every epoch is saved as it ends, and replaces the one before; leave it out.",
-    ),
-}
-
-
-def _lines(problem: Any, config: type[BaseModel]) -> Iterator[str]:
-    location = [str(part) for part in problem["loc"]]
-    where = name_of(".".join(location))
-    kind = problem["type"]
-    if kind == "extra_forbidden":
-        field = _field(config, location[:-1])
-        section = (_model_of(field) if field else None) or config
-        instead = _REMOVED.get(where) or did_you_mean(location[-1], section.model_fields)
-        yield f"{where} is not a key. {instead}"
-    elif kind == "missing":
-        yield f"{where} is missing: expected {_expected(config, location)}; add it."
-    elif kind == "value_error":
-        # Raised by a validator of ours: one line per problem, each to be appended to the key; it
-        # starts either with "=value" or with the name of a key inside.
-        for line in str(problem["ctx"]["error"]).splitlines():
-            yield f"{where}{line}" if line.startswith("=") or not where else f"{where}.{line}"
-    else:
-        line = f"{where}={problem['input']!r}: expected {_expected(config, location)}."
-        field = _field(config, location)
-        words = typing.get_args(field.annotation) if field else ()
-        if kind == "literal_error" and all(isinstance(word, str) for word in words):
-            hint = did_you_mean(str(problem["input"]), words)
-            # The words on what is expected name all of them already.
-            line += f" {hint}" if hint.startswith("Did") else ""
-        yield line
-
-
-def _expected(config: type[BaseModel], location: list[str]) -> str:
-    field = _field(config, location)
-    return (field.description if field else None) or "another value"
-
-
-def _field(config: type[BaseModel], location: list[str]) -> FieldInfo | None:
-    """The innermost field on the way; inside a plain mapping, the field of that mapping."""
-    section: type[BaseModel] | None = config
-    field = None
-    for part in location:
-        if section is None or part not in section.model_fields:
-            break
-        field = section.model_fields[part]
-        section = _model_of(field)
-    return field
-
-
-def _model_of(field: FieldInfo) -> type[BaseModel] | None:
-    """The section class of a field, optional or not; None for a plain value."""
-    annotation = field.annotation
-    for kind in (annotation, *typing.get_args(annotation)):
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            return kind
-    return None
-
+from sat_tf.validation import STRICT, argument_problems, one_of, refuse
 
 # No setting needs a larger number, and larger ones overflow somewhere far behind its key.
 _LARGEST = 2**32
@@ -106,51 +25,22 @@ _MOST_EPOCHS = 1_000_000
 class Section(BaseModel):
     """The base of all sections: strict types, no unknown keys, no large numbers, frozen."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = STRICT | ConfigDict(frozen=True, allow_inf_nan=False)
+    noun: ClassVar[str] = "a key"
 
     @field_validator("*")
     @classmethod
     def _is_bounded(cls, value: Any) -> Any:
         numbers = value if isinstance(value, list) else [value]
         if any(is_number(number) and abs(number) > _LARGEST for number in numbers):
-            raise ValueError(f"={value!r}: expected at most {_LARGEST:,}.")
+            raise ValueError(f"expected at most {_LARGEST:,}")
         return value
-
-
-def known_name(name: str, known: Sequence[str], what: str) -> str:
-    """The name itself; raises ValueError, with the nearest known one, if it is unknown."""
-    if name not in known:
-        raise ValueError(f"={name!r}: expected the name of a {what}. {did_you_mean(name, known)}")
-    return name
-
-
-def known_options(
-    options: dict[str, Any], function: Callable[..., Any], elsewhere: Mapping[str, str]
-) -> dict[str, Any]:
-    """The options themselves; raises ValueError that lists the unknown ones.
-
-    Args:
-        options: what was received.
-        function: what takes them.
-        elsewhere: arguments of it that are set in another place, with the place.
-    """
-    known = [name for name in inspect.signature(function).parameters if name not in elsewhere]
-    problems = [
-        f"{name} is not set here: {elsewhere[name]}."
-        if name in elsewhere
-        else f"{name_of(name)} is not an option. {did_you_mean(name, known)}"
-        for name in options
-        if name not in known
-    ]
-    if problems:
-        raise ValueError("\n".join(problems))
-    return options
 
 
 class DataConfig(Section):
     """The images to train on."""
 
-    name: str = Field(description="the name of a data set")
+    name: Annotated[str, one_of(DATA_SETS, "the name of a data set")]
     options: dict[str, Any] = Field(
         default_factory=dict,
         validate_default=True,
@@ -162,21 +52,12 @@ class DataConfig(Section):
         description="an integer, 0 (none) or more: how far training shifts an image at most",
     )
 
-    @field_validator("name")
-    @classmethod
-    def _is_known(cls, name: str) -> str:
-        return known_name(name, list(DATA_SETS), "data set")
-
     @field_validator("options")
     @classmethod
     def _are_known(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         name = info.data.get("name")
-        if name is None:  # reported already
-            return options
-        known_options(options, DATA_SETS[name], {})
-        missing = [word for word in required_arguments(DATA_SETS[name]) if word not in options]
-        if missing:
-            raise ValueError(f"={options}: expected {', '.join(missing)} too; {name} needs it.")
+        if name is not None:  # else it is reported already
+            refuse(*argument_problems(DATA_SETS[name], options))
         return options
 
     @field_validator("shift_pixels")
@@ -185,8 +66,8 @@ class DataConfig(Section):
         name = info.data.get("name")
         if shift_pixels and name is not None and not is_in_memory(name):
             raise ValueError(
-                f"={shift_pixels}: expected 0 for {name}, which takes random crops; only images "
-                "held in memory are shifted."
+                f"expected 0 for {name}, which takes random crops; only images held in memory are "
+                "shifted"
             )
         return shift_pixels
 
@@ -202,23 +83,18 @@ _KNOWN_TO_THE_RUN = {
 class ModelConfig(Section):
     """The float model to build. Its image size and number of classes follow from the data."""
 
-    name: str = Field(description="the name of a model family")
+    name: Annotated[str, one_of(MODELS, "the name of a model")]
     options: dict[str, Any] = Field(
         default_factory=dict, description="a mapping of options to their values"
     )
-
-    @field_validator("name")
-    @classmethod
-    def _is_known(cls, name: str) -> str:
-        return known_name(name, list(MODELS), "model")
 
     @field_validator("options")
     @classmethod
     def _are_known(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         name = info.data.get("name")
-        if name is None:  # reported already
-            return options
-        return known_options(options, MODELS[name], _KNOWN_TO_THE_RUN)
+        if name is not None:  # else it is reported already
+            refuse(*argument_problems(MODELS[name], options, _KNOWN_TO_THE_RUN))
+        return options
 
 
 # The learning rate is chosen when the stage starts; see `sat_tf.training.loop.stage`. The
@@ -229,14 +105,6 @@ _A_RATE = (
     "a positive number: the peak for batches of 256 images; or auto (a short trial at the start of "
     "a stage behind a trained model chooses it)"
 )
-
-
-def _rate(value: Any) -> Any:
-    if value == AUTO:
-        return AUTO
-    if not is_between(value, 0, math.inf):
-        raise ValueError(f"={value!r}: expected {_A_RATE}.")
-    return float(value)
 
 
 class StageConfig(Section):
@@ -262,7 +130,7 @@ class StageConfig(Section):
     batch_size: int = Field(
         default=2048, ge=1, description="a positive integer: images a step, over all devices"
     )
-    base_learning_rate: Annotated[float | Literal["auto"], PlainValidator(_rate)] = Field(
+    base_learning_rate: Annotated[float, Field(gt=0)] | Literal["auto"] = Field(
         default=0.05, description=_A_RATE
     )
     warmup_epochs: float = Field(default=5, ge=0, description="a number, 0 (no warm-up) or more")
@@ -414,8 +282,7 @@ class StagesConfig(Section):
                 f"float.{rate}='auto': expected a positive number, because rates are tried on a "
                 "trained model; give one."
             )
-        if problems:
-            raise ValueError("\n".join(problems))
+        refuse(*problems)
         return self.model_copy(update=resolved)
 
 

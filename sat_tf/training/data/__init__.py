@@ -5,7 +5,6 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from sat_tf.arguments import call_by_name
 from sat_tf.preprocessing import Preprocessing
 from sat_tf.training.data.class_folders import load_folder_tree
 from sat_tf.training.data.digits import load_digits
@@ -13,6 +12,7 @@ from sat_tf.training.data.glyphs import load_glyphs
 from sat_tf.training.data.record_folders import load_tfrecords
 from sat_tf.training.data.source import ImageSet, ImageSource
 from sat_tf.training.data.tfds_builder import load_tfds
+from sat_tf.validation import call_by_name
 
 __all__ = [
     "DATA_SETS",
@@ -98,8 +98,7 @@ def load(name: str, **options: Any) -> ImageSet:
         (359, 8, 8, 3)
         >>> load("digit")
         Traceback (most recent call last):
-        ValueError: unknown data set 'digit'; did you mean 'digits'? \
-Expected one of: digits, glyphs, folder, tfds, tfrecords.
+        ValueError: 'digit': expected the name of a data set. Did you mean digits?
     """
     if name in DATA_SETS and not is_in_memory(name):
         held = ", ".join(known for known in DATA_SETS if is_in_memory(known))

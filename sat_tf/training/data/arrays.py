@@ -1,10 +1,12 @@
 """A data set held in memory, as a source of batches."""
 
+from typing import Annotated
+
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
+from pydantic import Field
 
-from sat_tf.arguments import Rule, check, is_integer
 from sat_tf.pictures.sampling import spread_evenly
 from sat_tf.training.data.batch_order import (
     RANDOM,
@@ -14,6 +16,7 @@ from sat_tf.training.data.batch_order import (
     shuffled_spans,
 )
 from sat_tf.training.data.source import NO_LABEL, ImageSet, ImageSource, Shard
+from sat_tf.validation import check
 
 # Makes the draws of the shifts independent of those of the order, which have the same seed.
 _SHIFTS = 1
@@ -32,18 +35,9 @@ class ArraySource(ImageSource):
     """
 
     def __init__(self, images: ImageSet, *, shift_pixels: int = 0) -> None:
-        check(
-            images.name,
-            [
-                Rule(
-                    "shift_pixels",
-                    shift_pixels,
-                    is_integer(shift_pixels, lowest=0, limit=images.image_size),
-                    f"an integer from 0 (none) to below {images.image_size}, the image's size",
-                    "pass 0",
-                )
-            ],
-        )
+        expected = f"an integer from 0 (none) to below {images.image_size}, the image's size"
+        pixels = Annotated[int, Field(ge=0, lt=images.image_size, description=expected)]
+        check(images.name, shift_pixels=(shift_pixels, pixels))
         self.images = images
         self.shift_pixels = shift_pixels
         self.name = images.name

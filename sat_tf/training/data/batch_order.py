@@ -1,11 +1,13 @@
 """The order of the training images, and how batches are cut for replicas."""
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import tensorflow as tf
+from pydantic import Field
 
-from sat_tf.arguments import SEED, Rule, check, is_integer
+from sat_tf.messages import ProblemsError
 from sat_tf.training.data.source import Shard
+from sat_tf.validation import Count, Seed, find_problems
 
 # The algorithm is named, because TensorFlow's default depends on the hardware.
 RANDOM = "philox"
@@ -62,36 +64,20 @@ def checked_order(
     """
     shard = shard or Shard()
     pieces = shard.workers * shard.replicas
-    rules = [
-        Rule(
-            "batch_size",
-            batch_size,
-            is_integer(batch_size, lowest=pieces),
-            f"an integer of at least {pieces}, an image for each replica of each process",
-            "raise it",
-        ),
-        SEED.rule("seed", seed),
-        Rule("first_epoch", first_epoch, is_integer(first_epoch, lowest=0), "0 or more", "pass 0"),
-    ]
-    if num_train is not None and rules[0].is_valid:
+    expected = f"an integer of at least {pieces}, an image for each replica of each process"
+    size = Annotated[int, Field(ge=pieces, description=f"{expected}; raise it")]
+    problems = find_problems(
+        batch_size=(batch_size, size), seed=(seed, Seed), first_epoch=(first_epoch, Count)
+    )
+    if num_train is not None and not find_problems(batch_size=(batch_size, size)):
         steps = num_train // batch_size
-        rules += [
-            Rule(
-                "batch_size",
-                batch_size,
-                steps > 0,
-                f"at most {num_train}, the number of training images",
-                "lower it",
-            ),
-            Rule(
-                "first_step",
-                first_step,
-                is_integer(first_step, lowest=0, limit=steps + 1),
-                f"an integer from 0 to {steps}, the number of steps of an epoch",
-                "start at a later epoch",
-            ),
-        ]
-    check(owner, rules)
+        expected = f"at most {num_train}, the number of training images; lower it"
+        fitting = Annotated[int, Field(le=num_train, description=expected)]
+        expected = f"an integer from 0 to {steps}, the number of steps of an epoch; start at a "
+        step = Annotated[int, Field(ge=0, le=steps, description=f"{expected}later epoch")]
+        problems += find_problems(batch_size=(batch_size, fitting), first_step=(first_step, step))
+    if problems:
+        raise ProblemsError(owner, problems)
     return Order(batch_size, shard, seed, first_epoch, first_step)
 
 

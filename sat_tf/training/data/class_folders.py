@@ -7,11 +7,11 @@ import statistics
 import warnings
 from collections.abc import Sequence
 
-from sat_tf.arguments import check_options
 from sat_tf.pictures.folder_tree import read_pictures, read_tree
 from sat_tf.pictures.sampling import spread_evenly
-from sat_tf.preprocessing import RESIZED_AND_CROPPED, Preprocessing
-from sat_tf.training.data.source import FOLDER, OPTIONS, ImageSource
+from sat_tf.preprocessing import RESIZED_AND_CROPPED, Preprocessing, Ratio
+from sat_tf.training.data.source import Area, Folder, ImageSize, ImageSource, Share
+from sat_tf.validation import checked
 
 # The number of pictures that are opened to learn how large those of a set are.
 _OPENED = 32
@@ -19,14 +19,15 @@ _OPENED = 32
 _MOST_ENLARGED = 2
 
 
+@checked
 def load_folder_tree(
-    data_dir: str | os.PathLike[str],
+    data_dir: Folder,
     *,
-    image_size: int = 224,
-    max_corrupt: float = 0.001,
+    image_size: ImageSize = 224,
+    max_corrupt: Share = 0.001,
     deterministic: bool = True,
-    resize_ratio: float = RESIZED_AND_CROPPED.resize_ratio,
-    smallest_area: float = 0.08,
+    resize_ratio: Ratio = RESIZED_AND_CROPPED.resize_ratio,
+    smallest_area: Area = 0.08,
     mirrored: bool = True,
     labelled: bool = True,
 ) -> ImageSource:
@@ -61,8 +62,6 @@ def load_folder_tree(
         ValueError: an argument is out of its range, or the folder is not laid out like this; lists
             everything.
     """
-    received = {name: value for name, value in locals().items() if name != "resize_ratio"}
-    check_options("folder", {**OPTIONS, "data_dir": FOLDER}, received)
     preprocessing = Preprocessing(resize_ratio=resize_ratio)
     tree = read_tree(data_dir) if labelled else read_pictures(data_dir)
     side = median_side(tree.train.paths)

@@ -1,33 +1,37 @@
 """Handwritten digits that ship with scikit-learn: ten classes, nothing to download."""
 
+from typing import Annotated
+
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
-from sat_tf.arguments import SEED, Values, check_options, is_between, is_integer
 from sat_tf.training.data.source import ImageSet
+from sat_tf.validation import Seed, checked
 
 NUM_CLASSES = 10
 _SCANNED_SIZE = 8
 _LARGEST_SIZE = 512
 _SCANNED_MAX = 16
-_OPTIONS = {
-    "image_size": Values(
-        lambda value: (
-            is_integer(value, lowest=1, limit=_LARGEST_SIZE + 1) and value % _SCANNED_SIZE == 0
-        ),
-        f"a positive multiple of 8 up to {_LARGEST_SIZE}",
-        "pass for example 32",
+_ImageSize = Annotated[
+    int,
+    Field(
+        ge=1,
+        le=_LARGEST_SIZE,
+        multiple_of=_SCANNED_SIZE,
+        description=f"a positive multiple of 8 up to {_LARGEST_SIZE}; pass for example 32",
     ),
-    "test_fraction": Values(
-        lambda value: is_between(value, 0, 1),
-        "a number between 0 and 1, both excluded",
-        "pass for example 0.2",
-    ),
-    "seed": SEED,
-}
+]
+_Share = Annotated[
+    float,
+    Field(gt=0, lt=1, description="a number between 0 and 1, both excluded; pass for example 0.2"),
+]
 
 
-def load_digits(image_size: int = 32, *, test_fraction: float = 0.2, seed: int = 0) -> ImageSet:
+@checked
+def load_digits(
+    image_size: _ImageSize = 32, *, test_fraction: _Share = 0.2, seed: Seed = 0
+) -> ImageSet:
     """Loads the 1797 scanned digits, enlarged to colour images.
 
     The scans hold 8x8 values of 0 to 16; they are enlarged bilinearly, scaled to 0..255 and
@@ -51,7 +55,6 @@ def load_digits(image_size: int = 32, *, test_fraction: float = 0.2, seed: int =
         >>> digits.train_images.shape, digits.test_images.shape
         ((1438, 16, 16, 3), (359, 16, 16, 3))
     """
-    check_options("load_digits", _OPTIONS, locals())
     # Imported here because scikit-learn takes seconds to load.
     import sklearn.datasets
 

@@ -5,20 +5,19 @@ import hashlib
 import inspect
 import json
 import math
-import os
 import pathlib
 import sys
 import types
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from sat_tf.arguments import Rule, check, check_options, positive
 from sat_tf.training.data.cache import Arrays, cache_folder, load_or_make
-from sat_tf.training.data.source import OPTIONS, ImageSet
+from sat_tf.training.data.source import Folder, ImageSet
+from sat_tf.validation import Seed, checked, up_to
 
 # Every family and every style is held out once, in a combination that training never sees.
 TEST_FACES = (
@@ -341,23 +340,21 @@ _ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 _CODE_POINTS = "code_points"
 # All characters with so many pictures each take 24 GB.
 _MOST_PER_CLASS = 10_000
-_OPTIONS = {
-    **OPTIONS,
-    "num_classes": positive(_MOST_PER_CLASS, "pass 1000 for the full set"),
-    "train_per_class": positive(_MOST_PER_CLASS, "pass 64 for the full set"),
-    "test_per_class": positive(_MOST_PER_CLASS, "pass 8 for the full set"),
-}
+_Classes = Annotated[int, up_to(_MOST_PER_CLASS, "pass 1000 for the full set")]
+_Train = Annotated[int, up_to(_MOST_PER_CLASS, "pass 64 for the full set")]
+_Test = Annotated[int, up_to(_MOST_PER_CLASS, "pass 8 for the full set")]
 # These are in every picture's seed, so that no picture is drawn with the amounts of another.
 _SPLITS = {"train": 0, "test": 1}
 
 
+@checked
 def load_glyphs(
     *,
-    num_classes: int = 1000,
-    train_per_class: int = 64,
-    test_per_class: int = 8,
-    seed: int = 0,
-    cache_dir: str | os.PathLike[str] | None = None,
+    num_classes: _Classes = 1000,
+    train_per_class: _Train = 64,
+    test_per_class: _Test = 8,
+    seed: Seed = 0,
+    cache_dir: Folder | None = None,
     progress: bool = False,
 ) -> ImageSet:
     """Draws characters of the DejaVu typefaces, or reads them if they have been drawn before.
@@ -397,13 +394,11 @@ def load_glyphs(
         >>> glyphs.train_images.shape, glyphs.test_images.shape
         ((40, 24, 24, 3), (40, 24, 24, 3))
     """
-    received = {name: value for name, value in locals().items() if name != "progress"}
-    check_options("load_glyphs", _OPTIONS, received)
     arguments = {
-        "num_classes": int(num_classes),
-        "train_per_class": int(train_per_class),
-        "test_per_class": int(test_per_class),
-        "seed": int(seed),
+        "num_classes": num_classes,
+        "train_per_class": train_per_class,
+        "test_per_class": test_per_class,
+        "seed": seed,
     }
     arrays = load_or_make(
         cache_folder(cache_dir) / f"glyphs-{_key(arguments)}.npz",
@@ -413,7 +408,7 @@ def load_glyphs(
     code_points = arrays.pop(_CODE_POINTS)
     return ImageSet(
         name="glyphs",
-        num_classes=int(num_classes),
+        num_classes=num_classes,
         class_names=tuple(map(chr, code_points.tolist())),
         **arrays,
     )
@@ -443,17 +438,9 @@ def _draw(
     faces = {name: Typeface(name) for name in FACES}
     code_points = distinct_characters(list(faces.values()), limit=num_classes)
     if len(code_points) < num_classes:
-        check(
-            "load_glyphs",
-            [
-                Rule(
-                    "num_classes",
-                    num_classes,
-                    False,
-                    f"at most {len(code_points)}, the number of characters that look different",
-                    "ask for fewer classes",
-                )
-            ],
+        raise ValueError(
+            f"load_glyphs: num_classes={num_classes}: expected at most {len(code_points)}, the "
+            "number of characters that look different; ask for fewer classes."
         )
     arrays: Arrays = {_CODE_POINTS: np.array(code_points, np.int32)}
     for part, names, count in (

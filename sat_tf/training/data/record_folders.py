@@ -9,10 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sat_tf.arguments import Rule, check_options
 from sat_tf.messages import ProblemsError
 from sat_tf.training.data.cache import cache_folder, load_or_make
-from sat_tf.training.data.source import OPTIONS, ImageSource
+from sat_tf.training.data.source import (
+    BufferSize,
+    Feature,
+    FirstLabel,
+    Folder,
+    ImageSize,
+    ImageSource,
+    NumClasses,
+    Share,
+)
+from sat_tf.validation import Positive, checked
 
 if TYPE_CHECKING:
     from sat_tf.training.data.records import RecordFiles
@@ -25,20 +34,21 @@ _HEADER, _FOOTER = 12, 4
 RECORD_FRAME = _HEADER + _FOOTER
 
 
+@checked
 def load_tfrecords(
-    data_dir: str | os.PathLike[str],
+    data_dir: Folder,
     *,
-    image_size: int = 224,
-    num_classes: int = 1000,
-    first_label: int = 1,
-    image_key: str = "image/encoded",
-    label_key: str = "image/class/label",
-    num_train: int | None = None,
-    num_test: int | None = None,
-    shuffle_buffer: int = 10_000,
-    max_corrupt: float = 0.001,
+    image_size: ImageSize = 224,
+    num_classes: NumClasses = 1000,
+    first_label: FirstLabel = 1,
+    image_key: Feature = "image/encoded",
+    label_key: Feature = "image/class/label",
+    num_train: Positive | None = None,
+    num_test: Positive | None = None,
+    shuffle_buffer: BufferSize = 10_000,
+    max_corrupt: Share = 0.001,
     deterministic: bool = True,
-    cache_dir: str | os.PathLike[str] | None = None,
+    cache_dir: Folder | None = None,
 ) -> ImageSource:
     """Pictures in TFRecord files `train-*` and `validation-*` (or `val-*`, `test-*`) of a folder.
 
@@ -68,10 +78,11 @@ def load_tfrecords(
     Raises:
         ValueError: an argument is out of its range, or there are no such files; lists everything.
     """
-    received = dict(locals())
-    expected, fix = "another feature than image_key", "name the feature that holds the class"
-    keys_differ = Rule("label_key", label_key, label_key != image_key, expected, fix)
-    check_options("tfrecords", OPTIONS, received, [keys_differ])
+    if label_key == image_key:
+        raise ValueError(
+            f"load_tfrecords: label_key={label_key!r}: expected another feature than image_key; "
+            "name the feature that holds the class."
+        )
     train, held_out = find_files(data_dir)
     # Imported here: naming a data set needs no TensorFlow.
     from sat_tf.training.data.records import RecordSource

@@ -4,82 +4,40 @@ import abc
 import contextlib
 import dataclasses
 import os
-import types
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
-from sat_tf.arguments import (
-    SEED,
-    Rule,
-    Values,
-    check,
-    is_between,
-    is_integer,
-    is_number,
-    positive,
-    switch,
-)
+from sat_tf.arguments import is_integer
 from sat_tf.messages import ProblemsError, ReadingError
 from sat_tf.preprocessing import COVERING, Preprocessing
 from sat_tf.top_k import AGREEMENT, TOP1, Score
+from sat_tf.validation import Positive, check, up_to
 
 _MOST_CLASSES = 1_000_000  # The models of `sat_tf.training.models` have no more.
-_COUNT = Values(
-    lambda value: value is None or is_integer(value, lowest=1),
-    "a positive integer or None",
-    "pass None",
-)
-_FEATURE = Values(lambda value: isinstance(value, str), "the name of a feature", "pass a word")
-_NAME = Values(lambda value: isinstance(value, str), "a name", "pass a word")
-FOLDER = Values(
-    lambda value: isinstance(value, str | os.PathLike), "the path of a folder", "pass a path"
-)
-_PATH = Values(
-    lambda value: value is None or isinstance(value, str | os.PathLike),
-    "the path of a folder, or None",
-    "pass a path",
-)
-# The values that data sets take, by the names of their arguments.
-OPTIONS: Mapping[str, Values] = types.MappingProxyType(
-    {
-        # Beyond every published model.
-        "image_size": positive(4096, "pass 224"),
-        "max_corrupt": Values(
-            lambda value: (not isinstance(value, bool) and value == 0) or is_between(value, 0, 1),
-            "a share from 0 to below 1",
-            "pass 0.001",
-        ),
-        "deterministic": switch("pass True"),
-        "mirrored": switch("pass True"),
-        "labelled": switch("pass True"),
-        "smallest_area": Values(
-            lambda value: is_number(value) and 0 < value <= 1, "a number above 0, to 1", "pass 0.08"
-        ),
-        # TensorFlow reserves the places of a shuffle buffer at once.
-        "shuffle_buffer": positive(10_000_000, "pass 10000"),
-        "num_classes": positive(_MOST_CLASSES, "count the classes"),
-        "first_label": Values(
-            lambda value: is_integer(value, lowest=-_MOST_CLASSES, limit=_MOST_CLASSES + 1),
-            f"an integer from {-_MOST_CLASSES:,} to {_MOST_CLASSES:,}",
-            "pass 0 or 1",
-        ),
-        "num_train": _COUNT,
-        "num_test": _COUNT,
-        "image_key": _FEATURE,
-        "label_key": _FEATURE,
-        "builder": _NAME,
-        "train_split": _NAME,
-        "held_out_split": _NAME._replace(
-            accept=lambda value: value is None or isinstance(value, str)
-        ),
-        "seed": SEED,
-        "data_dir": _PATH,
-        "cache_dir": _PATH,
-    }
-)
+
+# The values that data sets take.
+ImageSize = Annotated[int, up_to(4096, "pass 224")]  # Beyond every published model.
+NumClasses = Annotated[int, up_to(_MOST_CLASSES, "count the classes")]
+# TensorFlow reserves the places of a shuffle buffer at once.
+BufferSize = Annotated[int, up_to(10_000_000, "pass 10000")]
+FirstLabel = Annotated[
+    int,
+    Field(
+        ge=-_MOST_CLASSES,
+        le=_MOST_CLASSES,
+        description=f"an integer from {-_MOST_CLASSES:,} to {_MOST_CLASSES:,}; pass 0 or 1",
+    ),
+]
+Share = Annotated[
+    float, Field(ge=0, lt=1, description="a share from 0 to below 1; pass 0.001 for a few")
+]
+Area = Annotated[float, Field(gt=0, le=1, description="a number above 0, to 1; pass 0.08")]
+Feature = Annotated[str, Field(description="the name of a feature")]
+Folder = Annotated[str | os.PathLike[str], Field(description="the path of a folder")]
 
 
 class FirstError:
@@ -277,8 +235,7 @@ def expect_images(owner: str, count: int) -> None:
     Raises:
         ValueError: it is not a positive integer.
     """
-    is_valid = is_integer(count, lowest=1)
-    check(owner, [Rule("count", count, is_valid, "a positive integer", "pass 1 or more")])
+    check(owner, count=(count, Positive))
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

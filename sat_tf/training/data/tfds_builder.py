@@ -3,13 +3,15 @@
 import difflib
 import os
 import pathlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from sat_tf.arguments import check_options
+from pydantic import Field
+
 from sat_tf.messages import ProblemsError
 from sat_tf.training.data.cache import cache_folder
 from sat_tf.training.data.record_folders import RECORD_FRAME, count_records
-from sat_tf.training.data.source import OPTIONS, ImageSource
+from sat_tf.training.data.source import BufferSize, Folder, ImageSize, ImageSource, Share
+from sat_tf.validation import checked
 
 if TYPE_CHECKING:
     from sat_tf.training.data.records import RecordFiles
@@ -21,15 +23,19 @@ _OTHER_SPLIT = "choose another split, or build the set again"
 _IMAGENET_FILES = "ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar"
 
 
+_Name = Annotated[str, Field(description="a name")]
+
+
+@checked
 def load_tfds(
-    builder: str = "imagenet2012",
+    builder: _Name = "imagenet2012",
     *,
-    data_dir: str | os.PathLike[str] | None = None,
-    image_size: int = 224,
-    train_split: str = "train",
-    held_out_split: str | None = None,
-    shuffle_buffer: int = 10_000,
-    max_corrupt: float = 0.001,
+    data_dir: Folder | None = None,
+    image_size: ImageSize = 224,
+    train_split: _Name = "train",
+    held_out_split: _Name | None = None,
+    shuffle_buffer: BufferSize = 10_000,
+    max_corrupt: Share = 0.001,
     deterministic: bool = True,
 ) -> ImageSource:
     """A prepared image classification set of TensorFlow Datasets; nothing is downloaded.
@@ -57,7 +63,6 @@ def load_tfds(
             image classification, or it has not been prepared.
         ImportError: tensorflow-datasets is not installed.
     """
-    check_options("tfds", OPTIONS, locals())
     made = _make(builder, data_dir)
     image_key, label_key = _image_and_label(made)
     held_out = held_out_split or _held_out(made)

@@ -4,10 +4,10 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sat_tf.arguments import call_by_name
 from sat_tf.training.models.mobilenet import mobilenet_v1, mobilenet_v2, mobilenet_v2_small
 from sat_tf.training.models.resnet import preresnet50, resnet18, resnet50
 from sat_tf.training.models.vgg import vgg16, vgg16_bn
+from sat_tf.validation import call_by_name
 
 __all__ = [
     "MODELS",
@@ -54,8 +54,6 @@ def build(name: str, **arguments: Any) -> Any:
         (None, 10)
         >>> build("mobilenet_v3")
         Traceback (most recent call last):
-        ValueError: unknown model 'mobilenet_v3'; did you mean 'mobilenet_v2'? \
-Expected one of: mobilenet_v1, mobilenet_v2, mobilenet_v2_small, resnet18, resnet50, preresnet50, \
-vgg16, vgg16_bn.
+        ValueError: 'mobilenet_v3': expected the name of a model. Did you mean mobilenet_v2?
     """
     return call_by_name("model", MODELS, name, arguments)

@@ -2,10 +2,21 @@
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sat_tf.arguments import check_options
 from sat_tf.first_use import OnFirstUse
 from sat_tf.training.models.blocks import LayerBuilder, make_divisible
-from sat_tf.training.models.options import OPTIONS
+from sat_tf.training.models.options import (
+    Deviation,
+    Dropout,
+    Head,
+    ImageSize,
+    NumClasses,
+    RectifiedInputs,
+    RectifierMax,
+    Seed,
+    Stride,
+    Width,
+)
+from sat_tf.validation import checked
 
 if TYPE_CHECKING:
     import tf_keras as keras
@@ -84,15 +95,16 @@ V2_SMALL = MobileNetV2(
 )
 
 
+@checked
 def mobilenet_v1(
-    image_size: int = 224,
-    num_classes: int = 1000,
+    image_size: ImageSize = 224,
+    num_classes: NumClasses = 1000,
     *,
-    width_multiplier: float = 1.0,
-    stem_stride: int = 2,
-    rectifier_max: float | None = 6.0,
-    dropout: float = 0.0,
-    seed: int | None = None,
+    width_multiplier: Width = 1.0,
+    stem_stride: Stride = 2,
+    rectifier_max: RectifierMax = 6.0,
+    dropout: Dropout = 0.0,
+    seed: Seed = None,
 ) -> "keras.Model":
     """Builds MobileNet-V1 as a functional Keras model.
 
@@ -117,7 +129,6 @@ def mobilenet_v1(
         >>> model.output_shape
         (None, 10)
     """
-    check_options("mobilenet_v1", OPTIONS, locals())
     layers = LayerBuilder(rectifier_max=rectifier_max, seed=seed)
     images = keras.Input((image_size, image_size, 3), name="image")
     features = layers.convolution(
@@ -139,15 +150,16 @@ def mobilenet_v1(
     return keras.Model(images, logits, name="mobilenet_v1")
 
 
+@checked
 def mobilenet_v2(
-    image_size: int = 224,
-    num_classes: int = 1000,
+    image_size: ImageSize = 224,
+    num_classes: NumClasses = 1000,
     *,
-    width_multiplier: float = 1.0,
-    stem_stride: int = 2,
-    rectifier_max: float | None = 6.0,
-    dropout: float = 0.0,
-    seed: int | None = None,
+    width_multiplier: Width = 1.0,
+    stem_stride: Stride = 2,
+    rectifier_max: RectifierMax = 6.0,
+    dropout: Dropout = 0.0,
+    seed: Seed = None,
 ) -> "keras.Model":
     """Builds MobileNet-V2 as a functional Keras model.
 
@@ -176,17 +188,18 @@ def mobilenet_v2(
     return _mobilenet_v2("mobilenet_v2", V2, locals())
 
 
+@checked
 def mobilenet_v2_small(
-    image_size: int = 24,
-    num_classes: int = 1000,
+    image_size: ImageSize = 24,
+    num_classes: NumClasses = 1000,
     *,
-    width_multiplier: float = 1.0,
-    head: str = "gap",
-    rectified_inputs: bool = False,
-    classifier_stddev: float | None = None,
-    rectifier_max: float | None = 6.0,
-    dropout: float = 0.0,
-    seed: int | None = None,
+    width_multiplier: Width = 1.0,
+    head: Head = "gap",
+    rectified_inputs: RectifiedInputs = False,
+    classifier_stddev: Deviation = None,
+    rectifier_max: RectifierMax = 6.0,
+    dropout: Dropout = 0.0,
+    seed: Seed = None,
 ) -> "keras.Model":
     """Builds a small MobileNet-V2 as a functional Keras model.
 
@@ -232,7 +245,6 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def _mobilenet_v2(name: str, architecture: MobileNetV2, given: dict[str, Any]) -> "keras.Model":
-    check_options(name, OPTIONS, given)
     options = _DEFAULTS | given
     image_size, width = options["image_size"], options["width_multiplier"]
     layers = LayerBuilder(rectifier_max=options["rectifier_max"], seed=options["seed"])

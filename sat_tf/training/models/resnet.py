@@ -3,10 +3,21 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sat_tf.arguments import check_options
 from sat_tf.first_use import OnFirstUse
 from sat_tf.training.models.blocks import LayerBuilder, make_divisible
-from sat_tf.training.models.options import OPTIONS
+from sat_tf.training.models.options import (
+    Dropout,
+    ImageSize,
+    KernelSize,
+    NumClasses,
+    RectifierMax,
+    Seed,
+    StageBlocks,
+    StemPool,
+    Stride,
+    Width,
+)
+from sat_tf.validation import checked
 
 if TYPE_CHECKING:
     import tf_keras as keras
@@ -21,18 +32,19 @@ RESNET18_BLOCKS = (2, 2, 2, 2)
 RESNET50_BLOCKS = (3, 4, 6, 3)
 
 
+@checked
 def resnet18(
-    image_size: int = 224,
-    num_classes: int = 1000,
+    image_size: ImageSize = 224,
+    num_classes: NumClasses = 1000,
     *,
-    width_multiplier: float = 1.0,
-    stage_blocks: Sequence[int] = RESNET18_BLOCKS,
-    stem_kernel_size: int = 7,
-    stem_stride: int = 2,
-    stem_pool: bool = True,
-    rectifier_max: float | None = None,
-    dropout: float = 0.0,
-    seed: int | None = None,
+    width_multiplier: Width = 1.0,
+    stage_blocks: StageBlocks = RESNET18_BLOCKS,
+    stem_kernel_size: KernelSize = 7,
+    stem_stride: Stride = 2,
+    stem_pool: StemPool = True,
+    rectifier_max: RectifierMax = None,
+    dropout: Dropout = 0.0,
+    seed: Seed = None,
 ) -> "keras.Model":
     """Builds ResNet-18 as a functional Keras model: two 3x3 convolutions a block.
 
@@ -67,18 +79,19 @@ def resnet18(
     return _residual("resnet18", _basic_block, locals())
 
 
+@checked
 def resnet50(
-    image_size: int = 224,
-    num_classes: int = 1000,
+    image_size: ImageSize = 224,
+    num_classes: NumClasses = 1000,
     *,
-    width_multiplier: float = 1.0,
-    stage_blocks: Sequence[int] = RESNET50_BLOCKS,
-    stem_kernel_size: int = 7,
-    stem_stride: int = 2,
-    stem_pool: bool = True,
-    rectifier_max: float | None = None,
-    dropout: float = 0.0,
-    seed: int | None = None,
+    width_multiplier: Width = 1.0,
+    stage_blocks: StageBlocks = RESNET50_BLOCKS,
+    stem_kernel_size: KernelSize = 7,
+    stem_stride: Stride = 2,
+    stem_pool: StemPool = True,
+    rectifier_max: RectifierMax = None,
+    dropout: Dropout = 0.0,
+    seed: Seed = None,
 ) -> "keras.Model":
     """Builds ResNet-50 as a functional Keras model: bottlenecks of 1x1, 3x3 and 1x1 convolutions.
 
@@ -113,18 +126,19 @@ def resnet50(
     return _residual("resnet50", _bottleneck, locals())
 
 
+@checked
 def preresnet50(
-    image_size: int = 224,
-    num_classes: int = 1000,
+    image_size: ImageSize = 224,
+    num_classes: NumClasses = 1000,
     *,
-    width_multiplier: float = 1.0,
-    stage_blocks: Sequence[int] = RESNET50_BLOCKS,
-    stem_kernel_size: int = 7,
-    stem_stride: int = 2,
-    stem_pool: bool = True,
-    rectifier_max: float | None = None,
-    dropout: float = 0.0,
-    seed: int | None = None,
+    width_multiplier: Width = 1.0,
+    stage_blocks: StageBlocks = RESNET50_BLOCKS,
+    stem_kernel_size: KernelSize = 7,
+    stem_stride: Stride = 2,
+    stem_pool: StemPool = True,
+    rectifier_max: RectifierMax = None,
+    dropout: Dropout = 0.0,
+    seed: Seed = None,
 ) -> "keras.Model":
     """Builds the full pre-activation ResNet-50 as a functional Keras model.
 
@@ -205,7 +219,6 @@ AddBlock = Callable[[LayerBuilder, Any, ResidualBlock], Any]
 
 
 def _residual(name: str, add_block: AddBlock, options: dict[str, Any]) -> "keras.Model":
-    check_options(name, OPTIONS, options)
     image_size, width_multiplier = options["image_size"], options["width_multiplier"]
     layers = LayerBuilder(rectifier_max=options["rectifier_max"], seed=options["seed"])
     # A preactivated block starts with a normalization and a rectifier: the stem needs none of its

@@ -2,10 +2,18 @@
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sat_tf.arguments import check_options
 from sat_tf.first_use import OnFirstUse
 from sat_tf.training.models.blocks import LayerBuilder, make_divisible
-from sat_tf.training.models.options import OPTIONS
+from sat_tf.training.models.options import (
+    Dropout,
+    HiddenUnits,
+    ImageSize,
+    NumClasses,
+    RectifierMax,
+    Seed,
+    Width,
+)
+from sat_tf.validation import checked
 
 if TYPE_CHECKING:
     import tf_keras as keras
@@ -31,15 +39,16 @@ VGG16_STAGES = (
 )
 
 
+@checked
 def vgg16(
-    image_size: int = 224,
-    num_classes: int = 1000,
+    image_size: ImageSize = 224,
+    num_classes: NumClasses = 1000,
     *,
-    width_multiplier: float = 1.0,
-    hidden_units: int = 4096,
-    rectifier_max: float | None = None,
-    dropout: float = 0.0,
-    seed: int | None = None,
+    width_multiplier: Width = 1.0,
+    hidden_units: HiddenUnits = 4096,
+    rectifier_max: RectifierMax = None,
+    dropout: Dropout = 0.0,
+    seed: Seed = None,
 ) -> "keras.Model":
     """Builds VGG-16 as a functional Keras model, as published: without batch normalization.
 
@@ -68,15 +77,16 @@ def vgg16(
     return _vgg16("vgg16", locals())
 
 
+@checked
 def vgg16_bn(
-    image_size: int = 224,
-    num_classes: int = 1000,
+    image_size: ImageSize = 224,
+    num_classes: NumClasses = 1000,
     *,
-    width_multiplier: float = 1.0,
-    hidden_units: int = 4096,
-    rectifier_max: float | None = None,
-    dropout: float = 0.0,
-    seed: int | None = None,
+    width_multiplier: Width = 1.0,
+    hidden_units: HiddenUnits = 4096,
+    rectifier_max: RectifierMax = None,
+    dropout: Dropout = 0.0,
+    seed: Seed = None,
 ) -> "keras.Model":
     """Builds VGG-16 with batch normalization behind every convolution, whose biases stay.
 
@@ -106,7 +116,6 @@ def vgg16_bn(
 
 
 def _vgg16(name: str, options: dict[str, Any]) -> "keras.Model":
-    check_options(name, OPTIONS, options)
     layers = LayerBuilder(rectifier_max=options["rectifier_max"], seed=options["seed"])
     images = keras.Input((options["image_size"], options["image_size"], 3), name="image")
     features = images

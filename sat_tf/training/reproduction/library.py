@@ -12,7 +12,8 @@ from pydantic import Field, ValidationError
 
 from sat_tf.messages import ProblemsError, RunError, did_you_mean
 from sat_tf.training.config.config import SHIPPED
-from sat_tf.training.config.sections import Section, describe
+from sat_tf.training.config.sections import Section
+from sat_tf.validation import describe
 from sat_tf.yaml_text import load_yaml
 
 _Read = TypeVar("_Read", bound=Section)

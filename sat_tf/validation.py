@@ -1,0 +1,362 @@
+"""What values may be, said by types, and the words on those that are something else.
+
+Types are those of pydantic: `Annotated[int, Field(ge=1, le=8)]`. A field's description says what is
+expected of it, in words; without one, its type does. Functions, settings, configurations, options
+of commands and files are all checked by such types, and `describe` words what is wrong with any.
+"""
+
+import argparse
+import functools
+import inspect
+import numbers
+import types
+import typing
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Annotated, Any, ClassVar, Literal, ParamSpec, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, TypeAdapter, ValidationError
+from pydantic import create_model as new_model
+from pydantic.fields import FieldInfo
+
+from sat_tf.messages import ProblemsError, did_you_mean, instead_of, name_of, shortened
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+_Class = TypeVar("_Class", bound=type)
+
+SEED_LIMIT = 2**32  # NumPy's generators take seeds of 32 bits.
+
+Bits = Annotated[int, Field(ge=1, le=8, description="an integer from 1 to 8")]
+Count = Annotated[int, Field(ge=0, description="an integer of 0 or more")]
+Positive = Annotated[int, Field(ge=1, description="a positive integer")]
+PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False, description="a positive number")]
+Seed = Annotated[int, Field(ge=0, lt=SEED_LIMIT, description=f"an integer in [0, {SEED_LIMIT})")]
+
+# Neither converts what it is given: 1 is not True, and "4" is no number.
+STRICT = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
+
+
+def up_to(most: int, fix: str) -> Any:
+    """Returns the mark of positive integers up to the largest, with what to pass."""
+    return Field(ge=1, le=most, description=f"a positive integer up to {most:,}; {fix}")
+
+
+def one_of(names: Collection[Any], expected: str = "", *, none: str = "") -> Any:
+    """Returns the mark of a type whose values are some names.
+
+    Args:
+        names: the names.
+        expected: which these are, in words; by default all of them.
+        none: what None means, where it is a value too.
+    """
+    listed = ", ".join(map(str, names))
+    words = (expected or f"one of {listed}") + (f", or None ({none})" if none else "")
+
+    def known(value: Any) -> Any:
+        if (none and value is None) or (isinstance(value, str) and value in names):
+            return value
+        raise ValueError(_with_hint(f"expected {words}", value, names, is_listed=not expected))
+
+    known.expected = words  # type: ignore[attr-defined]
+    return PlainValidator(known)
+
+
+def plain(value: Any) -> Any:
+    """Returns a value with NumPy's numbers as Python's, which any file format can hold.
+
+    >>> import numpy as np
+    >>> plain([np.int64(3), np.float32(0.5), True, "a"])
+    [3, 0.5, True, 'a']
+    """
+    if type(value) in (list, tuple):
+        values = [plain(each) for each in value]
+        is_plain = all(a is b for a, b in zip(values, value, strict=True))
+        return value if is_plain else type(value)(values)
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return value
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
+
+
+# -- words on what is wrong --------------------------------------------------------------------
+
+
+def describe(error: ValidationError, model: Any = None) -> list[str]:
+    """Returns what is wrong with values: what was received and expected, a line each.
+
+    Args:
+        error: what pydantic raised.
+        model: the class that was validated, whose fields say what is expected.
+    """
+    lines = (line for problem in error.errors(include_url=False) for line in _lines(problem, model))
+    return list(dict.fromkeys(lines))  # a value that is none of several types is said once
+
+
+def refuse(*found: str) -> None:
+    """Raises the problems that a validator has found, if any, for `describe` to list."""
+    if found:
+        raise ProblemsError("", found)
+
+
+def _lines(problem: Any, model: Any) -> list[str]:
+    where, field, fields = _place(model, problem["loc"])
+    kind, value, cause = problem["type"], problem["input"], problem.get("ctx", {}).get("error")
+    received = f"{where}={_shown(value)}"
+    if kind in ("extra_forbidden", "unexpected_keyword_argument", "invalid_key"):
+        noun = getattr(model, "noun", "a field")
+        instead = instead_of(where) or did_you_mean(str(problem["loc"][-1]), fields)
+        return [f"{where} is not {noun}. {instead}"]
+    if kind in ("missing", "missing_argument", "missing_keyword_only_argument"):
+        expected = _expected(field)
+        return [f"{where} is missing{f': expected {expected}; add it' if expected else ''}."]
+    if isinstance(cause, ProblemsError):
+        return [f"{where}.{line}" if where else line for line in cause.problems]
+    if cause is not None:
+        return [f"{received}: {cause}{'' if str(cause).endswith(('.', '?')) else '.'}"]
+    expected = _expected(field) or problem["msg"].removeprefix("Input should be ")
+    words = _words(field.annotation) if kind == "literal_error" and field is not None else []
+    return [f"{received}: {_with_hint(f'expected {expected}', value, words, is_listed=True)}"]
+
+
+def _shown(value: Any) -> str:
+    try:
+        return shortened(repr(value))
+    except ValueError:  # Python writes no longer integer
+        return f"an integer of {value.bit_length():,} bits"
+
+
+def _with_hint(sentence: str, value: Any, names: Iterable[Any], *, is_listed: bool) -> str:
+    """The sentence, and the name that may be meant; all of them unless it lists them already."""
+    hint = did_you_mean(value, map(str, names)) if isinstance(value, str) else ""
+    return (
+        f"{sentence}. {hint}"
+        if hint.startswith("Did") or (hint and not is_listed)
+        else f"{sentence}."
+    )
+
+
+def _place(
+    model: Any, location: Iterable[Any]
+) -> tuple[str, FieldInfo | None, Mapping[str, FieldInfo]]:
+    """The name of a value, the innermost field around it, and the fields that stand beside it."""
+    fields = _fields(model)
+    beside, field = fields, None
+    names: list[str] = []
+    for part in location:
+        if field is not None and len(_arms(field.annotation)) > 1:
+            break  # pydantic names the types that it has tried
+        names.append(str(part))
+        if fields:
+            beside = fields
+        if part in fields:
+            field = fields[part]
+            fields = _fields(field.annotation)
+    return name_of(".".join(names)), field, beside
+
+
+def _fields(annotation: Any) -> Mapping[str, FieldInfo]:
+    """The fields of the model that a type is, or holds."""
+    own = getattr(annotation, "__pydantic_fields__", None)
+    if own is not None:
+        return dict(own)
+    return next(filter(None, map(_fields, typing.get_args(annotation))), {})
+
+
+def _arms(annotation: Any) -> list[Any]:
+    """The types that a value may have, without their marks and without None."""
+    if typing.get_origin(annotation) is Annotated:
+        return _arms(typing.get_args(annotation)[0])
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return [arm for part in typing.get_args(annotation) for arm in _arms(part)]
+    return [] if annotation is types.NoneType else [annotation]
+
+
+def _words(annotation: Any) -> list[Any]:
+    """The words of the literals in a type."""
+    arms = (arm for arm in _arms(annotation) if typing.get_origin(arm) is Literal)
+    return [word for arm in arms for word in typing.get_args(arm)]
+
+
+def _expected(field: FieldInfo | None) -> str | None:
+    """What a field expects, in words; None where pydantic's own are to be used."""
+    if field is None:
+        return None
+    marks = (getattr(getattr(mark, "func", None), "expected", None) for mark in field.metadata)
+    return field.description or next(filter(None, marks), None) or _expected_of(field.annotation)
+
+
+def _expected_of(annotation: Any) -> str | None:
+    """What a type is, in words: those of its marks, its literals, or True and False."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        marks = (mark.description for mark in arguments[1:] if isinstance(mark, FieldInfo))
+        return next(filter(None, marks), None) or _expected_of(arguments[0])
+    if origin is Literal:
+        return f"one of {', '.join(map(str, arguments))}"
+    if origin in (typing.Union, types.UnionType):
+        parts = [_expected_of(part) for part in arguments]
+        return ", or ".join(map(str, parts)) if all(parts) else None
+    return {types.NoneType: "None", bool: "True or False"}.get(annotation)
+
+
+# -- what is checked ---------------------------------------------------------------------------
+
+
+class _Checked(BaseModel):
+    """The base of the models of arguments."""
+
+    model_config = STRICT | ConfigDict(protected_namespaces=())
+    noun: ClassVar[str] = "an argument"
+
+
+def find_problems(**values: tuple[Any, Any]) -> list[str]:
+    """Returns what is wrong with values, each with the type that it should have.
+
+    >>> find_problems(steps=(0, Positive), seed=(3, Seed))
+    ['steps=0: expected a positive integer.']
+    """
+    types_of: dict[str, Any] = {name: (kind, ...) for name, (_, kind) in values.items()}
+    model = new_model("Values", __base__=_Checked, **types_of)
+    try:
+        model.model_validate({name: plain(value) for name, (value, _) in values.items()})
+    except ValidationError as error:
+        return describe(error, model)
+    return []
+
+
+def check(owner: str, **values: tuple[Any, Any]) -> None:
+    """Raises one error that lists what is wrong with values, if anything.
+
+    Args:
+        owner: name of the function or class that received them.
+        **values: see `find_problems`.
+
+    Raises:
+        ValueError: some value is not of its type; lists all of them.
+
+    >>> check("load_cats", seed=(-1, Seed))
+    Traceback (most recent call last):
+    sat_tf.messages.ProblemsError: load_cats: 1 problem
+      - seed=-1: expected an integer in [0, 4294967296).
+    """
+    if listed := find_problems(**values):
+        raise ProblemsError(owner, listed)
+
+
+def worded(settings: _Class) -> _Class:
+    """Makes a dataclass of pydantic raise `ProblemsError`, with NumPy's numbers as Python's."""
+    changed: Any = settings
+    make = changed.__init__
+
+    @functools.wraps(make)
+    def worded_init(self: Any, *unnamed: Any, **fields: Any) -> None:
+        try:
+            make(self, *unnamed, **{name: plain(value) for name, value in fields.items()})
+        except ValidationError as error:
+            raise ProblemsError(changed.__name__, describe(error, changed)) from None
+
+    changed.__init__ = worded_init
+    return settings
+
+
+def checked(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """Makes a function refuse arguments that are not of the types in its signature.
+
+    >>> @checked
+    ... def load_cats(count: Positive = 3, *, seed: Seed = 0) -> int:
+    ...     return count
+    >>> load_cats(2)
+    2
+    >>> load_cats(0, sed=-1)
+    Traceback (most recent call last):
+    sat_tf.messages.ProblemsError: load_cats: 2 problems
+      - count=0: expected a positive integer.
+      - sed is not an argument. Did you mean seed?
+    """
+    names = list(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def call(*unnamed: _Arguments.args, **named: _Arguments.kwargs) -> _Result:
+        received: dict[str, Any] = {**dict(zip(names, unnamed, strict=False)), **named}
+        model = arguments_of(call)
+        try:
+            values = model.model_validate({name: plain(each) for name, each in received.items()})
+        except ValidationError as error:
+            raise ProblemsError(function.__name__, describe(error, model)) from None
+        return function(**{name: getattr(values, name) for name in names})  # type: ignore[call-arg]
+
+    return call
+
+
+@functools.cache
+def arguments_of(
+    function: Callable[..., Any], without: frozenset[str] = frozenset()
+) -> type[BaseModel]:
+    """Returns the model of a function's arguments, but for those that are set elsewhere."""
+    fields: dict[str, Any] = {
+        name: (
+            parameter.annotation,
+            ... if parameter.default is parameter.empty else parameter.default,
+        )
+        for name, parameter in inspect.signature(function).parameters.items()
+        if name not in without
+    }
+    return new_model(function.__name__, __base__=_Checked, **fields)
+
+
+def argument_problems(
+    function: Callable[..., Any],
+    values: Mapping[str, Any],
+    elsewhere: Mapping[str, str] = types.MappingProxyType({}),
+) -> list[str]:
+    """Returns what is wrong with arguments for a function that stand in a configuration.
+
+    Args:
+        function: what takes them.
+        values: what was received.
+        elsewhere: arguments of it that are set in another place, with the place.
+    """
+    model = arguments_of(function, frozenset(elsewhere))
+    listed = [f"{name} is not set here: {elsewhere[name]}." for name in values if name in elsewhere]
+    try:
+        model.model_validate({n: value for n, value in values.items() if n not in elsewhere})
+    except ValidationError as error:
+        listed += describe(error, model)
+    return listed
+
+
+def call_by_name(
+    kind: str, table: Mapping[str, Callable[..., _Result]], name: str, values: Mapping[str, Any]
+) -> _Result:
+    """Calls an entry of a table, with a "did you mean" for names that it does not know.
+
+    Args:
+        kind: what the table holds, for the message.
+        table: functions by name, each `checked`.
+        name: of one of them.
+        values: what to call it with, by keyword.
+
+    Raises:
+        ValueError: an unknown name, or what the function raises.
+
+    >>> call_by_name("number", {"one": lambda: 1}, "on", {})
+    Traceback (most recent call last):
+    ValueError: 'on': expected the name of a number. Did you mean one?
+    """
+    if name not in table:
+        sentence = f"{name!r}: expected the name of a {kind}"
+        raise ValueError(_with_hint(sentence, name, table, is_listed=False))
+    return table[name](**values)
+
+
+def option(kind: Any) -> Callable[[str], Any]:
+    """Returns the type of an option of a command, by the type of its values."""
+
+    def read(text: str) -> Any:
+        model = new_model("Option", __base__=_Checked, value=(kind, ...))
+        try:
+            return TypeAdapter(kind).validate_strings(text)
+        except ValidationError:
+            expected = _expected(model.model_fields["value"])
+            raise argparse.ArgumentTypeError(f"{text!r}: expected {expected}") from None
+
+    return read
