@@ -352,11 +352,9 @@ def option(kind: Any) -> Callable[[str], Any]:
     """Returns the type of an option of a command, by the type of its values."""
 
     def read(text: str) -> Any:
-        model = new_model("Option", __base__=_Checked, value=(kind, ...))
         try:
             return TypeAdapter(kind).validate_strings(text)
         except ValidationError:
-            expected = _expected(model.model_fields["value"])
-            raise argparse.ArgumentTypeError(f"{text!r}: expected {expected}") from None
+            raise argparse.ArgumentTypeError(f"{text!r}: expected {_expected_of(kind)}") from None
 
     return read

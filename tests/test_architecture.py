@@ -90,7 +90,7 @@ MAY_IMPORT_WITHIN = {
 SHARED = {
     *("arguments", "atomic_file", "bounded_file", "first_use", "messages", "preprocessing"),
     *("interruption", "output_folder", "saved_by", "targets", "top_k", "version"),
-    *("yaml_text", "zip_archive"),
+    *("validation", "yaml_text", "zip_archive"),
 }
 TOP = {"__init__", "__main__", "callbacks", "configs", "either_keras"}
 
@@ -136,11 +136,11 @@ MOST_LINES = {
     "pictures": 900,
     "planning": 2300,
     "presentation": 1500,
-    "qat": 9300,
+    "qat": 9200,
     "quantizers": 5400,
     "report": 900,
-    "training": 13200,
-    ".": 2300,  # the modules beside the rooms, together
+    "training": 13000,
+    ".": 2500,  # the modules beside the rooms, together
 }
 
 # Packages whose names are loaded when they are first used: that is for those who use the package.

@@ -5,7 +5,7 @@ import pickle
 import pydantic.dataclasses
 import pytest
 
-from sat_tf import messages
+from sat_tf import messages, validation
 from sat_tf.messages import ProblemsError, did_you_mean
 from sat_tf.qat.policy import BitPolicy
 
@@ -95,8 +95,8 @@ def test_problems_of_a_file_are_counted_where_there_are_many():
 
     with pytest.raises(pydantic.ValidationError) as caught:
         Counts(["x"] * 50)
-    found = messages.validation_problems(caught.value)
-    assert found[0].startswith("0.0: Input should be a valid integer")
+    found = validation.describe(caught.value, Counts)
+    assert found[0] == "0.0='x': expected a valid integer."
     fix, most = "Make it again.", messages.MOST_OF_A_FILE
     title, *shown, more, last = str(ProblemsError("file", found, fix, most=most)).splitlines()
     assert (title, last) == ("file: 50 problems", fix)

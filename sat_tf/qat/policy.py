@@ -435,12 +435,12 @@ class _LayerFields(BaseModel):
     noun: ClassVar = "a field of one layer"
 
 
-_TYPES = get_type_hints(BitPolicy, include_extras=True)
-_LAYER_FIELDS: Any = create_model(
-    "LayerFields",
-    __base__=_LayerFields,
-    **{name: (_TYPES[name], None) for name in PER_LAYER_FIELDS},
-)
+_TYPES: dict[str, Any] = {
+    name: (kind, None)
+    for name, kind in get_type_hints(BitPolicy, include_extras=True).items()
+    if name in PER_LAYER_FIELDS
+}
+_LAYER_FIELDS = create_model("LayerFields", __base__=_LayerFields, **_TYPES)
 
 
 def layer_fields(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -688,8 +688,7 @@ def read_certificate(path: str | os.PathLike[str]) -> Certificate:
         certificate = _CERTIFICATE.validate_python(values)
     except pydantic.ValidationError as error:
         fix = "Expected a certificate of this version; create it again with sat-tf verify."
-        problems = describe(error, Certificate)
-        raise ProblemsError(str(path), problems, fix, most=MOST_OF_A_FILE) from error
+        raise ProblemsError(str(path), describe(error), fix, most=MOST_OF_A_FILE) from error
     if "xnnpack" not in certificate.runtimes:
         raise ValueError(
             f"{path}: received a certificate without XNNPACK, expected one that sat-tf verify has "

@@ -183,8 +183,7 @@ def read_device_certificate(path: str | os.PathLike[str]) -> DeviceCertificate:
         ) from error
     except pydantic.ValidationError as error:
         fix = f"Expected the certificate of a device; {again}."
-        problems = describe(error, DeviceCertificate)
-        raise ProblemsError(str(path), problems, fix, most=MOST_OF_A_FILE) from error
+        raise ProblemsError(str(path), describe(error), fix, most=MOST_OF_A_FILE) from error
     except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{path}: received a file that is not JSON ({error}), expected the certificate that "

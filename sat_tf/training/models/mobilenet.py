@@ -3,19 +3,8 @@
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sat_tf.first_use import OnFirstUse
+from sat_tf.training.models import options
 from sat_tf.training.models.blocks import LayerBuilder, make_divisible
-from sat_tf.training.models.options import (
-    Deviation,
-    Dropout,
-    Head,
-    ImageSize,
-    NumClasses,
-    RectifiedInputs,
-    RectifierMax,
-    Seed,
-    Stride,
-    Width,
-)
 from sat_tf.validation import checked
 
 if TYPE_CHECKING:
@@ -97,14 +86,14 @@ V2_SMALL = MobileNetV2(
 
 @checked
 def mobilenet_v1(
-    image_size: ImageSize = 224,
-    num_classes: NumClasses = 1000,
+    image_size: options.ImageSize = 224,
+    num_classes: options.NumClasses = 1000,
     *,
-    width_multiplier: Width = 1.0,
-    stem_stride: Stride = 2,
-    rectifier_max: RectifierMax = 6.0,
-    dropout: Dropout = 0.0,
-    seed: Seed = None,
+    width_multiplier: options.Width = 1.0,
+    stem_stride: options.Stride = 2,
+    rectifier_max: options.RectifierMax = 6.0,
+    dropout: options.Dropout = 0.0,
+    seed: options.Seed = None,
 ) -> "keras.Model":
     """Builds MobileNet-V1 as a functional Keras model.
 
@@ -152,14 +141,14 @@ def mobilenet_v1(
 
 @checked
 def mobilenet_v2(
-    image_size: ImageSize = 224,
-    num_classes: NumClasses = 1000,
+    image_size: options.ImageSize = 224,
+    num_classes: options.NumClasses = 1000,
     *,
-    width_multiplier: Width = 1.0,
-    stem_stride: Stride = 2,
-    rectifier_max: RectifierMax = 6.0,
-    dropout: Dropout = 0.0,
-    seed: Seed = None,
+    width_multiplier: options.Width = 1.0,
+    stem_stride: options.Stride = 2,
+    rectifier_max: options.RectifierMax = 6.0,
+    dropout: options.Dropout = 0.0,
+    seed: options.Seed = None,
 ) -> "keras.Model":
     """Builds MobileNet-V2 as a functional Keras model.
 
@@ -190,16 +179,16 @@ def mobilenet_v2(
 
 @checked
 def mobilenet_v2_small(
-    image_size: ImageSize = 24,
-    num_classes: NumClasses = 1000,
+    image_size: options.ImageSize = 24,
+    num_classes: options.NumClasses = 1000,
     *,
-    width_multiplier: Width = 1.0,
-    head: Head = "gap",
-    rectified_inputs: RectifiedInputs = False,
-    classifier_stddev: Deviation = None,
-    rectifier_max: RectifierMax = 6.0,
-    dropout: Dropout = 0.0,
-    seed: Seed = None,
+    width_multiplier: options.Width = 1.0,
+    head: options.Head = "gap",
+    rectified_inputs: options.RectifiedInputs = False,
+    classifier_stddev: options.Deviation = None,
+    rectifier_max: options.RectifierMax = 6.0,
+    dropout: options.Dropout = 0.0,
+    seed: options.Seed = None,
 ) -> "keras.Model":
     """Builds a small MobileNet-V2 as a functional Keras model.
 
@@ -245,12 +234,12 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def _mobilenet_v2(name: str, architecture: MobileNetV2, given: dict[str, Any]) -> "keras.Model":
-    options = _DEFAULTS | given
-    image_size, width = options["image_size"], options["width_multiplier"]
-    layers = LayerBuilder(rectifier_max=options["rectifier_max"], seed=options["seed"])
+    chosen = _DEFAULTS | given
+    image_size, width = chosen["image_size"], chosen["width_multiplier"]
+    layers = LayerBuilder(rectifier_max=chosen["rectifier_max"], seed=chosen["seed"])
 
     def rectify(inputs: Any, layer: str) -> Any:
-        return layers.rectify(inputs, layer) if options["rectified_inputs"] else inputs
+        return layers.rectify(inputs, layer) if chosen["rectified_inputs"] else inputs
 
     images = keras.Input((image_size, image_size, 3), name="image")
     features = layers.convolution(
@@ -258,7 +247,7 @@ def _mobilenet_v2(name: str, architecture: MobileNetV2, given: dict[str, Any]) -
         "stem",
         channels=make_divisible(architecture.stem_channels * width),
         kernel_size=3,
-        stride=options["stem_stride"],
+        stride=chosen["stem_stride"],
     )
     number = 0
     for stage in architecture.stages:
@@ -281,7 +270,7 @@ def _mobilenet_v2(name: str, architecture: MobileNetV2, given: dict[str, Any]) -
             if stride == 1 and channels == inputs.shape[-1]:
                 features = keras.layers.Add(name=f"{block}_add")([inputs, features])
     channels = make_divisible(architecture.head_channels * max(1.0, width))
-    if options["head"] == "gap":
+    if chosen["head"] == "gap":
         features = layers.convolution(rectify(features, "head_input"), "head", channels=channels)
         features = keras.layers.GlobalAveragePooling2D(name="pool")(features)
         features = rectify(features, "classifier_input")
@@ -290,8 +279,8 @@ def _mobilenet_v2(name: str, architecture: MobileNetV2, given: dict[str, Any]) -
         features = layers.convolution(rectify(features, "head_input"), "head", channels=channels)
         features = keras.layers.Flatten(name="features")(features)
     logits = layers.logits(
-        layers.drop(features, "dropout", options["dropout"]),
-        num_classes=options["num_classes"],
-        stddev=options["classifier_stddev"],
+        layers.drop(features, "dropout", chosen["dropout"]),
+        num_classes=chosen["num_classes"],
+        stddev=chosen["classifier_stddev"],
     )
     return keras.Model(images, logits, name=name)

@@ -4,19 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sat_tf.first_use import OnFirstUse
+from sat_tf.training.models import options
 from sat_tf.training.models.blocks import LayerBuilder, make_divisible
-from sat_tf.training.models.options import (
-    Dropout,
-    ImageSize,
-    KernelSize,
-    NumClasses,
-    RectifierMax,
-    Seed,
-    StageBlocks,
-    StemPool,
-    Stride,
-    Width,
-)
 from sat_tf.validation import checked
 
 if TYPE_CHECKING:
@@ -34,17 +23,17 @@ RESNET50_BLOCKS = (3, 4, 6, 3)
 
 @checked
 def resnet18(
-    image_size: ImageSize = 224,
-    num_classes: NumClasses = 1000,
+    image_size: options.ImageSize = 224,
+    num_classes: options.NumClasses = 1000,
     *,
-    width_multiplier: Width = 1.0,
-    stage_blocks: StageBlocks = RESNET18_BLOCKS,
-    stem_kernel_size: KernelSize = 7,
-    stem_stride: Stride = 2,
-    stem_pool: StemPool = True,
-    rectifier_max: RectifierMax = None,
-    dropout: Dropout = 0.0,
-    seed: Seed = None,
+    width_multiplier: options.Width = 1.0,
+    stage_blocks: options.StageBlocks = RESNET18_BLOCKS,
+    stem_kernel_size: options.KernelSize = 7,
+    stem_stride: options.Stride = 2,
+    stem_pool: options.StemPool = True,
+    rectifier_max: options.RectifierMax = None,
+    dropout: options.Dropout = 0.0,
+    seed: options.Seed = None,
 ) -> "keras.Model":
     """Builds ResNet-18 as a functional Keras model: two 3x3 convolutions a block.
 
@@ -81,17 +70,17 @@ def resnet18(
 
 @checked
 def resnet50(
-    image_size: ImageSize = 224,
-    num_classes: NumClasses = 1000,
+    image_size: options.ImageSize = 224,
+    num_classes: options.NumClasses = 1000,
     *,
-    width_multiplier: Width = 1.0,
-    stage_blocks: StageBlocks = RESNET50_BLOCKS,
-    stem_kernel_size: KernelSize = 7,
-    stem_stride: Stride = 2,
-    stem_pool: StemPool = True,
-    rectifier_max: RectifierMax = None,
-    dropout: Dropout = 0.0,
-    seed: Seed = None,
+    width_multiplier: options.Width = 1.0,
+    stage_blocks: options.StageBlocks = RESNET50_BLOCKS,
+    stem_kernel_size: options.KernelSize = 7,
+    stem_stride: options.Stride = 2,
+    stem_pool: options.StemPool = True,
+    rectifier_max: options.RectifierMax = None,
+    dropout: options.Dropout = 0.0,
+    seed: options.Seed = None,
 ) -> "keras.Model":
     """Builds ResNet-50 as a functional Keras model: bottlenecks of 1x1, 3x3 and 1x1 convolutions.
 
@@ -128,17 +117,17 @@ def resnet50(
 
 @checked
 def preresnet50(
-    image_size: ImageSize = 224,
-    num_classes: NumClasses = 1000,
+    image_size: options.ImageSize = 224,
+    num_classes: options.NumClasses = 1000,
     *,
-    width_multiplier: Width = 1.0,
-    stage_blocks: StageBlocks = RESNET50_BLOCKS,
-    stem_kernel_size: KernelSize = 7,
-    stem_stride: Stride = 2,
-    stem_pool: StemPool = True,
-    rectifier_max: RectifierMax = None,
-    dropout: Dropout = 0.0,
-    seed: Seed = None,
+    width_multiplier: options.Width = 1.0,
+    stage_blocks: options.StageBlocks = RESNET50_BLOCKS,
+    stem_kernel_size: options.KernelSize = 7,
+    stem_stride: options.Stride = 2,
+    stem_pool: options.StemPool = True,
+    rectifier_max: options.RectifierMax = None,
+    dropout: options.Dropout = 0.0,
+    seed: options.Seed = None,
 ) -> "keras.Model":
     """Builds the full pre-activation ResNet-50 as a functional Keras model.
 
@@ -218,9 +207,9 @@ def plan_blocks(stage_blocks: Sequence[int], width_multiplier: float) -> Iterato
 AddBlock = Callable[[LayerBuilder, Any, ResidualBlock], Any]
 
 
-def _residual(name: str, add_block: AddBlock, options: dict[str, Any]) -> "keras.Model":
-    image_size, width_multiplier = options["image_size"], options["width_multiplier"]
-    layers = LayerBuilder(rectifier_max=options["rectifier_max"], seed=options["seed"])
+def _residual(name: str, add_block: AddBlock, chosen: dict[str, Any]) -> "keras.Model":
+    image_size, width_multiplier = chosen["image_size"], chosen["width_multiplier"]
+    layers = LayerBuilder(rectifier_max=chosen["rectifier_max"], seed=chosen["seed"])
     # A preactivated block starts with a normalization and a rectifier: the stem needs none of its
     # own, and the last block is followed by them.
     is_preactivated = add_block is _preactivated_bottleneck
@@ -229,20 +218,20 @@ def _residual(name: str, add_block: AddBlock, options: dict[str, Any]) -> "keras
         images,
         "stem",
         channels=make_divisible(STEM_CHANNELS * width_multiplier),
-        kernel_size=options["stem_kernel_size"],
-        stride=options["stem_stride"],
+        kernel_size=chosen["stem_kernel_size"],
+        stride=chosen["stem_stride"],
         normalize=not is_preactivated,
         rectify=not is_preactivated,
     )
-    if options["stem_pool"]:
+    if chosen["stem_pool"]:
         pool = keras.layers.MaxPooling2D(3, strides=2, padding="same", name="stem_pool")
         features = pool(features)
-    for block in plan_blocks(options["stage_blocks"], width_multiplier):
+    for block in plan_blocks(chosen["stage_blocks"], width_multiplier):
         features = add_block(layers, features, block)
     if is_preactivated:
         features = layers.rectify(layers.normalize(features, "head"), "head")
     logits = layers.classifier(
-        features, num_classes=options["num_classes"], dropout=options["dropout"]
+        features, num_classes=chosen["num_classes"], dropout=chosen["dropout"]
     )
     return keras.Model(images, logits, name=name)
 

@@ -3,16 +3,8 @@
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sat_tf.first_use import OnFirstUse
+from sat_tf.training.models import options
 from sat_tf.training.models.blocks import LayerBuilder, make_divisible
-from sat_tf.training.models.options import (
-    Dropout,
-    HiddenUnits,
-    ImageSize,
-    NumClasses,
-    RectifierMax,
-    Seed,
-    Width,
-)
 from sat_tf.validation import checked
 
 if TYPE_CHECKING:
@@ -41,14 +33,14 @@ VGG16_STAGES = (
 
 @checked
 def vgg16(
-    image_size: ImageSize = 224,
-    num_classes: NumClasses = 1000,
+    image_size: options.ImageSize = 224,
+    num_classes: options.NumClasses = 1000,
     *,
-    width_multiplier: Width = 1.0,
-    hidden_units: HiddenUnits = 4096,
-    rectifier_max: RectifierMax = None,
-    dropout: Dropout = 0.0,
-    seed: Seed = None,
+    width_multiplier: options.Width = 1.0,
+    hidden_units: options.HiddenUnits = 4096,
+    rectifier_max: options.RectifierMax = None,
+    dropout: options.Dropout = 0.0,
+    seed: options.Seed = None,
 ) -> "keras.Model":
     """Builds VGG-16 as a functional Keras model, as published: without batch normalization.
 
@@ -79,14 +71,14 @@ def vgg16(
 
 @checked
 def vgg16_bn(
-    image_size: ImageSize = 224,
-    num_classes: NumClasses = 1000,
+    image_size: options.ImageSize = 224,
+    num_classes: options.NumClasses = 1000,
     *,
-    width_multiplier: Width = 1.0,
-    hidden_units: HiddenUnits = 4096,
-    rectifier_max: RectifierMax = None,
-    dropout: Dropout = 0.0,
-    seed: Seed = None,
+    width_multiplier: options.Width = 1.0,
+    hidden_units: options.HiddenUnits = 4096,
+    rectifier_max: options.RectifierMax = None,
+    dropout: options.Dropout = 0.0,
+    seed: options.Seed = None,
 ) -> "keras.Model":
     """Builds VGG-16 with batch normalization behind every convolution, whose biases stay.
 
@@ -115,16 +107,16 @@ def vgg16_bn(
     return _vgg16("vgg16_bn", locals())
 
 
-def _vgg16(name: str, options: dict[str, Any]) -> "keras.Model":
-    layers = LayerBuilder(rectifier_max=options["rectifier_max"], seed=options["seed"])
-    images = keras.Input((options["image_size"], options["image_size"], 3), name="image")
+def _vgg16(name: str, chosen: dict[str, Any]) -> "keras.Model":
+    layers = LayerBuilder(rectifier_max=chosen["rectifier_max"], seed=chosen["seed"])
+    images = keras.Input((chosen["image_size"], chosen["image_size"], 3), name="image")
     features = images
     for number, stage in enumerate(VGG16_STAGES, start=1):
         for repeat in range(1, stage.convolutions + 1):
             features = layers.convolution(
                 features,
                 f"stage_{number}_{repeat}",
-                channels=make_divisible(stage.channels * options["width_multiplier"]),
+                channels=make_divisible(stage.channels * chosen["width_multiplier"]),
                 kernel_size=3,
                 use_bias=True,
                 normalize=name == "vgg16_bn",
@@ -137,8 +129,8 @@ def _vgg16(name: str, options: dict[str, Any]) -> "keras.Model":
         features = layers.hidden(
             features,
             f"hidden_{number}",
-            units=options["hidden_units"],
-            dropout=options["dropout"],
+            units=chosen["hidden_units"],
+            dropout=chosen["dropout"],
         )
-    logits = layers.logits(features, num_classes=options["num_classes"])
+    logits = layers.logits(features, num_classes=chosen["num_classes"])
     return keras.Model(images, logits, name=name)

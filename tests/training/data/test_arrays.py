@@ -131,19 +131,6 @@ def test_a_sample_of_held_out_images_is_spread_evenly():
     assert len(SHIFTED.held_out_sample(1000)[1]) == 45
 
 
-def test_all_wrong_arguments_are_named_at_once():
-    with pytest.raises(ValueError, match="noise: 3 problems") as error:
-        PLAIN.training_batches(batch_size=71, seed=-1, first_epoch=-1)
-    for word in ("batch_size: received 71; expected at most 70", "seed: ", "first_epoch: "):
-        assert word in str(error.value)
-    with pytest.raises(ValueError, match="first_step: received 5; expected an integer from 0 to 4"):
-        PLAIN.training_batches(batch_size=16, seed=0, first_step=5)
-    with pytest.raises(ValueError, match="batch_size: received 3; expected an integer of at least"):
-        PLAIN.held_out_batches(batch_size=3, shard=contract.SHARDS[0])
-    with pytest.raises(ValueError, match="shift_pixels: received -1; expected an integer from 0"):
-        ArraySource(IMAGES, shift_pixels=-1)
-
-
 @pytest.mark.parametrize("most", [0, 1, 3])
 def test_a_shift_moves_a_whole_image_and_lets_black_in(most):
     image = np.arange(1, 49, dtype=np.uint8).reshape(1, 4, 4, 3)

@@ -3,7 +3,6 @@ import pytest
 import sklearn.datasets
 from PIL import Image
 
-from sat_tf.messages import problems_of
 from sat_tf.training.data.digits import load_digits
 
 
@@ -113,31 +112,3 @@ def test_enlarging_is_the_bilinear_one_of_pillow(image_size, scans):
 
 def _flat(*parts):
     return np.concatenate(parts)[..., 0].reshape(1797, -1).astype(np.float64)
-
-
-def test_one_error_names_every_bad_argument():
-    with pytest.raises(ValueError, match="load_digits: 3 problems") as error:
-        load_digits(20, test_fraction=1, seed=-1)
-    named = [problem.split(":")[0] for problem in problems_of(error.value)]
-    assert named == ["image_size", "test_fraction", "seed"]
-
-
-@pytest.mark.parametrize(
-    ("argument", "value"),
-    [
-        ("image_size", 0),
-        ("image_size", -8),
-        ("image_size", 32.0),
-        ("image_size", "32"),
-        ("test_fraction", 0),
-        ("test_fraction", float("nan")),
-        ("test_fraction", "0.2"),
-        ("seed", 2**32),
-        ("seed", True),
-        ("seed", None),
-    ],
-)
-def test_each_bad_argument_is_refused_alone(argument, value):
-    with pytest.raises(ValueError, match=f"  - {argument}: received ") as error:
-        load_digits(**{argument: value})
-    assert len(str(error.value).splitlines()) == 2

@@ -200,13 +200,6 @@ def test_files_may_lie_in_a_folder_for_each_part(tmp_path):
     assert [len(files) for files in find_files(tmp_path)] == [1, 1]
 
 
-def test_all_wrong_options_are_named_at_once(root):
-    with pytest.raises(ValueError, match="tfrecords: 4 problems") as error:
-        open_records(root, image_size=0, num_classes=0, shuffle_buffer=0, num_train=0)
-    for name in ("image_size", "num_classes", "shuffle_buffer", "num_train"):
-        assert f"{name}: received 0" in str(error.value)
-
-
 def write_file(path, labels, replaced=None):
     """A file of records; the classes begin with 0."""
     path.parent.mkdir(exist_ok=True)
@@ -248,12 +241,6 @@ def test_a_set_without_a_good_picture_is_named(tmp_path):
     assert "train-00000, record 1: it is empty" in str(source.reading_error)
     with pytest.raises(ReadingError, match=r"no good one.*repair or replace them"):
         source.held_out_sample(5)
-
-
-def test_samples_of_no_images_are_refused(source):
-    for sample in (lambda: source.training_sample(0, seed=0), lambda: source.held_out_sample(0)):
-        with pytest.raises(ValueError, match="count: received 0; expected a positive integer"):
-            sample()
 
 
 @pytest.mark.thorough
@@ -340,8 +327,3 @@ def test_records_of_other_pictures_are_read_without_the_slow_path(tmp_path, monk
     source = open_records(write_set(tmp_path / "set", (2,), (1,), replaced=pngs), num_classes=3)
     monkeypatch.setattr("sat_tf.training.data.decoding.first_good", None)
     assert sorted(labels_of(source, 1, batch_size=2)) == [0, 1]
-
-
-def test_the_folder_of_counts_is_a_path(root):
-    with pytest.raises(ValueError, match="cache_dir: received 5; expected the path of a folder"):
-        data.source("tfrecords", data_dir=root, cache_dir=5)
