@@ -167,20 +167,46 @@ def nearest(received: str, known: Iterable[str]) -> str | None:
     return by_letters[found[0]] if found else None
 
 
-# What users of earlier versions write, with what to do in its place.
+# What shows the graph of a file.
+IN_A_VIEWER = (
+    "open the .tflite file in Netron, or in Model Explorer with the overlay that --out FILE.json, "
+    "in Python write_overlay(path), writes"
+)
+_FOR_EACH_BUDGET = "use sat_tf.allocate once for each value of the budget"
+# Names of earlier versions, with what to do in their place.
 REMOVED = {
-    "stages.deploy_tail": "There is no such stage any more: the quantized one ends with the biases "
-    "of its file; leave it out, and give its epochs to stages.quantized.",
+    "allocate.ideal_bytes": "use average_weight_bits, which are 8 · ideal bytes / weights",
+    "allocate.bit_operations": "use average_bits, or milliseconds of an npu",
+    "allocate.compiled_bytes": "use milliseconds of the npu, or bytes of the .tflite file",
+    "allocate.latency": "use npu='ethos-u55-128' or another Ethos-U, whose compiler estimates "
+    "milliseconds",
+    "allocate.seconds": "use fewer weight_bits and activation_bits, which are proven sooner",
+    "allocate.cost": "use sat_tf.allocate(model, cost=table) in Python for costs of your own",
+    "allocate.curve": _FOR_EACH_BUDGET,
+    "allocate.write_picture": _FOR_EACH_BUDGET,
+    "Plan.write_diagram": IN_A_VIEWER,
+    "sat_tf.export.deployed_model": "use sat_tf.export.snap_biases, which gives a model the biases "
+    "of its file, so that it computes its codes, or sat_tf.export.simulate, which computes every "
+    "code of a file",
+    "stages.deploy_tail": "leave it out, and give its epochs to stages.quantized, which ends with "
+    "the biases of its file",
     **dict.fromkeys(
         ("training.checkpoint_minutes", "training.checkpoint_steps", "training.keep_checkpoints"),
-        "Every epoch is saved as it ends, and replaces the one before; leave it out.",
+        "leave it out: every epoch is saved as it ends, and replaces the one before",
     ),
 }
 
 
-def instead_of(name: str) -> str | None:
-    """Returns what to do in place of a name of earlier versions; None for a name that never was."""
-    return REMOVED.get(name)
+def instead_of(name: str, known: Iterable[str] = ()) -> str:
+    """Returns the end of a sentence: what to do in place of a name, or which one may be meant.
+
+    >>> instead_of("Plan.write_diagrm", ["write_csv"]), instead_of("allocate.curve")
+    ('. Known: write_csv.', '; use sat_tf.allocate once for each value of the budget.')
+    """
+    if name in REMOVED:
+        return f"; {REMOVED[name]}."
+    names = list(known)
+    return f". {did_you_mean(name.rpartition('.')[2], names)}" if names else "."
 
 
 # Packages whose modules have another name.

@@ -103,8 +103,7 @@ def _lines(problem: Any, model: Any) -> list[str]:
     received = f"{where}={_shown(value)}"
     if kind in ("extra_forbidden", "unexpected_keyword_argument", "invalid_key"):
         noun = getattr(model, "noun", "a field")
-        instead = instead_of(where) or did_you_mean(str(problem["loc"][-1]), fields)
-        return [f"{where} is not {noun}. {instead}"]
+        return [f"{where} is not {noun}{instead_of(where, fields)}"]
     if kind in ("missing", "missing_argument", "missing_keyword_only_argument"):
         expected = _expected(field)
         return [f"{where} is missing{f': expected {expected}; add it' if expected else ''}."]

@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
-from sat_tf.analysis.allocation.budget import LIMITS, NAMES, REMOVED, read_budget
+from sat_tf.analysis.allocation.budget import LIMITS, NAMES, read_budget
 from sat_tf.commands.models import (
     add_model_argument,
     model_maker,
@@ -17,7 +17,14 @@ from sat_tf.commands.pixels import add_image_arguments, image_options
 from sat_tf.commands.quantization.pictures import images_as_fed
 from sat_tf.commands.quantization.policy import add_quantization, bits, usual_policy
 from sat_tf.export.targets.ethos_u import compiler_options
-from sat_tf.messages import ProblemsError, RunError, problems_of, say, value_errors_as_run_errors
+from sat_tf.messages import (
+    REMOVED,
+    ProblemsError,
+    RunError,
+    problems_of,
+    say,
+    value_errors_as_run_errors,
+)
 
 DESCRIPTION = """\
 Chooses weight and activation bits for each layer of a float model, so that the estimated loss is
@@ -60,7 +67,7 @@ def add_arguments(parser: Parser) -> None:
         help=f"what the model may use at most: {', '.join(NAMES)}; see below",
     )
     parser.refused = {
-        f"--{name}": f"use {REMOVED[name]}" for name in ("cost", "latency", "seconds")
+        f"--{name}": REMOVED[f"allocate.{name}"] for name in ("cost", "latency", "seconds")
     }
     parser.add_argument(
         "--npu",

@@ -27,9 +27,8 @@ from sat_tf.commands.quantization.policy import (
     with_input_range,
 )
 from sat_tf.commands.quantize import expect_float
-from sat_tf.messages import RunError, say, value_errors_as_run_errors
+from sat_tf.messages import IN_A_VIEWER, RunError, say, value_errors_as_run_errors
 from sat_tf.output_folder import CONFIG
-from sat_tf.presentation.overlay import IN_A_VIEWER
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.input_range import INPUT_TYPES, can_be_pictures
 

@@ -16,6 +16,8 @@ The names below load TensorFlow when they are first used: processes that only ru
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from sat_tf.messages import REMOVED
+
 if TYPE_CHECKING:
     from sat_tf.export.converter_route import to_keras as to_keras
     from sat_tf.export.device.kit import write_kit as write_kit
@@ -45,17 +47,11 @@ _HOMES = {
 
 __all__ = [*_HOMES]
 
-# Names of earlier versions, with what to use instead.
-_REMOVED = {
-    "deployed_model": "sat_tf.export.snap_biases gives a model the biases of its file, so that it "
-    "computes its codes; sat_tf.export.simulate computes every code of a file."
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name in _REMOVED:
+    if (removed := f"{__name__}.{name}") in REMOVED:
         # Of an AttributeError, `from sat_tf.export import name` would not show the words.
-        raise ImportError(f"{__name__}.{name} is gone: {_REMOVED[name]}", name=name)
+        raise ImportError(f"{removed} is gone; {REMOVED[removed]}.", name=name)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -14,9 +14,9 @@ from rich.text import Text
 from sat_tf.atomic_file import write_text
 from sat_tf.export.targets.table import TARGETS
 from sat_tf.export.targets.target import Elsewhere, Target, elsewhere_table
-from sat_tf.messages import did_you_mean, first_ones, say
+from sat_tf.messages import did_you_mean, first_ones, instead_of, say
 from sat_tf.planning.layer_plan import Export, Fate, LayerPlan, shape_text
-from sat_tf.presentation.overlay import BIT_COLORS, IN_A_VIEWER, Mark, write_overlay
+from sat_tf.presentation.overlay import BIT_COLORS, Mark, write_overlay
 from sat_tf.presentation.page import render_page
 from sat_tf.presentation.tables import Cell, Column, Marked, RowTable, Table, digits, marked_text
 from sat_tf.qat.policy import BitPolicy
@@ -241,9 +241,7 @@ class Plan(RowTable):
         return tuple(dict.fromkeys(filter(None, names)))
 
     def __getattr__(self, name: str) -> Any:
-        if name == "write_diagram":
-            raise AttributeError(f"Plan.write_diagram: plans draw no graph; {IN_A_VIEWER}.")
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise AttributeError(f"a Plan has no {name!r}{instead_of(f'Plan.{name}')}")
 
 
 _NO_BITS = "#dddddd"  # the colour of a node without codes of its own

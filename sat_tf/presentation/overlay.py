@@ -11,11 +11,6 @@ from typing import Any, NamedTuple
 
 from sat_tf.atomic_file import write_text
 
-# What shows the graph of a file.
-IN_A_VIEWER = (
-    "open the .tflite file in Netron, or in Model Explorer with the overlay that --out FILE.json, "
-    "in Python write_overlay(path), writes"
-)
 GOOD, BAD = "#b7e1cd", "#f4a79d"
 # viridis, whose order survives colour blindness and greyscale prints: 1 bit is the lightest.
 BIT_COLORS = {

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import tf_keras as keras
 from pydantic import Field
 
-from sat_tf.analysis.allocation.budget import REMOVED, read_budget
+from sat_tf.analysis.allocation.budget import read_budget
 from sat_tf.analysis.allocation.choices import ModelChoices
 from sat_tf.analysis.allocation.costs import of_sensitivity, of_table
 from sat_tf.analysis.allocation.knapsack import Solution, solve
@@ -19,7 +19,7 @@ from sat_tf.analysis.sensitivity.measured_model import Sensitivity
 from sat_tf.analysis.sensitivity.sensitivity import refuse_all_but_float, sensitivity
 from sat_tf.arguments import is_integer
 from sat_tf.export.lowering.packing import NothingPackedError, packing_problem
-from sat_tf.messages import ProblemsError, did_you_mean, shortened
+from sat_tf.messages import ProblemsError, instead_of, shortened
 from sat_tf.planning.file_size import file_bytes
 from sat_tf.qat.policy import BitPolicy, expect_policy
 from sat_tf.validation import check
@@ -102,9 +102,7 @@ def allocate(
     if removed:
         known = [name for name in allocate.__annotations__ if name not in ("removed", "return")]
         fixes = (
-            f"{name}: received an argument that there is not; "
-            + (f"use {REMOVED[name]}." if name in REMOVED else did_you_mean(name, known))
-            for name in removed
+            f"{name} is not an argument{instead_of(f'allocate.{name}', known)}" for name in removed
         )
         raise TypeError(str(ProblemsError("allocate", fixes)))
     policy = expect_policy(BitPolicy.mobile() if policy is None else policy).of_one_kind()

@@ -1,4 +1,4 @@
-"""The limits of a budget, and what to use in place of names of earlier versions."""
+"""The limits of a budget."""
 
 import dataclasses
 import math
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sat_tf.arguments import is_number
-from sat_tf.messages import ProblemsError, did_you_mean
+from sat_tf.messages import ProblemsError, instead_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,17 +37,6 @@ LIMITS: dict[str, Limit] = {
 # Short for several limits of the same value.
 SHORT = {"average_bits": ("average_weight_bits", "average_activation_bits")}
 NAMES = (*LIMITS, *SHORT)
-# What to use in place of limits, arguments and methods of earlier versions.
-REMOVED = {
-    "ideal_bytes": "average_weight_bits, which are 8 · ideal bytes / weights",
-    "bit_operations": "average_bits, or milliseconds of an npu",
-    "compiled_bytes": "milliseconds of the npu, or bytes of the .tflite file",
-    "latency": "npu='ethos-u55-128' or another Ethos-U, whose compiler estimates milliseconds",
-    "seconds": "fewer weight_bits and activation_bits, which are proven sooner",
-    "cost": "sat_tf.allocate(model, cost=table) in Python for costs of your own",
-    "curve": "sat_tf.allocate once for each value of the budget",
-    "write_picture": "sat_tf.allocate once for each value of the budget",
-}
 
 
 def read_budget(budget: Any, *, npu: bool = False) -> dict[str, float | str]:
@@ -79,8 +68,8 @@ def read_budget(budget: Any, *, npu: bool = False) -> dict[str, float | str]:
     problems: list[str] = []
     for name, value in budget.items():
         if name not in NAMES:
-            fix = f"Use {REMOVED[name]}." if name in REMOVED else did_you_mean(str(name), NAMES)
-            problems.append(f"{name!r} is not a limit. {fix}")
+            fix = instead_of(f"allocate.{name}", NAMES)
+            problems.append(f"{name!r} is not a limit{fix}")
             continue
         is_share = isinstance(value, str) and value.endswith("%")
         if not is_share and not is_number(value):

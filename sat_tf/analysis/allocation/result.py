@@ -8,9 +8,9 @@ from typing import Any, NoReturn
 import yaml
 from rich.console import Console
 
-from sat_tf.analysis.allocation.budget import LIMITS, REMOVED, shown
+from sat_tf.analysis.allocation.budget import LIMITS, shown
 from sat_tf.atomic_file import write_text
-from sat_tf.messages import did_you_mean, say
+from sat_tf.messages import did_you_mean, instead_of, say
 from sat_tf.presentation.tables import Column, RowTable, Table, digits
 from sat_tf.qat.policy import BitPolicy
 
@@ -143,8 +143,7 @@ class Allocation(RowTable):
         raise KeyError(f"{name!r} is not a quantized linear layer. {hint}")
 
     def __getattr__(self, name: str) -> NoReturn:
-        fix = f"; use {REMOVED[name]}" if name in REMOVED else ""
-        raise AttributeError(f"an Allocation has no {name!r}{fix}.")
+        raise AttributeError(f"an Allocation has no {name!r}{instead_of(f'allocate.{name}')}")
 
     def policy_yaml(self) -> str:
         """Returns the policy as YAML; `BitPolicy(**yaml.safe_load(text))` is the policy."""

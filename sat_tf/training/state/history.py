@@ -9,11 +9,12 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Self, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from sat_tf.messages import first_ones, validation_problems
+from sat_tf.messages import first_ones
 from sat_tf.presentation.charts import Line
 from sat_tf.presentation.tables import Cell, digits, percent, plain
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.run_folder import RunFolder
+from sat_tf.validation import describe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Row:
             return TypeAdapter(list[cls]).validate_python(rows)  # type: ignore[valid-type]
         except (csv.Error, ValidationError) as error:
             problems = (
-                first_ones(validation_problems(error), between="; ")
+                first_ones((line.rstrip(".") for line in describe(error)), between="; ")
                 if isinstance(error, ValidationError)
                 else error
             )
