@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from sat_tf.messages import ModelError
+
 
 def for_either(name: str, of_tf_keras: Callable[..., Any]) -> Callable[..., Any]:
     """A public function for models of both; one that takes no model stays what it is.
@@ -140,9 +142,10 @@ def _verified(
 
 
 def _refused(of_tf_keras: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-    raise ValueError(
-        f"model {model.name!r}: received a Keras 3 model, expected one of tf_keras, on which alone "
-        f"{of_tf_keras.__name__} works; pass sat_tf.from_keras3(model)."
+    raise ModelError(
+        model.name,
+        f"received a Keras 3 model, expected one of tf_keras, on which alone "
+        f"{of_tf_keras.__name__} works; pass sat_tf.from_keras3(model).",
     )
 
 

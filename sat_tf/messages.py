@@ -104,11 +104,13 @@ class RunError(ValueError):
 
     Attributes:
         problems: those that a `ProblemsError` lists, or the message alone.
+        model: the name of the model that it speaks of, as a `ModelError` does; or None.
     """
 
     def __init__(self, message: object = "") -> None:
         super().__init__(shown(message))
         self.problems = list(getattr(message, "problems", [str(self)]))
+        self.model = getattr(message, "model", None)
 
 
 @contextlib.contextmanager
@@ -123,7 +125,7 @@ def value_errors_as_run_errors(read_from: str | os.PathLike[str] | None = None) 
     try:
         yield
     except ValueError as error:
-        if read_from is not None and str(error).startswith("model "):
+        if read_from is not None and getattr(error, "model", None) is not None:
             raise RunError(f"{read_from}: {error}") from error
         if isinstance(error, RunError):
             raise
@@ -339,12 +341,12 @@ class ProblemsError(ValueError):
     def __init__(
         self, subject: str, problems: Iterable[str], fix: str = "", *, most: int | None = None
     ) -> None:
-        self.problems = list(problems)
+        self.subject, self.problems, self.fix = subject, list(problems), fix
         super().__init__(subject, self.problems, fix)
         self._most = most
 
     def __str__(self) -> str:
-        subject, _, fix = self.args
+        subject, fix = self.subject, self.fix
         lines = list(_known_once(self.problems))
         lengths = itertools.accumulate(map(len, lines))
         fitting = sum(self._most is None or length <= self._most for length in lengths)
@@ -354,6 +356,33 @@ class ProblemsError(ValueError):
         kept = (f"  - {line}" for line in lines[:listed])
         text = shown("\n".join([f"{subject}: {count}", *kept, *more]))
         return f"{text}\n{printable(fix)}" if fix else text
+
+
+class ModelError(ProblemsError):
+    """Something is wrong with a model; a command that has read it names its file as well.
+
+    Args:
+        model: the name of the model.
+        problems: all of them, or the one as the end of a sentence.
+        fix: of them all.
+
+    >>> print(ModelError("net", "received no layers, expected some."))
+    model 'net': received no layers, expected some.
+    >>> print(ModelError("net", ["a: bad.", "b: bad."]))
+    model 'net': 2 problems
+      - a: bad.
+      - b: bad.
+    """
+
+    def __init__(self, model: str, problems: str | Iterable[str], fix: str = "") -> None:
+        self.model, self._is_sentence = model, isinstance(problems, str)
+        subject = f"model {model!r}"
+        listed = [f"{subject}: {problems}"] if isinstance(problems, str) else list(problems)
+        super().__init__(subject, listed, fix)
+        self.args = (model, problems if isinstance(problems, str) else listed, fix)
+
+    def __str__(self) -> str:
+        return self.problems[0] if self._is_sentence else super().__str__()
 
 
 def _known_once(problems: Iterable[str]) -> Iterator[str]:

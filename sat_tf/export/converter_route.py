@@ -33,7 +33,7 @@ from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.pointwise import Pointwise
 from sat_tf.export.operations.windows import LinearKind, transposed_size
 from sat_tf.export.tflite.tensors import Activation, Window
-from sat_tf.messages import ProblemsError, did_you_mean
+from sat_tf.messages import ModelError, did_you_mean
 
 _ROUTES = ("direct", "converter")
 # The report of an export says this of the file of the second route.
@@ -85,7 +85,7 @@ def keras_of_graph(graph: Graph) -> keras.Model:
             "requantize the model with stream_bits=8, or use sat_tf.export_tflite."
             for name in streams
         ]
-        raise ProblemsError(f"model {graph.name!r}", problems)
+        raise ModelError(graph.name, problems)
     images = [
         keras.Input(image.shape, name=called, dtype=image.type if image.is_kept else "float32")
         for image, called in zip(graph.images, graph.input_keys, strict=True)
@@ -347,16 +347,18 @@ def converted(graph: Graph) -> bytes:
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
     kinds = list(dict.fromkeys(image.type for image in graph.images if not image.is_kept))
     if len(kinds) > 1:
-        raise ValueError(
-            f"model {graph.name!r}: received inputs of the types {' and '.join(kinds)}, "
-            "expected one for all, as TensorFlow's converter has it; use route='direct'."
+        raise ModelError(
+            graph.name,
+            f"received inputs of the types {' and '.join(kinds)}, "
+            "expected one for all, as TensorFlow's converter has it; use route='direct'.",
         )
     if kinds:
         converter.inference_input_type = tf.as_dtype(kinds[0])
     try:
         return run_converter(converter)
     except ValueError as error:
-        raise ValueError(
-            f"model {graph.name!r}: received a model that TensorFlow's converter does not convert "
-            f"({error}), expected one that it does; use route='direct'."
+        raise ModelError(
+            graph.name,
+            f"received a model that TensorFlow's converter does not convert "
+            f"({error}), expected one that it does; use route='direct'.",
         ) from error

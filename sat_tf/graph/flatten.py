@@ -18,7 +18,7 @@ from sat_tf.graph.layer_kinds import works_on_each_value
 from sat_tf.graph.layers.activations import is_of_keras
 from sat_tf.graph.layers.kind import KernelForm, Role
 from sat_tf.graph.network import check_model, keras_calls, own_call_problem, subclassed_problem
-from sat_tf.messages import ProblemsError, kind_of
+from sat_tf.messages import ModelError, kind_of
 
 _INVALID = re.compile(r"[^A-Za-z0-9_.\\/>-]")
 
@@ -339,7 +339,7 @@ class _Flattener:
     def flattened(self) -> Flattened:
         self._check(self.model, "")
         if self.problems:
-            raise ProblemsError(f"model {self.model.name!r}", self.problems)
+            raise ModelError(self.model.name, self.problems)
         inputs = []
         for tensor in self.model.inputs:
             layer = tensor.node.layer

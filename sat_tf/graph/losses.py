@@ -5,7 +5,7 @@ from typing import Any
 import tf_keras as keras
 
 from sat_tf.graph.network import keras_calls
-from sat_tf.messages import ProblemsError
+from sat_tf.messages import ModelError
 
 _ADDED = {"AddLoss": "loss", "AddMetric": "metric"}
 
@@ -62,4 +62,4 @@ def _is_of_a_weight(loss: Any) -> bool:
 def refuse_losses(model: keras.Model) -> None:
     """Raises ValueError where a model has losses or metrics of its own; see `loss_problems`."""
     if problems := loss_problems(model):
-        raise ProblemsError(f"model {model.name!r}", problems)
+        raise ModelError(model.name, problems)

@@ -21,7 +21,7 @@ import tf_keras as keras
 
 from sat_tf.arguments import training_argument
 from sat_tf.graph.operation_kinds import fix_of
-from sat_tf.messages import ProblemsError, first_ones, kind_of, name_problem
+from sat_tf.messages import ModelError, first_ones, kind_of, name_problem
 
 # How calls of a layer from the second on are named.
 _ANOTHER_CALL = re.compile(r"@\d+$")
@@ -102,10 +102,11 @@ class Network:
         if unread := [
             tensor.node.layer.name for tensor in model.inputs if id(tensor) not in made_by
         ]:
-            raise ValueError(
-                f"model {model.name!r}: received the inputs {', '.join(unread)}, which no output "
+            raise ModelError(
+                model.name,
+                f"received the inputs {', '.join(unread)}, which no output "
                 "depends on, expected inputs that are read; leave them out of keras.Model(inputs, "
-                "outputs)."
+                "outputs).",
             )
         self.inputs: tuple[str, ...] = tuple(made_by[id(tensor)] for tensor in model.inputs)
         self.outputs: tuple[str, ...] = tuple(made_by[id(tensor)] for tensor in model.outputs)
@@ -195,7 +196,7 @@ class Network:
         """Raises ValueError, with all `problems`, where there are any."""
         if self.problems:
             problems = [f"{name}: {text}." for name, text in self.problems.items()]
-            raise ProblemsError(f"model {self.name!r}", problems)
+            raise ModelError(self.name, problems)
 
     @property
     def input(self) -> str:
@@ -217,9 +218,10 @@ class Network:
 
     def _only(self, role: str, names: tuple[str, ...]) -> str:
         if len(names) != 1:
-            raise ValueError(
-                f"model {self.name!r}: received {len(names)} {role}s ({', '.join(names)}), "
-                f"expected one; keep only one {role} in keras.Model(inputs, outputs)."
+            raise ModelError(
+                self.name,
+                f"received {len(names)} {role}s ({', '.join(names)}), "
+                f"expected one; keep only one {role} in keras.Model(inputs, outputs).",
             )
         return names[0]
 
@@ -255,9 +257,10 @@ class Network:
         elif isinstance(given, list | tuple) and len(given) == len(names):
             return list(given)
         found = list(given) if isinstance(given, Mapping) else type(given).__name__
-        raise ValueError(
-            f"model {self.name!r}: received {found} for the inputs {', '.join(names)}, expected a "
-            "list or a dictionary with one for each."
+        raise ModelError(
+            self.name,
+            f"received {found} for the inputs {', '.join(names)}, expected a "
+            "list or a dictionary with one for each.",
         )
 
     def given(self, images: Any) -> Any:
@@ -553,11 +556,11 @@ def check_model(model: Any) -> None:
         raise ValueError(_not_a_model(model))
     sequential = isinstance(model, keras.Sequential)
     if sequential and not getattr(model, "_graph_initialized", False):
-        raise ValueError(f"model {model.name!r}: {NOT_BUILT}.")
+        raise ModelError(model.name, f"{NOT_BUILT}.")
     if not getattr(model, "_is_graph_network", False):
-        raise ValueError(f"model {model.name!r}: {subclassed_problem(model)}.")
+        raise ModelError(model.name, f"{subclassed_problem(model)}.")
     if problem := own_call_problem(model) or name_problem(model.name):
-        raise ValueError(f"model {model.name!r}: {problem}.")
+        raise ModelError(model.name, f"{problem}.")
 
 
 def own_call_problem(model: keras.Model) -> str | None:
@@ -576,9 +579,10 @@ def check_one_of_each(model: keras.Model) -> None:
     """Raises ValueError, with the fix, where a model has several inputs or outputs."""
     for role, tensors in (("input", model.inputs), ("output", model.outputs)):
         if len(tensors) != 1:
-            raise ValueError(
-                f"model {model.name!r}: received {len(tensors)} {role}s, expected one; split the "
-                f"model, or keep only one {role} in keras.Model(inputs, outputs)."
+            raise ModelError(
+                model.name,
+                f"received {len(tensors)} {role}s, expected one; split the "
+                f"model, or keep only one {role} in keras.Model(inputs, outputs).",
             )
 
 
@@ -645,7 +649,7 @@ def refuse_wrapped(model: keras.Model, *, but: Collection[str] = ()) -> None:
             f"the layers themselves; {fix}."
         )
     if problems:
-        raise ProblemsError(f"model {model.name!r}", problems)
+        raise ModelError(model.name, problems)
 
 
 def is_annotated(model: keras.Model) -> bool:

@@ -14,6 +14,7 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.losses import loss_problems, refuse_losses
 from sat_tf.graph.network import Network, Node, output_names
 from sat_tf.graph.rewrite import with_layers_for_operations
+from sat_tf.messages import ModelError
 from sat_tf.planning.decisions import LayerDecisions, activation_plan, input_lines
 from sat_tf.planning.deployment import (
     Deployment,
@@ -152,10 +153,11 @@ def explain(
         wanted = dataclasses.replace(wanted, target=target)
     source = read_source(model, processor=wanted.processor)
     if asked is None and source.quantized is not None:
-        raise ValueError(
-            f"model {model.name!r}: received a quantized model without a policy, expected the "
+        raise ModelError(
+            model.name,
+            "received a quantized model without a policy, expected the "
             "one to quantize it by, which files do not have; call sat_tf.explain(model, "
-            "policy)."
+            "policy).",
         )
     return plan_of(source, wanted, image_size)
 

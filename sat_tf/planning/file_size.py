@@ -19,7 +19,7 @@ from sat_tf.export.lowering.trace import trace
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import Linear, linear_operations
 from sat_tf.graph.network import Network, layer_of_call
-from sat_tf.messages import ProblemsError
+from sat_tf.messages import ModelError
 from sat_tf.planning.explain import Source, read_source
 from sat_tf.planning.planned_file import names_in_file, planned_content
 from sat_tf.planning.preview import kernel_outlines, preview
@@ -173,7 +173,7 @@ def _lowered(network: Network, kernels: Mapping[str, KernelOutline]) -> Graph:
     """
     view = in_inference(network)
     if problems := find_problems(view, float_head=False):
-        raise ProblemsError(f"model {network.name!r}", problems)
+        raise ModelError(network.name, problems)
     return trace(view, kernels=kernels)
 
 

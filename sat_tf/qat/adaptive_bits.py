@@ -11,7 +11,7 @@ from tf_keras.src.engine import compile_utils  # what `compile` makes; Keras has
 from sat_tf.arguments import is_integer
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
-from sat_tf.messages import ProblemsError
+from sat_tf.messages import ModelError, ProblemsError
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.policy import BitPolicy, expect_policy
 from sat_tf.qat.scheme import quantize_model
@@ -80,10 +80,11 @@ def _refuse_own_steps(model: keras.Model) -> None:
     """Raises ValueError for a model of a class with training steps, which would not be called."""
     own = [name for name in _STEPS if getattr(type(model), name) is not getattr(keras.Model, name)]
     if own:
-        raise ValueError(
-            f"model {model.name!r}: received a {type(model).__name__} with {', '.join(own)} of its "
+        raise ModelError(
+            model.name,
+            f"received a {type(model).__name__} with {', '.join(own)} of its "
             "own, expected a model that Keras trains: several widths have a step of their own; "
-            "pass keras.Model(model.inputs, model.outputs)."
+            "pass keras.Model(model.inputs, model.outputs).",
         )
 
 
@@ -359,7 +360,7 @@ def _share(first: keras.Model, other: keras.Model) -> None:
         problems.append(
             "expected one network at several bit widths; build them with quantize_for_bits"
         )
-        raise ProblemsError(f"model {other.name!r}", problems)
+        raise ModelError(other.name, problems)
 
 
 def _layers_in(layer: keras.layers.Layer) -> list[keras.layers.Layer]:

@@ -14,7 +14,7 @@ from sat_tf.graph.layers.preprocessing import adapted_copy, is_adapted
 from sat_tf.graph.losses import refuse_losses
 from sat_tf.graph.network import Network, Node, as_layer_name, output_names
 from sat_tf.graph.rewrite import rewritten
-from sat_tf.messages import ProblemsError, first_ones, warn
+from sat_tf.messages import ModelError, first_ones, warn
 from sat_tf.qat.borders import AnotherBorderWarning, borders
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.inputs import apply_fold, find_folds, reads_floats
@@ -235,9 +235,10 @@ def quantized_model(
     network = Network(of_layers.model)
     network.output_names = output_names(model) if outputs is None else tuple(outputs)
     if is_quantized(network):
-        raise ValueError(
-            f"model {model.name!r}: received a model that is quantized already, expected a float "
-            "one; call sat_tf.requantize(model, policy) to give it another policy."
+        raise ModelError(
+            model.name,
+            "received a model that is quantized already, expected a float "
+            "one; call sat_tf.requantize(model, policy) to give it another policy.",
         )
     if annotations is None:
         # Lambda layers are left alone, as TFMOT does: a wrapper could not save their code.
@@ -248,7 +249,7 @@ def quantized_model(
     placement = place(network, annotations, policy, kernels)
     problems = non_finite_weights(network)
     if problems:
-        raise ProblemsError(f"model {model.name!r}", problems)
+        raise ModelError(model.name, problems)
     _warn_of_codes_beyond_int8(model.name, placement)
     if kernels is None:
         _warn_of_float_layers(network, annotations, placement, policy)
@@ -271,7 +272,7 @@ def quantized_model(
         changes = {name: change.after(reads[name]) for name, change in changes.items()}
     folds, problems = find_folds(network, changes)
     if problems:
-        raise ProblemsError(f"model {model.name!r}", problems)
+        raise ModelError(model.name, problems)
     if reads is None:
         _warn_of_borders(network, {name: policy.range_of(name) for name in images})
     for fold in folds:
@@ -314,9 +315,10 @@ def quantized_network(model: keras.Model, *, when: str) -> Network:
     network = Network(model)
     network.refuse_problems()
     if not is_quantized(network):
-        raise ValueError(
-            f"model {model.name!r}: received a model without quantized layers, expected one "
-            f"quantized by sat-tf; call sat_tf.quantize_model(model, policy) {when}."
+        raise ModelError(
+            model.name,
+            f"received a model without quantized layers, expected one "
+            f"quantized by sat-tf; call sat_tf.quantize_model(model, policy) {when}.",
         )
     return network
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network
-from sat_tf.messages import ProblemsError
+from sat_tf.messages import ModelError
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.policy_fields import KernelFields
 
@@ -97,7 +97,7 @@ class Reasons:
         return name
 
 
-class PlacementError(ProblemsError):
+class PlacementError(ModelError):
     """A model cannot be quantized as asked.
 
     Args:
@@ -116,7 +116,7 @@ class PlacementError(ProblemsError):
             "Replace them, or leave them float by unsupported='float' or no annotation. "
             f"sat-tf quantizes {', '.join(layer_kinds.supported_names())}."
         )
-        super().__init__(f"model {name!r}", problems, fix if names_supported else "")
+        super().__init__(name, problems, fix if names_supported else "")
 
 
 def without_linear_layers(network: Network, annotated: Collection[str]) -> str:

@@ -13,7 +13,7 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import copied_weights, layer_copy
 from sat_tf.graph.losses import refuse_losses
 from sat_tf.graph.network import Network, Node
-from sat_tf.messages import ProblemsError
+from sat_tf.messages import ModelError
 from sat_tf.qat.configs import LayerConfig
 from sat_tf.qat.inputs import apply_fold, find_folds, input_ranges, input_types, kept_inputs
 from sat_tf.qat.layout import inner_layer, quantized_model, quantized_network
@@ -64,7 +64,7 @@ def requantize(model: keras.Model, policy: BitPolicy) -> keras.Model:
         policy = dataclasses.replace(policy, latent_start="keep_function")
     policy, changes, problems = completed(network, policy)
     if problems:
-        raise ProblemsError(f"model {network.name!r}", problems)
+        raise ModelError(network.name, problems)
     requantized = quantized_model(
         float_model,
         annotations,

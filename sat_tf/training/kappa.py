@@ -13,6 +13,7 @@ import tf_keras as keras
 from sat_tf.analysis.labelled_images import LabelledImages, class_shares
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network
+from sat_tf.messages import ModelError
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.protocol import CLIPPING_LEVEL
 from sat_tf.training.linear_layers import (
@@ -392,9 +393,10 @@ def _expect_logits(network: Network) -> None:
     """Raises ValueError unless the output is logits of a classifier, or their softmax."""
     shape = network[network.output].shape
     if len(shape) != 1 or shape[0] is None or shape[0] < 2:
-        raise ValueError(
-            f"model {network.name!r}: received an output of shape {shape} for an image, expected "
-            "logits (classes,) of two classes or more; measure without labels, or add a classifier."
+        raise ModelError(
+            network.name,
+            f"received an output of shape {shape} for an image, expected logits "
+            "(classes,) of two classes or more; measure without labels, or add a classifier.",
         )
     last_calls = tail(network)
     odd = {
@@ -403,16 +405,18 @@ def _expect_logits(network: Network) -> None:
         if layer_kinds.is_activation(layer := unwrapped(node.layer)) or is_linear(node)
     } - {"linear", "softmax"}
     if odd:
-        raise ValueError(
-            f"model {network.name!r}: received the activation {', '.join(sorted(odd))} at the end, "
-            "expected logits or their softmax, for the cross entropy."
+        raise ModelError(
+            network.name,
+            f"received the activation {', '.join(sorted(odd))} at the end, "
+            "expected logits or their softmax, for the cross entropy.",
         )
     for node in last_calls:
         outer, layer = node.layer, unwrapped(node.layer)
         # The wrapper of another scheme restores its softmax at every call.
         foreign = outer is not layer and not isinstance(outer, QuantizedLayer)
         if foreign and is_softmax(layer):
-            raise ValueError(
-                f"model {network.name!r}: received a softmax inside {outer.name} "
-                f"({type(outer).__name__}), which cannot be removed; expected logits as its output."
+            raise ModelError(
+                network.name,
+                f"received a softmax inside {outer.name} ({type(outer).__name__}), which "
+                "cannot be removed; expected logits as its output.",
             )

@@ -20,7 +20,7 @@ import tf_keras as keras
 from sat_tf.export.lowering.packing import PACKINGS, NothingPackedError
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network
-from sat_tf.messages import ProblemsError
+from sat_tf.messages import ModelError
 from sat_tf.planning.explain import Source, plan_of, read_source
 from sat_tf.planning.file_size import FileSizes
 from sat_tf.planning.layer_plan import Fate, LayerPlan
@@ -104,11 +104,12 @@ class ModelChoices:
         source = read_source(model, processor=policy.processor)
         self.layers = _layers(source, policy, tuple(weight_bits), tuple(activation_bits))
         if not any(one.chooses_weights or one.chooses_activations for one in self.layers):
-            raise ValueError(
-                f"model {model.name!r}: received {len(self.layers)} quantized linear layers, whose "
+            raise ModelError(
+                model.name,
+                f"received {len(self.layers)} quantized linear layers, whose "
                 "bits the policy settles all, expected some that follow its weight_bits or "
                 "activation_bits: layers beside the first and the last one, or "
-                "first_last_weight_bits=None, and no overrides of their bits."
+                "first_last_weight_bits=None, and no overrides of their bits.",
             )
         for bits in weight_bits:  # a grid or a quantizer may not have them
             placed = self.policy_at(bits, min(activation_bits))
@@ -208,7 +209,7 @@ def _layers(
 def _plan(source: Source, policy: BitPolicy) -> Plan:
     plan = plan_of(source, policy)
     if plan.problems:
-        raise ProblemsError(f"model {plan.model!r}", plan.problems)
+        raise ModelError(plan.model, plan.problems)
     return plan
 
 

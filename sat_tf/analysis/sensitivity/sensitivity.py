@@ -18,7 +18,7 @@ from sat_tf.analysis.sensitivity.one_at_a_time import Quantization, one_at_a_tim
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network, check_model, check_one_of_each, refuse_wrapped
 from sat_tf.graph.rewrite import with_layers_for_operations
-from sat_tf.messages import did_you_mean
+from sat_tf.messages import ModelError, did_you_mean
 from sat_tf.presentation.progress_bar import image_bar
 from sat_tf.qat.layout import is_quantized
 from sat_tf.qat.policy import BitPolicy, expect_policy
@@ -155,9 +155,10 @@ def refuse_all_but_float(model: keras.Model) -> None:
     check_model(model)
     refuse_wrapped(model)
     if is_quantized(Network(model)):
-        raise ValueError(
-            f"model {model.name!r}: received a quantized model, expected the float model it was "
-            "made from, whose layers are quantized one at a time; give that, with a policy."
+        raise ModelError(
+            model.name,
+            "received a quantized model, expected the float model it was "
+            "made from, whose layers are quantized one at a time; give that, with a policy.",
         )
     check_one_of_each(model)
 

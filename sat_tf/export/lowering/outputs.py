@@ -10,7 +10,7 @@ from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.quantize import ShiftOutput
 from sat_tf.export.operations.softmax import Softmax
 from sat_tf.export.tflite.tensors import Tensor, free_name
-from sat_tf.messages import ProblemsError
+from sat_tf.messages import ModelError
 
 FLOAT = "float32"
 UNSIGNED = "uint8"
@@ -64,7 +64,7 @@ def with_output_type(graph: Graph, output_type: str, *, where_codes: bool = Fals
             "output_type='float32'.".format(output_type, name, *_why_float(graph, name))
             for name in without
         ]
-        raise ProblemsError(f"model {graph.name!r}", problems)
+        raise ModelError(graph.name, problems)
     if output_type == UNSIGNED:
         codes = (source for name, source in found.items() if name not in stay)
         shifts = {source: ends.shifted(source) for source in dict.fromkeys(codes)}

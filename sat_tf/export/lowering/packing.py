@@ -20,7 +20,7 @@ from sat_tf.export.operations.linear import Linear, linear_operations, map_linea
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.windows import LinearKind
 from sat_tf.export.tflite.tensors import Storage
-from sat_tf.messages import ProblemsError, did_you_mean, first_ones
+from sat_tf.messages import ModelError, ProblemsError, did_you_mean, first_ones
 from sat_tf.presentation.tables import Column, Table, digits
 from sat_tf.targets import (
     DEFAULT_TARGET,
@@ -32,7 +32,7 @@ from sat_tf.targets import (
 from sat_tf.version import __version__
 
 
-class NothingPackedError(ProblemsError):
+class NothingPackedError(ModelError):
     """A packing that is asked for packs no kernel of a model; the message says why, and the fix."""
 
 
@@ -152,10 +152,10 @@ def _nothing_fits(graph: Graph, pack: str, notes: Mapping[str, str]) -> NothingP
     problems = [f"{kernel} ({note}): stays int8" for kernel, note in notes.items()]
     remedies = list(_remedies(graph, pack))
     problems.append(
-        "received no kernel that fits into 4 bits, expected at least one; use pack='auto' or "
-        f"pack='none'{', or ' if remedies else ''}{'; or '.join(remedies)}."
+        f"pack={pack!r}: received no kernel that fits into 4 bits, expected at least one; use "
+        f"pack='auto' or pack='none'{', or ' if remedies else ''}{'; or '.join(remedies)}."
     )
-    return NothingPackedError(f"model {graph.name!r}, pack={pack!r}", problems)
+    return NothingPackedError(graph.name, problems)
 
 
 def _remedies(graph: Graph, pack: str) -> Iterator[str]:

@@ -16,7 +16,7 @@ from sat_tf.export.lowering.trace import trace
 from sat_tf.export.operations.graph import Graph
 from sat_tf.graph.flatten import copied_weights, layer_copy
 from sat_tf.graph.network import Network, Node
-from sat_tf.messages import ProblemsError
+from sat_tf.messages import ModelError
 from sat_tf.qat.layout import in_inference
 from sat_tf.qat.model_class import policy_of, remember
 
@@ -150,6 +150,6 @@ def trained_graph(
     """
     network = in_inference(model if isinstance(model, Network) else Network(model))
     if problems := find_problems(network, float_head=float_head):
-        raise ProblemsError(f"model {network.name!r}", problems)
+        raise ModelError(network.name, problems)
     graph = trace(network, float_head=float_head, kernels={})
     return scales.upscale(pack_graph(graph, pack))

@@ -16,7 +16,7 @@ from sat_tf.export.operations.linear import (
     requantization_multipliers,
 )
 from sat_tf.export.tflite.tensors import Tensor
-from sat_tf.messages import ProblemsError
+from sat_tf.messages import ModelError
 
 # A channel whose smallest change of the sum is worth a whole output code.
 _COARSE = 1.0
@@ -312,7 +312,7 @@ def _refuse(graph: Graph, found: Mapping[str, str | None]) -> None:
     """Raises ValueError where there are problems, by the tensors that operations make."""
     problems = [f"{name}: {problem}" for name, problem in found.items() if problem]
     if problems:
-        raise ProblemsError(f"model {graph.name!r}", problems)
+        raise ModelError(graph.name, problems)
 
 
 def _below_float32(tensor: Tensor) -> str | None:

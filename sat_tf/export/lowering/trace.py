@@ -44,6 +44,7 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Combination, Role
 from sat_tf.graph.layers.preprocessing import is_plain_factor, slope_and_offset
 from sat_tf.graph.network import Network, Node, distinct
+from sat_tf.messages import ModelError
 from sat_tf.qat.inputs import input_nodes, input_types, kept_inputs, own_type
 from sat_tf.qat.layout import call_name, inner_layer
 from sat_tf.qat.wrapper import output_quantizer, rounds_to_input
@@ -486,9 +487,10 @@ class _Tracer:
     def _codes(self, name: str) -> Codes:
         codes = self.builder.codes(name)
         if codes is None:
-            raise ValueError(
-                f"model {self.network.name!r}: the range of what reads {name}, a float tensor, was "
-                "never observed; train the model, or call sat_tf.calibrate, before exporting it."
+            raise ModelError(
+                self.network.name,
+                f"the range of what reads {name}, a float tensor, was "
+                "never observed; train the model, or call sat_tf.calibrate, before exporting it.",
             )
         return codes
 

@@ -9,7 +9,7 @@ from sat_tf.atomic_file import expect_path
 from sat_tf.loading.load import bounded_weights, load_model, named_by_content
 from sat_tf.loading.model_file import ModelFile, Part, open_model_file, parts, read_model_file
 from sat_tf.loading.trust import UntrustedModelError, untrusted
-from sat_tf.messages import ProblemsError, reason_of, warn
+from sat_tf.messages import ModelError, ProblemsError, reason_of, warn
 
 if TYPE_CHECKING:
     import tf_keras as keras
@@ -201,9 +201,10 @@ def _expect_keras3(model: Any) -> None:
         return
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
     if isinstance(model, keras.Model):
-        raise ValueError(
-            f"model {model.name!r}: received a tf_keras model ({kind}), expected a Keras 3 one; it "
-            "needs no conversion: use it as it is."
+        raise ModelError(
+            model.name,
+            f"received a tf_keras model ({kind}), expected a Keras 3 one; it "
+            "needs no conversion: use it as it is.",
         )
     raise ValueError(
         f"received {kind}, expected a Keras 3 model, or the path of a .keras file that Keras 3 "

@@ -29,7 +29,7 @@ from sat_tf.keras3.quantized_layer import (
     INSTEAD,
 )
 from sat_tf.keras3.quantized_layer import QuantizedLayer as QuantizedLayer3
-from sat_tf.messages import ProblemsError, did_you_mean, reason_of
+from sat_tf.messages import ModelError, did_you_mean, reason_of
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.wrapper import QuantizedLayer
@@ -104,7 +104,7 @@ def placed(plan: keras.Model, originals: Mapping[str, Original]) -> Placed:
         except ValueError as error:
             problems.append(f"{name}: {str(error).rstrip('.')}.")
     if problems:
-        raise ProblemsError(f"model {plan.name!r}", problems)
+        raise ModelError(plan.name, problems)
     for node in network:
         if node.name in tensors:
             continue
@@ -139,9 +139,10 @@ def _called(plan: keras.Model, node: Node, layer: Any, tensors: Mapping[str, Any
         with without_initial_values(getattr(layer, "layer", layer)):
             return dataclasses.replace(node, arguments=kept).call(layer, given)
     except Exception as error:  # code of users may raise anything
-        raise ValueError(
-            f"model {plan.name!r}: {node.layer.name}: received a layer that Keras 3 cannot call "
-            f"this way ({reason_of(error)}); build the model without it."
+        raise ModelError(
+            plan.name,
+            f"{node.layer.name}: received a layer that Keras 3 cannot call "
+            f"this way ({reason_of(error)}); build the model without it.",
         ) from error
 
 

@@ -31,7 +31,7 @@ from sat_tf.keras3.conversion.translator import Translated, to_tf_keras
 from sat_tf.keras3.conversion.values import keep_codes
 from sat_tf.keras3.quantized_layer import QuantizedLayer as QuantizedLayer3
 from sat_tf.keras3.quantized_layer import standing_in
-from sat_tf.messages import kind_of, reason_of, warn
+from sat_tf.messages import ModelError, kind_of, reason_of, warn
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.protocol import ActivationQuantizer
 
@@ -128,21 +128,23 @@ def _models(made: Translated) -> Iterator[Any]:
 
 def _refuse_layers(made: Translated, found: _Found) -> None:
     for name, wrong in found.wrong.items():
-        raise ValueError(
-            f"model {made.graph.name!r}: {name}: {wrong}; it is the first of {len(found.wrong)} "
+        raise ModelError(
+            made.graph.name,
+            f"{name}: {wrong}; it is the first of {len(found.wrong)} "
             "such. Build this layer from others, or build the model with tf_keras and load the "
-            "weights by layer name."
+            "weights by layer name.",
         )
 
 
 def _refuse_whole(made: Translated, found: _Found, off: float) -> None:
     if off <= TOLERANCE or found.is_lower:
         return
-    raise ValueError(
-        f"model {made.graph.name!r}: received a model whose outputs differ in tf_keras by "
+    raise ModelError(
+        made.graph.name,
+        f"received a model whose outputs differ in tf_keras by "
         f"{off:.2g} of their largest value though all its layers agree, expected at most "
         f"{TOLERANCE:g}; its call does something else than its graph: build it as "
-        "keras.Model(inputs, outputs)."
+        "keras.Model(inputs, outputs).",
     )
 
 
@@ -162,17 +164,18 @@ def _judge_whole(
     if off <= _TIMES_LOST * lost or found.is_lower:
         return
     differs = (
-        f"model {made.graph.name!r}: received a model whose outputs differ in tf_keras by "
+        "received a model whose outputs differ in tf_keras by "
         f"{off:.2g} of their largest value, where float32 loses {lost:.2g} to rounding"
     )
     changed = max(map(_changed_answers, expected, received))
     if changed > FLIPS:
-        raise ValueError(
+        raise ModelError(
+            made.graph.name,
             f"{differs}, and {changed:.1%} of its answers, expected at most {FLIPS:.1%} of these; "
             "the differences of its layers add up: build it of fewer layers, or build it with "
-            "tf_keras and load the weights by layer name."
+            "tf_keras and load the weights by layer name.",
         )
-    warn(f"{differs}; its answers are the same.")
+    warn(f"model {made.graph.name!r}: {differs}; its answers are the same.")
 
 
 def _changed_answers(expected: Any, received: Any) -> float:

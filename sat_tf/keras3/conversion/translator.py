@@ -26,7 +26,7 @@ from sat_tf.keras3.conversion.values import (
 )
 from sat_tf.keras3.quantized_layer import AROUND, INSTEAD
 from sat_tf.keras3.quantized_layer import QuantizedLayer as QuantizedLayer3
-from sat_tf.messages import ProblemsError, kind_of, name_problem, reason_of
+from sat_tf.messages import ModelError, kind_of, name_problem, reason_of
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.wrapper import QuantizedLayer
 
@@ -115,7 +115,7 @@ class Translator:
 
     def _raise_problems(self, model: Any) -> None:
         if self._problems:
-            raise ProblemsError(f"model {model.name!r}", self._problems)
+            raise ModelError(model.name, self._problems)
 
     # -- problems ------------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ from sat_tf.keras3.conversion.proof import prove
 from sat_tf.keras3.conversion.translator import Translated
 from sat_tf.keras3.conversion.values import copy_to_keras3, copy_to_twin, copy_trainable, keep_codes
 from sat_tf.keras3.quantized_layer import QuantizedLayer
-from sat_tf.messages import warn
+from sat_tf.messages import ModelError, warn
 from sat_tf.qat.inputs import input_ranges
 from sat_tf.qat.layout import inner_layer, quantized_model
 from sat_tf.qat.model_class import in_class_of, policy_of, remember
@@ -181,9 +181,10 @@ def quantized(model: keras3.Model, policy: BitPolicy | int | None = None) -> ker
         ValueError: it cannot be translated or quantized, or is quantized already.
     """
     if is_quantized(model):
-        raise ValueError(
-            f"model {model.name!r}: received a model that is quantized already, expected a float "
-            "one; call sat_tf.requantize(model, policy) to give it another policy."
+        raise ModelError(
+            model.name,
+            "received a model that is quantized already, expected a float "
+            "one; call sat_tf.requantize(model, policy) to give it another policy.",
         )
     wanted, backend = os.environ.get("KERAS_BACKEND"), keras3.backend.backend()
     if wanted and wanted != backend:

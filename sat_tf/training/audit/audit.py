@@ -15,6 +15,7 @@ from sat_tf.analysis.labelled_images import (
 )
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network
+from sat_tf.messages import ModelError
 from sat_tf.presentation.progress_bar import Advance, image_bar, no_bar
 from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer
 from sat_tf.quantizers.protocol import CLIPPING_LEVEL
@@ -107,9 +108,10 @@ class Auditor:
         network = read_through(model)
         self.linear_calls = list(linear_calls(network).values())
         if not self.linear_calls:
-            raise ValueError(
-                f"model {model.name!r}: received a model without linear layers, expected at least "
-                "one convolution or Dense layer."
+            raise ModelError(
+                model.name,
+                "received a model without linear layers, expected at least "
+                "one convolution or Dense layer.",
             )
         self._model = model
         self._sample = sample
