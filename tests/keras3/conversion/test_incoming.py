@@ -342,19 +342,6 @@ def test_classes_that_a_file_needs_are_named_at_once(tmp_path):
     assert "a layer class of your own" in message
 
 
-@pytest.mark.parametrize("name", ["calibrate", "export_tflite", "requantize"])
-def test_what_takes_quantized_models_says_so_of_a_float_one(name, tmp_path):
-    image = keras3.Input((8, 8, 3), name="image")
-    model = keras3.Model(image, L.Dense(2)(L.Flatten()(image)))
-    further = {
-        "calibrate": [np.zeros((4, 8, 8, 3), np.float32)],
-        "export_tflite": [tmp_path / "file.tflite"],
-        "requantize": [sat_tf.BitPolicy()],
-    }
-    with pytest.raises(ValueError, match=r"call sat_tf\.quantize_model\(model, policy\)"):
-        getattr(sat_tf, name)(model, *further.get(name, []))
-
-
 def test_a_class_of_keras_3_is_said_to_be_lost():
     class Mine(keras3.Model):
         def train_step(self, *args, **kwargs):
