@@ -47,15 +47,6 @@ def test_the_report_describes_the_file(model, content, tmp_path):
     assert report.to_dict()["sha256"] == report.sha256
 
 
-@pytest.mark.parametrize("name", [".", "missing/model.tflite", "older.tflite/model.tflite"])
-def test_a_path_that_is_no_file_is_refused(name, model, tmp_path):
-    (tmp_path / "older.tflite").write_bytes(b"older")
-    with pytest.raises(ValueError, match=r"received a (folder|file in the folder).* expected"):
-        sat_tf.export_tflite(model, tmp_path / name)
-    assert os.listdir(tmp_path) == ["older.tflite"]
-    assert (tmp_path / "older.tflite").read_bytes() == b"older"
-
-
 def test_a_folder_that_is_not_writable_is_refused(model, tmp_path, monkeypatch):
     # Permission bits do not stop root, who may be running this.
     monkeypatch.setattr(os, "access", lambda *_: False)
@@ -157,10 +148,3 @@ def test_the_file_of_another_training_state_is_named(variable, path, images):
     weight.assign(1.5 * weight + 1.0)
     with pytest.raises(ValueError, match=r"or of another state of this one(.|\n)*export it again"):
         sat_tf.verify_tflite(trained, path, images)
-
-
-@pytest.mark.parametrize("name", [".", "missing/certificate.json"])
-def test_a_certificate_path_is_refused_before_anything_runs(name, model, path, images, tmp_path):
-    with pytest.raises(ValueError, match=r"received a (folder|file in the folder)"):
-        sat_tf.verify_tflite(model, path, images, certificate_path=tmp_path / name)
-    assert os.listdir(tmp_path) == [path.name]

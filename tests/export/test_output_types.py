@@ -279,48 +279,6 @@ def test_float_files_say_nothing_of_it_and_files_that_say_nothing_are_float():
         assert FileSettings.of_file(json.loads(settings.to_json({})), "file") == settings
 
 
-def _left_float():
-    image, tensor = _body()
-    tokens = L.Reshape((-1, 8))(tensor)
-    model = keras.Model(image, L.MultiHeadAttention(2, 3, name="mha")(tokens, tokens))
-    return calibrated(model, BitPolicy.mobile(8, unsupported="float"), PIXELS.astype(np.float32))
-
-
-REFUSED = {
-    "attention": _left_float,
-    "weights_only": lambda: sat_tf.quantize_model(
-        _classifier(), BitPolicy(weight_bits=4, activation_bits=None)
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        ("attention", "behind mha, a layer left float, .*end the model in front of it"),
-        ("weights_only", "quantizes weights only, .*give its policy activation_bits"),
-    ],
-)
-def test_an_output_without_codes_is_refused_with_the_fix(name, told, path):
-    with pytest.raises(ValueError, match=f"output_type='int8': received the output .*{told}"):
-        sat_tf.export_tflite(REFUSED[name](), path, output_type="int8")
-    assert not path.exists()
-
-
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({"output_type": "int4"}, "output_type: received 'int4', expected .*int8"),
-        ({"output_type": "int8", "float_head": True}, "received a float head"),
-        ({"output_type": "int8", "route": "converter"}, "output_type='int8'"),
-    ],
-)
-def test_bad_settings_are_named(settings, told, path):
-    with pytest.raises(ValueError, match=told):
-        sat_tf.export_tflite(_quantized("classifier"), path, **settings)
-    assert not path.exists()
-
-
 def test_kernels_that_may_end_their_process_on_many_classes_are_left_out(tmp_path):
     image, tensor = _body()
     logits = L.Dense(512, name="logits")(L.GlobalAveragePooling2D()(tensor))

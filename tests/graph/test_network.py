@@ -158,53 +158,6 @@ def test_problems_can_be_refused_all_at_once(image):
     Network(float_models.dense_only()).refuse_problems()
 
 
-def _error(model):
-    with pytest.raises(ValueError, match="expected") as error:
-        Network(model)
-    return str(error.value)
-
-
-def test_a_sequential_model_that_is_not_built_is_refused():
-    message = _error(keras.Sequential([L.Dense(2)], name="unbuilt"))
-    assert message.startswith("model 'unbuilt': received a Sequential model that is not built")
-    assert "model.build((None, height, width, channels))" in message
-
-
-def test_a_subclassed_model_is_refused():
-    class Mine(keras.Model):
-        def call(self, inputs):
-            return inputs
-
-    message = _error(Mine(name="mine"))
-    assert "received a subclassed model (Mine)" in message
-    assert "keras.Model(inputs, outputs)" in message
-
-
-@pytest.mark.parametrize("name", ["a\nerror: forged", "\x1b]0;title\x07", "\u202egnp.exe"])
-def test_a_name_that_forges_what_is_shown_is_refused(image, name):
-    message = _error(keras.Model(image, L.ReLU()(image), name=name))
-    assert message.startswith(f"model {name!r}: received the name")
-    assert message.isprintable()
-
-
-@pytest.mark.parametrize("received", [None, "model", 3, L.Dense])
-def test_something_else_than_a_model_is_refused(received):
-    assert "expected a tf_keras model" in _error(received)
-
-
-def test_a_path_is_refused_with_how_to_load_it():
-    assert "received 'model.keras'" in _error("model.keras")
-    assert "tf_keras.models.load_model(path)" in _error("model.keras")
-
-
-def test_a_model_of_keras_3_is_refused_with_the_reason():
-    keras_3 = pytest.importorskip("keras", minversion="3")
-    model = keras_3.Sequential([keras_3.layers.Input((3,)), keras_3.layers.Dense(2)])
-    message = _error(model)
-    assert message.startswith("received a Keras 3 model")
-    assert "convert it with sat_tf.from_keras3(model)" in message
-
-
 def test_readers_of_a_layer_are_its_only_ones_if_they_read_nothing_else(image):
     conv, norm = L.Conv2D(3, 1, name="conv"), L.BatchNormalization(name="norm")
     one, other = norm(conv(image)), norm(conv(L.ReLU()(image)))

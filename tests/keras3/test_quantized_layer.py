@@ -120,8 +120,3 @@ def test_threads_do_not_see_the_stand_ins_of_each_other():
 
 def test_a_clipping_level_stays_above_its_smallest_value():
     np.testing.assert_allclose(numpy(AtLeast(1e-3)(keras.ops.array([-1.0, 2.0]))), [1e-3, 2.0])
-
-
-def test_an_unknown_place_is_named():
-    with pytest.raises(ValueError, match=r"place='actvation'.*Did you mean activation"):
-        QuantizedLayer(keras.layers.ReLU(), place="actvation")

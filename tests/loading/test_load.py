@@ -1,6 +1,5 @@
 import base64
 import json
-import os
 import pathlib
 import shutil
 import zipfile
@@ -427,31 +426,6 @@ def test_small_files_do_not_grow_in_memory(tmp_path):
         file.create_dataset("weights", (2**40,), "f4")
     with pytest.raises(ValueError, match=r"bytes, and would take 4,398,046,511,104 in memory"):
         load_model(tmp_path / "model.h5")
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"text",
-        b"PK\x03\x04 no archive",
-        b"\x89HDF\r\n\x1a\n no more",
-        "folder",
-        "pipe",
-        "missing",
-    ],
-)
-def test_what_is_no_model_is_an_error_of_one_line(content, tmp_path):
-    path = tmp_path / "model.keras"
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    elif content == "folder":
-        path.mkdir()
-    elif content == "pipe":
-        os.mkfifo(path)
-    with pytest.raises(ValueError, match=r"model\.keras: received ") as error:
-        load_model(path)
-    assert len(str(error.value).splitlines()) == 1
 
 
 def test_endless_configurations_are_refused(tmp_path):

@@ -4,10 +4,8 @@ import sys
 import zipfile
 
 import h5py
-import pytest
 
 from sat_tf.loading.model_file import (
-    OtherFileError,
     is_keras3_file,
     open_model_file,
     parts,
@@ -48,22 +46,6 @@ def test_what_is_no_keras_file_is_none(tmp_path):
     for path in ("text.keras", "other.keras", "missing.keras", "."):
         assert read_model_file(tmp_path / path) is None
         assert not is_keras3_file(tmp_path / path)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "expected"),
-    [
-        ("model.tflite", b"", "received a TFLite file, expected the Keras model"),
-        ("renamed.keras", b"\x1c\0\0\0TFL3", "received a TFLite file, expected the Keras model"),
-        ("run.yaml", b"name: run", "a configuration is for sat-tf train --config"),
-        ("model.ONNX", b"", "a file of another library"),
-        ("model.weights.h5", b"\x89HDF\r\n\x1a\n", "received weights without their model"),
-    ],
-)
-def test_a_file_of_another_kind_is_named_with_the_fix(name, content, expected, tmp_path):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(OtherFileError, match=expected):
-        open_model_file(tmp_path / name)
 
 
 def test_a_model_is_one_whatever_its_name_says(tmp_path):

@@ -100,9 +100,3 @@ def test_kernels_of_as_many_bytes_in_other_storages_are_told_apart(tmp_path):
     overrides = {"one": {"weight_bits": 8}, "three": {"weight_bits": 4}}
     model, policy = residual(), BitPolicy.mobile(4, overrides=overrides)
     assert file_bytes(model, policy) == exported(model, policy, tmp_path / "model.tflite")
-
-
-def test_what_cannot_be_exported_has_no_bytes():
-    policy = BitPolicy.mobile(8, first_last_weight_bits=None, weight_bits=None)
-    with pytest.raises(ValueError, match="residual"):
-        file_bytes(residual(), policy)

@@ -102,19 +102,6 @@ def test_an_overlay_says_bits_range_and_bytes_in_the_colour_of_the_bits(tmp_path
     assert plan.tensors("depthwise") == plan.tensors("relu6") == ("relu6",)
 
 
-def test_a_plan_without_a_file_has_no_overlay(refused, tmp_path):
-    with pytest.raises(ValueError, match="a model that has no file, expected one that can be"):
-        refused.write_overlay(tmp_path / "plan.json")
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_drawing_is_refused_with_what_shows_the_graph(plan):
-    with pytest.raises(AttributeError, match=r"Netron, or in Model Explorer with the overlay"):
-        plan.write_diagram("plan.svg")
-    with pytest.raises(AttributeError, match="no attribute 'draw'"):
-        plan.draw()
-
-
 def test_a_plan_says_which_field_gave_the_bits_of_weights():
     policy = BitPolicy.mobile(
         4, weight_grid="rounded", overrides={"classifier": {"weight_bits": 8}}

@@ -5,7 +5,7 @@ import pytest
 import tf_keras as keras
 
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.quantizers.input_range import NAMED, PIXELS, InputRange, range_of, range_problem
+from sat_tf.quantizers.input_range import NAMED, PIXELS, InputRange, range_of
 
 PIXEL_VALUES = np.arange(256, dtype=np.uint8)
 
@@ -49,28 +49,6 @@ def test_ranges_with_a_pixel_for_0_change_nothing():
     alike = [(0, 255), (0, 1), (-128, 127), ((0, 0, 0), (1, 1, 1))]
     assert all(range_of(value).change.is_none for value in alike)
     assert not any(range_of(value).change.is_none for value in ((-1, 1), "torch", "caffe"))
-
-
-@pytest.mark.parametrize(
-    ("value", "problem"),
-    [
-        ((1, 0), "expected every low to be less than its high; swap them"),
-        ((0, 0), "expected every low to be less than its high"),
-        ((0, 1e-37), "expected more than 3e-36 between low and high"),
-        ((0, (1, 2), 3), r"expected \(low, high\)"),
-        (((0, 0), (1, 2, 3)), "received 2 and 3"),
-        ((0, float("inf")), r"expected \(low, high\)"),
-        ((False, True), r"expected \(low, high\)"),
-        ("tourch", "Did you mean torch?"),
-        ({"image": (0, "1")}, r"for 'image' expected \(low, high\)"),
-        ({1: (0, 1)}, "expected names of inputs; received 1"),
-        (255, r"expected \(low, high\)"),
-    ],
-)
-def test_what_is_no_range_is_refused_by_the_policy(value, problem):
-    assert range_problem(value)
-    with pytest.raises(ValueError, match=problem):
-        BitPolicy(input_range=value)
 
 
 def test_a_policy_keeps_one_spelling():

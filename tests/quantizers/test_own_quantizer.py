@@ -219,14 +219,6 @@ def test_a_policy_places_it_by_name_for_single_layers_and_explain_shows_its_line
             {"weight_quantizer": "power_of_two", "weight_options": {"clipped": 2}},
             "clipped=2: expected 0, or 1 to halve the range.",
         ),
-        (
-            {"weight_options": {"grid": "narrow"}},
-            "Known: surrogate, surrogate_strength. Bits, ranges and the like are fields",
-        ),
-        (
-            {"overrides": {"stem": {"activation_quantizer": "power_of_two"}}},
-            "overrides['stem']: activation_quantizer='power_of_two': expected the name of",
-        ),
     ],
 )
 def test_the_policy_names_what_is_wrong_with_a_quantizer_and_its_options(fields, text):
@@ -246,33 +238,6 @@ def test_a_model_can_change_to_it_and_back_with_its_function():
     for one in (quantized, own, back):
         found = one.get_layer("quant_pointwise").effective_kernel().numpy()
         np.testing.assert_allclose(found, kernel, atol=2 * np.abs(kernel).max() / 127)
-
-
-def test_a_grid_for_a_quantizer_with_codes_of_its_own_is_refused(registered):
-    text = "weight_grid='rounded' with weight_quantizer='power_of_two': .* leave weight_grid out"
-    with pytest.raises(ValueError, match=text):
-        sat_tf.BitPolicy.mobile(4, weight_quantizer="power_of_two", weight_grid="rounded")
-    fields = {"weight_quantizer": "power_of_two", "weight_grid": "rounded"}
-    with pytest.raises(ValueError, match=text):
-        sat_tf.BitPolicy.mobile(4, overrides={"conv": fields})
-    # The grid of all other layers is no matter for one layer with another quantizer.
-    overrides = {"conv": {"weight_quantizer": "power_of_two"}}
-    sat_tf.BitPolicy.mobile(4, weight_grid="rounded", overrides=overrides)
-
-
-@pytest.mark.parametrize(
-    ("name", "make", "text"),
-    [
-        ("dorefa", lambda: sat_tf.configs.WeightQuantizer, "without"),
-        ("of two", lambda: QUANTIZERS["power_of_two"], "invalid name"),
-        ("pact", lambda: QUANTIZERS["PactQuantizer"], "expected a subclass of sat_tf.configs.We"),
-        ("dorefa", lambda: QUANTIZERS["power_of_two"], "that another quantizer has"),
-        ("DorefaQuantizer", lambda: QUANTIZERS["power_of_two"], "that another quantizer has"),
-    ],
-)
-def test_registering_refuses_what_is_no_quantizer_or_has_the_name_of_another(name, make, text):
-    with pytest.raises(ValueError, match=text):
-        sat_tf.configs.weight_quantizer(name)(make())
 
 
 def test_a_cell_that_runs_again_registers_again(registered):

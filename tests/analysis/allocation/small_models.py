@@ -51,13 +51,3 @@ def images_for(model: keras.Model, count: int = 64, seed: int = 1) -> np.ndarray
     """Pixels 0 to 255 as float32."""
     draw = np.random.default_rng(seed)
     return draw.integers(0, 256, (count, *model.input_shape[1:])).astype(np.float32)
-
-
-def flat_costs(found) -> dict:
-    """A table in which bits matter, and layers differ: index · 4^-bits."""
-    return {
-        layer.name: {
-            (w, a): (1 + index) * (4.0 ** -(w or 16) + 4.0 ** -(a or 16)) for w, a in layer.choices
-        }
-        for index, layer in enumerate(found.layers)
-    }

@@ -1,6 +1,5 @@
 import itertools
 
-import pytest
 import tf_keras as keras
 
 import sat_tf
@@ -112,15 +111,3 @@ def test_open_image_sizes_leave_values_unknown():
     model = keras.Model(image, L.Dense(3)(L.GlobalAveragePooling2D()(tensor)))
     conv = named(choices(model))["conv"]
     assert conv.values_read is None
-
-
-def test_a_model_whose_bits_are_all_settled_is_refused():
-    model = keras.Sequential([keras.Input((8, 8, 3)), L.Flatten(), L.Dense(3, name="only")])
-    with pytest.raises(ValueError, match="whose bits the policy settles all"):
-        choices(model)
-
-
-def test_a_model_without_layers_to_quantize_is_refused():
-    model = keras.Sequential([keras.Input((8, 8, 3)), L.Flatten()])
-    with pytest.raises(ValueError, match="there is nothing to quantize"):
-        choices(model)

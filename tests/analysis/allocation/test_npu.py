@@ -61,28 +61,6 @@ def test_the_totals_are_those_of_the_compiled_file(npu, model, tmp_path):
     assert found.policy.target == ("ethos-u55" if isinstance(npu, str) else "ethos-u85")
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({"npu": "ethos-u55-12"}, r"Did you mean ethos-u55-128\?"),
-        ({"npu": 55}, "npu=55: expected a configuration of an Ethos-U"),
-        (
-            {"npu": {"configuration": "ethos-u55-128", "memory": 1}},
-            "expected a configuration of an Ethos-U",
-        ),
-        ({"npu": {**_FLASH, "memory_mode": "Flash"}}, "memory_mode: received 'Flash'"),
-        (
-            {"npu": "ethos-u55-128", "policy": BitPolicy.mobile(4, target="ethos-u85")},
-            "received a policy with target='ethos-u85', expected 'ethos-u55'",
-        ),
-    ],
-)
-def test_what_is_no_npu_is_said_before_anything_is_compiled(options, expected, model):
-    given = {"cost": {}, "budget": {"average_bits": 4}, **options}
-    with pytest.raises(ValueError, match=expected):
-        sat_tf.allocate(model, **given)
-
-
 def test_without_the_compiler_a_sentence_installs_it(model, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"pip install 'sat-tf\[ethos\]'"):

@@ -73,16 +73,6 @@ def test_tensors_behind_float_layers_are_left_out(tmp_path):
     assert certificate_in(tmp_path)
 
 
-def test_bad_images_and_a_bad_path_are_named_before_anything_is_written(
-    small_file, few_images, tmp_path
-):
-    with pytest.raises(ValueError, match=r"write_kit: 1 problem(.|\n)*expected uint8 pixels"):
-        write_kit(small_file, few_images.astype(np.float32), tmp_path / "kit.zip")
-    with pytest.raises(ValueError, match="which does not exist"):
-        write_kit(small_file, few_images, tmp_path / "none" / "kit.zip")
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_kit_that_is_broken_off_leaves_the_older_one(
     kit, small_file, few_images, tmp_path, monkeypatch
 ):
@@ -97,21 +87,3 @@ def test_a_kit_that_is_broken_off_leaves_the_older_one(
         write_kit(small_file, few_images, path)
     assert path.read_bytes() == b"older"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_kit_does_not_take_the_place_of_the_file_that_it_is_of(
-    small_file, few_images, path, tmp_path
-):
-    path.write_bytes(small_file.read_bytes())
-    with pytest.raises(ValueError, match=r"model\.tflite', expected the name of a zip"):
-        write_kit(path, few_images, path)
-    assert path.read_bytes() == small_file.read_bytes()
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_kit_does_not_replace_its_file(small_file, few_images, tmp_path):
-    path = tmp_path / "model.zip"
-    path.write_bytes(small_file.read_bytes())
-    with pytest.raises(ValueError, match="for the file and its kit, expected two names"):
-        write_kit(path, few_images, path)
-    assert path.read_bytes() == small_file.read_bytes()

@@ -104,21 +104,11 @@ def test_a_kit_of_another_format_is_named(certificate_path, tmp_path):
         read_device_certificate(path)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("", "is not JSON"),
-        ("[" * 100_000, "is not JSON"),
-        ("[]", "all of it: "),
-        ('{"kit": {}}', r"(?s)kit.file: Field required.*device: Field required"),
-    ],
-)
-def test_what_is_no_certificate_of_a_device_is_named(text, expected, tmp_path):
+def test_endless_lists_are_no_certificate_of_a_device(tmp_path):
     path = tmp_path / "device.json"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=expected) as caught:
+    path.write_text("[" * 100_000)
+    with pytest.raises(ValueError, match="is not JSON"):
         read_device_certificate(path)
-    assert str(path) in str(caught.value)
 
 
 def test_certificates_of_devices_are_told_from_those_of_files(

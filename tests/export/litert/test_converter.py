@@ -346,24 +346,6 @@ def test_a_layer_that_mixes_the_images_of_a_batch_is_named(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        (
-            {"route": "convertor"},
-            r"route: received 'convertor', expected .* Did you mean converter",
-        ),
-        ({"route": "converter", "pack": "int4"}, r"route='converter' with pack='int4'"),
-        ({"route": "converter", "float_head": True}, r"route='converter' with float_head=True"),
-    ],
-)
-def test_routes_that_do_not_exist_are_refused(settings, expected, tmp_path):
-    model = Specimen(lambda: chain((8, 8, 3), *block(convolution(4)), *head())).quantized()
-    with pytest.raises(ValueError, match=expected):
-        sat_tf.export_tflite(model, tmp_path / "model.tflite", **settings)
-    assert not list(tmp_path.iterdir())
-
-
 def test_of_what_a_layer_raises_the_error_is_said_and_not_its_code():
     error = ValueError('in user code:\n\n    File "own.py", line 3\n    TypeError: no floats\n')
     assert first_line(error) == "TypeError: no floats"

@@ -366,13 +366,6 @@ def test_a_model_with_nothing_to_pack_is_refused_with_the_fix(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("pack", ["int44", "INT4", 4, None])
-def test_an_unknown_packing_is_refused(pack, model, tmp_path):
-    with pytest.raises(ValueError, match=r"received .* expected 'auto', 'none', 'int4' or 'int2'"):
-        sat_tf.export_tflite(model, tmp_path / "model.tflite", pack=pack)
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.thorough
 def test_kernels_of_float_activations_are_refused_for_what_they_are(tmp_path):
     policy = BitPolicy(weight_bits=3, activation_bits=None)

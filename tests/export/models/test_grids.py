@@ -7,7 +7,6 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.core.grid import GRIDS
-from sat_tf.qat.configs import LayerConfig
 from sat_tf.qat.layout import GuessedClippingLevelsWarning
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.policy_fields import GRID_NAMES
@@ -74,36 +73,6 @@ def test_first_and_last_layers_are_on_a_grid_that_fits(bits, grid, path):
     }
     assert f"{grid} does not fit int8" in kernels["stem"].bits_reason
     assert kernels["inner"].bits_reason == ""
-
-
-def test_a_grid_that_does_not_fit_where_a_layer_was_given_it_is_refused_before_the_training():
-    policy = BitPolicy.mobile(4, overrides={"stem": {"weight_grid": "rounded"}})
-    expected = r"stem: weight_bits=8 with weight_grid='rounded': .* not exported; use 'auto'"
-    with pytest.raises(ValueError, match=expected):
-        sat_tf.quantize_model(_of_three(), policy)
-    assert sat_tf.explain(_of_three(), policy).problems[0].startswith("stem: weight_bits=8")
-    # A layer inside has 4 bits, which fit.
-    inner = BitPolicy.mobile(4, overrides={"inner": {"weight_grid": "rounded"}})
-    assert sat_tf.quantize_model(_of_three(), inner)
-
-
-def test_an_annotation_that_does_not_fit_is_refused_before_the_training():
-    import tensorflow_model_optimization as tfmot
-
-    annotate = tfmot.quantization.keras.quantize_annotate_layer
-    with pytest.warns(UserWarning, match="do not fit int8"):
-        config = LayerConfig(weight_bits=8, weight_grid="dorefa")
-    model = keras.Sequential(
-        [
-            keras.Input((6, 6, 3)),
-            annotate(L.Conv2D(4, 3, name="stem"), config),
-            annotate(L.Flatten()),
-            annotate(L.Dense(3, name="classifier")),
-        ]
-    )
-    scheme = sat_tf.SatQuantizeScheme(BitPolicy.mobile(4))
-    with pytest.raises(ValueError, match="stem: weight_bits=8 with weight_grid='dorefa'"):
-        tfmot.quantization.keras.quantize_apply(model, scheme=scheme)
 
 
 def test_a_model_for_training_alone_says_which_layers_keep_it_from_being_exported(tmp_path):

@@ -81,13 +81,6 @@ def test_attention_trains():
     assert any(np.any(one != other) for one, other in zip(before, after, strict=True))
 
 
-def test_it_is_refused_by_its_name():
-    with pytest.raises(ValueError, match="mha: received MultiHeadAttention, which sat-tf does not"):
-        sat_tf.quantize_model(_model(LEFT_FLOAT["attention"]))
-    plan = sat_tf.explain(_model(LEFT_FLOAT["attention"]), FLOAT)
-    assert plan["mha"].kind == "MultiHeadAttention"
-
-
 def test_values_without_a_number_between_layers_are_named(tmp_path):
     model = _model(lambda x: x / tf.reduce_sum(x, -1, keepdims=True))
     model.get_layer("conv").set_weights(

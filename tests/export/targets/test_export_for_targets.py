@@ -71,17 +71,6 @@ def test_a_certificate_names_the_target_and_what_it_does_not_prove(for_npu, tmp_
     assert words in proof.with_suffix(".html").read_text(encoding="utf-8")
 
 
-def test_what_an_npu_cannot_take_is_refused_all_at_once(for_npu, path):
-    with pytest.raises(ValueError, match="2 problems") as error:
-        sat_tf.export_tflite(for_npu, path, resizable=True, pack="int3")
-    assert "resizable: received True for Arm Ethos-U55, which takes constant shapes" in str(
-        error.value
-    )
-    with pytest.raises(ValueError, match=r"target: received 'ethos'.*Did you mean"):
-        sat_tf.export_tflite(for_npu, path, target="ethos")
-    assert not path.exists()
-
-
 def test_settings_of_files_without_a_target_are_those_of_litert():
     found = FileSettings.of_file({"float_head": False, "pack": "none"}, "file")
     assert found.target == "litert"

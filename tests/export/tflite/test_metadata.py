@@ -1,6 +1,5 @@
 import dataclasses
 import io
-import pathlib
 import zipfile
 
 import numpy as np
@@ -182,10 +181,6 @@ def test_preprocessing_stands_in_words_and_in_a_file_beside_the_labels(model, pa
 
 
 def test_preprocessing_is_that_of_pictures(model, tmp_path):
-    with pytest.raises(
-        ValueError, match=r"preprocessing: received 'crop', expected a sat_tf.preprocessing"
-    ):
-        sat_tf.export_tflite(model, tmp_path / "model.tflite", preprocessing="crop")
     (image,) = deployed_graph(model).images
     said = Metadata(preprocessing=RESIZED_AND_CROPPED)
     assert misfits(said, image, (10,)) == []
@@ -224,36 +219,8 @@ def test_damaged_labels_are_named(content):
     assert _labels(append_archive(b"any file", Metadata(labels=("a",)).files)) == ["a"]
 
 
-@pytest.mark.parametrize(
-    ("labels", "expected"),
-    [
-        ([], "received none, expected one a class"),
-        ("zero one", "received str, expected a list of class names"),
-        (4, "received int, expected a list of class names"),
-        ({"a", "b", "c", "d"}, "received set, expected a list of class names"),
-        (["a", "b\x0c", "c", "d"], r"received 'b\\x0c' for class 1"),
-        (["a", "\ud800", "c", "d"], r"received '\\ud800' for class 1"),
-        (["a", "b", "a", "c"], "received 'a' more than once"),
-        (["a", "", "c", "d"], "received '' for class 1"),
-        (["a", "b\nb", "c", "d"], r"received 'b\\nb' for class 1"),
-        (["a", 2, "c", "d"], "received 2 for class 1"),
-        (["a", "b"], "received 2, expected 4, one for each class"),
-        (["a", "b", "c", "d", "e"], "received 5, expected 4, one for each class"),
-    ],
-)
-def test_labels_that_name_no_classes_are_refused(labels, expected, model, tmp_path):
-    with pytest.raises(ValueError, match=rf"labels: {expected}"):
-        sat_tf.export_tflite(model, tmp_path / "model.tflite", labels=labels)
-    assert not list(pathlib.Path(tmp_path).iterdir())
-
-
 @pytest.mark.parametrize("description", ["", "  ", 7, ["text"], "\ud800"])
 def test_a_description_is_a_text(description):
     _, problems = checked_metadata(description, None)
     assert len(problems) == 1
     assert "expected a text" in problems[0]
-
-
-def test_all_wrong_words_are_named_at_once(model, tmp_path):
-    with pytest.raises(ValueError, match=r"2 problems(.|\n)*description(.|\n)*labels"):
-        sat_tf.export_tflite(model, tmp_path / "model.tflite", labels=[], description=3)

@@ -175,24 +175,6 @@ class Thrice(TwiceInKeras2):
         return inputs * 3.0
 
 
-def _with_own_layers():
-    image = keras3.Input((4,), name="image")
-    x = L.Lambda(lambda x: x + 1, name="plus")(Twice(name="twice")(image))
-    x = keras3.ops.cumsum(L.RMSNormalization(name="rms")(x), axis=-1)
-    return keras3.Model(image, Twice(3.0, name="again")(x), name="own")
-
-
-def test_everything_in_the_way_is_named_at_once():
-    message = _error(_with_own_layers())
-    assert message.startswith("model 'own': 5 problems")
-    assert "twice: received Twice, a layer of your own" in message
-    assert "again: received Twice" in message
-    assert "custom_layers={'Twice': ...}" in message
-    assert "plus: received a Lambda layer" in message
-    assert "rms: received RMSNormalization, which tf_keras does not have" in message
-    assert "cumsum: received the operation Cumsum" in message
-
-
 def test_layers_of_ones_own_come_over_with_their_class():
     image = keras3.Input((4,), name="image")
     model = keras3.Model(image, Twice(5.0, name="five")(image), name="own")
@@ -200,7 +182,6 @@ def test_layers_of_ones_own_come_over_with_their_class():
     assert converted.get_layer("five").factor == 5.0
     message = _error(model, custom_layers={"Twice": Thrice})
     assert "five: received a Twice whose output differs in tf_keras by 0.4 of its" in message
-    assert "expected a class derived from" in _error(model, custom_layers={"Twice": Twice})
 
 
 def test_the_first_layer_that_differs_is_named(monkeypatch):
@@ -218,16 +199,6 @@ def test_a_layer_in_a_nested_model_is_named_with_the_model(monkeypatch):
     assert "backbone/inner_bn: received a BatchNormalization" in _error(models.structures())
 
 
-def test_a_model_whose_call_is_not_its_graph_is_refused():
-    class Doubled(keras3.Model):
-        def call(self, inputs, training=None, mask=None):
-            return 2.0 * super().call(inputs, training=training, mask=mask)
-
-    image = keras3.Input((4,), name="image")
-    model = Doubled(image, L.Dense(2, name="head")(image))
-    assert "though all its layers agree" in _error(model)
-
-
 def test_a_wrong_layer_is_not_hidden_by_a_softmax(monkeypatch):
     image = keras3.Input((8, 8, 3), name="image")
     x = L.Conv2D(4, 3, activation="relu", name="conv")(image)
@@ -239,85 +210,12 @@ def test_a_wrong_layer_is_not_hidden_by_a_softmax(monkeypatch):
     assert "pool: received a GlobalAveragePooling2D" in _error(keras3.Model(image, x))
 
 
-def test_weights_that_are_not_numbers_are_refused():
-    model = models.classifier()
-    weights = model.get_layer("conv").get_weights()
-    weights[0][0, 0, 0, :2] = np.nan
-    model.get_layer("conv").set_weights(weights)
-    assert "conv: received 2 of 162 values of kernel that are NaN" in _error(model)
-
-
-def test_models_without_a_graph_are_refused_with_the_fix():
-    class Own(keras3.Model):
-        def call(self, inputs):
-            return inputs
-
-    assert "received a subclassed model (Own)" in _error(Own())
-    assert "keras.Model(inputs, outputs)" in _error(Own())
-    assert "call model.build" in _error(keras3.Sequential([L.Dense(3)]))
-    image = keras3.Input((4,), name="image")
-    nested = keras3.Model(image, Own(name="inner")(image), name="outer")
-    assert "inner: received a subclassed model (Own)" in _error(nested)
-
-
-def test_channels_first_is_refused_with_the_fix():
-    image = keras3.Input((3, 8, 8), name="image")
-    x = L.Conv2D(4, 3, data_format="channels_first", name="conv")(image)
-    message = _error(keras3.Model(image, x))
-    assert "conv: received data_format='channels_first', expected 'channels_last'" in message
-
-
-def test_settings_that_tf_keras_does_not_have_are_refused():
-    image = keras3.Input((8, 8, 3), name="image")
-    x = L.Resizing(4, 4, antialias=True, name="resizing")(image)
-    x = L.Dense(4, activation="sparsemax", name="dense")(x)
-    message = _error(keras3.Model(image, x))
-    assert "resizing: received antialias=True, which the tf_keras Resizing does not take" in message
-    assert "dense_activation/sparsemax: received the operation Sparsemax, which" in message
-
-
-@pytest.mark.thorough
-def test_a_model_quantized_by_keras_3_is_refused():
-    image = keras3.Input((4,), name="image")
-    model = keras3.Model(image, L.Dense(2, name="dense")(image))
-    model.quantize("int8")
-    message = _error(model)
-    assert "dense:" in message
-    assert "model.quantize" in message
-
-
-def test_a_name_that_tensorflow_does_not_take_is_refused():
-    image = keras3.Input((4,), name="image")
-    message = _error(keras3.Model(image, L.Dense(2, name="my dense")(image)))
-    assert "my dense: received a layer of a name that TensorFlow does not take" in message
-    assert "layer.name = ..." in message
-
-
-@pytest.mark.parametrize(("model_name", "count"), [("small", 2), ("a\x1b[2Jb", 3)])
-def test_names_that_forge_what_is_shown_are_refused(model_name, count):
-    image = keras3.Input((8, 8, 3))
-    first, second = (L.Dense(2, name=name) for name in ("one\nerror: forged", "two\x07"))
-    message = _error(keras3.Model(image, second(first(image)), name=model_name))
-    assert f"{count} problems" in message
-    assert r"received the name 'one\nerror: forged', expected one without line breaks" in message
-    assert all(line.isprintable() for line in message.splitlines())
-    assert not any(line.startswith("error: ") for line in message.splitlines())
-
-
 def test_a_model_of_tf_keras_needs_no_conversion(tmp_path):
     image = keras.Input((4,), name="image")
     model = keras.Model(image, keras.layers.Dense(2)(image))
     assert "needs no conversion" in _error(model)
     model.save(tmp_path / "model.keras")
     assert "tf_keras.models.load_model" in _error(tmp_path / "model.keras")
-
-
-def test_what_is_no_model_is_refused(tmp_path):
-    assert "not found" in _error(tmp_path / "none.keras")
-    (tmp_path / "text.keras").write_text("no archive")
-    assert "neither a .keras archive nor HDF5" in _error(tmp_path / "text.keras")
-    assert "received builtins.int, expected a Keras 3 model" in _error(3)
-    assert "received builtins.NoneType" in _error(None)
 
 
 def test_classes_that_a_file_needs_are_named_at_once(tmp_path):
@@ -340,19 +238,6 @@ def test_classes_that_a_file_needs_are_named_at_once(tmp_path):
     assert "one: received Own, a class of your own (shop>Own)" in _error(tmp_path / "own.keras")
     assert "lambda: received a Lambda layer" in message
     assert "a layer class of your own" in message
-
-
-@pytest.mark.parametrize("name", ["calibrate", "export_tflite", "requantize"])
-def test_what_takes_quantized_models_says_so_of_a_float_one(name, tmp_path):
-    image = keras3.Input((8, 8, 3), name="image")
-    model = keras3.Model(image, L.Dense(2)(L.Flatten()(image)))
-    further = {
-        "calibrate": [np.zeros((4, 8, 8, 3), np.float32)],
-        "export_tflite": [tmp_path / "file.tflite"],
-        "requantize": [sat_tf.BitPolicy()],
-    }
-    with pytest.raises(ValueError, match=r"call sat_tf\.quantize_model\(model, policy\)"):
-        getattr(sat_tf, name)(model, *further.get(name, []))
 
 
 def test_a_class_of_keras_3_is_said_to_be_lost():

@@ -48,14 +48,6 @@ def _given():
     return np.random.default_rng(3).normal(size=(64, 8)).astype(np.float32)
 
 
-def test_a_layer_of_ones_own_is_refused_by_name_or_left_float():
-    model = _model(Gated(name="own"))
-    with pytest.raises(ValueError, match="own: received Gated, which sat-tf does not quantize"):
-        sat_tf.quantize_model(model, 8)
-    with pytest.raises(ValueError, match="or quantize the Keras 3 model as it is"):
-        sat_tf.from_keras3(model)
-
-
 @pytest.mark.thorough
 def test_a_layer_that_is_left_float_learns_and_its_file_has_what_it_learnt(tmp_path):
     model = sat_tf.calibrate(sat_tf.quantize_model(_model(Gated(name="own")), FLOAT), _given())

@@ -150,12 +150,6 @@ def test_a_floor_above_the_mean_holds_for_channels_below_it():
 # -- policies --------------------------------------------------------------------------------------
 
 
-def test_first_and_last_layers_have_8_bits_whatever_the_limits_and_no_others_beyond_them():
-    assert _policy(weight_options={"highest": 4}).first_last_weight_bits == 8
-    with pytest.raises(ValueError, match=r"first_last_weight_bits=6: .*\{'highest': 6\}"):
-        _policy(weight_options={"highest": 4}, first_last_weight_bits=6)
-
-
 def test_a_grid_with_a_single_value_at_the_lowest_bits_is_refused():
     with pytest.raises(ValueError, match=r"narrow.* has a single value"):
         _request(3, grid="narrow", lowest=1)
