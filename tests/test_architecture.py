@@ -129,7 +129,7 @@ MOST_LINES = {
     "analysis": 3200,
     "commands": 5100,
     "core": 3300,
-    "export": 20400,
+    "export": 20300,
     "graph": 6000,
     "keras3": 3400,
     "loading": 1300,
