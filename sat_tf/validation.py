@@ -100,7 +100,7 @@ def refuse(*found: str) -> None:
 def _lines(problem: Any, model: Any) -> list[str]:
     where, field, fields = _place(model, problem["loc"])
     kind, value, cause = problem["type"], problem["input"], problem.get("ctx", {}).get("error")
-    received = f"{where}={_shown(value)}"
+    received = f"{where}={_shown(value)}" if where else f"received {_shown(value)}"
     if kind in ("extra_forbidden", "unexpected_keyword_argument", "invalid_key"):
         noun = getattr(model, "noun", "a field")
         return [f"{where} is not {noun}{instead_of(where, fields)}"]
