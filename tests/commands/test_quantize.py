@@ -145,14 +145,6 @@ def test_what_is_neither_a_folder_of_pictures_nor_fitting_arrays_is_refused(
     assert expected in " ".join(capsys.readouterr().err.split())
 
 
-def test_settings_of_a_training_are_those_of_another_command(capsys):
-    with pytest.raises(SystemExit):
-        main.main(["quantize", "float.keras", "--images", "photos", "--set", "seed=1"])
-    said = " ".join(capsys.readouterr().err.split())
-    assert "--set: no option of sat-tf quantize: give --learning_rate and --seed; all" in said
-    assert "sat-tf train, whose training.float_model takes a trained model" in said
-
-
 @pytest.mark.thorough
 def test_arrays_take_the_place_of_pictures(told, files, tmp_path):
     np.save(files / "pixels.npy", small_images(train=48).train_images)
