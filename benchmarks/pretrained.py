@@ -20,11 +20,10 @@ import numpy as np
 import rich.console
 import tf_keras as keras
 from absl import app, flags
-from pretrained_tasks import SIDE, TASKS, prepare
+from pretrained_tasks import TASKS, prepare
 from rows import as_table, read_csv, write_csv
 
 import sat_tf
-from sat_tf import output_folder
 from sat_tf.commands.models import read_keras_model
 from sat_tf.commands.quantization.pictures import find_pictures
 from sat_tf.qat.finetune import finetune

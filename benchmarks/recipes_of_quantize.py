@@ -3,7 +3,8 @@
 Float models of small tasks are quantized and trained for a few epochs by `sat-tf train`. They start
 from calibration alone: with the labels and the float model in equal parts, as the command has it,
 with the labels alone, and the float model alone; then with one recipe more each. The last way is
-the command's own, which starts from a reconstruction. Top-1 is on held-out pictures, which no float model has seen.
+the command's own, which starts from a reconstruction. Top-1 is on held-out pictures, which no float
+model has seen.
 
     python benchmarks/recipes_of_quantize.py
     python benchmarks/recipes_of_quantize.py --tasks=digits --bits=4 --epochs=3 --seeds=0
