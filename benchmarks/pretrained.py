@@ -105,7 +105,7 @@ class _Pictures:
             sample=self._pictures.images,
             epochs=int(epochs),
             learning_rate=self._rate,
-            finish=sat_tf.snap_biases,
+            finish=sat_tf.export.snap_biases,
             say=print,
         )
         # The trial does not depend on the number of epochs: what it chose is taken again.

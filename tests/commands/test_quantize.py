@@ -409,7 +409,7 @@ def test_training_that_destroys_the_model_gives_it_back_as_it_was(told, tmp_path
     assert results["tflite_top1"] == calibrated["tflite_top1"]
     page = (tmp_path / "out" / "report.html").read_text()
     assert "2 epochs, number by number" in page
-    assert not (tmp_path / "out" / "training").exists()
+    assert not (tmp_path / "out" / "training_backup").exists()
 
 
 @pytest.mark.thorough
@@ -491,7 +491,7 @@ def test_training_that_is_stopped_goes_on_behind_its_last_epoch(told, tmp_path, 
     assert status in DONE, said
     assert "Going on with all of the reconstruction" in said
     assert "going on behind epoch 1 of 3" in said
-    assert not (tmp_path / "out" / "training").exists()
+    assert not (tmp_path / "out" / "training_backup").exists()
     for one, other in zip(expected, keras.models.load_model(path).get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
 
