@@ -9,6 +9,7 @@ what layers such as Dropout draw.
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import math
 import pathlib
@@ -525,7 +526,7 @@ def _tried(trainer: _Trainer, batches: _Batches, images: np.ndarray, feed: Feed)
     wanted = [trainer.teacher(part) for part in parts]
     distances = []
     for rate in TRIED_RATES:
-        schedule = _Schedule(batches, lambda rate=rate: rate, _TRIED_STEPS)
+        schedule = _Schedule(batches, functools.partial(float, rate), _TRIED_STEPS)
         steps = batches.dataset.repeat()
         trainer.fit(steps, steps_per_epoch=_TRIED_STEPS, callbacks=[schedule], verbose=0)
         distance = math.inf
@@ -610,21 +611,27 @@ class _Measuring(keras.callbacks.Callback):
     def on_test_begin(self, logs: Any = None) -> None:
         """Makes the student what it would be as the last."""
         self._before = self._student.get_weights()
-        options = {"num_images": len(self._sample), "clipping_levels": False, "progress": False}
         # One that cannot be finished is measured as it is.
         with contextlib.suppress(ValueError), warnings.catch_warnings():
             if self._epoch:
                 warnings.simplefilter("ignore")  # the calibration before has said it
-                calibrate(self._student, self._sample, **options)
+                calibrate(
+                    self._student,
+                    self._sample,
+                    num_images=len(self._sample),
+                    clipping_levels=False,
+                    progress=False,
+                )
             self._finish(self._student)
         self._kernels.fill()
 
     def on_test_end(self, logs: Any = None) -> None:
         """Keeps the student if it is the best, and gives it back as it was."""
         self._kernels.clear()
-        found = np.float32((logs["score"], -logs["loss"]))
+        # In the precision in which they are kept, so that equal ones stay equal.
+        found = np.float32(logs["score"]), -np.float32(logs["loss"])
         _, _, score, loss = self._state.rows[int(self._state.epoch)].numpy()
-        if not self._epoch or (np.isfinite(found[1]) and tuple(found) > (score, -loss)):
+        if not self._epoch or (np.isfinite(found[1]) and found > (score, -loss)):
             self._state.epoch.assign(self._epoch)
             for kept, weight in zip(self._state.weights, self._student.get_weights(), strict=True):
                 kept.assign(weight)

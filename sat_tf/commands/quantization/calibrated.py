@@ -191,7 +191,7 @@ def write_quantized(
             folder.write_text(output_folder.LABELS, label_text(pictures.class_names))
         if pictures.labels is not None or tuned is not None:
             score = "agreement" if pictures.labels is None else "top1"
-            of_models = {}
+            of_models: dict[str, Any] = {}
             if pictures.labels is not None:
                 of_models = {
                     "float_top1": certificate.top1["float"],
