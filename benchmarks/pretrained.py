@@ -11,38 +11,29 @@ examples, which the float model has not seen.
 Rows that the CSV file has are not made again.
 """
 
-import json
 import pathlib
-import shutil
 import tempfile
 import time
 from typing import Any
 
 import numpy as np
 import rich.console
-import tensorflow as tf
 import tf_keras as keras
 from absl import app, flags
-from pretrained_tasks import SIDE, TASKS, prepare
+from pretrained_tasks import TASKS, prepare
 from rows import as_table, read_csv, write_csv
 
 import sat_tf
-from sat_tf import output_folder
+from sat_tf.commands.models import read_keras_model
+from sat_tf.commands.quantization.pictures import find_pictures
+from sat_tf.qat.finetune import finetune
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.quantizers.input_range import PIXELS
-from sat_tf.training.config.config import parse_config
-from sat_tf.training.loop import runner
-from sat_tf.training.loop.stage import Run, held_out_metrics
-from sat_tf.training.loop.start import fed_source, float_model, load_source
-from sat_tf.training.state.run_folder import RunFolder, read_trials, settled
 
 _TASKS = flags.DEFINE_list("tasks", list(TASKS), "which ones")
 _BITS = flags.DEFINE_list("bits", ["4", "2"], "of weights and activations")
 _EPOCHS = flags.DEFINE_list("epochs", ["1", "5", "20"], "of training")
 _FOLDER = flags.DEFINE_string("folder", "runs/pretrained", "for pictures, models and files")
 _OUTPUT = flags.DEFINE_string("output", "benchmarks/results/pretrained.csv", "rows")
-
-_CROPS = {"resize_ratio": 1.0, "smallest_area": 0.6, "mirrored": False}
 
 
 def main(argv: list[str]) -> None:
@@ -88,60 +79,39 @@ class _Pictures:
     """
 
     def __init__(self, file: pathlib.Path, bits: str) -> None:
-        self._file, self._bits, self._rate = file, bits, "auto"
-        run = self._run("1")
-        self._model, _ = float_model(run.config, run.source)
-        self._float = held_out_metrics(self._model, run.source)["top1"]
-        self._start = runner.calibrated_start(run, self._model)
+        self._rate: float | None = None
+        self._model = read_keras_model(file, "expected that of a task.", trust=False)
+        policy = BitPolicy.mobile(int(bits), input_range=(0, 255))
+        quiet = rich.console.Console(quiet=True)
+        self._pictures = find_pictures(
+            file.parent / "photos", self._model, policy, quiet, to_train=True
+        )
+        self._quantized = sat_tf.quantize_model(self._model, policy)
+        sat_tf.calibrate(self._quantized, self._pictures.images, keep_function=True, progress=False)
+        self._start = self._quantized.get_weights()
+        held_out = self._pictures.held_out.astype(np.float32)
+        answers = np.argmax(self._model.predict(held_out, verbose=0), axis=-1)
+        self._float = float(np.mean(answers == self._pictures.labels))
 
     def __call__(self, epochs: str) -> dict[str, Any]:
         """Trains for some epochs; a row."""
-        run = self._run(epochs)
-        self._model.save(run.folder.file(output_folder.FLOAT_MODEL))  # the teacher
-        candidates = runner.train_quantized(run, self._start)
-        _, found = runner.best_of(run, "quantized", candidates)
+        self._quantized.set_weights(self._start)
+        tuned = finetune(
+            self._quantized,
+            self._model,
+            self._pictures.training,
+            self._pictures.training_labels,
+            held_out=(self._pictures.held_out, self._pictures.labels),
+            sample=self._pictures.images,
+            epochs=int(epochs),
+            learning_rate=self._rate,
+            finish=sat_tf.export.snap_biases,
+            say=print,
+        )
         # The trial does not depend on the number of epochs: what it chose is taken again.
-        stage = settled(run.folder, run.config).stages.quantized
-        self._rate = stage.base_learning_rate
-        for trial in read_trials(run.folder).values():
-            print(self._file.parent.name, self._bits, "bits:", trial.in_words(), flush=True)
-        shutil.rmtree(run.folder.path)
-        return _row(
-            self._float,
-            run.rows[0].held_out_top1,
-            found["top1"],
-            found["kept_epoch"],
-            stage.peak_learning_rate,
-        )
-
-    def _run(self, epochs: str) -> Run:
-        folder = self._file.parent / "photos"
-        options = {"data_dir": str(folder), "image_size": SIDE, **_CROPS}
-        values = {
-            "name": "pretrained",
-            "data": {"name": "folder", "options": options},
-            "policy": BitPolicy.mobile(int(self._bits), input_range=(0, 255)).to_dict(),
-            "stages": {
-                "float": {
-                    "batch_size": 32,
-                    "warmup_learning_rate": 0.0,
-                    "base_learning_rate": self._rate,
-                },
-                "quantized": {"epochs": int(epochs), "warmup_epochs": int(epochs) / 10},
-            },
-            "calibration": {"num_images": 512, "final_statistics": True},
-            "training": {"start": "vanilla", "float_model": str(self._file)},
-            "recipes": {"distillation": {}},
-        }
-        config = parse_config(json.dumps(values))
-        source = load_source(config)
-        return Run(
-            config=config,
-            source=fed_source(source, PIXELS),
-            folder=RunFolder(pathlib.Path(tempfile.mkdtemp())),
-            strategy=tf.distribute.get_strategy(),
-            console=rich.console.Console(quiet=True),
-        )
+        self._rate = tuned.learning_rate
+        start, kept = tuned.epochs[0], tuned.epochs[tuned.kept_epoch]
+        return _row(self._float, start.score, kept.score, kept.epoch, tuned.learning_rate)
 
 
 class _Signals:

@@ -1,9 +1,10 @@
 """What recipes are worth to `sat-tf quantize --epochs`.
 
-Float models of small tasks are quantized and trained for a few epochs. They start from calibration
-alone: with the labels and the float model in equal parts, as the command has it, with the labels
-alone, and the float model alone; then with one recipe more each. The last way is the command's own,
-which starts from a reconstruction. Top-1 is on held-out pictures, which no float model has seen.
+Float models of small tasks are quantized and trained for a few epochs by `sat-tf train`. They start
+from calibration alone: with the labels and the float model in equal parts, as the command has it,
+with the labels alone, and the float model alone; then with one recipe more each. The last way is
+the command's own, which starts from a reconstruction. Top-1 is on held-out pictures, which no float
+model has seen.
 
     python benchmarks/recipes_of_quantize.py
     python benchmarks/recipes_of_quantize.py --tasks=digits --bits=4 --epochs=3 --seeds=0
@@ -25,6 +26,7 @@ from absl import app, flags
 from rows import as_table, read_csv, with_spread, write_csv
 
 from sat_tf.commands import main as command
+from sat_tf.qat.policy import BitPolicy
 
 TASKS = {
     "digits": pretrained_tasks.TASKS["digits"],
@@ -37,16 +39,15 @@ TASKS = {
         classes=50,
     ),
 }
-_CALIBRATED = "calibration.reconstruction_steps=0"
 _AVERAGE = "recipes.weight_average={decay: 0.98}"
-WAYS = {
-    "labels and teacher": (_CALIBRATED,),
-    "labels alone": (_CALIBRATED, "recipes.distillation=null"),
-    "teacher alone": (_CALIBRATED, "recipes.distillation.weight=1"),
-    "weight average": (_CALIBRATED, _AVERAGE, "calibration.final_statistics=true"),
-    "oscillation": (_CALIBRATED, "recipes.oscillation={start: 0.4}"),
-    "progressive bits": (_CALIBRATED, "recipes.progressive_bits={}"),
-    "reconstructed": (),
+WAYS: dict[str, tuple[str, ...] | None] = {
+    "labels and teacher": (),
+    "labels alone": ("recipes.distillation=null",),
+    "teacher alone": ("recipes.distillation.weight=1",),
+    "weight average": (_AVERAGE,),
+    "oscillation": ("recipes.oscillation={start: 0.4}",),
+    "progressive bits": ("recipes.progressive_bits={}",),
+    "reconstructed": None,  # the command itself
 }
 
 _TASKS = flags.DEFINE_list("tasks", list(TASKS), "which ones")
@@ -81,14 +82,20 @@ def main(argv: list[str]) -> None:
     print_table(rows)
 
 
-def _trained(file: pathlib.Path, bits: str, seed: str, settings: tuple[str, ...]) -> dict[str, Any]:
-    """Runs the command, and returns what it has measured; files are removed."""
-    out = file.parent / "out"
-    words = ["quantize", str(file), "--images", str(file.parent / "photos"), "--bits", bits]
-    words += ["--epochs", _EPOCHS.value, "--seed", seed, "--input_range=0,255", "--out", str(out)]
+def _trained(
+    file: pathlib.Path, bits: str, seed: str, settings: tuple[str, ...] | None
+) -> dict[str, Any]:
+    """Runs a command, and returns what it has measured; files are removed."""
+    out, photos = file.parent / "out", file.parent / "photos"
     shutil.rmtree(out, ignore_errors=True)
-    words += [word for setting in settings for word in ("--set", setting)]
-    if command.main(words):
+    words = ["quantize", str(file), "--images", str(photos), "--bits", bits, "--seed", seed]
+    words += ["--epochs", _EPOCHS.value, "--input_range=0,255"]
+    if settings is not None:
+        config = file.parent / "config.yaml"
+        config.write_text(json.dumps(_config(file, photos, int(bits), int(seed))), "utf-8")
+        words = ["train", "--config", str(config)]
+        words += [word for setting in settings for word in ("--set", setting)]
+    if command.main([*words, "--out", str(out)]):
         raise SystemExit(f"{file}: the command has failed.")
     results = json.loads((out / "results.json").read_text())
     shutil.rmtree(out)
@@ -99,6 +106,27 @@ def _trained(file: pathlib.Path, bits: str, seed: str, settings: tuple[str, ...]
         "rate": f"{results['learning_rate']:g}",
         "codes_differing": results["codes_differing"],
         "epochs_measured_with": "own statistics",
+    }
+
+
+def _config(file: pathlib.Path, photos: pathlib.Path, bits: int, seed: int) -> dict[str, Any]:
+    """The training of `sat-tf quantize --epochs` from calibration, as a configuration of a run."""
+    epochs = int(_EPOCHS.value)
+    crops = {"resize_ratio": 1.0, "smallest_area": 0.6, "mirrored": False}
+    options = {"data_dir": str(photos), "image_size": pretrained_tasks.SIDE, **crops}
+    rates = {"warmup_learning_rate": 0.0, "base_learning_rate": "auto"}
+    return {
+        "name": "recipes",
+        "seed": seed,
+        "data": {"name": "folder", "options": options},
+        "policy": BitPolicy.mobile(bits, input_range=(0, 255)).to_dict(),
+        "stages": {
+            "float": {"batch_size": 32, **rates},
+            "quantized": {"epochs": epochs, "warmup_epochs": epochs / 10},
+        },
+        "calibration": {"num_images": 512, "final_statistics": True},
+        "training": {"start": "vanilla", "float_model": str(file)},
+        "recipes": {"distillation": {}},
     }
 
 

@@ -29,7 +29,7 @@ RECONSTRUCTION = "reconstruction.json"  # what fitting the calibrated model has 
 # A reconstruction that was interrupted. It belongs to a model and images, whose hash it holds, and
 # not to a run: no start moves it aside.
 UNFINISHED = "reconstruction.npz"
-BACKUPS = "training"  # a folder: likewise a training
+BACKUPS = "training_backup"  # a folder: likewise a training
 FLOAT_MODEL = "float.keras"  # of a run
 QUANTIZED_MODEL = "quantized.keras"
 TFLITE_MODEL = "model.tflite"

@@ -3,11 +3,13 @@
 A short trial chooses the learning rate, which then rises for a tenth of the steps, and falls to 0
 on half a cosine. After each epoch the model is measured as it would be shipped, and the best is
 kept, the start included: training cannot make a model worse. `BackupAndRestore` keeps the end of
-the last epoch, from which the same call goes on after an interruption, to the same model.
+the last epoch, from which the same call goes on after an interruption, to the same model, but for
+what layers such as Dropout draw.
 """
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import math
 import pathlib
@@ -25,7 +27,7 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network
 from sat_tf.graph.rewrite import with_layers_for_operations
 from sat_tf.messages import ProblemsError, RunError
-from sat_tf.qat.calibrate import StaleStatisticsWarning, calibrate, estimate_statistics
+from sat_tf.qat.calibrate import calibrate, estimate_statistics
 from sat_tf.qat.inputs import input_ranges
 from sat_tf.qat.reconstruction.checkpoint import key_of
 from sat_tf.qat.reconstruction.fit import rows_of_classes
@@ -45,6 +47,7 @@ _AT_ONCE = 64
 # mirrored: how the float model was trained is not known, and letters have a left and a right.
 _SMALLEST_AREA, _WIDEST_ASPECT = 0.6, 4 / 3
 _CHANNELS_OF_PICTURES = (1, 3)
+_KEY_LENGTH = 16
 
 Images = Sequence[np.ndarray] | np.ndarray
 Feed = Callable[[np.ndarray], np.ndarray]
@@ -249,17 +252,29 @@ def _refuse(
 
 def _place(folder: pathlib.Path, key: str, *, is_expected: bool) -> pathlib.Path:
     """The folder of the backup of one training; those of others are removed."""
-    place = folder / key[:16]
+    place = folder / key[:_KEY_LENGTH]
     if is_expected and tf.train.latest_checkpoint(place / "chief") is None:
         raise RunError(
             f"--resume: {folder}: received no unfinished training of this model with these images "
             "and settings, expected one; leave out --resume to begin a new one."
         )
+    remove_backups(folder, but=place.name)
     place.mkdir(parents=True, exist_ok=True)
-    for other in folder.iterdir():
-        if other != place:
-            shutil.rmtree(other)
     return place
+
+
+def remove_backups(folder: pathlib.Path, but: str = "") -> None:
+    """Removes the backups that trainings have left in a folder, and the folder if that was all.
+
+    Args:
+        folder: it need not exist.
+        but: the name of one that stays.
+    """
+    for place in folder.glob("[0-9a-f]" * _KEY_LENGTH):
+        if place.name != but:
+            shutil.rmtree(place)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def distances_in_words(tried: Mapping[float, float | None]) -> str:
@@ -511,7 +526,7 @@ def _tried(trainer: _Trainer, batches: _Batches, images: np.ndarray, feed: Feed)
     wanted = [trainer.teacher(part) for part in parts]
     distances = []
     for rate in TRIED_RATES:
-        schedule = _Schedule(batches, lambda rate=rate: rate, _TRIED_STEPS)
+        schedule = _Schedule(batches, functools.partial(float, rate), _TRIED_STEPS)
         steps = batches.dataset.repeat()
         trainer.fit(steps, steps_per_epoch=_TRIED_STEPS, callbacks=[schedule], verbose=0)
         distance = math.inf
@@ -596,21 +611,27 @@ class _Measuring(keras.callbacks.Callback):
     def on_test_begin(self, logs: Any = None) -> None:
         """Makes the student what it would be as the last."""
         self._before = self._student.get_weights()
-        options = {"num_images": len(self._sample), "clipping_levels": False, "progress": False}
         # One that cannot be finished is measured as it is.
         with contextlib.suppress(ValueError), warnings.catch_warnings():
             if self._epoch:
-                warnings.simplefilter("ignore", StaleStatisticsWarning)
-                calibrate(self._student, self._sample, **options)
+                warnings.simplefilter("ignore")  # the calibration before has said it
+                calibrate(
+                    self._student,
+                    self._sample,
+                    num_images=len(self._sample),
+                    clipping_levels=False,
+                    progress=False,
+                )
             self._finish(self._student)
         self._kernels.fill()
 
     def on_test_end(self, logs: Any = None) -> None:
         """Keeps the student if it is the best, and gives it back as it was."""
         self._kernels.clear()
-        found = np.float32((logs["score"], -logs["loss"]))
+        # In the precision in which they are kept, so that equal ones stay equal.
+        found = np.float32(logs["score"]), -np.float32(logs["loss"])
         _, _, score, loss = self._state.rows[int(self._state.epoch)].numpy()
-        if not self._epoch or (np.isfinite(found[1]) and tuple(found) > (score, -loss)):
+        if not self._epoch or (np.isfinite(found[1]) and found > (score, -loss)):
             self._state.epoch.assign(self._epoch)
             for kept, weight in zip(self._state.weights, self._student.get_weights(), strict=True):
                 kept.assign(weight)

@@ -170,7 +170,7 @@ BAD_WORDS = [
     (f"export {__file__} --out ''", "--out: received an empty name, expected that of a file"),
     (f"export {__file__} --pack int3", "Did you mean int4?"),
     (f"export {__file__} --route converte", "Did you mean converter?"),
-    (f"quantize {__file__} --images . --set stages.quantised.epochs=3", "Did you mean quantized?"),
+    (f"quantize {__file__} --images . --set seed=3", "give --learning_rate and --seed; all"),
     (f"quantize {__file__} --images ''", "--images: received an empty name, expected that of"),
     ("paper run glyphs/* --out ''", "--out: received an empty name, expected that of a file"),
     ("train photos", "received photos, expected no such word; write its option in front of it"),

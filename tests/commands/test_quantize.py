@@ -145,14 +145,6 @@ def test_what_is_neither_a_folder_of_pictures_nor_fitting_arrays_is_refused(
     assert expected in " ".join(capsys.readouterr().err.split())
 
 
-def test_settings_of_a_training_are_those_of_another_command(capsys):
-    with pytest.raises(SystemExit):
-        main.main(["quantize", "float.keras", "--images", "photos", "--set", "seed=1"])
-    said = " ".join(capsys.readouterr().err.split())
-    assert "--set: no option of sat-tf quantize: give --learning_rate and --seed; all" in said
-    assert "sat-tf train, whose training.float_model takes a trained model" in said
-
-
 @pytest.mark.thorough
 def test_arrays_take_the_place_of_pictures(told, files, tmp_path):
     np.save(files / "pixels.npy", small_images(train=48).train_images)
@@ -417,7 +409,7 @@ def test_training_that_destroys_the_model_gives_it_back_as_it_was(told, tmp_path
     assert results["tflite_top1"] == calibrated["tflite_top1"]
     page = (tmp_path / "out" / "report.html").read_text()
     assert "2 epochs, number by number" in page
-    assert not (tmp_path / "out" / "training").exists()
+    assert not (tmp_path / "out" / "training_backup").exists()
 
 
 @pytest.mark.thorough
@@ -499,7 +491,7 @@ def test_training_that_is_stopped_goes_on_behind_its_last_epoch(told, tmp_path, 
     assert status in DONE, said
     assert "Going on with all of the reconstruction" in said
     assert "going on behind epoch 1 of 3" in said
-    assert not (tmp_path / "out" / "training").exists()
+    assert not (tmp_path / "out" / "training_backup").exists()
     for one, other in zip(expected, keras.models.load_model(path).get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
 

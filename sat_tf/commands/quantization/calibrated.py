@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -87,6 +86,8 @@ def write_quantized(
             f"{folder.path}: received the folder of a run, expected one for other files; name one "
             "with --out."
         )
+    from sat_tf.qat.finetune import remove_backups
+
     unfinished, backups = folder.file(output_folder.UNFINISHED), folder.file(output_folder.BACKUPS)
     if plan.resume and not (
         (plan.steps and unfinished.is_file()) or (plan.epochs and backups.is_dir())
@@ -98,7 +99,7 @@ def write_quantized(
         )
     if plan.resume is False:
         unfinished.unlink(missing_ok=True)
-        shutil.rmtree(backups, ignore_errors=True)
+        remove_backups(backups)
     from sat_tf.export.snapping import snap_biases
     from sat_tf.qat.calibrate import calibrate
     from sat_tf.qat.images import fed_batches
@@ -190,7 +191,7 @@ def write_quantized(
             folder.write_text(output_folder.LABELS, label_text(pictures.class_names))
         if pictures.labels is not None or tuned is not None:
             score = "agreement" if pictures.labels is None else "top1"
-            of_models = {}
+            of_models: dict[str, Any] = {}
             if pictures.labels is not None:
                 of_models = {
                     "float_top1": certificate.top1["float"],
@@ -217,7 +218,7 @@ def write_quantized(
             folder.write_json(output_folder.RESULTS, results.to_dict())
         write_report(folder, **({} if tuned is None else of_training(tuned, results)))
     unfinished.unlink(missing_ok=True)
-    shutil.rmtree(backups, ignore_errors=True)
+    remove_backups(backups)
 
 
 @contextlib.contextmanager
@@ -327,15 +328,26 @@ def _trained(
                 "tells from coordinates and other values; leave out --epochs where they are such.",
                 style="yellow",
             )
+    # One without an integer form is refused before it is trained.
+    snap_biases(quantized)
     batch_size = min(_BATCH_SIZE, len(pictures.training))
     total = plan.epochs * (len(pictures.training) // batch_size) * batch_size
 
+    saved = [0]  # epochs
+
     def note(epochs: int) -> None:
+        saved.append(epochs)
         checkpoint.saved = f"{epochs} of {plan.epochs} epochs of the training"
 
     with image_bar("training", total) as advance:
+
+        def begin(epoch: int, logs: Any) -> None:
+            if epoch > saved[-1]:  # of an earlier process
+                advance.skip(epoch * total // plan.epochs)
+                note(epoch)
+
         told = keras.callbacks.LambdaCallback(
-            on_epoch_begin=lambda epoch, logs: note(epoch) if epoch else None,
+            on_epoch_begin=begin,
             on_train_batch_end=lambda batch, logs: advance(batch_size),
             on_epoch_end=lambda epoch, logs: note(epoch + 1),
         )

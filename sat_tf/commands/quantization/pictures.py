@@ -169,14 +169,13 @@ def find_pictures(
     if not folder.is_dir():
         input_type = policy.type_of(model.input_names[0])
         return _of_file(folder, shape, outputs, input_type, labels, console, to_train=to_train)
-    where = {"decoder": DECODER}
     has_folders = any(entry.is_dir() for entry in folder.iterdir())
     if not (has_folders or to_train):
         every = load_folder(folder, shape, most=CALIBRATION_IMAGES)
         say_notes(every.notes, console)
         say(console, f"{folder}: {len(every.images):,} pictures")
         words = "pictures of a folder, scaled and cropped to the input"
-        images_from = ImagesFrom(words, files=every.files, **where)
+        images_from = ImagesFrom(words, files=every.files, decoder=DECODER)
         return Pictures(images=every.images, held_out=every.images, images_from=images_from)
     tree = read_tree(folder) if has_folders else read_pictures(folder)
     classes = len(tree.class_names)

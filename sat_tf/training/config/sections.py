@@ -97,10 +97,8 @@ class ModelConfig(Section):
         return options
 
 
-# The learning rate is chosen when the stage starts; see `sat_tf.training.loop.stage`. The
-# rates that are tried go from steps that change nearly nothing to those of a fresh network.
+# The learning rate is chosen when the stage starts; see `sat_tf.training.loop.stage`.
 AUTO: Literal["auto"] = "auto"
-TRIED_RATES = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03)
 _A_RATE = (
     "a positive number: the peak for batches of 256 images; or auto (a short trial at the start of "
     "a stage behind a trained model chooses it)"

@@ -16,8 +16,9 @@ from sat_tf.loading.load import load_model
 from sat_tf.messages import RunError, say
 from sat_tf.output_folder import CONFIG, FLOAT_MODEL
 from sat_tf.qat.calibrate import estimate_statistics
+from sat_tf.qat.finetune import TRIED_RATES, distances_in_words
 from sat_tf.training.config.config import Config, config_text
-from sat_tf.training.config.sections import AUTO, TRIED_RATES, StageConfig
+from sat_tf.training.config.sections import AUTO, StageConfig
 from sat_tf.training.data.source import ImageSource
 from sat_tf.training.loop.callbacks import (
     Backup,
@@ -338,7 +339,7 @@ def _with_chosen_rate(
     best = min(sizes, key=lambda rate: (sizes[rate], rate))
     best = float(from_first_worker(run.strategy, [best])[0])
     trial = RateTrial(learning_rate=best, distances=distances)
-    run.say(f"{name:9}  learning rate {best:g}: {trial.in_words()}")
+    run.say(f"{name:9}  learning rate {best:g}: {distances_in_words(distances)}")
     if run.writes:
         write_trial(run.folder, name, trial)
         run.folder.write_text(CONFIG, config_text(settled(run.folder, run.config)))

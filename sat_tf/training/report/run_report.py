@@ -9,6 +9,7 @@ from typing import Any
 from sat_tf import output_folder
 from sat_tf.presentation.charts import Line, LineChart, Point, save_charts
 from sat_tf.presentation.tables import Column, Table
+from sat_tf.qat.finetune import distances_in_words
 from sat_tf.qat.policy_fields import known_weights
 from sat_tf.report import report
 from sat_tf.report.results import Results
@@ -79,7 +80,7 @@ def write_report(folder: RunFolder) -> None:
         results, trial = Results.read(folder), read_trials(folder).get("quantized")
         training = {
             "Learning rate": results.rate(),
-            "Trial": trial.in_words() if trial else "",
+            "Trial": distances_in_words(trial.distances) if trial else "",
             "Weights of epoch": results.kept(),
         }
     if any(training.values()):

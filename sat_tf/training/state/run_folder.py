@@ -225,18 +225,6 @@ class RateTrial(BaseModel):
     learning_rate: float
     distances: dict[float, float | None]
 
-    def in_words(self) -> str:
-        """The rates with their distances.
-
-        >>> RateTrial(learning_rate=0.01, distances={0.001: 0.52, 0.01: 0.4, 0.1: None}).in_words()
-        'distance from the float model 0.52 at 0.001, 0.4 at 0.01, diverged at 0.1'
-        """
-        found = [
-            f"{'diverged' if distance is None else f'{distance:.3g}'} at {rate:g}"
-            for rate, distance in self.distances.items()
-        ]
-        return f"distance from the float model {', '.join(found)}"
-
 
 def read_trials(folder: RunFolder) -> dict[str, RateTrial]:
     """The trials of learning rates that a run has made, by stage.

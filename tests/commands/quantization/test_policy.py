@@ -135,7 +135,6 @@ def test_explain_says_what_it_takes_for_granted_without_pictures(files, monkeypa
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["quantize", "m.keras", "--images", ".", "--set", "policy.rescale=none"], "--policy KEY"),
         (["explain", "m.keras", "--images", "nowhere"], "nowhere: not found; expected a folder"),
         (["explain", "m.keras", "--policy", "weigth_bits=3"], "Did you mean weight_bits?"),
         (["quantize", "m.keras", "--images", ".", "--policy", "rescale=std"], "mean stddev?"),

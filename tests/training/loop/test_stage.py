@@ -10,8 +10,8 @@ import sat_tf
 from sat_tf.messages import RunError
 from sat_tf.output_folder import CONFIG as CONFIG_FILE
 from sat_tf.output_folder import FLOAT_MODEL
+from sat_tf.qat.finetune import TRIED_RATES
 from sat_tf.training.config.config import config_text, parse_config, read_config
-from sat_tf.training.config.sections import TRIED_RATES
 from sat_tf.training.data.arrays import ArraySource
 from sat_tf.training.loop import stage
 from sat_tf.training.loop.stage import Run, held_out_metrics, train_stage
