@@ -16,6 +16,7 @@ import tf_keras as keras
 from sat_tf.graph import layer_kinds
 from sat_tf.output_folder import FLOAT_MODEL
 from sat_tf.presentation.tables import write_table
+from sat_tf.qat.finetune import soft_divergence
 from sat_tf.qat.wrapper import QuantizedLayer, weight_quantizer
 from sat_tf.quantizers.protocol import WeightQuantizer
 from sat_tf.training.config.config import Config
@@ -26,29 +27,6 @@ from sat_tf.training.state.history import Row
 from sat_tf.training.state.run_folder import OSCILLATIONS, RunFolder
 from sat_tf.training.step.distribution import assign_alike, replica_variable
 from sat_tf.training.step.learner import Agreement, ImageLoss, cross_entropy, training_copy
-
-
-def soft_divergence(teacher: tf.Tensor, student: tf.Tensor, temperature: float) -> tf.Tensor:
-    """How far the student's probabilities are from the teacher's: T² KL(p || q).
-
-    p = softmax(teacher / T), q = softmax(student / T), KL(p || q) = Σ_k p_k (log p_k - log q_k).
-    The gradient is T (q - p); without the factor T² it would shrink with T².
-
-    Args:
-        teacher: float32 logits (batch, classes); they get no gradient.
-        student: float32 logits (batch, classes).
-        temperature: T > 0.
-
-    Returns:
-        (batch,), float32, 0 or more.
-
-    >>> teacher, student = tf.math.log([[0.5, 0.5]]), tf.math.log([[0.25, 0.75]])
-    >>> round(float(soft_divergence(teacher, student, 1.0)[0]), 6)
-    0.143841
-    """
-    log_p = tf.nn.log_softmax(tf.stop_gradient(teacher) / temperature)
-    log_q = tf.nn.log_softmax(student / temperature)
-    return temperature**2 * tf.reduce_sum(tf.exp(log_p) * (log_p - log_q), axis=-1)
 
 
 def distilled(
