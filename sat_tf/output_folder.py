@@ -19,7 +19,7 @@ from sat_tf.preprocessing import Preprocessing
 from sat_tf.validation import describe
 
 _Kind = TypeVar("_Kind")
-# The longest are logs of all steps of a run.
+# No file of a command is nearly as long.
 _MOST_BYTES = 2**28
 
 CONFIG = "config.yaml"  # a folder with it is that of a run of `sat-tf train`

@@ -43,7 +43,8 @@ class Reporter(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         del batch
         step = int(self.model.optimizer.iterations.numpy())
-        print(json.dumps({"step": step, "loss": float(logs["batch_loss"])}), flush=True)
+        row = json.dumps({"step": step, "loss": float(logs["batch_loss"])})
+        print(row, file=sys.__stdout__, flush=True)  # a run shows Keras' progress where its own is
 
 
 def main(folder, method, overrides):

@@ -18,8 +18,8 @@ import tf_keras as keras
 
 from sat_tf.messages import RunError, reason_of
 from sat_tf.output_folder import OutputFolder
-from sat_tf.qat.wrapper import ConstantWeights, QuantizedLayer, has_quantized_layers
-from sat_tf.quantizers.protocol import CLIPPING_LEVEL
+from sat_tf.qat.wrapper import ConstantWeights, has_quantized_layers
+from sat_tf.report.layers import clipping_levels
 from sat_tf.training.kappa import kappa_0
 from sat_tf.training.state.history import EPOCHS, EpochMetrics, logged
 from sat_tf.training.state.run_folder import METRICS, RunFolder
@@ -196,11 +196,7 @@ class EpochFacts(keras.callbacks.Callback):
     def __init__(self, model: keras.Model, *, steps_per_epoch: int, total_steps: int) -> None:
         super().__init__()
         self._trained, self._steps = model, (steps_per_epoch, total_steps)
-        self._levels = {
-            layer.layer.name: layer.output_variables[CLIPPING_LEVEL]
-            for layer in model.layers
-            if isinstance(layer, QuantizedLayer) and CLIPPING_LEVEL in layer.output_variables
-        }
+        self._levels = clipping_levels(model)
         self._started = 0.0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:

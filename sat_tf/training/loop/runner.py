@@ -60,8 +60,6 @@ from sat_tf.training.step.distribution import (
 )
 from sat_tf.training.step.learner import training_copy
 
-# Shares are read from a file with fewer digits where a run has been resumed.
-_ROUNDING = 1e-6
 _RESUME = "\nOnce the files can be read, the same command resumes the run."
 _RESTORE = "put it back, start over with --no-resume, or remove the folder."
 
@@ -271,7 +269,7 @@ def best_of(
         metrics = held_out_metrics(model, run.source, agreement)
         measured.append((model, metrics if epoch is None else {**metrics, "kept_epoch": epoch}))
         best = max((row.held_out_score for row in run.rows if row.stage == name), default=0.0)
-        if epoch is None or metrics[score] >= best - _ROUNDING:
+        if epoch is None or metrics[score] >= best:
             break
     return max(measured, key=lambda pair: pair[1][score])  # the first of equal ones
 

@@ -208,7 +208,17 @@ def train_stage(
     try:
         for epochs, steps in ((whole, steps_per_epoch), (whole + 1, rest)):
             if steps and done < epochs:
-                _fit(run, learner, stage.batch_size, held_out, callbacks, (done, epochs, steps))
+                with contextlib.redirect_stdout(run.console.file):
+                    learner.fit(
+                        _training_batches(run, stage.batch_size, first_epoch=done),
+                        initial_epoch=done,
+                        epochs=epochs,
+                        steps_per_epoch=steps,
+                        validation_data=held_out["x"],
+                        validation_steps=held_out["steps"],
+                        callbacks=[*callbacks],
+                        verbose=0 if run.console.quiet else 1 if run.console.is_terminal else 2,
+                    )
                 done = epochs
     except KeyboardInterrupt as interrupt:
         raise type(interrupt)(_saved(name, backup.epochs)) from None
@@ -241,30 +251,6 @@ def _saved(name: str, epochs: int) -> str:
     if not epochs:
         return f"no epoch of the {name} stage was finished: the same command begins it again"
     return f"epoch {epochs} of the {name} stage is saved: the same command resumes behind it"
-
-
-def _fit(
-    run: Run,
-    learner: Learner,
-    batch_size: int,
-    held_out: Mapping[str, Any],
-    callbacks: Sequence[keras.callbacks.Callback],
-    place: tuple[int, int, int],
-) -> None:
-    """Trains from the end of one epoch to that of another, each of so many steps."""
-    done, epochs, steps = place
-    verbose = 0 if run.console.quiet else 1 if run.console.is_terminal else 2
-    with contextlib.redirect_stdout(run.console.file):
-        learner.fit(
-            _training_batches(run, batch_size, first_epoch=done),
-            initial_epoch=done,
-            epochs=epochs,
-            steps_per_epoch=steps,
-            validation_data=held_out["x"],
-            validation_steps=held_out["steps"],
-            callbacks=[*callbacks],
-            verbose=verbose,
-        )
 
 
 def _training_batches(run: Run, batch_size: int, *, first_epoch: int = 0) -> tf.data.Dataset:

@@ -5,6 +5,7 @@ import csv
 import pytest
 import tensorflow as tf
 
+from sat_tf.report.layers import clipping_levels
 from sat_tf.training.kappa import kappa_0
 from sat_tf.training.loop.callbacks import EpochLog
 from sat_tf.training.loop.stage import train_stage
@@ -43,14 +44,10 @@ def test_a_stage_leaves_metrics_and_events(tmp_path, capsys):
         assert held_out["epoch_top1", at] == pytest.approx(row.held_out_top1)
         assert row.seconds > 0
     assert of_training["epoch_kappa_0", 1] == pytest.approx(kappa_0(model))
-    levels = {
-        layer.layer.name: float(layer.output_variables["clipping_level"])
-        for layer in model.layers
-        if "clipping_level" in getattr(layer, "output_variables", {})
-    }
+    levels = clipping_levels(model)
     assert len(levels) > 1
     for name, level in levels.items():
-        assert of_training[f"epoch_clipping_level/{name}", 1] == pytest.approx(level)
+        assert of_training[f"epoch_clipping_level/{name}", 1] == pytest.approx(float(level))
     # Keras' progress goes where that of the run goes.
     assert "Epoch 2/2" in run.console.file.getvalue()
     assert "Epoch" not in capsys.readouterr().out

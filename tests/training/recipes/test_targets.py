@@ -3,11 +3,7 @@ import pytest
 import tensorflow as tf
 
 from sat_tf.qat.finetune import soft_divergence
-from sat_tf.training.recipes.recipes import (
-    agreement_with,
-    distilled,
-    smoothed_cross_entropy,
-)
+from sat_tf.training.recipes.recipes import agreement_with, distilled, smoothed_cross_entropy
 from sat_tf.training.step.learner import cross_entropy, training_copy
 from tests.training.recipes.trained import fitted, on_each_number_of_replicas
 from tests.training.small import small_float_model, small_quantized_model
