@@ -190,6 +190,8 @@ REMOVED = {
     "sat_tf.export.deployed_model": "use sat_tf.export.snap_biases, which gives a model the biases "
     "of its file, so that it computes its codes, or sat_tf.export.simulate, which computes every "
     "code of a file",
+    "max_corrupt": "leave it out: a picture that cannot be read is an error that names it, and has "
+    "to be mended or deleted",
     "stages.deploy_tail": "leave it out, and give its epochs to stages.quantized, which ends with "
     "the biases of its file",
     **dict.fromkeys(

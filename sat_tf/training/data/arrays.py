@@ -12,10 +12,11 @@ from sat_tf.training.data.batch_order import (
     RANDOM,
     as_given,
     checked_order,
-    held_out_spans,
+    held_out_numbers,
+    held_out_pieces,
     shuffled_spans,
 )
-from sat_tf.training.data.source import NO_LABEL, ImageSet, ImageSource, Shard
+from sat_tf.training.data.source import ImageSet, ImageSource, Shard
 from sat_tf.validation import check
 
 # Makes the draws of the shifts independent of those of the order, which have the same seed.
@@ -102,18 +103,9 @@ class ArraySource(ImageSource):
             pixels = tf.constant(self.images.test_images)
             labels = tf.constant(self.images.test_labels)
 
-        def batch(indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            is_image = indices < self.num_test
-            found = tf.where(is_image, indices, 0)
-            black = tf.zeros((), pixels.dtype)
-            return (
-                tf.where(is_image[:, None, None, None], tf.gather(pixels, found), black),
-                tf.where(is_image, tf.gather(labels, found), NO_LABEL),
-            )
-
-        spans = held_out_spans(self.num_test, order)
-        batches = spans.map(batch, num_parallel_calls=2)
-        return as_given(order.in_pieces(batches))
+        numbers = held_out_numbers(self.num_test, order)
+        images = numbers.map(lambda number: (pixels[number], labels[number]))
+        return as_given(held_out_pieces(images, self.num_test, order))
 
     def training_sample(self, count: int, *, seed: int) -> npt.NDArray[np.uint8]:
         """`count` training images, or all there are, drawn at random; see `ImageSource`."""

@@ -6,7 +6,7 @@ import tensorflow as tf
 from pydantic import Field
 
 from sat_tf.messages import ProblemsError
-from sat_tf.training.data.source import Shard
+from sat_tf.training.data.source import NO_LABEL, Shard
 from sat_tf.validation import Count, Seed, find_problems
 
 # The algorithm is named, because TensorFlow's default depends on the hardware.
@@ -14,13 +14,30 @@ RANDOM = "philox"
 
 
 class Order(NamedTuple):
-    """The global batches that are asked for, and the place of this process in each of them."""
+    """The global batches that are asked for, and the place of this process in each of them.
+
+    Attributes:
+        batch_size: images of a global batch.
+        shard: of this process.
+        seed: of the order and the distortions.
+        first_epoch: where to start.
+        first_step: where to start in that epoch.
+    """
 
     batch_size: int
     shard: Shard
     seed: int
     first_epoch: int
     first_step: int
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """First image and number of images of this process in a global batch."""
+        return self.shard.span(self.batch_size)
+
+    def first_step_of(self, epoch: tf.Tensor) -> tf.Tensor:
+        """Returns the step at which an epoch begins, int64."""
+        return tf.where(epoch == self.first_epoch, tf.constant(self.first_step, tf.int64), 0)
 
     def in_pieces(self, spans: tf.data.Dataset) -> tf.data.Dataset:
         """Cuts the images of this process into one element for each of its replicas.
@@ -48,16 +65,16 @@ def checked_order(
     first_epoch: int = 0,
     first_step: int = 0,
 ) -> Order:
-    """The order by the arguments of `ImageSource.training_batches`, or of `held_out_batches`.
+    """Returns the order by the arguments of `ImageSource.training_batches` or `held_out_batches`.
 
     Args:
         owner: name of the data set, for the message.
         num_train: number of training images; None for the held-out ones.
         batch_size: images of a global batch.
         shard: of this process; by default everything, in one piece.
-        seed: of the order and the distortions.
-        first_epoch: where to start.
-        first_step: where to start in that epoch; the number of its steps starts the next one.
+        seed: see `Order`.
+        first_epoch: see `Order`.
+        first_step: see `Order`; the number of steps of an epoch starts the next one.
 
     Raises:
         ValueError: an argument is out of its range; lists all such arguments.
@@ -82,7 +99,7 @@ def checked_order(
 
 
 def shuffled_spans(count: int, order: Order) -> tf.data.Dataset:
-    """Numbers of this process's images in each batch, epoch after epoch.
+    """Returns the numbers of this process's images in each batch, epoch after epoch.
 
     The order of an epoch depends on the seed and its number alone.
 
@@ -93,41 +110,55 @@ def shuffled_spans(count: int, order: Order) -> tf.data.Dataset:
     Returns:
         An endless dataset of the epoch, int64, and image numbers (span,), int64.
     """
-    batch_size, shard, seed, first_epoch, first_step = order
-    steps = count // batch_size
-    begin, size = shard.span(batch_size)
+    begin, size = order.span
 
     @tf.autograph.experimental.do_not_convert
     def epoch_spans(epoch: tf.Tensor) -> tf.data.Dataset:
         numbers = tf.random.experimental.stateless_shuffle(
-            tf.range(count, dtype=tf.int64), tf.stack([seed, epoch]), alg=RANDOM
+            tf.range(count, dtype=tf.int64), tf.stack([order.seed, epoch]), alg=RANDOM
         )
-        first = tf.where(epoch == first_epoch, tf.constant(first_step, tf.int64), 0)
-        return tf.data.Dataset.range(first, steps).map(
+        steps = tf.data.Dataset.range(order.first_step_of(epoch), count // order.batch_size)
+        return steps.map(
             lambda step: (
                 epoch,
-                tf.ensure_shape(numbers[step * batch_size + begin :][:size], (size,)),
+                tf.ensure_shape(numbers[step * order.batch_size + begin :][:size], (size,)),
             )
         )
 
-    return tf.data.Dataset.range(first_epoch, tf.int64.max).flat_map(epoch_spans)
+    return tf.data.Dataset.range(order.first_epoch, tf.int64.max).flat_map(epoch_spans)
 
 
-def held_out_spans(count: int, order: Order) -> tf.data.Dataset:
-    """Numbers of this process's held-out images in each batch, in order.
-
-    Returns:
-        A dataset of numbers (span,), int64; those from `count` on pad the last batch.
-    """
-    begin, size = order.shard.span(order.batch_size)
-    padded = -(-count // order.batch_size) * order.batch_size
-    return tf.data.Dataset.range(begin, padded, order.batch_size).map(
-        lambda first: first + tf.range(size, dtype=tf.int64)
+def held_out_numbers(count: int, order: Order) -> tf.data.Dataset:
+    """Returns the numbers of this process's held-out images, in order; scalars, int64."""
+    begin, size = order.span
+    numbers = tf.data.Dataset.range(count)
+    if size == order.batch_size:
+        return numbers
+    return numbers.filter(
+        lambda number: (
+            (number % order.batch_size >= begin) & (number % order.batch_size < begin + size)
+        )
     )
 
 
+def held_out_pieces(images: tf.data.Dataset, count: int, order: Order) -> tf.data.Dataset:
+    """Returns batches of held-out images in pieces, the last batch filled up with black ones.
+
+    Args:
+        images: those of this process, and their labels.
+        count: how many all processes have together.
+        order: of the batches.
+    """
+    pixels, label = images.element_spec
+    black = tf.zeros(pixels.shape, pixels.dtype), tf.constant(NO_LABEL, label.dtype)
+    _, size = order.span
+    filled = images.concatenate(tf.data.Dataset.from_tensors(black).repeat())
+    steps = -(-count // order.batch_size)
+    return order.in_pieces(filled.take(steps * size).batch(size, drop_remainder=True))
+
+
 def as_given(dataset: tf.data.Dataset, *, deterministic: bool = True) -> tf.data.Dataset:
-    """The dataset with options that keep strategies from sharding it again.
+    """Returns the dataset with options that keep strategies from sharding it again.
 
     Args:
         dataset: of pieces.

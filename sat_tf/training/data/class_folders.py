@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from sat_tf.pictures.folder_tree import read_pictures, read_tree
 from sat_tf.pictures.sampling import spread_evenly
 from sat_tf.preprocessing import RESIZED_AND_CROPPED, Preprocessing, Ratio
-from sat_tf.training.data.source import Area, Folder, ImageSize, ImageSource, Share
+from sat_tf.training.data.source import Area, Folder, ImageSize, ImageSource
 from sat_tf.validation import checked
 
 # The number of pictures that are opened to learn how large those of a set are.
@@ -24,7 +24,6 @@ def load_folder_tree(
     data_dir: Folder,
     *,
     image_size: ImageSize = 224,
-    max_corrupt: Share = 0.001,
     deterministic: bool = True,
     resize_ratio: Ratio = RESIZED_AND_CROPPED.resize_ratio,
     smallest_area: Area = 0.08,
@@ -42,14 +41,11 @@ def load_folder_tree(
     orientation. The defaults are ImageNet's.
 
     JPEG, PNG, GIF, BMP, WebP and TIFF are read, whatever their suffix. A picture that cannot be
-    decoded is corrupt, and so is one with missing data or more than 178,956,970 pixels. Training
-    takes the next good one in its place; a held-out one is left out.
+    decoded, or has more than 178,956,970 pixels, is an error that names it.
 
     Args:
         data_dir: the folder.
         image_size: height and width of what training and measuring see, in pixels.
-        max_corrupt: more corrupt pictures than this share of all (but 5 at least, unless it is 0)
-            are an error.
         deterministic: whether batches hold the same pictures in the same order every time;
             otherwise the fastest come first.
         resize_ratio: see above, 1 or more; 1 keeps all of a square picture.
@@ -79,7 +75,6 @@ def load_folder_tree(
         tree,
         name=pathlib.Path(data_dir).resolve().name,
         image_size=image_size,
-        max_corrupt=max_corrupt,
         deterministic=deterministic,
         preprocessing=preprocessing,
         crops=TrainingCrops(smallest_area, mirrored),

@@ -1,440 +1,291 @@
-"""Decoding on a fast path, with a slow path for the few pictures that it refuses."""
+"""A source of encoded pictures: decoded in the graph, and named where that fails."""
 
 import abc
-import functools
-import logging
 import os
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, ClassVar, NamedTuple
+import re
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
 from sat_tf.messages import ReadingError
-from sat_tf.pictures.pictures import (
-    DECODER,
-    JPEG,
-    expect_pixels,
-    expect_whole,
-    image_of,
-    orientation_of,
-    pixels_of,
-)
+from sat_tf.pictures.pictures import DECODER, pixels_of
 from sat_tf.preprocessing import Preprocessing
-from sat_tf.training.data.batch_order import RANDOM, as_given
-from sat_tf.training.data.crops import (
-    INCEPTION,
-    MOST_ON_THE_FAST_PATH,
-    TrainingCrops,
-    training_crop,
-    training_crop_of_jpeg,
-    training_crop_of_pixels,
-    turned,
+from sat_tf.training.data.batch_order import (
+    RANDOM,
+    Order,
+    as_given,
+    checked_order,
+    held_out_pieces,
 )
-from sat_tf.training.data.source import NO_LABEL, FirstError, ImageSource
+from sat_tf.training.data.crops import INCEPTION, TrainingCrops, training_crop, whole_picture
+from sat_tf.training.data.source import ImageSource, Shard, expect_images
 
-# Both make an image and a label from one row. The slow one takes arrays instead of tensors.
-Fast = Callable[..., tuple[tf.Tensor, tf.Tensor]]
-Slow = Callable[..., tuple[npt.NDArray[np.uint8], int]]
-
-
-def decoded(
-    pieces: tf.data.Dataset,
-    fast: Fast,
-    slow: Slow,
-    *,
-    image_size: int,
-    first_error: FirstError,
-    deterministic: bool = True,
-) -> tf.data.Dataset:
-    """Decodes every picture of every piece, on all cores.
-
-    The fast path is in the graph and runs in parallel. If it fails, for whatever reason, only that
-    picture is decoded again, by the slow path in Python.
-
-    Args:
-        pieces: a dataset of tuples of tensors with one row for each picture.
-        fast: makes an image (image_size, image_size, 3), uint8, and a label, int32, from a row.
-        slow: the same from arrays; its errors end the iteration.
-        image_size: height and width of the images.
-        first_error: keeps the error that the slow path raises.
-        deterministic: whether pieces, and the pictures in each, keep their order.
-
-    Returns:
-        A dataset of images (piece, image_size, image_size, 3) and labels (piece,), with as many
-        rows as the pieces have.
-    """
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    size = tf.nest.flatten(pieces.element_spec)[0].shape[0]
-    shapes = ((size, image_size, image_size, 3), (size,))
-    nothing = (
-        tf.zeros((0,), tf.int64),
-        tf.zeros((0, image_size, image_size, 3), tf.uint8),
-        tf.zeros((0,), tf.int32),
-    )
-
-    def slowly(numbers: Any, images: Any, labels: Any, *rows: Any) -> tuple[Any, Any]:
-        count = len(rows[0])
-        all_images = np.empty((count, image_size, image_size, 3), np.uint8)
-        all_labels = np.empty(count, np.int32)
-        all_images[numbers], all_labels[numbers] = images, labels
-        for number in sorted(set(range(count)) - set(numbers.tolist())):
-            with first_error.kept():
-                all_images[number], all_labels[number] = slow(*(row[number] for row in rows))
-        return all_images, all_labels
-
-    # There is nothing for AutoGraph to convert here or below, and it would take longer than all
-    # else before the first picture.
-    @tf.autograph.experimental.do_not_convert
-    def piece(*rows: tf.Tensor) -> tf.data.Dataset:
-        count = tf.shape(rows[0], tf.int64)[0]
-        # An error would end the whole piece; `ignore_errors` drops its picture instead, and the
-        # numbers tell which one is missing.
-        numbered = tf.data.Dataset.from_tensor_slices((tf.range(count), rows)).map(
-            lambda number, row: (number, *fast(*row)),
-            num_parallel_calls=cores,
-            deterministic=deterministic,
-        )
-        good = numbered.ignore_errors().batch(count)
-        whole = good.concatenate(tf.data.Dataset.from_tensors(nothing)).take(1)
-        return whole.map(lambda *found: filled(rows, count, *found))
-
-    def filled(
-        rows: tuple[tf.Tensor, ...],
-        count: tf.Tensor,
-        numbers: tf.Tensor,
-        images: tf.Tensor,
-        labels: tf.Tensor,
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        found = tf.cond(
-            tf.shape(numbers, tf.int64)[0] == count,
-            lambda: (images, labels),
-            lambda: tuple(
-                tf.numpy_function(slowly, (numbers, images, labels, *rows), (tf.uint8, tf.int32))
-            ),
-        )
-        return tuple(
-            tf.ensure_shape(tensor, shape) for tensor, shape in zip(found, shapes, strict=True)
-        )
-
-    # Pieces of different sizes have to keep their order, or batches would have other sizes.
-    keeps_order = deterministic or size is None
-    # Enough pieces at a time that the last pictures of one do not leave cores idle.
-    at_once = 2 if size is None else 2 + 2 * cores // size
-    return pieces.interleave(
-        piece, cycle_length=at_once, num_parallel_calls=at_once, deterministic=keeps_order
-    )
-
-
-_LOG = logging.getLogger(__name__)
-
-# Small sets may have this many corrupt pictures, even if their share of the set is larger.
-ALWAYS_ALLOWED = 5
-_SAMPLED_AT_ONCE = 64
-
-
-def decode_slowly(encoded: bytes, *, turns: bool = False) -> npt.NDArray[np.uint8]:
-    """The pixels of a picture to train on: JPEGs by TensorFlow, other formats by Pillow.
-
-    The fast path reads JPEGs with libjpeg's faster transform, which Pillow does not offer: by
-    Pillow their pixels would be others than those of the fast path. What is measured with has other
-    pixels; see `sat_tf.pictures.pictures`.
-
-    Transparency is dropped, animations give their first frame, 16-bit values lose their lower half,
-    and 32-bit values are refused.
-
-    Args:
-        encoded: the bytes of the file.
-        turns: whether the picture is turned by its EXIF orientation.
-
-    Returns:
-        (height, width, 3), uint8.
-
-    Raises:
-        ValueError: it cannot be decoded, or as `expect_whole`.
-    """
-    if encoded.startswith(JPEG):
-        expect_whole(encoded)
-        try:
-            pixels = tf.io.decode_image(encoded, channels=3, expand_animations=False).numpy()
-            return turned(pixels, orientation_of(encoded)) if turns else pixels
-        except tf.errors.OpError:  # of a kind that Pillow alone may know
-            pass
-    return np.asarray(image_of(encoded, "RGB", turns=turns), np.uint8)
-
-
-class NoGoodPictureError(ReadingError):
-    """No picture of several can be decoded."""
-
-
-class Encoded(NamedTuple):
-    """A picture that has not been decoded.
-
-    Attributes:
-        name: for messages.
-        read: gives its bytes.
-        label: number of its class.
-    """
-
-    name: str
-    read: Callable[[], bytes]
-    label: int
-
-
-class CorruptPictures:
-    """Counts pictures that cannot be decoded, and logs each of them once.
-
-    Args:
-        subject: name of the data set, for messages.
-        count: how many pictures it has.
-        max_corrupt: largest share of them that may be corrupt; 0 allows none. Otherwise 5 pictures
-            are always allowed.
-    """
-
-    def __init__(self, subject: str, count: int, max_corrupt: float) -> None:
-        self._subject = subject
-        self._count = count
-        self._max_corrupt = max_corrupt
-        self._most = max(int(max_corrupt * count), ALWAYS_ALLOWED) if max_corrupt else 0
-        self._names: dict[str, str] = {}
-        self._error: str | None = None
-        self._lock = threading.Lock()
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The corrupt pictures found so far, in order."""
-        return tuple(self._names)
-
-    def add(self, name: str, reason: str) -> None:
-        """Counts a picture.
-
-        Raises:
-            ReadingError: there are too many; always with the first message, because other threads
-                continue for a while.
-        """
-        with self._lock:
-            if self._error is None and name not in self._names:
-                self._names[name] = reason
-                _LOG.warning(
-                    "%s: corrupt picture %s: %s; skipped (%d so far)",
-                    self._subject,
-                    name,
-                    reason,
-                    len(self._names),
-                )
-                if len(self._names) > self._most:
-                    self._error = self._too_many()
-            if self._error is not None:
-                raise ReadingError(self._error)
-
-    def all_are_corrupt(self) -> str:
-        """The message if all requested pictures are corrupt."""
-        return (
-            f"{self._subject}: received {len(self._names)} corrupt pictures and no good one, "
-            f"expected at least one; {self._last_ones()}; repair or replace them."
-        )
-
-    def _too_many(self) -> str:
-        allowed = f"max_corrupt={self._max_corrupt}"
-        if self._max_corrupt:
-            allowed = f"{ALWAYS_ALLOWED}, or a share of {allowed} where that is more"
-        return (
-            f"{self._subject}: received {len(self._names)} corrupt pictures, expected at most "
-            f"{self._most} of {self._count} ({allowed}); {self._last_ones()}; repair or "
-            "delete them, or raise max_corrupt."
-        )
-
-    def _last_ones(self) -> str:
-        named = "; ".join(f"{name}: {why}" for name, why in list(self._names.items())[-3:])
-        return f"the last ones are {named}"
-
-
-def first_good(
-    pictures: Iterable[Encoded],
-    corrupt: CorruptPictures,
-    decode: Callable[[bytes], npt.NDArray[np.uint8]],
-) -> tuple[npt.NDArray[np.uint8], int]:
-    """The pixels and the label of the first picture that can be decoded.
-
-    Args:
-        pictures: in the order in which to try them.
-        corrupt: counts those before it.
-        decode: gives the pixels of a picture; raises ValueError where there are none.
-
-    Raises:
-        ReadingError: there are too many corrupt pictures.
-        NoGoodPictureError: none can be decoded.
-    """
-    for picture in pictures:
-        try:
-            return decode(picture.read()), picture.label
-        except (ValueError, OSError) as error:
-            corrupt.add(picture.name, str(error))
-    raise NoGoodPictureError(corrupt.all_are_corrupt())
+_HELD_OUT_AT_ONCE = 32
+# Text that TensorFlow adds around its messages.
+_AROUND = re.compile(r"\{\{.*?\}\} ?| ?\[Op:.*|\n.*", re.DOTALL)
 
 
 class Pictures(abc.ABC):
-    """Encoded pictures with labels: one split of a set, each picture named by a row of tensors.
+    """Encoded pictures with labels: one split of a set, each picture told by a row of tensors.
 
     Attributes:
-        are_jpegs: whether most pictures are JPEGs; others are then read slowly.
-        numbers: how many scalars of a row say which picture it is; contents follow them.
+        count: how many there are.
     """
 
-    are_jpegs: bool
-    numbers: ClassVar[int]
+    count: int
 
     @abc.abstractmethod
-    def is_there(self, *row: tf.Tensor) -> tf.Tensor:
-        """Whether a row is a picture; others pad the last batch."""
+    def training_rows(self, order: Order) -> tf.data.Dataset:
+        """Returns the epoch and the row of each picture of this process, batch after batch."""
 
     @abc.abstractmethod
-    def in_graph(self, *row: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """The bytes of a picture, and its label, int32; fails where `following` tells why."""
+    def held_out_rows(self, order: Order) -> tf.data.Dataset:
+        """Returns the rows of this process in order, one by one."""
 
     @abc.abstractmethod
-    def following(self, *row: Any) -> Iterator[Encoded]:
-        """All pictures, from one on and wrapping around.
+    def drawn_rows(self, count: int, seed: int) -> tf.data.Dataset:
+        """Returns the rows of `count` pictures, or all there are, drawn at random."""
 
-        Raises:
-            ReadingError: some cannot be read, whatever their pixels.
-        """
+    @abc.abstractmethod
+    def spread_rows(self, most: int) -> tf.data.Dataset:
+        """Returns the rows of at most `most` pictures, spread evenly."""
+
+    @abc.abstractmethod
+    def number(self, *row: tf.Tensor) -> tf.Tensor:
+        """Returns an integer that tells a picture from all others, int64."""
+
+    @abc.abstractmethod
+    def read(self, *row: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the bytes of a picture and its label, int32, in the graph."""
+
+    @abc.abstractmethod
+    def name(self, *row: Any) -> str:
+        """Returns the name of a picture, for messages, by a row of arrays."""
+
+    @abc.abstractmethod
+    def expect_readable(self, *row: Any) -> None:
+        """Raises ReadingError where a picture cannot be read, whatever its pixels."""
 
 
 class PictureSource(ImageSource):
-    """A source of encoded pictures, some of which may be corrupt.
+    """A source of encoded pictures, from which batches are decoded on all cores.
 
     Pictures to train on are decoded and cropped by TensorFlow, in the graph; those to measure,
-    calibrate and verify with by Pillow, as in every other command.
+    calibrate and verify with by Pillow, as in every other command. A picture that cannot be decoded
+    is an error that names it.
 
     Args:
+        train: the pictures to train on.
+        held_out: those to measure with.
         name: of the set.
         image_size: height and width of the images.
-        num_classes: number of classes.
-        num_train: number of training images.
-        num_test: number of held-out images.
-        max_corrupt: see `CorruptPictures`.
+        num_classes: number of classes; 0 of pictures without labels.
+        class_names: by label; None where they are unknown.
         deterministic: whether pictures keep their order.
         preprocessing: how pictures become the images to measure with.
         crops: how training varies them.
+        notes: what to tell those who train on it.
     """
 
     def __init__(
         self,
+        train: Pictures,
+        held_out: Pictures,
         *,
         name: str,
         image_size: int,
         num_classes: int,
-        num_train: int,
-        num_test: int,
-        max_corrupt: float,
+        class_names: tuple[str, ...] | None,
         deterministic: bool,
         preprocessing: Preprocessing,
         crops: TrainingCrops = INCEPTION,
+        notes: tuple[str, ...] = (),
     ) -> None:
         self.name, self.image_size, self.num_classes = name, image_size, num_classes
-        self.num_train, self.num_test = num_train, num_test
+        self.num_train, self.num_test = train.count, held_out.count
+        self.class_names, self.notes = class_names, notes
         self.preprocessing, self.decoder = preprocessing, DECODER
-        self.corrupt = CorruptPictures(name, num_train + num_test, max_corrupt)
-        self._first_error = FirstError()
-        self._deterministic = deterministic
-        self._crops = crops
+        self._train, self._held_out = train, held_out
+        self._deterministic, self._crops = deterministic, crops
+        self._reading_error: ReadingError | None = None
 
     @property
     def reading_error(self) -> ReadingError | None:
         """The first error of reading; see `ImageSource`."""
-        return self._first_error.error
+        return self._reading_error
 
-    def _batches(self, pieces: tf.data.Dataset, fast: Fast, slow: Slow) -> tf.data.Dataset:
-        batches = decoded(
-            pieces,
-            fast,
-            slow,
-            image_size=self.image_size,
-            first_error=self._first_error,
-            deterministic=self._deterministic,
+    def training_batches(
+        self,
+        *,
+        batch_size: int,
+        seed: int,
+        first_epoch: int = 0,
+        first_step: int = 0,
+        shard: Shard | None = None,
+    ) -> tf.data.Dataset:
+        """Returns the endless training batches from a given step on; see `ImageSource`."""
+        order = checked_order(
+            self.name,
+            self.num_train,
+            batch_size=batch_size,
+            seed=seed,
+            first_epoch=first_epoch,
+            first_step=first_step,
+            shard=shard,
         )
-        return as_given(batches, deterministic=self._deterministic)
-
-    def _training(self, pieces: tf.data.Dataset, part: Pictures, seed: int) -> tf.data.Dataset:
-        """Random crops of pictures, from pieces of the epoch and the rows of each."""
-        crop_of = training_crop_of_jpeg if part.are_jpegs else training_crop
         turns = self.preprocessing.exif_orientation
 
-        decode = functools.partial(decode_slowly, turns=turns)
-
-        def seed_of(epoch: tf.Tensor, *row: tf.Tensor) -> tf.Tensor:
+        def image(epoch: tf.Tensor, *row: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            encoded, label = self._train.read(*row)
             # The crop of a picture does not depend on its batch.
-            key = tf.stack([tf.constant(seed, tf.int64), epoch])
-            for number in row[: part.numbers]:
-                key = tf.random.experimental.stateless_fold_in(key, number, alg=RANDOM)
-            return key
+            key = tf.random.experimental.stateless_fold_in(
+                tf.stack([tf.constant(seed, tf.int64), epoch]), self._train.number(*row), alg=RANDOM
+            )
+            crop = training_crop(encoded, key, self.image_size, turns=turns, crops=self._crops)
+            return crop, label
 
-        def fast(epoch: tf.Tensor, *row: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            encoded, label = part.in_graph(*row)
-            key = seed_of(epoch, *row)
-            return crop_of(encoded, key, self.image_size, turns=turns, crops=self._crops), label
+        pieces = order.in_pieces(self._train.training_rows(order))
+        batches = self._images(pieces, image, self._train, has_epochs=True)
+        return as_given(batches, deterministic=self._deterministic)
 
-        def slow(epoch: np.int64, *row: Any) -> tuple[npt.NDArray[np.uint8], int]:
-            pixels, label = first_good(part.following(*row), self.corrupt, decode)
-            key = seed_of(epoch, *row)
-            crop = training_crop_of_pixels(pixels, key, self.image_size, self._crops)
-            return crop.numpy(), label
+    def held_out_batches(
+        self, *, batch_size: int = 256, shard: Shard | None = None
+    ) -> tf.data.Dataset:
+        """Returns every held-out image once; see `ImageSource`."""
+        order = checked_order(self.name, None, batch_size=batch_size, shard=shard)
+        images = self._prepared(self._held_out, self._held_out.held_out_rows(order))
+        pieces = held_out_pieces(images, self.num_test, order)
+        return as_given(pieces, deterministic=self._deterministic)
 
-        return self._batches(pieces, fast, slow)
+    def training_sample(self, count: int, *, seed: int) -> npt.NDArray[np.uint8]:
+        """Returns `count` training images, or all there are; see `ImageSource`."""
+        expect_images(self.name, count)
+        return self._sample(self._train, self._train.drawn_rows(count, seed))[0]
 
-    def _prepared(self, pieces: tf.data.Dataset, part: Pictures) -> tf.data.Dataset:
-        """Pictures prepared like the held-out ones, from pieces of rows.
-
-        One that is not there, or corrupt, is black and has `NO_LABEL`.
-        """
-        shape = (self.image_size, self.image_size, 3)
-        nothing = np.zeros(shape, np.uint8), NO_LABEL
-
-        def decode(encoded: bytes) -> npt.NDArray[np.uint8]:
-            return pixels_of(encoded, shape, self.preprocessing)
-
-        def decode_at_once(encoded: bytes) -> npt.NDArray[np.uint8]:
-            expect_pixels(encoded, MOST_ON_THE_FAST_PATH)
-            return decode(encoded)
-
-        def fast(*row: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            def picture() -> tuple[tf.Tensor, tf.Tensor]:
-                encoded, label = part.in_graph(*row)
-                # Pillow decodes and resizes without the lock of the interpreter, on all cores.
-                pixels = tf.numpy_function(decode_at_once, [encoded], tf.uint8)
-                return tf.ensure_shape(pixels, shape), label
-
-            def black() -> tuple[tf.Tensor, tf.Tensor]:
-                return tf.constant(nothing[0]), tf.constant(NO_LABEL)
-
-            return tf.cond(part.is_there(*row), picture, black)
-
-        def slow(*row: Any) -> tuple[npt.NDArray[np.uint8], int]:
-            alone = next(part.following(*row))
-            try:
-                return first_good([alone], self.corrupt, decode)
-            except NoGoodPictureError:
-                return nothing
-
-        return self._batches(pieces, fast, slow)
+    def held_out_sample(
+        self, most: int
+    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32] | None]:
+        """Returns at most `most` held-out images, spread evenly, and labels if any."""
+        expect_images(self.name, most)
+        images, labels = self._sample(self._held_out, self._held_out.spread_rows(most))
+        return images, labels if self.num_classes else None
 
     def _sample(
-        self, rows: tf.data.Dataset, part: Pictures, most: int
+        self, part: Pictures, rows: tf.data.Dataset
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-        """The first images of rows, prepared like the held-out ones, and their labels.
-
-        Corrupt pictures are left out.
-        """
-        batches = self._prepared(rows.batch(min(_SAMPLED_AT_ONCE, most)), part)
-        good = batches.unbatch().filter(lambda _, label: label != NO_LABEL).take(most)
-        with self._first_error.raised():
-            found = list(good.as_numpy_iterator())
-        if not found:
-            raise ReadingError(self.corrupt.all_are_corrupt())
-        images, labels = zip(*found, strict=True)
+        try:
+            pairs = list(self._prepared(part, rows).as_numpy_iterator())
+        except tf.errors.OpError as error:
+            raise self._reading_error or ReadingError(
+                f"{self.name}: received files that cannot be read ({tensorflow_reason(error)}); "
+                "expected those found at the start; restore them."
+            ) from None
+        images, labels = zip(*pairs, strict=True)
         return np.stack(images), np.array(labels, np.int32)
+
+    def _prepared(self, part: Pictures, rows: tf.data.Dataset) -> tf.data.Dataset:
+        """Returns pictures prepared like the held-out ones, and their labels."""
+        shape = (self.image_size, self.image_size, 3)
+
+        def pixels(content: Any) -> npt.NDArray[np.uint8]:
+            # Bytes in a graph; outside of one, an array of them.
+            encoded = content if isinstance(content, bytes) else content.item()
+            return pixels_of(encoded, shape, self.preprocessing)
+
+        def image(*row: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            encoded, label = part.read(*row)
+            # Pillow decodes and resizes without the lock of the interpreter, on all cores.
+            return tf.ensure_shape(tf.numpy_function(pixels, [encoded], tf.uint8), shape), label
+
+        return self._images(rows.batch(_HELD_OUT_AT_ONCE), image, part).unbatch()
+
+    def _images(
+        self,
+        pieces: tf.data.Dataset,
+        image: Callable[..., tuple[tf.Tensor, tf.Tensor]],
+        part: Pictures,
+        *,
+        has_epochs: bool = False,
+    ) -> tf.data.Dataset:
+        """Decodes every picture of every piece, on all cores.
+
+        An error in the graph cannot say which picture it is about, so that the pictures of a piece
+        that fails are decoded once more, one after another, until one is found to name.
+
+        Args:
+            pieces: a dataset of tuples of tensors with one row for each picture.
+            image: makes an image (image_size, image_size, 3), uint8, and a label, int32, of a row.
+            part: the pictures.
+            has_epochs: whether the epoch stands in front of each row.
+
+        Returns:
+            A dataset of images and labels with as many rows as the pieces have.
+        """
+        cores = (
+            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        ) or 1
+        size = tf.nest.flatten(pieces.element_spec)[0].shape[0]
+        shape = (size, self.image_size, self.image_size, 3)
+
+        def expect_image(*row: Any) -> None:
+            own = row[1:] if has_epochs else row
+            part.expect_readable(*own)
+            try:
+                encoded, _ = part.read(*map(tf.convert_to_tensor, own))
+                whole_picture(encoded.numpy(), turns=False)  # which gives the better reason
+                image(*map(tf.convert_to_tensor, row))
+            except (tf.errors.OpError, ValueError) as error:
+                raise ReadingError(
+                    f"{part.name(*own)}: received a picture that cannot be read "
+                    f"({tensorflow_reason(error)}); expected a whole JPEG, PNG or other file that "
+                    "Pillow reads; mend or delete it."
+                ) from None
+
+        def raise_error(*rows: Any) -> Any:
+            try:
+                for row in zip(*rows, strict=True):
+                    expect_image(*row)
+                raise ReadingError(f"{self.name}: received a picture that can be read only now.")
+            except ReadingError as error:
+                self._reading_error = self._reading_error or error
+                raise
+
+        # There is nothing for AutoGraph to convert here, and it would take longer than all else
+        # before the first picture.
+        @tf.autograph.experimental.do_not_convert
+        def piece(*rows: tf.Tensor) -> tf.data.Dataset:
+            images = tf.data.Dataset.from_tensor_slices(rows).map(
+                image, num_parallel_calls=cores, deterministic=self._deterministic
+            )
+            # Once a picture has failed, the others of the piece are too few for a batch.
+            batch = images.batch(tf.shape(rows[0], tf.int64)[0], drop_remainder=True)
+            failed = tf.data.Dataset.from_tensors(rows).map(
+                lambda *rows: tuple(tf.numpy_function(raise_error, rows, (tf.uint8, tf.int32)))
+            )
+            return batch.ignore_errors().concatenate(failed).take(1)
+
+        # Enough pieces at a time that the last pictures of one do not leave cores idle.
+        at_once = 2 if size is None else 2 + 2 * cores // size
+        batches = pieces.interleave(
+            piece,
+            cycle_length=at_once,
+            num_parallel_calls=at_once,
+            # Pieces of different sizes have to keep their order, or batches would have other sizes.
+            deterministic=self._deterministic or size is None,
+        )
+        return batches.map(
+            lambda images, labels: (
+                tf.ensure_shape(images, shape),
+                tf.ensure_shape(labels, (size,)),
+            )
+        )
+
+
+def tensorflow_reason(error: Exception) -> str:
+    """Returns in a line what TensorFlow says of an error, which may quote bytes of a file."""
+    if isinstance(error, UnicodeDecodeError):
+        return error.object.decode(errors="replace")
+    return _AROUND.sub("", error.message if isinstance(error, tf.errors.OpError) else str(error))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sat_tf.messages import ProblemsError
+from sat_tf.preprocessing import AS_IN_IMAGENET
 from sat_tf.training.data.cache import cache_folder, load_or_make
 from sat_tf.training.data.source import (
     BufferSize,
@@ -19,7 +20,6 @@ from sat_tf.training.data.source import (
     ImageSize,
     ImageSource,
     NumClasses,
-    Share,
 )
 from sat_tf.validation import Positive, checked
 
@@ -28,10 +28,8 @@ if TYPE_CHECKING:
 
 TRAIN = "train"
 HELD_OUT = ("validation", "val", "test")
-# The length and its checksum; behind the data another checksum.
+# A record is the length of its data and a checksum, the data, and another checksum.
 _HEADER, _FOOTER = 12, 4
-# Bytes of a record besides its content.
-RECORD_FRAME = _HEADER + _FOOTER
 
 
 @checked
@@ -46,14 +44,13 @@ def load_tfrecords(
     num_train: Positive | None = None,
     num_test: Positive | None = None,
     shuffle_buffer: BufferSize = 10_000,
-    max_corrupt: Share = 0.001,
     deterministic: bool = True,
     cache_dir: Folder | None = None,
 ) -> ImageSource:
     """Pictures in TFRecord files `train-*` and `validation-*` (or `val-*`, `test-*`) of a folder.
 
     Pictures are prepared as in `load_folder_tree`, but EXIF orientation is ignored, as in the usual
-    ImageNet pipelines. Each worker reads its own files. Class names are unknown.
+    ImageNet pipelines. Each worker reads a share of its own. Class names are unknown.
 
     Args:
         data_dir: the folder.
@@ -68,8 +65,6 @@ def load_tfrecords(
         num_test: number of held-out images, likewise.
         shuffle_buffer: size of the shuffle buffer, in encoded pictures; 10,000 of ImageNet take
             1.1 GB.
-        max_corrupt: more corrupt pictures than this share of all (but 5 at least, unless it is 0)
-            are an error.
         deterministic: whether batches hold the same pictures in the same order every time;
             otherwise the fastest files and pictures come first.
         cache_dir: where counts are kept; by default the environment variable SAT_TF_CACHE, or
@@ -85,7 +80,7 @@ def load_tfrecords(
         )
     train, held_out = find_files(data_dir)
     # Imported here: naming a data set needs no TensorFlow.
-    from sat_tf.training.data.records import RecordSource
+    from sat_tf.training.data.decoding import PictureSource
 
     cache = cache_folder(cache_dir)
     counts = count_records(train, cache), count_records(held_out, cache)
@@ -95,15 +90,17 @@ def load_tfrecords(
         "label_key": label_key,
         "first_label": first_label,
         "num_classes": num_classes,
+        "shuffle_buffer": shuffle_buffer,
     }
-    return RecordSource(
+    return PictureSource(
+        _part(train, counts[0], **features),
+        _part(held_out, counts[1], **features),
         name=pathlib.Path(data_dir).resolve().name,
-        train=_part(train, counts[0], **features),
-        held_out=_part(held_out, counts[1], **features),
         image_size=image_size,
-        shuffle_buffer=shuffle_buffer,
-        max_corrupt=max_corrupt,
+        num_classes=num_classes,
+        class_names=None,
         deterministic=deterministic,
+        preprocessing=AS_IN_IMAGENET,
     )
 
 
@@ -169,10 +166,11 @@ def _part(
     label_key: str,
     first_label: int,
     num_classes: int,
+    shuffle_buffer: int,
 ) -> "RecordFiles":
     import tensorflow as tf
 
-    from sat_tf.training.data.records import tfrecord_files
+    from sat_tf.training.data.records import RecordFiles, rows_of_files
 
     keys = {
         image_key: tf.io.FixedLenFeature((), tf.string),
@@ -180,14 +178,15 @@ def _part(
     }
 
     def parse(serialized: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        found = tf.io.parse_single_example(serialized, keys)
-        return found[image_key], found[label_key] - first_label
+        features = tf.io.parse_single_example(serialized, keys)
+        return features[image_key], features[label_key] - first_label
 
-    return tfrecord_files(
-        [str(path) for path in files],
-        counts,
-        parse,
+    return RecordFiles(
+        count=sum(counts),
+        rows=rows_of_files(files, counts),
+        parse=parse,
         num_classes=num_classes,
+        shuffle_buffer=shuffle_buffer,
         fix_of_features="correct image_key or label_key",
         fix_of_labels="correct first_label or num_classes",
     )

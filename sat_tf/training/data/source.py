@@ -1,10 +1,8 @@
 """A data set as training needs it: a source of batches, or all of its images in memory."""
 
 import abc
-import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import numpy as np
@@ -32,52 +30,9 @@ FirstLabel = Annotated[
         description=f"an integer from {-_MOST_CLASSES:,} to {_MOST_CLASSES:,}; pass 0 or 1",
     ),
 ]
-Share = Annotated[
-    float, Field(ge=0, lt=1, description="a share from 0 to below 1; pass 0.001 for a few")
-]
 Area = Annotated[float, Field(gt=0, le=1, description="a number above 0, to 1; pass 0.08")]
 Feature = Annotated[str, Field(description="the name of a feature")]
 Folder = Annotated[str | os.PathLike[str], Field(description="the path of a folder")]
-
-
-class FirstError:
-    """Keeps the first error of reading that was raised in Python.
-
-    Inside tf.data TensorFlow turns it into its own error, with the message between two tracebacks.
-    """
-
-    def __init__(self) -> None:
-        self._error: ReadingError | None = None
-
-    @property
-    def error(self) -> ReadingError | None:
-        """The first error, or None."""
-        return self._error
-
-    @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
-        """Keeps a `ReadingError` that leaves the block; any other error is a bug."""
-        try:
-            yield
-        except ReadingError as error:
-            self._error = self._error or error
-            raise
-
-    @contextlib.contextmanager
-    def raised(self) -> Iterator[None]:
-        """Raises the kept error instead of TensorFlow's error that leaves the block.
-
-        Raises:
-            ReadingError: see above.
-        """
-        import tensorflow as tf
-
-        try:
-            yield
-        except tf.errors.OpError:
-            if self._error is None:
-                raise
-            raise ReadingError(str(self._error)) from None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -211,7 +166,7 @@ class ImageSource(abc.ABC):
         """`count` training images, drawn at random, prepared like the held-out ones.
 
         Raises:
-            ReadingError: the images cannot be read, or all are corrupt.
+            ReadingError: some cannot be read.
         """
 
     @abc.abstractmethod
@@ -221,7 +176,7 @@ class ImageSource(abc.ABC):
         """At most `most` held-out images, spread evenly over the set, and their labels if any.
 
         Raises:
-            ReadingError: the images cannot be read, or all are corrupt.
+            ReadingError: some cannot be read.
         """
 
 

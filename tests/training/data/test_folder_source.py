@@ -1,4 +1,3 @@
-import logging
 import os
 
 import numpy as np
@@ -13,6 +12,7 @@ from tests.training.data.contract import pieces
 from tests.training.data.photographs import corrupt_files, encoded, odd_files, photograph
 
 CLASSES = ("ant", "bee", "cat")
+CORRUPT = corrupt_files()
 
 
 def make_tree(root, train=7, held_out=5):
@@ -113,7 +113,7 @@ def test_a_sample_of_training_images_is_drawn_by_its_seed(source):
 
 
 @pytest.mark.thorough
-def test_odd_pictures_are_trained_and_measured_with(own_tree, caplog):
+def test_odd_pictures_are_trained_and_measured_with(own_tree):
     files = odd_files()
     for number, content in enumerate(files.values()):
         (own_tree / "train" / "bee" / f"odd{number}.JPEG").write_bytes(content)
@@ -123,70 +123,6 @@ def test_odd_pictures_are_trained_and_measured_with(own_tree, caplog):
     assert np.bincount(labels).tolist() == [7, 7 + len(files), 7]
     held_out = source.held_out_sample(1000)[1]
     assert np.bincount(held_out).tolist() == [5, 5 + len(files), 5]
-    assert source.corrupt.names == ()
-    assert not caplog.records
-
-
-@pytest.mark.thorough
-def test_the_next_good_picture_takes_the_place_of_a_corrupt_one(own_tree, caplog):
-    source = data.source("folder", data_dir=own_tree, image_size=32, max_corrupt=0.5)
-    batches = source.training_batches(batch_size=7, seed=3)
-    expected = pieces(batches, 6)
-    ants = own_tree / "train" / "ant"
-    for name, content in zip(("002", "005", "006"), corrupt_files().values(), strict=False):
-        (ants / f"{name}.JPEG").write_bytes(content)
-    with caplog.at_level(logging.WARNING):
-        found = pieces(batches, 6)
-    labels, whole = (np.concatenate([pair[1] for pair in batches]) for batches in (found, expected))
-    # After the ants 005 and 006 comes the first bee.
-    assert np.bincount(labels).tolist() == [2 * 5, 2 * 9, 2 * 7]
-    assert (labels != whole).sum() == 4
-    same = [
-        np.array_equal(one, other)
-        for (ones, _), (others, _) in zip(found, expected, strict=True)
-        for one, other in zip(ones, others, strict=True)
-    ]
-    # All others are at their places, with their crops.
-    assert same.count(False) == 2 * 3
-    assert sorted(name[-8:] for name in source.corrupt.names) == [
-        "002.JPEG",
-        "005.JPEG",
-        "006.JPEG",
-    ]
-    assert len(caplog.records) == 3
-
-
-@pytest.mark.thorough
-def test_resuming_and_sharing_stay_exact_with_corrupt_pictures(own_tree):
-    for number, content in enumerate(corrupt_files().values()):
-        (own_tree / "train" / "bee" / f"bad{number}.jpg").write_bytes(content)
-        (own_tree / "val" / "bee" / f"bad{number}.jpg").write_bytes(content)
-    source = data.source("folder", data_dir=own_tree, image_size=32, max_corrupt=0.9)
-    contract.assert_resumes_exactly(source, batch_size=10, starts=[3])
-    contract.assert_workers_share_batches(source, batch_size=10, steps=3)
-
-
-@pytest.mark.thorough
-def test_corrupt_held_out_pictures_are_left_out(own_tree):
-    (own_tree / "val" / "bee" / "001.JPEG").write_bytes(b"")
-    source = data.source("folder", data_dir=own_tree, image_size=32)
-    ((images, labels),) = pieces(source.held_out_batches(batch_size=15))
-    assert labels.tolist() == [0] * 5 + [1, -1, 1, 1, 1] + [2] * 5
-    assert not images[6].any()
-    images, labels = source.held_out_sample(15)
-    assert labels.tolist() == [0] * 5 + [1] * 4 + [2] * 5
-
-
-@pytest.mark.thorough
-def test_too_many_corrupt_pictures_end_the_run(own_tree):
-    for path in (own_tree / "train" / "cat").iterdir():
-        path.write_bytes(b"")
-    source = data.source("folder", data_dir=own_tree, image_size=32)
-    with pytest.raises(tf.errors.OpError, match="received 6 corrupt pictures, expected at most 5"):
-        labels_of(source, 6)
-    strict = data.source("folder", data_dir=own_tree, image_size=32, max_corrupt=0)
-    with pytest.raises(tf.errors.OpError, match="received 1 corrupt pictures, expected at most 0"):
-        labels_of(strict, 6)
 
 
 def test_the_order_is_open_only_where_that_is_asked_for(tree, source):
@@ -197,25 +133,50 @@ def test_the_order_is_open_only_where_that_is_asked_for(tree, source):
     assert source.training_batches(batch_size=7, seed=0).options().deterministic is True
 
 
-def test_a_sample_without_a_good_picture_is_named(own_tree):
-    for path in (own_tree / "val").rglob("*.JPEG"):
-        if path.name != "000.JPEG":
-            path.unlink()
-        else:
-            path.write_bytes(b"")
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["empty", "text", "half", "half_png"])
+def test_a_corrupt_picture_is_named_wherever_it_is_read(name, own_tree):
+    for part in ("train", "val"):
+        (own_tree / part / "bee" / "001.JPEG").write_bytes(CORRUPT[name])
+    # Of whole pictures, so that every crop meets what is missing.
+    options = {"data_dir": own_tree, "image_size": 32, "smallest_area": 1}
+    for part, read in (
+        ("train", lambda source: labels_of(source, 3)),
+        ("val", lambda source: pieces(source.held_out_batches(batch_size=7))),
+    ):
+        source = data.source("folder", **options)
+        with pytest.raises(tf.errors.OpError):
+            read(source)
+        said = str(source.reading_error)
+        assert f"{part}/bee/001.JPEG: received a picture that cannot be read" in said
+        assert said.endswith("mend or delete it.")
+        assert "\n" not in said
+    for sample in (lambda: source.training_sample(21, seed=0), lambda: source.held_out_sample(15)):
+        with pytest.raises(ReadingError, match=r"bee/001\.JPEG: received a picture that cannot"):
+            sample()
+
+
+def test_a_picture_that_has_gone_is_named(own_tree):
     source = data.source("folder", data_dir=own_tree, image_size=32)
-    with pytest.raises(ReadingError, match=r"received 3 corrupt pictures and no good one.*repair"):
-        source.held_out_sample(5)
+    (own_tree / "val" / "ant" / "003.JPEG").unlink()
+    with pytest.raises(ReadingError, match=r"ant/003\.JPEG: received a file that cannot be opened"):
+        source.held_out_sample(15)
+
+
+def test_the_option_of_earlier_versions_says_what_to_do_instead(tree):
+    with pytest.raises(ValueError, match=r"max_corrupt is not an argument; leave it out: .*mended"):
+        data.source("folder", data_dir=tree, max_corrupt=0.1)
 
 
 def test_names_that_are_not_in_utf_8_are_read(own_tree):
     folder = os.fsencode(own_tree / "val" / "ant")
     os.rename(os.path.join(folder, b"000.JPEG"), os.path.join(folder, b"caf\xe9.JPEG"))
-    with open(os.path.join(folder, b"bad\xe9.JPEG"), "wb"):
-        pass
     source = data.source("folder", data_dir=own_tree, image_size=32)
-    assert source.held_out_sample(16)[1].tolist() == [0] * 5 + [1] * 5 + [2] * 5
-    assert [name[-12:] for name in source.corrupt.names] == [r"bad\xe9.JPEG"]
+    assert source.held_out_sample(15)[1].tolist() == [0] * 5 + [1] * 5 + [2] * 5
+    with open(os.path.join(folder, b"caf\xe9.JPEG"), "wb"):
+        pass
+    with pytest.raises(ReadingError, match=r"ant/caf\\xe9\.JPEG: received a picture"):
+        source.held_out_sample(15)
 
 
 @pytest.mark.thorough

@@ -8,7 +8,7 @@ from PIL import Image
 
 from sat_tf.pictures.picture_folder import load_folder, resized
 from sat_tf.pictures.pictures import eight_bits
-from sat_tf.training.data.decoding import decode_slowly
+from sat_tf.training.data.crops import whole_picture
 from tests.training.data.photographs import tiff_of_12_bits
 
 SHAPE = (6, 8, 3)
@@ -182,7 +182,7 @@ def test_pixels_that_are_floats_are_refused(largest, tmp_path):
     found = load_folder(tmp_path, SHAPE)
     assert [name.rsplit("/", 1)[1] for name in found.unreadable] == ["float.pfm"]
     with pytest.raises(ValueError, match="it cannot be decoded"):
-        decode_slowly(content)
+        whole_picture(content, turns=False)
     with pytest.raises(ValueError, match=r"its values are of 32 bits \(mode F\)"):
         eight_bits(Image.open(tmp_path / "float.pfm"))
 
@@ -192,7 +192,9 @@ def test_of_12_bits_the_upper_8_are_taken(tmp_path):
     (tmp_path / "a.tiff").write_bytes(tiff_of_12_bits(values))
     found = load_folder(tmp_path, SHAPE).images[0]
     assert found[0].tolist() == [[value] * 3 for value in (0, 0, 1, 1, 16, 128, 254, 255)]
-    np.testing.assert_array_equal(decode_slowly((tmp_path / "a.tiff").read_bytes()), found)
+    np.testing.assert_array_equal(
+        whole_picture((tmp_path / "a.tiff").read_bytes(), turns=False), found
+    )
 
 
 def test_pipes_sockets_and_links_to_nothing_are_named_and_left_out(tmp_path):

@@ -10,7 +10,7 @@ from sat_tf.pictures.picture_folder import load_folder
 from sat_tf.pictures.pictures import MOST_PIXELS, expect_whole, pixels_of
 from sat_tf.preprocessing import RESIZED_AND_CROPPED
 from sat_tf.training import data
-from sat_tf.training.data.decoding import decode_slowly
+from sat_tf.training.data.crops import whole_picture
 from tests.training.data.photographs import chunk, encoded, jpeg_of, photograph, png_of
 
 END = b"\xff\xd9"
@@ -92,7 +92,7 @@ def test_an_interlaced_png_is_whole():
         parts = (head, chunk(b"IDAT", zlib.compress(given)), chunk(b"IEND", b""))
         png = b"\x89PNG\r\n\x1a\n" + b"".join(parts)
         if given is lines:
-            np.testing.assert_array_equal(decode_slowly(png), pixels)
+            np.testing.assert_array_equal(whole_picture(png, turns=False), pixels)
         else:
             with pytest.raises(ValueError, match=r"it is truncated"):
                 expect_whole(png)
@@ -112,7 +112,7 @@ BROKEN = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_picture_that_is_not_all_there_says_why(name):
     with pytest.raises(ValueError, match=r"it is truncated|more than 178,956,970 pixels|decoded"):
-        decode_slowly(BROKEN[name])
+        whole_picture(BROKEN[name], turns=False)
 
 
 def test_every_reader_refuses_pictures_that_are_not_all_there(tmp_path):
