@@ -381,13 +381,6 @@ def test_an_output_is_called_by_the_layer_that_its_activation_was_part_of(path):
     assert list(found.accuracy) == ["fg"]
 
 
-def test_outputs_that_are_not_finite_are_never_right():
-    outputs = np.array([[np.nan, 1.0], [0.0, 1.0], [np.inf, 0.0]])
-    classes = Output("classes", (2,))
-    assert classes.accuracy(outputs, np.array([0, 1, 0])) == pytest.approx(1 / 3)
-    assert classes.agreement(outputs, outputs) == pytest.approx(1 / 3)
-
-
 def test_top1_is_the_first_of_top_k():
     rng = np.random.default_rng(0)
     outputs, labels = rng.integers(-3, 3, (200, 7)).astype(np.float32), rng.integers(0, 7, 200)
