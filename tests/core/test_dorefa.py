@@ -210,28 +210,6 @@ def test_quantized_weights_are_the_nearest_and_keep_their_order(at, latent):
 
 
 @pytest.mark.thorough
-@settings(max_examples=100)
-@given(bits=st.integers(1, 8), latent=KERNELS)
-def test_codes_of_the_automatic_grid_fit_int8(bits, latent):
-    codes = array(dorefa.weight_codes(latent, bits))
-    assert np.abs(codes).max() <= 127
-
-
-@pytest.mark.parametrize("name", ["dorefa", "narrow"])
-@pytest.mark.parametrize("bits", [2, 4, 8])
-def test_opposite_weights_have_opposite_codes(name, bits):
-    latent = _kernel()
-    position = reference.weight_position(latent, bits, name)
-    clear = reference.distance_from_tie(position, name) > TIE
-    codes = array(dorefa.weight_codes(latent, bits, name))
-    opposite = array(dorefa.weight_codes(-latent, bits, name))
-    np.testing.assert_array_equal(opposite[clear], -codes[clear])
-    values = array(dorefa.quantize_weights(latent, bits, name))
-    mirrored = array(dorefa.quantize_weights(-latent, bits, name))
-    np.testing.assert_array_equal(mirrored[clear], -values[clear])
-
-
-@pytest.mark.thorough
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     ("name", "bits", "expected"),

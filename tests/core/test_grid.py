@@ -81,10 +81,6 @@ def test_auto_is_the_grid_whose_codes_fit_int8(bits):
     assert row.largest_code(bits) <= 127
 
 
-def test_dorefa_at_8_bits_does_not_fit_int8():
-    assert GRIDS["dorefa"].largest_code(8) == 255
-
-
 def test_ties_go_up():
     x = np.float32([-np.inf, -2.5, -1.5, -0.5, 0.5, 1.5, 2.5, np.inf, np.nan])
     rounded = array(grids.round_half_up(x))

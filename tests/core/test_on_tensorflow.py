@@ -22,7 +22,6 @@ from tests.core.execution import differentiated, value_and_gradients
 
 QUANTIZERS = {"activation": pact.quantize_activation, "stream": pact.quantize_stream}
 WEIGHTS = [(name, b) for name, row in GRIDS.items() for b in range(row.fewest_bits, 9)]
-FEW_WEIGHTS = [("dorefa", 1), ("dorefa", 2), ("dorefa", 7), ("narrow", 8), ("rounded", 4)]
 CLIPPED = [("activation", bits) for bits in range(1, 9)] + [("stream", b) for b in range(2, 9)]
 FEW_CLIPPED = [("activation", 1), ("activation", 4), ("stream", 8)]
 WAYS = {
@@ -148,17 +147,6 @@ def test_no_graph_outlives_its_function(name):
     assert graph() is None
 
 
-@pytest.mark.parametrize("gradient", CLIPPING_GRADIENTS)
-def test_settings_are_not_confused(gradient):
-    x = tf.constant([0.4, 0.6])
-    level = tf.constant(3.0)
-    with tf.GradientTape() as tape:
-        tape.watch(level)
-        y = pact.quantize_activation(x, level, 2, gradient)
-    expected = {"pact": 0.0, "calibrated": (1.0 - 0.6) / 3.0 - 0.4 / 3.0}[gradient]
-    np.testing.assert_allclose(tape.gradient(y, level), expected, atol=1e-7)
-
-
 def test_a_saved_model_computes_and_says_that_it_has_no_gradients(tmp_path):
     module = tf.Module()
     module.level = tf.Variable(3.0)
@@ -196,20 +184,6 @@ def test_the_fused_route_and_the_composed_one_agree_bit_by_bit(name, bits, monke
     largest = np.abs(latent) == np.max(np.abs(latent))
     np.testing.assert_array_equal(fused[1][~largest], composed[1][~largest])
     np.testing.assert_allclose(fused[1][largest], composed[1][largest], rtol=1e-5)
-
-
-@pytest.mark.parametrize(("name", "bits"), FEW_WEIGHTS)
-def test_xla_differs_at_ties_only(name, bits):
-    latent = _kernel((64, 256))
-    codes = dorefa.weight_codes(latent, bits, name).numpy()
-    compiled = tf.function(lambda w: dorefa.quantize_weights(w, bits, name), jit_compile=True)(
-        latent
-    ).numpy()
-    position = reference.weight_position(latent, bits, name)
-    clear = reference.distance_from_tie(position, name) > 1e-4
-    found = compiled / GRIDS[name].scale(bits)
-    np.testing.assert_allclose(found[clear], codes[clear], atol=1e-4)
-    assert np.abs(found).max() <= GRIDS[name].largest_code(bits) + 1e-4
 
 
 def test_a_variable_is_quantized_like_its_value():

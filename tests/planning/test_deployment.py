@@ -102,18 +102,6 @@ def test_refusals_are_those_of_the_export(make, tmp_path):
     assert refused == list(dict.fromkeys(line.split(":")[0] for line in lines))
 
 
-def test_refusals_are_those_of_the_quantization():
-    model, policy = zoo.ZOO["residual"].build(), BitPolicy.mobile(4, stream_bits=4)
-    plan = sat_tf.explain(model, policy)
-    with pytest.raises(ValueError, match="problem") as error:
-        sat_tf.quantize_model(model, policy)
-    lines = problem_lines(error)
-    assert list(plan.problems) == lines
-    assert all("received stream_bits=4 for a tensor that can be negative" in line for line in lines)
-    named = [row.name for row in plan.rows if row.problems]
-    assert named == list(dict.fromkeys(line.split(":")[0] for line in lines))
-
-
 def test_an_open_image_size_is_refused_unless_one_is_given(tmp_path):
     policy = BitPolicy.mobile(4, unsupported="float")
     quantized = sat_tf.quantize_model(with_odd_activation(), policy)
@@ -149,9 +137,6 @@ def test_float_layers_that_do_not_convert_are_refused_before_training():
     (problem,) = plan.export_problems
     assert problem.startswith("bessel: received a Bessel that is left float")
     assert plan["bessel"].export is Export.REFUSED
-
-
-L = keras.layers
 
 
 def counted(layer, shape):

@@ -188,15 +188,6 @@ def test_channels_with_ranges_of_their_own_are_remembered_one_by_one():
 
 
 @pytest.mark.thorough
-def test_training_on_pictures_of_low_contrast_is_told_too():
-    model = _quantized(input_range=(-1, 1))
-    with pytest.warns(UserWarning, match=r"what fits is input_range=\(0, 1\)"):
-        _fit(model, range_of((0, 1)).fed(PICTURES // 2 + 40))
-    problem = misfit(_seen(model), range_of((-1, 1)))
-    assert problem.endswith("what fits is input_range=(0, 1)")
-
-
-@pytest.mark.thorough
 def test_what_replicas_are_fed_is_remembered():
     devices = tf.config.list_logical_devices("CPU")
     strategy = tf.distribute.MirroredStrategy([device.name for device in devices[:2]])
@@ -276,15 +267,6 @@ def test_a_rescaling_inside_is_told_of_pixels_under_another_range_and_takes_them
         sat_tf.calibrate(quantized, PICTURES.astype(np.float32))
     with pytest.warns(UserWarning, match=r"own layer rescaling\w* makes values"):
         sat_tf.calibrate(quantized, PICTURES.astype(np.uint8))
-
-
-def test_images_of_another_range_are_told_both_ways_out():
-    ways = (
-        r"what fits is input_range=\(0, 1\); for that, .* if the model was trained on "
-        r"input_range=\(-1, 1\), give uint8 pixels instead, which are scaled for you\.$"
-    )
-    with pytest.raises(ValueError, match=ways):
-        sat_tf.calibrate(_quantized(input_range=(-1, 1)), range_of((0, 1)).fed(PICTURES))
 
 
 @pytest.mark.thorough

@@ -81,19 +81,6 @@ def test_a_table_worked_by_hand():
     assert solve(knapsack(costs, usage, [139])) is None
 
 
-def test_items_of_a_tie_have_one_level():
-    # Alone, the first would take level 8 and the second level 2.
-    costs, levels = [[5, 0], [0, 4]], [[2, 8], [2, 8]]
-    free = solve(knapsack(costs, [], [], levels=levels))
-    tied = solve(knapsack(costs, [], [], levels=levels, tie=[3, 3]))
-    assert (free.chosen.tolist(), free.cost) == ([1, 2], 0.0)
-    assert (tied.chosen.tolist(), tied.cost) == ([1, 3], 4.0)
-
-
-def test_a_tie_without_a_common_level_excludes_every_choice():
-    assert solve(knapsack([[0], [0]], [], [], levels=[[2], [8]], tie=[0, 0])) is None
-
-
 @pytest.mark.parametrize("size", [1, 10**6, 10**12])
 def test_limits_are_kept_to_the_last_digit(size):
     # The second option of the last item is too much, by less than the solver sees.
@@ -103,12 +90,6 @@ def test_limits_are_kept_to_the_last_digit(size):
     found = solve(problem)
     assert problem.used(found.chosen)[0] <= 7 * size
     assert (found.cost, found.bound) == (4.0, 4.0)
-
-
-def test_costs_of_very_different_sizes_are_told_apart():
-    costs = [[1e6, 0.0], [1e-3, 0.0], [2e-3, 0.0]]
-    usage = [[[0, 1], [0, 1], [0, 1]]]
-    assert solve(knapsack(costs, usage, [2])).chosen.tolist() == [1, 2, 5]
 
 
 def test_the_ends_of_a_limit_are_those_of_each_item():

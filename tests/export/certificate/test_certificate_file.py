@@ -1,8 +1,11 @@
+import dataclasses
 import json
+import re
 
 import pytest
 
-from sat_tf.export.certificate.certificate import read_certificate
+from sat_tf.export.certificate.certificate import Certificate, read_certificate
+from sat_tf.export.certificate.page import certificate_page
 from sat_tf.export.file_verification import verify_file
 
 
@@ -30,3 +33,25 @@ def test_a_certificate_without_xnnpack_is_none(written, tmp_path):
     (tmp_path / "c.json").write_text(json.dumps(values))
     with pytest.raises(ValueError, match="received a certificate without XNNPACK"):
         read_certificate(tmp_path / "c.json")
+
+
+def test_a_certificate_of_an_earlier_version_is_read_and_says_nothing_of_what_is_new(
+    written, tmp_path
+):
+    certificate, path = written
+    values = json.loads(path.read_text())
+    for field in dataclasses.fields(Certificate):
+        defaults = field.default, field.default_factory
+        if any(default is not dataclasses.MISSING for default in defaults):
+            del values[field.name]
+    for count in values["runtimes"].values():
+        for name in ("kernels", "is_simulated", "own", "outputs"):
+            del count[name]
+    del values["is_portable"]
+    (tmp_path / "c.json").write_text(json.dumps(values))
+    older = read_certificate(tmp_path / "c.json")
+    assert (older.codes, older.agreement) == (certificate.codes, certificate.agreement)
+    assert (older.float_outputs, older.accuracy, older.holds) == ([], {}, [])
+    assert older.runtimes["xnnpack"].own == []
+    assert not older.is_portable
+    assert not re.search("Where this holds|not as simulated", certificate_page(older))

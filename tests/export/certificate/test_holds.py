@@ -1,5 +1,4 @@
 import dataclasses
-import json
 import re
 
 import numpy as np
@@ -7,7 +6,7 @@ import pytest
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.export.certificate.certificate import FEWEST_IMAGES, Certificate, read_certificate
+from sat_tf.export.certificate.certificate import FEWEST_IMAGES, Certificate
 from sat_tf.export.certificate.holds import Hold, holds_of, verdict_of
 from sat_tf.export.certificate.page import certificate_page
 from sat_tf.export.litert.processes import Machine
@@ -131,28 +130,6 @@ def test_float_sums_are_the_same_everywhere_and_float_means_are_not(pooled, tmp_
     known = {tensor: hold for hold in certificate.holds for tensor in hold.tensors}
     assert known["sum"].why == "one float32 operation a value, which all processors round alike"
     assert certificate.is_portable != pooled
-
-
-def test_certificates_of_earlier_versions_are_read_and_say_nothing_of_where_they_hold(
-    certificate, tmp_path
-):
-    path = tmp_path / "certificate.json"
-    certificate.write(path)
-    values = json.loads(path.read_text())
-    for name in ("machine", "holds", "is_portable"):
-        del values[name]
-    path.write_text(json.dumps(values))
-    read = read_certificate(path)
-    assert read.holds == []
-    assert not read.is_portable
-    assert "Where this holds" not in certificate_page(read)
-
-
-def test_the_section_comes_back_from_the_file(certificate, tmp_path):
-    path = tmp_path / "certificate.json"
-    certificate.write(path)
-    assert read_certificate(path).holds == certificate.holds
-    assert read_certificate(path).machine == certificate.machine
 
 
 @pytest.mark.parametrize(

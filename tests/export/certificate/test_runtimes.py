@@ -1,12 +1,8 @@
-import dataclasses
-import json
-
 import numpy as np
 import pytest
 
 import sat_tf
 from sat_tf.export.certificate import runtimes
-from sat_tf.export.certificate.certificate import read_certificate
 from sat_tf.export.certificate.inputs import GIVEN
 from sat_tf.export.certificate.page import certificate_page
 from sat_tf.export.certificate.proof import prove, read_subject
@@ -92,23 +88,6 @@ def test_titles_say_which_runtimes_are_simulated(certificates):
     for title in ("Arm, XNNPACK (simulated)", "Arm, builtin kernels (simulated)"):
         assert title in page
     assert "not as simulated" in page
-
-
-def test_a_file_of_an_older_version_is_read(certificates, tmp_path):
-    values = json.loads(json.dumps(certificates["none"].to_dict()))
-    for count in values["runtimes"].values():
-        for key in ("kernels", "is_simulated", "own"):
-            del count[key]
-    (tmp_path / "old.json").write_text(json.dumps(values))
-    found = read_certificate(tmp_path / "old.json")
-    assert found.runtimes["builtin"].own == []
-    assert "not as simulated" not in certificate_page(found)
-
-
-def test_a_certificate_is_read_as_it_was_written(certificates, tmp_path):
-    certificates["int4"].write(tmp_path / "new.json")
-    found = read_certificate(tmp_path / "new.json")
-    assert dataclasses.asdict(found) == dataclasses.asdict(certificates["int4"])
 
 
 def test_the_usual_runtimes_are_some_of_the_table():

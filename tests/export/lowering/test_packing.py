@@ -359,13 +359,6 @@ def test_an_operation_that_the_export_adds_stays_int8():
         assert np.max(np.abs(operation.kernel)) > 63
 
 
-def test_a_model_with_nothing_to_pack_is_refused_with_the_fix(tmp_path):
-    model = _packed(_small, BitPolicy.mobile(4, **ODD))
-    with pytest.raises(ValueError, match=r"\(codes -1\d to 1\d, INT4(.|\n)*weight_grid='narrow'"):
-        sat_tf.export_tflite(model, tmp_path / "model.tflite", pack="int4")
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.thorough
 def test_kernels_of_float_activations_are_refused_for_what_they_are(tmp_path):
     policy = BitPolicy(weight_bits=3, activation_bits=None)

@@ -88,30 +88,11 @@ def test_adapted_statistics_come_over_in_a_sequential_model():
     np.testing.assert_allclose(converted(images), model(images), rtol=1e-4)
 
 
-def test_a_file_of_keras_3_is_read(classifier, tmp_path):
-    model, *_ = classifier
-    model.save(tmp_path / "model.keras")
-    converted = sat_tf.from_keras3(str(tmp_path / "model.keras"))
-    for ours, theirs in zip(converted.get_weights(), model.get_weights(), strict=True):
-        assert ours.shape == theirs.shape
-    np.testing.assert_allclose(converted(_images()), model(_images()), atol=1e-5)
-
-
 def test_the_converted_model_is_saved_and_loaded_by_tf_keras(classifier, tmp_path):
     _, converted, _ = classifier
     converted.save(tmp_path / "converted.keras")
     loaded = keras.models.load_model(tmp_path / "converted.keras")
     np.testing.assert_array_equal(loaded(_images()), converted(_images()))
-
-
-def test_the_converted_model_can_be_quantized():
-    image = keras3.Input((8, 8, 3), name="image")
-    x = L.Conv2D(4, 3, use_bias=False, name="conv")(image)
-    x = L.ReLU(name="relu")(L.BatchNormalization(name="bn")(x))
-    x = L.Dense(2, name="head")(L.GlobalAveragePooling2D(name="pool")(x))
-    converted = sat_tf.from_keras3(models.pretend_trained(keras3.Model(image, x)))
-    quantized = sat_tf.quantize_model(converted, sat_tf.BitPolicy())
-    assert quantized.get_layer("quant_conv").layer.name == "conv"
 
 
 def test_training_is_kept_where_it_is_off_and_dropped_where_keras_3_overrules_it():
