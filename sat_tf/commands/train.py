@@ -194,7 +194,7 @@ def conclude_folder(folder: RunFolder, console: Console) -> bool:
 
 
 def evaluate(folder: RunFolder, console: Console, *, trust: bool = False) -> None:
-    """Prints the held-out top-1 of a finished run's quantized model; its agreement without labels.
+    """Prints the held-out top-1 of a finished run's quantized model.
 
     Args:
         folder: of the run.
@@ -210,13 +210,11 @@ def evaluate(folder: RunFolder, console: Console, *, trust: bool = False) -> Non
     from sat_tf.training.loop.failures import reading_errors_explained
     from sat_tf.training.loop.stage import held_out_metrics
     from sat_tf.training.loop.start import fed_range, fed_source, load_source
-    from sat_tf.training.recipes.recipes import agreement_of
     from sat_tf.training.state.classifier_file import data_problems
 
     model = load_model(folder.file(QUANTIZED_MODEL), trust=trust)
     source = load_source(config)
-    agreement = agreement_of(config, source, folder)
-    problems = data_problems(model, source.image_size, source.num_classes or model.output_shape[-1])
+    problems = data_problems(model, source.image_size, source.num_classes)
     if problems:
         raise RunError(ProblemsError(str(folder.file(QUANTIZED_MODEL)), problems))
     source = fed_source(source, fed_range(model))
@@ -224,10 +222,9 @@ def evaluate(folder: RunFolder, console: Console, *, trust: bool = False) -> Non
         value_errors_as_run_errors(folder.file(QUANTIZED_MODEL)),
         reading_errors_explained(source),
     ):
-        found = held_out_metrics(model, source, agreement)
-    name, title = source.score
+        found = held_out_metrics(model, source)
     console.print(
-        f"{config.name}: held-out {title} {100 * found[name]:.2f} % ({found['images']} images)",
+        f"{config.name}: held-out top-1 {100 * found['top1']:.2f} % ({found['images']} images)",
         highlight=False,
     )
 

@@ -62,11 +62,6 @@ def test_a_metrics_file_of_another_version_is_named(tmp_path, text):
         EpochMetrics.read(folder)
 
 
-def test_without_labels_agreement_compares_models():
-    row = EpochMetrics(stage="quantized", epoch=0, step=0, held_out_agreement=0.5)
-    assert row.held_out_score == 0.5
-
-
 @pytest.mark.parametrize("count", [1, 6])
 def test_the_curves_are_a_picture(tmp_path, count):
     folder = RunFolder(tmp_path)

@@ -97,14 +97,6 @@ class ModelConfig(Section):
         return options
 
 
-# The learning rate is chosen when the stage starts; see `sat_tf.training.loop.stage`.
-AUTO: Literal["auto"] = "auto"
-_A_RATE = (
-    "a positive number: the peak for batches of 256 images; or auto (a short trial at the start of "
-    "a stage behind a trained model chooses it)"
-)
-
-
 class StageConfig(Section):
     """How one stage trains; the defaults are the paper's for MobileNets on ImageNet.
 
@@ -128,8 +120,11 @@ class StageConfig(Section):
     batch_size: int = Field(
         default=2048, ge=1, description="a positive integer: images a step, over all devices"
     )
-    base_learning_rate: Annotated[float, Field(gt=0)] | Literal["auto"] = Field(
-        default=0.05, description=_A_RATE
+    base_learning_rate: float = Field(
+        default=0.05,
+        gt=0,
+        description="a positive number: the peak for batches of 256 images; sat-tf quantize "
+        "--epochs finds one by a trial",
     )
     warmup_epochs: float = Field(default=5, ge=0, description="a number, 0 (no warm-up) or more")
     warmup_learning_rate: float | None = Field(
@@ -144,30 +139,15 @@ class StageConfig(Section):
 
     @property
     def peak_learning_rate(self) -> float:
-        """The learning rate where the warm-up ends: it grows with the batch.
-
-        Raises:
-            ValueError: it is still to be chosen.
-        """
-        return self._base * self.batch_size / _BASE_BATCH_SIZE
+        """The learning rate where the warm-up ends: it grows with the batch."""
+        return self.base_learning_rate * self.batch_size / _BASE_BATCH_SIZE
 
     @property
     def first_learning_rate(self) -> float:
-        """The learning rate where the warm-up starts; ValueError as for the peak."""
+        """The learning rate where the warm-up starts."""
         if self.warmup_learning_rate is not None:
             return self.warmup_learning_rate
-        return min(self._base, self.peak_learning_rate)
-
-    @property
-    def _base(self) -> float:
-        if self.base_learning_rate == AUTO:
-            raise ValueError("base_learning_rate='auto': expected the number that a trial chose.")
-        return self.base_learning_rate
-
-    def with_peak(self, learning_rate: float) -> "StageConfig":
-        """The same with another peak."""
-        base = learning_rate * _BASE_BATCH_SIZE / self.batch_size
-        return self.model_copy(update={"base_learning_rate": base})
+        return min(self.base_learning_rate, self.peak_learning_rate)
 
     def steps_per_epoch(self, num_images: int) -> int:
         """How many full batches the given number of training images make."""
@@ -200,11 +180,6 @@ class StageConfig(Section):
         first, base = self.warmup_learning_rate, self.base_learning_rate
         if not first or not self.warmup_epochs:
             return []
-        if base == AUTO:
-            return [
-                f"warmup_learning_rate={first:g} with base_learning_rate='auto': expected 0 or "
-                "null, because the peak is not known before the trial; set it to null."
-            ]
         if first <= self.peak_learning_rate * (1 + 1e-9):  # which is a rounded product
             return []
         return [
@@ -248,8 +223,8 @@ class StagesConfig(Section):
         """The same, with every setting that a stage leaves out taken from the stage before.
 
         Args:
-            from_file: the float model is read, not trained. The rate of what follows is then
-                chosen by a trial where no stage states one: that of a fresh model destroys it.
+            from_file: the float model is read, not trained: what follows then has to state a rate,
+                because that of a fresh model destroys it.
 
         Raises:
             ValueError: settings of a stage do not fit each other; a line for each.
@@ -263,8 +238,11 @@ class StagesConfig(Section):
             if "epochs" in own:
                 own.setdefault("steps", None)  # steps would win over them
             before = list(resolved.values())
-            if before and from_file and rate not in before[-1].model_fields_set:
-                own.setdefault(rate, AUTO)
+            if before and from_file and rate not in {*own, *before[-1].model_fields_set}:
+                problems.append(
+                    f"{name}.{rate} is missing: expected a positive number, because the default is "
+                    "that of a fresh model; add it. sat-tf quantize --epochs finds one by a trial."
+                )
             resolved[name] = before[-1].model_copy(update=own) if before else stage
             found = resolved[name].problems()
             # Inherited ones are reported once.
@@ -274,11 +252,6 @@ class StagesConfig(Section):
             problems.append(
                 "float.epochs=0: expected a positive integer; only the quantized stage can do "
                 "without training."
-            )
-        if self.float.base_learning_rate == AUTO and not from_file:
-            problems.append(
-                f"float.{rate}='auto': expected a positive number, because rates are tried on a "
-                "trained model; give one."
             )
         refuse(*problems)
         return self.model_copy(update=resolved)

@@ -23,7 +23,7 @@ from sat_tf.report.layers import clipping_levels
 from sat_tf.training.kappa import kappa_0
 from sat_tf.training.state.history import EPOCHS, EpochMetrics, logged
 from sat_tf.training.state.run_folder import METRICS, RunFolder
-from sat_tf.training.step.learner import score_of, training_copy
+from sat_tf.training.step.learner import training_copy
 
 _RESTART = "start over with --no-resume"
 
@@ -94,7 +94,7 @@ class BestEpoch(keras.callbacks.ModelCheckpoint):
         self.monitor_op = operator.gt  # NaN is not better
         self.folder, self.epoch, self.best = folder, 0, (-1.0, 0.0)
         for row in rows:
-            rank = _rank(row.held_out_score, row.held_out_loss)
+            rank = _rank(row.held_out_top1, row.held_out_loss)
             if rank > self.best:
                 self.epoch, self.best = row.epoch, rank
 
@@ -111,7 +111,7 @@ class BestEpoch(keras.callbacks.ModelCheckpoint):
 
     def on_test_end(self, logs: Any = None) -> None:
         """Saves the weights that were measured, where they are the best."""
-        rank = _rank(logs[score_of(logs).name], logs["loss"])
+        rank = _rank(logs["top1"], logs["loss"])
         super().on_epoch_end(self._current_epoch, {"rank": rank})
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

@@ -10,7 +10,7 @@ import tf_keras as keras
 from sat_tf.messages import RunError, first_ones
 from sat_tf.training.data.source import ImageSource
 from sat_tf.training.loop.callbacks import Backup
-from sat_tf.training.step.learner import Learner, score_of
+from sat_tf.training.step.learner import Learner
 
 _PROBED_IMAGES = 16
 _MOST_NAMED = 3
@@ -42,11 +42,11 @@ class StopWhenNotFinite(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Checks what training reports."""
         # The running mean stays NaN in every later batch; the message names the first one.
-        self._check("", loss=logs["batch_loss"], share=logs[score_of(logs).name])
+        self._check("", loss=logs["batch_loss"], share=logs["top1"])
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
         """Checks what the held-out images report."""
-        share = logs[score_of(logs).name]
+        share = logs["top1"]
         self._check("held-out images, after ", loss=logs["loss"], share=share)
 
     def _check(self, where: str, *, loss: Any, share: Any) -> None:

@@ -22,14 +22,13 @@ from sat_tf.report.certified_file import write_file
 from sat_tf.report.layers import SAMPLE, layer_rows
 from sat_tf.report.report import write_layers
 from sat_tf.report.results import Results, of_certificate
-from sat_tf.top_k import classes_of
 from sat_tf.training.data.source import NO_LABEL
 from sat_tf.training.loop.stage import Run
-from sat_tf.training.loop.start import fed, pixels_of
+from sat_tf.training.loop.start import pixels_of
 from sat_tf.training.report.run_report import write_curves, write_report
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.history import EpochMetrics
-from sat_tf.training.state.run_folder import RunState, read_trials, settled
+from sat_tf.training.state.run_folder import RunState
 
 _BATCH_SIZE = 64
 # The file of a run is measured on all held-out images if they are no more, which takes a minute.
@@ -53,9 +52,7 @@ def conclude(run: Run, state: RunState, model: keras.Model, *, parameters: int) 
     accuracies: dict[str, Any] = {
         f"{stage}_{metric}": metrics.get(metric)
         for stage, metrics in state.stages.items()
-        for metric in ("top1", "top5", "agreement")
-        # The float model agrees with itself.
-        if (stage, metric) != ("float", "agreement")
+        for metric in ("top1", "top5")
     }
     num_held_out = int(state.stages["float"].get("images", run.source.num_test))
     results = Results(
@@ -81,19 +78,16 @@ def conclude(run: Run, state: RunState, model: keras.Model, *, parameters: int) 
 def _of_training(run: Run, state: RunState) -> dict[str, Any]:
     """How the quantized stage was trained, as entries of the results."""
     found: dict[str, Any] = {"given_float_model": run.config.training.float_model is not None}
-    stage = settled(run.folder, run.config).stages.quantized
+    stage = run.config.stages.quantized
     if stage is None or not stage.trains:
         return found
     # They have the digits of the file, because a run that has resumed has no others.
     for row in EpochMetrics.read(run.folder):
         if (row.stage, row.epoch) == ("quantized", 0):
             found |= {"start_top1": row.held_out_top1, "start_top5": row.held_out_top5}
-            found["start_agreement"] = row.held_out_agreement
-    trial = read_trials(run.folder).get("quantized")
     return {
         **found,
         "learning_rate": stage.peak_learning_rate,
-        "tried_learning_rates": None if trial is None else trial.distances,
         "kept_epoch": state.stages["quantized"].get("kept_epoch"),
     }
 
@@ -105,11 +99,7 @@ def _of_file(run: Run, quantized: keras.Model, num_held_out: int) -> dict[str, A
     floats = folder.file(output_folder.FLOAT_MODEL)
     is_safe = not run.config.training.trust_model
     float_model = load_model(floats, safe_mode=is_safe) if floats.is_file() else None
-    if not source.num_classes and float_model is not None:
-        # It tells the certificate that its outputs are classes: they have been learned as such.
-        float_model.compile(loss="sparse_categorical_crossentropy")
     pixels, labels = pixels_of(source).held_out_sample(config.verify_images)
-    title = source.score.title
     run.say(f"file       exporting, and verifying on {len(pixels):,} held-out images")
     is_of_pixels = takes_pixels(Network(quantized))
     try:
@@ -140,20 +130,16 @@ def _of_file(run: Run, quantized: keras.Model, num_held_out: int) -> dict[str, A
     entries = of_certificate(certificate)
     if certificate.num_images >= num_held_out or num_held_out > _MOST_MEASURED:
         return entries
-    run.say(f"file       measuring its {title} on all {num_held_out:,} held-out images")
+    run.say(f"file       measuring its top-1 on all {num_held_out:,} held-out images")
     kind = read_subject(path).graph.images[0].type
     batches = pixels_of(source).held_out_batches(batch_size=_BATCH_SIZE)
 
     def examples() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for pixels, labels in batches.as_numpy_iterator():
             pixels, labels = pixels[labels != NO_LABEL], labels[labels != NO_LABEL]
-            if not source.num_classes and float_model is not None:
-                labels = classes_of(float_model(fed(source, pixels), training=False).numpy())
             yield pixels.astype(kind), labels
 
     tops = (1, 5) if source.num_classes > 5 else (1,)
     found = evaluate_tflite(path, examples(), top=tops, progress=True)
     shares = {"tflite_top1": found.top[1], "tflite_top5": found.top.get(5)}
-    if not source.num_classes:
-        shares = {"tflite_agreement": found.top[1]}
     return {**entries, **shares, "tflite_images": found.num_images}

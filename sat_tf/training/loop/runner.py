@@ -49,7 +49,6 @@ from sat_tf.training.state.run_folder import (
     RunState,
     expect_same_run,
     float_model_hash,
-    settled,
 )
 from sat_tf.training.step.distribution import (
     from_first_worker,
@@ -100,7 +99,6 @@ def train(
         if folder.is_finished:
             console.print("This run is finished; these are its results.", highlight=False)
             return Results.read(folder)
-        config = settled(folder, config)
     if config.training.deterministic_ops:
         tf.config.experimental.enable_op_determinism()
     # Dropout then draws from generators that every step can set.
@@ -224,10 +222,7 @@ def _ended(run: Run, state: RunState, name: str, candidates: Iterator[Candidate]
         remark = ": the model before training, because no epoch was better"
     elif epoch is not None:
         remark = f": the weights of epoch {epoch}, the best on these pictures"
-    done = f"{run.held_out(metrics)}{remark}"
-    if name == "float" and not run.source.num_classes:
-        done = "its answers are what the others are compared with"
-    run.say(f"{name:9}  done: {done}")
+    run.say(f"{name:9}  done: {run.held_out(metrics)}{remark}")
     return model
 
 
@@ -261,17 +256,15 @@ def best_of(
         The model, and its held-out metrics, with `kept_epoch` where that was chosen.
     """
     measured: list[tuple[keras.Model, dict[str, float]]] = []
-    score = run.source.score.name
     for epoch, model in candidates:  # of which the first is trained now
         if not measured:
-            run.say(f"{name:9}  measuring held-out {run.source.score.title}")
-        agreement = run.agreement(model if name == "float" else None)
-        metrics = held_out_metrics(model, run.source, agreement)
+            run.say(f"{name:9}  measuring held-out top-1")
+        metrics = held_out_metrics(model, run.source)
         measured.append((model, metrics if epoch is None else {**metrics, "kept_epoch": epoch}))
-        best = max((row.held_out_score for row in run.rows if row.stage == name), default=0.0)
-        if epoch is None or metrics[score] >= best:
+        best = max((row.held_out_top1 or 0.0 for row in run.rows if row.stage == name), default=0.0)
+        if epoch is None or metrics["top1"] >= best:
             break
-    return max(measured, key=lambda pair: pair[1][score])  # the first of equal ones
+    return max(measured, key=lambda pair: pair[1]["top1"])  # the first of equal ones
 
 
 def calibrated_start(run: Run, trained: keras.Model) -> keras.Model:
@@ -403,7 +396,7 @@ def _reconstruct(run: Run, model: keras.Model, float_model: keras.Model) -> None
             num_images=count,
             steps=steps,
             seed=config.seed,
-            measure=measure if run.source.num_classes else dict,
+            measure=measure,
             keep_better=run.keeps_best("quantized"),
             progress=run.writes,
             checkpoint=Checkpoint(run.folder.file(output_folder.UNFINISHED), say=run.say)

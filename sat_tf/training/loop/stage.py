@@ -2,23 +2,15 @@
 
 import contextlib
 import dataclasses
-import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
 
-import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 from rich.console import Console
 
-from sat_tf.loading.load import load_model
 from sat_tf.messages import RunError, say
-from sat_tf.output_folder import CONFIG, FLOAT_MODEL
-from sat_tf.qat.calibrate import estimate_statistics
-from sat_tf.qat.finetune import TRIED_RATES, distances_in_words
-from sat_tf.training.config.config import Config, config_text
-from sat_tf.training.config.sections import AUTO, StageConfig
+from sat_tf.training.config.config import Config
 from sat_tf.training.data.source import ImageSource
 from sat_tf.training.loop.callbacks import (
     Backup,
@@ -29,23 +21,18 @@ from sat_tf.training.loop.callbacks import (
     settling,
 )
 from sat_tf.training.loop.divergence import StopWhenNotFinite
-from sat_tf.training.recipes.recipes import StageRecipes, agreement_of, stage_recipes
+from sat_tf.training.recipes.recipes import stage_recipes
 from sat_tf.training.state.history import EPOCHS, EpochMetrics, logged
 from sat_tf.training.state.run_folder import (
     CHECKPOINTS,
     TENSORBOARD,
-    RateTrial,
     RunFolder,
-    settled,
-    write_trial,
 )
 from sat_tf.training.step.distribution import distributed, from_first_worker
-from sat_tf.training.step.learner import Agreement, Learner, training_copy
+from sat_tf.training.step.learner import Learner, training_copy
 from sat_tf.training.step.schedule import make_optimizer
 
 _HELD_OUT_BATCH_SIZE = 256
-# A trial of learning rates takes so many steps, and is judged by so many images.
-_TRIED_STEPS, _TRIED_IMAGES, _MEASURED_BATCH_SIZE = 16, 256, 64
 
 
 # A model, and the epoch whose weights it has where that was chosen; 0 is the start of the stage.
@@ -80,18 +67,9 @@ class Run:
         """Whether a stage ends with its best epoch; only one behind a trained model does."""
         return name != "float" and self.config.training.keep == "best"
 
-    def agreement(self, float_model: keras.Model | None = None) -> Agreement | None:
-        """The classes and losses of images without labels; None where they have labels.
-
-        Args:
-            float_model: of the run; None where it is saved.
-        """
-        return agreement_of(self.config, self.source, float_model or self.folder)
-
     def held_out(self, metrics: Mapping[str, float]) -> str:
         """Says how good a model is on the held-out images."""
-        name, title = self.source.score
-        return f"held-out {title} {100 * metrics[name]:.2f} %"
+        return f"held-out top-1 {100 * metrics['top1']:.2f} %"
 
     def say(self, text: str, *, style: str | None = None) -> None:
         """Prints a line as it is."""
@@ -146,14 +124,11 @@ def train_stage(
             folder=run.folder,
             writes=run.writes,
         )
-    if stage.base_learning_rate == AUTO:
-        stage = _with_chosen_rate(run, name, trained, recipes)
     with run.strategy.scope():
         learner = Learner(
             trained,
             batch_size=stage.batch_size,
             image_loss=recipes.image_loss,
-            agreement=recipes.agreement,
             after_step=recipes.after_step,
         )
         optimizer = make_optimizer(stage, steps_per_epoch, precision=config.precision)
@@ -262,123 +237,12 @@ def _training_batches(run: Run, batch_size: int, *, first_epoch: int = 0) -> tf.
     )
 
 
-def _with_chosen_rate(
-    run: Run, name: str, trained: keras.Model, recipes: StageRecipes
-) -> StageConfig:
-    """The settings of a stage with the learning rate that a trial finds best.
-
-    A few steps are trained at each of `TRIED_RATES`, from the same weights. Each trial is the stage
-    in miniature: the same batches, momentum from 0, and a rate that falls to 0 on half a cosine.
-    The loss of the steps themselves is no guide, because a model that leaves all that it knows
-    behind for the batches at hand lowers it fastest: `Distance` judges. What was tried is recorded
-    in the run folder, and the rate in its configuration.
-
-    Args:
-        run: what it is a stage of.
-        name: of the stage.
-        trained: the model that is trained; it has its weights again afterwards.
-        recipes: of the stage, of which the losses are taken.
-    """
-    config, stage = run.config.training, run.config.stages.by_name()[name]
-    run.say(
-        f"{name:9}  trying learning rates from {TRIED_RATES[0]:g} to {TRIED_RATES[-1]:g}, for "
-        f"{_TRIED_STEPS} steps each"
-    )
-    with run.strategy.scope():
-        learner = Learner(
-            trained,
-            batch_size=stage.batch_size,
-            image_loss=recipes.image_loss,
-            agreement=recipes.agreement,
-        )
-        optimizer = make_optimizer(
-            stage, 1, precision=config.precision, learning_rate=TRIED_RATES[0]
-        )
-        learner.compile(optimizer=optimizer, jit_compile=config.jit_compile)
-        learner.optimizer.build(trained.trainable_variables)
-    float_model = load_model(run.folder.file(FLOAT_MODEL), safe_mode=not config.trust_model)
-    count = min(_TRIED_IMAGES, run.source.num_train)
-    images = run.source.training_sample(count, seed=run.config.seed)
-    distance = Distance(float_model, training_copy(trained), images)
-    sgd = getattr(optimizer, "inner_optimizer", optimizer)
-    weights = trained.get_weights()
-    distances: dict[float, float | None] = {}
-    for rate in TRIED_RATES:
-        trained.set_weights(weights)
-        for variable in sgd.variables:
-            variable.assign(tf.zeros_like(variable))
-
-        def cool(step: int, logs: Any, rate: float = rate) -> None:
-            sgd.learning_rate = rate * 0.5 * (1.0 + math.cos(math.pi * step / _TRIED_STEPS))
-
-        cooling = keras.callbacks.LambdaCallback(on_train_batch_begin=cool)
-        learner.fit(
-            _training_batches(run, stage.batch_size),
-            steps_per_epoch=_TRIED_STEPS,
-            callbacks=[*kept_current(trained), cooling],
-            verbose=0,
-        )
-        distances[rate] = distance(trained.get_weights())
-    trained.set_weights(weights)
-    # The lowest rate is taken where all have diverged.
-    sizes = {rate: math.inf if far is None else far for rate, far in distances.items()}
-    best = min(sizes, key=lambda rate: (sizes[rate], rate))
-    best = float(from_first_worker(run.strategy, [best])[0])
-    trial = RateTrial(learning_rate=best, distances=distances)
-    run.say(f"{name:9}  learning rate {best:g}: {distances_in_words(distances)}")
-    if run.writes:
-        write_trial(run.folder, name, trial)
-        run.folder.write_text(CONFIG, config_text(settled(run.folder, run.config)))
-    return stage.with_peak(best)
-
-
-class Distance:
-    """How far the answers of a model are from those of the float model that it comes from.
-
-    The mean over training images, prepared like held-out ones, of the divergence
-    Σ p log(p / q), with p and q the probabilities of the float model and of the other, whose
-    statistics of normalization are measured first: a few steps leave moving averages behind.
-
-    Args:
-        float_model: from images to logits.
-        model: a copy of the one that is trained, not bound to a strategy.
-        images: as both take them.
-    """
-
-    def __init__(self, float_model: keras.Model, model: keras.Model, images: np.ndarray) -> None:
-        self._model, self._images = model, images
-        self._expected = self._log_probabilities(float_model)
-
-    def __call__(self, weights: Sequence[np.ndarray]) -> float | None:
-        """The distance with these weights; None where it is not finite."""
-        self._model.set_weights(weights)
-        try:
-            estimate_statistics(self._model, self._images, num_images=len(self._images))
-        except ValueError:  # an activation is not finite
-            return None
-        of_model = self._log_probabilities(self._model)
-        mean = np.sum(np.exp(self._expected) * (self._expected - of_model), axis=-1).mean()
-        return float(mean) if np.isfinite(mean) else None
-
-    def _log_probabilities(self, model: keras.Model) -> np.ndarray:
-        batches = (
-            self._images[start : start + _MEASURED_BATCH_SIZE]
-            for start in range(0, len(self._images), _MEASURED_BATCH_SIZE)
-        )
-        logits = [model(tf.cast(batch, tf.float32), training=False) for batch in batches]
-        values: np.ndarray = tf.nn.log_softmax(tf.cast(tf.concat(logits, 0), tf.float64)).numpy()
-        return values
-
-
-def held_out_metrics(
-    model: keras.Model, source: ImageSource, agreement: Agreement | None = None
-) -> dict[str, float]:
+def held_out_metrics(model: keras.Model, source: ImageSource) -> dict[str, float]:
     """The loss and accuracy of a model on the held-out images, measured on this machine alone.
 
     Args:
         model: with logits as its output.
         source: the data set.
-        agreement: gives the classes and losses of images without labels; None with labels.
 
     Returns:
         Shares in [0, 1], by the names of the metrics, the loss, and how many images they are of:
@@ -387,7 +251,7 @@ def held_out_metrics(
     Raises:
         RunError: a logit is non-finite.
     """
-    learner = Learner(model, batch_size=_HELD_OUT_BATCH_SIZE, agreement=agreement)
+    learner = Learner(model, batch_size=_HELD_OUT_BATCH_SIZE)
     learner.compile()
     batches = source.held_out_batches(batch_size=_HELD_OUT_BATCH_SIZE)
     found = learner.evaluate(batches, verbose=0, return_dict=True, callbacks=kept_current(model))

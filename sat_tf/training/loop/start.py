@@ -37,7 +37,6 @@ from sat_tf.quantizers.input_range import PIXELS, InputRange
 from sat_tf.quantizers.protocol import ActivationQuantizer
 from sat_tf.training import data, models
 from sat_tf.training.config.config import Config
-from sat_tf.training.config.recipes import FLOAT_STAGE
 from sat_tf.training.data.source import ImageSource
 from sat_tf.training.recipes.recipes import read_teacher
 from sat_tf.training.state.classifier_file import read_classifier
@@ -73,8 +72,6 @@ def load_source(config: Config, *, replicas: int = 1) -> ImageSource:
     except ValueError as error:
         raise RunError(f"data.options: {error}") from error
     problems = batch_size_problems(config, source, replicas)
-    if not source.num_classes:
-        problems += _problems_without_labels(config)
     # Class names go into the file that ends the training, and are checked before it.
     problems += checked_metadata(None, source.class_names)[1]
     if source.num_classes == 1:
@@ -86,33 +83,6 @@ def load_source(config: Config, *, replicas: int = 1) -> ImageSource:
     if problems:
         raise RunError(ProblemsError("config", problems))
     return source
-
-
-def _problems_without_labels(config: Config) -> list[str]:
-    """Lists what images without labels cannot be used for."""
-    taught, smoothing = config.recipes.distillation, config.recipes.label_smoothing
-    trains = any(stage.trains for name, stage in config.stages.by_name().items() if name != "float")
-    problems = []
-    if config.training.float_model is None:
-        problems.append(
-            "training.float_model=None for images without labels: expected the file of a trained "
-            "model, whose answers are learned; name one."
-        )
-    if trains and (taught is None or taught.weight < 1 or taught.teacher != FLOAT_STAGE):
-        problems.append(
-            "recipes.distillation for images without labels: expected the float model alone as "
-            f"the teacher; set its weight to 1 and its teacher to {FLOAT_STAGE}."
-        )
-    if config.stages.quantized is None:
-        problems.append(
-            "stages.quantized=null for images without labels: expected a stage that learns the "
-            "answers of the float model; leave it out."
-        )
-    if smoothing is not None:
-        problems.append(
-            "recipes.label_smoothing for images without labels: expected null; leave it out."
-        )
-    return problems
 
 
 def batch_size_problems(config: Config, source: ImageSource, replicas: int = 1) -> list[str]:
@@ -146,9 +116,8 @@ def batch_size_problems(config: Config, source: ImageSource, replicas: int = 1) 
 def about_data(source: ImageSource) -> list[str]:
     """Lines on what a run trains on."""
     named = "" if source.class_names is None else f" ({first_ones(source.class_names)})"
-    classes = f"{source.num_classes:,} classes{named}" if source.num_classes else "no labels"
     return [
-        f"{source.name}: {classes}, {source.num_train:,} pictures to "
+        f"{source.name}: {source.num_classes:,} classes{named}, {source.num_train:,} pictures to "
         f"train on, {source.num_test:,} held out, {source.image_size}x{source.image_size} pixels",
         *(f"Note: {note}" for note in source.notes),
     ]

@@ -20,13 +20,13 @@ from sat_tf.qat.finetune import soft_divergence
 from sat_tf.qat.wrapper import QuantizedLayer, weight_quantizer
 from sat_tf.quantizers.protocol import WeightQuantizer
 from sat_tf.training.config.config import Config
-from sat_tf.training.config.recipes import FLOAT_STAGE, DistillationConfig
+from sat_tf.training.config.recipes import FLOAT_STAGE
 from sat_tf.training.data.source import ImageSource
 from sat_tf.training.state.classifier_file import read_classifier, read_weights
 from sat_tf.training.state.history import Row
 from sat_tf.training.state.run_folder import OSCILLATIONS, RunFolder
 from sat_tf.training.step.distribution import assign_alike, replica_variable
-from sat_tf.training.step.learner import Agreement, ImageLoss, cross_entropy, training_copy
+from sat_tf.training.step.learner import ImageLoss, cross_entropy, training_copy
 
 
 def distilled(
@@ -53,25 +53,6 @@ def distilled(
         return (1.0 - weight) * image_loss(images, labels, logits) + weight * soft
 
     return loss
-
-
-def agreement_with(teacher: keras.Model, *, temperature: float) -> Agreement:
-    """The classes and losses of images without labels, which are to have a teacher's answers.
-
-    The loss is T² KL(softmax(teacher / T) || softmax(student / T)), as in `distilled` with a weight
-    of 1. The class is that of the largest logit, of equal ones the first.
-
-    Args:
-        teacher: see `distilled`.
-        temperature: T > 0.
-    """
-
-    def classes_and_losses(images: tf.Tensor, logits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        target = tf.cast(teacher(tf.cast(images, tf.float32), training=False), tf.float32)
-        classes = tf.argmax(target, axis=-1, output_type=tf.int32)
-        return classes, soft_divergence(target, logits, temperature)
-
-    return classes_and_losses
 
 
 def smoothed_cross_entropy(amount: float) -> ImageLoss:
@@ -467,7 +448,6 @@ class StageRecipes:
 
     Attributes:
         image_loss: the loss of each image.
-        agreement: gives the classes and losses of images without labels; None with labels.
         after_step: what happens after every step of the optimizer.
         callbacks: what happens around epochs and measuring; they come before all others.
         finish: gives the trained model the weights that the stage ends with; None for those of the
@@ -475,7 +455,6 @@ class StageRecipes:
     """
 
     image_loss: ImageLoss
-    agreement: Agreement | None
     after_step: Sequence[Callable[[], None]]
     callbacks: Sequence[keras.callbacks.Callback]
     finish: Callable[[], None] | None
@@ -513,7 +492,7 @@ def stage_recipes(
     if recipes.label_smoothing is not None and stage in recipes.label_smoothing.stages:
         loss = smoothed_cross_entropy(recipes.label_smoothing.amount)
     plan = recipes.distillation
-    is_taught = plan is not None and stage in plan.stages and source.num_classes > 0
+    is_taught = plan is not None and stage in plan.stages
     teacher = read_teacher(config, source, folder) if is_taught else None
     if plan is not None and teacher is not None:
         # The copy has no regularizers, and its variables are where the student's are.
@@ -535,38 +514,10 @@ def stage_recipes(
         finish = average.keep
     return StageRecipes(
         image_loss=loss,
-        agreement=agreement_of(config, source, folder),
         after_step=after_step,
         callbacks=callbacks,
         finish=finish,
     )
-
-
-def agreement_of(
-    config: Config, source: ImageSource, float_model: keras.Model | RunFolder
-) -> Agreement | None:
-    """The classes and losses of the images of a run without labels; None where they have labels.
-
-    Args:
-        config: of the run.
-        source: the data set.
-        float_model: of the run, or the folder that it is in.
-
-    Raises:
-        RunError: the float model is missing, or holds something else.
-    """
-    if source.num_classes:
-        return None
-    if isinstance(float_model, RunFolder):
-        float_model = read_classifier(
-            float_model.file(FLOAT_MODEL),
-            image_size=source.image_size,
-            num_classes=0,
-            key="recipes.distillation.teacher",
-            safe_mode=not config.training.trust_model,
-        )
-    plan = config.recipes.distillation or DistillationConfig()
-    return agreement_with(training_copy(float_model), temperature=plan.temperature)
 
 
 def read_teacher(

@@ -9,7 +9,6 @@ from typing import Any
 from sat_tf import output_folder
 from sat_tf.presentation.charts import Line, LineChart, Point, save_charts
 from sat_tf.presentation.tables import Column, Table
-from sat_tf.qat.finetune import distances_in_words
 from sat_tf.qat.policy_fields import known_weights
 from sat_tf.report import report
 from sat_tf.report.results import Results
@@ -20,10 +19,9 @@ from sat_tf.training.state.history import (
     LEVEL,
     LOSS,
     RATE,
-    SAME_ANSWERS,
     EpochMetrics,
 )
-from sat_tf.training.state.run_folder import RunFolder, read_trials
+from sat_tf.training.state.run_folder import RunFolder
 from sat_tf.yaml_text import load_yaml
 
 
@@ -38,7 +36,7 @@ def write_curves(folder: RunFolder) -> None:
         return
     settings = _settings(folder)
     curves = learning_curves(epochs, targets=_targets(settings))
-    shown = (ACCURACY, SAME_ANSWERS, LOSS)
+    shown = (ACCURACY, LOSS)
     drawn = [one for title in shown for one in curves if one.title == title]
     with folder.written(run_folder.CURVES) as temporary:
         save_charts(drawn, str(settings.get("name", "")), temporary)
@@ -77,10 +75,9 @@ def write_report(folder: RunFolder) -> None:
     curves = learning_curves(epochs, targets=_targets(settings)) if epochs else []
     training: dict[str, str] = {}
     if folder.file(output_folder.RESULTS).exists():
-        results, trial = Results.read(folder), read_trials(folder).get("quantized")
+        results = Results.read(folder)
         training = {
             "Learning rate": results.rate(),
-            "Trial": distances_in_words(trial.distances) if trial else "",
             "Weights of epoch": results.kept(),
         }
     if any(training.values()):
@@ -117,17 +114,10 @@ def _flat(values: Mapping[str, Any]) -> dict[str, str]:
 def _targets(settings: Mapping[str, Any]) -> str:
     """Names the targets that recipes give a model in training beside the labels."""
     recipes = settings.get("recipes")
-    if not isinstance(recipes, dict) or not _has_labels(settings):
+    if not isinstance(recipes, dict):
         return ""
     found = {"the teacher": "distillation", "smoothed labels": "label_smoothing"}
     return " and ".join(words for words, recipe in found.items() if recipes.get(recipe))
-
-
-def _has_labels(settings: Mapping[str, Any]) -> bool:
-    """Whether the images of a configuration have labels."""
-    data = settings.get("data")
-    options = data.get("options") if isinstance(data, dict) else None
-    return not isinstance(options, dict) or options.get("labelled") is not False
 
 
 # The charts of metrics, by their titles: what they show in words, what values are multiplied by,
@@ -135,7 +125,6 @@ def _has_labels(settings: Mapping[str, Any]) -> bool:
 _CHARTS: dict[str, tuple[str, float, dict[str, Any]]] = {
     LOSS: ("loss", 1.0, {"logarithmic": True}),
     ACCURACY: ("accuracy in percent", 100.0, {"least": 0.0, "most": 100.0}),
-    SAME_ANSWERS: ("agreement in percent", 100.0, {"least": 0.0, "most": 100.0}),
     RATE: ("learning rate", 1.0, {"from_zero": True}),
     LEVEL: ("clipping level", 1.0, {"from_zero": True}),
 }

@@ -17,7 +17,6 @@ from sat_tf.loading.saved_model import is_saved_model
 from sat_tf.loading.trust import UntrustedModelError
 from sat_tf.messages import ProblemsError, RunError, reason_of
 from sat_tf.qat.layout import inner_layer
-from sat_tf.qat.reconstruction.fit import rows_of_classes
 from sat_tf.training import models
 
 
@@ -119,7 +118,7 @@ def data_problems(model: keras.Model, image_size: int, num_classes: int) -> list
     Args:
         model: any Keras model.
         image_size: height and width of the images.
-        num_classes: of the data set; 0 for images without labels, which any classifier takes.
+        num_classes: of the data set.
     """
     try:
         network = Network(model)
@@ -137,13 +136,7 @@ def data_problems(model: keras.Model, image_size: int, num_classes: int) -> list
             f"received a model for inputs of shape {taken}, expected {expected}, the images of the "
             "data; change its input, or the image size of the data."
         )
-    if not num_classes and (len(given) != 1 or not rows_of_classes(network, network.output, given)):
-        problems.append(
-            f"received a model with outputs of shape {given}, expected a row of the logits or the "
-            "probabilities of two classes or more: only these are learned without labels; "
-            "sat_tf.reconstruct fits other outputs."
-        )
-    if num_classes and given != (num_classes,):
+    if given != (num_classes,):
         problems.append(
             f"received a model with outputs of shape {given}, expected ({num_classes},), one for "
             "each class of the data."

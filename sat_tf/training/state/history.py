@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 import io
-import math
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, NamedTuple, Self, get_type_hints
 
@@ -80,8 +79,6 @@ class Metric(NamedTuple):
 
 
 LOSS, ACCURACY, RATE, LEVEL = "Loss", "Accuracy (%)", "Learning rate", "Clipping level"
-# It takes the place of accuracy where images have no labels.
-SAME_ANSWERS = "Agreement with the float model (%)"
 _NUMBER, _PERCENT = digits(".4g"), percent()
 _TRAINING = Line(label="training", colour="var(--curve)")
 _HELD_OUT = Line(label="held out", colour="var(--other)", dots=True)
@@ -103,11 +100,8 @@ class EpochMetrics(Row):
         train_top5: share of training images whose class is among the five likeliest; None if it
             is not measured.
         held_out_loss: mean over the held-out images, after the epoch.
-        held_out_top1: top-1 of the held-out images, after the epoch; None without labels.
+        held_out_top1: top-1 of the held-out images, after the epoch.
         held_out_top5: the same for top-5.
-        train_agreement: share of training images without labels with the class of the float model,
-            while weights change; None with labels.
-        held_out_agreement: the same of the held-out images, after the epoch.
         clipping_level: the mean of those of all layers, after the epoch.
         seconds: wall-clock time of the epoch, held-out images included.
     """
@@ -172,13 +166,6 @@ class EpochMetrics(Row):
             Line(label="top-5, held out", colour="var(--third)", dashed=True),
         ),
     ] = None
-    train_agreement: Annotated[
-        float | None, Metric("agreement", _PERCENT, "agreement", SAME_ANSWERS, _TRAINING)
-    ] = None
-    held_out_agreement: Annotated[
-        float | None,
-        Metric("held-out agreement", _PERCENT, "val_agreement", SAME_ANSWERS, _HELD_OUT),
-    ] = None
     clipping_level: Annotated[
         float | None,
         Metric(
@@ -190,13 +177,6 @@ class EpochMetrics(Row):
         ),
     ] = None
     seconds: Annotated[float | None, Metric("seconds", digits(".1f"), "seconds")] = None
-
-    @property
-    def held_out_score(self) -> float:
-        """The share that compares models: held-out top-1, or agreement without labels."""
-        if self.held_out_top1 is not None:
-            return self.held_out_top1
-        return math.nan if self.held_out_agreement is None else self.held_out_agreement
 
 
 # The metrics of an epoch, by the names of the fields.

@@ -27,11 +27,9 @@ from sat_tf.output_folder import (
     OutputFolder,
 )
 from sat_tf.training.config.config import Config, read_config
-from sat_tf.training.config.sections import AUTO
 
 ENVIRONMENT = "environment.json"
 METRICS = "metrics.csv"
-RATES = "rates.json"  # learning rates that were tried, and which of them was chosen
 OSCILLATIONS = "oscillations.csv"
 TENSORBOARD = "tensorboard"  # a folder
 CURVES = "curves.png"
@@ -46,7 +44,6 @@ FILES = (
     CONFIG,
     ENVIRONMENT,
     METRICS,
-    RATES,
     OSCILLATIONS,
     TENSORBOARD,
     CURVES,
@@ -109,7 +106,6 @@ class _Metrics(BaseModel):
     model_config = ConfigDict(extra="forbid")
     loss: float
     top1: float | None = None
-    agreement: float | None = None  # of images without labels, in place of top1
     top5: float | None = None  # of more than five classes
     images: int | None = None
     kept_epoch: int | None = None  # the stage ended with its weights; 0 is its start
@@ -213,48 +209,6 @@ class RunState:
         self.folder.write_json(STATE, values)
 
 
-class RateTrial(BaseModel):
-    """How far a model is from the float one after a few steps at each of several learning rates.
-
-    Attributes:
-        learning_rate: the one that was chosen, the peak of the stage's schedule.
-        distances: of each rate that was tried; None where it diverged.
-    """
-
-    model_config = ConfigDict(extra="forbid")
-    learning_rate: float
-    distances: dict[float, float | None]
-
-
-def read_trials(folder: RunFolder) -> dict[str, RateTrial]:
-    """The trials of learning rates that a run has made, by stage.
-
-    Raises:
-        RunError: the file holds something else.
-    """
-    return folder.read_values(RATES, dict[str, RateTrial], "learning rates with losses")
-
-
-def write_trial(folder: RunFolder, stage: str, trial: RateTrial) -> None:
-    """Records the trial of a stage."""
-    trials = {**read_trials(folder), stage: trial}
-    folder.write_json(RATES, {name: one.model_dump(mode="json") for name, one in trials.items()})
-
-
-def settled(folder: RunFolder, config: Config) -> Config:
-    """A configuration with the learning rates that the run in a folder has chosen for itself.
-
-    Raises:
-        RunError: see `read_trials`.
-    """
-    chosen = {
-        name: stage.with_peak(trial.learning_rate)
-        for name, trial in read_trials(folder).items()
-        if (stage := config.stages.by_name().get(name)) and stage.base_learning_rate == AUTO
-    }
-    return config.model_copy(update={"stages": config.stages.model_copy(update=chosen)})
-
-
 def float_model_hash(config: Config) -> str | None:
     """SHA-256 of the file, or of all files of the SavedModel, that a run starts from.
 
@@ -284,7 +238,7 @@ def expect_same_run(folder: RunFolder, config: Config) -> None:
         return
     file = folder.file(CONFIG)
     try:
-        there = settled(folder, read_config(file))
+        there = read_config(file)
     except RunError as error:
         raise RunError(
             f"{error}\nThe run in {folder.path} cannot be resumed; start over with --no-resume, or "
@@ -292,7 +246,7 @@ def expect_same_run(folder: RunFolder, config: Config) -> None:
         ) from error
     problems = [
         f"{key}: {old!r} in the folder, {new!r} asked for"
-        for key, old, new in differences(there.model_dump(), settled(folder, config).model_dump())
+        for key, old, new in differences(there.model_dump(), config.model_dump())
         if key not in _MAY_DIFFER
     ]
     if problems:

@@ -1,7 +1,7 @@
 """The model that `fit` sees: one that trains another by the rules of a run."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -12,7 +12,7 @@ from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.layers.normalization import synchronized_class
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.wrapper import QuantizedLayer, graphs_go_with
-from sat_tf.top_k import AGREEMENT, TOP1, Score, comes_before
+from sat_tf.top_k import comes_before
 from sat_tf.training.data.source import NO_LABEL
 
 
@@ -184,19 +184,6 @@ def training_copy(
 # It gives a loss for each image (batch,), float32; losses of images without a label are ignored.
 ImageLoss = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
 
-# It takes images (batch, rows, columns, 3) without labels, and logits (batch, classes). It gives
-# the classes that the images are to have (batch,), int32, and the loss of each, as ImageLoss does.
-Agreement = Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
-
-
-def score_of(logs: Mapping[str, Any]) -> Score:
-    """The share that the learner of some logs compares models by.
-
-    >>> score_of({"loss": 0.5, "agreement": 0.75}).title
-    'agreement'
-    """
-    return AGREEMENT if AGREEMENT.name in logs else TOP1
-
 
 def cross_entropy(images: tf.Tensor, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     """The loss of the paper, -log softmax(logits)[label], for each image."""
@@ -212,15 +199,13 @@ class Learner(keras.Model):
     a negative label do not count. A step with a non-finite loss applies no gradient.
 
     Its logs are `loss` (mean over the images of the epoch so far, regularization included) and
-    those of `accuracy_metrics`, or for images without labels `agreement`; in training also
-    `data_loss` (the mean without regularization), and `batch_loss` (of the last batch alone).
+    those of `accuracy_metrics`; in training also `data_loss` (the mean without regularization), and
+    `batch_loss` (of the last batch alone).
 
     Args:
         student: the model that is trained.
         batch_size: images of a global batch, over all replicas.
         image_loss: gives the loss of each image.
-        agreement: gives the classes and the loss of images without labels, to train and to measure
-            with, whatever `image_loss`; None where they have labels.
         after_step: called in every replica, inside the step, after the optimizer; with state in
             variables that the callables hold. The learner's checkpoints include those that are
             `tf.Module` or Keras objects.
@@ -232,22 +217,18 @@ class Learner(keras.Model):
         *,
         batch_size: int,
         image_loss: ImageLoss = cross_entropy,
-        agreement: Agreement | None = None,
         after_step: Sequence[Callable[[], None]] = (),
     ) -> None:
         super().__init__(name=f"learner_of_{student.name}")
         self.student = student
         self.batch_size = batch_size
         self.image_loss = image_loss
-        self.agreement = agreement
         self.after_step = list(after_step)
         # Every replica returns the same from a step.
         self.distribute_reduction_method = "first"
         self._loss = keras.metrics.Mean("loss")
         self._data_loss = keras.metrics.Mean("data_loss")
-        self._accuracy = (
-            accuracy_metrics(student) if agreement is None else [Top1(name=AGREEMENT.name)]
-        )
+        self._accuracy = accuracy_metrics(student)
         self._random_generators = RandomGenerators(student)
         self.built = True  # Keras' backup warns of a model that is not
 
@@ -264,7 +245,7 @@ class Learner(keras.Model):
         self._random_generators.start_step(tf.convert_to_tensor(self.optimizer.iterations))
         with tf.GradientTape() as tape:
             logits = self(images, training=True)
-            labels, losses = self._wanted(self.image_loss, images, labels, logits)
+            losses = self.image_loss(images, labels, logits)
             # Not by a product, which would keep NaN where there is no label.
             losses = tf.where(labels >= 0, losses, tf.zeros_like(losses))
             of_batch = tf.reduce_sum(losses) / self.batch_size
@@ -295,17 +276,7 @@ class Learner(keras.Model):
         """Measures this replica's images; the loss is that of the images alone."""
         images, labels = data
         logits = self(images, training=False)
-        labels, losses = self._wanted(cross_entropy, images, labels, logits)
-        return self._measure(labels, logits, losses)
-
-    def _wanted(
-        self, image_loss: ImageLoss, images: tf.Tensor, labels: tf.Tensor, logits: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """The classes that images are to have, and their losses."""
-        if self.agreement is None:
-            return labels, image_loss(images, labels, logits)
-        classes, losses = self.agreement(images, logits)
-        return tf.where(labels >= 0, classes, labels), losses
+        return self._measure(labels, logits, cross_entropy(images, labels, logits))
 
     @property
     def measured_images(self) -> int:

@@ -68,14 +68,6 @@ def test_the_warm_up_starts_at_the_rate_of_batches_of_256_unless_the_peak_is_low
             ["stages.float.warmup_learning_rate=0.1", "stages.quantized.base_learning_rate=0.01"],
             "stages.quantized.warmup_learning_rate=0.1 with base_learning_rate=0.01",
         ),
-        (
-            ["stages.float.base_learning_rate=auto"],
-            "stages.float.base_learning_rate='auto': expected a positive number, because",
-        ),
-        (
-            ["stages.quantized={base_learning_rate: auto, warmup_learning_rate: 0.1}"],
-            "stages.quantized.warmup_learning_rate=0.1 with base_learning_rate='auto'",
-        ),
     ],
 )
 def test_a_warm_up_never_starts_above_its_peak(overrides, expected):
@@ -83,21 +75,19 @@ def test_a_warm_up_never_starts_above_its_peak(overrides, expected):
     assert line.startswith(expected)
 
 
-def test_behind_a_given_model_the_rate_is_tried_unless_it_is_stated():
+def test_behind_a_given_model_the_rate_is_stated():
     def rates(*overrides):
         config = parse_config(SMALLEST, overrides)
-        found = [stage.base_learning_rate for stage in config.stages.by_name().values()]
         assert parse_config(config_text(config)) == config
-        return found, config.training.keep
+        return [stage.base_learning_rate for stage in config.stages.by_name().values()]
 
     given = "training.float_model=float.h5"
-    assert parse_config(SMALLEST, [given]).stages.quantized.base_learning_rate == "auto"
-    assert rates() == ([0.05, 0.05], "best")
-    assert rates(given) == ([0.05, "auto"], "best")
-    assert rates(given, "training.keep=last") == ([0.05, "auto"], "last")
-    assert rates(given, "stages.float.base_learning_rate=0.1")[0] == [0.1, 0.1]
-    assert rates(given, "stages.quantized.base_learning_rate=0.1")[0] == [0.05, 0.1]
-    assert rates("stages.quantized.base_learning_rate=auto")[0] == [0.05, "auto"]
+    (problem,) = problems(given)
+    assert problem.startswith("stages.quantized.base_learning_rate is missing: expected a positive")
+    assert "sat-tf quantize --epochs finds one by a trial" in problem
+    assert rates() == [0.05, 0.05]
+    assert rates(given, "stages.float.base_learning_rate=0.1") == [0.1, 0.1]
+    assert rates(given, "stages.quantized.base_learning_rate=0.1") == [0.05, 0.1]
 
 
 def numeric_keys(section=Config, prefix=""):

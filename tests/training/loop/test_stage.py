@@ -8,10 +8,7 @@ from rich.console import Console
 
 import sat_tf
 from sat_tf.messages import RunError
-from sat_tf.output_folder import CONFIG as CONFIG_FILE
-from sat_tf.output_folder import FLOAT_MODEL
-from sat_tf.qat.finetune import TRIED_RATES
-from sat_tf.training.config.config import config_text, parse_config, read_config
+from sat_tf.training.config.config import parse_config
 from sat_tf.training.data.arrays import ArraySource
 from sat_tf.training.loop import stage
 from sat_tf.training.loop.stage import Run, held_out_metrics, train_stage
@@ -19,13 +16,10 @@ from sat_tf.training.loop.start import batch_size_problems
 from sat_tf.training.state.run_folder import (
     METRICS,
     RunFolder,
-    expect_same_run,
-    read_trials,
-    settled,
 )
 from sat_tf.training.step.learner import Learner, training_copy
 from sat_tf.training.step.schedule import make_optimizer
-from tests.training.small import small_float_model, small_images, small_quantized_model
+from tests.training.small import small_images, small_quantized_model
 
 CONFIG = """
 name: small
@@ -86,21 +80,10 @@ def test_a_stage_can_have_a_number_of_steps_that_ends_within_an_epoch(tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_stage_tries_rates_takes_one_of_them_and_ends_with_its_best_epoch(tmp_path):
+def test_a_stage_ends_with_its_best_epoch(tmp_path):
     start = small_quantized_model()
-    settings = ("training.keep=best", "stages.quantized.base_learning_rate=auto")
-    run = make_run(tmp_path, *settings)
-    run.folder.write_text(CONFIG_FILE, config_text(run.config))
-    small_float_model().save(run.folder.file(FLOAT_MODEL))
+    run = make_run(tmp_path, "training.keep=best")
     epoch, model = train_stage(run, "quantized", start)
-    trial = read_trials(run.folder)["quantized"]
-    assert tuple(trial.distances) == TRIED_RATES
-    assert trial.distances[trial.learning_rate] == min(trial.distances.values())
-    resolved = read_config(tmp_path / CONFIG_FILE).stages.quantized
-    assert resolved.peak_learning_rate == pytest.approx(trial.learning_rate)
-    assert settled(run.folder, run.config) == read_config(tmp_path / CONFIG_FILE)
-    expect_same_run(run.folder, run.config)  # auto resumes the run that chose
-    assert max(row.learning_rate or 0 for row in run.rows) <= trial.learning_rate
     of_start, *of_epochs = run.rows
     assert (of_start.epoch, of_start.step, of_start.loss) == (0, 0, None)
     assert held_out_metrics(start, run.source)["top1"] == of_start.held_out_top1
@@ -108,21 +91,6 @@ def test_a_stage_tries_rates_takes_one_of_them_and_ends_with_its_best_epoch(tmp_
     best = max(row.held_out_top1 for row in run.rows)
     assert held_out_metrics(model, run.source)["top1"] == best
     assert run.rows[epoch].held_out_top1 == best
-
-
-@pytest.mark.thorough
-def test_a_trial_leaves_no_trace_in_the_training(tmp_path):
-    for name in ("auto", "set"):
-        (tmp_path / name).mkdir()
-        small_float_model().save(tmp_path / name / FLOAT_MODEL)
-    trial = make_run(tmp_path / "auto", "stages.quantized.base_learning_rate=auto")
-    _, model = train_stage(trial, "quantized", small_quantized_model())
-    rate = read_trials(trial.folder)["quantized"].learning_rate
-    run = make_run(tmp_path / "set", f"stages.quantized.base_learning_rate={rate * 256 / 32!r}")
-    _, other = train_stage(run, "quantized", small_quantized_model())
-    assert metrics(trial) == metrics(run)
-    for one, two in zip(model.get_weights(), other.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, two)
 
 
 @pytest.mark.thorough

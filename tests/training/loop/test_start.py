@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
-from PIL import Image
 
 import sat_tf
 from sat_tf.messages import RunError
@@ -11,10 +10,8 @@ from sat_tf.training.config.config import parse_config
 from sat_tf.training.data.arrays import ArraySource
 from sat_tf.training.loop import start as module
 from sat_tf.training.loop.start import (
-    about_data,
     float_model,
     float_start,
-    load_source,
     quantized_start,
     trained_float_model,
 )
@@ -49,29 +46,6 @@ def test_options_that_together_make_a_giant_are_refused_before_its_weights(monke
     monkeypatch.setattr(module, "_MOST_WEIGHT_BYTES", 2**16)
     with pytest.raises(RunError, match=r"more than 65,536 bytes of weights for mobilenet_v2 with"):
         float_model(config("model.options={width_multiplier: 1.5}"), SOURCE)
-
-
-def test_images_without_labels_need_the_float_model_as_their_only_teacher(tmp_path):
-    for name in range(5):
-        Image.new("RGB", (8, 8), (40 * name, 0, 0)).save(tmp_path / f"{name}.png")
-    place = f"{{data_dir: '{tmp_path}', image_size: 8, labelled: false}}"
-    of_pictures = ("data.name=folder", f"data.options={place}", "stages.float.batch_size=2")
-    short = ("stages.float.warmup_epochs=0",)
-    wrong = ("recipes.label_smoothing={}", "recipes.distillation={}")
-    with pytest.raises(RunError) as caught:
-        load_source(config(*of_pictures, *short, *wrong))
-    for expected in (
-        "training.float_model=None for images without labels",
-        "set its weight to 1 and its teacher to float_stage",
-        "recipes.label_smoothing for images without labels: expected null",
-    ):
-        assert expected in str(caught.value)
-    right = ("training.float_model=float.keras", "recipes.distillation.weight=1")
-    source = load_source(config(*of_pictures, *short, *right))
-    assert (source.num_classes, source.num_train, source.num_test) == (0, 4, 1)
-    images, labels = source.held_out_sample(8)
-    assert (len(images), labels) == (1, None)
-    assert "no labels, 4 pictures to train on, 1 held out" in about_data(source)[0]
 
 
 @pytest.mark.parametrize("rescale", ["constant", "stddev"])

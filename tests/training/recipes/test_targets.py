@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 
 from sat_tf.qat.finetune import soft_divergence
-from sat_tf.training.recipes.recipes import agreement_with, distilled, smoothed_cross_entropy
+from sat_tf.training.recipes.recipes import distilled, smoothed_cross_entropy
 from sat_tf.training.step.learner import cross_entropy, training_copy
 from tests.training.recipes.trained import fitted, on_each_number_of_replicas
 from tests.training.small import small_float_model, small_quantized_model
@@ -57,17 +57,6 @@ def test_the_teacher_reads_images_as_they_come_from_the_data():
     target = teacher(tf.constant(pixels, tf.float32), training=False)
     same = loss(tf.constant(pixels), tf.constant([0] * 4), target)
     np.testing.assert_allclose(same, 0.0, atol=1e-6)
-
-
-def test_images_without_labels_get_the_classes_and_the_loss_of_the_teacher_alone():
-    teacher = small_float_model()
-    pixels = np.random.RandomState(0).randint(0, 256, (4, 8, 8, 3)).astype(np.uint8)
-    logits = tf.random.normal((4, 3), seed=0)
-    classes, losses = agreement_with(teacher, temperature=4.0)(tf.constant(pixels), logits)
-    target = teacher(tf.constant(pixels, tf.float32), training=False)
-    assert np.array_equal(classes, np.argmax(target, axis=1))
-    alone = distilled(cross_entropy, teacher, temperature=4.0, weight=1.0)
-    np.testing.assert_allclose(losses, alone(tf.constant(pixels), classes, logits), rtol=1e-6)
 
 
 @pytest.mark.thorough

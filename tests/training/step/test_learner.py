@@ -42,23 +42,6 @@ def test_images_without_a_label_count_for_nothing():
         np.testing.assert_allclose(after, before - 0.1 * gradient, rtol=1e-5, atol=1e-6)
 
 
-def test_images_without_labels_are_measured_by_the_classes_that_they_are_given():
-    model = training_copy(small_quantized_model())
-    pixels, labels = IMAGES.train_images[:12], np.zeros(12, np.int32)
-    labels[8:] = NO_LABEL
-    found = np.argmax(model(pixels.astype(np.float32), training=False), axis=1)
-    classes = np.where(np.arange(12) < 6, found, (found + 1) % 3).astype(np.int32)
-
-    def agreement(images, logits):
-        return tf.constant(classes), tf.range(12.0)
-
-    learner = Learner(model, batch_size=12, agreement=agreement)
-    learner.compile()
-    logs = learner.test_on_batch(pixels, labels, return_dict=True)
-    # Eight are images, of which the first six have the class; their losses are 0 to 7.
-    assert logs == {"loss": pytest.approx(3.5), "agreement": pytest.approx(0.75)}
-
-
 @pytest.mark.thorough
 def test_the_loss_of_the_images_is_the_whole_one_without_weight_decay():
     model = training_copy(small_quantized_model(), weight_decay=0.01)
