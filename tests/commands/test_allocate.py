@@ -34,7 +34,7 @@ def test_bits_are_chosen_for_a_saved_model(files, tmp_path, said):
     ("words", "expected"),
     [
         ("--out curve.svg", "curve.svg: received .svg, expected one of .yaml, .csv"),
-        ("--budget ideal_bytes=3", "'ideal_bytes' is not a limit. Use average_weight_bits"),
+        ("--budget ideal_bytes=3", "'ideal_bytes' is not a limit; use average_weight_bits"),
     ],
 )
 def test_words_of_earlier_versions_say_what_to_use(words, expected, files, said):

@@ -504,8 +504,8 @@ def test_files_that_do_not_fit_are_answered_without_a_traceback(
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("model.options.width_multiplier=-1", "width_multiplier: received -1; expected a positive"),
-        ("data.options.image_size=9", "image_size: received 9; expected a positive multiple"),
+        ("model.options.width_multiplier=-1", "width_multiplier=-1: expected a positive"),
+        ("data.options.image_size=9", "image_size=9: expected a positive multiple"),
         ("stages.float.batch_size=5000", "stages.float.batch_size=5000: expected at most"),
         ("policy.overrides={conv_*: {weight_bits: 8}}", "conv_*"),
     ],
