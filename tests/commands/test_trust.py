@@ -14,7 +14,7 @@ _CONFIG = """
 name: hostile
 data: {name: digits, options: {image_size: 8}}
 model: {name: mobilenet_v2}
-stages: {float: {epochs: 1, batch_size: 32, warmup_epochs: 0}}
+stages: {float: {epochs: 1, batch_size: 32, warmup_epochs: 0, base_learning_rate: 0.05}}
 """
 
 

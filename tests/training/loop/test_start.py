@@ -24,7 +24,8 @@ EIGHT_BITS = "policy={weight_bits: 8, activation_bits: 8}"
 
 
 def config(*overrides):
-    return parse_config(CONFIG, overrides)
+    stated = "stages.quantized.base_learning_rate=0.05"  # as a trained model asks for
+    return parse_config(CONFIG, [stated, *overrides])
 
 
 def kernel_bits(model):
