@@ -179,8 +179,9 @@ def _pooled_area(network: Network, node: Node) -> int | None:
     """Returns the area that a call average-pools, 1 if it does not; None if that is not known."""
     layer = unwrapped(node.layer)
     kind = layer_kinds.find_kind(layer)
-    averages = kind.pooling is not None and kind.pooling.mean
-    if averages and not kind.pooling.whole:
+    pooling = kind.pooling
+    averages = pooling is not None and pooling.mean
+    if pooling is not None and averages and not pooling.whole:
         return math.prod(layer.pool_size)
     before, after = (
         None if None in shape else math.prod(size or 1 for size in shape)
