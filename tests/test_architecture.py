@@ -139,7 +139,7 @@ MOST_LINES = {
     "qat": 9300,
     "quantizers": 5400,
     "report": 900,
-    "training": 12200,
+    "training": 11800,
     ".": 2500,  # the modules beside the rooms, together
 }
 
