@@ -189,7 +189,7 @@ def rows_of_files(paths: Sequence[pathlib.Path], counts: Sequence[int]) -> Read:
         chosen = np.flatnonzero(lasts > firsts)
         # Paths are bytes, because names need not be UTF-8.
         spans = (
-            [bytes(paths[file]) for file in chosen],
+            [bytes(paths[int(file)]) for file in chosen],
             [names[int(file)] for file in chosen],
             (firsts - ends + counts)[chosen],
             (lasts - firsts)[chosen],
