@@ -103,7 +103,8 @@ def test_behind_a_given_model_the_rate_is_tried_unless_it_is_stated():
 def numeric_keys(section=Config, prefix=""):
     """The dotted keys of all numbers, with a list where the key takes one."""
     for name, field in section.model_fields.items():
-        kinds = [field.annotation, *typing.get_args(field.annotation)]
+        arms = typing.get_args(field.annotation)
+        kinds = [field.annotation, *arms, *(kind for arm in arms for kind in typing.get_args(arm))]
         inner = next((kind for kind in kinds if hasattr(kind, "model_fields")), None)
         if inner is not None:
             yield from numeric_keys(inner, f"{prefix}{name}.")
@@ -151,8 +152,7 @@ def test_an_unknown_packing_gets_a_proposal():
 @pytest.mark.parametrize("tail", ["deploy_tail={epochs: 2}", "deploy_tail.epochs=2"])
 def test_the_deploy_tail_of_earlier_versions_is_told_what_to_do_instead(tail):
     (problem,) = problems(f"stages.{tail}")
-    assert problem.startswith("stages.deploy_tail is not a key. There is no such stage any more: ")
-    assert problem.endswith("leave it out, and give its epochs to stages.quantized.")
+    assert problem.startswith("stages.deploy_tail is not a key; leave it out, and give its epochs")
     # Configurations of earlier runs name it.
     assert parse_config(SMALLEST, ["stages.deploy_tail=null"]) == parse_config(SMALLEST)
 
@@ -163,7 +163,7 @@ def test_the_deploy_tail_of_earlier_versions_is_told_what_to_do_instead(tail):
 )
 def test_checkpoints_of_earlier_versions_are_told_what_to_do_instead(key, former, other):
     (problem,) = problems(f"training.{key}={other}")
-    assert problem.startswith(f"training.{key} is not a key. Every epoch is saved as it ends")
+    assert problem.startswith(f"training.{key} is not a key; leave it out: every epoch is saved")
     # Configurations of earlier runs name them.
     assert parse_config(SMALLEST, [f"training.{key}={former}"]) == parse_config(SMALLEST)
 
