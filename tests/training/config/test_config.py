@@ -93,7 +93,8 @@ def test_behind_a_given_model_the_rate_is_stated():
 def numeric_keys(section=Config, prefix=""):
     """The dotted keys of all numbers, with a list where the key takes one."""
     for name, field in section.model_fields.items():
-        kinds = [field.annotation, *typing.get_args(field.annotation)]
+        arms = typing.get_args(field.annotation)
+        kinds = [field.annotation, *arms, *(kind for arm in arms for kind in typing.get_args(arm))]
         inner = next((kind for kind in kinds if hasattr(kind, "model_fields")), None)
         if inner is not None:
             yield from numeric_keys(inner, f"{prefix}{name}.")
