@@ -152,7 +152,7 @@ def test_records_without_the_picture_are_named_with_the_fix(root):
         labels_of(source, 1)
     assert "Feature: image (data type: string) is required" in str(source.reading_error)
     assert "{{" not in str(source.reading_error)
-    with pytest.raises(ValueError, match="label_key: received 'image'; expected another feature"):
+    with pytest.raises(ValueError, match="label_key='image': expected another feature"):
         open_records(root, image_key="image", label_key="image")
 
 
