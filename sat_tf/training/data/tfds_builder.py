@@ -177,7 +177,8 @@ def _part(
         number, first = share.of // even, share.first // even
         if number == 1:
             return read(split, seed)
-        if number > count:  # an empty part is an error of TensorFlow Datasets
+        # An empty part is an error of TensorFlow Datasets; of a sum each part would be cut alone.
+        if number > count or "+" in split:
             first, end = share.bounds(count)
             return read(split, seed).skip(first).take(end - first)
         parts = tfds.even_splits(split, number)[first : first + share.size // even]

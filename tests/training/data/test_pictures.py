@@ -9,7 +9,6 @@ from PIL import Image
 from sat_tf.pictures.picture_folder import load_folder
 from sat_tf.pictures.pictures import MOST_PIXELS, expect_whole, pixels_of
 from sat_tf.preprocessing import RESIZED_AND_CROPPED
-from sat_tf.training import data
 from sat_tf.training.data.crops import whole_picture
 from tests.training.data.photographs import chunk, encoded, jpeg_of, photograph, png_of
 
@@ -124,10 +123,6 @@ def test_every_reader_refuses_pictures_that_are_not_all_there(tmp_path):
             (folder / name).write_bytes(content)
     found = load_folder(tmp_path, (32, 32, 3))
     assert [path.rsplit("/", 1)[1] for path in found.unreadable] == 2 * sorted(BROKEN)
-    source = data.source("folder", data_dir=tmp_path, image_size=32, max_corrupt=0.9)
-    assert len(source.held_out_sample(100)[1]) == 4
-    assert len(source.training_sample(100, seed=0)) == 4
-    assert {path.rsplit("/", 1)[1] for path in source.corrupt.names} == set(BROKEN)
 
 
 def test_the_bound_is_that_of_pillow():
