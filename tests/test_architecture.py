@@ -34,18 +34,16 @@ MAY_IMPORT = _words(
         "core": "",
         "quantizers": "core",
         "graph": "core loading",
-        "qat": "core quantizers graph pictures presentation",
+        "qat": "core quantizers graph presentation",
         "export": "core quantizers graph qat presentation",
         "loading": "",
-        "pictures": "",
         "keras3": "core quantizers graph qat loading",
         "presentation": "",
         "analysis": "core quantizers graph qat export presentation planning",
         "report": "quantizers graph qat export presentation",
         "planning": "core quantizers graph qat export presentation",
-        "training": "pictures quantizers graph qat export loading keras3 presentation analysis "
-        "report",
-        "commands": "pictures quantizers graph qat export loading keras3 presentation analysis "
+        "training": "quantizers graph qat export loading keras3 presentation analysis report",
+        "commands": "quantizers graph qat export loading keras3 presentation analysis "
         "planning report training",
     }
 )
@@ -88,9 +86,9 @@ MAY_IMPORT_WITHIN = {
 }
 # Modules that all rooms share, and those at the top that may use everything.
 SHARED = {
-    *("arguments", "atomic_file", "bounded_file", "first_use", "messages", "preprocessing"),
-    *("interruption", "output_folder", "saved_by", "targets", "top_k", "version"),
-    *("validation", "yaml_text", "zip_archive"),
+    *("arguments", "atomic_file", "bounded_file", "first_use", "interruption", "messages"),
+    *("output_folder", "pictures", "preprocessing", "saved_by", "targets", "top_k", "validation"),
+    *("version", "yaml_text", "zip_archive"),
 }
 TOP = {"__init__", "__main__", "callbacks", "configs", "either_keras"}
 
@@ -127,20 +125,19 @@ PYTHON = {
 # these numbers without lowering others by as much; whoever makes a room smaller lowers its number.
 MOST_LINES = {
     "analysis": 3200,
-    "commands": 5100,
+    "commands": 4900,
     "core": 3300,
     "export": 20300,
     "graph": 6000,
     "keras3": 3400,
     "loading": 1300,
-    "pictures": 900,
     "planning": 2300,
     "presentation": 1500,
     "qat": 9300,
     "quantizers": 5400,
     "report": 900,
-    "training": 11800,
-    ".": 2500,  # the modules beside the rooms, together
+    "training": 11900,
+    ".": 3100,  # the modules beside the rooms, together
 }
 
 # Packages whose names are loaded when they are first used: that is for those who use the package.

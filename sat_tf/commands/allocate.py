@@ -38,7 +38,7 @@ _LIMIT_LINES = "\n".join(
 EXAMPLES = f"""\
 examples:
   sat-tf allocate model.keras --images photos/ --budget bytes=500000 --out policy.yaml
-  sat-tf allocate model.keras --dataset digits --budget average_bits=4
+  sat-tf allocate model.keras --images photos/ --budget average_bits=4
   sat-tf allocate model.keras --images photos/ --budget bytes=60% average_activation_bits=5 \\
       --bits 2,4,8 --out layers.csv
   sat-tf allocate model.keras --images photos/ --npu ethos-u55-128 --budget milliseconds=60%
@@ -115,9 +115,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
             raise RunError(ProblemsError("--budget", problems_of(error))) from error
         check_outputs(arguments)
     if not wanted.is_given:
-        raise RunError(
-            "received no images, expected --images or --dataset: losses are measured on images."
-        )
+        raise RunError("received no images, expected --images: losses are measured on images.")
     make = model_maker(arguments, "allocate")
     quiet_tensorflow()
     from sat_tf.analysis.allocation.allocation import allocate

@@ -25,7 +25,7 @@ from sat_tf.commands.pixels import (
     say_notes,
 )
 from sat_tf.commands.quantization.pictures import range_sample
-from sat_tf.commands.quantization.policy import add_input_range, with_input_range
+from sat_tf.commands.quantization.policy import Sample, add_input_range, with_input_range
 from sat_tf.export.certificate.certificate import ImagesFrom
 from sat_tf.messages import value_errors_as_run_errors
 from sat_tf.output_folder import CONFIG
@@ -48,7 +48,7 @@ examples:
   sat-tf audit model.keras
   sat-tf audit model.keras --images photos/ --out audit.html
   sat-tf audit runs/digits_mobilenet_v2_w4a4
-  sat-tf audit mobilenet_v2 --image_size 24 --dataset glyphs
+  sat-tf audit mobilenet_v2 --image_size 24 --images photos/
   sat-tf audit keras.applications:ResNet50 --out audit.csv
 
 exit status: 0; with --strict 1 if a rule is broken; 2 if something cannot be read or audited.
@@ -132,7 +132,10 @@ def _fed_range(
             )
         return own
     if not is_built_by_name(arguments.model):
-        subject, sample = arguments.model, range_sample(model, wanted, policy, images)
+        sample: Sample = images.sample
+        if wanted.images is not None:
+            sample = range_sample(model, wanted.images, policy, wanted.labels)
+        subject = arguments.model
         policy = with_input_range(policy, model, subject, sample, console, is_trained=False)
     return policy.range_of(name)
 

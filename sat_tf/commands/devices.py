@@ -66,7 +66,6 @@ def write_device_kit(
         progress=True,
     )
     again = f"--images {wanted.images} " if wanted.images else ""
-    again += f"--dataset {wanted.dataset} " if wanted.dataset else ""
     left = f", {len(kit.not_compared)} behind float layers left out" if kit.not_compared else ""
     for line in (
         f"Kit: {kit.path}, {kit.bytes / 1e6:.1f} MB, {kit.num_images} images, "

@@ -61,11 +61,10 @@ def evaluate_file(
     Raises:
         RunError: there are no labelled images, or they do not fit the file.
     """
-    wanted.check()
     if not wanted.is_given:
         raise RunError(
             f"{path}: received a TFLite file without images, expected labelled ones; name them "
-            "with --images or --dataset."
+            "with --images."
         )
     with value_errors_as_run_errors():
         interface = file_interface(path)
@@ -79,7 +78,7 @@ def evaluate_file(
         if pixels.labels is None:
             raise RunError(
                 f"{wanted.images}: received images without labels, expected a folder with a folder "
-                "of pictures for each class, --labels beside an .npy file, or --dataset."
+                "of pictures for each class, or --labels beside an .npy file."
             )
         say_notes(pixels.notes, console)
         top = [k for k in _USUAL_TOP if k <= interface.num_outputs]

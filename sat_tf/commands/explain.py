@@ -18,7 +18,7 @@ from sat_tf.commands.models import (
 from sat_tf.commands.options import add_outputs, check_outputs, write_outputs
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.pixels import add_pictures, expect_pictures
-from sat_tf.commands.quantization.pictures import find_pictures
+from sat_tf.commands.quantization.pictures import range_sample
 from sat_tf.commands.quantization.policy import (
     add_quantization,
     asked_policy,
@@ -107,15 +107,8 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
             expect_float(pathlib.Path(name), model)
             policy = asked or usual_policy(arguments)
             # These are the pictures that `sat-tf quantize` looks at.
-            images = find_pictures(
-                pathlib.Path(arguments.images),
-                model,
-                policy,
-                Console(quiet=True),
-                to_train=False,
-                labels=arguments.labels,
-            )
-            asked = with_input_range(policy, model, name, images.held_out_sample, console)
+            sample = range_sample(model, arguments.images, policy, arguments.labels)
+            asked = with_input_range(policy, model, name, sample, console)
         else:
             asked = asked or usual_policy(arguments)
             is_pixels = not (asked.states_input_range or is_built_by_name(name))

@@ -23,7 +23,12 @@ _SAID_BY: Mapping[str, Sequence[str]] = {
     "bits": ("--set policy.weight_bits=N --set policy.activation_bits=N",),
     "calibration_data": ("--images",),
     "csv": ("--out FILE.csv",),
-    "data": ("--images", "--dataset"),
+    "data": ("--images",),
+    "data_dir": ("--images",),
+    "dataset": (
+        "--images PIXELS.npy --labels LABELS.npy, written with np.save of what "
+        "sat_tf.training.data.source(NAME).held_out_sample(N) gives",
+    ),
     "description": ("sat_tf.export_tflite(model, path, description=...) in Python",),
     "diagram": ("--out FILE.json",),
     "epochs": ("--set stages.quantized.epochs=N",),

@@ -26,7 +26,7 @@ divergence of the class probabilities. Nothing is trained."""
 EXAMPLES = """\
 examples:
   sat-tf sensitivity model.keras --images photos/ --bits 4
-  sat-tf sensitivity model.keras --dataset digits --bits 3 --out layers.csv --out layers.svg
+  sat-tf sensitivity model.keras --images photos/ --bits 3 --out layers.csv --out layers.svg
   sat-tf sensitivity model.keras --images photos/ --bits 3 --average_bits 4
 
 exit status: 0; 2 if something cannot be read or measured.
@@ -75,9 +75,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     """Does what the arguments ask for."""
     wanted = image_options(arguments, usual=_USUAL_IMAGES)
     if not wanted.is_given:
-        raise RunError(
-            "received no images, expected --images or --dataset: losses are measured on images."
-        )
+        raise RunError("received no images, expected --images: losses are measured on images.")
     if arguments.average_bits is not None and arguments.max_drop is not None:
         raise RunError("received --average_bits and --max_drop, expected one; leave one out.")
     make = model_maker(arguments, "sensitivity")

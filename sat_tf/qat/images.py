@@ -12,8 +12,7 @@ import tensorflow as tf
 
 from sat_tf.graph.network import Network
 from sat_tf.messages import ProblemsError, first_ones, reason_of, warn
-from sat_tf.pictures.folder_tree import TRAIN
-from sat_tf.pictures.picture_folder import load_folder
+from sat_tf.pictures import open_pictures
 from sat_tf.presentation.progress_bar import Advance
 from sat_tf.qat.inputs import input_ranges
 from sat_tf.qat.range_doubts import conversion_doubt
@@ -277,9 +276,10 @@ def _pictures(path: pathlib.Path, num_images: int, network: Network) -> Iterator
             f"dataset: received the folder {path} for a model of images of any size, expected one "
             f"of a fixed size, not {shape}; pass an array (n, rows, columns, channels)."
         )
-    train = path.expanduser() / TRAIN
-    found = load_folder(train if train.is_dir() else train.parent, sizes, most=num_images)
-    return fed_batches(found.images, input_ranges(network).get(name, PIXELS).fed)
+    if not path.expanduser().is_dir():
+        raise ValueError(f"{path}: not a folder, expected one of pictures.")
+    images, _ = open_pictures(path, sizes).sample(num_images).images()
+    return fed_batches(images, input_ranges(network).get(name, PIXELS).fed)
 
 
 def fed_batches(

@@ -24,7 +24,7 @@ from sat_tf.graph.layers.normalization import Statistics
 from sat_tf.graph.network import Network, Node, call_in_inference
 from sat_tf.graph.rewrite import with_layers_for_operations
 from sat_tf.messages import first_ones
-from sat_tf.pictures.sampling import spread_evenly
+from sat_tf.pictures import spread_evenly
 from sat_tf.qat.inputs import kept_inputs
 from sat_tf.qat.layout import inner_layer
 from sat_tf.quantizers.input_range import InputRange

@@ -1,5 +1,6 @@
 import csv
 
+import numpy as np
 import pytest
 
 from sat_tf.commands import main
@@ -17,14 +18,18 @@ def test_a_saved_model_is_audited(name, files, said):
 @pytest.mark.thorough
 def test_images_give_gradients_and_the_files_that_are_asked_for(files, tmp_path, said):
     page, table = tmp_path / "audit.html", tmp_path / "audit.csv"
-    words = ["audit", str(files / "quantized.keras"), "--dataset", "digits", "--num_images", "16"]
-    # The digits have ten classes, the model three.
+    labels = files / "labels.npy"
+    images = ["--images", str(files / "images.npy"), "--labels", str(labels)]
+    count = len(np.load(files / "images.npy"))
+    np.save(labels, np.arange(count) % 10)  # the model has three classes
+    words = ["audit", str(files / "quantized.keras"), *images, "--num_images", "16"]
     assert main.main([*words, "--out", str(page)]) == 2
-    assert "expected 0 to 2" in said()
+    assert "expected class numbers from 0 to 2" in said()
     assert not page.exists()
+    np.save(labels, np.arange(count) % 3)
     small_float_model().save(files / "float.keras")
-    words = ["audit", str(files / "float.keras")]
-    words += ["--dataset", "digits", "--num_images", "8", "--out", str(table), "--out", str(page)]
+    words = ["audit", str(files / "float.keras"), *images, "--num_images", "8"]
+    words += ["--out", str(table), "--out", str(page)]
     assert main.main(words) == 0
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
     with table.open(encoding="utf-8") as file:
@@ -52,7 +57,7 @@ def test_strict_fails_where_a_rule_is_broken(tmp_path, said):
         (["nowhere.keras"], "nowhere.keras: not found"),
         (["keras.applications:resnet50"], "Did you mean ResNet50?"),
         (["keras.applications:ResNet50", "--out", "nowhere/audit.html"], "which does not exist"),
-        (["keras.applications:ResNet50", "--dataset", "digit"], "Did you mean digits?"),
+        (["keras.applications:ResNet50", "--images", "nowhere"], "--images: nowhere: not found"),
         ([__file__], "expected a model that Keras 2 or 3 has saved"),
         ([__file__, "--image_size", "8"], "received --image_size for a saved model"),
         (["."], "has no quantized.keras; expected"),

@@ -72,7 +72,6 @@ def test_options_are_completed_anywhere(completed):
         (["quantize", "--target", "="], "litert"),
         (["quantize", "--output_type", "=", "in"], ["int8"]),
         (["sensitivity", "--metric", ""], ["top1", "distance", "divergence"]),
-        (["evaluate", "x.tflite", "--dataset", "dig"], ["digits"]),
         (["quantize", "--bits", ""], []),
     ],
 )

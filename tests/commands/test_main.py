@@ -28,6 +28,7 @@ from sat_tf.interruption import end_on_signals
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training import models
 from sat_tf.training.config.config import read_config
+from sat_tf.training.data import source
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.run_folder import RunFolder
 from tests.commands.light import run_alone
@@ -121,7 +122,7 @@ BAD_WORDS = [
     ("audit resnet19", "Did you mean resnet18?"),
     ("verify nowhere.keras", "nowhere.keras: not found; expected"),
     ("verify .", "has no quantized.keras, model.tflite, config.yaml; expected"),
-    (f"verify {__file__} --dataset digit", "Did you mean digits?"),
+    (f"verify {__file__} --dataset digits", "Did you mean --images PIXELS.npy --labels LABELS.npy"),
     (f"verify {__file__} --images nowhere", "nowhere: not found; expected"),
     (f"verify {__file__}", "is not a TFLite flatbuffer"),
     (f"verify {__file__} --runtime fast", "invalid choice: 'fast'"),
@@ -145,21 +146,19 @@ BAD_WORDS = [
     ),
     ("explain resnet18 --out plan.pdf", "received .pdf, expected one of .html, .csv, .json"),
     ("explain resnet18 --out nowhere/plan.html", "which does not exist"),
-    ("sensitivity resnet18", "received no images, expected --images or --dataset"),
-    ("sensitivity resnet19 --dataset digits", "Did you mean resnet18?"),
-    ("sensitivity resnet18 --dataset digit", "Did you mean digits?"),
-    ("sensitivity resnet18 --dataset digits --bits 9", "'9': expected an integer from 1 to 8"),
-    ("sensitivity resnet18 --dataset digits --out a.jpg", "received .jpg, expected one of .csv"),
+    ("sensitivity resnet18", "received no images, expected --images"),
+    ("sensitivity resnet19 --images .", "Did you mean resnet18?"),
+    ("sensitivity resnet18 --images . --bits 9", "'9': expected an integer from 1 to 8"),
+    ("sensitivity resnet18 --images . --out a.jpg", "received .jpg, expected one of .csv"),
     (
-        "sensitivity resnet18 --dataset digits --max_drop 1 --average_bits 4",
+        "sensitivity resnet18 --images . --max_drop 1 --average_bits 4",
         "expected one; leave one out",
     ),
     *(
-        (f"sensitivity resnet18 --dataset digits {words}", expected)
+        (f"sensitivity resnet18 --images . {words}", expected)
         for words, expected in (
             ("--max_drop=-1", "--max_drop: '-1': expected a number of 0 or more"),
             ("--average_bits nan", "--average_bits: 'nan': expected a number from 1 to 8"),
-            (f"--images {__file__}", "expected one of them"),
         )
     ),
     (f"sensitivity resnet18 --images {__file__}", "a file that np.save has not written"),
@@ -176,11 +175,10 @@ BAD_WORDS = [
     ("train photos", "received photos, expected no such word; write its option in front of it"),
     ("train --set seed=x", "--set: 1 problem"),
     ("train --set 'policy=weight_bits: 4\nactivation_bits: 99'", "activation_bits=99: expected an"),
-    (f"verify {__file__} --dataset folder", "received no --data_dir, expected the folder"),
     (f"verify {__file__} --kit kit.tar", "--kit: received 'kit.tar', expected the name of a zip"),
-    ("allocate resnet18 --budget bytes=3", "received no images, expected --images or --dataset"),
+    ("allocate resnet18 --budget bytes=3", "received no images, expected --images"),
     *(
-        (f"allocate resnet18 --dataset digits --budget {words}", expected)
+        (f"allocate resnet18 --images . --budget {words}", expected)
         for words, expected in (
             ("byte=3", "Did you mean bytes?"),
             ("bytes", "'bytes': expected LIMIT=VALUE"),
@@ -616,20 +614,33 @@ def test_without_a_config_and_a_folder_a_run_is_the_demo_in_runs():
     assert train.choose_folder(config, None).path == pathlib.Path("runs") / config.name
 
 
-def test_a_file_is_verified_alone_and_then_against_its_certificate(tiny_run, tmp_path, capsys):
+@pytest.fixture(scope="module")
+def digits(tiny_run):
+    """Held-out digits with their labels, in files, as options."""
+    images, labels = source("digits", image_size=8).held_out_sample(256)
+    words = []
+    for option, array in (("--images", images), ("--labels", labels)):
+        path = tiny_run.parent / f"digits{option}.npy"
+        np.save(path, array)
+        words += [option, str(path)]
+    return words
+
+
+def test_a_file_is_verified_alone_and_then_against_its_certificate(
+    tiny_run, digits, tmp_path, capsys
+):
     tflite, out = str(tiny_run / "model.tflite"), tmp_path / "proof"
-    assert main.main(["verify", tflite, "--dataset", "digits", "--out", str(out)]) == 0
+    assert main.main(["verify", tflite, *digits, "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "xnnpack" in printed
     assert "reference" in printed
     assert read_json(out / "certificate.json")["reference"] == "simulation"
     certificate = ["--certificate", str(out / "certificate.json")]
-    assert main.main(["verify", tflite, "--dataset", "digits", *certificate]) == 0
+    assert main.main(["verify", tflite, *digits, *certificate]) == 0
     assert "holds; the codes of" in " ".join(capsys.readouterr().out.split())
-    # The digits of another seed would be other images; none at all are no better.
     assert main.main(["verify", tflite, *certificate]) == 2
     assert "received none, expected the 256" in " ".join(capsys.readouterr().err.split())
-    options = ["--dataset", "digits", "--num_images", "9"]
+    options = [*digits, "--num_images", "9"]
     assert main.main(["verify", tflite, *options, *certificate]) == 2
     assert "9 images with the hash" in " ".join(capsys.readouterr().err.split())
 
@@ -648,9 +659,9 @@ def test_a_certificate_of_random_images_needs_none(tiny_run, tmp_path, capsys):
     assert "does not hold" in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_file_is_verified_with_its_model_on_a_data_set(tiny_run, tmp_path, capsys):
+def test_a_file_is_verified_with_its_model_on_labelled_images(tiny_run, digits, tmp_path):
     words = ["verify", str(tiny_run / "quantized.keras"), str(tiny_run / "model.tflite")]
-    words += ["--dataset", "digits", "--num_images", "8", "--out", str(tmp_path)]
+    words += [*digits, "--num_images", "8", "--out", str(tmp_path)]
     assert main.main(words) == 0
     found = read_json(tmp_path / "certificate.json")
     assert (found["reference"], found["num_images"]) == ("keras", 8)
@@ -661,16 +672,18 @@ def test_an_error_leaves_no_folder_behind(tiny_run, tmp_path, capsys):
     (tmp_path / "pictures").mkdir()
     words = ["verify", str(tiny_run / "model.tflite"), "--images", str(tmp_path / "pictures")]
     assert main.main([*words, "--out", str(tmp_path / "proof")]) == 2
-    assert "with none, expected at least one JPEG" in " ".join(capsys.readouterr().err.split())
+    assert "received no pictures, expected at least one (.bmp" in " ".join(
+        capsys.readouterr().err.split()
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["pictures"]
 
 
 @pytest.mark.thorough
-def test_evaluate_prints_the_top1_and_top5_of_a_file(tiny_run, capsys):
-    assert main.main(["evaluate", str(tiny_run / "model.tflite"), "--dataset", "digits"]) == 0
+def test_evaluate_prints_the_top1_and_top5_of_a_file(tiny_run, digits, capsys):
+    assert main.main(["evaluate", str(tiny_run / "model.tflite"), *digits]) == 0
     printed = capsys.readouterr().out
     assert "model.tflite: top-1 " in printed
-    assert "359 images" in printed
+    assert "256 images" in printed
 
 
 @pytest.mark.parametrize(
@@ -678,7 +691,6 @@ def test_evaluate_prints_the_top1_and_top5_of_a_file(tiny_run, capsys):
     [
         ([], "received a TFLite file without images, expected labelled ones"),
         (["--images", "{run}/pixels.npy"], "received images without labels"),
-        (["--dataset", "digts"], "Did you mean digits?"),
     ],
 )
 def test_evaluate_needs_labelled_images(tiny_run, options, expected, capsys):

@@ -100,8 +100,8 @@ REACHING = {
     "train": "",
     "export": "model.keras",
     "audit": "model.keras",
-    "sensitivity": "model.keras --dataset digits",
-    "allocate": "model.keras --dataset digits --budget bytes=3",
+    "sensitivity": "model.keras --images photos",
+    "allocate": "model.keras --images photos --budget bytes=3",
     "paper": "run table4/mobilenet_v1/4bits/pact --data glyphs",
 }
 

@@ -20,7 +20,7 @@ import sat_tf
 from sat_tf.commands.evaluate import evaluate_file
 from sat_tf.commands.main import main
 from sat_tf.commands.pixels import ImageOptions
-from sat_tf.pictures.picture_folder import load_folder
+from sat_tf.pictures import open_pictures
 from sat_tf.preprocessing import AS_IN_IMAGENET, COVERING, RESIZED_AND_CROPPED
 from sat_tf.training.data.class_folders import load_folder_tree
 from tests.export.zoo import quantized
@@ -60,7 +60,7 @@ def pictures(tmp_path_factory):
 def test_its_pixels_are_those_of_the_package(example, pictures, known, shape):
     files = sorted((pictures / "val").rglob("*.jpg"))
     found = [example.prepare(file, shape, json.loads(known.to_json())) for file in files]
-    expected = load_folder(pictures, shape, preprocessing=known).images
+    expected, _ = open_pictures(pictures, shape, known).held_out.images()
     order = sorted(range(len(files)), key=lambda index: (files[index].parent, files[index].name))
     np.testing.assert_array_equal(np.stack([found[index] for index in order]), expected)
 
@@ -69,24 +69,22 @@ def test_its_pixels_of_16_bits_are_those_of_the_package(example, tmp_path):
     shades = np.linspace(0, 65535, 50 * 70).reshape(50, 70).astype(np.uint16)
     Image.fromarray(shades).save(tmp_path / "shades.png")
     found = example.prepare(tmp_path / "shades.png", (32, 32, 3), {})
-    np.testing.assert_array_equal(found, load_folder(tmp_path, (32, 32, 3)).images[0])
+    np.testing.assert_array_equal(found, open_pictures(tmp_path, (32, 32, 3)).images()[0][0])
 
 
 def test_its_pixels_are_those_that_a_run_is_calibrated_on_and_measured_with(pictures):
     source = load_folder_tree(pictures, image_size=32)
     found, labels = source.held_out_sample(100)
-    expected = load_folder(pictures, (32, 32, 3), preprocessing=RESIZED_AND_CROPPED)
-    np.testing.assert_array_equal(labels, expected.labels)
-    np.testing.assert_array_equal(found, expected.images)
+    listed = open_pictures(pictures, (32, 32, 3), RESIZED_AND_CROPPED)
+    expected, kept = listed.held_out.images()
+    np.testing.assert_array_equal(labels, kept.labels)
+    np.testing.assert_array_equal(found, expected)
     (batch, _) = next(iter(source.held_out_batches(batch_size=len(labels))))
-    np.testing.assert_array_equal(batch, expected.images)
+    np.testing.assert_array_equal(batch, expected)
     # Those to calibrate on, in another order.
     to_calibrate = source.training_sample(100, seed=0)
     assert {image.tobytes() for image in to_calibrate} == {
-        image.tobytes()
-        for image in load_folder(
-            pictures / "train", (32, 32, 3), preprocessing=RESIZED_AND_CROPPED
-        ).images
+        image.tobytes() for image in listed.images()[0]
     }
 
 

@@ -2,35 +2,18 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
 
+from sat_tf import pictures
 from sat_tf.commands.label_file import read_labels
 from sat_tf.commands.models import is_built_by_name
-from sat_tf.commands.pixels import (
-    ImageOptions,
-    Pixels,
-    expect_fitting,
-    fixed_input_shape,
-    read_array,
-    say_notes,
-)
+from sat_tf.commands.pixels import ImageOptions, expect_fitting, fixed_input_shape, say_notes
 from sat_tf.commands.quantization.policy import Sample, feed_of, with_input_range
 from sat_tf.export.certificate.certificate import ImagesFrom
 from sat_tf.messages import RunError, say
-from sat_tf.pictures.folder_tree import (
-    HELD_OUT_SHARE,
-    FolderTree,
-    printable,
-    read_pictures,
-    read_tree,
-)
-from sat_tf.pictures.picture_folder import load_folder
-from sat_tf.pictures.pictures import DECODER, MODES, image_of
-from sat_tf.pictures.sampling import spread_evenly
 from sat_tf.preprocessing import COVERING, Preprocessing
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.input_range import INPUT_TYPES
@@ -38,10 +21,9 @@ from sat_tf.quantizers.input_range import INPUT_TYPES
 if TYPE_CHECKING:
     import tf_keras as keras
 
-CALIBRATION_IMAGES = 512
-# One of so many is held out, where folders of classes are not divided.
-_PARTS = round(1 / HELD_OUT_SHARE)
-HELD_OUT_IMAGES = 1024
+CALIBRATION_IMAGES, HELD_OUT_IMAGES = 512, 1024
+# Fewer arrays are not divided.
+_FEWEST = 5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,8 +32,8 @@ class Pictures:
 
     Attributes:
         images: uint8, or real values where an input takes those, to calibrate on.
-        held_out: likewise, to verify and measure on; those that it was calibrated on where there
-            are no classes.
+        held_out: likewise, to verify and measure on; those that it was calibrated on where none
+            are held out.
         labels: of those held out, for the only output with as many classes; None where they are
             not the model's classes.
         class_names: in the order of the labels; None where there are none.
@@ -69,12 +51,12 @@ class Pictures:
     num_classes: int = 0
     images_from: ImagesFrom
     preprocessing: Preprocessing | None = COVERING
-    training: Sequence[np.ndarray] | np.ndarray = ()
+    training: pictures.Pictures
     training_labels: np.ndarray | None = None
 
     def held_out_sample(self, most: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """Takes images as a source does, without labels where there are none."""
-        chosen = spread_evenly(len(self.held_out), most)
+        """Takes so many of those held out, with their labels if any."""
+        chosen = pictures.spread_evenly(len(self.held_out), most)
         return self.held_out[chosen], None if self.labels is None else self.labels[chosen]
 
 
@@ -117,34 +99,39 @@ def images_as_fed(
     input_type = policy.type_of(name)
     expect_fitting("--images", pixels.images, shape, input_type)
     say_notes(pixels.notes, console)
-    if not (is_quantized(Network(model)) or is_built_by_name(subject)):
-        sample = range_sample(model, wanted, policy, pixels)
+    knows_a_range = not (is_quantized(Network(model)) or is_built_by_name(subject))
+    if knows_a_range and wanted.images is not None:
+        sample = range_sample(model, wanted.images, policy, wanted.labels)
         policy = with_input_range(policy, model, subject, sample, console)
     if input_type == INPUT_TYPES[0]:
         say(console, f"Images are fed as input_range={policy.range_of(name)}.")
     return Fed(feed_of(policy, model)(pixels.images), pixels.labels, policy)
 
 
-def range_sample(model: Any, wanted: ImageOptions, policy: BitPolicy, pixels: Pixels) -> Sample:
-    """The images that show the range of a model: of a folder, those of `sat-tf quantize`.
+def range_sample(
+    model: "keras.Model", path: str, policy: BitPolicy, labels: str | None = None
+) -> Sample:
+    """The held-out images of `sat-tf quantize`, by which the input range of a model is found.
 
     Args:
         model: float, of one input.
-        wanted: the images that were asked for.
+        path: of a folder of pictures, or of an .npy file.
         policy: that was asked for.
-        pixels: what was read of them, where they are no folder of pictures or file.
+        labels: a file with those of an .npy file.
     """
-    if wanted.images is None:
-        return pixels.sample
     quiet = Console(quiet=True)
-    found = find_pictures(
-        pathlib.Path(wanted.images), model, policy, quiet, to_train=False, labels=wanted.labels
-    )
-    return found.held_out_sample
+    _, apart, _ = _divided(pathlib.Path(path), model, policy, quiet, to_train=False, labels=labels)
+    few = apart.sample(HELD_OUT_IMAGES)
+
+    def sample(most: int) -> tuple[np.ndarray, np.ndarray | None]:
+        images, kept = few.sample(most).images()
+        return images, kept.labels
+
+    return sample
 
 
 def find_pictures(
-    folder: pathlib.Path,
+    path: pathlib.Path,
     model: "keras.Model",
     policy: BitPolicy,
     console: Console,
@@ -155,7 +142,7 @@ def find_pictures(
     """The pictures of a folder, or the arrays of a file.
 
     Args:
-        folder: of pictures, or an .npy file.
+        path: of a folder of pictures, or of an .npy file.
         model: the float model.
         policy: that was asked for.
         console: where to tell of them.
@@ -165,160 +152,88 @@ def find_pictures(
     Raises:
         ValueError: there are none, or the model takes no such.
     """
-    shape, outputs = fixed_input_shape(model), [tuple(one.shape[1:]) for one in model.outputs]
-    if not folder.is_dir():
-        input_type = policy.type_of(model.input_names[0])
-        return _of_file(folder, shape, outputs, input_type, labels, console, to_train=to_train)
-    has_folders = any(entry.is_dir() for entry in folder.iterdir())
-    if not (has_folders or to_train):
-        every = load_folder(folder, shape, most=CALIBRATION_IMAGES)
-        say_notes(every.notes, console)
-        say(console, f"{folder}: {len(every.images):,} pictures")
+    train, apart, num_classes = _divided(
+        path, model, policy, console, to_train=to_train, labels=labels
+    )
+    is_divided, are_arrays = apart is not train, train.array is not None
+    chosen = pictures.spread_evenly(len(train), CALIBRATION_IMAGES)
+    if is_divided and not are_arrays:
+        # RandomState, because NumPy guarantees that its streams never change.
+        chosen = np.random.RandomState(0).permutation(len(train))[:CALIBRATION_IMAGES]
+    images, sample = train.take(chosen).images()
+    held_out, measured = images, sample
+    if is_divided:
+        held_out, measured = apart.sample(HELD_OUT_IMAGES).images()
+    what = f"arrays of {sample.shape}" if are_arrays else "pictures"
+    count = len(train) + len(apart) * is_divided
+    of_classes = f" of {num_classes:,} classes" if num_classes else ""
+    use = f"{len(train):,} to train" if to_train else f"{len(images):,} to calibrate"
+    parts = f", {use} on and {len(held_out):,} held out" if is_divided else ""
+    say(console, f"{path}: {count:,} {what}{of_classes}{parts}")
+    say_notes(dict.fromkeys((*sample.notes, *measured.notes)), console)
+    words = f"held-out pictures of {path.resolve().name}"
+    if not is_divided:
         words = "pictures of a folder, scaled and cropped to the input"
-        images_from = ImagesFrom(words, files=every.files, decoder=DECODER)
-        return Pictures(images=every.images, held_out=every.images, images_from=images_from)
-    tree = read_tree(folder) if has_folders else read_pictures(folder)
-    classes = len(tree.class_names)
-    fits = has_folders and outputs.count((classes,)) == 1
-    if has_folders and not (fits and len(outputs) == 1):
-        shapes = f"shape{'s' if len(outputs) > 1 else ''} {', '.join(map(str, outputs))}"
-        why = f"{classes:,} classes for a model with outputs of {shapes}"
-        not_measured = "the accuracy of the others" if fits else "accuracy"
-        learned = "; the folders are passed over" if to_train and not fits else ""
-        say_notes([f"received {why}: {not_measured} is not measured{learned}."], console)
-    if to_train and not fits:
-        tree = read_pictures(folder)
-    return _of_tree(folder, tree, shape, console, fits=fits, to_train=to_train)
-
-
-def _of_tree(
-    folder: pathlib.Path,
-    tree: FolderTree,
-    shape: tuple[int, ...],
-    console: Console,
-    *,
-    fits: bool,
-    to_train: bool,
-) -> Pictures:
-    """Pictures to calibrate and train on, and those held out.
-
-    Args:
-        folder: of the pictures.
-        tree: of it.
-        shape: of the input.
-        console: where to tell of them.
-        fits: whether the folders are the classes of an output.
-        to_train: whether the model is trained.
-    """
-    train, apart = tree.train, tree.held_out
-    # RandomState, because NumPy guarantees that its streams never change.
-    drawn = np.random.RandomState(0).permutation(len(train.paths))[:CALIBRATION_IMAGES]
-    chosen = spread_evenly(len(apart.paths), HELD_OUT_IMAGES)
-    sample, held_out = (
-        load_folder(folder, shape, among=[split.paths[place] for place in places])
-        for split, places in ((train, drawn), (apart, chosen))
-    )
-    what = f"{len(tree.class_names):,} classes" if tree.class_names else "no labels"
-    use = "train" if to_train else "calibrate"
-    say(
-        console,
-        f"{folder}: {what}, {len(train.paths):,} pictures to {use} on, {len(apart.paths):,} held "
-        "out",
-    )
-    say_notes((*tree.notes, *sample.notes, *held_out.notes), console)
-    label_of = dict(zip(map(pathlib.Path, apart.paths), apart.labels, strict=True))
     return Pictures(
-        images=sample.images,
-        held_out=held_out.images,
-        labels=np.array([label_of[folder / name] for name in held_out.files], np.int32)
-        if fits
-        else None,
-        class_names=tuple(map(printable, tree.class_names)) if fits else None,
-        num_classes=len(tree.class_names) if fits else 0,
-        images_from=ImagesFrom(
-            f"held-out pictures of {folder.resolve().name}", files=held_out.files, decoder=DECODER
-        ),
-        training=_Files(train.paths, shape),
-        training_labels=np.array(train.labels, np.int32) if fits else None,
-    )
-
-
-class _Files(Sequence[np.ndarray]):
-    """Pictures that are read when they are asked for, upright and of their own sizes.
-
-    Args:
-        paths: of the files.
-        shape: of the input, which says the channels.
-    """
-
-    def __init__(self, paths: Sequence[str], shape: tuple[int, ...]) -> None:
-        self.paths, self._channels = paths, shape[2]
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, place: Any) -> Any:
-        content = pathlib.Path(self.paths[place]).read_bytes()
-        pixels = np.asarray(image_of(content, MODES[self._channels], turns=True), np.uint8)
-        return pixels.reshape(*pixels.shape[:2], self._channels)
-
-
-def _of_file(
-    path: pathlib.Path,
-    shape: tuple[int, ...],
-    outputs: list[tuple[int | None, ...]],
-    input_type: str,
-    labels_path: str | None,
-    console: Console,
-    *,
-    to_train: bool,
-) -> Pictures:
-    """The arrays of an .npy file, for an input of this shape and type.
-
-    With labels, and where a model is trained, one in five is held out to measure on.
-    """
-    found = read_array(str(path))
-    expect_fitting(f"--images {path}", found, shape, input_type)
-    where: dict[str, Any] = {
-        "images_from": ImagesFrom(f"from {path.name}"),
-        "preprocessing": None,
-    }
-    if labels_path is None and not to_train:
-        console.print(f"{path}: {len(found):,} arrays of {shape}", highlight=False, markup=False)
-        chosen = found[spread_evenly(len(found), CALIBRATION_IMAGES)]
-        return Pictures(images=chosen, held_out=chosen, **where)
-    sizes = [size for size in outputs if len(size) == 1 and (size[0] or 0) > 1]
-    if labels_path is not None and len(sizes) != 1:
-        raise RunError(
-            f"--labels: received a model with outputs of shapes {', '.join(map(str, outputs))}, "
-            "expected one output that is a row of classes; leave it out."
-        )
-    num_classes, labels = 0, None
-    if labels_path is not None:
-        num_classes = sizes[0][0] or 0
-        labels = read_labels(labels_path, len(found), num_classes)
-    places = np.arange(len(found))
-    # Too few are not divided.
-    is_held_out = (places % _PARTS == _PARTS // 2) | (len(found) < _PARTS)
-    apart = places[~is_held_out | (len(found) < _PARTS)], places[is_held_out]
-    to_calibrate, held_out = (
-        part[spread_evenly(len(part), most)]
-        for part, most in zip(apart, (CALIBRATION_IMAGES, HELD_OUT_IMAGES), strict=True)
-    )
-    named = "without labels" if labels is None else "with labels"
-    use = f"{len(apart[0]):,} to train" if to_train else f"{len(to_calibrate):,} to calibrate"
-    console.print(
-        f"{path}: {len(found):,} arrays of {shape} {named}, {use} on and {len(held_out):,} held "
-        "out",
-        highlight=False,
-        markup=False,
-    )
-    return Pictures(
-        images=found[to_calibrate],
-        held_out=found[held_out],
-        labels=None if labels is None else labels[held_out],
+        images=images,
+        held_out=held_out,
+        labels=measured.labels,
+        class_names=measured.class_names or None,
         num_classes=num_classes,
-        training=found[apart[0]],
-        training_labels=None if labels is None else labels[apart[0]],
-        **where,
+        images_from=ImagesFrom(f"from {path.name}")
+        if are_arrays
+        else ImagesFrom(words, files=measured.hashes(), decoder=pictures.DECODER),
+        preprocessing=None if are_arrays else COVERING,
+        training=train,
+        training_labels=train.labels,
     )
+
+
+def _divided(
+    path: pathlib.Path,
+    model: "keras.Model",
+    policy: BitPolicy,
+    console: Console,
+    *,
+    to_train: bool,
+    labels: str | None,
+) -> tuple[pictures.Pictures, pictures.Pictures, int]:
+    """The images to calibrate and train on, those held out, and of how many classes they are.
+
+    They are the same where none are held out. Labels are left out unless they are those of an
+    output.
+    """
+    shape, outputs = fixed_input_shape(model), [tuple(one.shape[1:]) for one in model.outputs]
+    shapes = f"shape{'s' if len(outputs) > 1 else ''} {', '.join(map(str, outputs))}"
+    every = pictures.open_pictures(path, shape)
+    if every.array is not None:
+        input_type = policy.type_of(model.input_names[0])
+        expect_fitting(f"--images {path}", every.array, shape, input_type)
+        rows = [size[0] or 0 for size in outputs if len(size) == 1 and (size[0] or 0) > 1]
+        if labels is not None and len(rows) != 1:
+            raise RunError(
+                f"--labels: received a model with outputs of {shapes}, expected one output that is "
+                "a row of classes; leave it out."
+            )
+        num_classes = rows[0] if labels is not None else 0
+        if labels is not None:
+            numbers = read_labels(labels, len(every), num_classes)
+            every = dataclasses.replace(every, labels=numbers)
+        is_divided = len(every) >= _FEWEST and (to_train or labels is not None)
+    else:
+        num_classes = len(every.class_names)
+        fits = outputs.count((num_classes,)) == 1
+        is_divided = to_train or every.labels is not None
+        if every.labels is not None and not (fits and len(outputs) == 1):
+            not_measured = "the accuracy of the others" if fits else "accuracy"
+            learned = "; the folders are passed over" if to_train and not fits else ""
+            why = f"received {num_classes:,} classes for a model with outputs of {shapes}"
+            say_notes([f"{why}: {not_measured} is not measured{learned}."], console)
+        num_classes = num_classes * fits
+    unlabelled: dict[str, Any] = {} if num_classes else {"labels": None, "class_names": ()}
+    if to_train:
+        every = dataclasses.replace(every, **unlabelled)
+    if not is_divided:
+        return every, every, num_classes
+    train, apart = (dataclasses.replace(part, **unlabelled) for part in every.split())
+    return train, apart, num_classes

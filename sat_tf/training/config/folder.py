@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from sat_tf.messages import RunError
 from sat_tf.output_folder import run_name
-from sat_tf.pictures.folder_tree import read_tree
 from sat_tf.training.data.class_folders import median_side
+from sat_tf.training.data.folder_tree import read_tree
 
 
 class Size(NamedTuple):
@@ -128,7 +128,7 @@ def choose(data_dir: str | os.PathLike[str]) -> FolderChoice:
     """How to train on a folder of pictures.
 
     Raises:
-        RunError: it is no such folder; see `sat_tf.pictures.folder_tree.read_tree`.
+        RunError: it is no such folder; see `sat_tf.training.data.folder_tree.read_tree`.
     """
     # Path.resolve raises where links lead to each other.
     path = pathlib.Path(os.path.realpath(os.path.expanduser(data_dir)))

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import tensorflow as tf
 from pydantic import Field
 
-from sat_tf.pictures.sampling import spread_evenly
+from sat_tf.pictures import spread_evenly
 from sat_tf.training.data.batch_order import (
     RANDOM,
     as_given,

@@ -1,15 +1,14 @@
 """Folders of classes as a data set: <class>/<picture>, or the same under train and val."""
 
-import dataclasses
 import os
 import pathlib
 import statistics
 import warnings
 from collections.abc import Sequence
 
-from sat_tf.pictures.folder_tree import read_pictures, read_tree
-from sat_tf.pictures.sampling import spread_evenly
+from sat_tf.pictures import spread_evenly
 from sat_tf.preprocessing import RESIZED_AND_CROPPED, Preprocessing, Ratio
+from sat_tf.training.data.folder_tree import read_tree
 from sat_tf.training.data.source import Area, Folder, ImageSize, ImageSource
 from sat_tf.validation import checked
 
@@ -33,7 +32,7 @@ def load_folder_tree(
     """A folder of pictures: train/<class>/<picture>, and the same under val, validation or test.
 
     Of a folder with train alone, or with the classes alone, a fifth of each class is held out; see
-    `sat_tf.pictures.folder_tree.read_tree`.
+    `sat_tf.pictures.Pictures.split`.
 
     Training takes random crops of `smallest_area` to all of a picture's area with aspects from 3/4
     to 4/3, and mirrors every other one. Held-out pictures are resized so that their shorter side is
@@ -52,21 +51,21 @@ def load_folder_tree(
         smallest_area: see above, above 0, to 1.
         mirrored: whether training mirrors; not for letters, and what has a left and a right.
         labelled: whether folders are classes. Otherwise the pictures of the folder and of all of
-            its folders have no labels; see `sat_tf.pictures.folder_tree.read_pictures`.
+            its folders have no labels.
 
     Raises:
         ValueError: an argument is out of its range, or the folder is not laid out like this; lists
             everything.
     """
     preprocessing = Preprocessing(resize_ratio=resize_ratio)
-    tree = read_tree(data_dir) if labelled else read_pictures(data_dir)
+    tree = read_tree(data_dir, labelled=labelled)
     side = median_side(tree.train.paths)
     if side is not None and side * _MOST_ENLARGED < image_size:
         enlarged = (
             f"half of the pictures have a shorter side of at most {side} pixels, and are enlarged "
             f"to {image_size}: a smaller image_size shows a model as much, in less time"
         )
-        tree = dataclasses.replace(tree, notes=(*tree.notes, enlarged))
+        tree = tree._replace(notes=(*tree.notes, enlarged))
     # Imported here: naming a data set needs no TensorFlow.
     from sat_tf.training.data.crops import TrainingCrops
     from sat_tf.training.data.folder_source import FolderSource

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from sat_tf.pictures.pictures import image_of
+from sat_tf.pictures import image_of
 from sat_tf.training.data.batch_order import RANDOM
 
 SMALLEST_AREA = 0.08

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from sat_tf.messages import ReadingError
-from sat_tf.pictures.pictures import DECODER, pixels_of
+from sat_tf.pictures import DECODER, pixels_of
 from sat_tf.preprocessing import Preprocessing
 from sat_tf.training.data.batch_order import (
     RANDOM,

@@ -1,17 +1,17 @@
 """A tree of pictures as a source of batches."""
 
 import os
-import pathlib
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from sat_tf.messages import ReadingError
-from sat_tf.pictures.folder_tree import FolderTree, Split, printable
-from sat_tf.pictures.sampling import spread_evenly
+from sat_tf.pictures import Pictures as ListedPictures
+from sat_tf.pictures import printable, spread_evenly
 from sat_tf.training.data.batch_order import Order, held_out_numbers, shuffled_spans
 from sat_tf.training.data.decoding import Pictures, PictureSource
+from sat_tf.training.data.folder_tree import FolderTree
 
 
 class FolderSource(PictureSource):
@@ -27,31 +27,23 @@ class FolderSource(PictureSource):
             _Files(tree.train),
             _Files(tree.held_out),
             num_classes=len(tree.class_names),
-            class_names=tuple(map(printable, tree.class_names)) or None,
+            class_names=tree.class_names or None,
             notes=tree.notes,
             **options,
         )
-        self._tree = tree
-
-    @property
-    def held_out_files(self) -> dict[str, int]:
-        """The labels of all held-out pictures, by their paths, in order."""
-        split = self._tree.held_out
-        return {
-            str(pathlib.Path(p)): label for p, label in zip(split.paths, split.labels, strict=True)
-        }
 
 
 class _Files(Pictures):
     """The pictures of a split; a row is the number of one."""
 
-    def __init__(self, split: Split) -> None:
+    def __init__(self, split: ListedPictures) -> None:
         self.count = len(split.paths)
         self._names = split.paths
         with tf.device("CPU"):
             # Paths are bytes, because names need not be UTF-8.
             self._paths = tf.constant([os.fsencode(path) for path in split.paths])
-            self._labels = tf.constant(split.labels, tf.int32)
+            labels = np.zeros(self.count, np.int32) if split.labels is None else split.labels
+            self._labels = tf.constant(labels, tf.int32)
 
     def training_rows(self, order: Order) -> tf.data.Dataset:
         """Returns rows in another order in every epoch; see `Pictures`."""

@@ -10,8 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from sat_tf.messages import ReadingError
-from sat_tf.pictures.folder_tree import printable
-from sat_tf.pictures.sampling import spread_evenly
+from sat_tf.pictures import printable, spread_evenly
 from sat_tf.training.data.batch_order import RANDOM, Order
 from sat_tf.training.data.decoding import Pictures, tensorflow_reason
 

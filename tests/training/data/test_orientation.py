@@ -5,8 +5,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image, ImageOps
 
-from sat_tf.pictures.picture_folder import load_folder
-from sat_tf.pictures.pictures import pixels_of, prepared
+from sat_tf.pictures import open_pictures
 from sat_tf.preprocessing import AS_IN_IMAGENET, RESIZED_AND_CROPPED
 from sat_tf.training.data import crops
 from sat_tf.training.data.class_folders import load_folder_tree
@@ -63,14 +62,6 @@ def test_exif_data_behind_a_long_colour_profile_are_found():
     assert jpeg_may_be_turned(tf.constant(other))
 
 
-@pytest.mark.parametrize("number", [1, 3, 6, 7])
-@pytest.mark.parametrize("kind", KINDS[:3])
-def test_held_out_pixels_of_turned_pictures_are_those_of_the_upright_ones(number, kind):
-    content, shape = with_orientation(number, kind), (32, 32, 3)
-    expected = prepared(Image.fromarray(by_pillow(content)), shape, RESIZED_AND_CROPPED)
-    np.testing.assert_array_equal(pixels_of(content, shape, RESIZED_AND_CROPPED), expected)
-
-
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 def test_training_crops_of_turned_pictures_are_those_of_the_upright_ones(kind):
     content = with_orientation(6, kind)
@@ -95,9 +86,9 @@ def test_a_folder_honours_the_orientation_and_training_and_files_see_the_same(tm
     assert source.preprocessing == RESIZED_AND_CROPPED
     found, _ = source.held_out_sample(16)
     shape = (32, 32, 3)
-    as_files = load_folder(tmp_path / "val", shape, preprocessing=RESIZED_AND_CROPPED).images
+    as_files = open_pictures(tmp_path, shape, RESIZED_AND_CROPPED).held_out.images()[0]
     np.testing.assert_array_equal(found, as_files)
-    ignored = load_folder(tmp_path / "val", shape, preprocessing=AS_IN_IMAGENET).images
+    ignored = open_pictures(tmp_path, shape, AS_IN_IMAGENET).held_out.images()[0]
     assert np.abs(found.astype(int) - ignored).max() > 30
     # The corners of the random crops of a turned picture come from it as well.
     (images, _) = next(iter(source.training_batches(batch_size=16, seed=0)))

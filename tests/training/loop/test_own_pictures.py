@@ -91,7 +91,5 @@ def test_its_file_knows_the_classes_and_the_preprocessing(tmp_path):
     # The same from the run folder, and of its own held-out pictures.
     export(str(folder.path), console, out=str(tmp_path / "again.tflite"))
     assert (tmp_path / "again.tflite").read_bytes() == path.read_bytes()
-    wanted = ImageOptions(dataset="folder", data_dir=str(root), usual=None)
-    evaluate_file(path, console, wanted=wanted)
     evaluate_file(path, console, wanted=ImageOptions(images=str(root), usual=None))
     assert "numbered by the names in the file" in console.file.getvalue()

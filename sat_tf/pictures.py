@@ -1,0 +1,509 @@
+"""Pictures of a folder, or images in an .npy file: listed, divided, sampled, decoded by Pillow.
+
+All that is calibrated, measured or verified with has its pixels from here, whoever asks for them:
+decoders and filters of two libraries differ by one, which is enough for another class.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import io
+import os
+import pathlib
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import PIL
+from PIL import ExifTags, Image, ImageOps, TiffImagePlugin, features
+
+from sat_tf import messages
+from sat_tf.messages import MOST_OF_A_FILE, ProblemsError, first_ones
+from sat_tf.preprocessing import COVERING, Preprocessing
+
+TRAIN = "train"
+# In this order, because a folder "test" often has no labels.
+HELD_OUT = ("val", "validation", "test")
+_HELD_OUT_SHARE = 0.2
+_SUFFIXES = {
+    *(".jpeg", ".jpg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff"),
+    *(".pgm", ".pnm", ".ppm"),
+}
+_KINDS = ", ".join(sorted(_SUFFIXES))
+# Pillow refuses a picture of more, in case it is there to fill the memory.
+MOST_PIXELS = 178_956_970
+JPEG, _END_OF_JPEG = b"\xff\xd8\xff", b"\xff\xd9"
+# Pillow's names of so many channels, and its modes of 16-bit integers; "I" is that of PGM files.
+MODES = {1: "L", 3: "RGB"}
+_SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N", "I")
+_JPEG_LIBRARY = features.version_feature("libjpeg_turbo")
+# Pixels depend on it, so that certificates and reports say it.
+DECODER = f"decoded and resized by Pillow {PIL.__version__}" + (
+    f" with libjpeg-turbo {_JPEG_LIBRARY}" if _JPEG_LIBRARY else ""
+)
+
+
+def spread_evenly(count: int, most: int | None) -> npt.NDArray[np.int64]:
+    """Returns indices of at most `most` of `count` images, spread evenly; None chooses all.
+
+    >>> spread_evenly(9, 3).tolist(), spread_evenly(2, 3).tolist(), spread_evenly(0, 3).tolist()
+    ([0, 4, 8], [0, 1], [])
+    """
+    chosen = count if most is None else min(most, count)
+    return np.unique(np.linspace(0, max(count - 1, 0), chosen).round().astype(np.int64))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pictures(Sequence[Any]):
+    """Pictures of a folder, which are read when they are asked for; or the images of an array.
+
+    `pictures[3]` is upright, of its own size, with as many channels as the input; a row of an
+    array as it is.
+
+    Attributes:
+        folder: that the names are relative to; or the .npy file.
+        names: class by class, sorted; with slashes on every system.
+        labels: int32 (n,); None without classes.
+        class_names: by label; empty without classes.
+        part: the folder in which all are, of a divided one; "" of another.
+        held_out: the pictures in val, validation or test, of those in train.
+        shape: of the input: rows, columns and channels (1 or 3).
+        preprocessing: how a picture becomes an image of that shape.
+        notes: what to tell of them, such as which files were passed over.
+        array: the images, where they are no pictures.
+    """
+
+    folder: pathlib.Path
+    names: Sequence[str] = ()
+    labels: npt.NDArray[np.int32] | None = None
+    class_names: tuple[str, ...] = ()
+    part: str = ""
+    held_out: "Pictures | None" = None
+    shape: tuple[int, ...] = ()
+    preprocessing: Preprocessing = COVERING
+    notes: tuple[str, ...] = ()
+    array: npt.NDArray[Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self.names if self.array is None else self.array)
+
+    def __getitem__(self, place: Any) -> Any:
+        if self.array is not None:
+            return self.array[place]
+        turns = self.preprocessing.exif_orientation
+        content = (self.folder / self.names[place]).read_bytes()
+        pixels = np.asarray(image_of(content, MODES[self.shape[2]], turns=turns))
+        return pixels.reshape(*pixels.shape[:2], -1)
+
+    @functools.cached_property
+    def paths(self) -> list[str]:
+        """Where they are."""
+        return [os.path.join(self.folder, name) for name in self.names]
+
+    def take(self, places: Iterable[int]) -> "Pictures":
+        """Takes those at some places, in that order."""
+        chosen = np.fromiter(places, np.int64)
+        return dataclasses.replace(
+            self,
+            names=[self.names[place] for place in chosen] if self.names else (),
+            labels=None if self.labels is None else self.labels[chosen],
+            array=None if self.array is None else self.array[chosen],
+        )
+
+    def sample(self, most: int | None) -> "Pictures":
+        """Takes at most so many, spread evenly; None takes all."""
+        return self.take(spread_evenly(len(self), most))
+
+    def split(self) -> tuple["Pictures", "Pictures"]:
+        """Returns the pictures to train on, and those held out.
+
+        Where the folder does not say, a fifth of each class is held out, at least one picture of
+        two or more: the first by a hash of class and name, which neither the place of the folder
+        nor the machine changes. Of an array it is one image in five.
+
+        Raises:
+            ValueError: a class has no pictures, or there are too few; lists every problem.
+        """
+        if self.held_out is not None:
+            train, apart = dataclasses.replace(self, held_out=None), self.held_out
+        else:
+            is_apart = self._is_held_out()
+            train, apart = (self.take(np.flatnonzero(part)) for part in (~is_apart, is_apart))
+            note = "a fifth is held out, by a hash of the names"
+            if train.labels is not None and apart.labels is not None:
+                where = f"{TRAIN} without {HELD_OUT[0]}" if self.part else "folders of classes"
+                alone = len(np.unique(train.labels)) - len(np.unique(apart.labels))
+                note = f"{where}: of each class {note}"
+                note += f"; {alone} with one picture, which is trained on" if alone else ""
+            notes = self.notes if self.array is not None else (note, *self.notes)
+            train = dataclasses.replace(train, notes=notes)
+        problems = []
+        for part in (self, self.held_out) if self.held_out is not None else (self,):
+            filled = np.unique([] if part.labels is None else part.labels)
+            if empty := [n for label, n in enumerate(part.class_names) if label not in filled]:
+                problems.append(
+                    f"{part.part or part.folder.name}: received {len(empty)} classes without "
+                    f"pictures ({first_ones(empty)}); expected at least one each ({_KINDS})."
+                )
+        if not (problems or len(apart)):
+            problems.append(
+                "received one picture of each class; expected two or more of at least one, of "
+                "which one is held out; add pictures."
+            )
+        if problems:
+            raise ProblemsError(str(self.folder), problems)
+        return train, apart
+
+    def _is_held_out(self) -> npt.NDArray[np.bool_]:
+        if self.array is not None:
+            every = round(1 / _HELD_OUT_SHARE)
+            return np.arange(len(self)) % every == every // 2
+        is_held_out = np.zeros(len(self), bool)
+        inside = [name.removeprefix(f"{self.part}/") for name in self.names]
+        keys = [hashlib.sha256(os.fsencode(name)).digest() for name in inside]
+        labels = np.zeros(len(self), np.int32) if self.labels is None else self.labels
+        for label in np.unique(labels):
+            members = sorted(np.flatnonzero(labels == label), key=keys.__getitem__)
+            count = min(max(1, round(_HELD_OUT_SHARE * len(members))), len(members) - 1)
+            is_held_out[members[:count]] = True
+        return is_held_out
+
+    def images(self) -> tuple[npt.NDArray[Any], "Pictures"]:
+        """Reads them all, as the input takes them.
+
+        Returns:
+            The images (n, rows, columns, channels), uint8 of pictures, and what could be read of
+            the pictures, with a note of the others.
+
+        Raises:
+            ValueError: the input takes no pictures, or none could be read.
+        """
+        if self.array is not None:
+            return np.asarray(self.array), self
+        if len(self.shape) != 3 or self.shape[2] not in MODES:
+            raise ValueError(
+                f"{self.folder}: received pictures for an input of shape {self.shape}, expected "
+                "one of rows, columns and 1 or 3 channels; pass an .npy file of arrays."
+            )
+        # Filled one by one: a list that is stacked in the end would take twice the memory.
+        images = np.empty((len(self), *self.shape), np.uint8)
+        kept: list[int] = []
+        corrupt: list[str] = []
+        for place, path in enumerate(self.paths):
+            try:
+                content = pathlib.Path(path).read_bytes()
+                images[len(kept)] = pixels_of(content, self.shape, self.preprocessing)
+                kept.append(place)
+            except (ValueError, OSError):
+                corrupt.append(path)
+        what = (
+            "1 file is no picture" if len(corrupt) == 1 else f"{len(corrupt)} files are no pictures"
+        )
+        note = f"{what}, or not whole, or too large: {first_ones(corrupt)}"
+        if not kept:
+            raise ValueError(
+                f"{self.folder}: received no picture that can be read ({note}), expected at least "
+                "one JPEG, PNG or other file that Pillow reads."
+            )
+        notes = (note, *self.notes) if corrupt else self.notes
+        return images[: len(kept)], dataclasses.replace(self.take(kept), notes=notes)
+
+    def hashes(self) -> dict[str, str]:
+        """Returns the SHA-256 of the file of each picture, by its name."""
+        files = {name: self.folder / name for name in self.names}
+        return {n: hashlib.sha256(file.read_bytes()).hexdigest() for n, file in files.items()}
+
+
+def open_pictures(
+    path: str | os.PathLike[str],
+    shape: tuple[int, ...] = (),
+    preprocessing: Preprocessing = COVERING,
+    *,
+    labelled: bool = True,
+) -> Pictures:
+    """Lists the pictures of a folder, or opens an .npy file; reads no image.
+
+    Folders are classes, numbered from 0 in the order of their names; without folders there are no
+    labels. A divided folder has train, with such folders, beside val, validation or test, or alone.
+    Hidden files, files of other names, pipes, sockets and devices are passed over; subfolders of
+    the classes, and links to folders, are not.
+
+    Args:
+        path: of the folder, or of the file.
+        shape: of the input of a model.
+        preprocessing: how pictures become images of it; by default they are resized until they
+            just cover it, and one that has its size keeps its pixels.
+        labelled: whether folders are classes. Otherwise the pictures of all folders have no labels.
+
+    Returns:
+        The pictures, of a divided folder those in train.
+
+    Raises:
+        ValueError: there is no such folder or file, or it does not hold what is expected; lists
+            every problem.
+    """
+    root = pathlib.Path(path).expanduser()
+    if root.is_file():
+        return Pictures(root, shape=shape, array=_array_in(root))
+    if not root.is_dir():
+        raise ValueError(f"{root}: not found; expected a folder of pictures, or an .npy file.")
+    problems: list[str] = []
+    folders = [entry.name for entry in _entries(root, problems) if _is_folder(entry)]
+    part = TRAIN if TRAIN in folders else ""
+    held_out = next((name for name in HELD_OUT if name in folders), "")
+    if held_out and not part and any(map(_is_folder, _entries(root / held_out, problems))):
+        problems.append(
+            f"received the folders {first_ones(folders)} and none to train on; expected {TRAIN} "
+            "with a folder for each class beside them, or folders of classes alone; add or rename "
+            "one, or name the one to measure with."
+        )
+    listed = [
+        _listed(root, name, problems, labelled=labelled, alone=not (held_out and part))
+        for name in ((part, held_out) if part and held_out else (part,))
+    ]
+    for one, other in zip(listed, listed[::-1], strict=True):
+        if strange := sorted(set(one.class_names) - set(other.class_names)):
+            problems.append(
+                f"{one.part}: received {len(strange)} classes that {other.part} does not have "
+                f"({first_ones(strange)}); expected the same in both; move or rename them."
+            )
+    for one in listed:
+        if not (problems or len(one)):
+            problems.append(
+                f"{root / one.part}: received no pictures, expected at least one ({_KINDS}), in it "
+                f"or in its folders{''.join(f'; {note}' for note in one.notes)}."
+            )
+    if problems:
+        raise ProblemsError(str(root), problems, most=MOST_OF_A_FILE)
+    whole, *apart = (
+        dataclasses.replace(one, shape=shape, preprocessing=preprocessing) for one in listed
+    )
+    beside = [name for name in folders if part and name not in (part, held_out)]
+    if beside and not held_out:
+        note = f"not read: {first_ones(beside)}; {HELD_OUT[0]} is the name of what is held out"
+        whole = dataclasses.replace(whole, notes=(*whole.notes, note))
+    return dataclasses.replace(whole, held_out=apart[0]) if apart else whole
+
+
+def open_again(
+    path: str | os.PathLike[str],
+    hashes: Mapping[str, str],
+    shape: tuple[int, ...],
+    preprocessing: Preprocessing = COVERING,
+) -> Pictures:
+    """Lists the very pictures that `Pictures.hashes` has named, whatever else is there now.
+
+    Raises:
+        ValueError: some are missing, or not what they were; names them.
+    """
+    root = pathlib.Path(path)
+    missing = [name for name in hashes if not (root / name).is_file()]
+    there = [name for name in hashes if name not in set(missing)]
+    pictures = Pictures(root, there, shape=shape, preprocessing=preprocessing)
+    changed = [name for name, own in pictures.hashes().items() if own != hashes[name]]
+    problems = [
+        f"{len(names):,} of {len(hashes):,} pictures {what}: {first_ones(names)}"
+        for names, what in ((missing, "are not there"), (changed, "have changed"))
+        if names
+    ]
+    if problems:
+        fix = "Expected the files that were taken; put them back, or name their folder."
+        raise ProblemsError(str(root), problems, fix)
+    return pictures
+
+
+def _array_in(path: pathlib.Path) -> npt.NDArray[Any]:
+    """The array in an .npy file, whose values stay on the disk until they are asked for."""
+    of_images = "uint8 images (n, rows, columns, channels)"
+    expected = f"expected a folder of pictures, or an .npy file of {of_images}"
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # NumPy parses the header as Python, and raises what that raises.
+        what = "a file that np.save has not written"
+        raise ValueError(f"{path}: received {what}, {expected}.") from error
+    if not isinstance(array, np.ndarray) or not array.ndim:
+        what = "a single number" if isinstance(array, np.ndarray) else "an archive"
+        raise ValueError(f"{path}: received {what}, {expected}; write it with np.save.")
+    return array
+
+
+def _listed(
+    root: pathlib.Path, part: str, problems: list[str], *, labelled: bool, alone: bool
+) -> Pictures:
+    """Lists a part of a folder, or the whole, and adds what is wrong with it to the problems."""
+    inside = _entries(root / part, problems)
+    folders = [entry for entry in inside if labelled and _is_folder(entry)]
+    beside = [entry.name for entry in inside if _is_picture(entry.name) and entry not in folders]
+    if folders and beside:
+        problems.append(
+            f"{root / part}: received {len(beside)} pictures beside the folders of classes "
+            f"({first_ones(beside)}); expected each in the folder of its class; move them."
+        )
+    # Archives are often unpacked like this.
+    if alone and len(folders) == 1 and any(map(_is_folder, _entries(folders[0].path, problems))):
+        problems.append(
+            f"{root / part}: received a folder that holds nothing but {folders[0].name}; expected "
+            f"folders of classes; name {folders[0].path} instead."
+        )
+    names: list[str] = []
+    labels: list[int] = []
+    others: list[str] = []
+    starts = [f"{part}/{entry.name}".lstrip("/") for entry in folders]
+    for label, start in enumerate(starts or [part]):
+        own, passed_over = _walked(root, start, problems)
+        names += own
+        labels += [label] * len(own)
+        others += passed_over
+    count = "1 file is" if len(others) == 1 else f"{len(others):,} files are"
+    note = f"{count} passed over, which are no pictures by their names: {first_ones(others)}"
+    return Pictures(
+        root,
+        names,
+        np.array(labels, np.int32) if folders else None,
+        tuple(printable(entry.name) for entry in folders),
+        part,
+        notes=(note,) if others else (),
+    )
+
+
+def _walked(root: pathlib.Path, start: str, problems: list[str]) -> tuple[list[str], list[str]]:
+    """Names of the pictures in a folder and its folders, sorted, and of the other files."""
+    names: list[str] = []
+    others: list[str] = []
+    waiting, seen = [start], {os.path.realpath(root / start)}  # links may form cycles
+    while waiting:
+        inside = waiting.pop()
+        for entry in _entries(root / inside, problems):
+            name = f"{inside}/{entry.name}".lstrip("/")
+            if _is_folder(entry):
+                target = os.path.realpath(entry.path)
+                if target not in seen:
+                    seen.add(target)
+                    waiting.append(name)
+                continue
+            # os.path follows links. A broken one fails at once, and counts as a corrupt picture; to
+            # open a pipe would wait for its writer.
+            is_file = os.path.isfile(entry.path) if entry.is_symlink() else entry.is_file()
+            is_readable = is_file or not os.path.exists(entry.path)
+            (names if is_readable and _is_picture(name) else others).append(name)
+    return sorted(names), sorted(others)
+
+
+def _entries(place: str | os.PathLike[str], problems: list[str]) -> "list[os.DirEntry[str]]":
+    """What is in a folder and not hidden, by name; why it cannot be read is a problem."""
+    try:
+        with os.scandir(place) as entries:
+            return sorted((e for e in entries if e.name[0] != "."), key=lambda entry: entry.name)
+    except OSError as error:
+        problems.append(
+            f"{place}: received a folder that cannot be read ({error.strerror}); expected to read "
+            "all of them; allow it, or remove the folder."
+        )
+        return []
+
+
+def _is_folder(entry: "os.DirEntry[str]") -> bool:
+    # os.path does not fail on a link that points to itself.
+    return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
+
+
+def _is_picture(name: str) -> bool:
+    return os.path.splitext(name)[1].lower() in _SUFFIXES
+
+
+def printable(name: str | os.PathLike[str]) -> str:
+    """Returns a file name as one line of text; names need not be UTF-8, nor free of line breaks."""
+    text = os.fsencode(name).decode("utf-8", "backslashreplace")
+    text = " ".join(text.split()) if len(text.splitlines()) > 1 else text
+    return messages.printable(text)
+
+
+def pixels_of(
+    encoded: bytes, shape: tuple[int, ...], preprocessing: Preprocessing
+) -> npt.NDArray[np.uint8]:
+    """Returns the pixels of a picture as an input of a model.
+
+    Args:
+        encoded: the bytes of the file.
+        shape: rows, columns and channels (1 or 3) of the input.
+        preprocessing: how the picture is turned and resized.
+
+    Raises:
+        ValueError: as `image_of`.
+    """
+    rows, columns, channels = shape
+    image = image_of(encoded, MODES[channels], turns=preprocessing.exif_orientation)
+    size = image.height, image.width
+    (height, width), (top, left) = preprocessing.geometry(size, (rows, columns))
+    down, across = image.height / height, image.width / width
+    # Pillow reads beyond the box what the filter needs: as if the whole were resized and cropped.
+    box = (left * across, top * down, (left + columns) * across, (top + rows) * down)
+    fitted = image.resize((columns, rows), Image.Resampling.BILINEAR, box=box)
+    return np.asarray(fitted, np.uint8).reshape(shape)
+
+
+def image_of(encoded: bytes, mode: str, *, turns: bool) -> Image.Image:
+    """Decodes a picture.
+
+    Transparency is dropped, animations give their first frame, and 16-bit values lose their lower
+    half.
+
+    Args:
+        encoded: the bytes of the file.
+        mode: Pillow's name of the channels, "RGB" or "L".
+        turns: whether the picture is turned by its EXIF orientation.
+
+    Raises:
+        ValueError: it cannot be decoded, is truncated or too large, or its values have 32 bits.
+    """
+    with opened(encoded) as stored:
+        image = _eight_bits(stored)
+        # It knows that Pillow has turned the pixels of TIFF files already.
+        image = ImageOps.exif_transpose(image) if turns else image
+        return image.convert(mode)
+
+
+@contextlib.contextmanager
+def opened(encoded: bytes) -> Iterator[Image.Image]:
+    """Opens a picture with Pillow, whose errors become a ValueError that says why."""
+    if not encoded:
+        raise ValueError("it is empty")
+    # Copies that broke off are often filled with zeros, which Pillow decodes.
+    if encoded.startswith(JPEG) and _END_OF_JPEG not in encoded:
+        raise ValueError("it is truncated")
+    try:
+        with warnings.catch_warnings():
+            # Warnings are about odd metadata and very large pictures; it refuses still larger ones.
+            warnings.simplefilter("ignore")
+            with Image.open(io.BytesIO(encoded)) as image:
+                yield image
+    except Image.DecompressionBombError as error:
+        raise ValueError(f"it has more than {MOST_PIXELS:,} pixels") from error
+    except Exception as error:  # Pillow's readers raise many types on damaged files.
+        is_truncated = "truncated" in str(error).lower()
+        why = "is truncated" if is_truncated else f"cannot be decoded ({type(error).__name__})"
+        raise ValueError(f"it {why}") from error
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Returns a picture with 8 bits a channel: the upper half of 16, v >> 8, as in TensorFlow.
+
+    Pillow itself would clip 16-bit values at 255, to white. 12-bit values of TIFF files keep their
+    upper 8 bits.
+    """
+    if image.mode == "F" or (image.mode == "I" and image.format != "PPM"):
+        raise ValueError(f"its values are of 32 bits (mode {image.mode}), expected 8 or 16")
+    if image.mode not in _SIXTEEN_BITS:
+        return image
+    bits = 16
+    if isinstance(image, TiffImagePlugin.TiffImageFile):
+        bits = int(image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (16,))[0])
+    upper = Image.fromarray(
+        (np.asarray(image).astype(np.int64) >> (bits - 8)).clip(0, 255).astype(np.uint8)
+    )
+    if orientation := image.getexif().get(ExifTags.Base.Orientation):
+        upper.getexif()[ExifTags.Base.Orientation] = orientation
+    return upper

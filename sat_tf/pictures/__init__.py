@@ -1,1 +1,0 @@
-"""Pictures in folders: listed, sampled and decoded."""

@@ -1,0 +1,461 @@
+"""Pictures of folders: how they are listed, divided, sampled, decoded, and refused."""
+
+import io
+import os
+import socket
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image, ImageOps
+
+from sat_tf.pictures import MOST_PIXELS, image_of, open_again, open_pictures, pixels_of
+from sat_tf.preprocessing import RESIZED_AND_CROPPED
+from tests.training.data.photographs import (
+    corrupt_files,
+    encoded,
+    jpeg_of,
+    photograph,
+    png_of,
+    tiff_of_12_bits,
+)
+
+SHAPE = (6, 8, 3)
+
+
+def picture(value, shape=SHAPE):
+    return np.full(shape, value, np.uint8)
+
+
+def save(path, pixels):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path)
+
+
+def touch(root, *names):
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+    return root
+
+
+def read(path, shape=SHAPE, most=None):
+    return open_pictures(path, shape).sample(most).images()
+
+
+def firsts(path, **settings):
+    """The first value of each picture."""
+    return read(path, **settings)[0][:, 0, 0, 0].tolist()
+
+
+# How folders are listed.
+
+
+def test_a_flat_folder_has_no_labels_and_the_order_of_its_names(tmp_path):
+    for name, value in (("b.png", 2), ("a.png", 1), ("c.bmp", 3)):
+        save(tmp_path / name, picture(value))
+    images, pictures = read(tmp_path)
+    assert images[:, 0, 0, 0].tolist() == [1, 2, 3]
+    assert (pictures.labels, pictures.class_names, pictures.notes) == (None, (), ())
+    assert pictures.names == ["a.png", "b.png", "c.bmp"]
+
+
+def test_folders_are_classes_in_the_order_of_their_names(tmp_path):
+    for name, value in (("dog/1.png", 10), ("ant/1.png", 20), ("cat/2.png", 31), ("cat/1.png", 30)):
+        save(tmp_path / name, picture(value))
+    (tmp_path / "empty").mkdir()
+    images, pictures = read(str(tmp_path))
+    assert pictures.class_names == ("ant", "cat", "dog", "empty")
+    assert pictures.labels.tolist() == [0, 1, 1, 2]
+    assert images[:, 0, 0, 0].tolist() == [20, 30, 31, 10]
+
+
+@pytest.mark.parametrize("name", ["val", "validation", "test"])
+def test_a_divided_folder_has_train_and_one_of_three_names(tmp_path, name):
+    touch(tmp_path, "train/b/2.JPEG", "train/a/1.jpg", "train/b/1.png", f"{name}/a/1.JPEG")
+    touch(tmp_path, f"{name}/b/x.bmp", "tests/of/others.txt")
+    pictures = open_pictures(tmp_path)
+    assert pictures.names == ["train/a/1.jpg", "train/b/1.png", "train/b/2.JPEG"]
+    assert pictures.labels.tolist() == [0, 1, 1]
+    assert (pictures.part, pictures.held_out.part) == ("train", name)
+    assert pictures.held_out.names == [f"{name}/a/1.JPEG", f"{name}/b/x.bmp"]
+    assert pictures.split()[1] is pictures.held_out
+
+
+def test_a_test_folder_beside_val_is_passed_over(tmp_path):
+    touch(tmp_path, "train/a/1.jpg", "val/a/1.jpg", "test/1.jpg", "test/2.jpg")
+    assert open_pictures(tmp_path).held_out.names == ["val/a/1.jpg"]
+
+
+def test_without_labels_the_pictures_are_those_of_all_folders(tmp_path):
+    touch(tmp_path, "1.jpg", "in/a.png", "in/of/b.bmp", "in/.c.jpg", "notes.txt", "c.webp")
+    pictures = open_pictures(tmp_path, labelled=False)
+    assert pictures.names == ["1.jpg", "c.webp", "in/a.png", "in/of/b.bmp"]
+    assert pictures.labels is None
+    note = "1 file is passed over, which are no pictures by their names: notes.txt"
+    assert pictures.notes == (note,)
+
+
+def test_hidden_files_are_passed_over_and_inner_folders_are_not(tmp_path):
+    touch(tmp_path, "train/a/images/1.jpg", "train/a/.1.jpg", "train/a/boxes.txt")
+    touch(tmp_path, "train/.git/1.jpg", "val/a/1.jpg")
+    assert open_pictures(tmp_path).names == ["train/a/images/1.jpg"]
+
+
+def test_links_to_folders_are_followed_once(tmp_path):
+    touch(tmp_path, "elsewhere/2.jpg", "set/a/1.jpg", "set/b/1.jpg")
+    (tmp_path / "set/a/more").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere/back").symlink_to(tmp_path / "set/a")
+    (tmp_path / "elsewhere/round").symlink_to(tmp_path / "elsewhere")
+    assert open_pictures(tmp_path / "set").names == ["a/1.jpg", "a/more/2.jpg", "b/1.jpg"]
+
+
+def test_pipes_sockets_and_devices_are_passed_over_and_links_to_nothing_are_corrupt(tmp_path):
+    save(tmp_path / "good.png", picture(1))
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "gone.png").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "round.png").symlink_to("round.png")
+    (tmp_path / "device.png").symlink_to("/dev/zero")
+    with socket.socket(socket.AF_UNIX) as opened:
+        opened.bind(str(tmp_path / "socket.png"))
+        images, pictures = read(tmp_path)
+    assert len(images) == 1
+    corrupt, passed_over = pictures.notes
+    assert corrupt.startswith("2 files are no pictures, or not whole, or too large: ")
+    assert "gone.png" in corrupt
+    assert "round.png" in corrupt
+    assert passed_over.endswith(": device.png, pipe.png, socket.png")
+
+
+def test_what_is_no_folder_of_pictures_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"nowhere: not found; expected a folder of pictures, or"):
+        open_pictures(tmp_path / "nowhere")
+    touch(tmp_path, "set/1.txt")
+    with pytest.raises(ValueError, match=r"received no pictures, expected at least one .* 1\.txt"):
+        open_pictures(tmp_path / "set")
+    with pytest.raises(ValueError, match=r"1\.txt: received a file that np\.save has not written"):
+        open_pictures(tmp_path / "set" / "1.txt")
+
+
+def test_folders_of_another_layout_are_refused_with_the_fix(tmp_path):
+    touch(tmp_path, "beside/cat/1.jpg", "beside/1.jpg", "beside/Thumbs.db")
+    with pytest.raises(ValueError, match=r"received 1 pictures beside the folders of classes \(1"):
+        open_pictures(tmp_path / "beside")
+    touch(tmp_path, "archive/flowers/rose/1.jpg", "archive/flowers/lily/1.jpg")
+    with pytest.raises(ValueError, match=r"nothing but flowers; .*name .*/flowers instead"):
+        open_pictures(tmp_path / "archive")
+    touch(tmp_path, "untrained/val/a/1.jpg", "untrained/images/1.jpg")
+    with pytest.raises(
+        ValueError, match="the folders images, val and none to train on; expected t"
+    ):
+        open_pictures(tmp_path / "untrained")
+    touch(tmp_path, "parted/train/a/1.jpg", "parted/train/b/1.jpg", "parted/val/a/1.jpg")
+    touch(tmp_path, "parted/val/c/1.jpg")
+    with pytest.raises(ValueError, match="2 problems") as error:
+        open_pictures(tmp_path / "parted")
+    assert "train: received 1 classes that val does not have (b)" in str(error.value)
+    assert "val: received 1 classes that train does not have (c)" in str(error.value)
+
+
+def test_a_class_may_be_called_as_a_part_is(tmp_path):
+    touch(tmp_path, "test/1.jpg", "control/1.jpg")
+    assert open_pictures(tmp_path).class_names == ("control", "test")
+
+
+def test_folders_that_cannot_be_read_are_named(tmp_path, monkeypatch):
+    touch(tmp_path, "a/1.jpg", "a/more/2.jpg", "b/1.jpg")
+    scan = os.scandir
+
+    def guarded(place):
+        if str(place).endswith("more"):
+            raise PermissionError(13, "Permission denied", str(place))
+        return scan(place)
+
+    monkeypatch.setattr(os, "scandir", guarded)
+    with pytest.raises(ValueError, match=r"a/more: received a folder that cannot be read \(Perm"):
+        open_pictures(tmp_path)
+
+
+# How they are divided and sampled.
+
+
+def test_of_folders_of_classes_a_fifth_of_each_is_held_out(tmp_path):
+    touch(tmp_path, *(f"cat/{number}.jpg" for number in range(10)))
+    touch(tmp_path, *(f"dog/{number}.png" for number in range(2)), "ox/1.jpg")
+    train, held_out = open_pictures(tmp_path).split()
+    assert train.labels.tolist() == [0] * 8 + [1, 2]
+    assert held_out.labels.tolist() == [0, 0, 1]
+    assert len({*train.names, *held_out.names}) == 13
+    assert train.notes == (
+        "folders of classes: of each class a fifth is held out, by a hash of the names; 1 with one "
+        "picture, which is trained on",
+    )
+
+
+def test_what_is_held_out_depends_on_the_names_alone(tmp_path):
+    for place in ("here", "there/train"):
+        touch(tmp_path / place, *(f"cat/{number}.jpg" for number in range(10)))
+        touch(tmp_path / place, *(f"dog/{number}.jpg" for number in range(10)))
+    _, here = open_pictures(tmp_path / "here").split()
+    train, there = open_pictures(tmp_path / "there").split()
+    # Written down: the same on every machine and with every version.
+    assert here.names == ["cat/3.jpg", "cat/8.jpg", "dog/6.jpg", "dog/9.jpg"]
+    assert there.names == [f"train/{name}" for name in here.names]
+    assert train.notes[0].startswith("train without val: of each class a fifth is held out")
+
+
+def test_a_fifth_of_pictures_without_labels_and_one_array_in_five_are_held_out(tmp_path):
+    touch(tmp_path, *(f"set/{number}.jpg" for number in range(10)))
+    train, held_out = open_pictures(tmp_path / "set").split()
+    assert (len(train), len(held_out)) == (8, 2)
+    np.save(tmp_path / "a.npy", np.arange(10)[:, None])
+    train, held_out = open_pictures(tmp_path / "a.npy").split()
+    assert held_out.images()[0].ravel().tolist() == [2, 7]
+    assert (len(train), train.notes) == (8, ())
+
+
+def test_folders_beside_train_that_are_not_read_are_named(tmp_path):
+    touch(
+        tmp_path, *(f"{part}/cat/{number}.jpg" for part in ("train", "held_out") for number in "12")
+    )
+    assert open_pictures(tmp_path).notes == (
+        "not read: held_out; val is the name of what is held out",
+    )
+
+
+def test_too_few_pictures_to_divide_are_named(tmp_path):
+    touch(tmp_path, "one/a/1.jpg", "one/b/1.jpg", "none/a/1.jpg", "none/a/2.jpg", "none/b/1.txt")
+    with pytest.raises(ValueError, match="received one picture of each class; expected two or mor"):
+        open_pictures(tmp_path / "one").split()
+    with pytest.raises(ValueError, match=r"none: received 1 classes without pictures \(b\)"):
+        open_pictures(tmp_path / "none").split()
+    touch(tmp_path, *(f"parts/{part}/a/1.jpg" for part in ("train", "val")), "parts/val/b/1.txt")
+    touch(tmp_path, "parts/train/b/1.jpg")
+    with pytest.raises(ValueError, match=r"val: received 1 classes without pictures \(b\)"):
+        open_pictures(tmp_path / "parts").split()
+
+
+def test_at_most_so_many_are_read_and_spread_evenly(tmp_path):
+    for index in range(9):
+        save(tmp_path / f"{index}.png", picture(index))
+    assert firsts(tmp_path, most=3) == [0, 4, 8]
+
+
+def test_the_very_files_are_found_again_or_named(tmp_path):
+    for index in range(3):
+        save(tmp_path / "a" / f"{index}.png", picture(index))
+    hashes = open_pictures(tmp_path, SHAPE).hashes()
+    assert list(hashes) == ["a/0.png", "a/1.png", "a/2.png"]
+    touch(tmp_path, "another.txt", "b/1.png")
+    again = open_again(tmp_path, hashes, SHAPE)
+    assert again.images()[0][:, 0, 0, 0].tolist() == [0, 1, 2]
+    save(tmp_path / "a" / "1.png", picture(9))
+    (tmp_path / "a" / "2.png").unlink()
+    with pytest.raises(ValueError, match="2 problems") as error:
+        open_again(tmp_path, hashes, SHAPE)
+    assert "1 of 3 pictures are not there: a/2.png" in str(error.value)
+    assert "1 of 3 pictures have changed: a/1.png" in str(error.value)
+
+
+# What becomes of their pixels.
+
+
+def test_a_picture_of_the_size_of_the_input_keeps_its_pixels(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, SHAPE).astype(np.uint8)
+    save(tmp_path / "a.png", pixels)
+    np.testing.assert_array_equal(read(tmp_path)[0], pixels[np.newaxis])
+
+
+def test_larger_pictures_just_cover_the_input_and_are_cut_off_on_both_sides(tmp_path):
+    save(tmp_path / "a.png", np.repeat(np.repeat(picture(7), 5, 0), 9, 1))
+    pixels = np.zeros((6, 24, 3), np.uint8)
+    pixels[:, 8:16] = 200
+    save(tmp_path / "b.png", pixels)
+    images, _ = read(tmp_path)
+    assert images.shape == (2, *SHAPE)
+    assert np.all(images[0] == 7)
+    assert np.all(images[1] == 200)
+
+
+def resized_and_cropped(pixels, image_size):
+    """Resize of the shorter side to 256/224 and centre crop, as torchvision does it with Pillow."""
+    height, width = pixels.shape[:2]
+    shorter = round(image_size * 256 / 224)
+    size = [side * shorter // min(height, width) for side in (height, width)]
+    resized = Image.fromarray(pixels).resize(size[::-1], Image.Resampling.BILINEAR)
+    top, left = (round((side - image_size) / 2) for side in size)
+    return np.asarray(resized)[top : top + image_size, left : left + image_size].astype(int)
+
+
+@pytest.mark.parametrize("size", [(375, 500), (500, 333), (100, 90), (64, 300), (224, 224)])
+@pytest.mark.parametrize("image_size", [224, 64])
+def test_pixels_are_those_of_the_whole_picture_resized_and_then_cropped(size, image_size):
+    pixels = photograph(*size)
+    shape = (image_size, image_size, 3)
+    found = pixels_of(encoded(pixels, "PNG"), shape, RESIZED_AND_CROPPED).astype(int)
+    # Where the box begins is not a whole number, which moves the weights in their last bits.
+    assert np.abs(found - resized_and_cropped(pixels, image_size)).max() <= 1
+
+
+def test_the_shorter_side_of_the_default_size_is_256():
+    # A ramp along the columns: the first column of the crop is 16 of 256 columns in.
+    pixels = np.repeat(np.arange(256, dtype=np.uint8)[None, :, None], 256, 0).repeat(3, 2)
+    found = pixels_of(encoded(pixels, "PNG"), (224, 224, 3), RESIZED_AND_CROPPED)
+    np.testing.assert_array_equal(found[0, :, 0], np.arange(16, 240))
+
+
+@pytest.mark.parametrize("number", range(1, 9))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_pictures_are_turned_as_their_exif_data_says(number, kind):
+    image = Image.fromarray(photograph(70, 96))
+    exif = Image.Exif()
+    exif[0x0112] = number
+    options = {"lossless": True} if kind == "WEBP" else {}
+    content = encoded(image, kind, exif=exif.tobytes(), **options)
+    with Image.open(io.BytesIO(content)) as opened:
+        upright = ImageOps.exif_transpose(opened).convert("RGB")
+    np.testing.assert_array_equal(np.asarray(image_of(content, "RGB", turns=True)), upright)
+    expected = pixels_of(encoded(upright, "PNG"), (32, 32, 3), RESIZED_AND_CROPPED)
+    np.testing.assert_array_equal(pixels_of(content, (32, 32, 3), RESIZED_AND_CROPPED), expected)
+
+
+def test_one_is_read_upright_in_its_own_size_with_the_channels_of_the_input(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    (tmp_path / "a.png").write_bytes(encoded(photograph(20, 30), "PNG", exif=exif.tobytes()))
+    assert open_pictures(tmp_path, (6, 8, 3))[0].shape == (30, 20, 3)
+    assert open_pictures(tmp_path, (6, 8, 1))[0].shape == (30, 20, 1)
+
+
+def test_grey_inputs_take_grey_pictures(tmp_path):
+    save(tmp_path / "a.png", picture(9))
+    assert np.all(read(tmp_path, (6, 8, 1))[0] == 9)
+
+
+@pytest.mark.parametrize("shape", [(12,), (6, 8), (6, 8, 2), ()])
+def test_inputs_that_take_no_pictures_are_named(shape, tmp_path):
+    touch(tmp_path, "a.png")
+    with pytest.raises(ValueError, match=r"expected one of rows, columns and 1 or 3 channels"):
+        read(tmp_path, shape)
+
+
+# v >> 8, as TensorFlow's own decoder of PNG files does.
+SIXTEEN = np.array([[0, 255, 256, 511, 4096, 32768, 65279, 65535]] * 6, np.uint16)
+UPPER = [0, 0, 1, 1, 16, 128, 254, 255]
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.tiff", "a.pgm"])
+def test_of_16_bits_the_upper_8_are_taken(name, tmp_path):
+    if name == "a.pgm":
+        (tmp_path / name).write_bytes(b"P5 8 6 65535\n" + SIXTEEN.astype(">u2").tobytes())
+    else:
+        save(tmp_path / name, SIXTEEN)
+    images, _ = read(tmp_path)
+    assert images[0, 0].tolist() == [[value] * 3 for value in UPPER]
+    np.testing.assert_array_equal(read(tmp_path, (6, 8, 1))[0], images[..., :1])
+
+
+def test_16_bits_are_read_as_tensorflow_reads_them_and_turned(tmp_path):
+    values = np.random.default_rng(0).integers(0, 2**16, (6, 8)).astype(np.uint16)
+    save(tmp_path / "a.png", values)
+    expected = tf.io.decode_png((tmp_path / "a.png").read_bytes(), channels=3).numpy()
+    np.testing.assert_array_equal(read(tmp_path)[0][0], expected)
+    image = Image.fromarray(SIXTEEN.T.copy())
+    exif = image.getexif()
+    exif[0x0112] = 8  # to be turned counterclockwise
+    image.save(tmp_path / "a.png", exif=exif)
+    assert read(tmp_path)[0][0, 0, :, 0].tolist() == UPPER
+
+
+def test_of_12_bits_the_upper_8_are_taken(tmp_path):
+    values = np.array([[0, 15, 16, 31, 256, 2048, 4079, 4095]] * 6, np.uint16)
+    (tmp_path / "a.tiff").write_bytes(tiff_of_12_bits(values))
+    assert read(tmp_path)[0][0, 0, :, 0].tolist() == UPPER
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.float32])
+def test_pictures_of_32_bits_are_named_and_left_out(kind, tmp_path):
+    save(tmp_path / "good.png", picture(1))
+    save(tmp_path / "wide.tiff", SIXTEEN.astype(kind))
+    # A PFM file, whose format Pillow calls that of PGM files of 16 bits.
+    float_map = b"Pf\n8 6\n-1.0\n" + (SIXTEEN / 65535).astype("<f4").tobytes()
+    (tmp_path / "float.pgm").write_bytes(float_map)
+    images, pictures = read(tmp_path)
+    assert len(images) == 1
+    assert pictures.notes[0].startswith("2 files are no pictures")
+
+
+# Damage.
+
+DAMAGED = {
+    **corrupt_files(),
+    "65500.jpg": jpeg_of(65500),
+    "20000.png": png_of(20000, 20000, 1),
+    "half.gif": encoded(photograph(), "GIF")[:2000],
+    "half.bmp": encoded(photograph(), "BMP")[:2000],
+    "half.webp": encoded(photograph(), "WEBP")[:900],
+    "half.tiff": encoded(photograph(), "TIFF")[:2000],
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damaged_and_huge_pictures_say_why(name):
+    with pytest.raises(
+        ValueError, match=r"^it (is empty|is truncated|has more than|cannot be dec)"
+    ):
+        image_of(DAMAGED[name], "RGB", turns=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_rows": 1}])
+def test_a_jpeg_that_breaks_off_is_truncated(options):
+    jpeg = encoded(photograph(203, 299), **options)
+    for share in (0.3, 0.5, 0.9):
+        for end in (b"", bytes(5000)):  # copies that broke off are often filled with zeros
+            with pytest.raises(ValueError, match="it is truncated"):
+                image_of(jpeg[: int(share * len(jpeg))] + end, "RGB", turns=True)
+    image_of(jpeg + b"\0" * 100 + b"what a camera writes behind it", "RGB", turns=True)
+
+
+def test_damaged_pictures_are_left_out_and_named(tmp_path):
+    save(tmp_path / "cat" / "a.png", picture(1))
+    save(tmp_path / "dog" / "z.png", picture(2))
+    for name, content in DAMAGED.items():
+        (tmp_path / "dog" / f"{name}.png").write_bytes(content)
+    images, pictures = read(tmp_path)
+    assert images[:, 0, 0, 0].tolist() == [1, 2]
+    assert pictures.labels.tolist() == [0, 1]
+    assert list(pictures.hashes()) == ["cat/a.png", "dog/z.png"]
+    assert pictures.notes[0].startswith(f"{len(DAMAGED)} files are no pictures, or not whole, or")
+    (tmp_path / "dog" / "z.png").unlink()
+    with pytest.raises(ValueError, match=r"no picture that can be read \(\d+ files are no picture"):
+        read(tmp_path / "dog")
+
+
+def test_the_bound_is_that_of_pillow():
+    assert MOST_PIXELS == 2 * Image.MAX_IMAGE_PIXELS
+
+
+# Arrays.
+
+
+def test_an_array_stays_on_the_disk_until_it_is_sampled(tmp_path):
+    np.save(tmp_path / "a.npy", np.arange(9, dtype=np.uint8).reshape(9, 1))
+    pictures = open_pictures(tmp_path / "a.npy")
+    assert isinstance(pictures.array, np.memmap)
+    assert (len(pictures), pictures[3].tolist()) == (9, [3])
+    assert pictures.sample(3).images()[0].tolist() == [[0], [4], [8]]
+
+
+@pytest.mark.parametrize(
+    ("write", "problem"),
+    [
+        (lambda path: path.write_text("x"), "received a file that np.save has not written"),
+        (lambda path: np.save(path, {"a": 1}), "received a file that np.save has not written"),
+        (lambda path: np.save(path, 3), "received a single number, expected a folder"),
+        (lambda path: np.savez(path.open("wb"), a=[1]), "received an archive, expected a folder"),
+    ],
+)
+def test_files_of_no_array_are_named(tmp_path, write, problem):
+    write(tmp_path / "a.npy")
+    with pytest.raises(ValueError, match=problem):
+        open_pictures(tmp_path / "a.npy")
