@@ -192,6 +192,8 @@ REMOVED = {
     "code of a file",
     "max_corrupt": "leave it out: a picture that cannot be read is an error that names it, and has "
     "to be mended or deleted",
+    "labelled": "leave it out: without labels, sat-tf quantize --epochs trains on the answers of "
+    "the float model",
     "stages.deploy_tail": "leave it out, and give its epochs to stages.quantized, which ends with "
     "the biases of its file",
     **dict.fromkeys(

@@ -27,7 +27,6 @@ def load_folder_tree(
     resize_ratio: Ratio = RESIZED_AND_CROPPED.resize_ratio,
     smallest_area: Area = 0.08,
     mirrored: bool = True,
-    labelled: bool = True,
 ) -> ImageSource:
     """A folder of pictures: train/<class>/<picture>, and the same under val, validation or test.
 
@@ -50,15 +49,13 @@ def load_folder_tree(
         resize_ratio: see above, 1 or more; 1 keeps all of a square picture.
         smallest_area: see above, above 0, to 1.
         mirrored: whether training mirrors; not for letters, and what has a left and a right.
-        labelled: whether folders are classes. Otherwise the pictures of the folder and of all of
-            its folders have no labels.
 
     Raises:
         ValueError: an argument is out of its range, or the folder is not laid out like this; lists
             everything.
     """
     preprocessing = Preprocessing(resize_ratio=resize_ratio)
-    tree = read_tree(data_dir, labelled=labelled)
+    tree = read_tree(data_dir)
     side = median_side(tree.train.paths)
     if side is not None and side * _MOST_ENLARGED < image_size:
         enlarged = (

@@ -23,20 +23,19 @@ class FolderTree(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def read_tree(data_dir: str | os.PathLike[str], *, labelled: bool = True) -> FolderTree:
+def read_tree(data_dir: str | os.PathLike[str]) -> FolderTree:
     """Lists the pictures of a folder, and divides them; see `Pictures.split`.
 
     Args:
         data_dir: the folder.
-        labelled: whether folders are classes; otherwise there are no labels.
 
     Raises:
         ValueError: it is no such folder; lists everything that is wrong.
     """
-    pictures = open_pictures(data_dir, labelled=labelled)
+    pictures = open_pictures(data_dir)
     if pictures.array is not None:
         raise ValueError(f"data_dir: received {data_dir}, a file; expected a folder of pictures.")
-    if labelled and pictures.labels is None:
+    if pictures.labels is None:
         raise ValueError(
             f"{data_dir}: received {len(pictures)} pictures and no folders "
             f"({first_ones(pictures.names)}); expected a folder for each class; move each picture "

@@ -12,7 +12,6 @@ from pydantic import Field
 from sat_tf.arguments import is_integer
 from sat_tf.messages import ProblemsError, ReadingError
 from sat_tf.preprocessing import COVERING, Preprocessing
-from sat_tf.top_k import AGREEMENT, TOP1, Score
 from sat_tf.validation import Positive, check, up_to
 
 _MOST_CLASSES = 1_000_000  # The models of `sat_tf.training.models` have no more.
@@ -84,13 +83,12 @@ NO_LABEL = -1
 class ImageSource(abc.ABC):
     """An image data set that gives batches for training, and held-out ones to measure with.
 
-    Images are square colour images, uint8 from the file to the device; labels are int32. Those of
-    images without labels are 0, which says that there is an image, and nothing of it.
+    Images are square colour images, uint8 from the file to the device; labels are int32.
 
     Attributes:
         name: of the set.
         image_size: height and width of the images that a model sees, in pixels.
-        num_classes: number of classes; 0 for images without labels.
+        num_classes: number of classes.
         num_train: number of training images.
         num_test: number of held-out images.
         class_names: names of the classes, by label; None where they are unknown.
@@ -113,11 +111,6 @@ class ImageSource(abc.ABC):
     def reading_error(self) -> ReadingError | None:
         """The first error of reading, for which TensorFlow has raised its own."""
         return None
-
-    @property
-    def score(self) -> Score:
-        """The share that compares models: top-1, or agreement with the float model."""
-        return TOP1 if self.num_classes else AGREEMENT
 
     @abc.abstractmethod
     def training_batches(

@@ -15,14 +15,6 @@ def touch(root, *names):
     return root
 
 
-def test_without_labels_there_are_no_classes(tmp_path):
-    touch(tmp_path, *(f"{name}.jpg" for name in range(7)), "in/a.png", "in/of/b.bmp", "c.webp")
-    tree = read_tree(tmp_path, labelled=False)
-    assert (tree.class_names, tree.train.labels) == ((), None)
-    assert (len(tree.train), len(tree.held_out)) == (8, 2)
-    assert tree.notes == ("a fifth is held out, by a hash of the names",)
-
-
 def test_what_is_no_folder_of_classes_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"nowhere: not found; expected a folder of pictures"):
         read_tree(tmp_path / "nowhere")
