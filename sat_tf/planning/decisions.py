@@ -259,7 +259,9 @@ class LayerDecisions:
         if _observes(output) and output.rounds:
             configs = self._placement.configs
             readers = [demand.reader for demand in reasons.demands[name] if demand.reader]
-            on_codes = readers and all(_observes(configs[reader].output) for reader in readers)
+            on_codes = readers and all(
+                reader in configs and _observes(configs[reader].output) for reader in readers
+            )
             behind = "a function of codes reads it" if on_codes else "float32 goes on behind it"
             return f"{behind}: rounded to the file's 8-bit codes of its observed range"
         if _observes(output):
