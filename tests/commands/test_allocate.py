@@ -75,7 +75,7 @@ def test_an_npu_has_milliseconds(files, tmp_path, said, monkeypatch):
         (
             "float.keras",
             ["--images", "images.npy", "--num_images", "1", "--input_range", "0,255"],
-            "num_images: received 1",
+            "num_images=1: expected 2 or more",
         ),
     ],
 )

@@ -127,10 +127,6 @@ def test_a_missing_file_is_said_before_tensorflow_is_loaded(tmp_path):
         (["--images", "bad.npy"], "bad.npy: received a file that np.save has not written"),
         (["--images", "wide.npy"], "received shape (4, 9, 9, 3), expected (n, 8, 8, 3)"),
         (["--images", "real.npy"], "pixels, give --policy input_type=int8"),
-        (
-            ["--images", "right.npy", "--set", "seed=1"],
-            "--set: no option of sat-tf quantize: give ",
-        ),
     ],
 )
 def test_what_is_neither_a_folder_of_pictures_nor_fitting_arrays_is_refused(

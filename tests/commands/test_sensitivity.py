@@ -54,9 +54,17 @@ def test_what_cannot_be_measured_is_said_plainly(model, words, expected, files, 
     assert "Traceback" not in words
 
 
-@pytest.mark.parametrize("array", [np.array("word"), np.zeros((2, 5, 5, 3), np.uint8)])
-def test_arrays_that_are_no_images_of_the_model_are_one_message(array, files, tmp_path, said):
+@pytest.mark.parametrize(
+    ("array", "expected"),
+    [
+        (np.array("word"), "expected a folder of pictures, or an .npy file of uint8 images"),
+        (np.zeros((2, 5, 5, 3), np.uint8), "images: received shape"),
+    ],
+)
+def test_arrays_that_are_no_images_of_the_model_are_one_message(
+    array, expected, files, tmp_path, said
+):
     np.save(tmp_path / "images.npy", array)
     words = [str(files / "float.keras"), "--images", str(tmp_path / "images.npy")]
     assert main.main(["sensitivity", *words]) == 2
-    assert "images: received shape" in said()
+    assert expected in said()

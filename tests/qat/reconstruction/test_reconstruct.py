@@ -179,8 +179,8 @@ def test_all_problems_are_told_at_once(float_model):
     for words in (
         "no such layer, expected weights of the shapes",
         "has seen no images, expected one that is calibrated; call sat_tf.calibrate",
-        "steps: received 0, expected an integer of 1 or more",
-        "seed: received -1",
+        "steps=0: expected",
+        "seed=-1: expected",
         "images with NaN or infinite values",
     ):
         assert words in str(error.value)

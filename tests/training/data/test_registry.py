@@ -42,12 +42,12 @@ def test_a_data_set_is_loaded_with_the_options_given():
     )
 
 
-def test_naming_the_data_sets_loads_no_library_but_numpy():
+def test_naming_the_data_sets_loads_no_library_but_numpy_and_pillow():
     package = pathlib.Path(data.__file__).parents[1]
     # An empty package of the same name in front, so that this is about the data sets alone.
     program = f"""
 import sys, types
-heavy = {{"tensorflow", "tf_keras", "sklearn", "matplotlib", "PIL", "rich"}}
+heavy = {{"tensorflow", "tf_keras", "sklearn", "matplotlib", "rich"}}
 sys.modules["sat_tf"] = types.ModuleType("sat_tf")
 sys.modules["sat_tf"].__path__ = [{str(package)!r}]
 import sat_tf.training.data

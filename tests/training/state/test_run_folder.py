@@ -206,5 +206,5 @@ def test_a_table_of_an_earlier_version_lacks_fields_that_have_a_default(tmp_path
     (row,) = kind.read(folder)
     assert {getattr(row, name) for name in kind.columns() if name not in needed} <= {None}
     folder.write_text(kind.file, f"{','.join(needed[1:])}\n{','.join('1' * (len(needed) - 1))}\n")
-    with pytest.raises(RunError, match=f"{needed[0]}: Field required"):
+    with pytest.raises(RunError, match=f"{needed[0]} is missing"):
         kind.read(folder)
