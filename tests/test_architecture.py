@@ -228,6 +228,19 @@ def test_imports_follow_the_arrows():
     assert not _offenders(against_the_arrows)
 
 
+# What users quantize with needs none of the pipeline that trains the paper's networks.
+COMMANDS_OF_TRAINING = {f"commands/{name}.py" for name in ("train", "paper", "audit")}
+
+
+def test_nothing_but_three_commands_imports_training():
+    def needs_training(name, tree):
+        if _part(name) in ("training", *TOP) or name in COMMANDS_OF_TRAINING:
+            return set()
+        return {one for one in _imported(tree) if one.startswith("sat_tf.training")}
+
+    assert not _offenders(needs_training)
+
+
 def test_imports_inside_a_room_follow_the_arrows():
     def folder(words):
         rooms = MAY_IMPORT_WITHIN.get(words[0], {})
