@@ -107,21 +107,22 @@ def test_help_and_version_load_no_tensorflow(arguments, expected):
 
 
 # Commands with what is wrong with their words.
+NAMED = "keras.applications:ResNet50"
 BAD_WORDS = [
     ("train --config nothing.yaml", "nothing.yaml: No such file or directory"),
     ("train --set data.name=cifar", "data.name='cifar': expected the name of a"),
     ("train --set stages.float.learnig_rate=1", "base_learning_rate"),
     ("train --set recipes.oscillation.start=2", "recipes.oscillation.start=2"),
     ("train --out /dev/null/run", "/dev/null is a file"),
-    ("train --out ''", "--out: received an empty name"),
+    ("train --out ''", "--out: '': expected the name of a file or a folder"),
     ("train --set 'name={{x}}'", "a key is not a plain word"),
     ("quantize m --images . --seed -1", "expected an integer in [0, 4294967296)"),
-    ("evaluate nowhere", "nowhere: not found; expected the folder of a run, or a TFLite file"),
-    ("export nowhere", "nowhere: not found; expected the folder of a run, or a quantized model"),
+    ("evaluate nowhere", "nowhere: not found; expected a TFLite file"),
+    ("export nowhere", "nowhere: not found; expected a folder of sat-tf quantize, or a quantized"),
     ("audit nowhere.keras", "nowhere.keras: not found; expected a Keras model"),
-    ("audit resnet19", "Did you mean resnet18?"),
+    ("audit resnet_18", "such as keras.applications:MobileNetV2"),
     ("verify nowhere.keras", "nowhere.keras: not found; expected"),
-    ("verify .", "has no quantized.keras, model.tflite, config.yaml; expected"),
+    ("verify .", "has no quantized.keras, model.tflite; expected"),
     (f"verify {__file__} --dataset digits", "Did you mean --images PIXELS.npy --labels LABELS.npy"),
     (f"verify {__file__} --images nowhere", "nowhere: not found; expected"),
     (f"verify {__file__}", "is not a TFLite flatbuffer"),
@@ -130,62 +131,89 @@ BAD_WORDS = [
     ("fly", "'fly' is no command. Known: quantize, explain, verify, evaluate, train, export"),
     ("quantise", "'quantise' is no command. Did you mean quantize?"),
     ("", "received no COMMAND, expected one of quantize, explain"),
-    ("explain resnet19", "Did you mean resnet18?"),
+    ("explain resnet_18", "such as keras.applications:MobileNetV2"),
     ("explain nowhere.keras", "nowhere.keras: not found"),
-    ("explain resnet18 --policy weigth_bits=4", "Did you mean weight_bits?"),
-    ("explain resnet18 --policy weight_bits=4 rescale=std", "Did you mean stddev?"),
-    (f"explain resnet18 --policy weight_bits=0x{'f' * 5000}", "expected one of 64 bits"),
-    ("explain resnet18 --policy nowhere.yaml", "No such file"),
-    ("explain resnet18 --policy a.yaml b.yaml", "expected one at most"),
+    (f"explain {NAMED} --policy weigth_bits=4", "Did you mean weight_bits?"),
+    (
+        f"explain {NAMED} --policy weight_bits=4 rescale=std",
+        "Did you mean stddev?",
+    ),
+    (
+        f"explain {NAMED} --policy weight_bits=0x{'f' * 5000}",
+        "expected one of 64 bits",
+    ),
+    (f"explain {NAMED} --policy nowhere.yaml", "No such file"),
+    (f"explain {NAMED} --policy a.yaml b.yaml", "expected one at most"),
     *(
         (f"{words} --target etos-u55", "Did you mean ethos-u55?")
         for words in (
             *("quantize model.keras --images photos", "train", "export model.keras"),
-            *("explain resnet18", "verify model.tflite"),
+            *(f"explain {NAMED}", "verify model.tflite"),
         )
     ),
-    ("explain resnet18 --out plan.pdf", "received .pdf, expected one of .html, .csv, .json"),
-    ("explain resnet18 --out nowhere/plan.html", "which does not exist"),
-    ("sensitivity resnet18", "received no images, expected --images"),
-    ("sensitivity resnet19 --images .", "Did you mean resnet18?"),
-    ("sensitivity resnet18 --images . --bits 9", "'9': expected an integer from 1 to 8"),
-    ("sensitivity resnet18 --images . --out a.jpg", "received .jpg, expected one of .csv"),
     (
-        "sensitivity resnet18 --images . --max_drop 1 --average_bits 4",
+        f"explain {NAMED} --out plan.pdf",
+        "received .pdf, expected one of .html, .csv, .json",
+    ),
+    (f"explain {NAMED} --out nowhere/plan.html", "which does not exist"),
+    (f"sensitivity {NAMED}", "received no images, expected --images"),
+    ("sensitivity resnet_18 --images .", "such as keras.applications:MobileNetV2"),
+    (
+        f"sensitivity {NAMED} --images . --bits 9",
+        "'9': expected an integer from 1 to 8",
+    ),
+    (
+        f"sensitivity {NAMED} --images . --out a.jpg",
+        "received .jpg, expected one of .csv",
+    ),
+    (
+        f"sensitivity {NAMED} --images . --max_drop 1 --average_bits 4",
         "expected one; leave one out",
     ),
     *(
-        (f"sensitivity resnet18 --images . {words}", expected)
+        (f"sensitivity {NAMED} --images . {words}", expected)
         for words, expected in (
             ("--max_drop=-1", "--max_drop: '-1': expected a number of 0 or more"),
             ("--average_bits nan", "--average_bits: 'nan': expected a number from 1 to 8"),
         )
     ),
-    (f"sensitivity resnet18 --images {__file__}", "a file that np.save has not written"),
-    ("explain resnet18 --image_size 0", "--image_size: '0': expected an integer from 1 to 4096"),
-    ("explain resnet18 --out a.pdf --out nowhere/plan.csv", "--out: 2 problems"),
-    ("explain resnet18 --trust_model=yes", "--trust_model: received 'yes', expected no value"),
+    (
+        f"sensitivity {NAMED} --images {__file__}",
+        "a file that np.save has not written",
+    ),
+    (
+        f"explain {NAMED} --image_size 0",
+        "--image_size: '0': expected an integer from 1 to 4096",
+    ),
+    (f"explain {NAMED} --out a.pdf --out nowhere/plan.csv", "--out: 2 problems"),
+    (
+        f"explain {NAMED} --trust_model=yes",
+        "--trust_model: received 'yes', expected no value",
+    ),
     (f"export {__file__} --out nowhere/m.tflite", "which does not exist"),
-    (f"export {__file__} --out ''", "--out: received an empty name, expected that of a file"),
+    (f"export {__file__} --out ''", "--out: '': expected the name of a file or a folder"),
     (f"export {__file__} --pack int3", "Did you mean int4?"),
     (f"export {__file__} --route converte", "Did you mean converter?"),
     (f"quantize {__file__} --images . --set seed=3", "give --learning_rate and --seed; all"),
-    (f"quantize {__file__} --images ''", "--images: received an empty name, expected that of"),
-    ("paper run glyphs/* --out ''", "--out: received an empty name, expected that of a file"),
+    (f"quantize {__file__} --images ''", "--images: '': expected the name of a file or a folder"),
+    ("paper run glyphs/* --out ''", "--out: '': expected the name of a file or a folder"),
     ("train photos", "received photos, expected no such word; write its option in front of it"),
     ("train --set seed=x", "--set: 1 problem"),
     ("train --set 'policy=weight_bits: 4\nactivation_bits: 99'", "activation_bits=99: expected an"),
     (f"verify {__file__} --kit kit.tar", "--kit: received 'kit.tar', expected the name of a zip"),
-    ("allocate resnet18 --budget bytes=3", "received no images, expected --images"),
+    (
+        f"allocate {NAMED} --budget bytes=3",
+        "received no images, expected --images",
+    ),
     *(
-        (f"allocate resnet18 --images . --budget {words}", expected)
+        (f"allocate {NAMED} --images . --budget {words}", expected)
         for words, expected in (
             ("byte=3", "Did you mean bytes?"),
             ("bytes", "'bytes': expected LIMIT=VALUE"),
             ("bytes=3 bytes=4", "bytes: received twice"),
             ("bytes=-1 average_bits=x", "--budget: 2 problems"),
             ("milliseconds=3", "received no `npu`"),
-            ("compiled_bytes=3", "Use milliseconds of the npu"),
+            ("compiled_bytes=3", "use milliseconds of the npu"),
             ("bytes=3 --npu ethos-u55-128,Shared_Sram", "alone or with those of a system"),
             (
                 "bytes=3 --npu ethos-u55-12",
@@ -242,7 +270,7 @@ def read_json(path):
 def test_a_run_leaves_every_file_and_no_other(tiny_run):
     # Some are there while it trains only; others are of what this run does not do.
     passing = {run_folder.CHECKPOINTS, run_folder.OSCILLATIONS}
-    passing |= {run_folder.RATES, output_folder.RECONSTRUCTION}
+    passing |= {output_folder.RECONSTRUCTION}
     expected = set(run_folder.FILES) - passing
     assert {path.name for path in tiny_run.iterdir()} == {*expected, ".lock"}
 

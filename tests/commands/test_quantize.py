@@ -178,7 +178,7 @@ def test_signals_are_quantized_by_their_arrays(kind, told, files, tmp_path):
 def test_a_calibrated_model_finds_its_range_and_is_whole(told, tmp_path):
     status, said = told("float.keras", "photos")
     assert status == 0, said
-    assert said.count("3 classes, 96 pictures to calibrate on, 64 held out") == 1
+    assert said.count("160 pictures of 3 classes, 96 to calibrate on and 64 held out") == 1
     assert "Input range: (-1, 1), found: top-1 on 64 labelled images is" in said
     out = tmp_path / "out"
     results = json.loads((out / "results.json").read_text())
@@ -449,7 +449,7 @@ def test_pictures_without_labels_are_trained_on_with_the_float_model_alone(told,
     words = ("rescaled.keras", "plain", "--bits", "2", "--epochs", "2")
     status, said = told(*words)
     assert status in DONE, said
-    assert "plain: no labels, 51 pictures to train on, 13 held out" in said
+    assert "64 pictures, 51 to train on and 13 held out" in said
     assert "taken for logits of classes, which nothing in the model tells" in said
     assert "before training: held-out agreement" in said
     assert "the same class as the float model for" in said
@@ -506,14 +506,14 @@ def test_arrays_and_gray_pictures_are_trained_on(labels, told, files, tmp_path):
     given = ("--labels", str(files / "labels.npy")) if labels else ()
     status, said = told("gray.keras", "gray.npy", *words, *given)
     assert status in DONE, said
-    assert f"{'with' if labels else 'without'} labels, 64 to train on and 16 held out" in said
+    assert "64 to train on and 16 held out" in said
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     score = "top1" if labels else "agreement"
     assert results[f"quantized_{score}"] >= results[f"start_{score}"]
     if labels:
         status, said = told("gray.keras", "photos", *words)
         assert status in DONE, said
-        assert "3 classes, 96 pictures to train on, 64 held out" in said
+        assert "160 pictures of 3 classes, 96 to train on and 64 held out" in said
 
 
 @pytest.mark.thorough
@@ -530,7 +530,7 @@ def test_folders_of_other_classes_train_a_classifier_of_keras_3_without_labels(
     status, said = told("five.keras", "photos", *words)
     assert status in DONE, said
     assert "accuracy is not measured; the folders are passed over" in said
-    assert "96 pictures to train on, 64 held out" in said
+    assert "160 pictures, 96 to train on and 64 held out" in said
     assert "taken for logits" not in said
     assert _without_labels(tmp_path / "out")["held_out_images"] == 64
 
@@ -575,7 +575,7 @@ def test_pictures_that_a_gray_model_is_measured_on_are_held_out(told, files, tmp
     model.save(files / "gray.keras")
     status, said = told("gray.keras", "photos", "--input_range", "0,1")
     assert status == 0, said
-    assert "96 pictures to calibrate on, 64 held out" in said
+    assert "96 to calibrate on and 64 held out" in said
     certificate = json.loads((tmp_path / "out" / "certificate.json").read_text())
     assert certificate["num_images"] == 64
     results = json.loads((tmp_path / "out" / "results.json").read_text())

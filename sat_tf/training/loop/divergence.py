@@ -88,6 +88,9 @@ def describe_break(model: keras.Model, images: np.ndarray) -> str:
         # A layer that is called several times, or gives several tensors, has a list of them.
         if not all(map(_is_finite, tf.nest.flatten(output))):
             return f"all weights are finite, but the output of {layer.name} is not"
+    decayed = [layer.name for layer in layers if not all(map(_is_finite, layer.losses))]
+    if decayed:
+        return f"all weights are finite, but the weight decay of {first_ones(decayed)} is not"
     return "all weights are finite, and so are the outputs of all layers"
 
 

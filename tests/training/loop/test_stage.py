@@ -62,8 +62,9 @@ def test_a_stage_learns_and_leaves_its_start_alone(tmp_path):
 @pytest.mark.thorough
 def test_the_same_seed_gives_the_same_metrics_and_weights(tmp_path):
     runs, weights = [], []
-    for _ in range(2):
-        run = make_run(tmp_path, "seed=3")
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        run = make_run(tmp_path / name, "seed=3")
         weights.append(train_stage(run, "quantized", small_quantized_model())[1].get_weights())
         runs.append(metrics(run))
     assert runs[0] == runs[1]
