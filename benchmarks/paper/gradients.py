@@ -8,7 +8,7 @@ from matplotlib.figure import Figure as Picture
 from benchmarks.paper.figure import Comparison, Figure
 from sat_tf.core import pact
 from sat_tf.presentation import palette
-from sat_tf.training.measurements import as_graph
+from sat_tf.qat.walk import as_graph
 
 
 def sigmoid(seed: int = 0) -> pd.DataFrame:

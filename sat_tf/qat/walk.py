@@ -176,3 +176,13 @@ def _joined(parts: list[tf.Tensor]) -> tf.Tensor:
 def _taken(node: Node, given: list[Parts]) -> Iterator[Any]:
     """The inputs of a node, part by part."""
     return map(lambda *inputs: [*inputs] if node.takes_list else inputs[0], *given)
+
+
+def as_graph(measure: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `measure` as a graph, traced once for all calls with arguments of the same shapes.
+
+    TensorFlow warns of retracing when functions with the same code are traced often, even if each
+    belongs to another model, as in several trainings in one process. It identifies them by their
+    code object, which a partial function does not have.
+    """
+    return tf.function(functools.partial(measure), autograph=False)

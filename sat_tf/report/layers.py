@@ -1,7 +1,6 @@
 """The layers of a quantized model: their bits, and the codes that they use."""
 
 import dataclasses
-import functools
 import math
 from typing import Any
 
@@ -12,6 +11,7 @@ import tf_keras as keras
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network
 from sat_tf.qat.layout import call_name, inner_layer
+from sat_tf.qat.walk import as_graph
 from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer
 from sat_tf.quantizers.protocol import CLIPPING_LEVEL
 
@@ -87,9 +87,7 @@ class ActivationProbe:
         self._clipping = [
             node for node in self._network if clipping_quantizer(node.layer) is not None
         ]
-        # A partial function has no code object, by which TensorFlow would warn of retracing where
-        # several models are measured in one process.
-        self._measure = tf.function(functools.partial(self._run), autograph=False)
+        self._measure = as_graph(self._run)
 
     def __call__(self) -> dict[str, ActivationUse]:
         """The current use of each quantizer, by the name of the user's layer, in graph order."""

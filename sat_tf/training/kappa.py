@@ -14,6 +14,7 @@ from sat_tf.analysis.labelled_images import LabelledImages, class_shares
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network
 from sat_tf.messages import ModelError
+from sat_tf.qat.walk import as_graph
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.protocol import CLIPPING_LEVEL
 from sat_tf.training.linear_layers import (
@@ -27,7 +28,7 @@ from sat_tf.training.linear_layers import (
     tail,
     unwrapped,
 )
-from sat_tf.training.measurements import as_graph, variance
+from sat_tf.training.measurements import variance
 
 
 def kappa_0(model: keras.Model) -> float | None:

@@ -1,22 +1,10 @@
-"""What all measurements of training share: traced functions, variances, TensorBoard's events."""
+"""What all measurements of training share: variances, and TensorBoard's events."""
 
-import functools
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import tensorflow as tf
 
 _SCALAR = 1  # TensorBoard's DATA_CLASS_SCALAR, which TensorFlow does not define
-
-
-def as_graph(measure: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `measure` as a graph, traced once for all calls with arguments of the same shapes.
-
-    TensorFlow warns of retracing when functions with the same code are traced often, even if each
-    belongs to another model, as in several trainings in one process. It identifies them by their
-    code object, which a partial function does not have.
-    """
-    return tf.function(functools.partial(measure), autograph=False)
 
 
 def scalar_events(values: Mapping[str, float]) -> bytes:

@@ -8,10 +8,11 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.qat.walk import as_graph
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.protocol import WeightQuantizer
 from sat_tf.training.linear_layers import LinearCall
-from sat_tf.training.measurements import as_graph, variance
+from sat_tf.training.measurements import variance
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

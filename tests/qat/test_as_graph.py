@@ -1,6 +1,6 @@
 import tensorflow as tf
 
-from sat_tf.training.measurements import as_graph
+from sat_tf.qat.walk import as_graph
 
 
 class Probe:
