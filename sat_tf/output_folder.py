@@ -55,15 +55,10 @@ FILES = (
 
 @dataclasses.dataclass(frozen=True)
 class OutputFolder:
-    """The folder that a command puts its files into.
+    """The folder that a command puts its files into."""
 
-    Attributes:
-        path: the folder; it need not exist.
-        files: the names of all that a command may write into it.
-    """
-
-    path: pathlib.Path
-    files: ClassVar[tuple[str, ...]] = FILES
+    path: pathlib.Path  # The folder; it need not exist.
+    files: ClassVar[tuple[str, ...]] = FILES  # The names of all that a command may write into it.
 
     def file(self, name: str) -> pathlib.Path:
         """The path of one of `FILES`."""

@@ -62,30 +62,19 @@ class Pictures(Sequence[Any]):
 
     `pictures[3]` is upright, of its own size, with as many channels as the input; a row of an
     array as it is.
-
-    Attributes:
-        folder: that the names are relative to; or the .npy file.
-        names: class by class, sorted; with slashes on every system.
-        labels: int32 (n,); None without classes.
-        class_names: by label; empty without classes.
-        part: the folder in which all are, of a divided one; "" of another.
-        held_out: the pictures in val, validation or test, of those in train.
-        shape: of the input: rows, columns and channels (1 or 3).
-        preprocessing: how a picture becomes an image of that shape.
-        notes: what to tell of them, such as which files were passed over.
-        array: the images, where they are no pictures.
     """
 
-    folder: pathlib.Path
-    names: Sequence[str] = ()
-    labels: npt.NDArray[np.int32] | None = None
-    class_names: tuple[str, ...] = ()
-    part: str = ""
+    folder: pathlib.Path  # That the names are relative to; or the .npy file.
+    names: Sequence[str] = ()  # Class by class, sorted; with slashes on every system.
+    labels: npt.NDArray[np.int32] | None = None  # Int32 (n,); None without classes.
+    class_names: tuple[str, ...] = ()  # By label; empty without classes.
+    part: str = ""  # The folder in which all are, of a divided one; "" of another.
+    # The pictures in val, validation or test, of those in train.
     held_out: "Pictures | None" = None
-    shape: tuple[int, ...] = ()
-    preprocessing: Preprocessing = COVERING
-    notes: tuple[str, ...] = ()
-    array: npt.NDArray[Any] | None = None
+    shape: tuple[int, ...] = ()  # Of the input: rows, columns and channels (1 or 3).
+    preprocessing: Preprocessing = COVERING  # How a picture becomes an image of that shape.
+    notes: tuple[str, ...] = ()  # What to tell of them, such as which files were passed over.
+    array: npt.NDArray[Any] | None = None  # The images, where they are no pictures.
 
     def __len__(self) -> int:
         return len(self.names if self.array is None else self.array)

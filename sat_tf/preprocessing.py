@@ -35,10 +35,6 @@ class Preprocessing:
     just covers `resize_ratio` times the input, and cropped to its centre; transparency is dropped.
     Pixels stay uint8, 0 to 255.
 
-    Attributes:
-        resize_ratio: sides of what the resized picture covers, over those of the input; 1 or more.
-        exif_orientation: whether pictures are turned; otherwise that entry is ignored.
-
     Raises:
         ValueError: a value is out of its range; lists every one.
 
@@ -47,8 +43,9 @@ class Preprocessing:
         ((256, 341), (16, 58))
     """
 
+    # Sides of what the resized picture covers, over those of the input; 1 or more.
     resize_ratio: Ratio = 1.0
-    exif_orientation: bool = True
+    exif_orientation: bool = True  # Whether pictures are turned; otherwise that entry is ignored.
 
     def covered(self, shape: tuple[int, int]) -> tuple[int, int]:
         """Rows and columns that the resized picture covers, for an input of a shape."""

@@ -12,27 +12,18 @@ from sat_tf.messages import did_you_mean
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Processor:
-    """One row of the table of targets.
+    """One row of the table of targets."""
 
-    Attributes:
-        name: as options and policies call it.
-        title: as sentences call it.
-        source: where its constraints stand.
-        stores: the storage of kernels that it takes, by their bits.
-        output_type: the type of outputs that it makes by itself.
-        native: it is an NPU, which computes functions, pools and resizing by integer operators of
-            its own, and leaves what it does not know to the CPU.
-        has_hard_swish: of an NPU, HARD_SWISH is one of them.
-        one_partition: the first operator that it leaves to the CPU takes all behind it there too.
-    """
-
-    name: str
-    title: str
-    source: str
-    stores: frozenset[int] = frozenset({8})
-    output_type: str = "float32"
+    name: str  # As options and policies call it.
+    title: str  # As sentences call it.
+    source: str  # Where its constraints stand.
+    stores: frozenset[int] = frozenset({8})  # The storage of kernels that it takes, by their bits.
+    output_type: str = "float32"  # The type of outputs that it makes by itself.
+    # It is an NPU, which computes functions, pools and resizing by integer operators of its own,
+    # and leaves what it does not know to the CPU.
     native: bool = False
-    has_hard_swish: bool = True
+    has_hard_swish: bool = True  # Of an NPU, HARD_SWISH is one of them.
+    # The first operator that it leaves to the CPU takes all behind it there too.
     one_partition: bool = False
 
     def packing(self, pack: str) -> str:

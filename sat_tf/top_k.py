@@ -13,15 +13,10 @@ NO_CLASS = -1
 
 
 class Score(NamedTuple):
-    """A share of held-out images by which models are compared.
+    """A share of held-out images by which models are compared."""
 
-    Attributes:
-        name: in logs, tables and files.
-        title: in words.
-    """
-
-    name: str
-    title: str
+    name: str  # In logs, tables and files.
+    title: str  # In words.
 
 
 TOP1 = Score("top1", "top-1")

@@ -124,20 +124,20 @@ PYTHON = {
 # The most lines that each room may have, so that one head can hold the house. Nobody raises one of
 # these numbers without lowering others by as much; whoever makes a room smaller lowers its number.
 MOST_LINES = {
-    "analysis": 3200,
-    "commands": 4900,
-    "core": 3300,
-    "export": 20300,
-    "graph": 6000,
+    "analysis": 2900,
+    "commands": 4800,
+    "core": 3200,
+    "export": 19600,
+    "graph": 5900,
     "keras3": 3400,
-    "loading": 1300,
-    "planning": 2300,
-    "presentation": 1500,
-    "qat": 9300,
-    "quantizers": 5400,
+    "loading": 1200,
+    "planning": 2200,
+    "presentation": 1400,
+    "qat": 9100,
+    "quantizers": 5300,
     "report": 900,
-    "training": 11900,
-    ".": 3100,  # the modules beside the rooms, together
+    "training": 11600,
+    ".": 3000,  # the modules beside the rooms, together
 }
 
 # Packages whose names are loaded when they are first used: that is for those who use the package.
@@ -473,8 +473,20 @@ def test_rooms_keep_to_their_budgets():
 
 
 def test_everything_public_is_explained():
+    """A method is explained where a class first has it: at its protocol or base."""
+    explained = {
+        node.name
+        for tree in TREES.values()
+        for name, node in _definitions(tree)
+        if "." in name and ast.get_docstring(node)
+    }
+
     def bare(_, tree):
-        found = [name for name, node in _definitions(tree) if not ast.get_docstring(node)]
+        found = [
+            name
+            for name, node in _definitions(tree)
+            if not ast.get_docstring(node) and not ("." in name and node.name in explained)
+        ]
         return found if ast.get_docstring(tree) else ["the module", *found]
 
     assert not _offenders(bare)

@@ -14,14 +14,10 @@ USUAL_IMAGES = 32
 
 @dataclasses.dataclass(frozen=True)
 class LabelledImages:
-    """One batch.
+    """One batch."""
 
-    Attributes:
-        images: (n, rows, columns, channels), in any type that the model takes.
-        labels: class numbers (n,) or shares of classes (n, classes); None without labels.
-    """
-
-    images: np.ndarray
+    images: np.ndarray  # (n, rows, columns, channels), in any type that the model takes.
+    # Class numbers (n,) or shares of classes (n, classes); None without labels.
     labels: np.ndarray | None
 
     def __len__(self) -> int:

@@ -28,19 +28,13 @@ _GIVE = (
 
 @dataclasses.dataclass(frozen=True)
 class RangeAccuracies:
-    """Top-1 of a model in the range that it is fed, and in the other usual ranges.
+    """Top-1 of a model in the range that it is fed, and in the other usual ranges."""
 
-    Attributes:
-        given: the range that the model is fed.
-        fitting: the range that is clearly better, if any.
-        top1: the share of pictures classified correctly, for each range, `given` first.
-        num_images: the number of pictures.
-    """
-
-    given: InputRange
-    fitting: InputRange | None
+    given: InputRange  # The range that the model is fed.
+    fitting: InputRange | None  # The range that is clearly better, if any.
+    # The share of pictures classified correctly, for each range, `given` first.
     top1: dict[InputRange, float]
-    num_images: int
+    num_images: int  # The number of pictures.
 
     @property
     def problem(self) -> str:

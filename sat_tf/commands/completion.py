@@ -16,21 +16,13 @@ _VALUES = re.compile(r"[a-z0-9_]+(\|[a-z0-9_]+)+")
 
 @dataclasses.dataclass(frozen=True)
 class _Word:
-    """An option, or a word without one.
+    """An option, or a word without one."""
 
-    Attributes:
-        names: of the option; () of a word without one.
-        about: what it does.
-        values: that it takes, as far as they are few.
-        takes_files: whether names of files are among them.
-        takes_value: whether a value follows.
-    """
-
-    names: tuple[str, ...]
-    about: str
-    values: tuple[str, ...]
-    takes_files: bool
-    takes_value: bool
+    names: tuple[str, ...]  # Of the option; () of a word without one.
+    about: str  # What it does.
+    values: tuple[str, ...]  # That it takes, as far as they are few.
+    takes_files: bool  # Whether names of files are among them.
+    takes_value: bool  # Whether a value follows.
 
     @classmethod
     def of(cls, action: argparse.Action) -> "_Word":

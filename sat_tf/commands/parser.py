@@ -54,16 +54,12 @@ _SAID_BY: Mapping[str, Sequence[str]] = {
 
 
 class Parser(argparse.ArgumentParser):
-    """The parser of a command, whose help ends with the options that few users need.
+    """The parser of a command, whose help ends with the options that few users need."""
 
-    Attributes:
-        fields: names that --policy takes as KEY=VALUE.
-        elsewhere: names the commands that have an option.
-        refused: why the command does not have an option that one would look for.
-    """
-
-    fields: Iterable[str] = ()
+    fields: Iterable[str] = ()  # Names that --policy takes as KEY=VALUE.
+    # Why the command does not have an option that one would look for.
     refused: Mapping[str, str] = types.MappingProxyType({})
+    # Names the commands that have an option.
     elsewhere: Callable[[str], Sequence[str]] = staticmethod(lambda option: ())
 
     def __init__(self, **settings: Any) -> None:

@@ -31,19 +31,12 @@ _NOTHING = Metadata()
 
 @dataclasses.dataclass(frozen=True)
 class Pixels:
-    """Images to run a file on.
+    """Images to run a file on."""
 
-    Attributes:
-        images: uint8 (n, ...); for inputs of other types real values, or their codes.
-        labels: integers (n,); None without labels.
-        source: where they come from.
-        notes: remarks to print.
-    """
-
-    images: np.ndarray
-    labels: np.ndarray | None
-    source: ImagesFrom
-    notes: tuple[str, ...] = ()
+    images: np.ndarray  # Uint8 (n, ...); for inputs of other types real values, or their codes.
+    labels: np.ndarray | None  # Integers (n,); None without labels.
+    source: ImagesFrom  # Where they come from.
+    notes: tuple[str, ...] = ()  # Remarks to print.
 
     def sample(self, most: int) -> tuple[np.ndarray, np.ndarray | None]:
         """Takes so many of them at most, spread evenly, with their labels."""
@@ -65,21 +58,14 @@ class Pixels:
 
 @dataclasses.dataclass(frozen=True)
 class ImageOptions:
-    """The images that the arguments of a command name.
+    """The images that the arguments of a command name."""
 
-    Attributes:
-        images: a folder of pictures or an .npy file; None for random ones.
-        num_images: how many at most, spread evenly; None takes the usual number.
-        usual: of a folder; None takes all.
-        files: of the folder, the very ones to take; see `ImagesFrom`.
-        labels: a file with the class numbers of an .npy file's images.
-    """
-
-    images: str | None = None
-    num_images: int | None = None
-    usual: int | None = USUAL_IMAGES
+    images: str | None = None  # A folder of pictures or an .npy file; None for random ones.
+    num_images: int | None = None  # How many at most, spread evenly; None takes the usual number.
+    usual: int | None = USUAL_IMAGES  # Of a folder; None takes all.
+    # Of the folder, the very ones to take; see `ImagesFrom`.
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    labels: str | None = None
+    labels: str | None = None  # A file with the class numbers of an .npy file's images.
 
     def again(self, images_from: ImagesFrom, count: int) -> "ImageOptions":
         """The same, to take what a certificate or a kit of so many images was made with."""

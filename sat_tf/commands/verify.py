@@ -57,17 +57,11 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """The files to verify.
+    """The files to verify."""
 
-    Attributes:
-        tflite: the file.
-        model: its Keras model, if there is one.
-        folder: of the command that made both, if one did.
-    """
-
-    tflite: pathlib.Path
-    model: pathlib.Path | None = None
-    folder: OutputFolder | None = None
+    tflite: pathlib.Path  # The file.
+    model: pathlib.Path | None = None  # Its Keras model, if there is one.
+    folder: OutputFolder | None = None  # Of the command that made both, if one did.
 
 
 def choose_target(source: str | None, tflite: str | None = None) -> Target:

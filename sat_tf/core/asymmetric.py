@@ -289,17 +289,12 @@ def _of_observed(
 
 @dataclasses.dataclass(frozen=True)
 class Reach:
-    """The values that a function can give.
+    """The values that a function can give."""
 
-    Attributes:
-        lowest: the smallest one, at most 0; None where nothing is known of it.
-        share: what `lowest` leaves out: the smallest one is lower by this share of the largest.
-        highest: the largest one, where the function has one; else None.
-    """
-
-    lowest: float | None = None
+    lowest: float | None = None  # The smallest one, at most 0; None where nothing is known of it.
+    # What `lowest` leaves out: the smallest one is lower by this share of the largest.
     share: float = 0.0
-    highest: float | None = None
+    highest: float | None = None  # The largest one, where the function has one; else None.
 
     @property
     def is_negative(self) -> bool:

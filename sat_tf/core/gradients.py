@@ -69,19 +69,13 @@ def _dsq(n: Namespace, upstream: Any, error: Any, intervals: Any, strength: floa
 
 @dataclasses.dataclass(frozen=True)
 class Surrogate:
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes:
-        factor: f from a namespace, g, e, a and the strength; None is 1.
-        strength: δ or α where none is given; None for a surrogate that has none.
-        lowest: of the strength.
-        highest: of it.
-    """
-
+    # F from a namespace, g, e, a and the strength; None is 1.
     factor: Callable[[Any, Any, Any, Any, float], Any] | None
-    strength: float | None = None
-    lowest: float = 0.0
-    highest: float = 0.0
+    strength: float | None = None  # δ or α where none is given; None for a surrogate that has none.
+    lowest: float = 0.0  # Of the strength.
+    highest: float = 0.0  # Of it.
 
 
 STRAIGHT_THROUGH = "ste"

@@ -42,26 +42,18 @@ LARGEST_INT8 = 127
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """One row of the table of grids.
+    """One row of the table of grids."""
 
-    Attributes:
-        name: the name users write.
-        fewest_bits: the smallest number of bits that leaves at least two values.
-        divisor: number of intervals in the unit interval, from the number of bits.
-        top: largest integer n, from the number of bits.
-        codes_per_unit: difference between the codes of n and n + 1.
-        rounding: how divisor * u becomes an integer: to the nearest, ties up; or down.
-        centered: n stands for the middle of what is rounded to it, n + 1/2.
-        cautions: what to warn of at a number of bits; under None at any.
-    """
-
-    name: str
-    fewest_bits: int
+    name: str  # The name users write.
+    fewest_bits: int  # The smallest number of bits that leaves at least two values.
+    # Number of intervals in the unit interval, from the number of bits.
     divisor: Callable[[int], int]
-    top: Callable[[int], int]
-    codes_per_unit: int
+    top: Callable[[int], int]  # Largest integer n, from the number of bits.
+    codes_per_unit: int  # Difference between the codes of n and n + 1.
+    # How divisor * u becomes an integer: to the nearest, ties up; or down.
     rounding: Literal["half up", "down"] = "half up"
-    centered: bool = False
+    centered: bool = False  # N stands for the middle of what is rounded to it, n + 1/2.
+    # What to warn of at a number of bits; under None at any.
     cautions: Mapping[int | None, str] = dataclasses.field(default_factory=dict)
 
     def scale(self, num_bits: int) -> float:

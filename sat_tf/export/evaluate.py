@@ -39,21 +39,13 @@ Batch = tuple[np.ndarray, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Accuracy:
-    """How many images of a data set are classified correctly.
+    """How many images of a data set are classified correctly."""
 
-    Attributes:
-        num_images: in all.
-        top: share of images whose label is among the k largest outputs, by k.
-        not_finite: images with an output that is NaN or infinite; they count as wrong.
-        seconds: how long it took.
-        processes: how many took part.
-    """
-
-    num_images: int
-    top: dict[int, float]
-    not_finite: int
-    seconds: float
-    processes: int
+    num_images: int  # In all.
+    top: dict[int, float]  # Share of images whose label is among the k largest outputs, by k.
+    not_finite: int  # Images with an output that is NaN or infinite; they count as wrong.
+    seconds: float  # How long it took.
+    processes: int  # How many took part.
 
 
 def evaluate_tflite(

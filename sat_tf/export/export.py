@@ -57,19 +57,13 @@ _LONGEST_SECONDS = 10.0
 
 @dataclasses.dataclass(frozen=True)
 class StorageCost:
-    """A file as one choice of `pack` stores it.
+    """A file as one choice of `pack` stores it."""
 
-    Attributes:
-        pack: the choice.
-        bytes: the file's size.
-        gzip_bytes: its size after gzip, as app stores compress it.
-        milliseconds: time for one image on this machine, with XNNPACK and one thread: the median
-            of runs that alternate between the choices; None where it was not asked for.
-    """
-
-    pack: str
-    bytes: int
-    gzip_bytes: int
+    pack: str  # The choice.
+    bytes: int  # The file's size.
+    gzip_bytes: int  # Its size after gzip, as app stores compress it.
+    # Time for one image on this machine, with XNNPACK and one thread: the median of runs that
+    # alternate between the choices; None where it was not asked for.
     milliseconds: float | None = None
 
     def __str__(self) -> str:
@@ -121,56 +115,41 @@ _NONE = Metadata()
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class ExportReport(Displayed):
-    """The report of `export_tflite` on the file that it wrote.
+    """The report of `export_tflite` on the file that it wrote."""
 
-    Attributes:
-        path: the file.
-        bytes: its size.
-        gzip_bytes: its size after gzip, as app stores compress it.
-        sha256: its hash.
-        operators: how many operators of each kind.
-        float_operators: the operators that read or make float tensors, with the tensor they make.
-        route: "direct" or "converter".
-        islands: the layers that are left float, which TensorFlow's converter has written.
-        certified: the tensors whose integers `verify_tflite` compares one by one. Those behind a
-            layer left float are certified given its output.
-        storage: what this choice of `pack` costs, and, where it was asked for, what the others
-            would. A file without packed kernels is that of pack="none".
-        kernels: the bits of each layer's weights, and why they are not fewer; none for
-            route="converter".
-        runs_from: the first release of LiteRT's Python package that runs the file, with XNNPACK
-            computing all that it takes.
-        holds: on which processors XNNPACK has the same codes, operator by operator, and why; none
-            for route="converter".
-        moved_scales: by how many units in the last place the scales of tensors were moved so that
-            it has them on all.
-        moved_biases: the number of layers whose biases the model has taken from its file.
-        target: the processor that the file is for.
-        elsewhere: the operators that its compiler leaves to the CPU, with the reason and the fix;
-            where it is a CPU, those that it refuses.
-        warnings: what to know about the file.
-        seconds: how long it took.
-    """
-
-    path: str
-    bytes: int
-    gzip_bytes: int
-    sha256: str
-    operators: dict[str, int]
+    path: str  # The file.
+    bytes: int  # Its size.
+    gzip_bytes: int  # Its size after gzip, as app stores compress it.
+    sha256: str  # Its hash.
+    operators: dict[str, int]  # How many operators of each kind.
+    # The operators that read or make float tensors, with the tensor they make.
     float_operators: list[str]
-    route: str
-    islands: list[str]
+    route: str  # "direct" or "converter".
+    islands: list[str]  # The layers that are left float, which TensorFlow's converter has written.
+    # The tensors whose integers `verify_tflite` compares one by one. Those behind a layer left
+    # float are certified given its output.
     certified: list[str]
+    # What this choice of `pack` costs, and, where it was asked for, what the others would. A file
+    # without packed kernels is that of pack="none".
     storage: list[StorageCost]
+    # The bits of each layer's weights, and why they are not fewer; none for route="converter".
     kernels: list[StoredKernel]
+    # The first release of LiteRT's Python package that runs the file, with XNNPACK computing all
+    # that it takes.
     runs_from: str
+    # On which processors XNNPACK has the same codes, operator by operator, and why; none for
+    # route="converter".
     holds: list[Hold]
+    # By how many units in the last place the scales of tensors were moved so that it has them on
+    # all.
     moved_scales: dict[str, int]
-    moved_biases: int
-    target: str
+    moved_biases: int  # The number of layers whose biases the model has taken from its file.
+    target: str  # The processor that the file is for.
+    # The operators that its compiler leaves to the CPU, with the reason and the fix; where it is a
+    # CPU, those that it refuses.
     elsewhere: list[Elsewhere]
-    warnings: list[str]
-    seconds: float
+    warnings: list[str]  # What to know about the file.
+    seconds: float  # How long it took.
 
     @property
     def is_portable(self) -> bool:

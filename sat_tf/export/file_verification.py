@@ -66,15 +66,10 @@ def verify_file(
 
 @dataclasses.dataclass(frozen=True)
 class Recheck:
-    """The result of checking a file against its certificate.
+    """The result of checking a file against its certificate."""
 
-    Attributes:
-        certificate: of the file as it is now.
-        differences: from its certificate; empty where that holds.
-    """
-
-    certificate: Certificate
-    differences: list[str]
+    certificate: Certificate  # Of the file as it is now.
+    differences: list[str]  # From its certificate; empty where that holds.
 
 
 def recheck(

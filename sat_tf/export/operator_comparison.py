@@ -43,17 +43,11 @@ _PIXEL_ENDS = 255.0
 
 @dataclasses.dataclass(frozen=True)
 class AnyFile:
-    """A TFLite file that any tool may have written.
+    """A TFLite file that any tool may have written."""
 
-    Attributes:
-        path: of the file.
-        content: the file.
-        read: its operators, as far as they are known.
-    """
-
-    path: pathlib.Path
-    content: bytes
-    read: ForeignFile
+    path: pathlib.Path  # Of the file.
+    content: bytes  # The file.
+    read: ForeignFile  # Its operators, as far as they are known.
 
     @property
     def images(self) -> tuple[Image, ...]:

@@ -98,19 +98,12 @@ def has_biases_of_file(network: Network, settings: FileSettings) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Move:
-    """A variable of a layer, the value that its file gives it, and how near float32 may bring it.
+    """A variable of a layer, the value of its file, and how near float32 may bring it."""
 
-    Attributes:
-        holder: the layer.
-        variable: its bias, β or γ.
-        value: that of the file.
-        near: the distance within which the variable has that value already.
-    """
-
-    holder: keras.layers.Layer
-    variable: tf.Variable
-    value: np.ndarray
-    near: np.ndarray
+    holder: keras.layers.Layer  # The layer.
+    variable: tf.Variable  # Its bias, β or γ.
+    value: np.ndarray  # That of the file.
+    near: np.ndarray  # The distance within which the variable has that value already.
 
     @property
     def is_done(self) -> bool:

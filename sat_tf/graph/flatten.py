@@ -157,15 +157,10 @@ def _fix(layer: keras.layers.Layer) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Flattened:
-    """A flat model, and where its layers come from.
+    """A flat model, and where its layers come from."""
 
-    Attributes:
-        model: the flat model.
-        origins: for each of its layers, the path of the layer in the given model.
-    """
-
-    model: keras.Model
-    origins: dict[str, str]
+    model: keras.Model  # The flat model.
+    origins: dict[str, str]  # For each of its layers, the path of the layer in the given model.
 
     def carried(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Renames what is given for layers of the given model: the names are the flat one's."""
@@ -305,17 +300,11 @@ def _consists_of_operations(layer: keras.layers.Layer) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """The place where a nested model is called.
+    """The place where a nested model is called."""
 
-    Attributes:
-        path: the names on the way to it, with a slash behind each.
-        trainable: whether it and all models around it are.
-        training: what it is called with; None where it follows the model.
-    """
-
-    path: str
-    trainable: bool
-    training: Any = None
+    path: str  # The names on the way to it, with a slash behind each.
+    trainable: bool  # Whether it and all models around it are.
+    training: Any = None  # What it is called with; None where it follows the model.
 
     def inside(self, model: keras.Model, training: Any) -> "_Place":
         return _Place(

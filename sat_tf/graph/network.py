@@ -29,29 +29,21 @@ _ANOTHER_CALL = re.compile(r"@\d+$")
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """One call of a layer.
+    """One call of a layer."""
 
-    Attributes:
-        name: the layer's name, with the number of the call from the second one on.
-        layer: the Keras layer.
-        inputs: names of the nodes whose outputs it reads, in the order of its arguments.
-        takes_list: the layer is called with a list of tensors, even if with one.
-        arguments: its other arguments, such as training=False.
-        shape: its output's shape without the batch dimension; None where unknown.
-        types: of the tensors it reads, where it is a call of a Keras model.
-        makes_mask: it tells the layers behind it which positions to skip, as Masking does.
-        type: of its output.
-    """
-
-    name: str
-    layer: keras.layers.Layer
+    name: str  # The layer's name, with the number of the call from the second one on.
+    layer: keras.layers.Layer  # The Keras layer.
+    # Names of the nodes whose outputs it reads, in the order of its arguments.
     inputs: tuple[str, ...]
-    takes_list: bool
-    arguments: dict[str, Any]
+    takes_list: bool  # The layer is called with a list of tensors, even if with one.
+    arguments: dict[str, Any]  # Its other arguments, such as training=False.
+    # Its output's shape without the batch dimension; None where unknown.
     shape: tuple[int | None, ...]
+    # Of the tensors it reads, where it is a call of a Keras model.
     types: tuple[tf.DType, ...] = ()
+    # It tells the layers behind it which positions to skip, as Masking does.
     makes_mask: bool = False
-    type: tf.DType = tf.float32
+    type: tf.DType = tf.float32  # Of its output.
 
     def call(self, layer: keras.layers.Layer, tensors: list[Any]) -> Any:
         """Calls `layer` the way this node calls its own."""

@@ -13,15 +13,10 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class OldCall:
-    """One call of a layer.
+    """One call of a layer."""
 
-    Attributes:
-        node: its Keras node.
-        nodes: all of the model.
-    """
-
-    node: Any
-    nodes: tuple[Any, ...] = dataclasses.field(repr=False)
+    node: Any  # Its Keras node.
+    nodes: tuple[Any, ...] = dataclasses.field(repr=False)  # All of the model.
 
     @property
     def layer(self) -> Any:
@@ -68,36 +63,23 @@ class OldCall:
 
 @dataclasses.dataclass(frozen=True)
 class NewLayer:
-    """One layer of a replacement.
+    """One layer of a replacement."""
 
-    Attributes:
-        layer: creates it, given its name and dtype.
-        suffix: of its name; "" for the name of the layer that it replaces.
-        weights: of the layer, in Keras's order.
-    """
-
-    layer: Callable[..., Any]
-    suffix: str = ""
-    weights: Sequence[Any] = ()
+    layer: Callable[..., Any]  # Creates it, given its name and dtype.
+    suffix: str = ""  # Of its name; "" for the name of the layer that it replaces.
+    weights: Sequence[Any] = ()  # Of the layer, in Keras's order.
 
 
 @dataclasses.dataclass(frozen=True)
 class Replacement:
-    """Layers in a row, or side by side.
+    """Layers in a row, or side by side."""
 
-    Attributes:
-        sources: the tensors that the first one reads.
-        layers: the layers.
-        takes_list: the first one is called with a list.
-        fronts: layers between single sources, by their index, and the first one.
-        beside: each of the layers reads the source, and makes one of several outputs.
-    """
-
-    sources: list[Any]
-    layers: list[NewLayer]
-    takes_list: bool = False
+    sources: list[Any]  # The tensors that the first one reads.
+    layers: list[NewLayer]  # The layers.
+    takes_list: bool = False  # The first one is called with a list.
+    # Layers between single sources, by their index, and the first one.
     fronts: Mapping[int, NewLayer] = dataclasses.field(default_factory=dict)
-    beside: bool = False
+    beside: bool = False  # Each of the layers reads the source, and makes one of several outputs.
 
     @property
     def all_layers(self) -> list[NewLayer]:

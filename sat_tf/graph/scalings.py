@@ -5,15 +5,10 @@ from typing import Any, NamedTuple
 
 
 class Scaling(NamedTuple):
-    """A formula of a tensor x and a number c.
+    """A formula of a tensor x and a number c."""
 
-    Attributes:
-        function: of x and c, in the same library.
-        parts: slope and offset, by c, in y = slope · x + offset.
-    """
-
-    function: Callable[[Any, Any], Any]
-    parts: Callable[[Any], tuple[Any, Any]]
+    function: Callable[[Any, Any], Any]  # Of x and c, in the same library.
+    parts: Callable[[Any], tuple[Any, Any]]  # Slope and offset, by c, in y = slope · x + offset.
 
 
 SCALINGS: Mapping[str, Scaling] = {

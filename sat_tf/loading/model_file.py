@@ -60,21 +60,13 @@ def _other_kind(path: pathlib.Path) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class ModelFile:
-    """A `.keras` or HDF5 file.
+    """A `.keras` or HDF5 file."""
 
-    Attributes:
-        path: where it is.
-        suffix: `.keras` or `.h5`, by what is in it, whatever its name says.
-        version: of the Keras that wrote it, such as "3.15.1"; "" where the file does not say.
-        config: of the model, as Keras wrote it.
-        weight_bytes: of all its arrays in memory.
-    """
-
-    path: pathlib.Path
-    suffix: str
-    version: str
-    config: dict[str, Any]
-    weight_bytes: int
+    path: pathlib.Path  # Where it is.
+    suffix: str  # `.keras` or `.h5`, by what is in it, whatever its name says.
+    version: str  # Of the Keras that wrote it, such as "3.15.1"; "" where the file does not say.
+    config: dict[str, Any]  # Of the model, as Keras wrote it.
+    weight_bytes: int  # Of all its arrays in memory.
 
     @property
     def is_keras3(self) -> bool:
@@ -84,21 +76,13 @@ class ModelFile:
 
 
 class Part(NamedTuple):
-    """An object that a configuration names: a model, layer, operation, function or value.
+    """An object that a configuration names: a model, layer, operation, function or value."""
 
-    Attributes:
-        name: of the layer that it is, or that it is part of; "" above all layers.
-        class_name: as the file has it.
-        module: where the file says its class is; "" where it says nothing.
-        registered_name: see Keras.
-        config: its own; None where it has none.
-    """
-
-    name: str
-    class_name: str
-    module: str
-    registered_name: str | None
-    config: Any
+    name: str  # Of the layer that it is, or that it is part of; "" above all layers.
+    class_name: str  # As the file has it.
+    module: str  # Where the file says its class is; "" where it says nothing.
+    registered_name: str | None  # See Keras.
+    config: Any  # Its own; None where it has none.
 
 
 def open_model_file(path: str | os.PathLike[str]) -> ModelFile:

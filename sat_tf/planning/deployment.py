@@ -29,15 +29,10 @@ _FLOAT_BYTES = 4
 
 
 class Conversions(NamedTuple):
-    """The conversions of layers left float, by their names.
+    """The conversions of layers left float, by their names."""
 
-    Attributes:
-        problems: why layers cannot be written into a file.
-        bytes: of the others in the file.
-    """
-
-    problems: dict[str, str]
-    bytes: dict[str, int]
+    problems: dict[str, str]  # Why layers cannot be written into a file.
+    bytes: dict[str, int]  # Of the others in the file.
 
 
 def conversions(graph: Graph) -> Conversions:
@@ -82,21 +77,14 @@ def _kind(layers: Sequence[keras.layers.Layer], signature: Signature) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Deployed:
-    """How one layer gets into the file.
+    """How one layer gets into the file."""
 
-    Attributes:
-        export: in which form.
-        fused_into: the layers into whose operators it is fused, if it has none of its own.
-        operations: its own operations.
-        tensor: of the file, which they make of its output.
-        reason: why it is not integer.
-    """
-
-    export: Export
+    export: Export  # In which form.
+    # The layers into whose operators it is fused, if it has none of its own.
     fused_into: tuple[str, ...] = ()
-    operations: tuple[Operation, ...] = ()
-    tensor: str = ""
-    reason: str = ""
+    operations: tuple[Operation, ...] = ()  # Its own operations.
+    tensor: str = ""  # Of the file, which they make of its output.
+    reason: str = ""  # Why it is not integer.
 
     @property
     def operators(self) -> tuple[str, ...]:
@@ -116,20 +104,13 @@ class Deployed:
 
 @dataclasses.dataclass(frozen=True)
 class Deployment:
-    """How a model gets into a file.
+    """How a model gets into a file."""
 
-    Attributes:
-        layers: by the names of the user's layers and of inserted quantizers.
-        graph: of the file; None if it cannot be lowered.
-        problems: why it is not exported.
-        linear_layers: which of the layers are quantized linear layers.
-        float_layer_bytes: bytes in the file of the layers left float, by their names.
-    """
-
-    layers: Mapping[str, Deployed]
-    graph: Graph | None
-    problems: tuple[str, ...]
-    linear_layers: frozenset[str]
+    layers: Mapping[str, Deployed]  # By the names of the user's layers and of inserted quantizers.
+    graph: Graph | None  # Of the file; None if it cannot be lowered.
+    problems: tuple[str, ...]  # Why it is not exported.
+    linear_layers: frozenset[str]  # Which of the layers are quantized linear layers.
+    # Bytes in the file of the layers left float, by their names.
     float_layer_bytes: Mapping[str, int]
 
 

@@ -40,20 +40,14 @@ from sat_tf.targets import DEFAULT_PROCESSOR, Processor
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A float model as the placement takes it.
+    """A float model as the placement takes it."""
 
-    Attributes:
-        network: its graph, without annotations.
-        annotations: for every layer to quantize, its `LayerConfig` or None.
-        losses: its own losses and metrics, which `quantize_model` refuses.
-        quantized: the graph of a model that is quantized already, whose weights are latent.
-        kernels: its effective kernels in that case, by name.
-    """
-
-    network: Network
-    annotations: Mapping[str, Any]
-    losses: Sequence[str] = ()
+    network: Network  # Its graph, without annotations.
+    annotations: Mapping[str, Any]  # For every layer to quantize, its `LayerConfig` or None.
+    losses: Sequence[str] = ()  # Its own losses and metrics, which `quantize_model` refuses.
+    # The graph of a model that is quantized already, whose weights are latent.
     quantized: Network | None = None
+    # Its effective kernels in that case, by name.
     kernels: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 

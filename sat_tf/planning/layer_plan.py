@@ -30,27 +30,16 @@ class Export(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WeightPlan:
-    """How the kernel of a linear layer is quantized.
+    """How the kernel of a linear layer is quantized."""
 
-    Attributes:
-        bits: of its codes; None if it is clamped but not rounded.
-        grid: name of the grid.
-        range: "layer" or "channel": which of them has a maximum of its own.
-        rescale: name of SAT's rescaling, or None.
-        rescale_reason: why it has one or none.
-        bits_reason: where its number of bits comes from.
-        start: how its latent weights start, and why.
-        quantizer: its description, if it is not the default one.
-    """
-
-    bits: int | None
-    grid: str
-    range: str
-    rescale: str | None
-    rescale_reason: str
-    bits_reason: str = ""
-    start: str = ""
-    quantizer: str = ""
+    bits: int | None  # Of its codes; None if it is clamped but not rounded.
+    grid: str  # Name of the grid.
+    range: str  # "layer" or "channel": which of them has a maximum of its own.
+    rescale: str | None  # Name of SAT's rescaling, or None.
+    rescale_reason: str  # Why it has one or none.
+    bits_reason: str = ""  # Where its number of bits comes from.
+    start: str = ""  # How its latent weights start, and why.
+    quantizer: str = ""  # Its description, if it is not the default one.
 
     def __str__(self) -> str:
         rounded = "not rounded" if self.bits is None else f"{self.bits} bits {self.grid}"
@@ -63,24 +52,16 @@ class WeightPlan:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ActivationPlan:
-    """The quantizer of a tensor.
+    """The quantizer of a tensor."""
 
-    Attributes:
-        bits: of its codes.
-        signed: whether it has codes for negative values.
-        clipping_level: the initial one; None if it has none, as an image.
-        gradient: of the clipping level, a row of `gradients.CLIPPING_GRADIENTS`.
-        stream: it has the bits of streams: other than linear layers read it, no rectifier made
-            it, or it is a sum, mean or concatenation that can be negative.
-        quantizer: its description, if it is not the default one.
-    """
-
-    bits: int
-    signed: bool
-    clipping_level: float | None = None
-    gradient: str | None = None
+    bits: int  # Of its codes.
+    signed: bool  # Whether it has codes for negative values.
+    clipping_level: float | None = None  # The initial one; None if it has none, as an image.
+    gradient: str | None = None  # Of the clipping level, a row of `gradients.CLIPPING_GRADIENTS`.
+    # It has the bits of streams: other than linear layers read it, no rectifier made it, or it is a
+    # sum, mean or concatenation that can be negative.
     stream: bool = False
-    quantizer: str = ""
+    quantizer: str = ""  # Its description, if it is not the default one.
 
     def __str__(self) -> str:
         codes = f"{self.bits} bits {'signed' if self.signed else 'unsigned'}"
@@ -94,67 +75,39 @@ class ActivationPlan:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerPlan:
-    """One layer of the float model, or an inserted quantizer.
+    """One layer of the float model, or an inserted quantizer."""
 
-    Attributes:
-        name: of the layer, as the user knows it.
-        kind: its class.
-        short_kind: what narrow tables call its class.
-        detail: its size, such as that of its kernel or window, and its strides.
-        reads: names of the layers whose outputs it reads, inserted quantizers included.
-        shape: of its output without the batch; None if a size is open.
-        fate: what becomes of it.
-        reason: why, where it is not quantized.
-        weights: of linear layers that are quantized.
-        activation: the quantizer of its output, if it has one.
-        activation_reason: why its output has this one or none.
-        observed: its output is not quantized, but its range is watched for the export.
-        absorbed_by: the reader that has the quantizer instead.
-        export: how it gets into the file.
-        fused_into: the layers into whose operators it is fused, if it has none of its own.
-        operators: its operators in the file.
-        tensor: of the file, which its operators make of its output; "" where it has none.
-        export_reason: why it is not in the file as integers.
-        reading_bits: of the codes that a linear layer reads; None if they are float.
-        reading_reason: why these are not its activation bits.
-        parameters: how many values its weights have.
-        multiply_adds: for one image; None if they are unknown.
-        bit_operations: these times the bits of both factors, 32 for float ones.
-        bytes: in the TFLite file, estimated; None without a file.
-        float_bytes: of a float TFLite file of the model, estimated.
-        problems: why it cannot be quantized as asked, with the fix.
-        inserted: it is not a layer of the model.
-        readers: of an inserted quantizer: who reads it.
-    """
-
-    name: str
-    kind: str
-    short_kind: str = ""
-    detail: str = ""
+    name: str  # Of the layer, as the user knows it.
+    kind: str  # Its class.
+    short_kind: str = ""  # What narrow tables call its class.
+    detail: str = ""  # Its size, such as that of its kernel or window, and its strides.
+    # Names of the layers whose outputs it reads, inserted quantizers included.
     reads: tuple[str, ...]
-    shape: tuple[int | None, ...]
-    fate: Fate
-    reason: str = ""
-    weights: WeightPlan | None = None
-    activation: ActivationPlan | None = None
-    activation_reason: str = ""
-    observed: bool = False
-    absorbed_by: str = ""
-    export: Export = Export.UNKNOWN
+    shape: tuple[int | None, ...]  # Of its output without the batch; None if a size is open.
+    fate: Fate  # What becomes of it.
+    reason: str = ""  # Why, where it is not quantized.
+    weights: WeightPlan | None = None  # Of linear layers that are quantized.
+    activation: ActivationPlan | None = None  # The quantizer of its output, if it has one.
+    activation_reason: str = ""  # Why its output has this one or none.
+    observed: bool = False  # Its output is not quantized, but its range is watched for the export.
+    absorbed_by: str = ""  # The reader that has the quantizer instead.
+    export: Export = Export.UNKNOWN  # How it gets into the file.
+    # The layers into whose operators it is fused, if it has none of its own.
     fused_into: tuple[str, ...] = ()
-    operators: tuple[str, ...] = ()
-    tensor: str = ""
-    export_reason: str = ""
+    operators: tuple[str, ...] = ()  # Its operators in the file.
+    tensor: str = ""  # Of the file, which its operators make of its output; "" where it has none.
+    export_reason: str = ""  # Why it is not in the file as integers.
+    # Of the codes that a linear layer reads; None if they are float.
     reading_bits: int | None = None
-    reading_reason: str = ""
-    parameters: int = 0
-    multiply_adds: int | None = 0
-    bit_operations: int | None = 0
-    bytes: int | None = None
-    float_bytes: int = 0
-    problems: tuple[str, ...] = ()
-    inserted: bool = False
-    readers: tuple[str, ...] = ()
+    reading_reason: str = ""  # Why these are not its activation bits.
+    parameters: int = 0  # How many values its weights have.
+    multiply_adds: int | None = 0  # For one image; None if they are unknown.
+    bit_operations: int | None = 0  # These times the bits of both factors, 32 for float ones.
+    bytes: int | None = None  # In the TFLite file, estimated; None without a file.
+    float_bytes: int = 0  # Of a float TFLite file of the model, estimated.
+    problems: tuple[str, ...] = ()  # Why it cannot be quantized as asked, with the fix.
+    inserted: bool = False  # It is not a layer of the model.
+    readers: tuple[str, ...] = ()  # Of an inserted quantizer: who reads it.
 
 
 def shape_text(shape: tuple[int | None, ...]) -> str:

@@ -60,35 +60,27 @@ COLUMNS = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Plan(RowTable):
-    """How a model will be quantized and exported: its layers, and their sums.
-
-    Attributes:
-        model: its name.
-        policy: what it is quantized by.
-        rows: the layers of the model in graph order, each once, and behind each the quantizers
-            that are inserted behind it.
-        problems: why `quantize_model` refuses the model, with the fix, if it does. Rows are then
-            planned as if the layers that have problems were left float.
-        export_problems: the same for `export_tflite`.
-        notes: the warnings of the export.
-        inputs: what each input of the model is fed, and what the file takes for it.
-        elsewhere: the operators of the file that the NPU it is for leaves to the CPU, or that
-            TFLite Micro refuses.
-        file_operators: how many operators the file has; None where it is for LiteRT, which
-            computes all, or unknown.
-    """
+    """How a model will be quantized and exported: its layers, and their sums."""
 
     COLUMNS = COLUMNS
     _width = 160
 
-    model: str
-    policy: BitPolicy
+    model: str  # Its name.
+    policy: BitPolicy  # What it is quantized by.
+    # The layers of the model in graph order, each once, and behind each the quantizers that are
+    # inserted behind it.
     rows: tuple[LayerPlan, ...]
+    # Why `quantize_model` refuses the model, with the fix, if it does. Rows are then planned as if
+    # the layers that have problems were left float.
     problems: tuple[str, ...] = ()
-    export_problems: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    export_problems: tuple[str, ...] = ()  # The same for `export_tflite`.
+    notes: tuple[str, ...] = ()  # The warnings of the export.
+    # What each input of the model is fed, and what the file takes for it.
     inputs: tuple[str, ...] = ()
+    # The operators of the file that the NPU it is for leaves to the CPU, or that TFLite Micro
+    # refuses.
     elsewhere: tuple[Elsewhere, ...] = ()
+    # How many operators the file has; None where it is for LiteRT, which computes all, or unknown.
     file_operators: int | None = None
 
     def __getitem__(self, name: str) -> LayerPlan:

@@ -167,21 +167,13 @@ Point = tuple[float, float]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Line:
-    """One line of a chart.
+    """One line of a chart."""
 
-    Attributes:
-        label: what it shows, in plain text.
-        points: x and y, in order of x; a non-finite y leaves a gap.
-        colour: a CSS colour.
-        dashed: whether it is.
-        dots: whether every point has one.
-    """
-
-    label: str
-    points: Sequence[Point] = ()
-    colour: str
-    dashed: bool = False
-    dots: bool = False
+    label: str  # What it shows, in plain text.
+    points: Sequence[Point] = ()  # X and y, in order of x; a non-finite y leaves a gap.
+    colour: str  # A CSS colour.
+    dashed: bool = False  # Whether it is.
+    dots: bool = False  # Whether every point has one.
 
 
 _LINES_SIZE = (480.0, 284.0)
@@ -190,31 +182,18 @@ _LINES_AREA = (52.0, 36.0, 408.0, 214.0)  # left, bottom, width and height of th
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LineChart:
-    """A chart of lines over the steps of a run.
+    """A chart of lines over the steps of a run."""
 
-    Attributes:
-        title: in plain text.
-        lines: what to draw.
-        stages: first step of each stage and its name, in order.
-        logarithmic: whether y is.
-        from_zero: whether y starts at 0.
-        summary: what it shows, in words, for screen readers.
-        caption: what to look at, in plain text; "" for nothing.
-        least: y cannot be lower.
-        most: y cannot be higher.
-        across: what x is.
-    """
-
-    title: str
-    lines: Sequence[Line]
-    stages: Sequence[tuple[float, str]]
-    summary: str
-    logarithmic: bool = False
-    from_zero: bool = False
-    caption: str = ""
-    least: float = -math.inf
-    most: float = math.inf
-    across: str = "step of the run"
+    title: str  # In plain text.
+    lines: Sequence[Line]  # What to draw.
+    stages: Sequence[tuple[float, str]]  # First step of each stage and its name, in order.
+    summary: str  # What it shows, in words, for screen readers.
+    logarithmic: bool = False  # Whether y is.
+    from_zero: bool = False  # Whether y starts at 0.
+    caption: str = ""  # What to look at, in plain text; "" for nothing.
+    least: float = -math.inf  # Y cannot be lower.
+    most: float = math.inf  # Y cannot be higher.
+    across: str = "step of the run"  # What x is.
 
     def to_figure(self) -> Markup:
         """The chart between its title and its legend."""
@@ -399,38 +378,23 @@ _MARKS = (("o", "●"), ("s", "■"), ("^", "▲"), ("D", "◆"))
 
 @dataclasses.dataclass(frozen=True)
 class Dots:
-    """A number for each layer.
+    """A number for each layer."""
 
-    Attributes:
-        label: what it is, in plain text.
-        values: one a layer; None leaves the place empty.
-    """
-
-    label: str
-    values: Sequence[float | None]
+    label: str  # What it is, in plain text.
+    values: Sequence[float | None]  # One a layer; None leaves the place empty.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DotChart:
-    """A chart over the layers, in graph order; y is logarithmic unless it is a share.
+    """A chart over the layers, in graph order; y is logarithmic unless it is a share."""
 
-    Attributes:
-        title: in plain text.
-        x_label: what is numbered along x.
-        y_label: what y is, with its unit.
-        names: of the layers, for tooltips.
-        dots: what to draw, at most four kinds.
-        wanted: the good range of y.
-        is_share: y goes from 0 to 1.
-    """
-
-    title: str
-    x_label: str
-    y_label: str
-    names: Sequence[str]
-    dots: Sequence[Dots]
-    wanted: tuple[float, float] | None = None
-    is_share: bool = False
+    title: str  # In plain text.
+    x_label: str  # What is numbered along x.
+    y_label: str  # What y is, with its unit.
+    names: Sequence[str]  # Of the layers, for tooltips.
+    dots: Sequence[Dots]  # What to draw, at most four kinds.
+    wanted: tuple[float, float] | None = None  # The good range of y.
+    is_share: bool = False  # Y goes from 0 to 1.
 
     def to_figure(self) -> Markup:
         """The chart between its title and its legend; "" if there is nothing to draw."""

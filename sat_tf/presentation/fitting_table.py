@@ -59,15 +59,10 @@ class FittingTable(rich.table.Table):
 
 
 class _Sizes(NamedTuple):
-    """How wide a column can be.
+    """How wide a column can be."""
 
-    Attributes:
-        least: without a word or a number that is cut.
-        whole: without a line that is wrapped.
-    """
-
-    least: int
-    whole: int
+    least: int  # Without a word or a number that is cut.
+    whole: int  # Without a line that is wrapped.
 
     @classmethod
     def of(cls, column: rich.table.Column, console: Console, options: ConsoleOptions) -> "_Sizes":

@@ -26,15 +26,10 @@ BIT_COLORS = {
 
 
 class Mark(NamedTuple):
-    """What an overlay says of a tensor.
+    """What an overlay says of a tensor."""
 
-    Attributes:
-        value: words, or a number.
-        color: of its node, in CSS; "" where numbers are coloured by their size.
-    """
-
-    value: str | float
-    color: str = ""
+    value: str | float  # Words, or a number.
+    color: str = ""  # Of its node, in CSS; "" where numbers are coloured by their size.
 
 
 def write_overlay(path: str | os.PathLike[str], title: str, marks: Mapping[str, Mark]) -> None:

@@ -31,15 +31,11 @@ _STYLES = {"good": "green", "watch": "yellow", "bad": "red", "soft": "cyan"}
 
 
 class Marked(NamedTuple):
-    """Words with a style.
+    """Words with a style."""
 
-    Attributes:
-        words: in plain text.
-        kind: "good", "watch" and "bad" are coloured; on pages only, "name" is bold and "code"
-            monospaced. Others are CSS classes of a page.
-    """
-
-    words: str
+    words: str  # In plain text.
+    # "good", "watch" and "bad" are coloured; on pages only, "name" is bold and "code" monospaced.
+    # Others are CSS classes of a page.
     kind: str
 
 
@@ -83,27 +79,18 @@ def plain(value: Any) -> Cell:
 
 @dataclasses.dataclass(frozen=True)
 class Column(Generic[_Row]):
-    """A column of a table.
+    """A column of a table."""
 
-    Attributes:
-        title: in plain text.
-        value: of a row, for data frames, and with six digits for CSV.
-        show: formats that value for readers.
-        unit: of the shown value, behind the title.
-        number: it is aligned to the right.
-        wrap: how cells wrap on a terminal: "never" keeps names on one line where there is room for
-            24 letters of them, "fold" also breaks words.
-        least_width: terminals with fewer columns of letters leave it out.
-    """
-
-    title: str
-    value: Callable[[_Row], Any]
-    show: Callable[[Any], Cell] = plain
+    title: str  # In plain text.
+    value: Callable[[_Row], Any]  # Of a row, for data frames, and with six digits for CSV.
+    show: Callable[[Any], Cell] = plain  # Formats that value for readers.
     _: dataclasses.KW_ONLY
-    unit: str = ""
-    number: bool = False
+    unit: str = ""  # Of the shown value, behind the title.
+    number: bool = False  # It is aligned to the right.
+    # How cells wrap on a terminal: "never" keeps names on one line where there is room for 24
+    # letters of them, "fold" also breaks words.
     wrap: str = ""
-    least_width: int = 0
+    least_width: int = 0  # Terminals with fewer columns of letters leave it out.
 
     @property
     def head(self) -> str:
@@ -117,19 +104,13 @@ class Column(Generic[_Row]):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Table(Generic[_Row]):
-    """Rows under columns.
+    """Rows under columns."""
 
-    Attributes:
-        columns: in order.
-        rows: in order.
-        kind: the style of a whole row, as in `Marked`; "" for none.
-        totals: cells of a separate last row; () for none.
-    """
-
-    columns: Sequence[Column[_Row]]
-    rows: Sequence[_Row]
+    columns: Sequence[Column[_Row]]  # In order.
+    rows: Sequence[_Row]  # In order.
+    # The style of a whole row, as in `Marked`; "" for none.
     kind: Callable[[_Row], str] = lambda row: ""
-    totals: Sequence[Cell] = ()
+    totals: Sequence[Cell] = ()  # Cells of a separate last row; () for none.
 
     def cells(self) -> list[list[Cell]]:
         """The shown values, row by row."""
@@ -335,13 +316,9 @@ class Displayed(abc.ABC):
 
 
 class RowTable(Displayed):
-    """A result that is also printed as tables, and exported as rows.
+    """A result that is also printed as tables, and exported as rows."""
 
-    Attributes:
-        COLUMNS: the keys of the rows, in order.
-    """
-
-    COLUMNS: ClassVar[tuple[str, ...]]
+    COLUMNS: ClassVar[tuple[str, ...]]  # The keys of the rows, in order.
     # The columns of a terminal that is as wide as needed.
     _width: ClassVar[int] = 120
 

@@ -33,19 +33,13 @@ class AnotherBorderWarning(UserWarning):
 
 @dataclasses.dataclass(frozen=True)
 class Border:
-    """What is around the images of an input instead of 0.
+    """What is around the images of an input instead of 0."""
 
-    Attributes:
-        input: its name.
-        range: of its pixels.
-        layers: those that pad.
-        error: how far outputs are off by it, the root mean square in standard deviations of the
-            output that is off most.
-    """
-
-    input: str
-    range: InputRange
-    layers: tuple[str, ...]
+    input: str  # Its name.
+    range: InputRange  # Of its pixels.
+    layers: tuple[str, ...]  # Those that pad.
+    # How far outputs are off by it, the root mean square in standard deviations of the output that
+    # is off most.
     error: float
 
     @property

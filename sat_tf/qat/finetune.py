@@ -54,41 +54,26 @@ Feed = Callable[[np.ndarray], np.ndarray]
 
 
 class Epoch(NamedTuple):
-    """One epoch of a training.
+    """One epoch of a training."""
 
-    Attributes:
-        epoch: counted from 1; 0 is the start.
-        learning_rate: of its last step.
-        loss: of training, the mean over its images; NaN at the start.
-        score: the share of held-out images whose class is right.
-        held_out_loss: the cross-entropy of their classes.
-    """
-
-    epoch: int
-    learning_rate: float
-    loss: float
-    score: float
-    held_out_loss: float
+    epoch: int  # Counted from 1; 0 is the start.
+    learning_rate: float  # Of its last step.
+    loss: float  # Of training, the mean over its images; NaN at the start.
+    score: float  # The share of held-out images whose class is right.
+    held_out_loss: float  # The cross-entropy of their classes.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FineTuned:
-    """The outcome of a training.
+    """The outcome of a training."""
 
-    Attributes:
-        epochs: the start, and each epoch that was trained.
-        kept_epoch: the one whose weights the model has; 0 is the start.
-        learning_rate: the highest.
-        tried: how far the model was from the float one after a few steps at each rate of the trial,
-            or None where it diverged; empty where the rate was given.
-        passed_over: the places of images that could not be read.
-    """
-
-    epochs: tuple[Epoch, ...]
-    kept_epoch: int
-    learning_rate: float
+    epochs: tuple[Epoch, ...]  # The start, and each epoch that was trained.
+    kept_epoch: int  # The one whose weights the model has; 0 is the start.
+    learning_rate: float  # The highest.
+    # How far the model was from the float one after a few steps at each rate of the trial, or None
+    # where it diverged; empty where the rate was given.
     tried: dict[float, float | None]
-    passed_over: tuple[int, ...] = ()
+    passed_over: tuple[int, ...] = ()  # The places of images that could not be read.
 
 
 def row_of(float_model: keras.Model) -> str:

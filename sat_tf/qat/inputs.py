@@ -105,21 +105,13 @@ def takes_pixels(network: Network) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Fold:
-    """A change that one layer folds: value c of its input is ratio[c] · p[order[c]] + shift[c].
+    """A change that one layer folds: value c of its input is ratio[c] · p[order[c]] + shift[c]."""
 
-    Attributes:
-        ratio: float64, one for each value of the last axis.
-        shift: likewise.
-        order: the index in p of each value.
-        layer: name of the layer in the float model.
-        norms: the normalizations that fold the shift if the layer has no bias.
-    """
-
-    ratio: np.ndarray
-    shift: np.ndarray
-    order: np.ndarray
-    layer: str = ""
-    norms: tuple[str, ...] = ()
+    ratio: np.ndarray  # Float64, one for each value of the last axis.
+    shift: np.ndarray  # Likewise.
+    order: np.ndarray  # The index in p of each value.
+    layer: str = ""  # Name of the layer in the float model.
+    norms: tuple[str, ...] = ()  # The normalizations that fold the shift if the layer has no bias.
 
     @classmethod
     def of_channels(cls, change: Change, channels: int) -> "Fold":

@@ -39,12 +39,9 @@ _INTEGERS_IF_READ_AS_CODES = (
 
 @dataclasses.dataclass(frozen=True)
 class PlacedNode(Node):
-    """A node of the quantized model.
+    """A node of the quantized model."""
 
-    Attributes:
-        known_as: the node of the float model that it computes, or the name of its insertion.
-    """
-
+    # The node of the float model that it computes, or the name of its insertion.
     known_as: str = ""
 
 

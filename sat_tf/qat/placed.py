@@ -13,40 +13,28 @@ from sat_tf.qat.policy_fields import KernelFields
 
 @dataclasses.dataclass(frozen=True)
 class Insertion:
-    """A quantizer inserted as a layer between a tensor and some of its readers.
+    """A quantizer inserted as a layer between a tensor and some of its readers."""
 
-    Attributes:
-        name: name of the new layer.
-        tensor: the layer whose output it reads.
-        readers: the layers that read it instead.
-        config: its quantizer.
-    """
-
-    name: str
-    tensor: str
-    readers: frozenset[str]
-    config: PlacedConfig
+    name: str  # Name of the new layer.
+    tensor: str  # The layer whose output it reads.
+    readers: frozenset[str]  # The layers that read it instead.
+    config: PlacedConfig  # Its quantizer.
 
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """The decisions for a model.
+    """The decisions for a model."""
 
-    Attributes:
-        configs: for every call of an annotated layer, its quantizers; those of the weights are
-            the same for all calls of a layer.
-        insertions: the inserted quantizers.
-        norms_behind: for every call of a linear layer with nothing but BatchNormalization right
-            behind it, these layers; the others are rescaled.
-        kept: the inputs that stay as they are, because only layers left float read them.
-        reasons: why it was decided so.
-    """
-
+    # For every call of an annotated layer, its quantizers; those of the weights are the same for
+    # all calls of a layer.
     configs: dict[str, PlacedConfig]
-    insertions: tuple[Insertion, ...]
+    insertions: tuple[Insertion, ...]  # The inserted quantizers.
+    # For every call of a linear layer with nothing but BatchNormalization right behind it, these
+    # layers; the others are rescaled.
     norms_behind: dict[str, tuple[str, ...]]
+    # The inputs that stay as they are, because only layers left float read them.
     kept: frozenset[str]
-    reasons: "Reasons"
+    reasons: "Reasons"  # Why it was decided so.
 
     def behind(self, name: str) -> list[Insertion]:
         """The quantizers inserted behind one call of a layer."""
@@ -64,30 +52,22 @@ class Demand:
 
 @dataclasses.dataclass(frozen=True)
 class Reasons:
-    """The reasons of a placement, to explain it.
+    """The reasons of a placement, to explain it."""
 
-    Attributes:
-        roles: of each layer; OPAQUE if it is left float.
-        absorbed_by: for each tensor without integers of its own, the reader that absorbs it.
-        demands: on the output of each layer, also from behind data movement.
-        first: the linear layers with none before them.
-        last: the linear layers with none behind them.
-        streams: the layers whose outputs have the bits of streams.
-        quantizes_activations: whether any activation is quantized at all.
-        level_sources: for each tensor with a clipping level, where its start comes from.
-        guessed: the tensors whose start is a guess, because the model determines too little.
-        kernels: for every call of a linear layer, the fields that say the bits of its weights.
-    """
-
-    roles: dict[str, Role]
+    roles: dict[str, Role]  # Of each layer; OPAQUE if it is left float.
+    # For each tensor without integers of its own, the reader that absorbs it.
     absorbed_by: dict[str, str]
+    # On the output of each layer, also from behind data movement.
     demands: dict[str, tuple[Demand, ...]]
-    first: frozenset[str]
-    last: frozenset[str]
-    streams: frozenset[str]
-    quantizes_activations: bool
+    first: frozenset[str]  # The linear layers with none before them.
+    last: frozenset[str]  # The linear layers with none behind them.
+    streams: frozenset[str]  # The layers whose outputs have the bits of streams.
+    quantizes_activations: bool  # Whether any activation is quantized at all.
+    # For each tensor with a clipping level, where its start comes from.
     level_sources: dict[str, str]
+    # The tensors whose start is a guess, because the model determines too little.
     guessed: frozenset[str]
+    # For every call of a linear layer, the fields that say the bits of its weights.
     kernels: dict[str, KernelFields]
 
     def absorbing(self, name: str) -> str:

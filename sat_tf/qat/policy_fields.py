@@ -36,21 +36,13 @@ def fitting_grid(grid: str, num_bits: int | None) -> str:
 
 
 class KernelFields(NamedTuple):
-    """The bits and the grid of a layer's weights, and the fields of the policy that say them.
+    """The bits and the grid of a layer's weights, and the fields of the policy that say them."""
 
-    Attributes:
-        bits: 1 to 8; None: not rounded.
-        grid: that the weights are on.
-        bits_field: the name of the field that gives the bits.
-        grid_field: the name of the field that gives the grid.
-        asked_grid: what that field says, whose codes int8 may not hold at these bits.
-    """
-
-    bits: Any
-    grid: Any
-    bits_field: str
-    grid_field: str
-    asked_grid: Any
+    bits: Any  # 1 to 8; None: not rounded.
+    grid: Any  # That the weights are on.
+    bits_field: str  # The name of the field that gives the bits.
+    grid_field: str  # The name of the field that gives the grid.
+    asked_grid: Any  # What that field says, whose codes int8 may not hold at these bits.
 
 
 def kernel_fields(

@@ -57,20 +57,14 @@ Call = Callable[[Node, Any], tf.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class RangeStatistics:
-    """How far statistics of BatchNormalization are from those of images in some ranges.
+    """How far statistics of BatchNormalization are from those of images in some ranges."""
 
-    Attributes:
-        given: the range that the model is fed.
-        layers: the normalizations, the first ones of the network.
-        off: for each usual range and the given one, how far they are, in standard deviations: the
-            mean over channels, of which each counts up to 3.
-        off_start: how far they are from those of a layer that was never trained.
-    """
-
-    given: InputRange
-    layers: tuple[str, ...]
+    given: InputRange  # The range that the model is fed.
+    layers: tuple[str, ...]  # The normalizations, the first ones of the network.
+    # For each usual range and the given one, how far they are, in standard deviations: the mean
+    # over channels, of which each counts up to 3.
     off: dict[InputRange, float]
-    off_start: float
+    off_start: float  # How far they are from those of a layer that was never trained.
 
     @property
     def fitting(self) -> InputRange | None:

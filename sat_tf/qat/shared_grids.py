@@ -34,38 +34,24 @@ class CoarseValuesWarning(UserWarning):
 
 @dataclasses.dataclass(frozen=True)
 class _Grid:
-    """A tensor with one grid.
+    """A tensor with one grid."""
 
-    Attributes:
-        holder: the quantized layer with the grid.
-        called: what messages call the tensor.
-        parts: where the pieces that may differ in size are on one axis, by what they are called.
-        axis: that axis, without the batch.
-        fix: what to do about it.
-    """
-
-    holder: str
-    called: str
+    holder: str  # The quantized layer with the grid.
+    called: str  # What messages call the tensor.
+    # Where the pieces that may differ in size are on one axis, by what they are called.
     parts: dict[str, slice]
-    axis: int
-    fix: str
+    axis: int  # That axis, without the batch.
+    fix: str  # What to do about it.
 
 
 @dataclasses.dataclass(frozen=True)
 class _Seen:
-    """The values that a batch has in a tensor with one grid.
+    """The values that a batch has in a tensor with one grid."""
 
-    Attributes:
-        real: the smallest and the largest value.
-        ends: of each part, the smallest and the largest of what becomes codes.
-        distinct: how many different values each part has.
-        step: between codes; None where it is that of a range still to be observed.
-    """
-
-    real: np.ndarray
-    ends: dict[str, np.ndarray]
-    distinct: dict[str, int]
-    step: float | None
+    real: np.ndarray  # The smallest and the largest value.
+    ends: dict[str, np.ndarray]  # Of each part, the smallest and the largest of what becomes codes.
+    distinct: dict[str, int]  # How many different values each part has.
+    step: float | None  # Between codes; None where it is that of a range still to be observed.
 
 
 class SharedGrids:

@@ -209,16 +209,11 @@ _USUAL_SIZE = 7
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """The distribution of a tensor's values, by channel.
+    """The distribution of a tensor's values, by channel."""
 
-    Attributes:
-        values: (channels, quantiles), the value at each quantile.
-        source: where it comes from, in words.
-        known: whether all of it comes from the model; otherwise typical images were assumed.
-    """
-
-    values: _Array
-    source: str
+    values: _Array  # (channels, quantiles), the value at each quantile.
+    source: str  # Where it comes from, in words.
+    # Whether all of it comes from the model; otherwise typical images were assumed.
     known: bool = True
 
     def best_level(self, quantizer: ActivationQuantizer) -> float | None:

@@ -60,19 +60,13 @@ def one_by_one(parts: Iterable[tf.Tensor]) -> Parts:
 
 @dataclasses.dataclass
 class _Tensor:
-    """A tensor of a batch.
+    """A tensor of a batch."""
 
-    Attributes:
-        parts: a list where they are kept; others are computed when they are asked for.
-        shape: of the first part.
-        rows: of all parts: images, unless a layer of the user makes something else of them.
-        layers: how many compute a part, one inside the other.
-    """
-
+    # A list where they are kept; others are computed when they are asked for.
     parts: list[tf.Tensor] | Parts
-    shape: tf.TensorShape
-    rows: int
-    layers: int = 0
+    shape: tf.TensorShape  # Of the first part.
+    rows: int  # Of all parts: images, unless a layer of the user makes something else of them.
+    layers: int = 0  # How many compute a part, one inside the other.
 
     def read(self) -> Parts:
         """The parts, one after the other; it keeps none that only this reader still needs."""

@@ -85,18 +85,12 @@ class _Flat:
 
 @dataclasses.dataclass
 class Sample:
-    """A sample of one tensor: some values, how many each stands for, the ends of all of them.
+    """A sample of one tensor: some values, how many each stands for, the ends of all of them."""
 
-    Attributes:
-        name: of the layer that gives it.
-        file: holds the values; several samples may share it.
-        function: the one that alone reads it.
-        ends: the smallest and the largest value that was there, or 0.
-    """
-
-    name: str
-    file: IO[bytes]
-    function: Function = itself
+    name: str  # Of the layer that gives it.
+    file: IO[bytes]  # Holds the values; several samples may share it.
+    function: Function = itself  # The one that alone reads it.
+    # The smallest and the largest value that was there, or 0.
     ends: tuple[float, float] = (0.0, 0.0)
     # A piece of the file starts somewhere, and has so many values that each stand for so many.
     _pieces: list[tuple[int, int, float]] = dataclasses.field(default_factory=list, init=False)

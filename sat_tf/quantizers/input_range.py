@@ -60,17 +60,14 @@ def can_be_pictures(shape: Sequence[int | None]) -> bool:
 class InputRange:
     """Real values of the pixels 0 and 255.
 
-    Attributes:
-        low: of pixel 0; one number, or one for each channel in the order the model is fed.
-        high: of pixel 255, likewise.
-        reversed_channels: the model is fed the channels of a picture in reverse, as BGR.
-
     >>> InputRange((-1.0,), (1.0,)).grid
     ImageGrid(scale=0.00784313725490196, zero_point=128)
     """
 
+    # Of pixel 0; one number, or one for each channel in the order the model is fed.
     low: tuple[float, ...]
-    high: tuple[float, ...]
+    high: tuple[float, ...]  # Of pixel 255, likewise.
+    # The model is fed the channels of a picture in reverse, as BGR.
     reversed_channels: bool = False
 
     @property
@@ -154,19 +151,12 @@ class InputRange:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """x = ratio · p + shift, channel by channel, with p's channels in reverse where it says so.
+    """x = ratio · p + shift, channel by channel, with p's channels in reverse where it says so."""
 
-    Attributes:
-        ratio: positive, float64, one number or one a channel of x.
-        shift: likewise, of any sign.
-        reverses: channel c of x is channel -1 - c of p.
-        scale: what one pixel adds to x.
-    """
-
-    ratio: np.ndarray
-    shift: np.ndarray
-    reverses: bool = False
-    scale: float = 0.0
+    ratio: np.ndarray  # Positive, float64, one number or one a channel of x.
+    shift: np.ndarray  # Likewise, of any sign.
+    reverses: bool = False  # Channel c of x is channel -1 - c of p.
+    scale: float = 0.0  # What one pixel adds to x.
 
     @property
     def is_none(self) -> bool:

@@ -40,22 +40,14 @@ _SET_LATER = ("initial_gain", "initial_clipping_level")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VariableSpec:
-    """A variable that a layer makes for its quantizer. None has weight decay.
+    """A variable that a layer makes for its quantizer. None has weight decay."""
 
-    Attributes:
-        shape: of the variable.
-        start: its first value, everywhere.
-        dtype: its type.
-        trainable: whether the optimizer changes it.
-        lowest: what no value of it is below after a step; None for any.
-        follows_data: whether it is assigned in training, as the statistics of BatchNormalization.
-    """
-
-    shape: Sequence[int] = ()
-    start: float = 0
-    dtype: str = "float32"
-    trainable: bool = False
-    lowest: float | None = None
+    shape: Sequence[int] = ()  # Of the variable.
+    start: float = 0  # Its first value, everywhere.
+    dtype: str = "float32"  # Its type.
+    trainable: bool = False  # Whether the optimizer changes it.
+    lowest: float | None = None  # What no value of it is below after a step; None for any.
+    # Whether it is assigned in training, as the statistics of BatchNormalization.
     follows_data: bool = False
 
 
@@ -72,22 +64,16 @@ class Quantizer(abc.ABC):
     """The base of all quantizers, which are equal when their settings are.
 
     Each argument of a constructor is kept in an attribute of its name.
-
-    Attributes:
-        input_type: what the file takes for the input that it quantizes; None for a quantizer of any
-            other tensor.
-        policy_name: what policies call its class; "" for one that none names.
-        observes_range: whether it remembers the range of its tensor in its variables `lowest`,
-            `highest` and `observations`.
-        rounds: whether what it makes is on a grid, of which `code_range` tells.
-        trains_float: whether that is so in inference alone, as for streams that training keeps
-            float.
     """
 
+    # What the file takes for the input that it quantizes; None for a quantizer of any other tensor.
     input_type: str | None = None
-    policy_name: ClassVar[str] = ""
+    policy_name: ClassVar[str] = ""  # What policies call its class; "" for one that none names.
+    # Whether it remembers the range of its tensor in its variables `lowest`, `highest` and
+    # `observations`.
     observes_range: ClassVar[bool] = False
-    rounds: bool = False
+    rounds: bool = False  # Whether what it makes is on a grid, of which `code_range` tells.
+    # Whether that is so in inference alone, as for streams that training keeps float.
     trains_float: bool = False
 
     def __post_init__(self) -> None:
@@ -219,28 +205,20 @@ class Quantizer(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WeightRequest:
-    """The settings that a policy and the graph give to the quantizer of one kernel.
+    """The settings that a policy and the graph give to the quantizer of one kernel."""
 
-    Attributes:
-        num_bits: 1 to 8, or None: not rounded.
-        channel_axes: the kernel's axes of output channels, which may have scales of their own.
-        fan_out: the layer's n̂.
-        grid: `weight_grid` of the policy.
-        range: "channel" or "layer": `weight_range` of the policy.
-        detach_max: of the policy.
-        rescale: of the policy; None for a layer with BatchNormalization right behind it.
-        keeps_function: the latent weights will start where they keep the float layer's function.
-        options: `weight_options` of the policy.
-    """
-
-    num_bits: int | None
+    num_bits: int | None  # 1 to 8, or None: not rounded.
+    # The kernel's axes of output channels, which may have scales of their own.
     channel_axes: tuple[int, ...] = (-1,)
-    fan_out: int = 1
-    grid: str = "auto"
-    range: str = "channel"
-    detach_max: bool = False
+    fan_out: int = 1  # The layer's n̂.
+    grid: str = "auto"  # `weight_grid` of the policy.
+    range: str = "channel"  # "channel" or "layer": `weight_range` of the policy.
+    detach_max: bool = False  # Of the policy.
+    # Of the policy; None for a layer with BatchNormalization right behind it.
     rescale: str | None = None
+    # The latent weights will start where they keep the float layer's function.
     keeps_function: bool = False
+    # `weight_options` of the policy.
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
@@ -251,17 +229,12 @@ class WeightRequest:
 
 @dataclasses.dataclass(frozen=True)
 class Predecessor:
-    """The weight quantizer that a layer had under another policy.
+    """The weight quantizer that a layer had under another policy."""
 
-    Attributes:
-        quantizer: itself.
-        variables: its own, by name.
-        keep_function: whether the function has to stay, also where the two make other effective
-            weights of the same latent ones.
-    """
-
-    quantizer: "WeightQuantizer"
-    variables: Variables
+    quantizer: "WeightQuantizer"  # Itself.
+    variables: Variables  # Its own, by name.
+    # Whether the function has to stay, also where the two make other effective weights of the same
+    # latent ones.
     keep_function: bool
 
 
@@ -271,20 +244,16 @@ class WeightQuantizer(Quantizer):
     Required: the constructor, `__call__`, `integer_weights` and `largest_code`. The rest has
     answers that hold for a quantizer whose latent weights are of the size of float ones, with codes
     from -`largest_code` to `largest_code`.
-
-    Attributes:
-        num_bits: 1 to 8; None makes the effective weights without rounding them.
-        rescale: name of SAT's rescaling, where it has one.
-        follows_grid: whether it takes `weight_grid` from the policy; one that does not has codes of
-            its own, and a policy that names a grid for it is refused.
-        fewest_bits: with fewer it does not exist, and a policy that asks for them is refused.
-        zeros_stay_with: what a policy sets so that weights of 0 stay 0, where it has no 0.
     """
 
-    num_bits: int | None
-    rescale: str | None = None
+    num_bits: int | None  # 1 to 8; None makes the effective weights without rounding them.
+    rescale: str | None = None  # Name of SAT's rescaling, where it has one.
+    # What a policy sets so that weights of 0 stay 0, where it has no 0.
     zeros_stay_with: ClassVar[str] = "weight_quantizer='lsq'"
+    # Whether it takes `weight_grid` from the policy; one that does not has codes of its own, and a
+    # policy that names a grid for it is refused.
     follows_grid: ClassVar[bool] = False
+    # With fewer it does not exist, and a policy that asks for them is refused.
     fewest_bits: ClassVar[int] = 1
 
     @classmethod
@@ -497,27 +466,19 @@ class WeightQuantizer(Quantizer):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ActivationRequest:
-    """The settings that a policy and the graph give to the quantizer of one tensor.
+    """The settings that a policy and the graph give to the quantizer of one tensor."""
 
-    Attributes:
-        num_bits: 1 to 8.
-        signed: whether values can be negative.
-        reach: which values a function gives, where one tells the range of the tensor.
-        skews: whether a tensor that can be negative may get a range that is not symmetric, which
-            `calibrate` finds.
-        ceiling: what no value exceeds, where a rectifier or the pixels say so.
-        gradient: `clipping_gradient` of the policy.
-        rate: `clipping_level_rate` of the policy.
-        options: `activation_options` of the policy.
-    """
-
-    num_bits: int
-    signed: bool = False
+    num_bits: int  # 1 to 8.
+    signed: bool = False  # Whether values can be negative.
+    # Which values a function gives, where one tells the range of the tensor.
     reach: Reach | None = None
+    # Whether a tensor that can be negative may get a range that is not symmetric, which `calibrate`
+    # finds.
     skews: bool = False
-    ceiling: float | None = None
-    gradient: str = "calibrated"
-    rate: float = 1.0
+    ceiling: float | None = None  # What no value exceeds, where a rectifier or the pixels say so.
+    gradient: str = "calibrated"  # `clipping_gradient` of the policy.
+    rate: float = 1.0  # `clipping_level_rate` of the policy.
+    # `activation_options` of the policy.
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -526,22 +487,18 @@ class ActivationQuantizer(Quantizer):
 
     Required: the constructor, `__call__` and `code_range`; with a clipping level,
     `ClippingQuantizer` has the rest of what that takes.
-
-    Attributes:
-        num_bits: bits of the codes.
-        signed: whether it has codes for negative values. One that has none gives 0 for them, and
-            takes the place of a rectifier in front of it, unless `rectifies` says otherwise.
-        rounds_before_clipping: whether x / scale is rounded, and clipped after that.
-        has_clipping_level: whether its range is a variable, `clipping_level`, that is trained and
-            calibrated.
-        has_own_gradient: whether it defines the gradient of its level, so that `clipping_gradient`
-            of a policy has no say.
     """
 
-    num_bits: int
+    num_bits: int  # Bits of the codes.
+    # Whether it has codes for negative values. One that has none gives 0 for them, and takes the
+    # place of a rectifier in front of it, unless `rectifies` says otherwise.
     signed: bool = False
+    # Whether x / scale is rounded, and clipped after that.
     rounds_before_clipping: ClassVar[bool] = False
+    # Whether its range is a variable, `clipping_level`, that is trained and calibrated.
     has_clipping_level: ClassVar[bool] = False
+    # Whether it defines the gradient of its level, so that `clipping_gradient` of a policy has no
+    # say.
     has_own_gradient: ClassVar[bool] = False
     rounds: bool = True
     # These are set by fields of the policy.
@@ -620,15 +577,10 @@ class ActivationQuantizer(Quantizer):
 
 
 class PixelQuantizer(Quantizer):
-    """Marks an input that is an image, whose pixels are codes already.
+    """Marks an input that is an image, whose pixels are codes already."""
 
-    Attributes:
-        range: what the model is fed for the pixels.
-        observes: whether it remembers what it is fed.
-    """
-
-    range: InputRange
-    observes: bool
+    range: InputRange  # What the model is fed for the pixels.
+    observes: bool  # Whether it remembers what it is fed.
 
     @abc.abstractmethod
     def seen(self, variables: Variables) -> SeenValues | None:

@@ -59,21 +59,13 @@ USUAL = (
 
 @dataclasses.dataclass(frozen=True)
 class SeenValues:
-    """The values that an input was fed.
+    """The values that an input was fed."""
 
-    Attributes:
-        lowest: smallest value of a batch, one number or one for each channel.
-        highest: largest value, likewise.
-        off_grid: how far from a pixel's value the farthest is, in pixels, up to 0.5.
-        are_pictures: whether they have rows, columns and channels.
-        off_usual: the same as `off_grid` for the pixels of each of `USUAL`; None where that is not
-            known.
-    """
-
-    lowest: np.ndarray
-    highest: np.ndarray
-    off_grid: float
-    are_pictures: bool = True
+    lowest: np.ndarray  # Smallest value of a batch, one number or one for each channel.
+    highest: np.ndarray  # Largest value, likewise.
+    off_grid: float  # How far from a pixel's value the farthest is, in pixels, up to 0.5.
+    are_pictures: bool = True  # Whether they have rows, columns and channels.
+    # The same as `off_grid` for the pixels of each of `USUAL`; None where that is not known.
     off_usual: np.ndarray | None = None
 
     @classmethod

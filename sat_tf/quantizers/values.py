@@ -22,51 +22,34 @@ def itself(values: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class SampledValues:
-    """Values of a tensor, for which a clipping level is chosen.
+    """Values of a tensor, for which a clipping level is chosen."""
 
-    Attributes:
-        values: a sample of the tensor, any shape.
-        largest: the largest magnitude in the whole tensor, and the highest level; above 0.
-        counts: how many values each stands for; None is 1 for all.
-        function: the only one that reads the tensor; the error counts behind it.
-        ends: the smallest and the largest value in the whole tensor; None where only the sample
-            tells.
-    """
-
-    values: np.ndarray
-    largest: float
-    counts: np.ndarray | None = None
-    function: Function = itself
+    values: np.ndarray  # A sample of the tensor, any shape.
+    largest: float  # The largest magnitude in the whole tensor, and the highest level; above 0.
+    counts: np.ndarray | None = None  # How many values each stands for; None is 1 for all.
+    function: Function = itself  # The only one that reads the tensor; the error counts behind it.
+    # The smallest and the largest value in the whole tensor; None where only the sample tells.
     ends: tuple[float, float] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class IntegerWeights:
-    """Weights as a file holds them: effective = codes · scales.
+    """Weights as a file holds them: effective = codes · scales."""
 
-    Attributes:
-        codes: int32, shaped like the kernel.
-        scales: real value of one code, positive; of the kernel's rank, with length 1 along every
-            axis but those of output channels, and along these too where they share one.
-    """
-
-    codes: Tensor
+    codes: Tensor  # Int32, shaped like the kernel.
+    # Real value of one code, positive; of the kernel's rank, with length 1 along every axis but
+    # those of output channels, and along these too where they share one.
     scales: Tensor
 
 
 @dataclasses.dataclass(frozen=True)
 class CodeRange:
-    """Codes lowest..lowest + intervals, each worth `scale`; code 0 is real 0.
+    """Codes lowest..lowest + intervals, each worth `scale`; code 0 is real 0."""
 
-    Attributes:
-        scale: the real value of one code, a float32 scalar tensor.
-        lowest: the lowest code, a float32 scalar tensor that holds an integer.
-        intervals: the highest code minus the lowest, an integer; or a float32 scalar tensor where a
-            variable tells it.
-    """
-
-    scale: Tensor
-    lowest: Tensor
+    scale: Tensor  # The real value of one code, a float32 scalar tensor.
+    lowest: Tensor  # The lowest code, a float32 scalar tensor that holds an integer.
+    # The highest code minus the lowest, an integer; or a float32 scalar tensor where a variable
+    # tells it.
     intervals: Any
 
     @property

@@ -23,15 +23,11 @@ _VALUES_AT_ONCE = 2**21
 
 @dataclasses.dataclass(frozen=True)
 class ActivationUse:
-    """How one quantizer treats the images it was measured on.
+    """How one quantizer treats the images it was measured on."""
 
-    Attributes:
-        clipped: share of the tensor's values at or beyond the clipping level, in [0, 1].
-        code_counts: how often each code occurs, from the lowest on: 2^b codes, or 2^b - 1 if the
-            range is symmetric.
-    """
-
-    clipped: float
+    clipped: float  # Share of the tensor's values at or beyond the clipping level, in [0, 1].
+    # How often each code occurs, from the lowest on: 2^b codes, or 2^b - 1 if the range is
+    # symmetric.
     code_counts: tuple[int, ...]
 
     @property
@@ -129,39 +125,23 @@ def _measured_activation(layer: QuantizedLayer, before: tf.Tensor, after: tf.Ten
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerRow:
-    """One layer; what it does not have is None.
+    """One layer; what it does not have is None."""
 
-    Attributes:
-        name: of the user's layer, or of an inserted quantizer.
-        kind: class of the layer; "quantizer" for an inserted one.
-        parameters: how many the layer has, without those of quantizers.
-        weight_bits: bits of its kernel.
-        weight_grid: name of the grid of the kernel's codes.
-        weight_codes: how many codes that grid has.
-        weight_codes_used: how many of them occur in the kernel.
-        rescale: SAT's rescaling of the kernel, by name.
-        rescale_constant: the factor on the kernel, gain included; the mean over channels if these
-            have their own gains.
-        activation_bits: bits of the tensor the layer makes.
-        clipping_level: of that tensor; on both sides if it can be negative.
-        activation_codes: how many codes its grid has.
-        activation_codes_used: how many of them occurred on the images.
-        clipped: share of its values that were clipped at the top, or at both ends.
-    """
-
-    name: str
-    kind: str
-    parameters: int
-    weight_bits: int | None = None
-    weight_grid: str | None = None
-    weight_codes: int | None = None
-    weight_codes_used: int | None = None
-    rescale: str | None = None
+    name: str  # Of the user's layer, or of an inserted quantizer.
+    kind: str  # Class of the layer; "quantizer" for an inserted one.
+    parameters: int  # How many the layer has, without those of quantizers.
+    weight_bits: int | None = None  # Bits of its kernel.
+    weight_grid: str | None = None  # Name of the grid of the kernel's codes.
+    weight_codes: int | None = None  # How many codes that grid has.
+    weight_codes_used: int | None = None  # How many of them occur in the kernel.
+    rescale: str | None = None  # SAT's rescaling of the kernel, by name.
+    # The factor on the kernel, gain included; the mean over channels if these have their own gains.
     rescale_constant: float | None = None
-    activation_bits: int | None = None
-    clipping_level: float | None = None
-    activation_codes: int | None = None
-    activation_codes_used: int | None = None
+    activation_bits: int | None = None  # Bits of the tensor the layer makes.
+    clipping_level: float | None = None  # Of that tensor; on both sides if it can be negative.
+    activation_codes: int | None = None  # How many codes its grid has.
+    activation_codes_used: int | None = None  # How many of them occurred on the images.
+    # Share of its values that were clipped at the top, or at both ends.
     clipped: float | None = None
 
 

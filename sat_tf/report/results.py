@@ -36,19 +36,12 @@ _OF_EARLIER_VERSIONS = ("deployed_top1", "deployed_top5", "deployed_agreement")
 
 
 class ModelAccuracy(NamedTuple):
-    """How good one model of a run is on so many held-out images.
+    """How good one model of a run is on so many held-out images."""
 
-    Attributes:
-        title: of the model.
-        share: top-1, or without labels the agreement with the float model.
-        top5: where it is known.
-        images: how many.
-    """
-
-    title: str
-    share: float
-    top5: float | None
-    images: int | None
+    title: str  # Of the model.
+    share: float  # Top-1, or without labels the agreement with the float model.
+    top5: float | None  # Where it is known.
+    images: int | None  # How many.
 
     def in_words(self) -> str:
         """Says the share, and top-5 where it is known."""
@@ -58,72 +51,51 @@ class ModelAccuracy(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Results(Displayed):
-    """The outcome of a run.
-
-    Attributes:
-        float_top1: held-out top-1 of the float model, in [0, 1]; None without labels.
-        quantized_top1: the same of the quantized model. This and everything about the TFLite file
-            is None if the run ends with the float model.
-        tflite_top1: the same of the TFLite file in LiteRT, on `tflite_images`.
-        held_out_images: how many images the Keras models were measured on.
-        tflite_images: how many of them the TFLite file was measured on: all, where that takes
-            little, else those that it was verified with.
-        verified_images: how many its codes were compared on.
-        parameters: of the float model.
-        file_bytes: size of the TFLite file.
-        gzip_bytes: its size after gzip.
-        codes_compared: integers compared between LiteRT and the integer simulation of the model.
-        codes_differing: how many of them differ.
-        trained_differing: share of the Keras model's own codes that differ from the simulation,
-            in [0, 1].
-        seconds: of the whole run.
-        float_top5: top-5 on the images of float_top1; None if it was not measured.
-        quantized_top5: the same for quantized_top1.
-        tflite_top5: the same for tflite_top1.
-        start_top1: that of the quantized model before training, calibrated if it is; None if it is
-            not trained.
-        start_top5: the same for top-5.
-        start_agreement: without labels, the share of held-out images with the class of the float
-            model, in place of start_top1; None with labels. Likewise the next two.
-        quantized_agreement: in place of quantized_top1.
-        tflite_agreement: in place of tflite_top1.
-        given_float_model: whether the float model comes from a file; it may have been trained on
-            the held-out images.
-        learning_rate: the peak of the quantized stage; None without training.
-        tried_learning_rates: of each peak that was tried, how far the model was from the float one
-            after a few steps, or None where it diverged; None where the rate was given.
-        kept_epoch: whose weights the quantized model has, where the best was kept; 0 are those
-            before training.
-        reconstruction: what fitting the calibrated model has gained; None where it was not fitted.
-    """
+    """The outcome of a run."""
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
 
-    held_out_images: int
-    parameters: int
-    seconds: float
+    held_out_images: int  # How many images the Keras models were measured on.
+    parameters: int  # Of the float model.
+    seconds: float  # Of the whole run.
+    # Held-out top-1 of the float model, in [0, 1]; None without labels.
     float_top1: float | None = None
+    # The same of the quantized model. This and everything about the TFLite file is None if the run
+    # ends with the float model.
     quantized_top1: float | None = None
+    # Top-5 on the images of float_top1; None if it was not measured.
     float_top5: float | None = None
-    quantized_top5: float | None = None
-    tflite_top5: float | None = None
-    tflite_top1: float | None = None
+    quantized_top5: float | None = None  # The same for quantized_top1.
+    tflite_top5: float | None = None  # The same for tflite_top1.
+    tflite_top1: float | None = None  # The same of the TFLite file in LiteRT, on `tflite_images`.
+    # How many of them the TFLite file was measured on: all, where that takes little, else those
+    # that it was verified with.
     tflite_images: int | None = None
-    verified_images: int | None = None
-    file_bytes: int | None = None
-    gzip_bytes: int | None = None
+    verified_images: int | None = None  # How many its codes were compared on.
+    file_bytes: int | None = None  # Size of the TFLite file.
+    gzip_bytes: int | None = None  # Its size after gzip.
+    # Integers compared between LiteRT and the integer simulation of the model.
     codes_compared: int | None = None
-    codes_differing: int | None = None
+    codes_differing: int | None = None  # How many of them differ.
+    # Share of the Keras model's own codes that differ from the simulation, in [0, 1].
     trained_differing: float | None = None
+    # That of the quantized model before training, calibrated if it is; None if it is not trained.
     start_top1: float | None = None
-    start_top5: float | None = None
+    start_top5: float | None = None  # The same for top-5.
+    # Without labels, the share of held-out images with the class of the float model, in place of
+    # start_top1; None with labels. Likewise the next two.
     start_agreement: float | None = None
-    quantized_agreement: float | None = None
-    tflite_agreement: float | None = None
+    quantized_agreement: float | None = None  # In place of quantized_top1.
+    tflite_agreement: float | None = None  # In place of tflite_top1.
+    # Whether the float model comes from a file; it may have been trained on the held-out images.
     given_float_model: bool = False
-    learning_rate: float | None = None
+    learning_rate: float | None = None  # The peak of the quantized stage; None without training.
+    # Of each peak that was tried, how far the model was from the float one after a few steps, or
+    # None where it diverged; None where the rate was given.
     tried_learning_rates: dict[float, float | None] | None = None
+    # Whose weights the quantized model has, where the best was kept; 0 are those before training.
     kept_epoch: int | None = None
+    # What fitting the calibrated model has gained; None where it was not fitted.
     reconstruction: Fitted | None = None
 
     def to_dict(self) -> dict[str, Any]:

@@ -191,19 +191,12 @@ def _replaced(layer: Any, attribute: str, value: Any) -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class Flow:
-    """The quantities of one layer in the law.
+    """The quantities of one layer in the law."""
 
-    Attributes:
-        fan_in: n.
-        fan_out: n̂.
-        weight_variance: VAR[Ξ].
-        gradient_variance: VAR[∂L/∂Ξ].
-    """
-
-    fan_in: int
-    fan_out: int
-    weight_variance: float
-    gradient_variance: float
+    fan_in: int  # N.
+    fan_out: int  # N̂.
+    weight_variance: float  # VAR[Ξ].
+    gradient_variance: float  # VAR[∂L/∂Ξ].
 
 
 def gradient_flow_constants(
@@ -240,23 +233,15 @@ def gradient_flow_constants(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerFlow:
-    """The gradient-flowing law at one linear layer.
+    """The gradient-flowing law at one linear layer."""
 
-    Attributes:
-        call: of the layer; the law does not hold where that reads the image.
-        weight_variance: VAR[Ξ].
-        gradient_variance: VAR[∂L/∂Ξ]; None if the loss does not depend on it.
-        kappa_1: the constant with BatchNormalization behind; None if it cannot be computed.
-        kappa_2: the constant without; None likewise.
-        unknown: why there are no constants, if so.
-    """
-
-    call: LinearCall
-    weight_variance: float
-    gradient_variance: float | None
+    call: LinearCall  # Of the layer; the law does not hold where that reads the image.
+    weight_variance: float  # VAR[Ξ].
+    gradient_variance: float | None  # VAR[∂L/∂Ξ]; None if the loss does not depend on it.
+    # The constant with BatchNormalization behind; None if it cannot be computed.
     kappa_1: float | None = None
-    kappa_2: float | None = None
-    unknown: str = ""
+    kappa_2: float | None = None  # The constant without; None likewise.
+    unknown: str = ""  # Why there are no constants, if so.
 
     @property
     def kappa(self) -> float | None:
@@ -266,19 +251,12 @@ class LayerFlow:
 
 @dataclasses.dataclass(frozen=True)
 class GradientFlow:
-    """One measurement of a model.
+    """One measurement of a model."""
 
-    Attributes:
-        layers: one for each multiplication by a kernel, in graph order.
-        loss: cross entropy, the mean over the images, in nats.
-        logit_variance: variance of the logits over classes, its mean over the images.
-        level_gradients: gradient of the loss with respect to each clipping level, by the name of
-            the user's layer.
-    """
-
-    layers: tuple[LayerFlow, ...]
-    loss: float
-    logit_variance: float
+    layers: tuple[LayerFlow, ...]  # One for each multiplication by a kernel, in graph order.
+    loss: float  # Cross entropy, the mean over the images, in nats.
+    logit_variance: float  # Variance of the logits over classes, its mean over the images.
+    # Gradient of the loss with respect to each clipping level, by the name of the user's layer.
     level_gradients: dict[str, float]
 
 

@@ -197,28 +197,20 @@ def _pooled_area(network: Network, node: Node) -> int | None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LinearCall:
-    """One multiplication by a kernel, and those that follow it.
+    """One multiplication by a kernel, and those that follow it."""
 
-    Attributes:
-        name: of the user's layer, with the path of models that it is nested in.
-        layer: that multiplies.
-        outer: the layer of the graph it belongs to: itself, its wrapper, or the layer it is inside.
-        kernel: which of the layer's kernels it is.
-        normalization: class of the normalization right behind it, if any. That behind a separable
-            convolution counts for both its multiplications.
-        reads_image: no linear layer comes before it.
-        following: names of the calls of layer l + 1, and the area of the pooling in between.
-        unknown: why the layers behind it cannot be compared with it, if so.
-    """
-
-    name: str
-    layer: keras.layers.Layer
+    name: str  # Of the user's layer, with the path of models that it is nested in.
+    layer: keras.layers.Layer  # That multiplies.
+    # The layer of the graph it belongs to: itself, its wrapper, or the layer it is inside.
     outer: keras.layers.Layer
-    kernel: Kernel
+    kernel: Kernel  # Which of the layer's kernels it is.
+    # Class of the normalization right behind it, if any. That behind a separable convolution counts
+    # for both its multiplications.
     normalization: str | None = None
-    reads_image: bool = False
+    reads_image: bool = False  # No linear layer comes before it.
+    # Names of the calls of layer l + 1, and the area of the pooling in between.
     following: tuple[tuple[str, int | None], ...] = ()
-    unknown: str = ""
+    unknown: str = ""  # Why the layers behind it cannot be compared with it, if so.
 
     @property
     def shape(self) -> tuple[int, ...]:

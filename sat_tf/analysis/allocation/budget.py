@@ -11,17 +11,11 @@ from sat_tf.messages import ProblemsError, instead_of
 
 @dataclasses.dataclass(frozen=True)
 class Limit:
-    """A quantity that can be limited.
+    """A quantity that can be limited."""
 
-    Attributes:
-        title: for readers.
-        meaning: for errors and help.
-        form: how values are shown.
-    """
-
-    title: str
-    meaning: str
-    form: str = ",.0f"
+    title: str  # For readers.
+    meaning: str  # For errors and help.
+    form: str = ",.0f"  # How values are shown.
 
 
 LIMITS: dict[str, Limit] = {

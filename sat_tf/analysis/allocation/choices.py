@@ -36,32 +36,20 @@ _PROBES = (2, 3)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerChoices:
-    """One quantized linear layer, and the bits that it can have.
+    """One quantized linear layer, and the bits that it can have."""
 
-    Attributes:
-        name: of the layer.
-        kind: its class.
-        num_weights: of its kernel.
-        usual_bits: its weight bits in the policy; None if the kernel is not rounded.
-        weight_bits: to choose from; the usual ones where the policy settles them.
-        activation_bits: to choose from, of what it reads; None is float.
-        chooses_weights: whether its weight bits are chosen.
-        chooses_activations: whether its activation bits are.
-        reads_settled: whether some call of it reads bits that the policy settles.
-        tie: number of the grid that it shares with others; -1 if it shares none.
-        values_read: how many values count for the mean of activation bits; None if unknown.
-    """
-
-    name: str
-    kind: str
-    num_weights: int
-    usual_bits: int | None
+    name: str  # Of the layer.
+    kind: str  # Its class.
+    num_weights: int  # Of its kernel.
+    usual_bits: int | None  # Its weight bits in the policy; None if the kernel is not rounded.
+    # To choose from; the usual ones where the policy settles them.
     weight_bits: tuple[int | None, ...]
-    activation_bits: tuple[int | None, ...]
-    chooses_weights: bool
-    chooses_activations: bool
-    reads_settled: bool
-    tie: int
+    activation_bits: tuple[int | None, ...]  # To choose from, of what it reads; None is float.
+    chooses_weights: bool  # Whether its weight bits are chosen.
+    chooses_activations: bool  # Whether its activation bits are.
+    reads_settled: bool  # Whether some call of it reads bits that the policy settles.
+    tie: int  # Number of the grid that it shares with others; -1 if it shares none.
+    # How many values count for the mean of activation bits; None if unknown.
     values_read: int | None
 
     @property

@@ -22,22 +22,14 @@ _ROUNDING = 1e-14
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Knapsack:
-    """A problem to solve.
+    """A problem to solve."""
 
-    Attributes:
-        item: (n,) from 0, ascending: the item of each option.
-        cost: (n,) float64, finite.
-        usage: (m, n) float64: what each option uses of each limit.
-        limits: (m,) float64; infinite where there is none.
-        level: (n,) the level of each option, for ties.
-        tie: (items,) items with the same number of 0 or more choose the same level; -1 are free.
-    """
-
-    item: np.ndarray
-    cost: np.ndarray
-    usage: np.ndarray
-    limits: np.ndarray
-    level: np.ndarray
+    item: np.ndarray  # (n,) from 0, ascending: the item of each option.
+    cost: np.ndarray  # (n,) float64, finite.
+    usage: np.ndarray  # (m, n) float64: what each option uses of each limit.
+    limits: np.ndarray  # (m,) float64; infinite where there is none.
+    level: np.ndarray  # (n,) the level of each option, for ties.
+    # (items,) items with the same number of 0 or more choose the same level; -1 are free.
     tie: np.ndarray
 
     @property
@@ -65,17 +57,11 @@ class Knapsack:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Solution:
-    """A choice within all limits, and the proof that no other is cheaper.
+    """A choice within all limits, and the proof that no other is cheaper."""
 
-    Attributes:
-        chosen: (items,) the option of each item.
-        cost: of the choice.
-        bound: no choice within the limits costs less.
-    """
-
-    chosen: np.ndarray
-    cost: float
-    bound: float
+    chosen: np.ndarray  # (items,) the option of each item.
+    cost: float  # Of the choice.
+    bound: float  # No choice within the limits costs less.
 
 
 def solve(problem: Knapsack) -> Solution | None:

@@ -25,20 +25,14 @@ _CHOSEN = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BitProblem:
-    """The knapsack of a model.
+    """The knapsack of a model."""
 
-    Attributes:
-        choices: what can be chosen.
-        knapsack: an item for each layer, and a row for each quantity that is known. What is used
-            whatever is chosen counts with the first item.
-        names: of these quantities, as in `LIMITS`.
-        units: what they are counted in: means of bits in weights and values.
-    """
-
-    choices: ModelChoices
+    choices: ModelChoices  # What can be chosen.
+    # An item for each layer, and a row for each quantity that is known. What is used whatever is
+    # chosen counts with the first item.
     knapsack: Knapsack
-    names: tuple[str, ...]
-    units: tuple[float, ...]
+    names: tuple[str, ...]  # Of these quantities, as in `LIMITS`.
+    units: tuple[float, ...]  # What they are counted in: means of bits in weights and values.
 
     @functools.cached_property
     def options(self) -> list[Choice]:

@@ -21,63 +21,37 @@ _WIDE = 100
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AllocatedLayer:
-    """The bits of one linear layer, and what they use.
+    """The bits of one linear layer, and what they use."""
 
-    Attributes:
-        name: of the layer.
-        kind: its class.
-        weight_bits: of its kernel; None if that is not rounded.
-        activation_bits: of what it reads; None if that is float.
-        chosen: which of them were chosen: "both", "weights", "activations" or "neither".
-        tied: the other layers that read the same grid, with commas between them.
-        num_weights: of its kernel.
-        bytes: of its codes in the file; None without a file.
-        milliseconds: on the NPU; None without one.
-        cost: estimated loss of this choice.
-    """
-
-    name: str
-    kind: str
-    weight_bits: int | None
-    activation_bits: int | None
-    chosen: str
-    tied: str
-    num_weights: int
-    bytes: int | None
-    milliseconds: float | None
-    cost: float
+    name: str  # Of the layer.
+    kind: str  # Its class.
+    weight_bits: int | None  # Of its kernel; None if that is not rounded.
+    activation_bits: int | None  # Of what it reads; None if that is float.
+    chosen: str  # Which of them were chosen: "both", "weights", "activations" or "neither".
+    tied: str  # The other layers that read the same grid, with commas between them.
+    num_weights: int  # Of its kernel.
+    bytes: int | None  # Of its codes in the file; None without a file.
+    milliseconds: float | None  # On the NPU; None without one.
+    cost: float  # Estimated loss of this choice.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Total:
-    """The sum of one quantity over the whole model.
+    """The sum of one quantity over the whole model."""
 
-    Attributes:
-        name: as in a budget.
-        value: of the chosen policy; file bytes are those of the real file.
-        limit: what was allowed; None without a limit.
-        fewest: with the fewest bits everywhere.
-        most: with the most bits everywhere.
-    """
-
-    name: str
-    value: float
-    limit: float | None
-    fewest: float
-    most: float
+    name: str  # As in a budget.
+    value: float  # Of the chosen policy; file bytes are those of the real file.
+    limit: float | None  # What was allowed; None without a limit.
+    fewest: float  # With the fewest bits everywhere.
+    most: float  # With the most bits everywhere.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Proof:
-    """Why no other choice is better.
+    """Why no other choice is better."""
 
-    Attributes:
-        cost: of the choice.
-        bound: no choice within the limits costs less.
-    """
-
-    cost: float
-    bound: float
+    cost: float  # Of the choice.
+    bound: float  # No choice within the limits costs less.
 
     @property
     def gap(self) -> float:

@@ -12,36 +12,25 @@ from sat_tf.top_k import top_hits
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Damage:
-    """The effect of quantization on a model's outputs; what was not measured is None.
+    """The effect of quantization on a model's outputs; what was not measured is None."""
 
-    Attributes:
-        top1_drop: share of the images, 0 to 1, by which top-1 falls; negative if it rises.
-        distance: relative error of the outputs, |y' - y| / |y|, Euclidean norms over all images.
-        divergence: Kullback-Leibler divergence of the class probabilities from the float model's,
-            in nats, its mean over the images; None if nothing says that the output is a row
-            of classes.
-    """
-
+    # Share of the images, 0 to 1, by which top-1 falls; negative if it rises.
     top1_drop: float | None
+    # Relative error of the outputs, |y' - y| / |y|, Euclidean norms over all images.
     distance: float
+    # Kullback-Leibler divergence of the class probabilities from the float model's, in nats, its
+    # mean over the images; None if nothing says that the output is a row of classes.
     divergence: float | None
 
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """One measure of what a layer loses.
+    """One measure of what a layer loses."""
 
-    Attributes:
-        field: of `Damage`.
-        title: for readers.
-        unit: factor and symbol of the unit it is shown in.
-        is_root: its square is proportional to the power of the noise.
-    """
-
-    field: str
-    title: str
-    unit: tuple[float, str]
-    is_root: bool = False
+    field: str  # Of `Damage`.
+    title: str  # For readers.
+    unit: tuple[float, str]  # Factor and symbol of the unit it is shown in.
+    is_root: bool = False  # Its square is proportional to the power of the noise.
 
 
 METRICS = {
@@ -100,49 +89,33 @@ class DamageMeter:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QuantizableLayer:
-    """A linear layer or a stream of a quantized model.
+    """A linear layer or a stream of a quantized model."""
 
-    Attributes:
-        name: of the float model's layer.
-        kind: its class.
-        weight_bits: of its kernel; None if that stays float, and for streams.
-        activation_bits: of the tensor it reads; None if that stays float, is the image, or is a
-            stream at its own bits.
-        stream_bits: of the tensor it makes, for streams: sums, means, linear bottlenecks.
-        num_weights: of its kernel.
-        values_read: how many values it reads for an image, or makes if it is not linear; 0 if the
-            image size is open.
-        values_made: how many values it makes for an image; 0 if the image size is open.
-        weight_errors: mean square error of the kernel at its bits, at one more, and so on to 8.
-    """
-
-    name: str
-    kind: str
-    weight_bits: int | None
+    name: str  # Of the float model's layer.
+    kind: str  # Its class.
+    weight_bits: int | None  # Of its kernel; None if that stays float, and for streams.
+    # Of the tensor it reads; None if that stays float, is the image, or is a stream at its own
+    # bits.
     activation_bits: int | None
-    stream_bits: int | None
-    num_weights: int
+    stream_bits: int | None  # Of the tensor it makes, for streams: sums, means, linear bottlenecks.
+    num_weights: int  # Of its kernel.
+    # How many values it reads for an image, or makes if it is not linear; 0 if the image size is
+    # open.
     values_read: int
-    values_made: int
+    values_made: int  # How many values it makes for an image; 0 if the image size is open.
+    # Mean square error of the kernel at its bits, at one more, and so on to 8.
     weight_errors: tuple[float, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerSensitivity(QuantizableLayer):
-    """The loss with one layer quantized and all others float.
+    """The loss with one layer quantized and all others float."""
 
-    Attributes:
-        damage: with all of this quantized.
-        weights: with its kernel alone quantized, if it has one.
-        activations: with the tensor it reads alone quantized.
-        stream: with the tensor it makes alone quantized.
-        activation_errors: mean square error of what it reads, as `weight_errors`.
-    """
-
-    damage: Damage
-    weights: Damage | None = None
-    activations: Damage | None = None
-    stream: Damage | None = None
+    damage: Damage  # With all of this quantized.
+    weights: Damage | None = None  # With its kernel alone quantized, if it has one.
+    activations: Damage | None = None  # With the tensor it reads alone quantized.
+    stream: Damage | None = None  # With the tensor it makes alone quantized.
+    # Mean square error of what it reads, as `weight_errors`.
     activation_errors: tuple[float, ...] = ()
 
     def widths(self) -> list["BitWidth"]:
@@ -164,22 +137,14 @@ MOST_BITS = 8
 
 @dataclasses.dataclass(frozen=True)
 class BitWidth:
-    """One number of bits of one layer, which can be raised to 8.
+    """One number of bits of one layer, which can be raised to 8."""
 
-    Attributes:
-        layer: its name.
-        field: of `BitPolicy`: "weight_bits", "activation_bits" or "stream_bits".
-        bits: in the policy.
-        size: how many values have these bits.
-        damage: of the model with these alone quantized.
-        errors: mean square error of these values at the policy's bits, one more, and so on to 8.
-    """
-
-    layer: str
-    field: str
-    bits: int
-    size: int
-    damage: Damage
+    layer: str  # Its name.
+    field: str  # Of `BitPolicy`: "weight_bits", "activation_bits" or "stream_bits".
+    bits: int  # In the policy.
+    size: int  # How many values have these bits.
+    damage: Damage  # Of the model with these alone quantized.
+    # Mean square error of these values at the policy's bits, one more, and so on to 8.
     errors: tuple[float, ...] = ()
 
     def loss(self, metric: str, bits: int) -> float:

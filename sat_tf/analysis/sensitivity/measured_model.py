@@ -49,26 +49,17 @@ COLUMNS = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Sensitivity(RowTable):
-    """The loss of a model when each of its layers is quantized alone, and when all are.
-
-    Attributes:
-        model: its name.
-        policy: the bits that were measured.
-        metric: "top1", "distance" or "divergence": used by `ranked` and `suggest`.
-        layers: linear layers and streams, in graph order.
-        together: what the whole quantized model loses, without training.
-        num_images: how many images were measured.
-        top1: share of them that the float model classifies correctly; None without labels.
-    """
+    """The loss of a model when each of its layers is quantized alone, and when all are."""
 
     COLUMNS = COLUMNS
 
-    model: str
-    policy: BitPolicy
-    metric: str
-    layers: tuple[LayerSensitivity, ...]
-    together: Damage
-    num_images: int
+    model: str  # Its name.
+    policy: BitPolicy  # The bits that were measured.
+    metric: str  # "top1", "distance" or "divergence": used by `ranked` and `suggest`.
+    layers: tuple[LayerSensitivity, ...]  # Linear layers and streams, in graph order.
+    together: Damage  # What the whole quantized model loses, without training.
+    num_images: int  # How many images were measured.
+    # Share of them that the float model classifies correctly; None without labels.
     top1: float | None = None
 
     def ranked(self) -> list[LayerSensitivity]:

@@ -32,38 +32,25 @@ _SAMPLED_VALUES = 4096
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Quantization:
-    """Tensors of a layer that are quantized together.
+    """Tensors of a layer that are quantized together."""
 
-    Attributes:
-        layer: name of the float model's layer.
-        kernel: its quantized kernel, rescaled to the float one; None leaves it float.
-        reads: the quantizer of the tensor it reads; None leaves that float.
-        makes: the quantizer of the tensor it makes, for a stream.
-    """
-
-    layer: str
+    layer: str  # Name of the float model's layer.
+    # Its quantized kernel, rescaled to the float one; None leaves it float.
     kernel: tf.Tensor | None = None
+    # The quantizer of the tensor it reads; None leaves that float.
     reads: QuantizedLayer | None = None
-    makes: QuantizedLayer | None = None
+    makes: QuantizedLayer | None = None  # The quantizer of the tensor it makes, for a stream.
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerQuantizations:
-    """A layer, and its tensors to quantize.
+    """A layer, and its tensors to quantize."""
 
-    Attributes:
-        layer: a linear layer or a stream.
-        whole: all of its tensors.
-        weights: its kernel alone.
-        activations: the tensor it reads alone.
-        stream: the tensor it makes alone.
-    """
-
-    layer: QuantizableLayer
-    whole: Quantization
-    weights: Quantization | None
-    activations: Quantization | None
-    stream: Quantization | None
+    layer: QuantizableLayer  # A linear layer or a stream.
+    whole: Quantization  # All of its tensors.
+    weights: Quantization | None  # Its kernel alone.
+    activations: Quantization | None  # The tensor it reads alone.
+    stream: Quantization | None  # The tensor it makes alone.
 
 
 class OneAtATime:

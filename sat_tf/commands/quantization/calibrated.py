@@ -35,26 +35,17 @@ _BATCH_SIZE = 32
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is done to a calibrated model before it is exported, and how it is told.
+    """What is done to a calibrated model before it is exported, and how it is told."""
 
-    Attributes:
-        steps: of reconstruction for each block; 0 for none.
-        epochs: of training; 0 for none.
-        learning_rate: the highest of the training; None has a trial choose it.
-        seed: of all that is drawn.
-        output_type: see `sat_tf.export_tflite`.
-        resume: go on with what the folder holds unfinished (True), begin anew (False), or go on if
-            there is something (None).
-        is_verbose: print all that is to be known of the file.
-    """
-
-    steps: int
-    epochs: int
-    learning_rate: float | None
-    seed: int
-    output_type: str | None
+    steps: int  # Of reconstruction for each block; 0 for none.
+    epochs: int  # Of training; 0 for none.
+    learning_rate: float | None  # The highest of the training; None has a trial choose it.
+    seed: int  # Of all that is drawn.
+    output_type: str | None  # See `sat_tf.export_tflite`.
+    # Go on with what the folder holds unfinished (True), begin anew (False), or go on if there is
+    # something (None).
     resume: bool | None
-    is_verbose: bool
+    is_verbose: bool  # Print all that is to be known of the file.
 
 
 def write_quantized(

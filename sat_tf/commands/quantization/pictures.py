@@ -28,31 +28,22 @@ _FEWEST = 5
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pictures:
-    """The pictures of a folder, or arrays, for the input of a model.
+    """The pictures of a folder, or arrays, for the input of a model."""
 
-    Attributes:
-        images: uint8, or real values where an input takes those, to calibrate on.
-        held_out: likewise, to verify and measure on; those that it was calibrated on where none
-            are held out.
-        labels: of those held out, for the only output with as many classes; None where they are
-            not the model's classes.
-        class_names: in the order of the labels; None where there are none.
-        num_classes: of the output that has the labels; 0 without labels.
-        images_from: where those held out come from.
-        preprocessing: how they have been prepared; None for arrays.
-        training: to train on; pictures are read when they are asked for, and have any size.
-        training_labels: of these, class numbers; None without labels.
-    """
-
-    images: np.ndarray
+    images: np.ndarray  # Uint8, or real values where an input takes those, to calibrate on.
+    # Likewise, to verify and measure on; those that it was calibrated on where none are held out.
     held_out: np.ndarray
+    # Of those held out, for the only output with as many classes; None where they are not the
+    # model's classes.
     labels: np.ndarray | None = None
+    # In the order of the labels; None where there are none.
     class_names: tuple[str, ...] | None = None
-    num_classes: int = 0
-    images_from: ImagesFrom
-    preprocessing: Preprocessing | None = COVERING
+    num_classes: int = 0  # Of the output that has the labels; 0 without labels.
+    images_from: ImagesFrom  # Where those held out come from.
+    preprocessing: Preprocessing | None = COVERING  # How they have been prepared; None for arrays.
+    # To train on; pictures are read when they are asked for, and have any size.
     training: pictures.Pictures
-    training_labels: np.ndarray | None = None
+    training_labels: np.ndarray | None = None  # Of these, class numbers; None without labels.
 
     def held_out_sample(self, most: int) -> tuple[np.ndarray, np.ndarray | None]:
         """Takes so many of those held out, with their labels if any."""

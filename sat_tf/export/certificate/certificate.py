@@ -189,31 +189,19 @@ def _parting(count: OutputCount) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class TensorCodes:
-    """The codes that a tensor uses, counted in the simulation over all images.
+    """The codes that a tensor uses, counted in the simulation over all images."""
 
-    Attributes:
-        name: of the tensor.
-        operator: that makes it.
-        shape: without the batch dimension.
-        bits: that its codes need.
-        step: real value of one code in the units of the file.
-        zero_point: the stored integer of real 0.
-        lowest: smallest stored integer.
-        counts: how often each stored integer from `lowest` on occurs.
-        sha256: hash of all of them, as int8, image by image.
-        weights: how often each weight code of the operator occurs, without the factor that codes
-            are multiplied by; empty where it has no weights.
-    """
-
-    name: str
-    operator: str
-    shape: tuple[int, ...]
-    bits: int
-    step: float
-    zero_point: int
-    lowest: int
-    counts: list[int]
-    sha256: str
+    name: str  # Of the tensor.
+    operator: str  # That makes it.
+    shape: tuple[int, ...]  # Without the batch dimension.
+    bits: int  # That its codes need.
+    step: float  # Real value of one code in the units of the file.
+    zero_point: int  # The stored integer of real 0.
+    lowest: int  # Smallest stored integer.
+    counts: list[int]  # How often each stored integer from `lowest` on occurs.
+    sha256: str  # Hash of all of them, as int8, image by image.
+    # How often each weight code of the operator occurs, without the factor that codes are
+    # multiplied by; empty where it has no weights.
     weights: dict[int, int]
 
     @property
@@ -224,23 +212,19 @@ class TensorCodes:
 
 @dataclasses.dataclass(frozen=True)
 class ImagesFrom:
-    """The origin of the images of a verification.
+    """The origin of the images of a verification."""
 
-    Attributes:
-        description: in words.
-        seed: with which `random_images` draws them; None where they are not random.
-        files: of a folder of pictures, those that were taken, in order: their paths in it, and the
-            SHA-256 of each.
-        asked: how many were asked for; there are fewer where some cannot be read. None in
-            certificates of earlier versions, and where it does not decide which are taken.
-        decoder: what made pixels of pictures, in words; "" of other images, and in certificates of
-            earlier versions.
-    """
-
-    description: str
+    description: str  # In words.
+    # With which `random_images` draws them; None where they are not random.
     seed: int | None = None
+    # Of a folder of pictures, those that were taken, in order: their paths in it, and the SHA-256
+    # of each.
     files: dict[str, str] = dataclasses.field(default_factory=dict)
+    # How many were asked for; there are fewer where some cannot be read. None in certificates of
+    # earlier versions, and where it does not decide which are taken.
     asked: int | None = None
+    # What made pixels of pictures, in words; "" of other images, and in certificates of earlier
+    # versions.
     decoder: str = ""
 
     @classmethod

@@ -42,17 +42,11 @@ from sat_tf.export.tflite.images import Pixels, number_of, some_of
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """The reference that outputs are compared with.
+    """The reference that outputs are compared with."""
 
-    Attributes:
-        values: all outputs as one array, one row an image.
-        outputs: their descriptions.
-        labels: class numbers of each of them; None where there are none.
-    """
-
-    values: np.ndarray
-    outputs: list[Output]
-    labels: list[np.ndarray | None]
+    values: np.ndarray  # All outputs as one array, one row an image.
+    outputs: list[Output]  # Their descriptions.
+    labels: list[np.ndarray | None]  # Class numbers of each of them; None where there are none.
 
     def compared(self, values: np.ndarray) -> list[OutputCount]:
         """Each output of a model against this one's."""

@@ -20,22 +20,14 @@ _NOT_KNOWN = (Basis.IMAGES.value, Basis.BEHIND_FLOAT.value)
 
 @dataclasses.dataclass(frozen=True)
 class Hold:
-    """Operators of which the same is said.
+    """Operators of which the same is said."""
 
-    Attributes:
-        operators: their names.
-        tensors: what they make.
-        basis: what the statement rests on, a value of `Basis`.
-        why: in words.
-        inputs: how many different inputs of their rounding were tried with every rule.
-        differing: how many of these get another code than on x86, by the kernels.
-    """
-
-    operators: str
-    tensors: list[str]
-    basis: str
-    why: str
-    inputs: int = 0
+    operators: str  # Their names.
+    tensors: list[str]  # What they make.
+    basis: str  # What the statement rests on, a value of `Basis`.
+    why: str  # In words.
+    inputs: int = 0  # How many different inputs of their rounding were tried with every rule.
+    # How many of these get another code than on x86, by the kernels.
     differing: dict[str, int] = dataclasses.field(default_factory=dict)
 
     @property

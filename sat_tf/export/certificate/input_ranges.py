@@ -17,19 +17,13 @@ _CLEAR_ERRORS, _FEWEST_IMAGES = 3.0, 8
 
 @dataclasses.dataclass(frozen=True)
 class CheckedRange:
-    """The range of an image input.
+    """The range of an image input."""
 
-    Attributes:
-        input: its name.
-        range: the real values of the pixels 0 and 255.
-        checked_by: what tells that the model was trained with it, in words; "" where nothing does.
-        problem: why it is certainly another one; "" where it may be right.
-    """
-
-    input: str
-    range: str
+    input: str  # Its name.
+    range: str  # The real values of the pixels 0 and 255.
+    # What tells that the model was trained with it, in words; "" where nothing does.
     checked_by: str = ""
-    problem: str = ""
+    problem: str = ""  # Why it is certainly another one; "" where it may be right.
 
     @property
     def statement(self) -> Marked:

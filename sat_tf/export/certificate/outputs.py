@@ -76,16 +76,12 @@ class Output:
     Where its last axis holds a number for each class, every place of the others is classified by
     itself: the image, or each pixel, row or box of it. One number alone is a class only behind a
     sigmoid. Several sigmoids are as many answers, yes or no: places agree where all of them do.
-
-    Attributes:
-        name: of the tensor.
-        shape: without the batch dimension.
-        classes_by: what says that it holds classes: "softmax", "sigmoid", "labels" or "loss"; ""
-            where nothing does.
     """
 
-    name: str
-    shape: tuple[int, ...]
+    name: str  # Of the tensor.
+    shape: tuple[int, ...]  # Without the batch dimension.
+    # What says that it holds classes: "softmax", "sigmoid", "labels" or "loss"; "" where nothing
+    # does.
     classes_by: str = ""
 
     @property
@@ -192,23 +188,15 @@ _MOST_KEPT = 16
 
 @dataclasses.dataclass(frozen=True)
 class ChannelCount:
-    """How one channel of an output compares with that of the reference.
+    """How one channel of an output compares with that of the reference."""
 
-    Attributes:
-        channel: its place in the last axis, from 0.
-        error: root mean square of the differences, in standard deviations of the reference's
-            channel; of one that is constant, in those of the whole output. Infinite where one is
-            NaN.
-        spread: the standard deviation of the reference's channel.
-        values: how many different values it has.
-        reference_values: how many the reference has.
-    """
-
-    channel: int
+    channel: int  # Its place in the last axis, from 0.
+    # Root mean square of the differences, in standard deviations of the reference's channel; of one
+    # that is constant, in those of the whole output. Infinite where one is NaN.
     error: float
-    spread: float
-    values: int
-    reference_values: int
+    spread: float  # The standard deviation of the reference's channel.
+    values: int  # How many different values it has.
+    reference_values: int  # How many the reference has.
 
     @property
     def is_off(self) -> bool:
@@ -219,21 +207,13 @@ class ChannelCount:
 
 @dataclasses.dataclass(frozen=True)
 class ValueCount:
-    """How the channels of an output compare with the reference's.
+    """How the channels of an output compare with the reference's."""
 
-    Attributes:
-        channels: those that differ most: at most 16, the worst first.
-        num_channels: how many there are.
-        off: how many are off, quiet ones left out.
-        quiet: how many are off, but vary so little beside others that it is no fault.
-        fewest_values: the one with the fewest different values.
-    """
-
-    channels: list[ChannelCount]
-    num_channels: int
-    off: int
-    quiet: int
-    fewest_values: ChannelCount
+    channels: list[ChannelCount]  # Those that differ most: at most 16, the worst first.
+    num_channels: int  # How many there are.
+    off: int  # How many are off, quiet ones left out.
+    quiet: int  # How many are off, but vary so little beside others that it is no fault.
+    fewest_values: ChannelCount  # The one with the fewest different values.
 
     @property
     def is_bad(self) -> bool:
@@ -326,33 +306,22 @@ def _quiet(found: Sequence[ChannelCount], errors: np.ndarray) -> list[ChannelCou
 
 @dataclasses.dataclass(frozen=True)
 class OutputCount:
-    """How one output compares with that of the reference.
+    """How one output compares with that of the reference."""
 
-    Attributes:
-        name: of the tensor.
-        shape: without the batch dimension.
-        places: how many images, pixels, rows or boxes have a class, or a largest channel, over all
-            images; 0 for a single value.
-        agreement: share of them with that of the reference; None where there are none.
-        largest_difference: of its values; infinite where one is NaN.
-        mean_difference: mean absolute difference; infinite where one is NaN.
-        spread: standard deviation of the reference's values.
-        classes_by: see `Output`.
-        values: the channels, unless a softmax, labels or a loss say that they are classes; None in
-            certificates of earlier versions, too.
-        ties: how many places have several largest values where the reference has one.
-    """
-
-    name: str
-    shape: tuple[int, ...]
+    name: str  # Of the tensor.
+    shape: tuple[int, ...]  # Without the batch dimension.
+    # How many images, pixels, rows or boxes have a class, or a largest channel, over all images; 0
+    # for a single value.
     places: int
-    agreement: float | None
-    largest_difference: float
-    mean_difference: float
-    spread: float
-    classes_by: str = ""
+    agreement: float | None  # Share of them with that of the reference; None where there are none.
+    largest_difference: float  # Of its values; infinite where one is NaN.
+    mean_difference: float  # Mean absolute difference; infinite where one is NaN.
+    spread: float  # Standard deviation of the reference's values.
+    classes_by: str = ""  # See `Output`.
+    # The channels, unless a softmax, labels or a loss say that they are classes; None in
+    # certificates of earlier versions, too.
     values: ValueCount | None = None
-    ties: int = 0
+    ties: int = 0  # How many places have several largest values where the reference has one.
 
     @property
     def is_values(self) -> bool:

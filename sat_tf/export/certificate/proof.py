@@ -53,20 +53,13 @@ from sat_tf.version import COMPUTING, __version__, installed_versions
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """The subject of a proof: a file, and the graph that it should compute.
+    """The subject of a proof: a file, and the graph that it should compute."""
 
-    Attributes:
-        path: of the file.
-        content: the file.
-        parsed: what is in the file.
-        graph: what it should compute.
-        is_trusted: whether sat-tf wrote these very bytes, so that they cannot crash LiteRT.
-    """
-
-    path: pathlib.Path
-    content: bytes
-    parsed: Contents
-    graph: Graph
+    path: pathlib.Path  # Of the file.
+    content: bytes  # The file.
+    parsed: Contents  # What is in the file.
+    graph: Graph  # What it should compute.
+    # Whether sat-tf wrote these very bytes, so that they cannot crash LiteRT.
     is_trusted: bool = False
 
     @property

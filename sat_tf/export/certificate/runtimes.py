@@ -18,19 +18,12 @@ from sat_tf.presentation.tables import Cell, Column, Marked, Table, digits, perc
 
 @dataclasses.dataclass(frozen=True)
 class RuntimeKind:
-    """A runtime.
+    """A runtime."""
 
-    Attributes:
-        name: for users.
-        title: in tables.
-        kernels: the kernels that round as it does.
-        is_simulated: whether it is only simulated, as what runs it is another machine.
-    """
-
-    name: str
-    title: str
-    kernels: KernelSet
-    is_simulated: bool = False
+    name: str  # For users.
+    title: str  # In tables.
+    kernels: KernelSet  # The kernels that round as it does.
+    is_simulated: bool = False  # Whether it is only simulated, as what runs it is another machine.
 
 
 def _simulated(name: str, title: str, kernels: KernelSet) -> RuntimeKind:
@@ -92,19 +85,12 @@ def is_installed(name: str) -> bool:
 
 @dataclasses.dataclass
 class TensorCount:
-    """How one tensor compares with that of the simulation.
+    """How one tensor compares with that of the simulation."""
 
-    Attributes:
-        name: of the tensor.
-        shape: without the batch dimension.
-        codes_compared: how many stored integers, over all images.
-        codes_differing: how many of them differ.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    codes_compared: int = 0
-    codes_differing: int = 0
+    name: str  # Of the tensor.
+    shape: tuple[int, ...]  # Without the batch dimension.
+    codes_compared: int = 0  # How many stored integers, over all images.
+    codes_differing: int = 0  # How many of them differ.
 
     def add(self, expected: np.ndarray, computed: np.ndarray) -> None:
         """Counts one batch."""
@@ -123,24 +109,18 @@ class TrainedCount(TensorCount):
 
     Both compute from the image on, so that a code that differs can change others behind it. To tell
     where differences begin, the operations that make the tensor are also given Keras' own codes.
-
-    Attributes:
-        saturated: how many values of Keras lie beyond all codes of the file, by more than half a
-            code: the range was only observed, and Keras does not clip there. They differ, except in
-            an input, which Keras clips alike.
-        worst_channel: the channel with most of them; None where there are none.
-        worst_share: of its values, in [0, 1].
-        alone_compared: how many codes were computed from Keras' own, of the first images.
-        alone_differing: how many of them differ, beside those saturated.
-        explained_share: the share that differs at most because biases are integers: of each
-            channel, half of what a unit of its sum is worth in codes.
     """
 
+    # How many values of Keras lie beyond all codes of the file, by more than half a code: the range
+    # was only observed, and Keras does not clip there. They differ, except in an input, which Keras
+    # clips alike.
     saturated: int = 0
-    worst_channel: int | None = None
-    worst_share: float = 0.0
-    alone_compared: int = 0
-    alone_differing: int = 0
+    worst_channel: int | None = None  # The channel with most of them; None where there are none.
+    worst_share: float = 0.0  # Of its values, in [0, 1].
+    alone_compared: int = 0  # How many codes were computed from Keras' own, of the first images.
+    alone_differing: int = 0  # How many of them differ, beside those saturated.
+    # The share that differs at most because biases are integers: of each channel, half of what a
+    # unit of its sum is worth in codes.
     explained_share: float = 0.0
 
     @property
@@ -162,40 +142,33 @@ class TrainedCount(TensorCount):
 
 @dataclasses.dataclass(frozen=True)
 class RuntimeCount:
-    """How one runtime compares with the simulation, and its outputs with the reference.
+    """How one runtime compares with the simulation, and its outputs with the reference."""
 
-    Attributes:
-        tensors: every integer tensor, producers first.
-        float_values_compared: values of float tensors.
-        largest_float_difference: the largest difference among them; infinite where one is NaN.
-        outputs_differing: outputs that differ between a run that keeps every tensor and one that
-            does not, as a phone runs it.
-        delegation: what XNNPACK has taken over in the latter; None where that is not LiteRT's.
-        agreement: share of images, or of the pixels, rows or boxes of them, with the class of the
-            reference; the smallest of several outputs; None where none has classes.
-        largest_output_difference: from the outputs of the reference; infinite where one is NaN.
-        top1: share of these classified right; None without labels, or with those of several
-            outputs, of which `Certificate.accuracy` tells.
-        outputs: each output by itself against the reference.
-        kernels: name of the kernel set with its rounding.
-        is_simulated: whether another machine runs it, so that it is only simulated, with these
-            kernels; float layers are then those of LiteRT here.
-        own: the same tensors against a simulation with its own kernels, on the first images: what
-            differs there, no rule explains. Empty for those with XNNPACK, of which `tensors` says
-            it, and for simulated ones.
-    """
-
-    tensors: list[TensorCount]
-    float_values_compared: int
-    largest_float_difference: float
+    tensors: list[TensorCount]  # Every integer tensor, producers first.
+    float_values_compared: int  # Values of float tensors.
+    largest_float_difference: float  # The largest difference among them; infinite where one is NaN.
+    # Outputs that differ between a run that keeps every tensor and one that does not, as a phone
+    # runs it.
     outputs_differing: int
+    # What XNNPACK has taken over in the latter; None where that is not LiteRT's.
     delegation: Delegation | None
+    # Share of images, or of the pixels, rows or boxes of them, with the class of the reference; the
+    # smallest of several outputs; None where none has classes.
     agreement: float | None
+    # From the outputs of the reference; infinite where one is NaN.
     largest_output_difference: float
+    # Share of these classified right; None without labels, or with those of several outputs, of
+    # which `Certificate.accuracy` tells.
     top1: float | None
+    # Each output by itself against the reference.
     outputs: list[OutputCount] = dataclasses.field(default_factory=list)
-    kernels: str = ""
+    kernels: str = ""  # Name of the kernel set with its rounding.
+    # Whether another machine runs it, so that it is only simulated, with these kernels; float
+    # layers are then those of LiteRT here.
     is_simulated: bool = False
+    # The same tensors against a simulation with its own kernels, on the first images: what differs
+    # there, no rule explains. Empty for those with XNNPACK, of which `tensors` says it, and for
+    # simulated ones.
     own: list[TensorCount] = dataclasses.field(default_factory=list)
 
     @property
@@ -230,19 +203,12 @@ class RuntimeCount:
 
 
 class RuntimeRow(NamedTuple):
-    """A row of the table of runtimes.
+    """A row of the table of runtimes."""
 
-    Attributes:
-        title: of a runtime, or of a model that only classifies.
-        name: of the runtime.
-        found: what was counted of it; None for such a model.
-        top1: share of images that it classifies right.
-    """
-
-    title: str
-    name: str
-    found: RuntimeCount | None
-    top1: float | None
+    title: str  # Of a runtime, or of a model that only classifies.
+    name: str  # Of the runtime.
+    found: RuntimeCount | None  # What was counted of it; None for such a model.
+    top1: float | None  # Share of images that it classifies right.
 
 
 def runtime_columns(

@@ -37,19 +37,12 @@ FORMAT = 1
 
 @dataclasses.dataclass(frozen=True)
 class ExpectedTensor:
-    """A tensor as a kit expects it.
+    """A tensor as a kit expects it."""
 
-    Attributes:
-        name: of the tensor.
-        shape: without the batch dimension.
-        sha256: hash of its codes over all images.
-        images: hash of them for each image.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    sha256: str
-    images: list[str]
+    name: str  # Of the tensor.
+    shape: tuple[int, ...]  # Without the batch dimension.
+    sha256: str  # Hash of its codes over all images.
+    images: list[str]  # Hash of them for each image.
 
 
 @dataclasses.dataclass(frozen=True)

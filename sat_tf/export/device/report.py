@@ -37,26 +37,17 @@ _KERNELS = {
 
 @dataclasses.dataclass(frozen=True)
 class MachineRecord:
-    """A machine, as the script of a proof kit reports it.
+    """A machine, as the script of a proof kit reports it."""
 
-    Attributes:
-        machine: its architecture, such as "aarch64".
-        processor: its name, as far as the system tells.
-        features: of the processor, those that kernels are chosen by.
-        versions: of the system, Python and the packages.
-        delegate: what ran the file: "XNNPACK", or "none" where LiteRT's own kernels did.
-        outputs_differing: outputs that differ between a run that keeps every tensor and one that
-            does not; not counted where layers are left float.
-        milliseconds: an image with one thread, in the median.
-    """
-
-    machine: str
-    processor: str
-    features: list[str]
-    versions: dict[str, str]
-    delegate: str
+    machine: str  # Its architecture, such as "aarch64".
+    processor: str  # Its name, as far as the system tells.
+    features: list[str]  # Of the processor, those that kernels are chosen by.
+    versions: dict[str, str]  # Of the system, Python and the packages.
+    delegate: str  # What ran the file: "XNNPACK", or "none" where LiteRT's own kernels did.
+    # Outputs that differ between a run that keeps every tensor and one that does not; not counted
+    # where layers are left float.
     outputs_differing: int
-    milliseconds: float
+    milliseconds: float  # An image with one thread, in the median.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,40 +95,24 @@ class DeviceCheck(MachineRecord):
 
 @dataclasses.dataclass(frozen=True)
 class ComputedTensor:
-    """A tensor as the device computed it.
+    """A tensor as the device computed it."""
 
-    Attributes:
-        name: of the tensor.
-        codes_compared: over all images.
-        codes_differing: from the kit; None where some do and it had no codes.
-        images: the numbers of those with other codes.
-        sha256: hash of the codes that the device computed.
-    """
-
-    name: str
-    codes_compared: int
-    codes_differing: int | None
-    images: list[int]
-    sha256: str
+    name: str  # Of the tensor.
+    codes_compared: int  # Over all images.
+    codes_differing: int | None  # From the kit; None where some do and it had no codes.
+    images: list[int]  # The numbers of those with other codes.
+    sha256: str  # Hash of the codes that the device computed.
 
 
 @dataclasses.dataclass(frozen=True)
 class DeviceCertificate:
-    """The certificate that check.py wrote on a device.
+    """The certificate that check.py wrote on a device."""
 
-    Attributes:
-        format: of the file.
-        kit: that it was checked with.
-        device: the machine.
-        tensors: what it computed, producers first.
-        seal: hash of all of this.
-    """
-
-    format: int
-    kit: KitRecord
-    device: MachineRecord
-    tensors: list[ComputedTensor]
-    seal: str
+    format: int  # Of the file.
+    kit: KitRecord  # That it was checked with.
+    device: MachineRecord  # The machine.
+    tensors: list[ComputedTensor]  # What it computed, producers first.
+    seal: str  # Hash of all of this.
 
     @property
     def check(self) -> DeviceCheck:

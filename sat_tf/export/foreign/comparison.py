@@ -19,17 +19,11 @@ from sat_tf.presentation.tables import Cell, Column, Marked, RowTable, Table, ma
 
 @dataclasses.dataclass
 class Differences:
-    """How many values of two tensors differ.
+    """How many values of two tensors differ."""
 
-    Attributes:
-        compared: how many values.
-        differing: how many of them differ.
-        largest: the largest difference, in codes, or in real values of a float tensor.
-    """
-
-    compared: int = 0
-    differing: int = 0
-    largest: float = 0.0
+    compared: int = 0  # How many values.
+    differing: int = 0  # How many of them differ.
+    largest: float = 0.0  # The largest difference, in codes, or in real values of a float tensor.
 
     def add(self, expected: np.ndarray, found: np.ndarray) -> None:
         """Counts the values of one image."""
@@ -46,37 +40,26 @@ class Differences:
 
 @dataclasses.dataclass
 class KernelCount:
-    """The codes that a runtime makes of one operator.
+    """The codes that a runtime makes of one operator."""
 
-    Attributes:
-        own: of what it made on its own inputs, from the simulation with its own rules: nothing is
-            counted where it is only simulated.
-        beside_xnnpack: of what its rules make of the inputs that the operator has under XNNPACK
-            here, from what XNNPACK made.
-    """
-
+    # Of what it made on its own inputs, from the simulation with its own rules: nothing is counted
+    # where it is only simulated.
     own: Differences = dataclasses.field(default_factory=Differences)
+    # Of what its rules make of the inputs that the operator has under XNNPACK here, from what
+    # XNNPACK made.
     beside_xnnpack: Differences = dataclasses.field(default_factory=Differences)
 
 
 @dataclasses.dataclass(frozen=True)
 class ComparedOperator:
-    """An operator of a file.
+    """An operator of a file."""
 
-    Attributes:
-        number: its place in the file.
-        kind: its name.
-        tensor: the name of the first tensor that it makes.
-        multiply_adds: of an image, as far as its shapes tell.
-        reason: why it is not simulated; empty where it is.
-        counts: by the names of the runtimes; empty where it is not simulated.
-    """
-
-    number: int
-    kind: str
-    tensor: str
-    multiply_adds: int
-    reason: str
+    number: int  # Its place in the file.
+    kind: str  # Its name.
+    tensor: str  # The name of the first tensor that it makes.
+    multiply_adds: int  # Of an image, as far as its shapes tell.
+    reason: str  # Why it is not simulated; empty where it is.
+    # By the names of the runtimes; empty where it is not simulated.
     counts: Mapping[str, KernelCount]
 
     @property

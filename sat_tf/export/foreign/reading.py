@@ -32,17 +32,11 @@ _READERS: Mapping[str, Callable[[OperatorView, int], Read | None]] = {
 
 @dataclasses.dataclass(frozen=True)
 class ForeignFile:
-    """A file that any tool may have written, as far as its operators are known.
+    """A file that any tool may have written, as far as its operators are known."""
 
-    Attributes:
-        contents: what is in it; names of tensors are made distinct.
-        graph: its operations; those that are not simulated are `NotSimulated`.
-        reasons: why an operator is not simulated, by the tensors that it makes.
-    """
-
-    contents: Contents
-    graph: Graph
-    reasons: Mapping[str, str]
+    contents: Contents  # What is in it; names of tensors are made distinct.
+    graph: Graph  # Its operations; those that are not simulated are `NotSimulated`.
+    reasons: Mapping[str, str]  # Why an operator is not simulated, by the tensors that it makes.
 
 
 def read_foreign(content: bytes, name: str) -> ForeignFile:

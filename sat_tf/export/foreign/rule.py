@@ -17,18 +17,13 @@ Function = Callable[[Tensors, Sequence[np.ndarray]], np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Rule(NotSimulated):
-    """An operator that is only read, never written: its arithmetic is a function.
+    """An operator that is only read, never written: its arithmetic is a function."""
 
-    Attributes:
-        function: of the tensors of `inputs`; the kernels are the graph's.
-    """
-
-    function: Function
+    function: Function  # Of the tensors of `inputs`; the kernels are the graph's.
 
     is_simulated = True
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        """See `Operation`."""
         return self.function(graph, inputs)
 
 
@@ -44,17 +39,11 @@ Read = tuple[Rule, Codes]
 
 
 class Operand(NamedTuple):
-    """A tensor of codes that an operator reads.
+    """A tensor of codes that an operator reads."""
 
-    Attributes:
-        name: of what an operator or the caller makes; "" for a constant.
-        codes: how it is stored.
-        value: stored integers of a constant, int32; None for any other.
-    """
-
-    name: str
-    codes: Codes
-    value: np.ndarray | None
+    name: str  # Of what an operator or the caller makes; "" for a constant.
+    codes: Codes  # How it is stored.
+    value: np.ndarray | None  # Stored integers of a constant, int32; None for any other.
 
 
 def operand(view: OperatorView, index: int = 0) -> Operand:

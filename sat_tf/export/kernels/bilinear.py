@@ -14,16 +14,11 @@ from sat_tf.export.kernels.xnnpack import fused_multiply_add, multiply_add
 
 
 class Places(NamedTuple):
-    """The places of a resized axis on the axis that is read.
+    """The places of a resized axis on the axis that is read."""
 
-    Attributes:
-        low: of each, the place before it.
-        high: the place behind it.
-        weights: of the place behind it, in units of 2^-bits, int64; that before it has the rest.
-    """
-
-    low: np.ndarray
-    high: np.ndarray
+    low: np.ndarray  # Of each, the place before it.
+    high: np.ndarray  # The place behind it.
+    # Of the place behind it, in units of 2^-bits, int64; that before it has the rest.
     weights: np.ndarray
 
     def positions(self, bits: int) -> np.ndarray:
@@ -32,33 +27,20 @@ class Places(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """How the places of an axis are laid over those of another one.
+    """How the places of an axis are laid over those of another one."""
 
-    Attributes:
-        before: how many are read.
-        after: how many are made.
-        half_pixel_centers: pixels are placed by their centers.
-        align_corners: the first and the last ones lie on each other.
-    """
-
-    before: int
-    after: int
-    half_pixel_centers: bool = True
-    align_corners: bool = False
+    before: int  # How many are read.
+    after: int  # How many are made.
+    half_pixel_centers: bool = True  # Pixels are placed by their centers.
+    align_corners: bool = False  # The first and the last ones lie on each other.
 
 
 class Interpolation(NamedTuple):
-    """A rule of bilinear resizing.
+    """A rule of bilinear resizing."""
 
-    Attributes:
-        bits: of the weights along one axis.
-        places: gives those of an axis.
-        rounded: divides sums by 2^(2 · bits).
-    """
-
-    bits: int
-    places: Callable[[Grid], Places]
-    rounded: Callable[[np.ndarray, int], np.ndarray]
+    bits: int  # Of the weights along one axis.
+    places: Callable[[Grid], Places]  # Gives those of an axis.
+    rounded: Callable[[np.ndarray, int], np.ndarray]  # Divides sums by 2^(2 · bits).
 
 
 def _in_float32(

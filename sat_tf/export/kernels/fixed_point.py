@@ -27,15 +27,10 @@ SUM_BITS = 20
 
 
 class Multipliers(NamedTuple):
-    """Multipliers of 31 bits: m / 2^31 · 2^e.
+    """Multipliers of 31 bits: m / 2^31 · 2^e."""
 
-    Attributes:
-        mantissas: m, in [2^30, 2^31); 0 for a multiplier below 2^-32.
-        exponents: e.
-    """
-
-    mantissas: np.ndarray
-    exponents: np.ndarray
+    mantissas: np.ndarray  # M, in [2^30, 2^31); 0 for a multiplier below 2^-32.
+    exponents: np.ndarray  # E.
 
     @property
     def left(self) -> np.ndarray:

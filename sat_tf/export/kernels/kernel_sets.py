@@ -33,23 +33,15 @@ class Engine(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class LinearWork:
-    """A linear operation, as far as kernels choose their rounding by it.
+    """A linear operation, as far as kernels choose their rounding by it."""
 
-    Attributes:
-        operator: its name in the file.
-        engine: the kernels that compute it where XNNPACK takes part.
-        depth: how many products are in a sum.
-        is_grouped: whether channels read only a part of the input's.
-        one_scale: whether the file holds one scale for the weights of all channels.
-        is_small_depthwise: whether Arm has a kernel of its own for it: depthwise convolutions of
-            3x3 with strides of 1 or 2, a multiple of 8 channels and the usual padding.
-    """
-
-    operator: str
-    engine: Engine = Engine.XNNPACK
-    depth: int = 1
-    is_grouped: bool = False
-    one_scale: bool = False
+    operator: str  # Its name in the file.
+    engine: Engine = Engine.XNNPACK  # The kernels that compute it where XNNPACK takes part.
+    depth: int = 1  # How many products are in a sum.
+    is_grouped: bool = False  # Whether channels read only a part of the input's.
+    one_scale: bool = False  # Whether the file holds one scale for the weights of all channels.
+    # Whether Arm has a kernel of its own for it: depthwise convolutions of 3x3 with strides of 1 or
+    # 2, a multiple of 8 channels and the usual padding.
     is_small_depthwise: bool = False
 
 
@@ -59,50 +51,40 @@ class KernelSet:
 
     All functions take exact integers and give integers that are neither clipped nor, but for means
     and softmax, moved by the zero point.
-
-    Attributes:
-        name: for users.
-        title: in a table.
-        linear: sums of a linear operation as codes, from the operation, Σ weight · code + bias with
-            images on the first axis and channels on the last, and `LinearScales`.
-        summed: codes of a sum of two tensors of codes, or with difference=True of a difference,
-            from both tensors, their scales, and that of the output.
-        product: codes of a product of two tensors, from the products of their codes, their scales,
-            and that of the output.
-        mean: stored integers of means, from sums with channels on the last axis, the count of
-            stored integers in each, the scales and the zero points of the input and of the output,
-            and whether the operator keeps the dimensions that it sums over.
-        quantized: codes of float32 values, from these and the scale.
-        softmax: stored probabilities, clipped, from stored integers with classes on the last axis,
-            and their scale.
-        interpolation: the rule of bilinear resizing.
-        tabulated: codes of a function's float32 values in a table of 256, from these, the scale
-            and the zero point of the output; see `functions.Rounding`.
-        logistic: codes of a sigmoid.
-        tanh: codes of a tanh.
-        slopes: the multipliers of values whose slope below 0 is another one.
-        leaky: codes of a leaky rectifier.
-        hard_swish: codes of a hard-swish.
-        rescaled: codes on another scale, from these, their scale and that of the output.
     """
 
-    name: str
-    title: str
+    name: str  # For users.
+    title: str  # In a table.
+    # Sums of a linear operation as codes, from the operation, Σ weight · code + bias with images on
+    # the first axis and channels on the last, and `LinearScales`.
     linear: Callable[[LinearWork, np.ndarray, LinearScales], np.ndarray]
+    # Codes of a sum of two tensors of codes, or with difference=True of a difference, from both
+    # tensors, their scales, and that of the output.
     summed: Callable[..., np.ndarray]
+    # Codes of a product of two tensors, from the products of their codes, their scales, and that of
+    # the output.
     product: Callable[[np.ndarray, tuple[np.float32, np.float32], np.float32], np.ndarray]
+    # Stored integers of means, from sums with channels on the last axis, the count of stored
+    # integers in each, the scales and the zero points of the input and of the output, and whether
+    # the operator keeps the dimensions that it sums over.
     mean: Callable[
         [np.ndarray, int, tuple[np.float32, np.float32], tuple[int, int], bool], np.ndarray
     ]
+    # Codes of float32 values, from these and the scale.
     quantized: Callable[[np.ndarray, np.float32], np.ndarray]
+    # Stored probabilities, clipped, from stored integers with classes on the last axis, and their
+    # scale.
     softmax: Callable[[np.ndarray, np.float32], np.ndarray]
-    interpolation: Interpolation
+    interpolation: Interpolation  # The rule of bilinear resizing.
+    # Codes of a function's float32 values in a table of 256, from these, the scale and the zero
+    # point of the output; see `functions.Rounding`.
     tabulated: Rounding
-    logistic: FunctionRule
-    tanh: FunctionRule
-    slopes: Slopes
-    leaky: FunctionRule
-    hard_swish: FunctionRule
+    logistic: FunctionRule  # Codes of a sigmoid.
+    tanh: FunctionRule  # Codes of a tanh.
+    slopes: Slopes  # The multipliers of values whose slope below 0 is another one.
+    leaky: FunctionRule  # Codes of a leaky rectifier.
+    hard_swish: FunctionRule  # Codes of a hard-swish.
+    # Codes on another scale, from these, their scale and that of the output.
     rescaled: Callable[[np.ndarray, np.float32, np.float32], np.ndarray]
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -45,7 +45,6 @@ class MicroRuntime:
             self._interpreter = _interpreter(content, arena_bytes, keep_tensors=keep_tensors)
 
     def run(self, images: Pixels) -> np.ndarray:
-        """See `Runtime`."""
         self._kept = []
         count = number_of(images)
         return np.concatenate([self._run_one(some_of(images, i, i + 1)) for i in range(count)])
@@ -66,12 +65,10 @@ class MicroRuntime:
             )
 
     def rehearse(self) -> np.ndarray:
-        """See `Runtime`."""
         arrays = [np.zeros(given.shape, given.type.lower()) for given in self._inputs]
         return self.run(arrays[0] if len(arrays) == 1 else tuple(arrays))
 
     def tensors(self, names: Iterable[str]) -> dict[str, np.ndarray]:
-        """See `Runtime`."""
         places = {name: index for index, name in self._made.items()}
         wanted = {name: places[name] for name in names}
         return {

@@ -138,18 +138,12 @@ _found: list[str] = []
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """A machine.
+    """A machine."""
 
-    Attributes:
-        architecture: as Python names it, such as x86_64 or aarch64.
-        instruction_sets: those for int8 kernels that its processor says it has; empty where the
-            system does not tell.
-        delegate: what LiteRT says it has created by itself, or "none".
-    """
-
-    architecture: str
+    architecture: str  # As Python names it, such as x86_64 or aarch64.
+    # Those for int8 kernels that its processor says it has; empty where the system does not tell.
     instruction_sets: list[str]
-    delegate: str
+    delegate: str  # What LiteRT says it has created by itself, or "none".
 
     @property
     def doubt(self) -> str | None:

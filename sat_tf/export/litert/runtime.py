@@ -27,32 +27,20 @@ RUNTIMES = {
 
 @dataclasses.dataclass(frozen=True)
 class Delegation:
-    """How much of a file XNNPACK takes over.
+    """How much of a file XNNPACK takes over."""
 
-    Attributes:
-        partitions: pieces it is cut into; 1 is best.
-        delegated: operators inside them.
-        operators: operators in all.
-    """
-
-    partitions: int
-    delegated: int
-    operators: int
+    partitions: int  # Pieces it is cut into; 1 is best.
+    delegated: int  # Operators inside them.
+    operators: int  # Operators in all.
 
 
 @dataclasses.dataclass(frozen=True)
 class Interface:
-    """The input and the output of a file, or of a worker's task.
+    """The input and the output of a file, or of a worker's task."""
 
-    Attributes:
-        input_shape: of an image.
-        input_type: of its values.
-        num_outputs: values it gives for an image.
-    """
-
-    input_shape: tuple[int, ...]
-    input_type: np.dtype
-    num_outputs: int
+    input_shape: tuple[int, ...]  # Of an image.
+    input_type: np.dtype  # Of its values.
+    num_outputs: int  # Values it gives for an image.
 
 
 class Runtime:

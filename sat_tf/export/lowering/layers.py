@@ -21,15 +21,10 @@ from sat_tf.quantizers.protocol import ActivationQuantizer
 
 
 class KernelOutline(NamedTuple):
-    """Placeholders for the codes and scales of a layer where only their number matters.
+    """Placeholders for the codes and scales of a layer where only their number matters."""
 
-    Attributes:
-        codes: integers, shaped like the Keras kernel.
-        scales: one an output channel.
-    """
-
-    codes: np.ndarray
-    scales: np.ndarray
+    codes: np.ndarray  # Integers, shaped like the Keras kernel.
+    scales: np.ndarray  # One an output channel.
 
 
 def integer_kernel(wrapper: QuantizedLayer) -> tuple[np.ndarray, np.ndarray]:

@@ -38,19 +38,13 @@ class NothingPackedError(ModelError):
 
 @dataclasses.dataclass(frozen=True)
 class Packing:
-    """One choice of how a file stores kernels: the first type that holds their codes, else int8.
+    """One choice of how a file stores kernels: the first type that holds their codes, else int8."""
 
-    Attributes:
-        products: the types for dense layers and 1x1 convolutions, smallest first.
-        windows: the same for other convolutions, which then leave XNNPACK.
-        pixelwise: 1x1 convolutions are written as matrix products.
-        asked_for: a model of which nothing can be packed is an error.
-    """
-
+    # The types for dense layers and 1x1 convolutions, smallest first.
     products: tuple[Storage, ...] = ()
-    windows: tuple[Storage, ...] = ()
-    pixelwise: bool = True
-    asked_for: bool = True
+    windows: tuple[Storage, ...] = ()  # The same for other convolutions, which then leave XNNPACK.
+    pixelwise: bool = True  # 1x1 convolutions are written as matrix products.
+    asked_for: bool = True  # A model of which nothing can be packed is an error.
 
 
 _BUILTIN = (
@@ -276,21 +270,13 @@ def _warnings(pack: str, packed: list[Linear]) -> Iterator[str]:
 
 @dataclasses.dataclass(frozen=True)
 class StoredKernel:
-    """How a file stores the kernel of one layer.
+    """How a file stores the kernel of one layer."""
 
-    Attributes:
-        layer: the tensor that the layer makes.
-        operator: that of the file.
-        weights: how many.
-        bits: of each of them.
-        note: why it does not have fewer; "" where the packing has no fewer.
-    """
-
-    layer: str
-    operator: str
-    weights: int
-    bits: int
-    note: str = ""
+    layer: str  # The tensor that the layer makes.
+    operator: str  # That of the file.
+    weights: int  # How many.
+    bits: int  # Of each of them.
+    note: str = ""  # Why it does not have fewer; "" where the packing has no fewer.
 
 
 class AlikeKernels(NamedTuple):
@@ -350,25 +336,18 @@ def stored_kernels(graph: Graph) -> list[StoredKernel]:
 class FileSettings:
     """How a model is written as a file; see `sat_tf.export_tflite`.
 
-    Attributes:
-        float_head: the last layer is float.
-        pack: how kernels are stored, a name of `PACKINGS`.
-        softmax: the output is probabilities.
-        resizable: the batch size is free.
-        output_type: of the outputs, one of `sat_tf.targets.OUTPUT_TYPES`; None: the target's for
-            those that have codes, float32 for others.
-        target: the processor that it is for.
-
     Raises:
         ValueError: a setting is invalid; lists every one.
     """
 
-    float_head: bool = False
-    pack: str = "auto"
-    softmax: bool = False
-    resizable: bool = False
+    float_head: bool = False  # The last layer is float.
+    pack: str = "auto"  # How kernels are stored, a name of `PACKINGS`.
+    softmax: bool = False  # The output is probabilities.
+    resizable: bool = False  # The batch size is free.
+    # Of the outputs, one of `sat_tf.targets.OUTPUT_TYPES`; None: the target's for those that have
+    # codes, float32 for others.
     output_type: str | None = FLOAT
-    target: str = DEFAULT_TARGET
+    target: str = DEFAULT_TARGET  # The processor that it is for.
 
     def __post_init__(self) -> None:
         problems = [

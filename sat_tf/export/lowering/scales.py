@@ -33,25 +33,15 @@ _SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
 
 @dataclasses.dataclass(frozen=True)
 class Channel:
-    """One channel of a linear layer in output codes: y = multiplier · sum + bias.
+    """One channel of a linear layer in output codes: y = multiplier · sum + bias."""
 
-    Attributes:
-        multiplier: output codes of one unit of the sum.
-        bias: in output codes.
-        usual: the sum at the operating point.
-        spread: the standard deviation from there, in units of the sum; infinite where unknown.
-        gap: all sums are multiples of this integer.
-        lowest: smallest output code.
-        highest: largest output code.
-    """
-
-    multiplier: float
-    bias: float
-    usual: int
-    spread: float
-    gap: int
-    lowest: int
-    highest: int
+    multiplier: float  # Output codes of one unit of the sum.
+    bias: float  # In output codes.
+    usual: int  # The sum at the operating point.
+    spread: float  # The standard deviation from there, in units of the sum; infinite where unknown.
+    gap: int  # All sums are multiples of this integer.
+    lowest: int  # Smallest output code.
+    highest: int  # Largest output code.
 
     @property
     def constant(self) -> float:

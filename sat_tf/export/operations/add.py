@@ -31,15 +31,10 @@ _SUM = ON_CODES[Pointwise.SUM]
 
 @dataclasses.dataclass(frozen=True)
 class AddConstant(Operation, Draft):
-    """Sum of a tensor of codes and a map of codes that is the same for all images.
+    """Sum of a tensor of codes and a map of codes that is the same for all images."""
 
-    Attributes:
-        constant: integer codes; axes of size 1 are broadcast.
-        scale: of the map, a float32 array without axes.
-    """
-
-    constant: np.ndarray
-    scale: np.ndarray
+    constant: np.ndarray  # Integer codes; axes of size 1 are broadcast.
+    scale: np.ndarray  # Of the map, a float32 array without axes.
 
     keeps_stream = True
     operator = Pointwise.SUM.operator
@@ -68,12 +63,10 @@ class AddConstant(Operation, Draft):
         return builder.add(operation, shape, codes)
 
     def as_float(self, builder: GraphBuilder, name: str, shape: Shape) -> str:
-        """See `Draft`."""
         source = builder.dequantized(self.inputs[0])
         return builder.with_constant(source, Pointwise.SUM, self.values, name, shape)
 
     def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
-        """See `Draft`."""
         low, high = codes_of(self.inputs[0]).real_range
         return low + float(np.min(self.values)), high + float(np.max(self.values))
 
@@ -81,7 +74,6 @@ class AddConstant(Operation, Draft):
         return [graph.codes(self.inputs[0]), self.codes], graph.codes(self.output)
 
     def scale_problem(self, graph: Tensors) -> str | None:
-        """See `Operation`."""
         return _SUM.problem(*self._grids(graph))
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
@@ -90,7 +82,6 @@ class AddConstant(Operation, Draft):
         return _SUM.stored(summands, *self._grids(graph), graph.kernels)
 
     def write(self, writer: Writer) -> None:
-        """See `Operation`."""
         fused = fused_activation(writer.tensors[self.output].codes)
         codes = self.constant.astype(np.int8)[np.newaxis]
         constant = writer.constant(f"{self.output}/constant", codes, self.scale)
@@ -104,7 +95,6 @@ class AddConstant(Operation, Draft):
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
-        """See `Operation`."""
         stored, constant = operator.tensor(1), operator.constant(1, "INT8")
         if operator.source_codes() is None or stored.scales.size != 1 or any(stored.zero_points):
             raise NotUnderstoodError("its constant is not codes of one scale with zero point 0")
@@ -129,7 +119,6 @@ class MeanOfTensors(Draft):
     keeps_stream = True
 
     def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
-        """See `Draft`."""
         # The sum on a scale larger by the divisor: its codes are those of the mean.
         count = len(self.inputs)
         larger = dataclasses.replace(codes, scale=np.float32(codes.scale * count))
@@ -140,7 +129,6 @@ class MeanOfTensors(Draft):
         return mean.as_codes(builder, codes, name, shape)
 
     def as_float(self, builder: GraphBuilder, name: str, shape: Shape) -> str:
-        """See `Draft`."""
         sources = tuple(map(builder.dequantized, self.inputs))
         total = Pair(sources, "", Pointwise.SUM)
         sums = total.as_float(builder, builder.between(f"{name}_sum"), shape)
@@ -148,6 +136,5 @@ class MeanOfTensors(Draft):
         return builder.with_constant(sums, Pointwise.PRODUCT, share, name, shape)
 
     def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
-        """See `Draft`."""
         low, high = Pair(self.inputs, "", Pointwise.SUM).worst_range(codes_of)
         return low / len(self.inputs), high / len(self.inputs)

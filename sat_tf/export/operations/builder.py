@@ -23,19 +23,13 @@ Shape = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Affine:
-    """A slope and an offset for each channel, float64: y = slope · x + offset.
+    """A slope and an offset for each channel, float64: y = slope · x + offset."""
 
-    Attributes:
-        slope: the slopes.
-        offset: the offsets.
-        mean: of x, where the statistics of a normalization are known: there it must be exact.
-        deviation: of x from that; infinite where it is unknown.
-    """
-
-    slope: np.ndarray
-    offset: np.ndarray
+    slope: np.ndarray  # The slopes.
+    offset: np.ndarray  # The offsets.
+    # Of x, where the statistics of a normalization are known: there it must be exact.
     mean: np.ndarray
-    deviation: np.ndarray
+    deviation: np.ndarray  # Of x from that; infinite where it is unknown.
 
     @classmethod
     def of_constants(cls, slope: np.ndarray, offset: np.ndarray, channels: int) -> "Affine":
@@ -49,18 +43,16 @@ class Draft(abc.ABC):
     """A layer that is lowered but for the grid of its result.
 
     Attributes:
-        inputs: names of the tensors that it reads.
-        tensor: the name of its tensor, where it is one already; else "".
-        calls: those of layers left float whose output is no float32, which what reads them takes in
-            as it is.
         keeps_stream: a float stream behind it stays one, unless a quantizer of its own follows.
-        stays_float: no integer kernel computes it of float values, so that an observed range alone
-            makes no codes of it.
     """
 
-    inputs: tuple[str, ...]
-    tensor: str = ""
+    inputs: tuple[str, ...]  # Names of the tensors that it reads.
+    tensor: str = ""  # The name of its tensor, where it is one already; else "".
+    # Those of layers left float whose output is no float32, which what reads them takes in as it
+    # is.
     calls: tuple[Any, ...] = ()
+    # No integer kernel computes it of float values, so that an observed range alone makes no codes
+    # of it.
     stays_float: ClassVar[bool] = False
 
     @property
@@ -222,7 +214,6 @@ class OperationDraft(Operation, Draft):
         return dataclasses.replace(self, inputs=inputs, output=name)
 
     def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
-        """See `Draft`."""
         return self.placed(builder, self.inputs, codes, name, shape)
 
     def as_float(self, builder: GraphBuilder, name: str, shape: Shape) -> str:
@@ -236,30 +227,23 @@ class Rectified(Draft):
     """A rectifier that no quantizer makes: the positive part of a layer, up to a ceiling.
 
     It is float, or a part of a concatenation, whose grid it then gets.
-
-    Attributes:
-        inputs: those of the other layer.
-        rectified: the other layer.
-        ceiling: the largest value; None where there is none.
     """
 
-    inputs: tuple[str, ...]
-    rectified: Draft
-    ceiling: float | None = None
+    inputs: tuple[str, ...]  # Those of the other layer.
+    rectified: Draft  # The other layer.
+    ceiling: float | None = None  # The largest value; None where there is none.
 
     def takes_floats(self, codes: Codes) -> bool:
         """See `Draft`: without a ceiling, codes from 0 on are those of the other layer."""
         return self.ceiling is None
 
     def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
-        """See `Draft`."""
         if self.ceiling is not None:  # which need not be the highest code
             real = self.as_float(builder, builder.between(f"{name}_float"), shape)
             return builder.quantized(real, codes, name, shape)
         return builder.materialize(self.rectified, codes.rectified(), name, shape)
 
     def as_float(self, builder: GraphBuilder, name: str, shape: Shape) -> str:
-        """See `Draft`."""
         real = self.rectified.as_float(builder, builder.between(f"{name}_input"), shape)
         if self.ceiling is None:
             return builder.with_constant(real, Pointwise.MAXIMUM, 0.0, name, shape)
@@ -268,5 +252,4 @@ class Rectified(Draft):
         return builder.with_constant(lower, Pointwise.MINIMUM, self.ceiling, name, shape)
 
     def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
-        """See `Draft`."""
         return 0.0, max(self.rectified.worst_range(codes_of)[1], 0.0)

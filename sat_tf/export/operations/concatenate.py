@@ -15,13 +15,9 @@ from sat_tf.export.tflite.writer import Operator, Writer
 
 @dataclasses.dataclass(frozen=True)
 class Concatenate(OperationDraft):
-    """Tensors on one grid, joined along an axis.
+    """Tensors on one grid, joined along an axis."""
 
-    Attributes:
-        axis: along which, counted without the batch dimension.
-    """
-
-    axis: int
+    axis: int  # Along which, counted without the batch dimension.
 
     operator = Operator("CONCATENATION", 2, "ConcatenationOptions")
     mixes = True
@@ -29,20 +25,16 @@ class Concatenate(OperationDraft):
 
     @property
     def keeps_grid(self) -> bool:
-        """See `Operation`."""
         return True
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        """See `Operation`."""
         return np.concatenate(inputs, axis=self.axis + 1)
 
     def write(self, writer: Writer) -> None:
-        """See `Operation`."""
         writer.operator(self.operator, self.inputs, self.output, axis=self.axis + 1)
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
-        """See `Operation`."""
         operator.expect(fusedActivationFunction=0, otherwise="it fuses an activation:")
         names = [operator.source(index) for index in range(len(operator.stored.inputs))]
         codes = operator.selected_codes()
@@ -64,34 +56,25 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class OnOneGrid(Draft):
-    """Parts that get the grid of the whole: joined, or the largest or smallest values of them.
+    """Parts that get the grid of the whole: joined, or the largest or smallest values of them."""
 
-    Attributes:
-        inputs: those of the parts.
-        parts: in order.
-        operation: what is done with them, without inputs.
-    """
-
-    inputs: tuple[str, ...]
-    parts: tuple[Part, ...]
-    operation: OperationDraft
+    inputs: tuple[str, ...]  # Those of the parts.
+    parts: tuple[Part, ...]  # In order.
+    operation: OperationDraft  # What is done with them, without inputs.
 
     def takes_floats(self, codes: Codes) -> bool:
         """See `Draft`: QUANTIZE cannot make codes with a unit, and no part alone has one."""
         return codes.unit == 1.0
 
     def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
-        """See `Draft`."""
         parts = tuple(_part(builder, part, codes) for part in self.parts)
         return self.operation.placed(builder, parts, codes, name, shape)
 
     def as_float(self, builder: GraphBuilder, name: str, shape: Shape) -> str:
-        """See `Draft`."""
         parts = tuple(part.draft.as_float(builder, part.name, part.shape) for part in self.parts)
         return self.operation.placed(builder, parts, None, name, shape)
 
     def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
-        """See `Draft`."""
         low, high = zip(*(part.draft.worst_range(codes_of) for part in self.parts), strict=True)
         return min(low), max(high)
 

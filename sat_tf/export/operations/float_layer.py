@@ -33,19 +33,12 @@ _BYTES_OF_A_WEIGHT = 4
 
 @dataclasses.dataclass(frozen=True)
 class FloatCall:
-    """The call of a Keras layer that is left float.
+    """The call of a Keras layer that is left float."""
 
-    Attributes:
-        name: of the layer, and of the call where there are several.
-        node: the call.
-        layer: what is called: the user's layer, or a copy that computes in float32.
-        reads: names of tensors of the operation, and of calls before it.
-    """
-
-    name: str
-    node: "Node"
-    layer: Any
-    reads: tuple[str, ...]
+    name: str  # Of the layer, and of the call where there are several.
+    node: "Node"  # The call.
+    layer: Any  # What is called: the user's layer, or a copy that computes in float32.
+    reads: tuple[str, ...]  # Names of tensors of the operation, and of calls before it.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,12 +47,9 @@ class FloatLayer(OperationDraft):
 
     Layers in front of it are part of it where what they make is no float32, but integers, truth
     values or complex numbers: these reach it exactly as they are.
-
-    Attributes:
-        calls: that of the layer at the end.
     """
 
-    calls: tuple[FloatCall, ...]
+    calls: tuple[FloatCall, ...]  # That of the layer at the end.
 
     @property
     def float_layer(self) -> str:
@@ -72,7 +62,6 @@ class FloatLayer(OperationDraft):
         return (f"float {' + '.join(type(layer).__name__ for layer in self.layers)}",)
 
     def title(self, graph: Tensors) -> str:
-        """See `operators`."""
         return self.operators[0]
 
     def renamed(self, names: Mapping[str, str]) -> Self:
@@ -172,19 +161,14 @@ _SELECTING = (
 
 @dataclasses.dataclass(frozen=True)
 class NotSimulated(Operation):
-    """An operator of a file whose arithmetic is unknown; only runtimes run it.
+    """An operator of a file whose arithmetic is unknown; only runtimes run it."""
 
-    Attributes:
-        kind: its name.
-    """
-
-    kind: str
+    kind: str  # Its name.
 
     is_simulated = False
 
     @property
     def operators(self) -> tuple[str, ...]:
-        """See `Operation`."""
         return (self.kind,)
 
     def _refuse(self) -> NoReturn:
@@ -209,28 +193,21 @@ class NotSimulated(Operation):
 
 @dataclasses.dataclass(frozen=True)
 class FloatLayerOperator(NotSimulated):
-    """An operator of a layer that is left float.
+    """An operator of a layer that is left float."""
 
-    Attributes:
-        layer: the layer that it is part of.
-    """
-
-    layer: str
+    layer: str  # The layer that it is part of.
 
     def portability(self, graph: Tensors) -> Portability:
-        """See `Operation`."""
         if self.kind in _SELECTING:
             return Portability(Basis.RULE, SELECTED)
         return super().portability(graph)
 
     @property
     def float_layer(self) -> str:
-        """See `Operation`."""
         return self.layer
 
     @property
     def operators(self) -> tuple[str, ...]:
-        """See `Operation`."""
         return (f"float {self.layer}",)
 
     @classmethod

@@ -20,40 +20,30 @@ _LISTING_WIDTH = 160
 
 @dataclasses.dataclass(frozen=True)
 class Graph:
-    """A deployed model.
+    """A deployed model."""
 
-    Attributes:
-        name: name of the Keras model.
-        tensors: by name; the inputs are not among them.
-        operations: producers before consumers.
-        images: the inputs, in the order of the model's.
-        output: name of the output tensor.
-        warnings: what its user should know.
-        layer_outputs: the tensor with the output of each Keras layer that has one, by their names.
-        more_outputs: names of the other output tensors.
-        keys: what the signature calls the inputs, and the outputs: by their keys where the model
-            has a dictionary of them, else by the names that Keras has for them. Without any, by
-            the names of their tensors.
-        storage_notes: why kernels are not stored in fewer bits, by the tensors of their layers.
-        kernels: the kernels whose rounding `simulate` has; the portable part of a graph, which is
-            most often all of it, has the same codes with any of XNNPACK's.
-        moved_scales: by how many units in the last place the scales of tensors were moved so that
-            all kernels of XNNPACK agree; of a graph that was read from a file, empty.
-        former_names: the names of layers that tensors had before outputs took theirs.
-    """
-
-    name: str
-    tensors: dict[str, Tensor]
-    operations: tuple[Operation, ...]
-    images: tuple[Image, ...]
-    output: str
-    warnings: tuple[str, ...] = ()
+    name: str  # Name of the Keras model.
+    tensors: dict[str, Tensor]  # By name; the inputs are not among them.
+    operations: tuple[Operation, ...]  # Producers before consumers.
+    images: tuple[Image, ...]  # The inputs, in the order of the model's.
+    output: str  # Name of the output tensor.
+    warnings: tuple[str, ...] = ()  # What its user should know.
+    # The tensor with the output of each Keras layer that has one, by their names.
     layer_outputs: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    more_outputs: tuple[str, ...] = ()
+    more_outputs: tuple[str, ...] = ()  # Names of the other output tensors.
+    # What the signature calls the inputs, and the outputs: by their keys where the model has a
+    # dictionary of them, else by the names that Keras has for them. Without any, by the names of
+    # their tensors.
     keys: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    # Why kernels are not stored in fewer bits, by the tensors of their layers.
     storage_notes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # The kernels whose rounding `simulate` has; the portable part of a graph, which is most often
+    # all of it, has the same codes with any of XNNPACK's.
     kernels: KernelSet = X86
+    # By how many units in the last place the scales of tensors were moved so that all kernels of
+    # XNNPACK agree; of a graph that was read from a file, empty.
     moved_scales: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    # The names of layers that tensors had before outputs took theirs.
     former_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def on(self, kernels: KernelSet) -> "Graph":

@@ -73,31 +73,20 @@ class Linear(Operation, Draft):
 
     In the units of the file, y = scales · input scale · (Σ codes · input code) + bias; those of a
     draft are real ones.
-
-    Attributes:
-        kind: which one.
-        kernel: integer codes, laid out as `LinearKind` says.
-        scales: scale of each output channel's codes.
-        bias: one number an output channel: real values until `scales.round_biases`, then integers
-            of scales · input scale.
-        center: the usual value of y - bias; 0 where it is unknown.
-        spread: its standard deviation; infinite where it is unknown.
-        window: strides, padding and dilation.
-        real: computed in float32, on dequantized inputs and kernel: the float head.
-        storage: how the file holds the kernel.
-        pixelwise: the file has this 1x1 convolution as a matrix product of each pixel.
     """
 
-    kind: LinearKind
-    kernel: np.ndarray
-    scales: np.ndarray
+    kind: LinearKind  # Which one.
+    kernel: np.ndarray  # Integer codes, laid out as `LinearKind` says.
+    scales: np.ndarray  # Scale of each output channel's codes.
+    # One number an output channel: real values until `scales.round_biases`, then integers of scales
+    # · input scale.
     bias: np.ndarray
-    center: np.ndarray
-    spread: np.ndarray
-    window: Window = WHOLE
-    real: bool = False
-    storage: Storage = Storage.INT8
-    pixelwise: bool = False
+    center: np.ndarray  # The usual value of y - bias; 0 where it is unknown.
+    spread: np.ndarray  # Its standard deviation; infinite where it is unknown.
+    window: Window = WHOLE  # Strides, padding and dilation.
+    real: bool = False  # Computed in float32, on dequantized inputs and kernel: the float head.
+    storage: Storage = Storage.INT8  # How the file holds the kernel.
+    pixelwise: bool = False  # The file has this 1x1 convolution as a matrix product of each pixel.
 
     same_because = "one float32 product, rounded half to even, in all of XNNPACK's kernels"
     rounds = True
@@ -245,7 +234,6 @@ class Linear(Operation, Draft):
         return float(np.min(low)), float(np.max(high))
 
     def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
-        """See `Draft`."""
         source = builder.codes(self.inputs[0])
         if source is None:
             raise TypeError(f"{name}: codes of a float tensor.")
@@ -296,7 +284,6 @@ class Linear(Operation, Draft):
 
     @property
     def operators(self) -> tuple[str, ...]:
-        """See `Operation`."""
         return (self.operator_kind.value,)
 
     def title(self, graph: Tensors) -> str:
@@ -321,7 +308,6 @@ class Linear(Operation, Draft):
 
     @property
     def num_weights(self) -> int:
-        """See `Operation`."""
         return int(self.kernel.size)
 
     def multiply_adds(self, graph: Tensors) -> int:
@@ -442,7 +428,6 @@ class Linear(Operation, Draft):
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
-        """See `Operation`."""
         if operator.name == "DEQUANTIZE":
             operator.progress.pending[operator.output.name] = operator.tensor(0)
             return None

@@ -35,24 +35,18 @@ class _Places(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Lookup(Operation):
-    """stored = table[stored of the input + 128]: exact in every runtime, whatever the function.
+    """stored = table[stored of the input + 128]: exact in every runtime, whatever the function."""
 
-    Attributes:
-        table: int8, 256 stored integers.
-    """
-
-    table: np.ndarray
+    table: np.ndarray  # Int8, 256 stored integers.
 
     reads = ("CAST", "ADD", "GATHER")
     same_because = "it looks codes up in a table"
 
     @property
     def operators(self) -> tuple[str, ...]:
-        """See `Operation`."""
         return _CAST.name, _ADD.name, _GATHER.name
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        """See `Operation`."""
         (stored,) = inputs
         return np.asarray(self.table.astype(np.int32)[stored + _FIRST])
 
@@ -79,7 +73,6 @@ class Lookup(Operation):
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
-        """See `Operation`."""
         pending = operator.progress.pending
         if operator.name == "CAST":
             if operator.source_codes() is None or operator.output.type != "INT32":
@@ -122,22 +115,16 @@ def table_of(
 
 @dataclasses.dataclass(frozen=True)
 class ComputedFunction(Draft):
-    """A function other than a rectifier: a table, or what TensorFlow's converter makes of it.
+    """A function other than a rectifier: a table, or what TensorFlow's converter makes of it."""
 
-    Attributes:
-        inputs: the tensor that it reads.
-        function: the same on single values, where it works on each of them alone.
-        call: the call of the layer itself on a float tensor.
-    """
-
-    inputs: tuple[str, ...]
+    inputs: tuple[str, ...]  # The tensor that it reads.
+    # The same on single values, where it works on each of them alone.
     function: Callable[[np.ndarray], np.ndarray] | None
-    call: Callable[[str], FloatCall]
+    call: Callable[[str], FloatCall]  # The call of the layer itself on a float tensor.
 
     keeps_stream = True
 
     def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
-        """See `Draft`."""
         source = builder.codes(self.inputs[0])
         if self.function is None or source is None:
             real = self.as_float(builder, builder.between(f"{name}_float"), shape)
@@ -146,6 +133,5 @@ class ComputedFunction(Draft):
         return builder.add(Lookup(self.inputs, name, table), shape, codes)
 
     def as_float(self, builder: GraphBuilder, name: str, shape: Shape) -> str:
-        """See `Draft`."""
         source = builder.dequantized(self.inputs[0])
         return builder.add(FloatLayer((source,), name, (self.call(source),)), shape, None)

@@ -24,13 +24,9 @@ from sat_tf.export.tflite.writer import Operator, Writer
 
 @dataclasses.dataclass(frozen=True)
 class Mean(OperationDraft):
-    """Mean over rows and columns.
+    """Mean over rows and columns."""
 
-    Attributes:
-        keep_dims: rows and columns stay, with size 1.
-    """
-
-    keep_dims: bool = False
+    keep_dims: bool = False  # Rows and columns stay, with size 1.
 
     operator = Operator("MEAN", 2, "ReducerOptions")
     num_constants = 1  # the axes
@@ -93,13 +89,11 @@ class Mean(OperationDraft):
         )
 
     def write(self, writer: Writer) -> None:
-        """See `Operation`."""
         axes = writer.constant(f"{self.output}/axes", np.array([1, 2], np.int32))
         writer.operator(self.operator, [*self.inputs, axes], self.output, keepDims=self.keep_dims)
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
-        """See `Operation`."""
         axes = operator.constant(1, "INT32")
         if not np.array_equal(axes, [1, 2]):
             raise NotUnderstoodError(f"its axes are {axes}, expected rows and columns")

@@ -55,7 +55,6 @@ class Movement(Operation, abc.ABC):
         """
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        """See `on_array`."""
         return self.on_array(*inputs)
 
     def write(self, writer: Writer) -> None:
@@ -69,7 +68,6 @@ class Movement(Operation, abc.ABC):
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
-        """See `of_operator`."""
         return cls.of_operator(operator), operator.moved_codes()
 
     def file_parts(self, graph: Tensors, *, shares_kernel: bool = False) -> FileParts:
@@ -80,19 +78,15 @@ class Movement(Operation, abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class StridedSlice(Movement):
-    """A part of each image.
+    """A part of each image."""
 
-    Attributes:
-        slices: for each axis but the batch, start, stop and step, as Python means them.
-    """
-
+    # For each axis but the batch, start, stop and step, as Python means them.
     slices: tuple[tuple[int | None, int | None, int | None], ...]
 
     listed_as = "Slice"
     operator = Operator("STRIDED_SLICE", 2, "StridedSliceOptions")
 
     def on_array(self, values: np.ndarray) -> np.ndarray:
-        """See `Movement`."""
         return np.asarray(values[self.index])
 
     @property
@@ -101,7 +95,6 @@ class StridedSlice(Movement):
         return (slice(None), *(slice(*bounds) for bounds in self.slices))
 
     def file_constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
-        """See `Movement`."""
         bounds = [
             slice(*wanted).indices(size) for wanted, size in zip(self.slices, shape, strict=True)
         ]
@@ -115,7 +108,6 @@ class StridedSlice(Movement):
 
     @classmethod
     def of_operator(cls, operator: OperatorView) -> Self:
-        """See `Movement`."""
         begin, end, strides = (operator.constant(index, "INT32") for index in (1, 2, 3))
         whole = (operator.option("beginMask"), operator.option("endMask"), strides[0]) == (1, 1, 1)
         masks = ("ellipsisMask", "newAxisMask", "shrinkAxisMask")
@@ -127,27 +119,21 @@ class StridedSlice(Movement):
 
 @dataclasses.dataclass(frozen=True)
 class Transpose(Movement):
-    """Axes in another order.
+    """Axes in another order."""
 
-    Attributes:
-        order: which axis comes first, second and so on; the batch, 0, stays and is not named.
-    """
-
+    # Which axis comes first, second and so on; the batch, 0, stays and is not named.
     order: tuple[int, ...]
 
     operator = Operator("TRANSPOSE", 2, "TransposeOptions")
 
     def on_array(self, values: np.ndarray) -> np.ndarray:
-        """See `Movement`."""
         return np.transpose(values, (0, *self.order))
 
     def file_constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
-        """See `Movement`."""
         return {"order": np.array((0, *self.order), np.int32)}
 
     @classmethod
     def of_operator(cls, operator: OperatorView) -> Self:
-        """See `Movement`."""
         batch, *order = operator.constant(1, "INT32").tolist()
         if batch != 0:
             raise NotUnderstoodError("it moves the batch")
@@ -159,17 +145,13 @@ class Resize(Movement):
     """For each pixel of a larger or smaller image, the nearest one of the image.
 
     Pixel i of n lies over the pixel floor((i + 1/2) · m / n) of m, computed in float32.
-
-    Attributes:
-        size: rows and columns of the result.
     """
 
-    size: tuple[int, int]
+    size: tuple[int, int]  # Rows and columns of the result.
 
     operator = Operator("RESIZE_NEAREST_NEIGHBOR", 3, "ResizeNearestNeighborOptions")
 
     def on_array(self, values: np.ndarray) -> np.ndarray:
-        """See `Movement`."""
         rows, columns = self._nearest(values)
         return values[:, rows][:, :, columns]
 
@@ -180,7 +162,6 @@ class Resize(Movement):
             yield np.minimum(places.astype(int), before - 1)
 
     def file_constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
-        """See `Movement`."""
         return {"size": np.array(self.size, np.int32)}
 
     @property
@@ -190,7 +171,6 @@ class Resize(Movement):
 
     @classmethod
     def of_operator(cls, operator: OperatorView) -> Self:
-        """See `Movement`."""
         operator.expect(alignCorners=False, halfPixelCenters=True, otherwise="it places pixels by")
         rows, columns = operator.constant(1, "INT32").tolist()
         return cls((operator.source(),), operator.output.name, (rows, columns))
@@ -198,22 +178,16 @@ class Resize(Movement):
 
 @dataclasses.dataclass(frozen=True)
 class _Blocks(Movement):
-    """A move between the channels and square blocks of pixels.
+    """A move between the channels and square blocks of pixels."""
 
-    Attributes:
-        block_size: rows and columns of a block.
-    """
-
-    block_size: int
+    block_size: int  # Rows and columns of a block.
 
     @property
     def options(self) -> dict[str, Any]:
-        """See `Movement`."""
         return {"blockSize": self.block_size}
 
     @classmethod
     def of_operator(cls, operator: OperatorView) -> Self:
-        """See `Movement`."""
         return cls((operator.source(),), operator.output.name, operator.option("blockSize"))
 
 
@@ -229,7 +203,6 @@ class DepthToSpaceOp(_Blocks):
     operator = Operator("DEPTH_TO_SPACE", 1, "DepthToSpaceOptions")
 
     def on_array(self, values: np.ndarray) -> np.ndarray:
-        """See `Movement`."""
         size, (images, rows, columns, channels) = self.block_size, values.shape
         blocks = values.reshape(images, rows, columns, size, size, channels // size**2)
         moved = blocks.transpose(0, 1, 3, 2, 4, 5)
@@ -248,7 +221,6 @@ class SpaceToDepthOp(_Blocks):
     operator = Operator("SPACE_TO_DEPTH", 2, "SpaceToDepthOptions")
 
     def on_array(self, values: np.ndarray) -> np.ndarray:
-        """See `Movement`."""
         size, (images, rows, columns, channels) = self.block_size, values.shape
         blocks = values.reshape(images, rows // size, size, columns // size, size, channels)
         moved = blocks.transpose(0, 1, 3, 2, 4, 5)
@@ -257,30 +229,22 @@ class SpaceToDepthOp(_Blocks):
 
 @dataclasses.dataclass(frozen=True)
 class GatherOp(Movement):
-    """Parts of each image along an axis, by their indices.
+    """Parts of each image along an axis, by their indices."""
 
-    Attributes:
-        indices: the indices, in any order.
-        axis: the axis, counted without the batch.
-    """
-
-    indices: tuple[int, ...]
-    axis: int
+    indices: tuple[int, ...]  # The indices, in any order.
+    axis: int  # The axis, counted without the batch.
 
     listed_as = "Gather"
     operator = Operator("GATHER", 2, "GatherOptions")
 
     def on_array(self, values: np.ndarray) -> np.ndarray:
-        """See `Movement`."""
         return np.take(values, self.indices, axis=self.axis + 1)
 
     def file_constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
-        """See `Movement`."""
         return {"indices": np.array(self.indices, np.int32)}
 
     @property
     def options(self) -> dict[str, Any]:
-        """See `Movement`."""
         return {"axis": self.axis + 1}
 
     @classmethod
@@ -290,7 +254,6 @@ class GatherOp(Movement):
 
     @classmethod
     def of_operator(cls, operator: OperatorView) -> Self:
-        """See `Movement`."""
         indices, axis = operator.constant(1, "INT32"), operator.option("axis")
         size = operator.tensor(0).shape[axis] if axis > 0 else 0
         within = indices.ndim == 1 and np.all((indices >= 0) & (indices < size))
@@ -307,21 +270,17 @@ class ReduceMax(Movement):
     operator = Operator("REDUCE_MAX", 2, "ReducerOptions")
 
     def on_array(self, values: np.ndarray) -> np.ndarray:
-        """See `Movement`."""
         return np.asarray(np.max(values, axis=-1, keepdims=True))
 
     def file_constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
-        """See `Movement`."""
         return {"axes": np.array([len(shape)], np.int32)}
 
     @property
     def options(self) -> dict[str, Any]:
-        """See `Movement`."""
         return {"keepDims": True}
 
     @classmethod
     def of_operator(cls, operator: OperatorView) -> Self:
-        """See `Movement`."""
         axes, last = operator.constant(1, "INT32").tolist(), len(operator.output.shape) - 1
         if axes != [last] or not operator.option("keepDims"):
             raise NotUnderstoodError(f"its axes are {axes}, expected the channels, [{last}]")
@@ -330,12 +289,9 @@ class ReduceMax(Movement):
 
 @dataclasses.dataclass(frozen=True)
 class Pad(Operation):
-    """Real zeros around values.
+    """Real zeros around values."""
 
-    Attributes:
-        margins: for each axis but the batch, how many in front and behind.
-    """
-
+    # For each axis but the batch, how many in front and behind.
     margins: tuple[tuple[int, int], ...]
 
     operator = Operator("PAD", 2, "PadOptions")
@@ -344,21 +300,18 @@ class Pad(Operation):
     same_in_float_because = SELECTED
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        """See `Operation`."""
         (source,) = inputs
         codes = graph.tensors[self.output].codes
         zero = codes.zero_point if codes else 0.0
         return np.pad(source, ((0, 0), *self.margins), constant_values=zero)
 
     def write(self, writer: Writer) -> None:
-        """See `Operation`."""
         margins = np.array([(0, 0), *self.margins], np.int32)
         constant = writer.constant(f"{self.output}/margins", margins)
         writer.operator(self.operator, [*self.inputs, constant], self.output)
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
-        """See `Operation`."""
         margins, dimensions = operator.constant(1, "INT32"), len(operator.output.shape)
         if margins.shape != (dimensions, 2) or np.any(margins[0]) or margins.min() < 0:
             raise NotUnderstoodError("its margins are not those of images")
@@ -377,17 +330,14 @@ class Reshape(Operation):
     same_in_float_because = SELECTED
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        """See `Operation`."""
         (source,) = inputs
         return source.reshape(-1, *graph.tensors[self.output].shape)
 
     def write(self, writer: Writer) -> None:
-        """See `write_reshape`."""
         write_reshape(writer, self.inputs[0], self.output)
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
-        """See `Operation`."""
         source = operator.tensor(0)
         if source.shape[:1] != operator.output.shape[:1] or (
             np.prod(source.shape[1:]) != np.prod(operator.output.shape[1:])

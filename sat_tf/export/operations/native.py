@@ -64,18 +64,12 @@ def _hard_swish_problem(source: Codes, output: Codes, settings: Mapping[str, Any
 
 @dataclasses.dataclass(frozen=True)
 class NativeRow:
-    """An operator that computes a function of one value.
+    """An operator that computes a function of one value."""
 
-    Attributes:
-        operator: as a file has it.
-        rule: its codes, by the kernels that compute it.
-        settings: the names of its options in a file.
-        problem: why its kernels do not take the grids of its input and output, with the fix.
-    """
-
-    operator: Operator
-    rule: Callable[[KernelSet], FunctionRule]
-    settings: tuple[str, ...] = ()
+    operator: Operator  # As a file has it.
+    rule: Callable[[KernelSet], FunctionRule]  # Its codes, by the kernels that compute it.
+    settings: tuple[str, ...] = ()  # The names of its options in a file.
+    # Why its kernels do not take the grids of its input and output, with the fix.
     problem: Callable[[Codes, Codes, Mapping[str, Any]], str | None] = _any_scales
 
 
@@ -116,14 +110,10 @@ FIXED_GRIDS: Mapping[str, tuple[np.float32, int]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Native(Operation):
-    """A function of one value by an operator of its own.
+    """A function of one value by an operator of its own."""
 
-    Attributes:
-        name: of the operator, a row of `NATIVE`.
-        settings: its options, by the names that the schema gives them.
-    """
-
-    name: str
+    name: str  # Of the operator, a row of `NATIVE`.
+    # Its options, by the names that the schema gives them.
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     reads = tuple(NATIVE)
@@ -136,20 +126,16 @@ class Native(Operation):
 
     @property
     def operators(self) -> tuple[str, ...]:
-        """See `Operation`."""
         return (self.name,)
 
     def title(self, graph: Tensors) -> str:
-        """See `Operation`."""
         return self.name
 
     def scale_problem(self, graph: Tensors) -> str | None:
-        """See `Operation`."""
         source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
         return self.row.problem(source, output, self.settings)
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        """See `Operation`."""
         (stored,) = inputs
         return self._table(graph, graph.kernels)[stored + _FIRST]
 
@@ -168,12 +154,10 @@ class Native(Operation):
         )
 
     def write(self, writer: Writer) -> None:
-        """See `Operation`."""
         writer.operator(self.row.operator, self.inputs, self.output, **self.settings)
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
-        """See `Operation`."""
         source, codes = operator.source_codes(), operator.codes()
         if source is None or codes is None:
             raise NotUnderstoodError("it reads or makes float values")
@@ -216,22 +200,16 @@ def _unclipped(
 
 @dataclasses.dataclass(frozen=True)
 class Sloped(Operation):
-    """PRELU: a value below 0 is multiplied by a slope of its channel or its place.
+    """PRELU: a value below 0 is multiplied by a slope of its channel or its place."""
 
-    Attributes:
-        slopes: int8 codes, shaped like the input without the batch, or broadcast to it.
-        slope_scale: of these codes, whose zero point is 0.
-    """
-
-    slopes: np.ndarray
-    slope_scale: np.float32
+    slopes: np.ndarray  # Int8 codes, shaped like the input without the batch, or broadcast to it.
+    slope_scale: np.float32  # Of these codes, whose zero point is 0.
 
     operator = Operator("PRELU", 1, "")
     num_constants = 1
     same_because = "it multiplies codes by one rule"
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        """See `Operation`."""
         (stored,) = inputs
         return self._made(graph, stored, self.slopes)
 
@@ -243,13 +221,11 @@ class Sloped(Operation):
         return stored_codes(made, output)
 
     def write(self, writer: Writer) -> None:
-        """See `Operation`."""
         slopes = writer.constant(f"{self.output}/slopes", self.slopes, self.slope_scale)
         writer.operator(self.operator, [*self.inputs, slopes], self.output)
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
-        """See `Operation`."""
         codes, slopes = operator.codes(), operator.tensor(1)
         if operator.source_codes() is None or codes is None:
             raise NotUnderstoodError("it reads or makes float values")
@@ -270,18 +246,12 @@ class NativeDraft(Draft):
 
     It is that where the operator takes the grids, and int8 clips its codes as the quantizer does;
     else what it is for other processors.
-
-    Attributes:
-        inputs: the tensor that it reads.
-        native: the operator.
-        older: what it is without it.
-        slopes: of PRELU, float32.
     """
 
-    inputs: tuple[str, ...]
-    native: "NativeFunction"
-    older: Draft
-    slopes: np.ndarray | None = None
+    inputs: tuple[str, ...]  # The tensor that it reads.
+    native: "NativeFunction"  # The operator.
+    older: Draft  # What it is without it.
+    slopes: np.ndarray | None = None  # Of PRELU, float32.
 
     @property
     def keeps_stream(self) -> bool:
@@ -289,7 +259,6 @@ class NativeDraft(Draft):
         return self.slopes is None
 
     def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
-        """See `Draft`."""
         source = builder.codes(self.inputs[0])
         if source is None or source.unit != 1.0 or codes.unit != 1.0:
             return self.older.as_codes(builder, codes, name, shape)
@@ -303,7 +272,6 @@ class NativeDraft(Draft):
         return builder.add(operation, shape, codes)
 
     def as_float(self, builder: GraphBuilder, name: str, shape: Shape) -> str:
-        """See `Draft`."""
         return self.older.as_float(builder, name, shape)
 
     def _of_codes(self, source: Codes, codes: Codes, name: str) -> Operation | None:

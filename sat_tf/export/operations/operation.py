@@ -38,19 +38,14 @@ class Basis(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Portability:
-    """The processors that give an operation its codes of x86, as far as XNNPACK runs the file.
+    """The processors that give an operation its codes of x86, as far as XNNPACK runs the file."""
 
-    Attributes:
-        basis: what that rests on.
-        why: the reason, in words.
-        inputs: how many different inputs of its rounding there are, all of which were tried; 0
-            where none was.
-        differing: how many of these get another code, by the name of the kernel set.
-    """
-
-    basis: Basis
-    why: str
+    basis: Basis  # What that rests on.
+    why: str  # The reason, in words.
+    # How many different inputs of its rounding there are, all of which were tried; 0 where none
+    # was.
     inputs: int = 0
+    # How many of these get another code, by the name of the kernel set.
     differing: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
@@ -85,61 +80,41 @@ def enumerated(
 
 
 class FileParts(NamedTuple):
-    """The parts of a file that an operation takes.
+    """The parts of a file that an operation takes."""
 
-    Attributes:
-        operators: how many.
-        constants: tensors beside the one that it makes.
-        data_bytes: of the values and the scales in these.
-    """
-
-    operators: int = 1
-    constants: int = 0
-    data_bytes: int = 0
+    operators: int = 1  # How many.
+    constants: int = 0  # Tensors beside the one that it makes.
+    data_bytes: int = 0  # Of the values and the scales in these.
 
 
 @dataclasses.dataclass(frozen=True)
 class Operation(abc.ABC):
-    """One operation of a graph, complete in one file; `table.OPERATIONS` lists them all.
+    """One operation of a graph, complete in one file; `table.OPERATIONS` lists them all."""
 
-    Attributes:
-        inputs: names of the tensors that it reads.
-        output: name of the tensor that it makes.
-        operator: its operator in a file, where that is one and always the same.
-        reads: names of the operators that it may be read back from; that of `operator` unless said.
-        num_constants: how many tensors it has in a file beside the one that it makes.
-        mixes: whether it computes with several values of its inputs, so that TensorFlow's converter
-            would choose the grid of a float output.
-        listed_as: its name in the listing of a graph; "" for that of its class.
-        same_because: why all kernels of XNNPACK give it the same codes.
-        same_in_float_because: why all processors give it the same float values; "" where they
-            differ in the last bits.
-        rounds: whether runtimes have rules of their own for its codes.
-        of_input: its codes are those of an input of the model, whose grid cannot move.
-        is_simulated: its arithmetic is known; else a runtime has to give its values.
-        makes_probabilities: it is a softmax.
-        reshapes: it makes the same values in another shape.
-        moves: layers of data movement become it.
-        fuses: its operator fuses the activation that clips codes.
-    """
+    inputs: tuple[str, ...]  # Names of the tensors that it reads.
+    output: str  # Name of the tensor that it makes.
 
-    inputs: tuple[str, ...]
-    output: str
-
-    operator: ClassVar[Operator]
+    operator: ClassVar[Operator]  # Its operator in a file, where that is one and always the same.
+    # Names of the operators that it may be read back from; that of `operator` unless said.
     reads: ClassVar[tuple[str, ...]] = ()
+    # How many tensors it has in a file beside the one that it makes.
     num_constants: ClassVar[int] = 0
+    # Whether it computes with several values of its inputs, so that TensorFlow's converter would
+    # choose the grid of a float output.
     mixes: ClassVar[bool] = False
-    listed_as: ClassVar[str] = ""
-    same_because: ClassVar[str] = SELECTED
+    listed_as: ClassVar[str] = ""  # Its name in the listing of a graph; "" for that of its class.
+    same_because: ClassVar[str] = SELECTED  # Why all kernels of XNNPACK give it the same codes.
+    # Why all processors give it the same float values; "" where they differ in the last bits.
     same_in_float_because: ClassVar[str] = ""
-    rounds: ClassVar[bool] = False
+    rounds: ClassVar[bool] = False  # Whether runtimes have rules of their own for its codes.
+    # Its codes are those of an input of the model, whose grid cannot move.
     of_input: ClassVar[bool] = False
+    # Its arithmetic is known; else a runtime has to give its values.
     is_simulated: ClassVar[bool] = True
-    makes_probabilities: ClassVar[bool] = False
-    reshapes: ClassVar[bool] = False
-    moves: ClassVar[bool] = False
-    fuses: ClassVar[bool] = False
+    makes_probabilities: ClassVar[bool] = False  # It is a softmax.
+    reshapes: ClassVar[bool] = False  # It makes the same values in another shape.
+    moves: ClassVar[bool] = False  # Layers of data movement become it.
+    fuses: ClassVar[bool] = False  # Its operator fuses the activation that clips codes.
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

@@ -42,12 +42,9 @@ class Pair(OperationDraft):
     """An operation of two tensors, both codes or both float; axes of size 1 are broadcast.
 
     A draft may have more tensors, but for a difference.
-
-    Attributes:
-        kind: which one; what it does with codes is its row of `ON_CODES`.
     """
 
-    kind: Pointwise
+    kind: Pointwise  # Which one; what it does with codes is its row of `ON_CODES`.
 
     keeps_stream = True
     reads = tuple(kind.value for kind in Pointwise)
@@ -58,12 +55,10 @@ class Pair(OperationDraft):
 
     @property
     def operators(self) -> tuple[str, ...]:
-        """See `Operation`."""
         return (self.kind.value,)
 
     @property
     def selects(self) -> bool:
-        """See `Operation`."""
         return self.kind.selects
 
     def _grids(self, graph: Tensors) -> "tuple[Sequence[Codes], Codes]":
@@ -108,7 +103,6 @@ class Pair(OperationDraft):
         return functools.reduce(functools.partial(_range, self.kind), ranges)
 
     def scale_problem(self, graph: Tensors) -> str | None:
-        """See `Operation`."""
         return ON_CODES[self.kind].problem(*self._grids(graph))
 
     def portability(self, graph: Tensors) -> Portability:
@@ -118,7 +112,6 @@ class Pair(OperationDraft):
         return ON_CODES[self.kind].portability(*self._grids(graph))
 
     def title(self, graph: Tensors) -> str:
-        """See `Operation`."""
         title = ON_CODES[self.kind].title
         return title or f"{'float ' if self.is_float(graph) else ''}{self.kind.value}"
 
@@ -129,7 +122,6 @@ class Pair(OperationDraft):
         return ON_CODES[self.kind].stored(inputs, *self._grids(graph), graph.kernels)
 
     def write(self, writer: Writer) -> None:
-        """See `Operation`."""
         fused = fused_activation(writer.tensors[self.output].codes)
         options = {} if self.kind.selects else fused
         writer.operator(self.kind.operator, self.inputs, self.output, **options)
@@ -142,7 +134,6 @@ class Pair(OperationDraft):
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
-        """See `Operation`."""
         kind = Pointwise(operator.name)
         codes = operator.codes() if kind.selects else operator.fused_codes()
         names = (operator.source(0), operator.source(1))
@@ -161,21 +152,16 @@ def _range(kind: Pointwise, first: Range, second: Range) -> Range:
 
 @dataclasses.dataclass(frozen=True)
 class OnCodes:
-    """The arithmetic of a kind of pair on codes: a row for each.
+    """The arithmetic of a kind of pair on codes: a row for each."""
 
-    Attributes:
-        problem: why its kernel does not take the grids of its inputs and its output, with the fix.
-        stored: stored integers made of those of the inputs, on these grids, by these kernels.
-        portability: the processors that give it its codes of x86, by the grids.
-        takes_summands: its kernel adds, and takes what it reads as `summand` makes it.
-        title: its name in the listing of a graph; "" for that of its operator.
-    """
-
+    # Why its kernel does not take the grids of its inputs and its output, with the fix.
     problem: Callable[[Sequence[Codes], Codes], str | None]
+    # Stored integers made of those of the inputs, on these grids, by these kernels.
     stored: Callable[[Sequence[np.ndarray], Sequence[Codes], Codes, KernelSet], np.ndarray]
+    # The processors that give it its codes of x86, by the grids.
     portability: Callable[[Sequence[Codes], Codes], Portability]
-    takes_summands: bool = False
-    title: str = ""
+    takes_summands: bool = False  # Its kernel adds, and takes what it reads as `summand` makes it.
+    title: str = ""  # Its name in the listing of a graph; "" for that of its operator.
 
 
 # -- sums and differences --------------------------------------------------------------------------

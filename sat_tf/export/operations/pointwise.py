@@ -54,35 +54,26 @@ _FLOAT_BYTES = 4
 
 @dataclasses.dataclass(frozen=True)
 class WithConstant(Operation):
-    """Elementwise operation of a float tensor and a constant.
+    """Elementwise operation of a float tensor and a constant."""
 
-    Attributes:
-        kind: which one; no difference.
-        constant: float32, one number, or one a channel.
-    """
-
-    kind: Pointwise
-    constant: np.ndarray
+    kind: Pointwise  # Which one; no difference.
+    constant: np.ndarray  # Float32, one number, or one a channel.
 
     reads = ("MAXIMUM", "MINIMUM", "MUL", "ADD")
     same_in_float_because = ROUNDED_ONCE
 
     @property
     def operators(self) -> tuple[str, ...]:
-        """See `Operation`."""
         return (self.kind.value,)
 
     def title(self, graph: Tensors) -> str:
-        """See `Operation`."""
         return f"float {self.kind.value}"
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        """See `Operation`."""
         (source,) = inputs
         return self.kind.on_arrays(source, self.constant).astype(np.float32)
 
     def write(self, writer: Writer) -> None:
-        """See `Operation`."""
         constant = writer.constant(f"{self.output}/constant", self.constant)
         writer.operator(self.kind.operator, [*self.inputs, constant], self.output)
 
@@ -95,7 +86,6 @@ class WithConstant(Operation):
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
-        """See `Operation`."""
         kind = Pointwise(operator.name)
         if operator.codes() is not None:
             raise NotUnderstoodError("it changes codes by a constant")

@@ -29,18 +29,12 @@ from sat_tf.export.tflite.writer import Operator, Writer, placement_options
 
 @dataclasses.dataclass(frozen=True)
 class _Pool(Operation):
-    """A pooling over windows.
+    """A pooling over windows."""
 
-    Attributes:
-        size: of a window, in rows and columns.
-        window: strides and padding.
-    """
-
-    size: tuple[int, int]
-    window: Window
+    size: tuple[int, int]  # Of a window, in rows and columns.
+    window: Window  # Strides and padding.
 
     def write(self, writer: Writer) -> None:
-        """See `Operation`."""
         writer.operator(
             self.operator,
             self.inputs,
@@ -52,7 +46,6 @@ class _Pool(Operation):
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
-        """See `Operation`."""
         operator.expect(fusedActivationFunction=0, otherwise="it fuses an activation:")
         operation = cls(
             (operator.source(),),
@@ -89,21 +82,13 @@ class MaxPool(_Pool):
 
 
 class Strip(NamedTuple):
-    """Windows along an axis that lie equally far inside an image, beside each other.
+    """Windows along an axis that lie equally far inside an image, beside each other."""
 
-    Attributes:
-        start: the first place that they read.
-        stop: behind the last.
-        size: how many places each reads.
-        stride: from one to the next.
-        made: how many they are.
-    """
-
-    start: int
-    stop: int
-    size: int
-    stride: int
-    made: int
+    start: int  # The first place that they read.
+    stop: int  # Behind the last.
+    size: int  # How many places each reads.
+    stride: int  # From one to the next.
+    made: int  # How many they are.
 
 
 def strips(length: int, size: int, stride: int) -> list[Strip]:
@@ -145,7 +130,6 @@ class AveragePool(_Pool, OperationDraft):
 
     @property
     def keeps_grid(self) -> bool:
-        """See `Operation`."""
         return True
 
     def parts(self, shape: Shape) -> tuple[list[Strip], list[Strip]] | None:
@@ -205,7 +189,6 @@ class AveragePool(_Pool, OperationDraft):
         return identity(mean, shape[-1]).as_codes(builder, codes, name, shape)
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        """See `rounded_means`."""
         totals, counts = self._sums(*inputs)
         if self.is_float(graph):
             return np.asarray(totals / counts.astype(np.float32), np.float32)
@@ -237,17 +220,12 @@ def _cut(builder: GraphBuilder, source: str, ends: tuple[tuple[int, int], ...], 
 
 @dataclasses.dataclass(frozen=True)
 class ResizeBilinear(OperationDraft):
-    """Codes between those of neighbouring pixels, on the grid of the input, rounded once.
+    """Codes between those of neighbouring pixels, on the grid of the input, rounded once."""
 
-    Attributes:
-        size: rows and columns of the result.
-        half_pixel_centers: pixels are placed by their centers, as in TensorFlow 2 and Keras.
-        align_corners: the first and the last pixels lie on each other.
-    """
-
-    size: tuple[int, int]
+    size: tuple[int, int]  # Rows and columns of the result.
+    # Pixels are placed by their centers, as in TensorFlow 2 and Keras.
     half_pixel_centers: bool = True
-    align_corners: bool = False
+    align_corners: bool = False  # The first and the last pixels lie on each other.
 
     operator = Operator("RESIZE_BILINEAR", 3, "ResizeBilinearOptions")
     num_constants = 1  # the size
@@ -256,7 +234,6 @@ class ResizeBilinear(OperationDraft):
 
     @property
     def keeps_grid(self) -> bool:
-        """See `Operation`."""
         return True
 
     def grids(self, graph: Tensors) -> tuple[Grid, Grid]:
@@ -306,7 +283,6 @@ class ResizeBilinear(OperationDraft):
         return resized(source, *self._places(graph, graph.kernels), graph.kernels.interpolation)
 
     def write(self, writer: Writer) -> None:
-        """See `Operation`."""
         size = writer.constant(f"{self.output}/size", np.array(self.size, np.int32))
         writer.operator(
             self.operator,
@@ -318,7 +294,6 @@ class ResizeBilinear(OperationDraft):
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
-        """See `Operation`."""
         size = operator.constant(1, "INT32").tolist()
         if len(operator.tensor(0).shape) != 4 or len(size) != 2:
             raise NotUnderstoodError("it does not resize images")

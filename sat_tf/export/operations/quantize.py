@@ -27,7 +27,6 @@ class _ToCodes(Operation):
     same_because = "the same codes for the same pixels or float values, in all of its kernels"
 
     def write(self, writer: Writer) -> None:
-        """See `Operation`."""
         writer.operator(self.operator, self.inputs, self.output)
 
 
@@ -38,7 +37,6 @@ class ShiftImage(_ToCodes):
     of_input = True
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        """See `Operation`."""
         (image,) = inputs
         return image.astype(np.int32) - (0 if image.dtype == np.int8 else 128)
 
@@ -53,7 +51,6 @@ class ShiftImage(_ToCodes):
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
-        """See `Operation`."""
         source, codes = operator.source(), operator.codes()
         image = operator.progress.image(source)
         if codes is None or image is None:
@@ -95,7 +92,6 @@ class Quantize(_ToCodes):
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
-        """See `Operation`."""
         source, codes = operator.source(), operator.codes()
         if codes is None:
             raise NotUnderstoodError("its tensor is float")
@@ -112,16 +108,13 @@ class ShiftOutput(Operation):
 
     @property
     def represented(self) -> str:
-        """See `Operation`."""
         return self.inputs[0]
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        """See `Operation`."""
         (source,) = inputs
         return source.astype(np.int32) + UNSIGNED_SHIFT
 
     def write(self, writer: Writer) -> None:
-        """See `Operation`."""
         writer.operator(self.operator, self.inputs, self.output)
 
     @classmethod
@@ -133,7 +126,6 @@ class ShiftOutput(Operation):
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
-        """See `Operation`."""
         source, made = operator.source_codes(), operator.output
         if source is None:
             raise NotUnderstoodError("it makes uint8 of float values")
@@ -169,7 +161,6 @@ class Requantize(_ToCodes):
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
-        """See `Operation`."""
         return cls((operator.source(),), operator.output.name), operator.codes()
 
 
@@ -191,16 +182,13 @@ class Dequantize(Operation):
 
     @property
     def represented(self) -> str:
-        """See `Operation`."""
         return self.inputs[0]
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        """See `dequantized`."""
         (source,) = inputs
         return dequantized(source, graph.codes(self.inputs[0]))
 
     def write(self, writer: Writer) -> None:
-        """See `Operation`."""
         writer.operator(self.operator, self.inputs, self.output)
 
     @classmethod
@@ -210,7 +198,6 @@ class Dequantize(Operation):
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
-        """See `Operation`."""
         if operator.source_codes() is None or operator.codes() is not None:
             raise NotUnderstoodError("it does not make float values of codes")
         return cls((operator.source(),), operator.output.name), None

@@ -73,17 +73,14 @@ class Softmax(Operation):
     def on_codes(
         self, inputs: tuple[str, ...], codes: Sequence[Codes]
     ) -> tuple[Operation, Codes] | None:
-        """See `Operation`."""
         return dataclasses.replace(self, inputs=inputs), PROBABILITIES
 
     def write(self, writer: Writer) -> None:
-        """See `Operation`."""
         operator = self.operator if self.is_float(writer) else _OF_CODES
         writer.operator(operator, self.inputs, self.output, beta=1.0)
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
-        """See `Operation`."""
         operator.expect(beta=1.0, otherwise="it is scaled:")
         codes = operator.codes()
         if (operator.source_codes() is None) != (codes is None):

@@ -42,38 +42,26 @@ _ARITHMETIC = "arithmetic"
 
 @dataclasses.dataclass(frozen=True)
 class CompiledFile:
-    """A file as Arm's compiler has compiled it.
+    """A file as Arm's compiler has compiled it."""
 
-    Attributes:
-        configuration: of the NPU.
-        system_config: the clock and the memories that the compiler assumes, as it names them.
-        memory_mode: what it assumes to be in which of these memories, likewise.
-        on_cpu: names of the operators that are left to the CPU, in order.
-        milliseconds: time of one inference, by the compiler's estimate.
-        milliseconds_of: the same of each operator of the file on the NPU, by the tensor it makes.
-        milliseconds_by_limit: the same of the operators that take as long as "arithmetic" does, or
-            as it takes to read "weights", "scales and biases" or "activations".
-        weights_memory: where the system that it assumes has weights and commands, as it names it.
-        weights_memory_bytes: that they take there; activations too, where that is DRAM.
-        sram_bytes: of the rest.
-        encoded_weight_bytes: of the weights alone, compressed, with the scales and biases.
-        encoded_weight_bytes_of: the same of each operator of the file, by the tensor it makes.
-        content: the compiled file.
-    """
-
-    configuration: str
-    system_config: str
-    memory_mode: str
-    on_cpu: tuple[str, ...]
-    milliseconds: float
+    configuration: str  # Of the NPU.
+    system_config: str  # The clock and the memories that the compiler assumes, as it names them.
+    memory_mode: str  # What it assumes to be in which of these memories, likewise.
+    on_cpu: tuple[str, ...]  # Names of the operators that are left to the CPU, in order.
+    milliseconds: float  # Time of one inference, by the compiler's estimate.
+    # The same of each operator of the file on the NPU, by the tensor it makes.
     milliseconds_of: Mapping[str, float] = dataclasses.field(repr=False)
+    # The same of the operators that take as long as "arithmetic" does, or as it takes to read
+    # "weights", "scales and biases" or "activations".
     milliseconds_by_limit: Mapping[str, float]
+    # Where the system that it assumes has weights and commands, as it names it.
     weights_memory: str
-    weights_memory_bytes: int
-    sram_bytes: int
-    encoded_weight_bytes: int
+    weights_memory_bytes: int  # That they take there; activations too, where that is DRAM.
+    sram_bytes: int  # Of the rest.
+    encoded_weight_bytes: int  # Of the weights alone, compressed, with the scales and biases.
+    # The same of each operator of the file, by the tensor it makes.
     encoded_weight_bytes_of: Mapping[str, int] = dataclasses.field(repr=False)
-    content: bytes = dataclasses.field(repr=False)
+    content: bytes = dataclasses.field(repr=False)  # The compiled file.
 
 
 def compile_file(
@@ -245,19 +233,12 @@ def _system_options(file: pathlib.Path, **system: str | None) -> list[str]:
 
 
 class _Operator(NamedTuple):
-    """An operator of the NPU, with the compiler's estimates.
+    """An operator of the NPU, with the compiler's estimates."""
 
-    Attributes:
-        source: the place of the file's operator that it is made of.
-        cycles: that it takes.
-        limit: what takes these, arithmetic or one of `_LIMITS`.
-        weight_bytes: of its compressed weights, with scales and biases.
-    """
-
-    source: int
-    cycles: int
-    limit: str
-    weight_bytes: int
+    source: int  # The place of the file's operator that it is made of.
+    cycles: int  # That it takes.
+    limit: str  # What takes these, arithmetic or one of `_LIMITS`.
+    weight_bytes: int  # Of its compressed weights, with scales and biases.
 
 
 # Names of tensors stand in it as they are, which XML parsers do not take.

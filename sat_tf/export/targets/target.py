@@ -14,19 +14,12 @@ from sat_tf.targets import Processor
 
 @dataclasses.dataclass(frozen=True)
 class Elsewhere:
-    """An operator of a file that a target's processor leaves to the CPU.
+    """An operator of a file that a target's processor leaves to the CPU."""
 
-    Attributes:
-        operator: its name.
-        tensor: the tensor that it makes.
-        reason: why, as the processor's compiler sees it.
-        fix: what to change; "" where nothing is known.
-    """
-
-    operator: str
-    tensor: str
-    reason: str
-    fix: str = ""
+    operator: str  # Its name.
+    tensor: str  # The tensor that it makes.
+    reason: str  # Why, as the processor's compiler sees it.
+    fix: str = ""  # What to change; "" where nothing is known.
 
     def __str__(self) -> str:
         line = f"{self.operator} {self.tensor}: {self.reason}"
@@ -73,16 +66,12 @@ def elsewhere_table(found: Iterable[Elsewhere]) -> Table[AlikeOperators]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Target(Processor):
-    """A processor with the operators that it computes: one row of the table of targets.
+    """A processor with the operators that it computes: one row of the table of targets."""
 
-    Attributes:
-        operators: the operators that its processor computes, each with its own constraints; None
-            where it computes all of TFLite's.
-        constraints: those of all operators.
-    """
-
+    # The operators that its processor computes, each with its own constraints; None where it
+    # computes all of TFLite's.
     operators: Mapping[str, Sequence[Constraint]] | None = None
-    constraints: Sequence[Constraint] = ()
+    constraints: Sequence[Constraint] = ()  # Those of all operators.
 
     def verdict(self, found: Sequence[Elsewhere], count: int) -> Marked:
         """How many of a file's operators its processor computes, in a sentence.

@@ -215,25 +215,16 @@ def _tensor_table(packed: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredTensor:
-    """A tensor of a file: all that decides what is computed with it.
+    """A tensor of a file: all that decides what is computed with it."""
 
-    Attributes:
-        name: its name.
-        type: of its values, as the schema calls it.
-        shape: with the batch dimension.
-        scales: one for all values, or one for each index of `axis`; empty if it is not quantized.
-        zero_points: as many.
-        axis: see `scales`.
-        data: the bytes of a constant; None for what operators make.
-    """
-
-    name: str
-    type: str
-    shape: tuple[int, ...]
+    name: str  # Its name.
+    type: str  # Of its values, as the schema calls it.
+    shape: tuple[int, ...]  # With the batch dimension.
+    # One for all values, or one for each index of `axis`; empty if it is not quantized.
     scales: np.ndarray
-    zero_points: np.ndarray
-    axis: int
-    data: np.ndarray | None
+    zero_points: np.ndarray  # As many.
+    axis: int  # See `scales`.
+    data: np.ndarray | None  # The bytes of a constant; None for what operators make.
 
     @functools.cached_property
     def values(self) -> np.ndarray | None:
@@ -259,21 +250,13 @@ class StoredTensor:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredOperator:
-    """An operator of a file.
+    """An operator of a file."""
 
-    Attributes:
-        name: as the schema calls it.
-        inputs: the tensors it reads; None for one that is left out.
-        outputs: those it makes.
-        options: its builtin options, an object of the schema; None where it has none.
-        custom: the name of an operator that is none of the schema's; "" for any other.
-    """
-
-    name: str
-    inputs: tuple[StoredTensor | None, ...]
-    outputs: tuple[StoredTensor, ...]
-    options: Any
-    custom: str = ""
+    name: str  # As the schema calls it.
+    inputs: tuple[StoredTensor | None, ...]  # The tensors it reads; None for one that is left out.
+    outputs: tuple[StoredTensor, ...]  # Those it makes.
+    options: Any  # Its builtin options, an object of the schema; None where it has none.
+    custom: str = ""  # The name of an operator that is none of the schema's; "" for any other.
 
     @property
     def reads(self) -> tuple[StoredTensor, ...]:
@@ -322,17 +305,11 @@ class StoredOperator:
 
 @dataclasses.dataclass(frozen=True)
 class MoreGraph:
-    """A graph of a file behind the first.
+    """A graph of a file behind the first."""
 
-    Attributes:
-        name: its number, and its name where it has one.
-        operators: how many it has.
-        run_by: the operators and the signatures that run it, in words.
-    """
-
-    name: str
-    operators: int
-    run_by: tuple[str, ...]
+    name: str  # Its number, and its name where it has one.
+    operators: int  # How many it has.
+    run_by: tuple[str, ...]  # The operators and the signatures that run it, in words.
 
 
 # Under this name a file says how it was made.
@@ -341,25 +318,16 @@ SETTINGS_NAME = "sat_tf"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Contents:
-    """The graph of a file, and its interface.
+    """The graph of a file, and its interface."""
 
-    Attributes:
-        operators: in order.
-        tensors: of all operators.
-        inputs: the tensors that a caller gives.
-        outputs: those a caller gets.
-        interface: its inputs and outputs, as tensors and in its signatures, in words.
-        settings: how it was made, its entry `SETTINGS_NAME`; None where it has none.
-        more_graphs: the graphs behind the first, which all else is about.
-    """
-
-    operators: tuple[StoredOperator, ...]
-    tensors: tuple[StoredTensor, ...] = ()
-    inputs: tuple[StoredTensor, ...] = ()
-    outputs: tuple[StoredTensor, ...] = ()
-    interface: str = ""
+    operators: tuple[StoredOperator, ...]  # In order.
+    tensors: tuple[StoredTensor, ...] = ()  # Of all operators.
+    inputs: tuple[StoredTensor, ...] = ()  # The tensors that a caller gives.
+    outputs: tuple[StoredTensor, ...] = ()  # Those a caller gets.
+    interface: str = ""  # Its inputs and outputs, as tensors and in its signatures, in words.
+    # How it was made, its entry `SETTINGS_NAME`; None where it has none.
     settings: dict[str, Any] | None = None
-    more_graphs: tuple[MoreGraph, ...] = ()
+    more_graphs: tuple[MoreGraph, ...] = ()  # The graphs behind the first, which all else is about.
 
     @property
     def is_ours(self) -> bool:

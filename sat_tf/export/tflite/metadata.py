@@ -40,16 +40,11 @@ _MOST_TEXT_BYTES = 2**24
 
 @dataclasses.dataclass(frozen=True)
 class Metadata:
-    """The user's description of a model.
+    """The user's description of a model."""
 
-    Attributes:
-        description: what the model does; None for nothing.
-        labels: the names of the classes, in order; None for none.
-        preprocessing: how a picture becomes the input; None where nothing is said.
-    """
-
-    description: str | None = None
-    labels: tuple[str, ...] | None = None
+    description: str | None = None  # What the model does; None for nothing.
+    labels: tuple[str, ...] | None = None  # The names of the classes, in order; None for none.
+    # How a picture becomes the input; None where nothing is said.
     preprocessing: Preprocessing | None = None
 
     def __bool__(self) -> bool:

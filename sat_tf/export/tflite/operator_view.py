@@ -19,24 +19,19 @@ _FOREIGN_UNIT = 2.0**-16
 
 @dataclasses.dataclass
 class Progress:
-    """The operators of a file that have been read so far.
+    """The operators of a file that have been read so far."""
 
-    Attributes:
-        images: the inputs of the file.
-        float_layers: layers that are left float, by the tensors that they make.
-        tensors: by name, without the images.
-        operations: those that make them.
-        pending: by the tensors that they make, what is known of operators that are only the first
-            of an operation's: what the operation itself has put there.
-        is_foreign: whether another tool wrote the file. Forms that sat-tf does not write are then
-            read where their kernels compute what `simulate` does.
-    """
-
-    images: tuple[StoredTensor, ...]
+    images: tuple[StoredTensor, ...]  # The inputs of the file.
+    # Layers that are left float, by the tensors that they make.
     float_layers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # By name, without the images.
     tensors: dict[str, Tensor] = dataclasses.field(default_factory=dict)
-    operations: list[Any] = dataclasses.field(default_factory=list)
+    operations: list[Any] = dataclasses.field(default_factory=list)  # Those that make them.
+    # By the tensors that they make, what is known of operators that are only the first of an
+    # operation's: what the operation itself has put there.
     pending: dict[str, Any] = dataclasses.field(default_factory=dict)
+    # Whether another tool wrote the file. Forms that sat-tf does not write are then read where
+    # their kernels compute what `simulate` does.
     is_foreign: bool = False
 
     @property
@@ -51,15 +46,10 @@ class Progress:
 
 @dataclasses.dataclass(frozen=True)
 class OperatorView:
-    """One operator, and what has been read before it.
+    """One operator, and what has been read before it."""
 
-    Attributes:
-        stored: the operator.
-        progress: what has been read before it.
-    """
-
-    stored: StoredOperator
-    progress: Progress
+    stored: StoredOperator  # The operator.
+    progress: Progress  # What has been read before it.
 
     def source(self, index: int = 0) -> str:
         """Name of an input that an operator or the caller makes."""

@@ -28,23 +28,14 @@ UNSIGNED_SHIFT = 128
 
 @dataclasses.dataclass(frozen=True)
 class Codes:
-    """How a tensor stores real values as int8, or an output as uint8.
+    """How a tensor stores real values as int8, or an output as uint8."""
 
-    Attributes:
-        scale: real value of one code in the units of the file; float32.
-        zero_point: the stored integer of real 0.
-        lowest: smallest stored integer.
-        highest: largest stored integer.
-        unit: real value of 1 in the units of the file.
-        is_unsigned: whether it is uint8.
-    """
-
-    scale: np.float32
-    zero_point: int
-    lowest: int = -128
-    highest: int = 127
-    unit: float = 1.0
-    is_unsigned: bool = False
+    scale: np.float32  # Real value of one code in the units of the file; float32.
+    zero_point: int  # The stored integer of real 0.
+    lowest: int = -128  # Smallest stored integer.
+    highest: int = 127  # Largest stored integer.
+    unit: float = 1.0  # Real value of 1 in the units of the file.
+    is_unsigned: bool = False  # Whether it is uint8.
 
     @property
     def activation(self) -> Activation:
@@ -119,39 +110,27 @@ def range_codes(lowest: float, highest: float) -> Codes:
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """An activation.
+    """An activation."""
 
-    Attributes:
-        name: its name in the file.
-        shape: without the batch dimension.
-        codes: how it is stored; None for float32.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    codes: Codes | None
+    name: str  # Its name in the file.
+    shape: tuple[int, ...]  # Without the batch dimension.
+    codes: Codes | None  # How it is stored; None for float32.
 
 
 @dataclasses.dataclass(frozen=True)
 class Image:
-    """An input: uint8 pixels, or the values of a model for other data.
+    """An input: uint8 pixels, or the values of a model for other data."""
 
-    Attributes:
-        name: its name in the file.
-        shape: rows, columns and channels, or any other shape of the model's input.
-        scale: the real value of one pixel level, or one code, in the first kernels; None for values
-            that only layers left float read, as they are.
-        zero_point: the pixel, or the code, of the real value 0.
-        range: what the Keras model is fed, for pixels; None where only the file is known.
-        type: "uint8", "int8" for codes of real values, or "float32" for these themselves; of values
-            as they are, any that files have.
-    """
-
-    name: str
-    shape: tuple[int, ...]
+    name: str  # Its name in the file.
+    shape: tuple[int, ...]  # Rows, columns and channels, or any other shape of the model's input.
+    # The real value of one pixel level, or one code, in the first kernels; None for values that
+    # only layers left float read, as they are.
     scale: np.float32 | None
-    zero_point: int = 0
+    zero_point: int = 0  # The pixel, or the code, of the real value 0.
+    # What the Keras model is fed, for pixels; None where only the file is known.
     range: InputRange | None = None
+    # "uint8", "int8" for codes of real values, or "float32" for these themselves; of values as they
+    # are, any that files have.
     type: str = "uint8"
 
     def fed(self, pixels: np.ndarray) -> np.ndarray:
@@ -235,19 +214,13 @@ def real_outputs(stored: np.ndarray, scales: np.ndarray, zero_points: np.ndarray
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """The places of the kernel of a convolution or pooling.
+    """The places of the kernel of a convolution or pooling."""
 
-    Attributes:
-        strides: in rows and columns.
-        padding: "SAME" or "VALID".
-        dilation: in rows and columns.
-        more: rows and columns that a transposed convolution makes beyond
-            `windows.transposed_size`; below 0 where it makes fewer.
-    """
-
-    strides: tuple[int, int] = (1, 1)
-    padding: str = "VALID"
-    dilation: tuple[int, int] = (1, 1)
+    strides: tuple[int, int] = (1, 1)  # In rows and columns.
+    padding: str = "VALID"  # "SAME" or "VALID".
+    dilation: tuple[int, int] = (1, 1)  # In rows and columns.
+    # Rows and columns that a transposed convolution makes beyond `windows.transposed_size`; below 0
+    # where it makes fewer.
     more: tuple[int, int] = (0, 0)
 
 

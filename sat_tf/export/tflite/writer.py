@@ -33,18 +33,13 @@ _STORAGE_TYPES = {
 
 
 class Operator(NamedTuple):
-    """One operator of the schema, as sat-tf writes it.
+    """One operator of the schema, as sat-tf writes it."""
 
-    Attributes:
-        name: as `BuiltinOperator` has it.
-        version: the one that reads the types of sat-tf's files; older runtimes then refuse a file
-            instead of misreading it.
-        options: the schema's name of its builtin options; "" where it has none.
-    """
-
-    name: str
+    name: str  # As `BuiltinOperator` has it.
+    # The one that reads the types of sat-tf's files; older runtimes then refuse a file instead of
+    # misreading it.
     version: int
-    options: str
+    options: str  # The schema's name of its builtin options; "" where it has none.
 
 
 class Writer:

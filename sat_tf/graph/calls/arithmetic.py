@@ -157,15 +157,10 @@ def _ends(call: OldCall) -> _Ends | None:
 
 @dataclasses.dataclass(frozen=True)
 class _Clipping:
-    """A finder for calls that clip a tensor, or that take the extreme values of two.
+    """A finder for calls that clip a tensor, or that take the extreme values of two."""
 
-    Attributes:
-        ends: gives the ends that the call clips to.
-        of_two: the name of the layer for two tensors; "" where there is none.
-    """
-
-    ends: Callable[[OldCall], _Ends | None]
-    of_two: str = ""
+    ends: Callable[[OldCall], _Ends | None]  # Gives the ends that the call clips to.
+    of_two: str = ""  # The name of the layer for two tensors; "" where there is none.
 
     def __call__(self, call: OldCall) -> Replacement | None:
         first, second = call.argument(0, "x"), call.argument(1, "y")

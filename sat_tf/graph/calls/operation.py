@@ -18,28 +18,21 @@ Twin = NewLayer | Callable[..., Any]
 
 @dataclasses.dataclass(frozen=True)
 class OperationKind:
-    """An operation, of users' models and between the layers of quantized ones.
+    """An operation, of users' models and between the layers of quantized ones."""
 
-    Attributes:
-        name: of the function in Keras 3, where there is one.
-        calls: the names of TensorFlow's functions, "tf." left out.
-        fix: how to write a call of them that is quantized; "" where there is no way.
-        layers: the layers of tf_keras, which are quantized, for a call of these functions; None
-            where there are none.
-        keras3: computes a call of these functions in Keras 3, whose module it takes in front of
-            TensorFlow's arguments; None where it has no user.
-        twin: what tf_keras has for a call of Keras 3's operation, a `keras3.conversion.graph.Call`;
-            None where it is not known.
-        synonyms: other classes of operations in Keras 3 that compute the same.
-    """
-
-    name: str
-    calls: tuple[str, ...] = ()
-    fix: str = ""
+    name: str  # Of the function in Keras 3, where there is one.
+    calls: tuple[str, ...] = ()  # The names of TensorFlow's functions, "tf." left out.
+    fix: str = ""  # How to write a call of them that is quantized; "" where there is no way.
+    # The layers of tf_keras, which are quantized, for a call of these functions; None where there
+    # are none.
     layers: Finder | None = None
+    # Computes a call of these functions in Keras 3, whose module it takes in front of TensorFlow's
+    # arguments; None where it has no user.
     keras3: Callable[..., Any] | None = None
+    # What tf_keras has for a call of Keras 3's operation, a `keras3.conversion.graph.Call`; None
+    # where it is not known.
     twin: Callable[[Any], Twin] | None = None
-    synonyms: tuple[str, ...] = ()
+    synonyms: tuple[str, ...] = ()  # Other classes of operations in Keras 3 that compute the same.
 
     @property
     def class_name(self) -> str:

@@ -107,21 +107,14 @@ def gelu_by_tanh(x: tf.Tensor) -> tf.Tensor:
 
 
 class Activation(NamedTuple):
-    """An activation function.
+    """An activation function."""
 
-    Attributes:
-        reach: the range of its values; None where it is no function between quantizers.
-        keras3: its names in Keras 3.
-        function: the function, where tf_keras has none of its name.
-        is_broken_line: see `Function`.
-        native: see `Function`.
-    """
-
-    reach: Reach | None
-    keras3: tuple[str, ...] = ()
+    reach: Reach | None  # The range of its values; None where it is no function between quantizers.
+    keras3: tuple[str, ...] = ()  # Its names in Keras 3.
+    # The function, where tf_keras has none of its name.
     function: Callable[[tf.Tensor], tf.Tensor] | None = None
-    is_broken_line: bool = False
-    native: NativeFunction | None = None
+    is_broken_line: bool = False  # See `Function`.
+    native: NativeFunction | None = None  # See `Function`.
 
 
 _HARD_SWISH = NativeFunction("HARD_SWISH")

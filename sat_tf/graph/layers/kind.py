@@ -57,25 +57,17 @@ class KernelForm(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """One multiplication by a kernel; a separable convolution does two.
+    """One multiplication by a kernel; a separable convolution does two."""
 
-    Attributes:
-        form: the values that it multiplies.
-        output_axes: its axes for the output channels.
-        input_axis: its axis for the channels of the input.
-        attribute: name of the layer's attribute that holds it.
-        suffix: what tells it from the other kernels of its layer; "" where it is the only one.
-        one_dimensional: the layer reads sequences, which are images with one row in the file.
-        folds_inputs: another scale of the layer's input can be folded into it.
-    """
-
-    form: KernelForm
-    output_axes: tuple[int, ...]
-    input_axis: int
-    attribute: str = "kernel"
+    form: KernelForm  # The values that it multiplies.
+    output_axes: tuple[int, ...]  # Its axes for the output channels.
+    input_axis: int  # Its axis for the channels of the input.
+    attribute: str = "kernel"  # Name of the layer's attribute that holds it.
+    # What tells it from the other kernels of its layer; "" where it is the only one.
     suffix: str = ""
+    # The layer reads sequences, which are images with one row in the file.
     one_dimensional: bool = False
-    folds_inputs: bool = True
+    folds_inputs: bool = True  # Another scale of the layer's input can be folded into it.
 
     @property
     def depthwise(self) -> bool:
@@ -128,16 +120,11 @@ class Kernel:
 
 @dataclasses.dataclass(frozen=True)
 class Pooling:
-    """A pooling.
+    """A pooling."""
 
-    Attributes:
-        mean: it takes the mean; else the largest value.
-        whole: over all places; else over windows.
-        on_images: for sequences, the same for images, which it becomes.
-    """
-
-    mean: bool
-    whole: bool = False
+    mean: bool  # It takes the mean; else the largest value.
+    whole: bool = False  # Over all places; else over windows.
+    # For sequences, the same for images, which it becomes.
     on_images: type[keras.layers.Layer] | None = None
 
 
@@ -156,63 +143,49 @@ class Combination(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class NativeFunction:
-    """The operator of TFLite that computes a function of one value on codes.
+    """The operator of TFLite that computes a function of one value on codes."""
 
-    Attributes:
-        operator: its name.
-        settings: its options, by the names that the schema gives them.
-        ends: the smallest and the largest value of the 256 codes that TFLite fixes for its output;
-            None where these may be any.
-        weights: the attribute of its layer with weights, which it has as `grid.int8_codes`; "" for
-            those without.
-    """
-
-    operator: str
+    operator: str  # Its name.
+    # Its options, by the names that the schema gives them.
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    # The smallest and the largest value of the 256 codes that TFLite fixes for its output; None
+    # where these may be any.
     ends: Reach | None = None
+    # The attribute of its layer with weights, which it has as `grid.int8_codes`; "" for those
+    # without.
     weights: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Function:
-    """A function that a layer computes between quantizers.
+    """A function that a layer computes between quantizers."""
 
-    Attributes:
-        reach: the range of its values.
-        on_each_value: it is elementwise: the same function of each value by itself.
-        keeps_range: its outputs lie within the range of its inputs, as in a resized image.
-        keeps_sign: its output is nonnegative where its input is.
-        interpolates: it resizes images by bilinear interpolation, pixels placed by their centers.
-        is_broken_line: it is piecewise linear: not a smooth function that rounding would coarsen.
-        spread: its result for values (channels, quantiles), where it is not elementwise.
-        native: the operator that NPUs compute it by; None where there is none.
-    """
-
-    reach: Callable[[Any], Reach] = lambda layer: UNKNOWN
+    reach: Callable[[Any], Reach] = lambda layer: UNKNOWN  # The range of its values.
+    # It is elementwise: the same function of each value by itself.
     on_each_value: Callable[[Any], bool] = lambda layer: False
+    # Its outputs lie within the range of its inputs, as in a resized image.
     keeps_range: Callable[[Any], bool] = lambda layer: False
+    # Its output is nonnegative where its input is.
     keeps_sign: Callable[[Any], bool] = lambda layer: False
+    # It resizes images by bilinear interpolation, pixels placed by their centers.
     interpolates: Callable[[Any], bool] = lambda layer: False
+    # It is piecewise linear: not a smooth function that rounding would coarsen.
     is_broken_line: bool = False
+    # Its result for values (channels, quantiles), where it is not elementwise.
     spread: Callable[[Any, Any], Any] | None = None
+    # The operator that NPUs compute it by; None where there is none.
     native: Callable[[Any], NativeFunction | None] = lambda layer: None
 
 
 @dataclasses.dataclass(frozen=True)
 class Move:
-    """One operator of data movement.
+    """One operator of data movement."""
 
-    Attributes:
-        operator: its name in TFLite.
-        arguments: what it is given beside its tensor.
-        shape: of its output, without the batch; None for that of the layer's output.
-        suffix: of the name of its output; "" for the output of the layer.
-    """
-
-    operator: str
-    arguments: tuple[Any, ...] = ()
+    operator: str  # Its name in TFLite.
+    arguments: tuple[Any, ...] = ()  # What it is given beside its tensor.
+    # Of its output, without the batch; None for that of the layer's output.
     shape: Shape | None = None
-    suffix: str = ""
+    suffix: str = ""  # Of the name of its output; "" for the output of the layer.
 
 
 # It takes a layer and the shapes of its input and output, without the batch.
@@ -221,21 +194,15 @@ Moves = Callable[[Any, Shape, Shape], tuple[Move, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class Keras3:
-    """The layer of Keras 3 that computes the same, and how settings translate.
+    """The layer of Keras 3 that computes the same, and how settings translate."""
 
-    Attributes:
-        name: of its class; "" for the name of the class in tf_keras.
-        renamed: names of settings there, by those in tf_keras.
-        channels_last: on CPUs tf_keras computes it with the channels last only.
-        wrapped: settings that hold layers, with the attribute that holds each there.
-        one_axis: tf_keras gives the axis as a list, Keras 3 takes one number.
-    """
-
-    name: str = ""
+    name: str = ""  # Of its class; "" for the name of the class in tf_keras.
+    # Names of settings there, by those in tf_keras.
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    channels_last: bool = False
+    channels_last: bool = False  # On CPUs tf_keras computes it with the channels last only.
+    # Settings that hold layers, with the attribute that holds each there.
     wrapped: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    one_axis: bool = False
+    one_axis: bool = False  # Tf_keras gives the axis as a list, Keras 3 takes one number.
 
 
 SAME = Keras3()
@@ -270,57 +237,42 @@ def window_detail(layer: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class LayerKind:
-    """One row of the registry.
+    """One row of the registry."""
 
-    Attributes:
-        role: of the layer, or how to tell it from the layer.
-        refuse: returns what is wrong with this layer's settings, with the fix, or None.
-        quantized: sat-tf quantizes it; else it is left float, or first rewritten as other layers.
-        fix: what to do about one that is not quantized.
-        refuse_at: returns why no file can have it, quantized or float, behind a tensor of so many
-            axes without the batch, or None.
-        kernels: those it multiplies by, in order.
-        pieces: the layers that it becomes, one for each kernel, before it is quantized.
-        weights_by_channel: its weights, of whatever shape, are factors of single channels or
-            values: they count no products, and are no matrices.
-        normalizes: it divides by a deviation that it measures.
-        moments: mean and variance of its output by channel, from its weights.
-        pooling: how it pools.
-        combination: how it combines several tensors.
-        function: that it computes.
-        moves: how it moves the codes that it reads.
-        keeps_channels: it moves values within their channel.
-        reshapes: it changes the shape of its values and keeps their order.
-        detail: the settings that tables show.
-        short_name: of its class in tables; "" for the name itself.
-        alike_at_all_sizes: TensorFlow's converter makes the same operators of it at all sizes.
-        in_training: its output in training, where that of Keras has no gradient.
-        reads_ids: it takes its input for numbers of things, of which no neighbour is like another.
-        keras3: its counterpart in Keras 3, or None.
-    """
-
+    # Of the layer, or how to tell it from the layer.
     role: Role | Callable[[Any], Role] = Role.OPAQUE
+    # Returns what is wrong with this layer's settings, with the fix, or None.
     refuse: Callable[[Any], str | None] = lambda layer: None
+    # Sat-tf quantizes it; else it is left float, or first rewritten as other layers.
     quantized: bool = True
-    fix: str = ""
+    fix: str = ""  # What to do about one that is not quantized.
+    # Returns why no file can have it, quantized or float, behind a tensor of so many axes without
+    # the batch, or None.
     refuse_at: Callable[[Any, int], str | None] = lambda layer, rank: None
-    kernels: tuple[Kernel, ...] = ()
+    kernels: tuple[Kernel, ...] = ()  # Those it multiplies by, in order.
+    # The layers that it becomes, one for each kernel, before it is quantized.
     pieces: tuple[type[keras.layers.Layer], ...] = ()
+    # Its weights, of whatever shape, are factors of single channels or values: they count no
+    # products, and are no matrices.
     weights_by_channel: bool = False
-    normalizes: bool = False
+    normalizes: bool = False  # It divides by a deviation that it measures.
+    # Mean and variance of its output by channel, from its weights.
     moments: Callable[[Any], Moments] | None = None
-    pooling: Pooling | None = None
-    combination: Combination | None = None
-    function: Function | None = None
-    moves: Moves | None = None
-    keeps_channels: bool = False
-    reshapes: bool = False
-    detail: Callable[[Any], str] = window_detail
-    short_name: str = ""
+    pooling: Pooling | None = None  # How it pools.
+    combination: Combination | None = None  # How it combines several tensors.
+    function: Function | None = None  # That it computes.
+    moves: Moves | None = None  # How it moves the codes that it reads.
+    keeps_channels: bool = False  # It moves values within their channel.
+    reshapes: bool = False  # It changes the shape of its values and keeps their order.
+    detail: Callable[[Any], str] = window_detail  # The settings that tables show.
+    short_name: str = ""  # Of its class in tables; "" for the name itself.
+    # TensorFlow's converter makes the same operators of it at all sizes.
     alike_at_all_sizes: bool = False
+    # Its output in training, where that of Keras has no gradient.
     in_training: Callable[[Any, Any], Any] | None = None
+    # It takes its input for numbers of things, of which no neighbour is like another.
     reads_ids: bool = False
-    keras3: Keras3 | None = None
+    keras3: Keras3 | None = None  # Its counterpart in Keras 3, or None.
 
     @property
     def kernel(self) -> str:

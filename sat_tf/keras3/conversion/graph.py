@@ -22,15 +22,10 @@ LOWER_PRECISIONS = {"float16": 2**-9, "bfloat16": 2**-6}
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One call of a layer or operation.
+    """One call of a layer or operation."""
 
-    Attributes:
-        operation: the Keras 3 layer, nested model or operation that is called.
-        node: Keras' record of the call.
-    """
-
-    operation: Any
-    node: Any
+    operation: Any  # The Keras 3 layer, nested model or operation that is called.
+    node: Any  # Keras' record of the call.
 
     @property
     def outputs(self) -> list[Any]:

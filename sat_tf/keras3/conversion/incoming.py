@@ -111,15 +111,10 @@ def convert(
 
 
 class ReadModel(NamedTuple):
-    """A model of tf_keras that was read from a file, and how it was converted.
+    """A model of tf_keras that was read from a file, and how it was converted."""
 
-    Attributes:
-        model: not compiled.
-        note: a line that says so for a model of Keras 3; None for one of tf_keras.
-    """
-
-    model: "keras.Model"
-    note: str | None
+    model: "keras.Model"  # Not compiled.
+    note: str | None  # A line that says so for a model of Keras 3; None for one of tf_keras.
 
 
 def read_model(path: str | os.PathLike[str], *, safe_mode: bool = True) -> ReadModel:

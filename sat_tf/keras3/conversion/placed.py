@@ -61,15 +61,10 @@ class Original(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """A Keras 3 model with quantizers.
+    """A Keras 3 model with quantizers."""
 
-    Attributes:
-        model: the model.
-        pairs: its layers, each with the layer of the plan that it was made of.
-    """
-
-    model: keras3.Model
-    pairs: list[tuple[Any, Any]]
+    model: keras3.Model  # The model.
+    pairs: list[tuple[Any, Any]]  # Its layers, each with the layer of the plan that it was made of.
 
 
 def placed(plan: keras.Model, originals: Mapping[str, Original]) -> Placed:

@@ -52,36 +52,25 @@ _RANGES = ((-1.0, 1.0), (0.0, 255.0))
 
 @dataclasses.dataclass(frozen=True)
 class Proof:
-    """The result of a proof.
+    """The result of a proof."""
 
-    Attributes:
-        layer_difference: the largest of a layer, as a fraction of its largest value.
-        num_calls: how many layers and operations were compared.
-        codes_differing: how many codes differ, all of them ties.
-        difference: the largest of the model's outputs, where the whole was compared.
-    """
-
-    layer_difference: float
-    num_calls: int
-    codes_differing: int
+    layer_difference: float  # The largest of a layer, as a fraction of its largest value.
+    num_calls: int  # How many layers and operations were compared.
+    codes_differing: int  # How many codes differ, all of them ties.
+    # The largest of the model's outputs, where the whole was compared.
     difference: float | None = None
 
 
 @dataclasses.dataclass
 class _Found:
-    """The comparison of layers while a graph is run.
+    """The comparison of layers while a graph is run."""
 
-    Attributes:
-        differences: the largest of each, by name.
-        wrong: those that differ by more than they may: a line on each.
-        is_lower: some tensors have a lower precision than float32.
-        codes: how many codes differ.
-    """
-
+    # The largest of each, by name.
     differences: dict[str, float] = dataclasses.field(default_factory=dict)
+    # Those that differ by more than they may: a line on each.
     wrong: dict[str, str] = dataclasses.field(default_factory=dict)
-    is_lower: bool = False
-    codes: int = 0
+    is_lower: bool = False  # Some tensors have a lower precision than float32.
+    codes: int = 0  # How many codes differ.
 
 
 def prove(made: Translated, *, whole: bool = False) -> Proof:
@@ -297,14 +286,10 @@ def _run(made: Translated, inputs: list[Any], found: _Found) -> list[Any]:
 
 @dataclasses.dataclass
 class _Seen:
-    """The values that a quantized layer of Keras 3 computes on its way to its outputs.
+    """The values that a quantized layer of Keras 3 computes on its way to its outputs."""
 
-    Attributes:
-        kernel: its effective kernel; None where it has none.
-        quantized: the tensors that it gives to its output quantizer.
-    """
-
-    kernel: Any = None
+    kernel: Any = None  # Its effective kernel; None where it has none.
+    # The tensors that it gives to its output quantizer.
     quantized: list[Any] = dataclasses.field(default_factory=list)
 
 

@@ -51,17 +51,12 @@ def non_finite(names: Sequence[str], arrays: Sequence[np.ndarray]) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Translated:
-    """A model in Keras 3 and in tf_keras.
+    """A model in Keras 3 and in tf_keras."""
 
-    Attributes:
-        graph: of the Keras 3 model.
-        model: the tf_keras model.
-        calls: every call of the graph, with what is called in tf_keras, and for a nested model its
-            translation.
-    """
-
-    graph: Keras3Graph
-    model: keras.Model
+    graph: Keras3Graph  # Of the Keras 3 model.
+    model: keras.Model  # The tf_keras model.
+    # Every call of the graph, with what is called in tf_keras, and for a nested model its
+    # translation.
     calls: list[tuple[Call, Any, "Translated | None"]]
 
     @property

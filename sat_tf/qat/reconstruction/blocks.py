@@ -40,15 +40,10 @@ _BESIDE_A_LAYER = {
 
 
 class Block(NamedTuple):
-    """The end of a block.
+    """The end of a block."""
 
-    Attributes:
-        node: of the quantized network, whose output is fitted.
-        reference: the node of the float network that computes the same.
-    """
-
-    node: str
-    reference: str
+    node: str  # Of the quantized network, whose output is fitted.
+    reference: str  # The node of the float network that computes the same.
 
 
 def find_blocks(network: Network, reference: Network) -> list[Block]:
@@ -199,17 +194,12 @@ def _is_end(network: Network, node: Node) -> bool:
 
 
 class Span(NamedTuple):
-    """Nodes that are computed in one go.
+    """Nodes that are computed in one go."""
 
-    Attributes:
-        nodes: producers before consumers.
-        given: the tensors that they read of nodes in front, of all images.
-        compute: a function from such tensors of some images to those that the nodes make, by name,
-            in inference.
-    """
-
-    nodes: Sequence[Node]
-    given: Mapping[str, Rows]
+    nodes: Sequence[Node]  # Producers before consumers.
+    given: Mapping[str, Rows]  # The tensors that they read of nodes in front, of all images.
+    # A function from such tensors of some images to those that the nodes make, by name, in
+    # inference.
     compute: Callable[[Mapping[str, Any]], dict[str, tf.Tensor]]
 
 

@@ -34,47 +34,31 @@ _DAMAGES = (OSError, EOFError, ValueError, LookupError, TypeError, zipfile.BadZi
 
 
 class FitState(NamedTuple):
-    """A fit under way, as far as its next step depends on it; see `Part.fit`.
+    """A fit under way, as far as its next step depends on it; see `Part.fit`."""
 
-    Attributes:
-        done: how many steps are done.
-        order: the images that are next.
-        best: the least errors so far.
-        values: the values of the variables with these errors.
-        current: the values that they have now.
-        moments: of Adam.
-    """
-
-    done: int
-    order: np.ndarray
-    best: np.ndarray
-    values: list[np.ndarray]
-    current: list[np.ndarray]
-    moments: list[np.ndarray]
+    done: int  # How many steps are done.
+    order: np.ndarray  # The images that are next.
+    best: np.ndarray  # The least errors so far.
+    values: list[np.ndarray]  # The values of the variables with these errors.
+    current: list[np.ndarray]  # The values that they have now.
+    moments: list[np.ndarray]  # Of Adam.
 
 
 @dataclasses.dataclass
 class Checkpoint:
-    """The file of one reconstruction.
+    """The file of one reconstruction."""
 
-    Attributes:
-        path: of the file; None keeps nothing.
-        say: is told where the reconstruction goes on.
-        is_expected: a file that is missing, or of another reconstruction, is an error; by default
-            it is passed over.
-        fits: the finished fits, as plain values.
-        seconds: that earlier processes have taken.
-        under_way: of the fit that comes next, what an earlier process has done.
-        saved: what the file holds, in words; "" where there is none of this reconstruction.
-    """
-
-    path: pathlib.Path | None
-    say: Callable[[str], None] = lambda words: None
+    path: pathlib.Path | None  # Of the file; None keeps nothing.
+    say: Callable[[str], None] = lambda words: None  # Is told where the reconstruction goes on.
+    # A file that is missing, or of another reconstruction, is an error; by default it is passed
+    # over.
     is_expected: bool = False
+    # The finished fits, as plain values.
     fits: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    seconds: float = 0.0
+    seconds: float = 0.0  # That earlier processes have taken.
+    # Of the fit that comes next, what an earlier process has done.
     under_way: FitState | None = None
-    saved: str = ""
+    saved: str = ""  # What the file holds, in words; "" where there is none of this reconstruction.
 
     def open(self, key: str, model: keras.Model, draw: np.random.Generator, *, blocks: int) -> None:
         """Takes up what the file holds, and gives model and draws the state that they had.

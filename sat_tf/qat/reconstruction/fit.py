@@ -29,31 +29,21 @@ _LEVEL_CODES, _LATENT_SHARE = 2.0, 6.0
 
 
 class Plan(NamedTuple):
-    """The way of one fit by Adam, whose rate falls to 0 by a cosine.
+    """The way of one fit by Adam, whose rate falls to 0 by a cosine."""
 
-    Attributes:
-        steps: how many.
-        rate: of the first step.
-        measured: how often the errors of the held-out images are measured.
-    """
-
-    steps: int
-    rate: float
-    measured: int
+    steps: int  # How many.
+    rate: float  # Of the first step.
+    measured: int  # How often the errors of the held-out images are measured.
 
 
 # -- what is fitted --------------------------------------------------------------------------------
 
 
 class _Trained(NamedTuple):
-    """A variable that is fitted.
+    """A variable that is fitted."""
 
-    Attributes:
-        variable: the variable itself.
-        unit: how far one step moves it at a rate of 1; an array has one for each of its numbers.
-    """
-
-    variable: tf.Variable
+    variable: tf.Variable  # The variable itself.
+    # How far one step moves it at a rate of 1; an array has one for each of its numbers.
     unit: float | np.ndarray
 
 
@@ -150,14 +140,10 @@ def rows_of_classes(network: Network, name: str, shape: tuple[int | None, ...]) 
 
 
 class Aim(NamedTuple):
-    """The values that a tensor should have.
+    """The values that a tensor should have."""
 
-    Attributes:
-        wanted: its values for all images.
-        rows: "logits" or "probabilities", if these are its rows, whose divergence counts too.
-    """
-
-    wanted: Rows
+    wanted: Rows  # Its values for all images.
+    # "logits" or "probabilities", if these are its rows, whose divergence counts too.
     rows: str = ""
 
     @classmethod

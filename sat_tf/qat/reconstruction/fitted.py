@@ -19,39 +19,26 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """The record of a reconstruction: how it was done, and how good the model was before and after.
-
-    Attributes:
-        steps: for each block, at most.
-        images: how many were used.
-        held_out: how many of these were not fitted to; errors and agreement are of them.
-        seconds: that it took.
-        error_before: of the outputs of the calibrated model; see `sat_tf.reconstruct`.
-        error_after: of the fitted one.
-        agreement_before: share of answers that are those of the float model, of the calibrated
-            model; None for outputs that are no classes.
-        agreement_after: of the fitted one.
-        calibrated_top1: of the calibrated model on labelled pictures, with its biases as in a file;
-            None without any.
-        calibrated_top5: the same; None for few classes.
-        fitted_top1: of the fitted one.
-        kept: whether the model is the fitted one: the calibrated one is kept where no fit has
-            helped, or where labels are there to tell that it is the better one.
-    """
+    """How a reconstruction was done, and how good the model was before and after."""
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
 
-    steps: int
-    images: int
-    held_out: int
-    seconds: float
-    error_before: float
-    error_after: float
+    steps: int  # For each block, at most.
+    images: int  # How many were used.
+    held_out: int  # How many of these were not fitted to; errors and agreement are of them.
+    seconds: float  # That it took.
+    error_before: float  # Of the outputs of the calibrated model; see `sat_tf.reconstruct`.
+    error_after: float  # Of the fitted one.
+    # Share of answers that are those of the float model, of the calibrated model; None for outputs
+    # that are no classes.
     agreement_before: float | None = None
-    agreement_after: float | None = None
+    agreement_after: float | None = None  # Of the fitted one.
+    # Of the calibrated model on labelled pictures, with its biases as in a file; None without any.
     calibrated_top1: float | None = None
-    calibrated_top5: float | None = None
-    fitted_top1: float | None = None
+    calibrated_top5: float | None = None  # The same; None for few classes.
+    fitted_top1: float | None = None  # Of the fitted one.
+    # Whether the model is the fitted one: the calibrated one is kept where no fit has helped, or
+    # where labels are there to tell that it is the better one.
     kept: bool
 
     @classmethod

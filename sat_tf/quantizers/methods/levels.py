@@ -27,14 +27,12 @@ class LevelsOfWeights(ScaledQuantizer):
     `next_levels`.
 
     Attributes:
-        levels_name: of the variable.
-        levels_type: its type.
-        levels_settings: the settings on which its start depends.
         follows: whether it changes in training steps.
     """
 
-    levels_name: ClassVar[str]
-    levels_type: ClassVar[str] = "float32"
+    levels_name: ClassVar[str]  # Of the variable.
+    levels_type: ClassVar[str] = "float32"  # Its type.
+    # The settings on which its start depends.
     levels_settings: ClassVar[tuple[str, ...]] = ("num_bits",)
 
     @abc.abstractmethod

@@ -58,30 +58,22 @@ COLUMNS = tuple(
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Audit(RowTable):
-    """A model measured by the rules of efficient training.
-
-    Attributes:
-        model: its name.
-        layers: the linear layers, in graph order.
-        activations: the tensors with clipping levels, in graph order.
-        kappa_0: of the classifier, if there is one.
-        num_images: how many images gradients and activations were measured on; 0 without any.
-        loss: cross entropy of these images, in nats.
-        logit_variance: variance of the logits over classes, its mean over the images.
-        notes: what could not be measured, and why.
-    """
+    """A model measured by the rules of efficient training."""
 
     COLUMNS = COLUMNS
     _width = 160
 
-    model: str
-    layers: tuple[LayerAudit, ...]
+    model: str  # Its name.
+    layers: tuple[LayerAudit, ...]  # The linear layers, in graph order.
+    # The tensors with clipping levels, in graph order.
     activations: tuple[ActivationAudit, ...] = ()
-    kappa_0: float | None = None
+    kappa_0: float | None = None  # Of the classifier, if there is one.
+    # How many images gradients and activations were measured on; 0 without any.
     num_images: int = 0
-    loss: float | None = None
+    loss: float | None = None  # Cross entropy of these images, in nats.
+    # Variance of the logits over classes, its mean over the images.
     logit_variance: float | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # What could not be measured, and why.
 
     @property
     def verdict(self) -> Verdict:

@@ -18,19 +18,12 @@ class Verdict(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """A rule that a layer breaks.
+    """A rule that a layer breaks."""
 
-    Attributes:
-        rule: its name: a key of `RULES`.
-        verdict: WATCH or BROKEN.
-        reason: what was measured, and what the rule requires.
-        remedy: what to do.
-    """
-
-    rule: str
-    verdict: Verdict
-    reason: str
-    remedy: str
+    rule: str  # Its name: a key of `RULES`.
+    verdict: Verdict  # WATCH or BROKEN.
+    reason: str  # What was measured, and what the rule requires.
+    remedy: str  # What to do.
 
 
 RULES = {
@@ -107,41 +100,24 @@ def worst(findings: Iterable[Finding]) -> Verdict:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerAudit(WeightUse):
-    """One linear layer with its kernel; what it does not have, or was not measured, is None.
+    """One linear layer with its kernel; what it does not have, or was not measured, is None."""
 
-    Attributes:
-        name: of the user's layer, with the path of models that it is nested in.
-        kind: class of the layer.
-        fan_in: n, inputs of one output, the kernel's area included.
-        fan_out: n̂, outputs of one input, the kernel's area included.
-        normalization: class of the normalization right behind it.
-        reads_image: no linear layer comes before it.
-        is_classifier: its output is the model's.
-        pooled_area: k²_pool right before the classifier.
-        kappa_0: of the classifier; wanted below 0.1.
-        gradient_variance: VAR[∂L/∂Ξ].
-        following: names of the layers that follow, nearest along the graph.
-        kappa_1: constant of the gradient-flowing law with normalization behind; wanted near 1.
-        kappa_2: the same without.
-        unknown: why there are no constants, if so.
-        findings: the rules it breaks.
-    """
-
-    name: str
-    kind: str
-    fan_in: int
-    fan_out: int
-    normalization: str | None = None
-    reads_image: bool = False
-    is_classifier: bool = False
-    pooled_area: int | None = None
-    kappa_0: float | None = None
-    gradient_variance: float | None = None
-    following: tuple[str, ...] = ()
+    name: str  # Of the user's layer, with the path of models that it is nested in.
+    kind: str  # Class of the layer.
+    fan_in: int  # N, inputs of one output, the kernel's area included.
+    fan_out: int  # N̂, outputs of one input, the kernel's area included.
+    normalization: str | None = None  # Class of the normalization right behind it.
+    reads_image: bool = False  # No linear layer comes before it.
+    is_classifier: bool = False  # Its output is the model's.
+    pooled_area: int | None = None  # K²_pool right before the classifier.
+    kappa_0: float | None = None  # Of the classifier; wanted below 0.1.
+    gradient_variance: float | None = None  # VAR[∂L/∂Ξ].
+    following: tuple[str, ...] = ()  # Names of the layers that follow, nearest along the graph.
+    # Constant of the gradient-flowing law with normalization behind; wanted near 1.
     kappa_1: float | None = None
-    kappa_2: float | None = None
-    unknown: str = ""
-    findings: tuple[Finding, ...] = ()
+    kappa_2: float | None = None  # The same without.
+    unknown: str = ""  # Why there are no constants, if so.
+    findings: tuple[Finding, ...] = ()  # The rules it breaks.
 
     @property
     def kappa(self) -> float | None:
@@ -156,29 +132,19 @@ class LayerAudit(WeightUse):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ActivationAudit:
-    """One tensor with a clipping level; what was not measured is None.
+    """One tensor with a clipping level; what was not measured is None."""
 
-    Attributes:
-        name: of the layer that makes it, or of an inserted quantizer.
-        bits: of its codes.
-        clipping_level: of a tensor that can be negative, on both sides.
-        ceiling: of the rectifier that the quantizer replaces.
-        clipped: share of its values at or beyond the clipping level, in inference.
-        codes: how many codes its grid has.
-        codes_used: how many of them occur.
-        level_gradient: derivative of the loss with respect to the clipping level.
-        findings: the rules it breaks.
-    """
-
-    name: str
-    bits: int
-    clipping_level: float
-    ceiling: float | None = None
+    name: str  # Of the layer that makes it, or of an inserted quantizer.
+    bits: int  # Of its codes.
+    clipping_level: float  # Of a tensor that can be negative, on both sides.
+    ceiling: float | None = None  # Of the rectifier that the quantizer replaces.
+    # Share of its values at or beyond the clipping level, in inference.
     clipped: float | None = None
-    codes: int | None = None
-    codes_used: int | None = None
+    codes: int | None = None  # How many codes its grid has.
+    codes_used: int | None = None  # How many of them occur.
+    # Derivative of the loss with respect to the clipping level.
     level_gradient: float | None = None
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[Finding, ...] = ()  # The rules it breaks.
 
     @property
     def verdict(self) -> Verdict:

@@ -17,29 +17,17 @@ from sat_tf.training.measurements import variance
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WeightUse:
-    """One kernel; what it does not have is None. Variances are centred, over the whole kernel.
+    """One kernel; what it does not have is None. Variances are centred, over the whole kernel."""
 
-    Attributes:
-        weights: how many there are.
-        weight_bits: of the codes.
-        rescale: name of SAT's rescaling.
-        latent_variance: VAR[W], of the variable that the optimizer updates.
-        clamped_variance: VAR[Ŵ].
-        quantized_variance: VAR[Q].
-        effective_variance: VAR[Ξ].
-        weight_codes: how many codes the grid has.
-        weight_codes_used: how many of them occur.
-    """
-
-    weights: int = 0
-    weight_bits: int | None = None
-    rescale: str | None = None
-    latent_variance: float | None = None
-    clamped_variance: float | None = None
-    quantized_variance: float | None = None
-    effective_variance: float | None = None
-    weight_codes: int | None = None
-    weight_codes_used: int | None = None
+    weights: int = 0  # How many there are.
+    weight_bits: int | None = None  # Of the codes.
+    rescale: str | None = None  # Name of SAT's rescaling.
+    latent_variance: float | None = None  # VAR[W], of the variable that the optimizer updates.
+    clamped_variance: float | None = None  # VAR[Ŵ].
+    quantized_variance: float | None = None  # VAR[Q].
+    effective_variance: float | None = None  # VAR[Ξ].
+    weight_codes: int | None = None  # How many codes the grid has.
+    weight_codes_used: int | None = None  # How many of them occur.
 
 
 class WeightProbe:

@@ -13,23 +13,14 @@ from sat_tf.training.data.folder_tree import read_tree
 
 
 class Size(NamedTuple):
-    """The settings of sets below a size.
+    """The settings of sets below a size."""
 
-    Attributes:
-        below: pictures to train on.
-        image_size: in pixels; smaller where the pictures are.
-        width_multiplier: of MobileNet-V2.
-        batch_size: less where that were more than a quarter of the pictures.
-        epochs: of the float stage; the quantized one has half as many.
-        base_learning_rate: of the float stage; the quantized one has a quarter of it.
-    """
-
-    below: float
-    image_size: int
-    width_multiplier: float
-    batch_size: int
-    epochs: int
-    base_learning_rate: float
+    below: float  # Pictures to train on.
+    image_size: int  # In pixels; smaller where the pictures are.
+    width_multiplier: float  # Of MobileNet-V2.
+    batch_size: int  # Less where that were more than a quarter of the pictures.
+    epochs: int  # Of the float stage; the quantized one has half as many.
+    base_learning_rate: float  # Of the float stage; the quantized one has a quarter of it.
 
 
 SIZES = (
@@ -46,21 +37,13 @@ _FEW_EPOCHS = 10
 
 
 class FolderChoice(NamedTuple):
-    """How a folder is trained on.
+    """How a folder is trained on."""
 
-    Attributes:
-        name: of the run, after the folder.
-        data_dir: the folder, absolute, so that the run is not tied to where it was started.
-        num_train: pictures to train on.
-        side: the median of their shorter sides; None if none can be read.
-        size: the row of `SIZES`.
-    """
-
-    name: str
-    data_dir: str
-    num_train: int
-    side: int | None
-    size: Size
+    name: str  # Of the run, after the folder.
+    data_dir: str  # The folder, absolute, so that the run is not tied to where it was started.
+    num_train: int  # Pictures to train on.
+    side: int | None  # The median of their shorter sides; None if none can be read.
+    size: Size  # The row of `SIZES`.
 
     @property
     def image_size(self) -> int:

@@ -14,21 +14,13 @@ RANDOM = "philox"
 
 
 class Order(NamedTuple):
-    """The global batches that are asked for, and the place of this process in each of them.
+    """The global batches that are asked for, and the place of this process in each of them."""
 
-    Attributes:
-        batch_size: images of a global batch.
-        shard: of this process.
-        seed: of the order and the distortions.
-        first_epoch: where to start.
-        first_step: where to start in that epoch.
-    """
-
-    batch_size: int
-    shard: Shard
-    seed: int
-    first_epoch: int
-    first_step: int
+    batch_size: int  # Images of a global batch.
+    shard: Shard  # Of this process.
+    seed: int  # Of the order and the distortions.
+    first_epoch: int  # Where to start.
+    first_step: int  # Where to start in that epoch.
 
     @property
     def span(self) -> tuple[int, int]:

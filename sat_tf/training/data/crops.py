@@ -23,15 +23,10 @@ _MOST_PIXELS = 178_956_970
 
 
 class TrainingCrops(NamedTuple):
-    """How training varies a picture.
+    """How training varies a picture."""
 
-    Attributes:
-        smallest_area: share of the picture's area that a crop has at least.
-        mirrors: every other crop is mirrored.
-    """
-
-    smallest_area: float = SMALLEST_AREA
-    mirrors: bool = True
+    smallest_area: float = SMALLEST_AREA  # Share of the picture's area that a crop has at least.
+    mirrors: bool = True  # Every other crop is mirrored.
 
 
 # The random-resized crop of the Inception and ResNet papers.

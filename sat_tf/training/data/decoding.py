@@ -29,13 +29,9 @@ _AROUND = re.compile(r"\{\{.*?\}\} ?| ?\[Op:.*|\n.*", re.DOTALL)
 
 
 class Pictures(abc.ABC):
-    """Encoded pictures with labels: one split of a set, each picture told by a row of tensors.
+    """Encoded pictures with labels: one split of a set, each picture told by a row of tensors."""
 
-    Attributes:
-        count: how many there are.
-    """
-
-    count: int
+    count: int  # How many there are.
 
     @abc.abstractmethod
     def training_rows(self, order: Order) -> tf.data.Dataset:

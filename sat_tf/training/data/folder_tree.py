@@ -8,19 +8,12 @@ from sat_tf.pictures import Pictures, open_pictures
 
 
 class FolderTree(NamedTuple):
-    """The pictures of a folder.
+    """The pictures of a folder."""
 
-    Attributes:
-        class_names: of the classes, sorted; their indices are the labels.
-        train: the pictures to train on.
-        held_out: those to measure with.
-        notes: what to tell those who train on it, such as how it was divided.
-    """
-
-    class_names: tuple[str, ...]
-    train: Pictures
-    held_out: Pictures
-    notes: tuple[str, ...] = ()
+    class_names: tuple[str, ...]  # Of the classes, sorted; their indices are the labels.
+    train: Pictures  # The pictures to train on.
+    held_out: Pictures  # Those to measure with.
+    notes: tuple[str, ...] = ()  # What to tell those who train on it, such as how it was divided.
 
 
 def read_tree(data_dir: str | os.PathLike[str]) -> FolderTree:

@@ -45,14 +45,10 @@ BASELINE = 36
 
 
 class DrawnCharacter(NamedTuple):
-    """A character in its cell, before any distortion.
+    """A character in its cell, before any distortion."""
 
-    Attributes:
-        ink: (48, 48), uint8: 0 for none, 255 for full ink.
-        box: left, top, right and bottom edge of the ink, in pixels of the cell.
-    """
-
-    ink: npt.NDArray[np.uint8]
+    ink: npt.NDArray[np.uint8]  # (48, 48), uint8: 0 for none, 255 for full ink.
+    # Left, top, right and bottom edge of the ink, in pixels of the cell.
     box: tuple[int, int, int, int]
 
 

@@ -25,17 +25,11 @@ _SAMPLE = -1
 
 
 class Share(NamedTuple):
-    """The pictures that one process reads: some of every `of` pictures.
+    """The pictures that one process reads: some of every `of` pictures."""
 
-    Attributes:
-        first: the first of them.
-        size: how many.
-        of: of how many.
-    """
-
-    first: int = 0
-    size: int = 1
-    of: int = 1
+    first: int = 0  # The first of them.
+    size: int = 1  # How many.
+    of: int = 1  # Of how many.
 
     def bounds(self, count: int) -> tuple[int, int]:
         """Returns the first picture and the end of the share of so many.
@@ -57,24 +51,16 @@ class RecordFiles(Pictures):
     Every epoch, the files are shuffled, interleaved and drawn from a shuffle buffer. Each of
     several workers reads a share of its own, so that an epoch has no picture twice; the images of a
     batch depend on the number of workers.
-
-    Attributes:
-        count: how many pictures it has.
-        rows: gives the name and the content of each record; see `Read`.
-        parse: takes the content and gives the bytes of the picture and its label, int64.
-        num_classes: labels are below it.
-        shuffle_buffer: size of the shuffle buffer, in encoded pictures.
-        fix_of_features: the fix if a record lacks the picture or the label.
-        fix_of_labels: the fix if a label is out of range.
     """
 
-    count: int
-    rows: Read
+    count: int  # How many pictures it has.
+    rows: Read  # Gives the name and the content of each record; see `Read`.
+    # Takes the content and gives the bytes of the picture and its label, int64.
     parse: Callable[..., tuple[tf.Tensor, tf.Tensor]]
-    num_classes: int
-    shuffle_buffer: int
-    fix_of_features: str
-    fix_of_labels: str
+    num_classes: int  # Labels are below it.
+    shuffle_buffer: int  # Size of the shuffle buffer, in encoded pictures.
+    fix_of_features: str  # The fix if a record lacks the picture or the label.
+    fix_of_labels: str  # The fix if a label is out of range.
 
     def training_rows(self, order: Order) -> tf.data.Dataset:
         """Returns shuffled rows; see `Pictures`."""

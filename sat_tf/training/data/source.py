@@ -40,16 +40,11 @@ class Shard:
 
     Every global batch is cut into one piece for each replica of each process, in order; if it
     cannot be cut evenly, the first pieces are one image longer.
-
-    Attributes:
-        worker: number of this process, from 0.
-        workers: how many processes there are.
-        replicas: how many devices each of them has.
     """
 
-    worker: int = 0
-    workers: int = 1
-    replicas: int = 1
+    worker: int = 0  # Number of this process, from 0.
+    workers: int = 1  # How many processes there are.
+    replicas: int = 1  # How many devices each of them has.
 
     def pieces(self, batch_size: int) -> list[tuple[int, int]]:
         """First image and number of images of each piece of this process, replica by replica.
@@ -84,28 +79,19 @@ class ImageSource(abc.ABC):
     """An image data set that gives batches for training, and held-out ones to measure with.
 
     Images are square colour images, uint8 from the file to the device; labels are int32.
-
-    Attributes:
-        name: of the set.
-        image_size: height and width of the images that a model sees, in pixels.
-        num_classes: number of classes.
-        num_train: number of training images.
-        num_test: number of held-out images.
-        class_names: names of the classes, by label; None where they are unknown.
-        preprocessing: how a picture becomes an image like the held-out ones.
-        decoder: what makes those of files, in words; "" of a set that is none of files.
-        notes: what to tell those who train on it.
     """
 
-    name: str
-    image_size: int
-    num_classes: int
-    num_train: int
-    num_test: int
+    name: str  # Of the set.
+    image_size: int  # Height and width of the images that a model sees, in pixels.
+    num_classes: int  # Number of classes.
+    num_train: int  # Number of training images.
+    num_test: int  # Number of held-out images.
+    # Names of the classes, by label; None where they are unknown.
     class_names: tuple[str, ...] | None = None
+    # How a picture becomes an image like the held-out ones.
     preprocessing: Preprocessing = COVERING
-    decoder: str = ""
-    notes: tuple[str, ...] = ()
+    decoder: str = ""  # What makes those of files, in words; "" of a set that is none of files.
+    notes: tuple[str, ...] = ()  # What to tell those who train on it.
 
     @property
     def reading_error(self) -> ReadingError | None:
@@ -190,15 +176,6 @@ def expect_images(owner: str, count: int) -> None:
 class ImageSet:
     """Square colour images with class labels, split into training and held-out images.
 
-    Attributes:
-        name: of the set, in tables and file names.
-        train_images: (train, image_size, image_size, 3), uint8.
-        train_labels: (train,), int32, in [0, num_classes).
-        test_images: (test, image_size, image_size, 3), uint8.
-        test_labels: (test,), int32, in [0, num_classes).
-        num_classes: number of classes, at least 1. A class may lack images in either split.
-        class_names: names of the classes, by label; None where they have none.
-
     Raises:
         ValueError: the arrays do not fit this description or each other; lists everything.
 
@@ -211,12 +188,13 @@ class ImageSet:
         8
     """
 
-    name: str
-    train_images: npt.NDArray[np.uint8]
-    train_labels: npt.NDArray[np.int32]
-    test_images: npt.NDArray[np.uint8]
-    test_labels: npt.NDArray[np.int32]
-    num_classes: int
+    name: str  # Of the set, in tables and file names.
+    train_images: npt.NDArray[np.uint8]  # (train, image_size, image_size, 3), uint8.
+    train_labels: npt.NDArray[np.int32]  # (train,), int32, in [0, num_classes).
+    test_images: npt.NDArray[np.uint8]  # (test, image_size, image_size, 3), uint8.
+    test_labels: npt.NDArray[np.int32]  # (test,), int32, in [0, num_classes).
+    num_classes: int  # Number of classes, at least 1. A class may lack images in either split.
+    # Names of the classes, by label; None where they have none.
     class_names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:

@@ -41,27 +41,17 @@ Candidate = tuple[int | None, keras.Model]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run in progress, which its stages share.
+    """A run in progress, which its stages share."""
 
-    Attributes:
-        config: the whole configuration.
-        source: the data set.
-        folder: where the files go.
-        strategy: under which strategy to train.
-        console: where to show progress.
-        writes: whether this process writes the folder.
-        rows: the metrics so far; every epoch appends one.
-        is_verbose: whether all is printed that is to be known of the file.
-    """
-
-    config: Config
-    source: ImageSource
-    folder: RunFolder
-    strategy: tf.distribute.Strategy
-    console: Console
-    writes: bool = True
+    config: Config  # The whole configuration.
+    source: ImageSource  # The data set.
+    folder: RunFolder  # Where the files go.
+    strategy: tf.distribute.Strategy  # Under which strategy to train.
+    console: Console  # Where to show progress.
+    writes: bool = True  # Whether this process writes the folder.
+    # The metrics so far; every epoch appends one.
     rows: list[EpochMetrics] = dataclasses.field(default_factory=list)
-    is_verbose: bool = True
+    is_verbose: bool = True  # Whether all is printed that is to be known of the file.
 
     def keeps_best(self, name: str) -> bool:
         """Whether a stage ends with its best epoch; only one behind a trained model does."""

@@ -33,14 +33,10 @@ class LayerBuilder:
 
     A layer's weights follow from the model's seed and the layer's own name, so that adding or
     removing another layer does not change them.
-
-    Attributes:
-        rectifier_max: upper end of every rectifier; None for none.
-        seed: seed of the model's weights; None for weights that differ at every call.
     """
 
-    rectifier_max: float | None
-    seed: int | None
+    rectifier_max: float | None  # Upper end of every rectifier; None for none.
+    seed: int | None  # Seed of the model's weights; None for weights that differ at every call.
 
     def convolution(
         self,

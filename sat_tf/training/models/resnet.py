@@ -166,17 +166,11 @@ def preresnet50(
 
 
 class ResidualBlock(NamedTuple):
-    """One residual block.
+    """One residual block."""
 
-    Attributes:
-        name: prefix of its layers' names.
-        channels: outputs of its 3x3 convolutions.
-        stride: of the 3x3 convolution that strides, and of the shortcut.
-    """
-
-    name: str
-    channels: int
-    stride: int
+    name: str  # Prefix of its layers' names.
+    channels: int  # Outputs of its 3x3 convolutions.
+    stride: int  # Of the 3x3 convolution that strides, and of the shortcut.
 
 
 def plan_blocks(stage_blocks: Sequence[int], width_multiplier: float) -> Iterator[ResidualBlock]:

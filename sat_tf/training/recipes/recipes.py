@@ -204,42 +204,26 @@ OSCILLATING = 0.005
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OscillationCount(Row):
-    """How many weights of a layer oscillate.
-
-    Attributes:
-        epoch: after which; 0 is the start.
-        layer: the name of the layer in the float model.
-        bits: of its weights.
-        weights: how many it has.
-        oscillating: how many of them oscillate in more than 1 of 200 steps, and are not frozen.
-        frozen: how many of them are frozen.
-    """
+    """How many weights of a layer oscillate."""
 
     file: ClassVar[str] = OSCILLATIONS
 
-    epoch: int
-    layer: str
-    bits: int
-    weights: int
-    oscillating: int
-    frozen: int
+    epoch: int  # After which; 0 is the start.
+    layer: str  # The name of the layer in the float model.
+    bits: int  # Of its weights.
+    weights: int  # How many it has.
+    oscillating: int  # How many of them oscillate in more than 1 of 200 steps, and are not frozen.
+    frozen: int  # How many of them are frozen.
 
 
 @dataclasses.dataclass(frozen=True)
 class Motion:
-    """How the integers n of one kernel have moved; every field is shaped like the kernel.
+    """How the integers n of one kernel have moved; every field is shaped like the kernel."""
 
-    Attributes:
-        units: n after the last step.
-        direction: sign of the last change of n; 0 if it has never changed.
-        frequency: moving average of the oscillations a step, f.
-        average: moving average of n.
-    """
-
-    units: tf.Tensor
-    direction: tf.Tensor
-    frequency: tf.Tensor
-    average: tf.Tensor
+    units: tf.Tensor  # N after the last step.
+    direction: tf.Tensor  # Sign of the last change of n; 0 if it has never changed.
+    frequency: tf.Tensor  # Moving average of the oscillations a step, f.
+    average: tf.Tensor  # Moving average of n.
 
     def after(self, units: tf.Tensor, momentum: float) -> "Motion":
         """The motion one step later.
@@ -444,19 +428,13 @@ class OscillationLog(keras.callbacks.Callback):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StageRecipes:
-    """The recipes of a configuration as one stage takes them.
+    """The recipes of a configuration as one stage takes them."""
 
-    Attributes:
-        image_loss: the loss of each image.
-        after_step: what happens after every step of the optimizer.
-        callbacks: what happens around epochs and measuring; they come before all others.
-        finish: gives the trained model the weights that the stage ends with; None for those of the
-            last step.
-    """
-
-    image_loss: ImageLoss
-    after_step: Sequence[Callable[[], None]]
+    image_loss: ImageLoss  # The loss of each image.
+    after_step: Sequence[Callable[[], None]]  # What happens after every step of the optimizer.
+    # What happens around epochs and measuring; they come before all others.
     callbacks: Sequence[keras.callbacks.Callback]
+    # Gives the trained model the weights that the stage ends with; None for those of the last step.
     finish: Callable[[], None] | None
 
 

@@ -94,21 +94,13 @@ class Data(Section):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A row with the facts that its file states for all rows.
+    """A row with the facts that its file states for all rows."""
 
-    Attributes:
-        id: its name, which starts with the name of its file, such as table1/mobilenet_v2/4bits.
-        row: what to train.
-        source: where the paper prints it.
-        caption: what the table or figure shows.
-        data: name of its default data set.
-    """
-
-    id: str
-    row: Row
-    source: str
-    caption: str
-    data: str
+    id: str  # Its name, which starts with the name of its file, such as table1/mobilenet_v2/4bits.
+    row: Row  # What to train.
+    source: str  # Where the paper prints it.
+    caption: str  # What the table or figure shows.
+    data: str  # Name of its default data set.
 
 
 def base_text(base: str) -> str:

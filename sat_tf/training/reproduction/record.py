@@ -23,41 +23,27 @@ from sat_tf.training.reproduction.library import Entry
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The outcome of one run of a row.
+    """The outcome of one run of a row."""
 
-    Attributes:
-        row: name of the row.
-        data: name of the data set it was trained on.
-        seed: of the run.
-        changes: settings besides the row, as key=value, separated by "; ".
-        top1: held-out top-1 in percent: of the quantized model, or of the float model if the row
-            measures that.
-        top5: the same for top-5; None if it was not measured.
-        tflite_top1: top-1 of the TFLite file in LiteRT in percent; None without a file.
-        tflite_images: how many of the held-out images it was measured on; None without a file, and
-            in lines of earlier versions, which do not say.
-        codes_differing: codes of the file that LiteRT computes differently; None without a file.
-        images: how many held-out images top-1 was measured on.
-        seconds: of the run, without the run of a float model that it started from.
-        run: name of the run, which ends in a hash of its configuration.
-        commit: of the code, if known.
-        date: when the run was started, in UTC.
-    """
-
-    row: str
-    data: str
-    seed: int
-    changes: str
+    row: str  # Name of the row.
+    data: str  # Name of the data set it was trained on.
+    seed: int  # Of the run.
+    changes: str  # Settings besides the row, as key=value, separated by "; ".
+    # Held-out top-1 in percent: of the quantized model, or of the float model if the row measures
+    # that.
     top1: float
-    top5: float | None
-    tflite_top1: float | None
+    top5: float | None  # The same for top-5; None if it was not measured.
+    tflite_top1: float | None  # Top-1 of the TFLite file in LiteRT in percent; None without a file.
+    # How many of the held-out images it was measured on; None without a file, and in lines of
+    # earlier versions, which do not say.
     tflite_images: int | None
+    # Codes of the file that LiteRT computes differently; None without a file.
     codes_differing: int | None
-    images: int
-    seconds: float
-    run: str
-    commit: str | None
-    date: str
+    images: int  # How many held-out images top-1 was measured on.
+    seconds: float  # Of the run, without the run of a float model that it started from.
+    run: str  # Name of the run, which ends in a hash of its configuration.
+    commit: str | None  # Of the code, if known.
+    date: str  # When the run was started, in UTC.
 
     @property
     def key(self) -> tuple[str, str, int, str]:

@@ -21,21 +21,14 @@ from sat_tf.training.state.run_folder import RunFolder, RunState
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-    """One row with one seed.
+    """One row with one seed."""
 
-    Attributes:
-        row: name of the row.
-        data: name of the data set, with that of its folder for the user's own images.
-        changes: settings besides the row.
-        config: of its run.
-        float_config: of the run whose float model it starts from; None if it ends with the float
-            model itself, or is given one.
-    """
-
-    row: str
-    data: str
-    changes: tuple[str, ...]
-    config: Config
+    row: str  # Name of the row.
+    data: str  # Name of the data set, with that of its folder for the user's own images.
+    changes: tuple[str, ...]  # Settings besides the row.
+    config: Config  # Of its run.
+    # Of the run whose float model it starts from; None if it ends with the float model itself, or
+    # is given one.
     float_config: Config | None
 
 

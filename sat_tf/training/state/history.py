@@ -62,20 +62,13 @@ class Metric(NamedTuple):
     """A value of a run: its names where it is listed, logged and drawn.
 
     A field of `EpochMetrics` is recorded, listed and drawn by its metric alone.
-
-    Attributes:
-        title: of its column in the report.
-        show: formats it there.
-        log: its name in Keras' logs.
-        chart: title of the report's chart that draws it; "" for none.
-        line: what draws it there, without points.
     """
 
-    title: str
-    show: Callable[[Any], Cell] = plain
-    log: str = ""
-    chart: str = ""
-    line: Line = Line(label="", colour="")
+    title: str  # Of its column in the report.
+    show: Callable[[Any], Cell] = plain  # Formats it there.
+    log: str = ""  # Its name in Keras' logs.
+    chart: str = ""  # Title of the report's chart that draws it; "" for none.
+    line: Line = Line(label="", colour="")  # What draws it there, without points.
 
 
 LOSS, ACCURACY, RATE, LEVEL = "Loss", "Accuracy (%)", "Learning rate", "Clipping level"
@@ -86,31 +79,17 @@ _HELD_OUT = Line(label="held out", colour="var(--other)", dots=True)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EpochMetrics(Row):
-    """One row of the metrics file.
-
-    Attributes:
-        stage: "float" or "quantized".
-        epoch: counted from 1 in each stage; 0 is the model that the stage starts from, of which
-            only the held-out images are measured.
-        step: steps of the stage at the end of the epoch.
-        learning_rate: at the last step of the epoch.
-        loss: mean over the epoch's training batches, weight decay included.
-        data_loss: the same without weight decay.
-        train_top1: share of training images classified correctly, in [0, 1], while weights change.
-        train_top5: share of training images whose class is among the five likeliest; None if it
-            is not measured.
-        held_out_loss: mean over the held-out images, after the epoch.
-        held_out_top1: top-1 of the held-out images, after the epoch.
-        held_out_top5: the same for top-5.
-        clipping_level: the mean of those of all layers, after the epoch.
-        seconds: wall-clock time of the epoch, held-out images included.
-    """
+    """One row of the metrics file."""
 
     file: ClassVar[str] = run_folder.METRICS
 
-    stage: Annotated[str, Metric("stage")]
+    stage: Annotated[str, Metric("stage")]  # "float" or "quantized".
+    # Counted from 1 in each stage; 0 is the model that the stage starts from, of which only the
+    # held-out images are measured.
     epoch: Annotated[int, Metric("epoch")]
+    # Steps of the stage at the end of the epoch.
     step: Annotated[int, Metric("step", digits(","), "step")]
+    # At the last step of the epoch.
     learning_rate: Annotated[
         float | None,
         Metric(
@@ -121,6 +100,7 @@ class EpochMetrics(Row):
             Line(label="learning rate", colour="var(--curve)"),
         ),
     ] = None
+    # Mean over the epoch's training batches, weight decay included.
     loss: Annotated[
         float | None,
         Metric(
@@ -131,7 +111,9 @@ class EpochMetrics(Row):
             Line(label="training, with weight decay", colour="var(--soft)", dashed=True),
         ),
     ] = None
+    # The same without weight decay.
     data_loss: Annotated[float | None, Metric("loss", _NUMBER, "data_loss", LOSS, _TRAINING)] = None
+    # Share of training images classified correctly, in [0, 1], while weights change.
     train_top1: Annotated[
         float | None,
         Metric(
@@ -142,10 +124,13 @@ class EpochMetrics(Row):
             Line(label="top-1, training", colour="var(--curve)"),
         ),
     ] = None
+    # Share of training images whose class is among the five likeliest; None if it is not measured.
     train_top5: Annotated[float | None, Metric("top-5", _PERCENT, "top5")] = None
+    # Mean over the held-out images, after the epoch.
     held_out_loss: Annotated[
         float | None, Metric("held-out loss", _NUMBER, "val_loss", LOSS, _HELD_OUT)
     ] = None
+    # Top-1 of the held-out images, after the epoch.
     held_out_top1: Annotated[
         float | None,
         Metric(
@@ -156,6 +141,7 @@ class EpochMetrics(Row):
             Line(label="top-1, held out", colour="var(--other)", dots=True),
         ),
     ] = None
+    # The same for top-5.
     held_out_top5: Annotated[
         float | None,
         Metric(
@@ -166,6 +152,7 @@ class EpochMetrics(Row):
             Line(label="top-5, held out", colour="var(--third)", dashed=True),
         ),
     ] = None
+    # The mean of those of all layers, after the epoch.
     clipping_level: Annotated[
         float | None,
         Metric(
@@ -176,6 +163,7 @@ class EpochMetrics(Row):
             Line(label="mean of all layers", colour="var(--curve)"),
         ),
     ] = None
+    # Wall-clock time of the epoch, held-out images included.
     seconds: Annotated[float | None, Metric("seconds", digits(".1f"), "seconds")] = None
 
 

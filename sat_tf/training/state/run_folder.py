@@ -121,17 +121,12 @@ class _Values(BaseModel):
 
 @dataclasses.dataclass
 class RunState:
-    """The results of the stages that are done, by their names, in order.
+    """The results of the stages that are done, by their names, in order."""
 
-    Attributes:
-        folder: of the run.
-        stages: held-out metrics of the model that each stage has saved.
-        seconds: how long the processes before this one have taken.
-    """
-
-    folder: RunFolder
+    folder: RunFolder  # Of the run.
+    # Held-out metrics of the model that each stage has saved.
     stages: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
-    seconds: float = 0.0
+    seconds: float = 0.0  # How long the processes before this one have taken.
     _started: float = dataclasses.field(default_factory=time.perf_counter)
 
     @classmethod
