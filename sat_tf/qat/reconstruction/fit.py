@@ -118,7 +118,7 @@ class _Adam:
 _LOGITS, _PROBABILITIES = "logits", "probabilities"
 # Classes that the float model finds unlikely tell much of it. At T = 1 they would hardly count: it
 # is sure of most images, above all of those that it was trained on.
-_TEMPERATURE = 4.0
+TEMPERATURE = 4.0
 
 
 def rows_of_classes(network: Network, name: str, shape: tuple[int | None, ...]) -> str:
@@ -159,12 +159,28 @@ class Aim(NamedTuple):
         return total / self.wanted.size
 
 
-def _log_shares(outputs: tf.Tensor, rows: str) -> tf.Tensor:
-    """The logarithms of the probabilities that a row of classes has at the temperature."""
-    if rows == _PROBABILITIES:
-        # A float32 softmax gives 0 below this; logarithms are logits, up to a constant of the row.
-        outputs = tf.math.log(tf.maximum(outputs, float(np.finfo(np.float32).tiny)))
-    return tf.nn.log_softmax(outputs / _TEMPERATURE)
+def logits_of(outputs: tf.Tensor, row: str) -> tf.Tensor:
+    """Logits in float32, which up to a constant of the row are the logarithms of probabilities."""
+    outputs = tf.cast(outputs, tf.float32)
+    # A float32 softmax gives 0 below this.
+    tiny = float(np.finfo(np.float32).tiny)
+    return tf.math.log(tf.maximum(outputs, tiny)) if row == _PROBABILITIES else outputs
+
+
+def soft_divergence(teacher: tf.Tensor, student: tf.Tensor, temperature: float) -> tf.Tensor:
+    """How far the student's probabilities are from the teacher's: T² KL(p || q).
+
+    p = softmax(teacher / T), q = softmax(student / T), KL(p || q) = Σ_k p_k (log p_k - log q_k).
+    The gradient of the student is T (q - p); without the factor T² it would shrink with T². Both
+    are float32 logits (batch, classes), and the teacher's get no gradient.
+
+    >>> teacher, student = tf.math.log([[0.5, 0.5]]), tf.math.log([[0.25, 0.75]])
+    >>> round(float(soft_divergence(teacher, student, 1.0)[0]), 6)
+    0.143841
+    """
+    log_p = tf.nn.log_softmax(tf.stop_gradient(teacher) / temperature)
+    log_q = tf.nn.log_softmax(student / temperature)
+    return temperature**2 * tf.reduce_sum(tf.exp(log_p) * (log_p - log_q), axis=-1)
 
 
 class Part:
@@ -294,9 +310,8 @@ class Part:
             one, other = (tf.cast(tensors[name], tf.float32) for tensors in (made, wanted))
             squared += tf.reduce_mean(tf.square(one - other)) / self._sizes[name]
             if aim.rows:
-                own, of_float = (_log_shares(tensor, aim.rows) for tensor in (one, other))
-                terms = tf.exp(of_float) * (of_float - own)
-                divergence += _TEMPERATURE**2 * tf.reduce_mean(tf.reduce_sum(terms, axis=-1))
+                student, teacher = (logits_of(tensor, aim.rows) for tensor in (one, other))
+                divergence += tf.reduce_mean(soft_divergence(teacher, student, TEMPERATURE))
         return tf.stack([squared, divergence])
 
 
