@@ -299,11 +299,7 @@ class AdaptiveBits(keras.Model):
 
 
 def _again(parts: Any) -> Any:
-    """Metrics that are objects, created again, as one object counts for one width only.
-
-    Raises:
-        ValueError: a metric whose configuration does not create it again.
-    """
+    """Metrics that are objects, created again, as one object counts for one width only."""
     if isinstance(parts, Mapping):
         return {name: _again(part) for name, part in parts.items()}
     if isinstance(parts, Sequence) and not isinstance(parts, str):
@@ -333,11 +329,7 @@ def _again(parts: Any) -> Any:
 
 
 def _share(first: keras.Model, other: keras.Model) -> None:
-    """Gives the layers of a model the variables of another's, but for normalizations.
-
-    Raises:
-        ValueError: the layers are not the same, or have other weights.
-    """
+    """Gives the layers of a model the variables of another's, but for normalizations."""
     own = {inner_layer(layer).name: inner_layer(layer) for layer in first.layers}
     problems = []
     for layer in other.layers:

@@ -66,12 +66,7 @@ class Border:
 
 
 def borders(network: Network, ranges: Mapping[str, InputRange]) -> list[Border]:
-    """Returns the borders that are not 0 in the file of a float model, each with its error.
-
-    Args:
-        network: the float model.
-        ranges: of the inputs that are images, by name.
-    """
+    """Returns the borders that are not 0 in the file of a float model, each with its error."""
     found = []
     for name, pixels in ranges.items():
         shape, change = network[name].shape, pixels.change
@@ -108,13 +103,7 @@ def _error(moved: np.ndarray, plain: np.ndarray) -> float:
 class _Padded:
     """A float model, on images as they are or with another border.
 
-    Args:
-        network: its graph.
-        image: the input.
-        value: what is around it, for each channel or all.
-
-    Attributes:
-        layers: the names of those that pad the image.
+    The layers that pad the image are known by their names, `layers`.
     """
 
     def __init__(self, network: Network, image: str, value: np.ndarray) -> None:
@@ -138,12 +127,7 @@ class _Padded:
                 self.layers.append(node.name)
 
     def run(self, images: Mapping[str, tf.Tensor], *, moves: bool) -> list[np.ndarray]:
-        """Returns the outputs.
-
-        Args:
-            images: of each input.
-            moves: with the other border.
-        """
+        """Returns the outputs, where it moves with the other border."""
         tensors = {name: tf.cast(image, self._network[name].type) for name, image in images.items()}
         for node in self._network:
             if node.name in tensors:

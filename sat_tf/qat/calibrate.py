@@ -104,12 +104,8 @@ def best_statistics(
     If its own are those of the network before rounding, as after `quantize_model`, they cover more
     images than were measured now: they are moved by the effect of rounding on the measured ones,
     variances only by one that is more than noise. Otherwise, if it has been trained quantized or
-    they are stale, the measured ones are taken.
-
-    Args:
-        own: of the layers.
-        unrounded: measured with neither weights nor activations rounded.
-        quantized: measured with both.
+    they are stale, the measured ones are taken. Unrounded ones are measured with neither weights
+    nor activations rounded, quantized ones with both.
     """
     if not _are_of_unrounded(own, unrounded, quantized):
         return list(quantized)
@@ -248,17 +244,6 @@ def estimate_statistics(model: keras.Model, dataset: Any, *, num_images: int = 5
 
     They become the mean over batches with the current weights; moving averages still contain the
     weights of earlier steps.
-
-    Args:
-        model: a float model, or one quantized by sat-tf; it is changed in place.
-        dataset: as in `calibrate`.
-        num_images: how many to use at most; 64 and more give usable statistics.
-
-    Returns:
-        The model itself.
-
-    Raises:
-        ValueError: the model is not a graph of calls, or the images do not fit its input.
     """
     network = Network(model)
     network.refuse_problems()
@@ -571,11 +556,6 @@ def observe_ranges(network: Network, batches: Batches, *, grids: SharedGrids | N
 
     A margin would cost the resolution of logits in front of a softmax, and what is beyond the
     largest of them is as certain as they are: see `best_levels.best_range_of_logits`.
-
-    Args:
-        network: the quantized model.
-        batches: the images.
-        grids: look at the first batch, too.
     """
     observing = _observing(network, of_inputs=False)
     if not observing and (grids is None or not grids.holders):

@@ -42,11 +42,8 @@ _LARGEST_TENSOR_BYTES = 2**27
 class FileArray:
     """An array in a temporary file, of which only the rows that are asked for are in memory.
 
-    A memory map would not do: all rows that were ever read count as memory of the process.
-
-    Args:
-        shape: rows, and the shape of each; where there are none yet, they are appended.
-        dtype: of the values.
+    A memory map would not do: all rows that were ever read count as memory of the process. Where
+    its shape has no rows yet, they are appended.
     """
 
     def __init__(self, shape: Sequence[int], dtype: Any) -> None:
@@ -154,13 +151,9 @@ class _Collected:
 class Batches:
     """Batches of images, each read when it is asked for.
 
-    A last one of less than half is part of the one before.
-
-    Args:
-        images: an array for each input.
-        chosen: the places of the images to take, in their order; None takes all.
-        size: of a batch; see `images_at_once`.
-        advance: of a bar, by the images of each batch that has been used.
+    A last one of less than half is part of the one before. Of the images, an array for each input,
+    those at the chosen places are taken, in their order, or all. A bar advances by the images of
+    each batch that has been used.
     """
 
     def __init__(
@@ -208,11 +201,7 @@ def holds_numbers(array: np.ndarray) -> bool:
 
 
 def elements_of(dataset: Iterable[Any]) -> Iterator[Any]:
-    """The elements of a data set.
-
-    Raises:
-        ValueError: it fails while it is read; says why.
-    """
+    """The elements of a data set; an error says why it fails while it is read."""
     try:
         yield from dataset
     except tf.errors.OpError as error:
@@ -226,9 +215,6 @@ def gather(dataset: Any, num_images: int, network: Network) -> Images:
     """The images of a data set, at most `num_images`, an array for each input.
 
     Pixels as uint8 become what the model is fed for them, where that is another range.
-
-    Raises:
-        ValueError: there are none, they do not fit the model's inputs, or values are non-finite.
     """
     if isinstance(dataset, str | os.PathLike):
         dataset = _pictures(pathlib.Path(dataset), num_images, network)
@@ -288,13 +274,7 @@ def fed_batches(
     *,
     batch_size: int = _BATCH_SIZE,
 ) -> Iterator[np.ndarray]:
-    """Feeds pixels to a model, a batch at a time.
-
-    Args:
-        pixels: uint8 (n, rows, columns, channels).
-        feed: makes of some pixels what the model takes.
-        batch_size: how many at once.
-    """
+    """Feeds pixels to a model, a batch at a time."""
     starts = range(0, len(pixels), batch_size)
     return (feed(pixels[start : start + batch_size]) for start in starts)
 
@@ -361,18 +341,10 @@ def observe_pixels(
 ) -> None:
     """Checks that images have the values of the model's input range, and records them.
 
-    Args:
-        several: the images.
-        network: a model quantized by sat-tf, or a float one, for which nothing is done.
-        batches: the number of batches.
-        compared: compares, for an input and its range, statistics of BatchNormalization with those
-            of the images; None where there are none.
-        by: the name of the function that was given them, for messages.
-
-    Raises:
-        ValueError: these images, or those of the training before, certainly have other values, or
-            the model was certainly trained with another range; lists every input. Nothing has
-            changed in that case.
+    `compared` compares, for an input and its range, statistics of BatchNormalization with those of
+    the images; of a float model nothing is checked. Nothing has changed where an error lists the
+    inputs for which these images, or those of the training before, certainly have other values, or
+    the model was certainly trained with another range.
     """
     found, problems = [], []
     for node in network:

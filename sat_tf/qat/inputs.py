@@ -60,8 +60,7 @@ def input_types(network: Network) -> dict[str, str]:
 def kept_inputs(network: Network) -> frozenset[str]:
     """The inputs that stay as they are: only layers left float read them.
 
-    Args:
-        network: a quantized model; of a float one, these are all of its inputs.
+    Of a float model, these are all of its inputs.
     """
     marked = input_nodes(network)
     return frozenset(
@@ -147,13 +146,7 @@ class _NoFoldError(Exception):
 
 
 def range_problems(network: Network, policy: BitPolicy, kept: Collection[str]) -> list[str]:
-    """Why the inputs of a float model cannot be what a policy makes of them.
-
-    Args:
-        network: the float model.
-        policy: what its inputs are fed.
-        kept: those that only layers left float read.
-    """
+    """Why the inputs of a float model cannot be what a policy makes of them."""
     problems = []
     for kind in ("range", "type"):
         stated = getattr(policy, f"input_{kind}")
@@ -217,13 +210,7 @@ def _problems_of_kept(
 
 
 def readers_problem(node: Node, ids: Sequence[str], others: Sequence[str]) -> str:
-    """Returns why a tensor cannot be read as numbers, such as ids, and as codes.
-
-    Args:
-        node: what makes it.
-        ids: the layers left float that read numbers.
-        others: those that need codes.
-    """
+    """Returns why a tensor cannot be numbers to some of its readers and codes to others."""
     return (
         f"{node.name}: received {node.type.name} numbers that {', '.join(ids)}, left float, takes "
         f"as they are, and of which {', '.join(others)} would need codes, expected one kind of "
@@ -265,9 +252,7 @@ def entrance(network: Network, name: str, policy: BitPolicy) -> str:
 def find_folds(network: Network, changes: Mapping[str, Change]) -> tuple[list[Fold], list[str]]:
     """The changes that the readers of inputs fold, and why some cannot.
 
-    Args:
-        network: the float model.
-        changes: for each input, the change from what is read to what was.
+    A change is one from what is read to what was.
     """
     found, problems = [], []
     wanted: dict[int, list[tuple[Node, Fold | None, Change]]] = {}
@@ -305,11 +290,7 @@ def apply_fold(
 ) -> None:
     """Changes the weights of a layer, and of the normalizations behind it, so that it reads p.
 
-    Args:
-        fold: from `find_folds`.
-        layer: the layer, with its weights.
-        norms: those that the fold names.
-        kernel: the effective kernel, if that is not the value of its variable.
+    The kernel is the effective one, if that is not the value of its variable.
     """
     if layer_kinds.is_batch_normalization(layer):
         mean, variance = layer.moving_mean.numpy(), layer.moving_variance.numpy()
@@ -361,11 +342,7 @@ def _moved(node: Node, fold: Fold | None) -> Fold | None:
 
 
 def _at(network: Network, node: Node, fold: Fold) -> Fold:
-    """The change as a layer folds it.
-
-    Raises:
-        _NoFoldError: the layer cannot fold it.
-    """
+    """The change as a layer folds it."""
     layer = node.layer
     if layer_kinds.role_of(layer) is Role.NORM and fold.keeps_order:
         return dataclasses.replace(fold, layer=layer.name)
@@ -391,11 +368,6 @@ def norms_behind(network: Network, node: Node, is_norm: Callable[[Node], bool]) 
 
     They are right behind it, and nothing else reads it. If it is called several times, they are
     behind every call; and they read no other layer.
-
-    Args:
-        network: the float model.
-        node: a call of the linear layer.
-        is_norm: whether a node is a normalization that is quantized.
     """
     readers = network.only_readers(node.name)
     plain = layer_kinds.activation_name(node.layer) == "linear"

@@ -45,10 +45,6 @@ def of_class_of(original: Any, model: keras.Model) -> keras.Model:
     optimizers that the constructor has not built, created again from their configs; layers and
     models outside of its graph, such as a teacher, which both then share. If the class cannot be
     built this way, the model stays plain, and a warning names the class and the fix.
-
-    Args:
-        original: the user's model; it is not changed.
-        model: the new graph, a plain Functional model.
     """
     made = in_class_of(original, model, _built)
     if made is model:
@@ -74,13 +70,8 @@ def in_class_of(
     """A plain model, of either Keras, as an instance of the class of `original`.
 
     The model itself where that class is one of Keras, or cannot be built; then a warning names the
-    class and the fix.
-
-    Args:
-        original: the user's model.
-        model: the new graph, a plain Functional model.
-        build: builds one of the class, from the model and further arguments of the constructor, or
-            raises why not.
+    class and the fix. `build` builds one of the class, from the model and further arguments of the
+    constructor, or raises why not.
     """
     kind = type(original)
     if _is_keras_s(kind):
@@ -131,13 +122,7 @@ def _built(kind: type, model: keras.Model, further: dict[str, Any]) -> keras.Mod
 
 
 def warn_of_lost_class(kind: type, reason: str, fix: str) -> None:
-    """Warns that a model of the user's own class becomes a plain one; not of a class of Keras.
-
-    Args:
-        kind: the class.
-        reason: why.
-        fix: what to do about it.
-    """
+    """Warns that a model of the user's own class becomes a plain one; not of a class of Keras."""
     if _is_keras_s(kind):
         return
     bases = [base for base in kind.__mro__ if base is not object and not _is_keras_s(base)]

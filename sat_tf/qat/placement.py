@@ -47,14 +47,7 @@ def place(
 ) -> Placement:
     """Decides the quantizers of a model.
 
-    Args:
-        network: the float model.
-        annotations: for every layer to quantize, its `LayerConfig` or None.
-        policy: what the annotations leave open.
-        kernels: effective kernels of linear layers, by name, if these are not their variables.
-
-    Raises:
-        PlacementError: the model cannot be quantized as asked; lists every problem.
+    Effective kernels of linear layers are given by name if these are not their variables.
     """
     return _Placer(network, annotations, policy, kernels or {}).place()
 

@@ -57,11 +57,6 @@ def kernel_fields(
     have fields of their own, unless no weights are rounded; what these leave open is as elsewhere.
     `weight_grid` gives way to "auto" at other bits than `weight_bits`, where it does not fit int8.
 
-    Args:
-        values: fields of the policy.
-        given: fields for the layer alone, which are stronger.
-        end: it is a first or last linear layer.
-
     >>> policy = {"weight_bits": 4, "first_last_weight_bits": 8, "weight_grid": "rounded"}
     >>> kernel_fields(policy, end=True)[:3]
     (8, 'auto', 'first_last_weight_bits')

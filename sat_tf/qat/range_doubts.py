@@ -40,13 +40,7 @@ Run = Callable[[np.ndarray], Mapping[str, np.ndarray]]
 
 
 def conversion_doubt(network: Network, node: Node, fed: InputRange) -> str | None:
-    """Says that a model's own layers convert other values than it is fed; None where they do not.
-
-    Args:
-        network: a quantized model.
-        node: that holds the quantizer of an image input.
-        fed: the range of that input.
-    """
+    """Says that a model's own layers convert other values than it is fed; None if they do not."""
     entrance = _converted(network, node)
     if entrance is None:
         return None
@@ -63,13 +57,7 @@ def conversion_doubt(network: Network, node: Node, fed: InputRange) -> str | Non
 
 
 def converting_layer(network: Network, node: Node, fed: InputRange) -> str | None:
-    """Returns the name of the model's own layer that converts pixels, and was made for a range.
-
-    Args:
-        network: a quantized model.
-        node: that holds the quantizer of an image input.
-        fed: the range of that input.
-    """
+    """Returns the name of the model's own layer that converts pixels, and was made for a range."""
     entrance = _converted(network, node)
     if entrance is None or conversion_doubt(network, node, fed) is not None:
         return None
@@ -110,13 +98,8 @@ def certainty_doubt(
 ) -> str | None:
     """Says that a classifier is as certain as float32 allows, and not in another range; else None.
 
-    Args:
-        network: a quantized model with one image input.
-        images: what it is fed.
-        run: computes its outputs without rounding anything.
-        fed: the range of its input.
-        is_stated: whether the policy says so. Where it does not, linear outputs are taken for
-            logits too, which nothing tells from coordinates.
+    `run` computes the outputs of the network without rounding anything. Where the policy does not
+    state the range, linear outputs are taken for logits too, which nothing tells from coordinates.
     """
     readers = {name: _reader(network, name, is_stated=is_stated) for name in network.outputs}
     smaller = [one for one in _USUAL if _FACTOR * np.max(one.scales) <= np.min(fed.scales)]

@@ -173,16 +173,9 @@ def range_statistics(
 ) -> RangeStatistics | None:
     """Compares statistics of BatchNormalization with those of images in the usual ranges.
 
-    Args:
-        network: a float model, or a quantized one whose statistics are as they were trained. Its
-            first layers fold no large shift: they pad with that instead of 0.
-        name: of an image input.
-        images: an array for each input, what the model is fed.
-        given: the range of that input.
-        call: computes a node.
-
-    Returns:
-        None where no statistics tell anything.
+    The network is a float model, or a quantized one whose statistics are as they were trained. Its
+    first layers fold no large shift: they pad with that instead of 0. None where no statistics tell
+    anything.
     """
     norms = first_norms(network, name)
     if not norms:
@@ -214,14 +207,7 @@ def range_statistics(
 def float_statistics(
     model: keras.Model, images: Sequence[Any], place: int, given: InputRange
 ) -> RangeStatistics | None:
-    """The same of a float model, which may nest others; None where nothing tells.
-
-    Args:
-        model: it.
-        images: an array for each input, what the model is fed.
-        place: of the image input.
-        given: its range.
-    """
+    """The same of a float model, which may nest others; None where nothing tells."""
     try:
         network = Network(with_layers_for_operations(model))
     except ValueError:  # it has no graph, which quantizing it tells better

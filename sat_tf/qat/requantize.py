@@ -121,9 +121,8 @@ def completed(
     The ranges and types of inputs are those of the model, unless the policy states its own, and so
     is what quantizes the weights of each layer.
 
-    Returns:
-        That policy; for each input that is quantized, the change from what it is fed now to what
-        it will be fed; and why some of these changes cannot be made.
+    Returned with it are, for each input that is quantized, the change from what it is fed now to
+    what it will be fed; and why some of these changes cannot be made.
     """
     kept, own, ranges = kept_inputs(network), input_types(network), input_ranges(network)
     fields: dict[str, Any] = {}

@@ -55,11 +55,7 @@ class _Seen:
 
 
 class SharedGrids:
-    """Finds, while a quantized model runs on data, what its grids leave too few codes.
-
-    Args:
-        network: the quantized model, with its clipping levels.
-    """
+    """Finds, while a quantized model runs on data, what its grids leave too few codes."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
@@ -129,9 +125,6 @@ def give_inputs_their_grids(network: Network) -> None:
     The input becomes codes of that grid in any case, once more. On one grid from the start, a state
     that leaves a file as a part of the concatenation can be fed back as it is. Where float32 has no
     ends for the very scale, the level of the concatenation moves by a unit in the last place.
-
-    Args:
-        network: the quantized model, with its clipping levels and the ranges of its inputs.
     """
     for node in network:
         quantizer = _quantizer(node)

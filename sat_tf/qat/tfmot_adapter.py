@@ -54,11 +54,7 @@ def make_variables(
 
 
 class TfmotQuantizer(tfmot.quantization.keras.quantizers.Quantizer):
-    """One of our quantizers behind the interface of TFMOT's, for its wrappers.
-
-    Args:
-        quantizer: the one that declares and computes.
-    """
+    """One of our quantizers behind the interface of TFMOT's, for its wrappers."""
 
     def __init__(self, quantizer: Quantizer) -> None:
         self.quantizer = quantizer

@@ -28,9 +28,7 @@ from sat_tf.quantizers.values import SampledValues
 class PixelRanges:
     """The smallest and the largest value of every tensor computed from pixels alone.
 
-    Args:
-        network: the float model.
-        grids: the pixels of each input that is an image, as the first layers read them.
+    `grids` are the pixels of each input that is an image, as the first layers read them.
     """
 
     def __init__(self, network: Network, grids: Mapping[str, ImageGrid]) -> None:
@@ -82,11 +80,8 @@ class PixelRanges:
 class ValueRanges:
     """Signs and maxima of the outputs of layers.
 
-    Args:
-        network: the float model.
-        roles: of each layer.
-        pixels: the values of tensors computed from pixels alone.
-        native: a swish is a product with a sigmoid; else such a product is like any other.
+    Where functions are native, a swish is a product with a sigmoid; else such a product is like any
+    other.
     """
 
     def __init__(
@@ -255,11 +250,7 @@ class Spread:
 class Spreads:
     """The distributions of the tensors of a float model.
 
-    Args:
-        network: the float model.
-        pixels: the values of tensors computed from pixels alone.
-        kernel: the effective kernel of a linear layer, by the name of its node.
-        native: as for `ValueRanges`.
+    `kernel` gives the effective kernel of a linear layer, by the name of its node.
     """
 
     def __init__(

@@ -41,11 +41,7 @@ Call = Callable[[Node, Iterator[Any]], Parts]
 
 
 def each_part(call: Callable[[Node, Any], tf.Tensor]) -> Call:
-    """Computes every part by itself.
-
-    Args:
-        call: computes a layer.
-    """
+    """Computes every part by itself."""
     return lambda node, parts: map(functools.partial(call, node), parts)
 
 
@@ -76,12 +72,8 @@ class _Tensor:
 def walk(network: Network, images: Batch, call: Call, *, whole: Collection[str] = ()) -> None:
     """Computes every node of a network.
 
-    Args:
-        network: float or quantized.
-        images: of a batch, for each input.
-        call: computes a node. It is called in the order of the network, and so are first parts
-            computed; others may be later.
-        whole: the names of nodes that get their inputs in one part.
+    `call` is called in the order of the network, and so are first parts computed; others may be
+    later. The nodes that are `whole` get their inputs in one part.
     """
     kept, count = kept_inputs(network), len(images[0])
     tensors: dict[str, _Tensor] = {}

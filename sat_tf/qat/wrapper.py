@@ -31,10 +31,7 @@ def graphs_go_with(owner: Any) -> None:
     as the process lives, and that function holds the graph of the call. The optimizers of Keras
     make one such call in each traced training step, where they sum gradients over replicas
     (`tf.distribute.ReplicaContext.all_reduce`): otherwise no graph of a training step would ever be
-    freed.
-
-    Args:
-        owner: a layer or a model; once it is gone, those graphs can no longer be differentiated.
+    freed. Once the owner is gone, these graphs can no longer be differentiated.
     """
     graph = tf.compat.v1.get_default_graph()
     while getattr(graph, "outer_graph", None) is not None:  # the outermost is not a function's
@@ -70,13 +67,7 @@ class QuantizedLayer(keras.layers.Wrapper):
     TFMOT's own wrapper is not used because it drops the kernel variable from its layer, trains
     frozen layers, and needs a custom object scope to be loaded.
 
-    Args:
-        layer: the layer to quantize.
-        quantize_config: its `PlacedConfig`.
-        **options: options of any Keras layer.
-
-    Attributes:
-        constant_kernel: the copy that `copy_effective_kernel` made, while it is in use, else None.
+    The `constant_kernel` is the copy that `copy_effective_kernel` made, while it is in use.
     """
 
     def __init__(
@@ -168,10 +159,8 @@ class QuantizedLayer(keras.layers.Wrapper):
     def keep_bits_above(self, floor: tf.Variable | None) -> None:
         """Quantizes kernel and output to no fewer bits than a variable says, from the next call on.
 
-        The floor is not a weight of the layer: copies of it and saved models do not have it.
-
-        Args:
-            floor: an int64 scalar, 1 to 8; 0 or None if the layer has its own bits.
+        The floor is not a weight of the layer: copies of it and saved models do not have it. It is
+        an int64 scalar, 1 to 8; with 0 or None the layer has its own bits.
         """
         object.__setattr__(self, "_bit_floor", floor)
 
@@ -397,11 +386,7 @@ def constant_weights(model: keras.Model) -> Iterator[None]:
 
 
 class ConstantWeights:
-    """Copies of the effective kernels of a model's quantized layers.
-
-    Args:
-        model: see `constant_weights`.
-    """
+    """Copies of the effective kernels of a model's quantized layers."""
 
     def __init__(self, model: keras.Model) -> None:
         if not isinstance(model, keras.Model):

@@ -49,9 +49,7 @@ class Block(NamedTuple):
 def find_blocks(network: Network, reference: Network) -> list[Block]:
     """The blocks of a quantized network, in order; the outputs end the last ones.
 
-    Args:
-        network: the quantized network.
-        reference: the float network, with the names that layers have inside quantized ones.
+    In the float network, layers have the names that they have inside quantized ones.
     """
     ends = dict(zip(network.outputs, reference.outputs, strict=True))
     found: dict[str, str] = {}
@@ -83,13 +81,7 @@ def find_reference(
 ) -> tuple[Network | None, list[str]]:
     """The float network that a quantized one was made from, with the names of its layers.
 
-    Args:
-        network: the quantized network.
-        float_model: a float tf_keras model, which may nest models or share layers.
-        processor: what the quantized one is for.
-
-    Returns:
-        The float network, and why it is not the one; None where there is no network at all.
+    Returned with it is why it is not the one; it is None where there is no network at all.
     """
     quantized = [node for node in network if isinstance(node.layer, QuantizedLayer)]
     annotated = [inner_layer(node.layer).name for node in quantized]
@@ -207,10 +199,6 @@ class Front:
     """The tensors of a network up to which it is computed, of all images.
 
     Only those that are still read are kept: in memory, and above 64 MiB each in a temporary file.
-
-    Args:
-        network: float or quantized.
-        images: an array for each input.
     """
 
     def __init__(self, network: Network, images: Sequence[Rows]) -> None:
@@ -242,12 +230,7 @@ class Front:
         return Span(nodes, given, compute)
 
     def advance(self, span: Span, *, keep: Collection[str] = ()) -> None:
-        """Computes a span for all images, and forgets what no later node reads.
-
-        Args:
-            span: from `up_to`.
-            keep: the names of tensors to keep in any case.
-        """
+        """Computes a span for all images, and forgets what no later node reads."""
         self._done |= {node.name for node in span.nodes}
         count, made = len(next(iter(self.tensors.values()))), dict[str, Rows]()
         for start in range(0, count if span.nodes else 0, _BATCH_SIZE):

@@ -78,9 +78,6 @@ class _Adam:
 
     in step t = 1, 2, ..., and then the constraint of the variable. Reference: Kingma and Ba, "Adam:
     A Method for Stochastic Optimization", 2015.
-
-    Args:
-        variables: those that it moves.
     """
 
     _MEAN, _SQUARE, _EPSILON = 0.9, 0.999, 1e-7
@@ -125,11 +122,6 @@ def rows_of_classes(network: Network, name: str, shape: tuple[int | None, ...]) 
     """How an output is rows of classes: "logits" or "probabilities"; "" where it is not.
 
     Layers that only move values, or pass them on, do not tell what these are.
-
-    Args:
-        network: of a float model.
-        name: of the node that makes the output.
-        shape: of the output, without the batch.
     """
     maker = network.origin(name, lambda node: layer_kinds.role_of(node.layer).keeps_codes)
     *_, size = shape or (None,)
@@ -184,16 +176,9 @@ def soft_divergence(teacher: tf.Tensor, student: tf.Tensor, temperature: float) 
 
 
 class Part:
-    """A part of a quantized network that is fitted at once.
+    """A part of a quantized network that is fitted at once to the tensors that nodes should make.
 
-    Args:
-        span: its nodes, and what they read.
-        aims: what some of its nodes should put out.
-        without: the identities of the layers that stay as they are.
-
-    Attributes:
-        span: see above.
-        layers: how many layers are fitted.
+    It leaves out the layers whose identities are given.
     """
 
     def __init__(self, span: Span, aims: Mapping[str, Aim], without: Collection[int] = ()) -> None:
@@ -218,20 +203,11 @@ class Part:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Gives the part the values with the smallest errors that are found.
 
-        Args:
-            plan: how.
-            fitted: the images that it is fitted to.
-            held_out: those by which its errors are measured.
-            draw: gives the order of the images.
-            advance: of a bar, by the nodes in each step.
-            checkpoint: gets the fit now and then, and may hold one that has begun.
-            limit: what no error may exceed; by default the errors before.
-            measure_statistics: gives normalizations statistics that fit the part, before its errors
-                are measured; while it is fitted they have those of batches. By default they have
-                the statistics that they keep.
-
-        Returns:
-            The errors before, and those that it has now.
+        The images that are held out measure its errors, none of which may exceed the limit, by
+        default the errors before. The checkpoint gets the fit now and then, and may hold one that
+        has begun. Where a function measures the statistics of normalizations, before the errors,
+        the part is fitted with those of batches; by default they keep what they have. Returned are
+        the errors before, and those that the part has now.
         """
         before = best = self.errors(held_out)
         if not self._trained:

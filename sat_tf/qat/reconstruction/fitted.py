@@ -43,11 +43,7 @@ class Fitted:
 
     @classmethod
     def read(cls, folder: OutputFolder) -> "Fitted | None":
-        """The record in a folder; None where nothing was fitted.
-
-        Raises:
-            RunError: the file holds something else.
-        """
+        """The record in a folder; None where nothing was fitted."""
         name = output_folder.RECONSTRUCTION
         if not folder.file(name).exists():
             return None
@@ -112,24 +108,10 @@ def fit(
 ) -> Fitted:
     """Fits a calibrated model in place, also the layers that were frozen when it was trained.
 
-    Whatever is raised, also by `measure` and by an interruption, the model has not changed.
-
-    Args:
-        model: calibrated.
-        float_model: that it was made from.
-        images: as both take them, or batches of them.
-        num_images: how many there are.
-        steps: for each block.
-        seed: see `sat_tf.reconstruct`.
-        measure: gives top1, and top5 of many classes, of the model as its file would be, for which
-            it may move weights: they are put back.
-        keep_better: keep the calibrated model where its top1 is larger: labels then decide between
-            the two.
-        progress: show a bar.
-        checkpoint: keeps what is finished; see `sat_tf.reconstruct`.
-
-    Raises:
-        ValueError: the model cannot be fitted.
+    `measure` gives top1, and top5 of many classes, of the model as its file would be, for which it
+    may move weights: they are put back. With `keep_better` the calibrated model is kept where its
+    top1 is larger: labels then decide between the two. Whatever is raised, also by `measure` and by
+    an interruption, the model has not changed.
     """
     from sat_tf.qat.reconstruction.reconstruct import reconstruct
 

@@ -263,16 +263,7 @@ def _not_ready(network: Network) -> list[str]:
 
 
 class _Reconstructor:
-    """One reconstruction.
-
-    Args:
-        network: of the quantized model.
-        reference: of the float model, in which layers have the names of those inside quantized
-            ones.
-        images: an array for each input.
-        steps: for a block.
-        seed: of all that is drawn.
-    """
+    """One reconstruction."""
 
     def __init__(
         self, network: Network, reference: Network, images: Images, *, steps: int, seed: int
@@ -284,13 +275,7 @@ class _Reconstructor:
         self._held_out, self._fitted = np.split(order, [held_out])
 
     def run(self, model: keras.Model, checkpoint: Checkpoint, *, shown: bool) -> Reconstruction:
-        """Fits the model.
-
-        Args:
-            model: whose network it is.
-            checkpoint: what may have been done already.
-            shown: whether there may be a bar.
-        """
+        """Fits the model."""
         start = model.get_weights()
         whole = self._whole()
         before, answers = whole.errors(self._held_out), whole.agreement(self._held_out)
