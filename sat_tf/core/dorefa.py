@@ -108,19 +108,7 @@ def weight_codes(
     Codes are 2n - a (odd numbers) on the DoReFa grid, n - a/2 on the narrow one; the scale is
     `grid.GRIDS[name].scale(num_bits)`.
 
-    Args:
-        kernel: latent weights, any shape.
-        num_bits: 1 to 8.
-        grid: a name of `grid.GRIDS` or of `AUTOMATIC`.
-        range_axes: see `clamp_weights`.
-
-    Returns:
-        int32 codes, shaped like `kernel`.
-
-    Raises:
-        ValueError: as in `quantize_weights`.
-        tf.errors.InvalidArgumentError: a weight is NaN, for which there is no code; ValueError on
-            JAX and PyTorch.
+    A NaN weight, for which there is no code, is an error.
 
     >>> weight_codes([-2.0, -0.1, 0.1, 2.0], 2).numpy().tolist()
     [-3, -1, 1, 3]
@@ -142,17 +130,7 @@ def weight_units(
 ) -> Tensor:
     """The integers n = 0..top of the quantized weights: Q = 2 n / d - 1.
 
-    Args:
-        kernel: latent weights, any shape.
-        num_bits: 1 to 8.
-        grid: a name of `grid.GRIDS` or of `AUTOMATIC`.
-        range_axes: see `clamp_weights`.
-
-    Returns:
-        float32, shaped like `kernel`; NaN where a weight is.
-
-    Raises:
-        ValueError: as in `quantize_weights`.
+    They are float32, and NaN where a weight is.
 
     >>> weight_units([-2.0, -0.1, 0.1, 2.0], 2).numpy().tolist()
     [0.0, 1.0, 2.0, 3.0]
@@ -179,17 +157,6 @@ def held_weights(
     so it is quantized to n, far from any tie. The other weights stay what they are.
 
     Where a range has no weight above zero that is not held, its held weights stay as they are too.
-
-    Args:
-        kernel: latent weights, float32, any shape.
-        units: n = 0..top for each of them, any number type; see `weight_units`.
-        held: which of them to hold, boolean.
-        num_bits: 1 to 8.
-        grid: a name of `grid.GRIDS` or of `AUTOMATIC`.
-        range_axes: see `clamp_weights`.
-
-    Returns:
-        Latent weights, shaped like `kernel`.
 
     >>> import numpy as np
     >>> kernel, is_held = np.float32([1.0, 0.1, -0.5]), np.array([False, True, False])

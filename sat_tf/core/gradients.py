@@ -45,9 +45,6 @@ CLIPPING_GRADIENTS: dict[str, Callable[[Any, Any], Any]] = {
 def find_clipping_gradient(name: str) -> Callable[[Any, Any], Any]:
     """Returns the row of a name.
 
-    Raises:
-        ValueError: no row has that name.
-
     >>> find_clipping_gradient("calibrated")(0.4, 0.5)
     0.4
     """
@@ -90,10 +87,7 @@ SURROGATES: dict[str, Surrogate] = {
 
 
 def strength_of(surrogate: str, strength: float | None = None) -> float | None:
-    """The strength of a surrogate: the given one, or its usual one.
-
-    Raises:
-        ValueError: no surrogate has that name, or it cannot have that strength.
+    """The strength of a surrogate: the given one, or its usual one; an error if it cannot have it.
 
     >>> strength_of("ewgs"), strength_of("dsq", 0.1), strength_of("ste")
     (0.001, 0.1, None)

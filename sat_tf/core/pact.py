@@ -99,15 +99,6 @@ def round_on_range(
 
     Forward: s · round_half_up((clip(x) - low) / s - zero), with the scale s = range / intervals,
     zero = 0 (half of the intervals where `signed`) and low = -zero · s. It has no gradient.
-
-    Args:
-        x: float32, any shape.
-        clipping_level: upper end of the range, a float32 scalar.
-        intervals: of the range, a number or a float32 scalar; even where `signed`.
-        signed: the range is [-clipping_level, clipping_level] instead of [0, clipping_level].
-
-    Returns:
-        A tensor like `x`.
     """
     zero = intervals / 2 if signed else 0.0
     # XLA turns a division by a constant into a product with its reciprocal, which rounds twice.

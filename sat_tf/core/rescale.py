@@ -26,19 +26,8 @@ def rescale_factor(
     Where channels have maxima of their own, "stddev" has means of their own as well: the clamp
     takes the size of each channel away, and this is what gives it back.
 
-    Args:
-        weights: quantized or clamped weights Q, any shape.
-        fan_out: the layer's n̂: how many outputs one input reaches.
-        method: "constant", "stddev" or "none".
-        latent: the latent weights W, for "stddev" only.
-        range_axes: the axes whose entries have a maximum of their own (see `dorefa.clamp_weights`).
-
-    Returns:
-        A float32 scalar that carries no gradient; of "stddev" with `range_axes` a tensor that keeps
-        these axes, with length 1 along the others.
-
-    Raises:
-        ValueError: as in `rescale_weights`.
+    What is returned is a float32 scalar that carries no gradient; of "stddev" with `range_axes` a
+    tensor that keeps these axes, with length 1 along the others.
     """
     check_rescale(method, fan_out, has_latent=latent is not None)
     n = namespace(weights)
@@ -134,13 +123,7 @@ def _mean_square(n: Namespace, values: Tensor, keep: tuple[int, ...] = ()) -> Te
 
 
 def check_rescale(method: str, fan_out: int, *, has_latent: bool) -> None:
-    """Raises ValueError unless there is such a rescaling, and what it needs is given.
-
-    Args:
-        method: a name of `METHODS`.
-        fan_out: the layer's n̂.
-        has_latent: whether the latent weights W are given.
-    """
+    """Raises ValueError unless there is such a rescaling, and what it needs is given."""
     if method not in METHODS:
         raise ValueError(f"method={method!r} is no rescaling. {did_you_mean(str(method), METHODS)}")
     if method == "none":

@@ -246,14 +246,7 @@ def latent_kernel(
     """Latent weights whose clamped value is the kernel divided by its maximum.
 
     W = atanh(r K / m), m = max|K| over all axes but `range_axes`, r = min(m, 0.9). An all-zero
-    range has m = 1 and stays zero.
-
-    Args:
-        kernel: finite float weights, any shape.
-        range_axes: the axes that keep a maximum of their own.
-
-    Returns:
-        The latent weights, and m with the reduced axes kept at length 1; both float64.
+    range has m = 1 and stays zero. Both are float64, and m keeps the reduced axes at length 1.
 
     >>> latent, maximum = latent_kernel(np.array([[0.5, -2.0]]))
     >>> clamped = np.tanh(latent) / np.abs(np.tanh(latent)).max()

@@ -110,10 +110,8 @@ class RangeObserver(Quantizer):
 class InputQuantizer(RangeObserver):
     """Quantizes an input that is no image to 8 bits, on the range that it has observed.
 
-    Forward and backward: those of a `RangeObserver` that rounds.
-
-    Args:
-        input_type: what the file takes: "int8", the codes, or "float32", of which it makes them.
+    Forward and backward: those of a `RangeObserver` that rounds. The file takes the codes, "int8",
+    or makes them of "float32".
     """
 
     def __init__(self, *, input_type: str) -> None:
@@ -142,11 +140,8 @@ def over_replicas(batch: Mapping[str, Tensor], variables: Variables) -> dict[str
     """The values of the whole batch, of those of each replica's share, on all devices and workers.
 
     Every replica of tf_keras assigns its own variables, in its step. As they are equal then, any
-    one of them is saved bit for bit, which their mean, that Keras 3 takes, is not.
-
-    Args:
-        batch: float32; the largest is taken of each value, but of "lowest" the smallest.
-        variables: what the batch is taken into.
+    one of them is saved bit for bit, which their mean, that Keras 3 takes, is not. Of each value
+    the largest is taken, but of "lowest" the smallest.
     """
     tf = tensorflow_of(variables)
     context = None if tf is None else tf.distribute.get_replica_context()
@@ -166,13 +161,7 @@ def over_replicas(batch: Mapping[str, Tensor], variables: Variables) -> dict[str
 def move_averages(variables: Variables, batch: Mapping[str, Tensor], momentum: float) -> Tensor:
     """Takes the values of a batch, if all are finite, into averages: the mean over the first ones.
 
-    Args:
-        variables: `observations`, and those of which the batch has values.
-        batch: the values, by the names of the variables.
-        momentum: weight of the past.
-
-    Returns:
-        How many batches there were before.
+    The momentum is the weight of the past. Returned is how many batches there were before.
     """
     n = namespace(batch["lowest"])
     finite = n.all(n.stack([n.all(n.isfinite(value)) for value in batch.values()]))
@@ -193,10 +182,7 @@ def expected_largest(values: np.ndarray) -> float:
     An end that falls off exponentially beyond t, the peaks-over-threshold method, has its largest
     value there. Values that all end at one bound, like probabilities, leave it where it is; that of
     a normal distribution is a quarter higher, and that of a heavy-tailed one twice as high. Where
-    no value is positive, none is expected to be.
-
-    Args:
-        values: any number of them; those that are not finite do not count.
+    no value is positive, none is expected to be. Values that are not finite do not count.
 
     >>> expected_largest(np.array([1.0, 1.0, 0.5])), expected_largest(np.array([-1.0, -2.0]))
     (1.0, 0.0)

@@ -85,8 +85,7 @@ class Quantizer(abc.ABC):
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
         """The variables that it needs, by name, in the order in which they are made; none here.
 
-        Args:
-            shape: of the kernel, or of the tensor with its batch.
+        The shape is that of the kernel, or of the tensor with its batch.
         """
         del shape
         return {}
@@ -108,11 +107,8 @@ class Quantizer(abc.ABC):
     def assume_fed(self, variables: Variables, scale: float) -> None:
         """Gives variables that calibration would set plausible values; most have none.
 
-        Plans are made of models that have seen nothing, and of what their files would be later.
-
-        Args:
-            variables: its own.
-            scale: of the range, where it is not known beforehand.
+        Plans are made of models that have seen nothing, and of what their files would be later. The
+        scale is that of the range, where it is not known beforehand.
         """
         del variables, scale
 
@@ -268,12 +264,7 @@ class WeightQuantizer(Quantizer):
 
     @classmethod
     def bits_problem(cls, num_bits: int, options: Mapping[str, Any]) -> str | None:
-        """Why a policy cannot have these weight bits with these options; None where it can.
-
-        Args:
-            num_bits: at least `fewest_bits`.
-            options: `weight_options` of the policy, in which nothing else is wrong.
-        """
+        """Why a policy cannot have these weight bits with these options; None where it can."""
         del num_bits, options
         return None
 
@@ -415,21 +406,12 @@ class WeightQuantizer(Quantizer):
         return self.with_settings(num_bits=None)(latent, False, {})
 
     def begin(self, kernel: Any, variables: Variables) -> None:
-        """Gives its variables values that fit the latent weights; it has none here.
-
-        Args:
-            kernel: the latent weights, which stay as they are.
-            variables: its own.
-        """
+        """Gives its variables values that fit the latent weights, which stay; it has none here."""
 
     def keep_function(self, kernel: Any, variables: Variables) -> None:
         """Gives a float kernel, and the quantizer's variables, values that keep the function.
 
         Here the float weights are the latent ones.
-
-        Args:
-            kernel: a variable.
-            variables: its own.
         """
         self.begin(kernel, variables)
 
@@ -449,11 +431,8 @@ class WeightQuantizer(Quantizer):
     def carry(self, latent: Tensor, variables: Variables, before: Predecessor) -> None:
         """Takes over what another quantizer of its kind has in its variables.
 
-        Args:
-            latent: the latent weights, which both have.
-            variables: its own.
-            before: the other one; where the function has to stay, this makes up for what the two
-                do differently with the same latent weights.
+        Both have the same latent weights. Where the function has to stay, it makes up for what the
+        two do differently with them.
         """
         del latent
         for name, variable in variables.items():

@@ -39,11 +39,7 @@ class RoundedWeights(WeightQuantizer):
 
     @property
     def bits(self) -> int:
-        """The bits of the codes.
-
-        Raises:
-            ValueError: it does not round.
-        """
+        """The bits of the codes; an error where it does not round."""
         if self.num_bits is None:
             raise ValueError(f"{self!r}: received a quantizer that does not round; give it bits.")
         return self.num_bits
@@ -143,13 +139,7 @@ class ScaledQuantizer(RoundedWeights):
 
     @abc.abstractmethod
     def quantized(self, latent: Tensor, variables: Variables, num_bits: Bits) -> Tensor:
-        """The quantized weights q before the rescaling, with their gradient.
-
-        Args:
-            latent: float32.
-            variables: its own.
-            num_bits: see `grid.Bits`.
-        """
+        """The quantized weights q before the rescaling, with their gradient."""
 
     @abc.abstractmethod
     def codes_and_scales(self, latent: Tensor, variables: Variables) -> tuple[Tensor, Tensor]:

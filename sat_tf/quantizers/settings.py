@@ -45,11 +45,7 @@ def usual_deviation(kernel_shape: Sequence[int]) -> float:
 
 
 def known_sizes(kernel_shape: Sequence[int | None]) -> tuple[int, ...]:
-    """The shape of a kernel, all of which is known.
-
-    Raises:
-        ValueError: some of it is not.
-    """
+    """The shape of a kernel, all of which has to be known."""
     sizes = tuple(size for size in kernel_shape if size is not None)
     if len(sizes) < len(kernel_shape):
         raise ValueError(
@@ -97,10 +93,6 @@ class WithSurrogate(Quantizer):
 
 
 def true_or_false(name: str, value: Any) -> None:
-    """Checks an option that is True or False.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """Raises ValueError unless an option is True or False."""
     if not isinstance(value, bool):
         raise ValueError(f"{name}={value!r}: expected True or False.")

@@ -232,20 +232,8 @@ def squared_errors(
 ) -> Tensor:
     """Σ (q - w)² of each channel at each number of bits, with q of `l1.quantize_weights`.
 
-    NaN and infinite weights are left out.
-
-    Args:
-        kernel: latent weights w, float32.
-        lowest: the fewest bits, at least 1.
-        highest: the most bits, at most 8.
-        grid: a name of `grid.GRIDS` or of `AUTOMATIC`.
-        channel_axes: the kernel's axes of output channels.
-
-    Returns:
-        float64, (channels, highest - lowest + 1); channels in the order of the kernel's memory.
-
-    Raises:
-        ValueError: bits out of range, unknown grid, or a grid without a step at the lowest bits.
+    NaN and infinite weights are left out. What is returned is float64, (channels, highest - lowest
+    + 1), with channels in the order of the memory of the kernel, which is float32.
 
     >>> import numpy as np
     >>> kernel = np.float32([[1.0, 2.0], [1.0, -6.0]])
@@ -274,13 +262,7 @@ def least_error_bits(errors: np.ndarray, lowest: int, mean: int) -> np.ndarray:
     over channels and bits spent. The result is the optimum in both cases. Of equal drops those at
     fewer bits come first, and then those of the first channels.
 
-    Args:
-        errors: of each channel (a row) at the lowest bits, one more, and so on; finite.
-        lowest: the bits of the first column.
-        mean: from the lowest bits to those of the last column.
-
-    Returns:
-        int64, one number of bits for each row.
+    Errors of each channel, a row, are finite, and those at the lowest bits, at one more, and so on.
 
     >>> least_error_bits(np.array([[9.0, 2.0, 0.0], [5.0, 4.0, 3.9]]), lowest=2, mean=3).tolist()
     [4, 2]

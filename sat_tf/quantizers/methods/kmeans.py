@@ -40,17 +40,8 @@ def quantize_weights(
     then do not depend on how large a cluster is.
 
     Computed in float32, sums in float64; returned in the type of `kernel`. A NaN weight stays NaN,
-    and the mean leaves NaN and infinite weights out.
-
-    Args:
-        kernel: latent weights w; float32, float16 or bfloat16.
-        ids: k of each weight, integers shaped like the kernel, 0 to 2^b - 1.
-        num_bits: 1 to 8.
-        keep_zeros: the value of cluster 0 is 0, and its weights have no gradient.
-        each: every weight has the gradient of its own, for clusters that change.
-
-    Raises:
-        ValueError: bits out of range.
+    and the mean leaves NaN and infinite weights out. With `keep_zeros` the value of cluster 0 is 0,
+    and its weights have no gradient.
 
     >>> kernel, ids = [-1.0, -0.5, 0.25, 0.5], [0, 0, 1, 1]
     >>> quantize_weights(kernel, ids, 1).numpy().tolist()
@@ -95,10 +86,7 @@ def weight_codes(
 ) -> tuple[Tensor, Tensor]:
     """The codes of `quantize_weights`, int32, and their float64 scale.
 
-    Raises:
-        ValueError: as there.
-        tf.errors.InvalidArgumentError: a weight is NaN, for which there is no code; ValueError on
-            JAX and PyTorch.
+    A NaN weight, for which there is no code, is an error.
     """
     n = namespace(kernel)
     latent, ids = in_float32(n, kernel), n.cast(ids, "int32")
@@ -310,17 +298,8 @@ def cluster_ids(
     Where there are no more distinct weights than clusters, each has its own. NaN and infinite
     weights have no part in it, and are in some cluster.
 
-    Args:
-        kernel: weights, any shape.
-        num_bits: 1 to 8; there are 2^b clusters.
-        initialization: a row of `INITIALIZATIONS`.
-        keep_zeros: weights of exactly 0 are cluster 0, and no others are; 2^b - 1 clusters remain.
-
-    Returns:
-        uint8, shaped like the kernel; larger for larger weights, but for that of zeros.
-
-    Raises:
-        ValueError: bits out of range, or an unknown initialization.
+    What is returned is uint8, shaped like the kernel, and larger for larger weights. With
+    `keep_zeros` weights of exactly 0, and no others, are cluster 0, and 2^b - 1 clusters remain.
 
     >>> cluster_ids(np.array([0.9, -1.0, 0.0, 1.1, 0.1]), 1).tolist()
     [1, 0, 0, 1, 0]

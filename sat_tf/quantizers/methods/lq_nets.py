@@ -33,9 +33,6 @@ _FIRST_FITS = 8
 def lq_patterns(num_bits: int) -> list[list[float]]:
     """All e in {-1, 1}^b, one a row, by which LQ-Nets adds up a basis.
 
-    Raises:
-        ValueError: bits out of range.
-
     >>> lq_patterns(2)
     [[-1.0, -1.0], [1.0, -1.0], [-1.0, 1.0], [1.0, 1.0]]
     """
@@ -53,11 +50,8 @@ def snapped_basis(basis: Tensor) -> tuple[Tensor, Tensor]:
     where that sum is odd the largest of them gets smaller by 1, which makes every level
     (n · e) / 2 an integer from -127 to 127. s / 2 = v · n / n · n, the best for these n.
 
-    Args:
-        basis: one v a row, float32; one that is not finite counts as zeros.
-
-    Returns:
-        n, float32 and shaped like the basis, and s, positive: one number in each row.
+    The basis has one v a row, float32; one that is not finite counts as zeros. Returned are n,
+    float32 and shaped like the basis, and s, positive: one number in each row.
 
     >>> import numpy as np
     >>> integers, scale = snapped_basis(np.float32([[0.5, 1.0]]))
@@ -88,12 +82,8 @@ def snapped_basis(basis: Tensor) -> tuple[Tensor, Tensor]:
 def levels(basis: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The codes of a basis in ascending order.
 
-    Args:
-        basis: one v a row, float32.
-
-    Returns:
-        The codes, float32, a row of 2^b for each row; the rows of `lq_patterns` that
-        make them, int32; and the scales of `snapped_basis`.
+    Returned are, for each row v of the basis, a row of 2^b codes, float32; the rows of
+    `lq_patterns` that make them, int32; and the scales of `snapped_basis`.
 
     >>> import numpy as np
     >>> codes, order, _ = levels(np.float32([[1.0, 0.5]]))
@@ -115,15 +105,8 @@ def quantize_weights(kernel: Tensor, basis: Tensor, *, range_axes: tuple[int, ..
     makes it the nearest to w; halfway between two levels it is the upper one.
     Backward: dq/dw = 1, and the basis has no gradient.
 
-    Computed in float32, returned in the type of `kernel`. A NaN weight stays NaN.
-
-    Args:
-        kernel: latent weights w; float32, float16 or bfloat16.
-        basis: float32, one row of b numbers for each range, in the order of its axes; 1 to 8 bits.
-        range_axes: axes that keep a basis of their own; () is one for the layer.
-
-    Raises:
-        ValueError: bits out of range.
+    Computed in float32, returned in the type of `kernel`. A NaN weight stays NaN. The basis has one
+    row of b numbers for each range, in the order of its axes.
 
     >>> import numpy as np
     >>> quantize_weights([-3.0, 0.0, 0.4, 1.1], np.float32([[0.5, 1.0]])).numpy()
@@ -145,10 +128,7 @@ def weight_codes(
 ) -> tuple[Tensor, Tensor]:
     """The codes of `quantize_weights`, int32, and the float64 scales of the ranges.
 
-    Raises:
-        ValueError: as there.
-        tf.errors.InvalidArgumentError: a weight is NaN, for which there is no code; ValueError on
-            JAX and PyTorch.
+    A NaN weight, for which there is no code, is an error.
     """
     n = namespace(kernel)
     latent = in_float32(n, kernel)
@@ -193,12 +173,6 @@ def next_basis(
     mean (w - v* · e)² + 1e-4 |v* - v|². NaN and infinite weights are left out, and what
     float32 does not hold leaves v as it is.
 
-    Args:
-        kernel: latent weights w, float32.
-        basis: v, see `quantize_weights`.
-        range_axes: see there.
-        momentum: m, of 0 to 1.
-
     >>> import numpy as np
     >>> kernel = np.float32([-3.0, -1.0, 1.0, 3.0])
     >>> next_basis(kernel, np.float32([[0.8, 1.7]]), momentum=0.0).numpy().round(3).tolist()
@@ -232,11 +206,6 @@ def first_basis(kernel: Tensor, num_bits: int, *, range_axes: tuple[int, ...] = 
     """A basis that fits a kernel: 2^(k-1) times what makes the smallest error, and QEM from there.
 
     A range of zeros has one of zeros, which keeps them.
-
-    Args:
-        kernel: latent weights, float32.
-        num_bits: 1 to 8.
-        range_axes: see `quantize_weights`.
 
     >>> import numpy as np
     >>> first_basis(np.float32([-3.0, -1.0, 1.0, 3.0]), 2).numpy().round(2).tolist()

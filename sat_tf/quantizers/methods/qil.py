@@ -37,9 +37,6 @@ from sat_tf.quantizers.values import Variables
 def qil_largest_code(num_bits: int) -> int:
     """The highest code of QIL's weights, 2^(b-1) - 1; the lowest is its negative.
 
-    Raises:
-        ValueError: bits out of range; at 1 bit the highest code is 0.
-
     >>> qil_largest_code(2), qil_largest_code(4), qil_largest_code(8)
     (1, 7, 127)
     """
@@ -55,12 +52,8 @@ def qil_largest_code(num_bits: int) -> int:
 def first_end(kernel: Tensor, *, range_axes: tuple[int, ...] = ()) -> Tensor:
     """The first end of the interval, max|w|, which begins at 0. Non-finite weights are left out.
 
-    Args:
-        kernel: latent weights, float32.
-        range_axes: axes that keep an interval of their own; () is one for the layer.
-
-    Returns:
-        float32; of the kernel's rank with length 1 along the other axes, or a scalar.
+    What is returned is float32, of the rank of the kernel with length 1 along the other axes, or a
+    scalar.
 
     >>> import numpy as np
     >>> first_end(np.float32([[1.0, -2.0], [3.0, 0.0]]), range_axes=(1,)).numpy()
@@ -94,20 +87,9 @@ def quantize_weights(
 
     Weights with |w| <= c - d are pruned and have no gradient, nor have those that are clipped. With
     another surrogate its factor comes on top of all three. Computed in float32, returned in the
-    type of `kernel`. A NaN weight stays NaN and adds nothing to dc and dd.
-
-    Args:
-        kernel: latent weights w; float32, float16 or bfloat16.
-        center: c >= 0: a scalar, or of the kernel's rank with length 1 along the axes that share an
-            interval.
-        distance: d > 0, shaped like `center`.
-        num_bits: 2 to 8; see `grid.Bits`.
-        gradient_factor: f.
-        surrogate: a row of `gradients.SURROGATES`.
-        strength: see there.
-
-    Raises:
-        ValueError: bits out of range, or an unknown surrogate.
+    type of `kernel`. A NaN weight stays NaN and adds nothing to dc and dd. Both c >= 0 and d > 0
+    are scalars, or of the rank of the kernel with length 1 along the axes that share an interval; f
+    is the `gradient_factor`.
 
     >>> quantize_weights([-9.0, -2.0, 0.9, 2.5], 2.0, 1.0, 3).numpy().tolist()
     [-3.0, -2.0, 0.0, 2.0]
@@ -133,10 +115,7 @@ def weight_scale(center: Tensor, distance: Tensor, num_bits: grids.Bits) -> Tens
 def weight_codes(kernel: Tensor, center: Tensor, distance: Tensor, num_bits: int) -> Tensor:
     """The codes of `quantize_weights`, int32.
 
-    Raises:
-        ValueError: bits out of range.
-        tf.errors.InvalidArgumentError: a weight is NaN, for which there is no code; ValueError on
-            JAX and PyTorch.
+    A NaN weight, for which there is no code, is an error.
     """
     n = namespace(kernel)
     latent, center, distance = (in_float32(n, each) for each in (kernel, center, distance))
