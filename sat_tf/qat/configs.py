@@ -130,7 +130,6 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
         return layer_kinds.native_of(layer) if is_npu else None
 
     def get_weights_and_quantizers(self, layer: keras.layers.Layer) -> list[tuple[Any, Any]]:
-        """The kernel and its quantizer."""
         if self.weights is None:
             return []
         return [(layer_kinds.kernel_of(layer), TfmotQuantizer(self.weights))]
@@ -152,7 +151,6 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
     def set_quantize_activations(
         self, layer: keras.layers.Layer, quantize_activations: Sequence[Any]
     ) -> None:
-        """Puts another function in the place of the layer's activation."""
         for activation in quantize_activations:
             vars(layer)["activation"] = activation
 
@@ -180,7 +178,6 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
         return isinstance(self.output, ActivationQuantizer) and self.output.rectifies
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor as plain values."""
         found = {
             "weights": serialize_quantizer(self.weights),
             "output": serialize_quantizer(self.output),
@@ -193,7 +190,6 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "PlacedConfig":
-        """Reads back what `get_config` wrote, after any trip through JSON."""
         quantizers = {name: deserialize_quantizer(config[name]) for name in ("weights", "output")}
         return cls(**{**config, **quantizers})
 

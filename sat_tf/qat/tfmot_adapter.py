@@ -18,11 +18,9 @@ class AtLeast(keras.constraints.Constraint):
         self.minimum = minimum
 
     def __call__(self, w: tf.Tensor) -> tf.Tensor:
-        """The values of `w`, none below the minimum."""
         return tf.maximum(w, tf.cast(self.minimum, w.dtype))
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
         return {"minimum": self.minimum}
 
 
@@ -68,9 +66,7 @@ class TfmotQuantizer(tfmot.quantization.keras.quantizers.Quantizer):
     def __call__(
         self, inputs: tf.Tensor, training: Any, weights: dict[str, tf.Variable], **kwargs: Any
     ) -> tf.Tensor:
-        """Effective weights, or the quantized tensor."""
         return self.quantizer(inputs, training, weights)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the quantizer's constructor."""
         return self.quantizer.get_config()

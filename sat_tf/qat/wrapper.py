@@ -90,7 +90,6 @@ class QuantizedLayer(keras.layers.Wrapper):
     _must_restore_from_config = True
 
     def build(self, input_shape: Any) -> None:
-        """Creates the variables of the layer, if it has none yet, and of the quantizers."""
         if not self.layer.built:
             with tf.name_scope(self.layer.name):
                 self.layer.build(input_shape)
@@ -110,7 +109,6 @@ class QuantizedLayer(keras.layers.Wrapper):
     # method and all below it, models are built a quarter faster.
     @tf.autograph.experimental.do_not_convert
     def call(self, inputs: Any, training: Any = None) -> Any:
-        """The layer's output, quantized."""
         if training is None:
             training = keras.backend.learning_phase()
             # A placeholder while Keras draws the graph of a model; layers branch on it in Python.
@@ -261,7 +259,6 @@ class QuantizedLayer(keras.layers.Wrapper):
         return self.quantize_config.output_name or str(self.layer.name)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """The shape of the wrapped layer's output."""
         return self.layer.compute_output_shape(input_shape)
 
     @property
@@ -273,12 +270,10 @@ class QuantizedLayer(keras.layers.Wrapper):
     # layer has been called twice; the user's model consists of the last calls.
     @property
     def input(self) -> Any:
-        """Input tensor of the layer in its model."""
         return self.get_input_at(len(self.inbound_nodes) - 1)
 
     @property
     def output(self) -> Any:
-        """Output tensor of the layer in its model."""
         return self.get_output_at(len(self.inbound_nodes) - 1)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -290,7 +285,6 @@ class QuantizedLayer(keras.layers.Wrapper):
         super().__setstate__({**state, "_one_call_at_a_time": threading.RLock()})
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
         config = {**super().get_config(), "quantize_config": self.quantize_config.get_config()}
         config["layer"]["config"] |= flatten.left_out_of_config(self.layer)
         return marked(config)
@@ -299,7 +293,6 @@ class QuantizedLayer(keras.layers.Wrapper):
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> "QuantizedLayer":
-        """Reads back what `get_config` wrote, after any trip through JSON."""
         config = unmarked(config)
         wrapped = dict(config.pop("layer"))
         # HDF5 files and SavedModels are read by Keras' older rules, which find a registered class

@@ -50,7 +50,6 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
 
     @classmethod
     def asked(cls, request: WeightRequest) -> dict[str, Any]:
-        """Takes of a request what the constructor needs."""
         return {
             "num_bits": request.num_bits,
             "grid": request.grid,
@@ -62,7 +61,6 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
         }
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
-        """The variable `rescale_gain`, where there is a gain."""
         axes = self.gain_axes
         if axes is None:
             if self.rescale is None:
@@ -72,7 +70,6 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
         return {GAIN: VariableSpec(shape=of_ranges, start=self.initial_gain)}
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
-        """Effective weights from latent weights, both in float32."""
         if self.num_bits is None:
             values = self.clamp(inputs)
         else:
@@ -117,7 +114,6 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
     # -- codes -------------------------------------------------------------------------------------
 
     def integer_weights(self, latent: Tensor, variables: Variables) -> IntegerWeights:
-        """Codes of the grid; its scale, times c and the gain where the layer has them."""
         settings = (self.bits, self.grid)
         codes = dorefa.weight_codes(latent, *settings, range_axes=self.range_axes)
         n = namespace(codes)
@@ -130,7 +126,6 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
         return IntegerWeights(codes, scales * n.cast(n.tensor(variables[GAIN]), "float64"))
 
     def units(self, latent: Tensor, variables: Variables) -> Tensor:
-        """The integers n = 0..top; `dorefa.weight_units`."""
         return dorefa.weight_units(latent, self.bits, self.grid, range_axes=self.range_axes)
 
     def can_be_held(self, latent: Tensor, variables: Variables) -> Tensor:
@@ -138,12 +133,10 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
         return ~dorefa.largest_weights(latent, range_axes=self.range_axes)
 
     def hold(self, latent: Tensor, variables: Variables, units: Tensor, held: Tensor) -> Tensor:
-        """Latent weights of which those that are held have given n; `dorefa.held_weights`."""
         axes = self.range_axes
         return dorefa.held_weights(latent, units, held, self.bits, self.grid, range_axes=axes)
 
     def stages(self, latent: Tensor) -> dict[str, Tensor]:
-        """The clamped weights Ŵ, and the quantized ones Q where it rounds."""
         found = {"clamped": self.clamp(latent)}
         if self.num_bits is not None:
             found["quantized"] = dorefa.quantize_weights(
@@ -152,7 +145,6 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
         return found
 
     def rescale_constant(self, latent: Tensor, variables: Variables) -> float | None:
-        """The mean of c times the gain; None without a rescaling."""
         if self.rescale is None:
             return None
         stages = self.stages(latent)
@@ -161,7 +153,6 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
         return float(namespace(factor).mean(factor * variables[GAIN]))
 
     def export_problem(self) -> str | None:
-        """Why its weights have no int8 codes, and what to do; None where they have."""
         if self.fits_int8:
             return super().export_problem()
         # The rounded grid reaches -128 at 8 bits, and a negative γ turns that into +128.
@@ -175,11 +166,9 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
 
     @property
     def keeps_gains(self) -> bool:
-        """Whether its gains hold the size of a pretrained layer's weights."""
         return self.gain_axes is not None
 
     def unrounded(self, latent: Tensor) -> Tensor:
-        """The clamped weights, rescaled."""
         clamped = self.clamp(latent)
         return clamped * self.factor(clamped, latent)
 
@@ -205,10 +194,7 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
         )
 
     def carry(self, latent: Tensor, variables: Variables, before: Predecessor) -> None:
-        """Takes over the gain, and makes up for another range or rescaling of the clamped weights.
-
-        See `WeightQuantizer.carry`.
-        """
+        """Takes over the gain, and makes up for another range or rescaling of clamped weights."""
         variable, old = variables.get(GAIN), before.quantizer
         if variable is None or not isinstance(old, DorefaQuantizer):
             return

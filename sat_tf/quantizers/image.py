@@ -91,7 +91,6 @@ class ImageQuantizer(PixelQuantizer):
         )
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
-        """The input as the file has it, in the type of `inputs`."""
         if COUNT in variables:
             when_training(training, lambda: self._observe(inputs, variables))
         change = self.range.change
@@ -108,10 +107,6 @@ class ImageQuantizer(PixelQuantizer):
         return n.cast(values, inputs.dtype) if "float" in str(inputs.dtype) else values
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
-        """The variables `lowest`, `highest`, `off_grid`, `observations`, `off_usual`, `checked_by`.
-
-        The last two are there only where the settings say so.
-        """
         self._are_pictures = len(shape) == 4
         if not self.observes:
             return {}
@@ -152,7 +147,6 @@ class ImageQuantizer(PixelQuantizer):
         return seen
 
     def seen(self, variables: Variables) -> SeenValues | None:
-        """The values that it remembers; None where it has none, or was never fed in training."""
         if COUNT not in variables or float(variables[COUNT].numpy()) == 0.0:
             return None
         lowest, highest = variables["lowest"].numpy(), variables["highest"].numpy()
@@ -161,19 +155,16 @@ class ImageQuantizer(PixelQuantizer):
         return SeenValues(lowest, highest, off_grid, self._are_pictures, usual)
 
     def checked_by(self, variables: Variables) -> str:
-        """Says what has told that the range is the model's; "" where nothing has."""
         known = variables.get(_CHECKED_BY)
         return CHECKED_BY[0 if known is None else int(known.numpy())]
 
     def forget_check(self, variables: Variables) -> None:
-        """Forgets what has told that the range is the model's: it was another one."""
         if _CHECKED_BY in variables:
             variables[_CHECKED_BY].assign(0.0)
 
     def remember(
         self, seen: SeenValues, variables: Variables, batches: int, *, checked_by: str = ""
     ) -> None:
-        """Replaces what it remembers; what has checked the range stays, once there is anything."""
         if _CHECKED_BY in variables and self.seen(variables) is None:
             variables[_CHECKED_BY].assign(float(CHECKED_BY.index(checked_by)))
         if self.observes:

@@ -36,11 +36,9 @@ class L1Quantizer(WeightsOnGrid, ScaledWithSurrogate):
 
     @classmethod
     def asked(cls, request: WeightRequest) -> dict[str, Any]:
-        """Takes of a request what the constructor needs."""
         return {**super().asked(request), "grid": request.grid}
 
     def quantized(self, latent: Tensor, variables: Variables, num_bits: Bits) -> Tensor:
-        """`l1.quantize_weights`."""
         return l1.quantize_weights(
             latent,
             num_bits,
@@ -51,10 +49,8 @@ class L1Quantizer(WeightsOnGrid, ScaledWithSurrogate):
         )
 
     def codes_and_scales(self, latent: Tensor, variables: Variables) -> tuple[Tensor, Tensor]:
-        """`l1.weight_codes`."""
         return l1.weight_codes(latent, self.bits, self.grid, range_axes=self.range_axes)
 
     def units(self, latent: Tensor, variables: Variables) -> Tensor:
-        """The integers n = 0..top."""
         size = l1.weight_size(latent, self.bits, range_axes=self.range_axes)
         return grid_units(latent, size, self.bits, self.grid)

@@ -73,7 +73,6 @@ class LsqQuantizer(ScaledWithSurrogate):
         _check_beginning(self.start)
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
-        """The gain of a rescaling, and the trainable `magnitude`, where it rounds."""
         made = super().variables(shape)
         if self.num_bits is None:
             return made
@@ -101,10 +100,7 @@ class LsqQuantizer(ScaledWithSurrogate):
         return n.where(own >= SMALLEST_MAGNITUDE, own, usual)
 
     def carry(self, latent: Tensor, variables: Variables, before: Predecessor) -> None:
-        """Takes over the gain, and what magnitudes have become of their start.
-
-        See `WeightQuantizer.carry`.
-        """
+        """Takes over the gain, and what magnitudes have become of their start."""
         super().carry(latent, variables, before)
         if not isinstance(before.quantizer, LsqQuantizer) or MAGNITUDE not in variables:
             return
@@ -116,22 +112,18 @@ class LsqQuantizer(ScaledWithSurrogate):
         new.assign(old * (then / first))
 
     def quantized(self, latent: Tensor, variables: Variables, num_bits: Any) -> Tensor:
-        """`lsq.quantize_weights`."""
         return lsq.quantize_weights(latent, variables[MAGNITUDE], num_bits, **self.passed_back)
 
     def codes_and_scales(self, latent: Tensor, variables: Variables) -> tuple[Tensor, Tensor]:
-        """`lsq.weight_codes` and s."""
         codes = lsq.weight_codes(latent, variables[MAGNITUDE], self.bits)
         return codes, self.per_range(lsq.weight_scale(variables[MAGNITUDE], self.bits), codes)
 
     @property
     def code_ends(self) -> tuple[int, int]:
-        """The ends of two's complement; at 8 bits without -128."""
         return lsq_code_ends(self.bits)
 
     @property
     def largest_code(self) -> int:
-        """The largest magnitude among its codes."""
         return -self.code_ends[0]
 
     @property
@@ -141,12 +133,10 @@ class LsqQuantizer(ScaledWithSurrogate):
         return highest - lowest
 
     def units(self, latent: Tensor, variables: Variables) -> Tensor:
-        """The codes, counted from the lowest."""
         codes = lsq.weight_codes(latent, variables[MAGNITUDE], self.bits)
         return namespace(codes).cast(codes - self.code_ends[0], "float32")
 
     def can_be_held(self, latent: Tensor, variables: Variables) -> Tensor:
-        """All of them."""
         return namespace(latent).ones_like(latent, dtype="bool")
 
     def hold(self, latent: Tensor, variables: Variables, units: Tensor, held: Tensor) -> Tensor:
@@ -202,19 +192,16 @@ class LsqActivationQuantizer(UpToItsLevel):
 
     @classmethod
     def asked(cls, request: ActivationRequest) -> dict[str, Any]:
-        """Takes of a request what the constructor needs."""
         reach = request.reach
         signed = request.signed if reach is None else reach.lowest is None
         return {**super().asked(request), "signed": signed}
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
-        """The quantized tensor, in the type of `inputs`."""
         bits = bits_of(self.num_bits, variables)
         factor = lsq.level_factor(inputs, self._highest(bits), counts_batch=self.counts_batch)
         return self.quantized(inputs, scaled_gradient(self.level(variables), factor), bits)
 
     def best_level(self, sample: SampledValues) -> float:
-        """The clipping level where the scale starts; see `start`."""
         if self.start == "error":
             return super().best_level(sample)
         seen = sample.values if self.signed else np.maximum(sample.values, 0.0)
@@ -270,18 +257,15 @@ class LsqPlusQuantizer(BelowZero):
 
     @classmethod
     def create(cls, request: ActivationRequest) -> ActivationQuantizer:
-        """The quantizer of one tensor that it serves."""
         if _is_asymmetric(request):
             return super().create(request)
         options = {"start": "error", **request.options}
         return LsqActivationQuantizer.create(dataclasses.replace(request, options=options))
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
-        """The variable `clipping_level`, and the trainable scalar `offset`."""
         return {**super().variables(shape), OFFSET: VariableSpec(trainable=True)}
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
-        """The quantized tensor, in the type of `inputs`."""
         n = namespace(inputs)
         bits = bits_of(self.num_bits, variables)
         levels = in_float32(n, grid.levels(bits))
@@ -303,7 +287,6 @@ class LsqPlusQuantizer(BelowZero):
         return scale, moved - n.stop_gradient(self.share * level - self.lowest)
 
     def code_range(self, variables: Variables) -> CodeRange:
-        """Codes -z..a - z."""
         level = variables[CLIPPING_LEVEL]
         n = namespace(level)
         intervals = grid.levels(self.num_bits)

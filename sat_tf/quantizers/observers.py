@@ -60,11 +60,9 @@ class RangeObserver(Quantizer):
         return config
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
-        """The variables `lowest`, `highest` and `observations`."""
         return {name: VariableSpec(follows_data=True) for name in (*ENDS, COUNT)}
 
     def assume_fed(self, variables: Variables, scale: float) -> None:
-        """Makes the range [-scale, scale]."""
         self.remember(-scale, scale, variables, 1)
 
     def remember(self, lowest: float, highest: float, variables: Variables, batches: int) -> None:
@@ -81,7 +79,6 @@ class RangeObserver(Quantizer):
         return CodeRange(np.float32(scale), np.float32(-128.0 - zero_point), 255)
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
-        """The tensor, rounded or as it is; in training, the range has taken it in."""
         when_training(training, lambda: self._observe(inputs, variables))
         is_known = training is None or isinstance(training, bool | int)
         if not self.rounds or (self.trains_float and is_known and training):

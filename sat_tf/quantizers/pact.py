@@ -55,12 +55,10 @@ class ClippingQuantizer(ActivationQuantizer):
 
     @classmethod
     def asked(cls, request: ActivationRequest) -> dict[str, Any]:
-        """Takes of a request what the constructor needs."""
         names = ("num_bits", "gradient", "rate", "ceiling")
         return {name: getattr(request, name) for name in names}
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
-        """The trainable scalar `clipping_level`, at least 1e-3."""
         start = first_clipping_level(self.initial_clipping_level, self.ceiling)
         level = VariableSpec(start=start, trainable=True, lowest=SMALLEST_CLIPPING_LEVEL)
         return {CLIPPING_LEVEL: level}
@@ -74,7 +72,6 @@ class ClippingQuantizer(ActivationQuantizer):
         return level if self.rate == 1.0 else scaled_gradient(level, self.rate)
 
     def best_level(self, sample: SampledValues) -> float:
-        """The clipping level with the smallest error on values, by the quantizer's own forward."""
         tensor = namespace(sample.values).tensor
 
         def quantize(values: np.ndarray, level: float) -> np.ndarray:
@@ -89,7 +86,6 @@ class UpToItsLevel(WithSurrogate, ClippingQuantizer):
     """A quantizer whose largest value is its clipping level; where `signed`, on both sides."""
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
-        """The quantized tensor, in the type of `inputs`."""
         return self.quantized(inputs, self.level(variables), bits_of(self.num_bits, variables))
 
     def quantized(self, inputs: Tensor, level: Tensor, bits: grid.Bits) -> Tensor:
@@ -119,7 +115,6 @@ class UpToItsLevel(WithSurrogate, ClippingQuantizer):
         return float(namespace(level).tensor(level))
 
     def best_level(self, sample: SampledValues) -> float:
-        """The clipping level with the smallest error on values."""
         return best_clipping_level(sample, self.num_bits, signed=self.signed)
 
 
@@ -136,7 +131,6 @@ class PactQuantizer(UpToItsLevel):
 
     @classmethod
     def create(cls, request: ActivationRequest) -> ActivationQuantizer:
-        """The quantizer of this file for the values that a tensor has."""
         reach = request.reach
         kind: type[ActivationQuantizer] = cls
         if reach is None:
@@ -169,16 +163,13 @@ class StreamQuantizer(UpToItsLevel):
 
     @classmethod
     def asked(cls, request: ActivationRequest) -> dict[str, Any]:
-        """Takes of a request what the constructor needs."""
         return {**super().asked(request), "skews": request.skews}
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
-        """The variable `clipping_level`, and the trainable scalar `skew`, from -1 to 1."""
         made = super().variables(shape)
         return {**made, SKEW: VariableSpec(trainable=True)} if self.skews else made
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
-        """The quantized tensor, in the type of `inputs`."""
         if SKEW not in variables:
             return super().__call__(inputs, training, variables)
         n = namespace(inputs)
@@ -214,7 +205,6 @@ class StreamQuantizer(UpToItsLevel):
         return CodeRange(scale, lowest, intervals)
 
     def best_range(self, sample: SampledValues) -> dict[str, float]:
-        """The clipping level, and the skew, with the smallest error on values."""
         if not self.skews:
             return super().best_range(sample)
         level, skew = best_skewed_range(sample, self.num_bits)
@@ -239,18 +229,15 @@ class BelowZero(WithSurrogate, ClippingQuantizer):
 
     @classmethod
     def asked(cls, request: ActivationRequest) -> dict[str, Any]:
-        """Takes of a request what the constructor needs."""
         reach = request.reach or asymmetric.POSITIVE
         own = {"lowest": reach.lowest or 0.0, "share": reach.share}
         return {**super().asked(request), **own}
 
     @property
     def is_symmetric(self) -> bool:
-        """Never."""
         return False
 
     def best_level(self, sample: SampledValues) -> float:
-        """The clipping level with the smallest error on values, of those up to the largest one."""
         return best_offset_level(sample, self.num_bits, lowest=self.lowest, share=self.share)
 
 
@@ -258,7 +245,6 @@ class OffsetQuantizer(BelowZero):
     """Clips and quantizes a tensor with a small negative part: `asymmetric.quantize_offset`."""
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
-        """The quantized tensor, in the type of `inputs`."""
         return asymmetric.quantize_offset(
             inputs,
             self.level(variables),
@@ -270,7 +256,6 @@ class OffsetQuantizer(BelowZero):
         )
 
     def code_range(self, variables: Variables) -> CodeRange:
-        """Codes -z..a - z."""
         intervals = grid.levels(self.num_bits)
         level = variables[CLIPPING_LEVEL]
         n = namespace(level)
@@ -283,12 +268,10 @@ class _FixedQuantizer(WithSurrogate, ActivationQuantizer):
 
     @property
     def is_unit(self) -> bool:
-        """Always."""
         return True
 
     @property
     def rectifies(self) -> bool:
-        """Never: there is nothing to rectify."""
         return False
 
 
@@ -311,17 +294,14 @@ class UnitQuantizer(_FixedQuantizer):
 
     @classmethod
     def asked(cls, request: ActivationRequest) -> dict[str, Any]:
-        """Takes of a request what the constructor needs."""
         reach = request.reach
         return {"num_bits": request.num_bits, "signed": reach is not None and reach.is_negative}
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
-        """The quantized tensor, in the type of `inputs`."""
         quantize = pact.quantize_stream if self.signed else pact.quantize_activation
         return quantize(inputs, 1.0, bits_of(self.num_bits, variables), **self.passed_back)
 
     def code_range(self, variables: Variables) -> CodeRange:
-        """Codes 0..a, or -a/2..a/2."""
         return _up_to(1.0, self.num_bits, self.signed)
 
 
@@ -350,19 +330,16 @@ class FixedGridQuantizer(_FixedQuantizer):
     highest: float = 1.0
 
     def __post_init__(self) -> None:
-        """It has codes for negative values where its range does."""
         super().__post_init__()
         self.signed = self.lowest < 0.0
 
     @classmethod
     def asked(cls, request: ActivationRequest) -> dict[str, Any]:
-        """Takes of a request what the constructor needs."""
         reach = request.reach or asymmetric.UNIT
         ends = {"lowest": reach.lowest or 0.0, "highest": reach.highest or 1.0}
         return {"num_bits": request.num_bits, **ends}
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
-        """The quantized tensor, in the type of `inputs`."""
         bits = bits_of(self.num_bits, variables)
         return asymmetric.quantize_offset(
             inputs, self.highest, bits, lowest=self.lowest, **self.passed_back
@@ -370,11 +347,9 @@ class FixedGridQuantizer(_FixedQuantizer):
 
     @property
     def is_symmetric(self) -> bool:
-        """Never."""
         return False
 
     def code_range(self, variables: Variables) -> CodeRange:
-        """Codes -z..a - z."""
         intervals, n = grid.levels(self.num_bits), namespace(self.highest)
         highest = n.tensor(self.highest)
         scale, below = scale_and_zero(highest, intervals, self.lowest, 0.0, n.floor)

@@ -254,12 +254,10 @@ class WeightQuantizer(Quantizer):
 
     @classmethod
     def usual_request(cls, options: Mapping[str, Any]) -> WeightRequest:
-        """A request for 8 bits with these options."""
         return WeightRequest(num_bits=8, options=options)
 
     @classmethod
     def asked(cls, request: WeightRequest) -> dict[str, Any]:
-        """Takes of a request what the constructor needs."""
         return {"num_bits": request.num_bits, "channel_axes": request.channel_axes}
 
     @classmethod
@@ -495,7 +493,6 @@ class ActivationQuantizer(Quantizer):
 
     @classmethod
     def usual_request(cls, options: Mapping[str, Any]) -> ActivationRequest:
-        """A request for 8 bits with these options."""
         return ActivationRequest(num_bits=8, signed=cls.signed, options=options)
 
     @classmethod

@@ -46,7 +46,6 @@ class RoundedWeights(WeightQuantizer):
 
     @property
     def channels_differ(self) -> bool:
-        """Whether output channels have scales of their own."""
         return bool(self.range_axes)
 
     def _described(self, method: str, unit: str) -> str:
@@ -78,12 +77,10 @@ class WeightsOnGrid(RoundedWeights):
 
     @property
     def largest_code(self) -> int:
-        """The largest magnitude among the codes of the grid."""
         return self.row.largest_code(self.bits)
 
     @property
     def code_ends(self) -> tuple[int, int]:
-        """The smallest and the largest code of the grid."""
         return self.row.code_ends(self.bits)
 
     @property
@@ -93,14 +90,12 @@ class WeightsOnGrid(RoundedWeights):
 
     @property
     def holds_zero(self) -> bool:
-        """Whether a weight of 0 stays 0."""
         # Every other code of a grid is left out where there are two of them to a unit: 0 among
         # them.
         return self.num_bits is None or self.row.codes_per_unit == 1
 
     @property
     def top_unit(self) -> int:
-        """The largest n of the grid."""
         return self.row.top(self.bits)
 
 
@@ -124,7 +119,6 @@ class ScaledQuantizer(RoundedWeights):
 
     @classmethod
     def asked(cls, request: WeightRequest) -> dict[str, Any]:
-        """Takes of a request what the constructor needs."""
         return {
             "num_bits": request.num_bits,
             "range_axes": request.range_axes,
@@ -148,11 +142,9 @@ class ScaledQuantizer(RoundedWeights):
     # -- what follows from that --------------------------------------------------------------------
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
-        """The variable `rescale_gain`, where there is a rescaling."""
         return {} if self.rescale is None else {GAIN: VariableSpec(start=1.0)}
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
-        """Effective weights from latent weights, both in float32."""
         values = inputs
         if self.num_bits is not None:
             values = self.quantized(inputs, variables, bits_of(self.num_bits, variables))
@@ -168,7 +160,6 @@ class ScaledQuantizer(RoundedWeights):
         return factor * namespace(factor).tensor(variables[GAIN])
 
     def integer_weights(self, latent: Tensor, variables: Variables) -> IntegerWeights:
-        """Codes and scales of q, these times c and the gain where the layer has them."""
         codes, scales = self.codes_and_scales(latent, variables)
         if self.rescale is not None:
             values = self.quantized(latent, variables, self.bits)
@@ -176,7 +167,6 @@ class ScaledQuantizer(RoundedWeights):
         return IntegerWeights(codes, scales)
 
     def rescale_constant(self, latent: Tensor, variables: Variables) -> float | None:
-        """The product of c and gain; None without a rescaling."""
         if self.rescale is None:
             return None
         values = self.with_settings(rescale=None)(latent, False, variables)
@@ -196,7 +186,6 @@ class ScaledQuantizer(RoundedWeights):
         return super().carries(before) and (same or not before.keep_function)
 
     def describe(self) -> str:
-        """One line for people."""
         return self._described(self.method, ", one scale")
 
 
@@ -219,5 +208,4 @@ class ScaledWithSurrogate(WithSurrogate, ScaledQuantizer):
         return scales if self.range_axes else n.reshape(scales, [1] * len(codes.shape))
 
     def describe(self) -> str:
-        """One line for people."""
         return super().describe() + describe_surrogate(self.surrogate, self.surrogate_strength)

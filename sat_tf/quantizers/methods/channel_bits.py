@@ -90,7 +90,6 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
 
     @classmethod
     def asked(cls, request: WeightRequest) -> dict[str, Any]:
-        """Takes of a request what the constructor needs."""
         # Channels of different bits have scales of their own, whatever the range.
         own = {"range_axes": request.channel_axes, "grid": request.grid}
         return {**super().asked(request), **own}
@@ -120,11 +119,9 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
         return [(int(each), find_grid(self.grid, int(each))) for each in bits]
 
     def levels_shape(self, kernel_shape: Sequence[int]) -> Sequence[int]:
-        """One number for each channel."""
         return range_shape(kernel_shape, self.range_axes)
 
     def first_levels(self, kernel: Tensor) -> np.ndarray:
-        """The bits with the least squared error."""
         shape, possible = self.levels_shape(kernel.shape), self._possible
         if len(possible) == 1:
             return np.full(shape, self.bits, np.uint8)
@@ -135,7 +132,6 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
         return bits.reshape(shape).astype(np.uint8)
 
     def values(self, latent: Tensor, levels: Tensor) -> Tensor:
-        """`l1.quantize_weights`."""
         return l1.quantize_weights(
             latent,
             namespace(levels).cast(levels, "int32"),
@@ -160,7 +156,6 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
         return n.cast(n.tensor(levels), "int32")
 
     def codes_and_scales(self, latent: Tensor, variables: Variables) -> tuple[Tensor, Tensor]:
-        """`l1.weight_codes`."""
         levels = self._levels(variables)
         return l1.weight_codes(latent, levels, self.grid, range_axes=self.range_axes)
 
@@ -168,12 +163,10 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
 
     @property
     def largest_code(self) -> int:
-        """The largest magnitude among the codes of the bits that a channel can have."""
         return max(-self.code_ends[0], self.code_ends[1])
 
     @property
     def code_ends(self) -> tuple[int, int]:
-        """The smallest and the largest code of the bits that a channel can have."""
         return self._ends(self._possible)
 
     def code_ends_of(self, kernel: Tensor) -> tuple[int, int]:
@@ -186,11 +179,9 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
 
     @property
     def top_unit(self) -> int:
-        """The number of integers from -`largest_code` to `largest_code`, less one."""
         return 2 * self.largest_code
 
     def code_count(self, variables: Variables) -> int:
-        """How many different codes the channels have with their bits."""
         codes: set[int] = set()
         for bits, row in self._rows(np.unique(variables[self.levels_name])):
             low, high = row.code_ends(bits)
@@ -207,12 +198,10 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
 
     @property
     def holds_zero(self) -> bool:
-        """Whether a weight of 0 stays 0, in all channels."""
         rows = [] if self.num_bits is None else self._rows(self._possible)
         return all(row.codes_per_unit == 1 for _, row in rows)
 
     def describe(self) -> str:
-        """One line for people."""
         line = super().describe()
         if self.num_bits is None or len(self._possible) == 1:
             return line

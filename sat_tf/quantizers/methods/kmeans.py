@@ -209,15 +209,12 @@ class KMeansQuantizer(LevelsOfWeights):
 
     @classmethod
     def asked(cls, request: WeightRequest) -> dict[str, Any]:
-        """Takes of a request what the constructor needs."""
         return {name: value for name, value in super().asked(request).items() if "axes" not in name}
 
     def levels_shape(self, kernel_shape: Sequence[int]) -> Sequence[int]:
-        """The shape of the kernel."""
         return kernel_shape
 
     def first_levels(self, kernel: Tensor) -> Any:
-        """The clusters of `cluster_ids`."""
         return cluster_ids(
             kernel.numpy(),
             self.bits,
@@ -226,23 +223,19 @@ class KMeansQuantizer(LevelsOfWeights):
         )
 
     def values(self, latent: Tensor, levels: Tensor) -> Tensor:
-        """`quantize_weights`."""
         return quantize_weights(
             latent, levels, self.bits, keep_zeros=self.keep_zeros, each=self.reassign
         )
 
     @property
     def follows(self) -> bool:
-        """Whether weights may move."""
         return self.reassign
 
     def next_levels(self, latent: Tensor, levels: Tensor) -> Tensor:
-        """The nearest clusters."""
         found = nearest_ids(latent, levels, self.bits, keep_zeros=self.keep_zeros)
         return namespace(found).cast(found, self.levels_type)
 
     def codes_and_scales(self, latent: Tensor, variables: Variables) -> tuple[Tensor, Tensor]:
-        """`weight_codes`."""
         codes, scale = weight_codes(
             latent, variables[self.levels_name], self.bits, keep_zeros=self.keep_zeros
         )
@@ -250,17 +243,14 @@ class KMeansQuantizer(LevelsOfWeights):
 
     @property
     def holds_zero(self) -> bool:
-        """Whether a weight of 0 stays 0."""
         return self.num_bits is None or self.keep_zeros
 
     def units(self, latent: Tensor, variables: Variables) -> Tensor:
-        """The clusters, of which those with the same code are one."""
         return weight_units(
             latent, variables[self.levels_name], self.bits, keep_zeros=self.keep_zeros
         )
 
     def describe(self) -> str:
-        """One line for people."""
         bits = "not rounded"
         if self.num_bits is not None:
             bits = f"of {self.num_bits} bits, {2**self.num_bits} values per layer"

@@ -293,29 +293,23 @@ class LqNetsQuantizer(LevelsOfWeights):
         self.momentum = float(self.momentum)
 
     def levels_shape(self, kernel_shape: Sequence[int]) -> Sequence[int]:
-        """One row for each range."""
         axes = {axis % len(kernel_shape) for axis in self.range_axes}
         return (math.prod(kernel_shape[axis] for axis in axes), self.bits)
 
     def first_levels(self, kernel: Tensor) -> Tensor:
-        """`first_basis`."""
         return first_basis(kernel, self.bits, range_axes=self.range_axes)
 
     def values(self, latent: Tensor, levels: Tensor) -> Tensor:
-        """`quantize_weights`."""
         return quantize_weights(latent, levels, range_axes=self.range_axes)
 
     @property
     def follows(self) -> bool:
-        """Always."""
         return True
 
     def next_levels(self, latent: Tensor, levels: Tensor) -> Tensor:
-        """`next_basis`."""
         return next_basis(latent, levels, range_axes=self.range_axes, momentum=self.momentum)
 
     def codes_and_scales(self, latent: Tensor, variables: Variables) -> tuple[Tensor, Tensor]:
-        """`weight_codes`."""
         return weight_codes(latent, self._basis(variables), range_axes=self.range_axes)
 
     @property
@@ -324,15 +318,12 @@ class LqNetsQuantizer(LevelsOfWeights):
         return self.num_bits is None
 
     def units(self, latent: Tensor, variables: Variables) -> Tensor:
-        """The levels, from the lowest, of which equal ones are one."""
         return weight_units(latent, self._basis(variables), range_axes=self.range_axes)
 
     def can_be_held(self, latent: Tensor, variables: Variables) -> Tensor:
-        """All of them."""
         return namespace(latent).ones_like(latent, dtype="bool")
 
     def hold(self, latent: Tensor, variables: Variables, units: Tensor, held: Tensor) -> Tensor:
-        """Latent weights of which those that are held are where their level is now."""
         basis = self._basis(variables)
         values = level_values(units, basis, range_axes=self.range_axes)
         return namespace(latent).where(held, values, latent)

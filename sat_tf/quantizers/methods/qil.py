@@ -217,7 +217,6 @@ class QilQuantizer(ScaledWithSurrogate):
         self.gradient_factor = float(factor)
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
-        """The gain of a rescaling, and the trainable interval, where it rounds."""
         made = super().variables(shape)
         if self.num_bits is None:
             return made
@@ -246,10 +245,7 @@ class QilQuantizer(ScaledWithSurrogate):
             variable.assign(n.where(own >= SMALLEST_DISTANCE, own, usual))
 
     def carry(self, latent: Tensor, variables: Variables, before: Predecessor) -> None:
-        """Takes over the gain and the interval, but for one of other ranges.
-
-        See `WeightQuantizer.carry`.
-        """
+        """Takes over the gain and the interval, but for one of other ranges."""
         super().carry(latent, variables, before)
         if CENTER not in variables or not isinstance(before.quantizer, QilQuantizer):
             return
@@ -258,7 +254,6 @@ class QilQuantizer(ScaledWithSurrogate):
             self.begin(latent, variables)
 
     def quantized(self, latent: Tensor, variables: Variables, num_bits: Bits) -> Tensor:
-        """`quantize_weights`."""
         return quantize_weights(
             latent,
             variables[CENTER],
@@ -269,12 +264,10 @@ class QilQuantizer(ScaledWithSurrogate):
         )
 
     def codes_and_scales(self, latent: Tensor, variables: Variables) -> tuple[Tensor, Tensor]:
-        """`weight_codes` and `weight_scale`."""
         interval = variables[CENTER], variables[DISTANCE]
         codes = weight_codes(latent, *interval, self.bits)
         return codes, self.per_range(weight_scale(*interval, self.bits), codes)
 
     @property
     def largest_code(self) -> int:
-        """2^(b-1) - 1."""
         return qil_largest_code(self.bits)
