@@ -31,9 +31,6 @@ def clamp_weights(
         range_axes: axes that keep a maximum of their own; () is one maximum for the whole layer
             (the paper), the output-channel axes give one per channel.
 
-    Returns:
-        Clamped weights in [-1, 1], shaped and typed like `kernel`.
-
     >>> print(clamp_weights([0.0, 0.5, -1.0]).numpy())
     [ 0.         0.6067761 -1.       ]
     """
@@ -60,23 +57,7 @@ def quantize_weights(
 
     Computed in float32, returned in the type of `kernel`. Zero, infinite and NaN weights: as in
     `clamp_weights`; an all-zero kernel lands on zero, or next above it on the DoReFa grid, which
-    has no zero.
-
-    Args:
-        kernel: latent weights, any shape; float32, float16 or bfloat16.
-        num_bits: 1 to 8; see `grid.Bits`.
-        grid: a name of `grid.GRIDS` or of `AUTOMATIC`.
-        detach_max: see `clamp_weights`.
-        range_axes: see `clamp_weights`.
-        surrogate: a row of `gradients.SURROGATES`.
-        strength: see there.
-
-    Returns:
-        Quantized weights in [-1, 1], shaped and typed like `kernel`.
-
-    Raises:
-        ValueError: bits out of range, unknown grid or surrogate, or a grid without a step at these
-            bits.
+    has no zero. The surrogate is a row of `gradients.SURROGATES`, with a strength of its own.
 
     >>> print(quantize_weights([-2.0, -0.1, 0.1, 2.0], 2).numpy())
     [-1.         -0.33333334  0.33333334  1.        ]

@@ -168,10 +168,6 @@ def scaled_gradient(variable: Any, factor: Any) -> Tensor:
     A clipping level gets gradient from every element of its tensor, many more than a weight does;
     at the learning rate of the weights it jumps about.
 
-    Args:
-        variable: float32, any shape.
-        factor: a number, or a float32 tensor that broadcasts; it has no gradient.
-
     >>> import tensorflow as tf
     >>> level = tf.Variable(3.0)
     >>> with tf.GradientTape() as tape:

@@ -346,12 +346,6 @@ def quantize_unit(x: Tensor, levels: int) -> Tensor:
         x: values in [0, 1], any shape; float32, float16 or bfloat16.
         levels: the number of intervals a, at least 1 (see `levels`).
 
-    Returns:
-        A tensor like `x` on the grid 0, 1/a, ..., 1.
-
-    Raises:
-        ValueError: fewer than one interval.
-
     >>> quantize_unit([0.0, 0.4, 0.5, 1.0], 2).numpy().tolist()
     [0.0, 0.5, 0.5, 1.0]
     """

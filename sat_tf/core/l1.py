@@ -54,20 +54,8 @@ def quantize_weights(
     Backward:  dq/dw = 1 / c, also where it is clipped, as the authors' code has it: the gradient is
                that of w / c; or 1 without `over_size`.
 
-    Computed in float32, returned in the type of `kernel`. A NaN weight stays NaN.
-
-    Args:
-        kernel: latent weights w; float32, float16 or bfloat16.
-        num_bits: 1 to 8; see `grid.Bits`.
-        grid: a name of `grid.GRIDS` or of `AUTOMATIC`.
-        range_axes: see `weight_size`.
-        over_size: divide the gradient by c.
-        surrogate: a row of `gradients.SURROGATES`.
-        strength: see there.
-
-    Raises:
-        ValueError: bits out of range, unknown grid or surrogate, or a grid without a step at these
-            bits.
+    Computed in float32, returned in the type of `kernel`. A NaN weight stays NaN. With another
+    surrogate its factor comes on top.
 
     >>> quantize_weights([[-3.0, -0.5, 0.5, 0.0]], 2).numpy().tolist()
     [[-1.5, -0.5, 0.5, 0.5]]

@@ -119,17 +119,8 @@ def quantize_weights(
 
     With another surrogate dq/dv is its factor, times v/s in dq/ds. Computed in float32, returned in
     the type of `kernel`. A NaN weight stays NaN and adds nothing to dm; infinite ones are clipped.
-
-    Args:
-        kernel: latent weights v; float32, float16 or bfloat16.
-        magnitude: m > 0: a scalar, or of the kernel's rank with length 1 along the axes that share
-            a scale; N is how many weights do.
-        num_bits: 2 to 8; see `grid.Bits`.
-        surrogate: a row of `gradients.SURROGATES`.
-        strength: see there.
-
-    Raises:
-        ValueError: bits out of range, or an unknown surrogate.
+    The magnitude m > 0 is a scalar, or of the rank of the kernel with length 1 along the axes that
+    share a scale; N is how many weights do.
 
     >>> quantize_weights([-9.0, -0.4, 0.6, 9.0], 1.0, 2).numpy().tolist()
     [-2.0, 0.0, 1.0, 1.0]
@@ -274,18 +265,8 @@ def quantize_with_offset(
 
     The paper's offset is any number. That it is one of the grid's here makes 0 one of the values,
     so that padding has a code and integer kernels are exact; its gradient is straight-through.
-    Types and NaN as in `quantize_weights`; the gradients are not scaled by g.
-
-    Args:
-        x: any shape; float32, float16 or bfloat16.
-        scale: s > 0, float32 scalar.
-        offset: β, the lower end of the range, float32 scalar; above 0 it counts as 0.
-        num_bits: bits b of the codes n = -z..a - z; 1 to 8; see `grid.Bits`.
-        surrogate: a row of `gradients.SURROGATES`.
-        strength: see there.
-
-    Raises:
-        ValueError: bits out of range, or an unknown surrogate.
+    Types and NaN as in `quantize_weights`; the gradients are not scaled by g. An offset above 0
+    counts as 0.
 
     >>> quantize_with_offset([-9.0, -0.4, 0.6, 9.0], 1.0, -1.2, 3).numpy().tolist()
     [-1.0, 0.0, 1.0, 6.0]
