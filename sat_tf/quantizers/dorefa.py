@@ -26,26 +26,15 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
     BatchNormalization right behind them. Backward: as documented there; gain and c are constants.
     The gain is the fixed, positive variable `rescale_gain`, which gives a pretrained layer's
     weights the size back that the clamp takes from them; 1 is the paper.
-
-    Args:
-        num_bits: 1 to 8, or None to clamp and rescale only.
-        grid: a name of `grid.GRIDS` or of `AUTOMATIC`.
-        range_axes: kernel axes with a maximum of their own; () for one maximum a layer.
-        detach_max: no gradient through the maximum.
-        rescale: a name of `rescale.METHODS`, or None.
-        fan_out: the layer's n̂, for the rescaling.
-        initial_gain: where the gain starts.
-        gain_axes: kernel axes with gains of their own. None, the paper: as `range_axes` where there
-            is a rescaling, and no variable otherwise.
-        surrogate: what rounding passes back, a row of `gradients.SURROGATES`.
-        surrogate_strength: see there; None is the usual one.
     """
 
     policy_name: ClassVar[str] = "dorefa"
     int8_remedy: ClassVar[str] = "weight_grid='auto' or 'narrow', or with 7 bits"
 
-    detach_max: bool = False
+    detach_max: bool = False  # No gradient through the maximum.
     initial_gain: float = 1.0
+    # Kernel axes with gains of their own. None, the paper: as `range_axes` where there is a
+    # rescaling, and no variable otherwise.
     gain_axes: tuple[int, ...] | None = None
 
     @classmethod

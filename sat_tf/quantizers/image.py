@@ -47,26 +47,18 @@ class ImageQuantizer(PixelQuantizer):
     later one, and so are doubtful ones before; what XLA compiles cannot warn. It also remembers, as
     a place in `seen_values.CHECKED_BY`, what tells that the range is the model's: training in it,
     or what `remember` was told.
-
-    Args:
-        low: real value of a pixel of 0; a number, or one for each channel.
-        high: real value of a pixel of 255, likewise.
-        reversed_channels: the model is fed the channels in reverse.
-        observes: remember what it is fed.
-        compares: remember `off_usual` too; False in saved models of before there was one.
-        is_checked: remember what has checked the range; False likewise.
     """
 
     input_type = INPUT_TYPES[0]
     _are_pictures = True  # until `variables` sees the shape
     _told = 0  # a doubt 1, a problem 2
 
-    low: Any = 0.0
-    high: Any = 255.0
-    reversed_channels: bool = False
-    observes: bool = True
-    compares: bool = False
-    is_checked: bool = False
+    low: Any = 0.0  # Real value of a pixel of 0; a number, or one for each channel.
+    high: Any = 255.0  # Of a pixel of 255, likewise.
+    reversed_channels: bool = False  # The model is fed the channels in reverse.
+    observes: bool = True  # Remember what it is fed.
+    compares: bool = False  # And `off_usual`; False in saved models of before there was one.
+    is_checked: bool = False  # Remember what has checked the range; False likewise.
 
     def __post_init__(self) -> None:
         self.low, self.high = (tuple(map(float, np.atleast_1d(v))) for v in (self.low, self.high))

@@ -17,17 +17,13 @@ class L1Quantizer(WeightsOnGrid, ScaledWithSurrogate):
     """Weights on a grid whose size is 2 mean|w| or less: `l1.quantize_weights` (Liu et al. 2022).
 
     It has no variables: the size follows the latent weights.
-
-    Args:
-        grid: a name of `grid.GRIDS` or of `AUTOMATIC`.
-        over_size: divide the gradient by the size, as the authors do, who train with Adam, to which
-            that makes no difference. Under SGD it makes learning rates many times larger.
-        **settings: those of `ScaledWithSurrogate`.
     """
 
     policy_name: ClassVar[str] = "l1"
     method: ClassVar[str] = "L1"
 
+    # Divide the gradient by the size, as the authors do, who train with Adam, to which that makes
+    # no difference. Under SGD it makes learning rates many times larger.
     over_size: bool = False
 
     def __post_init__(self) -> None:

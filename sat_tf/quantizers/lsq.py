@@ -52,18 +52,15 @@ class LsqQuantizer(ScaledWithSurrogate):
 
     The trainable variable `magnitude` holds m = s · sqrt(highest code), for the layer or for each
     channel. It starts at what the latent weights tell, is kept positive, and has no weight decay.
-
-    Args:
-        start: "mean" has the scale of the paper, 2 mean|v| / sqrt(highest code), "error" the one
-            with the smallest quantization error, which is better without training: at 8 bits the
-            paper's reaches far beyond the largest weight.
-        **settings: those of `ScaledWithSurrogate`.
     """
 
     policy_name: ClassVar[str] = "lsq"
     method: ClassVar[str] = "LSQ"
     fewest_bits: ClassVar[int] = FEWEST_SIGNED_BITS
 
+    # "mean" has the scale of the paper, 2 mean|v| / sqrt(highest code), "error" the one with the
+    # smallest quantization error, which is better without training: at 8 bits the paper's reaches
+    # far beyond the largest weight.
     start: str = "mean"
 
     def __post_init__(self) -> None:
@@ -157,21 +154,16 @@ class LsqActivationQuantizer(UpToItsLevel):
     -(2^(b-1) - 1)..2^(b-1) - 1. The values are those of `pact.quantize_activation` and
     `quantize_stream`, and so is the gradient, which is Eq. 3 of the paper, but for the factor g of
     the scale: see `lsq.level_factor`.
-
-    Args:
-        signed: whether values can be negative.
-        start: where the model's statistics and `calibrate` set the level: "mean" at the paper's
-            scale 2 mean|x| / sqrt(highest code), "error" at the smallest quantization error.
-        counts_batch: see `lsq.level_factor`.
-        **settings: those of the other quantizers with a clipping level.
     """
 
     policy_name: ClassVar[str] = "lsq"
     has_own_gradient: ClassVar[bool] = True
 
     signed: bool = False
+    # Where the model's statistics and `calibrate` set the level: "mean" at the paper's scale
+    # 2 mean|x| / sqrt(highest code), "error" at the smallest quantization error.
     start: str = "mean"
-    counts_batch: bool = False
+    counts_batch: bool = False  # See `lsq.level_factor`.
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -233,18 +225,12 @@ class LsqPlusQuantizer(BelowZero):
     The range is that of `OffsetQuantizer`, from -(ℓ + ρ α) up to α, until it learns: its width is
     the trainable `clipping_level`, and its lower end moves by the trainable `offset`, which starts
     at 0. Forward and backward as in `lsq.quantize_with_offset`, gradients times g.
-
-    Args:
-        lowest: -ℓ, see `asymmetric.quantize_offset`.
-        share: ρ, see there.
-        counts_batch: see `lsq.level_factor`.
-        **settings: those of the other quantizers with a clipping level.
     """
 
     policy_name: ClassVar[str] = "lsq_plus"
     has_own_gradient: ClassVar[bool] = True
 
-    counts_batch: bool = False
+    counts_batch: bool = False  # See `lsq.level_factor`.
 
     def __post_init__(self) -> None:
         super().__post_init__()

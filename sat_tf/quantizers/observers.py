@@ -34,17 +34,14 @@ class RangeObserver(Quantizer):
 
     Forward and backward: the tensor itself; or with `rounds`, `asymmetric.quantize_observed`, once
     something was observed.
-
-    Args:
-        rounds: the tensor is rounded here too, because other layers read what the file rounds.
-        trains_float: not in training, where it stays the tensor itself: a stream that the policy
-            leaves float is rounded by the file alone, and by Keras where it is to tell the same.
     """
 
     observes_range: ClassVar[bool] = True
     rounds_before_clipping: ClassVar[bool] = True
 
-    rounds: bool = False
+    rounds: bool = False  # The tensor is rounded, because other layers read what the file rounds.
+    # But not in training: a stream that the policy leaves float is rounded by the file alone, and
+    # by Keras where it is to tell the same.
     trains_float: bool = False
 
     @classmethod

@@ -34,24 +34,16 @@ from sat_tf.quantizers.values import CodeRange, SampledValues, Variables
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class ClippingQuantizer(ActivationQuantizer):
-    """A quantizer with a trainable clipping level.
-
-    Args:
-        num_bits: bits of the codes.
-        initial_clipping_level: where the trainable `clipping_level` starts.
-        gradient: a row of `gradients.CLIPPING_GRADIENTS`.
-        ceiling: max_value of the rectifier it replaces; no clipping level taken from data or from a
-            policy starts above it.
-        rate: factor on the gradient of the clipping level, above 0.
-    """
+    """A quantizer with a trainable clipping level."""
 
     has_clipping_level: ClassVar[bool] = True
 
     num_bits: int
-    initial_clipping_level: float = 8.0
-    gradient: str = "calibrated"
+    initial_clipping_level: float = 8.0  # Where the trainable `clipping_level` starts.
+    gradient: str = "calibrated"  # A row of `gradients.CLIPPING_GRADIENTS`.
+    # Of the rectifier it replaces; no clipping level of data or of a policy starts above it.
     ceiling: float | None = None
-    rate: float = 1.0
+    rate: float = 1.0  # Factor on the gradient of the clipping level, above 0.
 
     @classmethod
     def asked(cls, request: ActivationRequest) -> dict[str, Any]:
@@ -150,15 +142,12 @@ class StreamQuantizer(UpToItsLevel):
 
     Its range is symmetric until `calibrate` finds that the tensor reaches less far on one side, and
     sets the variable `skew`, which training moves from then on.
-
-    Args:
-        skews: whether there is such a variable; False in saved models of before there was one, and
-            where only a symmetric range can be stored.
-        **settings: those of the other quantizers with a clipping level.
     """
 
     signed = True
 
+    # Whether there is such a variable; False in saved models of before there was one, and where
+    # only a symmetric range can be stored.
     skews: bool = False
 
     @classmethod
@@ -213,19 +202,13 @@ class StreamQuantizer(UpToItsLevel):
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class BelowZero(WithSurrogate, ClippingQuantizer):
-    """A quantizer whose range reaches less far below 0 than above; see `quantize_offset`.
-
-    Args:
-        lowest: -ℓ, see `asymmetric.quantize_offset`.
-        share: ρ, see there.
-        **settings: those of the other quantizers with a clipping level.
-    """
+    """A quantizer whose range reaches less far below 0 than above; see `quantize_offset`."""
 
     signed = True
     rounds_before_clipping: ClassVar[bool] = True
 
-    lowest: float = 0.0
-    share: float = 0.0
+    lowest: float = 0.0  # -ℓ.
+    share: float = 0.0  # ρ.
 
     @classmethod
     def asked(cls, request: ActivationRequest) -> dict[str, Any]:
@@ -281,16 +264,10 @@ class UnitQuantizer(_FixedQuantizer):
 
     `pact.quantize_activation` or `pact.quantize_stream` with a clipping level of 1, which is no
     variable.
-
-    Args:
-        num_bits: bits of the codes.
-        signed: whether the range is [-1, 1].
-        surrogate: what rounding passes back, a row of `gradients.SURROGATES`.
-        surrogate_strength: see there; None is the usual one.
     """
 
     num_bits: int
-    signed: bool = False
+    signed: bool = False  # Whether the range is [-1, 1].
 
     @classmethod
     def asked(cls, request: ActivationRequest) -> dict[str, Any]:
@@ -312,13 +289,6 @@ class FixedGridQuantizer(_FixedQuantizer):
     `asymmetric.quantize_offset` with ends that are no variables: TFLite gives a sigmoid the scale
     1/256 from 0 to 255/256, and a tanh 1/128 from -1 to 127/128.
 
-    Args:
-        num_bits: bits of the codes.
-        lowest: the real value of the lowest code.
-        highest: that of the highest code.
-        surrogate: what rounding passes back, a row of `gradients.SURROGATES`.
-        surrogate_strength: see there; None is the usual one.
-
     >>> FixedGridQuantizer(highest=255 / 256)([0.1, 0.999], False, {}).numpy().tolist()
     [0.1015625, 0.99609375]
     """
@@ -326,8 +296,8 @@ class FixedGridQuantizer(_FixedQuantizer):
     rounds_before_clipping: ClassVar[bool] = True
 
     num_bits: int = 8
-    lowest: float = 0.0
-    highest: float = 1.0
+    lowest: float = 0.0  # The real value of the lowest code.
+    highest: float = 1.0  # Of the highest one.
 
     def __post_init__(self) -> None:
         super().__post_init__()

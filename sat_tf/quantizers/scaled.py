@@ -23,19 +23,12 @@ from sat_tf.quantizers.values import IntegerWeights, Variables
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class RoundedWeights(WeightQuantizer):
-    """A quantizer of weights with scales for a layer or for its channels.
+    """A quantizer of weights with scales for a layer or for its channels."""
 
-    Args:
-        num_bits: 1 to 8, or None to not round.
-        range_axes: kernel axes with a scale of their own; () for one scale a layer.
-        rescale: name of SAT's rescaling, or None.
-        fan_out: the layer's n̂, for the rescaling.
-    """
-
-    num_bits: int | None
-    range_axes: tuple[int, ...] = ()
-    rescale: str | None = None
-    fan_out: int = 1
+    num_bits: int | None  # 1 to 8, or None to not round.
+    range_axes: tuple[int, ...] = ()  # Kernel axes with a scale of their own; () is one a layer.
+    rescale: str | None = None  # A name of `rescale.METHODS`, or None.
+    fan_out: int = 1  # The layer's n̂, for the rescaling.
 
     @property
     def bits(self) -> int:
@@ -58,17 +51,12 @@ class RoundedWeights(WeightQuantizer):
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class WeightsOnGrid(RoundedWeights):
-    """One whose codes are those of a row of `grid.GRIDS`.
-
-    Args:
-        grid: the name of one, or of `grid.AUTOMATIC`.
-        **settings: those of `RoundedWeights`.
-    """
+    """One whose codes are those of a row of `grid.GRIDS`."""
 
     follows_grid: ClassVar[bool] = True
     zeros_stay_with: ClassVar[str] = "weight_grid='narrow'"
 
-    grid: str = "auto"
+    grid: str = "auto"  # The name of one, or of `grid.AUTOMATIC`.
 
     @property
     def row(self) -> Grid:

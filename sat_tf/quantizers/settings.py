@@ -62,15 +62,10 @@ _SURROGATE = ("surrogate", "surrogate_strength")
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class WithSurrogate(Quantizer):
-    """A quantizer with a choice of what rounding passes back.
+    """A quantizer with a choice of what rounding passes back."""
 
-    Args:
-        surrogate: a row of `gradients.SURROGATES`.
-        surrogate_strength: see there; None is the usual one.
-    """
-
-    surrogate: str = STRAIGHT_THROUGH
-    surrogate_strength: float | None = None
+    surrogate: str = STRAIGHT_THROUGH  # A row of `gradients.SURROGATES`.
+    surrogate_strength: float | None = None  # See there; None is the usual one.
 
     def __post_init__(self) -> None:
         super().__post_init__()

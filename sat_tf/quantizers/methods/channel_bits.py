@@ -38,18 +38,6 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
 
     Where `num_bits` is not between the limits, all channels have that; policies have it so with 8
     bits alone, those of first and last layers.
-
-    Args:
-        num_bits: the mean, 1 to 8, or None to not round.
-        lowest: the fewest bits of a channel, 1 to 8.
-        highest: the most bits of a channel, `lowest` to 8.
-        grid: a name of `grid.GRIDS` or of `AUTOMATIC`.
-        over_size: divide the gradient by the size of the channel; see `l1.quantize_weights`.
-        **settings: those of `ScaledWithSurrogate`.
-
-    Raises:
-        ValueError: a limit is no number of bits, they exclude each other, or the grid has a single
-            value at the lowest bits.
     """
 
     policy_name: ClassVar[str] = "channel_bits"
@@ -60,17 +48,13 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
     levels_name: ClassVar[str] = "channel_bits"
     levels_type: ClassVar[str] = "uint8"
     levels_settings: ClassVar[tuple[str, ...]] = (
-        "num_bits",
-        "range_axes",
-        "lowest",
-        "highest",
-        "grid",
+        *("num_bits", "range_axes", "lowest", "highest", "grid"),
     )
 
-    lowest: int = 2
-    highest: int = 8
+    lowest: int = 2  # The fewest bits of a channel.
+    highest: int = 8  # The most.
     grid: str = "auto"
-    over_size: bool = False
+    over_size: bool = False  # Divide the gradient by the size: see `l1.quantize_weights`.
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -177,15 +177,6 @@ class KMeansQuantizer(LevelsOfWeights):
 
     The variable `cluster_ids`, uint8 and shaped like the kernel, holds which of them share a value.
     k-means over the layer finds that when a model is quantized, and when it gets other bits.
-
-    Args:
-        num_bits: 1 to 8, or None to not round.
-        rescale: see `ScaledQuantizer`.
-        fan_out: see there.
-        initialization: where centroids start, a row of `INITIALIZATIONS`.
-        keep_zeros: weights that are 0 stay 0, as those of a pruned model; one of the values is 0.
-        reassign: weights move to the nearest cluster in every training step. Each has its own
-            gradient then; those of a cluster that share one would keep their distances for ever.
     """
 
     policy_name: ClassVar[str] = "kmeans"
@@ -197,8 +188,10 @@ class KMeansQuantizer(LevelsOfWeights):
     # Channels of a layer share its values.
     range_axes: ClassVar[tuple[int, ...]] = ()  # type: ignore[misc]
 
-    initialization: str = "linear"
-    keep_zeros: bool = False
+    initialization: str = "linear"  # Where centroids start, a row of `INITIALIZATIONS`.
+    keep_zeros: bool = False  # Weights that are 0 stay 0, as in a pruned model; one value is 0.
+    # Weights move to the nearest cluster in every training step. Each has its own gradient then;
+    # those of a cluster that share one would keep their distances for ever.
     reassign: bool = False
 
     def __post_init__(self) -> None:

@@ -25,9 +25,6 @@ class LevelsOfWeights(ScaledQuantizer):
 
     Required: `codes_and_scales`, and what is abstract here; where it follows the weights,
     `next_levels`.
-
-    Attributes:
-        follows: whether it changes in training steps.
     """
 
     levels_name: ClassVar[str]  # Of the variable.

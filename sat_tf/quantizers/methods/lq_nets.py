@@ -271,10 +271,6 @@ class LqNetsQuantizer(LevelsOfWeights):
 
     The variable `basis` has one row of `num_bits` numbers for the layer or for each channel. It
     starts at what fits the latent weights, and follows them in training.
-
-    Args:
-        momentum: of the basis in a training step; at 0 it is what fits best, at 1 it stays.
-        **settings: those of `ScaledQuantizer`.
     """
 
     policy_name: ClassVar[str] = "lq_nets"
@@ -282,7 +278,7 @@ class LqNetsQuantizer(LevelsOfWeights):
     levels_name: ClassVar[str] = "basis"
     levels_settings: ClassVar[tuple[str, ...]] = ("num_bits", "range_axes")
 
-    momentum: float = 0.9
+    momentum: float = 0.9  # Of the basis in a training step; at 0 it is what fits, at 1 it stays.
 
     def __post_init__(self) -> None:
         super().__post_init__()

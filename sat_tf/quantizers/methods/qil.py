@@ -193,17 +193,13 @@ class QilQuantizer(ScaledWithSurrogate):
     The trainable variables `interval_center` and `interval_distance`, for the layer or for each
     channel, start at c = d = max|w| / 2, which prunes and clips nothing. c is kept at 0 or above,
     d positive; they have no weight decay.
-
-    Args:
-        gradient_factor: of the gradients of c and d, which are sums over all weights.
-        **settings: those of `ScaledWithSurrogate`.
     """
 
     policy_name: ClassVar[str] = "qil"
     method: ClassVar[str] = "QIL"
     fewest_bits: ClassVar[int] = FEWEST_SIGNED_BITS
 
-    gradient_factor: float = 0.01
+    gradient_factor: float = 0.01  # Of c and d, whose gradients are sums over all weights.
 
     def __post_init__(self) -> None:
         super().__post_init__()
