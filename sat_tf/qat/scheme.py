@@ -16,7 +16,6 @@ from sat_tf.qat.layout import SatLayoutTransform, quantized_model
 from sat_tf.qat.model_class import of_class_of, remember
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy, expect_policy
-from sat_tf.qat.tfmot_adapter import AtLeast
 from sat_tf.qat.wrapper import QuantizedLayer, weight_quantizer
 from sat_tf.quantizers.table import QUANTIZERS
 
@@ -139,7 +138,7 @@ def quantize_scope(*objects: dict[str, Any]) -> Any:
             QuantizedLayer,
             configs.LayerConfig,
             configs.PlacedConfig,
-            AtLeast,
+            configs.AtLeast,
             *QUANTIZERS.values(),
             *operation_layers.LAYERS,
         )

@@ -14,8 +14,7 @@ from tensorflow.python.framework import ops
 from sat_tf.arguments import training_argument
 from sat_tf.core.grid import on_int8_codes
 from sat_tf.graph import flatten, layer_kinds
-from sat_tf.qat.configs import PlacedConfig
-from sat_tf.qat.tfmot_adapter import make_variables
+from sat_tf.qat.configs import PlacedConfig, make_variables
 from sat_tf.quantizers.protocol import BIT_FLOOR, ActivationQuantizer, Quantizer, WeightQuantizer
 from sat_tf.quantizers.values import off_halves
 from sat_tf.saved_by import marked, unmarked
