@@ -19,12 +19,17 @@ from sat_tf.graph.layers.normalization import Statistics
 from sat_tf.graph.network import Network, Node
 from sat_tf.messages import warn
 from sat_tf.presentation.progress_bar import image_bar
-from sat_tf.qat.images import Batch, Batches, Images, gather, images_at_once, observe_pixels
+from sat_tf.qat.images import Batch, Batches, Images, gather, images_at_once
+from sat_tf.qat.input_range_checks import (
+    RangeStatistics,
+    certainty_doubt,
+    float_statistics,
+    observe_pixels,
+    range_statistics,
+)
 from sat_tf.qat.inputs import input_ranges
 from sat_tf.qat.layout import in_inference, inner_layer, quantized_network
 from sat_tf.qat.model_class import policy_of
-from sat_tf.qat.range_doubts import certainty_doubt
-from sat_tf.qat.range_statistics import RangeStatistics, float_statistics, range_statistics
 from sat_tf.qat.requantize import as_fed
 from sat_tf.qat.shared_grids import SharedGrids, give_inputs_their_grids
 from sat_tf.qat.walk import Parts, each_part, one_by_one, walk
@@ -369,7 +374,7 @@ def _outputs(
 
 
 def _warn_of_certainty(model: keras.Model, network: Network, images: Batch) -> None:
-    """Says where a classifier is too certain for the range that it is fed: see `range_doubts`."""
+    """Says where a classifier is too certain for its input range: see `certainty_doubt`."""
     ranges = input_ranges(network)
     if len(network.inputs) != 1 or network.inputs[0] not in ranges:
         return

@@ -26,6 +26,7 @@ from sat_tf.graph.network import Network
 from sat_tf.graph.rewrite import with_layers_for_operations
 from sat_tf.messages import ProblemsError, RunError
 from sat_tf.qat.calibrate import calibrate, estimate_statistics
+from sat_tf.qat.images import BATCH_SIZE, TrainingBatches, TrainingImages, fed, held_out_batches
 from sat_tf.qat.inputs import input_ranges
 from sat_tf.qat.reconstruction.checkpoint import key_of
 from sat_tf.qat.reconstruction.fit import (
@@ -34,7 +35,6 @@ from sat_tf.qat.reconstruction.fit import (
     rows_of_classes,
     soft_divergence,
 )
-from sat_tf.qat.training_batches import AT_ONCE, Images, TrainingBatches, fed, held_out_batches
 from sat_tf.qat.wrapper import ConstantWeights, weight_quantizer
 from sat_tf.quantizers.input_range import PIXELS
 
@@ -92,7 +92,7 @@ def refusal(float_model: keras.Model, row: str) -> str:
 def finetune(
     quantized: keras.Model,
     float_model: keras.Model,
-    images: Images,
+    images: TrainingImages,
     labels: np.ndarray | None,
     *,
     held_out: tuple[np.ndarray, np.ndarray | None],
@@ -300,7 +300,7 @@ def _tried(trainer: _Trainer, batches: TrainingBatches, images: np.ndarray) -> l
     infinite where the model is no longer finite. The student has its weights again afterwards.
     """
     student, weights = trainer.student, trainer.student.get_weights()
-    pieces = np.array_split(images, -(-len(images) // AT_ONCE))
+    pieces = np.array_split(images, -(-len(images) // BATCH_SIZE))
     parts = [fed(piece, batches.feed) for piece in pieces]
     answers = [trainer.teacher(part) for part in parts]
     distances = []

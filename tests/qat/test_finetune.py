@@ -6,7 +6,7 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.qat.finetune import TRIED_RATES, _Schedule, finetune, refusal, row_of
-from sat_tf.qat.training_batches import cut
+from sat_tf.qat.images import cut
 from tests.training.small import small_float_model, small_images
 
 IMAGES = small_images(train=64, test=33)

@@ -16,10 +16,15 @@ from sat_tf.messages import ProblemsError, say
 from sat_tf.presentation.progress_bar import Progress, image_bar
 from sat_tf.presentation.tables import Column, RowTable, Table, digits, percent
 from sat_tf.qat.calibrate import call_node, measure_statistics, observe_ranges
-from sat_tf.qat.images import Batches, Images, gather, images_at_once, observe_pixels
+from sat_tf.qat.images import Batches, Images, gather, images_at_once
+from sat_tf.qat.input_range_checks import (
+    RangeStatistics,
+    in_inference,
+    observe_pixels,
+    range_statistics,
+)
 from sat_tf.qat.layout import quantized_network
 from sat_tf.qat.model_class import processor_of
-from sat_tf.qat.range_statistics import RangeStatistics, in_inference, range_statistics
 from sat_tf.qat.reconstruction.blocks import Block, Front, find_blocks, find_reference
 from sat_tf.qat.reconstruction.checkpoint import Checkpoint, as_checkpoint, key_of
 from sat_tf.qat.reconstruction.fit import Aim, Part, Plan, trained
