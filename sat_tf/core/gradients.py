@@ -159,7 +159,12 @@ def straight_through(value: Tensor, surrogate: Tensor) -> Tensor:
     infinite.
     """
     n = namespace(surrogate)
-    return n.with_gradient(_given, _passed_on, [n.tensor(surrogate)], value=n.tensor(value))
+    return n.with_gradient(
+        lambda n, surrogate, value: (value, ()),
+        _passed_on,
+        [n.tensor(surrogate)],
+        value=n.tensor(value),
+    )
 
 
 def scaled_gradient(variable: Any, factor: Any) -> Tensor:
@@ -176,19 +181,12 @@ def scaled_gradient(variable: Any, factor: Any) -> Tensor:
     (6.0, 0.5)
     """
     n = namespace(variable)
-    return n.with_gradient(_itself, _scaled, [in_float32(n, variable)], factor=factor)
-
-
-def _given(n: Namespace, surrogate: Tensor, *, value: Tensor) -> tuple[Tensor, tuple[()]]:
-    return value, ()
+    given = [in_float32(n, variable)]
+    return n.with_gradient(lambda n, itself, factor: (itself, ()), _scaled, given, factor=factor)
 
 
 def _passed_on(n: Namespace, upstream: Tensor, *tensors: Tensor, value: Tensor) -> tuple[Tensor]:
     return (upstream,)
-
-
-def _itself(n: Namespace, variable: Tensor, *, factor: Any) -> tuple[Tensor, tuple[()]]:
-    return variable, ()
 
 
 def _scaled(n: Namespace, upstream: Tensor, *tensors: Tensor, factor: Any) -> tuple[Tensor]:

@@ -169,17 +169,6 @@ def find_grid(grid: str, num_bits: int) -> Grid:
     return row
 
 
-def numbers_by_bits(grid: str, number: Callable[[Grid, int], float]) -> list[float]:
-    """A number of a grid at 0, 1, ... 8 bits; at too few bits it is that of the fewest.
-
-    >>> numbers_by_bits("narrow", lambda row, bits: row.top(bits))
-    [2.0, 2.0, 2.0, 6.0, 14.0, 30.0, 62.0, 126.0, 254.0]
-    """
-    fewest = 1 if grid in AUTOMATIC else find_grid(grid, 8).fewest_bits
-    table = [max(bits, fewest) for bits in range(9)]
-    return [float(number(find_grid(grid, bits), bits)) for bits in table]
-
-
 def is_bits(value: Any, fewest: int = 1) -> TypeGuard[int]:
     """Whether a value is an integer from 1, or another number, to 8."""
     return isinstance(value, int) and not isinstance(value, bool) and fewest <= value <= 8
@@ -291,9 +280,13 @@ def rounding(num_bits: Bits, grid: str = "dorefa") -> Callable[[Tensor], Tensor]
 def _look_up(num_bits: Bits, grid: str, number: Callable[[Grid, int], float]) -> Any:
     if not is_tensor(num_bits):
         return number(find_grid(grid, num_bits), num_bits)
-    # A table holds them, because powers of tensors are not exact everywhere.
     n = namespace(num_bits)
-    return n.take(n.constant(numbers_by_bits(grid, number), "float32"), num_bits, axis=0)
+    # A table holds them at 0 to 8 bits, because powers of tensors are not exact everywhere. At too
+    # few bits it has that of the fewest.
+    fewest = 1 if grid in AUTOMATIC else find_grid(grid, 8).fewest_bits
+    possible = [max(bits, fewest) for bits in range(9)]
+    table = [float(number(find_grid(grid, bits), bits)) for bits in possible]
+    return n.take(n.constant(table, "float32"), num_bits, axis=0)
 
 
 def grid_units(values: Tensor, maximum: Tensor, num_bits: Bits, grid: str) -> Tensor:
