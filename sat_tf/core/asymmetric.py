@@ -6,12 +6,7 @@ from typing import Any
 from sat_tf.core import grid as grids
 from sat_tf.core.gradients import STRAIGHT_THROUGH, find_clipping_gradient, passed_back, strength_of
 from sat_tf.core.pact import round_to_narrow
-from sat_tf.core.ranges import (
-    SMALLEST_RANGE,
-    ends_of_skew,
-    scale_and_zero,
-    scale_and_zero_point,
-)
+from sat_tf.core.ranges import SMALLEST_RANGE, ends_of_skew, scale_and_zero, scale_and_zero_point
 from sat_tf.core.tensors import Namespace, Tensor, computed_in_float32, in_float32, namespace
 
 

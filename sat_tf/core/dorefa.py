@@ -78,11 +78,7 @@ def quantize_weights(
 
 
 def weight_codes(
-    kernel: Tensor,
-    num_bits: int,
-    grid: str = "auto",
-    *,
-    range_axes: tuple[int, ...] = (),
+    kernel: Tensor, num_bits: int, grid: str = "auto", *, range_axes: tuple[int, ...] = ()
 ) -> Tensor:
     """Integer codes of the quantized weights: Q = code * scale.
 
@@ -103,11 +99,7 @@ def weight_codes(
 
 
 def weight_units(
-    kernel: Tensor,
-    num_bits: int,
-    grid: str = "auto",
-    *,
-    range_axes: tuple[int, ...] = (),
+    kernel: Tensor, num_bits: int, grid: str = "auto", *, range_axes: tuple[int, ...] = ()
 ) -> Tensor:
     """The integers n = 0..top of the quantized weights: Q = 2 n / d - 1.
 

@@ -36,11 +36,7 @@ def range_shape(shape: Sequence[int], range_axes: Iterable[int]) -> list[int]:
 
 
 def scale_and_zero(
-    clipping_level: Any,
-    levels: Any,
-    lowest: Any,
-    share: float,
-    floor: Callable[[Any], Any],
+    clipping_level: Any, levels: Any, lowest: Any, share: float, floor: Callable[[Any], Any]
 ) -> tuple[Any, Any]:
     """The scale s and the number z of codes below zero of `asymmetric.quantize_offset`.
 

@@ -33,12 +33,7 @@ from sat_tf.qat.model_class import policy_of
 from sat_tf.qat.requantize import as_fed
 from sat_tf.qat.shared_grids import SharedGrids, give_inputs_their_grids
 from sat_tf.qat.walk import Parts, each_part, one_by_one, walk
-from sat_tf.qat.wrapper import (
-    QuantizedLayer,
-    clipping_quantizer,
-    output_quantizer,
-    rounds_to_input,
-)
+from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer, output_quantizer, rounds_to_input
 from sat_tf.quantizers.best_levels import Sample, best_range_of_logits
 from sat_tf.quantizers.input_range import InputRange
 from sat_tf.quantizers.observers import expected_largest
@@ -411,11 +406,7 @@ def _norms(network: Network) -> dict[int, keras.layers.Layer]:
 
 
 def _fit_both(
-    network: Network,
-    batches: Batches,
-    norms: list[keras.layers.Layer],
-    *,
-    keep_function: bool,
+    network: Network, batches: Batches, norms: list[keras.layers.Layer], *, keep_function: bool
 ) -> None:
     """Clipping levels, and statistics for the quantized network: see `best_statistics`."""
     own = [Statistics.of(norm) for norm in norms]

@@ -13,12 +13,7 @@ from sat_tf.graph.layers.kind import NativeFunction
 from sat_tf.messages import ProblemsError
 from sat_tf.qat.policy import PER_LAYER_FIELDS, BitPolicy, combination_problems, layer_fields
 from sat_tf.qat.policy_fields import warn_of
-from sat_tf.quantizers.protocol import (
-    ActivationQuantizer,
-    Quantizer,
-    VariableSpec,
-    WeightQuantizer,
-)
+from sat_tf.quantizers.protocol import ActivationQuantizer, Quantizer, VariableSpec, WeightQuantizer
 from sat_tf.quantizers.table import deserialize_quantizer, serialize_quantizer
 from sat_tf.targets import PROCESSORS, target_problem
 

@@ -259,10 +259,7 @@ def _pictures(path: pathlib.Path, num_images: int, network: Network) -> Iterator
 
 
 def fed_batches(
-    pixels: np.ndarray,
-    feed: Callable[[np.ndarray], np.ndarray],
-    *,
-    batch_size: int = BATCH_SIZE,
+    pixels: np.ndarray, feed: Callable[[np.ndarray], np.ndarray], *, batch_size: int = BATCH_SIZE
 ) -> Iterator[np.ndarray]:
     """Feeds pixels to a model, a batch at a time."""
     starts = range(0, len(pixels), batch_size)

@@ -398,11 +398,7 @@ def in_inference(node: Node, inputs: Any) -> tf.Tensor:
 
 
 def _measured(
-    network: Network,
-    norms: list[Node],
-    needed: set[str],
-    fed: dict[str, Any],
-    call: Call,
+    network: Network, norms: list[Node], needed: set[str], fed: dict[str, Any], call: Call
 ) -> list[Statistics]:
     """The statistics of what normalizations read."""
     kept = kept_inputs(network)

@@ -46,10 +46,7 @@ class KernelFields(NamedTuple):
 
 
 def kernel_fields(
-    values: Mapping[str, Any],
-    given: Mapping[str, Any] = MappingProxyType({}),
-    *,
-    end: bool = False,
+    values: Mapping[str, Any], given: Mapping[str, Any] = MappingProxyType({}), *, end: bool = False
 ) -> KernelFields:
     """The rule of bits and grids: what a policy says of the weights of one layer.
 
@@ -162,8 +159,7 @@ Number = Annotated[int | float, Field(gt=0, le=LARGEST)]
 _POSITIVE = f"a positive number up to {LARGEST:g}"
 Rate = Annotated[Number, Field(description=f"{_POSITIVE}: 1 is the learning rate of the weights")]
 Level = Annotated[
-    Number | None,
-    Field(description=f"{_POSITIVE}, or None (what the model's weights tell)"),
+    Number | None, Field(description=f"{_POSITIVE}, or None (what the model's weights tell)")
 ]
 Name = Annotated[str, Field(description="the name of a quantizer")]
 Options = Annotated[Mapping[str, Any], PlainValidator(_options)]

@@ -165,5 +165,5 @@ def warn_of_lost_zeros(quantized: keras.Model) -> None:
         warn(
             f"model {quantized.name!r}: zero weights of {first_ones(names)} do not stay 0, which "
             f"is no value of their quantizer; if they are pruned, set BitPolicy({fix}), which "
-            "keeps them.",
+            "keeps them."
         )

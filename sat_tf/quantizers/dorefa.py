@@ -84,11 +84,7 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
     def factor(self, values: Tensor, latent: Tensor) -> Tensor:
         """The rescaling constant c of these clamped or quantized weights; 1 without rescaling."""
         return rescale.rescale_factor(
-            values,
-            self.fan_out,
-            self.rescale or "none",
-            latent=latent,
-            range_axes=self.range_axes,
+            values, self.fan_out, self.rescale or "none", latent=latent, range_axes=self.range_axes
         )
 
     def describe(self) -> str:

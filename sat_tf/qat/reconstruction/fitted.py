@@ -73,12 +73,7 @@ class Fitted:
         outputs = (
             ("error of the outputs", digits(".3g"), self.error_before, self.error_after)
             if self.agreement_before is None
-            else (
-                "class of the float model",
-                share,
-                self.agreement_before,
-                self.agreement_after,
-            )
+            else ("class of the float model", share, self.agreement_before, self.agreement_after)
         )
         top1 = ("top-1 with labels", share, self.calibrated_top1, self.fitted_top1)
         words = [

@@ -196,12 +196,7 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
 
 
 def squared_errors(
-    kernel: Tensor,
-    lowest: int,
-    highest: int,
-    grid: str = "auto",
-    *,
-    channel_axes: tuple[int, ...],
+    kernel: Tensor, lowest: int, highest: int, grid: str = "auto", *, channel_axes: tuple[int, ...]
 ) -> Tensor:
     """Σ (q - w)² of each channel at each number of bits, with q of `l1.quantize_weights`.
 

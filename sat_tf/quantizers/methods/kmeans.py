@@ -22,12 +22,7 @@ from sat_tf.quantizers.values import Variables
 
 
 def quantize_weights(
-    kernel: Tensor,
-    ids: Tensor,
-    num_bits: int,
-    *,
-    keep_zeros: bool = False,
-    each: bool = False,
+    kernel: Tensor, ids: Tensor, num_bits: int, *, keep_zeros: bool = False, each: bool = False
 ) -> Tensor:
     """Gives all weights of a cluster one value.
 
@@ -269,11 +264,7 @@ INITIALIZATIONS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
 
 
 def cluster_ids(
-    kernel: np.ndarray,
-    num_bits: int,
-    *,
-    initialization: str = "linear",
-    keep_zeros: bool = False,
+    kernel: np.ndarray, num_bits: int, *, initialization: str = "linear", keep_zeros: bool = False
 ) -> np.ndarray:
     """The clusters of k-means in one dimension, by Lloyd's iterations.
 

@@ -73,8 +73,7 @@ def snapped_basis(basis: Tensor) -> tuple[Tensor, Tensor]:
     count = n.where(is_zero, 0.0, count - odd * largest)
     integers = n.where(is_zero, 0.0, n.sign(basis) * count)
     fit = n.divide_no_nan(
-        n.sum(size * count, axis=-1, keepdims=True),
-        n.sum(n.square(count), axis=-1, keepdims=True),
+        n.sum(size * count, axis=-1, keepdims=True), n.sum(n.square(count), axis=-1, keepdims=True)
     )
     return integers, n.where(is_zero, 2.0 / largest_sum, 2.0 * fit)
 
@@ -159,11 +158,7 @@ def level_values(units: Tensor, basis: Tensor, *, range_axes: tuple[int, ...] = 
 
 
 def next_basis(
-    kernel: Tensor,
-    basis: Tensor,
-    *,
-    range_axes: tuple[int, ...] = (),
-    momentum: float = 0.9,
+    kernel: Tensor, basis: Tensor, *, range_axes: tuple[int, ...] = (), momentum: float = 0.9
 ) -> Tensor:
     """The basis of the next step: the paper's quantization error minimization, QEM.
 
