@@ -107,7 +107,11 @@ def best_statistics(
     they are stale, the measured ones are taken. Unrounded ones are measured with neither weights
     nor activations rounded, quantized ones with both.
     """
-    if not _are_of_unrounded(own, unrounded, quantized):
+    from_unrounded, from_quantized = (
+        mean_deviation(own, measured) for measured in (unrounded, quantized)
+    )
+    is_nearer = from_quantized >= _CLEARLY_BETTER * from_unrounded
+    if not (from_unrounded <= STALE and is_nearer):
         return list(quantized)
     if mean_deviation(unrounded, quantized) <= _NOISE_ALONE:
         quantized = [
@@ -117,16 +121,6 @@ def best_statistics(
     return [
         one.moved(start, end) for one, start, end in zip(own, unrounded, quantized, strict=True)
     ]
-
-
-def _are_of_unrounded(
-    own: Sequence[Statistics], unrounded: Sequence[Statistics], quantized: Sequence[Statistics]
-) -> bool:
-    """Whether statistics are those of the network before rounding: see `best_statistics`."""
-    from_unrounded, from_quantized = (
-        mean_deviation(own, measured) for measured in (unrounded, quantized)
-    )
-    return from_unrounded <= STALE and from_quantized >= _CLEARLY_BETTER * from_unrounded
 
 
 def mean_deviation(own: Sequence[Statistics], measured: Sequence[Statistics]) -> float:
@@ -352,22 +346,6 @@ def _call_unrounded(node: Node, inputs: Any, on_batch_statistics: bool) -> tf.Te
     return before if quantizer is None else quantizer.float_twin(before)
 
 
-def _outputs(
-    network: Network, images: Batch, call: Callable[[Node, Any, bool], tf.Tensor]
-) -> dict[str, np.ndarray]:
-    """What a network makes of one batch in inference, by the names of its outputs."""
-    outputs: dict[str, list[np.ndarray]] = {name: [] for name in network.outputs}
-
-    def compute(node: Node, inputs: Any) -> tf.Tensor:
-        tensor = call(node, inputs, False)
-        if node.name in outputs:
-            outputs[node.name].append(tensor.numpy())
-        return tensor
-
-    walk(network, images, each_part(compute))
-    return {name: np.concatenate(parts) for name, parts in outputs.items()}
-
-
 def _warn_of_certainty(model: keras.Model, network: Network, images: Batch) -> None:
     """Says where a classifier is too certain for its input range: see `certainty_doubt`."""
     ranges = input_ranges(network)
@@ -375,8 +353,17 @@ def _warn_of_certainty(model: keras.Model, network: Network, images: Batch) -> N
         return
 
     def run(images: np.ndarray) -> dict[str, np.ndarray]:
+        outputs: dict[str, list[np.ndarray]] = {name: [] for name in network.outputs}
+
+        def compute(node: Node, inputs: Any) -> tf.Tensor:
+            tensor = _call_unrounded(node, inputs, False)
+            if node.name in outputs:
+                outputs[node.name].append(tensor.numpy())
+            return tensor
+
         with float_weights(node.layer for node in network):
-            return _outputs(network, (images,), _call_unrounded)
+            walk(network, (images,), each_part(compute))
+        return {name: np.concatenate(parts) for name, parts in outputs.items()}
 
     (name,), policy = network.inputs, policy_of(model)
     is_stated = policy is not None and policy.states_range_of(name)

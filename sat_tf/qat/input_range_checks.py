@@ -310,7 +310,11 @@ class RangeStatistics:
 
     def __str__(self) -> str:
         near = sorted(self.off.items(), key=lambda one: (one[0] != self.given, one[1]))[:2]
-        parts = [f"{_in_words(off)} off with {found}" for found, off in near]
+        parts = []
+        for input_range, off in near:
+            is_far = off >= 0.95 * _MOST_OFF
+            words = "3 standard deviations or more" if is_far else f"{off:.2g} standard deviations"
+            parts.append(f"{words} off with {input_range}")
         return f"{STATISTICS} ({first_ones(self.layers, 3)}), which are {', '.join(parts)}"
 
 
@@ -320,11 +324,6 @@ def _alike(one: InputRange, other: InputRange) -> bool:
     ends = [np.sort(np.broadcast_to(v, size)) for r in (one, other) for v in (r.low, r.high)]
     width = np.max(ends[1] - ends[0])
     return bool(np.max(np.abs(np.subtract(ends[:2], ends[2:]))) <= _ALIKE * width)
-
-
-def _in_words(off: float) -> str:
-    more = "3 standard deviations or more" if off >= 0.95 * _MOST_OFF else ""
-    return more or f"{off:.2g} standard deviations"
 
 
 def first_norms(network: Network, name: str) -> list[Node]:
@@ -375,7 +374,11 @@ def range_statistics(
         return None
     means = {found: float(np.mean(values[telling])) for found, values in off.items()}
     layers = [inner_layer(one.layer) for one in norms]
-    off_start = np.concatenate([np.ravel(_of_start(one)) for one in map(Statistics.of, layers)])
+    off_starts = []  # How far they are from those that layers begin with.
+    for own in map(Statistics.of, layers):
+        start = Statistics(np.zeros_like(own.mean), np.ones_like(own.variance), own.epsilon)
+        off_starts.append(np.ravel(np.minimum(own.deviation(start), _MOST_OFF)))
+    off_start = np.concatenate(off_starts)
     return RangeStatistics(
         given, tuple(one.name for one in layers), means, float(np.mean(off_start[telling]))
     )
@@ -424,12 +427,6 @@ def _measured(
     return [
         dataclasses.replace(found[norm.inputs[0]], epsilon=read[norm.inputs[0]]) for norm in norms
     ]
-
-
-def _of_start(own: Statistics) -> np.ndarray:
-    """How far statistics are from those that layers begin with, for each channel."""
-    start = Statistics(np.zeros_like(own.mean), np.ones_like(own.variance), own.epsilon)
-    return np.minimum(own.deviation(start), _MOST_OFF)
 
 
 def _off(norms: list[Node], measured: list[Statistics]) -> np.ndarray:

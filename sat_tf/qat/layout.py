@@ -325,6 +325,15 @@ def call_name(node: Node) -> str:
     return str(inner_layer(node.layer).name) + node.name.removeprefix(node.layer.name)
 
 
+def name_in_front_of_insertions(network: Network, name: str) -> str:
+    """The name of the user's layer that makes a tensor, in front of inserted quantizers."""
+
+    def is_inserted(node: Node) -> bool:
+        return isinstance(node.layer, QuantizedLayer) and node.layer.quantize_config.inserted
+
+    return call_name(network.origin(name, is_inserted))
+
+
 def non_finite_weights(network: Network) -> list[str]:
     """Non-finite values of the weights, one line per variable, with the fix."""
     problems = []

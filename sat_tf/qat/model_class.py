@@ -20,6 +20,7 @@ from sat_tf.messages import warn
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.targets import DEFAULT_TARGET, PROCESSORS, Processor
 
+_OF_ALL_MODELS = ("self", "inputs", "outputs", "name", "trainable", "training")
 _STATEFUL = (keras.metrics.Metric, keras.optimizers.Optimizer, keras.losses.Loss)
 # The usual reasons for a user's own class; named when they are lost.
 _STEPS = (
@@ -77,7 +78,14 @@ def in_class_of(
     if _is_keras_s(kind):
         return model
     try:
-        return build(kind, model, _further_arguments(original))
+        further = {
+            parameter.name: getattr(original, parameter.name)
+            for parameter in _parameters(kind)
+            if parameter.name not in _OF_ALL_MODELS
+            and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+            and hasattr(original, parameter.name)
+        }
+        return build(kind, model, further)
     except Exception as error:  # the user's constructor raises anything
         reason = textwrap.shorten(str(error) or type(error).__name__, 160)
         warn_of_lost_class(
@@ -86,17 +94,6 @@ def in_class_of(
             f"train {kind.__name__}(model.inputs, model.outputs, ...) built from the result",
         )
         return model
-
-
-def _further_arguments(original: Any) -> dict[str, Any]:
-    """The attributes of a model that have the names of arguments of its constructor."""
-    return {
-        parameter.name: getattr(original, parameter.name)
-        for parameter in _parameters(type(original))
-        if parameter.name not in ("self", "inputs", "outputs", "name", "trainable", "training")
-        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        and hasattr(original, parameter.name)
-    }
 
 
 def _parameters(kind: Any) -> list[inspect.Parameter]:

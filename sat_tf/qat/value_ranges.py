@@ -198,6 +198,8 @@ _CHANNELS_LOOKED_AT = 64
 # without data nothing corrects that, so networks of depthwise convolutions do best with still more
 # room.
 _LONGER_TAILS = 1.5
+# What these make comes from where their input does.
+_OF_THEIR_INPUT = (Role.RECTIFIER, Role.FUNCTION, Role.MOVEMENT, Role.SCALING)
 # Assumed rows, and columns, of a tensor of open size.
 _USUAL_SIZE = 7
 
@@ -288,7 +290,11 @@ class Spreads:
         kind = layer_kinds.find_kind(layer)
         channels = node.shape[-1] if node.shape and node.shape[-1] else 1
         if self._pixels.reads(node.name):
-            return self._of_pixels(node.name, channels)
+            low, high = self._pixels[node.name]
+            width = high - low
+            mean, deviation = low + _PIXEL_MEAN * width, _PIXEL_DEVIATION * width
+            pixels = _normal(np.full(channels, mean), np.full(channels, deviation**2))
+            return Spread(np.clip(pixels, low, high), "typical pixels", known=False)
         moments = layer_kinds.own_moments(layer)
         if moments is not None:
             return Spread(_normal(*moments), f"γ and β of {layer.name}").of_channels(channels)
@@ -306,26 +312,16 @@ class Spreads:
         else:
             made = _MAKERS.get(role, _unknown)(node, inputs)
         known = all(spread.known for spread in inputs) and role is not Role.OPAQUE
-        return Spread(made, _source(node, inputs, role), known).of_channels(channels)
+        unknown = next((spread.source for spread in inputs if not spread.known), None)
+        source = unknown or f"the normalizations before {node.name}"
+        if role in _OF_THEIR_INPUT and len(inputs) == 1:
+            source = inputs[0].source
+        return Spread(made, source, known).of_channels(channels)
 
     def _positions(self, node: Node) -> int:
         """The number of pixels in a window of a pool."""
         size = getattr(node.layer, "pool_size", None) or self._network[node.inputs[0]].shape[:2]
         return math.prod(_USUAL_SIZE if length is None else length for length in size)
-
-    def _of_pixels(self, name: str, channels: int) -> Spread:
-        low, high = self._pixels[name]
-        mean, deviation = low + _PIXEL_MEAN * (high - low), _PIXEL_DEVIATION * (high - low)
-        values = _normal(np.full(channels, mean), np.full(channels, deviation**2))
-        return Spread(np.clip(values, low, high), "typical pixels", known=False)
-
-
-def _source(node: Node, inputs: Sequence[Spread], role: Role) -> str:
-    """The source of the values: the tensor itself, or those it is computed from."""
-    unknown = next((spread.source for spread in inputs if not spread.known), None)
-    if role in (Role.RECTIFIER, Role.FUNCTION, Role.MOVEMENT, Role.SCALING) and len(inputs) == 1:
-        return inputs[0].source
-    return unknown or f"the normalizations before {node.name}"
 
 
 def _normal(mean: _Array, variance: _Array) -> _Array:

@@ -20,7 +20,12 @@ from sat_tf.messages import first_ones
 from sat_tf.qat.calibrate import call_node
 from sat_tf.qat.images import Rows, new_rows
 from sat_tf.qat.inputs import kept_inputs
-from sat_tf.qat.layout import call_name, inner_layer, is_quantized
+from sat_tf.qat.layout import (
+    call_name,
+    inner_layer,
+    is_quantized,
+    name_in_front_of_insertions,
+)
 from sat_tf.qat.wrapper import QuantizedLayer, weight_quantizer
 from sat_tf.targets import Processor
 
@@ -66,7 +71,8 @@ def find_blocks(network: Network, reference: Network) -> list[Block]:
         open_tensors = {name for name in (*open_tensors, node.name) if unread[name]}
         open_tensors -= set(network.inputs)
         since_end += weight_quantizer(node.layer) is not None
-        known = ends.get(node.name, known_as(network, node))
+        # The float node that computes the same, up to rounding.
+        known = ends.get(node.name, name_in_front_of_insertions(network, node.name))
         is_cut = open_tensors == {node.name} or since_end > _MOST_KERNELS
         is_end = is_cut and since_end and not has_masks and _is_end(network, node)
         if node.name in ends or (is_end and known in reference and known not in passed):
@@ -166,15 +172,6 @@ def _are_unlike(layer: Any, other: Any) -> bool:
 
 def _shapes(layer: Any) -> list[tuple[int, ...]]:
     return [tuple(variable.shape) for variable in layer.weights]
-
-
-def known_as(network: Network, node: Node) -> str:
-    """The name of the float node that computes what a quantized one does, up to rounding."""
-
-    def is_inserted(one: Node) -> bool:
-        return isinstance(one.layer, QuantizedLayer) and one.layer.quantize_config.inserted
-
-    return call_name(network.origin(node.name, is_inserted))
 
 
 def _is_end(network: Network, node: Node) -> bool:

@@ -1,8 +1,7 @@
 """Reconstruction on the way to a file: a calibrated model is fitted, and its gain recorded."""
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import ConfigDict
@@ -108,13 +107,21 @@ def fit(
     top1 is larger: labels then decide between the two. Whatever is raised, also by `measure` and by
     an interruption, the model has not changed.
     """
+    import tf_keras as keras
+
     from sat_tf.qat.reconstruction.reconstruct import reconstruct
 
     calibrated = model.get_weights()
+    # A layer that was frozen in the training of the float model has been rounded as all others.
+    # Layers come before those inside, which take over what is set on them.
+    layers = [part for part in model.submodules if isinstance(part, keras.layers.Layer)]
+    frozen = [(layer, layer.trainable) for layer in layers]
     try:
         before = measure()
         model.set_weights(calibrated)
-        with _trainable(model):
+        try:
+            for layer in layers:
+                layer.trainable = True
             found = reconstruct(
                 model,
                 float_model,
@@ -125,6 +132,9 @@ def fit(
                 progress=progress,
                 checkpoint=checkpoint,
             )
+        finally:
+            for layer, was in frozen:
+                layer.trainable = was
         fitted = model.get_weights()
         after = measure()
     except BaseException:
@@ -146,23 +156,3 @@ def fit(
         fitted_top1=after.get("top1"),
         kept=found.kept and not is_worse,
     )
-
-
-@contextlib.contextmanager
-def _trainable(model: "keras.Model") -> Iterator[None]:
-    """In the block, no layer is frozen.
-
-    A layer that was frozen in the training of the float model has been rounded as all others.
-    """
-    import tf_keras as keras
-
-    # Layers come before those inside, which take over what is set on them.
-    layers = [part for part in model.submodules if isinstance(part, keras.layers.Layer)]
-    frozen = [(layer, layer.trainable) for layer in layers]
-    try:
-        for layer in layers:
-            layer.trainable = True
-        yield
-    finally:
-        for layer, was in frozen:
-            layer.trainable = was

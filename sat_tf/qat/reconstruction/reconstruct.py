@@ -290,7 +290,9 @@ class _Reconstructor:
                 "these images, expected finite ones; check the weights and statistics of both."
             )
         blocks = find_blocks(self._network, self._reference)
-        checkpoint.open(self._key, model, self._draw, blocks=len(blocks))
+        settings = {"steps": self._steps, "seed": self._seed}
+        key = key_of(self._network, self._reference, self._images, **settings)
+        checkpoint.open(key, model, self._draw, blocks=len(blocks))
         total = (_BLOCK.steps + _WHOLE.steps) * self._steps * len(whole.span.nodes)
         with image_bar("reconstructing", total, shown=shown) as progress:
             if len(checkpoint.fits) < len(blocks):
@@ -303,8 +305,8 @@ class _Reconstructor:
                         BlockFit(**one).undone().values for one in checkpoint.fits
                     ]
                 progress.at("the whole network")
-                settings = {"limit": before, "measure_statistics": self._measure_statistics}
-                self._fit(whole, "", _WHOLE, progress, checkpoint, **settings)
+                measuring = {"limit": before, "measure_statistics": self._measure_statistics}
+                self._fit(whole, "", _WHOLE, progress, checkpoint, **measuring)
         found = [BlockFit(**one) for one in checkpoint.fits]
         observe_ranges(self._network, Batches(self._images))
         after = whole.errors(self._held_out)
@@ -322,11 +324,6 @@ class _Reconstructor:
             held_out=len(self._held_out),
             seconds=checkpoint.seconds_so_far,
         )
-
-    @property
-    def _key(self) -> str:
-        settings = {"steps": self._steps, "seed": self._seed}
-        return key_of(self._network, self._reference, self._images, **settings)
 
     def _measure_statistics(self) -> None:
         """Gives normalizations the statistics of the fitted images in the quantized network."""
