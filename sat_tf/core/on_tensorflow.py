@@ -324,7 +324,9 @@ def clipped_gradients(
     else:
         by_readers = sum_by_readers(value, upstream)
         by_normalization = sum_by_normalization(x, inside) if r is values else None
-        if by_readers is not None and by_normalization is not None and of_batch_statistics(x):
+        norm = normalization_of(x)
+        of_batch = norm is not None and norm.get_attr("is_training")
+        if by_readers is not None and by_normalization is not None and of_batch:
             # One number that is not finite, and the statistics of the batch are not, nor anything
             # that is computed from them: there is nothing to leave out.
             return inside, by_readers - by_normalization
@@ -418,12 +420,6 @@ def statistics_of(norm: tf.Operation) -> list[tf.Tensor]:
     In training they are those of the batch, which the kernel keeps for its gradient.
     """
     return list(norm.outputs if norm.get_attr("is_training") else norm.inputs)[3:5]
-
-
-def of_batch_statistics(x: tf.Tensor) -> bool:
-    """Whether a tensor is the output of BatchNormalization by the statistics of its batch."""
-    norm = normalization_of(x)
-    return norm is not None and norm.get_attr("is_training")
 
 
 # These operations keep the sum. Beside each stands the operation that its gradient is made of, and

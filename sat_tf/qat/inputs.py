@@ -126,12 +126,6 @@ class Fold:
         """Whether the values stay where they are."""
         return bool(np.all(self.order == np.arange(self.order.size)))
 
-    def of_pixels(self, count: int) -> "Fold":
-        """The same for `count` flattened pixels."""
-        first = np.repeat(np.arange(count) * self.order.size, self.order.size)
-        ratio, shift, order = (np.tile(v, count) for v in (self.ratio, self.shift, self.order))
-        return Fold(ratio, shift, first + order)
-
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Fold) and all(
             np.array_equal(getattr(self, name), getattr(other, name))
@@ -207,16 +201,6 @@ def _problems_of_kept(
             f"float read, and take for ids, of which codes would make others, expected neither: "
             f"it stays {own}, as it is; leave them out."
         )
-
-
-def readers_problem(node: Node, ids: Sequence[str], others: Sequence[str]) -> str:
-    """Returns why a tensor cannot be numbers to some of its readers and codes to others."""
-    return (
-        f"{node.name}: received {node.type.name} numbers that {', '.join(ids)}, left float, takes "
-        f"as they are, and of which {', '.join(others)} would need codes, expected one kind of "
-        "reader: codes would make other numbers of them; give the model an input for each, and "
-        "feed both the same."
-    )
 
 
 def states_codes(node: Node, policy: BitPolicy) -> bool:
@@ -337,7 +321,10 @@ def _moved(node: Node, fold: Fold | None) -> Fold | None:
     if alike and fold.keeps_order:
         return Fold.of_channels(Change(np.ones(1), fold.shift[:1]), size)
     if support.reshapes and size % fold.order.size == 0:
-        return fold.of_pixels(size // fold.order.size)
+        pixels = size // fold.order.size
+        first = np.repeat(np.arange(pixels) * fold.order.size, fold.order.size)
+        ratio, shift, order = (np.tile(v, pixels) for v in (fold.ratio, fold.shift, fold.order))
+        return Fold(ratio, shift, first + order)
     return None
 
 

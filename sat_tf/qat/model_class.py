@@ -193,10 +193,6 @@ def policy_of(model: Any) -> BitPolicy | None:
 
 def processor_of(model: Any) -> Processor:
     """The processor that the file of a quantized model is for, which its layers keep."""
-    targets = (target_of(layer) for layer in getattr(model, "layers", ()))
+    configs = (getattr(layer, "quantize_config", None) for layer in getattr(model, "layers", ()))
+    targets = (getattr(config, "target", None) for config in configs)
     return PROCESSORS[next(filter(None, targets), DEFAULT_TARGET)]
-
-
-def target_of(layer: keras.layers.Layer) -> str | None:
-    """The target that the placement gave to a layer; None for LiteRT's CPU kernels."""
-    return getattr(getattr(layer, "quantize_config", None), "target", None)

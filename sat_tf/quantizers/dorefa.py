@@ -11,7 +11,7 @@ from sat_tf.core.gradients import describe_surrogate
 from sat_tf.core.grid import LARGEST_INT8
 from sat_tf.core.ranges import axes_within, range_shape
 from sat_tf.core.tensors import Tensor, namespace
-from sat_tf.quantizers.protocol import Predecessor, VariableSpec, WeightRequest, bits_of
+from sat_tf.quantizers.protocol import Predecessor, VariableSpec, bits_of
 from sat_tf.quantizers.scaled import WeightsOnGrid
 from sat_tf.quantizers.settings import GAIN, WithSurrogate, known_sizes
 from sat_tf.quantizers.values import IntegerWeights, Variables
@@ -29,6 +29,9 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
     """
 
     policy_name: ClassVar[str] = "dorefa"
+    asks: ClassVar[tuple[str, ...]] = (
+        *("num_bits", "grid", "range_axes", "detach_max", "rescale", "fan_out", "gain_axes"),
+    )
     int8_remedy: ClassVar[str] = "weight_grid='auto' or 'narrow', or with 7 bits"
 
     detach_max: bool = False  # No gradient through the maximum.
@@ -36,18 +39,6 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
     # Kernel axes with gains of their own. None, the paper: as `range_axes` where there is a
     # rescaling, and no variable otherwise.
     gain_axes: tuple[int, ...] | None = None
-
-    @classmethod
-    def asked(cls, request: WeightRequest) -> dict[str, Any]:
-        return {
-            "num_bits": request.num_bits,
-            "grid": request.grid,
-            "range_axes": request.range_axes,
-            "detach_max": request.detach_max,
-            "rescale": request.rescale,
-            "fan_out": request.fan_out,
-            "gain_axes": request.channel_axes if request.keeps_function else None,
-        }
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
         axes = self.gain_axes

@@ -1,12 +1,11 @@
 """Weights whose scale is the mean magnitude of each channel: those of N2UQ."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from sat_tf.core import l1
 from sat_tf.core.grid import Bits, grid_units
 from sat_tf.core.tensors import Tensor
-from sat_tf.quantizers.protocol import WeightRequest
 from sat_tf.quantizers.scaled import ScaledWithSurrogate, WeightsOnGrid
 from sat_tf.quantizers.settings import true_or_false
 from sat_tf.quantizers.values import Variables
@@ -21,6 +20,7 @@ class L1Quantizer(WeightsOnGrid, ScaledWithSurrogate):
 
     policy_name: ClassVar[str] = "l1"
     method: ClassVar[str] = "L1"
+    asks: ClassVar[tuple[str, ...]] = (*ScaledWithSurrogate.asks, "grid")
 
     # Divide the gradient by the size, as the authors do, who train with Adam, to which that makes
     # no difference. Under SGD it makes learning rates many times larger.
@@ -29,10 +29,6 @@ class L1Quantizer(WeightsOnGrid, ScaledWithSurrogate):
     def __post_init__(self) -> None:
         super().__post_init__()
         true_or_false("over_size", self.over_size)
-
-    @classmethod
-    def asked(cls, request: WeightRequest) -> dict[str, Any]:
-        return {**super().asked(request), "grid": request.grid}
 
     def quantized(self, latent: Tensor, variables: Variables, num_bits: Bits) -> Tensor:
         return l1.quantize_weights(

@@ -37,6 +37,7 @@ class ClippingQuantizer(ActivationQuantizer):
     """A quantizer with a trainable clipping level."""
 
     has_clipping_level: ClassVar[bool] = True
+    asks: ClassVar[tuple[str, ...]] = ("num_bits", "gradient", "rate", "ceiling")
 
     num_bits: int
     initial_clipping_level: float = 8.0  # Where the trainable `clipping_level` starts.
@@ -44,11 +45,6 @@ class ClippingQuantizer(ActivationQuantizer):
     # Of the rectifier it replaces; no clipping level of data or of a policy starts above it.
     ceiling: float | None = None
     rate: float = 1.0  # Factor on the gradient of the clipping level, above 0.
-
-    @classmethod
-    def asked(cls, request: ActivationRequest) -> dict[str, Any]:
-        names = ("num_bits", "gradient", "rate", "ceiling")
-        return {name: getattr(request, name) for name in names}
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
         start = first_clipping_level(self.initial_clipping_level, self.ceiling)
@@ -145,14 +141,11 @@ class StreamQuantizer(UpToItsLevel):
     """
 
     signed = True
+    asks: ClassVar[tuple[str, ...]] = (*ClippingQuantizer.asks, "skews")
 
     # Whether there is such a variable; False in saved models of before there was one, and where
     # only a symmetric range can be stored.
     skews: bool = False
-
-    @classmethod
-    def asked(cls, request: ActivationRequest) -> dict[str, Any]:
-        return {**super().asked(request), "skews": request.skews}
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
         made = super().variables(shape)
@@ -272,7 +265,8 @@ class UnitQuantizer(_FixedQuantizer):
     @classmethod
     def asked(cls, request: ActivationRequest) -> dict[str, Any]:
         reach = request.reach
-        return {"num_bits": request.num_bits, "signed": reach is not None and reach.is_negative}
+        signed = reach is not None and reach.is_negative
+        return {**super().asked(request), "signed": signed}
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
         quantize = pact.quantize_stream if self.signed else pact.quantize_activation
@@ -307,7 +301,7 @@ class FixedGridQuantizer(_FixedQuantizer):
     def asked(cls, request: ActivationRequest) -> dict[str, Any]:
         reach = request.reach or asymmetric.UNIT
         ends = {"lowest": reach.lowest or 0.0, "highest": reach.highest or 1.0}
-        return {"num_bits": request.num_bits, **ends}
+        return {**super().asked(request), **ends}
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
         bits = bits_of(self.num_bits, variables)

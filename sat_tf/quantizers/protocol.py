@@ -69,6 +69,8 @@ class Quantizer(abc.ABC):
     # What the file takes for the input that it quantizes; None for a quantizer of any other tensor.
     input_type: str | None = None
     policy_name: ClassVar[str] = ""  # What policies call its class; "" for one that none names.
+    # What of a request its constructor takes.
+    asks: ClassVar[tuple[str, ...]] = ("num_bits",)
     # Whether it remembers the range of its tensor in its variables `lowest`, `highest` and
     # `observations`.
     observes_range: ClassVar[bool] = False
@@ -143,8 +145,8 @@ class Quantizer(abc.ABC):
 
     @classmethod
     def asked(cls, request: Any) -> dict[str, Any]:
-        """Takes of a request what the constructor needs."""
-        return {"num_bits": request.num_bits}
+        """Picks the constructor's arguments from a request."""
+        return {name: getattr(request, name) for name in cls.asks}
 
     @classmethod
     def option_names(cls) -> tuple[str, ...]:
@@ -222,6 +224,11 @@ class WeightRequest:
         """The kernel's axes with a range of their own."""
         return self.channel_axes if self.range == "channel" else ()
 
+    @property
+    def gain_axes(self) -> tuple[int, ...] | None:
+        """The kernel's axes with gains of their own; None where the function is not kept."""
+        return self.channel_axes if self.keeps_function else None
+
 
 @dataclasses.dataclass(frozen=True)
 class Predecessor:
@@ -242,6 +249,7 @@ class WeightQuantizer(Quantizer):
     from -`largest_code` to `largest_code`.
     """
 
+    asks: ClassVar[tuple[str, ...]] = ("num_bits", "channel_axes")
     num_bits: int | None  # 1 to 8; None makes the effective weights without rounding them.
     rescale: str | None = None  # Name of SAT's rescaling, where it has one.
     # What a policy sets so that weights of 0 stay 0, where it has no 0.
@@ -255,10 +263,6 @@ class WeightQuantizer(Quantizer):
     @classmethod
     def usual_request(cls, options: Mapping[str, Any]) -> WeightRequest:
         return WeightRequest(num_bits=8, options=options)
-
-    @classmethod
-    def asked(cls, request: WeightRequest) -> dict[str, Any]:
-        return {"num_bits": request.num_bits, "channel_axes": request.channel_axes}
 
     @classmethod
     def bits_problem(cls, num_bits: int, options: Mapping[str, Any]) -> str | None:

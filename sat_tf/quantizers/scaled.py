@@ -105,14 +105,12 @@ class ScaledQuantizer(RoundedWeights):
     Required: `quantized`, `codes_and_scales`, `largest_code`.
     """
 
+    asks: ClassVar[tuple[str, ...]] = ("num_bits", "range_axes", "fan_out")
+
     @classmethod
     def asked(cls, request: WeightRequest) -> dict[str, Any]:
-        return {
-            "num_bits": request.num_bits,
-            "range_axes": request.range_axes,
-            "rescale": request.rescale if request.rescale in _RESCALES else None,
-            "fan_out": request.fan_out,
-        }
+        rescaling = request.rescale if request.rescale in _RESCALES else None
+        return {**super().asked(request), "rescale": rescaling}
 
     # -- what the subclasses say -------------------------------------------------------------------
 

@@ -42,6 +42,7 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
 
     policy_name: ClassVar[str] = "channel_bits"
     method: ClassVar[str] = "L1"
+    asks: ClassVar[tuple[str, ...]] = (*ScaledWithSurrogate.asks, "grid")
     follows_grid: ClassVar[bool] = True
     zeros_stay_with: ClassVar[str] = "weight_grid='narrow'"
     int8_remedy: ClassVar[str] = "weight_grid='auto', or a lower weight_options['highest']"
@@ -75,8 +76,7 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
     @classmethod
     def asked(cls, request: WeightRequest) -> dict[str, Any]:
         # Channels of different bits have scales of their own, whatever the range.
-        own = {"range_axes": request.channel_axes, "grid": request.grid}
-        return {**super().asked(request), **own}
+        return {**super().asked(request), "range_axes": request.channel_axes}
 
     @classmethod
     def bits_problem(cls, num_bits: int, options: Mapping[str, Any]) -> str | None:

@@ -16,7 +16,6 @@ from sat_tf.core.ranges import SMALLEST_SIZE
 from sat_tf.core.tensors import Namespace, Tensor, computed_in_float32, in_float32, namespace
 from sat_tf.messages import did_you_mean
 from sat_tf.quantizers.methods.levels import LevelsOfWeights
-from sat_tf.quantizers.protocol import WeightRequest
 from sat_tf.quantizers.settings import true_or_false
 from sat_tf.quantizers.values import Variables
 
@@ -176,6 +175,7 @@ class KMeansQuantizer(LevelsOfWeights):
 
     policy_name: ClassVar[str] = "kmeans"
     method: ClassVar[str] = "k-means"
+    asks: ClassVar[tuple[str, ...]] = ("num_bits", "fan_out")
     zeros_stay_with: ClassVar[str] = "weight_options={'keep_zeros': True}"
     levels_name: ClassVar[str] = "cluster_ids"
     levels_type: ClassVar[str] = "uint8"
@@ -194,10 +194,6 @@ class KMeansQuantizer(LevelsOfWeights):
         check_initialization(self.initialization)
         true_or_false("keep_zeros", self.keep_zeros)
         true_or_false("reassign", self.reassign)
-
-    @classmethod
-    def asked(cls, request: WeightRequest) -> dict[str, Any]:
-        return {name: value for name, value in super().asked(request).items() if "axes" not in name}
 
     def levels_shape(self, kernel_shape: Sequence[int]) -> Sequence[int]:
         return kernel_shape
