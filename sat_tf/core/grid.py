@@ -169,9 +169,9 @@ def find_grid(grid: str, num_bits: int) -> Grid:
     return row
 
 
-def is_bits(value: Any, fewest: int = 1) -> TypeGuard[int]:
-    """Whether a value is an integer from 1, or another number, to 8."""
-    return isinstance(value, int) and not isinstance(value, bool) and fewest <= value <= 8
+def is_bits(value: Any) -> TypeGuard[int]:
+    """Whether a value is an integer from 1 to 8."""
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 8
 
 
 def check_bits(num_bits: int) -> None:

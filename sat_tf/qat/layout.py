@@ -23,7 +23,7 @@ from sat_tf.qat.placed import Placement
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer, weight_quantizer
-from sat_tf.quantizers.input_range import INPUT_TYPES, Change, InputRange
+from sat_tf.quantizers.input_range import INPUT_TYPES, Change
 from sat_tf.quantizers.protocol import ActivationQuantizer
 
 # Others keep codes, cannot be integers, or are left float on purpose.
@@ -242,8 +242,15 @@ def quantized_model(
     folds, problems = find_folds(network, changes)
     if problems:
         raise ModelError(model.name, problems)
-    if reads is None:
-        _warn_of_borders(network, {name: policy.range_of(name) for name in images})
+    ranges = {name: policy.range_of(name) for name in images}
+    for border in borders(network, ranges) if reads is None else ():
+        if not border.is_small:
+            warn(
+                f"model {network.name!r}: {border.input}, with input_range={border.range}: "
+                f"{border}, before anything is rounded; train the quantized model, which learns "
+                f"that border, or {border.fix}.",
+                AnotherBorderWarning,
+            )
     for fold in folds:
         apply_fold(fold, layers[fold.layer], [layers[name] for name in fold.norms])
     keep_function = kernels is None and policy.latent_start == "keep_function"
@@ -253,17 +260,6 @@ def quantized_model(
             begin = quantizer.keep_function if keep_function else quantizer.begin
             begin(layer_kinds.kernel_of(node.layer.layer), node.layer.kernel_variables)
     return built
-
-
-def _warn_of_borders(network: Network, ranges: Mapping[str, InputRange]) -> None:
-    for border in borders(network, ranges):
-        if not border.is_small:
-            warn(
-                f"model {network.name!r}: {border.input}, with input_range={border.range}: "
-                f"{border}, before anything is rounded; train the quantized model, which learns "
-                f"that border, or {border.fix}.",
-                AnotherBorderWarning,
-            )
 
 
 def is_quantized(network: Network) -> bool:

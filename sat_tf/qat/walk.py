@@ -89,7 +89,10 @@ def walk(network: Network, images: Batch, call: Call, *, whole: Collection[str] 
             if node.name in tensors:
                 continue
             inputs = [tensors[name] for name in node.inputs]
-            can_be_cut = not has_masks and node.name not in whole and _is_by_image(node)
+            # It computes each image by itself, as files do; of unknown layers nobody knows.
+            is_by_image = layer_kinds.role_of(inner_layer(node.layer)) is not Role.OPAQUE
+            is_by_image &= not node.arguments.get("training")
+            can_be_cut = is_by_image and not has_masks and node.name not in whole
             at_once = _images_at_once(node, inputs, count) if can_be_cut else None
             if at_once is not None and isinstance(node.layer, QuantizedLayer):
                 kernels.enter_context(node.layer.one_kernel())
@@ -109,12 +112,6 @@ def walk(network: Network, images: Batch, call: Call, *, whole: Collection[str] 
                 rows = sum(map(_rows_of, parts))
             tensors[node.name] = _Tensor(parts, shape, rows, layers)
             del parts, made
-
-
-def _is_by_image(node: Node) -> bool:
-    """Whether a node computes each image by itself, as files do; of unknown layers nobody knows."""
-    is_known = layer_kinds.role_of(inner_layer(node.layer)) is not Role.OPAQUE
-    return is_known and not node.arguments.get("training")
 
 
 def _images_at_once(node: Node, inputs: list[_Tensor], count: int) -> int | None:
