@@ -56,7 +56,7 @@ from rows import as_table, read_csv, with_spread, write_csv
 import sat_tf
 from sat_tf.atomic_file import written_whole
 from sat_tf.presentation import palette
-from sat_tf.qat.finetune import soft_divergence
+from sat_tf.qat.reconstruction.fit import soft_divergence
 
 _BATCH_SIZE = 32
 _TEMPERATURE = 4.0  # of the teacher, as configurations have it

@@ -119,13 +119,14 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     quiet_tensorflow()
     advice = "expected a float model that Keras has saved; save it with model.save('model.keras')."
     model = read_keras_model(path, advice, trust=arguments.trust_model)
-    from sat_tf.qat.finetune import refusal
+    from sat_tf.qat.finetune import refusal, row_of
     from sat_tf.report.report import headline_of
 
     epochs = arguments.epochs or 0
     with value_errors_as_run_errors(path):
         expect_float(path, model)
-        why_not = refusal(model)
+        row = row_of(model)
+        why_not = refusal(model, row)
         if epochs and why_not:
             raise RunError(
                 f"{path}: received {why_not}, expected one to train: of one output, a row of the "
@@ -146,6 +147,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         plan = Plan(
             steps=_steps(arguments),
             epochs=epochs,
+            row=row,
             learning_rate=arguments.learning_rate,
             seed=arguments.seed,
             output_type=arguments.output_type,

@@ -6,12 +6,7 @@ from typing import Any
 from sat_tf.core import grid as grids
 from sat_tf.core.gradients import STRAIGHT_THROUGH, find_clipping_gradient, passed_back, strength_of
 from sat_tf.core.pact import round_to_narrow
-from sat_tf.core.ranges import (
-    SMALLEST_RANGE,
-    ends_of_skew,
-    scale_and_zero,
-    scale_and_zero_point,
-)
+from sat_tf.core.ranges import SMALLEST_RANGE, ends_of_skew, scale_and_zero, scale_and_zero_point
 from sat_tf.core.tensors import Namespace, Tensor, computed_in_float32, in_float32, namespace
 
 
@@ -43,20 +38,8 @@ def quantize_offset(
     integer, so that zero, padding and integer kernels stay exact, and carries no gradient.
 
     Computed in float32, returned in the type of `x`. NaN stays NaN in its own element, and adds
-    nothing to either gradient.
-
-    Args:
-        x: any shape; float32, float16 or bfloat16.
-        clipping_level: α > 0, a scalar tensor or variable.
-        num_bits: bits b of the codes n = -z..a - z; 1 to 8; see `grid.Bits`.
-        gradient: a row of `gradients.CLIPPING_GRADIENTS`.
-        lowest: the smallest value of a function that has one; at most 0.
-        share: by which share of α the range goes lower than that; at least 0.
-        surrogate: as in `pact.quantize_activation`.
-        strength: see there.
-
-    Raises:
-        ValueError: bits out of range, or an unknown gradient or surrogate.
+    nothing to either gradient. The clipping level is a scalar above 0, and other arguments are
+    those of `pact.quantize_activation`.
 
     >>> quantize_offset([-9.0, -0.4, 0.6, 9.0], 6.0, 3, lowest=-1.0).numpy().tolist()
     [-1.0, 0.0, 1.0, 6.0]
@@ -154,19 +137,8 @@ def quantize_skewed(
                range that is symmetric stays so.
 
     z is an integer, so that padding and integer kernels stay exact. Types, infinities and NaN: as
-    in `pact.quantize_activation`.
-
-    Args:
-        x: any shape; float32, float16 or bfloat16.
-        clipping_level: α > 0, a scalar tensor or variable.
-        skew: κ, likewise; below -1 it counts as -1, and above 1 as 1.
-        num_bits: bits b of the codes; 2 to 8; see `grid.Bits`.
-        gradient: a row of `gradients.CLIPPING_GRADIENTS`.
-        surrogate: as in `pact.quantize_activation`.
-        strength: see there.
-
-    Raises:
-        ValueError: bits out of range, or an unknown gradient or surrogate.
+    in `pact.quantize_activation`. A skew below -1 counts as -1, and above 1 as 1; there are 2 bits
+    or more.
 
     >>> quantize_skewed([-9.0, -0.6, 0.4, 9.0], 6.0, 5 / 6, 3).numpy().tolist()
     [-1.0, -1.0, 0.0, 6.0]
@@ -251,12 +223,8 @@ def quantize_observed(x: Tensor, lowest: Tensor, highest: Tensor) -> Tensor:
     Backward:  dq/dx = 1 where x is in the range, else 0.
 
     Computed in float32, but for the scale, which is rounded to it from float64; returned in the
-    type of `x`. NaN stays NaN.
-
-    Args:
-        x: any shape; float32, float16 or bfloat16.
-        lowest: smallest value of the range, float32 scalar; above 0 it counts as 0.
-        highest: largest value, likewise below 0.
+    type of `x`. NaN stays NaN. A lowest value above 0 counts as 0, and so does a highest one below
+    0.
 
     >>> quantize_observed([-9.0, 0.4, 0.5, 1.5, 300.0], -1.0, 254.0).numpy().tolist()
     [-1.0, 0.0, 0.0, 2.0, 254.0]

@@ -31,9 +31,6 @@ def clamp_weights(
         range_axes: axes that keep a maximum of their own; () is one maximum for the whole layer
             (the paper), the output-channel axes give one per channel.
 
-    Returns:
-        Clamped weights in [-1, 1], shaped and typed like `kernel`.
-
     >>> print(clamp_weights([0.0, 0.5, -1.0]).numpy())
     [ 0.         0.6067761 -1.       ]
     """
@@ -60,23 +57,7 @@ def quantize_weights(
 
     Computed in float32, returned in the type of `kernel`. Zero, infinite and NaN weights: as in
     `clamp_weights`; an all-zero kernel lands on zero, or next above it on the DoReFa grid, which
-    has no zero.
-
-    Args:
-        kernel: latent weights, any shape; float32, float16 or bfloat16.
-        num_bits: 1 to 8; see `grid.Bits`.
-        grid: a name of `grid.GRIDS` or of `AUTOMATIC`.
-        detach_max: see `clamp_weights`.
-        range_axes: see `clamp_weights`.
-        surrogate: a row of `gradients.SURROGATES`.
-        strength: see there.
-
-    Returns:
-        Quantized weights in [-1, 1], shaped and typed like `kernel`.
-
-    Raises:
-        ValueError: bits out of range, unknown grid or surrogate, or a grid without a step at these
-            bits.
+    has no zero. The surrogate is a row of `gradients.SURROGATES`, with a strength of its own.
 
     >>> print(quantize_weights([-2.0, -0.1, 0.1, 2.0], 2).numpy())
     [-1.         -0.33333334  0.33333334  1.        ]
@@ -97,30 +78,14 @@ def quantize_weights(
 
 
 def weight_codes(
-    kernel: Tensor,
-    num_bits: int,
-    grid: str = "auto",
-    *,
-    range_axes: tuple[int, ...] = (),
+    kernel: Tensor, num_bits: int, grid: str = "auto", *, range_axes: tuple[int, ...] = ()
 ) -> Tensor:
     """Integer codes of the quantized weights: Q = code * scale.
 
     Codes are 2n - a (odd numbers) on the DoReFa grid, n - a/2 on the narrow one; the scale is
     `grid.GRIDS[name].scale(num_bits)`.
 
-    Args:
-        kernel: latent weights, any shape.
-        num_bits: 1 to 8.
-        grid: a name of `grid.GRIDS` or of `AUTOMATIC`.
-        range_axes: see `clamp_weights`.
-
-    Returns:
-        int32 codes, shaped like `kernel`.
-
-    Raises:
-        ValueError: as in `quantize_weights`.
-        tf.errors.InvalidArgumentError: a weight is NaN, for which there is no code; ValueError on
-            JAX and PyTorch.
+    A NaN weight, for which there is no code, is an error.
 
     >>> weight_codes([-2.0, -0.1, 0.1, 2.0], 2).numpy().tolist()
     [-3, -1, 1, 3]
@@ -134,25 +99,11 @@ def weight_codes(
 
 
 def weight_units(
-    kernel: Tensor,
-    num_bits: int,
-    grid: str = "auto",
-    *,
-    range_axes: tuple[int, ...] = (),
+    kernel: Tensor, num_bits: int, grid: str = "auto", *, range_axes: tuple[int, ...] = ()
 ) -> Tensor:
     """The integers n = 0..top of the quantized weights: Q = 2 n / d - 1.
 
-    Args:
-        kernel: latent weights, any shape.
-        num_bits: 1 to 8.
-        grid: a name of `grid.GRIDS` or of `AUTOMATIC`.
-        range_axes: see `clamp_weights`.
-
-    Returns:
-        float32, shaped like `kernel`; NaN where a weight is.
-
-    Raises:
-        ValueError: as in `quantize_weights`.
+    They are float32, and NaN where a weight is.
 
     >>> weight_units([-2.0, -0.1, 0.1, 2.0], 2).numpy().tolist()
     [0.0, 1.0, 2.0, 3.0]
@@ -179,17 +130,6 @@ def held_weights(
     so it is quantized to n, far from any tie. The other weights stay what they are.
 
     Where a range has no weight above zero that is not held, its held weights stay as they are too.
-
-    Args:
-        kernel: latent weights, float32, any shape.
-        units: n = 0..top for each of them, any number type; see `weight_units`.
-        held: which of them to hold, boolean.
-        num_bits: 1 to 8.
-        grid: a name of `grid.GRIDS` or of `AUTOMATIC`.
-        range_axes: see `clamp_weights`.
-
-    Returns:
-        Latent weights, shaped like `kernel`.
 
     >>> import numpy as np
     >>> kernel, is_held = np.float32([1.0, 0.1, -0.5]), np.array([False, True, False])

@@ -45,9 +45,6 @@ CLIPPING_GRADIENTS: dict[str, Callable[[Any, Any], Any]] = {
 def find_clipping_gradient(name: str) -> Callable[[Any, Any], Any]:
     """Returns the row of a name.
 
-    Raises:
-        ValueError: no row has that name.
-
     >>> find_clipping_gradient("calibrated")(0.4, 0.5)
     0.4
     """
@@ -90,10 +87,7 @@ SURROGATES: dict[str, Surrogate] = {
 
 
 def strength_of(surrogate: str, strength: float | None = None) -> float | None:
-    """The strength of a surrogate: the given one, or its usual one.
-
-    Raises:
-        ValueError: no surrogate has that name, or it cannot have that strength.
+    """The strength of a surrogate: the given one, or its usual one; an error if it cannot have it.
 
     >>> strength_of("ewgs"), strength_of("dsq", 0.1), strength_of("ste")
     (0.001, 0.1, None)
@@ -165,7 +159,12 @@ def straight_through(value: Tensor, surrogate: Tensor) -> Tensor:
     infinite.
     """
     n = namespace(surrogate)
-    return n.with_gradient(_given, _passed_on, [n.tensor(surrogate)], value=n.tensor(value))
+    return n.with_gradient(
+        lambda n, surrogate, value: (value, ()),
+        _passed_on,
+        [n.tensor(surrogate)],
+        value=n.tensor(value),
+    )
 
 
 def scaled_gradient(variable: Any, factor: Any) -> Tensor:
@@ -173,10 +172,6 @@ def scaled_gradient(variable: Any, factor: Any) -> Tensor:
 
     A clipping level gets gradient from every element of its tensor, many more than a weight does;
     at the learning rate of the weights it jumps about.
-
-    Args:
-        variable: float32, any shape.
-        factor: a number, or a float32 tensor that broadcasts; it has no gradient.
 
     >>> import tensorflow as tf
     >>> level = tf.Variable(3.0)
@@ -186,19 +181,12 @@ def scaled_gradient(variable: Any, factor: Any) -> Tensor:
     (6.0, 0.5)
     """
     n = namespace(variable)
-    return n.with_gradient(_itself, _scaled, [in_float32(n, variable)], factor=factor)
-
-
-def _given(n: Namespace, surrogate: Tensor, *, value: Tensor) -> tuple[Tensor, tuple[()]]:
-    return value, ()
+    given = [in_float32(n, variable)]
+    return n.with_gradient(lambda n, itself, factor: (itself, ()), _scaled, given, factor=factor)
 
 
 def _passed_on(n: Namespace, upstream: Tensor, *tensors: Tensor, value: Tensor) -> tuple[Tensor]:
     return (upstream,)
-
-
-def _itself(n: Namespace, variable: Tensor, *, factor: Any) -> tuple[Tensor, tuple[()]]:
-    return variable, ()
 
 
 def _scaled(n: Namespace, upstream: Tensor, *tensors: Tensor, factor: Any) -> tuple[Tensor]:

@@ -154,9 +154,6 @@ def find_grid(grid: str, num_bits: int) -> Grid:
     ['dorefa', 'dorefa', 'narrow']
     >>> [find_grid("packed", bits).name for bits in (3, 4, 8)]
     ['dorefa', 'narrow', 'narrow']
-
-    Raises:
-        ValueError: the grid is unknown, or has no interval at `num_bits`.
     """
     check_bits(num_bits)
     name = AUTOMATIC[grid](num_bits) if grid in AUTOMATIC else grid
@@ -172,24 +169,9 @@ def find_grid(grid: str, num_bits: int) -> Grid:
     return row
 
 
-def numbers_by_bits(grid: str, number: Callable[[Grid, int], float]) -> list[float]:
-    """A number of a grid at 0, 1, ... 8 bits; at too few bits it is that of the fewest.
-
-    Args:
-        grid: as in `find_grid`.
-        number: from the row of the grid at a number of bits, and these bits.
-
-    >>> numbers_by_bits("narrow", lambda row, bits: row.top(bits))
-    [2.0, 2.0, 2.0, 6.0, 14.0, 30.0, 62.0, 126.0, 254.0]
-    """
-    fewest = 1 if grid in AUTOMATIC else find_grid(grid, 8).fewest_bits
-    table = [max(bits, fewest) for bits in range(9)]
-    return [float(number(find_grid(grid, bits), bits)) for bits in table]
-
-
-def is_bits(value: Any, fewest: int = 1) -> TypeGuard[int]:
-    """Whether a value is an integer from 1, or another number, to 8."""
-    return isinstance(value, int) and not isinstance(value, bool) and fewest <= value <= 8
+def is_bits(value: Any) -> TypeGuard[int]:
+    """Whether a value is an integer from 1 to 8."""
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 8
 
 
 def check_bits(num_bits: int) -> None:
@@ -214,12 +196,6 @@ def round_half_up(x: Tensor) -> Tensor:
     tie is what is one after that rounding. Half a step of a scale of 0.1 need not be one, and
     0.49999997, the largest float32 below a half, is taken for it.
 
-    Args:
-        x: a floating tensor of any shape.
-
-    Returns:
-        A tensor like `x` that holds integers.
-
     >>> import numpy as np
     >>> round_half_up(np.float32([-1.5, -0.5, 0.49999997, 0.5, 1.5])).numpy().tolist()
     [-1.0, 0.0, 1.0, 1.0, 2.0]
@@ -232,11 +208,7 @@ def int8_codes(x: Tensor) -> tuple[Tensor, Tensor]:
 
         s = max|x| / 127,  code = round(x / s)
 
-    Args:
-        x: a floating tensor of any shape; where all of it is about 0, the scale is 1.
-
-    Returns:
-        Codes -127..127 like `x`, and the scale, a scalar; both float32, without gradients.
+    Both are float32 without gradients. Where all of it is about 0, the scale is 1.
 
     >>> codes, scale = int8_codes([0.5, -0.25, 0.001])
     >>> codes.numpy().tolist(), round(float(scale), 6)
@@ -251,14 +223,7 @@ def int8_codes(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def on_int8_codes(x: Tensor) -> Tensor:
-    """A tensor rounded to its `int8_codes`, with the gradient of the tensor itself.
-
-    Args:
-        x: a floating tensor of any shape.
-
-    Returns:
-        float32, shaped like `x`.
-    """
+    """A tensor rounded to its `int8_codes`, float32, with the gradient of the tensor itself."""
     codes, scale = int8_codes(x)
     return straight_through(codes * scale, in_float32(namespace(x), x))
 
@@ -269,13 +234,6 @@ def levels(num_bits: Bits, grid: str = "dorefa") -> Any:
     Args:
         num_bits: bits b, 1 to 8; see `Bits`.
         grid: a name of `GRIDS` or of `AUTOMATIC`.
-
-    Returns:
-        The number of intervals between the lowest and the highest value of the grid: an integer,
-        or a float32 tensor where the bits are one.
-
-    Raises:
-        ValueError: bits out of range, unknown grid, or a grid with a single value at these bits.
 
     >>> levels(4), levels(4, "narrow"), levels(8, "auto")
     (15, 14, 254)
@@ -322,19 +280,20 @@ def rounding(num_bits: Bits, grid: str = "dorefa") -> Callable[[Tensor], Tensor]
 def _look_up(num_bits: Bits, grid: str, number: Callable[[Grid, int], float]) -> Any:
     if not is_tensor(num_bits):
         return number(find_grid(grid, num_bits), num_bits)
-    # A table holds them, because powers of tensors are not exact everywhere.
     n = namespace(num_bits)
-    return n.take(n.constant(numbers_by_bits(grid, number), "float32"), num_bits, axis=0)
+    # A table holds them at 0 to 8 bits, because powers of tensors are not exact everywhere. At too
+    # few bits it has that of the fewest.
+    fewest = 1 if grid in AUTOMATIC else find_grid(grid, 8).fewest_bits
+    possible = [max(bits, fewest) for bits in range(9)]
+    table = [float(number(find_grid(grid, bits), bits)) for bits in possible]
+    return n.take(n.constant(table, "float32"), num_bits, axis=0)
 
 
 def grid_units(values: Tensor, maximum: Tensor, num_bits: Bits, grid: str) -> Tensor:
     """Integers n = 0..top of a grid on [-maximum, maximum], as float32; NaN stays NaN.
 
-    Args:
-        values: any shape, float32; those beyond the maximum are clipped.
-        maximum: positive, float32; of a shape that broadcasts to that of the values.
-        num_bits: see `levels`.
-        grid: see there.
+    Values are float32, and beyond the maximum they are clipped. The maximum is positive, and
+    broadcasts to the values.
     """
     n = namespace(values)
     half, top = divisor(num_bits, grid) / 2.0, levels(num_bits, grid)
@@ -354,12 +313,7 @@ def round_to_largest(x: Tensor, num_bits: Bits, *, range_axes: tuple[int, ...] =
     """Rounds to the narrow grid that ends at the largest magnitude, straight-through.
 
     Forward: q = M · round_half_up(a x / (2 M)) · 2 / a, with a = 2^b - 2 and M the largest |x| that
-    is finite. Backward: dq/dx = 1.
-
-    Args:
-        x: float32. NaN stays NaN, infinite values become M or -M.
-        num_bits: 2 to 8; see `Bits`.
-        range_axes: axes that keep an M of their own; () is one for all.
+    is finite. Backward: dq/dx = 1. NaN stays NaN, and infinite values become M or -M.
 
     >>> import numpy as np
     >>> round_to_largest(np.float32([-3.0, -0.4, 1.6]), 3).numpy().tolist()
@@ -384,12 +338,6 @@ def quantize_unit(x: Tensor, levels: int) -> Tensor:
     Args:
         x: values in [0, 1], any shape; float32, float16 or bfloat16.
         levels: the number of intervals a, at least 1 (see `levels`).
-
-    Returns:
-        A tensor like `x` on the grid 0, 1/a, ..., 1.
-
-    Raises:
-        ValueError: fewer than one interval.
 
     >>> quantize_unit([0.0, 0.4, 0.5, 1.0], 2).numpy().tolist()
     [0.0, 0.5, 0.5, 1.0]

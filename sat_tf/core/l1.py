@@ -21,13 +21,7 @@ def weight_size(
     which makes the quantized weights those of XNOR-Net (Rastegari et al. 2016). A range of zeros
     has the size of its layer, and where all are zeros 1. NaN and infinite weights are left out.
 
-    Args:
-        kernel: latent weights, float32.
-        num_bits: 1 to 8; see `grid.Bits`.
-        range_axes: axes that keep a size of their own; () is one for the layer.
-
-    Returns:
-        float32, of the kernel's rank with length 1 along the other axes.
+    What is returned is float32, of the rank of the kernel with length 1 along the other axes.
 
     >>> import numpy as np
     >>> weight_size(np.float32([[0.5, -2.0], [1.5, 0.0]]), 2, range_axes=(1,)).numpy()
@@ -60,20 +54,8 @@ def quantize_weights(
     Backward:  dq/dw = 1 / c, also where it is clipped, as the authors' code has it: the gradient is
                that of w / c; or 1 without `over_size`.
 
-    Computed in float32, returned in the type of `kernel`. A NaN weight stays NaN.
-
-    Args:
-        kernel: latent weights w; float32, float16 or bfloat16.
-        num_bits: 1 to 8; see `grid.Bits`.
-        grid: a name of `grid.GRIDS` or of `AUTOMATIC`.
-        range_axes: see `weight_size`.
-        over_size: divide the gradient by c.
-        surrogate: a row of `gradients.SURROGATES`.
-        strength: see there.
-
-    Raises:
-        ValueError: bits out of range, unknown grid or surrogate, or a grid without a step at these
-            bits.
+    Computed in float32, returned in the type of `kernel`. A NaN weight stays NaN. With another
+    surrogate its factor comes on top.
 
     >>> quantize_weights([[-3.0, -0.5, 0.5, 0.0]], 2).numpy().tolist()
     [[-1.5, -0.5, 0.5, 0.5]]
@@ -98,10 +80,7 @@ def weight_codes(
 ) -> tuple[Tensor, Tensor]:
     """The codes of `quantize_weights`, int32, and the float64 scales of the ranges.
 
-    Raises:
-        ValueError: as there.
-        tf.errors.InvalidArgumentError: a weight is NaN, for which there is no code; ValueError on
-            JAX and PyTorch.
+    A NaN weight, for which there is no code, is an error.
     """
     n = namespace(kernel)
     latent = in_float32(n, kernel)

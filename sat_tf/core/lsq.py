@@ -38,9 +38,6 @@ def lsq_code_ends(num_bits: int) -> tuple[int, int]:
 
     At 8 bits without -128, whose negative int8 does not hold.
 
-    Raises:
-        ValueError: bits out of range; at 1 bit the highest code is 0.
-
     >>> lsq_code_ends(2), lsq_code_ends(4), lsq_code_ends(8)
     ((-2, 1), (-8, 7), (-127, 127))
     """
@@ -61,12 +58,8 @@ def lsq_code_ends(num_bits: int) -> tuple[int, int]:
 def weight_magnitude(kernel: Tensor, *, range_axes: tuple[int, ...] = ()) -> Tensor:
     """The first magnitude, 2 mean|v|: the scale is the paper's 2 mean|v| / sqrt(highest).
 
-    Args:
-        kernel: latent weights, float32.
-        range_axes: axes that keep a magnitude of their own; () is one for the layer.
-
-    Returns:
-        float32; of the kernel's rank with length 1 along the other axes, or a scalar.
+    What is returned is float32, of the rank of the kernel with length 1 along the other axes, or a
+    scalar.
 
     >>> import numpy as np
     >>> weight_magnitude(np.float32([[1.0, -2.0], [3.0, 0.0]]), range_axes=(1,)).numpy()
@@ -80,10 +73,7 @@ def weight_magnitude(kernel: Tensor, *, range_axes: tuple[int, ...] = ()) -> Ten
 def best_magnitude(kernel: Tensor, num_bits: int, *, range_axes: tuple[int, ...] = ()) -> Tensor:
     """The magnitude with the smallest mean square error, of 100 up to what clips no weight.
 
-    Args:
-        kernel: latent weights, float32.
-        num_bits: 2 to 8.
-        range_axes: as in `weight_magnitude`; the shape of what is returned is the same.
+    Its shape is that of `weight_magnitude`.
 
     >>> import numpy as np
     >>> kernel = np.float32([3.0, 1.0, -2.0, 0.0])
@@ -129,17 +119,8 @@ def quantize_weights(
 
     With another surrogate dq/dv is its factor, times v/s in dq/ds. Computed in float32, returned in
     the type of `kernel`. A NaN weight stays NaN and adds nothing to dm; infinite ones are clipped.
-
-    Args:
-        kernel: latent weights v; float32, float16 or bfloat16.
-        magnitude: m > 0: a scalar, or of the kernel's rank with length 1 along the axes that share
-            a scale; N is how many weights do.
-        num_bits: 2 to 8; see `grid.Bits`.
-        surrogate: a row of `gradients.SURROGATES`.
-        strength: see there.
-
-    Raises:
-        ValueError: bits out of range, or an unknown surrogate.
+    The magnitude m > 0 is a scalar, or of the rank of the kernel with length 1 along the axes that
+    share a scale; N is how many weights do.
 
     >>> quantize_weights([-9.0, -0.4, 0.6, 9.0], 1.0, 2).numpy().tolist()
     [-2.0, 0.0, 1.0, 1.0]
@@ -160,10 +141,7 @@ def quantize_weights(
 def weight_codes(kernel: Tensor, magnitude: Tensor, num_bits: int) -> Tensor:
     """The codes of `quantize_weights`, int32.
 
-    Raises:
-        ValueError: bits out of range.
-        tf.errors.InvalidArgumentError: a weight is NaN, for which there is no code; ValueError on
-            JAX and PyTorch.
+    A NaN weight, for which there is no code, is an error.
     """
     n = namespace(kernel)
     units = in_float32(n, kernel) / weight_scale(magnitude, num_bits)
@@ -248,11 +226,6 @@ def level_factor(x: Tensor, highest: Any, *, counts_batch: bool = False) -> Tens
     N in g is the number of features of one sample. With `counts_batch` it is that of the batch of
     all replicas, as in many implementations, whose rate then depends on the batch size.
 
-    Args:
-        x: the tensor that is quantized, (n, ...).
-        highest: its highest code, a number or a float32 scalar.
-        counts_batch: count all samples.
-
     >>> import numpy as np
     >>> round(float(level_factor(np.zeros([9, 2, 2]), 1.0)), 3)
     0.5
@@ -292,18 +265,8 @@ def quantize_with_offset(
 
     The paper's offset is any number. That it is one of the grid's here makes 0 one of the values,
     so that padding has a code and integer kernels are exact; its gradient is straight-through.
-    Types and NaN as in `quantize_weights`; the gradients are not scaled by g.
-
-    Args:
-        x: any shape; float32, float16 or bfloat16.
-        scale: s > 0, float32 scalar.
-        offset: β, the lower end of the range, float32 scalar; above 0 it counts as 0.
-        num_bits: bits b of the codes n = -z..a - z; 1 to 8; see `grid.Bits`.
-        surrogate: a row of `gradients.SURROGATES`.
-        strength: see there.
-
-    Raises:
-        ValueError: bits out of range, or an unknown surrogate.
+    Types and NaN as in `quantize_weights`; the gradients are not scaled by g. An offset above 0
+    counts as 0.
 
     >>> quantize_with_offset([-9.0, -0.4, 0.6, 9.0], 1.0, -1.2, 3).numpy().tolist()
     [-1.0, 0.0, 1.0, 6.0]

@@ -43,12 +43,6 @@ def _with_gradient(
     return ops.custom_gradient(run)(*inputs, *map(ops.stop_gradient, constants.values()))
 
 
-def _through_tanh(
-    forward: Callable[..., Any], backward: Callable[..., Any], x: Any, **settings: Any
-) -> Any:
-    return _with_gradient(forward, backward, [ops.tanh(x)], **settings)
-
-
 def _clip(x: Any, lowest: Any, highest: Any) -> Any:
     # `ops.clip` may move NaN to an end.
     return ops.maximum(ops.minimum(x, highest), lowest)
@@ -172,7 +166,9 @@ NAMESPACE = SimpleNamespace(
     solve=_solve,
     sums_by_id=_sums_by_id,
     tensor=ops.convert_to_tensor,
-    through_tanh=_through_tanh,
+    through_tanh=lambda forward, backward, x, **settings: _with_gradient(
+        forward, backward, [ops.tanh(x)], **settings
+    ),
     with_gradient=_with_gradient,
     without_nan=_without_nan,
 )

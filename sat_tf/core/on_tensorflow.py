@@ -196,11 +196,6 @@ def sums_by_id(values: tf.Tensor, ids: tf.Tensor, size: int) -> tf.Tensor:
 
     In float64 it makes no difference to float32 in which order they are added.
 
-    Args:
-        values: any shape.
-        ids: int32, of the same shape.
-        size: how many ids there are.
-
     >>> sums_by_id(tf.constant([1.0, 2.0, 4.0]), tf.constant([2, 0, 2]), 3).numpy().tolist()
     [2.0, 0.0, 5.0]
     """
@@ -226,9 +221,7 @@ def clip(x: tf.Tensor, lowest: Any, highest: Any) -> tf.Tensor:
 def largest_magnitude(values: tf.Tensor, axes: Sequence[int] | None) -> tuple[tf.Tensor, tf.Tensor]:
     """Max |values|, of which NaN is left out, and whether there may be a NaN.
 
-    Args:
-        values: float32, any shape.
-        axes: those along which it is taken, which stay with length 1; None gives one scalar.
+    Axes along which it is taken stay with length 1; None gives one scalar.
     """
 
     def largest_of(values: tf.Tensor) -> tf.Tensor:
@@ -284,15 +277,9 @@ def range_gradients(
     With r = y, as the original PACT has it, nothing is left between the ends, whatever f is. y and
     r may both be in units of s; then the sum is that of ds. A NaN adds nothing to it.
 
-    Here it is one sum of the slopes, element by element.
-
-    Args:
-        upstream: g.
-        passed: g f, what rounding passes back; `upstream` itself where it is straight-through.
-        value: y.
-        reference: r, which may be anything at and beyond the ends.
-        inside: where x is between the ends, boolean.
-        add_up: the sum over what shares an s.
+    Here it is one sum of the slopes, element by element. With `passed` g f, `upstream` itself where
+    rounding is straight-through, r may be anything at and beyond the ends. `add_up` is the sum over
+    what shares an s.
     """
     slopes = tf.where(inside, value - reference, value)
     slopes = upstream * tf.where(tf.math.is_nan(value), 0.0, slopes)
@@ -316,14 +303,8 @@ def clipped_gradients(
     are taken from gradients of parameters where the graph has them. dx is the same bit for bit, and
     the sum has its terms in another order.
 
-    Args:
-        upstream: see `range_gradients`; float32.
-        passed: see there.
-        x: what was clipped.
-        value: what was made of it.
-        lowest: the lower end: the number 0, or a float32 scalar that is at most 0.
-        highest: the upper end, a float32 scalar that is at least 0, and above `lowest`.
-        reference: r, from x and y.
+    The lower end is the number 0, or a float32 scalar that is at most 0; the upper one is at least
+    0, and above the lower. `reference` makes r of x and y.
     """
     if passed is not upstream:
         within = (x > lowest) & (x < highest)
@@ -343,7 +324,9 @@ def clipped_gradients(
     else:
         by_readers = sum_by_readers(value, upstream)
         by_normalization = sum_by_normalization(x, inside) if r is values else None
-        if by_readers is not None and by_normalization is not None and of_batch_statistics(x):
+        norm = normalization_of(x)
+        of_batch = norm is not None and norm.get_attr("is_training")
+        if by_readers is not None and by_normalization is not None and of_batch:
             # One number that is not finite, and the statistics of the batch are not, nor anything
             # that is computed from them: there is nothing to leave out.
             return inside, by_readers - by_normalization
@@ -366,12 +349,6 @@ def keep_inside(
 ) -> tf.Tensor:
     """`values` where lowest <= x <= highest, else 0; also where x is NaN.
 
-    Args:
-        values: float32, any shape.
-        x: float32, of the same shape.
-        lowest: float32 scalar.
-        highest: float32 scalar.
-
     >>> keep_inside(tf.constant([1.0, 2.0]), tf.constant([0.5, 7.0]), 0.0, 1.0).numpy().tolist()
     [1.0, 0.0]
     """
@@ -386,10 +363,6 @@ def keep_inside(
 
 def dot(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     """Σ a b over all elements.
-
-    Args:
-        a: float32, any shape.
-        b: float32, of the same shape.
 
     >>> float(dot(tf.constant([1.0, 2.0]), tf.constant([3.0, 4.0])))
     11.0
@@ -411,15 +384,8 @@ def computed_again(x: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
     to compute again from what it reads, which its own gradient keeps anyway, and its statistics: in
     one pass over memory, and bit for bit the same. Then only the quantized tensor stays, as in a
     float network only the rectified one does. Any other tensor is kept; so are all where XLA or an
-    accelerator runs the graph, whose kernels round in their own way.
-
-    Args:
-        x: a tensor of the forward pass.
-        upstream: the gradient that arrives at what is made of it; nothing is computed before it is
-            there.
-
-    Returns:
-        A tensor with the values of `x`, or `x` itself.
+    accelerator runs the graph, whose kernels round in their own way. Nothing is computed before the
+    upstream gradient is there.
     """
     norm = normalization_of(x)
     if norm is None:
@@ -456,12 +422,6 @@ def statistics_of(norm: tf.Operation) -> list[tf.Tensor]:
     return list(norm.outputs if norm.get_attr("is_training") else norm.inputs)[3:5]
 
 
-def of_batch_statistics(x: tf.Tensor) -> bool:
-    """Whether a tensor is the output of BatchNormalization by the statistics of its batch."""
-    norm = normalization_of(x)
-    return norm is not None and norm.get_attr("is_training")
-
-
 # These operations keep the sum. Beside each stands the operation that its gradient is made of, and
 # which of that one's inputs is the gradient that it takes.
 _KEEPS_THE_SUM = {
@@ -485,12 +445,8 @@ _CONVOLUTIONS = {
 def sum_by_readers(y: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor | None:
     """Σ g y as Σ_k ⟨Ξ_k, ∂L/∂Ξ_k⟩ over the linear layers that read y.
 
-    Args:
-        y: a tensor of the forward pass.
-        upstream: g, the gradient of the loss with respect to it, shaped like `y`.
-
-    Returns:
-        A float32 scalar; None where not all of g is the gradient of such layers in this graph.
+    None where not all of g, the gradient of the loss with respect to y, is the gradient of such
+    layers in this graph.
     """
     if not (tf.is_symbolic_tensor(y) and tf.is_symbolic_tensor(upstream)):
         return None
@@ -518,13 +474,8 @@ def sum_by_readers(y: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor | None:
 def sum_by_normalization(y: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor | None:
     """Σ g y as ⟨γ, ∂L/∂γ⟩ + ⟨β, ∂L/∂β⟩ of the BatchNormalization that y comes out of.
 
-    Args:
-        y: a tensor of the forward pass.
-        upstream: g, all of the gradient of the loss with respect to it.
-
-    Returns:
-        A float32 scalar; None where y is not the output of BatchNormalization in this graph, read
-        by nothing else.
+    None where y is not the output of BatchNormalization in this graph, read by nothing else; g is
+    all of its gradient.
     """
     norm = normalization_of(y)
     if norm is None or not tf.is_symbolic_tensor(upstream) or upstream.graph is not norm.graph:
@@ -554,10 +505,8 @@ def _weights_by_their_gradient(
 ) -> tf.Tensor | None:
     """⟨Ξ, ∂L/∂Ξ⟩ of a layer that reads y, or what `steps` lead back to from there.
 
-    Args:
-        op: what the gradient of the layer's input may be computed by.
-        y: the tensor.
-        steps: types of the operations between that gradient and the one of y.
+    `op` is what the gradient of the input of the layer may be computed by, and `steps` are the
+    types of the operations between that gradient and the one of y.
     """
     if op.type in _CONVOLUTIONS:
         _, weights, upstream = op.inputs
@@ -608,70 +557,47 @@ def _read_once(normalized: tf.Tensor, y: tf.Tensor) -> bool:
         (y,) = y.op.inputs
 
 
+# Functions that are those of TensorFlow by these names, by "reduce_" and these, and of tf.math.
+_SAME = """
+    abs argmax cast cond constant eye floor is_tensor matmul maximum minimum one_hot ones_like
+    reshape round searchsorted sign sqrt square stack stop_gradient tanh transpose where
+"""
+_REDUCTIONS = "all any max mean min sum"
+_OF_MATH = "ceil divide_no_nan log rsqrt"
+
 # Names are those of `keras.ops` where it has the function.
 NAMESPACE = SimpleNamespace(
-    abs=tf.abs,
-    all=tf.reduce_all,
-    any=tf.reduce_any,
+    **{name: getattr(tf, name) for name in _SAME.split()},
+    **{name: getattr(tf, f"reduce_{name}") for name in _REDUCTIONS.split()},
+    **{name: getattr(tf.math, name) for name in _OF_MATH.split()},
     arange=lambda stop, dtype="int32": tf.range(stop, dtype=dtype),
     arctanh=tf.atanh,
-    argmax=tf.argmax,
     argsort=lambda x, axis=-1: tf.argsort(x, axis=axis, stable=True),
-    cast=tf.cast,
-    ceil=tf.math.ceil,
     check_numerics=tf.debugging.check_numerics,
     clip=clip,
     clipped_gradients=clipped_gradients,
-    cond=tf.cond,
-    constant=tf.constant,
     count_samples_and_features=count_samples_and_features,
-    divide_no_nan=tf.math.divide_no_nan,
     # Its graphs divide by a constant as they always have, by a product with the reciprocal.
     exact_divisor=lambda number, like: number,
-    eye=tf.eye,
     fake_quant=fake_quant,
     flip=lambda x, axis: tf.reverse(x, [axis]),
-    floor=tf.floor,
     inner_product=inner_product,
     in_widest=lambda values: tf.cast(values, tf.float64),
     inverse_root=lambda number: tf.math.rsqrt(tf.constant(number, tf.float32)),
-    is_tensor=tf.is_tensor,
     isfinite=tf.math.is_finite,
     isnan=tf.math.is_nan,
     largest_alone=largest_alone,
     largest_magnitude=largest_magnitude,
-    log=tf.math.log,
-    matmul=tf.matmul,
-    max=tf.reduce_max,
-    maximum=tf.maximum,
-    mean=tf.reduce_mean,
-    min=tf.reduce_min,
-    minimum=tf.minimum,
     mod=tf.math.floormod,
-    one_hot=tf.one_hot,
-    ones_like=tf.ones_like,
     range_gradients=range_gradients,
     replicas=lambda: tf.distribute.get_strategy().num_replicas_in_sync,
-    reshape=tf.reshape,
-    round=tf.round,
-    rsqrt=tf.math.rsqrt,
     search_rows=tf.searchsorted,
-    searchsorted=tf.searchsorted,
-    sign=tf.sign,
     solve=solve,
-    sqrt=tf.sqrt,
-    square=tf.square,
-    stack=tf.stack,
-    stop_gradient=tf.stop_gradient,
-    sum=tf.reduce_sum,
     sums_by_id=sums_by_id,
     take=lambda x, indices, axis=0: tf.gather(x, indices, axis=axis),
     take_along_axis=lambda x, indices, axis=-1: tf.gather(x, indices, batch_dims=1),
-    tanh=tf.tanh,
     tensor=tf.convert_to_tensor,
     through_tanh=through_tanh,
-    transpose=tf.transpose,
-    where=tf.where,
     with_gradient=with_gradient,
     without_nan=without_nan,
 )

@@ -37,12 +37,6 @@ def quantize_activation(
             between the ends, times x/α in dq/dα there.
         strength: see there.
 
-    Returns:
-        A tensor like `x` with values n · α / a.
-
-    Raises:
-        ValueError: bits out of range, or an unknown gradient or surrogate.
-
     >>> quantize_activation([-1.0, 0.4, 0.6, 9.0], 3.0, 2).numpy().tolist()
     [0.0, 0.0, 1.0, 3.0]
     """
@@ -65,22 +59,8 @@ def quantize_stream(
                dq/dr = 1 where x >= r;  -1 where x <= -r;  between them q/r - x/r ("calibrated",
                the signed form of Eq. 13) or 0 ("pact").
 
-    Types, infinities and NaN: as in `quantize_activation`.
-
-    Args:
-        x: any shape; float32, float16 or bfloat16.
-        clipping_level: r > 0, a scalar tensor or variable; the range is [-r, r].
-        num_bits: bits b of the codes n = -(2^(b-1) - 1)..2^(b-1) - 1; 2 to 8; see
-            `grid.Bits`.
-        gradient: a row of `gradients.CLIPPING_GRADIENTS`.
-        surrogate: as in `quantize_activation`.
-        strength: see there.
-
-    Returns:
-        A tensor like `x` with values n · 2r / a.
-
-    Raises:
-        ValueError: bits out of range, or an unknown gradient or surrogate.
+    Types, infinities and NaN: as in `quantize_activation`. The codes are n = -(2^(b-1) -
+    1)..2^(b-1) - 1, of 2 bits or more.
 
     >>> quantize_stream([-9.0, -0.4, 0.6, 9.0], 3.0, 3).numpy().tolist()
     [-3.0, 0.0, 1.0, 3.0]
@@ -99,15 +79,6 @@ def round_on_range(
 
     Forward: s · round_half_up((clip(x) - low) / s - zero), with the scale s = range / intervals,
     zero = 0 (half of the intervals where `signed`) and low = -zero · s. It has no gradient.
-
-    Args:
-        x: float32, any shape.
-        clipping_level: upper end of the range, a float32 scalar.
-        intervals: of the range, a number or a float32 scalar; even where `signed`.
-        signed: the range is [-clipping_level, clipping_level] instead of [0, clipping_level].
-
-    Returns:
-        A tensor like `x`.
     """
     zero = intervals / 2 if signed else 0.0
     # XLA turns a division by a constant into a product with its reciprocal, which rounds twice.

@@ -36,20 +36,11 @@ def range_shape(shape: Sequence[int], range_axes: Iterable[int]) -> list[int]:
 
 
 def scale_and_zero(
-    clipping_level: Any,
-    levels: Any,
-    lowest: Any,
-    share: float,
-    floor: Callable[[Any], Any],
+    clipping_level: Any, levels: Any, lowest: Any, share: float, floor: Callable[[Any], Any]
 ) -> tuple[Any, Any]:
     """The scale s and the number z of codes below zero of `asymmetric.quantize_offset`.
 
-    Args:
-        clipping_level: α, a float32 scalar tensor or a number.
-        levels: a, the number of intervals.
-        lowest: see there; a number or a scalar tensor.
-        share: see there.
-        floor: of TensorFlow, Keras or NumPy, whichever the numbers are of.
+    `floor` is that of TensorFlow, Keras or NumPy, whichever the numbers are of.
 
     >>> scale_and_zero(6.0, 7, -1.0, 0.0, int)
     (1.0, 1)
@@ -63,10 +54,7 @@ def ends_of_skew(clipping_level: Any, skew: Any, where: Callable[..., Any]) -> t
 
         [-(1 - κ) α, α] where κ > 0,  [-α, (1 + κ) α] where κ < 0,  [-α, α] where κ = 0
 
-    Args:
-        clipping_level: α, a float32 scalar tensor or a number.
-        skew: κ, from -1 to 1, likewise.
-        where: the choice by a condition, of whichever the numbers are of.
+    `where` is the choice by a condition, of whichever the numbers are of.
 
     >>> [float(end) for end in ends_of_skew(4.0, 0.75, np.where)]
     [-1.0, 4.0]
@@ -81,10 +69,7 @@ def count_below_zero(reach: Any, scale: Any, floor: Callable[[Any], Any]) -> Any
 
         z = floor(reach / s + 1/2 + 2^-10)
 
-    Args:
-        reach: how far the range goes below zero, a float32 scalar tensor or a number.
-        scale: s, likewise.
-        floor: of TensorFlow, Keras or NumPy, whichever the numbers are of.
+    The reach is how far the range goes below zero.
 
     >>> count_below_zero(2.4, 1.0, int), count_below_zero(0.2 * 5.2, 1.2 * 5.2 / 15, int)
     (2, 3)
@@ -97,10 +82,7 @@ def scale_and_zero_point(lowest: Any, highest: Any, rint: Callable[[Any], Any]) 
 
         s = (highest - lowest) / 255,  z = clip(round(-128 - lowest / s), -128, 127)
 
-    Args:
-        lowest: at most 0, in float64.
-        highest: at least 0, in float64, and `SMALLEST_RANGE` above `lowest`.
-        rint: rounds to the nearest integer, ties to even; of whichever the numbers are of.
+    Both ends are float64, and `SMALLEST_RANGE` apart; `rint` rounds ties to even.
 
     >>> scale_and_zero_point(-1.0, 254.0, round)
     (1.0, -127)
@@ -113,12 +95,7 @@ def scale_and_zero_point(lowest: Any, highest: Any, rint: Callable[[Any], Any]) 
 def observed_ends(scale: Any, zero_point: int) -> tuple[np.float32, np.float32] | None:
     """The ends of an observed range for which `scale_and_zero_point` gives this grid, bit for bit.
 
-    Args:
-        scale: float32.
-        zero_point: the stored code of real 0.
-
-    Returns:
-        Float32 numbers; None where none near by give this scale, as happens where one of them is 0.
+    None where no float32 numbers near by give this scale, as happens where one of them is 0.
 
     >>> [float(end) for end in observed_ends(np.float32(0.5), -126) or ()]
     [-1.0, 126.5]

@@ -17,30 +17,30 @@ def rescale_factor(
     *,
     range_axes: tuple[int, ...] = (),
 ) -> Tensor:
-    """The constant c by which `rescale_weights` multiplies.
+    """SAT's constant c, which brings quantized weights back to a trainable size: Q* = c Q.
 
     c = 1 / sqrt(n̂ mean(Q²)) ("constant", Eq. 7 and 10), sqrt(mean(W²) / mean(Q²)) ("stddev",
-    Eq. S23) or 1 ("none"). It is positive and finite whatever the weights are: the means leave NaN
-    and infinite weights out, and where a mean is 0, c is 1.
+    Eq. S23) or 1 ("none"), with the n̂ outputs that one input reaches; means over the whole layer,
+    not centred. It is positive and finite whatever the weights are: the means leave NaN and
+    infinite weights out, and where a mean is 0, c is 1. It is float32, and carries no gradient.
 
-    Where channels have maxima of their own, "stddev" has means of their own as well: the clamp
-    takes the size of each channel away, and this is what gives it back.
+    Where channels have maxima of their own (see `dorefa.clamp_weights`), "stddev" has means of
+    their own as well: the clamp takes the size of each channel away, and this is what gives it
+    back. Then c keeps the axes, with length 1 along the others; else it is a scalar.
 
-    Args:
-        weights: quantized or clamped weights Q, any shape.
-        fan_out: the layer's n̂: how many outputs one input reaches.
-        method: "constant", "stddev" or "none".
-        latent: the latent weights W, for "stddev" only.
-        range_axes: the axes whose entries have a maximum of their own (see `dorefa.clamp_weights`).
-
-    Returns:
-        A float32 scalar that carries no gradient; of "stddev" with `range_axes` a tensor that keeps
-        these axes, with length 1 along the others.
-
-    Raises:
-        ValueError: as in `rescale_weights`.
+    >>> weights = [[-1.0, 1.0], [1.0, -1.0]]
+    >>> float(rescale_factor(weights, fan_out=4))
+    0.5
     """
-    check_rescale(method, fan_out, has_latent=latent is not None)
+    if method not in METHODS:
+        raise ValueError(f"method={method!r} is no rescaling. {did_you_mean(str(method), METHODS)}")
+    if method != "none" and fan_out < 1:
+        raise ValueError(f"fan_out={fan_out!r}: expected the layer's number of output neurons.")
+    if method == "stddev" and latent is None:
+        raise ValueError(
+            "method='stddev' compares with the latent weights: pass latent=..., "
+            "or use method='constant'."
+        )
     n = namespace(weights)
     if method == "none":
         return n.constant(1.0)
@@ -52,39 +52,6 @@ def rescale_factor(
         latent = _mean_square(n, n.stop_gradient(n.tensor(latent)), range_axes)
         factor = n.sqrt(latent / _mean_square(n, weights, range_axes))
     return n.where(n.isfinite(factor) & (factor > 0.0), factor, 1.0)
-
-
-def rescale_weights(
-    weights: Tensor, fan_out: int, method: str = "constant", latent: Tensor | None = None
-) -> Tensor:
-    """Brings quantized weights back to a trainable size: SAT's constant rescaling (Eq. 10).
-
-    Forward: Q* = c Q with c = 1 / sqrt(n̂ mean(Q²)) ("constant", Eq. 7 and 10),
-    c = sqrt(mean(W²) / mean(Q²)) ("stddev", Eq. S23), or c = 1 ("none"); means over the whole
-    layer, not centred. Backward: dQ = c dQ*; c carries no gradient.
-
-    Computed in float32, returned in the type of `weights`. All-zero weights keep c = 1. NaN and
-    infinite weights stay what they are, and c leaves them out.
-
-    Args:
-        weights: quantized or clamped weights Q, any shape; float32, float16 or bfloat16.
-        fan_out: the layer's n̂: how many outputs one input reaches.
-        method: "constant", "stddev" or "none".
-        latent: the latent weights W, for "stddev" only.
-
-    Returns:
-        Q*, shaped and typed like `weights`.
-
-    Raises:
-        ValueError: unknown method, "stddev" without latent weights, or a fan_out below 1.
-
-    >>> rescale_weights([[-1.0, 1.0], [1.0, -1.0]], fan_out=4).numpy().tolist()
-    [[-0.5, 0.5], [0.5, -0.5]]
-    """
-    n = namespace(weights)
-    weights = n.tensor(weights)
-    factor = rescale_factor(weights, fan_out, method, latent)
-    return n.cast(n.cast(weights, "float32") * factor, weights.dtype)
 
 
 def without_size(weights: Tensor) -> Tensor:
@@ -109,11 +76,7 @@ def without_size(weights: Tensor) -> Tensor:
     [ 0.64 -0.48]
     """
     n = namespace(weights)
-    return n.with_gradient(_itself, _across, [n.tensor(weights)])
-
-
-def _itself(n: Namespace, weights: Tensor) -> tuple[Tensor, tuple[()]]:
-    return weights, ()
+    return n.with_gradient(lambda n, weights: (weights, ()), _across, [n.tensor(weights)])
 
 
 def _across(n: Namespace, upstream: Tensor, value: Tensor, weights: Tensor) -> tuple[Tensor]:
@@ -131,24 +94,3 @@ def _mean_square(n: Namespace, values: Tensor, keep: tuple[int, ...] = ()) -> Te
         for terms in (n.cast(finite, "float32"), n.where(finite, squares, 0.0))
     )
     return total / n.maximum(count, 1.0)
-
-
-def check_rescale(method: str, fan_out: int, *, has_latent: bool) -> None:
-    """Raises ValueError unless there is such a rescaling, and what it needs is given.
-
-    Args:
-        method: a name of `METHODS`.
-        fan_out: the layer's n̂.
-        has_latent: whether the latent weights W are given.
-    """
-    if method not in METHODS:
-        raise ValueError(f"method={method!r} is no rescaling. {did_you_mean(str(method), METHODS)}")
-    if method == "none":
-        return
-    if fan_out < 1:
-        raise ValueError(f"fan_out={fan_out!r}: expected the layer's number of output neurons.")
-    if method == "stddev" and not has_latent:
-        raise ValueError(
-            "method='stddev' compares with the latent weights: pass latent=..., "
-            "or use method='constant'."
-        )

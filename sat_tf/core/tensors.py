@@ -76,13 +76,7 @@ def computed_in_float32(
 
 
 def sum_as(n: Namespace, values: Tensor, like: Tensor) -> Tensor:
-    """The sum of a tensor over the axes along which another one, that broadcasts to it, has one.
-
-    Args:
-        n: the namespace of the tensors.
-        values: of any shape.
-        like: of the same rank, or a scalar.
-    """
+    """Sums `values` over the axes where `like`, of the same rank or a scalar, has size 1."""
     if not len(like.shape):
         return n.sum(values)
     shared = tuple(axis for axis, size in enumerate(like.shape) if size == 1)

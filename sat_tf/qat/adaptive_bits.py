@@ -18,6 +18,9 @@ from sat_tf.qat.scheme import quantize_model
 from sat_tf.qat.wrapper import graphs_go_with
 
 _HIGHEST = 8
+# The fields of a policy that each width replaces.
+_BITS = ("weight_bits", "activation_bits")
+_STEPS = ("train_step", "test_step", "compute_loss", "compute_metrics")
 
 
 def quantize_for_bits(
@@ -64,53 +67,38 @@ def quantize_for_bits(
     True
     """
     policy = expect_policy(BitPolicy.mobile() if policy is None else policy).of_one_kind()
-    widths = _checked(bits)
-    members = {width: quantize_model(model, _at(policy, width)) for width in widths}
-    _refuse_own_steps(members[widths[0]])
-    for width, member in members.items():
-        # Files of weights name their parts by it; there is no public way to set it.
-        member._name = f"{model.name}_at_{width}_bits"
-    return AdaptiveBits(members, name=f"adaptive_{model.name}")
-
-
-_STEPS = ("train_step", "test_step", "compute_loss", "compute_metrics")
-
-
-def _refuse_own_steps(model: keras.Model) -> None:
-    """Raises ValueError for a model of a class with training steps, which would not be called."""
-    own = [name for name in _STEPS if getattr(type(model), name) is not getattr(keras.Model, name)]
-    if own:
-        raise ModelError(
-            model.name,
-            f"received a {type(model).__name__} with {', '.join(own)} of its "
-            "own, expected a model that Keras trains: several widths have a step of their own; "
-            "pass keras.Model(model.inputs, model.outputs).",
-        )
-
-
-def _checked(bits: Any) -> list[int]:
-    given = list(bits) if isinstance(bits, Iterable) and not isinstance(bits, Mapping) else [bits]
+    is_one = not isinstance(bits, Iterable) or isinstance(bits, Mapping)
+    received: list[Any] = [bits] if is_one else list(bits)
     problems = [
         f"received {width!r}, expected an integer from 1 to {_HIGHEST}"
-        for width in given
+        for width in received
         if not is_integer(width, lowest=1, limit=_HIGHEST + 1)
     ]
-    if not problems and len(set(given)) < max(2, len(given)):
+    if not problems and len(set(received)) < max(2, len(received)):
         problems.append(
-            f"received {given}, expected two different numbers or more; pass (7, 5, 4), or "
+            f"received {received}, expected two different numbers or more; pass (7, 5, 4), or "
             "quantize_model for one alone"
         )
     if problems:
         raise ProblemsError("quantize_for_bits, bits", problems)
-    return sorted(map(int, given), reverse=True)
-
-
-def _at(policy: BitPolicy, width: int) -> BitPolicy:
-    fields = ("weight_bits", "activation_bits")
-    changes: dict[str, Any] = {
-        field: width for field in fields if getattr(policy, field) is not None
-    }
-    return dataclasses.replace(policy, **changes)
+    members = {}
+    fields = [name for name in _BITS if getattr(policy, name) is not None]
+    for width in sorted(map(int, received), reverse=True):
+        changes: dict[str, Any] = dict.fromkeys(fields, width)
+        members[width] = quantize_model(model, dataclasses.replace(policy, **changes))
+    # Training steps of a class of the user's would not be called.
+    cls = type(next(iter(members.values())))
+    if own := [name for name in _STEPS if getattr(cls, name) is not getattr(keras.Model, name)]:
+        raise ModelError(
+            model.name,
+            f"received a {cls.__name__} with {', '.join(own)} of its "
+            "own, expected a model that Keras trains: several widths have a step of their own; "
+            "pass keras.Model(model.inputs, model.outputs).",
+        )
+    for width, member in members.items():
+        # Files of weights name their parts by it; there is no public way to set it.
+        member._name = f"{model.name}_at_{width}_bits"
+    return AdaptiveBits(members, name=f"adaptive_{model.name}")
 
 
 @keras.utils.register_keras_serializable(package="sat_tf")
@@ -299,11 +287,7 @@ class AdaptiveBits(keras.Model):
 
 
 def _again(parts: Any) -> Any:
-    """Metrics that are objects, created again, as one object counts for one width only.
-
-    Raises:
-        ValueError: a metric whose configuration does not create it again.
-    """
+    """Metrics that are objects, created again, as one object counts for one width only."""
     if isinstance(parts, Mapping):
         return {name: _again(part) for name, part in parts.items()}
     if isinstance(parts, Sequence) and not isinstance(parts, str):
@@ -333,11 +317,7 @@ def _again(parts: Any) -> Any:
 
 
 def _share(first: keras.Model, other: keras.Model) -> None:
-    """Gives the layers of a model the variables of another's, but for normalizations.
-
-    Raises:
-        ValueError: the layers are not the same, or have other weights.
-    """
+    """Gives the layers of a model the variables of another's, but for normalizations."""
     own = {inner_layer(layer).name: inner_layer(layer) for layer in first.layers}
     problems = []
     for layer in other.layers:
@@ -349,7 +329,8 @@ def _share(first: keras.Model, other: keras.Model) -> None:
         if source is None or [tuple(variable.shape) for variable in source.variables] != shapes:
             problems.append(f"{inner.name}: received weights {shapes} in one model only")
             continue
-        parts = zip(_layers_in(source), _layers_in(inner), strict=True)
+        # A layer and those inside it come always in the same order.
+        parts = zip([*source._flatten_layers()], [*inner._flatten_layers()], strict=True)
         for from_part, to_part in parts:
             for name, value in list(vars(from_part).items()):
                 if isinstance(value, tf.Variable):
@@ -361,8 +342,3 @@ def _share(first: keras.Model, other: keras.Model) -> None:
             "expected one network at several bit widths; build them with quantize_for_bits"
         )
         raise ModelError(other.name, problems)
-
-
-def _layers_in(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
-    """A layer and those inside it, always in the same order."""
-    return list(layer._flatten_layers())

@@ -6,13 +6,11 @@ in each channel, what is around an image is another value in the file, and in th
 model, than in the float one. How far that moves the answers is measured here, on the float model.
 """
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import tensorflow as tf
-import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
@@ -66,12 +64,7 @@ class Border:
 
 
 def borders(network: Network, ranges: Mapping[str, InputRange]) -> list[Border]:
-    """Returns the borders that are not 0 in the file of a float model, each with its error.
-
-    Args:
-        network: the float model.
-        ranges: of the inputs that are images, by name.
-    """
+    """Returns the borders that are not 0 in the file of a float model, each with its error."""
     found = []
     for name, pixels in ranges.items():
         shape, change = network[name].shape, pixels.change
@@ -84,7 +77,11 @@ def borders(network: Network, ranges: Mapping[str, InputRange]) -> list[Border]:
                 other: _images(network[other].shape, ranges.get(other)) for other in network.inputs
             }
             plain, moved = padded.run(images, moves=False), padded.run(images, moves=True)
-            errors = [_error(*pair) for pair in zip(moved, plain, strict=True)]
+            errors = []
+            for made, expected in zip(moved, plain, strict=True):
+                deviation = float(np.std(expected))
+                error = float(np.sqrt(np.mean((made - expected) ** 2)))
+                errors.append(error / deviation if deviation else 0.0)
             found.append(Border(name, pixels, tuple(padded.layers), max(errors)))
     return found
 
@@ -99,22 +96,10 @@ def _images(shape: tuple[int | None, ...], pixels: InputRange | None) -> tf.Tens
     return tf.constant(values, tf.float32)
 
 
-def _error(moved: np.ndarray, plain: np.ndarray) -> float:
-    """The root mean square of a difference, in standard deviations."""
-    deviation = float(np.std(plain))
-    return float(np.sqrt(np.mean((moved - plain) ** 2))) / deviation if deviation else 0.0
-
-
 class _Padded:
     """A float model, on images as they are or with another border.
 
-    Args:
-        network: its graph.
-        image: the input.
-        value: what is around it, for each channel or all.
-
-    Attributes:
-        layers: the names of those that pad the image.
+    The layers that pad the image are known by their names, `layers`.
     """
 
     def __init__(self, network: Network, image: str, value: np.ndarray) -> None:
@@ -138,12 +123,7 @@ class _Padded:
                 self.layers.append(node.name)
 
     def run(self, images: Mapping[str, tf.Tensor], *, moves: bool) -> list[np.ndarray]:
-        """Returns the outputs.
-
-        Args:
-            images: of each input.
-            moves: with the other border.
-        """
+        """Returns the outputs, where it moves with the other border."""
         tensors = {name: tf.cast(image, self._network[name].type) for name, image in images.items()}
         for node in self._network:
             if node.name in tensors:
@@ -169,8 +149,11 @@ class _Padded:
         if not any(map(any, margins)):
             return call_in_inference(node, node.layer, [image])
         filled = tf.pad(image - value, [(0, 0), *margins, (0, 0)]) + value
-        with _without_padding(node.layer):
+        before, node.layer.padding = node.layer.padding, "valid"
+        try:
             return call_in_inference(node, node.layer, [filled])
+        finally:
+            node.layer.padding = before
 
 
 def _margins(node: Node, shape: tuple[int | None, ...]) -> list[tuple[int, int]]:
@@ -186,13 +169,3 @@ def _margins(node: Node, shape: tuple[int | None, ...]) -> list[tuple[int, int]]
         lacking = max((-(-length // stride) - 1) * stride + reach + 1 - length, 0)
         margins.append((reach, 0) if padding == "causal" else (lacking // 2, -(-lacking // 2)))
     return margins
-
-
-@contextlib.contextmanager
-def _without_padding(layer: keras.layers.Layer) -> Iterator[None]:
-    """In the block, a convolution pads nothing."""
-    before, layer.padding = layer.padding, "valid"
-    try:
-        yield
-    finally:
-        layer.padding = before

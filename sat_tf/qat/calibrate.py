@@ -19,21 +19,21 @@ from sat_tf.graph.layers.normalization import Statistics
 from sat_tf.graph.network import Network, Node
 from sat_tf.messages import warn
 from sat_tf.presentation.progress_bar import image_bar
-from sat_tf.qat.images import Batch, Batches, Images, gather, images_at_once, observe_pixels
+from sat_tf.qat.images import Batch, Batches, Images, gather, images_at_once
+from sat_tf.qat.input_range_checks import (
+    RangeStatistics,
+    certainty_doubt,
+    float_statistics,
+    observe_pixels,
+    range_statistics,
+)
 from sat_tf.qat.inputs import input_ranges
 from sat_tf.qat.layout import in_inference, inner_layer, quantized_network
 from sat_tf.qat.model_class import policy_of
-from sat_tf.qat.range_doubts import certainty_doubt
-from sat_tf.qat.range_statistics import RangeStatistics, float_statistics, range_statistics
 from sat_tf.qat.requantize import as_fed
 from sat_tf.qat.shared_grids import SharedGrids, give_inputs_their_grids
 from sat_tf.qat.walk import Parts, each_part, one_by_one, walk
-from sat_tf.qat.wrapper import (
-    QuantizedLayer,
-    clipping_quantizer,
-    output_quantizer,
-    rounds_to_input,
-)
+from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer, output_quantizer, rounds_to_input
 from sat_tf.quantizers.best_levels import Sample, best_range_of_logits
 from sat_tf.quantizers.input_range import InputRange
 from sat_tf.quantizers.observers import expected_largest
@@ -104,14 +104,14 @@ def best_statistics(
     If its own are those of the network before rounding, as after `quantize_model`, they cover more
     images than were measured now: they are moved by the effect of rounding on the measured ones,
     variances only by one that is more than noise. Otherwise, if it has been trained quantized or
-    they are stale, the measured ones are taken.
-
-    Args:
-        own: of the layers.
-        unrounded: measured with neither weights nor activations rounded.
-        quantized: measured with both.
+    they are stale, the measured ones are taken. Unrounded ones are measured with neither weights
+    nor activations rounded, quantized ones with both.
     """
-    if not _are_of_unrounded(own, unrounded, quantized):
+    from_unrounded, from_quantized = (
+        mean_deviation(own, measured) for measured in (unrounded, quantized)
+    )
+    is_nearer = from_quantized >= _CLEARLY_BETTER * from_unrounded
+    if not (from_unrounded <= STALE and is_nearer):
         return list(quantized)
     if mean_deviation(unrounded, quantized) <= _NOISE_ALONE:
         quantized = [
@@ -121,16 +121,6 @@ def best_statistics(
     return [
         one.moved(start, end) for one, start, end in zip(own, unrounded, quantized, strict=True)
     ]
-
-
-def _are_of_unrounded(
-    own: Sequence[Statistics], unrounded: Sequence[Statistics], quantized: Sequence[Statistics]
-) -> bool:
-    """Whether statistics are those of the network before rounding: see `best_statistics`."""
-    from_unrounded, from_quantized = (
-        mean_deviation(own, measured) for measured in (unrounded, quantized)
-    )
-    return from_unrounded <= STALE and from_quantized >= _CLEARLY_BETTER * from_unrounded
 
 
 def mean_deviation(own: Sequence[Statistics], measured: Sequence[Statistics]) -> float:
@@ -248,17 +238,6 @@ def estimate_statistics(model: keras.Model, dataset: Any, *, num_images: int = 5
 
     They become the mean over batches with the current weights; moving averages still contain the
     weights of earlier steps.
-
-    Args:
-        model: a float model, or one quantized by sat-tf; it is changed in place.
-        dataset: as in `calibrate`.
-        num_images: how many to use at most; 64 and more give usable statistics.
-
-    Returns:
-        The model itself.
-
-    Raises:
-        ValueError: the model is not a graph of calls, or the images do not fit its input.
     """
     network = Network(model)
     network.refuse_problems()
@@ -367,31 +346,24 @@ def _call_unrounded(node: Node, inputs: Any, on_batch_statistics: bool) -> tf.Te
     return before if quantizer is None else quantizer.float_twin(before)
 
 
-def _outputs(
-    network: Network, images: Batch, call: Callable[[Node, Any, bool], tf.Tensor]
-) -> dict[str, np.ndarray]:
-    """What a network makes of one batch in inference, by the names of its outputs."""
-    outputs: dict[str, list[np.ndarray]] = {name: [] for name in network.outputs}
-
-    def compute(node: Node, inputs: Any) -> tf.Tensor:
-        tensor = call(node, inputs, False)
-        if node.name in outputs:
-            outputs[node.name].append(tensor.numpy())
-        return tensor
-
-    walk(network, images, each_part(compute))
-    return {name: np.concatenate(parts) for name, parts in outputs.items()}
-
-
 def _warn_of_certainty(model: keras.Model, network: Network, images: Batch) -> None:
-    """Says where a classifier is too certain for the range that it is fed: see `range_doubts`."""
+    """Says where a classifier is too certain for its input range: see `certainty_doubt`."""
     ranges = input_ranges(network)
     if len(network.inputs) != 1 or network.inputs[0] not in ranges:
         return
 
     def run(images: np.ndarray) -> dict[str, np.ndarray]:
+        outputs: dict[str, list[np.ndarray]] = {name: [] for name in network.outputs}
+
+        def compute(node: Node, inputs: Any) -> tf.Tensor:
+            tensor = _call_unrounded(node, inputs, False)
+            if node.name in outputs:
+                outputs[node.name].append(tensor.numpy())
+            return tensor
+
         with float_weights(node.layer for node in network):
-            return _outputs(network, (images,), _call_unrounded)
+            walk(network, (images,), each_part(compute))
+        return {name: np.concatenate(parts) for name, parts in outputs.items()}
 
     (name,), policy = network.inputs, policy_of(model)
     is_stated = policy is not None and policy.states_range_of(name)
@@ -421,11 +393,7 @@ def _norms(network: Network) -> dict[int, keras.layers.Layer]:
 
 
 def _fit_both(
-    network: Network,
-    batches: Batches,
-    norms: list[keras.layers.Layer],
-    *,
-    keep_function: bool,
+    network: Network, batches: Batches, norms: list[keras.layers.Layer], *, keep_function: bool
 ) -> None:
     """Clipping levels, and statistics for the quantized network: see `best_statistics`."""
     own = [Statistics.of(norm) for norm in norms]
@@ -571,11 +539,6 @@ def observe_ranges(network: Network, batches: Batches, *, grids: SharedGrids | N
 
     A margin would cost the resolution of logits in front of a softmax, and what is beyond the
     largest of them is as certain as they are: see `best_levels.best_range_of_logits`.
-
-    Args:
-        network: the quantized model.
-        batches: the images.
-        grids: look at the first batch, too.
     """
     observing = _observing(network, of_inputs=False)
     if not observing and (grids is None or not grids.holders):

@@ -1,6 +1,7 @@
-"""TFMOT quantize configs: a user's settings for one layer, and the quantizers it was given."""
+"""TFMOT's view of quantizers, and its configs: settings for one layer, and what it was given."""
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -12,12 +13,73 @@ from sat_tf.graph.layers.kind import NativeFunction
 from sat_tf.messages import ProblemsError
 from sat_tf.qat.policy import PER_LAYER_FIELDS, BitPolicy, combination_problems, layer_fields
 from sat_tf.qat.policy_fields import warn_of
-from sat_tf.qat.tfmot_adapter import TfmotQuantizer
-from sat_tf.quantizers.protocol import ActivationQuantizer, Quantizer, WeightQuantizer
+from sat_tf.quantizers.protocol import ActivationQuantizer, Quantizer, VariableSpec, WeightQuantizer
 from sat_tf.quantizers.table import deserialize_quantizer, serialize_quantizer
 from sat_tf.targets import PROCESSORS, target_problem
 
 _register = keras.utils.register_keras_serializable(package="sat_tf")
+
+
+@_register
+class AtLeast(keras.constraints.Constraint):
+    """Keeps a variable at or above a value; clipping levels must stay positive."""
+
+    def __init__(self, minimum: float) -> None:
+        self.minimum = minimum
+
+    def __call__(self, w: tf.Tensor) -> tf.Tensor:
+        return tf.maximum(w, tf.cast(self.minimum, w.dtype))
+
+    def get_config(self) -> dict[str, Any]:
+        return {"minimum": self.minimum}
+
+
+# Every replica assigns its own, and nothing is sent between them: they would wait for each other
+# for ever, as layers make their effective weights one at a time. All of them assign the same value,
+# so that any one is saved bit for bit, which their mean is not.
+_OF_REPLICAS = {
+    "synchronization": tf.VariableSynchronization.ON_READ,
+    "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA,
+}
+
+
+def make_variables(
+    layer: keras.layers.Layer, specs: Mapping[str, VariableSpec]
+) -> dict[str, tf.Variable]:
+    """The variables that a quantizer declares, as weights of a layer, in their order."""
+    return {
+        name: layer.add_weight(
+            name=name,
+            shape=spec.shape,
+            dtype=spec.dtype,
+            initializer=keras.initializers.Constant(spec.start),
+            trainable=spec.trainable,
+            constraint=None if spec.lowest is None else AtLeast(spec.lowest),
+            **(_OF_REPLICAS if spec.follows_data else {}),
+        )
+        for name, spec in specs.items()
+    }
+
+
+class TfmotQuantizer(tfmot.quantization.keras.quantizers.Quantizer):
+    """One of our quantizers behind the interface of TFMOT's, for its wrappers."""
+
+    def __init__(self, quantizer: Quantizer) -> None:
+        self.quantizer = quantizer
+
+    def build(
+        self, tensor_shape: Any, name: str, layer: keras.layers.Layer
+    ) -> dict[str, tf.Variable]:
+        """Makes the variables, as weights of the layer that wraps the user's."""
+        return make_variables(layer, self.quantizer.variables(tensor_shape))
+
+    def __call__(
+        self, inputs: tf.Tensor, training: Any, weights: dict[str, tf.Variable], **kwargs: Any
+    ) -> tf.Tensor:
+        return self.quantizer(inputs, training, weights)
+
+    def get_config(self) -> dict[str, Any]:
+        return self.quantizer.get_config()
 
 
 @_register
@@ -81,48 +143,31 @@ class LayerConfig(tfmot.quantization.keras.QuantizeConfig):
 
 
 @_register
+@dataclasses.dataclass(kw_only=True)
 class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
-    """The quantizers that the placement gave to one layer.
+    """The quantizers that the placement gave to one layer."""
 
-    Args:
-        weights: quantizer of the kernel, or None.
-        output: quantizer or observer of the tensor the layer makes, or None. Where the layer ends
-            in a rectifier, a quantizer that `rectifies` takes its place; where it ends in a
-            softmax, the quantizer stands before it, unless it is one for probabilities.
-        annotation: the fields of the `LayerConfig` the user gave, to be kept by `requantize`.
-        inserted: the layer is not the user's; it exists to hold `output`.
-        around: the layer's kernel rounds to the codes that it reads. `output` quantizes what the
-            layer reads too, so that both are on one grid; without it, that is of what it reads.
-        target: the processor that the model's file is for, a name of `PROCESSORS`; None for
-            LiteRT's CPU kernels. An NPU computes a function by the operator of
-            `native_of`.
-        output_name: what the user calls the output of the model that the layer makes, where that
-            is not the layer's name: an activation, or a model inside, has become layers of its own.
+    weights: WeightQuantizer | None = None  # Of the kernel.
+    # Quantizer or observer of the tensor the layer makes. Where the layer ends in a rectifier, a
+    # quantizer that `rectifies` takes its place; where it ends in a softmax, the quantizer stands
+    # before it, unless it is one for probabilities.
+    output: Quantizer | None = None
+    # The fields of the `LayerConfig` the user gave, to be kept by `requantize`.
+    annotation: dict[str, Any] | None = None
+    inserted: bool = False  # The layer is not the user's; it exists to hold `output`.
+    # The layer's kernel rounds to the codes that it reads. `output` quantizes what the layer reads
+    # too, so that both are on one grid; without it, that is of what it reads.
+    around: bool = False
+    # The processor that the model's file is for, a name of `PROCESSORS`; None for LiteRT's CPU
+    # kernels. An NPU computes a function by the operator of `native_of`.
+    target: str | None = None
+    # What the user calls the output of the model that the layer makes, where that is not the
+    # layer's name: an activation, or a model inside, has become layers of its own.
+    output_name: str | None = None
 
-    Raises:
-        ValueError: no such target.
-    """
-
-    def __init__(
-        self,
-        *,
-        weights: WeightQuantizer | None = None,
-        output: Quantizer | None = None,
-        annotation: dict[str, Any] | None = None,
-        inserted: bool = False,
-        around: bool = False,
-        target: str | None = None,
-        output_name: str | None = None,
-    ) -> None:
-        if target is not None and (problem := target_problem(target)):
+    def __post_init__(self) -> None:
+        if self.target is not None and (problem := target_problem(self.target)):
             raise ValueError(f"target: {problem}")
-        self.weights = weights
-        self.output = output
-        self.annotation = annotation
-        self.inserted = inserted
-        self.around = around
-        self.target = target
-        self.output_name = output_name
 
     def native_of(self, layer: keras.layers.Layer) -> NativeFunction | None:
         """The operator by which the processor of the file computes the layer's function, if any."""
@@ -130,7 +175,6 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
         return layer_kinds.native_of(layer) if is_npu else None
 
     def get_weights_and_quantizers(self, layer: keras.layers.Layer) -> list[tuple[Any, Any]]:
-        """The kernel and its quantizer."""
         if self.weights is None:
             return []
         return [(layer_kinds.kernel_of(layer), TfmotQuantizer(self.weights))]
@@ -152,7 +196,6 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
     def set_quantize_activations(
         self, layer: keras.layers.Layer, quantize_activations: Sequence[Any]
     ) -> None:
-        """Puts another function in the place of the layer's activation."""
         for activation in quantize_activations:
             vars(layer)["activation"] = activation
 
@@ -180,7 +223,6 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
         return isinstance(self.output, ActivationQuantizer) and self.output.rectifies
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor as plain values."""
         found = {
             "weights": serialize_quantizer(self.weights),
             "output": serialize_quantizer(self.output),
@@ -193,12 +235,8 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "PlacedConfig":
-        """Reads back what `get_config` wrote, after any trip through JSON."""
         quantizers = {name: deserialize_quantizer(config[name]) for name in ("weights", "output")}
         return cls(**{**config, **quantizers})
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, PlacedConfig) and vars(self) == vars(other)
 
     def __hash__(self) -> int:
         return hash((self.weights, self.output, self.inserted, self.target, repr(self.annotation)))

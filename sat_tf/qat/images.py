@@ -1,5 +1,7 @@
 """The images that a network is run on: gathered, checked, and read a batch at a time."""
 
+import dataclasses
+import itertools
 import math
 import os
 import pathlib
@@ -9,31 +11,18 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from PIL import Image
 
 from sat_tf.graph.network import Network
-from sat_tf.messages import ProblemsError, first_ones, reason_of, warn
+from sat_tf.messages import first_ones, reason_of
 from sat_tf.pictures import open_pictures
 from sat_tf.presentation.progress_bar import Advance
 from sat_tf.qat.inputs import input_ranges
-from sat_tf.qat.range_doubts import conversion_doubt
-from sat_tf.qat.range_statistics import RangeStatistics
-from sat_tf.qat.wrapper import output_quantizer
-from sat_tf.quantizers.input_range import PIXELS, InputRange
-from sat_tf.quantizers.protocol import PixelQuantizer
-from sat_tf.quantizers.seen_values import (
-    ON_AVERAGE,
-    RANGE_FIX,
-    STATISTICS,
-    SeenValues,
-    each_its_own,
-    fitting,
-    misfit,
-    pixel_doubt,
-)
+from sat_tf.quantizers.input_range import PIXELS
 
 # An array of all images is kept in a file if it is larger.
 MOST_BYTES_IN_MEMORY = 2**26
-_BATCH_SIZE = 64
+BATCH_SIZE = 64
 # Statistics need the whole tensor of a batch: where it would have more bytes, a batch has half as
 # many images, which is enough to measure the 7x7 pixels of a channel that networks end with.
 _LARGEST_TENSOR_BYTES = 2**27
@@ -42,11 +31,8 @@ _LARGEST_TENSOR_BYTES = 2**27
 class FileArray:
     """An array in a temporary file, of which only the rows that are asked for are in memory.
 
-    A memory map would not do: all rows that were ever read count as memory of the process.
-
-    Args:
-        shape: rows, and the shape of each; where there are none yet, they are appended.
-        dtype: of the values.
+    A memory map would not do: all rows that were ever read count as memory of the process. Where
+    its shape has no rows yet, they are appended.
     """
 
     def __init__(self, shape: Sequence[int], dtype: Any) -> None:
@@ -71,8 +57,8 @@ class FileArray:
         if isinstance(rows, slice):
             start, stop, _ = rows.indices(len(self))
             return self._read(start, max(stop - start, 0))
-        found = [self._read(int(row), 1) for row in rows]
-        return np.concatenate(found) if found else self._read(0, 0)
+        parts = [self._read(int(row), 1) for row in rows]
+        return np.concatenate(parts) if parts else self._read(0, 0)
 
     def _read(self, start: int, count: int) -> np.ndarray:
         shape = (count, *self.shape[1:])
@@ -130,19 +116,16 @@ class _Collected:
         is_large = sum(part.nbytes for part in self._parts) > MOST_BYTES_IN_MEMORY
         if self._file is None and is_large and len(self._parts) > 1:
             self._file = FileArray((0, *rows.shape[1:]), self._parts[0].dtype)
-        if self._file is not None:
-            for part in self._parts:
-                self._append(self._file, part)
-            self._parts = []
-
-    def _append(self, file: FileArray, rows: np.ndarray) -> None:
-        wanted = np.result_type(file.dtype, rows.dtype)
-        if wanted != file.dtype:  # as np.concatenate would have it
-            self._file = FileArray((0, *file.shape[1:]), wanted)
-            for start in range(0, len(file), _BATCH_SIZE):
-                self._file.append(file[start : start + _BATCH_SIZE])
-            file = self._file
-        file.append(rows)
+        if self._file is None:
+            return
+        for part in self._parts:
+            file, dtype = self._file, np.result_type(self._file.dtype, part.dtype)
+            if dtype != file.dtype:  # as np.concatenate would have it
+                self._file = FileArray((0, *file.shape[1:]), dtype)
+                for start in range(0, len(file), BATCH_SIZE):
+                    self._file.append(file[start : start + BATCH_SIZE])
+            self._file.append(part)
+        self._parts = []
 
     @property
     def rows(self) -> Rows:
@@ -154,13 +137,9 @@ class _Collected:
 class Batches:
     """Batches of images, each read when it is asked for.
 
-    A last one of less than half is part of the one before.
-
-    Args:
-        images: an array for each input.
-        chosen: the places of the images to take, in their order; None takes all.
-        size: of a batch; see `images_at_once`.
-        advance: of a bar, by the images of each batch that has been used.
+    A last one of less than half is part of the one before. Of the images, an array for each input,
+    those at the chosen places are taken, in their order, or all. A bar advances by the images of
+    each batch that has been used.
     """
 
     def __init__(
@@ -168,7 +147,7 @@ class Batches:
         images: Images,
         chosen: np.ndarray | None = None,
         *,
-        size: int = _BATCH_SIZE,
+        size: int = BATCH_SIZE,
         advance: Advance = lambda count: None,
     ) -> None:
         self._images, self._chosen, self._advance = images, chosen, advance
@@ -198,8 +177,8 @@ def images_at_once(network: Network) -> int:
     """How many images are in a batch: 64, or 32 where a tensor of 64 takes more than 128 MiB."""
     # Sizes that are not known yet do not count.
     sizes = [math.prod(size or 0 for size in node.shape) for node in network]
-    is_large = 4 * max(sizes, default=0) * _BATCH_SIZE > _LARGEST_TENSOR_BYTES
-    return _BATCH_SIZE // 2 if is_large else _BATCH_SIZE
+    is_large = 4 * max(sizes, default=0) * BATCH_SIZE > _LARGEST_TENSOR_BYTES
+    return BATCH_SIZE // 2 if is_large else BATCH_SIZE
 
 
 def holds_numbers(array: np.ndarray) -> bool:
@@ -208,11 +187,7 @@ def holds_numbers(array: np.ndarray) -> bool:
 
 
 def elements_of(dataset: Iterable[Any]) -> Iterator[Any]:
-    """The elements of a data set.
-
-    Raises:
-        ValueError: it fails while it is read; says why.
-    """
+    """The elements of a data set; an error says why it fails while it is read."""
     try:
         yield from dataset
     except tf.errors.OpError as error:
@@ -226,15 +201,16 @@ def gather(dataset: Any, num_images: int, network: Network) -> Images:
     """The images of a data set, at most `num_images`, an array for each input.
 
     Pixels as uint8 become what the model is fed for them, where that is another range.
-
-    Raises:
-        ValueError: there are none, they do not fit the model's inputs, or values are non-finite.
     """
     if isinstance(dataset, str | os.PathLike):
         dataset = _pictures(pathlib.Path(dataset), num_images, network)
-    if isinstance(dataset, np.ndarray | tf.Tensor | tuple | Mapping) or _is_list_of_inputs(
-        dataset, network
-    ):
+    arrays = np.ndarray | tf.Tensor
+    is_list_of_inputs = (
+        isinstance(dataset, list)
+        and len(dataset) == len(network.inputs) > 1
+        and all(isinstance(array, arrays) for array in dataset)
+    )
+    if is_list_of_inputs or isinstance(dataset, arrays | tuple | Mapping):
         dataset = [dataset]  # one batch, of images or of (images, labels)
     if isinstance(num_images, bool) or not isinstance(num_images, int) or num_images < 1:
         raise ValueError(f"num_images={num_images!r}: expected an integer of at least 1.")
@@ -243,22 +219,22 @@ def gather(dataset: Any, num_images: int, network: Network) -> Images:
             f"dataset: received {type(dataset).__name__}, expected images (n, h, w, c) or batches "
             "of them; pass an array, a tf.data.Dataset, or the path of a folder of pictures."
         )
-    found = [_Collected() for _ in network.inputs]
+    collected = [_Collected() for _ in network.inputs]
     ranges = input_ranges(network)
     count = 0
     for element in elements_of(dataset):
         batch = [array[: num_images - count] for array in _checked_batch(element, network)]
-        for name, one, rows in zip(network.inputs, found, batch, strict=True):
+        for name, all_rows, rows in zip(network.inputs, collected, batch, strict=True):
             fed_range = ranges.get(name, PIXELS)
             is_scaled = rows.dtype == np.uint8 and fed_range != PIXELS
             for part in fed_batches(rows, fed_range.fed) if is_scaled else (rows,):
-                one.add(part)
+                all_rows.add(part)
         count += len(batch[0])
         if count >= num_images:
             break
     if not count:
         raise ValueError("dataset: received no images, expected 64 or more.")
-    return tuple(one.rows for one in found)
+    return tuple(all_rows.rows for all_rows in collected)
 
 
 def _pictures(path: pathlib.Path, num_images: int, network: Network) -> Iterator[np.ndarray]:
@@ -283,29 +259,11 @@ def _pictures(path: pathlib.Path, num_images: int, network: Network) -> Iterator
 
 
 def fed_batches(
-    pixels: np.ndarray,
-    feed: Callable[[np.ndarray], np.ndarray],
-    *,
-    batch_size: int = _BATCH_SIZE,
+    pixels: np.ndarray, feed: Callable[[np.ndarray], np.ndarray], *, batch_size: int = BATCH_SIZE
 ) -> Iterator[np.ndarray]:
-    """Feeds pixels to a model, a batch at a time.
-
-    Args:
-        pixels: uint8 (n, rows, columns, channels).
-        feed: makes of some pixels what the model takes.
-        batch_size: how many at once.
-    """
+    """Feeds pixels to a model, a batch at a time."""
     starts = range(0, len(pixels), batch_size)
     return (feed(pixels[start : start + batch_size]) for start in starts)
-
-
-def _is_list_of_inputs(dataset: Any, network: Network) -> bool:
-    """Whether it is one batch of a model with several inputs."""
-    return (
-        isinstance(dataset, list)
-        and len(dataset) == len(network.inputs) > 1
-        and all(isinstance(array, np.ndarray | tf.Tensor) for array in dataset)
-    )
 
 
 def _checked_batch(element: Any, network: Network) -> Batch:
@@ -347,69 +305,114 @@ def _is_finite(array: np.ndarray) -> bool:
     """Whether all values are finite, without a mask of the size of them all."""
     if array.dtype.kind in "bui":
         return True
-    starts = range(0, len(array), _BATCH_SIZE)
-    return all(np.all(np.isfinite(array[start : start + _BATCH_SIZE])) for start in starts)
+    starts = range(0, len(array), BATCH_SIZE)
+    return all(np.all(np.isfinite(array[start : start + BATCH_SIZE])) for start in starts)
 
 
-def observe_pixels(
-    several: Images,
-    network: Network,
-    batches: int,
-    compared: Callable[[str, InputRange], RangeStatistics | None],
+# -- in training ----------------------------------------------------------------------------------
+
+# A cut has such a share of a picture's area at least, and such a ratio of sides at most. Nothing is
+# mirrored: how the float model was trained is not known, and letters have a left and a right.
+_SMALLEST_AREA, _WIDEST_ASPECT = 0.6, 4 / 3
+_CHANNELS_OF_PICTURES = (1, 3)
+
+# A sequence reads a picture of any size when it is asked for one; one that raises ValueError or
+# OSError is passed over for the next.
+TrainingImages = Sequence[np.ndarray] | np.ndarray
+Feed = Callable[[np.ndarray], np.ndarray]  # Makes of pixels what a model is fed.
+
+
+@dataclasses.dataclass(eq=False)
+class TrainingBatches:
+    """The training batches of one epoch, in an order and with cuts that its number decides."""
+
+    images: TrainingImages
+    labels: np.ndarray
+    shape: tuple[int, ...]  # Of the images that the model takes.
+    feed: Feed
+    batch_size: int  # What is left over is dropped.
+    seed: int  # Of all that is drawn.
+
+    def __post_init__(self) -> None:
+        self.steps = len(self.images) // self.batch_size
+        self.passed_over: set[int] = set()
+        self.begin(0)
+        self.dataset = _dataset(self._batch, self.steps, self.shape)
+
+    def begin(self, epoch: int) -> None:
+        """Makes what is read next an epoch."""
+        self._epoch = epoch
+        self._order = np.random.default_rng((self.seed, epoch)).permutation(len(self.images))
+
+    def _batch(self, step: np.int64) -> tuple[np.ndarray, np.ndarray]:
+        places = self._order[step * self.batch_size :][: self.batch_size]
+        images, labels = zip(*map(self._example, places), strict=True)
+        return fed(np.stack(images), self.feed), np.stack(labels)
+
+    def _example(self, place: np.int64) -> tuple[np.ndarray, np.int32]:
+        """The image at a place, or the next one that can be read, and its label."""
+        failure: Exception | None = None
+        for number in itertools.chain(range(place, len(self.images)), range(place)):
+            try:
+                image = np.asarray(self.images[number])
+            except (OSError, ValueError) as error:
+                failure = failure or error
+                self.passed_over.add(number)
+                continue
+            draw = np.random.default_rng((self.seed, self._epoch, int(place)))
+            return cut(image, self.shape, draw), self.labels[number]
+        raise ValueError(f"no image of the training can be read ({failure})")
+
+
+def cut(image: np.ndarray, shape: tuple[int, ...], draw: np.random.Generator) -> np.ndarray:
+    """A random part of a picture, resized to a shape; other values than pixels as they are."""
+    if image.dtype != np.uint8 or len(shape) != 3 or shape[2] not in _CHANNELS_OF_PICTURES:
+        return image
+    height, width = image.shape[:2]
+    area = draw.uniform(_SMALLEST_AREA, 1.0) * height * width
+    aspect = shape[1] / shape[0] * _WIDEST_ASPECT ** draw.uniform(-1.0, 1.0)
+    rows, columns = math.sqrt(area / aspect), math.sqrt(area * aspect)
+    share = min(1.0, height / rows, width / columns)  # of a long picture there is less
+    rows, columns = min(share * rows, height), min(share * columns, width)  # of rounding
+    top, left = draw.uniform(0.0, height - rows), draw.uniform(0.0, width - columns)
+    picture = Image.fromarray(image[..., 0] if shape[2] == 1 else image)
+    box = (left, top, min(left + columns, width), min(top + rows, height))
+    resized = picture.resize((shape[1], shape[0]), Image.Resampling.BILINEAR, box=box)
+    return np.asarray(resized, np.uint8).reshape(shape)
+
+
+def held_out_batches(
+    images: np.ndarray,
+    labels: np.ndarray | None,
     *,
-    by: str = "calibrate",
-) -> None:
-    """Checks that images have the values of the model's input range, and records them.
+    feed: Feed,
+    teacher: Callable[[np.ndarray], tf.Tensor],
+) -> tf.data.Dataset:
+    """Batches of held-out images in order; without labels, their class is that of the teacher."""
+    spans = [slice(start, start + BATCH_SIZE) for start in range(0, len(images), BATCH_SIZE)]
+    if labels is None:
+        answers = [teacher(fed(images[span], feed)).numpy() for span in spans]
+        labels = np.argmax(np.concatenate(answers), axis=-1)
+    classes = labels.astype(np.int32)
+    return _dataset(
+        lambda number: (fed(images[spans[number]], feed), classes[spans[number]]),
+        len(spans),
+        images.shape[1:],
+    )
 
-    Args:
-        several: the images.
-        network: a model quantized by sat-tf, or a float one, for which nothing is done.
-        batches: the number of batches.
-        compared: compares, for an input and its range, statistics of BatchNormalization with those
-            of the images; None where there are none.
-        by: the name of the function that was given them, for messages.
 
-    Raises:
-        ValueError: these images, or those of the training before, certainly have other values, or
-            the model was certainly trained with another range; lists every input. Nothing has
-            changed in that case.
-    """
-    found, problems = [], []
-    for node in network:
-        quantizer = output_quantizer(node.layer)
-        if not isinstance(quantizer, PixelQuantizer):
-            continue
-        (name,) = node.inputs
-        seen = SeenValues.of(several[network.inputs.index(name)], quantizer.range)
-        trained_on = quantizer.seen(node.layer.output_variables)
-        wrong: dict[str, str] = {}  # images like those of the training before are one problem
-        for when, one in (("", seen), (f"the training before, {ON_AVERAGE}, on ", trained_on)):
-            if one and (problem := misfit(one, quantizer.range)):
-                fits, fix = fitting(one), RANGE_FIX
-                if one is seen and not fits.startswith(f"input_range={PIXELS}"):
-                    fix += (
-                        f"; if the model was trained on input_range={quantizer.range}, give uint8 "
-                        "pixels instead, which are scaled for you"
-                    )
-                wrong.setdefault(fits, f"{name}: received {when}{problem}; {fix}")
-        statistics = None if wrong else compared(name, quantizer.range)
-        if statistics is not None and statistics.fitting is not None:
-            wrong[""] = f"{name}: {statistics.problem}"
-        own = each_its_own(network.inputs, name)
-        problems += [f"{problem}{own}." for problem in wrong.values()]
-        checked_by = STATISTICS if statistics is not None and statistics.decides else ""
-        doubt = None if statistics is None else statistics.doubt
-        found.append((name, node, seen, checked_by, doubt))
-    if problems:
-        raise ProblemsError(by, problems)
-    for name, node, seen, checked_by, doubt_of_statistics in found:
-        quantizer = node.layer.quantize_config.output
-        doubts = (
-            pixel_doubt(seen, quantizer.range),
-            conversion_doubt(network, node, quantizer.range),
-            doubt_of_statistics,
-        )
-        for doubt in filter(None, doubts):
-            warn(f"{by}: {name}: {doubt}{each_its_own(network.inputs, name)}.")
-        variables = node.layer.output_variables
-        quantizer.remember(seen, variables, batches, checked_by=checked_by)
+def fed(batch: np.ndarray, feed: Feed) -> np.ndarray:
+    """Pixels as a model is fed them; other numbers as they are."""
+    return np.asarray(feed(batch) if batch.dtype == np.uint8 else batch, np.float32)
+
+
+def _dataset(
+    batch: Callable[[np.int64], tuple[np.ndarray, np.ndarray]], count: int, shape: tuple[int, ...]
+) -> tf.data.Dataset:
+    """Batches that a function gives, of float32 images of a shape and int32 labels."""
+
+    def read(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        images, labels = tf.numpy_function(batch, [number], (tf.float32, tf.int32))
+        return tf.ensure_shape(images, (None, *shape)), tf.ensure_shape(labels, (None,))
+
+    return tf.data.Dataset.range(count).map(read, tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)

@@ -60,8 +60,7 @@ def input_types(network: Network) -> dict[str, str]:
 def kept_inputs(network: Network) -> frozenset[str]:
     """The inputs that stay as they are: only layers left float read them.
 
-    Args:
-        network: a quantized model; of a float one, these are all of its inputs.
+    Of a float model, these are all of its inputs.
     """
     marked = input_nodes(network)
     return frozenset(
@@ -127,12 +126,6 @@ class Fold:
         """Whether the values stay where they are."""
         return bool(np.all(self.order == np.arange(self.order.size)))
 
-    def of_pixels(self, count: int) -> "Fold":
-        """The same for `count` flattened pixels."""
-        first = np.repeat(np.arange(count) * self.order.size, self.order.size)
-        ratio, shift, order = (np.tile(v, count) for v in (self.ratio, self.shift, self.order))
-        return Fold(ratio, shift, first + order)
-
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Fold) and all(
             np.array_equal(getattr(self, name), getattr(other, name))
@@ -147,13 +140,7 @@ class _NoFoldError(Exception):
 
 
 def range_problems(network: Network, policy: BitPolicy, kept: Collection[str]) -> list[str]:
-    """Why the inputs of a float model cannot be what a policy makes of them.
-
-    Args:
-        network: the float model.
-        policy: what its inputs are fed.
-        kept: those that only layers left float read.
-    """
+    """Why the inputs of a float model cannot be what a policy makes of them."""
     problems = []
     for kind in ("range", "type"):
         stated = getattr(policy, f"input_{kind}")
@@ -216,22 +203,6 @@ def _problems_of_kept(
         )
 
 
-def readers_problem(node: Node, ids: Sequence[str], others: Sequence[str]) -> str:
-    """Returns why a tensor cannot be read as numbers, such as ids, and as codes.
-
-    Args:
-        node: what makes it.
-        ids: the layers left float that read numbers.
-        others: those that need codes.
-    """
-    return (
-        f"{node.name}: received {node.type.name} numbers that {', '.join(ids)}, left float, takes "
-        f"as they are, and of which {', '.join(others)} would need codes, expected one kind of "
-        "reader: codes would make other numbers of them; give the model an input for each, and "
-        "feed both the same."
-    )
-
-
 def states_codes(node: Node, policy: BitPolicy) -> bool:
     """Whether a policy says of an input that it is pixels, or becomes codes."""
     is_other = policy.type_of(node.name) != own_type(node)
@@ -265,9 +236,7 @@ def entrance(network: Network, name: str, policy: BitPolicy) -> str:
 def find_folds(network: Network, changes: Mapping[str, Change]) -> tuple[list[Fold], list[str]]:
     """The changes that the readers of inputs fold, and why some cannot.
 
-    Args:
-        network: the float model.
-        changes: for each input, the change from what is read to what was.
+    A change is one from what is read to what was.
     """
     found, problems = [], []
     wanted: dict[int, list[tuple[Node, Fold | None, Change]]] = {}
@@ -305,11 +274,7 @@ def apply_fold(
 ) -> None:
     """Changes the weights of a layer, and of the normalizations behind it, so that it reads p.
 
-    Args:
-        fold: from `find_folds`.
-        layer: the layer, with its weights.
-        norms: those that the fold names.
-        kernel: the effective kernel, if that is not the value of its variable.
+    The kernel is the effective one, if that is not the value of its variable.
     """
     if layer_kinds.is_batch_normalization(layer):
         mean, variance = layer.moving_mean.numpy(), layer.moving_variance.numpy()
@@ -356,16 +321,15 @@ def _moved(node: Node, fold: Fold | None) -> Fold | None:
     if alike and fold.keeps_order:
         return Fold.of_channels(Change(np.ones(1), fold.shift[:1]), size)
     if support.reshapes and size % fold.order.size == 0:
-        return fold.of_pixels(size // fold.order.size)
+        pixels = size // fold.order.size
+        first = np.repeat(np.arange(pixels) * fold.order.size, fold.order.size)
+        ratio, shift, order = (np.tile(v, pixels) for v in (fold.ratio, fold.shift, fold.order))
+        return Fold(ratio, shift, first + order)
     return None
 
 
 def _at(network: Network, node: Node, fold: Fold) -> Fold:
-    """The change as a layer folds it.
-
-    Raises:
-        _NoFoldError: the layer cannot fold it.
-    """
+    """The change as a layer folds it."""
     layer = node.layer
     if layer_kinds.role_of(layer) is Role.NORM and fold.keeps_order:
         return dataclasses.replace(fold, layer=layer.name)
@@ -391,11 +355,6 @@ def norms_behind(network: Network, node: Node, is_norm: Callable[[Node], bool]) 
 
     They are right behind it, and nothing else reads it. If it is called several times, they are
     behind every call; and they read no other layer.
-
-    Args:
-        network: the float model.
-        node: a call of the linear layer.
-        is_norm: whether a node is a normalization that is quantized.
     """
     readers = network.only_readers(node.name)
     plain = layer_kinds.activation_name(node.layer) == "linear"

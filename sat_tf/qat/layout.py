@@ -23,7 +23,7 @@ from sat_tf.qat.placed import Placement
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer, weight_quantizer
-from sat_tf.quantizers.input_range import INPUT_TYPES, Change, InputRange
+from sat_tf.quantizers.input_range import INPUT_TYPES, Change
 from sat_tf.quantizers.protocol import ActivationQuantizer
 
 # Others keep codes, cannot be integers, or are left float on purpose.
@@ -54,10 +54,7 @@ def arranged(
     of its calls follow in separate layers, named `quant_<name>_output` and, from the second call
     on, `quant_<name>_call_2_output`.
 
-    Args:
-        network: the float model.
-        placement: its quantizers.
-        layer_of: gives the layer that stands for one of the float model, once for all its calls.
+    `layer_of` gives the layer that stands for one of the float model, once for all its calls.
     """
     # Layers without quantizers keep the names that users know; new layers avoid them.
     taken = {node.layer.name for node in network if node.name not in placement.configs}
@@ -142,11 +139,6 @@ def _form_of(node: Node, placement: Placement, *, is_private: bool) -> keras.lay
     """The layer of the quantized model for a float one, in the form in which it can be quantized.
 
     A copy is without weights.
-
-    Args:
-        node: a call of the float layer.
-        placement: the quantizers.
-        is_private: see `quantized_model`.
     """
     if node.name not in placement.configs:
         return layer_copy(node.layer)
@@ -176,18 +168,7 @@ class SatLayoutTransform(tfmot.quantization.keras.QuantizeLayoutTransform):
     def apply(
         self, model: keras.Model, layer_quantize_map: Mapping[str, Any]
     ) -> tuple[keras.Model, dict[str, Any]]:
-        """Builds the quantized model.
-
-        Args:
-            model: the float model, a private copy.
-            layer_quantize_map: for every annotated layer, {"quantize_config": its config or None}.
-
-        Returns:
-            The quantized model, complete, and the empty map: nothing is left for TFMOT to wrap.
-
-        Raises:
-            ValueError: the model cannot be quantized; lists every problem.
-        """
+        """Builds the quantized model, which leaves nothing for TFMOT to wrap."""
         annotations = {
             name: metadata.get("quantize_config") for name, metadata in layer_quantize_map.items()
         }
@@ -211,21 +192,12 @@ def quantized_model(
     of its output; an inserted quantizer is frozen if the layer in front of it and all of its
     readers are.
 
-    Args:
-        model: the float model; one that nests or shares layers is flattened first, and what can
-            only be quantized as other layers becomes these.
-        annotations: for every layer to quantize, its `LayerConfig` or None; without them all are
-            quantized.
-        policy: what the annotations leave open.
-        reads: for each input, the change from what the first layers read to what the model is
-            fed; None if these are the same.
-        kernels: see `place`.
-        is_private: the float model is of no use to anybody else: its quantized layers become those
-            inside the new ones, with their weights, and the others are copied.
-        outputs: the user's names of its outputs; None if they are those of its layers.
-
-    Raises:
-        ValueError: the model cannot be quantized; lists every problem.
+    A model that nests or shares layers is flattened first, and what can only be quantized as other
+    layers becomes these. Without annotations all layers are quantized. `reads` are, for each input,
+    the changes from what the first layers read to what the model is fed. A private model is of no
+    use to anybody else: its quantized layers become those inside the new ones, with their weights,
+    and the others are copied. `outputs` are the user's names of its outputs, if they are not those
+    of its layers.
     """
     refuse_losses(model)
     of_layers = rewritten(model, annotations, processor=policy.processor)
@@ -270,8 +242,15 @@ def quantized_model(
     folds, problems = find_folds(network, changes)
     if problems:
         raise ModelError(model.name, problems)
-    if reads is None:
-        _warn_of_borders(network, {name: policy.range_of(name) for name in images})
+    ranges = {name: policy.range_of(name) for name in images}
+    for border in borders(network, ranges) if reads is None else ():
+        if not border.is_small:
+            warn(
+                f"model {network.name!r}: {border.input}, with input_range={border.range}: "
+                f"{border}, before anything is rounded; train the quantized model, which learns "
+                f"that border, or {border.fix}.",
+                AnotherBorderWarning,
+            )
     for fold in folds:
         apply_fold(fold, layers[fold.layer], [layers[name] for name in fold.norms])
     keep_function = kernels is None and policy.latent_start == "keep_function"
@@ -283,32 +262,13 @@ def quantized_model(
     return built
 
 
-def _warn_of_borders(network: Network, ranges: Mapping[str, InputRange]) -> None:
-    for border in borders(network, ranges):
-        if not border.is_small:
-            warn(
-                f"model {network.name!r}: {border.input}, with input_range={border.range}: "
-                f"{border}, before anything is rounded; train the quantized model, which learns "
-                f"that border, or {border.fix}.",
-                AnotherBorderWarning,
-            )
-
-
 def is_quantized(network: Network) -> bool:
     """Whether sat-tf has quantized the model."""
     return any(isinstance(node.layer, QuantizedLayer) for node in network)
 
 
 def quantized_network(model: keras.Model, *, when: str) -> Network:
-    """The graph of a model that sat-tf has quantized.
-
-    Args:
-        model: the model.
-        when: "first" or "instead": when to quantize an unquantized one, for the message.
-
-    Raises:
-        ValueError: it is not quantized, or not a graph of calls.
-    """
+    """The graph of a model that sat-tf has quantized; of another one, an error says the fix."""
     network = Network(model)
     network.refuse_problems()
     if not is_quantized(network):
@@ -339,10 +299,6 @@ def maker_of_codes(network: Network, name: str) -> Node:
     """The node whose quantizer makes the codes of a tensor, which other layers may have moved.
 
     Of a float tensor, it is the node that makes its values.
-
-    Args:
-        network: of a quantized model.
-        name: of the node that the tensor is read from.
     """
 
     def moves(node: Node) -> bool:
@@ -363,6 +319,15 @@ def user_name(node: Node) -> str:
 def call_name(node: Node) -> str:
     """The name of the user's layer, with the number of the call from the second one on."""
     return str(inner_layer(node.layer).name) + node.name.removeprefix(node.layer.name)
+
+
+def name_in_front_of_insertions(network: Network, name: str) -> str:
+    """The name of the user's layer that makes a tensor, in front of inserted quantizers."""
+
+    def is_inserted(node: Node) -> bool:
+        return isinstance(node.layer, QuantizedLayer) and node.layer.quantize_config.inserted
+
+    return call_name(network.origin(name, is_inserted))
 
 
 def non_finite_weights(network: Network) -> list[str]:

@@ -20,6 +20,7 @@ from sat_tf.messages import warn
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.targets import DEFAULT_TARGET, PROCESSORS, Processor
 
+_OF_ALL_MODELS = ("self", "inputs", "outputs", "name", "trainable", "training")
 _STATEFUL = (keras.metrics.Metric, keras.optimizers.Optimizer, keras.losses.Loss)
 # The usual reasons for a user's own class; named when they are lost.
 _STEPS = (
@@ -45,10 +46,6 @@ def of_class_of(original: Any, model: keras.Model) -> keras.Model:
     optimizers that the constructor has not built, created again from their configs; layers and
     models outside of its graph, such as a teacher, which both then share. If the class cannot be
     built this way, the model stays plain, and a warning names the class and the fix.
-
-    Args:
-        original: the user's model; it is not changed.
-        model: the new graph, a plain Functional model.
     """
     made = in_class_of(original, model, _built)
     if made is model:
@@ -74,19 +71,21 @@ def in_class_of(
     """A plain model, of either Keras, as an instance of the class of `original`.
 
     The model itself where that class is one of Keras, or cannot be built; then a warning names the
-    class and the fix.
-
-    Args:
-        original: the user's model.
-        model: the new graph, a plain Functional model.
-        build: builds one of the class, from the model and further arguments of the constructor, or
-            raises why not.
+    class and the fix. `build` builds one of the class, from the model and further arguments of the
+    constructor, or raises why not.
     """
     kind = type(original)
     if _is_keras_s(kind):
         return model
     try:
-        return build(kind, model, _further_arguments(original))
+        further = {
+            parameter.name: getattr(original, parameter.name)
+            for parameter in _parameters(kind)
+            if parameter.name not in _OF_ALL_MODELS
+            and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+            and hasattr(original, parameter.name)
+        }
+        return build(kind, model, further)
     except Exception as error:  # the user's constructor raises anything
         reason = textwrap.shorten(str(error) or type(error).__name__, 160)
         warn_of_lost_class(
@@ -95,17 +94,6 @@ def in_class_of(
             f"train {kind.__name__}(model.inputs, model.outputs, ...) built from the result",
         )
         return model
-
-
-def _further_arguments(original: Any) -> dict[str, Any]:
-    """The attributes of a model that have the names of arguments of its constructor."""
-    return {
-        parameter.name: getattr(original, parameter.name)
-        for parameter in _parameters(type(original))
-        if parameter.name not in ("self", "inputs", "outputs", "name", "trainable", "training")
-        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        and hasattr(original, parameter.name)
-    }
 
 
 def _parameters(kind: Any) -> list[inspect.Parameter]:
@@ -131,13 +119,7 @@ def _built(kind: type, model: keras.Model, further: dict[str, Any]) -> keras.Mod
 
 
 def warn_of_lost_class(kind: type, reason: str, fix: str) -> None:
-    """Warns that a model of the user's own class becomes a plain one; not of a class of Keras.
-
-    Args:
-        kind: the class.
-        reason: why.
-        fix: what to do about it.
-    """
+    """Warns that a model of the user's own class becomes a plain one; not of a class of Keras."""
     if _is_keras_s(kind):
         return
     bases = [base for base in kind.__mro__ if base is not object and not _is_keras_s(base)]
@@ -211,10 +193,6 @@ def policy_of(model: Any) -> BitPolicy | None:
 
 def processor_of(model: Any) -> Processor:
     """The processor that the file of a quantized model is for, which its layers keep."""
-    targets = (target_of(layer) for layer in getattr(model, "layers", ()))
+    configs = (getattr(layer, "quantize_config", None) for layer in getattr(model, "layers", ()))
+    targets = (getattr(config, "target", None) for config in configs)
     return PROCESSORS[next(filter(None, targets), DEFAULT_TARGET)]
-
-
-def target_of(layer: keras.layers.Layer) -> str | None:
-    """The target that the placement gave to a layer; None for LiteRT's CPU kernels."""
-    return getattr(getattr(layer, "quantize_config", None), "target", None)

@@ -78,16 +78,7 @@ class Reasons:
 
 
 class PlacementError(ModelError):
-    """A model cannot be quantized as asked.
-
-    Args:
-        name: of the model.
-        problems: one line each, starting with the name of its layer if it has one.
-        names_supported: name the layers that can be quantized, too.
-
-    Attributes:
-        problems: the same.
-    """
+    """A model cannot be quantized as asked; the error can name the layers that can be, too."""
 
     def __init__(
         self, name: str, problems: Iterable[str], *, names_supported: bool = False
@@ -100,12 +91,7 @@ class PlacementError(ModelError):
 
 
 def without_linear_layers(network: Network, annotated: Collection[str]) -> str:
-    """Says that a model has nothing to quantize, or that nobody has asked for what it has.
-
-    Args:
-        network: the model.
-        annotated: its nodes that were to be quantized.
-    """
+    """Says that a model has nothing to quantize, or that nobody has asked for what it has."""
     kinds = "expected at least one Conv2D, DepthwiseConv2D or Dense"
     linear = [node for node in network if layer_kinds.role_of(node.layer) is Role.LINEAR]
     if any(node.name not in annotated for node in linear):

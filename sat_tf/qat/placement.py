@@ -47,14 +47,7 @@ def place(
 ) -> Placement:
     """Decides the quantizers of a model.
 
-    Args:
-        network: the float model.
-        annotations: for every layer to quantize, its `LayerConfig` or None.
-        policy: what the annotations leave open.
-        kernels: effective kernels of linear layers, by name, if these are not their variables.
-
-    Raises:
-        PlacementError: the model cannot be quantized as asked; lists every problem.
+    Effective kernels of linear layers are given by name if these are not their variables.
     """
     return _Placer(network, annotations, policy, kernels or {}).place()
 
@@ -141,13 +134,10 @@ class _Placer:
             )
         self._raise_problems()
         behind = {name: found for name in self.linear if (found := self._norms_behind(name))}
-        return Placement(configs, insertions, behind, frozenset(self.kept), self._reasons())
-
-    def _reasons(self) -> Reasons:
         names = [node.name for node in self.network]
         absorbed = [name for name in names if self._absorbed(name)]
         demands = {name: tuple(self._demands(name)) for name in names}
-        return Reasons(
+        reasons = Reasons(
             roles=self.roles,
             absorbed_by={name: self.network.consumers(name)[0].name for name in absorbed},
             demands={node.name: demands.get(node.name, ()) for node in self.whole},
@@ -164,6 +154,7 @@ class _Placer:
                 for name in self.linear
             },
         )
+        return Placement(configs, insertions, behind, frozenset(self.kept), reasons)
 
     def _refuse(self, problem: str) -> None:
         if problem not in self.problems:  # a tensor is visited more than once
@@ -233,11 +224,24 @@ class _Placer:
                 self._takes_for_ids(reader, node) for reader in readers
             ):
                 continue
-            if not self._is_for_float_layers(node.name):
-                self._refuse_other_readers(node, readers)
-            elif role is not Role.INPUT:
-                self.roles[node.name] = Role.OPAQUE
-                self.without_codes.add(node.name)
+            name, policy = node.name, self.policy
+            if self._is_for_float_layers(name):
+                if role is not Role.INPUT:
+                    self.roles[name] = Role.OPAQUE
+                    self.without_codes.add(name)
+                continue
+            pixels = policy.type_of(name) == INPUT_TYPES[0] and policy.range_of(name) == PIXELS
+            if node.type == tf.uint8 and name in self.network.inputs and pixels:
+                continue  # codes of pixels are these numbers themselves
+            ids = [reader.name for reader in readers if self._takes_for_ids(reader, node)]
+            others = [reader.name for reader in readers if reader.name not in ids]
+            others += ["the output"] if name in self.network.outputs else []
+            self._refuse(
+                f"{name}: received {node.type.name} numbers that {', '.join(ids)}, left float, "
+                f"takes as they are, and of which {', '.join(others)} would need codes, expected "
+                "one kind of reader: codes would make other numbers of them; give the model an "
+                "input for each, and feed both the same."
+            )
 
     def _is_kept(self, name: str) -> bool:
         """Whether an input stays as it is.
@@ -268,16 +272,6 @@ class _Placer:
             or (d.reader is not None and inputs.reads_floats(self.network[d.reader].layer))
             for d in demands
         )
-
-    def _refuse_other_readers(self, node: Node, readers: list[Node]) -> None:
-        policy, name = self.policy, node.name
-        pixels = policy.type_of(name) == INPUT_TYPES[0] and policy.range_of(name) == PIXELS
-        if node.type == tf.uint8 and name in self.network.inputs and pixels:
-            return  # codes of pixels are these numbers themselves
-        ids = [reader.name for reader in readers if self._takes_for_ids(reader, node)]
-        others = [reader.name for reader in readers if reader.name not in ids]
-        others += ["the output"] if name in self.network.outputs else []
-        self._refuse(inputs.readers_problem(node, ids, others))
 
     def _tell_functions_apart(self) -> None:
         """A smooth function at the end is part of the output, like a softmax; others are not."""

@@ -368,11 +368,7 @@ class BitPolicy(Displayed):
         return [p for p in self.overrides if not any(fnmatch.fnmatchcase(n, p) for n in names)]
 
     def get_layout_transformer(self: "BitPolicy | None" = None) -> NoReturn:
-        """Refuses to be TFMOT's `scheme=`, of which TFMOT would only say that it lacks this.
-
-        Raises:
-            TypeError: always.
-        """
+        """Refuses to be TFMOT's `scheme=`, of which TFMOT would only say that it lacks this."""
         raise TypeError(
             "scheme: received a BitPolicy, expected a scheme that has it; write "
             "scheme=sat_tf.SatQuantizeScheme(policy)."
@@ -444,11 +440,7 @@ _LAYER_FIELDS = create_model("LayerFields", __base__=_LayerFields, **_TYPES)
 
 
 def layer_fields(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Returns the fields for one layer that are right by themselves, and what is wrong with others.
-
-    Args:
-        fields: the fields, in which NumPy's numbers become Python's.
-    """
+    """Returns the fields of one layer that are right, and what is wrong with the others."""
     fields = plain_numbers(fields)
     try:
         _LAYER_FIELDS.model_validate(fields)
@@ -466,9 +458,6 @@ def combination_problems(values: Mapping[str, Any]) -> list[str]:
 
 def expect_policy(policy: Any) -> BitPolicy:
     """A policy as functions take it: `BitPolicy.mobile(policy)` of an integer, else `policy`.
-
-    Raises:
-        ValueError: it is neither; says the fix.
 
     >>> expect_policy(4) == BitPolicy.mobile(4)
     True

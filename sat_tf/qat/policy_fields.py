@@ -6,7 +6,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, PlainValidator
 
-from sat_tf.core.grid import AUTOMATIC, GRIDS, Grid, is_bits
+from sat_tf.core.grid import AUTOMATIC, GRIDS, is_bits
 from sat_tf.messages import warn
 from sat_tf.quantizers import table
 from sat_tf.quantizers.input_range import plain_range, range_problem, type_problem
@@ -46,21 +46,13 @@ class KernelFields(NamedTuple):
 
 
 def kernel_fields(
-    values: Mapping[str, Any],
-    given: Mapping[str, Any] = MappingProxyType({}),
-    *,
-    end: bool = False,
+    values: Mapping[str, Any], given: Mapping[str, Any] = MappingProxyType({}), *, end: bool = False
 ) -> KernelFields:
     """The rule of bits and grids: what a policy says of the weights of one layer.
 
     What is given for the layer itself holds wherever it stands. The first and the last linear layer
     have fields of their own, unless no weights are rounded; what these leave open is as elsewhere.
     `weight_grid` gives way to "auto" at other bits than `weight_bits`, where it does not fit int8.
-
-    Args:
-        values: fields of the policy.
-        given: fields for the layer alone, which are stronger.
-        end: it is a first or last linear layer.
 
     >>> policy = {"weight_bits": 4, "first_last_weight_bits": 8, "weight_grid": "rounded"}
     >>> kernel_fields(policy, end=True)[:3]
@@ -167,8 +159,7 @@ Number = Annotated[int | float, Field(gt=0, le=LARGEST)]
 _POSITIVE = f"a positive number up to {LARGEST:g}"
 Rate = Annotated[Number, Field(description=f"{_POSITIVE}: 1 is the learning rate of the weights")]
 Level = Annotated[
-    Number | None,
-    Field(description=f"{_POSITIVE}, or None (what the model's weights tell)"),
+    Number | None, Field(description=f"{_POSITIVE}, or None (what the model's weights tell)")
 ]
 Name = Annotated[str, Field(description="the name of a quantizer")]
 Options = Annotated[Mapping[str, Any], PlainValidator(_options)]
@@ -187,6 +178,8 @@ def pair_problems(values: Mapping[str, Any]) -> list[str]:
     refused unless the policy is one for training alone.
     """
     problems = []
+    # Float activations or streams are the paper's setting, for experiments; integers are for files.
+    is_for_files = all(values.get(name) is not None for name in ("activation_bits", "stream_bits"))
     for bits, grid, bits_field, grid_field, _ in _kernels(values):
         both = f"{bits_field}={bits} with {grid_field}={grid!r}"
         if bits is None:
@@ -196,7 +189,7 @@ def pair_problems(values: Mapping[str, Any]) -> list[str]:
                 f"{both}: that grid has a single value at {bits} bit; use {grid_field}='dorefa', "
                 f"or {GRIDS[grid].fewest_bits} bits and more."
             )
-        elif not _is_for_files(values):
+        elif not is_for_files:
             continue
         elif grid in GRIDS and not GRIDS[grid].fits_int8(bits):
             problems.append(f"{both}: {_beyond_int8(grid, bits)}; {_OTHER_GRIDS}; {_WITHOUT_FILE}.")
@@ -205,14 +198,6 @@ def pair_problems(values: Mapping[str, Any]) -> list[str]:
                 f"{both} and weight_quantizer={values['weight_quantizer']!r}: {problem}"
             )
     return problems
-
-
-def _is_for_files(values: Mapping[str, Any]) -> bool:
-    """Whether the fields of a policy are for models that are exported.
-
-    Float activations or streams are the paper's setting, for experiments; integers are for files.
-    """
-    return all(values.get(name) is not None for name in ("activation_bits", "stream_bits"))
 
 
 def _codes_problem(values: Mapping[str, Any], bits: int, grid: Any) -> str | None:
@@ -289,16 +274,11 @@ def warn_of(*settings: Mapping[str, Any]) -> None:
     kernels = [kernel for fields in settings for kernel in _kernels(fields)]
     used = {(kernel.grid, kernel.bits) for kernel in kernels if kernel.bits is not None}
     for grid, row in GRIDS.items():
-        for caution_bits, text in _cautions(row).items():
+        beyond = {
+            bits: f"weight_grid={grid!r}: {_beyond_int8(grid, bits)}; to export it, {_OTHER_GRIDS}"
+            for bits in range(row.fewest_bits, 9)
+            if not row.fits_int8(bits)
+        }
+        for caution_bits, text in {**beyond, **row.cautions}.items():
             if any(name == grid and caution_bits in (None, bits) for name, bits in used):
                 warn(text)
-
-
-def _cautions(grid: Grid) -> dict[int | None, str]:
-    beyond = {
-        bits: f"weight_grid={grid.name!r}: {_beyond_int8(grid.name, bits)}; to export it, "
-        f"{_OTHER_GRIDS}"
-        for bits in range(grid.fewest_bits, 9)
-        if not grid.fits_int8(bits)
-    }
-    return beyond | dict(grid.cautions)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import glob
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -90,20 +89,6 @@ def requantize(model: keras.Model, policy: BitPolicy) -> keras.Model:
     return remember(of_class_of(model, requantized), policy)
 
 
-def _named_weights(layers: Iterable[QuantizedLayer]) -> dict[str, dict[str, Any]]:
-    """Overrides that name the weight quantizer that each layer has, with its options."""
-    named = {}
-    for layer in layers:
-        weights = weight_quantizer(layer)
-        if weights is not None:
-            config, options = weights.get_config(), weights.option_names()
-            named[glob.escape(layer.layer.name)] = {
-                "weight_quantizer": weights.policy_name,
-                "weight_options": {name: config[name] for name in options if name in config},
-            }
-    return named
-
-
 def effective_kernels(network: Network) -> dict[str, np.ndarray]:
     """The effective kernels of a quantized model's linear layers, by the user's layer names."""
     return {
@@ -121,14 +106,20 @@ def completed(
     The ranges and types of inputs are those of the model, unless the policy states its own, and so
     is what quantizes the weights of each layer.
 
-    Returns:
-        That policy; for each input that is quantized, the change from what it is fed now to what
-        it will be fed; and why some of these changes cannot be made.
+    Returned with it are, for each input that is quantized, the change from what it is fed now to
+    what it will be fed; and why some of these changes cannot be made.
     """
     kept, own, ranges = kept_inputs(network), input_types(network), input_ranges(network)
     fields: dict[str, Any] = {}
     if policy.weight_quantizer is None:
-        named = _named_weights(_by_place(network).values())
+        named = {}
+        for layer in _by_place(network).values():
+            if (weights := weight_quantizer(layer)) is not None:
+                config, options = weights.get_config(), weights.option_names()
+                named[glob.escape(layer.layer.name)] = {
+                    "weight_quantizer": weights.policy_name,
+                    "weight_options": {name: config[name] for name in options if name in config},
+                }
         fields["overrides"] = {**named, **policy.overrides}
     if policy.input_type is None:
         fields["input_type"] = {name: own[name] for name in network.inputs if name not in kept}

@@ -16,7 +16,6 @@ from sat_tf.qat.layout import SatLayoutTransform, quantized_model
 from sat_tf.qat.model_class import of_class_of, remember
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy, expect_policy
-from sat_tf.qat.tfmot_adapter import AtLeast
 from sat_tf.qat.wrapper import QuantizedLayer, weight_quantizer
 from sat_tf.quantizers.table import QUANTIZERS
 
@@ -67,11 +66,6 @@ class SatQuantizeRegistry(tfmot.quantization.keras.QuantizeRegistry):
         return False
 
     def get_quantize_config(self, layer: keras.layers.Layer) -> configs.LayerConfig:
-        """The annotation a layer gets from the policy if it has none of its own.
-
-        Raises:
-            ValueError: sat-tf does not quantize such a layer.
-        """
         problem = layer_kinds.unsupported_problem(layer)
         if problem:
             raise ValueError(f"{layer.name}: {problem}.")
@@ -144,7 +138,7 @@ def quantize_scope(*objects: dict[str, Any]) -> Any:
             QuantizedLayer,
             configs.LayerConfig,
             configs.PlacedConfig,
-            AtLeast,
+            configs.AtLeast,
             *QUANTIZERS.values(),
             *operation_layers.LAYERS,
         )
@@ -171,5 +165,5 @@ def warn_of_lost_zeros(quantized: keras.Model) -> None:
         warn(
             f"model {quantized.name!r}: zero weights of {first_ones(names)} do not stay 0, which "
             f"is no value of their quantizer; if they are pruned, set BitPolicy({fix}), which "
-            "keeps them.",
+            "keeps them."
         )

@@ -18,7 +18,7 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Combination, Role
 from sat_tf.graph.network import Network, Node
 from sat_tf.messages import first_ones, warn
-from sat_tf.qat.layout import call_name, inner_layer
+from sat_tf.qat.layout import call_name, inner_layer, name_in_front_of_insertions
 from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer
 from sat_tf.quantizers.protocol import CLIPPING_LEVEL, ActivationQuantizer, Quantizer
 from sat_tf.quantizers.settings import COUNT, ENDS
@@ -55,11 +55,7 @@ class _Seen:
 
 
 class SharedGrids:
-    """Finds, while a quantized model runs on data, what its grids leave too few codes.
-
-    Args:
-        network: the quantized model, with its clipping levels.
-    """
+    """Finds, while a quantized model runs on data, what its grids leave too few codes."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
@@ -129,9 +125,6 @@ def give_inputs_their_grids(network: Network) -> None:
     The input becomes codes of that grid in any case, once more. On one grid from the start, a state
     that leaves a file as a part of the concatenation can be fed back as it is. Where float32 has no
     ends for the very scale, the level of the concatenation moves by a unit in the last place.
-
-    Args:
-        network: the quantized model, with its clipping levels and the ranges of its inputs.
     """
     for node in network:
         quantizer = _quantizer(node)
@@ -217,7 +210,7 @@ def _concatenations(network: Network) -> Iterator[_Grid]:
         if None in sizes:
             continue
         ends = itertools.pairwise(np.cumsum([0, *sizes]).tolist())
-        names = [_origin(network, name) for name in node.inputs]
+        names = [name_in_front_of_insertions(network, name) for name in node.inputs]
         parts = {
             f"{name} ({place})" if names.count(name) > 1 else name: slice(*both)
             for place, (name, both) in enumerate(zip(names, ends, strict=True))
@@ -228,15 +221,6 @@ def _concatenations(network: Network) -> Iterator[_Grid]:
         )
         for holder in _holders(network, node):
             yield _Grid(holder, f"parts of {call_name(node)}", parts, axis, fix)
-
-
-def _origin(network: Network, name: str) -> str:
-    """The name of the user's layer that makes a tensor, in front of inserted quantizers."""
-
-    def is_inserted(node: Node) -> bool:
-        return isinstance(node.layer, QuantizedLayer) and node.layer.quantize_config.inserted
-
-    return call_name(network.origin(name, is_inserted))
 
 
 def _holders(network: Network, node: Node) -> Iterator[str]:

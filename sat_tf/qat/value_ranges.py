@@ -28,9 +28,7 @@ from sat_tf.quantizers.values import SampledValues
 class PixelRanges:
     """The smallest and the largest value of every tensor computed from pixels alone.
 
-    Args:
-        network: the float model.
-        grids: the pixels of each input that is an image, as the first layers read them.
+    `grids` are the pixels of each input that is an image, as the first layers read them.
     """
 
     def __init__(self, network: Network, grids: Mapping[str, ImageGrid]) -> None:
@@ -82,11 +80,8 @@ class PixelRanges:
 class ValueRanges:
     """Signs and maxima of the outputs of layers.
 
-    Args:
-        network: the float model.
-        roles: of each layer.
-        pixels: the values of tensors computed from pixels alone.
-        native: a swish is a product with a sigmoid; else such a product is like any other.
+    Where functions are native, a swish is a product with a sigmoid; else such a product is like any
+    other.
     """
 
     def __init__(
@@ -203,6 +198,8 @@ _CHANNELS_LOOKED_AT = 64
 # without data nothing corrects that, so networks of depthwise convolutions do best with still more
 # room.
 _LONGER_TAILS = 1.5
+# What these make comes from where their input does.
+_OF_THEIR_INPUT = (Role.RECTIFIER, Role.FUNCTION, Role.MOVEMENT, Role.SCALING)
 # Assumed rows, and columns, of a tensor of open size.
 _USUAL_SIZE = 7
 
@@ -255,11 +252,7 @@ class Spread:
 class Spreads:
     """The distributions of the tensors of a float model.
 
-    Args:
-        network: the float model.
-        pixels: the values of tensors computed from pixels alone.
-        kernel: the effective kernel of a linear layer, by the name of its node.
-        native: as for `ValueRanges`.
+    `kernel` gives the effective kernel of a linear layer, by the name of its node.
     """
 
     def __init__(
@@ -297,7 +290,11 @@ class Spreads:
         kind = layer_kinds.find_kind(layer)
         channels = node.shape[-1] if node.shape and node.shape[-1] else 1
         if self._pixels.reads(node.name):
-            return self._of_pixels(node.name, channels)
+            low, high = self._pixels[node.name]
+            width = high - low
+            mean, deviation = low + _PIXEL_MEAN * width, _PIXEL_DEVIATION * width
+            pixels = _normal(np.full(channels, mean), np.full(channels, deviation**2))
+            return Spread(np.clip(pixels, low, high), "typical pixels", known=False)
         moments = layer_kinds.own_moments(layer)
         if moments is not None:
             return Spread(_normal(*moments), f"γ and β of {layer.name}").of_channels(channels)
@@ -315,26 +312,16 @@ class Spreads:
         else:
             made = _MAKERS.get(role, _unknown)(node, inputs)
         known = all(spread.known for spread in inputs) and role is not Role.OPAQUE
-        return Spread(made, _source(node, inputs, role), known).of_channels(channels)
+        unknown = next((spread.source for spread in inputs if not spread.known), None)
+        source = unknown or f"the normalizations before {node.name}"
+        if role in _OF_THEIR_INPUT and len(inputs) == 1:
+            source = inputs[0].source
+        return Spread(made, source, known).of_channels(channels)
 
     def _positions(self, node: Node) -> int:
         """The number of pixels in a window of a pool."""
         size = getattr(node.layer, "pool_size", None) or self._network[node.inputs[0]].shape[:2]
         return math.prod(_USUAL_SIZE if length is None else length for length in size)
-
-    def _of_pixels(self, name: str, channels: int) -> Spread:
-        low, high = self._pixels[name]
-        mean, deviation = low + _PIXEL_MEAN * (high - low), _PIXEL_DEVIATION * (high - low)
-        values = _normal(np.full(channels, mean), np.full(channels, deviation**2))
-        return Spread(np.clip(values, low, high), "typical pixels", known=False)
-
-
-def _source(node: Node, inputs: Sequence[Spread], role: Role) -> str:
-    """The source of the values: the tensor itself, or those it is computed from."""
-    unknown = next((spread.source for spread in inputs if not spread.known), None)
-    if role in (Role.RECTIFIER, Role.FUNCTION, Role.MOVEMENT, Role.SCALING) and len(inputs) == 1:
-        return inputs[0].source
-    return unknown or f"the normalizations before {node.name}"
 
 
 def _normal(mean: _Array, variance: _Array) -> _Array:

@@ -41,11 +41,7 @@ Call = Callable[[Node, Iterator[Any]], Parts]
 
 
 def each_part(call: Callable[[Node, Any], tf.Tensor]) -> Call:
-    """Computes every part by itself.
-
-    Args:
-        call: computes a layer.
-    """
+    """Computes every part by itself."""
     return lambda node, parts: map(functools.partial(call, node), parts)
 
 
@@ -76,12 +72,8 @@ class _Tensor:
 def walk(network: Network, images: Batch, call: Call, *, whole: Collection[str] = ()) -> None:
     """Computes every node of a network.
 
-    Args:
-        network: float or quantized.
-        images: of a batch, for each input.
-        call: computes a node. It is called in the order of the network, and so are first parts
-            computed; others may be later.
-        whole: the names of nodes that get their inputs in one part.
+    `call` is called in the order of the network, and so are first parts computed; others may be
+    later. The nodes that are `whole` get their inputs in one part.
     """
     kept, count = kept_inputs(network), len(images[0])
     tensors: dict[str, _Tensor] = {}
@@ -97,7 +89,10 @@ def walk(network: Network, images: Batch, call: Call, *, whole: Collection[str] 
             if node.name in tensors:
                 continue
             inputs = [tensors[name] for name in node.inputs]
-            can_be_cut = not has_masks and node.name not in whole and _is_by_image(node)
+            # It computes each image by itself, as files do; of unknown layers nobody knows.
+            is_by_image = layer_kinds.role_of(inner_layer(node.layer)) is not Role.OPAQUE
+            is_by_image &= not node.arguments.get("training")
+            can_be_cut = is_by_image and not has_masks and node.name not in whole
             at_once = _images_at_once(node, inputs, count) if can_be_cut else None
             if at_once is not None and isinstance(node.layer, QuantizedLayer):
                 kernels.enter_context(node.layer.one_kernel())
@@ -117,12 +112,6 @@ def walk(network: Network, images: Batch, call: Call, *, whole: Collection[str] 
                 rows = sum(map(_rows_of, parts))
             tensors[node.name] = _Tensor(parts, shape, rows, layers)
             del parts, made
-
-
-def _is_by_image(node: Node) -> bool:
-    """Whether a node computes each image by itself, as files do; of unknown layers nobody knows."""
-    is_known = layer_kinds.role_of(inner_layer(node.layer)) is not Role.OPAQUE
-    return is_known and not node.arguments.get("training")
 
 
 def _images_at_once(node: Node, inputs: list[_Tensor], count: int) -> int | None:

@@ -14,8 +14,7 @@ from tensorflow.python.framework import ops
 from sat_tf.arguments import training_argument
 from sat_tf.core.grid import on_int8_codes
 from sat_tf.graph import flatten, layer_kinds
-from sat_tf.qat.configs import PlacedConfig
-from sat_tf.qat.tfmot_adapter import make_variables
+from sat_tf.qat.configs import PlacedConfig, make_variables
 from sat_tf.quantizers.protocol import BIT_FLOOR, ActivationQuantizer, Quantizer, WeightQuantizer
 from sat_tf.quantizers.values import off_halves
 from sat_tf.saved_by import marked, unmarked
@@ -31,10 +30,7 @@ def graphs_go_with(owner: Any) -> None:
     as the process lives, and that function holds the graph of the call. The optimizers of Keras
     make one such call in each traced training step, where they sum gradients over replicas
     (`tf.distribute.ReplicaContext.all_reduce`): otherwise no graph of a training step would ever be
-    freed.
-
-    Args:
-        owner: a layer or a model; once it is gone, those graphs can no longer be differentiated.
+    freed. Once the owner is gone, these graphs can no longer be differentiated.
     """
     graph = tf.compat.v1.get_default_graph()
     while getattr(graph, "outer_graph", None) is not None:  # the outermost is not a function's
@@ -70,13 +66,7 @@ class QuantizedLayer(keras.layers.Wrapper):
     TFMOT's own wrapper is not used because it drops the kernel variable from its layer, trains
     frozen layers, and needs a custom object scope to be loaded.
 
-    Args:
-        layer: the layer to quantize.
-        quantize_config: its `PlacedConfig`.
-        **options: options of any Keras layer.
-
-    Attributes:
-        constant_kernel: the copy that `copy_effective_kernel` made, while it is in use, else None.
+    The `constant_kernel` is the copy that `copy_effective_kernel` made, while it is in use.
     """
 
     def __init__(
@@ -99,7 +89,6 @@ class QuantizedLayer(keras.layers.Wrapper):
     _must_restore_from_config = True
 
     def build(self, input_shape: Any) -> None:
-        """Creates the variables of the layer, if it has none yet, and of the quantizers."""
         if not self.layer.built:
             with tf.name_scope(self.layer.name):
                 self.layer.build(input_shape)
@@ -119,7 +108,6 @@ class QuantizedLayer(keras.layers.Wrapper):
     # method and all below it, models are built a quarter faster.
     @tf.autograph.experimental.do_not_convert
     def call(self, inputs: Any, training: Any = None) -> Any:
-        """The layer's output, quantized."""
         if training is None:
             training = keras.backend.learning_phase()
             # A placeholder while Keras draws the graph of a model; layers branch on it in Python.
@@ -168,10 +156,8 @@ class QuantizedLayer(keras.layers.Wrapper):
     def keep_bits_above(self, floor: tf.Variable | None) -> None:
         """Quantizes kernel and output to no fewer bits than a variable says, from the next call on.
 
-        The floor is not a weight of the layer: copies of it and saved models do not have it.
-
-        Args:
-            floor: an int64 scalar, 1 to 8; 0 or None if the layer has its own bits.
+        The floor is not a weight of the layer: copies of it and saved models do not have it. It is
+        an int64 scalar, 1 to 8; with 0 or None the layer has its own bits.
         """
         object.__setattr__(self, "_bit_floor", floor)
 
@@ -272,7 +258,6 @@ class QuantizedLayer(keras.layers.Wrapper):
         return self.quantize_config.output_name or str(self.layer.name)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """The shape of the wrapped layer's output."""
         return self.layer.compute_output_shape(input_shape)
 
     @property
@@ -284,12 +269,10 @@ class QuantizedLayer(keras.layers.Wrapper):
     # layer has been called twice; the user's model consists of the last calls.
     @property
     def input(self) -> Any:
-        """Input tensor of the layer in its model."""
         return self.get_input_at(len(self.inbound_nodes) - 1)
 
     @property
     def output(self) -> Any:
-        """Output tensor of the layer in its model."""
         return self.get_output_at(len(self.inbound_nodes) - 1)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -301,7 +284,6 @@ class QuantizedLayer(keras.layers.Wrapper):
         super().__setstate__({**state, "_one_call_at_a_time": threading.RLock()})
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
         config = {**super().get_config(), "quantize_config": self.quantize_config.get_config()}
         config["layer"]["config"] |= flatten.left_out_of_config(self.layer)
         return marked(config)
@@ -310,7 +292,6 @@ class QuantizedLayer(keras.layers.Wrapper):
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> "QuantizedLayer":
-        """Reads back what `get_config` wrote, after any trip through JSON."""
         config = unmarked(config)
         wrapped = dict(config.pop("layer"))
         # HDF5 files and SavedModels are read by Keras' older rules, which find a registered class
@@ -397,11 +378,7 @@ def constant_weights(model: keras.Model) -> Iterator[None]:
 
 
 class ConstantWeights:
-    """Copies of the effective kernels of a model's quantized layers.
-
-    Args:
-        model: see `constant_weights`.
-    """
+    """Copies of the effective kernels of a model's quantized layers."""
 
     def __init__(self, model: keras.Model) -> None:
         if not isinstance(model, keras.Model):

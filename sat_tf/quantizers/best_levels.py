@@ -44,11 +44,7 @@ _BLOCK = 2**12
 
 
 class _Flat:
-    """All values of a batch in one row, which is never copied: it may be most of the memory.
-
-    Args:
-        parts: of the batch, float32.
-    """
+    """All values of a batch in one row, which is never copied: it may be most of the memory."""
 
     def __init__(self, parts: Sequence[np.ndarray]) -> None:
         self.parts = [part.reshape(-1) for part in parts]
@@ -116,14 +112,7 @@ class Sample:
         return np.repeat(np.array(counts), sizes)
 
     def take(self, parts: Sequence[Tensor]) -> None:
-        """Looks at one batch of the tensor.
-
-        Args:
-            parts: of the batch, one behind the other.
-
-        Raises:
-            ValueError: some of it is NaN or infinite.
-        """
+        """Looks at one batch of the tensor, whose parts are one behind the other."""
         batch = _Flat([np.asarray(part).astype(np.float32, copy=False) for part in parts])
         if not np.all(np.isfinite(batch.ends)):
             raise ValueError(
@@ -163,12 +152,7 @@ class Sample:
 
 
 class _Errors:
-    """The quantization error of a sample.
-
-    Args:
-        sample: the values.
-        power: p of the error.
-    """
+    """The quantization error of a sample, to a power p."""
 
     def __init__(self, sample: SampledValues, power: int) -> None:
         self.values = np.asarray(sample.values, np.float32).reshape(-1)
@@ -190,10 +174,7 @@ def search(
 ) -> float:
     """The clipping level with the smallest quantization error, of 100 evenly spaced ones.
 
-    Args:
-        quantize: what becomes of float32 values at a clipping level.
-        sample: the values; no level above its largest magnitude is tried.
-        num_bits: bits of the quantizer.
+    No level above the largest magnitude of the sample is tried.
     """
     errors = _Errors(sample, _POWERS.get(num_bits, _USUAL_POWER))
     return _best_of_levels(quantize, errors, sample.largest)[0]
@@ -280,9 +261,6 @@ def best_range_of_logits(logits: np.ndarray) -> tuple[float, float]:
 
     Where some are certain and others nearly ties, a grid of all of them is too coarse for the ties:
     what is far below the largest one of its row, and how far, is of no account.
-
-    Args:
-        logits: rows of them, (n, classes).
 
     >>> best_range_of_logits(np.array([[0.0, 1.0], [1.0, 0.5], [-200.0, 1.0]]))[0] > -200.0
     True

@@ -11,7 +11,7 @@ from sat_tf.core.gradients import describe_surrogate
 from sat_tf.core.grid import LARGEST_INT8
 from sat_tf.core.ranges import axes_within, range_shape
 from sat_tf.core.tensors import Tensor, namespace
-from sat_tf.quantizers.protocol import Predecessor, VariableSpec, WeightRequest, bits_of
+from sat_tf.quantizers.protocol import Predecessor, VariableSpec, bits_of
 from sat_tf.quantizers.scaled import WeightsOnGrid
 from sat_tf.quantizers.settings import GAIN, WithSurrogate, known_sizes
 from sat_tf.quantizers.values import IntegerWeights, Variables
@@ -26,43 +26,21 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
     BatchNormalization right behind them. Backward: as documented there; gain and c are constants.
     The gain is the fixed, positive variable `rescale_gain`, which gives a pretrained layer's
     weights the size back that the clamp takes from them; 1 is the paper.
-
-    Args:
-        num_bits: 1 to 8, or None to clamp and rescale only.
-        grid: a name of `grid.GRIDS` or of `AUTOMATIC`.
-        range_axes: kernel axes with a maximum of their own; () for one maximum a layer.
-        detach_max: no gradient through the maximum.
-        rescale: a name of `rescale.METHODS`, or None.
-        fan_out: the layer's n̂, for the rescaling.
-        initial_gain: where the gain starts.
-        gain_axes: kernel axes with gains of their own. None, the paper: as `range_axes` where there
-            is a rescaling, and no variable otherwise.
-        surrogate: what rounding passes back, a row of `gradients.SURROGATES`.
-        surrogate_strength: see there; None is the usual one.
     """
 
     policy_name: ClassVar[str] = "dorefa"
+    asks: ClassVar[tuple[str, ...]] = (
+        *("num_bits", "grid", "range_axes", "detach_max", "rescale", "fan_out", "gain_axes"),
+    )
     int8_remedy: ClassVar[str] = "weight_grid='auto' or 'narrow', or with 7 bits"
 
-    detach_max: bool = False
+    detach_max: bool = False  # No gradient through the maximum.
     initial_gain: float = 1.0
+    # Kernel axes with gains of their own. None, the paper: as `range_axes` where there is a
+    # rescaling, and no variable otherwise.
     gain_axes: tuple[int, ...] | None = None
 
-    @classmethod
-    def asked(cls, request: WeightRequest) -> dict[str, Any]:
-        """Takes of a request what the constructor needs."""
-        return {
-            "num_bits": request.num_bits,
-            "grid": request.grid,
-            "range_axes": request.range_axes,
-            "detach_max": request.detach_max,
-            "rescale": request.rescale,
-            "fan_out": request.fan_out,
-            "gain_axes": request.channel_axes if request.keeps_function else None,
-        }
-
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
-        """The variable `rescale_gain`, where there is a gain."""
         axes = self.gain_axes
         if axes is None:
             if self.rescale is None:
@@ -72,7 +50,6 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
         return {GAIN: VariableSpec(shape=of_ranges, start=self.initial_gain)}
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
-        """Effective weights from latent weights, both in float32."""
         if self.num_bits is None:
             values = self.clamp(inputs)
         else:
@@ -98,11 +75,7 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
     def factor(self, values: Tensor, latent: Tensor) -> Tensor:
         """The rescaling constant c of these clamped or quantized weights; 1 without rescaling."""
         return rescale.rescale_factor(
-            values,
-            self.fan_out,
-            self.rescale or "none",
-            latent=latent,
-            range_axes=self.range_axes,
+            values, self.fan_out, self.rescale or "none", latent=latent, range_axes=self.range_axes
         )
 
     def describe(self) -> str:
@@ -117,7 +90,6 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
     # -- codes -------------------------------------------------------------------------------------
 
     def integer_weights(self, latent: Tensor, variables: Variables) -> IntegerWeights:
-        """Codes of the grid; its scale, times c and the gain where the layer has them."""
         settings = (self.bits, self.grid)
         codes = dorefa.weight_codes(latent, *settings, range_axes=self.range_axes)
         n = namespace(codes)
@@ -130,7 +102,6 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
         return IntegerWeights(codes, scales * n.cast(n.tensor(variables[GAIN]), "float64"))
 
     def units(self, latent: Tensor, variables: Variables) -> Tensor:
-        """The integers n = 0..top; `dorefa.weight_units`."""
         return dorefa.weight_units(latent, self.bits, self.grid, range_axes=self.range_axes)
 
     def can_be_held(self, latent: Tensor, variables: Variables) -> Tensor:
@@ -138,12 +109,10 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
         return ~dorefa.largest_weights(latent, range_axes=self.range_axes)
 
     def hold(self, latent: Tensor, variables: Variables, units: Tensor, held: Tensor) -> Tensor:
-        """Latent weights of which those that are held have given n; `dorefa.held_weights`."""
         axes = self.range_axes
         return dorefa.held_weights(latent, units, held, self.bits, self.grid, range_axes=axes)
 
     def stages(self, latent: Tensor) -> dict[str, Tensor]:
-        """The clamped weights Ŵ, and the quantized ones Q where it rounds."""
         found = {"clamped": self.clamp(latent)}
         if self.num_bits is not None:
             found["quantized"] = dorefa.quantize_weights(
@@ -152,7 +121,6 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
         return found
 
     def rescale_constant(self, latent: Tensor, variables: Variables) -> float | None:
-        """The mean of c times the gain; None without a rescaling."""
         if self.rescale is None:
             return None
         stages = self.stages(latent)
@@ -161,7 +129,6 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
         return float(namespace(factor).mean(factor * variables[GAIN]))
 
     def export_problem(self) -> str | None:
-        """Why its weights have no int8 codes, and what to do; None where they have."""
         if self.fits_int8:
             return super().export_problem()
         # The rounded grid reaches -128 at 8 bits, and a negative γ turns that into +128.
@@ -175,11 +142,9 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
 
     @property
     def keeps_gains(self) -> bool:
-        """Whether its gains hold the size of a pretrained layer's weights."""
         return self.gain_axes is not None
 
     def unrounded(self, latent: Tensor) -> Tensor:
-        """The clamped weights, rescaled."""
         clamped = self.clamp(latent)
         return clamped * self.factor(clamped, latent)
 
@@ -205,10 +170,7 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
         )
 
     def carry(self, latent: Tensor, variables: Variables, before: Predecessor) -> None:
-        """Takes over the gain, and makes up for another range or rescaling of the clamped weights.
-
-        See `WeightQuantizer.carry`.
-        """
+        """Takes over the gain, and makes up for another range or rescaling of clamped weights."""
         variable, old = variables.get(GAIN), before.quantizer
         if variable is None or not isinstance(old, DorefaQuantizer):
             return
@@ -246,14 +208,7 @@ def latent_kernel(
     """Latent weights whose clamped value is the kernel divided by its maximum.
 
     W = atanh(r K / m), m = max|K| over all axes but `range_axes`, r = min(m, 0.9). An all-zero
-    range has m = 1 and stays zero.
-
-    Args:
-        kernel: finite float weights, any shape.
-        range_axes: the axes that keep a maximum of their own.
-
-    Returns:
-        The latent weights, and m with the reduced axes kept at length 1; both float64.
+    range has m = 1 and stays zero. Both are float64, and m keeps the reduced axes at length 1.
 
     >>> latent, maximum = latent_kernel(np.array([[0.5, -2.0]]))
     >>> clamped = np.tanh(latent) / np.abs(np.tanh(latent)).max()

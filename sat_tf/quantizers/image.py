@@ -47,26 +47,18 @@ class ImageQuantizer(PixelQuantizer):
     later one, and so are doubtful ones before; what XLA compiles cannot warn. It also remembers, as
     a place in `seen_values.CHECKED_BY`, what tells that the range is the model's: training in it,
     or what `remember` was told.
-
-    Args:
-        low: real value of a pixel of 0; a number, or one for each channel.
-        high: real value of a pixel of 255, likewise.
-        reversed_channels: the model is fed the channels in reverse.
-        observes: remember what it is fed.
-        compares: remember `off_usual` too; False in saved models of before there was one.
-        is_checked: remember what has checked the range; False likewise.
     """
 
     input_type = INPUT_TYPES[0]
     _are_pictures = True  # until `variables` sees the shape
     _told = 0  # a doubt 1, a problem 2
 
-    low: Any = 0.0
-    high: Any = 255.0
-    reversed_channels: bool = False
-    observes: bool = True
-    compares: bool = False
-    is_checked: bool = False
+    low: Any = 0.0  # Real value of a pixel of 0; a number, or one for each channel.
+    high: Any = 255.0  # Of a pixel of 255, likewise.
+    reversed_channels: bool = False  # The model is fed the channels in reverse.
+    observes: bool = True  # Remember what it is fed.
+    compares: bool = False  # And `off_usual`; False in saved models of before there was one.
+    is_checked: bool = False  # Remember what has checked the range; False likewise.
 
     def __post_init__(self) -> None:
         self.low, self.high = (tuple(map(float, np.atleast_1d(v))) for v in (self.low, self.high))
@@ -91,7 +83,6 @@ class ImageQuantizer(PixelQuantizer):
         )
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
-        """The input as the file has it, in the type of `inputs`."""
         if COUNT in variables:
             when_training(training, lambda: self._observe(inputs, variables))
         change = self.range.change
@@ -108,10 +99,6 @@ class ImageQuantizer(PixelQuantizer):
         return n.cast(values, inputs.dtype) if "float" in str(inputs.dtype) else values
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
-        """The variables `lowest`, `highest`, `off_grid`, `observations`, `off_usual`, `checked_by`.
-
-        The last two are there only where the settings say so.
-        """
         self._are_pictures = len(shape) == 4
         if not self.observes:
             return {}
@@ -152,7 +139,6 @@ class ImageQuantizer(PixelQuantizer):
         return seen
 
     def seen(self, variables: Variables) -> SeenValues | None:
-        """The values that it remembers; None where it has none, or was never fed in training."""
         if COUNT not in variables or float(variables[COUNT].numpy()) == 0.0:
             return None
         lowest, highest = variables["lowest"].numpy(), variables["highest"].numpy()
@@ -161,19 +147,16 @@ class ImageQuantizer(PixelQuantizer):
         return SeenValues(lowest, highest, off_grid, self._are_pictures, usual)
 
     def checked_by(self, variables: Variables) -> str:
-        """Says what has told that the range is the model's; "" where nothing has."""
         known = variables.get(_CHECKED_BY)
         return CHECKED_BY[0 if known is None else int(known.numpy())]
 
     def forget_check(self, variables: Variables) -> None:
-        """Forgets what has told that the range is the model's: it was another one."""
         if _CHECKED_BY in variables:
             variables[_CHECKED_BY].assign(0.0)
 
     def remember(
         self, seen: SeenValues, variables: Variables, batches: int, *, checked_by: str = ""
     ) -> None:
-        """Replaces what it remembers; what has checked the range stays, once there is anything."""
         if _CHECKED_BY in variables and self.seen(variables) is None:
             variables[_CHECKED_BY].assign(float(CHECKED_BY.index(checked_by)))
         if self.observes:

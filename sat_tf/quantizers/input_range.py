@@ -45,10 +45,7 @@ class ImageGrid:
 
 
 def can_be_pictures(shape: Sequence[int | None]) -> bool:
-    """Whether an input can be fed pictures, grey ones or of red, green and blue.
-
-    Args:
-        shape: of one, without the batch dimension.
+    """Whether an input of a shape, without the batch, can be grey pictures or coloured ones.
 
     >>> can_be_pictures((None, None, 3)), can_be_pictures((96, 64))
     (True, False)

@@ -1,12 +1,11 @@
 """Weights whose scale is the mean magnitude of each channel: those of N2UQ."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from sat_tf.core import l1
 from sat_tf.core.grid import Bits, grid_units
 from sat_tf.core.tensors import Tensor
-from sat_tf.quantizers.protocol import WeightRequest
 from sat_tf.quantizers.scaled import ScaledWithSurrogate, WeightsOnGrid
 from sat_tf.quantizers.settings import true_or_false
 from sat_tf.quantizers.values import Variables
@@ -17,30 +16,21 @@ class L1Quantizer(WeightsOnGrid, ScaledWithSurrogate):
     """Weights on a grid whose size is 2 mean|w| or less: `l1.quantize_weights` (Liu et al. 2022).
 
     It has no variables: the size follows the latent weights.
-
-    Args:
-        grid: a name of `grid.GRIDS` or of `AUTOMATIC`.
-        over_size: divide the gradient by the size, as the authors do, who train with Adam, to which
-            that makes no difference. Under SGD it makes learning rates many times larger.
-        **settings: those of `ScaledWithSurrogate`.
     """
 
     policy_name: ClassVar[str] = "l1"
     method: ClassVar[str] = "L1"
+    asks: ClassVar[tuple[str, ...]] = (*ScaledWithSurrogate.asks, "grid")
 
+    # Divide the gradient by the size, as the authors do, who train with Adam, to which that makes
+    # no difference. Under SGD it makes learning rates many times larger.
     over_size: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         true_or_false("over_size", self.over_size)
 
-    @classmethod
-    def asked(cls, request: WeightRequest) -> dict[str, Any]:
-        """Takes of a request what the constructor needs."""
-        return {**super().asked(request), "grid": request.grid}
-
     def quantized(self, latent: Tensor, variables: Variables, num_bits: Bits) -> Tensor:
-        """`l1.quantize_weights`."""
         return l1.quantize_weights(
             latent,
             num_bits,
@@ -51,10 +41,8 @@ class L1Quantizer(WeightsOnGrid, ScaledWithSurrogate):
         )
 
     def codes_and_scales(self, latent: Tensor, variables: Variables) -> tuple[Tensor, Tensor]:
-        """`l1.weight_codes`."""
         return l1.weight_codes(latent, self.bits, self.grid, range_axes=self.range_axes)
 
     def units(self, latent: Tensor, variables: Variables) -> Tensor:
-        """The integers n = 0..top."""
         size = l1.weight_size(latent, self.bits, range_axes=self.range_axes)
         return grid_units(latent, size, self.bits, self.grid)

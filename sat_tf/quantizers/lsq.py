@@ -52,18 +52,15 @@ class LsqQuantizer(ScaledWithSurrogate):
 
     The trainable variable `magnitude` holds m = s · sqrt(highest code), for the layer or for each
     channel. It starts at what the latent weights tell, is kept positive, and has no weight decay.
-
-    Args:
-        start: "mean" has the scale of the paper, 2 mean|v| / sqrt(highest code), "error" the one
-            with the smallest quantization error, which is better without training: at 8 bits the
-            paper's reaches far beyond the largest weight.
-        **settings: those of `ScaledWithSurrogate`.
     """
 
     policy_name: ClassVar[str] = "lsq"
     method: ClassVar[str] = "LSQ"
     fewest_bits: ClassVar[int] = FEWEST_SIGNED_BITS
 
+    # "mean" has the scale of the paper, 2 mean|v| / sqrt(highest code), "error" the one with the
+    # smallest quantization error, which is better without training: at 8 bits the paper's reaches
+    # far beyond the largest weight.
     start: str = "mean"
 
     def __post_init__(self) -> None:
@@ -73,7 +70,6 @@ class LsqQuantizer(ScaledWithSurrogate):
         _check_beginning(self.start)
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
-        """The gain of a rescaling, and the trainable `magnitude`, where it rounds."""
         made = super().variables(shape)
         if self.num_bits is None:
             return made
@@ -101,10 +97,7 @@ class LsqQuantizer(ScaledWithSurrogate):
         return n.where(own >= SMALLEST_MAGNITUDE, own, usual)
 
     def carry(self, latent: Tensor, variables: Variables, before: Predecessor) -> None:
-        """Takes over the gain, and what magnitudes have become of their start.
-
-        See `WeightQuantizer.carry`.
-        """
+        """Takes over the gain, and what magnitudes have become of their start."""
         super().carry(latent, variables, before)
         if not isinstance(before.quantizer, LsqQuantizer) or MAGNITUDE not in variables:
             return
@@ -116,22 +109,18 @@ class LsqQuantizer(ScaledWithSurrogate):
         new.assign(old * (then / first))
 
     def quantized(self, latent: Tensor, variables: Variables, num_bits: Any) -> Tensor:
-        """`lsq.quantize_weights`."""
         return lsq.quantize_weights(latent, variables[MAGNITUDE], num_bits, **self.passed_back)
 
     def codes_and_scales(self, latent: Tensor, variables: Variables) -> tuple[Tensor, Tensor]:
-        """`lsq.weight_codes` and s."""
         codes = lsq.weight_codes(latent, variables[MAGNITUDE], self.bits)
         return codes, self.per_range(lsq.weight_scale(variables[MAGNITUDE], self.bits), codes)
 
     @property
     def code_ends(self) -> tuple[int, int]:
-        """The ends of two's complement; at 8 bits without -128."""
         return lsq_code_ends(self.bits)
 
     @property
     def largest_code(self) -> int:
-        """The largest magnitude among its codes."""
         return -self.code_ends[0]
 
     @property
@@ -141,12 +130,10 @@ class LsqQuantizer(ScaledWithSurrogate):
         return highest - lowest
 
     def units(self, latent: Tensor, variables: Variables) -> Tensor:
-        """The codes, counted from the lowest."""
         codes = lsq.weight_codes(latent, variables[MAGNITUDE], self.bits)
         return namespace(codes).cast(codes - self.code_ends[0], "float32")
 
     def can_be_held(self, latent: Tensor, variables: Variables) -> Tensor:
-        """All of them."""
         return namespace(latent).ones_like(latent, dtype="bool")
 
     def hold(self, latent: Tensor, variables: Variables, units: Tensor, held: Tensor) -> Tensor:
@@ -167,21 +154,16 @@ class LsqActivationQuantizer(UpToItsLevel):
     -(2^(b-1) - 1)..2^(b-1) - 1. The values are those of `pact.quantize_activation` and
     `quantize_stream`, and so is the gradient, which is Eq. 3 of the paper, but for the factor g of
     the scale: see `lsq.level_factor`.
-
-    Args:
-        signed: whether values can be negative.
-        start: where the model's statistics and `calibrate` set the level: "mean" at the paper's
-            scale 2 mean|x| / sqrt(highest code), "error" at the smallest quantization error.
-        counts_batch: see `lsq.level_factor`.
-        **settings: those of the other quantizers with a clipping level.
     """
 
     policy_name: ClassVar[str] = "lsq"
     has_own_gradient: ClassVar[bool] = True
 
     signed: bool = False
+    # Where the model's statistics and `calibrate` set the level: "mean" at the paper's scale
+    # 2 mean|x| / sqrt(highest code), "error" at the smallest quantization error.
     start: str = "mean"
-    counts_batch: bool = False
+    counts_batch: bool = False  # See `lsq.level_factor`.
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -202,19 +184,16 @@ class LsqActivationQuantizer(UpToItsLevel):
 
     @classmethod
     def asked(cls, request: ActivationRequest) -> dict[str, Any]:
-        """Takes of a request what the constructor needs."""
         reach = request.reach
         signed = request.signed if reach is None else reach.lowest is None
         return {**super().asked(request), "signed": signed}
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
-        """The quantized tensor, in the type of `inputs`."""
         bits = bits_of(self.num_bits, variables)
         factor = lsq.level_factor(inputs, self._highest(bits), counts_batch=self.counts_batch)
         return self.quantized(inputs, scaled_gradient(self.level(variables), factor), bits)
 
     def best_level(self, sample: SampledValues) -> float:
-        """The clipping level where the scale starts; see `start`."""
         if self.start == "error":
             return super().best_level(sample)
         seen = sample.values if self.signed else np.maximum(sample.values, 0.0)
@@ -246,18 +225,12 @@ class LsqPlusQuantizer(BelowZero):
     The range is that of `OffsetQuantizer`, from -(ℓ + ρ α) up to α, until it learns: its width is
     the trainable `clipping_level`, and its lower end moves by the trainable `offset`, which starts
     at 0. Forward and backward as in `lsq.quantize_with_offset`, gradients times g.
-
-    Args:
-        lowest: -ℓ, see `asymmetric.quantize_offset`.
-        share: ρ, see there.
-        counts_batch: see `lsq.level_factor`.
-        **settings: those of the other quantizers with a clipping level.
     """
 
     policy_name: ClassVar[str] = "lsq_plus"
     has_own_gradient: ClassVar[bool] = True
 
-    counts_batch: bool = False
+    counts_batch: bool = False  # See `lsq.level_factor`.
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -270,18 +243,15 @@ class LsqPlusQuantizer(BelowZero):
 
     @classmethod
     def create(cls, request: ActivationRequest) -> ActivationQuantizer:
-        """The quantizer of one tensor that it serves."""
         if _is_asymmetric(request):
             return super().create(request)
         options = {"start": "error", **request.options}
         return LsqActivationQuantizer.create(dataclasses.replace(request, options=options))
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
-        """The variable `clipping_level`, and the trainable scalar `offset`."""
         return {**super().variables(shape), OFFSET: VariableSpec(trainable=True)}
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
-        """The quantized tensor, in the type of `inputs`."""
         n = namespace(inputs)
         bits = bits_of(self.num_bits, variables)
         levels = in_float32(n, grid.levels(bits))
@@ -303,7 +273,6 @@ class LsqPlusQuantizer(BelowZero):
         return scale, moved - n.stop_gradient(self.share * level - self.lowest)
 
     def code_range(self, variables: Variables) -> CodeRange:
-        """Codes -z..a - z."""
         level = variables[CLIPPING_LEVEL]
         n = namespace(level)
         intervals = grid.levels(self.num_bits)

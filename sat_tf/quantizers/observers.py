@@ -34,17 +34,14 @@ class RangeObserver(Quantizer):
 
     Forward and backward: the tensor itself; or with `rounds`, `asymmetric.quantize_observed`, once
     something was observed.
-
-    Args:
-        rounds: the tensor is rounded here too, because other layers read what the file rounds.
-        trains_float: not in training, where it stays the tensor itself: a stream that the policy
-            leaves float is rounded by the file alone, and by Keras where it is to tell the same.
     """
 
     observes_range: ClassVar[bool] = True
     rounds_before_clipping: ClassVar[bool] = True
 
-    rounds: bool = False
+    rounds: bool = False  # The tensor is rounded, because other layers read what the file rounds.
+    # But not in training: a stream that the policy leaves float is rounded by the file alone, and
+    # by Keras where it is to tell the same.
     trains_float: bool = False
 
     @classmethod
@@ -60,11 +57,9 @@ class RangeObserver(Quantizer):
         return config
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
-        """The variables `lowest`, `highest` and `observations`."""
         return {name: VariableSpec(follows_data=True) for name in (*ENDS, COUNT)}
 
     def assume_fed(self, variables: Variables, scale: float) -> None:
-        """Makes the range [-scale, scale]."""
         self.remember(-scale, scale, variables, 1)
 
     def remember(self, lowest: float, highest: float, variables: Variables, batches: int) -> None:
@@ -81,7 +76,6 @@ class RangeObserver(Quantizer):
         return CodeRange(np.float32(scale), np.float32(-128.0 - zero_point), 255)
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
-        """The tensor, rounded or as it is; in training, the range has taken it in."""
         when_training(training, lambda: self._observe(inputs, variables))
         is_known = training is None or isinstance(training, bool | int)
         if not self.rounds or (self.trains_float and is_known and training):
@@ -110,10 +104,8 @@ class RangeObserver(Quantizer):
 class InputQuantizer(RangeObserver):
     """Quantizes an input that is no image to 8 bits, on the range that it has observed.
 
-    Forward and backward: those of a `RangeObserver` that rounds.
-
-    Args:
-        input_type: what the file takes: "int8", the codes, or "float32", of which it makes them.
+    Forward and backward: those of a `RangeObserver` that rounds. The file takes the codes, "int8",
+    or makes them of "float32".
     """
 
     def __init__(self, *, input_type: str) -> None:
@@ -142,11 +134,8 @@ def over_replicas(batch: Mapping[str, Tensor], variables: Variables) -> dict[str
     """The values of the whole batch, of those of each replica's share, on all devices and workers.
 
     Every replica of tf_keras assigns its own variables, in its step. As they are equal then, any
-    one of them is saved bit for bit, which their mean, that Keras 3 takes, is not.
-
-    Args:
-        batch: float32; the largest is taken of each value, but of "lowest" the smallest.
-        variables: what the batch is taken into.
+    one of them is saved bit for bit, which their mean, that Keras 3 takes, is not. Of each value
+    the largest is taken, but of "lowest" the smallest.
     """
     tf = tensorflow_of(variables)
     context = None if tf is None else tf.distribute.get_replica_context()
@@ -166,13 +155,7 @@ def over_replicas(batch: Mapping[str, Tensor], variables: Variables) -> dict[str
 def move_averages(variables: Variables, batch: Mapping[str, Tensor], momentum: float) -> Tensor:
     """Takes the values of a batch, if all are finite, into averages: the mean over the first ones.
 
-    Args:
-        variables: `observations`, and those of which the batch has values.
-        batch: the values, by the names of the variables.
-        momentum: weight of the past.
-
-    Returns:
-        How many batches there were before.
+    The momentum is the weight of the past. Returned is how many batches there were before.
     """
     n = namespace(batch["lowest"])
     finite = n.all(n.stack([n.all(n.isfinite(value)) for value in batch.values()]))
@@ -193,10 +176,7 @@ def expected_largest(values: np.ndarray) -> float:
     An end that falls off exponentially beyond t, the peaks-over-threshold method, has its largest
     value there. Values that all end at one bound, like probabilities, leave it where it is; that of
     a normal distribution is a quarter higher, and that of a heavy-tailed one twice as high. Where
-    no value is positive, none is expected to be.
-
-    Args:
-        values: any number of them; those that are not finite do not count.
+    no value is positive, none is expected to be. Values that are not finite do not count.
 
     >>> expected_largest(np.array([1.0, 1.0, 0.5])), expected_largest(np.array([-1.0, -2.0]))
     (1.0, 0.0)

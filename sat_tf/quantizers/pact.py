@@ -34,33 +34,19 @@ from sat_tf.quantizers.values import CodeRange, SampledValues, Variables
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class ClippingQuantizer(ActivationQuantizer):
-    """A quantizer with a trainable clipping level.
-
-    Args:
-        num_bits: bits of the codes.
-        initial_clipping_level: where the trainable `clipping_level` starts.
-        gradient: a row of `gradients.CLIPPING_GRADIENTS`.
-        ceiling: max_value of the rectifier it replaces; no clipping level taken from data or from a
-            policy starts above it.
-        rate: factor on the gradient of the clipping level, above 0.
-    """
+    """A quantizer with a trainable clipping level."""
 
     has_clipping_level: ClassVar[bool] = True
+    asks: ClassVar[tuple[str, ...]] = ("num_bits", "gradient", "rate", "ceiling")
 
     num_bits: int
-    initial_clipping_level: float = 8.0
-    gradient: str = "calibrated"
+    initial_clipping_level: float = 8.0  # Where the trainable `clipping_level` starts.
+    gradient: str = "calibrated"  # A row of `gradients.CLIPPING_GRADIENTS`.
+    # Of the rectifier it replaces; no clipping level of data or of a policy starts above it.
     ceiling: float | None = None
-    rate: float = 1.0
-
-    @classmethod
-    def asked(cls, request: ActivationRequest) -> dict[str, Any]:
-        """Takes of a request what the constructor needs."""
-        names = ("num_bits", "gradient", "rate", "ceiling")
-        return {name: getattr(request, name) for name in names}
+    rate: float = 1.0  # Factor on the gradient of the clipping level, above 0.
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
-        """The trainable scalar `clipping_level`, at least 1e-3."""
         start = first_clipping_level(self.initial_clipping_level, self.ceiling)
         level = VariableSpec(start=start, trainable=True, lowest=SMALLEST_CLIPPING_LEVEL)
         return {CLIPPING_LEVEL: level}
@@ -74,7 +60,6 @@ class ClippingQuantizer(ActivationQuantizer):
         return level if self.rate == 1.0 else scaled_gradient(level, self.rate)
 
     def best_level(self, sample: SampledValues) -> float:
-        """The clipping level with the smallest error on values, by the quantizer's own forward."""
         tensor = namespace(sample.values).tensor
 
         def quantize(values: np.ndarray, level: float) -> np.ndarray:
@@ -89,7 +74,6 @@ class UpToItsLevel(WithSurrogate, ClippingQuantizer):
     """A quantizer whose largest value is its clipping level; where `signed`, on both sides."""
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
-        """The quantized tensor, in the type of `inputs`."""
         return self.quantized(inputs, self.level(variables), bits_of(self.num_bits, variables))
 
     def quantized(self, inputs: Tensor, level: Tensor, bits: grid.Bits) -> Tensor:
@@ -119,7 +103,6 @@ class UpToItsLevel(WithSurrogate, ClippingQuantizer):
         return float(namespace(level).tensor(level))
 
     def best_level(self, sample: SampledValues) -> float:
-        """The clipping level with the smallest error on values."""
         return best_clipping_level(sample, self.num_bits, signed=self.signed)
 
 
@@ -136,7 +119,6 @@ class PactQuantizer(UpToItsLevel):
 
     @classmethod
     def create(cls, request: ActivationRequest) -> ActivationQuantizer:
-        """The quantizer of this file for the values that a tensor has."""
         reach = request.reach
         kind: type[ActivationQuantizer] = cls
         if reach is None:
@@ -156,29 +138,20 @@ class StreamQuantizer(UpToItsLevel):
 
     Its range is symmetric until `calibrate` finds that the tensor reaches less far on one side, and
     sets the variable `skew`, which training moves from then on.
-
-    Args:
-        skews: whether there is such a variable; False in saved models of before there was one, and
-            where only a symmetric range can be stored.
-        **settings: those of the other quantizers with a clipping level.
     """
 
     signed = True
+    asks: ClassVar[tuple[str, ...]] = (*ClippingQuantizer.asks, "skews")
 
+    # Whether there is such a variable; False in saved models of before there was one, and where
+    # only a symmetric range can be stored.
     skews: bool = False
 
-    @classmethod
-    def asked(cls, request: ActivationRequest) -> dict[str, Any]:
-        """Takes of a request what the constructor needs."""
-        return {**super().asked(request), "skews": request.skews}
-
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
-        """The variable `clipping_level`, and the trainable scalar `skew`, from -1 to 1."""
         made = super().variables(shape)
         return {**made, SKEW: VariableSpec(trainable=True)} if self.skews else made
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
-        """The quantized tensor, in the type of `inputs`."""
         if SKEW not in variables:
             return super().__call__(inputs, training, variables)
         n = namespace(inputs)
@@ -214,7 +187,6 @@ class StreamQuantizer(UpToItsLevel):
         return CodeRange(scale, lowest, intervals)
 
     def best_range(self, sample: SampledValues) -> dict[str, float]:
-        """The clipping level, and the skew, with the smallest error on values."""
         if not self.skews:
             return super().best_range(sample)
         level, skew = best_skewed_range(sample, self.num_bits)
@@ -223,34 +195,25 @@ class StreamQuantizer(UpToItsLevel):
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class BelowZero(WithSurrogate, ClippingQuantizer):
-    """A quantizer whose range reaches less far below 0 than above; see `quantize_offset`.
-
-    Args:
-        lowest: -ℓ, see `asymmetric.quantize_offset`.
-        share: ρ, see there.
-        **settings: those of the other quantizers with a clipping level.
-    """
+    """A quantizer whose range reaches less far below 0 than above; see `quantize_offset`."""
 
     signed = True
     rounds_before_clipping: ClassVar[bool] = True
 
-    lowest: float = 0.0
-    share: float = 0.0
+    lowest: float = 0.0  # -ℓ.
+    share: float = 0.0  # ρ.
 
     @classmethod
     def asked(cls, request: ActivationRequest) -> dict[str, Any]:
-        """Takes of a request what the constructor needs."""
         reach = request.reach or asymmetric.POSITIVE
         own = {"lowest": reach.lowest or 0.0, "share": reach.share}
         return {**super().asked(request), **own}
 
     @property
     def is_symmetric(self) -> bool:
-        """Never."""
         return False
 
     def best_level(self, sample: SampledValues) -> float:
-        """The clipping level with the smallest error on values, of those up to the largest one."""
         return best_offset_level(sample, self.num_bits, lowest=self.lowest, share=self.share)
 
 
@@ -258,7 +221,6 @@ class OffsetQuantizer(BelowZero):
     """Clips and quantizes a tensor with a small negative part: `asymmetric.quantize_offset`."""
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
-        """The quantized tensor, in the type of `inputs`."""
         return asymmetric.quantize_offset(
             inputs,
             self.level(variables),
@@ -270,7 +232,6 @@ class OffsetQuantizer(BelowZero):
         )
 
     def code_range(self, variables: Variables) -> CodeRange:
-        """Codes -z..a - z."""
         intervals = grid.levels(self.num_bits)
         level = variables[CLIPPING_LEVEL]
         n = namespace(level)
@@ -283,12 +244,10 @@ class _FixedQuantizer(WithSurrogate, ActivationQuantizer):
 
     @property
     def is_unit(self) -> bool:
-        """Always."""
         return True
 
     @property
     def rectifies(self) -> bool:
-        """Never: there is nothing to rectify."""
         return False
 
 
@@ -298,30 +257,22 @@ class UnitQuantizer(_FixedQuantizer):
 
     `pact.quantize_activation` or `pact.quantize_stream` with a clipping level of 1, which is no
     variable.
-
-    Args:
-        num_bits: bits of the codes.
-        signed: whether the range is [-1, 1].
-        surrogate: what rounding passes back, a row of `gradients.SURROGATES`.
-        surrogate_strength: see there; None is the usual one.
     """
 
     num_bits: int
-    signed: bool = False
+    signed: bool = False  # Whether the range is [-1, 1].
 
     @classmethod
     def asked(cls, request: ActivationRequest) -> dict[str, Any]:
-        """Takes of a request what the constructor needs."""
         reach = request.reach
-        return {"num_bits": request.num_bits, "signed": reach is not None and reach.is_negative}
+        signed = reach is not None and reach.is_negative
+        return {**super().asked(request), "signed": signed}
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
-        """The quantized tensor, in the type of `inputs`."""
         quantize = pact.quantize_stream if self.signed else pact.quantize_activation
         return quantize(inputs, 1.0, bits_of(self.num_bits, variables), **self.passed_back)
 
     def code_range(self, variables: Variables) -> CodeRange:
-        """Codes 0..a, or -a/2..a/2."""
         return _up_to(1.0, self.num_bits, self.signed)
 
 
@@ -332,13 +283,6 @@ class FixedGridQuantizer(_FixedQuantizer):
     `asymmetric.quantize_offset` with ends that are no variables: TFLite gives a sigmoid the scale
     1/256 from 0 to 255/256, and a tanh 1/128 from -1 to 127/128.
 
-    Args:
-        num_bits: bits of the codes.
-        lowest: the real value of the lowest code.
-        highest: that of the highest code.
-        surrogate: what rounding passes back, a row of `gradients.SURROGATES`.
-        surrogate_strength: see there; None is the usual one.
-
     >>> FixedGridQuantizer(highest=255 / 256)([0.1, 0.999], False, {}).numpy().tolist()
     [0.1015625, 0.99609375]
     """
@@ -346,23 +290,20 @@ class FixedGridQuantizer(_FixedQuantizer):
     rounds_before_clipping: ClassVar[bool] = True
 
     num_bits: int = 8
-    lowest: float = 0.0
-    highest: float = 1.0
+    lowest: float = 0.0  # The real value of the lowest code.
+    highest: float = 1.0  # Of the highest one.
 
     def __post_init__(self) -> None:
-        """It has codes for negative values where its range does."""
         super().__post_init__()
         self.signed = self.lowest < 0.0
 
     @classmethod
     def asked(cls, request: ActivationRequest) -> dict[str, Any]:
-        """Takes of a request what the constructor needs."""
         reach = request.reach or asymmetric.UNIT
         ends = {"lowest": reach.lowest or 0.0, "highest": reach.highest or 1.0}
-        return {"num_bits": request.num_bits, **ends}
+        return {**super().asked(request), **ends}
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
-        """The quantized tensor, in the type of `inputs`."""
         bits = bits_of(self.num_bits, variables)
         return asymmetric.quantize_offset(
             inputs, self.highest, bits, lowest=self.lowest, **self.passed_back
@@ -370,11 +311,9 @@ class FixedGridQuantizer(_FixedQuantizer):
 
     @property
     def is_symmetric(self) -> bool:
-        """Never."""
         return False
 
     def code_range(self, variables: Variables) -> CodeRange:
-        """Codes -z..a - z."""
         intervals, n = grid.levels(self.num_bits), namespace(self.highest)
         highest = n.tensor(self.highest)
         scale, below = scale_and_zero(highest, intervals, self.lowest, 0.0, n.floor)

@@ -69,6 +69,8 @@ class Quantizer(abc.ABC):
     # What the file takes for the input that it quantizes; None for a quantizer of any other tensor.
     input_type: str | None = None
     policy_name: ClassVar[str] = ""  # What policies call its class; "" for one that none names.
+    # What of a request its constructor takes.
+    asks: ClassVar[tuple[str, ...]] = ("num_bits",)
     # Whether it remembers the range of its tensor in its variables `lowest`, `highest` and
     # `observations`.
     observes_range: ClassVar[bool] = False
@@ -85,8 +87,7 @@ class Quantizer(abc.ABC):
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
         """The variables that it needs, by name, in the order in which they are made; none here.
 
-        Args:
-            shape: of the kernel, or of the tensor with its batch.
+        The shape is that of the kernel, or of the tensor with its batch.
         """
         del shape
         return {}
@@ -108,11 +109,8 @@ class Quantizer(abc.ABC):
     def assume_fed(self, variables: Variables, scale: float) -> None:
         """Gives variables that calibration would set plausible values; most have none.
 
-        Plans are made of models that have seen nothing, and of what their files would be later.
-
-        Args:
-            variables: its own.
-            scale: of the range, where it is not known beforehand.
+        Plans are made of models that have seen nothing, and of what their files would be later. The
+        scale is that of the range, where it is not known beforehand.
         """
         del variables, scale
 
@@ -147,8 +145,8 @@ class Quantizer(abc.ABC):
 
     @classmethod
     def asked(cls, request: Any) -> dict[str, Any]:
-        """Takes of a request what the constructor needs."""
-        return {"num_bits": request.num_bits}
+        """Picks the constructor's arguments from a request."""
+        return {name: getattr(request, name) for name in cls.asks}
 
     @classmethod
     def option_names(cls) -> tuple[str, ...]:
@@ -226,6 +224,11 @@ class WeightRequest:
         """The kernel's axes with a range of their own."""
         return self.channel_axes if self.range == "channel" else ()
 
+    @property
+    def gain_axes(self) -> tuple[int, ...] | None:
+        """The kernel's axes with gains of their own; None where the function is not kept."""
+        return self.channel_axes if self.keeps_function else None
+
 
 @dataclasses.dataclass(frozen=True)
 class Predecessor:
@@ -246,6 +249,7 @@ class WeightQuantizer(Quantizer):
     from -`largest_code` to `largest_code`.
     """
 
+    asks: ClassVar[tuple[str, ...]] = ("num_bits", "channel_axes")
     num_bits: int | None  # 1 to 8; None makes the effective weights without rounding them.
     rescale: str | None = None  # Name of SAT's rescaling, where it has one.
     # What a policy sets so that weights of 0 stay 0, where it has no 0.
@@ -258,22 +262,11 @@ class WeightQuantizer(Quantizer):
 
     @classmethod
     def usual_request(cls, options: Mapping[str, Any]) -> WeightRequest:
-        """A request for 8 bits with these options."""
         return WeightRequest(num_bits=8, options=options)
 
     @classmethod
-    def asked(cls, request: WeightRequest) -> dict[str, Any]:
-        """Takes of a request what the constructor needs."""
-        return {"num_bits": request.num_bits, "channel_axes": request.channel_axes}
-
-    @classmethod
     def bits_problem(cls, num_bits: int, options: Mapping[str, Any]) -> str | None:
-        """Why a policy cannot have these weight bits with these options; None where it can.
-
-        Args:
-            num_bits: at least `fewest_bits`.
-            options: `weight_options` of the policy, in which nothing else is wrong.
-        """
+        """Why a policy cannot have these weight bits with these options; None where it can."""
         del num_bits, options
         return None
 
@@ -415,21 +408,12 @@ class WeightQuantizer(Quantizer):
         return self.with_settings(num_bits=None)(latent, False, {})
 
     def begin(self, kernel: Any, variables: Variables) -> None:
-        """Gives its variables values that fit the latent weights; it has none here.
-
-        Args:
-            kernel: the latent weights, which stay as they are.
-            variables: its own.
-        """
+        """Gives its variables values that fit the latent weights, which stay; it has none here."""
 
     def keep_function(self, kernel: Any, variables: Variables) -> None:
         """Gives a float kernel, and the quantizer's variables, values that keep the function.
 
         Here the float weights are the latent ones.
-
-        Args:
-            kernel: a variable.
-            variables: its own.
         """
         self.begin(kernel, variables)
 
@@ -449,11 +433,8 @@ class WeightQuantizer(Quantizer):
     def carry(self, latent: Tensor, variables: Variables, before: Predecessor) -> None:
         """Takes over what another quantizer of its kind has in its variables.
 
-        Args:
-            latent: the latent weights, which both have.
-            variables: its own.
-            before: the other one; where the function has to stay, this makes up for what the two
-                do differently with the same latent weights.
+        Both have the same latent weights. Where the function has to stay, it makes up for what the
+        two do differently with them.
         """
         del latent
         for name, variable in variables.items():
@@ -516,7 +497,6 @@ class ActivationQuantizer(Quantizer):
 
     @classmethod
     def usual_request(cls, options: Mapping[str, Any]) -> ActivationRequest:
-        """A request for 8 bits with these options."""
         return ActivationRequest(num_bits=8, signed=cls.signed, options=options)
 
     @classmethod

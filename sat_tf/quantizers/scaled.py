@@ -23,34 +23,22 @@ from sat_tf.quantizers.values import IntegerWeights, Variables
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class RoundedWeights(WeightQuantizer):
-    """A quantizer of weights with scales for a layer or for its channels.
+    """A quantizer of weights with scales for a layer or for its channels."""
 
-    Args:
-        num_bits: 1 to 8, or None to not round.
-        range_axes: kernel axes with a scale of their own; () for one scale a layer.
-        rescale: name of SAT's rescaling, or None.
-        fan_out: the layer's n̂, for the rescaling.
-    """
-
-    num_bits: int | None
-    range_axes: tuple[int, ...] = ()
-    rescale: str | None = None
-    fan_out: int = 1
+    num_bits: int | None  # 1 to 8, or None to not round.
+    range_axes: tuple[int, ...] = ()  # Kernel axes with a scale of their own; () is one a layer.
+    rescale: str | None = None  # A name of `rescale.METHODS`, or None.
+    fan_out: int = 1  # The layer's n̂, for the rescaling.
 
     @property
     def bits(self) -> int:
-        """The bits of the codes.
-
-        Raises:
-            ValueError: it does not round.
-        """
+        """The bits of the codes; an error where it does not round."""
         if self.num_bits is None:
             raise ValueError(f"{self!r}: received a quantizer that does not round; give it bits.")
         return self.num_bits
 
     @property
     def channels_differ(self) -> bool:
-        """Whether output channels have scales of their own."""
         return bool(self.range_axes)
 
     def _described(self, method: str, unit: str) -> str:
@@ -63,17 +51,12 @@ class RoundedWeights(WeightQuantizer):
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class WeightsOnGrid(RoundedWeights):
-    """One whose codes are those of a row of `grid.GRIDS`.
-
-    Args:
-        grid: the name of one, or of `grid.AUTOMATIC`.
-        **settings: those of `RoundedWeights`.
-    """
+    """One whose codes are those of a row of `grid.GRIDS`."""
 
     follows_grid: ClassVar[bool] = True
     zeros_stay_with: ClassVar[str] = "weight_grid='narrow'"
 
-    grid: str = "auto"
+    grid: str = "auto"  # The name of one, or of `grid.AUTOMATIC`.
 
     @property
     def row(self) -> Grid:
@@ -82,12 +65,10 @@ class WeightsOnGrid(RoundedWeights):
 
     @property
     def largest_code(self) -> int:
-        """The largest magnitude among the codes of the grid."""
         return self.row.largest_code(self.bits)
 
     @property
     def code_ends(self) -> tuple[int, int]:
-        """The smallest and the largest code of the grid."""
         return self.row.code_ends(self.bits)
 
     @property
@@ -97,14 +78,12 @@ class WeightsOnGrid(RoundedWeights):
 
     @property
     def holds_zero(self) -> bool:
-        """Whether a weight of 0 stays 0."""
         # Every other code of a grid is left out where there are two of them to a unit: 0 among
         # them.
         return self.num_bits is None or self.row.codes_per_unit == 1
 
     @property
     def top_unit(self) -> int:
-        """The largest n of the grid."""
         return self.row.top(self.bits)
 
 
@@ -126,15 +105,12 @@ class ScaledQuantizer(RoundedWeights):
     Required: `quantized`, `codes_and_scales`, `largest_code`.
     """
 
+    asks: ClassVar[tuple[str, ...]] = ("num_bits", "range_axes", "fan_out")
+
     @classmethod
     def asked(cls, request: WeightRequest) -> dict[str, Any]:
-        """Takes of a request what the constructor needs."""
-        return {
-            "num_bits": request.num_bits,
-            "range_axes": request.range_axes,
-            "rescale": request.rescale if request.rescale in _RESCALES else None,
-            "fan_out": request.fan_out,
-        }
+        rescaling = request.rescale if request.rescale in _RESCALES else None
+        return {**super().asked(request), "rescale": rescaling}
 
     # -- what the subclasses say -------------------------------------------------------------------
 
@@ -143,13 +119,7 @@ class ScaledQuantizer(RoundedWeights):
 
     @abc.abstractmethod
     def quantized(self, latent: Tensor, variables: Variables, num_bits: Bits) -> Tensor:
-        """The quantized weights q before the rescaling, with their gradient.
-
-        Args:
-            latent: float32.
-            variables: its own.
-            num_bits: see `grid.Bits`.
-        """
+        """The quantized weights q before the rescaling, with their gradient."""
 
     @abc.abstractmethod
     def codes_and_scales(self, latent: Tensor, variables: Variables) -> tuple[Tensor, Tensor]:
@@ -158,11 +128,9 @@ class ScaledQuantizer(RoundedWeights):
     # -- what follows from that --------------------------------------------------------------------
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
-        """The variable `rescale_gain`, where there is a rescaling."""
         return {} if self.rescale is None else {GAIN: VariableSpec(start=1.0)}
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
-        """Effective weights from latent weights, both in float32."""
         values = inputs
         if self.num_bits is not None:
             values = self.quantized(inputs, variables, bits_of(self.num_bits, variables))
@@ -178,7 +146,6 @@ class ScaledQuantizer(RoundedWeights):
         return factor * namespace(factor).tensor(variables[GAIN])
 
     def integer_weights(self, latent: Tensor, variables: Variables) -> IntegerWeights:
-        """Codes and scales of q, these times c and the gain where the layer has them."""
         codes, scales = self.codes_and_scales(latent, variables)
         if self.rescale is not None:
             values = self.quantized(latent, variables, self.bits)
@@ -186,7 +153,6 @@ class ScaledQuantizer(RoundedWeights):
         return IntegerWeights(codes, scales)
 
     def rescale_constant(self, latent: Tensor, variables: Variables) -> float | None:
-        """The product of c and gain; None without a rescaling."""
         if self.rescale is None:
             return None
         values = self.with_settings(rescale=None)(latent, False, variables)
@@ -206,7 +172,6 @@ class ScaledQuantizer(RoundedWeights):
         return super().carries(before) and (same or not before.keep_function)
 
     def describe(self) -> str:
-        """One line for people."""
         return self._described(self.method, ", one scale")
 
 
@@ -229,5 +194,4 @@ class ScaledWithSurrogate(WithSurrogate, ScaledQuantizer):
         return scales if self.range_axes else n.reshape(scales, [1] * len(codes.shape))
 
     def describe(self) -> str:
-        """One line for people."""
         return super().describe() + describe_surrogate(self.surrogate, self.surrogate_strength)

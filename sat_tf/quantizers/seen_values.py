@@ -72,9 +72,7 @@ class SeenValues:
     def of(cls, values: Any, expected: InputRange) -> "SeenValues":
         """The values of an array, (n, ..., channels), for an input of some range.
 
-        Args:
-            values: of one image at least; anything whose slices are arrays will do.
-            expected: the range.
+        Anything of one image or more whose slices are arrays will do.
         """
         by_channel = expected.channels is not None
         axes = tuple(range(values.ndim - 1)) if by_channel else None

@@ -45,11 +45,7 @@ def usual_deviation(kernel_shape: Sequence[int]) -> float:
 
 
 def known_sizes(kernel_shape: Sequence[int | None]) -> tuple[int, ...]:
-    """The shape of a kernel, all of which is known.
-
-    Raises:
-        ValueError: some of it is not.
-    """
+    """The shape of a kernel, all of which has to be known."""
     sizes = tuple(size for size in kernel_shape if size is not None)
     if len(sizes) < len(kernel_shape):
         raise ValueError(
@@ -66,15 +62,10 @@ _SURROGATE = ("surrogate", "surrogate_strength")
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class WithSurrogate(Quantizer):
-    """A quantizer with a choice of what rounding passes back.
+    """A quantizer with a choice of what rounding passes back."""
 
-    Args:
-        surrogate: a row of `gradients.SURROGATES`.
-        surrogate_strength: see there; None is the usual one.
-    """
-
-    surrogate: str = STRAIGHT_THROUGH
-    surrogate_strength: float | None = None
+    surrogate: str = STRAIGHT_THROUGH  # A row of `gradients.SURROGATES`.
+    surrogate_strength: float | None = None  # See there; None is the usual one.
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -97,10 +88,6 @@ class WithSurrogate(Quantizer):
 
 
 def true_or_false(name: str, value: Any) -> None:
-    """Checks an option that is True or False.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """Raises ValueError unless an option is True or False."""
     if not isinstance(value, bool):
         raise ValueError(f"{name}={value!r}: expected True or False.")

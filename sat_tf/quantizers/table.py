@@ -35,11 +35,7 @@ from sat_tf.quantizers.protocol import (
 
 
 class Classes(MutableMapping[str, Any]):
-    """Classes by name; that of a dotted path is imported when it is first asked for.
-
-    Args:
-        rows: a class, or its path, by name.
-    """
+    """Classes by name; that of a dotted path is imported when it is first asked for."""
 
     def __init__(self, rows: Mapping[str, type | str]) -> None:
         self._rows: dict[str, Any] = dict(rows)
@@ -208,13 +204,7 @@ def make_range_observer(*, rounds: bool, trains_float: bool = False) -> Quantize
 
 
 def quantizer_problems(kind: str, name: str, fields: Mapping[str, Any]) -> list[str]:
-    """Returns what is wrong with the quantizer that a policy names, one line a problem.
-
-    Args:
-        kind: "weight" or "activation".
-        name: that the policy gives.
-        fields: of the policy, with the options and what else the quantizer has to go with.
-    """
+    """Returns what is wrong with the quantizer that a policy names, one line a problem."""
     table = _TABLES[kind]
     if name not in table:
         return [
@@ -251,11 +241,7 @@ def serialize_quantizer(quantizer: Quantizer | None) -> dict[str, Any] | None:
 
 
 def deserialize_quantizer(values: dict[str, Any] | None) -> Any:
-    """The quantizer that `serialize_quantizer` wrote.
-
-    Raises:
-        ValueError: nobody has registered it.
-    """
+    """The quantizer that `serialize_quantizer` wrote; an error where nobody has registered it."""
     if values is None:
         return None
     settings = dict(values)

@@ -77,13 +77,8 @@ def off_halves(values: Tensor, found: CodeRange, count: int | None) -> Tensor:
     rounds half up; for the usual factors its sums are multiples of 1/16 or 1/64, and 1/512 makes up
     for the last bits of float32. No other value is rounded otherwise.
 
-    Args:
-        values: made of values on a grid, real.
-        found: the grid.
-        count: how many values are in the window of a mean; None for images that are resized.
-
-    Returns:
-        float32, with the gradient of the values.
+    `count` is how many values are in the window of a mean; None for images that are resized. What
+    is returned is float32, with the gradient of the values.
 
     >>> grid = CodeRange(np.float32(1.0), np.float32(0.0), 255)
     >>> [float(x) for x in off_halves(np.float32([2.5, 200.5]), grid, 2)]

@@ -5,7 +5,8 @@ import pytest
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.qat.finetune import TRIED_RATES, _cut, _Schedule, finetune, refusal
+from sat_tf.qat.finetune import TRIED_RATES, _Schedule, finetune, refusal, row_of
+from sat_tf.qat.images import cut
 from tests.training.small import small_float_model, small_images
 
 IMAGES = small_images(train=64, test=33)
@@ -144,10 +145,10 @@ def test_a_cut_is_a_part_of_the_picture_with_nearly_the_aspect_of_the_input(size
     place = np.round(255 * columns / max(size[1] - 1, 1)).astype(np.uint8)
     picture = np.repeat(place[..., None], shape[2], axis=-1)
     for seed in range(20):
-        cut = _cut(picture, shape, np.random.default_rng(seed))
-        assert cut.shape == shape
-        assert cut.dtype == np.uint8
-        width = (cut.max().astype(int) - cut.min()) / 255 * size[1]
+        part = cut(picture, shape, np.random.default_rng(seed))
+        assert part.shape == shape
+        assert part.dtype == np.uint8
+        width = (part.max().astype(int) - part.min()) / 255 * size[1]
         widest = size[0] * shape[1] / shape[0] * 4 / 3
         assert width <= min(widest, size[1]) + 2
         if size[0] == size[1] and shape[0] == shape[1]:
@@ -156,9 +157,9 @@ def test_a_cut_is_a_part_of_the_picture_with_nearly_the_aspect_of_the_input(size
 
 def test_what_is_no_picture_is_not_cut():
     values = np.zeros((8, 8, 3), np.float32)
-    assert _cut(values, (8, 8, 3), np.random.default_rng(0)) is values
+    assert cut(values, (8, 8, 3), np.random.default_rng(0)) is values
     codes = np.zeros((8, 2), np.uint8)
-    assert _cut(codes, (8, 2), np.random.default_rng(0)) is codes
+    assert cut(codes, (8, 2), np.random.default_rng(0)) is codes
 
 
 def test_the_rate_rises_and_falls_to_nothing_on_half_a_cosine():
@@ -188,5 +189,6 @@ def test_what_cannot_be_trained_is_refused_with_all_problems():
     assert "received 64 images, expected 100 or more" in str(raised.value)
     assert "received 3 labels, expected 64" in str(raised.value)
     values = keras.Sequential([keras.layers.Dense(1, input_shape=(4,))])
-    assert refusal(values) == "a model with outputs of shape (1,) that are no row of classes"
-    assert refusal(small_float_model()) == ""
+    refused = "a model with outputs of shape (1,) that are no row of classes"
+    assert refusal(values, row_of(values)) == refused
+    assert refusal(small_float_model(), row_of(small_float_model())) == ""

@@ -7,7 +7,7 @@ import pytest
 
 import sat_tf
 from sat_tf.graph.network import Network
-from sat_tf.qat.range_doubts import _leads, certainty_doubt
+from sat_tf.qat.input_range_checks import _leads, certainty_doubt
 from sat_tf.quantizers.input_range import PIXELS, InputRange
 from sat_tf.training.data.digits import load_digits
 

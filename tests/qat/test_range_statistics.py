@@ -10,9 +10,9 @@ from sat_tf.export.certificate.input_ranges import CheckedRange, checked_by_accu
 from sat_tf.graph.layers.normalization import Statistics
 from sat_tf.graph.network import Network
 from sat_tf.qat.calibrate import StaleStatisticsWarning, estimate_statistics
+from sat_tf.qat.input_range_checks import _off, float_statistics
 from sat_tf.qat.inputs import input_nodes
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.qat.range_statistics import _off, float_statistics
 from sat_tf.qat.wrapper import output_quantizer
 from sat_tf.quantizers.input_range import InputRange, range_of
 from sat_tf.training.data.digits import load_digits

@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.qat.tfmot_adapter import make_variables
+from sat_tf.qat.configs import make_variables
 
 SHAPE = (3, 3, 4, 8)
 

@@ -8,7 +8,7 @@ import tf_keras as keras
 
 from sat_tf.core.tensors import namespace
 from sat_tf.keras3.quantized_layer import QuantizedLayer
-from sat_tf.qat.tfmot_adapter import make_variables
+from sat_tf.qat.configs import make_variables
 from sat_tf.quantizers.table import QUANTIZERS, deserialize_quantizer, serialize_quantizer
 from tests.quantizers.rows import others, rows
 

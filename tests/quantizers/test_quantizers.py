@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 import sat_tf
 from sat_tf.core import dorefa, pact
 from sat_tf.core.gradients import CLIPPING_GRADIENTS
-from sat_tf.qat.tfmot_adapter import AtLeast, make_variables
+from sat_tf.qat.configs import AtLeast, make_variables
 from sat_tf.quantizers.dorefa import DorefaQuantizer, latent_kernel
 from sat_tf.quantizers.image import ImageQuantizer
 from sat_tf.quantizers.input_range import range_of

@@ -15,11 +15,11 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node, call_in_inference
 from sat_tf.qat.calibrate import calibrate, float_weights
+from sat_tf.qat.configs import make_variables
 from sat_tf.qat.layout import GuessedClippingLevelsWarning, call_name, maker_of_codes
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.scheme import quantize_model
-from sat_tf.qat.tfmot_adapter import make_variables
 from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer
 from sat_tf.quantizers.protocol import ActivationQuantizer, Predecessor, WeightQuantizer
 from sat_tf.quantizers.values import SampledValues

@@ -39,6 +39,7 @@ class Plan:
 
     steps: int  # Of reconstruction for each block; 0 for none.
     epochs: int  # Of training; 0 for none.
+    row: str  # What the float model's outputs are: see `finetune.row_of`.
     learning_rate: float | None  # The highest of the training; None has a trial choose it.
     seed: int  # Of all that is drawn.
     output_type: str | None  # See `sat_tf.export_tflite`.
@@ -304,7 +305,7 @@ def _trained(
     import tf_keras as keras
 
     from sat_tf.export.snapping import snap_biases
-    from sat_tf.qat.finetune import finetune, row_of
+    from sat_tf.qat.finetune import finetune
 
     if pictures.training_labels is None:
         say(
@@ -312,7 +313,7 @@ def _trained(
             "No labels: the float model is the only teacher, and agreement is the share of its "
             "answers.",
         )
-        if row_of(model) == "logits":
+        if plan.row == "logits":
             say(
                 console,
                 "Note: the outputs are taken for logits of classes, which nothing in the model "
@@ -354,6 +355,7 @@ def _trained(
                 learning_rate=plan.learning_rate,
                 batch_size=batch_size,
                 seed=plan.seed,
+                row=plan.row,
                 folder=folder.file(output_folder.BACKUPS),
                 is_expected=bool(plan.resume) and not plan.steps,
                 finish=snap_biases,

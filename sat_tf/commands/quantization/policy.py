@@ -217,7 +217,7 @@ def with_input_range(
         guessing_problem,
         range_note,
     )
-    from sat_tf.qat.range_statistics import float_statistics
+    from sat_tf.qat.input_range_checks import float_statistics
 
     if policy.type_of(model.input_names[0]) != INPUT_TYPES[0]:
         return policy  # real values

@@ -20,7 +20,12 @@ from sat_tf.messages import first_ones
 from sat_tf.qat.calibrate import call_node
 from sat_tf.qat.images import Rows, new_rows
 from sat_tf.qat.inputs import kept_inputs
-from sat_tf.qat.layout import call_name, inner_layer, is_quantized
+from sat_tf.qat.layout import (
+    call_name,
+    inner_layer,
+    is_quantized,
+    name_in_front_of_insertions,
+)
 from sat_tf.qat.wrapper import QuantizedLayer, weight_quantizer
 from sat_tf.targets import Processor
 
@@ -49,9 +54,7 @@ class Block(NamedTuple):
 def find_blocks(network: Network, reference: Network) -> list[Block]:
     """The blocks of a quantized network, in order; the outputs end the last ones.
 
-    Args:
-        network: the quantized network.
-        reference: the float network, with the names that layers have inside quantized ones.
+    In the float network, layers have the names that they have inside quantized ones.
     """
     ends = dict(zip(network.outputs, reference.outputs, strict=True))
     found: dict[str, str] = {}
@@ -68,7 +71,8 @@ def find_blocks(network: Network, reference: Network) -> list[Block]:
         open_tensors = {name for name in (*open_tensors, node.name) if unread[name]}
         open_tensors -= set(network.inputs)
         since_end += weight_quantizer(node.layer) is not None
-        known = ends.get(node.name, known_as(network, node))
+        # The float node that computes the same, up to rounding.
+        known = ends.get(node.name, name_in_front_of_insertions(network, node.name))
         is_cut = open_tensors == {node.name} or since_end > _MOST_KERNELS
         is_end = is_cut and since_end and not has_masks and _is_end(network, node)
         if node.name in ends or (is_end and known in reference and known not in passed):
@@ -83,13 +87,7 @@ def find_reference(
 ) -> tuple[Network | None, list[str]]:
     """The float network that a quantized one was made from, with the names of its layers.
 
-    Args:
-        network: the quantized network.
-        float_model: a float tf_keras model, which may nest models or share layers.
-        processor: what the quantized one is for.
-
-    Returns:
-        The float network, and why it is not the one; None where there is no network at all.
+    Returned with it is why it is not the one; it is None where there is no network at all.
     """
     quantized = [node for node in network if isinstance(node.layer, QuantizedLayer)]
     annotated = [inner_layer(node.layer).name for node in quantized]
@@ -176,15 +174,6 @@ def _shapes(layer: Any) -> list[tuple[int, ...]]:
     return [tuple(variable.shape) for variable in layer.weights]
 
 
-def known_as(network: Network, node: Node) -> str:
-    """The name of the float node that computes what a quantized one does, up to rounding."""
-
-    def is_inserted(one: Node) -> bool:
-        return isinstance(one.layer, QuantizedLayer) and one.layer.quantize_config.inserted
-
-    return call_name(network.origin(node.name, is_inserted))
-
-
 def _is_end(network: Network, node: Node) -> bool:
     """Whether no normalization, function, sum or quantizer follows that belongs to the layer."""
     readers = network.consumers(node.name)
@@ -207,10 +196,6 @@ class Front:
     """The tensors of a network up to which it is computed, of all images.
 
     Only those that are still read are kept: in memory, and above 64 MiB each in a temporary file.
-
-    Args:
-        network: float or quantized.
-        images: an array for each input.
     """
 
     def __init__(self, network: Network, images: Sequence[Rows]) -> None:
@@ -242,12 +227,7 @@ class Front:
         return Span(nodes, given, compute)
 
     def advance(self, span: Span, *, keep: Collection[str] = ()) -> None:
-        """Computes a span for all images, and forgets what no later node reads.
-
-        Args:
-            span: from `up_to`.
-            keep: the names of tensors to keep in any case.
-        """
+        """Computes a span for all images, and forgets what no later node reads."""
         self._done |= {node.name for node in span.nodes}
         count, made = len(next(iter(self.tensors.values()))), dict[str, Rows]()
         for start in range(0, count if span.nodes else 0, _BATCH_SIZE):

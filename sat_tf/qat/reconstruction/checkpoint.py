@@ -61,17 +61,7 @@ class Checkpoint:
     saved: str = ""  # What the file holds, in words; "" where there is none of this reconstruction.
 
     def open(self, key: str, model: keras.Model, draw: np.random.Generator, *, blocks: int) -> None:
-        """Takes up what the file holds, and gives model and draws the state that they had.
-
-        Args:
-            key: of the reconstruction; see `key_of`.
-            model: that is fitted.
-            draw: of all that is drawn.
-            blocks: how many there are, for words.
-
-        Raises:
-            RunError: a file of this reconstruction was expected.
-        """
+        """Takes up what the file holds, and gives model and draws the state that they had."""
         self._key, self._model, self._draw, self._blocks = key, model, draw, blocks
         self._begin = self._last = time.monotonic()
         self._cost = 0.0
@@ -182,25 +172,14 @@ def _listed(name: str, file: Any) -> Iterator[np.ndarray]:
 
 
 def as_checkpoint(checkpoint: "Checkpoint | str | os.PathLike[str] | None") -> Checkpoint:
-    """A checkpoint, of which a path says enough.
-
-    Raises:
-        ValueError: it is no path, or cannot be written.
-    """
+    """A checkpoint, of which a path says enough."""
     if isinstance(checkpoint, Checkpoint):
         return checkpoint
     return Checkpoint(None if checkpoint is None else check_writable(checkpoint))
 
 
 def key_of(network: Network, reference: Network, images: Images, **settings: Any) -> str:
-    """A hash of all that a reconstruction depends on, but for the names of layers.
-
-    Args:
-        network: of the quantized model, before it is fitted.
-        reference: of the float model.
-        images: an array for each input.
-        **settings: plain values.
-    """
+    """A hash of all that a reconstruction depends on, but for the names of layers."""
     found = hashlib.sha256(repr((__version__, tf.__version__, sorted(settings.items()))).encode())
     for one in (network, reference):
         places = {node.name: place for place, node in enumerate(one)}

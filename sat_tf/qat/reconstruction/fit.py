@@ -78,9 +78,6 @@ class _Adam:
 
     in step t = 1, 2, ..., and then the constraint of the variable. Reference: Kingma and Ba, "Adam:
     A Method for Stochastic Optimization", 2015.
-
-    Args:
-        variables: those that it moves.
     """
 
     _MEAN, _SQUARE, _EPSILON = 0.9, 0.999, 1e-7
@@ -118,18 +115,13 @@ class _Adam:
 _LOGITS, _PROBABILITIES = "logits", "probabilities"
 # Classes that the float model finds unlikely tell much of it. At T = 1 they would hardly count: it
 # is sure of most images, above all of those that it was trained on.
-_TEMPERATURE = 4.0
+TEMPERATURE = 4.0
 
 
 def rows_of_classes(network: Network, name: str, shape: tuple[int | None, ...]) -> str:
     """How an output is rows of classes: "logits" or "probabilities"; "" where it is not.
 
     Layers that only move values, or pass them on, do not tell what these are.
-
-    Args:
-        network: of a float model.
-        name: of the node that makes the output.
-        shape: of the output, without the batch.
     """
     maker = network.origin(name, lambda node: layer_kinds.role_of(node.layer).keeps_codes)
     *_, size = shape or (None,)
@@ -159,25 +151,34 @@ class Aim(NamedTuple):
         return total / self.wanted.size
 
 
-def _log_shares(outputs: tf.Tensor, rows: str) -> tf.Tensor:
-    """The logarithms of the probabilities that a row of classes has at the temperature."""
-    if rows == _PROBABILITIES:
-        # A float32 softmax gives 0 below this; logarithms are logits, up to a constant of the row.
-        outputs = tf.math.log(tf.maximum(outputs, float(np.finfo(np.float32).tiny)))
-    return tf.nn.log_softmax(outputs / _TEMPERATURE)
+def logits_of(outputs: tf.Tensor, row: str) -> tf.Tensor:
+    """Logits in float32, which up to a constant of the row are the logarithms of probabilities."""
+    outputs = tf.cast(outputs, tf.float32)
+    # A float32 softmax gives 0 below this.
+    tiny = float(np.finfo(np.float32).tiny)
+    return tf.math.log(tf.maximum(outputs, tiny)) if row == _PROBABILITIES else outputs
+
+
+def soft_divergence(teacher: tf.Tensor, student: tf.Tensor, temperature: float) -> tf.Tensor:
+    """How far the student's probabilities are from the teacher's: T² KL(p || q).
+
+    p = softmax(teacher / T), q = softmax(student / T), KL(p || q) = Σ_k p_k (log p_k - log q_k).
+    The gradient of the student is T (q - p); without the factor T² it would shrink with T². Both
+    are float32 logits (batch, classes), and the teacher's get no gradient.
+
+    >>> teacher, student = tf.math.log([[0.5, 0.5]]), tf.math.log([[0.25, 0.75]])
+    >>> round(float(soft_divergence(teacher, student, 1.0)[0]), 6)
+    0.143841
+    """
+    log_p = tf.nn.log_softmax(tf.stop_gradient(teacher) / temperature)
+    log_q = tf.nn.log_softmax(student / temperature)
+    return temperature**2 * tf.reduce_sum(tf.exp(log_p) * (log_p - log_q), axis=-1)
 
 
 class Part:
-    """A part of a quantized network that is fitted at once.
+    """A part of a quantized network that is fitted at once to the tensors that nodes should make.
 
-    Args:
-        span: its nodes, and what they read.
-        aims: what some of its nodes should put out.
-        without: the identities of the layers that stay as they are.
-
-    Attributes:
-        span: see above.
-        layers: how many layers are fitted.
+    It leaves out the layers whose identities are given.
     """
 
     def __init__(self, span: Span, aims: Mapping[str, Aim], without: Collection[int] = ()) -> None:
@@ -202,20 +203,11 @@ class Part:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Gives the part the values with the smallest errors that are found.
 
-        Args:
-            plan: how.
-            fitted: the images that it is fitted to.
-            held_out: those by which its errors are measured.
-            draw: gives the order of the images.
-            advance: of a bar, by the nodes in each step.
-            checkpoint: gets the fit now and then, and may hold one that has begun.
-            limit: what no error may exceed; by default the errors before.
-            measure_statistics: gives normalizations statistics that fit the part, before its errors
-                are measured; while it is fitted they have those of batches. By default they have
-                the statistics that they keep.
-
-        Returns:
-            The errors before, and those that it has now.
+        The images that are held out measure its errors, none of which may exceed the limit, by
+        default the errors before. The checkpoint gets the fit now and then, and may hold one that
+        has begun. Where a function measures the statistics of normalizations, before the errors,
+        the part is fitted with those of batches; by default they keep what they have. Returned are
+        the errors before, and those that the part has now.
         """
         before = best = self.errors(held_out)
         if not self._trained:
@@ -294,9 +286,8 @@ class Part:
             one, other = (tf.cast(tensors[name], tf.float32) for tensors in (made, wanted))
             squared += tf.reduce_mean(tf.square(one - other)) / self._sizes[name]
             if aim.rows:
-                own, of_float = (_log_shares(tensor, aim.rows) for tensor in (one, other))
-                terms = tf.exp(of_float) * (of_float - own)
-                divergence += _TEMPERATURE**2 * tf.reduce_mean(tf.reduce_sum(terms, axis=-1))
+                student, teacher = (logits_of(tensor, aim.rows) for tensor in (one, other))
+                divergence += tf.reduce_mean(soft_divergence(teacher, student, TEMPERATURE))
         return tf.stack([squared, divergence])
 
 

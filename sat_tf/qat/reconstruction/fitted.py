@@ -1,8 +1,7 @@
 """Reconstruction on the way to a file: a calibrated model is fitted, and its gain recorded."""
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import ConfigDict
@@ -43,11 +42,7 @@ class Fitted:
 
     @classmethod
     def read(cls, folder: OutputFolder) -> "Fitted | None":
-        """The record in a folder; None where nothing was fitted.
-
-        Raises:
-            RunError: the file holds something else.
-        """
+        """The record in a folder; None where nothing was fitted."""
         name = output_folder.RECONSTRUCTION
         if not folder.file(name).exists():
             return None
@@ -77,12 +72,7 @@ class Fitted:
         outputs = (
             ("error of the outputs", digits(".3g"), self.error_before, self.error_after)
             if self.agreement_before is None
-            else (
-                "class of the float model",
-                share,
-                self.agreement_before,
-                self.agreement_after,
-            )
+            else ("class of the float model", share, self.agreement_before, self.agreement_after)
         )
         top1 = ("top-1 with labels", share, self.calibrated_top1, self.fitted_top1)
         words = [
@@ -112,32 +102,26 @@ def fit(
 ) -> Fitted:
     """Fits a calibrated model in place, also the layers that were frozen when it was trained.
 
-    Whatever is raised, also by `measure` and by an interruption, the model has not changed.
-
-    Args:
-        model: calibrated.
-        float_model: that it was made from.
-        images: as both take them, or batches of them.
-        num_images: how many there are.
-        steps: for each block.
-        seed: see `sat_tf.reconstruct`.
-        measure: gives top1, and top5 of many classes, of the model as its file would be, for which
-            it may move weights: they are put back.
-        keep_better: keep the calibrated model where its top1 is larger: labels then decide between
-            the two.
-        progress: show a bar.
-        checkpoint: keeps what is finished; see `sat_tf.reconstruct`.
-
-    Raises:
-        ValueError: the model cannot be fitted.
+    `measure` gives top1, and top5 of many classes, of the model as its file would be, for which it
+    may move weights: they are put back. With `keep_better` the calibrated model is kept where its
+    top1 is larger: labels then decide between the two. Whatever is raised, also by `measure` and by
+    an interruption, the model has not changed.
     """
+    import tf_keras as keras
+
     from sat_tf.qat.reconstruction.reconstruct import reconstruct
 
     calibrated = model.get_weights()
+    # A layer that was frozen in the training of the float model has been rounded as all others.
+    # Layers come before those inside, which take over what is set on them.
+    layers = [part for part in model.submodules if isinstance(part, keras.layers.Layer)]
+    frozen = [(layer, layer.trainable) for layer in layers]
     try:
         before = measure()
         model.set_weights(calibrated)
-        with _trainable(model):
+        try:
+            for layer in layers:
+                layer.trainable = True
             found = reconstruct(
                 model,
                 float_model,
@@ -148,6 +132,9 @@ def fit(
                 progress=progress,
                 checkpoint=checkpoint,
             )
+        finally:
+            for layer, was in frozen:
+                layer.trainable = was
         fitted = model.get_weights()
         after = measure()
     except BaseException:
@@ -169,23 +156,3 @@ def fit(
         fitted_top1=after.get("top1"),
         kept=found.kept and not is_worse,
     )
-
-
-@contextlib.contextmanager
-def _trainable(model: "keras.Model") -> Iterator[None]:
-    """In the block, no layer is frozen.
-
-    A layer that was frozen in the training of the float model has been rounded as all others.
-    """
-    import tf_keras as keras
-
-    # Layers come before those inside, which take over what is set on them.
-    layers = [part for part in model.submodules if isinstance(part, keras.layers.Layer)]
-    frozen = [(layer, layer.trainable) for layer in layers]
-    try:
-        for layer in layers:
-            layer.trainable = True
-        yield
-    finally:
-        for layer, was in frozen:
-            layer.trainable = was

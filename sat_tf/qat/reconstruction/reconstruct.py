@@ -16,10 +16,15 @@ from sat_tf.messages import ProblemsError, say
 from sat_tf.presentation.progress_bar import Progress, image_bar
 from sat_tf.presentation.tables import Column, RowTable, Table, digits, percent
 from sat_tf.qat.calibrate import call_node, measure_statistics, observe_ranges
-from sat_tf.qat.images import Batches, Images, gather, images_at_once, observe_pixels
+from sat_tf.qat.images import Batches, Images, gather, images_at_once
+from sat_tf.qat.input_range_checks import (
+    RangeStatistics,
+    in_inference,
+    observe_pixels,
+    range_statistics,
+)
 from sat_tf.qat.layout import quantized_network
 from sat_tf.qat.model_class import processor_of
-from sat_tf.qat.range_statistics import RangeStatistics, in_inference, range_statistics
 from sat_tf.qat.reconstruction.blocks import Block, Front, find_blocks, find_reference
 from sat_tf.qat.reconstruction.checkpoint import Checkpoint, as_checkpoint, key_of
 from sat_tf.qat.reconstruction.fit import Aim, Part, Plan, trained
@@ -263,16 +268,7 @@ def _not_ready(network: Network) -> list[str]:
 
 
 class _Reconstructor:
-    """One reconstruction.
-
-    Args:
-        network: of the quantized model.
-        reference: of the float model, in which layers have the names of those inside quantized
-            ones.
-        images: an array for each input.
-        steps: for a block.
-        seed: of all that is drawn.
-    """
+    """One reconstruction."""
 
     def __init__(
         self, network: Network, reference: Network, images: Images, *, steps: int, seed: int
@@ -284,13 +280,7 @@ class _Reconstructor:
         self._held_out, self._fitted = np.split(order, [held_out])
 
     def run(self, model: keras.Model, checkpoint: Checkpoint, *, shown: bool) -> Reconstruction:
-        """Fits the model.
-
-        Args:
-            model: whose network it is.
-            checkpoint: what may have been done already.
-            shown: whether there may be a bar.
-        """
+        """Fits the model."""
         start = model.get_weights()
         whole = self._whole()
         before, answers = whole.errors(self._held_out), whole.agreement(self._held_out)
@@ -300,7 +290,9 @@ class _Reconstructor:
                 "these images, expected finite ones; check the weights and statistics of both."
             )
         blocks = find_blocks(self._network, self._reference)
-        checkpoint.open(self._key, model, self._draw, blocks=len(blocks))
+        settings = {"steps": self._steps, "seed": self._seed}
+        key = key_of(self._network, self._reference, self._images, **settings)
+        checkpoint.open(key, model, self._draw, blocks=len(blocks))
         total = (_BLOCK.steps + _WHOLE.steps) * self._steps * len(whole.span.nodes)
         with image_bar("reconstructing", total, shown=shown) as progress:
             if len(checkpoint.fits) < len(blocks):
@@ -313,8 +305,8 @@ class _Reconstructor:
                         BlockFit(**one).undone().values for one in checkpoint.fits
                     ]
                 progress.at("the whole network")
-                settings = {"limit": before, "measure_statistics": self._measure_statistics}
-                self._fit(whole, "", _WHOLE, progress, checkpoint, **settings)
+                measuring = {"limit": before, "measure_statistics": self._measure_statistics}
+                self._fit(whole, "", _WHOLE, progress, checkpoint, **measuring)
         found = [BlockFit(**one) for one in checkpoint.fits]
         observe_ranges(self._network, Batches(self._images))
         after = whole.errors(self._held_out)
@@ -332,11 +324,6 @@ class _Reconstructor:
             held_out=len(self._held_out),
             seconds=checkpoint.seconds_so_far,
         )
-
-    @property
-    def _key(self) -> str:
-        settings = {"steps": self._steps, "seed": self._seed}
-        return key_of(self._network, self._reference, self._images, **settings)
 
     def _measure_statistics(self) -> None:
         """Gives normalizations the statistics of the fitted images in the quantized network."""

@@ -38,39 +38,24 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
 
     Where `num_bits` is not between the limits, all channels have that; policies have it so with 8
     bits alone, those of first and last layers.
-
-    Args:
-        num_bits: the mean, 1 to 8, or None to not round.
-        lowest: the fewest bits of a channel, 1 to 8.
-        highest: the most bits of a channel, `lowest` to 8.
-        grid: a name of `grid.GRIDS` or of `AUTOMATIC`.
-        over_size: divide the gradient by the size of the channel; see `l1.quantize_weights`.
-        **settings: those of `ScaledWithSurrogate`.
-
-    Raises:
-        ValueError: a limit is no number of bits, they exclude each other, or the grid has a single
-            value at the lowest bits.
     """
 
     policy_name: ClassVar[str] = "channel_bits"
     method: ClassVar[str] = "L1"
+    asks: ClassVar[tuple[str, ...]] = (*ScaledWithSurrogate.asks, "grid")
     follows_grid: ClassVar[bool] = True
     zeros_stay_with: ClassVar[str] = "weight_grid='narrow'"
     int8_remedy: ClassVar[str] = "weight_grid='auto', or a lower weight_options['highest']"
     levels_name: ClassVar[str] = "channel_bits"
     levels_type: ClassVar[str] = "uint8"
     levels_settings: ClassVar[tuple[str, ...]] = (
-        "num_bits",
-        "range_axes",
-        "lowest",
-        "highest",
-        "grid",
+        *("num_bits", "range_axes", "lowest", "highest", "grid"),
     )
 
-    lowest: int = 2
-    highest: int = 8
+    lowest: int = 2  # The fewest bits of a channel.
+    highest: int = 8  # The most.
     grid: str = "auto"
-    over_size: bool = False
+    over_size: bool = False  # Divide the gradient by the size: see `l1.quantize_weights`.
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -90,10 +75,8 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
 
     @classmethod
     def asked(cls, request: WeightRequest) -> dict[str, Any]:
-        """Takes of a request what the constructor needs."""
         # Channels of different bits have scales of their own, whatever the range.
-        own = {"range_axes": request.channel_axes, "grid": request.grid}
-        return {**super().asked(request), **own}
+        return {**super().asked(request), "range_axes": request.channel_axes}
 
     @classmethod
     def bits_problem(cls, num_bits: int, options: Mapping[str, Any]) -> str | None:
@@ -120,11 +103,9 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
         return [(int(each), find_grid(self.grid, int(each))) for each in bits]
 
     def levels_shape(self, kernel_shape: Sequence[int]) -> Sequence[int]:
-        """One number for each channel."""
         return range_shape(kernel_shape, self.range_axes)
 
     def first_levels(self, kernel: Tensor) -> np.ndarray:
-        """The bits with the least squared error."""
         shape, possible = self.levels_shape(kernel.shape), self._possible
         if len(possible) == 1:
             return np.full(shape, self.bits, np.uint8)
@@ -135,7 +116,6 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
         return bits.reshape(shape).astype(np.uint8)
 
     def values(self, latent: Tensor, levels: Tensor) -> Tensor:
-        """`l1.quantize_weights`."""
         return l1.quantize_weights(
             latent,
             namespace(levels).cast(levels, "int32"),
@@ -160,7 +140,6 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
         return n.cast(n.tensor(levels), "int32")
 
     def codes_and_scales(self, latent: Tensor, variables: Variables) -> tuple[Tensor, Tensor]:
-        """`l1.weight_codes`."""
         levels = self._levels(variables)
         return l1.weight_codes(latent, levels, self.grid, range_axes=self.range_axes)
 
@@ -168,12 +147,10 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
 
     @property
     def largest_code(self) -> int:
-        """The largest magnitude among the codes of the bits that a channel can have."""
         return max(-self.code_ends[0], self.code_ends[1])
 
     @property
     def code_ends(self) -> tuple[int, int]:
-        """The smallest and the largest code of the bits that a channel can have."""
         return self._ends(self._possible)
 
     def code_ends_of(self, kernel: Tensor) -> tuple[int, int]:
@@ -186,11 +163,9 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
 
     @property
     def top_unit(self) -> int:
-        """The number of integers from -`largest_code` to `largest_code`, less one."""
         return 2 * self.largest_code
 
     def code_count(self, variables: Variables) -> int:
-        """How many different codes the channels have with their bits."""
         codes: set[int] = set()
         for bits, row in self._rows(np.unique(variables[self.levels_name])):
             low, high = row.code_ends(bits)
@@ -207,12 +182,10 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
 
     @property
     def holds_zero(self) -> bool:
-        """Whether a weight of 0 stays 0, in all channels."""
         rows = [] if self.num_bits is None else self._rows(self._possible)
         return all(row.codes_per_unit == 1 for _, row in rows)
 
     def describe(self) -> str:
-        """One line for people."""
         line = super().describe()
         if self.num_bits is None or len(self._possible) == 1:
             return line
@@ -223,29 +196,12 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
 
 
 def squared_errors(
-    kernel: Tensor,
-    lowest: int,
-    highest: int,
-    grid: str = "auto",
-    *,
-    channel_axes: tuple[int, ...],
+    kernel: Tensor, lowest: int, highest: int, grid: str = "auto", *, channel_axes: tuple[int, ...]
 ) -> Tensor:
     """Σ (q - w)² of each channel at each number of bits, with q of `l1.quantize_weights`.
 
-    NaN and infinite weights are left out.
-
-    Args:
-        kernel: latent weights w, float32.
-        lowest: the fewest bits, at least 1.
-        highest: the most bits, at most 8.
-        grid: a name of `grid.GRIDS` or of `AUTOMATIC`.
-        channel_axes: the kernel's axes of output channels.
-
-    Returns:
-        float64, (channels, highest - lowest + 1); channels in the order of the kernel's memory.
-
-    Raises:
-        ValueError: bits out of range, unknown grid, or a grid without a step at the lowest bits.
+    NaN and infinite weights are left out. What is returned is float64, (channels, highest - lowest
+    + 1), with channels in the order of the memory of the kernel, which is float32.
 
     >>> import numpy as np
     >>> kernel = np.float32([[1.0, 2.0], [1.0, -6.0]])
@@ -274,13 +230,7 @@ def least_error_bits(errors: np.ndarray, lowest: int, mean: int) -> np.ndarray:
     over channels and bits spent. The result is the optimum in both cases. Of equal drops those at
     fewer bits come first, and then those of the first channels.
 
-    Args:
-        errors: of each channel (a row) at the lowest bits, one more, and so on; finite.
-        lowest: the bits of the first column.
-        mean: from the lowest bits to those of the last column.
-
-    Returns:
-        int64, one number of bits for each row.
+    Errors of each channel, a row, are finite, and those at the lowest bits, at one more, and so on.
 
     >>> least_error_bits(np.array([[9.0, 2.0, 0.0], [5.0, 4.0, 3.9]]), lowest=2, mean=3).tolist()
     [4, 2]

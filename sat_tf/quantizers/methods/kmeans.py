@@ -16,18 +16,12 @@ from sat_tf.core.ranges import SMALLEST_SIZE
 from sat_tf.core.tensors import Namespace, Tensor, computed_in_float32, in_float32, namespace
 from sat_tf.messages import did_you_mean
 from sat_tf.quantizers.methods.levels import LevelsOfWeights
-from sat_tf.quantizers.protocol import WeightRequest
 from sat_tf.quantizers.settings import true_or_false
 from sat_tf.quantizers.values import Variables
 
 
 def quantize_weights(
-    kernel: Tensor,
-    ids: Tensor,
-    num_bits: int,
-    *,
-    keep_zeros: bool = False,
-    each: bool = False,
+    kernel: Tensor, ids: Tensor, num_bits: int, *, keep_zeros: bool = False, each: bool = False
 ) -> Tensor:
     """Gives all weights of a cluster one value.
 
@@ -40,17 +34,8 @@ def quantize_weights(
     then do not depend on how large a cluster is.
 
     Computed in float32, sums in float64; returned in the type of `kernel`. A NaN weight stays NaN,
-    and the mean leaves NaN and infinite weights out.
-
-    Args:
-        kernel: latent weights w; float32, float16 or bfloat16.
-        ids: k of each weight, integers shaped like the kernel, 0 to 2^b - 1.
-        num_bits: 1 to 8.
-        keep_zeros: the value of cluster 0 is 0, and its weights have no gradient.
-        each: every weight has the gradient of its own, for clusters that change.
-
-    Raises:
-        ValueError: bits out of range.
+    and the mean leaves NaN and infinite weights out. With `keep_zeros` the value of cluster 0 is 0,
+    and its weights have no gradient.
 
     >>> kernel, ids = [-1.0, -0.5, 0.25, 0.5], [0, 0, 1, 1]
     >>> quantize_weights(kernel, ids, 1).numpy().tolist()
@@ -95,10 +80,7 @@ def weight_codes(
 ) -> tuple[Tensor, Tensor]:
     """The codes of `quantize_weights`, int32, and their float64 scale.
 
-    Raises:
-        ValueError: as there.
-        tf.errors.InvalidArgumentError: a weight is NaN, for which there is no code; ValueError on
-            JAX and PyTorch.
+    A NaN weight, for which there is no code, is an error.
     """
     n = namespace(kernel)
     latent, ids = in_float32(n, kernel), n.cast(ids, "int32")
@@ -189,19 +171,11 @@ class KMeansQuantizer(LevelsOfWeights):
 
     The variable `cluster_ids`, uint8 and shaped like the kernel, holds which of them share a value.
     k-means over the layer finds that when a model is quantized, and when it gets other bits.
-
-    Args:
-        num_bits: 1 to 8, or None to not round.
-        rescale: see `ScaledQuantizer`.
-        fan_out: see there.
-        initialization: where centroids start, a row of `INITIALIZATIONS`.
-        keep_zeros: weights that are 0 stay 0, as those of a pruned model; one of the values is 0.
-        reassign: weights move to the nearest cluster in every training step. Each has its own
-            gradient then; those of a cluster that share one would keep their distances for ever.
     """
 
     policy_name: ClassVar[str] = "kmeans"
     method: ClassVar[str] = "k-means"
+    asks: ClassVar[tuple[str, ...]] = ("num_bits", "fan_out")
     zeros_stay_with: ClassVar[str] = "weight_options={'keep_zeros': True}"
     levels_name: ClassVar[str] = "cluster_ids"
     levels_type: ClassVar[str] = "uint8"
@@ -209,8 +183,10 @@ class KMeansQuantizer(LevelsOfWeights):
     # Channels of a layer share its values.
     range_axes: ClassVar[tuple[int, ...]] = ()  # type: ignore[misc]
 
-    initialization: str = "linear"
-    keep_zeros: bool = False
+    initialization: str = "linear"  # Where centroids start, a row of `INITIALIZATIONS`.
+    keep_zeros: bool = False  # Weights that are 0 stay 0, as in a pruned model; one value is 0.
+    # Weights move to the nearest cluster in every training step. Each has its own gradient then;
+    # those of a cluster that share one would keep their distances for ever.
     reassign: bool = False
 
     def __post_init__(self) -> None:
@@ -219,17 +195,10 @@ class KMeansQuantizer(LevelsOfWeights):
         true_or_false("keep_zeros", self.keep_zeros)
         true_or_false("reassign", self.reassign)
 
-    @classmethod
-    def asked(cls, request: WeightRequest) -> dict[str, Any]:
-        """Takes of a request what the constructor needs."""
-        return {name: value for name, value in super().asked(request).items() if "axes" not in name}
-
     def levels_shape(self, kernel_shape: Sequence[int]) -> Sequence[int]:
-        """The shape of the kernel."""
         return kernel_shape
 
     def first_levels(self, kernel: Tensor) -> Any:
-        """The clusters of `cluster_ids`."""
         return cluster_ids(
             kernel.numpy(),
             self.bits,
@@ -238,23 +207,19 @@ class KMeansQuantizer(LevelsOfWeights):
         )
 
     def values(self, latent: Tensor, levels: Tensor) -> Tensor:
-        """`quantize_weights`."""
         return quantize_weights(
             latent, levels, self.bits, keep_zeros=self.keep_zeros, each=self.reassign
         )
 
     @property
     def follows(self) -> bool:
-        """Whether weights may move."""
         return self.reassign
 
     def next_levels(self, latent: Tensor, levels: Tensor) -> Tensor:
-        """The nearest clusters."""
         found = nearest_ids(latent, levels, self.bits, keep_zeros=self.keep_zeros)
         return namespace(found).cast(found, self.levels_type)
 
     def codes_and_scales(self, latent: Tensor, variables: Variables) -> tuple[Tensor, Tensor]:
-        """`weight_codes`."""
         codes, scale = weight_codes(
             latent, variables[self.levels_name], self.bits, keep_zeros=self.keep_zeros
         )
@@ -262,17 +227,14 @@ class KMeansQuantizer(LevelsOfWeights):
 
     @property
     def holds_zero(self) -> bool:
-        """Whether a weight of 0 stays 0."""
         return self.num_bits is None or self.keep_zeros
 
     def units(self, latent: Tensor, variables: Variables) -> Tensor:
-        """The clusters, of which those with the same code are one."""
         return weight_units(
             latent, variables[self.levels_name], self.bits, keep_zeros=self.keep_zeros
         )
 
     def describe(self) -> str:
-        """One line for people."""
         bits = "not rounded"
         if self.num_bits is not None:
             bits = f"of {self.num_bits} bits, {2**self.num_bits} values per layer"
@@ -298,11 +260,7 @@ INITIALIZATIONS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
 
 
 def cluster_ids(
-    kernel: np.ndarray,
-    num_bits: int,
-    *,
-    initialization: str = "linear",
-    keep_zeros: bool = False,
+    kernel: np.ndarray, num_bits: int, *, initialization: str = "linear", keep_zeros: bool = False
 ) -> np.ndarray:
     """The clusters of k-means in one dimension, by Lloyd's iterations.
 
@@ -310,17 +268,8 @@ def cluster_ids(
     Where there are no more distinct weights than clusters, each has its own. NaN and infinite
     weights have no part in it, and are in some cluster.
 
-    Args:
-        kernel: weights, any shape.
-        num_bits: 1 to 8; there are 2^b clusters.
-        initialization: a row of `INITIALIZATIONS`.
-        keep_zeros: weights of exactly 0 are cluster 0, and no others are; 2^b - 1 clusters remain.
-
-    Returns:
-        uint8, shaped like the kernel; larger for larger weights, but for that of zeros.
-
-    Raises:
-        ValueError: bits out of range, or an unknown initialization.
+    What is returned is uint8, shaped like the kernel, and larger for larger weights. With
+    `keep_zeros` weights of exactly 0, and no others, are cluster 0, and 2^b - 1 clusters remain.
 
     >>> cluster_ids(np.array([0.9, -1.0, 0.0, 1.1, 0.1]), 1).tolist()
     [1, 0, 0, 1, 0]

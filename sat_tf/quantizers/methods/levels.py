@@ -25,9 +25,6 @@ class LevelsOfWeights(ScaledQuantizer):
 
     Required: `codes_and_scales`, and what is abstract here; where it follows the weights,
     `next_levels`.
-
-    Attributes:
-        follows: whether it changes in training steps.
     """
 
     levels_name: ClassVar[str]  # Of the variable.
@@ -57,7 +54,6 @@ class LevelsOfWeights(ScaledQuantizer):
         return levels
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
-        """The gain of a rescaling, and the levels, where it rounds."""
         made = super().variables(shape)
         if self.num_bits is None:
             return made
@@ -69,13 +65,11 @@ class LevelsOfWeights(ScaledQuantizer):
         return {**made, self.levels_name: levels}
 
     def begin(self, kernel: Any, variables: Variables) -> None:
-        """Gives the variable what the latent weights tell."""
         if self.levels_name in variables:
             latent = in_float32(namespace(kernel), kernel)
             variables[self.levels_name].assign(self.first_levels(latent))
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
-        """Effective weights from latent weights, both in float32."""
         if self.num_bits is None:
             return super().__call__(inputs, training, variables)
         # Read once, so that graphs compute but once what both of the following need.
@@ -103,7 +97,6 @@ class LevelsOfWeights(ScaledQuantizer):
 
     @property
     def largest_code(self) -> int:
-        """The largest code of int8."""
         return LARGEST_INT8
 
     @property
@@ -112,10 +105,7 @@ class LevelsOfWeights(ScaledQuantizer):
         return 2**self.bits - 1
 
     def carry(self, latent: Tensor, variables: Variables, before: Predecessor) -> None:
-        """Takes over the gain, and what the variable has become where it would start the same way.
-
-        See `WeightQuantizer.carry`.
-        """
+        """Takes over the gain, and the variable where it would start the same way."""
         super().carry(latent, variables, before)
         old, new = before.quantizer.get_config(), self.get_config()
         if any(old.get(name) != new[name] for name in self.levels_settings):

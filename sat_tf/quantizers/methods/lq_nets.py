@@ -33,9 +33,6 @@ _FIRST_FITS = 8
 def lq_patterns(num_bits: int) -> list[list[float]]:
     """All e in {-1, 1}^b, one a row, by which LQ-Nets adds up a basis.
 
-    Raises:
-        ValueError: bits out of range.
-
     >>> lq_patterns(2)
     [[-1.0, -1.0], [1.0, -1.0], [-1.0, 1.0], [1.0, 1.0]]
     """
@@ -53,11 +50,8 @@ def snapped_basis(basis: Tensor) -> tuple[Tensor, Tensor]:
     where that sum is odd the largest of them gets smaller by 1, which makes every level
     (n · e) / 2 an integer from -127 to 127. s / 2 = v · n / n · n, the best for these n.
 
-    Args:
-        basis: one v a row, float32; one that is not finite counts as zeros.
-
-    Returns:
-        n, float32 and shaped like the basis, and s, positive: one number in each row.
+    The basis has one v a row, float32; one that is not finite counts as zeros. Returned are n,
+    float32 and shaped like the basis, and s, positive: one number in each row.
 
     >>> import numpy as np
     >>> integers, scale = snapped_basis(np.float32([[0.5, 1.0]]))
@@ -79,8 +73,7 @@ def snapped_basis(basis: Tensor) -> tuple[Tensor, Tensor]:
     count = n.where(is_zero, 0.0, count - odd * largest)
     integers = n.where(is_zero, 0.0, n.sign(basis) * count)
     fit = n.divide_no_nan(
-        n.sum(size * count, axis=-1, keepdims=True),
-        n.sum(n.square(count), axis=-1, keepdims=True),
+        n.sum(size * count, axis=-1, keepdims=True), n.sum(n.square(count), axis=-1, keepdims=True)
     )
     return integers, n.where(is_zero, 2.0 / largest_sum, 2.0 * fit)
 
@@ -88,12 +81,8 @@ def snapped_basis(basis: Tensor) -> tuple[Tensor, Tensor]:
 def levels(basis: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The codes of a basis in ascending order.
 
-    Args:
-        basis: one v a row, float32.
-
-    Returns:
-        The codes, float32, a row of 2^b for each row; the rows of `lq_patterns` that
-        make them, int32; and the scales of `snapped_basis`.
+    Returned are, for each row v of the basis, a row of 2^b codes, float32; the rows of
+    `lq_patterns` that make them, int32; and the scales of `snapped_basis`.
 
     >>> import numpy as np
     >>> codes, order, _ = levels(np.float32([[1.0, 0.5]]))
@@ -115,15 +104,8 @@ def quantize_weights(kernel: Tensor, basis: Tensor, *, range_axes: tuple[int, ..
     makes it the nearest to w; halfway between two levels it is the upper one.
     Backward: dq/dw = 1, and the basis has no gradient.
 
-    Computed in float32, returned in the type of `kernel`. A NaN weight stays NaN.
-
-    Args:
-        kernel: latent weights w; float32, float16 or bfloat16.
-        basis: float32, one row of b numbers for each range, in the order of its axes; 1 to 8 bits.
-        range_axes: axes that keep a basis of their own; () is one for the layer.
-
-    Raises:
-        ValueError: bits out of range.
+    Computed in float32, returned in the type of `kernel`. A NaN weight stays NaN. The basis has one
+    row of b numbers for each range, in the order of its axes.
 
     >>> import numpy as np
     >>> quantize_weights([-3.0, 0.0, 0.4, 1.1], np.float32([[0.5, 1.0]])).numpy()
@@ -145,10 +127,7 @@ def weight_codes(
 ) -> tuple[Tensor, Tensor]:
     """The codes of `quantize_weights`, int32, and the float64 scales of the ranges.
 
-    Raises:
-        ValueError: as there.
-        tf.errors.InvalidArgumentError: a weight is NaN, for which there is no code; ValueError on
-            JAX and PyTorch.
+    A NaN weight, for which there is no code, is an error.
     """
     n = namespace(kernel)
     latent = in_float32(n, kernel)
@@ -179,11 +158,7 @@ def level_values(units: Tensor, basis: Tensor, *, range_axes: tuple[int, ...] = 
 
 
 def next_basis(
-    kernel: Tensor,
-    basis: Tensor,
-    *,
-    range_axes: tuple[int, ...] = (),
-    momentum: float = 0.9,
+    kernel: Tensor, basis: Tensor, *, range_axes: tuple[int, ...] = (), momentum: float = 0.9
 ) -> Tensor:
     """The basis of the next step: the paper's quantization error minimization, QEM.
 
@@ -192,12 +167,6 @@ def next_basis(
     What B does not tell stays as it is, by a small ridge: v* minimizes
     mean (w - v* · e)² + 1e-4 |v* - v|². NaN and infinite weights are left out, and what
     float32 does not hold leaves v as it is.
-
-    Args:
-        kernel: latent weights w, float32.
-        basis: v, see `quantize_weights`.
-        range_axes: see there.
-        momentum: m, of 0 to 1.
 
     >>> import numpy as np
     >>> kernel = np.float32([-3.0, -1.0, 1.0, 3.0])
@@ -232,11 +201,6 @@ def first_basis(kernel: Tensor, num_bits: int, *, range_axes: tuple[int, ...] = 
     """A basis that fits a kernel: 2^(k-1) times what makes the smallest error, and QEM from there.
 
     A range of zeros has one of zeros, which keeps them.
-
-    Args:
-        kernel: latent weights, float32.
-        num_bits: 1 to 8.
-        range_axes: see `quantize_weights`.
 
     >>> import numpy as np
     >>> first_basis(np.float32([-3.0, -1.0, 1.0, 3.0]), 2).numpy().round(2).tolist()
@@ -302,10 +266,6 @@ class LqNetsQuantizer(LevelsOfWeights):
 
     The variable `basis` has one row of `num_bits` numbers for the layer or for each channel. It
     starts at what fits the latent weights, and follows them in training.
-
-    Args:
-        momentum: of the basis in a training step; at 0 it is what fits best, at 1 it stays.
-        **settings: those of `ScaledQuantizer`.
     """
 
     policy_name: ClassVar[str] = "lq_nets"
@@ -313,7 +273,7 @@ class LqNetsQuantizer(LevelsOfWeights):
     levels_name: ClassVar[str] = "basis"
     levels_settings: ClassVar[tuple[str, ...]] = ("num_bits", "range_axes")
 
-    momentum: float = 0.9
+    momentum: float = 0.9  # Of the basis in a training step; at 0 it is what fits, at 1 it stays.
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -324,29 +284,23 @@ class LqNetsQuantizer(LevelsOfWeights):
         self.momentum = float(self.momentum)
 
     def levels_shape(self, kernel_shape: Sequence[int]) -> Sequence[int]:
-        """One row for each range."""
         axes = {axis % len(kernel_shape) for axis in self.range_axes}
         return (math.prod(kernel_shape[axis] for axis in axes), self.bits)
 
     def first_levels(self, kernel: Tensor) -> Tensor:
-        """`first_basis`."""
         return first_basis(kernel, self.bits, range_axes=self.range_axes)
 
     def values(self, latent: Tensor, levels: Tensor) -> Tensor:
-        """`quantize_weights`."""
         return quantize_weights(latent, levels, range_axes=self.range_axes)
 
     @property
     def follows(self) -> bool:
-        """Always."""
         return True
 
     def next_levels(self, latent: Tensor, levels: Tensor) -> Tensor:
-        """`next_basis`."""
         return next_basis(latent, levels, range_axes=self.range_axes, momentum=self.momentum)
 
     def codes_and_scales(self, latent: Tensor, variables: Variables) -> tuple[Tensor, Tensor]:
-        """`weight_codes`."""
         return weight_codes(latent, self._basis(variables), range_axes=self.range_axes)
 
     @property
@@ -355,15 +309,12 @@ class LqNetsQuantizer(LevelsOfWeights):
         return self.num_bits is None
 
     def units(self, latent: Tensor, variables: Variables) -> Tensor:
-        """The levels, from the lowest, of which equal ones are one."""
         return weight_units(latent, self._basis(variables), range_axes=self.range_axes)
 
     def can_be_held(self, latent: Tensor, variables: Variables) -> Tensor:
-        """All of them."""
         return namespace(latent).ones_like(latent, dtype="bool")
 
     def hold(self, latent: Tensor, variables: Variables, units: Tensor, held: Tensor) -> Tensor:
-        """Latent weights of which those that are held are where their level is now."""
         basis = self._basis(variables)
         values = level_values(units, basis, range_axes=self.range_axes)
         return namespace(latent).where(held, values, latent)

@@ -37,9 +37,6 @@ from sat_tf.quantizers.values import Variables
 def qil_largest_code(num_bits: int) -> int:
     """The highest code of QIL's weights, 2^(b-1) - 1; the lowest is its negative.
 
-    Raises:
-        ValueError: bits out of range; at 1 bit the highest code is 0.
-
     >>> qil_largest_code(2), qil_largest_code(4), qil_largest_code(8)
     (1, 7, 127)
     """
@@ -55,12 +52,8 @@ def qil_largest_code(num_bits: int) -> int:
 def first_end(kernel: Tensor, *, range_axes: tuple[int, ...] = ()) -> Tensor:
     """The first end of the interval, max|w|, which begins at 0. Non-finite weights are left out.
 
-    Args:
-        kernel: latent weights, float32.
-        range_axes: axes that keep an interval of their own; () is one for the layer.
-
-    Returns:
-        float32; of the kernel's rank with length 1 along the other axes, or a scalar.
+    What is returned is float32, of the rank of the kernel with length 1 along the other axes, or a
+    scalar.
 
     >>> import numpy as np
     >>> first_end(np.float32([[1.0, -2.0], [3.0, 0.0]]), range_axes=(1,)).numpy()
@@ -94,20 +87,9 @@ def quantize_weights(
 
     Weights with |w| <= c - d are pruned and have no gradient, nor have those that are clipped. With
     another surrogate its factor comes on top of all three. Computed in float32, returned in the
-    type of `kernel`. A NaN weight stays NaN and adds nothing to dc and dd.
-
-    Args:
-        kernel: latent weights w; float32, float16 or bfloat16.
-        center: c >= 0: a scalar, or of the kernel's rank with length 1 along the axes that share an
-            interval.
-        distance: d > 0, shaped like `center`.
-        num_bits: 2 to 8; see `grid.Bits`.
-        gradient_factor: f.
-        surrogate: a row of `gradients.SURROGATES`.
-        strength: see there.
-
-    Raises:
-        ValueError: bits out of range, or an unknown surrogate.
+    type of `kernel`. A NaN weight stays NaN and adds nothing to dc and dd. Both c >= 0 and d > 0
+    are scalars, or of the rank of the kernel with length 1 along the axes that share an interval; f
+    is the `gradient_factor`.
 
     >>> quantize_weights([-9.0, -2.0, 0.9, 2.5], 2.0, 1.0, 3).numpy().tolist()
     [-3.0, -2.0, 0.0, 2.0]
@@ -133,10 +115,7 @@ def weight_scale(center: Tensor, distance: Tensor, num_bits: grids.Bits) -> Tens
 def weight_codes(kernel: Tensor, center: Tensor, distance: Tensor, num_bits: int) -> Tensor:
     """The codes of `quantize_weights`, int32.
 
-    Raises:
-        ValueError: bits out of range.
-        tf.errors.InvalidArgumentError: a weight is NaN, for which there is no code; ValueError on
-            JAX and PyTorch.
+    A NaN weight, for which there is no code, is an error.
     """
     n = namespace(kernel)
     latent, center, distance = (in_float32(n, each) for each in (kernel, center, distance))
@@ -214,17 +193,13 @@ class QilQuantizer(ScaledWithSurrogate):
     The trainable variables `interval_center` and `interval_distance`, for the layer or for each
     channel, start at c = d = max|w| / 2, which prunes and clips nothing. c is kept at 0 or above,
     d positive; they have no weight decay.
-
-    Args:
-        gradient_factor: of the gradients of c and d, which are sums over all weights.
-        **settings: those of `ScaledWithSurrogate`.
     """
 
     policy_name: ClassVar[str] = "qil"
     method: ClassVar[str] = "QIL"
     fewest_bits: ClassVar[int] = FEWEST_SIGNED_BITS
 
-    gradient_factor: float = 0.01
+    gradient_factor: float = 0.01  # Of c and d, whose gradients are sums over all weights.
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -238,7 +213,6 @@ class QilQuantizer(ScaledWithSurrogate):
         self.gradient_factor = float(factor)
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
-        """The gain of a rescaling, and the trainable interval, where it rounds."""
         made = super().variables(shape)
         if self.num_bits is None:
             return made
@@ -267,10 +241,7 @@ class QilQuantizer(ScaledWithSurrogate):
             variable.assign(n.where(own >= SMALLEST_DISTANCE, own, usual))
 
     def carry(self, latent: Tensor, variables: Variables, before: Predecessor) -> None:
-        """Takes over the gain and the interval, but for one of other ranges.
-
-        See `WeightQuantizer.carry`.
-        """
+        """Takes over the gain and the interval, but for one of other ranges."""
         super().carry(latent, variables, before)
         if CENTER not in variables or not isinstance(before.quantizer, QilQuantizer):
             return
@@ -279,7 +250,6 @@ class QilQuantizer(ScaledWithSurrogate):
             self.begin(latent, variables)
 
     def quantized(self, latent: Tensor, variables: Variables, num_bits: Bits) -> Tensor:
-        """`quantize_weights`."""
         return quantize_weights(
             latent,
             variables[CENTER],
@@ -290,12 +260,10 @@ class QilQuantizer(ScaledWithSurrogate):
         )
 
     def codes_and_scales(self, latent: Tensor, variables: Variables) -> tuple[Tensor, Tensor]:
-        """`weight_codes` and `weight_scale`."""
         interval = variables[CENTER], variables[DISTANCE]
         codes = weight_codes(latent, *interval, self.bits)
         return codes, self.per_range(weight_scale(*interval, self.bits), codes)
 
     @property
     def largest_code(self) -> int:
-        """2^(b-1) - 1."""
         return qil_largest_code(self.bits)

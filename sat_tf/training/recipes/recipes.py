@@ -16,7 +16,7 @@ import tf_keras as keras
 from sat_tf.graph import layer_kinds
 from sat_tf.output_folder import FLOAT_MODEL
 from sat_tf.presentation.tables import write_table
-from sat_tf.qat.finetune import soft_divergence
+from sat_tf.qat.reconstruction.fit import soft_divergence
 from sat_tf.qat.wrapper import QuantizedLayer, weight_quantizer
 from sat_tf.quantizers.protocol import WeightQuantizer
 from sat_tf.training.config.config import Config

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sat_tf.qat.finetune import soft_divergence
+from sat_tf.qat.reconstruction.fit import soft_divergence
 from sat_tf.training.recipes.recipes import distilled, smoothed_cross_entropy
 from sat_tf.training.step.learner import cross_entropy, training_copy
 from tests.training.recipes.trained import fitted, on_each_number_of_replicas

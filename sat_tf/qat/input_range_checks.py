@@ -1,0 +1,509 @@
+"""Whether a model is fed values of the range that it was trained on.
+
+Values that are those of the policy's `input_range` can still be wrong for the model: nothing in its
+graph says what it was trained on. Three signs tell.
+
+Layers at its entrance that convert pixels, such as Rescaling(1 / 255), leave next to nothing of
+values from 0 to 1, or make hundreds of pixels.
+
+A classifier that gives every image one class with a probability of 1, to the last bit of float32,
+is fed values hundreds of times too large, if it tells the classes apart on smaller ones: training
+by cross-entropy has no gradient that would take it there.
+
+The first normalizations of a network remember what the model was trained on: their means and
+variances are those of the pixels behind a convolution or two. Images in the range of the training
+have them again, and those of another usual range are several standard deviations off. They witness
+nothing where they are as they were initialized, and little where a model was trained for a few
+steps only: after n steps a moving average of momentum μ still has the share μ^n of its first value.
+Statistics that some n explains are not off. Images of another domain move means and variances as
+well, but not so that another usual range fits all channels.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tf_keras as keras
+
+from sat_tf.graph import layer_kinds
+from sat_tf.graph.layers.kind import Role
+from sat_tf.graph.layers.normalization import Statistics
+from sat_tf.graph.network import Network, Node, call_in_inference
+from sat_tf.graph.rewrite import with_layers_for_operations
+from sat_tf.messages import ProblemsError, first_ones, warn
+from sat_tf.pictures import spread_evenly
+from sat_tf.qat.images import Images
+from sat_tf.qat.inputs import kept_inputs
+from sat_tf.qat.layout import inner_layer
+from sat_tf.qat.wrapper import output_quantizer
+from sat_tf.quantizers.input_range import NAMED, PIXELS, InputRange
+from sat_tf.quantizers.protocol import PixelQuantizer
+from sat_tf.quantizers.seen_values import (
+    ON_AVERAGE,
+    RANGE_FIX,
+    STATISTICS,
+    USUAL,
+    SeenValues,
+    each_its_own,
+    fitting,
+    has_channels,
+    misfit,
+    pixel_doubt,
+)
+
+# -- what the graph and the answers tell ----------------------------------------------------------
+
+_COMPARED = (PIXELS, InputRange((0.0,), (1.0,)), NAMED["tf"])
+# How far apart the pixels 0 and 255 may be behind the layers that convert them. To subtract a mean
+# leaves 255; Normalization makes 2 to 25, or 100 of pictures without contrast.
+_LEAST_SPAN, _MOST_SPAN = 0.1, 500.0
+
+# A class is certain if its logit leads by this: logarithms of probabilities differ by 87 at most,
+# where float32 ends. In a trained classifier the lead of the median image is between the other two.
+_CERTAIN, _TOLD_APART = 69.0, (1.5, 30.0)
+_TINY = float(np.finfo(np.float32).tiny)
+# All of so many images but this percentage are certain.
+_MOST_JUDGED, _OTHERS = 64, 10.0
+# Other ranges are those that make values so many times smaller.
+_FACTOR = 50.0
+
+# The outputs of a network, by the names of its nodes, for images.
+Run = Callable[[np.ndarray], Mapping[str, np.ndarray]]
+
+
+def conversion_doubt(network: Network, node: Node, fed: InputRange) -> str | None:
+    """Says that a model's own layers convert other values than it is fed; None if they do not."""
+    entrance = _converted(network, node)
+    if entrance is None:
+        return None
+    layer, span = inner_layer(entrance[0].layer).name, _span(entrance, node, fed)
+    if span is None or _LEAST_SPAN <= span <= _MOST_SPAN:
+        return None
+    spans = {other: _span(entrance, node, other) or 0.0 for other in _COMPARED}
+    fits = [other for other, found in spans.items() if _LEAST_SPAN <= found <= _MOST_SPAN]
+    advice = f"input_range={fits[0]} fits that layer" if fits else "check that layer"
+    return (
+        f"the model's own layer {layer} makes values that lie {span:.3g} apart of "
+        f"input_range={fed}, which seems not to be what it was made for: {advice}"
+    )
+
+
+def converting_layer(network: Network, node: Node, fed: InputRange) -> str | None:
+    """Returns the name of the model's own layer that converts pixels, and was made for a range."""
+    entrance = _converted(network, node)
+    if entrance is None or conversion_doubt(network, node, fed) is not None:
+        return None
+    return str(inner_layer(entrance[0].layer).name)
+
+
+def _converted(network: Network, node: Node) -> list[Node] | None:
+    """The layers behind an input that convert it one after the other; None where none do."""
+    found: list[Node] = []
+    while True:
+        readers = network.consumers(node.name)
+        if len(readers) != 1:
+            break
+        (node,) = readers
+        layer = inner_layer(node.layer)
+        if layer_kinds.role_of(layer) in (Role.AFFINE, Role.SCALING):
+            found.append(node)
+        elif not layer_kinds.is_identity(layer, node.arguments):
+            break
+    return found or None
+
+
+def _span(layers: list[Node], node: Node, fed: InputRange) -> float | None:
+    """How far the ends of a range are apart behind layers, on the widest channel."""
+    shape = tuple(size or 1 for size in node.shape)
+    if fed.channels not in (None, shape[-1] if shape else None):
+        return None
+    ends = np.stack([np.broadcast_to(end, shape) for end in (fed.low, fed.high)])
+    values: Any = tf.constant(ends, tf.float32)
+    for one in layers:
+        values = inner_layer(one.layer)(values)
+    low, high = tf.cast(values, tf.float32).numpy()
+    return float(np.max(np.abs(high - low)))
+
+
+def certainty_doubt(
+    network: Network, images: np.ndarray, run: Run, fed: InputRange, *, is_stated: bool
+) -> str | None:
+    """Says that a classifier is as certain as float32 allows, and not in another range; else None.
+
+    `run` computes the outputs of the network without rounding anything. Where the policy does not
+    state the range, linear outputs are taken for logits too, which nothing tells from coordinates.
+    """
+    readers = {name: _leads_of(network, name, is_stated=is_stated) for name in network.outputs}
+    smaller = [one for one in _COMPARED if _FACTOR * np.max(one.scales) <= np.min(fed.scales)]
+    images = images[:_MOST_JUDGED].astype(np.float32)
+    if not smaller or not any(readers.values()):
+        return None
+
+    def are_certain(images: np.ndarray, percentage: float) -> dict[str, Callable[..., np.ndarray]]:
+        outputs = run(images)
+        return {
+            name: gaps
+            for name, gaps in readers.items()
+            if gaps is not None and np.percentile(gaps(outputs[name]), percentage) >= _CERTAIN
+        }
+
+    # If none of these few is certain, too few of all are.
+    few = math.ceil(_OTHERS / 100.0 * (len(images) - 1)) + 1
+    certain = are_certain(images[:few], 100.0) and are_certain(images, _OTHERS)
+    if not certain:
+        return None
+    pixels = (images - np.asarray(fed.low)) / fed.scales
+    if fed.reversed_channels:
+        pixels = pixels[..., ::-1]
+    for other in smaller:
+        outputs = run(other.fed(pixels))
+        apart = [float(np.median(gaps(outputs[name]))) for name, gaps in certain.items()]
+        if any(_TOLD_APART[0] <= gap <= _TOLD_APART[1] for gap in apart):
+            return (
+                f"fed input_range={fed}, the model is as certain of a class as float32 allows, for "
+                f"nine in ten images, and fed input_range={other} it is not. It may have been "
+                "trained on that: then give quantize_model a BitPolicy with it, and calibrate with "
+                f"such images. If it was trained on {fed}, all is well"
+                + ("" if is_stated else f", and BitPolicy(input_range={fed}) says so")
+            )
+    return None
+
+
+def _leads_of(
+    network: Network, name: str, *, is_stated: bool
+) -> Callable[[np.ndarray], np.ndarray] | None:
+    """The function that gives of an output by how much a class leads, for each image; or None."""
+    maker = network.origin(
+        name, lambda node: layer_kinds.role_of(inner_layer(node.layer)).keeps_codes
+    )
+    layer, size = inner_layer(maker.layer), (network[name].shape or (None,))[-1]
+    config = getattr(maker.layer, "quantize_config", None)
+    # A quantizer that stands in for a function reads, and gives here, what is in front of it.
+    is_before = config is not None and config.output and config.stands_at_activation(layer)
+    function = layer_kinds.activation_name(layer)
+    if layer_kinds.is_softmax(layer):
+        return _leads if is_before else lambda shares: _leads(_logarithms(shares))
+    if function == "sigmoid" and size == 1:
+        if is_before:
+            return lambda logit: _leads(np.concatenate([logit, np.zeros_like(logit)], axis=-1))
+        return lambda share: _leads(_logarithms(np.concatenate([share, 1.0 - share], axis=-1)))
+    if function == "linear" and not is_stated and size is not None and size > 1:
+        return _leads
+    return None
+
+
+def _logarithms(shares: np.ndarray) -> np.ndarray:
+    return np.asarray(np.log(np.maximum(shares, _TINY)))
+
+
+def _leads(logits: np.ndarray) -> np.ndarray:
+    """The lead of the largest logit, in the mean over the rows of each image."""
+    ordered = np.sort(logits.reshape(len(logits), -1, logits.shape[-1]), axis=-1)
+    return np.asarray(np.mean(ordered[..., -1] - ordered[..., -2], axis=1))
+
+
+# -- what statistics tell --------------------------------------------------------------------------
+
+# So many images are looked at, or fewer where their tensors have more bytes.
+_MOST_IMAGES, _FEWEST_IMAGES, _MOST_BYTES = 64, 16, 2**27
+# How far off statistics are is the mean over channels of `Statistics.deviation`, each up to 3, so
+# that no single one decides. By it, a range is far off above the first; at twice the scale of the
+# right one every channel is off by 0.69. Another one fits clearly up to the second, and if it is so
+# many times nearer.
+_MOST_OFF = 3.0
+_FAR, _FITS, _TIMES_NEARER = 0.6, 0.6, 3.0
+# A range is the only one that fits where all others are so far off, and so many times farther.
+_UNLIKE, _TIMES_FARTHER = 0.3, 2.0
+# Between this and far off, a range is doubtful where another one fits.
+_DOUBTFUL = 0.25
+# Scales that differ by less are the same, and ranges alike whose ends differ by so little of them.
+_SAME_SCALE, _ALIKE = 1.5, 0.1
+# Ranges that are so much farther off than the nearest, or so many times, fit as well.
+_BY_CHANCE, _AS_WELL = 0.03, 1.5
+# Channels that are off by the same in all ranges, as dead ones are, say nothing.
+_SAME = 0.1
+# After so many steps, nothing is left of where averages began.
+_MOST_STEPS, _TRIED_STEPS = 2**14, 40
+
+# Computes a node in inference, without rounding anything.
+Call = Callable[[Node, Any], tf.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class RangeStatistics:
+    """How far statistics of BatchNormalization are from those of images in some ranges."""
+
+    given: InputRange  # The range that the model is fed.
+    layers: tuple[str, ...]  # The normalizations, the first ones of the network.
+    # For each usual range and the given one, how far they are, in standard deviations: the mean
+    # over channels, of which each counts up to 3.
+    off: dict[InputRange, float]
+    off_start: float  # How far they are from those of a layer that was never trained.
+
+    @property
+    def fitting(self) -> InputRange | None:
+        """The range that fits where the given one certainly does not.
+
+        It is one of another scale: brighter pictures are like pictures in a range that is moved.
+        """
+        return self._clear(lambda found: not self._has_same_scale(found), _FAR)
+
+    @property
+    def doubt(self) -> str | None:
+        """What may be wrong with the range that is given; None where nothing is."""
+        found = self._clear(lambda found: True, _DOUBTFUL)
+        if found is None or self.fitting is not None:
+            return None
+        return (
+            f"of the usual ranges, {found} fits the model better than input_range={self.given}, by "
+            f"{self}; or these images are brighter or darker than those of the training"
+        )
+
+    @property
+    def likely(self) -> str:
+        """The range that fits, and those that fit nearly as well, in words."""
+        near = sorted(self.off.items(), key=lambda one: one[1])
+        near = [one for one in near if not self._has_same_scale(one[0])]
+        most = max(_AS_WELL * near[0][1], near[0][1] + _BY_CHANCE)
+        return " or ".join(str(found) for found, off in near if off <= most)
+
+    def _has_same_scale(self, found: InputRange) -> bool:
+        ratio = np.mean(found.scales) / np.mean(self.given.scales)
+        return bool(1.0 / _SAME_SCALE < ratio < _SAME_SCALE)
+
+    def _clear(self, is_meant: Callable[[InputRange], bool], far: float) -> InputRange | None:
+        """The nearest of some ranges, where it clearly fits and the given one is so far off."""
+        own = self.off[self.given]
+        others = [found for found in self.off if is_meant(found) and not _alike(found, self.given)]
+        best = min(others, key=self.off.__getitem__, default=None)
+        most = min(_FITS, own / _TIMES_NEARER, self.off_start / _TIMES_NEARER)
+        return best if best is not None and own >= far and self.off[best] <= most else None
+
+    @property
+    def best(self) -> "RangeStatistics | None":
+        """The same with the only range that fits as the given one; None where there is none."""
+        nearest = min(self.off, key=self.off.__getitem__)
+        found = dataclasses.replace(self, given=nearest)
+        return found if found.decides else None
+
+    @property
+    def decides(self) -> bool:
+        """Whether the given range fits, and no other one does."""
+        own = self.off[self.given]
+        others = [off for found, off in self.off.items() if not _alike(found, self.given)]
+        others.append(self.off_start)
+        return own < _FAR and all(off >= max(_UNLIKE, _TIMES_FARTHER * own) for off in others)
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with the range that is given, where another one fits."""
+        fitting = self.fitting or self.given
+        return (
+            f"received a model that is fed input_range={self.given}, expected the range that it "
+            f"was trained with, which is {self.likely} by {self}. Quantize the float model with "
+            f"BitPolicy(input_range={fitting}), and give uint8 pixels, which are scaled for you, "
+            f"or {fitting.scaling}"
+        )
+
+    def __str__(self) -> str:
+        near = sorted(self.off.items(), key=lambda one: (one[0] != self.given, one[1]))[:2]
+        parts = []
+        for input_range, off in near:
+            is_far = off >= 0.95 * _MOST_OFF
+            words = "3 standard deviations or more" if is_far else f"{off:.2g} standard deviations"
+            parts.append(f"{words} off with {input_range}")
+        return f"{STATISTICS} ({first_ones(self.layers, 3)}), which are {', '.join(parts)}"
+
+
+def _alike(one: InputRange, other: InputRange) -> bool:
+    """Whether two ranges are one to pictures, in which the order of channels hardly shows."""
+    size = max(len(one.low), len(other.low))
+    ends = [np.sort(np.broadcast_to(v, size)) for r in (one, other) for v in (r.low, r.high)]
+    width = np.max(ends[1] - ends[0])
+    return bool(np.max(np.abs(np.subtract(ends[:2], ends[2:]))) <= _ALIKE * width)
+
+
+def first_norms(network: Network, name: str) -> list[Node]:
+    """The normalizations behind an input that have no other one in front, and moving statistics."""
+    found: list[Node] = []
+    for node in network:
+        layer = inner_layer(node.layer)
+        if not layer_kinds.is_batch_normalization(layer) or node.arguments.get("training"):
+            continue
+        before = network.before(node.name)
+        is_first = not any(
+            layer_kinds.is_batch_normalization(inner_layer(network[one].layer)) for one in before
+        )
+        mean, variance = (v.numpy() for v in (layer.moving_mean, layer.moving_variance))
+        is_trained = np.any(mean != 0.0) or np.any(variance != 1.0)
+        if name in before and is_first and is_trained and np.all(np.isfinite([mean, variance])):
+            found.append(node)
+    return found
+
+
+def range_statistics(
+    network: Network, name: str, images: Sequence[Any], given: InputRange, call: Call
+) -> RangeStatistics | None:
+    """Compares statistics of BatchNormalization with those of images in the usual ranges.
+
+    The network is a float model, or a quantized one whose statistics are as they were trained. Its
+    first layers fold no large shift: they pad with that instead of 0. None where no statistics tell
+    anything.
+    """
+    norms = first_norms(network, name)
+    if not norms:
+        return None
+    needed = {name for norm in norms for name in (norm.name, *network.before(norm.name))}
+    of_image = 4 * max(int(np.prod([s or 1 for s in network[one].shape])) for one in needed)
+    most = int(np.clip(_MOST_BYTES // of_image, _FEWEST_IMAGES, _MOST_IMAGES))
+    chosen = spread_evenly(len(images[0]), most)
+    fed = dict(zip(network.inputs, (array[chosen] for array in images), strict=True))
+    pixels = given.pixels(fed[name].astype(np.float32))
+
+    def measured(found: InputRange) -> list[Statistics]:
+        own = fed if found == given else {**fed, name: found.fed(pixels)}
+        return _measured(network, norms, needed, own, call)
+
+    usual = [one for one in USUAL if has_channels(one, pixels.shape[-1])]
+    off = {found: _off(norms, measured(found)) for found in dict.fromkeys((given, *usual))}
+    telling = np.ptp(list(off.values()), axis=0) > _SAME
+    if not np.any(telling):
+        return None
+    means = {found: float(np.mean(values[telling])) for found, values in off.items()}
+    layers = [inner_layer(one.layer) for one in norms]
+    off_starts = []  # How far they are from those that layers begin with.
+    for own in map(Statistics.of, layers):
+        start = Statistics(np.zeros_like(own.mean), np.ones_like(own.variance), own.epsilon)
+        off_starts.append(np.ravel(np.minimum(own.deviation(start), _MOST_OFF)))
+    off_start = np.concatenate(off_starts)
+    return RangeStatistics(
+        given, tuple(one.name for one in layers), means, float(np.mean(off_start[telling]))
+    )
+
+
+def float_statistics(
+    model: keras.Model, images: Sequence[Any], place: int, given: InputRange
+) -> RangeStatistics | None:
+    """The same of a float model, which may nest others; None where nothing tells."""
+    try:
+        network = Network(with_layers_for_operations(model))
+    except ValueError:  # it has no graph, which quantizing it tells better
+        return None
+    return range_statistics(network, network.inputs[place], images, given, in_inference)
+
+
+def in_inference(node: Node, inputs: Any) -> tf.Tensor:
+    """Computes a node of a float network."""
+    return call_in_inference(node, node.layer, inputs if node.takes_list else [inputs])
+
+
+def _measured(
+    network: Network, norms: list[Node], needed: set[str], fed: dict[str, Any], call: Call
+) -> list[Statistics]:
+    """The statistics of what normalizations read."""
+    kept = kept_inputs(network)
+    read = {norm.inputs[0]: float(inner_layer(norm.layer).epsilon) for norm in norms}
+    tensors = {
+        name: tf.cast(array, network[name].type if name in kept else tf.float32)
+        for name, array in fed.items()
+    }
+    found = {}
+    waiting = [node for node in network if node.name in needed]
+    for place, node in enumerate(waiting):
+        if node.name not in tensors:
+            given = [tensors[name] for name in node.inputs]
+            tensors[node.name] = call(node, given if node.takes_list else given[0])
+        if node.name in read:
+            values = tf.cast(tensors[node.name], tf.float32)
+            mean, variance = tf.nn.moments(values, list(range(values.shape.rank - 1)))
+            found[node.name] = Statistics(
+                mean.numpy().astype(np.float64), variance.numpy().astype(np.float64), 0.0
+            )
+        still_read = {name for later in waiting[place + 1 :] for name in later.inputs}
+        tensors = {name: value for name, value in tensors.items() if name in still_read | {*fed}}
+    return [
+        dataclasses.replace(found[norm.inputs[0]], epsilon=read[norm.inputs[0]]) for norm in norms
+    ]
+
+
+def _off(norms: list[Node], measured: list[Statistics]) -> np.ndarray:
+    """How far the own statistics of normalizations are from measured ones, for each channel.
+
+    It is the least over the steps that the moving averages may have been moved by.
+    """
+    layers = [inner_layer(norm.layer) for norm in norms]
+    own = [Statistics.of(layer) for layer in layers]
+    steps = [*np.unique(np.geomspace(1, _MOST_STEPS, _TRIED_STEPS).round()), np.inf]
+
+    def after(count: float) -> np.ndarray:
+        shares = [1.0 - layer.momentum**count if count < np.inf else 1.0 for layer in layers]
+        lagging = [
+            Statistics(share * m.mean, share * m.variance + 1.0 - share, m.epsilon)
+            for share, m in zip(shares, measured, strict=True)
+        ]
+        return np.concatenate([np.ravel(o.deviation(m)) for o, m in zip(own, lagging, strict=True)])
+
+    every = [np.minimum(np.nan_to_num(after(count), nan=_MOST_OFF), _MOST_OFF) for count in steps]
+    return min(every, key=np.mean)
+
+
+# -- all of it -------------------------------------------------------------------------------------
+
+
+def observe_pixels(
+    several: Images,
+    network: Network,
+    batches: int,
+    compared: Callable[[str, InputRange], RangeStatistics | None],
+    *,
+    by: str = "calibrate",
+) -> None:
+    """Checks that images have the values of the model's input range, and records them.
+
+    `compared` compares, for an input and its range, statistics of BatchNormalization with those of
+    the images; of a float model nothing is checked. Nothing has changed where an error lists the
+    inputs for which these images, or those of the training before, certainly have other values, or
+    the model was certainly trained with another range.
+    """
+    found, problems = [], []
+    for node in network:
+        quantizer = output_quantizer(node.layer)
+        if not isinstance(quantizer, PixelQuantizer):
+            continue
+        (name,) = node.inputs
+        seen = SeenValues.of(several[network.inputs.index(name)], quantizer.range)
+        trained_on = quantizer.seen(node.layer.output_variables)
+        wrong: dict[str, str] = {}  # images like those of the training before are one problem
+        for when, one in (("", seen), (f"the training before, {ON_AVERAGE}, on ", trained_on)):
+            if one and (problem := misfit(one, quantizer.range)):
+                fits, fix = fitting(one), RANGE_FIX
+                if one is seen and not fits.startswith(f"input_range={PIXELS}"):
+                    fix += (
+                        f"; if the model was trained on input_range={quantizer.range}, give uint8 "
+                        "pixels instead, which are scaled for you"
+                    )
+                wrong.setdefault(fits, f"{name}: received {when}{problem}; {fix}")
+        statistics = None if wrong else compared(name, quantizer.range)
+        if statistics is not None and statistics.fitting is not None:
+            wrong[""] = f"{name}: {statistics.problem}"
+        own = each_its_own(network.inputs, name)
+        problems += [f"{problem}{own}." for problem in wrong.values()]
+        checked_by = STATISTICS if statistics is not None and statistics.decides else ""
+        doubt = None if statistics is None else statistics.doubt
+        found.append((name, node, seen, checked_by, doubt))
+    if problems:
+        raise ProblemsError(by, problems)
+    for name, node, seen, checked_by, doubt_of_statistics in found:
+        quantizer = node.layer.quantize_config.output
+        doubts = (
+            pixel_doubt(seen, quantizer.range),
+            conversion_doubt(network, node, quantizer.range),
+            doubt_of_statistics,
+        )
+        for doubt in filter(None, doubts):
+            warn(f"{by}: {name}: {doubt}{each_its_own(network.inputs, name)}.")
+        variables = node.layer.output_variables
+        quantizer.remember(seen, variables, batches, checked_by=checked_by)
