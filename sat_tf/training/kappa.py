@@ -28,7 +28,6 @@ from sat_tf.training.linear_layers import (
     tail,
     unwrapped,
 )
-from sat_tf.training.measurements import variance
 
 
 def kappa_0(model: keras.Model) -> float | None:
@@ -40,15 +39,9 @@ def kappa_0(model: keras.Model) -> float | None:
     pooling. The variance is centred, over the whole kernel. Max-pooling does not count, as in the
     paper.
 
-    Args:
-        model: a Functional or Sequential model with one input and one output, quantized or not.
-
     Returns:
         κ₀; None if the output is not that of one linear layer which sat-tf knows, or the size of
         the pooled map is not fixed.
-
-    Raises:
-        ValueError: the model is not such a graph.
     """
     network = read_through(model)
     classifier = tail(network)[-1]
@@ -62,6 +55,20 @@ def kappa_0(model: keras.Model) -> float | None:
     weights = tf.cast(own if effective is None else effective, tf.float64)
     inputs = kernel.fan_in(tuple(own.shape))
     return inputs * float(tf.math.reduce_variance(weights)) / area
+
+
+def variance(tensor: tf.Tensor) -> tf.Tensor:
+    """The centred variance over all elements, a float64 scalar.
+
+    Gradients of 1e-25 are common, and their squares underflow in float32. They are divided by the
+    largest first, which for a kernel of 10^8 weights takes less memory than float64.
+    """
+    values = tf.cast(tensor, tf.float32)
+    centred = values - tf.reduce_mean(values)
+    largest = tf.reduce_max(tf.abs(centred))
+    squares = tf.reduce_mean(tf.square(tf.math.divide_no_nan(centred, largest)))
+    # Non-finite values must not look like zero.
+    return tf.cast(squares, tf.float64) * tf.square(tf.cast(largest, tf.float64))
 
 
 class Taps:
@@ -274,9 +281,6 @@ class GradientProbe:
         sample: images, which are one batch, with labels: class numbers or shares of classes.
         network: of the model, where it has been read already, by `read_through`.
         compiled: trace the measurement, which pays off after a few calls.
-
-    Raises:
-        ValueError: the model is not such a graph, or the images or labels do not fit it.
     """
 
     def __init__(

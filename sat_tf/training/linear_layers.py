@@ -16,11 +16,7 @@ _ANOTHER_CALL = re.compile(r"@\d+/")
 
 
 def read_through(model: keras.Model) -> Network:
-    """Reads the graph of a model with one input and one output, through the models inside it.
-
-    Raises:
-        ValueError: the model has no graph, or several inputs or outputs; with the fix.
-    """
+    """Reads the graph of a model with one input and one output, through the models inside it."""
     check_model(model)
     check_one_of_each(model)
     return Network(model, through=True)

@@ -91,16 +91,7 @@ def audit(
 
 
 class Auditor:
-    """Audits one model, on the same images each time it is called.
-
-    Args:
-        model: see `audit`. Its variables are read when the auditor is called.
-        sample: images, with labels or without; None audits weights alone.
-        compiled: trace the measurements, which pays off after a few calls.
-
-    Raises:
-        ValueError: see `audit`.
-    """
+    """Audits one model, on the same images each time it is called."""
 
     def __init__(
         self, model: keras.Model, sample: LabelledImages | None = None, *, compiled: bool = False
@@ -136,11 +127,7 @@ class Auditor:
             self._gradients = GradientProbe(model, sample, network=network, compiled=compiled)
 
     def __call__(self, advance: Advance = no_bar) -> Audit:
-        """Audits the model as it is now.
-
-        Args:
-            advance: of a bar; called for gradients, weights and activations.
-        """
+        """Audits the model as it is now."""
         flow = self._gradients() if self._gradients else None
         advance(1)
         notes = self._notes
@@ -169,6 +156,20 @@ class Auditor:
         rows = []
         flows = {layer.call.name: layer for layer in flow.layers} if flow else {}
         for call in self.linear_calls:
+            own, fields = flows.get(call.name), vars(weights[call.name]).copy()
+            if own is not None:
+                fields |= {
+                    "effective_variance": own.weight_variance,
+                    "gradient_variance": own.gradient_variance,
+                    "kappa_1": own.kappa_1,
+                    "kappa_2": own.kappa_2,
+                }
+            is_classifier = (
+                call.layer is self._classifier
+                and call.kernel is layer_kinds.kernels_of(call.layer)[-1]
+            )
+            variance = fields["effective_variance"]
+            area = self._area if is_classifier and variance is not None else None
             row = LayerAudit(
                 name=call.name,
                 kind=type(call.layer).__name__,
@@ -176,35 +177,16 @@ class Auditor:
                 fan_out=call.fan_out,
                 normalization=call.normalization,
                 reads_image=call.reads_image,
+                is_classifier=is_classifier,
+                pooled_area=area,
+                kappa_0=None if area is None else call.fan_in * variance / area,
                 following=tuple(name for name, _ in call.following),
-                unknown=call.unknown,
-                **vars(weights[call.name]),
+                unknown=call.unknown if own is None else own.unknown,
+                **fields,
             )
-            if call.name in flows:
-                found = flows[call.name]
-                row = dataclasses.replace(
-                    row,
-                    effective_variance=found.weight_variance,
-                    gradient_variance=found.gradient_variance,
-                    kappa_1=found.kappa_1,
-                    kappa_2=found.kappa_2,
-                    unknown=found.unknown,
-                )
-            if (
-                call.layer is self._classifier
-                and call.kernel is layer_kinds.kernels_of(call.layer)[-1]
-            ):
-                row = self._with_kappa_0(row)
-            findings = judge_layer(row, measured=call.name in flows)
+            findings = judge_layer(row, measured=own is not None)
             rows.append(dataclasses.replace(row, findings=findings))
         return tuple(rows)
-
-    def _with_kappa_0(self, row: LayerAudit) -> LayerAudit:
-        row = dataclasses.replace(row, is_classifier=True)
-        if self._area is None or row.effective_variance is None:
-            return row
-        kappa = row.fan_in * row.effective_variance / self._area
-        return dataclasses.replace(row, pooled_area=self._area, kappa_0=kappa)
 
     def _activation_rows(self, flow: GradientFlow | None) -> tuple[ActivationAudit, ...]:
         uses: dict[str, ActivationUse] = self._activations() if self._activations else {}

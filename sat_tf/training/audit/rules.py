@@ -125,6 +125,11 @@ class LayerAudit(WeightUse):
         return self.kappa_2 if self.normalization is None else self.kappa_1
 
     @property
+    def can_be_rescaled(self) -> bool:
+        """Whether its weights are clamped, and not rescaled."""
+        return self.clamped_variance is not None and self.rescale in (None, "none")
+
+    @property
     def verdict(self) -> Verdict:
         """The worst of its findings."""
         return worst(self.findings)
@@ -153,12 +158,7 @@ class ActivationAudit:
 
 
 def judge_layer(layer: LayerAudit, *, measured: bool) -> tuple[Finding, ...]:
-    """The rules that a linear layer breaks.
-
-    Args:
-        layer: without findings.
-        measured: whether gradients were measured.
-    """
+    """The rules that a linear layer breaks."""
     if layer.effective_variance is not None and not math.isfinite(layer.effective_variance):
         return (
             Finding(
@@ -181,22 +181,18 @@ def _rule_1(layer: LayerAudit) -> Iterator[Finding]:
     if kappa is None or kappa < KAPPA_0_WANTED.value:
         return
     saturates = kappa >= KAPPA_0_SATURATING.value
-    verdict = Verdict.BROKEN if saturates else Verdict.WATCH
+    remedy = "start it with smaller weights: variance 1/n̂ or less"
+    if layer.can_be_rescaled:
+        remedy = 'rescale it: BitPolicy(rescale="constant")'
+    elif layer.pooled_area == 1:
+        remedy = "average-pool the features right before it, or start it with smaller weights"
     yield Finding(
         "rule I",
-        verdict,
+        Verdict.BROKEN if saturates else Verdict.WATCH,
         f"kappa_0 = {kappa:.3g}{', saturating' if saturates else ''}; wanted below "
         f"{KAPPA_0_WANTED.value:g}",
-        _smaller_weights(layer),
+        remedy,
     )
-
-
-def _smaller_weights(layer: LayerAudit) -> str:
-    if layer.clamped_variance is not None and layer.rescale in (None, "none"):
-        return 'rescale it: BitPolicy(rescale="constant")'
-    if layer.pooled_area == 1:
-        return "average-pool the features right before it, or start it with smaller weights"
-    return "start it with smaller weights: variance 1/n̂ or less"
 
 
 def _weights_of_rule_2(layer: LayerAudit) -> Iterator[Finding]:
@@ -220,7 +216,7 @@ def _weights_of_rule_2(layer: LayerAudit) -> Iterator[Finding]:
 
 
 def _rescaled_or_normalized(layer: LayerAudit) -> str:
-    if layer.clamped_variance is not None and layer.rescale in (None, "none"):
+    if layer.can_be_rescaled:
         return 'rescale it: BitPolicy(rescale="constant"); or put BatchNormalization behind it'
     return "put BatchNormalization right behind it, or start it with weights of variance 1/n"
 
@@ -238,30 +234,24 @@ def _gradient(layer: LayerAudit) -> Iterator[Finding]:
     # Images in [0, 255] do not meet the law's assumptions; the paper leaves this layer out too.
     if kappa is None or layer.reads_image:
         return
-    if _within(kappa, KAPPA_WATCHED):
+    watched, broken = KAPPA_WATCHED.value, KAPPA_BROKEN.value
+    if 1.0 / watched <= kappa <= watched:
         return
-    form = "kappa_2" if layer.normalization is None else "kappa_1"
-    behind = layer.normalization or "no normalization"
+    form, behind, remedy = "kappa_2", "no normalization", _rescaled_or_normalized(layer)
+    if layer.normalization is not None:
+        form, behind, remedy = (
+            "kappa_1",
+            layer.normalization,
+            "check the layers between: pools of a map as small as the kernel, dead or saturated "
+            "activations, and factors that bypass normalization",
+        )
     yield Finding(
         "rule II",
-        Verdict.WATCH if _within(kappa, KAPPA_BROKEN) else Verdict.BROKEN,
+        Verdict.WATCH if 1.0 / broken <= kappa <= broken else Verdict.BROKEN,
         f"{form} = {kappa:.3g} between it and {' and '.join(layer.following)} ({behind} behind "
         "it); wanted near 1",
-        _flowing(layer),
+        remedy,
     )
-
-
-def _flowing(layer: LayerAudit) -> str:
-    if layer.normalization is None:
-        return _rescaled_or_normalized(layer)
-    return (
-        "check the layers between: pools of a map as small as the kernel, dead or saturated "
-        "activations, and factors that bypass normalization"
-    )
-
-
-def _within(kappa: float, limit: Limit) -> bool:
-    return 1.0 / limit.value <= kappa <= limit.value
 
 
 def _weight_codes(layer: LayerAudit) -> Iterator[Finding]:

@@ -11,8 +11,8 @@ import tf_keras as keras
 from sat_tf.qat.walk import as_graph
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.protocol import WeightQuantizer
+from sat_tf.training.kappa import variance
 from sat_tf.training.linear_layers import LinearCall
-from sat_tf.training.measurements import variance
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,12 +31,7 @@ class WeightUse:
 
 
 class WeightProbe:
-    """Measures kernels, each time it is called.
-
-    Args:
-        linear_calls: where they are used.
-        compiled: trace the measurement, which pays off after a few calls.
-    """
+    """Measures kernels, each time it is called."""
 
     def __init__(self, linear_calls: Sequence[LinearCall], *, compiled: bool = False) -> None:
         self._linear_calls = linear_calls
@@ -131,11 +126,7 @@ def _use(call: LinearCall, measured: dict[str, tf.Tensor]) -> WeightUse:
 
 
 class CodeFlips:
-    """Compares the codes of a model's weights with those of an earlier step.
-
-    Args:
-        weights: measures the kernels of the model.
-    """
+    """Compares the codes of a model's weights with those of an earlier step."""
 
     def __init__(self, weights: WeightProbe) -> None:
         self._codes = as_graph(weights.codes)
@@ -153,12 +144,7 @@ class CodeFlips:
         self._before = self._codes()
 
     def measure(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Shares of weights whose code has changed, by layer.
-
-        Returns:
-            Since `remember` was called, and since `measure` was last called; empty if that has not
-            happened, or nothing has codes.
-        """
+        """Shares of weights whose code has changed, by layer."""
         now = self._codes()
         flipped, moved = (
             {name: float(share) for name, share in self._share(earlier, now).items()}

@@ -225,9 +225,6 @@ class StagesConfig(Section):
         Args:
             from_file: the float model is read, not trained: what follows then has to state a rate,
                 because that of a fresh model destroys it.
-
-        Raises:
-            ValueError: settings of a stage do not fit each other; a line for each.
         """
         resolved: dict[str, StageConfig] = {}
         problems: list[str] = []

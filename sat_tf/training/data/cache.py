@@ -17,11 +17,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 def cache_folder(folder: str | os.PathLike[str] | None = None) -> pathlib.Path:
-    """The folder that cached files go to; it need not exist.
-
-    Args:
-        folder: by default the environment variable SAT_TF_CACHE, or ~/.cache/sat_tf.
-    """
+    """The folder that cached files go to; it need not exist."""
     chosen = folder or os.environ.get(ENVIRONMENT_VARIABLE) or "~/.cache/sat_tf"
     return pathlib.Path(chosen).expanduser()
 

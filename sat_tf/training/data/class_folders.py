@@ -5,10 +5,11 @@ import pathlib
 import statistics
 import warnings
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from sat_tf.pictures import spread_evenly
+from sat_tf.messages import first_ones
+from sat_tf.pictures import Pictures, open_pictures, spread_evenly
 from sat_tf.preprocessing import RESIZED_AND_CROPPED, Preprocessing, Ratio
-from sat_tf.training.data.folder_tree import read_tree
 from sat_tf.training.data.source import Area, Folder, ImageSize, ImageSource
 from sat_tf.validation import checked
 
@@ -16,6 +17,31 @@ from sat_tf.validation import checked
 _OPENED = 32
 # Pictures that are enlarged by more than this are remarked upon.
 _MOST_ENLARGED = 2
+
+
+class FolderTree(NamedTuple):
+    """The pictures of a folder."""
+
+    class_names: tuple[str, ...]  # Of the classes, sorted; their indices are the labels.
+    train: Pictures  # The pictures to train on.
+    held_out: Pictures  # Those to measure with.
+    notes: tuple[str, ...] = ()  # What to tell those who train on it, such as how it was divided.
+
+
+def read_tree(data_dir: str | os.PathLike[str]) -> FolderTree:
+    """Lists the pictures of a folder, and divides them; see `Pictures.split`."""
+    pictures = open_pictures(data_dir)
+    if pictures.array is not None:
+        raise ValueError(f"data_dir: received {data_dir}, a file; expected a folder of pictures.")
+    if pictures.labels is None:
+        raise ValueError(
+            f"{data_dir}: received {len(pictures)} pictures and no folders "
+            f"({first_ones(pictures.names)}); expected a folder for each class; move each picture "
+            "into the folder of its class, such as cat/1.jpg and dog/1.jpg."
+        )
+    parts = pictures.split()
+    notes = tuple(note for part in parts for note in part.notes)
+    return FolderTree(pictures.class_names, *parts, notes)
 
 
 @checked
@@ -65,10 +91,14 @@ def load_folder_tree(
         tree = tree._replace(notes=(*tree.notes, enlarged))
     # Imported here: naming a data set needs no TensorFlow.
     from sat_tf.training.data.crops import TrainingCrops
-    from sat_tf.training.data.folder_source import FolderSource
+    from sat_tf.training.data.decoding import PictureFiles, PictureSource
 
-    return FolderSource(
-        tree,
+    return PictureSource(
+        PictureFiles(tree.train),
+        PictureFiles(tree.held_out),
+        num_classes=len(tree.class_names),
+        class_names=tree.class_names,
+        notes=tree.notes,
         name=pathlib.Path(data_dir).resolve().name,
         image_size=image_size,
         deterministic=deterministic,
@@ -81,9 +111,6 @@ def median_side(paths: Sequence[str]) -> int | None:
     """The median of the shorter sides of pictures, of some spread evenly, in pixels.
 
     Only their headers are read.
-
-    Returns:
-        None if none of them can be read.
     """
     from PIL import Image
 

@@ -53,14 +53,7 @@ class DrawnCharacter(NamedTuple):
 
 
 class Typeface:
-    """One face, loaded from the font files of matplotlib.
-
-    Args:
-        name: one of `FACES`.
-
-    Raises:
-        FileNotFoundError: the installed matplotlib comes without this face.
-    """
+    """One face, loaded from the font files of matplotlib."""
 
     def __init__(self, name: str) -> None:
         # Imported here: naming a data set should not wait for matplotlib.
@@ -96,11 +89,7 @@ class Typeface:
         return right - left, bottom - top
 
     def draw(self, code_point: int) -> DrawnCharacter:
-        """Draws a character, its ink centred between left and right, its baseline on row 36.
-
-        Raises:
-            ValueError: the face does not hold the character, or its ink is larger than the cell.
-        """
+        """Draws a character, its ink centred between left and right, its baseline on row 36."""
         from PIL import Image, ImageDraw
 
         if code_point not in self.code_points:
@@ -163,13 +152,6 @@ def distinct_characters(typefaces: Sequence[Typeface], *, limit: int | None = No
 
     Latin A, Greek Alpha and Cyrillic A are drawn alike: only the first of them is kept, because no
     model could tell the three apart.
-
-    Args:
-        typefaces: the faces in which characters are compared.
-        limit: how many to find; None for all there are.
-
-    Returns:
-        At most `limit` code points; a smaller limit gives a prefix.
     """
     kept: list[int] = []
     kept_vectors = np.zeros((0, len(typefaces) * _COARSE_SIZE**2))

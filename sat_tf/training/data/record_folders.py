@@ -127,11 +127,7 @@ def _expect_records(
 def find_files(
     data_dir: str | os.PathLike[str],
 ) -> tuple[list[pathlib.Path], list[pathlib.Path]]:
-    """The files of both splits, sorted by name.
-
-    Raises:
-        ValueError: there is no such folder, or no such files in it.
-    """
+    """The files of both splits, sorted by name."""
     if not isinstance(data_dir, str | os.PathLike):
         raise ValueError(f"data_dir: received {data_dir!r}; expected the path of a folder.")
     root = pathlib.Path(data_dir).expanduser()
@@ -193,15 +189,7 @@ def _part(
 
 
 def count_records(files: list[pathlib.Path], cache: pathlib.Path) -> list[int]:
-    """The number of records in each file; counted again only when a file has changed.
-
-    Args:
-        files: TFRecord files, not compressed.
-        cache: folder where counts are kept.
-
-    Raises:
-        ValueError: a file does not hold records, or is truncated.
-    """
+    """The number of records in each file; counted again only when a file has changed."""
     facts = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
     arrays = load_or_make(

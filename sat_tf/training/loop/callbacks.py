@@ -29,11 +29,7 @@ _RESTART = "start over with --no-resume"
 
 
 class Backup(keras.callbacks.BackupAndRestore):
-    """Keras' backup of a stage at the end of each epoch, which stays until the stage is done.
-
-    Args:
-        folder: of the checkpoints of the stage; the same for all processes of a run.
-    """
+    """Keras' backup of a stage at the end of each epoch, which stays until the stage is done."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         super().__init__(str(folder), delete_checkpoint=False)
@@ -46,11 +42,6 @@ class Backup(keras.callbacks.BackupAndRestore):
         return 0 if latest is None else int(latest.rpartition("-")[2])
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Restores the last epoch that is saved.
-
-        Raises:
-            RunError: it cannot be read.
-        """
         try:
             super().on_train_begin(logs)
         except Exception as error:  # TensorFlow has many types for a file that is damaged.
@@ -79,10 +70,6 @@ class BestEpoch(keras.callbacks.ModelCheckpoint):
     It comes before callbacks that measure other weights than those of the last step, so that what
     is saved is what was measured. Epoch 0, the start of the stage, is not saved.
 
-    Args:
-        folder: of the checkpoints of the stage.
-        rows: of the stage so far, that of its start included.
-
     Attributes:
         epoch: the best one.
     """
@@ -99,7 +86,6 @@ class BestEpoch(keras.callbacks.ModelCheckpoint):
                 self.epoch, self.best = row.epoch, rank
 
     def set_model(self, model: keras.Model) -> None:
-        """Takes the model that a learner trains."""
         super().set_model(model.student)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -118,11 +104,7 @@ class BestEpoch(keras.callbacks.ModelCheckpoint):
         """Does nothing: other callbacks have changed the weights since they were measured."""
 
     def restore(self) -> None:
-        """Gives the model the weights of the best epoch.
-
-        Raises:
-            RunError: they cannot be read.
-        """
+        """Gives the model the weights of the best epoch."""
         try:
             with np.load(self._file) as arrays:
                 self.model.set_weights([arrays[name] for name in arrays])
@@ -147,13 +129,6 @@ class EpochLog(keras.callbacks.CSVLogger):
     """Adds a row to the metrics of a run after every epoch.
 
     Rows of this stage behind the epoch that it resumes from are dropped first.
-
-    Args:
-        folder: of the run.
-        stage: name of the stage.
-        rows: of the run so far; the new ones are appended.
-        epochs: how many epochs of the stage are done.
-        writes: whether this process writes the file.
     """
 
     def __init__(
@@ -177,7 +152,6 @@ class EpochLog(keras.callbacks.CSVLogger):
         super().on_epoch_end(row.epoch, dataclasses.asdict(row))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Adds the row of the epoch."""
         self.add(EpochMetrics(stage=self._stage, epoch=epoch + 1, **logged(EPOCHS, logs)))
 
 
@@ -186,11 +160,6 @@ class EpochFacts(keras.callbacks.Callback):
 
     These are step (of the stage), learning_rate, seconds (held-out images included), kappa_0 of a
     classifier, and of a quantized model clipping_level/<layer> and their mean, clipping_level.
-
-    Args:
-        model: the one that is trained.
-        steps_per_epoch: of the stage.
-        total_steps: of the stage.
     """
 
     def __init__(self, model: keras.Model, *, steps_per_epoch: int, total_steps: int) -> None:
@@ -200,11 +169,9 @@ class EpochFacts(keras.callbacks.Callback):
         self._started = 0.0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Starts the clock."""
         self._started = time.perf_counter()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Adds the facts."""
         per_epoch, total = self._steps
         logs["step"] = min((epoch + 1) * per_epoch, total)
         logs["learning_rate"] = keras.backend.get_value(self.model.optimizer.learning_rate)
@@ -249,9 +216,6 @@ def kept_current(model: keras.Model) -> list[keras.callbacks.Callback]:
     The effective weights are copied when measuring begins, for all of its steps; what Keras traces
     reads the copies, so that it is measured with this callback or not at all. It comes after
     callbacks that change weights when measuring begins.
-
-    Returns:
-        The callback; none for a float model.
     """
     if not has_quantized_layers(model):
         return []

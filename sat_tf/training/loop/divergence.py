@@ -20,11 +20,6 @@ class StopWhenNotFinite(keras.callbacks.Callback):
     """Raises `RunError` as soon as the loss or a logit is NaN or infinite.
 
     Keras' TerminateOnNaN ends `fit` as if all were well, without a word on what broke.
-
-    Args:
-        stage: name of the stage, for the message.
-        source: the data set, whose images tell which layer broke.
-        backup: of the stage.
     """
 
     # Keras would otherwise fetch every logged value after every step, and wait for the device.
@@ -36,16 +31,13 @@ class StopWhenNotFinite(keras.callbacks.Callback):
         self._epoch = 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Remembers the epoch, for the message."""
         self._epoch = epoch + 1
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Checks what training reports."""
         # The running mean stays NaN in every later batch; the message names the first one.
         self._check("", loss=logs["batch_loss"], share=logs["top1"])
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Checks what the held-out images report."""
         share = logs["top1"]
         self._check("held-out images, after ", loss=logs["loss"], share=share)
 
@@ -68,10 +60,6 @@ def describe_break(model: keras.Model, images: np.ndarray) -> str:
     """Says in one sentence which layers of a model diverged, in the order of the network.
 
     Looks for non-finite variables; if there are none, for the first layer with a non-finite output.
-
-    Args:
-        model: as it is after the step that diverged.
-        images: some training images, (n, rows, columns, channels).
     """
     broken = [
         f"{layer.name} ({variable.name.rpartition('/')[2].partition(':')[0]})"

@@ -36,17 +36,7 @@ _MOST_MEASURED = 10_000
 
 
 def conclude(run: Run, state: RunState, model: keras.Model, *, parameters: int) -> Results:
-    """Exports and verifies the model of a run, and writes its results, curves and report.
-
-    Args:
-        run: whose stages are done.
-        state: what they have achieved.
-        model: of the last stage; the float one has no file.
-        parameters: of the float model.
-
-    Raises:
-        RunError: the model has no integer form.
-    """
+    """Exports and verifies the model of a run, and writes its results, curves and report."""
     folder, stages = run.folder, run.config.stages
     write_curves(folder)  # also of a run whose model has no file
     accuracies: dict[str, Any] = {

@@ -85,12 +85,6 @@ def train(
 
     Returns:
         The results, or None where another worker has them.
-
-    Raises:
-        RunError: the configuration does not fit the data or the model, the folder cannot be
-            written or holds a run of another configuration, the data cannot be read, or training
-            diverged.
-        KeyboardInterrupt: the run has been asked to stop, and can be resumed.
     """
     if resume is not False:
         expect_same_run(folder, config)
@@ -170,16 +164,7 @@ def _prepare_folder(run: Run, *, start_over: bool) -> None:
 
 
 def float_stage(run: Run, state: RunState, start: keras.Model) -> keras.Model:
-    """The float model: read where the stage is done, otherwise trained, or given, and saved.
-
-    Args:
-        run: what it is a stage of.
-        state: how far the run has come.
-        start: the model to train; that of `training.float_model` is trained already.
-
-    Raises:
-        RunError: the saved model is gone, or cannot be read.
-    """
+    """The float model: read where the stage is done, otherwise trained, or given, and saved."""
     if "float" in state.stages:
         return _saved(run, "float")
     if run.config.training.float_model is None:
@@ -189,16 +174,7 @@ def float_stage(run: Run, state: RunState, start: keras.Model) -> keras.Model:
 
 
 def quantized_stage(run: Run, state: RunState, trained: keras.Model) -> keras.Model:
-    """The quantized model: read where the stage is done, otherwise trained and saved.
-
-    Args:
-        run: what it is a stage of.
-        state: how far the run has come.
-        trained: the float model; it is not changed.
-
-    Raises:
-        RunError: the saved model is gone, or cannot be read; or see `calibrated_start`.
-    """
+    """The quantized model: read where the stage is done, otherwise trained and saved."""
     if "quantized" in state.stages:
         return _saved(run, "quantized")
     start = calibrated_start(run, trained)
@@ -246,14 +222,6 @@ def best_of(
     """The first candidate that is as good as the stage's best epoch; failing that, the best.
 
     Statistics that are measured again, and snapped biases, can take some of the accuracy away.
-
-    Args:
-        run: of the stage.
-        name: of the stage.
-        candidates: at least one.
-
-    Returns:
-        The model, and its held-out metrics, with `kept_epoch` where that was chosen.
     """
     measured: list[tuple[keras.Model, dict[str, float]]] = []
     for epoch, model in candidates:  # of which the first is trained now
@@ -268,15 +236,7 @@ def best_of(
 
 
 def calibrated_start(run: Run, trained: keras.Model) -> keras.Model:
-    """The model that the quantized stage of a run starts from, in the form in which it is shipped.
-
-    Args:
-        run: of the stage.
-        trained: the float model; it is not changed.
-
-    Raises:
-        RunError: the policy does not fit the model, or activations are non-finite.
-    """
+    """The model that the quantized stage starts from, in the form in which it is shipped."""
     config = run.config
     quantized, trains = (
         quantized_start(config, trained),
@@ -295,12 +255,7 @@ def calibrated_start(run: Run, trained: keras.Model) -> keras.Model:
 
 
 def train_quantized(run: Run, start: keras.Model) -> Iterator[Candidate]:
-    """Trains through the quantized stage, and gives what it can end with, the best guess first.
-
-    Args:
-        run: of the stage.
-        start: see `calibrated_start`; it is not changed, and the end where nothing is trained.
-    """
+    """Trains through the quantized stage, and gives what it can end with, the best guess first."""
     if not run.config.stages.by_name()["quantized"].trains:
         yield None, start
         return

@@ -84,10 +84,6 @@ def train_stage(
     Returns:
         The trained model, neither compiled nor bound to the strategy: as it was after the last
         step, or the best epoch, which is then given too; see `Run.keeps_best`.
-
-    Raises:
-        RunError: the loss or a logit is non-finite, or a checkpoint cannot be read.
-        KeyboardInterrupt: says which epoch is saved.
     """
     config, stage = run.config.training, run.config.stages.by_name()[name]
     steps_per_epoch = stage.steps_per_epoch(run.source.num_train)
@@ -228,19 +224,7 @@ def _training_batches(run: Run, batch_size: int, *, first_epoch: int = 0) -> tf.
 
 
 def held_out_metrics(model: keras.Model, source: ImageSource) -> dict[str, float]:
-    """The loss and accuracy of a model on the held-out images, measured on this machine alone.
-
-    Args:
-        model: with logits as its output.
-        source: the data set.
-
-    Returns:
-        Shares in [0, 1], by the names of the metrics, the loss, and how many images they are of:
-        pictures that cannot be read do not count.
-
-    Raises:
-        RunError: a logit is non-finite.
-    """
+    """The loss and accuracy of a model on the held-out images, measured on this machine alone."""
     learner = Learner(model, batch_size=_HELD_OUT_BATCH_SIZE)
     learner.compile()
     batches = source.held_out_batches(batch_size=_HELD_OUT_BATCH_SIZE)

@@ -56,15 +56,7 @@ _PACKAGES = (*COMPUTING, "scikit-learn", "matplotlib", "pillow")
 
 
 def load_source(config: Config, *, replicas: int = 1) -> ImageSource:
-    """Opens the data set of a run, whose images are pixels; see `fed_source`.
-
-    Args:
-        config: of the run.
-        replicas: how many share a batch.
-
-    Raises:
-        RunError: an option is out of its range, or a batch is larger than the data set.
-    """
+    """Opens the data set of a run, whose images are pixels; see `fed_source`."""
     try:
         source = data.source(
             config.data.name, shift_pixels=config.data.shift_pixels, **config.data.options
@@ -124,12 +116,7 @@ def about_data(source: ImageSource) -> list[str]:
 
 
 class FedSource(ImageSource):
-    """The images of a source of pixels as float32 real values of an input range.
-
-    Args:
-        pixels: the source.
-        found: the real values of its pixels.
-    """
+    """The images of a source of pixels as float32 real values of an input range."""
 
     def __init__(self, pixels: ImageSource, found: InputRange) -> None:
         self.pixels, self.range = pixels, found
@@ -144,23 +131,18 @@ class FedSource(ImageSource):
 
     @property
     def reading_error(self) -> ReadingError | None:
-        """The error of the source."""
         return self.pixels.reading_error
 
     def training_batches(self, **options: Any) -> Any:
-        """The batches of the source in the input range."""
         return self.pixels.training_batches(**options).map(self._fed)
 
     def held_out_batches(self, **options: Any) -> Any:
-        """The batches of the source in the input range."""
         return self.pixels.held_out_batches(**options).map(self._fed)
 
     def training_sample(self, count: int, *, seed: int) -> Any:
-        """The sample of the source in the input range: float32."""
         return self.range.fed(self.pixels.training_sample(count, seed=seed))
 
     def held_out_sample(self, most: int) -> tuple[Any, Any]:
-        """The sample of the source in the input range: float32, and labels if any."""
         images, labels = self.pixels.held_out_sample(most)
         return self.range.fed(images), labels
 
@@ -197,16 +179,7 @@ def fed_range(model: keras.Model) -> InputRange:
 def expect_same_on_all_workers(
     strategy: tf.distribute.Strategy, config: Config, source: ImageSource
 ) -> None:
-    """Raises the same error on all workers unless they are to do the same; all call it together.
-
-    Args:
-        strategy: that they train under.
-        config: of this worker.
-        source: its data set.
-
-    Raises:
-        RunError: lists every setting, version and size of the data that differs.
-    """
+    """Raises the same error on all workers unless they are to do the same; all call it together."""
     own = {
         **config.model_dump(),
         "the float model": float_model_hash(config),
@@ -239,13 +212,6 @@ def float_model(config: Config, source: ImageSource) -> tuple[keras.Model, Input
 
     The model of the quantized stage is built as well, and the file of a teacher read, so that what
     does not fit is an error before the training and not halfway through it.
-
-    Returns:
-        The model, and what it is fed for the pixels of the source.
-
-    Raises:
-        RunError: an option is out of its range, the file holds something else, or the policy does
-            not fit.
     """
     model = trained_float_model(config, source)
     if model is None:
@@ -259,9 +225,6 @@ def trained_float_model(config: Config, source: ImageSource) -> keras.Model | No
     """The trained float model that `training.float_model` names; None if it names none.
 
     It is an ordinary one, or one with clamped weights.
-
-    Raises:
-        RunError: there is no such file, or it holds something else, such as a quantized model.
     """
     path = config.training.float_model
     if path is None:
@@ -316,13 +279,6 @@ def float_start(config: Config, plain: keras.Model) -> keras.Model:
     The copy is quantized by the policy with nothing rounded or clipped: weights are clamped and
     rescaled from the start, so that quantization later changes as little as it can (the paper's
     float model).
-
-    Args:
-        config: of the run; `training.start` decides.
-        plain: an ordinary float model, not trained.
-
-    Raises:
-        RunError: the policy does not fit the model; lists every problem.
     """
     if config.training.start == "vanilla":
         return plain
@@ -353,13 +309,6 @@ def quantized_start(config: Config, float_model: keras.Model) -> keras.Model:
     One with clamped weights keeps its latent weights, as in the paper. An ordinary one keeps its
     function, whatever `latent_start` of the policy: its weights become atanh(r W / max|W|), and a
     fixed gain gives the quantized weights the magnitude of the float ones.
-
-    Args:
-        config: of the run.
-        float_model: trained, in one of the two forms; it is not changed.
-
-    Raises:
-        RunError: the policy does not fit the model; lists every problem.
     """
     if not is_ordinary(float_model):
         return requantize(float_model, config.policy)
@@ -375,16 +324,6 @@ def check_range(
     """Measures trained models of files in the range they are to be fed, and in other usual ranges.
 
     These are `training.float_model`, and the teacher, which is fed what the student is.
-
-    Args:
-        config: of the run.
-        model: the float model.
-        pixels: the data set.
-        given: what the model is to be fed.
-        console: where to warn, if the policy asks for this range.
-
-    Raises:
-        RunError: another range is clearly better, and for the float model the policy states none.
     """
     trained = {}
     if config.training.float_model is not None:
@@ -394,8 +333,6 @@ def check_range(
         trained[f"recipes.distillation.teacher={plan.teacher!r}"] = teacher
     for key, one in trained.items():
         images, labels = pixels.held_out_sample(USUAL_IMAGES)
-        if labels is None:
-            break
         found = range_accuracies(one, images, labels, given)
         if found is None or found.fitting is None:
             continue
@@ -412,11 +349,7 @@ def check_range(
 
 
 def describe_environment(seed: int) -> dict[str, Any]:
-    """Describes versions, machine, devices and commit in plain values, for JSON.
-
-    Args:
-        seed: of the run.
-    """
+    """Describes versions, machine, devices and commit in plain values, for JSON."""
     details = tf.config.experimental.get_device_details
     return {
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

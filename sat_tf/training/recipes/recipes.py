@@ -143,10 +143,6 @@ class WeightAverage(tf.Module):
 
     To be called after every step of the optimizer, in every replica. Create it in the strategy's
     scope.
-
-    Args:
-        model: the one that is trained.
-        decay: weight of the past after many steps, between 0 and 1.
     """
 
     def __init__(self, model: keras.Model, *, decay: float) -> None:
@@ -230,10 +226,6 @@ class Motion:
 
         A weight oscillates in a step (o = 1, otherwise 0) if its n changes against the direction
         of its last change. f <- (1 - m) f + m o, and likewise for the average of n.
-
-        Args:
-            units: n now, float32.
-            momentum: m, the weight of a step.
         """
         change = tf.sign(units - self.units)
         oscillates = tf.cast(change * self.direction < 0.0, tf.float32)
@@ -350,13 +342,7 @@ class _Kernel(tf.Module):
         return tf.convert_to_tensor(self.variable)
 
     def follow(self, begun: tf.Tensor, momentum: float, threshold: tf.Tensor | None) -> tf.Tensor:
-        """Follows one step; returns the latent weights, the frozen ones put back in place.
-
-        Args:
-            begun: whether steps count yet; until then only n is updated.
-            momentum: weight of a step.
-            threshold: frequency above which to freeze; None freezes nothing.
-        """
+        """Follows one step; returns the latent weights, the frozen ones put back in place."""
         quantizer, frozen = self._quantizer, tf.convert_to_tensor(self.frozen)
         units = tf.cast(self.units, tf.float32)
         own = self._own()
@@ -401,10 +387,6 @@ class OscillationLog(keras.callbacks.Callback):
 
     The logs get their shares of all followed weights, `oscillating` and `frozen`; the run folder
     gets a table with a row for every epoch and layer.
-
-    Args:
-        oscillation: of the model that is trained.
-        folder: where the table goes; None writes none.
     """
 
     def __init__(self, oscillation: Oscillation, folder: RunFolder | None) -> None:
@@ -413,7 +395,6 @@ class OscillationLog(keras.callbacks.Callback):
         self.folder = folder
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Writes the rows of an epoch."""
         counts = self.oscillation.counts(epoch + 1)
         weights = max(sum(count.weights for count in counts), 1)
         if logs is not None:
@@ -448,20 +429,7 @@ def stage_recipes(
     folder: RunFolder,
     writes: bool = True,
 ) -> StageRecipes:
-    """Makes the recipes of one stage, under the strategy that is in scope.
-
-    Args:
-        config: of the run.
-        stage: its name.
-        model: the one that is trained.
-        total_steps: how many the stage has.
-        source: the data set, which a teacher has to fit.
-        folder: of the run, with its trained float model; counts go there.
-        writes: whether this process writes them.
-
-    Raises:
-        RunError: the file of a teacher is missing, or holds something else.
-    """
+    """Makes the recipes of one stage, under the strategy that is in scope."""
     recipes, is_quantized = config.recipes, stage == "quantized"
     loss: ImageLoss = cross_entropy
     after_step: list[Callable[[], None]] = []
@@ -501,16 +469,7 @@ def stage_recipes(
 def read_teacher(
     config: Config, source: ImageSource, folder: RunFolder | None = None
 ) -> keras.Model | None:
-    """The teacher of a run, which fits the data; None if it has none, or has still to train it.
-
-    Args:
-        config: of the run.
-        source: the data set.
-        folder: of the run, once its float stage has left the teacher there.
-
-    Raises:
-        RunError: the file of the teacher is missing, or holds something else.
-    """
+    """The teacher of a run, which fits the data; None if it has none, or has still to train it."""
     plan = config.recipes.distillation
     if plan is None:
         return None

@@ -26,11 +26,7 @@ from sat_tf.yaml_text import load_yaml
 
 
 def write_curves(folder: RunFolder) -> None:
-    """Writes curves.png, the loss and the accuracy of a run that has trained.
-
-    Raises:
-        RunError: a table of the folder cannot be read, or the picture cannot be written.
-    """
+    """Writes curves.png, the loss and the accuracy of a run that has trained."""
     epochs = EpochMetrics.read(folder)
     if not epochs:
         return
@@ -65,11 +61,7 @@ def _weights(settings: Mapping[str, Any]) -> str:
 
 
 def write_report(folder: RunFolder) -> None:
-    """Writes report.html from the files of a run, also of one that is not finished.
-
-    Raises:
-        RunError: a file of the folder cannot be read, or the page cannot be written.
-    """
+    """Writes report.html from the files of a run, also of one that is not finished."""
     settings = _settings(folder)
     epochs = EpochMetrics.read(folder)
     curves = learning_curves(epochs, targets=_targets(settings)) if epochs else []
@@ -136,12 +128,7 @@ _OTHER_LOSS = (
 
 
 def learning_curves(epochs: Sequence[EpochMetrics], *, targets: str = "") -> list[LineChart]:
-    """The charts of metrics that have points, over all stages, with a gap between stages.
-
-    Args:
-        epochs: the rows of the metrics file.
-        targets: what is asked of the model in training beside the labels, in words; "" for nothing.
-    """
+    """The charts of metrics that have points, over all stages, with a gap between stages."""
     starts = _starts(epochs)
     stages = [(float(start), name.replace("_", " ")) for name, start in starts.items()]
     lines: dict[str, list[Line]] = {title: [] for title in _CHARTS}

@@ -110,11 +110,7 @@ def base_text(base: str) -> str:
 
 @functools.cache
 def entries() -> Mapping[str, Entry]:
-    """All rows by their names, in the order of the paper.
-
-    Raises:
-        RunError: a file is damaged.
-    """
+    """All rows by their names, in the order of the paper."""
     found: dict[str, Entry] = {}
     for path in sorted((SHIPPED / "paper").glob("*.yaml"), key=_place):
         experiment = read(path, Experiment)
@@ -132,20 +128,13 @@ def entries() -> Mapping[str, Entry]:
 
 @functools.cache
 def data_sets() -> Mapping[str, Data]:
-    """All data sets that rows can be trained on, by their names.
-
-    Raises:
-        RunError: a file is damaged.
-    """
+    """All data sets that rows can be trained on, by their names."""
     files = sorted((SHIPPED / "paper" / "data").glob("*.yaml"))
     return types.MappingProxyType({path.stem: read(path, Data) for path in files})
 
 
 def find(patterns: Iterable[str]) -> tuple[list[Entry], list[str]]:
     """The rows that match, each once, and the problems of the patterns.
-
-    Args:
-        patterns: names of rows, or patterns as in `fnmatch`, in which "*" matches "/" too.
 
     >>> rows, problems = find(["table1/mobilenet_v2/[45]bits", "table1/mobilenet_v2/4bit"])
     >>> [row.id for row in rows]
@@ -165,11 +154,7 @@ def find(patterns: Iterable[str]) -> tuple[list[Entry], list[str]]:
 
 
 def read(path: pathlib.Path, kind: type[_Read]) -> _Read:
-    """One file, checked.
-
-    Raises:
-        RunError: it cannot be read, or is invalid; lists every problem.
-    """
+    """One file, checked."""
     try:
         values: Any = load_yaml(path.read_text(encoding="utf-8"))
         return kind.model_validate(values)

@@ -40,21 +40,11 @@ def resolve(
     The recipe of the row's network comes first, then the changes of the data set, of the row, and
     last `changes`.
 
-    Args:
-        entry: the row.
-        data: name of the data set to train on; by default the row's own.
-        data_dir: folder of its images.
-        changes: "key=value", as in `sat_tf.training.config.config.read_config`.
-        seed: overrides the recipe's.
-
     Returns:
         A configuration whose name consists of the network, the data, the bits, the seed, and an
         eight-digit hash of everything its outcome depends on: rows with the same training share it.
         If the row starts from the float model of another run, see `other_start`, that is named as a
         file relative to the folder of all runs.
-
-    Raises:
-        RunError: it does not describe a run; lists every problem.
     """
     config = _config(entry, data, data_dir, tuple(changes), seed, {})
     if entry.row.measures == "float":
@@ -74,21 +64,7 @@ def other_start(
     changes: Iterable[str] = (),
     seed: int | None = None,
 ) -> Config | None:
-    """The run of the float model that a row starts from, if it is not that of its own method.
-
-    Args:
-        entry: the row.
-        data: see `resolve`.
-        data_dir: see `resolve`.
-        changes: see `resolve`.
-        seed: see `resolve`.
-
-    Returns:
-        Its configuration; None if the row names no other start, or `changes` name a file.
-
-    Raises:
-        RunError: it does not describe a run; lists every problem.
-    """
+    """The run of the float model that a row starts from, if it is not that of its own method."""
     if not entry.row.start:
         return None
     config = _config(entry, data, data_dir, tuple(changes), seed, entry.row.start)

@@ -48,12 +48,6 @@ def plan(
         data_dir: folder of its images.
         changes: "key=value" with a dotted key.
         seeds: every row is run with each of them; None is the recipe's.
-
-    Returns:
-        A job for each row and seed, seed by seed.
-
-    Raises:
-        RunError: lists every problem.
     """
     rows, problems = find(patterns)
     known = data_sets()
@@ -85,18 +79,6 @@ def run(
 
     A finished run in this folder is not repeated, and an interrupted one resumes; a float model is
     trained once for all rows that start from it.
-
-    Args:
-        jobs: see `plan`.
-        folder: in which each run has a folder of its own.
-        results: the file that outcomes are added to.
-        console: where to show progress.
-
-    Returns:
-        The folders of those that are finished; another worker may have the files of the rest.
-
-    Raises:
-        RunError: a run failed, or a file cannot be read or written.
     """
     RunFolder(folder).check_writable()
     read_outcomes(results)

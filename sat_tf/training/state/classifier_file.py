@@ -39,12 +39,6 @@ def read_classifier(
         num_classes: of its data set.
         key: the key of the configuration that names the file, for errors.
         safe_mode: see `load_model`.
-
-    Returns:
-        The model, of tf_keras, which outputs logits.
-
-    Raises:
-        RunError: there is no such file, it cannot be read, or does not fit the data.
     """
     path = _expect_file(path, key)
     try:
@@ -77,19 +71,7 @@ def read_weights(
     num_classes: int,
     key: str,
 ) -> keras.Model:
-    """Builds a model of `sat_tf.training.models` and gives it the weights of a file.
-
-    Args:
-        path: a file written by `save_weights`, or a whole model of the same layers.
-        name: of the model family.
-        options: of the family.
-        image_size: height and width of the images of the run.
-        num_classes: of its data set.
-        key: the key of the configuration that names the file, for errors.
-
-    Raises:
-        RunError: an option is out of its range, or the file does not hold these weights.
-    """
+    """Builds a model of `sat_tf.training.models` and gives it the weights of a file."""
     path = _expect_file(path, key)
     try:
         model = models.build(name, image_size=image_size, num_classes=num_classes, **options)
@@ -113,13 +95,7 @@ def _expect_file(path: str | os.PathLike[str], key: str) -> pathlib.Path:
 
 
 def data_problems(model: keras.Model, image_size: int, num_classes: int) -> list[str]:
-    """Why a model does not classify the images of some data set; empty if it does.
-
-    Args:
-        model: any Keras model.
-        image_size: height and width of the images.
-        num_classes: of the data set.
-    """
+    """Why a model does not classify the images of some data set; empty if it does."""
     try:
         network = Network(model)
         check_one_of_each(model)

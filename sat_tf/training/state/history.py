@@ -36,9 +36,6 @@ class Row:
         """The rows in a folder; none if it has no such file.
 
         A line without its end does not count: a full disk, or a process that was killed, cut it.
-
-        Raises:
-            RunError: the file has other columns, or is damaged.
         """
         text = folder.read_text(cls.file)
         whole = io.StringIO(text[: text.rfind("\n") + 1])

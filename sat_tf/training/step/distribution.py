@@ -24,9 +24,6 @@ def make_strategy(name: str) -> tf.distribute.Strategy:
             TPU_NAME names, or that this machine has), or "auto": multi_worker where TF_CONFIG
             names several processes, tpu where TPU_NAME is set, mirrored where there are several
             GPUs, none otherwise.
-
-    Raises:
-        RunError: TF_CONFIG does not describe a cluster, or there is no TPU.
     """
     if name == "auto":
         name = _chosen()
@@ -48,12 +45,7 @@ def make_strategy(name: str) -> tf.distribute.Strategy:
 
 
 def strategy_note(name: str, strategy: tf.distribute.Strategy) -> str | None:
-    """Says that a strategy has nothing to distribute over; None where it has.
-
-    Args:
-        name: as for `make_strategy`.
-        strategy: that it made.
-    """
+    """Says that a strategy has nothing to distribute over; None where it has."""
     if name not in ("mirrored", "multi_worker") or strategy.num_replicas_in_sync > 1:
         return None
     return (
@@ -85,12 +77,7 @@ def shard_of(strategy: tf.distribute.Strategy) -> Shard:
 def distributed(
     strategy: tf.distribute.Strategy, batches: Callable[[Shard | None], tf.data.Dataset]
 ) -> Any:
-    """The batches of a source as `fit` takes them under a strategy.
-
-    Args:
-        strategy: the strategy.
-        batches: gives the dataset of one process for its shard; None is everything.
-    """
+    """The batches of a source as `fit` takes them under a strategy."""
     if strategy.num_replicas_in_sync == 1:
         return batches(None)
 
@@ -108,12 +95,7 @@ def distributed(
 
 
 def from_first_worker(strategy: tf.distribute.Strategy, arrays: Sequence[Any]) -> list[np.ndarray]:
-    """The arrays of the first worker, on every worker; all workers have to call it together.
-
-    Args:
-        strategy: the strategy.
-        arrays: of the same shapes on every worker; numbers.
-    """
+    """The arrays of the first worker, on every worker; all workers have to call it together."""
     if shard_of(strategy).workers == 1:
         return [np.asarray(array) for array in arrays]
     return _summed(strategy, arrays, [0])
@@ -191,11 +173,7 @@ def waiting_note(name: str) -> str | None:
 
 
 def _cluster() -> dict[str, Any]:
-    """The contents of TF_CONFIG.
-
-    Raises:
-        RunError: it describes no cluster, or addresses that are none.
-    """
+    """The contents of TF_CONFIG."""
     text = os.environ.get("TF_CONFIG", "")
     try:
         values = json.loads(text)
@@ -310,12 +288,7 @@ def replica_variable(
 
 
 def assign_alike(variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) -> None:
-    """Assigns to variables of the model, in a replica, values that are equal on all replicas.
-
-    Args:
-        variables: mirrored ones, such as kernels.
-        values: one for each.
-    """
+    """Assigns to variables of the model, in a replica, values that are equal on all replicas."""
 
     def assign(strategy: tf.distribute.Strategy, *values: Any) -> None:
         for variable, value in zip(variables, values, strict=True):

@@ -27,11 +27,6 @@ class TopK(keras.metrics.Metric):
 
     Images whose label is `data.source.NO_LABEL` pad a batch: neither they nor their logits
     count. Without any other image the share is 0.
-
-    Args:
-        k: 1 or more.
-        name: by default top1, top5 and so on.
-        **options: options of any Keras metric.
     """
 
     def __init__(self, k: int, name: str | None = None, **options: Any) -> None:
@@ -42,7 +37,6 @@ class TopK(keras.metrics.Metric):
         self._not_finite = self.add_weight(name="not_finite", initializer="zeros")
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """Adds labels (batch,) or (batch, 1), and logits (batch, classes)."""
         logits = tf.convert_to_tensor(y_pred)
         labels = tf.reshape(tf.cast(y_true, tf.int32), [-1])
         counted = tf.not_equal(labels, NO_LABEL)
@@ -61,12 +55,10 @@ class TopK(keras.metrics.Metric):
         return int(self._seen)
 
     def result(self) -> tf.Tensor:
-        """The share, in [0, 1]."""
         share = tf.math.divide_no_nan(self._correct, self._seen)
         return tf.where(self._not_finite > 0, tf.constant(float("nan"), share.dtype), share)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
         return {**super().get_config(), "k": self.k}
 
 
@@ -76,11 +68,7 @@ Top5 = functools.partial(TopK, _FIVE)
 
 
 def accuracy_metrics(model: keras.Model) -> list[TopK]:
-    """The metrics of every stage beside its loss, newly created: top1, and top5 of many classes.
-
-    Args:
-        model: with logits as its output; with five classes or fewer every label is among its top 5.
-    """
+    """The metrics of every stage beside its loss, newly created: top1, and top5 of many classes."""
     num_classes = model.output_shape[-1]
     return [Top1()] if num_classes is not None and num_classes <= _FIVE else [Top1(), Top5()]
 
@@ -101,9 +89,6 @@ class RandomGenerators:
     Every step sets their state. What is drawn depends on the seed, the step and the replica alone,
     so that no checkpoint has to hold a state, which would differ between replicas whose shards
     differ in size.
-
-    Args:
-        model: whose layers are built, with `enable_tf_random_generator` in force.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -113,11 +98,7 @@ class RandomGenerators:
         self._generators = [one for one in found if isinstance(one, tf.random.Generator)]
 
     def start_step(self, step: tf.Tensor) -> None:
-        """Called in every replica, before it draws.
-
-        Args:
-            step: counts the steps; int64, a scalar.
-        """
+        """Called in every replica, before it draws."""
         for generator in self._generators:
             # Philox has a counter of 128 bits and a key: the counter's upper half is the step.
             state = generator.state.read_value()
@@ -143,12 +124,6 @@ def training_copy(
 
     The copy's variables are created under the `tf.distribute` strategy in scope. They are float32
     in every precision, and so is the arithmetic of quantizers.
-
-    Args:
-        model: a float Keras model, or one quantized by sat-tf.
-        weight_decay: 0 (none) or more.
-        precision: name of the Keras dtype policy of its layers, such as "mixed_float16".
-        synchronized: BatchNormalization takes its statistics over all replicas.
     """
 
     def fresh(layer: keras.layers.Layer) -> keras.layers.Layer:
@@ -285,7 +260,6 @@ class Learner(keras.Model):
 
     @property
     def metrics(self) -> list[keras.metrics.Metric]:
-        """The metrics, which `fit` resets every epoch."""
         return [self._loss, self._data_loss, *self._accuracy]
 
     def _measure(

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sat_tf.training.data.class_folders import load_folder_tree, median_side
-from sat_tf.training.data.folder_tree import read_tree
+from sat_tf.training.data.class_folders import load_folder_tree, median_side, read_tree
 
 
 def touch(root, *names):
