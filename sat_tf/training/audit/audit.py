@@ -28,7 +28,7 @@ from sat_tf.training.audit.rules import (
     judge_activation,
     judge_layer,
 )
-from sat_tf.training.audit.weight_use import WeightProbe, WeightUse
+from sat_tf.training.audit.weight_use import WeightProbe
 from sat_tf.training.kappa import GradientFlow, GradientProbe
 from sat_tf.training.linear_layers import (
     find_classifier,
@@ -151,12 +151,12 @@ class Auditor:
         )
 
     def _layers(
-        self, weights: dict[str, WeightUse], flow: GradientFlow | None
+        self, weights: dict[str, dict[str, Any]], flow: GradientFlow | None
     ) -> tuple[LayerAudit, ...]:
         rows = []
         flows = {layer.call.name: layer for layer in flow.layers} if flow else {}
         for call in self.linear_calls:
-            own, fields = flows.get(call.name), vars(weights[call.name]).copy()
+            own, fields = flows.get(call.name), weights[call.name]
             if own is not None:
                 fields |= {
                     "effective_variance": own.weight_variance,
@@ -168,7 +168,7 @@ class Auditor:
                 call.layer is self._classifier
                 and call.kernel is layer_kinds.kernels_of(call.layer)[-1]
             )
-            variance = fields["effective_variance"]
+            variance = fields.get("effective_variance")
             area = self._area if is_classifier and variance is not None else None
             row = LayerAudit(
                 name=call.name,

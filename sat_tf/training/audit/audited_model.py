@@ -26,7 +26,6 @@ from sat_tf.training.audit.rules import (
     Verdict,
     worst,
 )
-from sat_tf.training.audit.weight_use import WeightUse
 
 _KINDS = {Verdict.OK: "good", Verdict.WATCH: "watch", Verdict.BROKEN: "bad"}
 _NONE = "-"
@@ -35,24 +34,11 @@ _MOST_NAMED = 3
 # Three digits, or a dash if there is no value.
 _number = digits(".3g", missing=_NONE)
 
-
-def _fields(kind: type) -> list[str]:
-    return [field.name for field in dataclasses.fields(kind) if field.name != "findings"]
-
-
-_OF_KERNEL = _fields(WeightUse)
-_OF_LAYER = [name for name in _fields(LayerAudit) if name not in _OF_KERNEL]
-# The columns of a kernel stand behind what its layer is, and in front of what was measured.
-_MEASURED = _OF_LAYER.index("pooled_area")
-COLUMNS = tuple(
-    dict.fromkeys(
-        (
-            *("row", "verdict"),
-            *(*_OF_LAYER[:_MEASURED], *_OF_KERNEL, *_OF_LAYER[_MEASURED:]),
-            *_fields(ActivationAudit),
-            *("rules", "reasons", "remedies"),
-        )
-    )
+_FIELDS = (*dataclasses.fields(LayerAudit), *dataclasses.fields(ActivationAudit))
+COLUMNS = (
+    *("row", "verdict"),
+    *dict.fromkeys(field.name for field in _FIELDS if field.name != "findings"),
+    *("rules", "reasons", "remedies"),
 )
 
 

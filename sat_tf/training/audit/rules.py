@@ -5,8 +5,6 @@ import enum
 import math
 from collections.abc import Iterable, Iterator
 
-from sat_tf.training.audit.weight_use import WeightUse
-
 
 class Verdict(enum.Enum):
     """How well a layer or a model keeps the rules."""
@@ -99,8 +97,11 @@ def worst(findings: Iterable[Finding]) -> Verdict:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LayerAudit(WeightUse):
-    """One linear layer with its kernel; what it does not have, or was not measured, is None."""
+class LayerAudit:
+    """One linear layer with its kernel; what it does not have, or was not measured, is None.
+
+    Variances are centred, over the whole kernel.
+    """
 
     name: str  # Of the user's layer, with the path of models that it is nested in.
     kind: str  # Class of the layer.
@@ -109,6 +110,15 @@ class LayerAudit(WeightUse):
     normalization: str | None = None  # Class of the normalization right behind it.
     reads_image: bool = False  # No linear layer comes before it.
     is_classifier: bool = False  # Its output is the model's.
+    weights: int  # How many there are.
+    weight_bits: int | None = None  # Of the codes.
+    rescale: str | None = None  # Name of SAT's rescaling.
+    latent_variance: float | None = None  # VAR[W], of the variable that the optimizer updates.
+    clamped_variance: float | None = None  # VAR[Ŵ].
+    quantized_variance: float | None = None  # VAR[Q].
+    effective_variance: float | None = None  # VAR[Ξ].
+    weight_codes: int | None = None  # How many codes the grid has.
+    weight_codes_used: int | None = None  # How many of them occur.
     pooled_area: int | None = None  # K²_pool right before the classifier.
     kappa_0: float | None = None  # Of the classifier; wanted below 0.1.
     gradient_variance: float | None = None  # VAR[∂L/∂Ξ].

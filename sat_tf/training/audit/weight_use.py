@@ -1,6 +1,5 @@
 """The codes that kernels use, their variances, and how many weights change their codes."""
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -15,21 +14,6 @@ from sat_tf.training.kappa import variance
 from sat_tf.training.linear_layers import LinearCall
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class WeightUse:
-    """One kernel; what it does not have is None. Variances are centred, over the whole kernel."""
-
-    weights: int = 0  # How many there are.
-    weight_bits: int | None = None  # Of the codes.
-    rescale: str | None = None  # Name of SAT's rescaling.
-    latent_variance: float | None = None  # VAR[W], of the variable that the optimizer updates.
-    clamped_variance: float | None = None  # VAR[Ŵ].
-    quantized_variance: float | None = None  # VAR[Q].
-    effective_variance: float | None = None  # VAR[Ξ].
-    weight_codes: int | None = None  # How many codes the grid has.
-    weight_codes_used: int | None = None  # How many of them occur.
-
-
 class WeightProbe:
     """Measures kernels, each time it is called."""
 
@@ -37,10 +21,28 @@ class WeightProbe:
         self._linear_calls = linear_calls
         self._measure = as_graph(self._run) if compiled else self._run
 
-    def __call__(self) -> dict[str, WeightUse]:
-        """The current use of each kernel, by the names of the calls."""
-        measured = self._measure()
-        return {call.name: _use(call, measured[call.name]) for call in self._linear_calls}
+    def __call__(self) -> dict[str, dict[str, Any]]:
+        """The fields of `LayerAudit` that tell of each kernel, by the names of the calls."""
+        measured, fields = self._measure(), {}
+        for call in self._linear_calls:
+            values, quantizer = measured[call.name], quantizer_of(call)
+            codes = values.get("codes_used")
+            fields[call.name] = {
+                "weights": math.prod(call.shape),
+                "rescale": None if quantizer is None else quantizer.rescale,
+                **{
+                    f"{name}_variance": float(values[name])
+                    for name in ("latent", "clamped", "quantized", "effective")
+                    if name in values
+                },
+            }
+            if quantizer is not None and codes is not None:
+                fields[call.name] |= {
+                    "weight_bits": quantizer.num_bits,
+                    "weight_codes": quantizer.code_count(call.outer.kernel_variables),
+                    "weight_codes_used": int(codes),
+                }
+        return fields
 
     def codes(self) -> dict[str, tf.Tensor]:
         """The integers n = 0..top of every kernel that has codes, as uint8."""
@@ -65,27 +67,26 @@ def quantizer_of(call: LinearCall) -> WeightQuantizer | None:
 
 
 def _measured_kernel(call: LinearCall) -> dict[str, tf.Tensor]:
+    """The variances of a kernel and what becomes of it, and how many codes occur."""
     latent, quantizer = _latent(call), quantizer_of(call)
-    if latent is None:
+    if latent is None:  # a wrapper hides it
         return {}
     if quantizer is None:
-        own = {"latent": variance(latent)}
+        values = {"latent": variance(latent)}
         # The effective kernel of other wrappers exists only while they run.
-        return (
-            own
-            if isinstance(call.outer, keras.layers.Wrapper)
-            else {**own, "effective": own["latent"]}
-        )
-    found = {
+        if not isinstance(call.outer, keras.layers.Wrapper):
+            values["effective"] = values["latent"]
+        return values
+    values = {
         "latent": variance(latent),
-        **{name: variance(made) for name, made in quantizer.stages(latent).items()},
+        **{name: variance(stage) for name, stage in quantizer.stages(latent).items()},
         "effective": variance(call.outer.effective_kernel()),
     }
     if quantizer.num_bits is not None:
         units = tf.cast(quantizer.units(latent, call.outer.kernel_variables), tf.int32)
         counts = tf.math.bincount(tf.reshape(units, [-1]), minlength=256, maxlength=256)
-        found["codes_used"] = tf.math.count_nonzero(counts)
-    return found
+        values["codes_used"] = tf.math.count_nonzero(counts)
+    return values
 
 
 def _latent(call: LinearCall) -> tf.Tensor | None:
@@ -101,28 +102,6 @@ def _latent(call: LinearCall) -> tf.Tensor | None:
             return None
         kernel = same[0]
     return tf.cast(tf.convert_to_tensor(kernel), tf.float32)
-
-
-def _use(call: LinearCall, measured: dict[str, tf.Tensor]) -> WeightUse:
-    quantizer, codes = quantizer_of(call), measured.get("codes_used")
-    variances: dict[str, Any] = {
-        f"{name}_variance": float(measured[name])
-        for name in ("latent", "clamped", "quantized", "effective")
-        if name in measured
-    }
-    use = WeightUse(
-        weights=math.prod(call.shape),
-        rescale=None if quantizer is None else quantizer.rescale,
-        **variances,
-    )
-    if quantizer is None or codes is None:
-        return use
-    return dataclasses.replace(
-        use,
-        weight_bits=quantizer.num_bits,
-        weight_codes=quantizer.code_count(call.outer.kernel_variables),
-        weight_codes_used=int(codes),
-    )
 
 
 class CodeFlips:

@@ -3,14 +3,15 @@
 import csv
 import dataclasses
 import io
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, NamedTuple, Self, get_type_hints
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Self, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from sat_tf.messages import first_ones
 from sat_tf.presentation.charts import Line
-from sat_tf.presentation.tables import Cell, digits, percent, plain
+from sat_tf.presentation.tables import digits, percent
+from sat_tf.report.curves import ACCURACY, LEVEL, LOSS, RATE, Metric
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.run_folder import RunFolder
 from sat_tf.validation import describe
@@ -55,20 +56,6 @@ class Row:
             raise folder.damaged(cls.file, problems, f"a table of {columns}") from error
 
 
-class Metric(NamedTuple):
-    """A value of a run: its names where it is listed, logged and drawn.
-
-    A field of `EpochMetrics` is recorded, listed and drawn by its metric alone.
-    """
-
-    title: str  # Of its column in the report.
-    show: Callable[[Any], Cell] = plain  # Formats it there.
-    log: str = ""  # Its name in Keras' logs.
-    chart: str = ""  # Title of the report's chart that draws it; "" for none.
-    line: Line = Line(label="", colour="")  # What draws it there, without points.
-
-
-LOSS, ACCURACY, RATE, LEVEL = "Loss", "Accuracy (%)", "Learning rate", "Clipping level"
 _NUMBER, _PERCENT = digits(".4g"), percent()
 _TRAINING = Line(label="training", colour="var(--curve)")
 _HELD_OUT = Line(label="held out", colour="var(--other)", dots=True)
