@@ -71,18 +71,15 @@ def variance(tensor: tf.Tensor) -> tf.Tensor:
     return tf.cast(squares, tf.float64) * tf.square(tf.cast(largest, tf.float64))
 
 
+@dataclasses.dataclass
 class Taps:
-    """The tensors that a forward pass went through.
+    """The tensors that a forward pass went through."""
 
-    Attributes:
-        kernels: the effective weights Ξ of each kernel, once per call, by the id of the layer and
-            the attribute that holds the kernel: the names of layers inside others may repeat.
-        levels: the clipping levels, by the name of the user's layer.
-    """
-
-    def __init__(self) -> None:
-        self.kernels: dict[tuple[int, str], list[tf.Tensor]] = {}
-        self.levels: dict[str, tf.Tensor] = {}
+    # The effective weights Ξ of each kernel, once per call, by the id of the layer and the
+    # attribute that holds the kernel: the names of layers inside others may repeat.
+    kernels: dict[tuple[int, str], list[tf.Tensor]] = dataclasses.field(default_factory=dict)
+    # The clipping levels, by the name of the user's layer.
+    levels: dict[str, tf.Tensor] = dataclasses.field(default_factory=dict)
 
 
 @contextlib.contextmanager

@@ -66,9 +66,14 @@ class FolderChoice(NamedTuple):
     def overrides(self, given: Iterable[str] = ()) -> list[str]:
         """The settings, as `parse_config` takes them."""
         stride = 2 if self.image_size >= _FULL_STRIDE_FROM else 1
-        size = self.size
+        size, warmups = self.size, []
+        for setting in given:
+            key, _, value = setting.partition("=")
+            stage = key.removesuffix(".epochs")
+            if stage != key and value.isdecimal() and int(value) < _FEW_EPOCHS:
+                warmups.append(f"{stage}.warmup_epochs={int(value) / 10:g}")
         return [
-            *_short_warmups(given),
+            *warmups,
             f"name={self.name}",
             f"data.options.image_size={self.image_size}",
             f"model.options.width_multiplier={size.width_multiplier}",
@@ -88,17 +93,6 @@ class FolderChoice(NamedTuple):
             f"{self.batch_size}, {self.size.epochs} + {self.size.epochs // 2} epochs; "
             "--set changes each."
         )
-
-
-def _short_warmups(given: Iterable[str]) -> list[str]:
-    """The warm-ups of stages that have few epochs by these settings."""
-    found = []
-    for setting in given:
-        key, _, value = setting.partition("=")
-        stage = key.removesuffix(".epochs")
-        if stage != key and value.isdecimal() and int(value) < _FEW_EPOCHS:
-            found.append(f"{stage}.warmup_epochs={int(value) / 10:g}")
-    return found
 
 
 def choose(data_dir: str | os.PathLike[str]) -> FolderChoice:

@@ -215,7 +215,23 @@ def float_model(config: Config, source: ImageSource) -> tuple[keras.Model, Input
     """
     model = trained_float_model(config, source)
     if model is None:
-        model = float_start(config, _built(config, source))
+        plan = config.model
+        if plan is None:
+            raise RunError("model: received none, expected a mapping with the name of a model.")
+        problem = (
+            f"for {plan.name} with model.options={plan.options}, {source.num_classes:,} classes "
+            f"and images of {source.image_size} pixels, expected a smaller one; lower "
+            "width_multiplier, stage_blocks, hidden_units or image_size"
+        )
+        with value_errors_as_run_errors(), bounded_variables(_MOST_WEIGHT_BYTES, problem):
+            plain = models.build(
+                plan.name,
+                image_size=source.image_size,
+                num_classes=source.num_classes,
+                seed=config.seed,
+                **plan.options,
+            )
+        model = float_start(config, plain)
     found = fed_range(quantized_start(config, model))
     read_teacher(config, source)
     return model, found
@@ -236,7 +252,12 @@ def trained_float_model(config: Config, source: ImageSource) -> keras.Model | No
         key="training.float_model",
         safe_mode=not config.training.trust_model,
     )
-    rounded = [layer.name for layer in model.layers if _rounds(layer)]
+    rounded = [
+        layer.name
+        for layer in model.layers
+        if isinstance(output_quantizer(layer), ActivationQuantizer)
+        or getattr(weight_quantizer(layer), "num_bits", None) is not None
+    ]
     if rounded:
         raise RunError(
             f"training.float_model={path!r}: received a model with quantized layers "
@@ -244,32 +265,6 @@ def trained_float_model(config: Config, source: ImageSource) -> keras.Model | No
             "float.keras of its run."
         )
     return model
-
-
-def _rounds(layer: keras.layers.Layer) -> bool:
-    weights, output = weight_quantizer(layer), output_quantizer(layer)
-    return isinstance(output, ActivationQuantizer) or (
-        weights is not None and weights.num_bits is not None
-    )
-
-
-@value_errors_as_run_errors()
-def _built(config: Config, source: ImageSource) -> keras.Model:
-    if config.model is None:
-        raise RunError("model: received none, expected a mapping with the name of a model.")
-    problem = (
-        f"for {config.model.name} with model.options={config.model.options}, "
-        f"{source.num_classes:,} classes and images of {source.image_size} pixels, expected a "
-        "smaller one; lower width_multiplier, stage_blocks, hidden_units or image_size"
-    )
-    with bounded_variables(_MOST_WEIGHT_BYTES, problem):
-        return models.build(
-            config.model.name,
-            image_size=source.image_size,
-            num_classes=source.num_classes,
-            seed=config.seed,
-            **config.model.options,
-        )
 
 
 @value_errors_as_run_errors()

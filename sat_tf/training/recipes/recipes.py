@@ -224,8 +224,9 @@ class Motion:
     def after(self, units: tf.Tensor, momentum: float) -> "Motion":
         """The motion one step later.
 
-        A weight oscillates in a step (o = 1, otherwise 0) if its n changes against the direction
-        of its last change. f <- (1 - m) f + m o, and likewise for the average of n.
+        A weight oscillates in a step (o = 1, otherwise 0) if its n, now `units`, changes against
+        the direction of its last change. f <- (1 - m) f + m o, with the momentum m, and likewise
+        for the average of n.
         """
         change = tf.sign(units - self.units)
         oscillates = tf.cast(change * self.direction < 0.0, tf.float32)
@@ -292,7 +293,10 @@ class Oscillation(tf.Module):
         steps = self.steps + 1
         self.steps.assign(steps)
         begun = steps > self._start
-        threshold = self._threshold(tf.cast(steps, tf.float32))
+        first, last = self._thresholds
+        done = (tf.cast(steps, tf.float32) - self._start) / max(self._total_steps - self._start, 1)
+        done = tf.clip_by_value(done, 0.0, 1.0)
+        threshold = last + (first - last) * 0.5 * (1.0 + tf.cos(math.pi * done))
         moved = [
             kernel.follow(begun, self._momentum, threshold if self._freeze else None)
             for kernel in self.kernels
@@ -303,12 +307,6 @@ class Oscillation(tf.Module):
     def counts(self, epoch: int = 0) -> list[OscillationCount]:
         """How many weights of each layer oscillate or are frozen, now: after an epoch."""
         return [kernel.count(epoch) for kernel in self.kernels]
-
-    def _threshold(self, steps: tf.Tensor) -> tf.Tensor:
-        first, last = self._thresholds
-        done = (steps - self._start) / max(self._total_steps - self._start, 1)
-        done = tf.clip_by_value(done, 0.0, 1.0)
-        return last + (first - last) * 0.5 * (1.0 + tf.cos(math.pi * done))
 
 
 class _Kernel(tf.Module):

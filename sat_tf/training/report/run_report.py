@@ -64,6 +64,13 @@ def write_report(folder: RunFolder) -> None:
         }
     if any(training.values()):
         training["Weights by"] = _weights(settings)
+    environment = {
+        name.replace("_", " "): ", ".join(map(str, value))
+        if isinstance(value, list)
+        else str(value)
+        for name, value in (folder.read_json(run_folder.ENVIRONMENT) or {}).items()
+        if value is not None
+    }
     of_run: dict[str, Any] = {
         "name": str(settings.get("name", "")),
         "is_run": folder.holds_run,
@@ -71,20 +78,10 @@ def write_report(folder: RunFolder) -> None:
         "training": {name: words for name, words in training.items() if words},
         "num_epochs": len(epochs),
         "epochs": epochs_table(epochs, EPOCHS),
-        "environment": _flat(folder.read_json(run_folder.ENVIRONMENT) or {}),
+        "environment": environment,
         "config": folder.read_text(output_folder.CONFIG),
     }
     report.write_report(folder, **of_run, **({"verb": "Trained"} if epochs else {}))
-
-
-def _flat(values: Mapping[str, Any]) -> dict[str, str]:
-    return {
-        name.replace("_", " "): ", ".join(map(str, value))
-        if isinstance(value, list)
-        else str(value)
-        for name, value in values.items()
-        if value is not None
-    }
 
 
 def _targets(settings: Mapping[str, Any]) -> str:

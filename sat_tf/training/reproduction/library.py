@@ -149,7 +149,14 @@ def find(patterns: Iterable[str]) -> tuple[list[Entry], list[str]]:
         matching = [name for name in known if fnmatch.fnmatchcase(name, pattern)]
         chosen.update((name, known[name]) for name in matching)
         if not matching:
-            problems.append(f"{pattern!r}: no such row. {_hint(pattern, known)}")
+            first = pattern.split("/")[0]
+            of_first = [name for name in known if name.startswith(f"{first}/")]
+            guess = did_you_mean(pattern, of_first or known)
+            if not of_first and not guess.startswith("Did"):
+                # No similar name: show the first words of all rows, not eighty names.
+                guess = did_you_mean(first, {name.split("/")[0] for name in known})
+                guess += " `sat-tf paper list` shows all rows."
+            problems.append(f"{pattern!r}: no such row. {guess}")
     return list(chosen.values()), problems
 
 
@@ -169,14 +176,3 @@ def _place(path: pathlib.Path) -> tuple[bool, bool, bool, str]:
     is_table, is_figure = (path.stem.startswith(word) for word in ("table", "figure"))
     of_paper = is_table or is_figure
     return not of_paper, of_paper and "_s" in path.stem, is_figure, path.stem
-
-
-def _hint(pattern: str, known: Iterable[str]) -> str:
-    first = pattern.split("/")[0]
-    of_first = [name for name in known if name.startswith(f"{first}/")]
-    guess = did_you_mean(pattern, of_first or known)
-    if of_first or guess.startswith("Did"):
-        return guess
-    # No similar name: show the first words of all rows, not eighty names.
-    guess = did_you_mean(first, {name.split("/")[0] for name in known})
-    return f"{guess} `sat-tf paper list` shows all rows."

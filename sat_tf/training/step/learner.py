@@ -40,7 +40,14 @@ class TopK(keras.metrics.Metric):
         logits = tf.convert_to_tensor(y_pred)
         labels = tf.reshape(tf.cast(y_true, tf.int32), [-1])
         counted = tf.not_equal(labels, NO_LABEL)
-        hits = counted & (_rank(logits, labels) < self.k)
+        classes = tf.range(tf.shape(logits)[-1])[None]
+        own = classes == labels[:, None]
+        zeros = tf.zeros_like(logits)
+        of_label = tf.reduce_sum(tf.where(own, logits, zeros), axis=-1, keepdims=True)
+        before = comes_before(logits, of_label, classes, labels[:, None])
+        # How many logits are larger than the label's, which may be that of no class.
+        rank = tf.reduce_sum(tf.cast(before, tf.int32), axis=-1)
+        hits = counted & tf.reduce_any(own, axis=-1) & (rank < self.k)
         broken = counted[:, None] & tf.logical_not(tf.math.is_finite(logits))
         for variable, found in (
             (self._correct, hits),
@@ -71,16 +78,6 @@ def accuracy_metrics(model: keras.Model) -> list[TopK]:
     """The metrics of every stage beside its loss, newly created: top1, and top5 of many classes."""
     num_classes = model.output_shape[-1]
     return [Top1()] if num_classes is not None and num_classes <= _FIVE else [Top1(), Top5()]
-
-
-def _rank(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    """How many logits (batch, classes) are larger than the label's; int32.max for no class."""
-    classes = tf.range(tf.shape(logits)[-1])[None]
-    own = classes == labels[:, None]
-    of_label = tf.reduce_sum(tf.where(own, logits, tf.zeros_like(logits)), axis=-1, keepdims=True)
-    before = comes_before(logits, of_label, classes, labels[:, None])
-    rank = tf.reduce_sum(tf.cast(before, tf.int32), axis=-1)
-    return tf.where(tf.reduce_any(own, axis=-1), rank, tf.int32.max)
 
 
 class RandomGenerators:
@@ -127,8 +124,14 @@ def training_copy(
     """
 
     def fresh(layer: keras.layers.Layer) -> keras.layers.Layer:
-        inner = _copied(inner_layer(layer))
-        copy = inner
+        float_layer = inner_layer(layer)
+        config, layer_class = float_layer.get_config(), type(float_layer)
+        if not isinstance(float_layer, keras.layers.InputLayer):
+            config["dtype"] = precision
+        if layer_kinds.role_of(float_layer) is Role.NORM:
+            config["synchronized"] = synchronized
+            layer_class = synchronized_class(layer_class, synchronized)
+        copy = inner = layer_class.from_config(config)
         if isinstance(layer, QuantizedLayer):
             config = layer.get_config()
             copy = type(layer).from_config({**config, "layer": keras.layers.serialize(inner)})
@@ -140,15 +143,6 @@ def training_copy(
         elif hasattr(inner, "kernel_regularizer") and not any(k.depthwise for k in kernels):
             inner.kernel_regularizer = regularizer
         return copy
-
-    def _copied(layer: keras.layers.Layer) -> keras.layers.Layer:
-        config, kind = layer.get_config(), type(layer)
-        if not isinstance(layer, keras.layers.InputLayer):
-            config["dtype"] = precision
-        if layer_kinds.role_of(layer) is Role.NORM:
-            config["synchronized"] = synchronized
-            kind = synchronized_class(kind, synchronized)
-        return kind.from_config(config)
 
     copy = keras.models.clone_model(model, clone_function=fresh)
     copy.set_weights(model.get_weights())
