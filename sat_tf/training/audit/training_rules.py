@@ -144,6 +144,7 @@ class TrainingRules(keras.callbacks.Callback):
         self._began = self._spent = 0.0
 
     def set_model(self, model: Any) -> None:
+        """Takes the model that is going to be trained."""
         if not isinstance(model, keras.Model):
             raise ValueError(
                 f"TrainingRules: received {kind_of(model)}, expected a model of tf_keras, whose "
@@ -153,6 +154,7 @@ class TrainingRules(keras.callbacks.Callback):
         super().set_model(model)
 
     def on_train_begin(self, logs: Any = None) -> None:
+        """Measures the model that training starts from."""
         model = self._measured_model or self.model
         if self._audited is not model:
             self._auditor = Auditor(model, self._sample, compiled=True)
@@ -170,6 +172,7 @@ class TrainingRules(keras.callbacks.Callback):
         self._first_batch = batch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Measures, after every `every` steps."""
         start, before = time.perf_counter(), self._step
         self._stride = batch - self._first_batch + 1
         self._step += self._stride

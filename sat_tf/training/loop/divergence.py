@@ -38,6 +38,7 @@ class StopWhenNotFinite(keras.callbacks.Callback):
         self._check("", loss=logs["batch_loss"], share=logs["top1"])
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Checks what the held-out images report."""
         share = logs["top1"]
         self._check("held-out images, after ", loss=logs["loss"], share=share)
 

@@ -37,6 +37,7 @@ class TopK(keras.metrics.Metric):
         self._not_finite = self.add_weight(name="not_finite", initializer="zeros")
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Adds labels (batch,) or (batch, 1), and logits (batch, classes)."""
         logits = tf.convert_to_tensor(y_pred)
         labels = tf.reshape(tf.cast(y_true, tf.int32), [-1])
         counted = tf.not_equal(labels, NO_LABEL)
