@@ -15,10 +15,10 @@ from sat_tf.analysis.labelled_images import USUAL_IMAGES, labelled_images
 from sat_tf.atomic_file import check_writable, refusals_explained, written_whole
 from sat_tf.messages import kind_of
 from sat_tf.presentation.tables import write_table
-from sat_tf.training.audit.audit import Auditor
+from sat_tf.qat.walk import as_graph
+from sat_tf.training.audit.audit import Auditor, WeightProbe
 from sat_tf.training.audit.audited_model import Audit, share_of
 from sat_tf.training.audit.rules import Verdict
-from sat_tf.training.audit.weight_use import CodeFlips
 
 _FIRST = ("row", "verdict", "name")
 RULE_COLUMNS = (
@@ -69,6 +69,37 @@ class RuleLog:
             )
         # The last line is truncated where the process was killed while it wrote.
         return [row for row in rows if (row["step"] or "").isdecimal() and None not in row.values()]
+
+
+class CodeFlips:
+    """Compares the codes of a model's weights with those of an earlier step."""
+
+    def __init__(self, weights: WeightProbe) -> None:
+        self._codes = as_graph(weights.codes)
+        self._share = as_graph(
+            lambda earlier, now: {
+                name: tf.reduce_mean(tf.cast(tf.not_equal(codes, now[name]), tf.float32))
+                for name, codes in earlier.items()
+            }
+        )
+        self._before: dict[str, tf.Tensor] = {}
+        self._at_last_measurement: dict[str, tf.Tensor] = {}
+
+    def remember(self) -> None:
+        """Keeps the current codes, to compare them with those of the next step."""
+        self._before = self._codes()
+
+    def measure(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Shares of weights whose code has changed, by layer."""
+        now = self._codes()
+        flipped, moved = (
+            {name: float(share) for name, share in self._share(earlier, now).items()}
+            if earlier
+            else {}
+            for earlier in (self._before, self._at_last_measurement)
+        )
+        self._before, self._at_last_measurement = {}, now
+        return flipped, moved
 
 
 _log = logging.getLogger(__name__)

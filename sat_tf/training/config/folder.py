@@ -100,7 +100,7 @@ def choose(data_dir: str | os.PathLike[str]) -> FolderChoice:
     # Path.resolve raises where links lead to each other.
     path = pathlib.Path(os.path.realpath(os.path.expanduser(data_dir)))
     try:
-        train = read_tree(path).train
+        train, _ = read_tree(path)
     except ValueError as error:
         raise RunError(f"--data: {error}") from error
     count = len(train.paths)

@@ -5,7 +5,6 @@ import pathlib
 import statistics
 import warnings
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from sat_tf.messages import first_ones
 from sat_tf.pictures import Pictures, open_pictures, spread_evenly
@@ -19,17 +18,8 @@ _OPENED = 32
 _MOST_ENLARGED = 2
 
 
-class FolderTree(NamedTuple):
-    """The pictures of a folder."""
-
-    class_names: tuple[str, ...]  # Of the classes, sorted; their indices are the labels.
-    train: Pictures  # The pictures to train on.
-    held_out: Pictures  # Those to measure with.
-    notes: tuple[str, ...] = ()  # What to tell those who train on it, such as how it was divided.
-
-
-def read_tree(data_dir: str | os.PathLike[str]) -> FolderTree:
-    """Lists the pictures of a folder, and divides them; see `Pictures.split`."""
+def read_tree(data_dir: str | os.PathLike[str]) -> tuple[Pictures, Pictures]:
+    """The pictures of a folder to train on, and those held out; see `Pictures.split`."""
     pictures = open_pictures(data_dir)
     if pictures.array is not None:
         raise ValueError(f"data_dir: received {data_dir}, a file; expected a folder of pictures.")
@@ -39,9 +29,7 @@ def read_tree(data_dir: str | os.PathLike[str]) -> FolderTree:
             f"({first_ones(pictures.names)}); expected a folder for each class; move each picture "
             "into the folder of its class, such as cat/1.jpg and dog/1.jpg."
         )
-    parts = pictures.split()
-    notes = tuple(note for part in parts for note in part.notes)
-    return FolderTree(pictures.class_names, *parts, notes)
+    return pictures.split()
 
 
 @checked
@@ -81,24 +69,24 @@ def load_folder_tree(
             everything.
     """
     preprocessing = Preprocessing(resize_ratio=resize_ratio)
-    tree = read_tree(data_dir)
-    side = median_side(tree.train.paths)
+    train, held_out = read_tree(data_dir)
+    side, notes = median_side(train.paths), (*train.notes, *held_out.notes)
     if side is not None and side * _MOST_ENLARGED < image_size:
         enlarged = (
             f"half of the pictures have a shorter side of at most {side} pixels, and are enlarged "
             f"to {image_size}: a smaller image_size shows a model as much, in less time"
         )
-        tree = tree._replace(notes=(*tree.notes, enlarged))
+        notes = (*notes, enlarged)
     # Imported here: naming a data set needs no TensorFlow.
     from sat_tf.training.data.crops import TrainingCrops
     from sat_tf.training.data.decoding import PictureFiles, PictureSource
 
     return PictureSource(
-        PictureFiles(tree.train),
-        PictureFiles(tree.held_out),
-        num_classes=len(tree.class_names),
-        class_names=tree.class_names,
-        notes=tree.notes,
+        PictureFiles(train),
+        PictureFiles(held_out),
+        num_classes=len(train.class_names),
+        class_names=train.class_names,
+        notes=notes,
         name=pathlib.Path(data_dir).resolve().name,
         image_size=image_size,
         deterministic=deterministic,

@@ -18,10 +18,10 @@ from sat_tf.training.loop.callbacks import (
     BestEpoch,
     EpochFacts,
     EpochLog,
+    StopWhenNotFinite,
     kept_current,
     settling,
 )
-from sat_tf.training.loop.divergence import StopWhenNotFinite
 from sat_tf.training.recipes.recipes import stage_recipes
 from sat_tf.training.state.history import EPOCHS, EpochMetrics, logged
 from sat_tf.training.state.run_folder import (
