@@ -312,9 +312,8 @@ class GradientProbe:
             for name, call in self._linear_calls.items()
             if name in variances
         }
-        layers = tuple(_law(self._linear_calls[name], flows) for name in flows)
         return GradientFlow(
-            layers,
+            tuple(_law(self._linear_calls[name], flows) for name in flows),
             float(loss),
             float(logits),
             {name: float(value) for name, value in levels.items()},

@@ -3,6 +3,7 @@
 import abc
 import dataclasses
 import os
+from collections.abc import Iterator
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -232,8 +233,7 @@ class ImageSet:
                 "for each class; leave them out where they are unknown"
             )
         for part in ("train", "test"):
-            problems += self._image_problems(part)
-            problems += self._label_problems(part)
+            problems += self._problems(part)
         if not problems and self.train_images.shape[1:] != self.test_images.shape[1:]:
             problems.append(
                 f"test_images: received images {self.test_images.shape[1:]}; expected "
@@ -247,53 +247,46 @@ class ImageSet:
         """Height and width of every image in pixels."""
         return int(self.train_images.shape[1])
 
-    def _image_problems(self, part: str) -> list[str]:
-        images = getattr(self, f"{part}_images")
-        shape, dtype = _shape(images), _dtype(images)
-        problems = []
-        if dtype != "uint8":
-            problems.append(
-                f"{part}_images: received {dtype}; expected a uint8 array; "
+    def _problems(self, part: str) -> Iterator[str]:
+        """Says what is wrong with the images and labels of a split."""
+        images, labels = getattr(self, f"{part}_images"), getattr(self, f"{part}_labels")
+        (image_shape, images_are), (shape, labels_are) = (
+            (array.shape, str(array.dtype))
+            if isinstance(array, np.ndarray)
+            else (None, type(array).__name__)
+            for array in (images, labels)
+        )
+        if images_are != "uint8":
+            yield (
+                f"{part}_images: received {images_are}; expected a uint8 array; "
                 "scale the values to 0..255, round and cast them"
             )
-        if shape is not None and not (
-            len(shape) == 4 and min(shape) > 0 and shape[1] == shape[2] and shape[3] == 3
+        if image_shape is not None and not (
+            len(image_shape) == 4
+            and min(image_shape) > 0
+            and image_shape[1] == image_shape[2]
+            and image_shape[3] == 3
         ):
-            problems.append(
-                f"{part}_images: received shape {shape}; expected (images, size, size, 3), all of "
-                "them above 0; crop to squares and repeat a single channel three times"
+            yield (
+                f"{part}_images: received shape {image_shape}; expected (images, size, size, 3), "
+                "all of them above 0; crop to squares and repeat a single channel three times"
             )
-        return problems
-
-    def _label_problems(self, part: str) -> list[str]:
-        images, labels = getattr(self, f"{part}_images"), getattr(self, f"{part}_labels")
-        shape, dtype, image_shape = _shape(labels), _dtype(labels), _shape(images)
-        problems = []
-        if dtype != "int32":
-            problems.append(
-                f"{part}_labels: received {dtype}; expected an int32 array; "
+        if labels_are != "int32":
+            yield (
+                f"{part}_labels: received {labels_are}; expected an int32 array; "
                 "cast class numbers with .astype('int32')"
             )
         if shape is not None and (len(shape) != 1 or (image_shape and shape != image_shape[:1])):
             count = image_shape[0] if image_shape else "images"
-            problems.append(
+            yield (
                 f"{part}_labels: received shape {shape}; expected ({count},); "
                 "give one class number for each image"
             )
         # Labels of another type have been reported above, and may not be comparable with a number.
-        if dtype == "int32" and labels.size and is_integer(self.num_classes, lowest=1):
+        if labels_are == "int32" and labels.size and is_integer(self.num_classes, lowest=1):
             smallest, largest = int(labels.min()), int(labels.max())
             if smallest < 0 or largest >= self.num_classes:
-                problems.append(
+                yield (
                     f"{part}_labels: received labels {smallest} to {largest}; expected 0 to "
                     f"{int(self.num_classes) - 1}; number the classes from 0 or raise num_classes"
                 )
-        return problems
-
-
-def _shape(array: Any) -> tuple[int, ...] | None:
-    return array.shape if isinstance(array, np.ndarray) else None
-
-
-def _dtype(array: Any) -> str:
-    return str(array.dtype) if isinstance(array, np.ndarray) else type(array).__name__
