@@ -261,8 +261,10 @@ class Auditor:
                 call.layer is self._classifier
                 and call.kernel is layer_kinds.kernels_of(call.layer)[-1]
             )
-            variance = fields.get("effective_variance")
-            area = self._area if is_classifier and variance is not None else None
+            effective = fields.get("effective_variance")
+            area = kappa = None
+            if is_classifier and self._area is not None and effective is not None:
+                area, kappa = self._area, call.fan_in * effective / self._area
             row = LayerAudit(
                 name=call.name,
                 kind=type(call.layer).__name__,
@@ -272,7 +274,7 @@ class Auditor:
                 reads_image=call.reads_image,
                 is_classifier=is_classifier,
                 pooled_area=area,
-                kappa_0=None if area is None else call.fan_in * variance / area,
+                kappa_0=kappa,
                 following=tuple(name for name, _ in call.following),
                 unknown=call.unknown if own is None else own.unknown,
                 **fields,

@@ -20,7 +20,7 @@ from sat_tf.qat.finetune import soft_divergence
 from sat_tf.qat.wrapper import QuantizedLayer, weight_quantizer
 from sat_tf.quantizers.protocol import WeightQuantizer
 from sat_tf.training.config.config import Config
-from sat_tf.training.config.recipes import FLOAT_STAGE
+from sat_tf.training.config.recipes import FLOAT_STAGE, OscillationConfig
 from sat_tf.training.data.source import ImageSource
 from sat_tf.training.state.classifier_file import read_classifier, read_weights
 from sat_tf.training.state.history import Row
@@ -253,39 +253,22 @@ class Oscillation(tf.Module):
     Args:
         model: quantized by sat-tf; the one that is trained.
         total_steps: of the stage.
-        freeze: freeze weights, or only count.
-        momentum: weight of a step in the averages, between 0 and 1.
-        first_threshold: f above which weights are frozen when it begins.
-        last_threshold: the same at the end.
-        start: share of the steps after which it begins.
-        most_bits: layers with more bits are left alone.
+        **settings: those of `OscillationConfig`.
     """
 
-    def __init__(
-        self,
-        model: keras.Model,
-        *,
-        total_steps: int,
-        freeze: bool = True,
-        momentum: float = 0.01,
-        first_threshold: float = 0.04,
-        last_threshold: float = 0.01,
-        start: float = 0.0,
-        most_bits: int = 4,
-    ) -> None:
+    def __init__(self, model: keras.Model, *, total_steps: int, **settings: Any) -> None:
         super().__init__(name="oscillation")
-        self._freeze = freeze
-        self._momentum = momentum
-        self._thresholds = (first_threshold, last_threshold)
-        self._start = round(start * total_steps)
-        self._total_steps = total_steps
+        plan = OscillationConfig(**settings)
+        self._freeze, self._momentum = plan.freeze, plan.momentum
+        self._thresholds = (plan.first_threshold, plan.last_threshold)
+        self._start, self._total_steps = round(plan.start * total_steps), total_steps
         self.steps = replica_variable(0, "steps", dtype=tf.int64)
         self.kernels = [
             _Kernel(layer, quantizer, quantizer.num_bits)
             for layer in model.layers
             if (quantizer := weight_quantizer(layer)) is not None
             and quantizer.num_bits is not None
-            and quantizer.num_bits <= most_bits
+            and quantizer.num_bits <= plan.most_bits
         ]
 
     def __call__(self) -> None:
@@ -293,10 +276,7 @@ class Oscillation(tf.Module):
         steps = self.steps + 1
         self.steps.assign(steps)
         begun = steps > self._start
-        first, last = self._thresholds
-        done = (tf.cast(steps, tf.float32) - self._start) / max(self._total_steps - self._start, 1)
-        done = tf.clip_by_value(done, 0.0, 1.0)
-        threshold = last + (first - last) * 0.5 * (1.0 + tf.cos(math.pi * done))
+        threshold = self._threshold(tf.cast(steps, tf.float32))
         moved = [
             kernel.follow(begun, self._momentum, threshold if self._freeze else None)
             for kernel in self.kernels
@@ -307,6 +287,12 @@ class Oscillation(tf.Module):
     def counts(self, epoch: int = 0) -> list[OscillationCount]:
         """How many weights of each layer oscillate or are frozen, now: after an epoch."""
         return [kernel.count(epoch) for kernel in self.kernels]
+
+    def _threshold(self, steps: tf.Tensor) -> tf.Tensor:
+        first, last = self._thresholds
+        done = (steps - self._start) / max(self._total_steps - self._start, 1)
+        done = tf.clip_by_value(done, 0.0, 1.0)
+        return last + (first - last) * 0.5 * (1.0 + tf.cos(math.pi * done))
 
 
 class _Kernel(tf.Module):
@@ -395,9 +381,8 @@ class OscillationLog(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         counts = self.oscillation.counts(epoch + 1)
         weights = max(sum(count.weights for count in counts), 1)
-        if logs is not None:
-            logs["oscillating"] = sum(count.oscillating for count in counts) / weights
-            logs["frozen"] = sum(count.frozen for count in counts) / weights
+        logs["oscillating"] = sum(count.oscillating for count in counts) / weights
+        logs["frozen"] = sum(count.frozen for count in counts) / weights
         if self.folder is not None:
             # A resumed run writes the rows of later epochs again.
             rows = [row for row in OscillationCount.read(self.folder) if row.epoch <= epoch]
