@@ -4,7 +4,7 @@ import contextlib
 import functools
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import tensorflow as tf
@@ -202,17 +202,18 @@ def quantized_stage(run: Run, state: RunState, trained: keras.Model) -> keras.Mo
 def _trained(run: Run, start: keras.Model) -> Iterator[Candidate]:
     """What the quantized stage can end with, the best guess first."""
     calibration = run.config.calibration
-    settles = calibration.final_statistics and run.keeps_best("quantized")
-    sample = _calibration_sample(run) if settles and calibration.num_images else None
+    settle: Callable[[keras.Model], None] | None = None
+    if calibration.num_images and calibration.final_statistics and run.keeps_best("quantized"):
+        sample = _calibration_sample(run)
 
-    def settle(model: keras.Model) -> None:
-        # What the end of the stage does. A model whose activations are non-finite is measured as it
-        # is, which says so.
-        with contextlib.suppress(ValueError):
-            estimate_statistics(model, _fed(run, sample), num_images=len(sample))
+        def measure_again(model: keras.Model) -> None:
+            # As at the end of the stage. A model whose activations are non-finite is measured as it
+            # is, which says so.
+            with contextlib.suppress(ValueError):
+                estimate_statistics(model, _fed(run, sample), num_images=len(sample))
 
-    settle_or_not = None if sample is None else settle
-    epoch, model = train_stage(run, "quantized", start, settle=settle_or_not)
+        settle = measure_again
+    epoch, model = train_stage(run, "quantized", start, settle=settle)
     if epoch is None:
         yield None, _finished(run, "quantized", model)
         return

@@ -37,7 +37,7 @@ from sat_tf.quantizers.input_range import PIXELS, InputRange
 from sat_tf.quantizers.protocol import ActivationQuantizer
 from sat_tf.training import data, models
 from sat_tf.training.config.config import Config
-from sat_tf.training.data.source import ImageSource
+from sat_tf.training.data.source import ImageSource, Order
 from sat_tf.training.recipes.recipes import read_teacher
 from sat_tf.training.state.classifier_file import read_classifier
 from sat_tf.training.state.run_folder import differences, float_model_hash
@@ -133,11 +133,11 @@ class FedSource(ImageSource):
     def reading_error(self) -> ReadingError | None:
         return self.pixels.reading_error
 
-    def training_batches(self, **options: Any) -> Any:
-        return self.pixels.training_batches(**options).map(self._fed)
+    def _training_batches(self, order: Order) -> Any:
+        return self.pixels._training_batches(order).map(self._fed)
 
-    def held_out_batches(self, **options: Any) -> Any:
-        return self.pixels.held_out_batches(**options).map(self._fed)
+    def _held_out_batches(self, order: Order) -> Any:
+        return self.pixels._held_out_batches(order).map(self._fed)
 
     def training_sample(self, count: int, *, seed: int) -> Any:
         return self.range.fed(self.pixels.training_sample(count, seed=seed))
