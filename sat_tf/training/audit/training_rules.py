@@ -90,7 +90,10 @@ class CodeFlips:
         self._before = self._codes()
 
     def measure(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Shares of weights whose code has changed, by layer."""
+        """Shares of weights whose code has changed since `remember`, and since the last `measure`.
+
+        By layer; empty if that has not been called, or nothing has codes.
+        """
         now = self._codes()
         flipped, moved = (
             {name: float(share) for name, share in self._share(earlier, now).items()}
