@@ -82,8 +82,8 @@ def load_folder_tree(
     from sat_tf.training.data.decoding import PictureFiles, PictureSource
 
     return PictureSource(
-        PictureFiles(train),
-        PictureFiles(held_out),
+        train=PictureFiles(train),
+        held_out=PictureFiles(held_out),
         num_classes=len(train.class_names),
         class_names=train.class_names,
         notes=notes,

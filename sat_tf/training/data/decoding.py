@@ -1,6 +1,7 @@
 """A source of encoded pictures: decoded in the graph, and named where that fails."""
 
 import abc
+import dataclasses
 import os
 import re
 from collections.abc import Callable
@@ -113,6 +114,7 @@ class PictureFiles(EncodedPictures):
             ) from error
 
 
+@dataclasses.dataclass(eq=False, kw_only=True)
 class PictureSource(ImageSource):
     """A source of encoded pictures, from which batches are decoded on all cores.
 
@@ -121,26 +123,20 @@ class PictureSource(ImageSource):
     is an error that names it.
     """
 
-    def __init__(
-        self,
-        train: EncodedPictures,
-        held_out: EncodedPictures,
-        *,
-        name: str,
-        image_size: int,
-        num_classes: int,
-        class_names: tuple[str, ...] | None,
-        deterministic: bool,
-        preprocessing: Preprocessing,
-        crops: TrainingCrops = INCEPTION,
-        notes: tuple[str, ...] = (),
-    ) -> None:
-        self.name, self.image_size, self.num_classes = name, image_size, num_classes
-        self.num_train, self.num_test = train.count, held_out.count
-        self.class_names, self.notes = class_names, notes
-        self.preprocessing, self.decoder = preprocessing, DECODER
-        self._train, self._held_out = train, held_out
-        self._deterministic, self._crops = deterministic, crops
+    train: EncodedPictures
+    held_out: EncodedPictures
+    name: str
+    image_size: int
+    num_classes: int
+    class_names: tuple[str, ...] | None
+    preprocessing: Preprocessing
+    notes: tuple[str, ...] = ()
+    deterministic: bool  # Whether pictures keep their order.
+    crops: TrainingCrops = INCEPTION  # How training varies the pictures.
+    decoder = DECODER
+
+    def __post_init__(self) -> None:
+        self.num_train, self.num_test = self.train.count, self.held_out.count
         self._reading_error: ReadingError | None = None
 
     @property
@@ -151,32 +147,32 @@ class PictureSource(ImageSource):
         turns = self.preprocessing.exif_orientation
 
         def image(epoch: tf.Tensor, *row: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            encoded, label = self._train.read(*row)
+            encoded, label = self.train.read(*row)
             # The crop of a picture does not depend on its batch.
             key = tf.random.experimental.stateless_fold_in(
                 tf.stack([tf.constant(order.seed, tf.int64), epoch]),
-                self._train.number(*row),
+                self.train.number(*row),
                 alg=RANDOM,
             )
-            crop = training_crop(encoded, key, self.image_size, turns=turns, crops=self._crops)
+            crop = training_crop(encoded, key, self.image_size, turns=turns, crops=self.crops)
             return crop, label
 
-        pieces = order.in_pieces(self._train.training_rows(order))
-        batches = self._images(pieces, image, self._train, has_epochs=True)
-        return as_given(batches, deterministic=self._deterministic)
+        pieces = order.in_pieces(self.train.training_rows(order))
+        batches = self._images(pieces, image, self.train, has_epochs=True)
+        return as_given(batches, deterministic=self.deterministic)
 
     def _held_out_batches(self, order: Order) -> tf.data.Dataset:
-        images = self._prepared(self._held_out, self._held_out.held_out_rows(order))
+        images = self._prepared(self.held_out, self.held_out.held_out_rows(order))
         pieces = held_out_pieces(images, self.num_test, order)
-        return as_given(pieces, deterministic=self._deterministic)
+        return as_given(pieces, deterministic=self.deterministic)
 
     def training_sample(self, count: int, *, seed: int) -> npt.NDArray[np.uint8]:
         check(self.name, count=(count, Positive))
-        return self._sample(self._train, self._train.drawn_rows(count, seed))[0]
+        return self._sample(self.train, self.train.drawn_rows(count, seed))[0]
 
     def held_out_sample(self, most: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
         check(self.name, count=(most, Positive))
-        return self._sample(self._held_out, self._held_out.spread_rows(most))
+        return self._sample(self.held_out, self.held_out.spread_rows(most))
 
     def _sample(
         self, part: EncodedPictures, rows: tf.data.Dataset
@@ -254,7 +250,7 @@ class PictureSource(ImageSource):
         @tf.autograph.experimental.do_not_convert
         def piece(*rows: tf.Tensor) -> tf.data.Dataset:
             images = tf.data.Dataset.from_tensor_slices(rows).map(
-                image, num_parallel_calls=cores, deterministic=self._deterministic
+                image, num_parallel_calls=cores, deterministic=self.deterministic
             )
             # Once a picture has failed, the others of the piece are too few for a batch.
             batch = images.batch(tf.shape(rows[0], tf.int64)[0], drop_remainder=True)
@@ -270,7 +266,7 @@ class PictureSource(ImageSource):
             cycle_length=at_once,
             num_parallel_calls=at_once,
             # Pieces of different sizes have to keep their order, or batches would have other sizes.
-            deterministic=self._deterministic or size is None,
+            deterministic=self.deterministic or size is None,
         )
         return batches.map(
             lambda images, labels: (

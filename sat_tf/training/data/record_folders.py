@@ -118,8 +118,8 @@ def load_tfrecords(
         for paths, of_each in zip(files, counts, strict=True)
     )
     return PictureSource(
-        train,
-        held_out,
+        train=train,
+        held_out=held_out,
         name=pathlib.Path(data_dir).resolve().name,
         image_size=image_size,
         num_classes=num_classes,

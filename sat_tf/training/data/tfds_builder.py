@@ -74,8 +74,8 @@ def load_tfds(
     from sat_tf.training.data.decoding import PictureSource
 
     return PictureSource(
-        _part(prepared, train_split, image_key, label_key, shuffle_buffer),
-        _part(prepared, held_out, image_key, label_key, shuffle_buffer),
+        train=_part(prepared, train_split, image_key, label_key, shuffle_buffer),
+        held_out=_part(prepared, held_out, image_key, label_key, shuffle_buffer),
         name=prepared.name,
         image_size=image_size,
         num_classes=prepared.info.features[label_key].num_classes,
